@@ -1,0 +1,126 @@
+# Everything a contributor runs. `make help` lists it.
+#
+# Needed: Python 3.11 or later (with venv), cargo, a C compiler. Everything else comes into .venv and
+# target/. Stamps record what was done and from what, so nothing is done twice.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-builtin-rules
+
+# The interpreter that makes .venv.
+PYTHON ?= python3
+VENV := $(CURDIR)/.venv
+STAMPS := $(VENV)/stamps
+BIN := $(VENV)/bin
+CARGO_TARGET_DIR ?= $(CURDIR)/target
+export CARGO_TARGET_DIR
+# PyO3 asks an interpreter for its version: this one, whatever else is on PATH.
+export PYO3_PYTHON := $(BIN)/python
+
+# A directory's own time changes when a file in it is removed, so directories count as inputs too.
+NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
+	$(shell find crates -path '*/tests' -prune -o \( -type d -o -name '*.rs' -o -name Cargo.toml \) -print)
+LOOM_MODELS := $(patsubst crates/fabric/tests/%.rs,--test %,$(wildcard crates/fabric/tests/loom_*.rs))
+
+say = @printf '\033[1m== %s\033[0m\n' '$(1)'
+
+.PHONY: help
+help: ## List what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: build ## Train a small MoE classifier and run it over four processes
+	$(call say,Running the demonstration)
+	@$(BIN)/weft demo
+
+.PHONY: build
+build: $(STAMPS)/native ## Make .venv and build the native module into it
+
+.PHONY: test
+test: lint test-rust test-python ## Run the checks that every change must pass
+
+.PHONY: test-rust
+test-rust: $(STAMPS)/requirements ## Run the Rust tests
+	$(call say,Rust tests)
+	@cargo test --locked --workspace --quiet
+
+# A target directory of its own: other flags in a shared one would rebuild everything each time.
+.PHONY: test-loom
+test-loom: ## Check the models of the lock-free parts in every interleaving
+	$(call say,Loom models)
+	@CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom RUSTFLAGS='--cfg loom' CARGO_PROFILE_RELEASE_LTO=off \
+		cargo test --locked --release --quiet -p weft-fabric $(or $(LOOM_MODELS),--lib loom)
+
+.PHONY: test-python
+test-python: build ## Run the Python tests that need no PyTorch
+	$(call say,Python tests)
+	@$(BIN)/python -m pytest -q -m 'not torch'
+
+.PHONY: test-torch
+test-torch: build $(STAMPS)/torch ## Run the Python tests that need PyTorch
+	$(call say,Python tests with PyTorch)
+	@$(BIN)/python -m pytest -q -m torch
+
+.PHONY: lint
+lint: $(STAMPS)/requirements ## Check formatting, lints and types
+	$(call say,Rust formatting and lints)
+	@cargo fmt --all --check
+	@cargo clippy --locked --workspace --all-targets --quiet -- -D warnings
+	$(call say,Python formatting and types)
+	@$(BIN)/ruff format --quiet --check
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/mypy --no-error-summary
+
+.PHONY: format
+format: $(STAMPS)/requirements ## Format the sources
+	@cargo fmt --all
+	@$(BIN)/ruff format --quiet
+	@$(BIN)/ruff check --quiet --fix
+
+.PHONY: bench
+bench: build ## Measure transfers and MoE dispatch on this machine
+	$(call say,Benchmarks)
+	@$(BIN)/weft bench transfer
+	@$(BIN)/weft bench moe
+
+.PHONY: requirements
+requirements: ## Pin the newest releases that pyproject.toml allows (needs uv)
+	$(call say,Pinning requirements)
+	@uv pip compile $(PIN) --extra dev --extra demo pyproject.toml -o requirements/dev.txt
+	@uv pip compile $(PIN) --extra torch -c requirements/dev.txt pyproject.toml -o requirements/torch.txt
+
+PIN := --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-annotate --no-emit-index-url
+
+.PHONY: clean
+clean: ## Remove everything that was made here
+	@rm -rf $(VENV) $(CARGO_TARGET_DIR) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -f python/weft/_native*.so
+	@find python tests -name __pycache__ -prune -exec rm -rf {} +
+
+# ---- what the targets above stand on
+
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	--only-binary :all: --require-hashes
+
+$(BIN)/python:
+	$(call say,Making .venv)
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Weft needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": say `make PYTHON=python3.11`")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(STAMPS)/requirements: requirements/dev.txt | $(BIN)/python
+	$(call say,Installing the pinned Python packages)
+	@$(PIP_INSTALL) -r $<
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/torch: requirements/torch.txt $(STAMPS)/requirements
+	$(call say,Installing PyTorch (about 3 GB))
+	@$(PIP_INSTALL) -r $<
+	@touch $@
+
+$(STAMPS)/native: $(NATIVE_SOURCES) $(STAMPS)/requirements
+	$(call say,Building the native module)
+	@PIP_QUIET=1 VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --release --quiet
+	@touch $@
