@@ -1,0 +1,176 @@
+//! Many ranks on a network that exists only here: every link keeps order, and a seed decides which
+//! link delivers next and when a rank dies or is found dead.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+/// A small generator, so that a run is a function of its seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed ^ (mixed >> 31)) % limit as u64) as usize
+    }
+}
+
+enum Packet {
+    View(View),
+    /// The other end is dead: the last thing that a link delivers.
+    Closed,
+}
+
+struct Network {
+    ranks: Vec<Option<Agreement>>,
+    finished: Vec<Option<View>>,
+    /// Whom each has found dead, also after it finished.
+    losses: Vec<BTreeSet<Rank>>,
+    links: BTreeMap<(usize, usize), VecDeque<Packet>>,
+}
+
+impl Network {
+    /// All ranks propose different generations, which the agreement has to settle too.
+    fn new(size: usize, dice: &mut Dice) -> Network {
+        let all: BTreeSet<Rank> = (0..size as u32).map(Rank).collect();
+        let ranks = all
+            .iter()
+            .map(|me| Some(Agreement::new(*me, all.clone(), 1 + dice.below(3) as u32)))
+            .collect();
+        Network {
+            ranks,
+            finished: vec![None; size],
+            losses: vec![BTreeSet::new(); size],
+            links: BTreeMap::new(),
+        }
+    }
+
+    fn announce(&mut self, rank: usize) {
+        if self.finished[rank].is_some() {
+            return;
+        }
+        let Some(agreement) = &mut self.ranks[rank] else { return };
+        if let Some(view) = agreement.announcement() {
+            for other in (0..self.finished.len()).filter(|other| *other != rank) {
+                let link = self.links.entry((rank, other)).or_default();
+                link.push_back(Packet::View(view.clone()));
+            }
+        }
+        match agreement.outcome() {
+            Outcome::Agreed(view) => self.finished[rank] = Some(view),
+            Outcome::Pending(_) => {}
+            Outcome::Excluded(by) => panic!("{by} excluded rank {rank}, which nobody suspects"),
+        }
+    }
+
+    /// A rank dies: of what it sent last, each link may lose a part.
+    fn kill(&mut self, rank: usize, dice: &mut Dice) {
+        self.ranks[rank] = None;
+        for other in (0..self.finished.len()).filter(|other| *other != rank) {
+            let link = self.links.entry((rank, other)).or_default();
+            link.truncate(dice.below(link.len() + 1));
+            link.push_back(Packet::Closed);
+        }
+    }
+
+    fn deliver(&mut self, from: usize, to: usize) {
+        let packet = self.links.get_mut(&(from, to)).and_then(VecDeque::pop_front);
+        let (Some(packet), Some(agreement)) = (packet, &mut self.ranks[to]) else { return };
+        let peer = Rank(from as u32);
+        match packet {
+            Packet::View(view) => agreement.receive(peer, view),
+            Packet::Closed => {
+                agreement.lost(peer);
+                self.losses[to].insert(peer);
+            }
+        }
+        self.announce(to);
+    }
+
+    fn run(&mut self, mut deaths: Vec<usize>, dice: &mut Dice) {
+        (0..self.ranks.len()).for_each(|rank| self.announce(rank));
+        loop {
+            let busy: Vec<(usize, usize)> = self
+                .links
+                .iter()
+                .filter(|(_, packets)| !packets.is_empty())
+                .map(|(ends, _)| *ends)
+                .collect();
+            if !deaths.is_empty() && (busy.is_empty() || dice.below(8) == 0) {
+                let dead = deaths.remove(0);
+                if self.ranks[dead].is_some() {
+                    self.kill(dead, dice);
+                }
+            } else if busy.is_empty() {
+                return;
+            } else {
+                let (from, to) = busy[dice.below(busy.len())];
+                self.deliver(from, to);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn whoever_finishes_agrees_or_knows_of_a_further_loss(
+        size in 1usize..8,
+        seed in any::<u64>(),
+        deaths in prop::collection::vec(0usize..8, 0..4),
+    ) {
+        let mut dice = Dice(seed);
+        let mut network = Network::new(size, &mut dice);
+        let deaths: Vec<usize> = deaths.into_iter().filter(|rank| *rank < size).collect();
+        network.run(deaths, &mut dice);
+        let alive: Vec<usize> = (0..size).filter(|rank| network.ranks[*rank].is_some()).collect();
+        let knows_of_a_loss = |rank: usize, view: &View| {
+            network.losses[rank].iter().any(|lost| view.members.contains(lost))
+        };
+        for &rank in &alive {
+            let Some(view) = &network.finished[rank] else { continue };
+            for &other in &alive {
+                match &network.finished[other] {
+                    // Two that finish differently cannot take each other for members of one group.
+                    Some(theirs) if theirs != view => prop_assert!(
+                        theirs.generation != view.generation
+                            || knows_of_a_loss(rank, view) || knows_of_a_loss(other, theirs)
+                    ),
+                    Some(_) => {}
+                    // Whoever waits in vain does so for one that finished before a further loss.
+                    None => prop_assert!(knows_of_a_loss(rank, view)),
+                }
+            }
+        }
+        // Nobody waits when nobody finished early: then all who live have finished.
+        if alive.iter().all(|rank| network.finished[*rank].is_none()) {
+            prop_assert!(alive.is_empty(), "{alive:?} wait for each other");
+        }
+    }
+}
+
+fn view(generation: u32, members: &[u32]) -> View {
+    View { generation, members: members.iter().copied().map(Rank).collect() }
+}
+
+#[test]
+fn one_that_the_others_hold_for_lost_is_told() {
+    let mut agreement = Agreement::new(Rank(1), view(0, &[0, 1, 2]).members, 1);
+    agreement.receive(Rank(0), view(1, &[0, 2]));
+    assert_eq!(agreement.outcome(), Outcome::Excluded(Rank(0)));
+    assert_eq!(agreement.announcement(), None);
+}
+
+#[test]
+fn what_was_taken_back_does_not_count() {
+    let mut agreement = Agreement::new(Rank(1), view(0, &[0, 1]).members, 1);
+    assert_eq!(agreement.announcement(), Some(view(1, &[0, 1])));
+    agreement.receive(Rank(0), view(1, &[0, 1]));
+    assert_eq!(agreement.outcome(), Outcome::Agreed(view(1, &[0, 1])));
+    agreement.receive(Rank(0), view(1, &[]));
+    assert_eq!(agreement.outcome(), Outcome::Pending(vec![Rank(0)]));
+}

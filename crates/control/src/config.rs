@@ -1,0 +1,447 @@
+//! Where a rank's number, the size of the world and the address of rank 0 come from.
+//!
+//! In this order: what the program says ([`Overrides`]), Weft's own variables, torchrun's, Open
+//! MPI's, Slurm's; and where there is nothing, a world of one rank.
+//!
+//! | what | variables of Weft |
+//! |---|---|
+//! | rank, size | `WEFT_RANK`, `WEFT_WORLD_SIZE`, `WEFT_LOCAL_RANK`, `WEFT_LOCAL_WORLD_SIZE` |
+//! | address of rank 0 | `WEFT_ADDR`, `WEFT_PORT` (default `MASTER_ADDR`, `MASTER_PORT` + 1) |
+//! | this rank's own addresses | `WEFT_BIND`, `WEFT_ADVERTISE` |
+//! | the secret | `WEFT_SECRET`, `WEFT_SECRET_FILE` |
+//! | which ranks share memory | `WEFT_HOST_ID` |
+//! | patience, in seconds | `WEFT_CONNECT_TIMEOUT`, `WEFT_SILENCE_TIMEOUT` |
+
+use crate::{Error, Rank, Result, Secret, host, nodelist};
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The port of rank 0 where nothing says otherwise.
+pub const DEFAULT_PORT: u16 = 29501;
+/// Longest host identity, in bytes.
+pub(crate) const MAX_HOST_ID: usize = 256;
+
+/// How a rank joins its group. [`Config::new`] is for ranks on one host, [`Config::from_env`] for
+/// whatever a launcher has set.
+#[derive(Clone)]
+pub struct Config {
+    /// This rank.
+    pub rank: Rank,
+    /// How many ranks there are.
+    pub world_size: u32,
+    /// This rank among those the launcher started on this host, where the launcher says so.
+    pub local_rank: Option<u32>,
+    /// How many ranks the launcher started on this host, where it says so.
+    pub local_size: Option<u32>,
+    /// Name or address of the host of rank 0.
+    pub host: String,
+    /// The port on which rank 0 listens while the ranks find each other.
+    pub port: u16,
+    /// Where this rank listens. By default: at the address of rank 0 on rank 0 (every address if
+    /// that is a name), and at the address it reaches rank 0 from on the others.
+    pub bind: Option<IpAddr>,
+    /// The address others are told to reach this rank at, if not the one it listens on.
+    pub advertise: Option<IpAddr>,
+    /// The shared secret. Needed as soon as rank 0 is not on this host's loopback.
+    pub secret: Option<Secret>,
+    /// Ranks with the same identity can share memory.
+    pub host_id: String,
+    /// How long to wait for all ranks to come.
+    pub connect_timeout: Duration,
+    /// After how long without a sign of life a rank is held for lost.
+    pub silence_timeout: Duration,
+    /// Asked now and then during every wait whether to give up.
+    pub interrupt: Option<Interrupt>,
+}
+
+/// Asked during waits whether to stop waiting.
+pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// What a program sets itself, before any variable.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    /// This rank. Goes with `world_size`.
+    pub rank: Option<u32>,
+    /// How many ranks there are. Goes with `rank`.
+    pub world_size: Option<u32>,
+    /// Where rank 0 listens: `host`, `host:port` or `[v6]:port`.
+    pub address: Option<String>,
+    /// Where this rank listens.
+    pub bind: Option<IpAddr>,
+    /// The secret.
+    pub secret: Option<Secret>,
+    /// The host identity.
+    pub host_id: Option<String>,
+    /// How long to wait for all ranks to come.
+    pub connect_timeout: Option<Duration>,
+    /// After how long without a sign of life a rank is held for lost.
+    pub silence_timeout: Option<Duration>,
+}
+
+impl Config {
+    /// A rank of a world on this host's loopback, without a secret.
+    pub fn new(rank: u32, world_size: u32) -> Config {
+        Config {
+            rank: Rank(rank),
+            world_size,
+            local_rank: None,
+            local_size: None,
+            host: "127.0.0.1".into(),
+            port: DEFAULT_PORT,
+            bind: None,
+            advertise: None,
+            secret: None,
+            host_id: host::identity(),
+            connect_timeout: Duration::from_secs(60),
+            silence_timeout: Duration::from_secs(15),
+            interrupt: None,
+        }
+    }
+
+    /// What the environment of this process and the overrides say.
+    pub fn from_env(overrides: Overrides) -> Result<Config> {
+        Config::resolve(&|name| std::env::var(name).ok(), overrides)
+    }
+
+    /// [`Config::from_env`] for any source of variables. Besides those, only the file that
+    /// `WEFT_SECRET_FILE` names is read.
+    pub fn resolve(
+        variable: &dyn Fn(&str) -> Option<String>,
+        overrides: Overrides,
+    ) -> Result<Config> {
+        let variables = Variables(variable);
+        let place = place(&variables, &overrides)?;
+        let (host, port) = address(&variables, &overrides, &place)?;
+        let seconds = |name, given: Option<Duration>, default| match given {
+            Some(given) => Ok(given),
+            None => Ok(variables.seconds(name)?.unwrap_or(default)),
+        };
+        let mut config = Config::new(place.rank, place.world_size);
+        config.connect_timeout =
+            seconds("WEFT_CONNECT_TIMEOUT", overrides.connect_timeout, config.connect_timeout)?;
+        config.silence_timeout =
+            seconds("WEFT_SILENCE_TIMEOUT", overrides.silence_timeout, config.silence_timeout)?;
+        let config = Config {
+            local_rank: place.local_rank,
+            local_size: place.local_size,
+            host,
+            port,
+            bind: match overrides.bind {
+                Some(bind) => Some(bind),
+                None => variables.parse("WEFT_BIND", "an IP address")?,
+            },
+            advertise: variables.parse("WEFT_ADVERTISE", "an IP address")?,
+            secret: match overrides.secret {
+                Some(secret) => Some(secret),
+                None => secret(&variables)?,
+            },
+            host_id: overrides
+                .host_id
+                .or_else(|| variables.get("WEFT_HOST_ID"))
+                .unwrap_or_else(host::identity),
+            ..config
+        };
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Whether the parts fit together. [`crate::Control::connect`] asks this first.
+    pub fn validate(&self) -> Result<()> {
+        check_rank(("rank", self.rank.0), ("world_size", self.world_size))?;
+        if self.host_id.is_empty() || self.host_id.len() > MAX_HOST_ID {
+            return Err(Error::Variable {
+                variable: "WEFT_HOST_ID".into(),
+                value: self.host_id.clone(),
+                problem: format!("it has {} bytes", self.host_id.len()),
+                remedy: format!("use 1 to {MAX_HOST_ID} bytes"),
+            });
+        }
+        if self.world_size > 1 && self.secret.is_none() && !is_loopback(&self.host) {
+            return Err(Error::SecretMissing { host: self.host.clone() });
+        }
+        if self.world_size > 1
+            && self.secret.is_none()
+            && let Some(bind) = self.bind.filter(|bind| !bind.is_loopback())
+        {
+            return Err(Error::SecretMissing { host: bind.to_string() });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size)
+            .field("local_rank", &self.local_rank)
+            .field("local_size", &self.local_size)
+            .field("host", &self.host)
+            .field("port", &self.port)
+            .field("bind", &self.bind)
+            .field("advertise", &self.advertise)
+            .field("secret", &self.secret)
+            .field("host_id", &self.host_id)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("silence_timeout", &self.silence_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether a host, as it is written, can only mean this one.
+pub(crate) fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// Which rank this is, and who said so.
+struct Place {
+    launcher: &'static str,
+    rank: u32,
+    world_size: u32,
+    local_rank: Option<u32>,
+    local_size: Option<u32>,
+}
+
+/// The variables in which a launcher tells a process its place.
+struct Launcher {
+    name: &'static str,
+    rank: &'static str,
+    world_size: &'static str,
+    local_rank: &'static str,
+    local_size: &'static str,
+}
+
+const WEFT: Launcher = Launcher {
+    name: "weft run",
+    rank: "WEFT_RANK",
+    world_size: "WEFT_WORLD_SIZE",
+    local_rank: "WEFT_LOCAL_RANK",
+    local_size: "WEFT_LOCAL_WORLD_SIZE",
+};
+const OTHERS: [Launcher; 3] = [
+    Launcher {
+        name: "torchrun",
+        rank: "RANK",
+        world_size: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        local_size: "LOCAL_WORLD_SIZE",
+    },
+    Launcher {
+        name: "Open MPI",
+        rank: "OMPI_COMM_WORLD_RANK",
+        world_size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    Launcher {
+        name: "Slurm",
+        rank: "SLURM_PROCID",
+        world_size: "SLURM_NTASKS",
+        local_rank: "SLURM_LOCALID",
+        local_size: "SLURM_STEP_TASKS_PER_NODE",
+    },
+];
+
+fn place(variables: &Variables, overrides: &Overrides) -> Result<Place> {
+    let given = (overrides.rank.is_some(), overrides.world_size.is_some());
+    let launchers =
+        std::iter::once((&WEFT, given)).chain(OTHERS.iter().map(|o| (o, (false, false))));
+    for (launcher, (rank_given, size_given)) in launchers {
+        let rank = match overrides.rank.filter(|_| rank_given) {
+            Some(rank) => Some(rank),
+            None => variables.number(launcher.rank)?,
+        };
+        let world_size = match overrides.world_size.filter(|_| size_given) {
+            Some(size) => Some(size),
+            None => variables.number(launcher.world_size)?,
+        };
+        let name_of =
+            |given, variable: &'static str, argument| if given { argument } else { variable };
+        let rank_name = name_of(rank_given, launcher.rank, "rank");
+        let size_name = name_of(size_given, launcher.world_size, "world_size");
+        let (rank, world_size) = match (rank, world_size) {
+            (None, None) => continue,
+            (Some(rank), Some(world_size)) => (rank, world_size),
+            (Some(_), None) => {
+                return Err(Error::HalfSet { set: rank_name.into(), missing: size_name.into() });
+            }
+            (None, Some(_)) => {
+                return Err(Error::HalfSet { set: size_name.into(), missing: rank_name.into() });
+            }
+        };
+        check_rank((rank_name, rank), (size_name, world_size))?;
+        let local_rank = variables.number(launcher.local_rank)?;
+        // Slurm writes this one as "4(x2),3"; only a plain number says anything about this host.
+        let local_size = match variables.get(launcher.local_size) {
+            Some(text) if launcher.name == "Slurm" => text.parse().ok(),
+            _ => variables.number(launcher.local_size)?,
+        };
+        if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {
+            check_rank((launcher.local_rank, local_rank), (launcher.local_size, local_size))?;
+        }
+        return Ok(Place { launcher: launcher.name, rank, world_size, local_rank, local_size });
+    }
+    Ok(Place {
+        launcher: "nothing",
+        rank: 0,
+        world_size: 1,
+        local_rank: Some(0),
+        local_size: Some(1),
+    })
+}
+
+fn check_rank((rank_name, rank): (&str, u32), (size_name, size): (&str, u32)) -> Result<()> {
+    let refuse = |variable: &str, value: u32, problem: String, remedy: String| {
+        Err(Error::Variable {
+            variable: variable.into(),
+            value: value.to_string(),
+            problem,
+            remedy,
+        })
+    };
+    if size == 0 {
+        let remedy = "set it to the number of ranks, at least 1".into();
+        return refuse(size_name, size, "there is no world without ranks".into(), remedy);
+    }
+    if rank >= size {
+        let problem = format!("{size_name} is {size}, so there is no such rank");
+        return refuse(rank_name, rank, problem, format!("set it to 0 to {}", size - 1));
+    }
+    Ok(())
+}
+
+/// Where rank 0 listens.
+fn address(variables: &Variables, overrides: &Overrides, place: &Place) -> Result<(String, u16)> {
+    let port = match variables.parse("WEFT_PORT", "a port from 0 to 65535")? {
+        Some(port) => port,
+        None => after_master(variables)?.unwrap_or(DEFAULT_PORT),
+    };
+    if let Some(address) = &overrides.address {
+        return split_address("address", address, port);
+    }
+    if let Some(address) = variables.get("WEFT_ADDR") {
+        return split_address("WEFT_ADDR", &address, port);
+    }
+    let here = "127.0.0.1".to_string();
+    if place.local_size == Some(place.world_size) {
+        return Ok((here, port));
+    }
+    if let Some(host) = variables.get("MASTER_ADDR") {
+        return Ok((host, port));
+    }
+    match place.launcher {
+        "Slurm" => Ok((slurm_host(variables)?, port)),
+        // torchrun always sets MASTER_ADDR; where it is missing, somebody wrote RANK by hand.
+        "Open MPI" => Err(Error::NoAddress { launcher: place.launcher }),
+        _ => Ok((here, port)),
+    }
+}
+
+/// MASTER_PORT is taken by torchrun's own store, so Weft takes the next.
+fn after_master(variables: &Variables) -> Result<Option<u16>> {
+    let Some(port) = variables.parse::<u16>("MASTER_PORT", "a port from 0 to 65535")? else {
+        return Ok(None);
+    };
+    port.checked_add(1).map(Some).ok_or_else(|| Error::Variable {
+        variable: "MASTER_PORT".into(),
+        value: port.to_string(),
+        problem: "there is no port after it for Weft".into(),
+        remedy: "set WEFT_PORT to a free port, the same on every rank".into(),
+    })
+}
+
+fn slurm_host(variables: &Variables) -> Result<String> {
+    let Some(list) = variables.get("SLURM_JOB_NODELIST") else {
+        return Err(Error::NoAddress { launcher: "Slurm" });
+    };
+    match nodelist::expand(&list, 2).as_deref() {
+        Some([_]) => Ok("127.0.0.1".into()),
+        Some([first, ..]) => Ok(first.clone()),
+        _ => Err(Error::Variable {
+            variable: "SLURM_JOB_NODELIST".into(),
+            value: list,
+            problem: "it is not a node list such as node[003-007,9]".into(),
+            remedy: "set WEFT_ADDR to the host of rank 0".into(),
+        }),
+    }
+}
+
+/// `host`, `host:port`, `[v6]:port` or a bare IPv6 address.
+fn split_address(variable: &str, address: &str, default_port: u16) -> Result<(String, u16)> {
+    let refuse = |problem: &str| {
+        Err(Error::Variable {
+            variable: variable.into(),
+            value: address.into(),
+            problem: problem.into(),
+            remedy: "write HOST or HOST:PORT".into(),
+        })
+    };
+    let (host, port) = if address.parse::<IpAddr>().is_ok() {
+        (address, None)
+    } else if let Some((host, rest)) = address.strip_prefix('[').and_then(|a| a.split_once(']')) {
+        (host, rest.strip_prefix(':'))
+    } else {
+        match address.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (address, None),
+        }
+    };
+    if host.is_empty() {
+        return refuse("the host is missing");
+    }
+    match port.map(str::parse::<u16>) {
+        None => Ok((host.into(), default_port)),
+        Some(Ok(port)) => Ok((host.into(), port)),
+        Some(Err(_)) => refuse("what follows the colon is not a port"),
+    }
+}
+
+fn secret(variables: &Variables) -> Result<Option<Secret>> {
+    match (variables.get("WEFT_SECRET"), variables.get("WEFT_SECRET_FILE")) {
+        (Some(secret), _) => Secret::new(secret).map(Some),
+        (None, Some(path)) => Secret::from_file(Path::new(&path)).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+/// Variables, where blank counts as not set.
+struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
+
+impl Variables<'_> {
+    fn get(&self, name: &str) -> Option<String> {
+        self.0(name).map(|text| text.trim().to_string()).filter(|text| !text.is_empty())
+    }
+
+    fn parse<T: std::str::FromStr>(&self, name: &str, what: &str) -> Result<Option<T>> {
+        let Some(text) = self.get(name) else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| Error::Variable {
+            variable: name.into(),
+            value: text,
+            problem: format!("it is not {what}"),
+            remedy: format!("set it to {what}, or not at all"),
+        })
+    }
+
+    fn number(&self, name: &str) -> Result<Option<u32>> {
+        self.parse(name, "a whole number")
+    }
+
+    fn seconds(&self, name: &str) -> Result<Option<Duration>> {
+        let what = "a number of seconds above zero";
+        let Some(seconds) = self.parse::<f64>(name, what)? else { return Ok(None) };
+        let duration = Duration::try_from_secs_f64(seconds).ok().filter(|d| !d.is_zero());
+        duration.map(Some).ok_or_else(|| Error::Variable {
+            variable: name.into(),
+            value: seconds.to_string(),
+            problem: format!("it is not {what}"),
+            remedy: format!("set it to {what}, or not at all"),
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "config_tests.rs"]
+mod tests;

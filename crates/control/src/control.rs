@@ -1,0 +1,367 @@
+//! The handle a program holds.
+
+use crate::clock::{Offset, align};
+use crate::core::{Core, OnPoison};
+use crate::deadline::Deadline;
+use crate::handshake::{Identity, Job};
+use crate::mesh::{self, LINGER, Shared};
+use crate::secret::Key;
+use crate::wire::MAX_PAYLOAD;
+use crate::{Config, Error, Interrupt, Member, PeerStatus, Poison, Rank, Result, WIRE_VERSIONS};
+use crate::{bootstrap, monotonic_ns};
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Pings to rank 0 at the start; the fastest counts.
+const PINGS: usize = 8;
+const CONNECTING: &str = "the other ranks to join";
+
+/// This rank's membership in a group: cheap to clone, usable from every thread.
+///
+/// A handle stands for one generation of the group. [`Control::reform`] makes the next one out of
+/// the survivors. When the last handle of a process goes, the rank leaves.
+#[derive(Clone)]
+pub struct Control {
+    owner: Arc<Owner>,
+    generation: u32,
+    rank: Rank,
+    members: Arc<[Member]>,
+}
+
+/// What all generations of one process have in common.
+struct Owner {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// By original rank.
+    offsets: OnceLock<Vec<Offset>>,
+    interrupt: Option<Interrupt>,
+    key: Key,
+    job: Job,
+}
+
+impl Control {
+    /// Joins the group: waits until every rank is there and connected to every other, at most
+    /// `config.connect_timeout`.
+    pub fn connect(config: Config) -> Result<Control> {
+        Control::connect_from(config, None)
+    }
+
+    /// [`Control::connect`] with a listener that is bound already, for rank 0. The other ranks dial
+    /// its address.
+    pub fn connect_with_listener(config: Config, listener: TcpListener) -> Result<Control> {
+        Control::connect_from(config, Some(listener))
+    }
+
+    fn connect_from(config: Config, listener: Option<TcpListener>) -> Result<Control> {
+        config.validate()?;
+        let deadline = Deadline::after(config.connect_timeout, config.interrupt.clone());
+        let key = Key::new(config.secret.as_ref());
+        let (rank, world_size) = (config.rank, config.world_size);
+        let identity = Identity { rank, world_size, key: key.clone(), versions: WIRE_VERSIONS };
+        let joined = bootstrap::join(&config, &identity, listener, &deadline)?;
+        let core = Core::new(rank, joined.members.clone());
+        let (shared, thread) = mesh::start(core, joined.links, config.silence_timeout)?;
+        let owner = Owner {
+            shared,
+            thread: Mutex::new(Some(thread)),
+            offsets: OnceLock::new(),
+            interrupt: config.interrupt,
+            key,
+            job: joined.job,
+        };
+        let members = joined.members.into();
+        let control = Control { owner: Arc::new(owner), generation: 0, rank, members };
+        control.align_clocks(&deadline)?;
+        Ok(control)
+    }
+
+    /// This rank, in this generation.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// How many members this generation has.
+    pub fn world_size(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// Which generation of the group this is. It rises with every [`Control::reform`], by one or
+    /// more.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// All members, by rank, this one among them.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Gives every rank every rank's payload, in rank order.
+    ///
+    /// All ranks make the same calls in the same order: the first call of one belongs to the first
+    /// of the others, and so on, also after a timeout. At most [`crate::MAX_PAYLOAD`] bytes each.
+    pub fn all_gather(&self, payload: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.gather(payload, &self.deadline(timeout), "all_gather")
+    }
+
+    /// Waits until every rank is here.
+    pub fn barrier(&self, timeout: Duration) -> Result<()> {
+        self.gather(&[], &self.deadline(timeout), "barrier").map(drop)
+    }
+
+    fn gather(
+        &self,
+        payload: &[u8],
+        deadline: &Deadline,
+        operation: &'static str,
+    ) -> Result<Vec<Vec<u8>>> {
+        if payload.len() > MAX_PAYLOAD {
+            return Err(Error::TooLarge { size: payload.len(), limit: MAX_PAYLOAD });
+        }
+        let (shared, generation) = (&self.owner.shared, self.generation);
+        let sequence = shared.with(|core| core.gather(generation, payload))?;
+        let waited = shared
+            .wait(deadline, operation, |core| core.gather_done(generation, sequence, operation));
+        let result = match waited {
+            Ok(Some(result)) => result,
+            Ok(None) => Err(Error::Timeout {
+                operation,
+                missing: shared.with(|core| core.gather_missing(generation, sequence)),
+                waited: deadline.waited(),
+            }),
+            Err(interrupted) => Err(interrupted),
+        };
+        if result.is_err() {
+            shared.with(|core| core.gather_abandon(generation, sequence));
+        }
+        result
+    }
+
+    /// Fails the group at every rank. The first cause wins; later ones change nothing.
+    pub fn poison(&self, cause: &Poison) {
+        self.owner.shared.with(|core| core.poison(self.generation, cause.clone()));
+    }
+
+    /// What the group was poisoned with, if it was.
+    pub fn poisoned(&self) -> Option<Poison> {
+        self.owner.shared.with(|core| core.poisoned(self.generation))
+    }
+
+    /// Calls `call` once when the group is poisoned, on the control thread; at once and here if it
+    /// is already. It must not wait for anything of the control plane.
+    pub fn on_poison(&self, call: OnPoison) {
+        let already = self.owner.shared.with(|core| core.on_poison(self.generation, call));
+        if let Some((call, poison)) = already {
+            call(&poison);
+        }
+    }
+
+    /// Calls `call` on the control thread for every rank that says goodbye; at once and here for
+    /// those that have. That a rank left is no poison: it only matters to who still needs it.
+    pub fn on_peer_left(&self, call: Box<dyn Fn(Rank) + Send + Sync>) {
+        let call: Arc<dyn Fn(Rank) + Send + Sync> = call.into();
+        let left = self.owner.shared.with(|core| core.on_left(self.generation, call.clone()));
+        left.into_iter().for_each(|rank| call(rank));
+    }
+
+    /// What is known about a rank of this generation. A rank that never was is lost.
+    pub fn peer_status(&self, rank: Rank) -> PeerStatus {
+        match self.members.get(rank.index()) {
+            Some(member) => self.owner.shared.with(|core| core.status(member.original_rank)),
+            None => PeerStatus::Lost,
+        }
+    }
+
+    /// The monotonic clock ([`crate::monotonic_ns`]) of `rank` minus that of rank 0, in
+    /// nanoseconds: take it off a time of `rank` to get a time of rank 0. It was measured when the
+    /// group connected; [`Control::clock_error`] bounds how wrong it was then.
+    pub fn clock_offset(&self, rank: Rank) -> i64 {
+        self.offset(rank).nanoseconds.saturating_sub(self.offset(Rank(0)).nanoseconds)
+    }
+
+    /// By how many nanoseconds [`Control::clock_offset`] may be wrong: half the best round trip,
+    /// and nothing between ranks of one host, which share a clock.
+    pub fn clock_error(&self, rank: Rank) -> u64 {
+        let host_of = |rank: Rank| self.members.get(rank.index()).map(|m| &m.host_id);
+        if host_of(rank) == host_of(Rank(0)) {
+            return 0;
+        }
+        self.offset(rank).error.saturating_add(self.offset(Rank(0)).error)
+    }
+
+    fn offset(&self, rank: Rank) -> Offset {
+        let member = self.members.get(rank.index());
+        let offsets = self.owner.offsets.get();
+        member
+            .zip(offsets)
+            .and_then(|(member, offsets)| offsets.get(member.original_rank.index()).copied())
+            .unwrap_or(Offset::UNKNOWN)
+    }
+
+    /// Forms a new group out of the ranks that are left, over the connections that are there.
+    ///
+    /// All survivors call it; it returns when they agree. The new ranks are consecutive, in the
+    /// order of the old. This generation is of no more use afterwards: if it was not poisoned, it
+    /// is now. A further loss may hit the new group before everybody has it; it is then poisoned,
+    /// and its members reform once more. There is no quorum: if the network is cut in two, both parts form a group.
+    pub fn reform(&self, timeout: Duration) -> Result<Control> {
+        const REFORM: &str = "reform";
+        let (shared, generation) = (&self.owner.shared, self.generation);
+        let deadline = self.deadline(timeout);
+        shared.with(|core| core.reform(generation))?;
+        let waited = shared.wait(&deadline, REFORM, |core| {
+            // The group is formed under the same lock under which the agreement was found, so that
+            // a loss is either part of it or poisons the new group.
+            core.reform_outcome()
+                .map(|outcome| outcome.map(|view| (view.generation, core.form(&view))))
+        });
+        let missing = shared.with(|core| {
+            let missing = core.reform_missing(generation);
+            core.reform_abandon();
+            missing
+        });
+        let (generation, members) = match waited? {
+            Some(outcome) => outcome?,
+            None => {
+                let waited = deadline.waited();
+                return Err(Error::Timeout { operation: REFORM, missing, waited });
+            }
+        };
+        let original = self.members.get(self.rank.index()).map(|member| member.original_rank);
+        let rank = members.iter().find(|member| Some(member.original_rank) == original);
+        let rank = rank.map_or(Rank(0), |member| member.rank);
+        Ok(Control { owner: self.owner.clone(), generation, rank, members })
+    }
+
+    /// Says goodbye to everybody and closes the connections. Whoever needs this rank afterwards
+    /// fails with [`Error::Left`]. Every handle of this process is closed with it.
+    pub fn leave(&self) {
+        self.owner.leave();
+    }
+
+    /// Closes every connection without a goodbye, as a crash would. For tests of what the others
+    /// make of it.
+    pub fn abandon(&self) {
+        self.owner.shared.abandon();
+    }
+
+    /// A key that only the members of this generation know, for one purpose: to authenticate
+    /// further connections among them. Without a secret it is as open as the loopback is.
+    pub fn derive_key(&self, purpose: &str) -> [u8; 32] {
+        let generation = self.generation.to_le_bytes();
+        self.owner
+            .key
+            .prove("weft derived key", &[&self.owner.job, &generation, purpose.as_bytes()])
+    }
+
+    fn deadline(&self, timeout: Duration) -> Deadline {
+        Deadline::after(timeout, self.owner.interrupt.clone())
+    }
+
+    /// The last step of connecting: measure, and tell everybody. It is also the point at which
+    /// every rank knows that every other is connected.
+    fn align_clocks(&self, deadline: &Deadline) -> Result<()> {
+        let mut best = Offset::UNKNOWN;
+        if self.rank == Rank(0) {
+            best = Offset { nanoseconds: 0, error: 0 };
+        } else {
+            for _ in 0..PINGS {
+                match self.ping(deadline)? {
+                    Some(offset) => best = best.better(offset),
+                    None => break,
+                }
+            }
+        }
+        let payload = [best.nanoseconds.to_le_bytes(), best.error.to_le_bytes()].concat();
+        let parts = match self.gather(&payload, deadline, CONNECTING) {
+            Err(Error::Timeout { missing, waited, .. }) => {
+                let hint = "they joined but did not finish connecting: look at their errors";
+                return Err(Error::Bootstrap { missing, waited, last: None, hint });
+            }
+            other => other?,
+        };
+        let mut measured = Vec::new();
+        for (peer, part) in (0..).map(Rank).zip(parts) {
+            let Some((nanoseconds, error)) = part.split_first_chunk().and_then(|(n, rest)| {
+                Some((i64::from_le_bytes(*n), u64::from_le_bytes(rest.try_into().ok()?)))
+            }) else {
+                let problem = "its clock measurement makes no sense".to_string();
+                return Err(Error::Protocol { peer, problem });
+            };
+            measured.push(Offset { nanoseconds, error });
+        }
+        let _ = self.owner.offsets.set(align(&self.members, &measured));
+        Ok(())
+    }
+
+    /// `None` if rank 0 is gone or out of time; the gather that follows says so.
+    fn ping(&self, deadline: &Deadline) -> Result<Option<Offset>> {
+        let shared = &self.owner.shared;
+        shared.with(|core| core.ping(Rank(0), monotonic_ns()));
+        let pong = shared.wait(deadline, CONNECTING, |core| {
+            let gone = core.status(Rank(0)) != PeerStatus::Alive;
+            let ended = gone || core.usable(self.generation).is_err();
+            core.pong.take().map(Some).or(ended.then_some(None))
+        })?;
+        Ok(pong
+            .flatten()
+            .map(|(sent, answered, received)| Offset::from_ping(sent, answered, received)))
+    }
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control")
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size())
+            .field("generation", &self.generation)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Owner {
+    fn leave(&self) {
+        self.shared.with(Core::leave);
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let on_the_thread =
+            thread.as_ref().is_some_and(|t| t.thread().id() == std::thread::current().id());
+        if on_the_thread {
+            return;
+        }
+        // A callback that hangs must not hang this too.
+        let deadline = Deadline::after(2 * LINGER, None);
+        let closed = self.shared.wait(&deadline, "leave", |core| core.closed.then_some(()));
+        if let (Ok(Some(())), Some(thread)) = (closed, thread.take()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// A whole world of `size` ranks within this process, in rank order, over a port of the system's
+/// choice: for tests and examples. `adjust` may change each rank's configuration.
+pub fn local_world(size: u32, adjust: impl Fn(&mut Config)) -> Result<Vec<Control>> {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::system("making a listener"))?;
+    let port = listener.local_addr().map_err(Error::system("asking for the port"))?.port();
+    let mut listener = Some(listener);
+    let ranks: Vec<JoinHandle<Result<Control>>> = (0..size)
+        .map(|rank| {
+            let mut config = Config::new(rank, size);
+            config.port = port;
+            adjust(&mut config);
+            let listener = listener.take();
+            std::thread::spawn(move || Control::connect_from(config, listener))
+        })
+        .collect();
+    ranks
+        .into_iter()
+        .map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        .collect()
+}

@@ -1,0 +1,116 @@
+use super::*;
+use crate::{Secret, WIRE_VERSIONS};
+use proptest::prelude::*;
+
+fn identity(rank: u32) -> Identity {
+    let key = Key::new(Some(&Secret::new("apple").unwrap()));
+    Identity { rank: Rank(rank), world_size: 4, key, versions: WIRE_VERSIONS }
+}
+
+const JOB: Job = [7; 16];
+
+/// Runs both sides against each other and returns the dialer's end and the acceptor's.
+fn shake(dialer: Identity, acceptor: Identity) -> (Result<DialerStep, Failure>, Vec<Vec<u8>>) {
+    let mut acceptor = Acceptor::new(acceptor, JOB, false);
+    let (mut dialer, hello) = Dialer::start(dialer, Rank(0), None, b"here".to_vec()).unwrap();
+    let mut sent = vec![hello];
+    loop {
+        let answer = match acceptor.receive(&sent.last().unwrap()[4..]) {
+            Ok(AcceptorStep::Send(frame)) => frame,
+            Ok(AcceptorStep::Proved { rank, details }) => {
+                assert_eq!((rank, details.as_slice()), (Rank(3), b"here".as_slice()));
+                acceptor.welcome().unwrap()
+            }
+            Err(Failure::Refuse(refusal)) => refusal.frame(),
+            Err(other) => panic!("{other:?}"),
+        };
+        match dialer.receive(&answer[4..]) {
+            Ok(DialerStep::Send(frame)) => sent.push(frame),
+            end => return (end, sent),
+        }
+    }
+}
+
+#[test]
+fn two_who_share_the_secret_agree_on_the_job() {
+    assert_eq!(shake(identity(3), identity(0)).0, Ok(DialerStep::Welcome(JOB)));
+}
+
+#[test]
+fn every_refusal_reaches_the_dialer() {
+    let stranger = Identity { key: Key::new(None), ..identity(3) };
+    assert_eq!(shake(stranger, identity(0)).0, Err(Failure::Refused(Refusal::WrongSecret)));
+    let other_size = Identity { world_size: 5, ..identity(3) };
+    assert_eq!(shake(other_size, identity(0)).0, Err(Failure::Refused(Refusal::WorldSize(4))));
+    let newer = Identity { versions: (8, 9), ..identity(3) };
+    assert_eq!(shake(newer, identity(0)).0, Err(Failure::Refused(Refusal::Version(1))));
+    assert_eq!(
+        shake(identity(3), identity(2)).0,
+        Err(Failure::Refused(Refusal::NotExpected)),
+        "the hello was for rank 0"
+    );
+}
+
+#[test]
+fn the_newest_common_version_is_taken() {
+    let both = |versions| Identity { versions, ..identity(3) };
+    let acceptor = Identity { versions: (2, 5), ..identity(0) };
+    assert_eq!(shake(both((1, 3)), acceptor.clone()).0, Ok(DialerStep::Welcome(JOB)));
+    assert_eq!(shake(both((1, 1)), acceptor).0, Err(Failure::Refused(Refusal::Version(5))));
+}
+
+#[test]
+fn a_recorded_handshake_is_refused() {
+    let (_, recorded) = shake(identity(3), identity(0));
+    let mut acceptor = Acceptor::new(identity(0), JOB, false);
+    assert!(matches!(acceptor.receive(&recorded[0][4..]), Ok(AcceptorStep::Send(_))));
+    assert_eq!(acceptor.receive(&recorded[1][4..]), Err(Failure::Refuse(Refusal::WrongSecret)));
+    assert_eq!(acceptor.welcome(), None);
+}
+
+#[test]
+fn an_acceptor_without_the_secret_is_found_out() {
+    let mut acceptor = Acceptor::new(identity(0), JOB, false);
+    let (mut dialer, hello) = Dialer::start(identity(3), Rank(0), None, Vec::new()).unwrap();
+    let Ok(AcceptorStep::Send(challenge)) = acceptor.receive(&hello[4..]) else { panic!() };
+    assert!(matches!(dialer.receive(&challenge[4..]), Ok(DialerStep::Send(_))));
+    let forged = Writer::new(WELCOME).bytes(&JOB).bytes(&[0; PROOF_BYTES]).finish();
+    assert_eq!(dialer.receive(&forged[4..]), Err(Failure::Refused(Refusal::WrongSecret)));
+}
+
+#[test]
+fn a_rank_of_another_job_is_not_expected() {
+    let mut acceptor = Acceptor::new(identity(0), JOB, true);
+    let (_, hello) = Dialer::start(identity(3), Rank(0), Some([8; 16]), Vec::new()).unwrap();
+    assert_eq!(acceptor.receive(&hello[4..]), Err(Failure::Refuse(Refusal::NotExpected)));
+}
+
+proptest! {
+    #[test]
+    fn garbage_never_panics(frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..120), 1..4), kind in 0x80u8..0x85) {
+        let mut acceptor = Acceptor::new(identity(0), JOB, false);
+        let (mut dialer, _) = Dialer::start(identity(3), Rank(0), None, Vec::new()).unwrap();
+        for mut frame in frames {
+            frame.insert(0, kind);
+            let _ = acceptor.receive(&frame);
+            let _ = dialer.receive(&frame);
+        }
+    }
+
+    #[test]
+    fn a_changed_bit_anywhere_is_refused(bit in 0usize..8 * 140) {
+        let mut acceptor = Acceptor::new(identity(0), JOB, false);
+        let (mut dialer, mut hello) = Dialer::start(identity(3), Rank(0), None, b"here".to_vec()).unwrap();
+        let at = 4 + bit / 8;
+        if at < hello.len() {
+            hello[at] ^= 1 << (bit % 8);
+        }
+        let Ok(AcceptorStep::Send(challenge)) = acceptor.receive(&hello[4..]) else { return Ok(()) };
+        let Ok(DialerStep::Send(mut proof)) = dialer.receive(&challenge[4..]) else { return Ok(()) };
+        if at >= hello.len() {
+            let at = (at - hello.len() + 5) % proof.len();
+            proof[at.max(4)] ^= 1 << (bit % 8);
+        }
+        prop_assert!(acceptor.receive(&proof[4..]).is_err());
+    }
+}

@@ -1,0 +1,185 @@
+//! What ranks say to each other once both have proved themselves.
+
+use crate::agreement::View;
+use crate::wire::{Malformed, Reader, Writer};
+use crate::{Cause, Poison, Rank};
+use std::net::IpAddr;
+
+/// Longest explanation in a poison, in bytes.
+const MAX_DETAIL: usize = 4096;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// A sign of life.
+    Heartbeat,
+    /// One rank's part of an all-gather.
+    Gather { generation: u32, sequence: u64, payload: Vec<u8> },
+    /// The group is poisoned; ranks are those of that generation.
+    Poison { generation: u32, poison: Poison },
+    /// Goodbye: nothing follows.
+    Leave,
+    /// The sender's view in an agreement on the survivors.
+    View(View),
+    /// The sender's clock, to be sent back with the answer.
+    Ping(u64),
+    /// What was pinged, and the answering side's clock.
+    Pong { sent: u64, answered: u64 },
+    /// From rank 0 while the ranks find each other: who is still missing.
+    Waiting(Vec<Rank>),
+    /// From rank 0: everybody is here, in rank order.
+    Roster(Vec<Details>),
+}
+
+const HEARTBEAT: u8 = 1;
+const GATHER: u8 = 2;
+const POISON: u8 = 3;
+const LEAVE: u8 = 4;
+const VIEW: u8 = 5;
+const PING: u8 = 6;
+const PONG: u8 = 7;
+const WAITING: u8 = 8;
+const ROSTER: u8 = 9;
+
+impl Message {
+    pub(crate) fn frame(&self) -> Vec<u8> {
+        match self {
+            Message::Heartbeat => Writer::new(HEARTBEAT),
+            Message::Gather { generation, sequence, payload } => {
+                Writer::new(GATHER).u32(*generation).u64(*sequence).bytes(payload)
+            }
+            Message::Poison { generation, poison } => {
+                let rank = poison.rank.map_or(u32::MAX, |rank| rank.0);
+                let writer = Writer::new(POISON).u32(*generation).u8(poison.kind.code()).u32(rank);
+                writer.text(&clip(&poison.detail))
+            }
+            Message::Leave => Writer::new(LEAVE),
+            Message::View(view) => {
+                ranks(Writer::new(VIEW).u32(view.generation), view.members.iter())
+            }
+            Message::Ping(sent) => Writer::new(PING).u64(*sent),
+            Message::Pong { sent, answered } => Writer::new(PONG).u64(*sent).u64(*answered),
+            Message::Waiting(missing) => ranks(Writer::new(WAITING), missing.iter()),
+            Message::Roster(roster) => {
+                (0..).zip(roster).fold(Writer::new(ROSTER), |writer, (rank, details)| {
+                    details.write(writer.u32(rank))
+                })
+            }
+        }
+        .finish()
+    }
+
+    pub(crate) fn parse(body: &[u8]) -> Result<Message, Malformed> {
+        let mut reader = Reader::new(body);
+        let message = match reader.u8()? {
+            HEARTBEAT => Message::Heartbeat,
+            GATHER => {
+                let (generation, sequence) = (reader.u32()?, reader.u64()?);
+                let payload = reader.rest().to_vec();
+                return Ok(Message::Gather { generation, sequence, payload });
+            }
+            POISON => {
+                let generation = reader.u32()?;
+                let kind = Cause::from_code(reader.u8()?).ok_or(Malformed("an unknown cause"))?;
+                let rank = Some(Rank(reader.u32()?)).filter(|rank| rank.0 != u32::MAX);
+                let detail = clip(&reader.text()?);
+                Message::Poison { generation, poison: Poison { kind, rank, detail } }
+            }
+            LEAVE => Message::Leave,
+            VIEW => {
+                let generation = reader.u32()?;
+                let members = remaining_ranks(reader)?.into_iter().collect();
+                return Ok(Message::View(View { generation, members }));
+            }
+            PING => Message::Ping(reader.u64()?),
+            PONG => Message::Pong { sent: reader.u64()?, answered: reader.u64()? },
+            WAITING => return Ok(Message::Waiting(remaining_ranks(reader)?)),
+            ROSTER => {
+                let mut roster = Vec::new();
+                while !reader.is_empty() {
+                    if reader.u32()? as usize != roster.len() {
+                        return Err(Malformed("a roster out of order"));
+                    }
+                    roster.push(Details::read(&mut reader)?);
+                }
+                Message::Roster(roster)
+            }
+            _ => return Err(Malformed("a message of an unknown kind")),
+        };
+        reader.end()?;
+        Ok(message)
+    }
+}
+
+fn ranks<'a>(writer: Writer, ranks: impl Iterator<Item = &'a Rank>) -> Writer {
+    ranks.fold(writer, |writer, rank| writer.u32(rank.0))
+}
+
+fn remaining_ranks(mut reader: Reader) -> Result<Vec<Rank>, Malformed> {
+    let mut ranks = Vec::new();
+    while !reader.is_empty() {
+        ranks.push(Rank(reader.u32()?));
+    }
+    Ok(ranks)
+}
+
+fn clip(detail: &str) -> String {
+    detail.chars().take(MAX_DETAIL / 4).collect()
+}
+
+/// What a rank tells about itself when it joins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Details {
+    pub host_id: String,
+    pub pid: u32,
+    pub address: IpAddr,
+    /// Where its peers of higher rank dial it.
+    pub port: u16,
+}
+
+impl Details {
+    pub(crate) fn write(&self, writer: Writer) -> Writer {
+        let writer = writer.u32(self.pid).u16(self.port).text(&self.host_id);
+        writer.text(&self.address.to_string())
+    }
+
+    pub(crate) fn read(reader: &mut Reader) -> Result<Details, Malformed> {
+        let (pid, port, host_id) = (reader.u32()?, reader.u16()?, reader.text()?);
+        let address = reader.text()?.parse().map_err(|_| Malformed("no IP address"))?;
+        Ok(Details { host_id, pid, address, port })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_message_survives_its_frame() {
+        let details =
+            Details { host_id: "a".into(), pid: 7, address: [10, 0, 0, 1].into(), port: 9 };
+        let poison = Poison { kind: Cause::Failed, rank: None, detail: "lane 3".into() };
+        let members = [Rank(0), Rank(3)];
+        for message in [
+            Message::Heartbeat,
+            Message::Gather { generation: 1, sequence: 2, payload: b"abc".to_vec() },
+            Message::Poison { generation: 3, poison: poison.clone() },
+            Message::Poison { generation: 3, poison: Poison { rank: Some(Rank(2)), ..poison } },
+            Message::Leave,
+            Message::View(View { generation: 4, members: members.into() }),
+            Message::Ping(5),
+            Message::Pong { sent: 5, answered: 6 },
+            Message::Waiting(members.to_vec()),
+            Message::Roster(vec![details.clone(), details]),
+        ] {
+            assert_eq!(Message::parse(&message.frame()[4..]), Ok(message));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_never_panics(kind in 0u8..12, body in prop::collection::vec(any::<u8>(), 0..80)) {
+            let _ = Message::parse(&[&[kind], body.as_slice()].concat());
+        }
+    }
+}

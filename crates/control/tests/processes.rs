@@ -1,0 +1,111 @@
+//! Ranks as processes that are killed or stopped. The test binary starts itself for each rank.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+use weft_control::{Config, Control, Error, Overrides};
+
+const SIZE: u32 = 3;
+
+struct RankProcess {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl RankProcess {
+    /// The next line that is meant for us.
+    fn says(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the rank ended");
+            if let Some((_, said)) = line.split_once("rank says: ") {
+                return said.trim().to_string();
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+}
+
+impl Drop for RankProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn start(silence: &str) -> Vec<RankProcess> {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut ranks: Vec<RankProcess> = (0..SIZE)
+        .map(|rank| {
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["this_is_a_rank", "--exact", "--ignored", "--nocapture"])
+                .env("WEFT_RANK", rank.to_string())
+                .env("WEFT_WORLD_SIZE", SIZE.to_string())
+                .env("WEFT_ADDR", format!("127.0.0.1:{port}"))
+                .env("WEFT_SILENCE_TIMEOUT", silence)
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let output = BufReader::new(child.stdout.take().unwrap());
+            RankProcess { child, output }
+        })
+        .collect();
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.says(), "connected"));
+    ranks
+}
+
+/// Not a test: what each process runs.
+#[test]
+#[ignore = "started by the other tests of this file"]
+fn this_is_a_rank() {
+    let control = Control::connect(Config::from_env(Overrides::default()).unwrap()).unwrap();
+    println!("rank says: connected");
+    // The last rank never comes, so the others wait for it.
+    let wait = Duration::from_secs(30);
+    if control.rank().0 == SIZE - 1 {
+        while control.poisoned().is_none() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    let Err(Error::Poisoned(poison)) = control.barrier(wait) else { panic!("no poison") };
+    println!("rank says: {:?} {:?}", poison.kind, poison.rank.map(|rank| rank.0));
+    match control.reform(wait) {
+        Ok(next) => println!("rank says: {} left", next.world_size()),
+        Err(error) => println!("rank says: {error}"),
+    }
+    // The goodbye waits until the others have seen the new group too.
+    std::thread::sleep(Duration::from_millis(500));
+}
+
+#[test]
+fn a_killed_process_is_noticed_in_time_and_the_others_go_on() {
+    let mut ranks = start("15");
+    let start = Instant::now();
+    ranks[2].signal(Signal::KILL);
+    for survivor in &mut ranks[..2] {
+        assert_eq!(survivor.says(), "Lost Some(2)");
+        assert!(start.elapsed() < Duration::from_secs(2));
+    }
+    for survivor in &mut ranks[..2] {
+        assert_eq!(survivor.says(), "2 left");
+    }
+}
+
+#[test]
+fn a_stopped_process_is_silent_and_is_told_when_it_wakes() {
+    let mut ranks = start("0.5");
+    ranks[2].signal(Signal::STOP);
+    for survivor in &mut ranks[..2] {
+        assert_eq!(survivor.says(), "Silent Some(2)");
+        assert_eq!(survivor.says(), "2 left");
+    }
+    ranks[2].signal(Signal::CONT);
+    assert_eq!(ranks[2].says(), "Silent Some(2)");
+    let excluded = ranks[2].says();
+    assert!(excluded.contains("without this rank"), "{excluded}");
+}

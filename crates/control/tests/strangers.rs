@@ -1,0 +1,181 @@
+//! What must not get in, and what a rank that cannot get in is told.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use weft_control::{Config, Control, Error, Rank, Result, Secret};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn config(rank: u32, size: u32, port: u16) -> Config {
+    let mut config = Config::new(rank, size);
+    config.port = port;
+    config.connect_timeout = LONG;
+    config.secret = Some(Secret::new("apple").unwrap());
+    config
+}
+
+/// Rank 0 on a port of the system's choice.
+fn rank_0(size: u32, adjust: impl Fn(&mut Config)) -> (u16, JoinHandle<Result<Control>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mut config = config(0, size, port);
+    adjust(&mut config);
+    (port, std::thread::spawn(move || Control::connect_with_listener(config, listener)))
+}
+
+/// The real rank 1 still gets in.
+fn joins(port: u16, rank_0: JoinHandle<Result<Control>>) {
+    let one = Control::connect(config(1, 2, port)).unwrap();
+    let zero = rank_0.join().unwrap().unwrap();
+    assert_eq!((zero.world_size(), one.rank()), (2, Rank(1)));
+}
+
+#[test]
+fn garbage_on_the_port_disturbs_nobody() {
+    let (port, zero) = rank_0(2, |_| {});
+    let mut open = Vec::new();
+    for garbage in
+        [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0xff; 4096], &[0; 64], b"\x05\0\0\0\x80WEFT", b""]
+    {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        // It may be closed on us before all is written: that is what we want.
+        let _ = stream.write_all(garbage);
+        open.push(stream);
+    }
+    joins(port, zero);
+}
+
+#[test]
+fn many_who_say_nothing_hold_nobody_up() {
+    let (port, zero) = rank_0(2, |_| {});
+    let idle: Vec<TcpStream> =
+        (0..300).map_while(|_| TcpStream::connect(("127.0.0.1", port)).ok()).collect();
+    let start = Instant::now();
+    joins(port, zero);
+    assert!(start.elapsed() < Duration::from_secs(4), "slower than a handshake's time");
+    drop(idle);
+}
+
+#[test]
+fn a_wrong_secret_is_named_to_the_dialer_and_the_real_rank_gets_in() {
+    let (port, zero) = rank_0(2, |_| {});
+    for secret in [Some(Secret::new("pear").unwrap()), None] {
+        let error = Control::connect(Config { secret, ..config(1, 2, port) }).unwrap_err();
+        assert!(matches!(error, Error::WrongSecret { peer: Rank(0), .. }), "{error}");
+        assert!(error.to_string().contains("WEFT_SECRET"));
+    }
+    joins(port, zero);
+}
+
+#[test]
+fn a_wrong_world_size_is_named_to_the_dialer() {
+    let (port, zero) = rank_0(2, |_| {});
+    let error = Control::connect(config(1, 3, port)).unwrap_err();
+    assert!(matches!(error, Error::WrongWorldSize { ours: 3, theirs: 2, .. }), "{error}");
+    joins(port, zero);
+}
+
+#[test]
+fn a_second_process_with_the_same_rank_is_told() {
+    let (port, zero) = rank_0(3, |_| {});
+    let first = std::thread::spawn(move || Control::connect(config(1, 3, port)));
+    let second = std::thread::spawn(move || Control::connect(config(1, 3, port)));
+    // One of the two is told while the other waits for rank 2.
+    while !first.is_finished() && !second.is_finished() {
+        std::thread::yield_now();
+    }
+    let two = std::thread::spawn(move || Control::connect(config(2, 3, port)));
+    let results = [first.join().unwrap(), second.join().unwrap()];
+    let refused = |r: &&Result<Control>| matches!(r, Err(Error::DuplicateRank { rank: Rank(1) }));
+    assert_eq!(results.iter().filter(refused).count(), 1);
+    assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1);
+    two.join().unwrap().unwrap();
+    zero.join().unwrap().unwrap();
+}
+
+/// Records a whole handshake between two real ranks and plays its dialer's part again.
+#[test]
+fn a_recorded_handshake_does_not_open_the_door() {
+    let (port, zero) = rank_0(2, |_| {});
+    let wire = TcpListener::bind("127.0.0.1:0").unwrap();
+    let tapped = wire.local_addr().unwrap().port();
+    let tap = std::thread::spawn(move || {
+        let (mut dialer, _) = wire.accept().unwrap();
+        let mut acceptor = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let hello = frame(&mut dialer).unwrap();
+        acceptor.write_all(&hello).unwrap();
+        dialer.write_all(&frame(&mut acceptor).unwrap()).unwrap();
+        // The proof is kept back: it would be good for this connection only.
+        [hello, frame(&mut dialer).unwrap()]
+    });
+    let mut tricked = config(1, 2, tapped);
+    tricked.connect_timeout = Duration::from_secs(1);
+    let tricked = std::thread::spawn(move || Control::connect(tricked));
+    let [hello, proof] = tap.join().unwrap();
+    let mut replay = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    replay.write_all(&hello).unwrap();
+    frame(&mut replay).unwrap();
+    replay.write_all(&proof).unwrap();
+    let answer = frame(&mut replay).unwrap();
+    assert_eq!(answer[4..6], [0x84, 2], "a refusal: wrong secret");
+    assert!(tricked.join().unwrap().is_err());
+    joins(port, zero);
+}
+
+fn frame(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+    let mut frame = vec![0; 4];
+    stream.read_exact(&mut frame)?;
+    let length = u32::from_le_bytes(frame[..4].try_into().unwrap()) as usize;
+    frame.resize(4 + length, 0);
+    stream.read_exact(&mut frame[4..])?;
+    Ok(frame)
+}
+
+#[test]
+fn whoever_waits_learns_who_did_not_come() {
+    let (port, zero) = rank_0(4, |config| config.connect_timeout = Duration::from_millis(700));
+    let one = std::thread::spawn(move || Control::connect(config(1, 4, port)));
+    for waiting in [zero, one] {
+        let error = waiting.join().unwrap().unwrap_err();
+        let Error::Bootstrap { missing, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(missing, &[Rank(2), Rank(3)], "{error}");
+    }
+}
+
+#[test]
+fn a_rank_may_come_before_rank_0_does() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let one = std::thread::spawn(move || Control::connect(config(1, 2, port)));
+    std::thread::sleep(Duration::from_millis(50));
+    let zero = Control::connect(config(0, 2, port)).unwrap();
+    assert_eq!(one.join().unwrap().unwrap().world_size(), zero.world_size());
+}
+
+#[test]
+fn without_rank_0_the_error_names_it() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut alone = config(1, 2, port);
+    alone.connect_timeout = Duration::from_millis(200);
+    let error = Control::connect(alone).unwrap_err();
+    assert!(matches!(&error, Error::Bootstrap { missing, .. } if missing == &[Rank(0)]), "{error}");
+    assert!(error.to_string().contains("refused"), "{error}");
+}
+
+#[test]
+fn a_port_in_use_names_the_remedy() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let error = Control::connect(config(0, 2, port)).unwrap_err();
+    assert!(matches!(error, Error::PortInUse { .. }));
+    assert!(error.to_string().contains("WEFT_PORT"));
+}
+
+#[test]
+fn several_hosts_without_a_secret_are_refused() {
+    let mut open = config(0, 2, 0);
+    open.host = "10.0.0.1".into();
+    open.secret = None;
+    assert!(matches!(Control::connect(open), Err(Error::SecretMissing { .. })));
+}
