@@ -1,0 +1,112 @@
+//! The atomic words that processes and threads share, as a trait: the protocols above are generic over
+//! it, so that loom can check the same code that runs.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A 32-bit word that can also be slept on.
+pub trait Word32: Send + Sync {
+    /// Acquire load.
+    fn load(&self) -> u32;
+    /// Acquire-release swap.
+    fn swap(&self, value: u32) -> u32;
+    /// Acquire-release bitwise or; returns what was there.
+    fn fetch_or(&self, bits: u32) -> u32;
+    /// Sleeps while the word equals `expected`, at most `timeout`; may return early.
+    fn wait(&self, expected: u32, timeout: Duration);
+    /// Wakes whoever sleeps on this word.
+    fn wake(&self);
+}
+
+/// A 64-bit word.
+pub trait Word64: Send + Sync {
+    /// A word of its own, not shared with other processes.
+    fn new(value: u64) -> Self
+    where
+        Self: Sized;
+    /// Acquire load.
+    fn load(&self) -> u64;
+    /// Release store.
+    fn store(&self, value: u64);
+    /// Acquire-release swap.
+    fn swap(&self, value: u64) -> u64;
+    /// Acquire-release bitwise or; returns what was there.
+    fn fetch_or(&self, bits: u64) -> u64;
+}
+
+/// A value alone on its cache line, so that two writers never share one.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Line<T>(pub T);
+
+/// A place that two threads hand to each other; loom checks that they never hold it at once.
+#[cfg(loom)]
+pub(crate) use loom::cell::UnsafeCell as Place;
+
+/// A place that two threads hand to each other.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub(crate) struct Place<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> Place<T> {
+    pub fn new(value: T) -> Place<T> {
+        Place(std::cell::UnsafeCell::new(value))
+    }
+
+    pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        f(self.0.get())
+    }
+}
+
+impl Word32 for AtomicU32 {
+    fn load(&self) -> u32 {
+        AtomicU32::load(self, Ordering::Acquire)
+    }
+
+    fn swap(&self, value: u32) -> u32 {
+        AtomicU32::swap(self, value, Ordering::AcqRel)
+    }
+
+    fn fetch_or(&self, bits: u32) -> u32 {
+        AtomicU32::fetch_or(self, bits, Ordering::AcqRel)
+    }
+
+    fn wait(&self, expected: u32, timeout: Duration) {
+        use rustix::thread::futex;
+        let timeout = rustix::fs::Timespec {
+            tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // Not private: the word may lie in memory that several processes map. Every error
+        // (changed value, signal, time) only means that the caller looks again.
+        let _ = futex::wait(self, futex::Flags::empty(), expected, Some(&timeout));
+    }
+
+    fn wake(&self) {
+        // Fails only for an address that is not mapped, and this one is borrowed.
+        let _ = rustix::thread::futex::wake(self, rustix::thread::futex::Flags::empty(), u32::MAX);
+    }
+}
+
+impl Word64 for AtomicU64 {
+    fn new(value: u64) -> AtomicU64 {
+        AtomicU64::new(value)
+    }
+
+    fn load(&self) -> u64 {
+        AtomicU64::load(self, Ordering::Acquire)
+    }
+
+    fn store(&self, value: u64) {
+        AtomicU64::store(self, value, Ordering::Release);
+    }
+
+    fn swap(&self, value: u64) -> u64 {
+        AtomicU64::swap(self, value, Ordering::AcqRel)
+    }
+
+    fn fetch_or(&self, bits: u64) -> u64 {
+        AtomicU64::fetch_or(self, bits, Ordering::AcqRel)
+    }
+}

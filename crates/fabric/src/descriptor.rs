@@ -1,0 +1,160 @@
+//! What ranks tell each other: how to reach an engine, and what in it may be written.
+
+use crate::bytes::{Reader, put_block};
+use crate::types::{Generation, Lane, LaneId, ProviderKind, RegionKey};
+
+/// How an engine can be reached: an entry for each of its providers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// In the order of [`ProviderKind`].
+    pub providers: Vec<(ProviderKind, Vec<u8>)>,
+}
+
+const ADDRESS: u8 = b'A';
+const GRANT: u8 = b'G';
+
+impl Address {
+    /// The bytes that travel.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![ADDRESS, self.providers.len() as u8];
+        for (kind, entry) in &self.providers {
+            out.push(*kind as u8);
+            put_block(&mut out, entry);
+        }
+        out
+    }
+
+    /// What a peer sent; `None` if it is not an address. Providers unknown here are left out.
+    pub fn decode(bytes: &[u8]) -> Option<Address> {
+        let mut reader = Reader::new(bytes);
+        if reader.u8()? != ADDRESS {
+            return None;
+        }
+        let mut providers = Vec::new();
+        for _ in 0..reader.u8()? {
+            let kind = reader.u8()?;
+            let entry = reader.block()?;
+            providers.extend(ProviderKind::from_wire(kind).map(|kind| (kind, entry.to_vec())));
+        }
+        reader.is_at_end().then_some(Address { providers })
+    }
+}
+
+/// A region as one peer may write it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionGrant {
+    /// The owner's key.
+    pub key: RegionKey,
+    /// The region's length; offsets count from its first byte.
+    pub length: u64,
+    /// For the provider of the route between the two.
+    pub entry: Vec<u8>,
+}
+
+/// A counter as one peer may raise it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterGrant {
+    /// The lane that the peer raises.
+    pub data: Lane,
+    /// The lane on which the peer gives credit for its own counter of the same position.
+    pub credit: Lane,
+}
+
+/// What one rank grants to one peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Grant {
+    /// Regions.
+    pub regions: Vec<RegionGrant>,
+    /// Counters.
+    pub counters: Vec<CounterGrant>,
+}
+
+impl Grant {
+    /// The bytes that travel.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![GRANT];
+        out.extend_from_slice(&(self.regions.len() as u32).to_le_bytes());
+        for region in &self.regions {
+            out.extend_from_slice(&region.key.0.to_le_bytes());
+            out.extend_from_slice(&region.length.to_le_bytes());
+            put_block(&mut out, &region.entry);
+        }
+        out.extend_from_slice(&(self.counters.len() as u32).to_le_bytes());
+        for counter in &self.counters {
+            for lane in [counter.data, counter.credit] {
+                out.extend_from_slice(&lane.id.get().to_le_bytes());
+                out.push(lane.generation.0);
+            }
+        }
+        out
+    }
+
+    /// What a peer sent; `None` if it is not a grant.
+    pub fn decode(bytes: &[u8]) -> Option<Grant> {
+        let mut reader = Reader::new(bytes);
+        if reader.u8()? != GRANT {
+            return None;
+        }
+        let mut grant = Grant::default();
+        for _ in 0..reader.u32()? {
+            grant.regions.push(RegionGrant {
+                key: RegionKey(reader.u32()?),
+                length: reader.u64()?,
+                entry: reader.block()?.to_vec(),
+            });
+        }
+        for _ in 0..reader.u32()? {
+            let mut lane = || {
+                let id = LaneId::new(reader.u32()?)?;
+                Some(Lane { id, generation: Generation(reader.u8()?) })
+            };
+            grant.counters.push(CounterGrant { data: lane()?, credit: lane()? });
+        }
+        reader.is_at_end().then_some(grant)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn lane() -> impl Strategy<Value = Lane> {
+        (0..LaneId::LIMIT, any::<u8>())
+            .prop_map(|(id, g)| Lane { id: LaneId::new(id).unwrap(), generation: Generation(g) })
+    }
+
+    proptest! {
+        #[test]
+        fn grants_survive_the_wire(
+            regions in prop::collection::vec((any::<u32>(), any::<u64>(), any::<Vec<u8>>()), 0..4),
+            counters in prop::collection::vec((lane(), lane()), 0..4),
+        ) {
+            let grant = Grant {
+                regions: regions
+                    .into_iter()
+                    .map(|(key, length, entry)| RegionGrant { key: RegionKey(key), length, entry })
+                    .collect(),
+                counters: counters
+                    .into_iter()
+                    .map(|(data, credit)| CounterGrant { data, credit })
+                    .collect(),
+            };
+            prop_assert_eq!(Grant::decode(&grant.encode()), Some(grant.clone()));
+            let bytes = grant.encode();
+            for end in 0..bytes.len() {
+                prop_assert_eq!(Grant::decode(&bytes[..end]), None);
+            }
+        }
+
+        #[test]
+        fn garbage_is_refused_without_a_panic(bytes in any::<Vec<u8>>()) {
+            let _ = Address::decode(&bytes);
+            let mut tagged = bytes.clone();
+            tagged.insert(0, GRANT);
+            let _ = Grant::decode(&tagged);
+            tagged[0] = ADDRESS;
+            let _ = Address::decode(&tagged);
+        }
+    }
+}

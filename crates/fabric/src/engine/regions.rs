@@ -1,0 +1,192 @@
+//! Regions: memory known to every provider, granted to peers, borrowed by requests.
+
+use super::Engine;
+use super::counters::Remote;
+use crate::descriptor::{CounterGrant, Grant, RegionGrant};
+use crate::error::{Error, Result};
+use crate::memory::Memory;
+use crate::types::{CounterId, RegionKey, Time};
+use std::ops::Range;
+use std::sync::Arc;
+use weft_control::Rank;
+
+/// Memory that this engine's providers know. Clones are the same region.
+///
+/// It stays known until [`Engine::release`]; its memory lives until then and until no clone is left.
+#[derive(Clone, Debug)]
+pub struct Region {
+    key: RegionKey,
+    memory: Arc<Memory>,
+}
+
+impl Region {
+    /// Its number in this engine.
+    pub fn key(&self) -> RegionKey {
+        self.key
+    }
+
+    /// Its bytes.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+}
+
+/// A peer's region that this engine may write to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteRegion {
+    /// The owner.
+    pub peer: Rank,
+    /// The owner's key.
+    pub key: RegionKey,
+    /// Its length in bytes.
+    pub length: u64,
+}
+
+pub(super) struct Local {
+    memory: Arc<Memory>,
+    /// Pages of requests under way that read it.
+    borrows: u32,
+    /// Released by its owner; forgotten when the last borrow ends.
+    released: bool,
+}
+
+impl Engine {
+    /// Makes memory known to every provider: a source at once, a destination once granted.
+    pub fn register(&mut self, memory: Memory) -> Result<Region> {
+        let memory = Arc::new(memory);
+        let slot = self.regions.iter().position(Option::is_none).unwrap_or(self.regions.len());
+        let key = RegionKey(slot as u32);
+        for provider in &mut self.providers {
+            provider.register(key, &memory)?;
+        }
+        let local = Local { memory: memory.clone(), borrows: 0, released: false };
+        if slot == self.regions.len() {
+            self.regions.push(Some(local));
+        } else {
+            self.regions[slot] = Some(local);
+        }
+        Ok(Region { key, memory })
+    }
+
+    /// Forgets a region. Requests under way keep it until they drain. A region that was granted
+    /// stays writable by its peers until then, so release it when they are done with it.
+    pub fn release(&mut self, region: &Region) {
+        if let Some(Some(local)) = self.regions.get_mut(region.key.0 as usize) {
+            local.released = true;
+            self.forget_if_free(region.key);
+        }
+    }
+
+    pub(super) fn borrow(&mut self, key: RegionKey) {
+        if let Some(Some(local)) = self.regions.get_mut(key.0 as usize) {
+            local.borrows += 1;
+        }
+    }
+
+    pub(super) fn unborrow(&mut self, key: RegionKey) {
+        if let Some(Some(local)) = self.regions.get_mut(key.0 as usize) {
+            local.borrows -= 1;
+            self.forget_if_free(key);
+        }
+    }
+
+    fn forget_if_free(&mut self, key: RegionKey) {
+        let slot = &mut self.regions[key.0 as usize];
+        if slot.as_ref().is_some_and(|local| local.released && local.borrows == 0) {
+            *slot = None;
+            for provider in &mut self.providers {
+                provider.deregister(key);
+            }
+        }
+    }
+
+    pub(super) fn check_source(&self, key: RegionKey, offset: u64, length: u64) -> Result<()> {
+        let local = self.regions.get(key.0 as usize).and_then(Option::as_ref);
+        let Some(local) = local.filter(|local| !local.released) else {
+            return Err(Error::Unknown { what: "region", number: key.0.into() });
+        };
+        in_range("local", key, offset, length, local.memory.len() as u64)
+    }
+
+    pub(super) fn check_destination(
+        &self,
+        peer: Rank,
+        key: RegionKey,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
+        let known = self.peers.get(peer.0 as usize).and_then(|p| p.regions.get(&key.0));
+        let unknown = Error::Unknown { what: "remote region", number: key.0.into() };
+        in_range("remote", key, offset, length, *known.ok_or(unknown)?)
+    }
+
+    /// What `peer` needs in order to write to these ranges of these regions and to raise these
+    /// counters. Encode it, send it to that peer, who gives it to [`Engine::import`].
+    pub fn grant(
+        &mut self,
+        peer: Rank,
+        regions: &[(&Region, Range<u64>)],
+        counters: &[CounterId],
+    ) -> Result<Grant> {
+        let route = self.route(peer);
+        let route = route.ok_or(Error::Unknown { what: "rank", number: peer.0.into() })?;
+        let mut grant = Grant::default();
+        for (region, range) in regions {
+            let length = region.memory.len() as u64;
+            let wanted = range.end.saturating_sub(range.start);
+            in_range("local", region.key, range.start, wanted, length)?;
+            let entry = self.providers[route.index].grant(region.key, peer, range.clone())?;
+            grant.regions.push(RegionGrant { key: region.key, length, entry });
+        }
+        for counter in counters {
+            let end = self.end(*counter, peer)?;
+            grant.counters.push(CounterGrant { data: end.data, credit: end.credit });
+        }
+        Ok(grant)
+    }
+
+    /// Takes what `peer` granted. Its counters are linked with `counters`, position by position;
+    /// its regions are returned in the order in which it granted them.
+    pub fn import(
+        &mut self,
+        peer: Rank,
+        grant: &Grant,
+        counters: &[CounterId],
+        deadline: Time,
+    ) -> Result<Vec<RemoteRegion>> {
+        let route = self.route(peer);
+        let route = route.ok_or(Error::Unknown { what: "rank", number: peer.0.into() })?;
+        if grant.counters.len() != counters.len() {
+            let detail = format!(
+                "{} counters were granted, {} are wanted: all ranks must create the same ones",
+                grant.counters.len(),
+                counters.len()
+            );
+            return Err(Error::Malformed { peer, what: "a grant", detail });
+        }
+        let mut remotes = Vec::with_capacity(grant.regions.len());
+        for RegionGrant { key, length, entry } in &grant.regions {
+            self.providers[route.index].import(peer, *key, *length, entry, deadline)?;
+            self.peers[peer.0 as usize].regions.insert(key.0, *length);
+            remotes.push(RemoteRegion { peer, key: *key, length: *length });
+        }
+        for (counter, CounterGrant { data, credit }) in counters.iter().zip(&grant.counters) {
+            let remote = Remote { data: *data, credit: *credit, raised: 0, credited: 0, round: 0 };
+            self.end(*counter, peer)?.remote = Some(remote);
+        }
+        Ok(remotes)
+    }
+}
+
+fn in_range(
+    side: &'static str,
+    key: RegionKey,
+    offset: u64,
+    wanted: u64,
+    length: u64,
+) -> Result<()> {
+    match offset.checked_add(wanted) {
+        Some(end) if end <= length => Ok(()),
+        _ => Err(Error::OutOfRange { side, key, offset, wanted, length }),
+    }
+}

@@ -1,0 +1,290 @@
+//! From a request to parts with a provider.
+//!
+//! Everything is checked before anything is posted, so a refused request has done nothing. A part
+//! that its provider takes and ends at once (shm) leaves no trace here; only what is still under way
+//! when submit returns becomes a [`crate::request::Request`].
+
+use super::{Engine, Route};
+use crate::clock;
+use crate::driver::{Ask, Requests};
+use crate::error::{Error, Result};
+use crate::provider::{Posted, Work};
+use crate::request::{Callback, PostedPart, Target, Token};
+use crate::trace::WriteRecord;
+use crate::types::{CounterId, Lane, Page, RequestId};
+use weft_control::{Cause, Poison, Rank};
+
+/// The tag of credits, which nobody waits for.
+const CREDIT_TAG: u64 = u64::MAX;
+
+/// One write of a scatter: a peer and what goes to it.
+#[derive(Clone, Debug)]
+pub struct PeerWrite<'a> {
+    /// To whom.
+    pub peer: Rank,
+    /// What; a signal if empty.
+    pub pages: &'a [Page],
+}
+
+impl Engine {
+    /// Writes `pages` to `peer` and raises its `counter` by the parts of that write, in `round`.
+    ///
+    /// One page is a plain write, several are a paged write, none is a signal. Returns before
+    /// the bytes have arrived; the sources stay borrowed until [`Engine::is_drained`].
+    ///
+    /// # Errors
+    /// [`Error::NoCredit`] if the peer has not released the round before; [`Error::OutOfRange`],
+    /// [`Error::Unknown`], [`Error::Limit`], [`Error::Poisoned`]. Nothing was written then.
+    pub fn write(
+        &mut self,
+        peer: Rank,
+        counter: CounterId,
+        round: u64,
+        pages: &[Page],
+    ) -> Result<RequestId> {
+        self.scatter(&[PeerWrite { peer, pages }], counter, round, None)
+    }
+
+    /// A write of no bytes.
+    pub fn signal(&mut self, peer: Rank, counter: CounterId, round: u64) -> Result<RequestId> {
+        self.write(peer, counter, round, &[])
+    }
+
+    /// Several peers' writes under one request. `done` is called once, by whoever makes progress,
+    /// when every source may be reused or the request has failed; from within this call if that is now.
+    pub fn scatter(
+        &mut self,
+        writes: &[PeerWrite<'_>],
+        counter: CounterId,
+        round: u64,
+        done: Option<Callback>,
+    ) -> Result<RequestId> {
+        self.check()?;
+        for write in writes {
+            self.check_write(write.peer, counter, round, write.pages)?;
+        }
+        self.check_room()?;
+        let id = self.start(writes, counter, 0, done)?;
+        self.flush_all();
+        Ok(id)
+    }
+
+    /// Does everything that a driver asked for, and empties `requests`.
+    pub fn submit(&mut self, requests: &mut Requests) -> Result<()> {
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let result = self.submit_asks(requests);
+        requests.asks.clear();
+        requests.pages.clear();
+        self.flush_all();
+        result
+    }
+
+    fn submit_asks(&mut self, requests: &Requests) -> Result<()> {
+        self.check()?;
+        for ask in &requests.asks {
+            match ask {
+                Ask::Credit { peer, counter } => self.credit(*peer, *counter)?,
+                Ask::Write { peer, counter, round, pages, tag } => {
+                    let pages = &requests.pages[pages.clone()];
+                    self.check_write(*peer, *counter, *round, pages)?;
+                    self.check_room()?;
+                    let write = PeerWrite { peer: *peer, pages };
+                    if self.start(&[write], *counter, *tag, None)? == RequestId::DONE {
+                        self.ended.push(*tag);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn flush_all(&mut self) {
+        for provider in &mut self.providers {
+            provider.flush(&mut self.sink);
+        }
+    }
+
+    /// Whether the request's sources may be reused. A failed request is drained too, and the group
+    /// is then poisoned.
+    pub fn is_drained(&mut self, request: RequestId) -> bool {
+        request == RequestId::DONE || self.requests.get(request).is_none()
+    }
+
+    fn check_write(
+        &mut self,
+        peer: Rank,
+        counter: CounterId,
+        round: u64,
+        pages: &[Page],
+    ) -> Result<()> {
+        for page in pages {
+            self.check_source(page.source, page.source_offset, page.length)?;
+            let (offset, length) = (page.destination_offset, page.length);
+            self.check_destination(peer, page.destination, offset, length)?;
+        }
+        self.enter_round(peer, counter, round)
+    }
+
+    fn check_room(&self) -> Result<()> {
+        let limit = self.config.max_requests.min(Token::PLACES) as u64;
+        let wanted = self.requests.len() as u64 + 1;
+        if wanted > limit {
+            return Err(Error::Limit { what: "requests under way", wanted, limit });
+        }
+        Ok(())
+    }
+
+    /// Starts a request that was checked. [`RequestId::DONE`] if it has ended already.
+    fn start(
+        &mut self,
+        writes: &[PeerWrite<'_>],
+        counter: CounterId,
+        tag: u64,
+        callback: Option<Callback>,
+    ) -> Result<RequestId> {
+        if let ([write], None) = (writes, &callback) {
+            let target = self.aim(write, counter)?;
+            return self.launch(target, write.pages, tag);
+        }
+        let (id, _) = self.requests.open();
+        for write in writes {
+            let target = self.aim(write, counter)?;
+            self.add(id, target, write.pages);
+        }
+        if let Some(request) = self.requests.get(id) {
+            (request.tag, request.callback) = (tag, callback);
+        }
+        Ok(self.post_new(id))
+    }
+
+    /// Counts a write and says where its parts go.
+    fn aim(&mut self, write: &PeerWrite<'_>, counter: CounterId) -> Result<Target> {
+        let peer = write.peer;
+        let rule = self.known_route(peer)?.parts;
+        let raises = rule.count(write.pages.iter().map(|page| page.length));
+        let remote = self.remote(counter, peer)?;
+        remote.raised += raises;
+        let (lane, value) = (remote.data, remote.raised);
+        let bytes = write.pages.iter().map(|page| page.length).sum::<u64>();
+        let totals = &mut self.peers[peer.0 as usize].totals;
+        totals.bytes += bytes;
+        totals.parts += raises;
+        if let Some(trace) = &mut self.trace {
+            trace.write(WriteRecord { at: clock::now(), peer, lane: lane.id.get(), value, bytes });
+        }
+        Ok(Target { peer, lane, credits: None, rule, pages: 0..0, first_part: u32::MAX })
+    }
+
+    /// A credit, on the peer's return lane.
+    pub(super) fn submit_credit(&mut self, peer: Rank, lane: Lane, ours: Lane) -> Result<()> {
+        let rule = self.known_route(peer)?.parts;
+        self.peers[peer.0 as usize].totals.parts += 1;
+        let target =
+            Target { peer, lane, credits: Some(ours), rule, pages: 0..0, first_part: u32::MAX };
+        self.launch(target, &[], CREDIT_TAG).map(drop)
+    }
+
+    fn known_route(&self, peer: Rank) -> Result<Route> {
+        self.route(peer).ok_or(Error::Unknown { what: "rank", number: peer.0.into() })
+    }
+
+    /// Posts one target's write. A provider that ends posts inline sees it at once, with no request.
+    fn launch(&mut self, target: Target, pages: &[Page], tag: u64) -> Result<RequestId> {
+        let route = self.known_route(target.peer)?;
+        let provider = &mut self.providers[route.index];
+        if route.inline {
+            let (peer, lane, credits) = (target.peer, target.lane, target.credits);
+            let work = Work { token: 0, peer, lane, credits, pages };
+            let posted = provider.post(&work, &mut self.sink);
+            debug_assert!(!matches!(posted, Ok(Posted::InFlight | Posted::Full)));
+            if let Err(why) = posted {
+                self.write_failed(Some((peer, lane)), &why);
+            }
+            return Ok(RequestId::DONE);
+        }
+        let (id, request) = self.requests.open();
+        request.tag = tag;
+        self.add(id, target, pages);
+        Ok(self.post_new(id))
+    }
+
+    fn add(&mut self, id: RequestId, target: Target, pages: &[Page]) {
+        for page in pages {
+            self.borrow(page.source);
+        }
+        if let Some(request) = self.requests.get(id) {
+            let begin = request.pages.len();
+            request.pages.extend_from_slice(pages);
+            request.targets.push(Target { pages: begin..request.pages.len(), ..target });
+        }
+    }
+
+    fn post_new(&mut self, id: RequestId) -> RequestId {
+        if !self.post(id) {
+            self.posting.push(id);
+        }
+        if self.close_if_drained(id, false) { RequestId::DONE } else { id }
+    }
+
+    /// Offers a request's remaining parts; whether all were taken.
+    pub(super) fn post(&mut self, id: RequestId) -> bool {
+        let Engine { requests, parts, providers, peers, sink, .. } = self;
+        let Some(request) = requests.get(id) else { return true };
+        request.post(parts, |target, part, pages| {
+            let Some(route) = peers[target.peer.0 as usize].route else {
+                return PostedPart::Failed("the peer has no route".into());
+            };
+            let work = Work {
+                token: Token::of(id, part),
+                peer: target.peer,
+                lane: target.lane,
+                credits: target.credits,
+                pages,
+            };
+            match providers[route.index].post(&work, sink) {
+                Ok(Posted::Done) => PostedPart::Done,
+                Ok(Posted::InFlight) => PostedPart::InFlight,
+                Ok(Posted::Full) => PostedPart::Full,
+                Err(why) => PostedPart::Failed(why),
+            }
+        })
+    }
+
+    /// Ends a request of which no provider holds a part any more.
+    pub(super) fn close_if_drained(&mut self, id: RequestId, report: bool) -> bool {
+        let Some(request) = self.requests.get(id) else { return true };
+        if !request.is_drained() {
+            return false;
+        }
+        let outcome = request.outcome();
+        let callback = request.callback.take();
+        let tag = request.tag;
+        let pages = std::mem::take(&mut request.pages);
+        for page in &pages {
+            self.unborrow(page.source);
+        }
+        if let Some(request) = self.requests.get(id) {
+            request.pages = pages;
+        }
+        self.requests.close(id);
+        if report && outcome.is_ok() && tag != CREDIT_TAG {
+            self.ended.push(tag);
+        }
+        if let Err(failure) = &outcome {
+            self.write_failed(failure.target, &failure.why);
+        }
+        if let Some(callback) = callback {
+            callback(outcome.map_err(|failure| failure.why));
+        }
+        true
+    }
+
+    fn write_failed(&mut self, target: Option<(Rank, Lane)>, why: &str) {
+        let Some((peer, lane)) = target else { return };
+        self.peers[peer.0 as usize].totals.errors += 1;
+        let detail = format!("a write to {peer} on its lane {} failed: {why}", lane.id.get());
+        self.poison.poison(Poison { kind: Cause::Failed, rank: Some(peer), detail });
+    }
+}

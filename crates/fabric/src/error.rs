@@ -1,0 +1,188 @@
+//! What can go wrong, one variant per cause, worded for whoever must act on it.
+
+use crate::types::{CounterId, ProviderKind, RegionKey, Time};
+use std::time::Duration;
+use weft_control::{Poison, Rank};
+
+/// The result of a fabric call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// One expectation that a wait had when its deadline passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// The peer that has not raised its lane far enough.
+    pub rank: Rank,
+    /// Raises expected in this round.
+    pub expected: u64,
+    /// Raises seen.
+    pub seen: u64,
+}
+
+/// An error of the fabric.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Memory could not be had.
+    #[error("cannot allocate {length} bytes of shareable memory: {source}")]
+    Allocate {
+        /// Bytes asked for.
+        length: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// No provider that both ranks have reaches the peer.
+    #[error(
+        "no provider reaches {peer}: this rank has {here}, the peer has {there}; enable one that both have (WEFT_PROVIDERS)"
+    )]
+    NoRoute {
+        /// The peer.
+        peer: Rank,
+        /// Kinds of provider here.
+        here: String,
+        /// Kinds of provider there.
+        there: String,
+    },
+    /// A peer's address, descriptor or frame does not have the form it should.
+    #[error("{peer} sent {what} that cannot be understood: {detail}")]
+    Malformed {
+        /// The peer.
+        peer: Rank,
+        /// What it was.
+        what: &'static str,
+        /// Why.
+        detail: String,
+    },
+    /// Connecting to a peer failed.
+    #[error("cannot connect to {peer} over {provider}: {detail}")]
+    Connect {
+        /// The peer.
+        peer: Rank,
+        /// The provider that tried.
+        provider: ProviderKind,
+        /// Why.
+        detail: String,
+    },
+    /// A provider cannot be opened on this machine.
+    #[error("the {provider} provider cannot be used here: {detail}")]
+    Provider {
+        /// Which.
+        provider: ProviderKind,
+        /// Why, and what to do.
+        detail: String,
+    },
+    /// A wait's deadline passed. The write it waited for is not recalled, and the wait may be repeated.
+    #[error("{what} did not finish within {waited:?}: {}", missing_text(.missing))]
+    Timeout {
+        /// What was waited for.
+        what: &'static str,
+        /// For how long.
+        waited: Duration,
+        /// Which peers are missing, as far as it is known.
+        missing: Vec<Missing>,
+    },
+    /// The group is poisoned; nothing works on it any more.
+    #[error("{0}")]
+    Poisoned(Poison),
+    /// A write was started in a round for which the owner has not given credit.
+    #[error("round {round} of counter {} at {peer} needs {round} credits from it, {credits} have come: wait until the peer has released the bytes of the round before", .counter.0)]
+    NoCredit {
+        /// The peer.
+        peer: Rank,
+        /// The counter.
+        counter: CounterId,
+        /// The round that was to be written.
+        round: u64,
+        /// Credits received.
+        credits: u64,
+    },
+    /// A round that is over was named again.
+    #[error("round {round} of counter {} at {peer} is over; the current one is {current}", .counter.0)]
+    OldRound {
+        /// The peer.
+        peer: Rank,
+        /// The counter.
+        counter: CounterId,
+        /// The round named.
+        round: u64,
+        /// The current round.
+        current: u64,
+    },
+    /// A slice is not inside its region.
+    #[error("bytes {offset}..{end} are outside of {side} region {}, which has {length}", .key.0, end = .offset.saturating_add(*.wanted))]
+    OutOfRange {
+        /// `local` or `remote`.
+        side: &'static str,
+        /// The region.
+        key: RegionKey,
+        /// First byte.
+        offset: u64,
+        /// Bytes wanted.
+        wanted: u64,
+        /// Bytes there are.
+        length: u64,
+    },
+    /// A region, counter or rank that this engine does not know.
+    #[error("{what} {number} is not known to this engine")]
+    Unknown {
+        /// `region`, `counter`, `rank`, `request`.
+        what: &'static str,
+        /// Its number.
+        number: u64,
+    },
+    /// A limit that was set at construction.
+    #[error("{what}: {wanted} wanted, the limit is {limit}")]
+    Limit {
+        /// Of what.
+        what: &'static str,
+        /// How many were wanted.
+        wanted: u64,
+        /// How many there are.
+        limit: u64,
+    },
+    /// A provider cannot use memory of this kind.
+    #[error("{provider} cannot use region {} : {detail}", .key.0)]
+    Unusable {
+        /// The provider.
+        provider: ProviderKind,
+        /// The region.
+        key: RegionKey,
+        /// Why, and what to do instead.
+        detail: String,
+    },
+    /// A wait was interrupted by a signal.
+    #[error("interrupted")]
+    Interrupted,
+    /// The control plane failed.
+    #[error(transparent)]
+    Control(#[from] weft_control::Error),
+    /// The system refused something.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What it said.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// The system refused `what`.
+    pub fn system(what: &'static str, source: impl Into<std::io::Error>) -> Error {
+        Error::System { what, source: source.into() }
+    }
+
+    /// `what` was still missing `missing` at `now`, having waited since `since`.
+    pub fn timeout(what: &'static str, since: Time, now: Time, missing: Vec<Missing>) -> Error {
+        Error::Timeout { what, waited: now.since(since), missing }
+    }
+}
+
+/// Who is missing, in words.
+pub fn missing_text(missing: &[Missing]) -> String {
+    if missing.is_empty() {
+        return "nothing is known of who is missing".into();
+    }
+    let list: Vec<String> =
+        missing.iter().map(|m| format!("{} raised {} of {}", m.rank, m.seen, m.expected)).collect();
+    list.join(", ")
+}

@@ -1,0 +1,224 @@
+//! Lanes: the words that rise, the marks that say which rose, and the bell that wakes the owner.
+//!
+//! One table per engine, in memory that peers of the same host map. A lane has one raising agent, so
+//! its word is stored, never added to. After the word the agent marks the lane (a bit in a leaf, then a
+//! bit of the bell that covers the leaf); the mark on the bell returns whether the owner sleeps, so the
+//! agent makes a system call only then. The owner takes marks in the opposite order, bell first, so a
+//! raise is seen now or marks the bell again.
+
+use crate::atomics::{Line, Word32, Word64};
+use std::time::Duration;
+
+/// The bell's bits: 29 groups of leaves, a nudge from within the process, and how the owner sleeps.
+pub const GROUPS: u32 = 29;
+const GROUP_BITS: u32 = (1 << GROUPS) - 1;
+const NUDGE: u32 = 1 << 29;
+const ASLEEP_ON_FD: u32 = 1 << 30;
+const ASLEEP_ON_WORD: u32 = 1 << 31;
+
+/// What a raising agent must do after a raise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Wake {
+    /// The owner is awake.
+    No,
+    /// The owner sleeps on the bell word itself.
+    Word,
+    /// The owner sleeps on its event descriptor.
+    Descriptor,
+}
+
+/// How the owner is about to sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sleep {
+    /// On the bell word.
+    Word,
+    /// On a descriptor, together with others.
+    Descriptor,
+}
+
+/// A lane table as both sides see it, over borrowed words.
+#[derive(Debug)]
+pub struct Lanes<'a, W32, W64> {
+    /// Wakes the owner.
+    pub bell: &'a Line<W32>,
+    /// One bit a lane, 64 to a leaf.
+    pub leaves: &'a [Line<W64>],
+    /// The lanes' words.
+    pub words: &'a [Line<W64>],
+}
+
+impl<W32, W64> Clone for Lanes<'_, W32, W64> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<W32, W64> Copy for Lanes<'_, W32, W64> {}
+
+impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
+    /// Raises `lane` to `value`. Only its one agent calls this. All that the caller wrote before is
+    /// visible to the owner once it sees the value.
+    pub fn raise(&self, lane: usize, value: u64) -> Wake {
+        self.words[lane].0.store(value);
+        let leaf = lane / 64;
+        self.leaves[leaf].0.fetch_or(1 << (lane % 64));
+        Self::wake_for(self.bell.0.fetch_or(1 << (leaf as u32 % GROUPS)))
+    }
+
+    /// Wakes the owner without a raise: something outside the table changed.
+    pub fn nudge(&self) -> Wake {
+        Self::wake_for(self.bell.0.fetch_or(NUDGE))
+    }
+
+    fn wake_for(before: u32) -> Wake {
+        if before & ASLEEP_ON_WORD != 0 {
+            Wake::Word
+        } else if before & ASLEEP_ON_FD != 0 {
+            Wake::Descriptor
+        } else {
+            Wake::No
+        }
+    }
+
+    /// The lane's value, with all that its agent wrote before it.
+    pub fn value(&self, lane: usize) -> u64 {
+        self.words[lane].0.load()
+    }
+
+    /// Owner: takes the marks and calls `rose` for each lane marked since the last call. Returns
+    /// whether there was anything, a nudge included.
+    pub fn take_raised(&self, pending: &mut u32, mut rose: impl FnMut(usize)) -> bool {
+        if self.bell.0.load() != 0 {
+            *pending |= self.bell.0.swap(0);
+        }
+        let marks = std::mem::take(pending);
+        let mut groups = marks & GROUP_BITS;
+        while groups != 0 {
+            let group = groups.trailing_zeros();
+            groups &= groups - 1;
+            for leaf in (group as usize..self.leaves.len()).step_by(GROUPS as usize) {
+                let mut bits = self.leaves[leaf].0.swap(0);
+                while bits != 0 {
+                    rose(leaf * 64 + bits.trailing_zeros() as usize);
+                    bits &= bits - 1;
+                }
+            }
+        }
+        marks & (GROUP_BITS | NUDGE) != 0
+    }
+
+    /// Owner: announces sleep. Marks that were there are moved to `pending`, so any later mark
+    /// changes the bell; returns whether sleeping is right, that is, whether nothing was pending.
+    pub fn prepare_sleep(&self, pending: &mut u32, how: Sleep) -> bool {
+        let flag = match how {
+            Sleep::Word => ASLEEP_ON_WORD,
+            Sleep::Descriptor => ASLEEP_ON_FD,
+        };
+        *pending |= self.bell.0.swap(flag) & (GROUP_BITS | NUDGE);
+        *pending == 0
+    }
+
+    /// Owner: sleeps on the bell after [`Lanes::prepare_sleep`] with [`Sleep::Word`] said so.
+    pub fn sleep_on_word(&self, timeout: Duration) {
+        self.bell.0.wait(ASLEEP_ON_WORD, timeout);
+    }
+
+    /// Owner: withdraws the announcement.
+    pub fn finish_sleep(&self, pending: &mut u32) {
+        *pending |= self.bell.0.swap(0) & (GROUP_BITS | NUDGE);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::atomic::{AtomicU32, AtomicU64};
+
+    struct Table {
+        bell: Line<AtomicU32>,
+        leaves: Vec<Line<AtomicU64>>,
+        words: Vec<Line<AtomicU64>>,
+    }
+
+    impl Table {
+        fn new(leaves: usize) -> Table {
+            let lines = |count| (0..count).map(|_| Line::default()).collect();
+            Table { bell: Line::default(), leaves: lines(leaves), words: lines(64 * leaves) }
+        }
+
+        fn lanes(&self) -> Lanes<'_, AtomicU32, AtomicU64> {
+            Lanes { bell: &self.bell, leaves: &self.leaves, words: &self.words }
+        }
+    }
+
+    fn taken(table: &Table, pending: &mut u32) -> Vec<usize> {
+        let mut rose = Vec::new();
+        table.lanes().take_raised(pending, |lane| rose.push(lane));
+        rose.sort_unstable();
+        rose
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 64 }))]
+        #[test]
+        fn what_rose_is_told_once(mut raised in prop::collection::btree_set(0usize..64 * 70, 0..40)) {
+            let table = Table::new(70);
+            let mut pending = 0;
+            for &lane in &raised {
+                prop_assert_eq!(table.lanes().raise(lane, 5), Wake::No);
+                prop_assert_eq!(table.lanes().raise(lane, 6), Wake::No);
+            }
+            let rose = taken(&table, &mut pending);
+            prop_assert!(rose.iter().all(|&lane| table.lanes().value(lane) == 6));
+            for lane in rose {
+                prop_assert!(raised.remove(&lane));
+            }
+            prop_assert!(raised.is_empty());
+            prop_assert!(taken(&table, &mut pending).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_the_way_it_sleeps_and_keeps_its_marks() {
+        let table = Table::new(2);
+        let lanes = table.lanes();
+        let mut pending = 0;
+        assert_eq!(lanes.raise(3, 1), Wake::No);
+        assert!(!lanes.prepare_sleep(&mut pending, Sleep::Word), "a mark was there");
+        assert_eq!(lanes.raise(70, 1), Wake::Word);
+        lanes.finish_sleep(&mut pending);
+        assert_eq!(taken(&table, &mut pending), [3, 70]);
+        assert!(lanes.prepare_sleep(&mut pending, Sleep::Descriptor));
+        assert_eq!(lanes.nudge(), Wake::Descriptor);
+        lanes.finish_sleep(&mut pending);
+        assert!(lanes.take_raised(&mut pending, |_| panic!("a nudge raises nothing")));
+        assert!(!lanes.take_raised(&mut pending, |_| panic!("nothing rose")));
+    }
+
+    #[test]
+    fn agents_and_an_owner_on_threads_agree() {
+        let raises = if cfg!(miri) { 30 } else { 20_000 };
+        let table = Table::new(2);
+        std::thread::scope(|scope| {
+            for lane in [0, 1, 64] {
+                let lanes = table.lanes();
+                scope.spawn(move || {
+                    (1..=raises).for_each(|value| assert_eq!(lanes.raise(lane, value), Wake::No))
+                });
+            }
+            let (mut pending, mut done) = (0, 0);
+            let mut seen = [0; 65];
+            while done < 3 {
+                table.lanes().take_raised(&mut pending, |lane| {
+                    let value = table.lanes().value(lane);
+                    assert!(value >= seen[lane]);
+                    done += usize::from(value == raises && seen[lane] != raises);
+                    seen[lane] = value;
+                });
+                std::thread::yield_now();
+            }
+        });
+    }
+}

@@ -1,0 +1,47 @@
+//! Counted one-sided writes over any network.
+//!
+//! Between hosts a rank does exactly one thing to another: it writes bytes into memory that the
+//! other has granted, and raises a counter there. [`Engine`] is one rank's end of a group that does
+//! so; [`Provider`] is a way of reaching peers; [`Communicator`] puts an engine on top of the control
+//! plane, which is what most programs start with.
+//!
+//! - [`Engine::write`], [`Engine::scatter`], [`Engine::signal`], [`Engine::barrier`]: requests
+//! - [`Engine::wait`], [`Engine::count`], [`Engine::credit`]: counters, their rounds and credits
+//! - [`Engine::poll`], [`Driver`]: the same without blocking
+//! - [`providers`]: shm, tcp, sim
+
+pub mod atomics;
+pub mod bytes;
+pub mod clock;
+pub mod communicator;
+pub mod descriptor;
+pub mod driver;
+pub mod engine;
+pub mod error;
+pub mod lane_table;
+pub mod lanes;
+pub mod memory;
+pub mod model;
+pub mod parts;
+pub mod poison;
+pub mod provider;
+pub mod providers;
+pub mod request;
+pub mod ring;
+pub mod statistics;
+pub mod trace;
+pub mod types;
+pub mod wait;
+
+pub use communicator::Communicator;
+pub use driver::{Driver, Event, Requests};
+pub use engine::{Engine, EngineConfig, PeerWrite, Raised, Region, RemoteRegion, Route};
+pub use error::{Error, Missing, Result};
+pub use memory::{Memory, Place};
+pub use parts::PartRule;
+pub use provider::Provider;
+pub use types::{
+    CounterId, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, RequestId, Time,
+};
+pub use wait::Waiter;
+pub use weft_control::{Cause, Poison, Rank};

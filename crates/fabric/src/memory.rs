@@ -1,0 +1,238 @@
+//! Memory that can be a region: shared pages that Weft made, or bytes that the user lends.
+//!
+//! A region need not be memory that the CPU can read. Whoever needs to touch bytes asks for
+//! [`Memory::host`] and handles its absence. All access goes through raw copies, never through
+//! references, because a peer may be writing other bytes of the same memory at the same time.
+
+use crate::error::{Error, Result};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::any::Any;
+use std::ptr::NonNull;
+
+/// A stretch of memory with an owner that keeps it alive.
+pub struct Memory {
+    address: NonNull<u8>,
+    length: usize,
+    place: Place,
+    // Held for its Drop alone.
+    _keep: Keep,
+}
+
+/// Where memory lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The CPU may load and store it.
+    Host,
+    /// Only the device of this ordinal may touch it; the address is the device's.
+    Device(u32),
+}
+
+enum Keep {
+    Mapping { descriptor: Option<OwnedFd>, address: NonNull<u8>, length: usize },
+    Lent { _owner: Box<dyn Any + Send + Sync> },
+}
+
+// SAFETY: `Memory` hands out no references to its bytes, only raw copies and the raw address; the
+// owner that keeps the bytes alive is Send + Sync itself.
+unsafe impl Send for Memory {}
+// SAFETY: as above; concurrent raw copies are governed by the counted-write protocol.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Zeroed pages without a name, shareable by descriptor. Nothing is left behind when the last
+    /// process that maps them ends.
+    pub fn shared(length: usize) -> Result<Memory> {
+        let failed = |source: rustix::io::Errno| Error::Allocate { length, source: source.into() };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let descriptor = rustix::fs::memfd_create("weft", flags).map_err(failed)?;
+        rustix::fs::ftruncate(&descriptor, length.max(1) as u64).map_err(failed)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&descriptor, seals).map_err(failed)?;
+        let mut memory = Memory::map(&descriptor, length)?;
+        if let Keep::Mapping { descriptor: keep, .. } = &mut memory._keep {
+            *keep = Some(descriptor);
+        }
+        Ok(memory)
+    }
+
+    /// Maps pages that a peer shared by descriptor. They must be sealed as [`Memory::shared`] seals
+    /// them: were they to shrink, touching them would kill this process. The mapping outlives the
+    /// descriptor, so that many regions of many peers do not use up a process's descriptors.
+    pub fn map(descriptor: impl AsFd, length: usize) -> Result<Memory> {
+        let failed = |source: std::io::Error| Error::Allocate { length, source };
+        let seals = rustix::fs::fcntl_get_seals(&descriptor).unwrap_or(SealFlags::empty());
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(failed(std::io::Error::other(
+                "the descriptor is not sealed against shrinking",
+            )));
+        }
+        let held = rustix::fs::fstat(&descriptor).map_err(|e| failed(e.into()))?.st_size;
+        if (held as u64) < length as u64 {
+            return Err(failed(std::io::Error::other(format!(
+                "the descriptor holds {held} bytes, {length} were announced"
+            ))));
+        }
+        // SAFETY: a fresh mapping at an address that the kernel picks aliases nothing.
+        let address = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                length.max(1),
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &descriptor,
+                0,
+            )
+        }
+        .map_err(|e| failed(e.into()))?;
+        let address = NonNull::new(address.cast::<u8>())
+            .ok_or_else(|| failed(std::io::Error::other("mapped at address zero")))?;
+        let keep = Keep::Mapping { descriptor: None, address, length: length.max(1) };
+        Ok(Memory { address, length, place: Place::Host, _keep: keep })
+    }
+
+    /// Bytes that belong to `owner`, who keeps them where they are until it is dropped.
+    ///
+    /// # Safety
+    /// `address..address + length` stays valid for reads (and for writes, if it is to be a
+    /// destination) until `owner` is dropped, and nobody relies on those bytes while a request
+    /// that names them is under way.
+    pub unsafe fn lent(
+        address: NonNull<u8>,
+        length: usize,
+        place: Place,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Memory {
+        Memory { address, length, place, _keep: Keep::Lent { _owner: owner } }
+    }
+
+    /// A copy of `bytes` in ordinary memory, as a source.
+    pub fn from_bytes(bytes: impl Into<Box<[u8]>>) -> Memory {
+        let mut bytes: Box<[u8]> = bytes.into();
+        let length = bytes.len();
+        let address = NonNull::from(&mut bytes[..]).cast::<u8>();
+        // SAFETY: the box lives in `owner` and is not touched again but through this value.
+        unsafe { Memory::lent(address, length, Place::Host, Box::new(SendBytes(bytes))) }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Where it lies.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// The first byte, if the CPU may load and store it.
+    pub fn host(&self) -> Option<NonNull<u8>> {
+        (self.place == Place::Host).then_some(self.address)
+    }
+
+    /// The address in whatever address space [`Memory::place`] names.
+    pub fn address(&self) -> u64 {
+        self.address.as_ptr() as u64
+    }
+
+    /// The descriptor by which other processes can map it, if it has one.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self._keep {
+            Keep::Mapping { descriptor, .. } => descriptor.as_ref().map(AsFd::as_fd),
+            Keep::Lent { .. } => None,
+        }
+    }
+
+    /// The address of `length` bytes at `offset`.
+    ///
+    /// # Panics
+    /// If they are not all inside, or not on the host: callers check what comes from outside before.
+    pub(crate) fn at(&self, offset: usize, length: usize) -> *mut u8 {
+        let inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
+        assert!(inside, "{length} bytes at {offset} are outside of {} bytes", self.length);
+        let base = self.host().expect("only host memory is copied by the CPU");
+        // SAFETY: the range was just checked to lie inside the allocation.
+        unsafe { base.as_ptr().add(offset) }
+    }
+
+    /// Copies `bytes` to `offset`. Panics if they do not fit.
+    pub fn copy_in(&self, offset: usize, bytes: &[u8]) {
+        let to = self.at(offset, bytes.len());
+        // SAFETY: `at` checked the range; `bytes` is a distinct borrow or, at worst, the same
+        // memory under a protocol violation, which `copy` tolerates.
+        unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// Copies from `offset` into `bytes`. Panics if there are not as many.
+    pub fn copy_out(&self, offset: usize, bytes: &mut [u8]) {
+        let from = self.at(offset, bytes.len());
+        // SAFETY: as in `copy_in`.
+        unsafe { std::ptr::copy(from, bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// Copies between two memories. Panics if the range is not inside both.
+    pub fn copy_to(&self, offset: usize, to: &Memory, to_offset: usize, length: usize) {
+        let from = self.at(offset, length);
+        let to = to.at(to_offset, length);
+        // SAFETY: both ranges were checked; they may overlap if both memories are one.
+        unsafe { std::ptr::copy(from, to, length) };
+    }
+
+    /// Sets `length` bytes at `offset` to `value`.
+    pub fn fill(&self, offset: usize, length: usize, value: u8) {
+        let to = self.at(offset, length);
+        // SAFETY: `at` checked the range.
+        unsafe { std::ptr::write_bytes(to, value, length) };
+    }
+
+    /// The bytes of a range that the protocol has made stable: counted and not yet credited, or
+    /// never granted to anybody.
+    ///
+    /// # Safety
+    /// No one writes these bytes while the slice lives.
+    pub unsafe fn bytes(&self, offset: usize, length: usize) -> &[u8] {
+        let from = self.at(offset, length);
+        // SAFETY: in range by `at`; stable by the caller's promise.
+        unsafe { std::slice::from_raw_parts(from, length) }
+    }
+
+    /// As [`Memory::bytes`], to write.
+    ///
+    /// # Safety
+    /// No one else reads or writes these bytes while the slice lives.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn bytes_mut(&self, offset: usize, length: usize) -> &mut [u8] {
+        let from = self.at(offset, length);
+        // SAFETY: in range by `at`; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(from, length) }
+    }
+}
+
+struct SendBytes(#[allow(dead_code)] Box<[u8]>);
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        if let Keep::Mapping { address, length, .. } = self {
+            // SAFETY: this value made the mapping and nobody else unmaps it.
+            let unmapped = unsafe { munmap(address.as_ptr().cast(), *length) };
+            debug_assert!(unmapped.is_ok());
+        }
+    }
+}
+
+// SAFETY: a descriptor, an address that only `Memory` uses, and an owner that is Send + Sync.
+unsafe impl Send for Keep {}
+// SAFETY: as above.
+unsafe impl Sync for Keep {}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Memory").field("length", &self.length).field("place", &self.place).finish()
+    }
+}

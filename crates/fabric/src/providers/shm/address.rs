@@ -1,0 +1,83 @@
+//! How a rank of this host is found, and how it is known to be the right one.
+
+use crate::bytes::{Reader, put_block};
+use crate::error::{Error, Result};
+
+/// Proves to a peer that the other end of a socket is the rank that the control plane spoke of.
+pub(super) type Token = [u8; 16];
+
+/// What [`crate::Provider::address`] says for shm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    /// Ranks with equal domains can pass descriptors to each other.
+    pub domain: Vec<u8>,
+    /// Told through the authenticated control plane, and shown on the socket.
+    pub token: Token,
+    /// Of the listening socket, in the abstract namespace: it is gone when the socket is.
+    pub name: Vec<u8>,
+}
+
+impl Address {
+    /// The address of a new provider on the host of this name.
+    pub fn new(host_id: &str) -> Result<Address> {
+        let mut random = [0; 32];
+        getrandom::fill(&mut random).map_err(|e| {
+            Error::system("cannot make a random token", std::io::Error::other(e.to_string()))
+        })?;
+        let mut token = Token::default();
+        token.copy_from_slice(&random[..16]);
+        let name: String = random[16..].iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Address { domain: domain(host_id), token, name: format!("weft-{name}").into_bytes() })
+    }
+
+    /// The bytes that travel.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = self.token.to_vec();
+        put_block(&mut out, &self.domain);
+        put_block(&mut out, &self.name);
+        out
+    }
+
+    /// What a peer sent, or `None` if it is not an address.
+    pub fn decode(bytes: &[u8]) -> Option<Address> {
+        let mut reader = Reader::new(bytes);
+        let token = reader.bytes(16)?.try_into().ok()?;
+        let domain = reader.block()?.to_vec();
+        let name = reader.block()?.to_vec();
+        reader.is_at_end().then_some(Address { domain, token, name })
+    }
+}
+
+/// The host, and what else two processes of one host must share to meet on an abstract socket and to
+/// trust each other there: the network namespace and the user.
+fn domain(host_id: &str) -> Vec<u8> {
+    let mut domain = Vec::new();
+    put_block(&mut domain, host_id.as_bytes());
+    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    put_block(&mut domain, network.as_os_str().as_encoded_bytes());
+    domain.extend_from_slice(&rustix::process::geteuid().as_raw().to_le_bytes());
+    domain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_survives_the_wire_and_no_part_of_it_does() {
+        let address = Address::new("host").unwrap();
+        let bytes = address.encode();
+        assert_eq!(Address::decode(&bytes), Some(address.clone()));
+        for end in 0..bytes.len() {
+            assert_eq!(Address::decode(&bytes[..end]), None);
+        }
+        assert_ne!(Address::new("host").unwrap().name, address.name);
+    }
+
+    #[test]
+    fn pretended_hosts_differ() {
+        let address = |host| Address::new(host).unwrap().domain;
+        assert_eq!(address("a"), address("a"));
+        assert_ne!(address("a"), address("b"));
+    }
+}

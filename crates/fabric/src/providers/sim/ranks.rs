@@ -1,0 +1,168 @@
+//! What happens to ranks: they join, pause, break, die and fence each other.
+
+use super::checks::Breach;
+use super::state::{Happening, State};
+use crate::lane_table::LaneTable;
+use crate::memory::Memory;
+use crate::model::FlowId;
+use crate::provider::Sink;
+use crate::types::RegionKey;
+use std::ops::Range;
+use std::sync::Arc;
+use weft_control::Rank;
+
+impl State {
+    pub fn join(&mut self, rank: Rank, lanes: &Arc<LaneTable>) {
+        self.at_mut(rank).lanes = Some(lanes.clone());
+    }
+
+    pub fn register(&mut self, rank: Rank, key: RegionKey, memory: &Arc<Memory>) {
+        self.at_mut(rank).regions.insert(key, memory.clone());
+    }
+
+    pub fn grant(&mut self, rank: Rank, key: RegionKey, peer: Rank, range: Range<u64>) {
+        self.at_mut(rank).grants.entry((key, peer)).or_default().push(range);
+    }
+
+    /// A region is released. Nothing under way may read or write it.
+    pub fn deregister(&mut self, rank: Rank, key: RegionKey) {
+        let mut breaches = Vec::new();
+        for part in self.parts.values() {
+            let open = !part.completed;
+            if open && part.from == rank && part.pages.iter().any(|page| page.source == key) {
+                breaches.push((Breach::SourceReleased, part.to, part.lane));
+            }
+            let writes = part.pages.iter().any(|page| page.destination == key);
+            if !part.ended && part.to == rank && writes {
+                breaches.push((Breach::DestinationReleased, part.from, part.lane));
+            }
+        }
+        let state = self.at_mut(rank);
+        let length = state.regions.remove(&key).map_or(0, |memory| memory.len() as u64);
+        state.grants.retain(|(granted, _), _| *granted != key);
+        state.ledger.forget(key);
+        for (breach, peer, lane) in breaches {
+            self.violated(breach, rank, peer, Some((rank, key, 0..length)), Some(lane));
+        }
+    }
+
+    /// What the engine's poll finds.
+    pub fn collect(&mut self, rank: Rank, sink: &mut Sink) {
+        if self.is_running(rank) {
+            if !self.at(rank).lost.is_empty() {
+                self.schedule_in(self.loss_grace, Happening::Wake);
+            }
+            let state = self.at_mut(rank);
+            sink.completions.append(&mut state.completions);
+            sink.lost.append(&mut state.lost);
+        }
+    }
+
+    pub fn stop(&mut self, rank: Rank) {
+        self.at_mut(rank).stops += 1;
+    }
+
+    pub fn resume(&mut self, rank: Rank) {
+        let state = self.at_mut(rank);
+        state.stops = state.stops.saturating_sub(1);
+        if state.stops == 0 {
+            for what in std::mem::take(&mut state.deferred) {
+                self.schedule(self.now(), what);
+            }
+        }
+    }
+
+    /// The rank takes no further part. Half of what it had under way still arrives; half of what was
+    /// under way to it fails when its peers notice, the rest is drained by their fences.
+    pub fn kill(&mut self, rank: Rank) {
+        if std::mem::replace(&mut self.at_mut(rank).dead, true) {
+            return;
+        }
+        self.note(6, [u64::from(rank.0), 0, 0]);
+        for id in self.parts_where(|part| part.from == rank && !part.ended) {
+            if self.random.chance(0.5) {
+                self.vanish(id);
+            }
+        }
+        for id in self.parts_where(|part| part.to == rank && !part.ended) {
+            self.vanish(id);
+            if self.random.chance(0.5) {
+                let delay = self.random.up_to(self.faults.detection);
+                self.finish_in(delay, id, Err("the peer does not answer"));
+            }
+        }
+        self.notify(rank, "its process has ended");
+    }
+
+    /// Every peer that is still connected notices that `rank` is gone.
+    fn notify(&mut self, rank: Rank, why: &'static str) {
+        for peer in (0..self.size()).map(Rank).filter(|peer| *peer != rank) {
+            self.notify_one(peer, rank, why);
+        }
+    }
+
+    pub fn notify_one(&mut self, at: Rank, lost: Rank, why: &'static str) {
+        let peer = self.at(at);
+        if peer.lanes.is_some() && !peer.fenced.contains(&lost) {
+            let delay = self.random.up_to(self.faults.detection);
+            self.schedule_in(delay, Happening::Notice { at, lost, why });
+        }
+    }
+
+    /// Breaks the link between two ranks; what is on it fails.
+    pub fn cut(&mut self, a: Rank, b: Rank) {
+        self.note(7, [u64::from(a.0), u64::from(b.0), 0]);
+        self.cuts.insert((a.min(b), a.max(b)));
+        let on_it = |from: Rank, to: Rank| (from, to) == (a, b) || (from, to) == (b, a);
+        for id in self.parts_where(|part| on_it(part.from, part.to) && !part.ended) {
+            self.model.cancel(FlowId(id));
+            self.fail(id, "the link is cut");
+        }
+    }
+
+    pub fn is_cut(&self, a: Rank, b: Rank) -> bool {
+        self.cuts.contains(&(a.min(b), a.max(b)))
+    }
+
+    /// Whether `owner` takes bytes from `from`.
+    pub fn accepts(&self, owner: Rank, from: Rank) -> bool {
+        let owner = self.at(owner);
+        owner.lanes.is_some() && !owner.dead && !owner.fenced.contains(&from)
+    }
+
+    /// `rank` cuts `peer` off, and hears at once that what it had under way to it has failed.
+    pub fn fence(&mut self, rank: Rank, peer: Rank, sink: &mut Sink) {
+        if !self.at_mut(rank).fenced.insert(peer) {
+            return;
+        }
+        self.note(8, [u64::from(rank.0), u64::from(peer.0), 0]);
+        for id in self.parts_where(|part| part.to == rank && part.from == peer && !part.ended) {
+            self.vanish(id);
+        }
+        for id in self.parts_where(|part| part.from == rank && part.to == peer) {
+            self.vanish(id);
+            let Some(part) = self.parts.remove(&id) else { continue };
+            if !part.completed {
+                self.unqueue(rank, peer, part.bytes());
+                sink.failed(part.token, "the peer was cut off");
+            }
+        }
+        self.notify_one(peer, rank, "it has closed the connection");
+    }
+
+    /// The rank's engine is gone, in peace or not.
+    pub fn leave(&mut self, rank: Rank) {
+        self.note(9, [u64::from(rank.0), 0, 0]);
+        for id in self.parts_where(|part| part.from == rank || part.to == rank) {
+            self.vanish(id);
+        }
+        self.parts.retain(|_, part| part.from != rank);
+        let was_joined = self.at_mut(rank).lanes.take().is_some();
+        let state = self.at_mut(rank);
+        state.regions.clear();
+        state.completions.clear();
+        if was_joined && self.is_alive(rank) {
+            self.notify(rank, "it has closed the connection");
+        }
+    }
+}

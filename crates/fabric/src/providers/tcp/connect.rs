@@ -1,0 +1,383 @@
+//! Connecting to all peers at once, and telling them from strangers.
+//!
+//! Every engine listens from its construction on, so whoever dials finds a port whether or not that
+//! engine has come here yet, and no order of connecting can deadlock. Of two ranks the higher dials.
+//! Both ends say hello with the token of the other one, which only the control plane told them.
+//! Strangers are counted and closed; the port closes as soon as the group is complete.
+
+use super::TcpCounters;
+use super::handshake::{Heard, dial, say};
+use super::wire::{Address, HELLO, Hello, Role, same_token};
+use crate::clock;
+use crate::error::{Error, Result};
+use crate::provider::Group;
+use crate::types::{ProviderKind, Time};
+use rustix::event::{Timespec, epoll};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{self, SocketFlags};
+use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use weft_control::Rank;
+
+/// Connections that have not said who they are; the oldest is closed for one more.
+const MAX_STRANGERS: usize = 128;
+/// How long a connection may take to say who it is.
+const HELLO_TIME: Duration = Duration::from_secs(2);
+/// After how long a dialler tries again that was turned away before it was answered.
+const REDIAL: Duration = Duration::from_millis(50);
+
+const LISTENER: u64 = u64::MAX;
+const DIAL: u64 = 1 << 63;
+
+/// What connecting needs of the provider.
+pub(super) struct Here<'a> {
+    pub address: &'a Address,
+    pub listener: &'a OwnedFd,
+    pub counters: &'a TcpCounters,
+}
+
+/// A peer and the sockets of its streams, in their order.
+pub(super) type Connected = (Rank, Vec<OwnedFd>);
+
+/// Connects every peer of the group, or says which one could not be.
+pub(super) fn connect(here: &Here<'_>, group: &Group<'_>) -> Result<Vec<Connected>> {
+    let mut meeting = Meeting::new(here, group)?;
+    let system = |e| Error::system("cannot wait for connections", e);
+    let flags = epoll::EventFlags::IN;
+    epoll::add(&meeting.epoll, here.listener, epoll::EventData::new_u64(LISTENER), flags)
+        .map_err(system)?;
+    let mut events = Vec::with_capacity(64);
+    while !meeting.is_complete() {
+        let now = clock::now();
+        if now >= group.deadline {
+            return Err(meeting.missing());
+        }
+        let next = meeting.redial(now)?.min(group.deadline);
+        let wait = next.since(now);
+        let timeout =
+            Timespec { tv_sec: wait.as_secs().min(60) as i64, tv_nsec: wait.subsec_nanos().into() };
+        events.clear();
+        match epoll::wait(
+            &meeting.epoll,
+            rustix::buffer::spare_capacity(&mut events),
+            Some(&timeout),
+        ) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(system(e)),
+        }
+        for event in &events {
+            match { event.data }.u64() {
+                LISTENER => meeting.accept()?,
+                data if data & DIAL != 0 => meeting.dial_ready((data & !DIAL) as usize)?,
+                data => meeting.stranger_ready(data),
+            }
+        }
+    }
+    let done = meeting.expected.into_iter();
+    Ok(done.map(|e| (e.rank, e.streams.into_iter().flatten().collect())).collect())
+}
+
+/// A peer that is to be connected.
+struct Expected {
+    rank: Rank,
+    address: Address,
+    streams: Vec<Option<OwnedFd>>,
+}
+
+/// A connection that this engine makes.
+struct Dial {
+    /// Its place in the list of those expected.
+    peer: usize,
+    stream: u32,
+    state: Dialling,
+    /// What ended the attempt before.
+    failure: Option<String>,
+}
+
+enum Dialling {
+    Again(Time),
+    Connecting(OwnedFd),
+    Asked(OwnedFd, Heard),
+    Done,
+}
+
+/// An accepted connection that has not said who it is.
+struct Stranger {
+    number: u64,
+    socket: OwnedFd,
+    since: Time,
+    heard: Heard,
+}
+
+struct Meeting<'a> {
+    here: &'a Here<'a>,
+    group: &'a Group<'a>,
+    epoll: OwnedFd,
+    expected: Vec<Expected>,
+    dials: Vec<Dial>,
+    strangers: VecDeque<Stranger>,
+    next_stranger: u64,
+    logged: HashSet<&'static str>,
+}
+
+impl<'a> Meeting<'a> {
+    fn new(here: &'a Here<'a>, group: &'a Group<'a>) -> Result<Self> {
+        let mut expected = Vec::new();
+        let mut dials = Vec::new();
+        for &(rank, bytes) in group.peers {
+            let address = Address::decode(bytes).ok_or_else(|| Error::Malformed {
+                peer: rank,
+                what: "a tcp address",
+                detail: "it is of another wire version or damaged".into(),
+            })?;
+            let (ours, theirs) = (here.address, &address);
+            if ours.rule != theirs.rule || ours.streams != theirs.streams {
+                let detail = format!(
+                    "it has {} streams and parts of {} bytes, this rank {} and {}: configure all \
+                     ranks alike",
+                    theirs.streams,
+                    theirs.rule.max_part_bytes,
+                    ours.streams,
+                    ours.rule.max_part_bytes
+                );
+                return Err(failed(rank, detail));
+            }
+            if group.rank > rank {
+                let state = || Dialling::Again(Time(0));
+                dials.extend((0..ours.streams).map(|stream| Dial {
+                    peer: expected.len(),
+                    stream,
+                    state: state(),
+                    failure: None,
+                }));
+            }
+            let streams = (0..ours.streams).map(|_| None).collect();
+            expected.push(Expected { rank, address, streams });
+        }
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|e| Error::system("cannot create an epoll descriptor", e))?;
+        Ok(Meeting {
+            here,
+            group,
+            epoll,
+            expected,
+            dials,
+            strangers: VecDeque::new(),
+            next_stranger: 0,
+            logged: HashSet::new(),
+        })
+    }
+
+    fn is_complete(&self) -> bool {
+        self.expected.iter().all(|peer| peer.streams.iter().all(Option::is_some))
+    }
+
+    /// The error that names a peer which is not there at the deadline.
+    fn missing(&self) -> Error {
+        let missing = self.expected.iter().position(|p| p.streams.iter().any(Option::is_none));
+        let Some(number) = missing else { return Error::Interrupted };
+        let peer = &self.expected[number];
+        let dial =
+            self.dials.iter().find(|d| d.peer == number && !matches!(d.state, Dialling::Done));
+        let detail = match dial {
+            Some(Dial { failure: Some(why), .. }) => {
+                format!("{} did not answer in time; {why}", peer.address.socket)
+            }
+            Some(_) => format!("{} did not answer in time", peer.address.socket),
+            None => format!(
+                "it has not called {} in time; can it reach this address?",
+                self.here.address.socket
+            ),
+        };
+        failed(peer.rank, detail)
+    }
+
+    fn hello(&self, peer: &Expected, role: Role, stream: u32) -> [u8; HELLO] {
+        Hello {
+            generation: self.group.generation,
+            role,
+            from: self.group.rank.0,
+            to: peer.rank.0,
+            stream,
+            token: peer.address.token,
+        }
+        .encode()
+    }
+
+    /// Dials what is due, drops strangers that are silent; returns when to look again.
+    fn redial(&mut self, now: Time) -> Result<Time> {
+        let mut next = Time::MAX;
+        for index in 0..self.dials.len() {
+            let Dialling::Again(at) = self.dials[index].state else { continue };
+            if at > now {
+                next = next.min(at);
+                continue;
+            }
+            let peer = &self.expected[self.dials[index].peer];
+            let to = peer.address.socket;
+            let socket = dial(to).map_err(|e| failed(peer.rank, format!("{to}: {e}")))?;
+            let data = epoll::EventData::new_u64(DIAL | index as u64);
+            epoll::add(&self.epoll, &socket, data, epoll::EventFlags::OUT)
+                .map_err(|e| Error::system("cannot wait for a connection", e))?;
+            self.dials[index].state = Dialling::Connecting(socket);
+        }
+        while let Some(oldest) = self.strangers.front() {
+            let expires = oldest.since.after(HELLO_TIME);
+            if expires > now {
+                next = next.min(expires);
+                break;
+            }
+            self.strangers.pop_front();
+            self.refuse("it did not say who it is in time");
+        }
+        Ok(next)
+    }
+
+    fn dial_ready(&mut self, index: usize) -> Result<()> {
+        let Some(dial) = self.dials.get_mut(index) else { return Ok(()) };
+        let (number, stream) = (dial.peer, dial.stream);
+        let state = std::mem::replace(&mut dial.state, Dialling::Done);
+        let peer = &self.expected[number];
+        let state = match state {
+            Dialling::Connecting(socket) => {
+                let to = peer.address.socket;
+                let refused = |e: Errno| failed(peer.rank, format!("{to}: {e}"));
+                net::sockopt::socket_error(&socket).map_err(refused)?.map_err(refused)?;
+                let hello = self.hello(peer, Role::Dialler, stream);
+                if say(&socket, &hello) {
+                    let data = epoll::EventData::new_u64(DIAL | index as u64);
+                    epoll::modify(&self.epoll, &socket, data, epoll::EventFlags::IN)
+                        .map_err(|e| Error::system("cannot wait for a connection", e))?;
+                    Dialling::Asked(socket, Heard::default())
+                } else {
+                    Dialling::Again(clock::now().after(REDIAL))
+                }
+            }
+            Dialling::Asked(socket, mut heard) => match heard.listen(&socket) {
+                Ok(None) => Dialling::Asked(socket, heard),
+                Ok(Some(bytes)) => {
+                    let rank = peer.rank;
+                    self.check_answer(&bytes, rank, stream).map_err(|why| {
+                        let to = self.expected[number].address.socket;
+                        failed(rank, format!("what answers at {to} is not its engine: {why}"))
+                    })?;
+                    self.seat(number, stream, socket);
+                    Dialling::Done
+                }
+                Err(why) => {
+                    self.dials[index].failure = Some(why.into());
+                    Dialling::Again(clock::now().after(REDIAL))
+                }
+            },
+            state => state,
+        };
+        self.dials[index].state = state;
+        Ok(())
+    }
+
+    fn check_answer(
+        &self,
+        bytes: &[u8; HELLO],
+        rank: Rank,
+        stream: u32,
+    ) -> Result<(), &'static str> {
+        let hello = self.check_hello(bytes, Role::Acceptor)?;
+        if hello.from != rank.0 || hello.stream != stream {
+            return Err("it answers for another rank or stream");
+        }
+        Ok(())
+    }
+
+    fn check_hello(&self, bytes: &[u8; HELLO], role: Role) -> Result<Hello, &'static str> {
+        let hello = Hello::decode(bytes)?;
+        if !same_token(&hello.token, &self.here.address.token) {
+            return Err("it does not know this engine's token");
+        }
+        if hello.generation != self.group.generation {
+            return Err("it is of another generation");
+        }
+        if hello.role != role || hello.to != self.group.rank.0 {
+            return Err("it speaks to somebody else");
+        }
+        Ok(hello)
+    }
+
+    fn accept(&mut self) -> Result<()> {
+        for _ in 0..MAX_STRANGERS {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = match net::accept_with(self.here.listener, flags) {
+                Ok(socket) => socket,
+                Err(Errno::AGAIN) => break,
+                // What the connection died of, not the listener.
+                Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => continue,
+                Err(e) => return Err(Error::system("cannot accept connections", e)),
+            };
+            let number = self.next_stranger;
+            self.next_stranger += 1;
+            let data = epoll::EventData::new_u64(number);
+            epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN)
+                .map_err(|e| Error::system("cannot wait for a connection", e))?;
+            if self.strangers.len() == MAX_STRANGERS {
+                self.strangers.pop_front();
+                self.refuse("too many had not said who they are");
+            }
+            let since = clock::now();
+            self.strangers.push_back(Stranger { number, socket, since, heard: Heard::default() });
+            // A peer has said hello already.
+            self.stranger_ready(number);
+        }
+        Ok(())
+    }
+
+    fn stranger_ready(&mut self, number: u64) {
+        let Some(index) = self.strangers.iter().position(|s| s.number == number) else { return };
+        let stranger = &mut self.strangers[index];
+        let outcome = match stranger.heard.listen(&stranger.socket) {
+            Ok(None) => return,
+            Ok(Some(bytes)) => self.recognise(&bytes),
+            Err(why) => Err(why),
+        };
+        let Some(stranger) = self.strangers.remove(index) else { return };
+        match outcome {
+            Ok((peer, stream)) => {
+                let hello = self.hello(&self.expected[peer], Role::Acceptor, stream);
+                if say(&stranger.socket, &hello) {
+                    self.seat(peer, stream, stranger.socket);
+                }
+            }
+            Err(why) => self.refuse(why),
+        }
+    }
+
+    /// Which peer and stream a hello is from.
+    fn recognise(&self, bytes: &[u8; HELLO]) -> Result<(usize, u32), &'static str> {
+        let hello = self.check_hello(bytes, Role::Dialler)?;
+        let peer = self.expected.iter().position(|peer| peer.rank.0 == hello.from);
+        let peer =
+            peer.filter(|_| hello.from > self.group.rank.0).ok_or("its rank does not dial")?;
+        match self.expected[peer].streams.get(hello.stream as usize) {
+            Some(None) => Ok((peer, hello.stream)),
+            Some(Some(_)) => Err("its stream is connected already"),
+            None => Err("there is no stream of its number"),
+        }
+    }
+
+    fn seat(&mut self, peer: usize, stream: u32, socket: OwnedFd) {
+        // It is registered with the provider's own epoll next.
+        let _ = epoll::delete(&self.epoll, &socket);
+        self.expected[peer].streams[stream as usize] = Some(socket);
+    }
+
+    fn refuse(&mut self, why: &'static str) {
+        self.here.counters.refused_connections.fetch_add(1, Ordering::Relaxed);
+        if self.logged.insert(why) {
+            log::warn!("closed a connection to {}: {why}", self.here.address.socket);
+        }
+    }
+}
+
+fn failed(peer: Rank, detail: String) -> Error {
+    Error::Connect { peer, provider: ProviderKind::Tcp, detail }
+}

@@ -1,0 +1,57 @@
+//! Which ranges of which regions one rank lets another write.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Ranges by region key. Both ends of a connection keep one of the same content: the owner checks
+/// every frame against it, the writer every post, so that a mistake is found where it was made.
+#[derive(Debug, Default)]
+pub(super) struct Granted {
+    ranges: BTreeMap<u32, Vec<Range<u64>>>,
+}
+
+impl Granted {
+    pub fn add(&mut self, key: u32, range: Range<u64>) {
+        let ranges = self.ranges.entry(key).or_default();
+        if !ranges.contains(&range) {
+            ranges.push(range);
+        }
+    }
+
+    pub fn remove(&mut self, key: u32) {
+        self.ranges.remove(&key);
+    }
+
+    /// Whether all of these bytes were granted, within one grant; if not, why.
+    pub fn check(&self, key: u32, offset: u64, length: u64) -> Result<(), String> {
+        let ranges =
+            self.ranges.get(&key).ok_or_else(|| format!("region {key} was not granted"))?;
+        let end = offset.checked_add(length);
+        let end = end.ok_or_else(|| format!("{length} bytes at {offset} overflow"))?;
+        if ranges.iter().any(|range| offset >= range.start && end <= range.end) {
+            return Ok(());
+        }
+        Err(format!("bytes {offset}..{end} of region {key} are outside of what was granted"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_lies_within_one_grant_is_allowed() {
+        let mut granted = Granted::default();
+        granted.add(3, 10..20);
+        granted.add(3, 40..50);
+        for (offset, length) in [(10, 10), (12, 3), (49, 1), (40, 0), (20, 0)] {
+            assert!(granted.check(3, offset, length).is_ok(), "{offset} {length}");
+        }
+        for (offset, length) in [(9, 2), (19, 2), (15, 30), (0, 0), (45, u64::MAX), (u64::MAX, 1)] {
+            assert!(granted.check(3, offset, length).is_err(), "{offset} {length}");
+        }
+        assert!(granted.check(4, 10, 1).is_err());
+        granted.remove(3);
+        assert!(granted.check(3, 10, 1).is_err());
+    }
+}

@@ -1,0 +1,60 @@
+//! The small steps of connecting: sockets, and hellos over them.
+
+use super::wire::HELLO;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use std::net::SocketAddr;
+
+/// Says hello on a fresh connection, whose buffer has room for it; whether it went out whole.
+pub(super) fn say(socket: &OwnedFd, hello: &[u8; HELLO]) -> bool {
+    // Only delays small frames if the kernel refuses.
+    let _ = net::sockopt::set_tcp_nodelay(socket, true);
+    net::send(socket, hello, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) == Ok(HELLO)
+}
+
+/// Begins to connect.
+pub(super) fn dial(to: SocketAddr) -> rustix::io::Result<OwnedFd> {
+    let socket = new_socket(to)?;
+    match net::connect(&socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
+        Err(e) => Err(e),
+    }
+}
+
+/// A listening socket on a port that the kernel picks.
+pub(super) fn listen(at: SocketAddr) -> rustix::io::Result<(OwnedFd, SocketAddr)> {
+    let socket = new_socket(at)?;
+    net::bind(&socket, &at)?;
+    // As many as the kernel allows: all peers may dial all their streams before this engine looks.
+    net::listen(&socket, i32::from(u16::MAX))?;
+    let bound = SocketAddr::try_from(net::getsockname(&socket)?)?;
+    Ok((socket, bound))
+}
+
+fn new_socket(to: SocketAddr) -> rustix::io::Result<OwnedFd> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    net::socket_with(family, SocketType::STREAM, flags, None)
+}
+
+/// A hello as far as it has come.
+#[derive(Default)]
+pub(super) struct Heard {
+    bytes: Vec<u8>,
+}
+
+impl Heard {
+    /// Reads on. `Some` once it is whole; an error ends the connection.
+    pub fn listen(&mut self, socket: &OwnedFd) -> Result<Option<[u8; HELLO]>, &'static str> {
+        let mut buffer = [0; HELLO];
+        let room = &mut buffer[self.bytes.len()..];
+        match net::recv(socket, room, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Err("it closed the connection before it said who it is"),
+            Ok((got, _)) => self.bytes.extend_from_slice(&buffer[self.bytes.len()..][..got]),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => return Err("its connection broke before it said who it is"),
+        }
+        Ok(self.bytes.first_chunk().copied())
+    }
+}

@@ -1,0 +1,382 @@
+//! Any host over sockets.
+//!
+//! Peers are connected by several streams each; a part of a write is one frame and goes on one of
+//! them, the least loaded. The receiver checks every frame against what it granted before any of it
+//! touches memory. `docs/wire-format.md` describes the bytes.
+//!
+//! - `wire.rs`: addresses, hellos and frames as bytes
+//! - `connect.rs`, `handshake.rs`: connecting to all peers, refusing strangers
+//! - `peer.rs`, `granted.rs`: a peer's streams, its loss, what it was granted
+//! - `stream.rs`, `output.rs`: one connection, and what waits to be sent on it
+//! - `pieces.rs`, `socket.rs`: memory on its way, and the system calls that move it
+
+mod connect;
+mod granted;
+mod handshake;
+mod output;
+mod peer;
+mod pieces;
+mod socket;
+mod stream;
+mod wire;
+
+use crate::bytes::Reader;
+use crate::clock;
+use crate::error::{Error, Result};
+use crate::lane_table::LaneTable;
+use crate::memory::Memory;
+use crate::parts::PartRule;
+use crate::provider::{Capabilities, Group, Posted, Provider, Sink, Work};
+use crate::types::{ProviderKind, RegionKey, Time};
+use peer::{Peer, Shared};
+use rustix::event::{Timespec, epoll};
+use rustix::fd::{AsRawFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::Range;
+use std::os::fd::RawFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use weft_control::Rank;
+use wire::Address;
+
+/// How a [`TcpProvider`] listens, cuts and queues. `streams` and `max_part_bytes` must be the same on
+/// all ranks.
+#[derive(Clone, Debug)]
+pub struct TcpConfig {
+    /// The address to listen on. Loopback unless told otherwise.
+    pub bind: IpAddr,
+    /// The address that peers dial, if it is not `bind`.
+    pub advertise: Option<IpAddr>,
+    /// Connections to each peer, at least 1. Two let a route use two paths of a network and two
+    /// receive queues of a NIC, and let one go on while the other recovers from a loss.
+    pub streams: u32,
+    /// The longest part of a write, at most 1 GiB. Shorter parts spread better over the streams,
+    /// longer ones cost fewer system calls.
+    pub max_part_bytes: u64,
+    /// Bytes that may wait to be sent to one peer. One part is always taken.
+    pub queue_bytes: u64,
+    /// Parts that may wait to be sent to one peer, signals and credits included; at least 1.
+    pub queue_parts: u32,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        TcpConfig {
+            bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            advertise: None,
+            streams: 2,
+            max_part_bytes: 1 << 20,
+            queue_bytes: 64 << 20,
+            queue_parts: 4096,
+        }
+    }
+}
+
+/// What a provider has refused.
+#[derive(Debug, Default)]
+pub struct TcpCounters {
+    /// Connections closed because they did not prove that they belong to the group.
+    pub refused_connections: AtomicU64,
+    /// Frames that broke the rules or named bytes that were not granted. Each cost its peer the
+    /// connection.
+    pub refused_frames: AtomicU64,
+}
+
+/// How long a provider that is dropped waits for what it has sent to be acknowledged.
+const LINGER: Duration = Duration::from_secs(1);
+/// Streams with news that one poll attends to; the rest have the next poll.
+const EVENTS: usize = 64;
+
+/// The tcp provider. See the module's page.
+pub struct TcpProvider {
+    config: TcpConfig,
+    address: Address,
+    /// Until the group is connected.
+    listener: Option<OwnedFd>,
+    counters: Arc<TcpCounters>,
+    epoll: OwnedFd,
+    regions: Vec<Option<Arc<Memory>>>,
+    lanes: Option<Arc<LaneTable>>,
+    /// By rank; `None` where another provider has the route.
+    peers: Vec<Option<Peer>>,
+    /// Streams that have something to send which nobody has tried to send yet: rank and stream.
+    dirty: Vec<(u32, u32)>,
+    /// Ranks whose connections have begun to end.
+    ending: Vec<u32>,
+}
+
+impl TcpProvider {
+    /// Listens.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if the configuration makes no sense or the address cannot be listened on.
+    pub fn new(config: TcpConfig) -> Result<TcpProvider> {
+        let refused = |detail: String| Error::Provider { provider: ProviderKind::Tcp, detail };
+        let limits = [
+            ("streams", u64::from(config.streams), 64),
+            ("max_part_bytes", config.max_part_bytes, 1 << 30),
+            ("queue_parts", config.queue_parts.into(), u64::from(u32::MAX)),
+        ];
+        for (name, value, limit) in limits {
+            if !(1..=limit).contains(&value) {
+                return Err(refused(format!("{name} is {value}; choose 1 to {limit}")));
+            }
+        }
+        let ip = config.advertise.unwrap_or(config.bind);
+        if ip.is_unspecified() {
+            let bind = config.bind;
+            let detail = format!("it listens on {bind}; say which address peers shall dial");
+            return Err(refused(detail));
+        }
+        let (listener, bound) = handshake::listen(SocketAddr::new(config.bind, 0))
+            .map_err(|e| refused(format!("cannot listen on {}: {e}", config.bind)))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|e| Error::system("cannot create an epoll descriptor", e))?;
+        let address = Address {
+            host: this_host(),
+            token: new_token()?,
+            rule: PartRule {
+                max_part_bytes: config.max_part_bytes,
+                max_pages_per_part: wire::MAX_PAGES,
+            },
+            streams: config.streams,
+            socket: SocketAddr::new(ip, bound.port()),
+        };
+        Ok(TcpProvider {
+            config,
+            address,
+            listener: Some(listener),
+            counters: Arc::default(),
+            epoll,
+            regions: Vec::new(),
+            lanes: None,
+            peers: Vec::new(),
+            dirty: Vec::new(),
+            ending: Vec::new(),
+        })
+    }
+
+    /// What was refused, to be watched from elsewhere.
+    pub fn counters(&self) -> &Arc<TcpCounters> {
+        &self.counters
+    }
+}
+
+impl Provider for TcpProvider {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Tcp
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { parts: self.address.rule, registered_destination: true, inline: false }
+    }
+
+    fn address(&self) -> Vec<u8> {
+        self.address.encode()
+    }
+
+    /// A loopback address reaches from its own host only. Both sides compare the same two addresses.
+    fn reaches(&self, address: &[u8]) -> bool {
+        let Some(other) = Address::decode(address) else { return false };
+        let loopback = |address: &Address| address.socket.ip().is_loopback();
+        let public = !loopback(&self.address) && !loopback(&other);
+        public || (!self.address.host.is_empty() && self.address.host == other.host)
+    }
+
+    fn connect(&mut self, group: &Group<'_>) -> Result<()> {
+        // Closed when this returns: whoever belongs to the group is connected by then.
+        let listener = self.listener.take().ok_or_else(|| Error::Provider {
+            provider: ProviderKind::Tcp,
+            detail: "it was connected before; make a new one for each group".into(),
+        })?;
+        let here =
+            connect::Here { address: &self.address, listener: &listener, counters: &self.counters };
+        self.peers.resize_with(group.size as usize, || None);
+        for (rank, sockets) in connect::connect(&here, group)? {
+            let peer = Peer::new(rank, sockets, &self.epoll)
+                .map_err(|e| Error::system("cannot watch a connection", e))?;
+            self.peers[rank.0 as usize] = Some(peer);
+        }
+        self.lanes = Some(group.lanes.clone());
+        Ok(())
+    }
+
+    fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
+        if memory.host().is_none() {
+            let detail = format!(
+                "its memory is {:?}; sockets read and write memory of the host only",
+                memory.place()
+            );
+            return Err(Error::Unusable { provider: ProviderKind::Tcp, key, detail });
+        }
+        let slot = key.0 as usize;
+        if slot >= self.regions.len() {
+            self.regions.resize(slot + 1, None);
+        }
+        self.regions[slot] = Some(memory.clone());
+        Ok(())
+    }
+
+    fn grant(&mut self, key: RegionKey, peer: Rank, range: Range<u64>) -> Result<Vec<u8>> {
+        let entry = [range.start.to_le_bytes(), range.end.to_le_bytes()].concat();
+        self.peer(peer)?.granted.add(key.0, range);
+        Ok(entry)
+    }
+
+    fn import(
+        &mut self,
+        peer: Rank,
+        key: RegionKey,
+        length: u64,
+        entry: &[u8],
+        _deadline: Time,
+    ) -> Result<()> {
+        let mut reader = Reader::new(entry);
+        let range = reader.u64().zip(reader.u64()).map(|(start, end)| start..end);
+        let range = range.filter(|r| reader.is_at_end() && r.start <= r.end && r.end <= length);
+        let range = range.ok_or_else(|| Error::Malformed {
+            peer,
+            what: "a tcp grant",
+            detail: format!("it is not a range within {length} bytes"),
+        })?;
+        self.peer(peer)?.imported.add(key.0, range);
+        Ok(())
+    }
+
+    fn deregister(&mut self, key: RegionKey) {
+        if let Some(region) = self.regions.get_mut(key.0 as usize) {
+            *region = None;
+        }
+        for peer in self.peers.iter_mut().flatten() {
+            peer.granted.remove(key.0);
+        }
+    }
+
+    fn post(&mut self, work: &Work<'_>, sink: &mut Sink) -> Result<Posted, String> {
+        let _ = sink;
+        let peer = self.peers.get_mut(work.peer.0 as usize).and_then(Option::as_mut);
+        let peer = peer.ok_or("tcp has no connection to it")?;
+        let source = |key: RegionKey| self.regions.get(key.0 as usize).and_then(Option::as_ref);
+        let mut payload = 0;
+        for page in work.pages {
+            peer.imported.check(page.destination.0, page.destination_offset, page.length)?;
+            let length = source(page.source).map_or(0, |memory| memory.len() as u64);
+            if page.source_offset.checked_add(page.length).is_none_or(|end| end > length) {
+                return Err(format!("the source is outside of region {}", page.source.0));
+            }
+            payload += page.length;
+        }
+        let rule = self.address.rule;
+        if payload > rule.max_part_bytes || work.pages.len() > rule.max_pages_per_part as usize {
+            return Err(format!("a part of {} pages and {payload} bytes", work.pages.len()));
+        }
+        let sources = work.pages.iter().filter_map(|page| source(page.source));
+        let (posted, stream) = peer.post(work, payload, sources, &self.config)?;
+        if let Some(stream) = stream {
+            self.dirty.push((work.peer.0, stream));
+        }
+        Ok(posted)
+    }
+
+    fn flush(&mut self, sink: &mut Sink) {
+        while let Some((rank, stream)) = self.dirty.pop() {
+            if let Some(peer) = &mut self.peers[rank as usize] {
+                peer.send(stream as usize, &self.epoll, sink);
+                note_ending(&mut self.ending, peer);
+            }
+        }
+    }
+
+    fn poll(&mut self, now: Time, sink: &mut Sink) {
+        // Credits may have been posted with nobody flushing after them.
+        self.flush(sink);
+        let Some(lanes) = &self.lanes else { return };
+        let shared = Shared {
+            epoll: &self.epoll,
+            rule: self.address.rule,
+            regions: &self.regions,
+            lanes,
+            counters: &self.counters,
+        };
+        let mut room = [const { MaybeUninit::uninit() }; EVENTS];
+        // Without a timeout nothing can interrupt it, and the descriptor is ours.
+        let events = epoll::wait(&self.epoll, &mut room, Some(&Timespec::default()));
+        for event in events.map_or(&[][..], |(events, _)| &*events) {
+            let (rank, stream) = peer::of_event(event);
+            if let Some(peer) = self.peers.get_mut(rank).and_then(Option::as_mut) {
+                peer.ready(stream, event.flags, &shared, sink);
+                note_ending(&mut self.ending, peer);
+            }
+        }
+        let peers = &mut self.peers;
+        self.ending.retain(|&rank| {
+            peers[rank as usize].as_mut().is_some_and(|peer| !peer.has_ended(now, sink))
+        });
+    }
+
+    fn fence(&mut self, peer: Rank, sink: &mut Sink) {
+        if let Some(peer) = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut) {
+            peer.fence(sink);
+        }
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.epoll.as_raw_fd())
+    }
+}
+
+impl TcpProvider {
+    fn peer(&mut self, rank: Rank) -> Result<&mut Peer> {
+        let peer = self.peers.get_mut(rank.0 as usize).and_then(Option::as_mut);
+        peer.ok_or(Error::Unknown { what: "rank", number: rank.0.into() })
+    }
+}
+
+fn note_ending(ending: &mut Vec<u32>, peer: &Peer) {
+    if peer.is_ending() && !ending.contains(&peer.rank().0) {
+        ending.push(peer.rank().0);
+    }
+}
+
+impl Drop for TcpProvider {
+    /// What was posted shall arrive although its sender leaves: closing a socket that holds unread
+    /// credits resets the connection, and what the peer has not acknowledged by then is thrown away.
+    fn drop(&mut self) {
+        let mut sink = Sink::default();
+        let deadline = clock::now().after(LINGER);
+        loop {
+            let mut waiting = false;
+            for peer in self.peers.iter_mut().flatten() {
+                peer.send_all(&self.epoll, &mut sink);
+                waiting |= peer.has_undelivered();
+            }
+            if !waiting || clock::now() >= deadline {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Sixteen bytes that nobody can guess.
+fn new_token() -> Result<wire::Token> {
+    let mut token = wire::Token::default();
+    getrandom::fill(&mut token).map_err(|e| Error::Provider {
+        provider: ProviderKind::Tcp,
+        detail: format!("the system gives no random bytes: {e}"),
+    })?;
+    Ok(token)
+}
+
+/// Tells hosts, and network namespaces of one host, apart. Empty if that cannot be known.
+fn this_host() -> Vec<u8> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let namespace = std::fs::metadata("/proc/self/ns/net");
+    match (boot, namespace) {
+        (Ok(boot), Ok(namespace)) => format!("{} {}", boot.trim(), namespace.ino()).into_bytes(),
+        _ => Vec::new(),
+    }
+}

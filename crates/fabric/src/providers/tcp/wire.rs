@@ -1,0 +1,329 @@
+//! What travels between two tcp providers, as pure functions over bytes: addresses, hellos, frames.
+//!
+//! `docs/wire-format.md` has the same in tables. Nothing here trusts a byte: what does not parse is
+//! refused with a reason, what is not complete waits, and no length is believed before it is bounded.
+
+use crate::bytes::{Reader, put_block};
+use crate::parts::PartRule;
+use crate::types::{Generation, Lane, Page};
+use std::net::{IpAddr, SocketAddr};
+
+/// Changes whenever anything in this file does; both ends must have the same.
+pub(super) const VERSION: u16 = 1;
+/// The most pages in one frame.
+pub(super) const MAX_PAGES: u32 = 256;
+const HEADER: usize = 12;
+const PAGE: usize = 16;
+/// The longest that a frame's header and page table can be.
+pub(super) const MAX_HEAD: usize = HEADER + MAX_PAGES as usize * PAGE;
+/// The length of a hello.
+pub(super) const HELLO: usize = 36;
+
+const MAGIC: [u8; 4] = *b"WEFT";
+const COUNTED_WRITE: u8 = 1;
+
+/// Known only to an engine and to whom the control plane told it.
+pub(super) type Token = [u8; 16];
+
+/// How a provider is reached, told to every rank through the control plane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    /// Two loopback addresses mean the same only if these are equal.
+    pub host: Vec<u8>,
+    pub token: Token,
+    pub rule: PartRule,
+    pub streams: u32,
+    pub socket: SocketAddr,
+}
+
+impl Address {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = VERSION.to_le_bytes().to_vec();
+        put_block(&mut out, &self.host);
+        out.extend_from_slice(&self.token);
+        out.extend_from_slice(&self.rule.max_part_bytes.to_le_bytes());
+        out.extend_from_slice(&self.rule.max_pages_per_part.to_le_bytes());
+        out.extend_from_slice(&self.streams.to_le_bytes());
+        match self.socket.ip() {
+            IpAddr::V4(ip) => put_block(&mut out, &ip.octets()),
+            IpAddr::V6(ip) => put_block(&mut out, &ip.octets()),
+        }
+        out.extend_from_slice(&self.socket.port().to_le_bytes());
+        out
+    }
+
+    /// What a peer's provider gave; `None` if it is not an address of this wire version.
+    pub fn decode(bytes: &[u8]) -> Option<Address> {
+        let mut reader = Reader::new(bytes);
+        if reader.u16()? != VERSION {
+            return None;
+        }
+        let host = reader.block()?.to_vec();
+        let token = reader.bytes(16)?.try_into().ok()?;
+        let rule = PartRule { max_part_bytes: reader.u64()?, max_pages_per_part: reader.u32()? };
+        let streams = reader.u32()?;
+        let ip = reader.block()?;
+        let ip = match ip.len() {
+            4 => IpAddr::from(<[u8; 4]>::try_from(ip).ok()?),
+            _ => IpAddr::from(<[u8; 16]>::try_from(ip).ok()?),
+        };
+        let socket = SocketAddr::new(ip, reader.u16()?);
+        reader.is_at_end().then_some(Address { host, token, rule, streams, socket })
+    }
+}
+
+/// Which end of a connection says hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Role {
+    Dialler = 1,
+    Acceptor = 2,
+}
+
+/// The first bytes of each direction of a connection. The same length whatever it says, so that
+/// nothing has to be believed in order to read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub generation: Generation,
+    pub role: Role,
+    /// Who says it.
+    pub from: u32,
+    /// To whom.
+    pub to: u32,
+    /// Which of the pair's streams this connection is.
+    pub stream: u32,
+    /// The token of the engine that it is said to: whoever knows it was told by the control plane.
+    pub token: Token,
+}
+
+impl Hello {
+    pub fn encode(&self) -> [u8; HELLO] {
+        let mut out = [0; HELLO];
+        out[..4].copy_from_slice(&MAGIC);
+        out[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        out[6] = self.generation.0;
+        out[7] = self.role as u8;
+        out[8..12].copy_from_slice(&self.from.to_le_bytes());
+        out[12..16].copy_from_slice(&self.to.to_le_bytes());
+        out[16..20].copy_from_slice(&self.stream.to_le_bytes());
+        out[20..].copy_from_slice(&self.token);
+        out
+    }
+
+    pub fn decode(bytes: &[u8; HELLO]) -> Result<Hello, &'static str> {
+        let mut reader = Reader::new(bytes);
+        if reader.bytes(4) != Some(&MAGIC) {
+            return Err("it is not a Weft connection");
+        }
+        if reader.u16() != Some(VERSION) {
+            return Err("it is of another wire version");
+        }
+        let rest = |reader: &mut Reader<'_>| {
+            let generation = Generation(reader.u8()?);
+            let role = match reader.u8()? {
+                1 => Role::Dialler,
+                2 => Role::Acceptor,
+                _ => return None,
+            };
+            let (from, to, stream) = (reader.u32()?, reader.u32()?, reader.u32()?);
+            let token = reader.bytes(16)?.try_into().ok()?;
+            Some(Hello { generation, role, from, to, stream, token })
+        };
+        rest(&mut reader).ok_or("its role is unknown")
+    }
+}
+
+/// Whether two tokens are the same, in a time that does not tell how far they agree.
+pub(super) fn same_token(one: &Token, other: &Token) -> bool {
+    one.iter().zip(other).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}
+
+/// Appends the header and the page table of the frame that writes `pages` and raises `lane`.
+pub(super) fn put_head(out: &mut Vec<u8>, lane: Lane, pages: &[Page]) {
+    let payload: u64 = pages.iter().map(|page| page.length).sum();
+    out.extend_from_slice(&[COUNTED_WRITE, 0]);
+    out.extend_from_slice(&(pages.len() as u16).to_le_bytes());
+    out.extend_from_slice(&lane.immediate().to_le_bytes());
+    out.extend_from_slice(&(payload as u32).to_le_bytes());
+    for page in pages {
+        out.extend_from_slice(&page.destination.0.to_le_bytes());
+        out.extend_from_slice(&(page.length as u32).to_le_bytes());
+        out.extend_from_slice(&page.destination_offset.to_le_bytes());
+    }
+}
+
+/// The header and page table of a frame. Its form is right; whether its pages were granted is the
+/// receiver's to check.
+#[derive(Debug)]
+pub(super) struct Head<'a> {
+    pub lane: Lane,
+    table: &'a [u8],
+}
+
+/// A page as a frame names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Destination {
+    pub key: u32,
+    pub offset: u64,
+    pub length: u32,
+}
+
+impl<'a> Head<'a> {
+    /// Reads the head at the front of `bytes`: `None` if there is not enough of it yet, and the
+    /// reason why if it breaks the rules of a frame.
+    pub fn parse(bytes: &'a [u8], rule: PartRule) -> Result<Option<Head<'a>>, String> {
+        let mut reader = Reader::new(bytes);
+        let header = |reader: &mut Reader<'_>| {
+            Some((reader.u8()?, reader.u8()?, reader.u16()?, reader.u32()?, reader.u32()?))
+        };
+        let Some((kind, flags, pages, immediate, payload)) = header(&mut reader) else {
+            return Ok(None);
+        };
+        if kind != COUNTED_WRITE || flags != 0 {
+            return Err(format!("a frame of unknown kind {kind} with flags {flags:#x}"));
+        }
+        if u32::from(pages) > rule.max_pages_per_part {
+            let limit = rule.max_pages_per_part;
+            return Err(format!("a frame of {pages} pages, {limit} were agreed"));
+        }
+        if u64::from(payload) > rule.max_part_bytes {
+            let limit = rule.max_part_bytes;
+            return Err(format!("a frame of {payload} bytes, {limit} were agreed"));
+        }
+        let Some(table) = reader.bytes(usize::from(pages) * PAGE) else { return Ok(None) };
+        let head = Head { lane: Lane::from_immediate(immediate), table };
+        let sum: u64 = head.pages().map(|page| u64::from(page.length)).sum();
+        if sum != u64::from(payload) {
+            return Err(format!("a frame of {payload} bytes whose pages have {sum}"));
+        }
+        Ok(Some(head))
+    }
+
+    /// Its length: where the payload begins.
+    pub fn len(&self) -> usize {
+        HEADER + self.table.len()
+    }
+
+    /// Where its payload goes, in the order in which it travels.
+    pub fn pages(&self) -> impl Iterator<Item = Destination> {
+        self.table.chunks_exact(PAGE).filter_map(|entry| {
+            let mut reader = Reader::new(entry);
+            let (key, length) = (reader.u32()?, reader.u32()?);
+            Some(Destination { key, offset: reader.u64()?, length })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::RegionKey;
+    use proptest::prelude::*;
+
+    const RULE: PartRule = PartRule { max_part_bytes: 1 << 20, max_pages_per_part: MAX_PAGES };
+
+    fn page() -> impl Strategy<Value = Page> {
+        (any::<u32>(), any::<u64>(), 0u64..1 << 12).prop_map(|(key, offset, length)| Page {
+            source: RegionKey(0),
+            source_offset: 0,
+            destination: RegionKey(key),
+            destination_offset: offset,
+            length,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn frames_survive_the_wire_and_truncated_ones_wait(
+            immediate in any::<u32>(),
+            pages in prop::collection::vec(page(), 0..20),
+        ) {
+            let lane = Lane::from_immediate(immediate);
+            let mut bytes = Vec::new();
+            put_head(&mut bytes, lane, &pages);
+            for end in 0..bytes.len() {
+                prop_assert!(Head::parse(&bytes[..end], RULE).unwrap().is_none());
+            }
+            let length = bytes.len();
+            bytes.extend([0xee; 7]);
+            let head = Head::parse(&bytes, RULE).unwrap().unwrap();
+            prop_assert_eq!((head.lane, head.len()), (lane, length));
+            let expected: Vec<Destination> = pages
+                .iter()
+                .map(|p| Destination {
+                    key: p.destination.0,
+                    offset: p.destination_offset,
+                    length: p.length as u32,
+                })
+                .collect();
+            prop_assert_eq!(head.pages().collect::<Vec<_>>(), expected);
+        }
+
+        #[test]
+        fn garbage_is_refused_or_waits_without_a_panic(mut bytes in any::<Vec<u8>>()) {
+            let _ = Address::decode(&bytes);
+            if let Some(hello) = bytes.first_chunk() {
+                let _ = Hello::decode(hello);
+            }
+            let _ = Head::parse(&bytes, RULE);
+            if bytes.len() > 4 {
+                // Past the first checks.
+                bytes[..4].copy_from_slice(&[COUNTED_WRITE, 0, 2, 0]);
+                let _ = Head::parse(&bytes, RULE);
+            }
+        }
+
+        #[test]
+        fn addresses_survive_the_wire(
+            host in any::<Vec<u8>>(),
+            token in any::<Token>(),
+            ip in any::<IpAddr>(),
+            port in any::<u16>(),
+        ) {
+            let socket = SocketAddr::new(ip, port);
+            let address = Address { host, token, rule: RULE, streams: 2, socket };
+            let bytes = address.encode();
+            prop_assert_eq!(Address::decode(&bytes), Some(address));
+            for end in 0..bytes.len() {
+                prop_assert_eq!(Address::decode(&bytes[..end]), None);
+            }
+        }
+
+        #[test]
+        fn hellos_survive_the_wire(
+            generation in any::<u8>(),
+            ranks in any::<(u32, u32, u32)>(),
+            token in any::<Token>(),
+        ) {
+            let (from, to, stream) = ranks;
+            let generation = Generation(generation);
+            let hello = Hello { generation, role: Role::Dialler, from, to, stream, token };
+            prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+        }
+    }
+
+    #[test]
+    fn frames_beyond_what_was_agreed_are_refused() {
+        let frame = |pages: u16, payload: u32| {
+            let mut bytes = vec![COUNTED_WRITE, 0];
+            bytes.extend(pages.to_le_bytes());
+            bytes.extend([0; 4]);
+            bytes.extend(payload.to_le_bytes());
+            bytes
+        };
+        // Refused by the header alone, before any of the table has come.
+        assert!(Head::parse(&frame(257, 0), RULE).is_err());
+        assert!(Head::parse(&frame(1, (1 << 20) + 1), RULE).is_err());
+        assert!(Head::parse(&frame(0, 1), RULE).is_err());
+        assert!(Head::parse(&frame(256, 1 << 20), RULE).unwrap().is_none());
+        // Pages whose lengths do not add up.
+        let mut bytes = frame(1, 5);
+        bytes.extend([0; PAGE]);
+        assert!(Head::parse(&bytes, RULE).is_err());
+        for first in [[0, 0], [2, 0], [COUNTED_WRITE, 1]] {
+            let mut bytes = frame(0, 0);
+            bytes[..2].copy_from_slice(&first);
+            assert!(Head::parse(&bytes, RULE).is_err());
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! The shm provider between threads and between processes.
+
+mod common;
+
+use common::{
+    AllGather, Member, PATIENCE, Random, on_processes, on_threads, process_gather, waiting,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use weft_fabric::memory::Memory;
+use weft_fabric::provider::Group;
+use weft_fabric::providers::{ShmConfig, ShmProvider};
+use weft_fabric::{CounterId, Engine, Error, Generation, Provider, Rank, Waiter, clock};
+
+fn shm() -> Box<dyn Provider> {
+    Box::new(ShmProvider::new(ShmConfig { host_id: "this".into() }).unwrap())
+}
+
+fn join(rank: Rank, size: u32, gather: &mut AllGather<'_>) -> Member {
+    Member::join(rank, size, vec![shm()], gather)
+}
+
+#[test]
+fn threads_write_random_pages_to_each_other() {
+    on_threads(4, |rank, gather| {
+        let mut member = join(rank, 4, gather);
+        for round in 0..60 {
+            member.round(11, round).unwrap();
+        }
+        gather(Vec::new());
+    });
+}
+
+#[test]
+fn processes_write_random_pages_to_each_other() {
+    let Some(rank) = common::process_rank() else {
+        let ended = on_processes("processes_write_random_pages_to_each_other", 3);
+        assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+        return;
+    };
+    let mut names = Vec::new();
+    let mut member = join(rank, 3, &mut |mine| {
+        let all = process_gather(mine);
+        for text in all.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()) {
+            names.extend(text.find("weft-").map(|at| text[at..at + 37].to_owned()));
+        }
+        all
+    });
+    for round in 0..100 {
+        member.round(12, round).unwrap();
+    }
+    drop(member);
+    process_gather(Vec::new());
+    assert_eq!(names.len(), 3);
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    assert!(names.iter().all(|name| !sockets.contains(name)), "sockets are left");
+}
+
+#[test]
+fn a_killed_process_leaves_the_others_with_a_timeout_that_names_it() {
+    let name = "a_killed_process_leaves_the_others_with_a_timeout_that_names_it";
+    let Some(rank) = common::process_rank() else {
+        let ended = on_processes(name, 3);
+        assert_eq!(ended, [Ok(()), Err("killed by 9".into()), Ok(())]);
+        return;
+    };
+    let mut member = join(rank, 3, &mut process_gather);
+    if rank == Rank(1) {
+        let moment = Random(u64::from(std::process::id())).below(20_000);
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_micros(moment));
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+        });
+    }
+    // Rounds keep the survivors in step, so both get stuck on the dead one, or on each other stuck.
+    member.patience = Duration::from_secs(1);
+    let error = (0..).find_map(|round| member.round(13, round).err()).unwrap();
+    assert!(matches!(&error, Error::Timeout { missing, .. } if !missing.is_empty()), "{error}");
+    // What the dead one mapped and was mapped of is still sound.
+    member.inbox.memory().fill(0, common::SLOT, 7);
+}
+
+#[test]
+fn a_waiter_asleep_on_the_bell_is_woken() {
+    sleepers_are_woken(|engine, peer, counter| {
+        waiting(PATIENCE, Duration::ZERO, |waiter| engine.wait(counter, &[(peer, 1)], waiter))
+    });
+}
+
+#[test]
+fn a_waiter_asleep_on_its_descriptor_is_woken() {
+    sleepers_are_woken(|engine, peer, counter| {
+        while engine.count(counter, peer)? == 0 {
+            if engine.arm() {
+                let descriptor = engine.descriptor();
+                let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+                poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 })).unwrap();
+            }
+            engine.disarm();
+            engine.poll(clock::now(), &mut Vec::new());
+        }
+        Ok(())
+    });
+}
+
+/// Two ranks take turns, each asleep until the other writes.
+fn sleepers_are_woken(sleep: fn(&mut Engine, Rank, CounterId) -> weft_fabric::Result<()>) {
+    const TURNS: u64 = 100;
+    on_threads(2, |rank, gather| {
+        let mut member = join(rank, 2, gather);
+        let (peer, counter) = (Rank(1 - rank.0), member.counter);
+        let begin = Instant::now();
+        for turn in 0..TURNS {
+            if rank == Rank(1) {
+                sleep(&mut member.engine, peer, counter).unwrap();
+            }
+            member.engine.signal(peer, counter, turn).unwrap();
+            if rank == Rank(0) {
+                sleep(&mut member.engine, peer, counter).unwrap();
+            }
+            member.engine.credit(peer, counter).unwrap();
+            waiting(PATIENCE, Duration::ZERO, |waiter| {
+                member.engine.wait_for_credit(counter, peer, turn + 1, waiter).unwrap();
+            });
+        }
+        // A sleeper that is not woken sleeps 50 ms, three times a turn.
+        assert!(begin.elapsed() < TURNS as u32 * Duration::from_millis(50), "wake-ups were lost");
+        gather(Vec::new());
+    });
+}
+
+/// A second of waiting takes few wake-ups, and under 1% of a core. On a busy virtual machine even a
+/// thread that only sleeps is charged more than that at times, so such a one is the yardstick.
+#[test]
+fn an_idle_waiter_costs_little() {
+    let second = Duration::from_secs(1);
+    on_threads(2, |rank, gather| {
+        let mut member = join(rank, 2, gather);
+        let (peer, counter) = (Rank(1 - rank.0), member.counter);
+        let costs_little = |_| {
+            let before = thread_cpu_time();
+            let mut naps = 0;
+            let mut nap = || {
+                naps += 1;
+                false
+            };
+            let (deadline, spin) = (clock::now().after(second), Duration::from_micros(20));
+            let mut waiter = Waiter { deadline, spin, interrupted: &mut nap };
+            let error = member.engine.wait(counter, &[(peer, 1)], &mut waiter).unwrap_err();
+            assert!(matches!(error, Error::Timeout { .. }), "{error}");
+            assert!(naps < 40, "woke up {naps} times in a second of waiting");
+            thread_cpu_time() - before < second / 100
+        };
+        let sleeper_costs_little = |_| {
+            let before = thread_cpu_time();
+            (0..20).for_each(|_| std::thread::sleep(second / 20));
+            thread_cpu_time() - before < second / 100
+        };
+        let fine = (0..3).any(costs_little) || !(0..3).all(sleeper_costs_little);
+        assert!(fine, "an idle waiter takes over 1% of a core");
+        gather(Vec::new());
+    });
+}
+
+fn thread_cpu_time() -> Duration {
+    let at = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(at.tv_sec as u64, at.tv_nsec as u32)
+}
+
+#[test]
+fn more_regions_than_a_socket_holds_cross_in_both_directions() {
+    const REGIONS: usize = 300;
+    on_threads(2, |rank, gather| {
+        let mut member = join(rank, 2, gather);
+        let (engine, peer) = (&mut member.engine, Rank(1 - rank.0));
+        let mine: Vec<_> = (0..REGIONS).map(|_| engine.alloc(1).unwrap()).collect();
+        let ranges: Vec<_> = mine.iter().map(|region| (region, 0..1)).collect();
+        let said = gather(engine.grant(peer, &ranges, &[]).unwrap().encode());
+        let theirs = weft_fabric::descriptor::Grant::decode(&said[peer.0 as usize]).unwrap();
+        let remotes = engine.import(peer, &theirs, &[], clock::now().after(PATIENCE)).unwrap();
+        assert_eq!(remotes.len(), REGIONS);
+        // The last descriptors leave when the engine is polled.
+        waiting(PATIENCE, Duration::ZERO, |waiter| engine.barrier(waiter)).unwrap();
+        gather(Vec::new());
+    });
+}
+
+#[test]
+fn a_region_that_takes_an_old_key_is_a_new_region() {
+    on_threads(2, |rank, gather| {
+        let mut member = join(rank, 2, gather);
+        let (engine, peer) = (&mut member.engine, Rank(1 - rank.0));
+        let mut keys = Vec::new();
+        for turn in 0..2u8 {
+            let region = engine.alloc(8).unwrap();
+            keys.push(region.key());
+            let grant = engine.grant(peer, &[(&region, 0..8)], &[]).unwrap();
+            let said = gather(grant.encode());
+            let theirs = weft_fabric::descriptor::Grant::decode(&said[peer.0 as usize]).unwrap();
+            let deadline = clock::now().after(PATIENCE);
+            let remote = engine.import(peer, &theirs, &[], deadline).unwrap()[0];
+            member.source.memory().copy_in(0, &[turn + 1; 8]);
+            let page = weft_fabric::Page {
+                source: member.source.key(),
+                source_offset: 0,
+                destination: remote.key,
+                destination_offset: 0,
+                length: 8,
+            };
+            let counter = member.counter;
+            waiting(PATIENCE, Duration::ZERO, |waiter| {
+                engine.wait_for_credit(counter, peer, turn.into(), waiter).unwrap();
+                engine.write(peer, counter, turn.into(), &[page]).unwrap();
+                engine.wait(counter, &[(peer, 1)], waiter).unwrap();
+            });
+            let mut seen = [0; 8];
+            region.memory().copy_out(0, &mut seen);
+            assert_eq!(seen, [turn + 1; 8]);
+            engine.credit(peer, counter).unwrap();
+            engine.release(&region);
+        }
+        assert_eq!(keys[0], keys[1]);
+        gather(Vec::new());
+    });
+}
+
+#[test]
+fn registered_memory_is_a_source_and_no_destination() {
+    on_threads(2, |rank, gather| {
+        let mut member = join(rank, 2, gather);
+        let region = member.engine.register(Memory::from_bytes([1, 2, 3])).unwrap();
+        let error = member.engine.grant(Rank(1 - rank.0), &[(&region, 0..3)], &[]).unwrap_err();
+        assert!(matches!(error, Error::Unusable { .. }), "{error}");
+        assert!(error.to_string().contains("alloc"), "{error}");
+    });
+}
+
+#[test]
+fn pretended_hosts_do_not_reach_each_other() {
+    let provider = |host: &str| ShmProvider::new(ShmConfig { host_id: host.into() }).unwrap();
+    let (a, b, c) = (provider("a"), provider("b"), provider("a"));
+    assert!(a.reaches(&c.address()) && c.reaches(&a.address()));
+    assert!(!a.reaches(&b.address()) && !b.reaches(&a.address()));
+    assert!(!a.reaches(b"garbage"));
+}
+
+#[test]
+fn connecting_ends_at_the_deadline_and_names_who_is_missing() {
+    let (mut here, there) = (shm(), shm());
+    let lanes = weft_fabric::lane_table::LaneTable::new(4, Generation(0)).unwrap();
+    let address = there.address();
+    let group = Group {
+        rank: Rank(0),
+        size: 2,
+        generation: Generation(0),
+        peers: &[(Rank(1), &address)],
+        lanes: &Arc::new(lanes),
+        deadline: clock::now().after(Duration::from_millis(50)),
+    };
+    let error = here.connect(&group).unwrap_err();
+    assert!(matches!(error, Error::Connect { peer: Rank(1), .. }), "{error}");
+}
+
+#[test]
+fn a_peer_that_is_gone_refuses_the_connection_at_once() {
+    let (mut here, there) = (shm(), shm());
+    let address = there.address();
+    drop(there);
+    let lanes = weft_fabric::lane_table::LaneTable::new(4, Generation(0)).unwrap();
+    let group = Group {
+        rank: Rank(0),
+        size: 2,
+        generation: Generation(0),
+        peers: &[(Rank(1), &address)],
+        lanes: &Arc::new(lanes),
+        deadline: clock::now().after(PATIENCE),
+    };
+    let begin = Instant::now();
+    assert!(matches!(here.connect(&group), Err(Error::Connect { .. })));
+    assert!(begin.elapsed() < PATIENCE);
+}
+
+#[test]
+fn memory_that_could_shrink_is_refused() {
+    let descriptor = rustix::fs::memfd_create("open", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&descriptor, 4096).unwrap();
+    assert!(matches!(Memory::map(descriptor, 4096), Err(Error::Allocate { .. })));
+}

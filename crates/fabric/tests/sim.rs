@@ -1,0 +1,8 @@
+//! The simulator under random traffic, and its checks under drivers that are deliberately wrong.
+
+#[path = "sim/checks.rs"]
+mod checks;
+#[path = "sim/engine.rs"]
+mod engine;
+#[path = "sim/traffic.rs"]
+mod traffic;

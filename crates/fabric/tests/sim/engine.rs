@@ -1,0 +1,276 @@
+//! The engine's own refusals and errors, and what the cluster says of runs that cannot end.
+
+use crate::traffic::Wrong;
+use std::sync::mpsc;
+use std::time::Duration;
+use weft_control::Cause;
+use weft_fabric::engine::EngineConfig;
+use weft_fabric::model::LatencyBandwidth;
+use weft_fabric::providers::sim::{Cluster, Faults, Hang, Outcome, World, WorldConfig};
+use weft_fabric::{
+    CounterId, Error, Event, Page, PartRule, PeerWrite, Rank, Region, RegionKey, RemoteRegion, Time,
+};
+
+const LENGTH: u64 = 1000;
+
+/// A region and a counter on every rank, shared with all.
+struct Group {
+    cluster: Cluster,
+    counter: CounterId,
+    regions: Vec<Region>,
+    remote: Vec<Vec<Vec<RemoteRegion>>>,
+}
+
+fn group(config: WorldConfig) -> Group {
+    let mut cluster = Cluster::new(&World::new(config)).unwrap();
+    let counter = cluster.counter().unwrap();
+    let regions: Vec<Region> =
+        cluster.ranks().map(|rank| cluster.engine(rank).alloc(LENGTH as usize).unwrap()).collect();
+    let granted = |owner: Rank, _| vec![(regions[owner.0 as usize].clone(), 0..LENGTH)];
+    let remote = cluster.share(granted, &[counter]).unwrap();
+    Group { cluster, counter, regions, remote }
+}
+
+impl Group {
+    /// All of `from`'s region onto all of `to`'s.
+    fn page(&self, from: u32, to: u32) -> Page {
+        Page {
+            source: self.regions[from as usize].key(),
+            source_offset: 0,
+            destination: self.remote[from as usize][to as usize][0].key,
+            destination_offset: 0,
+            length: LENGTH,
+        }
+    }
+
+    /// Runs until rank `at` sees its group poisoned; returns the cause.
+    fn poison(&mut self, at: Rank) -> weft_fabric::Poison {
+        let outcomes = self.cluster.run(|_, _, _, _| Ok::<bool, Wrong>(false)).unwrap();
+        match outcomes.into_iter().nth(at.0 as usize) {
+            Some(Outcome::Failed(Wrong::Poisoned(poison))) => poison,
+            other => panic!("{at} ended in {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_write_takes_exactly_what_the_model_says() {
+    let model = Box::new(LatencyBandwidth::new(Duration::from_nanos(50), 1_000_000_000));
+    let mut group = group(WorldConfig { model, ..WorldConfig::new(2, 0) });
+    group.regions[0].memory().fill(0, LENGTH as usize, 3);
+    let (page, counter) = (group.page(0, 1), group.counter);
+    group.cluster.engine(Rank(0)).write(Rank(1), counter, 0, &[page]).unwrap();
+    let mut arrived = None;
+    let outcomes = group.cluster.run(|engine, now, events, _| {
+        let raised = Event::Raised { counter, peer: Rank(0), count: 1 };
+        if events.contains(&raised) {
+            arrived = Some(now);
+        }
+        Ok::<bool, Error>(engine.rank() == Rank(0) || arrived.is_some())
+    });
+    assert!(outcomes.is_ok());
+    assert_eq!(arrived, Some(Time(1050)));
+    let mut bytes = vec![0; LENGTH as usize];
+    group.regions[1].memory().copy_out(0, &mut bytes);
+    assert_eq!(bytes, [3; LENGTH as usize]);
+}
+
+#[test]
+fn wrong_requests_are_refused_and_do_nothing() {
+    let mut group = group(WorldConfig::new(2, 0));
+    let (page, counter) = (group.page(0, 1), group.counter);
+    let engine = group.cluster.engine(Rank(0));
+    let mut write = |round, page| engine.write(Rank(1), counter, round, &[page]).unwrap_err();
+    assert!(matches!(write(1, page), Error::NoCredit { round: 1, credits: 0, .. }));
+    let beyond = Page { source_offset: 1, ..page };
+    assert!(matches!(write(0, beyond), Error::OutOfRange { side: "local", .. }));
+    let beyond = Page { destination_offset: u64::MAX, ..page };
+    assert!(matches!(write(0, beyond), Error::OutOfRange { side: "remote", .. }));
+    let unknown = Page { source: RegionKey(9), ..page };
+    assert!(matches!(write(0, unknown), Error::Unknown { what: "region", .. }));
+    let unknown = Page { destination: RegionKey(9), ..page };
+    assert!(matches!(write(0, unknown), Error::Unknown { what: "remote region", .. }));
+    assert!(matches!(
+        engine.signal(Rank(1), CounterId(9), 0),
+        Err(Error::Unknown { what: "counter", .. })
+    ));
+    assert!(matches!(engine.signal(Rank(2), counter, 0), Err(Error::Unknown { what: "rank", .. })));
+    assert!(matches!(engine.signal(Rank(0), counter, 0), Err(Error::Unknown { what: "rank", .. })));
+    group.cluster.settle().unwrap();
+    assert_eq!(group.cluster.engine(Rank(1)).count(counter, Rank(0)).unwrap(), 0);
+    assert_eq!(group.cluster.world().violations(), []);
+}
+
+#[test]
+fn a_credit_opens_one_round_and_closes_the_one_before() {
+    let mut group = group(WorldConfig::new(2, 0));
+    let counter = group.counter;
+    group.cluster.engine(Rank(0)).signal(Rank(1), counter, 0).unwrap();
+    group.cluster.settle().unwrap();
+    group.cluster.engine(Rank(1)).credit(Rank(0), counter).unwrap();
+    group.cluster.settle().unwrap();
+    let engine = group.cluster.engine(Rank(0));
+    engine.signal(Rank(1), counter, 1).unwrap();
+    let old = engine.signal(Rank(1), counter, 0).unwrap_err();
+    assert!(matches!(old, Error::OldRound { round: 0, current: 1, .. }));
+    let early = engine.signal(Rank(1), counter, 2).unwrap_err();
+    assert!(matches!(early, Error::NoCredit { round: 2, credits: 1, .. }));
+}
+
+#[test]
+fn more_requests_than_the_limit_are_refused() {
+    let world = World::new(WorldConfig::new(2, 0));
+    let config = EngineConfig { max_requests: 2, lanes: 8, ..EngineConfig::default() };
+    let mut cluster = Cluster::with_config(&world, config).unwrap();
+    let counter = cluster.counter().unwrap();
+    cluster.share(|_, _| Vec::new(), &[counter]).unwrap();
+    let engine = cluster.engine(Rank(0));
+    engine.signal(Rank(1), counter, 0).unwrap();
+    engine.signal(Rank(1), counter, 0).unwrap();
+    let refused = engine.signal(Rank(1), counter, 0);
+    assert!(matches!(refused, Err(Error::Limit { wanted: 3, limit: 2, .. })));
+    cluster.settle().unwrap();
+    cluster.engine(Rank(0)).signal(Rank(1), counter, 0).unwrap();
+}
+
+#[test]
+fn parts_wait_for_room_in_the_queue() {
+    let parts = PartRule { max_part_bytes: 10, max_pages_per_part: 1 };
+    let config = WorldConfig { parts, queue_parts: 3, ..WorldConfig::new(2, 0) };
+    let mut group = group(config);
+    let (page, counter) = (group.page(0, 1), group.counter);
+    let engine = group.cluster.engine(Rank(0));
+    let request = engine.write(Rank(1), counter, 0, &[page]).unwrap();
+    assert!(!engine.is_drained(request));
+    group.cluster.settle().unwrap();
+    assert!(group.cluster.engine(Rank(0)).is_drained(request));
+    assert_eq!(group.cluster.engine(Rank(1)).count(counter, Rank(0)).unwrap(), LENGTH / 10);
+}
+
+#[test]
+fn a_killed_rank_is_named_by_every_survivor() {
+    let mut group = group(WorldConfig::new(4, 0));
+    group.cluster.world().kill(Rank(2));
+    for at in [0, 1, 3] {
+        let poison = group.poison(Rank(at));
+        assert_eq!((poison.kind, poison.rank), (Cause::Lost, Some(Rank(2))));
+    }
+    let refused = group.cluster.engine(Rank(0)).signal(Rank(1), group.counter, 0);
+    assert!(matches!(refused, Err(Error::Poisoned(_))));
+}
+
+#[test]
+fn a_scatter_that_fails_names_the_peer_it_failed_toward() {
+    let mut group = group(WorldConfig::new(4, 0));
+    group.cluster.world().cut(Rank(0), Rank(2));
+    let (sender, outcome) = mpsc::channel();
+    let callback = Box::new(move |result| sender.send(result).unwrap());
+    let writes = [1, 2, 3].map(|peer| PeerWrite { peer: Rank(peer), pages: &[] });
+    group.cluster.engine(Rank(0)).scatter(&writes, group.counter, 0, Some(callback)).unwrap();
+    let poison = group.poison(Rank(3));
+    assert_eq!((poison.kind, poison.rank), (Cause::Failed, Some(Rank(2))));
+    assert_eq!(outcome.recv().unwrap(), Err("the link is cut".to_owned()));
+}
+
+#[test]
+fn repeated_completions_are_ignored() {
+    let faults = Faults { duplicate: 1.0, ..Faults::default() };
+    let parts = PartRule { max_part_bytes: 10, max_pages_per_part: 1 };
+    let mut group = group(WorldConfig { parts, ..WorldConfig::new(2, 0).with_faults(faults) });
+    let (page, counter) = (group.page(0, 1), group.counter);
+    let mut ends = 0;
+    group.cluster.engine(Rank(0)).write(Rank(1), counter, 0, &[page]).unwrap();
+    let outcomes = group.cluster.run(|engine, _, events, _| {
+        ends += events.iter().filter(|event| matches!(event, Event::Completed { .. })).count();
+        Ok::<bool, Error>(engine.count(counter, Rank(0)).unwrap_or(LENGTH) >= LENGTH / 10)
+    });
+    assert!(outcomes.is_ok());
+    group.cluster.settle().unwrap();
+    assert!(ends <= 1);
+    assert_eq!(group.cluster.engine(Rank(0)).statistics().requests, 0);
+}
+
+#[test]
+fn whoever_waits_for_nothing_is_reported_and_not_waited_for() {
+    let mut group = group(WorldConfig::new(3, 0));
+    let counter = group.counter;
+    group.cluster.engine(Rank(0)).signal(Rank(1), counter, 0).unwrap();
+    let hang = group.cluster.run(|engine, _, _, _| {
+        let rank = engine.rank();
+        Ok::<bool, Error>(rank == Rank(0) || engine.count(counter, Rank(0))? == 1)
+    });
+    assert!(
+        matches!(hang, Err(Hang::Deadlock { at, waiting }) if at > Time(0) && waiting == [Rank(2)])
+    );
+}
+
+#[test]
+fn a_run_without_end_stops_at_its_bound() {
+    let mut group = group(WorldConfig::new(2, 0));
+    group.cluster.set_max_steps(100);
+    let world = group.cluster.world().clone();
+    let hang = group.cluster.run(|_, now, _, _| {
+        world.wake_at(now.after(Duration::from_millis(1)));
+        Ok::<bool, Error>(false)
+    });
+    let waiting = vec![Rank(0), Rank(1)];
+    assert_eq!(hang.unwrap_err(), Hang::TooManySteps { steps: 100, waiting });
+}
+
+#[test]
+fn a_paused_rank_goes_on_when_it_is_resumed() {
+    let mut group = group(WorldConfig::new(2, 0));
+    let (world, counter) = (group.cluster.world().clone(), group.counter);
+    world.stop(Rank(1));
+    group.cluster.engine(Rank(0)).signal(Rank(1), counter, 0).unwrap();
+    world.wake_at(Time(1_000_000));
+    let outcomes = group.cluster.run(|engine, now, _, _| {
+        if engine.rank() == Rank(0) {
+            if now == Time(1_000_000) {
+                world.resume(Rank(1));
+            }
+            return Ok(now >= Time(1_000_000));
+        }
+        assert!(now >= Time(1_000_000));
+        Ok::<bool, Error>(engine.count(counter, Rank(0))? == 1)
+    });
+    assert!(outcomes.is_ok());
+}
+
+#[test]
+fn a_rank_whose_driver_fails_is_named_by_the_others() {
+    let mut group = group(WorldConfig::new(3, 0));
+    let counter = group.counter;
+    let outcomes = group.cluster.run(|engine, _, _, _| {
+        if engine.rank() == Rank(1) {
+            engine.signal(Rank(0), counter, 5)?;
+        }
+        Ok::<bool, Wrong>(false)
+    });
+    for (rank, outcome) in outcomes.unwrap().into_iter().enumerate() {
+        match outcome {
+            Outcome::Failed(Wrong::Fabric(Error::NoCredit { .. })) => assert_eq!(rank, 1),
+            Outcome::Failed(Wrong::Poisoned(poison)) => assert_eq!(poison.rank, Some(Rank(1))),
+            other => panic!("rank {rank} ended in {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_done_early_misses_nothing_of_the_next_run() {
+    let mut group = group(WorldConfig::new(2, 0));
+    let counter = group.counter;
+    let outcomes = group.cluster.run(|engine, now, _, _| {
+        if engine.rank() == Rank(0) && engine.next_round(counter, Rank(1))? == 0 {
+            engine.signal(Rank(1), counter, 0)?;
+        }
+        Ok::<bool, Error>(engine.rank() == Rank(1) || now > Time(0))
+    });
+    assert!(outcomes.is_ok());
+    group.cluster.settle().unwrap();
+    let raised = Event::Raised { counter, peer: Rank(0), count: 1 };
+    let outcomes = group.cluster.run(|engine, _, events, _| {
+        Ok::<bool, Error>(engine.rank() == Rank(0) || events.contains(&raised))
+    });
+    assert!(outcomes.is_ok());
+}

@@ -1,0 +1,316 @@
+//! Every rank writes random pages to every other in rounds, under every fault. Each run ends in the
+//! right bytes or, where something died, in the error that names it; never in a hang.
+//!
+//! `WEFT_SEED=n` replays one seed, `WEFT_SEEDS=n` runs another number of them.
+
+use std::time::Duration;
+use weft_fabric::model::LatencyBandwidth;
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Random, World, WorldConfig};
+use weft_fabric::{
+    CounterId, Driver, Error, Event, Page, PartRule, Poison, Rank, Region, RemoteRegion, Requests,
+    Time,
+};
+
+const SLOT: u64 = 256;
+const SEEDS: u64 = 600;
+
+/// How a rank's traffic can end badly.
+#[derive(Debug)]
+#[allow(dead_code, reason = "what the variants carry is read in a failed test's message")]
+pub enum Wrong {
+    Fabric(Error),
+    Poisoned(Poison),
+    Bytes { from: Rank, round: u64 },
+    TooMany { from: Rank, round: u64 },
+}
+
+impl From<Error> for Wrong {
+    fn from(error: Error) -> Wrong {
+        match error {
+            Error::Poisoned(poison) => Wrong::Poisoned(poison),
+            error => Wrong::Fabric(error),
+        }
+    }
+}
+
+/// One rank's traffic with one peer.
+#[derive(Clone, Default)]
+struct Peer {
+    sent: u64,
+    credits: u64,
+    writing: bool,
+    received: u64,
+    raises: u64,
+}
+
+struct Traffic {
+    seed: u64,
+    rank: Rank,
+    rounds: u64,
+    namespace: u16,
+    rule: PartRule,
+    counter: CounterId,
+    source: Region,
+    inbox: Region,
+    remote: Vec<Option<RemoteRegion>>,
+    peers: Vec<Peer>,
+}
+
+impl Traffic {
+    /// What `from` writes into its slot at `to` in a round: pure, so both know it.
+    fn plan(&self, from: Rank, to: Rank, round: u64) -> Vec<(u64, u64)> {
+        let name = (u64::from(from.0) << 40) | (u64::from(to.0) << 20) | round;
+        let mut random = Random::new(self.seed.wrapping_mul(31) ^ name);
+        let mut pages = Vec::new();
+        let mut at = 0;
+        for _ in 0..random.below(7) {
+            let begin = at + random.below(20);
+            let end = (begin + random.below(80)).min(SLOT);
+            if begin >= end {
+                break;
+            }
+            pages.push((begin, end - begin));
+            at = end;
+        }
+        random.shuffle(&mut pages);
+        pages
+    }
+
+    fn byte(from: Rank, to: Rank, round: u64, offset: u64) -> u8 {
+        (u64::from(from.0) * 7 + u64::from(to.0) * 13 + round * 29 + offset * 3) as u8
+    }
+
+    fn others(&self) -> impl Iterator<Item = Rank> + use<> {
+        let me = self.rank;
+        (0..self.peers.len() as u32).map(Rank).filter(move |rank| *rank != me)
+    }
+
+    fn receive(&mut self, from: Rank, requests: &mut Requests) -> Result<(), Wrong> {
+        let round = self.peers[from.0 as usize].received;
+        let seen = self.peers[from.0 as usize].raises;
+        if round == self.rounds || seen == 0 {
+            return Ok(());
+        }
+        let plan = self.plan(from, self.rank, round);
+        let expected = self.rule.count(plan.iter().map(|(_, length)| *length));
+        if seen > expected {
+            return Err(Wrong::TooMany { from, round });
+        }
+        if seen < expected {
+            return Ok(());
+        }
+        for (begin, length) in plan {
+            let mut bytes = vec![0; length as usize];
+            let slot = u64::from(from.0) * SLOT;
+            self.inbox.memory().copy_out((slot + begin) as usize, &mut bytes);
+            let right = |(i, b): (usize, &u8)| {
+                *b == Traffic::byte(from, self.rank, round, begin + i as u64)
+            };
+            if !bytes.iter().enumerate().all(right) {
+                return Err(Wrong::Bytes { from, round });
+            }
+        }
+        let peer = &mut self.peers[from.0 as usize];
+        (peer.received, peer.raises) = (round + 1, 0);
+        requests.credit(from, self.counter);
+        Ok(())
+    }
+
+    fn send(&mut self, to: Rank, requests: &mut Requests) {
+        let peer = &self.peers[to.0 as usize];
+        let round = peer.sent;
+        if round == self.rounds || peer.writing || peer.credits < round {
+            return;
+        }
+        let Some(remote) = self.remote[to.0 as usize] else { return };
+        let slot = u64::from(to.0) * SLOT;
+        let plan = self.plan(self.rank, to, round);
+        for &(begin, length) in &plan {
+            let bytes: Vec<u8> = (begin..begin + length)
+                .map(|offset| Traffic::byte(self.rank, to, round, offset))
+                .collect();
+            self.source.memory().copy_in((slot + begin) as usize, &bytes);
+        }
+        let pages = plan.into_iter().map(|(begin, length)| Page {
+            source: self.source.key(),
+            source_offset: slot + begin,
+            destination: remote.key,
+            destination_offset: u64::from(self.rank.0) * SLOT + begin,
+            length,
+        });
+        let namespace = u64::from(self.namespace) << Event::NAMESPACE_SHIFT;
+        requests.write(to, self.counter, round, pages, namespace | u64::from(to.0));
+        let peer = &mut self.peers[to.0 as usize];
+        (peer.sent, peer.writing) = (round + 1, true);
+    }
+
+    fn is_done(&self) -> bool {
+        self.others().all(|rank| {
+            let peer = &self.peers[rank.0 as usize];
+            peer.sent == self.rounds && peer.received == self.rounds && !peer.writing
+        })
+    }
+}
+
+impl Driver for Traffic {
+    type Error = Wrong;
+
+    fn namespace(&self) -> u16 {
+        self.namespace
+    }
+
+    fn counters(&self) -> &[CounterId] {
+        std::slice::from_ref(&self.counter)
+    }
+
+    fn poll(&mut self, _now: Time, events: &[Event], requests: &mut Requests) -> Result<(), Wrong> {
+        for event in events {
+            match event {
+                Event::Raised { peer, count, .. } => {
+                    self.peers[peer.0 as usize].raises = *count;
+                }
+                Event::Credited { peer, credits, .. } => {
+                    self.peers[peer.0 as usize].credits = *credits;
+                }
+                Event::Completed { tag } => self.peers[*tag as u32 as usize].writing = false,
+                Event::Poisoned(poison) => return Err(Wrong::Poisoned(poison.clone())),
+            }
+        }
+        for peer in self.others() {
+            self.receive(peer, requests)?;
+            self.send(peer, requests);
+        }
+        Ok(())
+    }
+}
+
+/// How a seed's world ends badly, if it does.
+enum Fate {
+    Well,
+    Killed(Rank),
+    Cut(Rank, Rank),
+    FailedParts,
+}
+
+fn world(seed: u64) -> (World, Fate, u64) {
+    let mut random = Random::new(seed);
+    let ranks = 2 + random.below(4) as u32;
+    let mut faults = Faults::rough();
+    let moment = Time(random.below(200_000));
+    let mut ends: Vec<Rank> = (0..ranks).map(Rank).collect();
+    random.shuffle(&mut ends);
+    let fate = match random.below(5) {
+        0 => {
+            faults.kills.push((moment, ends[0]));
+            Fate::Killed(ends[0])
+        }
+        1 => {
+            faults.cuts.push((moment, ends[0], ends[1]));
+            Fate::Cut(ends[0], ends[1])
+        }
+        2 => {
+            faults.fail = 0.02;
+            Fate::FailedParts
+        }
+        _ => Fate::Well,
+    };
+    let model = LatencyBandwidth::new(Duration::from_micros(2), 1_000_000_000);
+    let world = World::new(WorldConfig {
+        queue_parts: 1 + random.below(6) as u32,
+        queue_bytes: 1 + random.below(400),
+        parts: PartRule {
+            max_part_bytes: 8 + random.below(100),
+            max_pages_per_part: 1 + random.below(4) as u32,
+        },
+        model: Box::new(if random.chance(0.5) { model.serialised() } else { model }),
+        ..WorldConfig::new(ranks, seed).with_faults(faults)
+    });
+    (world, fate, 1 + random.below(6))
+}
+
+fn traffic(cluster: &mut Cluster, rounds: u64) -> Result<Vec<Traffic>, Error> {
+    let counter = cluster.counter()?;
+    let size = u64::from(cluster.world().ranks());
+    let mut sources = Vec::new();
+    let mut inboxes = Vec::new();
+    for rank in cluster.ranks() {
+        sources.push(cluster.engine(rank).alloc((SLOT * size) as usize)?);
+        inboxes.push(cluster.engine(rank).alloc((SLOT * size) as usize)?);
+    }
+    let slot = |peer: Rank| u64::from(peer.0) * SLOT..u64::from(peer.0 + 1) * SLOT;
+    let remote = cluster
+        .share(|owner, peer| vec![(inboxes[owner.0 as usize].clone(), slot(peer))], &[counter])?;
+    let mut drivers = Vec::new();
+    for rank in cluster.ranks() {
+        let at = rank.0 as usize;
+        let peer = Rank((rank.0 + 1) % size as u32);
+        let rule = cluster.engine(rank).route(peer).map_or(PartRule::WHOLE, |route| route.parts);
+        drivers.push(Traffic {
+            seed: cluster.world().seed(),
+            rank,
+            rounds,
+            namespace: cluster.engine(rank).namespace(),
+            rule,
+            counter,
+            source: sources[at].clone(),
+            inbox: inboxes[at].clone(),
+            remote: remote[at].iter().map(|regions| regions.first().copied()).collect(),
+            peers: vec![Peer::default(); size as usize],
+        });
+    }
+    Ok(drivers)
+}
+
+/// Runs a seed; `Err` says what was wrong with it.
+fn run(seed: u64) -> Result<World, String> {
+    let (world, fate, rounds) = world(seed);
+    let mut cluster = Cluster::new(&world).map_err(|error| error.to_string())?;
+    let mut drivers = traffic(&mut cluster, rounds).map_err(|error| error.to_string())?;
+    let outcomes = cluster.run_drivers(&mut drivers, Traffic::is_done);
+    for (rank, outcome) in outcomes.map_err(|hang| hang.to_string())?.into_iter().enumerate() {
+        let right = match (&outcome, &fate) {
+            (Outcome::Done, _) => true,
+            (Outcome::Killed, Fate::Killed(killed)) => killed.0 as usize == rank,
+            (Outcome::Failed(Wrong::Poisoned(poison)), fate) => match fate {
+                Fate::Killed(killed) => poison.rank == Some(*killed),
+                Fate::Cut(a, b) => poison.rank == Some(*a) || poison.rank == Some(*b),
+                Fate::FailedParts => poison.rank.is_some(),
+                Fate::Well => false,
+            },
+            _ => false,
+        };
+        if !right {
+            return Err(format!("rank {rank} ended in {outcome:?}"));
+        }
+    }
+    cluster.settle().map_err(|hang| hang.to_string())?;
+    match world.violations().first() {
+        Some(violation) => Err(violation.to_string()),
+        None => Ok(world),
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn random_traffic_ends_in_the_right_bytes_or_the_right_error() {
+    let seeds = match number("WEFT_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("WEFT_SEEDS").unwrap_or(SEEDS),
+    };
+    for seed in seeds {
+        if let Err(wrong) = run(seed) {
+            panic!("WEFT_SEED={seed}: {wrong}");
+        }
+    }
+}
+
+#[test]
+fn one_seed_is_one_run() {
+    let log = |seed| run(seed).unwrap().log_hash();
+    let logs: Vec<u64> = (0..20).map(log).collect();
+    assert_eq!(logs, (0..20).map(log).collect::<Vec<u64>>());
+    assert!(logs.windows(2).all(|pair| pair[0] != pair[1]));
+}
