@@ -1,0 +1,165 @@
+//! That all ranks were given the same configuration, found out before anything is allocated.
+//!
+//! Each rank encodes its own, all gather what all encoded, and each compares: a line for each field, a
+//! name and a value, so that whoever differs can be told in what, even by another version of Weft.
+
+use crate::error::Error;
+use crate::shape::{CombineMode, Config, Layout};
+
+/// More of a peer's text than this is not repeated in an error.
+const MOST_SHOWN: usize = 40;
+const ABSENT: &str = "nothing";
+
+impl Config {
+    /// Every field that is the same on all ranks, for [`Config::agree`].
+    pub fn encode(&self) -> Vec<u8> {
+        self.fields().map(|(name, value)| format!("{name}={value}\n")).concat().into_bytes()
+    }
+
+    /// Compares this configuration with those that all ranks encoded, in rank order, this rank's among
+    /// them.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`], which names the first rank and the first field that differ;
+    /// [`Error::WrongLength`] if there are not as many as ranks.
+    pub fn agree(&self, encoded: &[Vec<u8>]) -> Result<(), Error> {
+        let (expected, given) = (self.ranks as usize, encoded.len());
+        for (peer, theirs) in (0..).zip(encoded) {
+            self.compare(peer, &String::from_utf8_lossy(theirs))?;
+        }
+        if given != expected {
+            return Err(Error::WrongLength { what: "the ranks' configurations", expected, given });
+        }
+        Ok(())
+    }
+
+    fn compare(&self, peer: u32, encoded: &str) -> Result<(), Error> {
+        let differ = |field: &str, ours: &str, theirs: &str| {
+            let shown = |text: &str| text.chars().take(MOST_SHOWN).collect();
+            let (field, ours, theirs) = (shown(field), shown(ours), shown(theirs));
+            Err(Error::Disagreement { peer, field, ours, theirs })
+        };
+        let mut lines = encoded.lines();
+        for (name, value) in self.fields() {
+            match lines.next().map(|line| line.split_once('=').unwrap_or((line, ""))) {
+                Some((field, theirs)) if field == name && theirs == value => {}
+                Some((field, theirs)) if field == name => return differ(name, &value, theirs),
+                _ => return differ(name, &value, ABSENT),
+            }
+        }
+        lines.next().map_or(Ok(()), |line| {
+            let (field, theirs) = line.split_once('=').unwrap_or((line, ""));
+            differ(field, ABSENT, theirs)
+        })
+    }
+
+    /// Names and values; what comes first is compared first.
+    fn fields(&self) -> [(&'static str, String); 15] {
+        let Config { ranks, rank: _, experts, top_k, hidden, max_tokens, .. } = self;
+        let layout = match self.layout {
+            Layout::Contiguous { .. } => "contiguous",
+            Layout::Indexed => "indexed",
+        };
+        let combine = match self.combine {
+            CombineMode::ReduceAtExpert => "reduce",
+            CombineMode::PerExpert => "per_expert",
+        };
+        let or_none = |limit: Option<u64>| limit.map_or("none".to_owned(), |n| n.to_string());
+        [
+            ("ranks", ranks.to_string()),
+            ("experts", experts.to_string()),
+            ("top_k", top_k.to_string()),
+            ("hidden", hidden.to_string()),
+            ("max_tokens", max_tokens.to_string()),
+            // More than max_tokens is taken as max_tokens.
+            ("private_rows", self.private_rows.min(*max_tokens).to_string()),
+            ("max_receive_rows", or_none(self.max_receive_rows.map(u64::from))),
+            ("buffers", self.buffers.to_string()),
+            ("token_dtype", self.token_dtype.to_string()),
+            ("combine_dtype", self.combine_dtype.to_string()),
+            ("output_dtype", self.output_dtype.to_string()),
+            ("layout", layout.to_owned()),
+            ("pad_to", self.layout.pad_to().to_string()),
+            ("combine", combine.to_owned()),
+            ("max_bytes", or_none(self.max_bytes)),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use proptest::prelude::*;
+
+    type Change = fn(&mut Config);
+
+    fn config() -> Config {
+        Config::new(3, 0, 8, 2).sized(16, 64)
+    }
+
+    fn disagreement(theirs: Vec<u8>) -> Option<String> {
+        let all = [config().encode(), theirs, config().encode()];
+        config().agree(&all).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn equal_configurations_agree_whatever_the_rank() {
+        assert_eq!(disagreement(Config { rank: 1, ..config() }.encode()), None);
+        // Both are brought down to 16.
+        assert_eq!(disagreement(Config { private_rows: 99, ..config() }.encode()), None);
+    }
+
+    #[test]
+    fn every_field_is_compared_and_named() {
+        let changes: [(&str, Change); 14] = [
+            ("ranks", |c| c.ranks = 4),
+            ("experts", |c| c.experts = 9),
+            ("top_k", |c| c.top_k = 1),
+            ("hidden", |c| c.hidden = 65),
+            ("max_tokens", |c| c.max_tokens = 17),
+            ("private_rows", |c| c.private_rows = 5),
+            ("max_receive_rows", |c| c.max_receive_rows = Some(40)),
+            ("buffers", |c| c.buffers = 1),
+            ("token_dtype", |c| c.token_dtype = DType::F16),
+            ("combine_dtype", |c| c.combine_dtype = DType::BF16),
+            ("output_dtype", |c| c.output_dtype = DType::BF16),
+            ("layout", |c| c.layout = Layout::Indexed),
+            ("pad_to", |c| c.layout = Layout::Contiguous { pad_to: 8 }),
+            ("combine", |c| c.combine = CombineMode::PerExpert),
+        ];
+        for (field, change) in changes {
+            let mut theirs = config();
+            change(&mut theirs);
+            let message = disagreement(theirs.encode()).unwrap();
+            assert!(message.contains(&format!("rank 1 has {field} ")), "{message}");
+        }
+        let message = disagreement(Config { hidden: 65, buffers: 9, ..config() }.encode()).unwrap();
+        assert!(message.contains("hidden 65, this rank 64"), "{message}");
+    }
+
+    #[test]
+    fn another_version_is_named_by_what_it_lacks_or_adds() {
+        let mut more = config().encode();
+        more.extend(b"scales=ue8m0\n");
+        let message = disagreement(more).unwrap();
+        assert!(message.contains("scales ue8m0, this rank nothing"), "{message}");
+        let message = disagreement(Vec::new()).unwrap();
+        assert!(message.contains("ranks nothing, this rank 3"), "{message}");
+    }
+
+    #[test]
+    fn a_missing_rank_is_an_error() {
+        let two = [config().encode(), config().encode()];
+        assert!(matches!(config().agree(&two), Err(Error::WrongLength { given: 2, .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_disagrees_and_is_not_repeated_at_length(
+            garbage in prop::collection::vec(any::<u8>(), 0..2000),
+        ) {
+            prop_assert!(disagreement(garbage).unwrap().len() < 400);
+        }
+    }
+}

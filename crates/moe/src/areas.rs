@@ -1,0 +1,107 @@
+//! The memory of one set of buffers, by area.
+//!
+//! The one place where this crate looks at memory that peers write. What makes it sound is the
+//! protocol of [`crate::Exchange`]: arrival areas are read only where the counter has counted them and
+//! before credit is given back, and the other areas are this rank's alone.
+
+use crate::rows::{Area, Rows, RowsMut};
+use crate::shape::Shape;
+use std::ops::Range;
+use std::sync::Arc;
+use weft_fabric::{Engine, Memory, Region, RegionKey};
+
+/// One set of buffers.
+#[derive(Debug)]
+pub(crate) struct Areas {
+    shape: Shape,
+    region: Region,
+}
+
+impl Areas {
+    /// Allocates a set.
+    pub fn new(engine: &mut Engine, shape: &Shape) -> weft_fabric::Result<Areas> {
+        let region = engine.alloc(shape.sizes().buffer_bytes() as usize)?;
+        Ok(Areas { shape: shape.clone(), region })
+    }
+
+    /// The region, to grant it.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Its key.
+    pub fn key(&self) -> RegionKey {
+        self.region.key()
+    }
+
+    /// Its memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        self.region.memory()
+    }
+
+    /// The bytes that peers may write: the arrival areas, which stand first.
+    pub fn granted(&self) -> Range<u64> {
+        0..self.shape.sizes().extent(Area::SendHeader).offset
+    }
+
+    /// The first byte of a row.
+    pub fn offset(&self, area: Area, row: usize) -> u64 {
+        let extent = self.shape.sizes().extent(area);
+        extent.offset + row as u64 * u64::from(extent.stride)
+    }
+
+    /// Bytes of a row without what aligns the next one.
+    fn row_bytes(&self, area: Area) -> usize {
+        let config = self.shape.config();
+        match area {
+            Area::Tokens | Area::Expert => self.shape.row_bytes(config.token_dtype),
+            Area::Replies | Area::Answers => self.shape.row_bytes(config.combine_dtype),
+            _ => self.shape.sizes().extent(area).stride as usize,
+        }
+    }
+
+    /// Rows `rows` of an area, to read.
+    pub fn rows(&self, area: Area, rows: Range<usize>) -> Rows<'_> {
+        let extent = self.shape.sizes().extent(area);
+        let stride = extent.stride as usize;
+        let (offset, length) = (self.offset(area, rows.start) as usize, rows.len() * stride);
+        // SAFETY: see the module's page: callers read arrival areas between count and credit, and
+        // the other areas are written by this rank only, through `&mut self`.
+        let bytes = unsafe { self.memory().bytes(offset, length) };
+        Rows::new(bytes, self.row_bytes(area), stride)
+    }
+
+    /// All rows of an area, to read.
+    pub fn all(&self, area: Area) -> Rows<'_> {
+        self.rows(area, 0..self.shape.sizes().extent(area).rows as usize)
+    }
+
+    /// Rows of one area, to write, beside rows of another, to read.
+    ///
+    /// # Panics
+    /// If both are the same area.
+    pub fn write_beside(
+        &mut self,
+        area: Area,
+        rows: Range<usize>,
+        other: Area,
+    ) -> (RowsMut<'_>, Rows<'_>) {
+        assert_ne!(area, other, "an area is not read and written at once");
+        let this = &*self;
+        (this.rows_mut_unchecked(area, rows), this.all(other))
+    }
+
+    /// Rows of an area, to write.
+    pub fn rows_mut(&mut self, area: Area, rows: Range<usize>) -> RowsMut<'_> {
+        self.rows_mut_unchecked(area, rows)
+    }
+
+    fn rows_mut_unchecked(&self, area: Area, rows: Range<usize>) -> RowsMut<'_> {
+        let stride = self.shape.sizes().extent(area).stride as usize;
+        let (offset, length) = (self.offset(area, rows.start) as usize, rows.len() * stride);
+        // SAFETY: see the module's page; `write_beside` and `rows_mut` hold `&mut self`, and the
+        // only other slice that lives beside this one is of another area.
+        let bytes = unsafe { self.memory().bytes_mut(offset, length) };
+        RowsMut::new(bytes, self.row_bytes(area), stride)
+    }
+}

@@ -1,0 +1,162 @@
+//! All sets of buffers of one all-to-all, as one polled driver.
+
+use crate::areas::Areas;
+use crate::error::Error;
+use crate::exchange::Exchange;
+use crate::peer::Peer;
+use crate::rows::Area;
+use crate::shape::Shape;
+use weft_fabric::descriptor::Grant;
+use weft_fabric::{CounterId, Engine, Event, Rank, Requests, Time};
+
+/// The state machine of an all-to-all: no clock, no I/O, no allocation after construction.
+///
+/// The calls on its rounds stand in `round.rs`.
+pub struct Driver {
+    shape: Shape,
+    sets: Vec<Exchange>,
+    counters: Vec<CounterId>,
+    namespace: u16,
+    next_round: u64,
+}
+
+impl Driver {
+    /// Allocates the sets of buffers and the counters. Every rank of the group does, in the same order
+    /// as whatever else it creates, once all [agree](crate::Config::agree); then grants are exchanged and
+    /// linked.
+    ///
+    /// # Errors
+    /// [`Error::WrongGroup`]; those of the fabric.
+    pub fn allocate(engine: &mut Engine, shape: &Shape) -> Result<Driver, Error> {
+        let (rank, ranks) = (shape.config().rank, shape.config().ranks);
+        let (engine_rank, engine_ranks) = (engine.rank().0, engine.size());
+        if (rank, ranks) != (engine_rank, engine_ranks) {
+            return Err(Error::WrongGroup { rank, ranks, engine_rank, engine_ranks });
+        }
+        let namespace = engine.namespace();
+        let mut sets = Vec::new();
+        let mut counters = Vec::new();
+        for number in 0..u64::from(shape.config().buffers) {
+            let areas = Areas::new(engine, shape)?;
+            let of_set = [engine.counter()?, engine.counter()?, engine.counter()?];
+            counters.extend(of_set);
+            let tag = (u64::from(namespace) << Event::NAMESPACE_SHIFT) | number;
+            sets.push(Exchange::new(shape, areas, of_set, tag));
+        }
+        Ok(Driver { shape: shape.clone(), sets, counters, namespace, next_round: 0 })
+    }
+
+    /// What `peer` needs to take part.
+    pub fn grant(&self, engine: &mut Engine, peer: Rank) -> Result<Grant, Error> {
+        let regions: Vec<_> =
+            self.sets.iter().map(|set| (set.areas.region(), set.areas.granted())).collect();
+        Ok(engine.grant(peer, &regions, &self.counters)?)
+    }
+
+    /// Takes what `peer` granted.
+    pub fn link(
+        &mut self,
+        engine: &mut Engine,
+        peer: Rank,
+        grant: &Grant,
+        deadline: Time,
+    ) -> Result<(), Error> {
+        let remotes = engine.import(peer, grant, &self.counters, deadline)?;
+        let route = engine
+            .route(peer)
+            .ok_or(weft_fabric::Error::Unknown { what: "rank", number: peer.0.into() })?;
+        let differ = |field: &str, ours: u64, theirs: u64| {
+            let (ours, theirs) = (ours.to_string(), theirs.to_string());
+            Err(Error::Disagreement { peer: peer.0, field: field.to_owned(), ours, theirs })
+        };
+        if remotes.len() != self.sets.len() {
+            return differ("buffers", self.sets.len() as u64, remotes.len() as u64);
+        }
+        let bytes = self.shape.sizes().buffer_bytes();
+        for (set, remote) in self.sets.iter_mut().zip(remotes) {
+            if remote.length != bytes {
+                return differ("bytes of a set of buffers", bytes, remote.length);
+            }
+            set.link(peer, Peer::new(remote.key, route.parts));
+        }
+        Ok(())
+    }
+
+    /// What was agreed on.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The number that the next round will have.
+    pub fn next_round(&self) -> u64 {
+        self.next_round
+    }
+
+    /// Takes the next round's number.
+    pub(crate) fn advance_round(&mut self) {
+        self.next_round += 1;
+    }
+
+    /// The set of buffers that a round uses.
+    pub(crate) fn set(&self, round: u64) -> &Exchange {
+        &self.sets[(round % self.sets.len() as u64) as usize]
+    }
+
+    pub(crate) fn set_mut(&mut self, round: u64) -> &mut Exchange {
+        let index = (round % self.sets.len() as u64) as usize;
+        &mut self.sets[index]
+    }
+
+    /// Room for all that one poll hands out.
+    pub fn requests(&self) -> Requests {
+        let peers = self.shape.config().ranks as usize;
+        let rows = self.shape.sizes().extent(Area::SendMetadata).rows as usize;
+        // A header, private rows, a remainder, answers and three credits for each peer and set.
+        let sets = self.sets.len();
+        Requests::with_capacity(7 * peers * sets, (rows + 4 * peers) * sets)
+    }
+}
+
+impl weft_fabric::Driver for Driver {
+    type Error = Error;
+
+    fn namespace(&self) -> u16 {
+        self.namespace
+    }
+
+    fn counters(&self) -> &[CounterId] {
+        &self.counters
+    }
+
+    fn poll(&mut self, _: Time, events: &[Event], requests: &mut Requests) -> Result<(), Error> {
+        for event in events {
+            match event {
+                Event::Raised { counter, peer, count } => {
+                    for set in &mut self.sets {
+                        set.note(*counter, *peer, Some(*count), None);
+                    }
+                }
+                Event::Credited { counter, peer, credits } => {
+                    for set in &mut self.sets {
+                        set.note(*counter, *peer, None, Some(*credits));
+                    }
+                }
+                Event::Completed { tag } => {
+                    let number = (tag & ((1 << Event::NAMESPACE_SHIFT) - 1)) as usize;
+                    if tag >> Event::NAMESPACE_SHIFT == u64::from(self.namespace)
+                        && let Some(set) = self.sets.get_mut(number)
+                    {
+                        set.under_way -= 1;
+                    }
+                }
+                Event::Poisoned(cause) => {
+                    return Err(weft_fabric::Error::Poisoned(cause.clone()).into());
+                }
+            }
+        }
+        for set in &mut self.sets {
+            set.advance(requests)?;
+        }
+        Ok(())
+    }
+}

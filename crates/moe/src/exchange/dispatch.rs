@@ -1,0 +1,266 @@
+//! Dispatch: the header and the private rows leave for each peer as soon as its credit allows, the
+//! remainder once every header is here; rows are taken as they arrive, source by source.
+
+use super::{Exchange, Stage};
+use crate::error::Error;
+use crate::peer::{Lane, Peer, raises_of_rows};
+use crate::rows::Area;
+use crate::shape::Layout;
+use std::ops::Range;
+use weft_fabric::{Page, Rank, Requests};
+
+impl Exchange {
+    pub(super) fn advance_dispatch(&mut self, requests: &mut Requests) -> Result<(), Error> {
+        let ranks = self.shape.config().ranks;
+        for rank in self.rotated() {
+            self.send_header(rank, requests);
+            self.send_private_rows(rank, requests);
+        }
+        for rank in 0..ranks {
+            self.take_header(rank)?;
+        }
+        if !self.offsets_known && self.counts.is_complete() {
+            self.learn_offsets(requests)?;
+        }
+        if !self.offsets_known {
+            return Ok(());
+        }
+        for rank in self.rotated() {
+            self.send_remainder(rank, requests);
+        }
+        let mut complete = true;
+        for rank in 0..ranks {
+            complete &= self.take_rows(rank, requests)?;
+        }
+        if complete && self.all_sent() && self.under_way == 0 {
+            self.input = None;
+            if self.overflow.is_some() {
+                self.stage = Stage::Refused;
+                return Ok(());
+            }
+            if self.shape.config().layout != Layout::Indexed {
+                let positions = 0..self.receive.positions();
+                self.receive.clear_padding(self.areas.rows_mut(Area::Expert, positions))?;
+            }
+            self.stage = Stage::Dispatched;
+        }
+        Ok(())
+    }
+
+    fn send_header(&mut self, rank: u32, requests: &mut Requests) {
+        let Some(peer) = &mut self.peers[rank as usize] else { return };
+        if peer.progress.header_sent || !peer.way(Lane::Headers).is_open() {
+            return;
+        }
+        peer.progress.header_sent = true;
+        let round = peer.way(Lane::Headers).start();
+        let me = self.shape.config().rank as usize;
+        let page = Page {
+            source: self.areas.key(),
+            source_offset: self.areas.offset(Area::SendHeader, 0),
+            destination: peer.region,
+            destination_offset: self.areas.offset(Area::Headers, me),
+            length: self.shape.sizes().extent(Area::SendHeader).stride.into(),
+        };
+        requests.write(Rank(rank), self.counters[Lane::Headers as usize], round, [page], self.tag);
+        self.under_way += 1;
+    }
+
+    /// Private rows never leave before the header. Its credit says that the peer has learned the
+    /// offsets of the round before, so it cannot take these rows for ones of that round, even if it
+    /// was sent none then and their lane needs no credit.
+    fn send_private_rows(&mut self, rank: u32, requests: &mut Requests) {
+        let config = self.shape.config();
+        let rows = self.plan.rows_for(rank);
+        let private = rows.len().min(config.private_rows as usize);
+        let first_slot = config.rank as usize * config.private_rows as usize;
+        let Some(peer) = &mut self.peers[rank as usize] else { return };
+        if peer.progress.private_sent || !peer.progress.header_sent {
+            return;
+        }
+        if private == 0 {
+            peer.progress.private_sent = true;
+        } else if peer.way(Lane::Rows).is_open() {
+            peer.progress.private_sent = true;
+            let round = peer.way(Lane::Rows).start();
+            self.write_rows(rank, round, rows.start..rows.start + private, first_slot, requests);
+        }
+    }
+
+    fn take_header(&mut self, rank: u32) -> Result<(), Error> {
+        let Some(peer) = &mut self.peers[rank as usize] else { return Ok(()) };
+        let way = peer.way(Lane::Headers);
+        if way.raised >= way.expected && !self.counts.has(rank) {
+            let at = rank as usize;
+            self.counts.accept(rank, self.areas.rows(Area::Headers, at..at + 1).row(0))?;
+        }
+        Ok(())
+    }
+
+    /// All headers are here: every offset follows from them, and their memory is free again.
+    fn learn_offsets(&mut self, requests: &mut Requests) -> Result<(), Error> {
+        match self.receive.begin(&self.counts) {
+            Ok(()) => {}
+            Err(error @ Error::Capacity { .. }) => self.overflow = Some(error),
+            Err(error) => return Err(error),
+        }
+        self.offsets_known = true;
+        for (number, peer) in self.peers.iter_mut().enumerate() {
+            if let Some(peer) = peer {
+                peer.way(Lane::Headers).raised = 0;
+                requests.credit(Rank(number as u32), self.counters[Lane::Headers as usize]);
+            }
+        }
+        if self.overflow.is_none() {
+            self.keep_own_rows();
+        }
+        Ok(())
+    }
+
+    /// This rank's rows for its own experts go to their slots without a wire.
+    fn keep_own_rows(&mut self) {
+        let me = self.shape.config().rank;
+        let token_bytes = self.shape.row_bytes(self.shape.config().token_dtype);
+        let record = self.shape.sizes().extent(Area::Metadata).stride as usize;
+        let Some(input) = &self.input else { return };
+        let memory = self.areas.memory();
+        for (index, row) in self.plan.rows_for(me).enumerate() {
+            let slot = self.receive.slot(me, index as u32) as usize;
+            let from = self.plan.token_of(row) * token_bytes;
+            let to = self.areas.offset(Area::Tokens, slot) as usize;
+            input.memory.copy_to(from, memory, to, token_bytes);
+            let from = self.areas.offset(Area::SendMetadata, row) as usize;
+            let to = self.areas.offset(Area::Metadata, slot) as usize;
+            memory.copy_to(from, memory, to, record);
+        }
+    }
+
+    fn send_remainder(&mut self, rank: u32, requests: &mut Requests) {
+        let config = self.shape.config();
+        let (me, private) = (config.rank, config.private_rows as usize);
+        let rows = self.plan.rows_for(rank);
+        let overflow = self.overflow.is_some();
+        let Some(peer) = &mut self.peers[rank as usize] else { return };
+        if peer.progress.remainder_sent || !peer.progress.private_sent {
+            return;
+        }
+        if rows.len() <= private || overflow {
+            peer.progress.remainder_sent = true;
+            return;
+        }
+        let round = if private > 0 {
+            peer.way(Lane::Rows).current()
+        } else if peer.way(Lane::Rows).is_open() {
+            peer.way(Lane::Rows).start()
+        } else {
+            return;
+        };
+        peer.progress.remainder_sent = true;
+        let first_slot = (config.ranks * config.private_rows) as usize
+            + self.counts.remainder_offset(me, rank) as usize;
+        self.write_rows(rank, round, rows.start + private..rows.end, first_slot, requests);
+    }
+
+    /// Writes metadata and tokens of `rows` to the peer's slots from `first_slot` on.
+    fn write_rows(
+        &mut self,
+        rank: u32,
+        round: u64,
+        rows: Range<usize>,
+        first_slot: usize,
+        requests: &mut Requests,
+    ) {
+        let (Some(peer), Some(input)) = (&self.peers[rank as usize], &self.input) else { return };
+        let record = u64::from(self.shape.sizes().extent(Area::Metadata).stride);
+        let token_bytes = self.shape.row_bytes(self.shape.config().token_dtype) as u64;
+        let metadata = Page {
+            source: self.areas.key(),
+            source_offset: self.areas.offset(Area::SendMetadata, rows.start),
+            destination: peer.region,
+            destination_offset: self.areas.offset(Area::Metadata, first_slot),
+            length: rows.len() as u64 * record,
+        };
+        let tokens = rows.enumerate().map(|(index, row)| Page {
+            source: input.region,
+            source_offset: self.plan.token_of(row) as u64 * token_bytes,
+            destination: peer.region,
+            destination_offset: self.areas.offset(Area::Tokens, first_slot + index),
+            length: token_bytes,
+        });
+        let counter = self.counters[Lane::Rows as usize];
+        let pages = std::iter::once(metadata).chain(tokens);
+        requests.write(Rank(rank), counter, round, pages, self.tag);
+        self.under_way += 1;
+    }
+
+    /// Rows that `rank` sends in this round, as far as they are sent at all.
+    fn rows_expected(&self, rank: u32) -> u32 {
+        let config = self.shape.config();
+        let rows = self.counts.rows(rank, config.rank);
+        if self.overflow.is_some() { rows.min(config.private_rows) } else { rows }
+    }
+
+    pub(crate) fn raises_expected(&self, rank: u32, parts: weft_fabric::PartRule) -> u64 {
+        raises_of_rows(
+            parts,
+            self.rows_expected(rank),
+            self.shape.config().private_rows,
+            self.shape.sizes().extent(Area::Metadata).stride.into(),
+            self.shape.row_bytes(self.shape.config().token_dtype) as u64,
+        )
+    }
+
+    /// Takes the rows of one source if they are all here; whether they were taken, now or before.
+    fn take_rows(&mut self, rank: u32, requests: &mut Requests) -> Result<bool, Error> {
+        let taken = match &self.peers[rank as usize] {
+            Some(peer) => peer.progress.rows_taken,
+            None => self.own.rows_taken,
+        };
+        if taken {
+            return Ok(true);
+        }
+        if let Some(peer) = self.peers[rank as usize] {
+            let (expected, seen) =
+                (self.raises_expected(rank, peer.parts), peer.ways[Lane::Rows as usize].raised);
+            if seen < expected {
+                return Ok(false);
+            }
+            if seen > expected {
+                return Err(Error::Overrun { peer: rank, phase: "dispatch", expected, seen });
+            }
+        }
+        let contiguous = self.shape.config().layout != Layout::Indexed;
+        if self.overflow.is_none() {
+            self.receive.accept(rank, self.areas.all(Area::Metadata))?;
+            if contiguous {
+                let positions = 0..self.receive.positions();
+                let (out, tokens) = self.areas.write_beside(Area::Expert, positions, Area::Tokens);
+                self.receive.lay_out(rank, tokens, out)?;
+            }
+        }
+        match &mut self.peers[rank as usize] {
+            Some(peer) => peer.progress.rows_taken = true,
+            None => self.own.rows_taken = true,
+        }
+        if contiguous || self.overflow.is_some() {
+            self.credit_rows(rank, requests);
+        }
+        Ok(true)
+    }
+
+    /// Gives the slots of one source back to it.
+    pub(super) fn credit_rows(&mut self, rank: u32, requests: &mut Requests) {
+        let sent = self.rows_expected(rank) > 0;
+        if let Some(peer) = &mut self.peers[rank as usize]
+            && sent
+        {
+            peer.way(Lane::Rows).raised = 0;
+            requests.credit(Rank(rank), self.counters[Lane::Rows as usize]);
+        }
+    }
+
+    fn all_sent(&self) -> bool {
+        let done = |p: &Peer| p.progress.header_sent && p.progress.remainder_sent;
+        self.peers.iter().flatten().all(done)
+    }
+}

@@ -1,0 +1,103 @@
+//! What one set of buffers knows of one peer, in one round.
+
+use weft_fabric::PartRule;
+
+/// The three counters of a set of buffers, and so the three lanes to and from each peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// One header from every rank.
+    Headers = 0,
+    /// Tokens and their metadata, private and remainder.
+    Rows = 1,
+    /// Answers on their way back.
+    Answers = 2,
+}
+
+pub(crate) const LANES: [Lane; 3] = [Lane::Headers, Lane::Rows, Lane::Answers];
+
+/// A lane toward a peer and the peer's lane toward us.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Way {
+    /// Credits that the peer has given.
+    pub credits: u64,
+    /// Rounds that we have started on it.
+    pub started: u64,
+    /// Raises by the peer that we have not credited.
+    pub raised: u64,
+    /// Raises by the peer that belong to this round, once that is known.
+    pub expected: u64,
+}
+
+impl Way {
+    /// Whether the next round may start.
+    pub fn is_open(&self) -> bool {
+        self.credits >= self.started
+    }
+
+    /// Starts the next round; its number.
+    pub fn start(&mut self) -> u64 {
+        self.started += 1;
+        self.started - 1
+    }
+
+    /// The round that is under way.
+    pub fn current(&self) -> u64 {
+        self.started - 1
+    }
+}
+
+/// How far a round is with one peer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Progress {
+    pub header_sent: bool,
+    pub private_sent: bool,
+    pub remainder_sent: bool,
+    pub rows_taken: bool,
+    pub answers_ready: bool,
+    pub answers_sent: bool,
+    pub answers_taken: bool,
+}
+
+/// A peer as one set of buffers sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    /// The peer's region for this set.
+    pub region: weft_fabric::RegionKey,
+    /// How writes between the two are cut.
+    pub parts: PartRule,
+    pub ways: [Way; 3],
+    pub progress: Progress,
+}
+
+impl Peer {
+    pub fn way(&mut self, lane: Lane) -> &mut Way {
+        &mut self.ways[lane as usize]
+    }
+}
+
+/// How often `rows` rows of these sizes raise the rows lane: one write for the private rows, one for
+/// the remainder, each a page of metadata and a page for every token.
+pub(crate) fn raises_of_rows(
+    parts: PartRule,
+    rows: u32,
+    private_rows: u32,
+    metadata_bytes: u64,
+    token_bytes: u64,
+) -> u64 {
+    let write = |rows: u32| {
+        if rows == 0 {
+            return 0;
+        }
+        let metadata = std::iter::once(u64::from(rows) * metadata_bytes);
+        parts.count(metadata.chain(std::iter::repeat_n(token_bytes, rows as usize)))
+    };
+    let private = rows.min(private_rows);
+    write(private) + write(rows - private)
+}
+
+impl Peer {
+    /// A peer of which nothing is known but where its buffers are.
+    pub fn new(region: weft_fabric::RegionKey, parts: PartRule) -> Peer {
+        Peer { region, parts, ways: Default::default(), progress: Progress::default() }
+    }
+}

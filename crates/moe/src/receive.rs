@@ -1,0 +1,325 @@
+//! The receiver's plan: where each row that arrived lies, and which expert finds it where.
+//!
+//! The counts alone say where every (source, expert) group begins, so sources are taken in any order.
+//! Metadata are a peer's word: each record is checked against the counts before it is used.
+
+use std::ops::Range;
+
+use crate::error::Error;
+use crate::header::Counts;
+use crate::metadata::Record;
+use crate::rows::{Area, Rows, RowsMut};
+use crate::shape::{CombineMode, Shape};
+
+/// In [`ReceivePlan::slots`], a row of padding.
+pub const PADDING: u32 = u32::MAX;
+
+/// What one rank received in one round. Made once; filled without allocating.
+///
+/// *Rows* are received token copies, ordered by source and then by token. *Pairs* are (row, local
+/// expert), in that order and by top-k slot within a row. *Positions* are pairs ordered by local expert
+/// first, groups padded as the layout says: the rows of the experts' input and output.
+#[derive(Clone, Debug)]
+pub struct ReceivePlan {
+    shape: Shape,
+    accepted: Vec<bool>,
+    missing: usize,
+    row_base: Vec<u32>,
+    pair_base: Vec<u32>,
+    remainder_offset: Vec<u32>,
+    /// `[source][local expert]`, and one more source for the ends.
+    position_base: Vec<u32>,
+    expert_counts: Vec<u32>,
+    expert_offsets: Vec<u32>,
+    /// By position.
+    slots: Vec<u32>,
+    weights: Vec<f32>,
+    /// By row: its first pair.
+    row_pair: Vec<u32>,
+    /// By pair.
+    pairs: Vec<Placed>,
+    /// By local expert, while one source is read.
+    cursors: Vec<Cursor>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Placed {
+    position: u32,
+    weight: f32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Cursor {
+    next: u32,
+    end: u32,
+    /// One more than the row last seen.
+    mark: u32,
+}
+
+impl ReceivePlan {
+    /// A plan of nothing, with room for any round of this shape.
+    pub fn new(shape: &Shape) -> ReceivePlan {
+        let ranks = shape.config().ranks as usize;
+        let local = shape.local_experts();
+        let sizes = shape.sizes();
+        let pairs = sizes.receive_pairs() as usize;
+        let padding = local * (shape.config().layout.pad_to() as usize - 1);
+        ReceivePlan {
+            shape: shape.clone(),
+            accepted: vec![false; ranks],
+            missing: ranks,
+            row_base: vec![0; ranks + 1],
+            pair_base: vec![0; ranks + 1],
+            remainder_offset: vec![0; ranks],
+            position_base: vec![0; (ranks + 1) * local],
+            expert_counts: vec![0; local],
+            expert_offsets: vec![0; local + 1],
+            slots: Vec::with_capacity(pairs + padding),
+            weights: Vec::with_capacity(pairs + padding),
+            row_pair: vec![0; sizes.receive_rows() as usize + 1],
+            pairs: vec![Placed::default(); pairs],
+            cursors: vec![Cursor::default(); local],
+        }
+    }
+
+    /// Begins a round of which all counts are known.
+    ///
+    /// # Errors
+    /// [`Error::Capacity`] if some rank would receive more than it has room for.
+    pub fn begin(&mut self, counts: &Counts) -> Result<(), Error> {
+        assert!(counts.is_complete(), "offsets need the counts of every rank");
+        counts.check_capacity()?;
+        let config = self.shape.config();
+        let (ranks, me, pad_to) = (config.ranks, config.rank, config.layout.pad_to());
+        let local = self.expert_counts.len();
+        self.accepted.fill(false);
+        self.missing = ranks as usize;
+
+        let (mut row, mut pair, mut remainder) = (0, 0, 0);
+        self.expert_counts.fill(0);
+        for source in 0..ranks {
+            let at = source as usize;
+            (self.row_base[at], self.pair_base[at]) = (row, pair);
+            self.row_pair[row as usize] = pair;
+            self.remainder_offset[at] = remainder;
+            row += counts.rows(source, me);
+            pair += counts.pairs(source, me);
+            remainder += counts.remainder(source, me);
+            for (total, count) in self.expert_counts.iter_mut().zip(counts.local_rows(source)) {
+                *total += count;
+            }
+        }
+        (self.row_base[ranks as usize], self.pair_base[ranks as usize]) = (row, pair);
+        self.row_pair[row as usize] = pair;
+
+        let mut position = 0;
+        for expert in 0..local {
+            self.expert_offsets[expert] = position;
+            let mut next = position;
+            for source in 0..ranks {
+                self.position_base[source as usize * local + expert] = next;
+                next += counts.local_rows(source)[expert];
+            }
+            self.position_base[ranks as usize * local + expert] = next;
+            position = next.next_multiple_of(pad_to);
+        }
+        self.expert_offsets[local] = position;
+        self.slots.clear();
+        self.slots.resize(position as usize, PADDING);
+        self.weights.clear();
+        self.weights.resize(position as usize, 0.0);
+        Ok(())
+    }
+
+    /// Takes the metadata of `source`, all of whose rows have arrived; `metadata` is the whole area.
+    ///
+    /// # Errors
+    /// [`Error::Metadata`] if they contradict the source's header; [`Error::TooFewRows`] or
+    /// [`Error::RowLength`] if the area is not one of this shape.
+    pub fn accept(&mut self, source: u32, metadata: Rows<'_>) -> Result<(), Error> {
+        let extent = self.shape.sizes().extent(Area::Metadata);
+        metadata.require(Area::Metadata, extent.rows as usize, extent.stride as usize)?;
+        let (from, local) = (source as usize, self.cursors.len());
+        if self.accepted[from] {
+            return Ok(());
+        }
+        let bases = self.position_base[from * local..(from + 2) * local].split_at(local);
+        for (cursor, (next, end)) in self.cursors.iter_mut().zip(bases.0.iter().zip(bases.1)) {
+            *cursor = Cursor { next: *next, end: *end, mark: 0 };
+        }
+        let mut pair = self.pair_base[from];
+        for (index, row) in self.rows_from(source).enumerate() {
+            self.row_pair[row] = pair;
+            self.accept_row(source, index as u32, &metadata, &mut pair)?;
+        }
+        // Every expert's count is reached: the sum was, and none was exceeded.
+        if pair != self.pair_base[from + 1] {
+            let row = self.rows_from(source).len() as u32;
+            let (expected, seen) = (self.pair_base[from + 1].into(), pair.into());
+            return Err(Error::Metadata { peer: source, row, what: "last pair", expected, seen });
+        }
+        self.accepted[from] = true;
+        self.missing -= 1;
+        Ok(())
+    }
+
+    fn accept_row(
+        &mut self,
+        source: u32,
+        index: u32,
+        metadata: &Rows<'_>,
+        pair: &mut u32,
+    ) -> Result<(), Error> {
+        let wrong = |what, expected: u32, seen: u32| {
+            let (expected, seen) = (expected.into(), seen.into());
+            Err(Error::Metadata { peer: source, row: index, what, expected, seen })
+        };
+        let slot = self.slot(source, index);
+        let record = Record::read(metadata, slot as usize);
+        let most = self.shape.most_local_pairs(self.shape.config().rank);
+        if record.count == 0 || record.count > most {
+            return wrong("number of experts", most, record.count);
+        }
+        let top_k = self.shape.config().top_k;
+        let mut next_slot = 0;
+        for entry in record.entries() {
+            let (expert, top_k_slot) = (u32::from(entry.expert), u32::from(entry.slot));
+            if top_k_slot < next_slot || top_k_slot >= top_k {
+                return wrong("top-k slot", next_slot, top_k_slot);
+            }
+            next_slot = top_k_slot + 1;
+            let experts = self.cursors.len() as u32;
+            let Some(cursor) = self.cursors.get_mut(expert as usize) else {
+                return wrong("local expert", experts, expert);
+            };
+            if cursor.mark == index + 1 {
+                return wrong("number of mentions of one expert", 1, 2);
+            }
+            if cursor.next == cursor.end {
+                let at = source as usize * experts as usize + expert as usize;
+                let count = cursor.end - self.position_base[at];
+                return wrong("place among the tokens of its expert", count, count + 1);
+            }
+            let position = cursor.next;
+            (cursor.next, cursor.mark) = (position + 1, index + 1);
+            self.slots[position as usize] = slot;
+            self.weights[position as usize] = entry.weight;
+            self.pairs[*pair as usize] = Placed { position, weight: entry.weight };
+            *pair += 1;
+        }
+        Ok(())
+    }
+
+    /// Whether the metadata of every source were taken.
+    pub fn is_complete(&self) -> bool {
+        self.missing == 0
+    }
+
+    /// The slot of the token and metadata areas in which row `index` of `source` arrives.
+    pub fn slot(&self, source: u32, index: u32) -> u32 {
+        let config = self.shape.config();
+        if index < config.private_rows {
+            source * config.private_rows + index
+        } else {
+            config.ranks * config.private_rows
+                + self.remainder_offset[source as usize]
+                + (index - config.private_rows)
+        }
+    }
+
+    /// The rows that `source` sent.
+    pub fn rows_from(&self, source: u32) -> Range<usize> {
+        let source = source as usize;
+        self.row_base[source] as usize..self.row_base[source + 1] as usize
+    }
+
+    /// The rows of the replies area that go back to `source`.
+    pub fn replies_to(&self, source: u32) -> Range<usize> {
+        let at = source as usize;
+        match self.shape.config().combine {
+            CombineMode::ReduceAtExpert => self.rows_from(source),
+            CombineMode::PerExpert => self.pair_base[at] as usize..self.pair_base[at + 1] as usize,
+        }
+    }
+
+    /// The number of rows received.
+    pub fn row_count(&self) -> usize {
+        self.row_base.last().map_or(0, |&rows| rows as usize)
+    }
+
+    /// For each local expert, its tokens.
+    pub fn expert_counts(&self) -> &[u32] {
+        &self.expert_counts
+    }
+
+    /// For each local expert, the position at which its group begins, and then the number of positions.
+    pub fn expert_offsets(&self) -> &[u32] {
+        &self.expert_offsets
+    }
+
+    /// The number of positions: rows of the experts' input and output, padding included.
+    pub fn positions(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// For each position, the slot of the token area it comes from, or [`PADDING`]. In the indexed
+    /// layout this is the concatenation of the experts' lists.
+    pub fn slots(&self) -> &[u32] {
+        &self.slots
+    }
+
+    /// For each position, the router's weight; 0 for padding.
+    pub fn weights(&self) -> &[f32] {
+        &self.weights
+    }
+
+    /// Copies the tokens of `source`, whose metadata were taken, to their positions (contiguous
+    /// layout). `tokens` is the whole token area.
+    ///
+    /// # Errors
+    /// [`Error::TooFewRows`] or [`Error::RowLength`] if an area does not fit the plan.
+    pub fn lay_out(
+        &self,
+        source: u32,
+        tokens: Rows<'_>,
+        mut out: RowsMut<'_>,
+    ) -> Result<(), Error> {
+        let row_bytes = self.shape.row_bytes(self.shape.config().token_dtype);
+        let slots = self.shape.sizes().extent(Area::Tokens).rows as usize;
+        tokens.require(Area::Tokens, slots, row_bytes)?;
+        out.require(Area::Expert, self.positions(), row_bytes)?;
+        for (index, row) in self.rows_from(source).enumerate() {
+            let token = tokens.row(self.slot(source, index as u32) as usize);
+            for (position, _) in self.pairs_of(row) {
+                out.row(position).copy_from_slice(token);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes zeros to the positions that are padding.
+    ///
+    /// # Errors
+    /// [`Error::TooFewRows`] or [`Error::RowLength`] if `out` does not fit the plan.
+    pub fn clear_padding(&self, mut out: RowsMut<'_>) -> Result<(), Error> {
+        let row_bytes = self.shape.row_bytes(self.shape.config().token_dtype);
+        out.require(Area::Expert, self.positions(), row_bytes)?;
+        for (expert, count) in self.expert_counts.iter().enumerate() {
+            for position in self.expert_offsets[expert] + count..self.expert_offsets[expert + 1] {
+                out.row(position as usize).fill(0);
+            }
+        }
+        Ok(())
+    }
+
+    /// The position and the weight of each pair of `row`, in top-k order.
+    pub(crate) fn pairs_of(&self, row: usize) -> impl Iterator<Item = (usize, f32)> + Clone + '_ {
+        let pairs = self.row_pair[row] as usize..self.row_pair[row + 1] as usize;
+        self.pairs[pairs].iter().map(|pair| (pair.position as usize, pair.weight))
+    }
+
+    /// The shape that the plan was made for.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+}

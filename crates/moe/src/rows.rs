@@ -1,0 +1,127 @@
+//! Rows of equal length in plain bytes: how areas of a region and arrays of the caller are named.
+
+use std::fmt;
+
+use crate::error::Error;
+
+/// What a piece of memory holds. Areas of Weft's regions and arrays of the caller share the list,
+/// so that an error can say which one is too short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Area {
+    /// The caller's tokens.
+    Input,
+    /// This rank's header, as it leaves.
+    SendHeader,
+    /// The metadata that leave with the tokens, ordered by destination.
+    SendMetadata,
+    /// Headers that arrive, one per source.
+    Headers,
+    /// Token slots: the private rows of each source, then the shared remainder.
+    Tokens,
+    /// Metadata, one record per slot.
+    Metadata,
+    /// Tokens by local expert (contiguous layout only).
+    Expert,
+    /// The caller's expert outputs.
+    ExpertOutput,
+    /// Answers as they leave, ordered by source.
+    Replies,
+    /// Answers that arrive for this rank's own tokens.
+    Answers,
+    /// The caller's combined result.
+    Output,
+}
+
+impl fmt::Display for Area {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Area::Input => "the tokens given",
+            Area::SendHeader => "send header",
+            Area::SendMetadata => "send metadata",
+            Area::Headers => "headers",
+            Area::Tokens => "tokens",
+            Area::Metadata => "metadata",
+            Area::Expert => "tokens by expert",
+            Area::ExpertOutput => "the expert output given",
+            Area::Replies => "replies",
+            Area::Answers => "answers",
+            Area::Output => "the output given",
+        })
+    }
+}
+
+/// Rows of `row_bytes` bytes that begin `stride` bytes apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    bytes: &'a [u8],
+    row_bytes: usize,
+    stride: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Rows in `bytes`; `stride` is at least `row_bytes`, which is at least 1.
+    pub fn new(bytes: &'a [u8], row_bytes: usize, stride: usize) -> Rows<'a> {
+        assert!(0 < row_bytes && row_bytes <= stride, "rows do not overlap");
+        Rows { bytes, row_bytes, stride }
+    }
+
+    /// The number of whole rows.
+    pub fn count(&self) -> usize {
+        whole_rows(self.bytes.len(), self.row_bytes, self.stride)
+    }
+
+    /// Row `index`; panics past the end, so callers [`Rows::require`] first.
+    pub fn row(&self, index: usize) -> &'a [u8] {
+        &self.bytes[index * self.stride..][..self.row_bytes]
+    }
+
+    /// Refuses memory with fewer than `count` rows or with rows of another length.
+    pub fn require(&self, what: Area, count: usize, row_bytes: usize) -> Result<(), Error> {
+        require(what, (self.count(), self.row_bytes), (count, row_bytes))
+    }
+}
+
+/// Rows that can be written.
+#[derive(Debug)]
+pub struct RowsMut<'a> {
+    bytes: &'a mut [u8],
+    row_bytes: usize,
+    stride: usize,
+}
+
+impl<'a> RowsMut<'a> {
+    /// Rows in `bytes`; `stride` is at least `row_bytes`, which is at least 1.
+    pub fn new(bytes: &'a mut [u8], row_bytes: usize, stride: usize) -> RowsMut<'a> {
+        assert!(0 < row_bytes && row_bytes <= stride, "rows do not overlap");
+        RowsMut { bytes, row_bytes, stride }
+    }
+
+    /// The number of whole rows.
+    pub fn count(&self) -> usize {
+        whole_rows(self.bytes.len(), self.row_bytes, self.stride)
+    }
+
+    /// Row `index`; panics past the end, so callers [`RowsMut::require`] first.
+    pub fn row(&mut self, index: usize) -> &mut [u8] {
+        &mut self.bytes[index * self.stride..][..self.row_bytes]
+    }
+
+    /// Refuses memory with fewer than `count` rows or with rows of another length.
+    pub fn require(&self, what: Area, count: usize, row_bytes: usize) -> Result<(), Error> {
+        require(what, (self.count(), self.row_bytes), (count, row_bytes))
+    }
+}
+
+fn whole_rows(bytes: usize, row_bytes: usize, stride: usize) -> usize {
+    bytes.checked_sub(row_bytes).map_or(0, |rest| rest / stride + 1)
+}
+
+fn require(what: Area, given: (usize, usize), needed: (usize, usize)) -> Result<(), Error> {
+    if needed.0 > 0 && given.1 != needed.1 {
+        return Err(Error::RowLength { what, needed: needed.1, given: given.1 });
+    }
+    if given.0 < needed.0 {
+        return Err(Error::TooFewRows { what, needed: needed.0, given: given.0 });
+    }
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! How many rows and bytes every area takes, before anything is allocated.
+
+use std::fmt;
+
+use crate::error::Error;
+use crate::header;
+use crate::metadata;
+use crate::placement::Placement;
+use crate::rows::Area;
+use crate::shape::{CombineMode, Config, Layout, fits};
+
+/// Areas begin at multiples of this many bytes from the start of the region.
+const AREA_ALIGNMENT: u64 = 64;
+/// Rows begin at multiples of this many bytes from the start of their area.
+const ROW_ALIGNMENT: u64 = 16;
+
+/// The areas of one set of buffers, the arrival areas (which peers write) first.
+const AREAS: [Area; 8] = [
+    Area::Headers,
+    Area::Tokens,
+    Area::Metadata,
+    Area::Answers,
+    Area::SendHeader,
+    Area::SendMetadata,
+    Area::Expert,
+    Area::Replies,
+];
+
+/// Rows, strides and offsets of every area; equal on all ranks of a group. `Display` prints a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    buffers: u64,
+    receive_rows: u32,
+    receive_pairs: u32,
+    remainder_rows: u32,
+    extents: [Extent; AREAS.len()],
+}
+
+/// Where an area lies within a set of buffers, and the rows in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Extent {
+    /// The first byte, counted from the start of the set.
+    pub offset: u64,
+    /// The number of rows.
+    pub rows: u32,
+    /// Bytes from the start of one row to that of the next.
+    pub stride: u32,
+}
+
+impl Extent {
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.rows) * u64::from(self.stride)
+    }
+}
+
+impl Sizes {
+    pub(crate) fn new(config: &Config, placement: &Placement) -> Result<Sizes, Error> {
+        let wide = u128::from;
+        let (ranks, tokens) = (wide(config.ranks), wide(config.max_tokens));
+        let top_k = wide(config.top_k);
+        let private = wide(config.private_rows);
+        let local = wide(placement.most_local());
+        let local_pairs = top_k.min(local);
+
+        let worst = ranks * tokens;
+        let receive_rows = config.max_receive_rows.map_or(worst, |rows| worst.min(wide(rows)));
+        let receive_pairs = receive_rows * local_pairs;
+        // A source with a remainder has filled its private rows.
+        let remainder_rows = (ranks * (tokens - private)).min(receive_rows.saturating_sub(private));
+        let send_rows = tokens * top_k.min(wide(placement.owners()));
+        let expert_rows = match config.layout {
+            Layout::Contiguous { pad_to } => receive_pairs + local * (wide(pad_to) - 1),
+            Layout::Indexed => 0,
+        };
+        let (reply_rows, answer_rows) = match config.combine {
+            CombineMode::ReduceAtExpert => (receive_rows, send_rows),
+            CombineMode::PerExpert => {
+                (receive_pairs, tokens * top_k.min(wide(placement.experts())))
+            }
+        };
+        let slots = ranks * private + remainder_rows;
+
+        let hidden = wide(config.hidden);
+        let header = aligned(header::bytes(config), ROW_ALIGNMENT);
+        let metadata = metadata::bytes(local_pairs);
+        let token = aligned(hidden * config.token_dtype.bytes() as u128, ROW_ALIGNMENT);
+        let answer = aligned(hidden * config.combine_dtype.bytes() as u128, ROW_ALIGNMENT);
+
+        let mut extents = [Extent::default(); AREAS.len()];
+        let mut offset = 0;
+        for (extent, area) in extents.iter_mut().zip(AREAS) {
+            let (rows, stride) = match area {
+                Area::SendHeader => (1, header),
+                Area::Headers => (ranks, header),
+                Area::SendMetadata => (send_rows, metadata),
+                Area::Tokens => (slots, token),
+                Area::Metadata => (slots, metadata),
+                Area::Expert => (expert_rows, token),
+                Area::Replies => (reply_rows, answer),
+                Area::Answers => (answer_rows, answer),
+                Area::Input | Area::ExpertOutput | Area::Output => continue,
+            };
+            // One number stays free: it marks a row that is not there.
+            fits("rows of an area", rows, u64::from(u32::MAX) - 1)?;
+            fits("bytes of a row", stride, u64::from(u32::MAX))?;
+            let end = offset + aligned(rows * stride, AREA_ALIGNMENT);
+            fits("bytes of one set of buffers", end, i64::MAX as u64)?;
+            *extent = Extent { offset: offset as u64, rows: rows as u32, stride: stride as u32 };
+            offset = end;
+        }
+        // Pairs are counted in 32 bits too.
+        fits("expert ids of a batch", tokens * top_k, u64::from(u32::MAX) - 1)?;
+        fits("pairs that a rank receives", receive_pairs, u64::from(u32::MAX) - 1)?;
+        let limit = config.max_bytes.unwrap_or(i64::MAX as u64);
+        fits("bytes of all buffers", offset * wide(config.buffers), limit)?;
+        Ok(Sizes {
+            buffers: config.buffers.into(),
+            receive_rows: receive_rows as u32,
+            receive_pairs: receive_pairs as u32,
+            remainder_rows: remainder_rows as u32,
+            extents,
+        })
+    }
+
+    /// Where `area` lies in a set of buffers. The caller's own arrays have no place in it: no rows.
+    pub fn extent(&self, area: Area) -> Extent {
+        AREAS.iter().position(|a| *a == area).map_or(Extent::default(), |at| self.extents[at])
+    }
+
+    /// The most rows that a rank receives in one round.
+    pub fn receive_rows(&self) -> u32 {
+        self.receive_rows
+    }
+
+    /// The most (token, expert) pairs that a rank receives in one round.
+    pub fn receive_pairs(&self) -> u32 {
+        self.receive_pairs
+    }
+
+    /// The rows of the shared remainder.
+    pub fn remainder_rows(&self) -> u32 {
+        self.remainder_rows
+    }
+
+    /// Bytes of one set of buffers.
+    pub fn buffer_bytes(&self) -> u64 {
+        self.extents.iter().map(|extent| extent.bytes().next_multiple_of(AREA_ALIGNMENT)).sum()
+    }
+
+    /// Bytes of all sets of buffers.
+    pub fn total_bytes(&self) -> u64 {
+        self.buffers * self.buffer_bytes()
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<18} {:>12} {:>10} {:>16}", "area", "rows", "stride", "bytes")?;
+        for (extent, area) in self.extents.iter().zip(AREAS) {
+            let bytes = extent.bytes();
+            writeln!(f, "{area:<18} {:>12} {:>10} {bytes:>16}", extent.rows, extent.stride)?;
+        }
+        let (each, all) = (self.buffer_bytes(), self.total_bytes());
+        write!(f, "{:<18} {:>12} {:>10} {all:>16}", "total", self.buffers, each)
+    }
+}
+
+fn aligned(bytes: u128, alignment: u64) -> u128 {
+    bytes.next_multiple_of(u128::from(alignment))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::Shape;
+
+    #[test]
+    fn areas_follow_each_other_without_overlap() {
+        let config = Config { private_rows: 3, ..Config::new(3, 1, 7, 2).sized(5, 9) };
+        let shape = Shape::new(config).unwrap();
+        let sizes = shape.sizes();
+        let mut end = 0;
+        for area in AREAS {
+            let extent = sizes.extent(area);
+            assert_eq!(extent.offset, end, "{area}");
+            assert_eq!(extent.offset % AREA_ALIGNMENT, 0);
+            end = (extent.offset + extent.bytes()).next_multiple_of(AREA_ALIGNMENT);
+        }
+        assert_eq!(end, sizes.buffer_bytes());
+        assert_eq!(sizes.total_bytes(), 2 * end);
+        // Nine float32 are 36 bytes; rows are multiples of 16.
+        assert_eq!(sizes.extent(Area::Tokens).stride, 48);
+        assert_eq!(sizes.extent(Area::Tokens).rows, 3 * 3 + 3 * 2);
+        assert_eq!(sizes.extent(Area::SendMetadata).rows, 5 * 2);
+        assert_eq!(sizes.extent(Area::Expert).rows, 15 * 2);
+    }
+
+    #[test]
+    fn a_capacity_below_the_worst_case_shrinks_what_depends_on_it() {
+        let worst = Config::new(4, 0, 8, 2).sized(100, 8);
+        let tight = Config { max_receive_rows: Some(120), ..worst.clone() };
+        let tight = Shape::new(tight).unwrap();
+        assert_eq!(tight.sizes().receive_rows(), 120);
+        assert_eq!(tight.sizes().remainder_rows(), 120 - 32);
+        assert_eq!(tight.sizes().extent(Area::Replies).rows, 120);
+        let worst = Shape::new(worst).unwrap();
+        assert_eq!(worst.sizes().receive_rows(), 400);
+        assert_eq!(worst.sizes().remainder_rows(), 4 * 68);
+        assert!(tight.sizes().total_bytes() < worst.sizes().total_bytes());
+    }
+
+    #[test]
+    fn the_table_names_every_area_and_the_total() {
+        let shape = Shape::new(Config::new(2, 0, 4, 2).sized(4, 16)).unwrap();
+        let table = shape.sizes().to_string();
+        for area in AREAS {
+            assert!(table.contains(&area.to_string()));
+        }
+        assert!(table.ends_with(&shape.sizes().total_bytes().to_string()), "{table}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Batches, a toy expert, and the answers that one process would get.
+
+use std::collections::HashSet;
+use weft_moe::reference::{Reference, toy_expert};
+use weft_moe::routing::{Random, Routing};
+use weft_moe::{CombineMode, Config, Rows, Shape, Weighting};
+
+/// One rank's batch.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    pub ids: Vec<i64>,
+    pub weights: Option<Vec<f32>>,
+    pub tokens: Vec<u8>,
+}
+
+/// A batch for each rank: some empty, some full. Without a routing everything goes to the last expert.
+pub fn batches(config: &Config, routing: Option<Routing>, masked: u64, seed: u64) -> Vec<Batch> {
+    let mut random = Random::new(seed);
+    (0..config.ranks)
+        .map(|rank| {
+            // Half of the batches are empty or full, where things break.
+            let tokens = match random.below(4) {
+                0 => 0,
+                1 => u64::from(config.max_tokens),
+                _ => random.below(u64::from(config.max_tokens) + 1),
+            } as usize;
+            let top_k = config.top_k as usize;
+            let mut ids = match routing {
+                Some(routing) => routing.ids(seed, rank, tokens, top_k, config.experts),
+                // Everything to the last expert alone.
+                None => (0..tokens * top_k)
+                    .map(|at| if at % top_k == 0 { i64::from(config.experts) - 1 } else { -1 })
+                    .collect(),
+            };
+            for id in &mut ids {
+                if random.below(8) < masked {
+                    *id = -1 - random.below(5) as i64;
+                }
+            }
+            let elements: Vec<f32> = (0..tokens * config.hidden as usize)
+                .map(|_| {
+                    let scale = 2f32.powi(random.below(24) as i32 - 20);
+                    (random.unit() as f32 * 2.0 - 1.0) * scale
+                })
+                .collect();
+            let mut bytes = vec![0; elements.len() * config.token_dtype.bytes()];
+            config.token_dtype.store(&elements, &mut bytes);
+            let weights =
+                (random.below(4) > 0).then(|| Routing::weights(random.bits(), rank, tokens, top_k));
+            Batch { ids, weights, tokens: bytes }
+        })
+        .collect()
+}
+
+/// The most rows that any rank receives, counted the slow way.
+pub fn busiest(shape: &Shape, batches: &[Batch]) -> u32 {
+    let mut rows = vec![0; shape.config().ranks as usize];
+    for batch in batches {
+        for ids in batch.ids.chunks_exact(shape.config().top_k as usize) {
+            let named = ids.iter().filter(|id| **id >= 0);
+            let owners: HashSet<u32> =
+                named.map(|id| shape.placement().owner(*id as u32)).collect();
+            owners.iter().for_each(|owner| rows[*owner as usize] += 1);
+        }
+    }
+    rows.into_iter().max().unwrap_or(0)
+}
+
+/// Runs the toy expert on one row.
+pub fn run_expert(config: &Config, expert: u32, weight: f32, input: &[u8], output: &mut [u8]) {
+    let hidden = config.hidden as usize;
+    let (mut x, mut y) = (vec![0f32; hidden], vec![0f32; hidden]);
+    config.token_dtype.load(input, &mut x);
+    toy_expert(expert, &x, &mut y);
+    y.iter_mut().for_each(|y| *y *= weight);
+    config.combine_dtype.store(&y, output);
+}
+
+/// The result that one process would get with the same float32 sum, bit by bit.
+fn in_one_process(config: &Config, batch: &Batch, weighting: Weighting) -> Vec<u8> {
+    let (top_k, hidden) = (config.top_k as usize, config.hidden as usize);
+    let token_bytes = hidden * config.token_dtype.bytes();
+    let mut row = vec![0; hidden * config.combine_dtype.bytes()];
+    let mut y = vec![0f32; hidden];
+    let mut output = Vec::new();
+    for (token, ids) in batch.ids.chunks_exact(top_k).enumerate() {
+        let mut sum = vec![0f32; hidden];
+        for (slot, &id) in ids.iter().enumerate().filter(|(_, id)| **id >= 0) {
+            let weight = batch.weights.as_ref().map_or(1.0, |w| w[token * top_k + slot]);
+            let (early, late) = match weighting {
+                Weighting::AtExpert => (weight, 1.0),
+                Weighting::AtCombine => (1.0, weight),
+            };
+            let input = &batch.tokens[token * token_bytes..][..token_bytes];
+            run_expert(config, id as u32, early, input, &mut row);
+            config.combine_dtype.load(&row, &mut y);
+            for (sum, y) in sum.iter_mut().zip(&y) {
+                *sum += late * y;
+            }
+        }
+        let mut rounded = vec![0; hidden * config.output_dtype.bytes()];
+        config.output_dtype.store(&sum, &mut rounded);
+        output.extend(rounded);
+    }
+    output
+}
+
+/// Compares a rank's result with the dense reference and, where bits are promised, bit by bit.
+pub fn check_output(shape: &Shape, batch: &Batch, weighting: Weighting, output: &[u8]) {
+    let config = shape.config();
+    let token_bytes = shape.row_bytes(config.token_dtype);
+    let at_combine = weighting == Weighting::AtCombine;
+    let weights = batch.weights.as_deref().filter(|_| at_combine);
+    let top_k = config.top_k as usize;
+    let reference = Reference::new(shape, &batch.ids, weights, |token, expert, y| {
+        let mut x = vec![0f32; y.len()];
+        config.token_dtype.load(&batch.tokens[token * token_bytes..][..token_bytes], &mut x);
+        toy_expert(expert, &x, y);
+        if let (false, Some(weights)) = (at_combine, &batch.weights) {
+            let ids = &batch.ids[token * top_k..][..top_k];
+            let slot = ids.iter().position(|id| *id == expert.into()).unwrap();
+            y.iter_mut().for_each(|y| *y *= weights[token * top_k + slot]);
+        }
+    });
+    let bytes = shape.row_bytes(config.output_dtype);
+    if let Err(mismatch) = reference.check(Rows::new(output, bytes, bytes)).unwrap() {
+        panic!("{mismatch}");
+    }
+    if config.combine == CombineMode::PerExpert {
+        assert!(output == in_one_process(config, batch, weighting), "bits differ");
+    }
+}

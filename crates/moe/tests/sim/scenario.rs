@@ -1,0 +1,210 @@
+//! A seed's world: shape, batches, faults, and how it must end.
+
+use crate::common::{Batch, batches};
+use crate::program::{Program, Wrong};
+use std::rc::Rc;
+use std::time::Duration;
+use weft_fabric::model::LatencyBandwidth;
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Random, World, WorldConfig};
+use weft_fabric::{PartRule, Rank, Time};
+use weft_moe::routing::Routing;
+use weft_moe::{CombineMode, Config, DType, Error, Layout, Shape, Weighting};
+
+/// What the world does to somebody, if it does.
+#[derive(Clone, Copy, Debug)]
+pub enum Fate {
+    Well,
+    Killed(Rank),
+    Cut(Rank, Rank),
+    FailedParts,
+}
+
+/// One round on all ranks.
+pub struct Round {
+    pub batches: Vec<Batch>,
+    /// Whether the ranks combine what they received, or release it as it is.
+    pub combined: bool,
+    pub weighting: Weighting,
+}
+
+pub struct Scenario {
+    pub seed: u64,
+    pub config: Config,
+    pub rounds: Vec<Round>,
+    pub faults: Faults,
+    pub parts: PartRule,
+    pub fate: Fate,
+    /// How often a rank that could go on first does nothing for a while.
+    pub laziness: f64,
+}
+
+fn pick<T: Copy>(random: &mut Random, list: &[T]) -> T {
+    list[random.below(list.len() as u64) as usize]
+}
+
+/// A number in `from..=to`.
+fn within(random: &mut Random, from: u32, to: u32) -> u32 {
+    from + random.below(u64::from(to - from) + 1) as u32
+}
+
+fn config(random: &mut Random) -> Config {
+    let ranks = within(random, 1, 6);
+    let experts = within(random, 1, 13);
+    let top_k = within(random, 1, 5);
+    let max_tokens = within(random, 1, 9);
+    let hidden = within(random, 1, 19);
+    let layout = match random.below(2) {
+        0 => Layout::Indexed,
+        _ => Layout::Contiguous { pad_to: within(random, 1, 5) },
+    };
+    Config {
+        private_rows: within(random, 0, max_tokens),
+        // Tight enough that some rounds do not fit.
+        max_receive_rows: random.chance(0.4).then(|| within(random, 0, ranks * max_tokens)),
+        buffers: within(random, 1, 3),
+        token_dtype: pick(random, &DType::ALL),
+        combine_dtype: pick(random, &DType::ALL),
+        output_dtype: pick(random, &DType::ALL),
+        layout,
+        combine: pick(random, &[CombineMode::ReduceAtExpert, CombineMode::PerExpert]),
+        ..Config::new(ranks, 0, experts, top_k).sized(max_tokens, hidden)
+    }
+}
+
+fn round(config: &Config, random: &mut Random) -> Round {
+    let routings = [
+        Some(Routing::Uniform),
+        Some(Routing::Zipf { exponent: 1.2 }),
+        Some(Routing::Incast),
+        None,
+    ];
+    let masked = pick(random, &[0, 0, 1, 4, 8]);
+    Round {
+        batches: batches(config, pick(random, &routings), masked, random.word()),
+        combined: !random.chance(0.1),
+        weighting: pick(random, &[Weighting::AtCombine, Weighting::AtExpert]),
+    }
+}
+
+fn parts(random: &mut Random) -> PartRule {
+    if random.chance(0.3) {
+        return PartRule::WHOLE;
+    }
+    let most = pick(random, &[16, 100, 400]);
+    PartRule {
+        max_part_bytes: 1 + random.below(most),
+        max_pages_per_part: pick(random, &[1, 2, 5, u32::MAX]),
+    }
+}
+
+impl Scenario {
+    /// Anything that may happen.
+    pub fn random(seed: u64) -> Scenario {
+        let mut random = Random::new(seed);
+        let config = config(&mut random);
+        let rounds = (0..within(&mut random, 1, 8)).map(|_| round(&config, &mut random)).collect();
+        let mut faults = if random.chance(0.1) { Faults::default() } else { Faults::rough() };
+        let mut ends: Vec<Rank> = (0..config.ranks).map(Rank).collect();
+        random.shuffle(&mut ends);
+        let moment = Time(random.below(300_000));
+        let fate = match (random.below(8), &ends[..]) {
+            (0, [a, _, ..]) => {
+                faults.kills.push((moment, *a));
+                Fate::Killed(*a)
+            }
+            (1, [a, b, ..]) => {
+                faults.cuts.push((moment, *a, *b));
+                Fate::Cut(*a, *b)
+            }
+            (2, _) => {
+                faults.fail = 0.005;
+                Fate::FailedParts
+            }
+            _ => Fate::Well,
+        };
+        let (parts, laziness) = (parts(&mut random), pick(&mut random, &[0.0, 0.2, 0.6]));
+        Scenario { seed, config, rounds, faults, parts, fate, laziness }
+    }
+
+    /// The same seed where every rank must come to its end.
+    pub fn well(seed: u64) -> Scenario {
+        let mut scenario = Scenario::random(seed);
+        scenario.fate = Fate::Well;
+        scenario.faults = Faults::rough();
+        scenario
+    }
+
+    /// As [`Scenario::well`], with what `change` makes of the configuration.
+    pub fn shaped(seed: u64, change: impl FnOnce(&mut Config)) -> Scenario {
+        let mut scenario = Scenario::well(seed);
+        change(&mut scenario.config);
+        let (config, mut random) = (&scenario.config, Random::new(!seed));
+        scenario.rounds = scenario.rounds.iter().map(|_| round(config, &mut random)).collect();
+        scenario
+    }
+}
+
+fn world(scenario: &Scenario) -> World {
+    let mut random = Random::new(scenario.seed ^ 0x0077_6f72_6c64);
+    let model = LatencyBandwidth::new(Duration::from_micros(2), 1_000_000_000);
+    World::new(WorldConfig {
+        queue_parts: 1 + random.below(20) as u32,
+        queue_bytes: 1 + random.below(2000),
+        parts: scenario.parts,
+        model: Box::new(if random.chance(0.5) { model.serialised() } else { model }),
+        ..WorldConfig::new(scenario.config.ranks, scenario.seed)
+            .with_faults(scenario.faults.clone())
+    })
+}
+
+/// Runs a scenario; `Err` says what was wrong with it.
+pub fn run(scenario: Scenario) -> Result<(), String> {
+    let world = world(&scenario);
+    let fate = scenario.fate;
+    let scenario = Rc::new(scenario);
+    let mut cluster = Cluster::new(&world).map_err(|error| error.to_string())?;
+    let mut programs = Program::connect(&mut cluster, &scenario).map_err(|e| e.to_string())?;
+    let outcomes = cluster.run(|engine, now, events, requests| {
+        programs[engine.rank().0 as usize].step(&world, engine, now, events, requests)
+    });
+    let outcomes = outcomes.map_err(|hang| {
+        let waiting: Vec<String> = programs.iter().map(Program::waits_for).collect();
+        format!("{hang}\n{}", waiting.join("\n"))
+    })?;
+    let wrong: Vec<String> = (0..)
+        .zip(&outcomes)
+        .filter(|(rank, outcome)| !is_right(Rank(*rank), outcome, fate))
+        .map(|(rank, outcome)| format!("rank {rank} ended in {outcome:?}"))
+        .collect();
+    if !wrong.is_empty() {
+        return Err(format!("{fate:?}, but {}", wrong.join("; ")));
+    }
+    cluster.settle().map_err(|hang| hang.to_string())?;
+    match world.violations().first() {
+        Some(violation) => Err(violation.to_string()),
+        None => Ok(()),
+    }
+}
+
+/// Whoever is not done was killed, or says who or what link was at fault.
+fn is_right(rank: Rank, outcome: &Outcome<Wrong>, fate: Fate) -> bool {
+    match (outcome, fate) {
+        (Outcome::Done, _) => true,
+        (Outcome::Killed, Fate::Killed(killed)) => killed == rank,
+        (
+            Outcome::Failed(Wrong::Moe(Error::Fabric(weft_fabric::Error::Poisoned(poison)))),
+            fate,
+        ) => match fate {
+            Fate::Killed(killed) => poison.rank == Some(killed),
+            Fate::Cut(a, b) => poison.rank == Some(a) || poison.rank == Some(b),
+            Fate::FailedParts => poison.rank.is_some(),
+            Fate::Well => false,
+        },
+        _ => false,
+    }
+}
+
+/// The shape as `rank` sees it.
+pub fn shape(config: &Config, rank: Rank) -> Shape {
+    Shape::new(Config { rank: rank.0, ..config.clone() }).expect("a shape of the tests is possible")
+}
