@@ -1,0 +1,325 @@
+//! MoE dispatch and combine for `weft.moe`.
+
+use crate::communicator::{Communicator, Shared, Signals, deadline};
+use crate::errors::{Error, raise};
+use crate::memory::{View, lent};
+use pyo3::prelude::*;
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard};
+use weft_fabric::{Region, Waiter};
+use weft_moe::{
+    AllToAll as Moe, CombineMode, Config, DType, Handle, Input, Layout, Rows, RowsMut, Shape,
+    Weighting,
+};
+
+/// A round whose handle Python holds.
+struct Round {
+    handle: Handle,
+    /// The user's tokens, until they have left.
+    input: Option<Region>,
+}
+
+/// Dispatch and combine over a communicator.
+#[pyclass(frozen, module = "weft._native")]
+pub struct AllToAll {
+    shared: Shared,
+    moe: Mutex<Moe>,
+    rounds: Mutex<HashMap<u64, Round>>,
+    shape: Shape,
+    weighting: Weighting,
+}
+
+/// An array that the Python layer has checked to be contiguous: address, bytes, and who owns it.
+type Array = (usize, usize, Py<PyAny>);
+
+/// Tokens that were received: see `weft.moe.Received`.
+#[pyclass(frozen, get_all, module = "weft._native")]
+pub struct Received {
+    rows: Py<View>,
+    row_count: usize,
+    stride: usize,
+    expert_counts: Vec<u32>,
+    expert_offsets: Vec<u32>,
+    slots: Vec<u32>,
+    weights: Vec<f32>,
+    expert_load: Vec<u64>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl AllToAll {
+    fn handle(&self, py: Python<'_>, round: u64) -> PyResult<Handle> {
+        let rounds = lock(&self.rounds);
+        rounds.get(&round).map(|round| round.handle).ok_or_else(|| {
+            raise(py, "StageError", &format!("round {round} has been released, or never began"))
+        })
+    }
+
+    /// Runs a call that waits, without the GIL, heeding signals.
+    fn wait<T: Send>(
+        &self,
+        py: Python<'_>,
+        timeout: f64,
+        call: impl FnOnce(&mut Moe, &mut weft_fabric::Engine, &mut Waiter<'_>) -> Result<T, Error>
+        + Send,
+    ) -> PyResult<T> {
+        self.shared.with(py, |fabric| {
+            let mut signals = Signals::default();
+            let mut interrupted = || signals.check();
+            let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
+            let result = call(&mut lock(&self.moe), fabric.engine(), &mut waiter);
+            signals.explain(result)
+        })
+    }
+
+    fn shape_error(py: Python<'_>, what: &str, needed: usize, given: usize) -> PyErr {
+        raise(py, "ShapeError", &format!("{what} has {given} bytes; {needed} are needed"))
+    }
+}
+
+/// The bytes of an array.
+///
+/// # Safety
+/// The array's owner outlives the slice, and nobody writes to the array meanwhile.
+unsafe fn bytes(array: &Array) -> &[u8] {
+    let address = NonNull::new(array.0 as *mut u8).unwrap_or(NonNull::dangling());
+    // SAFETY: as the caller promises; the Python layer took address and length from the owner.
+    unsafe { std::slice::from_raw_parts(address.as_ptr(), array.1) }
+}
+
+/// As [`bytes`], to write.
+///
+/// # Safety
+/// The array's owner outlives the slice, and nobody reads or writes the array meanwhile.
+unsafe fn bytes_mut(array: &mut Array) -> &mut [u8] {
+    let address = NonNull::new(array.0 as *mut u8).unwrap_or(NonNull::dangling());
+    // SAFETY: as the caller promises; the Python layer took address and length from the owner.
+    unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), array.1) }
+}
+
+#[pymethods]
+impl AllToAll {
+    #[new]
+    #[pyo3(signature = (communicator, *, experts, top_k, hidden, max_tokens, token_dtype,
+        combine_dtype, output_dtype, layout, pad_to, combine, weighting, private_rows,
+        max_receive_rows, buffers, max_bytes, timeout))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        communicator: &Communicator,
+        experts: u32,
+        top_k: u32,
+        hidden: u32,
+        max_tokens: u32,
+        token_dtype: &str,
+        combine_dtype: &str,
+        output_dtype: &str,
+        layout: &str,
+        pad_to: u32,
+        combine: &str,
+        weighting: &str,
+        private_rows: Option<u32>,
+        max_receive_rows: Option<u32>,
+        buffers: u32,
+        max_bytes: Option<u64>,
+        timeout: f64,
+    ) -> PyResult<AllToAll> {
+        let shared = communicator.shared.clone();
+        let (ranks, rank) = shared.with(py, |f| Ok((f.world_size(), f.rank().0)))?;
+        let config = Config {
+            private_rows: private_rows.unwrap_or(Config::PRIVATE_ROWS),
+            max_receive_rows,
+            buffers,
+            token_dtype: dtype(py, token_dtype)?,
+            combine_dtype: dtype(py, combine_dtype)?,
+            output_dtype: dtype(py, output_dtype)?,
+            layout: choose(
+                py,
+                "layout",
+                layout,
+                &[("contiguous", Layout::Contiguous { pad_to }), ("indexed", Layout::Indexed)],
+            )?,
+            combine: choose(
+                py,
+                "combine",
+                combine,
+                &[("reduce", CombineMode::ReduceAtExpert), ("per_expert", CombineMode::PerExpert)],
+            )?,
+            max_bytes,
+            ..Config::new(ranks, rank, experts, top_k).sized(max_tokens, hidden)
+        };
+        let weighting = choose(
+            py,
+            "weighting",
+            weighting,
+            &[("combine", Weighting::AtCombine), ("expert", Weighting::AtExpert)],
+        )?;
+        let shape = Shape::new(config.clone()).map_err(Error::from)?;
+        let moe = shared.with(py, |fabric| Ok(Moe::connect(fabric, config, deadline(timeout))?))?;
+        let (moe, rounds) = (Mutex::new(moe), Mutex::default());
+        Ok(AllToAll { shared, moe, rounds, shape, weighting })
+    }
+
+    /// Bytes of a token and of an answer, as the wire has them.
+    #[getter]
+    fn row_bytes(&self) -> (usize, usize) {
+        let config = self.shape.config();
+        (self.shape.row_bytes(config.token_dtype), self.shape.row_bytes(config.combine_dtype))
+    }
+
+    /// The first and one past the last expert of this rank.
+    #[getter]
+    fn local_experts(&self) -> (u32, u32) {
+        let experts = self.shape.placement().experts_of(self.shape.config().rank);
+        (experts.start, experts.end)
+    }
+
+    /// What it takes in memory: a table, and bytes in all.
+    fn sizes(&self) -> (String, u64) {
+        (self.shape.sizes().to_string(), self.shape.sizes().total_bytes())
+    }
+
+    /// Starts a round; its number.
+    fn dispatch_send(
+        &self,
+        py: Python<'_>,
+        tokens: Array,
+        ids: Array,
+        weights: Option<Array>,
+    ) -> PyResult<u64> {
+        let memory = lent(tokens.0, tokens.1, tokens.2)?;
+        let (round, started) = self.shared.with(py, |fabric| {
+            // SAFETY: the arrays' owners are arguments of this call; the Python layer made these
+            // copies in the dtypes int64 and float32, aligned by numpy.
+            let (ids, weights) = unsafe {
+                let ids = bytes(&ids).align_to::<i64>().1;
+                let weights = weights.as_ref().map(|array| bytes(array).align_to::<f32>().1);
+                (ids, weights)
+            };
+            let engine = fabric.engine();
+            let region = engine.register(memory)?;
+            let input = Input { region: region.key(), memory: region.memory().clone() };
+            let mut moe = lock(&self.moe);
+            match moe.dispatch_send(engine, input, ids, weights) {
+                Ok(handle) => Ok((handle.round(), Round { handle, input: Some(region) })),
+                Err(error) => {
+                    engine.release(&region);
+                    Err(error.into())
+                }
+            }
+        })?;
+        lock(&self.rounds).insert(round, started);
+        Ok(round)
+    }
+
+    /// Waits until every token for this rank's experts is here.
+    fn dispatch_recv(&self, py: Python<'_>, round: u64, timeout: f64) -> PyResult<Received> {
+        let handle = self.handle(py, round)?;
+        let received = self.wait(py, timeout, |moe, engine, waiter| {
+            let result = moe.dispatch_recv(engine, handle, waiter);
+            let over = moe.is_released(handle);
+            let mut rounds = lock(&self.rounds);
+            if (result.is_ok() || over)
+                && let Some(region) = rounds.get_mut(&round).and_then(|round| round.input.take())
+            {
+                engine.release(&region);
+            }
+            if over {
+                rounds.remove(&round);
+            }
+            result?;
+            let (received, load) = (moe.received(handle)?, moe.expert_load(handle)?.to_vec());
+            let (plan, view) = (received.plan, View::new(received.memory.clone(), received.bytes));
+            let experts = (plan.expert_counts().to_vec(), plan.expert_offsets().to_vec());
+            let positions = (plan.slots().to_vec(), plan.weights().to_vec());
+            Ok((view, received.rows, received.stride, experts, positions, load))
+        })?;
+        let (view, row_count, stride, experts, positions, expert_load) = received;
+        let ((expert_counts, expert_offsets), (slots, weights)) = (experts, positions);
+        Ok(Received {
+            rows: Py::new(py, view)?,
+            row_count,
+            stride,
+            expert_counts,
+            expert_offsets,
+            slots,
+            weights,
+            expert_load,
+        })
+    }
+
+    /// Sends the experts' outputs back.
+    fn combine_send(&self, py: Python<'_>, round: u64, outputs: Array) -> PyResult<()> {
+        let handle = self.handle(py, round)?;
+        let row = self.shape.row_bytes(self.shape.config().combine_dtype);
+        self.shared.with(py, |fabric| {
+            // SAFETY: the owner is an argument of this call, and the docstring forbids changing the
+            // array while it runs.
+            let outputs = Rows::new(unsafe { bytes(&outputs) }, row, row);
+            lock(&self.moe).combine_send(fabric.engine(), handle, outputs, self.weighting)?;
+            Ok(())
+        })
+    }
+
+    /// Waits for all answers and sums them into `out`.
+    fn combine_recv(
+        &self,
+        py: Python<'_>,
+        round: u64,
+        mut out: Array,
+        timeout: f64,
+    ) -> PyResult<()> {
+        let handle = self.handle(py, round)?;
+        let row = self.shape.row_bytes(self.shape.config().output_dtype);
+        let needed = py.detach(|| lock(&self.moe).tokens(handle)) * row;
+        if out.1 < needed {
+            return Err(Self::shape_error(py, "the output", needed, out.1));
+        }
+        self.wait(py, timeout, |moe, engine, waiter| {
+            // SAFETY: the owner is an argument of this call, and the docstring forbids touching the
+            // array while it runs.
+            let out = RowsMut::new(unsafe { bytes_mut(&mut out) }, row, row);
+            Ok(moe.combine_recv(engine, handle, out, self.weighting, waiter)?)
+        })
+    }
+
+    /// Ends a round.
+    fn release(&self, py: Python<'_>, round: u64) -> PyResult<()> {
+        let handle = self.handle(py, round)?;
+        self.shared.with(py, |fabric| Ok(lock(&self.moe).release(fabric.engine(), handle)?))?;
+        lock(&self.rounds).remove(&round);
+        Ok(())
+    }
+
+    /// The number of tokens that this rank sent in a round.
+    fn tokens(&self, py: Python<'_>, round: u64) -> PyResult<usize> {
+        let handle = self.handle(py, round)?;
+        Ok(py.detach(|| lock(&self.moe).tokens(handle)))
+    }
+
+    /// Rows that left this rank in a round, and rows that a copy per expert would have sent.
+    fn copies_sent(&self, py: Python<'_>, round: u64) -> PyResult<(usize, usize)> {
+        let handle = self.handle(py, round)?;
+        Ok(py.detach(|| lock(&self.moe).copies_sent(handle)))
+    }
+}
+
+fn dtype(py: Python<'_>, name: &str) -> PyResult<DType> {
+    DType::from_name(name).ok_or_else(|| {
+        let known: Vec<&str> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
+        let message = format!("dtype {name:?} is not supported: {} are", known.join(", "));
+        raise(py, "ConfigurationError", &message)
+    })
+}
+
+fn choose<T: Copy>(py: Python<'_>, what: &str, name: &str, known: &[(&str, T)]) -> PyResult<T> {
+    if let Some((_, value)) = known.iter().find(|(known, _)| *known == name) {
+        return Ok(*value);
+    }
+    let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+    let message = format!("{what} is {name:?}: {} are known", names.join(" and "));
+    Err(raise(py, "ConfigurationError", &message))
+}

@@ -1,0 +1,511 @@
+//! `weft.init()` and what it returns.
+//!
+//! Every call that can wait gives up the GIL first and takes the communicator's lock then, never the
+//! other way round; while it waits it looks several times a second whether a signal has come.
+
+use crate::errors::{Error, raise};
+use crate::fork;
+use crate::memory::{View, lent};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use weft_control::{Cause, Config, Overrides, Poison, Secret};
+use weft_fabric::communicator::{CommunicatorConfig, Progress};
+use weft_fabric::{
+    Communicator as Fabric, CounterId, Page, ProviderKind, Rank, Region as FabricRegion, RegionKey,
+    RequestId, Time, clock,
+};
+
+/// What a signal handler raised while the control plane waited.
+type Raised = Arc<Mutex<Option<PyErr>>>;
+
+/// The communicator, shared by all that was made on it; `None` once closed.
+#[derive(Clone)]
+pub struct Shared {
+    fabric: Arc<Mutex<Option<Fabric>>>,
+    raised: Raised,
+}
+
+impl Shared {
+    /// Runs `work` without the GIL and with the communicator. If a signal ended it, what the signal's
+    /// handler raised takes the place of its error.
+    pub fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Fabric) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        fork::check(py)?;
+        py.detach(|| {
+            let mut guard = self.lock();
+            let fabric = guard.as_mut().ok_or(weft_control::Error::Closed)?;
+            work(fabric)
+        })
+        .map_err(|error| take(&self.raised).unwrap_or_else(|| error.into()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Fabric>> {
+        self.fabric.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+fn take(raised: &Raised) -> Option<PyErr> {
+    raised.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+}
+
+/// Looks for signals during a wait, and keeps what their handlers raise.
+#[derive(Default)]
+pub struct Signals {
+    raised: Option<PyErr>,
+}
+
+impl Signals {
+    /// Whether a signal handler has raised.
+    pub fn check(&mut self) -> bool {
+        self.raised = Python::attach(|py| py.check_signals().err());
+        self.raised.is_some()
+    }
+
+    /// The handler's exception in place of "interrupted".
+    pub fn explain<T>(self, result: Result<T, Error>) -> Result<T, Error> {
+        match (self.raised, result) {
+            (Some(raised), Err(_)) => Err(Error::Python(raised)),
+            (_, result) => result,
+        }
+    }
+}
+
+/// The instant `timeout` seconds from now.
+pub fn deadline(timeout: f64) -> Time {
+    let timeout = Duration::try_from_secs_f64(timeout.max(0.0)).unwrap_or(Duration::MAX);
+    clock::now().after(timeout)
+}
+
+/// A group of ranks that can write to each other.
+#[pyclass(frozen, module = "weft._native")]
+pub struct Communicator {
+    pub shared: Shared,
+    rank: u32,
+    world_size: u32,
+    generation: u32,
+    hosts: Vec<String>,
+}
+
+impl Communicator {
+    fn wrap(fabric: Fabric, raised: Raised) -> Communicator {
+        Communicator {
+            rank: fabric.rank().0,
+            world_size: fabric.world_size(),
+            generation: fabric.control().generation(),
+            hosts: fabric.control().members().iter().map(|m| m.host_id.clone()).collect(),
+            shared: Shared { fabric: Arc::new(Mutex::new(Some(fabric))), raised },
+        }
+    }
+}
+
+/// A region of this rank: memory that peers may be granted, or that can be sent from.
+#[pyclass(frozen, module = "weft._native")]
+pub struct Region {
+    pub region: FabricRegion,
+    shared: Shared,
+}
+
+#[pymethods]
+impl Region {
+    /// Its number in this communicator.
+    #[getter]
+    fn key(&self) -> u32 {
+        self.region.key().0
+    }
+
+    fn __len__(&self) -> usize {
+        self.region.memory().len()
+    }
+
+    /// Its bytes, as a buffer.
+    fn view(&self) -> View {
+        View::new(self.region.memory().clone(), 0..self.region.memory().len())
+    }
+
+    /// Forgets the region; requests under way keep it until they drain.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.with(py, |fabric| {
+            fabric.engine().release(&self.region);
+            Ok(())
+        })
+    }
+}
+
+/// A request under way.
+#[pyclass(frozen, module = "weft._native")]
+pub struct Request {
+    id: RequestId,
+    shared: Shared,
+}
+
+#[pymethods]
+impl Request {
+    /// Whether the source may be reused.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        self.shared.with(py, |fabric| {
+            fabric.engine().progress();
+            Ok(fabric.engine().is_drained(self.id))
+        })
+    }
+
+    /// Waits until the source may be reused.
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        self.shared.with(py, |fabric| {
+            let mut signals = Signals::default();
+            let mut interrupted = || signals.check();
+            let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
+            let result = fabric.engine().wait_for_request(self.id, &mut waiter);
+            signals.explain(result.map_err(Error::from))
+        })
+    }
+}
+
+/// A page: source region, its offset, the peer's region, its offset, length.
+type PyPage = (u32, u64, u32, u64, u64);
+/// Totals: peer, provider, payload bytes, parts, arrivals, errors.
+type PyTotals = (u32, &'static str, u64, u64, u64, u64);
+/// What was recorded: see `Communicator.take_trace`.
+type PyTrace =
+    (Vec<(u64, u32, u32, u64, u64)>, Vec<(u64, u32, u32, u64)>, Vec<(String, u64, u64)>, u64);
+/// A raise: counter, peer and how often since the last credit.
+type PyRaised = (u32, u32, u64);
+
+#[pymethods]
+impl Communicator {
+    /// This rank.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Ranks in the group.
+    #[getter]
+    fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    /// How often the group has been formed anew.
+    #[getter]
+    fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// The host that each rank runs on.
+    #[getter]
+    fn hosts(&self) -> Vec<String> {
+        self.hosts.clone()
+    }
+
+    /// The provider of the route to each rank; `None` for this one.
+    fn routes(&self, py: Python<'_>) -> PyResult<Vec<Option<&'static str>>> {
+        self.shared.with(py, |fabric| {
+            let ranks = (0..fabric.world_size()).map(Rank);
+            Ok(ranks.map(|r| fabric.engine().route(r).map(|route| route.provider.name())).collect())
+        })
+    }
+
+    /// By how many nanoseconds each rank's clock is ahead of rank 0's, and the error of that.
+    fn clock_offsets(&self, py: Python<'_>) -> PyResult<Vec<(i64, u64)>> {
+        self.shared.with(py, |fabric| {
+            let ranks = (0..fabric.world_size()).map(Rank);
+            let control = fabric.control();
+            Ok(ranks.map(|r| (control.clock_offset(r), control.clock_error(r))).collect())
+        })
+    }
+
+    /// Each rank's bytes, in rank order.
+    fn all_gather<'py>(
+        &self,
+        py: Python<'py>,
+        payload: &[u8],
+        timeout: f64,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let payload = payload.to_vec();
+        let gathered = self.shared.with(py, move |fabric| {
+            Ok(fabric.control().all_gather(&payload, Duration::from_secs_f64(timeout.max(0.0)))?)
+        })?;
+        Ok(gathered.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
+    }
+
+    /// Every rank has entered before any leaves.
+    fn barrier(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        self.shared.with(py, |fabric| {
+            let mut signals = Signals::default();
+            let mut interrupted = || signals.check();
+            let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
+            let result = fabric.barrier(&mut waiter);
+            signals.explain(result.map_err(Error::from))
+        })
+    }
+
+    /// Memory that peers can be granted.
+    fn alloc(&self, py: Python<'_>, length: usize) -> PyResult<Region> {
+        let region = self.shared.with(py, |fabric| Ok(fabric.engine().alloc(length)?))?;
+        Ok(Region { region, shared: self.shared.clone() })
+    }
+
+    /// The user's memory as a source.
+    fn register(
+        &self,
+        py: Python<'_>,
+        address: usize,
+        length: usize,
+        owner: Py<PyAny>,
+    ) -> PyResult<Region> {
+        let memory = lent(address, length, owner)?;
+        let region = self.shared.with(py, |fabric| Ok(fabric.engine().register(memory)?))?;
+        Ok(Region { region, shared: self.shared.clone() })
+    }
+
+    /// A counter with a lane for each peer.
+    fn counter(&self, py: Python<'_>) -> PyResult<u32> {
+        self.shared.with(py, |fabric| Ok(fabric.engine().counter()?.0))
+    }
+
+    /// Grants all of `regions` to every peer and links `counters`. By rank: (key, length) of the
+    /// regions that it granted.
+    fn share(
+        &self,
+        py: Python<'_>,
+        regions: Vec<Py<Region>>,
+        counters: Vec<u32>,
+        timeout: f64,
+    ) -> PyResult<Vec<Vec<(u32, u64)>>> {
+        let regions: Vec<FabricRegion> = regions.iter().map(|r| r.get().region.clone()).collect();
+        self.shared.with(py, move |fabric| {
+            let regions: Vec<_> =
+                regions.iter().map(|region| (region, 0..region.memory().len() as u64)).collect();
+            let counters: Vec<_> = counters.into_iter().map(CounterId).collect();
+            let remotes = fabric.share(&regions, &counters, deadline(timeout))?;
+            let of_rank = |list: Vec<weft_fabric::RemoteRegion>| {
+                list.into_iter().map(|remote| (remote.key.0, remote.length)).collect()
+            };
+            Ok(remotes.into_iter().map(of_rank).collect())
+        })
+    }
+
+    /// Writes pages to a peer and raises its counter.
+    fn write(
+        &self,
+        py: Python<'_>,
+        peer: u32,
+        counter: u32,
+        round: u64,
+        pages: Vec<PyPage>,
+    ) -> PyResult<Request> {
+        let id = self.shared.with(py, move |fabric| {
+            let pages: Vec<Page> = pages.into_iter().map(page).collect();
+            Ok(fabric.engine().write(Rank(peer), CounterId(counter), round, &pages)?)
+        })?;
+        Ok(Request { id, shared: self.shared.clone() })
+    }
+
+    /// Waits until peers have raised a counter by as much as is expected of each.
+    fn wait(
+        &self,
+        py: Python<'_>,
+        counter: u32,
+        expected: Vec<(u32, u64)>,
+        timeout: f64,
+    ) -> PyResult<()> {
+        self.shared.with(py, move |fabric| {
+            let expected: Vec<_> = expected.into_iter().map(|(r, n)| (Rank(r), n)).collect();
+            let mut signals = Signals::default();
+            let mut interrupted = || signals.check();
+            let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
+            let result = fabric.engine().wait(CounterId(counter), &expected, &mut waiter);
+            signals.explain(result.map_err(Error::from))
+        })
+    }
+
+    /// Waits until a peer has given the credit that a round needs.
+    fn wait_for_credit(
+        &self,
+        py: Python<'_>,
+        peer: u32,
+        counter: u32,
+        round: u64,
+        timeout: f64,
+    ) -> PyResult<()> {
+        self.shared.with(py, move |fabric| {
+            let mut signals = Signals::default();
+            let mut interrupted = || signals.check();
+            let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
+            let (counter, peer) = (CounterId(counter), Rank(peer));
+            let result = fabric.engine().wait_for_credit(counter, peer, round, &mut waiter);
+            signals.explain(result.map_err(Error::from))
+        })
+    }
+
+    /// Raises by a peer since the last credit to it.
+    fn count(&self, py: Python<'_>, counter: u32, peer: u32) -> PyResult<u64> {
+        self.shared.with(py, move |fabric| {
+            fabric.engine().progress();
+            Ok(fabric.engine().count(CounterId(counter), Rank(peer))?)
+        })
+    }
+
+    /// The lanes that rose since this was last asked: counter, peer, raises since the last credit.
+    fn raised(&self, py: Python<'_>) -> PyResult<Vec<PyRaised>> {
+        self.shared.with(py, |fabric| {
+            let raised = fabric.engine().raised();
+            Ok(raised.into_iter().map(|r| (r.counter.0, r.peer.0, r.count)).collect())
+        })
+    }
+
+    /// Gives a peer credit for its round.
+    fn credit(&self, py: Python<'_>, peer: u32, counter: u32) -> PyResult<()> {
+        self.shared.with(py, move |fabric| {
+            fabric.engine().credit(Rank(peer), CounterId(counter))?;
+            fabric.engine().flush();
+            Ok(())
+        })
+    }
+
+    /// By peer: rank, provider, payload bytes, parts, arrivals, errors.
+    fn statistics(&self, py: Python<'_>) -> PyResult<Vec<PyTotals>> {
+        self.shared.with(py, |fabric| {
+            let peers = fabric.engine().statistics().peers;
+            let row = |p: weft_fabric::statistics::PeerStatistics| {
+                let t = p.totals;
+                (p.rank.0, p.provider.name(), t.bytes, t.parts, t.arrivals, t.errors)
+            };
+            Ok(peers.into_iter().map(row).collect())
+        })
+    }
+
+    /// What was recorded and is taken away by this: writes (ns, peer, lane, value, bytes), arrivals
+    /// (ns, peer, lane, value), phases (name, begin ns, end ns), and how many found no room.
+    fn take_trace(&self, py: Python<'_>) -> PyResult<PyTrace> {
+        self.shared.with(py, |fabric| {
+            let Some(trace) = fabric.engine().trace() else {
+                return Ok((Vec::new(), Vec::new(), Vec::new(), 0));
+            };
+            let writes = trace.writes.drain(..);
+            let writes = writes.map(|w| (w.at.0, w.peer.0, w.lane, w.value, w.bytes)).collect();
+            let arrivals = trace.arrivals.drain(..);
+            let arrivals = arrivals.map(|a| (a.at.0, a.peer.0, a.lane, a.value)).collect();
+            let phases = trace.phases.drain(..).map(|p| (p.name, p.begin.0, p.end.0)).collect();
+            Ok((writes, arrivals, phases, std::mem::take(&mut trace.dropped)))
+        })
+    }
+
+    /// Why the group is dead, as an exception; nothing if it is not.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.with(py, |fabric| Ok(fabric.engine().check()?))
+    }
+
+    /// Poisons the group at every rank.
+    fn poison(&self, py: Python<'_>, detail: String) -> PyResult<()> {
+        self.shared.with(py, |fabric| {
+            let rank = Some(fabric.rank());
+            fabric.poison(Poison { kind: Cause::User, rank, detail });
+            Ok(())
+        })
+    }
+
+    /// A new communicator of the survivors.
+    fn reform(&self, py: Python<'_>, timeout: f64) -> PyResult<Communicator> {
+        self.shared
+            .with(py, |fabric| Ok(fabric.reform(Duration::from_secs_f64(timeout.max(0.0)))?))
+            .map(|fabric| Communicator::wrap(fabric, self.shared.raised.clone()))
+    }
+
+    /// Says goodbye and gives everything back. In a forked child it only forgets.
+    fn close(&self, py: Python<'_>) {
+        let taken = py.detach(|| self.shared.lock().take());
+        match taken {
+            // The parent's connections and threads are not this process's to close.
+            Some(fabric) if fork::is_child() => std::mem::forget(fabric),
+            Some(fabric) => py.detach(move || {
+                fabric.leave();
+                drop(fabric);
+            }),
+            None => {}
+        }
+    }
+}
+
+fn page((source, source_offset, destination, destination_offset, length): PyPage) -> Page {
+    let (source, destination) = (RegionKey(source), RegionKey(destination));
+    Page { source, source_offset, destination, destination_offset, length }
+}
+
+/// Joins the group that the launcher or the arguments name; see `weft.init`.
+#[pyfunction]
+#[pyo3(signature = (*, rank=None, world_size=None, address=None, secret=None, host_id=None,
+    providers=None, progress="caller", spin=None, timeout=None, silence_timeout=None, trace_limit=0))]
+#[allow(clippy::too_many_arguments)]
+pub fn init(
+    py: Python<'_>,
+    rank: Option<u32>,
+    world_size: Option<u32>,
+    address: Option<String>,
+    secret: Option<Vec<u8>>,
+    host_id: Option<String>,
+    providers: Option<Vec<String>>,
+    progress: &str,
+    spin: Option<f64>,
+    timeout: Option<f64>,
+    silence_timeout: Option<f64>,
+    trace_limit: usize,
+) -> PyResult<Communicator> {
+    fork::check(py)?;
+    fork::watch();
+    // Nothing is written unless WEFT_LOG asks for it; a logger that exists already stays.
+    let _ = env_logger::Builder::from_env(env_logger::Env::new().filter_or("WEFT_LOG", "off"))
+        .try_init();
+    let seconds = |value: Option<f64>| value.map(|v| Duration::from_secs_f64(v.max(0.0)));
+    let overrides = Overrides {
+        rank,
+        world_size,
+        address,
+        bind: None,
+        secret: secret.map(Secret::new).transpose().map_err(Error::from)?,
+        host_id,
+        connect_timeout: seconds(timeout),
+        silence_timeout: seconds(silence_timeout),
+    };
+    let mut control = Config::from_env(overrides).map_err(Error::from)?;
+    let raised = Raised::default();
+    let caught = raised.clone();
+    control.interrupt = Some(Arc::new(move || {
+        let Err(error) = Python::attach(|py| py.check_signals()) else { return false };
+        *caught.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(error);
+        true
+    }));
+    let mut config = CommunicatorConfig::new(control);
+    if let Some(names) = providers {
+        config.providers = names.iter().map(|n| provider(py, n)).collect::<PyResult<_>>()?;
+    }
+    config.progress = match progress {
+        "caller" => Progress::Caller,
+        "thread" => Progress::Thread,
+        "epoll" => Progress::Epoll,
+        other => {
+            let message = format!("progress is {other:?}: caller, thread or epoll are known");
+            return Err(raise(py, "ConfigurationError", &message));
+        }
+    };
+    config.spin = seconds(spin);
+    config.engine.trace_limit = trace_limit;
+    let made = py.detach(|| Fabric::init(config));
+    match made {
+        Ok(fabric) => Ok(Communicator::wrap(fabric, raised)),
+        Err(error) => Err(take(&raised).unwrap_or_else(|| Error::from(error).into())),
+    }
+}
+
+fn provider(py: Python<'_>, name: &str) -> PyResult<ProviderKind> {
+    [ProviderKind::Shm, ProviderKind::Tcp].into_iter().find(|kind| kind.name() == name).ok_or_else(
+        || {
+            let message = format!("provider {name:?} is not known: shm and tcp are");
+            raise(py, "ConfigurationError", &message)
+        },
+    )
+}

@@ -1,0 +1,224 @@
+//! The one place where Rust errors become Python exceptions: a variant, a class of `weft.errors`.
+
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+use weft_control::{Cause, Error as ControlError, Poison};
+use weft_fabric::{Error as FabricError, Missing};
+use weft_moe::Error as MoeError;
+
+/// Every class that this module raises; `weft.errors` defines them, and a test compares.
+pub const CLASSES: &[&str] = &[
+    "AddressError",
+    "AllocationError",
+    "BootstrapError",
+    "BufferInUseError",
+    "CapacityError",
+    "ClosedError",
+    "ConfigurationError",
+    "ConfigurationMismatchError",
+    "ConnectError",
+    "CreditError",
+    "ExcludedError",
+    "ExpertError",
+    "ForkError",
+    "GroupPoisonedError",
+    "LimitError",
+    "ListenError",
+    "MalformedError",
+    "NoRouteError",
+    "OutOfRangeError",
+    "PeerLeftError",
+    "PeerLostError",
+    "ProtocolError",
+    "ProviderError",
+    "RankTakenError",
+    "RegionError",
+    "SecretError",
+    "ShapeError",
+    "SizeError",
+    "StageError",
+    "SupersededError",
+    "SystemCallError",
+    "UnknownError",
+    "WaitTimeoutError",
+    "WireVersionError",
+    "WorldSizeError",
+    "WriteFailedError",
+];
+
+/// What a Python exception is made of.
+struct Raised {
+    class: &'static str,
+    rank: Option<u32>,
+    missing: Vec<(u32, u64, u64)>,
+}
+
+impl Raised {
+    fn new(class: &'static str) -> Raised {
+        Raised { class, rank: None, missing: Vec::new() }
+    }
+
+    fn at(self, rank: u32) -> Raised {
+        Raised { rank: Some(rank), ..self }
+    }
+
+    fn lacking(self, missing: &[Missing]) -> Raised {
+        let missing = missing.iter().map(|m| (m.rank.0, m.expected, m.seen)).collect();
+        Raised { missing, ..self }
+    }
+}
+
+/// An instance of a class of `weft.errors`.
+pub fn raise(py: Python<'_>, class: &'static str, message: &str) -> PyErr {
+    build(py, &Raised::new(class), message).unwrap_or_else(|error| error)
+}
+
+fn build(py: Python<'_>, raised: &Raised, message: &str) -> PyResult<PyErr> {
+    let class = py.import("weft.errors")?.getattr(raised.class)?.cast_into::<PyType>()?;
+    let value = class.call1((message,))?;
+    if let Some(rank) = raised.rank {
+        value.setattr("rank", rank)?;
+    }
+    if !raised.missing.is_empty() {
+        value.setattr("missing", raised.missing.clone())?;
+    }
+    Ok(PyErr::from_value(value))
+}
+
+/// An error of any crate below.
+pub enum Error {
+    /// Of the all-to-all.
+    Moe(MoeError),
+    /// Raised by Python code that a wait called, such as a signal handler.
+    Python(PyErr),
+}
+
+impl From<MoeError> for Error {
+    fn from(error: MoeError) -> Error {
+        Error::Moe(error)
+    }
+}
+
+impl From<FabricError> for Error {
+    fn from(error: FabricError) -> Error {
+        Error::Moe(MoeError::Fabric(error))
+    }
+}
+
+impl From<ControlError> for Error {
+    fn from(error: ControlError) -> Error {
+        FabricError::Control(error).into()
+    }
+}
+
+impl From<PyErr> for Error {
+    fn from(error: PyErr) -> Error {
+        Error::Python(error)
+    }
+}
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> PyErr {
+        match error {
+            Error::Python(error) => error,
+            Error::Moe(error) => Python::attach(|py| {
+                build(py, &of_moe(&error), &error.to_string()).unwrap_or_else(|error| error)
+            }),
+        }
+    }
+}
+
+fn of_moe(error: &MoeError) -> Raised {
+    match error {
+        MoeError::Zero { .. } | MoeError::RankOutOfRange { .. } | MoeError::WrongGroup { .. } => {
+            Raised::new("ConfigurationError")
+        }
+        MoeError::TooLarge { .. } => Raised::new("SizeError"),
+        MoeError::TooManyTokens { .. }
+        | MoeError::WrongLength { .. }
+        | MoeError::TooFewRows { .. }
+        | MoeError::RowLength { .. } => Raised::new("ShapeError"),
+        MoeError::ExpertOutOfRange { .. } | MoeError::ExpertTwice { .. } => {
+            Raised::new("ExpertError")
+        }
+        MoeError::Capacity { rank, .. } => Raised::new("CapacityError").at(*rank),
+        MoeError::Header { peer, .. }
+        | MoeError::Metadata { peer, .. }
+        | MoeError::Overrun { peer, .. } => Raised::new("ProtocolError").at(*peer),
+        MoeError::Disagreement { peer, .. } => Raised::new("ConfigurationMismatchError").at(*peer),
+        MoeError::InUse { .. } => Raised::new("BufferInUseError"),
+        MoeError::WrongStage { .. } => Raised::new("StageError"),
+        MoeError::Timeout { missing, .. } => Raised::new("WaitTimeoutError").lacking(missing),
+        MoeError::Fabric(error) => of_fabric(error),
+        _ => Raised::new("UnknownError"),
+    }
+}
+
+fn of_fabric(error: &FabricError) -> Raised {
+    match error {
+        FabricError::Allocate { .. } => Raised::new("AllocationError"),
+        FabricError::NoRoute { peer, .. } => Raised::new("NoRouteError").at(peer.0),
+        FabricError::Malformed { peer, .. } => Raised::new("MalformedError").at(peer.0),
+        FabricError::Connect { peer, .. } => Raised::new("ConnectError").at(peer.0),
+        FabricError::Provider { .. } => Raised::new("ProviderError"),
+        FabricError::Timeout { missing, .. } => Raised::new("WaitTimeoutError").lacking(missing),
+        FabricError::Poisoned(poison) => of_poison(poison),
+        FabricError::NoCredit { peer, .. } | FabricError::OldRound { peer, .. } => {
+            Raised::new("CreditError").at(peer.0)
+        }
+        FabricError::OutOfRange { .. } => Raised::new("OutOfRangeError"),
+        FabricError::Unknown { .. } => Raised::new("UnknownError"),
+        FabricError::Limit { .. } => Raised::new("LimitError"),
+        FabricError::Unusable { .. } => Raised::new("RegionError"),
+        FabricError::Control(error) => of_control(error),
+        FabricError::System { .. } | FabricError::Interrupted => Raised::new("SystemCallError"),
+        _ => Raised::new("UnknownError"),
+    }
+}
+
+fn of_poison(poison: &Poison) -> Raised {
+    let raised = Raised::new(match poison.kind {
+        Cause::Lost | Cause::Silent => "PeerLostError",
+        Cause::Left => "PeerLeftError",
+        Cause::Failed => "WriteFailedError",
+        Cause::Protocol => "ProtocolError",
+        Cause::User => "GroupPoisonedError",
+    });
+    poison
+        .rank
+        .map_or_else(|| Raised::new(raised.class), |rank| Raised::new(raised.class).at(rank.0))
+}
+
+fn of_control(error: &ControlError) -> Raised {
+    match error {
+        ControlError::Variable { .. } | ControlError::HalfSet { .. } => {
+            Raised::new("ConfigurationError")
+        }
+        ControlError::NoAddress { .. } | ControlError::Resolve { .. } => {
+            Raised::new("AddressError")
+        }
+        ControlError::SecretMissing { .. }
+        | ControlError::SecretFile { .. }
+        | ControlError::WrongSecret { .. } => Raised::new("SecretError"),
+        ControlError::PortInUse { .. } | ControlError::Listen { .. } => Raised::new("ListenError"),
+        ControlError::WrongVersion { .. } => Raised::new("WireVersionError"),
+        ControlError::WrongWorldSize { .. } => Raised::new("WorldSizeError"),
+        ControlError::DuplicateRank { .. } => Raised::new("RankTakenError"),
+        ControlError::Bootstrap { .. } => Raised::new("BootstrapError"),
+        ControlError::Timeout { .. } => Raised::new("WaitTimeoutError"),
+        ControlError::Poisoned(poison) => of_poison(poison),
+        ControlError::Left { rank, .. } => Raised::new("PeerLeftError").at(rank.0),
+        ControlError::TooLarge { .. } => Raised::new("LimitError"),
+        ControlError::Excluded { .. } => Raised::new("ExcludedError"),
+        ControlError::Superseded => Raised::new("SupersededError"),
+        ControlError::Closed => Raised::new("ClosedError"),
+        ControlError::Protocol { .. } => Raised::new("ProtocolError"),
+        _ => Raised::new("SystemCallError"),
+    }
+}
+
+/// The names of all classes that can be raised.
+#[pyfunction]
+pub fn error_classes() -> Vec<&'static str> {
+    CLASSES.to_vec()
+}

@@ -1,0 +1,25 @@
+//! The native half of the Python package `weft`: Weft's types and functions for Python, and nothing
+//! more. What Python sees is declared in `python/weft/_native.pyi`; behaviour belongs in the crates
+//! below this one, convenience in `python/weft`.
+
+mod all_to_all;
+mod build;
+mod communicator;
+mod errors;
+mod fork;
+mod memory;
+
+/// The module `weft._native`.
+#[pyo3::pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::all_to_all::{AllToAll, Received};
+    #[pymodule_export]
+    use crate::build::{BuildInfo, build_info};
+    #[pymodule_export]
+    use crate::communicator::{Communicator, Region, Request, init};
+    #[pymodule_export]
+    use crate::errors::error_classes;
+    #[pymodule_export]
+    use crate::memory::{View, dlpack_tensor};
+}

@@ -1,0 +1,139 @@
+//! Memory across the language border, without copies: the user's arrays as regions, Weft's memory as
+//! buffers, and DLPack tensors as addresses.
+
+use crate::errors::raise;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+use std::ffi::{c_char, c_int, c_void};
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use weft_fabric::{Memory, Place};
+
+/// The user's bytes, kept alive by the Python object that owns them.
+///
+/// # Errors
+/// `ValueError` if the address is zero though there are bytes.
+pub fn lent(address: usize, length: usize, owner: Py<PyAny>) -> PyResult<Memory> {
+    let address = match NonNull::new(address as *mut u8) {
+        Some(address) => address,
+        None if length == 0 => NonNull::dangling(),
+        None => return Err(PyValueError::new_err("an array at address zero")),
+    };
+    // SAFETY: the Python layer took address and length from the array `owner`, which keeps its bytes
+    // where they are while it lives.
+    Ok(unsafe { Memory::lent(address, length, Place::Host, Box::new(owner)) })
+}
+
+/// A stretch of Weft's memory that Python may look at and write to (the buffer protocol, bytes).
+#[pyclass(frozen, module = "weft._native")]
+pub struct View {
+    memory: Arc<Memory>,
+    range: Range<usize>,
+}
+
+impl View {
+    /// Bytes `range` of `memory`.
+    pub fn new(memory: Arc<Memory>, range: Range<usize>) -> View {
+        View { memory, range }
+    }
+}
+
+#[pymethods]
+impl View {
+    fn __len__(&self) -> usize {
+        self.range.len()
+    }
+
+    /// SAFETY (as PyO3 demands of this slot): fills `view` with a reference to `self`, whose memory
+    /// stays mapped while the buffer holds that reference.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let this = slf.get();
+        let Some(base) = this.memory.host() else {
+            return Err(PyBufferError::new_err("this memory is not the CPU's to look at"));
+        };
+        // SAFETY: `range` was checked against the memory when the view was made.
+        let first = unsafe { base.as_ptr().add(this.range.start) };
+        let length = this.range.len() as ffi::Py_ssize_t;
+        // SAFETY: `view` is the interpreter's, `first` and `length` describe memory that lives as
+        // long as `slf`, of which the call takes a reference.
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), first.cast(), length, 0, flags) };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+#[repr(C)]
+struct DlDevice {
+    kind: i32,
+    number: i32,
+}
+
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device: DlDevice,
+    dimensions: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+/// The name that DLPack gives to an unversioned tensor that nobody has taken.
+const DLPACK_NAME: &[u8] = b"dltensor\0";
+const DLPACK_CPU: i32 = 1;
+
+/// Address, shape and dtype of a DLPack capsule whose tensor is on the CPU and contiguous. The
+/// capsule is not consumed: it owns the tensor, so keep it as long as the address is used.
+#[pyfunction]
+pub fn dlpack_tensor(capsule: &Bound<'_, PyCapsule>) -> PyResult<(usize, Vec<i64>, String)> {
+    let py = capsule.py();
+    let name = DLPACK_NAME.as_ptr().cast::<c_char>();
+    // SAFETY: a live capsule; the name is checked by the call itself.
+    let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), name) };
+    if pointer.is_null() {
+        return Err(PyErr::fetch(py));
+    }
+    // SAFETY: a capsule of that name holds a DLManagedTensor, which begins with a DLTensor, and
+    // owns it while the capsule lives.
+    let tensor = unsafe { &*pointer.cast::<DlTensor>() };
+    if tensor.device.kind != DLPACK_CPU {
+        return Err(raise(
+            py,
+            "RegionError",
+            "the tensor is not in CPU memory: copy it there first",
+        ));
+    }
+    let dimensions = tensor.dimensions as usize;
+    // SAFETY: DLPack promises `ndim` entries of shape, and of strides unless that is null.
+    let (shape, strides) = unsafe {
+        let strides = (!tensor.strides.is_null())
+            .then(|| std::slice::from_raw_parts(tensor.strides, dimensions));
+        (std::slice::from_raw_parts(tensor.shape, dimensions), strides)
+    };
+    let mut expected = 1;
+    for (extent, stride) in shape.iter().zip(strides.unwrap_or_default()).rev() {
+        if *extent > 1 && *stride != expected {
+            return Err(raise(py, "ShapeError", "the tensor is not contiguous: make it so first"));
+        }
+        expected *= extent;
+    }
+    let kind = match tensor.code {
+        0 => "int",
+        1 => "uint",
+        2 => "float",
+        4 => "bfloat",
+        _ => "opaque",
+    };
+    let address = tensor.data as usize + tensor.byte_offset as usize;
+    Ok((address, shape.to_vec(), format!("{kind}{}", tensor.bits)))
+}

@@ -1,0 +1,34 @@
+"""Communication for distributed machine learning, built on one primitive: the counted write."""
+
+from weft import errors, moe
+from weft._native import BuildInfo, build_info
+from weft.communicator import (
+    Communicator,
+    Counter,
+    Page,
+    Region,
+    RemoteRegion,
+    Request,
+    Statistics,
+    init,
+)
+from weft.errors import WeftError
+
+__all__ = [
+    "BuildInfo",
+    "Communicator",
+    "Counter",
+    "Page",
+    "Region",
+    "RemoteRegion",
+    "Request",
+    "Statistics",
+    "WeftError",
+    "__version__",
+    "build_info",
+    "errors",
+    "init",
+    "moe",
+]
+
+__version__ = build_info().version

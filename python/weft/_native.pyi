@@ -1,0 +1,272 @@
+"""What the native module offers. `weft` re-exports what is public, and documents it."""
+
+from typing import TypeAlias, final
+
+#: A contiguous array that the Python layer has checked: address, bytes, and its owner.
+_Array: TypeAlias = tuple[int, int, object]
+#: Source region, its offset, the peer's region, its offset, length; offsets and length in bytes.
+_Page: TypeAlias = tuple[int, int, int, int, int]
+
+@final
+class BuildInfo:
+    """What the native module was built from."""
+
+    @property
+    def version(self) -> str:
+        """The version of Weft."""
+
+    @property
+    def commit(self) -> str:
+        """The commit it was built from, or "unknown" outside a git checkout."""
+
+    @property
+    def target(self) -> str:
+        """The target triple it was built for."""
+
+    @property
+    def profile(self) -> str:
+        """The optimisation it was built with: "debug" or "release"."""
+
+@final
+class View:
+    """A stretch of Weft's memory, as a buffer; the memory stays while any array on it lives."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Region:
+    """A region of this rank."""
+
+    @property
+    def key(self) -> int:
+        """Its number in its communicator."""
+
+    def __len__(self) -> int: ...
+    def view(self) -> View:
+        """Its bytes, as a buffer."""
+
+    def release(self) -> None:
+        """Forget the region; requests under way keep it until they drain."""
+
+@final
+class Request:
+    """A request under way."""
+
+    def done(self) -> bool:
+        """Whether the source may be reused."""
+
+    def wait(self, timeout: float) -> None:
+        """Wait until the source may be reused."""
+
+@final
+class Communicator:
+    """A group of ranks that can write to each other."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the group."""
+
+    @property
+    def generation(self) -> int:
+        """How often the group has been formed anew."""
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host that each rank runs on."""
+
+    def routes(self) -> list[str | None]:
+        """The provider of the route to each rank; `None` for this one."""
+
+    def clock_offsets(self) -> list[tuple[int, int]]:
+        """By rank: nanoseconds its clock is ahead of rank 0's, and the error of that."""
+
+    def all_gather(self, payload: bytes, timeout: float) -> list[bytes]:
+        """Each rank's bytes, in rank order."""
+
+    def barrier(self, timeout: float) -> None:
+        """Every rank has entered before any leaves."""
+
+    def alloc(self, length: int) -> Region:
+        """Memory that peers can be granted."""
+
+    def register(self, address: int, length: int, owner: object) -> Region:
+        """The user's memory as a source."""
+
+    def counter(self) -> int:
+        """The number of a new counter, with a lane for each peer."""
+
+    def share(
+        self, regions: list[Region], counters: list[int], timeout: float
+    ) -> list[list[tuple[int, int]]]:
+        """Grant regions and link counters; by rank, (key, length) of the regions it granted."""
+
+    def write(self, peer: int, counter: int, round: int, pages: list[_Page]) -> Request:
+        """Write pages to a peer and raise its counter."""
+
+    def wait(self, counter: int, expected: list[tuple[int, int]], timeout: float) -> None:
+        """Wait until peers have raised a counter by as much as is expected of each."""
+
+    def wait_for_credit(self, peer: int, counter: int, round: int, timeout: float) -> None:
+        """Wait until a peer has given the credit that a round needs."""
+
+    def count(self, counter: int, peer: int) -> int:
+        """Raises by a peer since the last credit to it."""
+
+    def raised(self) -> list[tuple[int, int, int]]:
+        """Lanes that rose since this was last asked: counter, peer, raises since the credit."""
+
+    def credit(self, peer: int, counter: int) -> None:
+        """Give a peer credit for its round."""
+
+    def statistics(self) -> list[tuple[int, str, int, int, int, int]]:
+        """By peer: rank, provider, payload bytes, parts, arrivals, errors."""
+
+    def take_trace(
+        self,
+    ) -> tuple[
+        list[tuple[int, int, int, int, int]],
+        list[tuple[int, int, int, int]],
+        list[tuple[str, int, int]],
+        int,
+    ]:
+        """Take away what was recorded; times in nanoseconds.
+
+        Returns:
+            Writes (time, peer, lane, value, bytes), arrivals (time, peer, lane, value), phases
+            (name, begin, end), and how many records found no room.
+        """
+
+    def check(self) -> None:
+        """Raise the error that killed the group, if one did."""
+
+    def poison(self, detail: str) -> None:
+        """Poison the group at every rank."""
+
+    def reform(self, timeout: float) -> Communicator:
+        """A new communicator of the survivors."""
+
+    def close(self) -> None:
+        """Say goodbye and give everything back; in a forked child, only forget."""
+
+@final
+class Received:
+    """Tokens that were received: see `weft.moe.Received`."""
+
+    @property
+    def rows(self) -> View:
+        """The memory they lie in."""
+
+    @property
+    def row_count(self) -> int:
+        """Rows of that memory."""
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one row to the next."""
+
+    @property
+    def expert_counts(self) -> list[int]:
+        """Tokens of each local expert."""
+
+    @property
+    def expert_offsets(self) -> list[int]:
+        """Where each local expert's positions begin, and where the last one's end."""
+
+    @property
+    def slots(self) -> list[int]:
+        """The row that each position came from; 2**32 - 1 for padding."""
+
+    @property
+    def weights(self) -> list[float]:
+        """The router's weight for each position."""
+
+    @property
+    def expert_load(self) -> list[int]:
+        """Tokens of every expert of the group."""
+
+@final
+class AllToAll:
+    """Dispatch and combine: see `weft.moe.AllToAll`."""
+
+    def __new__(
+        cls,
+        communicator: Communicator,
+        *,
+        experts: int,
+        top_k: int,
+        hidden: int,
+        max_tokens: int,
+        token_dtype: str,
+        combine_dtype: str,
+        output_dtype: str,
+        layout: str,
+        pad_to: int,
+        combine: str,
+        weighting: str,
+        private_rows: int | None,
+        max_receive_rows: int | None,
+        buffers: int,
+        max_bytes: int | None,
+        timeout: float,
+    ) -> AllToAll: ...
+    @property
+    def row_bytes(self) -> tuple[int, int]:
+        """Bytes of a token and of an answer, as the wire has them."""
+
+    @property
+    def local_experts(self) -> tuple[int, int]:
+        """The first and one past the last expert of this rank."""
+
+    def sizes(self) -> tuple[str, int]:
+        """What it takes in memory: a table, and bytes in all."""
+
+    def dispatch_send(self, tokens: _Array, ids: _Array, weights: _Array | None) -> int:
+        """Start a round; its number."""
+
+    def dispatch_recv(self, round: int, timeout: float) -> Received:
+        """Wait until every token for this rank's experts is here."""
+
+    def combine_send(self, round: int, outputs: _Array) -> None:
+        """Send the experts' outputs back."""
+
+    def combine_recv(self, round: int, out: _Array, timeout: float) -> None:
+        """Wait for all answers and sum them into `out`."""
+
+    def release(self, round: int) -> None:
+        """End a round."""
+
+    def tokens(self, round: int) -> int:
+        """Tokens that this rank sent in a round."""
+
+    def copies_sent(self, round: int) -> tuple[int, int]:
+        """Rows sent in a round, and rows that a copy per expert would have sent."""
+
+def build_info() -> BuildInfo:
+    """What the native module was built from."""
+
+def init(
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    address: str | None = None,
+    secret: bytes | None = None,
+    host_id: str | None = None,
+    providers: list[str] | None = None,
+    progress: str = "caller",
+    spin: float | None = None,
+    timeout: float | None = None,
+    silence_timeout: float | None = None,
+    trace_limit: int = 0,
+) -> Communicator:
+    """Join the group that the launcher or the arguments name."""
+
+def error_classes() -> list[str]:
+    """The names of the classes of `weft.errors` that this module raises."""
+
+def dlpack_tensor(capsule: object) -> tuple[int, list[int], str]:
+    """Address, shape and dtype of a contiguous CPU tensor; keep the capsule while they are used."""

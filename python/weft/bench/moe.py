@@ -1,0 +1,108 @@
+"""`weft bench moe`: runs a workload over ranks, and sums up what they saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft._array import DTYPES
+from weft.bench import moe_worker
+from weft.bench.group import run_group, run_in_launched_group, task_directory, under_launcher
+from weft.bench.phases import summarise
+from weft.report import RankTrace, collect, write_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from weft.bench.moe_workload import Workload
+
+__all__ = ["Options", "measure"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure."""
+
+    provider: str | None = None
+    trace: Path | None = None
+    progress: bool = True
+
+
+def measure(workload: Workload, options: Options) -> dict[str, Any] | None:
+    """Run the workload; what was found, or None on all ranks but 0 of a launcher's group.
+
+    Raises:
+        GroupError: if a rank failed.
+    """
+    task = {
+        "workload": workload.to_json(),
+        "trace": options.trace is not None,
+        "progress": options.progress,
+    }
+    with task_directory(task) as directory:
+        if under_launcher():
+            launched = run_in_launched_group(moe_worker.work, directory, options.provider)
+            if launched is None:
+                return None
+            results = launched
+        else:
+            results = run_group(
+                "weft.bench.moe_worker", workload.ranks, directory, options.provider
+            )
+    summary = summarise_results(workload, results)
+    if options.trace is not None:
+        traces = [RankTrace.from_json(result["trace"]) for result in results]
+        error = max(trace.clock_error_ns for trace in traces)
+        write_trace(options.trace, collect(traces), clock_error_ns=error)
+        summary["trace"] = str(options.trace)
+        summary["trace_records_dropped"] = sum(trace.dropped for trace in traces)
+    return summary
+
+
+def summarise_results(workload: Workload, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """One value of what all ranks saw."""
+    row_bytes = workload.hidden * DTYPES[workload.dtype].itemsize
+    load = np.array(results[0]["expert_load"])
+    owners = np.array([block(workload, rank) for rank in range(workload.ranks + 1)])
+    by_rank = np.array([load[a:b].sum() for a, b in pairwise(owners)])
+    # Tokens go and answers come back: as many rows both ways.
+    moved = 2 * row_bytes * sum(sum(result["rows_sent"]) for result in results)
+    naive = 2 * row_bytes * sum(result["naive_rows"] for result in results)
+    return {
+        "workload": workload.to_json(),
+        "routes": sorted({route for result in results for route in result["routes"]}),
+        "phases": [
+            times._asdict() for times in summarise([result["durations"] for result in results])
+        ],
+        "dispatch_gb_per_s": throughput(results, row_bytes, "dispatch"),
+        "combine_gb_per_s": throughput(results, row_bytes, "combine"),
+        "bytes_moved": moved,
+        "naive_bytes": naive,
+        "bytes_ratio": moved / naive if naive else None,
+        "expert_imbalance": float(load.max() / load.mean()) if load.any() else None,
+        "rank_imbalance": float(by_rank.max() / by_rank.mean()) if load.any() else None,
+        "memory_bytes_per_rank": max(result["memory_bytes"] for result in results),
+        "wrong_rounds": sum(result["wrong_rounds"] for result in results),
+        "largest_share_of_bound": max(result["largest_share_of_bound"] for result in results),
+    }
+
+
+def block(workload: Workload, rank: int) -> int:
+    """The first expert of a rank."""
+    return rank * workload.experts // workload.ranks
+
+
+def throughput(results: list[dict[str, Any]], row_bytes: int, operation: str) -> float:
+    """The median over rounds of bytes that left their rank, by the slowest rank's time for it.
+
+    Both halves count, since a rank cannot do without either; of all ranks together, in GB/s.
+    """
+    rows = np.array([result["rows_sent"] for result in results]).sum(axis=0)
+    halves = (f"{operation} send", f"{operation} recv")
+    times = np.array(
+        [sum(np.array(result["durations"][half]) for half in halves) for result in results]
+    ).max(axis=0)
+    return float(np.median(rows * row_bytes / times))

@@ -1,0 +1,39 @@
+"""The command `weft`: one module of this package for each subcommand.
+
+A subcommand's module has `add_parser(subparsers)`, which declares its arguments and sets `run`, the
+function that takes the parsed arguments and returns the exit status. What is slow to import is
+imported there, so that every other subcommand starts quickly.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+import weft
+from weft.cli import bench, demo, doctor, run
+
+__all__ = ["main"]
+
+SUBCOMMANDS = (run, demo, bench, doctor)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command `weft` with `arguments`, by default the process's own."""
+    parser = argparse.ArgumentParser(prog="weft", description=weft.__doc__)
+    parser.add_argument("--version", action="version", version=f"weft {weft.__version__}")
+    subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
+    for module in SUBCOMMANDS:
+        module.add_parser(subparsers)
+    parsed = parser.parse_args(arguments)
+    subcommand: Callable[[argparse.Namespace], int] = parsed.run
+    try:
+        return subcommand(parsed)
+    except BrokenPipeError:
+        # Who read our output has left (`weft ... | head`): end as a program that SIGPIPE killed
+        # would, and leave the interpreter nothing to flush into the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT

@@ -1,0 +1,214 @@
+"""`weft bench`: measure Weft on this machine, and check every result while at it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from weft.cli.arguments import PROVIDERS, positive
+from weft.cli.table import format_table
+from weft.errors import WeftError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from weft.cli.arguments import Subparsers
+
+RESULTS: Final = Path("benchmarks/results")
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Declare `weft bench` and what can be measured."""
+    parser = subparsers.add_parser("bench", help="measure transfers or MoE dispatch and combine")
+    benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    add_moe_parser(benchmarks)
+    add_transfer_parser(benchmarks)
+
+
+def add_moe_parser(subparsers: Subparsers) -> None:
+    """Declare `weft bench moe`."""
+    parser = subparsers.add_parser(
+        "moe",
+        help="MoE dispatch and combine over local ranks",
+        description="Send fresh random tokens through dispatch, experts and combine, and hold"
+        " every element of every result to the error bound that is promised. Under a launcher,"
+        " its ranks are used.",
+    )
+    for name, default, what in (
+        ("ranks", 4, "ranks to start"),
+        ("tokens", 128, "tokens of each rank in each round"),
+        ("hidden", 1024, "elements of a token"),
+        ("experts", 16, "experts of all ranks together"),
+        ("top-k", 2, "experts that a token names"),
+        ("rounds", 100, "rounds to measure"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=positive,
+            default=default,
+            metavar="N",
+            help=f"{what} (default %(default)s)",
+        )
+    parser.add_argument("--dtype", default="bfloat16", help="of tokens (default %(default)s)")
+    parser.add_argument(
+        "--routing",
+        default="uniform",
+        metavar="uniform|zipf|incast|FILE",
+        help="which experts tokens name; FILE is an .npz with ids [tokens, top_k] and, if wanted,"
+        " weights (default %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the data (default %(default)s)")
+    parser.add_argument("--provider", choices=PROVIDERS, help="default: the best there is")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto")
+    add_output(parser, "moe.jsonl")
+    parser.set_defaults(run=run_moe, usage_error=parser.error)
+
+
+def add_transfer_parser(subparsers: Subparsers) -> None:
+    """Declare `weft bench transfer`."""
+    from weft.bench.sizes import DEFAULT_SIZES
+
+    parser = subparsers.add_parser(
+        "transfer",
+        help="counted writes between two ranks",
+        description="Write back and forth between two local ranks through the Python API, check"
+        " every byte, and show numpy's copy of as many bytes beside it.",
+    )
+    parser.add_argument(
+        "--sizes",
+        default=DEFAULT_SIZES,
+        metavar="SIZE,...",
+        help="bytes, or with K, M or G (default %(default)s)",
+    )
+    parser.add_argument("--provider", choices=PROVIDERS, help="default: the best there is")
+    parser.add_argument(
+        "--rounds", type=positive, metavar="N", help="round trips of each size (default: by size)"
+    )
+    add_output(parser, "transfer.jsonl")
+    parser.set_defaults(run=run_transfer, usage_error=parser.error)
+
+
+def add_output(parser: argparse.ArgumentParser, name: str) -> None:
+    """Declare how results are shown and kept."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--record",
+        nargs="?",
+        type=Path,
+        const=RESULTS / name,
+        metavar="FILE",
+        help="append the result to a file of JSON lines (default %(const)s)",
+    )
+
+
+def run_moe(arguments: argparse.Namespace) -> int:
+    """Measure; 1 if a result was wrong."""
+    from weft.bench import moe
+    from weft.bench.group import GroupError
+    from weft.bench.moe_workload import Workload
+
+    fields = ("ranks", "tokens", "hidden", "experts", "top_k", "dtype", "routing", "rounds", "seed")
+    try:
+        workload = Workload(**{name: getattr(arguments, name) for name in fields})
+        if arguments.trace is not None and not arguments.trace.parent.is_dir():
+            raise ValueError(f"there is no directory {arguments.trace.parent} for the trace")
+    except ValueError as error:
+        arguments.usage_error(str(error))
+    options = moe.Options(arguments.provider, arguments.trace, not arguments.json)
+    try:
+        found = moe.measure(workload, options)
+    except GroupError as error:
+        print(f"weft bench moe: {error}", file=sys.stderr)
+        return error.status
+    except WeftError as error:
+        print(f"weft bench moe: {error}", file=sys.stderr)
+        return 1
+    if found is None:
+        return 0
+    finish(arguments, found, show_moe)
+    return 1 if found["wrong_rounds"] else 0
+
+
+def run_transfer(arguments: argparse.Namespace) -> int:
+    """Measure; 1 if a transfer was wrong."""
+    from weft.bench import transfer
+    from weft.bench.group import GroupError
+    from weft.bench.sizes import parse_sizes
+
+    try:
+        sizes = parse_sizes(arguments.sizes)
+    except ValueError as error:
+        arguments.usage_error(f"--sizes: {error}")
+    try:
+        found = transfer.measure(sizes, arguments.provider, arguments.rounds, not arguments.json)
+    except GroupError as error:
+        print(f"weft bench transfer: {error}", file=sys.stderr)
+        return error.status
+    finish(arguments, found, show_transfer)
+    return 1 if any(size["wrong"] for size in found["sizes"]) else 0
+
+
+def finish(arguments: argparse.Namespace, found: dict[str, Any], show: Any) -> None:
+    """Show a result, and keep it if that was asked for."""
+    from weft.bench.record import append_record, origin
+
+    found = {"origin": origin()} | found
+    if arguments.json:
+        print(json.dumps(found))
+    else:
+        if found["origin"]["profile"] != "release":
+            print("This is a debug build of Weft: its figures mean nothing.\n")
+        show(found)
+    if arguments.record is not None:
+        append_record(arguments.record, found)
+
+
+def show_moe(found: dict[str, Any]) -> None:
+    """Print what was found for people."""
+    from weft.cli.demo import PHASE_HEADERS
+
+    workload = found["workload"]
+    over = ", ".join(found["routes"]) or "one rank"
+    print(
+        f"{workload['ranks']} ranks over {over}: {workload['tokens']} tokens each,"
+        f" hidden {workload['hidden']}, {workload['experts']} experts, top {workload['top_k']},"
+        f" {workload['dtype']}, {workload['routing']}; {workload['rounds']} rounds\n"
+    )
+    print(format_table(PHASE_HEADERS, [list(phase.values()) for phase in found["phases"]]) + "\n")
+    ratio = found["bytes_ratio"]
+    rows = [
+        ("dispatch, all ranks together, GB/s", found["dispatch_gb_per_s"]),
+        ("combine, all ranks together, GB/s", found["combine_gb_per_s"]),
+        ("bytes moved between ranks", found["bytes_moved"]),
+        ("bytes with a copy per expert", found["naive_bytes"]),
+        ("moved / copy per expert", ratio),
+        ("busiest expert / mean", found["expert_imbalance"]),
+        ("busiest rank / mean", found["rank_imbalance"]),
+        ("buffers of a rank, bytes", found["memory_bytes_per_rank"]),
+        ("results outside the error bound", found["wrong_rounds"]),
+        ("largest error / bound", found["largest_share_of_bound"]),
+    ]
+    print(format_table(("figure", "value"), rows))
+    if "trace" in found:
+        print(f"\nTrace (open it at https://ui.perfetto.dev)  {found['trace']}")
+
+
+def show_transfer(found: dict[str, Any]) -> None:
+    """Print what was found for people."""
+    print(
+        f"Two ranks over {found['route']}, through the Python API; one way is half a round trip\n"
+    )
+    headers = (
+        "bytes",
+        "parts",
+        "rounds",
+        "p50 µs",
+        "p99 µs",
+        "GB/s",
+        "memcpy p50 µs",
+        "memcpy GB/s",
+        "wrong",
+    )
+    print(format_table(headers, [list(size.values()) for size in found["sizes"]]))

@@ -1,0 +1,73 @@
+"""Progress for people, on what takes longer than two seconds."""
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self, TextIO
+
+__all__ = ["Progress"]
+
+SHOWN_AFTER_SECONDS: Final = 2.0
+REDRAWN_EVERY_SECONDS: Final = 0.1
+ERASE_LINE: Final = "\r\x1b[K"
+
+
+class Progress:
+    """A line on a terminal that says how far `total` steps have come.
+
+    Use it as a context manager and call `advance`. Nothing is shown in the first two seconds, when
+    `stream` is no terminal, or when `enabled` is false (pass `not arguments.json`); the line is
+    gone at the end.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        *,
+        enabled: bool = True,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.label = label
+        self.total = total
+        self.done = 0
+        self.stream = stream or sys.stderr
+        self.enabled = enabled and self.stream.isatty()
+        self.clock = clock
+        self.started = clock()
+        self.next_drawing = self.started + SHOWN_AFTER_SECONDS
+        self.shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.shown:
+            self.stream.write(ERASE_LINE)
+            self.stream.flush()
+
+    def advance(self, steps: int = 1) -> None:
+        """Note that so many more steps are done."""
+        self.done += steps
+        now = self.clock()
+        if self.enabled and now >= self.next_drawing:
+            self.next_drawing = now + REDRAWN_EVERY_SECONDS
+            self.shown = True
+            self.stream.write(ERASE_LINE + self.line(now))
+            self.stream.flush()
+
+    def line(self, now: float) -> str:
+        """What the terminal shows at this time."""
+        share = min(1.0, self.done / self.total) if self.total else 1.0
+        text = f"{self.label}  {self.done:,} of {self.total:,}  {share:.0%}"
+        if 0 < self.done < self.total:
+            left = (now - self.started) / self.done * (self.total - self.done)
+            text += f"  {left:.0f} s left"
+        return text

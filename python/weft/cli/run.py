@@ -1,0 +1,95 @@
+"""`weft run`: start a command as N local ranks."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from weft import launch
+
+if TYPE_CHECKING:
+    from weft.cli.arguments import Subparsers
+
+EPILOG = """\
+Each rank finds WEFT_RANK, WEFT_WORLD_SIZE, WEFT_LOCAL_RANK, WEFT_LOCAL_WORLD_SIZE, WEFT_ADDR,
+WEFT_PORT and WEFT_SECRET in its environment. When a rank fails, the others get a
+grace to end by their own error; then they are killed. The exit status is the first failing rank's.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Declare `weft run`."""
+    parser = subparsers.add_parser(
+        "run",
+        help="start a command as N local ranks",
+        description="Start COMMAND as N ranks on this machine and wait for them.",
+        usage="weft run -n N [options] -- COMMAND [ARGUMENT ...]",
+        epilog=EPILOG,
+    )
+    parser.add_argument(
+        "-n", "--ranks", type=int, required=True, metavar="N", help="ranks to start"
+    )
+    parser.add_argument(
+        "--pretend-hosts",
+        type=int,
+        metavar="K",
+        help="split the ranks into K pretended hosts, between which nothing is shared",
+    )
+    parser.add_argument(
+        "--env",
+        type=assignment,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set a variable in every rank (repeatable)",
+    )
+    parser.add_argument(
+        "--no-prefix", action="store_true", help="do not put the rank before each line of output"
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=launch.GRACE_SECONDS,
+        metavar="SECONDS",
+        help="time the others have to end after a rank failed (default %(default)s)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="end with a line of JSON: how each ended"
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
+    parser.set_defaults(run=run, usage_error=parser.error)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start the ranks, wait for them, and return the first failing rank's status."""
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    try:
+        config = launch.LaunchConfig(
+            command,
+            arguments.ranks,
+            pretended_hosts=arguments.pretend_hosts,
+            environment=dict(arguments.env),
+            prefix=not arguments.no_prefix,
+            grace_seconds=arguments.grace,
+        )
+    except ValueError as error:
+        arguments.usage_error(str(error))
+    try:
+        outcome = launch.launch(config)
+    except launch.LaunchError as error:
+        print(f"weft run: {error}", file=sys.stderr)
+        return error.status
+    if arguments.json:
+        print(json.dumps({"ranks": [dataclasses.asdict(rank) for rank in outcome.ranks]}))
+    return outcome.status
+
+
+def assignment(text: str) -> tuple[str, str]:
+    """Split NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    return name, value

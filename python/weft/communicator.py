@@ -1,0 +1,340 @@
+"""A group of ranks that can write to each other, and what is made on it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import weakref
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+import numpy as np
+
+from weft import _native
+from weft._array import array
+from weft.report.collect import ArrivalRecord, RankTrace, WriteRecord
+from weft.report.events import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = [
+    "Communicator",
+    "Counter",
+    "Page",
+    "Region",
+    "RemoteRegion",
+    "Request",
+    "Statistics",
+    "init",
+]
+
+
+class RemoteRegion(NamedTuple):
+    """A peer's region that this rank may write to."""
+
+    peer: int
+    key: int
+    length: int
+
+
+class Page(NamedTuple):
+    """A slice of a local region that goes to a slice of equal length of a peer's region (bytes)."""
+
+    source: Region
+    source_offset: int
+    destination: RemoteRegion
+    destination_offset: int
+    length: int
+
+
+class Statistics(NamedTuple):
+    """What went to and came from one peer."""
+
+    peer: int
+    provider: str
+    bytes: int
+    parts: int
+    arrivals: int
+    errors: int
+
+
+class Region:
+    """Memory of this rank: a source, and a destination if Weft allocated it."""
+
+    def __init__(self, native: _native.Region) -> None:
+        self._native = native
+
+    def __len__(self) -> int:
+        return len(self._native)
+
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """The memory itself, `[length]` uint8: what peers write appears here."""
+        return np.frombuffer(memoryview(self._native.view()), dtype=np.uint8)
+
+    def release(self) -> None:
+        """Forget the region. Requests under way keep it until they have ended."""
+        self._native.release()
+
+
+class Request:
+    """A write under way."""
+
+    def __init__(self, native: _native.Request) -> None:
+        self._native = native
+
+    @property
+    def done(self) -> bool:
+        """Whether the source may be reused. Arrival is known from the peer's answer alone."""
+        return self._native.done()
+
+    def wait(self, *, timeout: float = 30.0) -> None:
+        """Wait until the source may be reused."""
+        self._native.wait(timeout)
+
+
+class Counter:
+    """A counter: one lane for each peer, raised by that peer alone.
+
+    Rounds on a lane are numbered from 0; a peer may start round r once it has been given r credits.
+    Ranks that create their counters in the same order and share them raise those of equal position.
+    """
+
+    def __init__(self, communicator: Communicator, number: int) -> None:
+        self._native = communicator._native
+        self.number = number
+
+    def wait(self, expected: Mapping[int, int], *, timeout: float = 30.0) -> None:
+        """Wait until every peer has raised its lane by as much as is expected in this round.
+
+        Args:
+            expected: raises by peer.
+            timeout: seconds; the wait may be repeated after `WaitTimeoutError`.
+        """
+        self._native.wait(self.number, list(expected.items()), timeout)
+
+    def count(self, peer: int) -> int:
+        """Raises by a peer since the last credit to it; their bytes are visible."""
+        return self._native.count(self.number, peer)
+
+    def credit(self, peer: int) -> None:
+        """Tell a peer that its round has been read: it may write these bytes again."""
+        self._native.credit(peer, self.number)
+
+    def wait_for_credit(self, peer: int, round: int, *, timeout: float = 30.0) -> None:
+        """Wait until a peer has given the credit that `round` needs."""
+        self._native.wait_for_credit(peer, self.number, round, timeout)
+
+
+class Communicator:
+    """A group of ranks; `init` makes it. Closing it frees everything that was made on it."""
+
+    def __init__(self, native: _native.Communicator) -> None:
+        self._native = native
+        OPEN.add(self)
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._native.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the group."""
+        return self._native.world_size
+
+    @property
+    def generation(self) -> int:
+        """How often the group has been formed anew."""
+        return self._native.generation
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host that each rank runs on."""
+        return self._native.hosts
+
+    def routes(self) -> list[str | None]:
+        """The provider of the route to each rank; `None` for this one."""
+        return self._native.routes()
+
+    def barrier(self, *, timeout: float = 30.0) -> None:
+        """Every rank has entered before any leaves. It orders control, not data."""
+        self._native.barrier(timeout)
+
+    def all_gather(self, payload: bytes, *, timeout: float = 30.0) -> list[bytes]:
+        """Each rank's bytes, in rank order, over the control plane: for small things."""
+        return self._native.all_gather(payload, timeout)
+
+    def alloc(self, length: int) -> Region:
+        """`length` zeroed bytes that peers can be granted."""
+        return Region(self._native.alloc(length))
+
+    def register(self, value: Any) -> Region:
+        """An array of the caller as a source, without a copy; it is kept alive until released."""
+        given = array(value, "the array")
+        return Region(self._native.register(*given.native()))
+
+    def counter(self) -> Counter:
+        """A counter with a lane for every peer. It counts once it was shared."""
+        return Counter(self, self._native.counter())
+
+    def share(
+        self,
+        regions: Sequence[Region] = (),
+        counters: Sequence[Counter] = (),
+        *,
+        timeout: float = 30.0,
+    ) -> list[list[RemoteRegion]]:
+        """Grant regions to every peer and link counters; every rank passes as many of both.
+
+        Returns:
+            By rank, the regions that it granted; none for this rank itself.
+        """
+        shared = self._native.share(
+            [region._native for region in regions],
+            [counter.number for counter in counters],
+            timeout,
+        )
+        return [
+            [RemoteRegion(peer, key, length) for key, length in granted]
+            for peer, granted in enumerate(shared)
+        ]
+
+    def write(self, peer: int, counter: Counter, round: int, pages: Sequence[Page]) -> Request:
+        """Write pages to a peer and raise its counter: one page, several, or none (a signal).
+
+        Raises:
+            CreditError: if the peer has not released the round before.
+        """
+        numbers = [
+            (
+                page.source._native.key,
+                page.source_offset,
+                page.destination.key,
+                page.destination_offset,
+                page.length,
+            )
+            for page in pages
+        ]
+        return Request(self._native.write(peer, counter.number, round, numbers))
+
+    def raised(self) -> list[tuple[int, int, int]]:
+        """Lanes that rose since this was last asked: (counter, peer, raises since the credit)."""
+        return self._native.raised()
+
+    def statistics(self) -> list[Statistics]:
+        """What went to and came from each peer."""
+        return [Statistics(*row) for row in self._native.statistics()]
+
+    def take_trace(self) -> RankTrace:
+        """What was recorded since the last call; `init(trace_limit=...)` turns recording on."""
+        writes, arrivals, phases, dropped = self._native.take_trace()
+        ahead, error = self._native.clock_offsets()[self.rank]
+        return RankTrace(
+            self.rank,
+            os.environ.get("WEFT_HOST_ID") or platform.node(),
+            ahead,
+            error,
+            [WriteRecord(*write) for write in writes],
+            [ArrivalRecord(*arrival) for arrival in arrivals],
+            [Phase(*phase) for phase in phases],
+            dropped,
+        )
+
+    def check(self) -> None:
+        """Raise the error that killed the group, if one did."""
+        self._native.check()
+
+    def poison(self, detail: str) -> None:
+        """Kill the group at every rank; they raise `GroupPoisonedError`."""
+        self._native.poison(detail)
+
+    def reform(self, *, timeout: float = 30.0) -> Communicator:
+        """After a loss: a new communicator of the survivors, with new ranks in the old order.
+
+        This one's memory is not used again; make regions, counters and all-to-alls anew.
+        """
+        return Communicator(self._native.reform(timeout))
+
+    def close(self) -> None:
+        """Say goodbye to the peers and give everything back. A second call does nothing."""
+        OPEN.discard(self)
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+OPEN: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+@atexit.register
+def close_all() -> None:
+    """Leave every group in peace when the program ends: peers would take it for dead."""
+    for communicator in list(OPEN):
+        communicator.close()
+
+
+def init(
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    address: str | None = None,
+    secret: bytes | None = None,
+    host_id: str | None = None,
+    providers: Sequence[Literal["shm", "tcp"]] | None = None,
+    progress: Literal["caller", "thread", "epoll"] = "caller",
+    spin: float | None = None,
+    timeout: float | None = None,
+    silence_timeout: float | None = None,
+    trace_limit: int = 0,
+) -> Communicator:
+    """Join the group of ranks that the launcher has started.
+
+    What is not given is taken from the environment: `weft run`, torchrun, Open MPI and Slurm set
+    it; without any of them this is a group of one.
+
+    Args:
+        rank: this rank; goes with `world_size`.
+        world_size: how many ranks there are.
+        address: where rank 0 listens, `host:port`; by default WEFT_ADDR and WEFT_PORT.
+        secret: shared by all ranks; by default WEFT_SECRET or WEFT_SECRET_FILE. Several hosts need
+            one.
+        host_id: ranks of the same host identity share memory; by default the machine's.
+        providers: which to use; by default WEFT_PROVIDERS (names with commas), else shm and tcp.
+        progress: who makes progress on connections: the caller, a thread, or the caller's event
+            loop.
+        spin: seconds that a wait spins before it parks; by default 50 us if every rank of this host
+            can have a core of its own, else 0.
+        timeout: seconds to wait for all ranks to come; by default 60.
+        silence_timeout: seconds without a sign of life after which a rank counts as lost; by
+            default 15.
+        trace_limit: records of each sort to keep for a trace; 0 keeps none.
+
+    Raises:
+        BootstrapError: names the ranks that did not come.
+        ConfigurationError: and its kinds; the message names the variable or argument.
+    """
+    if providers is None and (named := os.environ.get("WEFT_PROVIDERS")):
+        providers = [name.strip() for name in named.split(",")]  # type: ignore[misc]
+    return Communicator(
+        _native.init(
+            rank=rank,
+            world_size=world_size,
+            address=address,
+            secret=secret,
+            host_id=host_id,
+            providers=None if providers is None else list(providers),
+            progress=progress,
+            spin=spin,
+            timeout=timeout,
+            silence_timeout=silence_timeout,
+            trace_limit=trace_limit,
+        )
+    )

@@ -1,0 +1,1 @@
+"""The demonstration: a small mixture-of-experts classifier, its experts spread over processes."""

@@ -1,0 +1,14 @@
+"""What this machine has that Weft uses, what it lacks, and what that costs.
+
+Nothing here imports torch or needs any library: what may be absent is looked for by name.
+"""
+
+from weft.diagnosis import libraries, machine
+from weft.diagnosis.finding import Finding
+
+__all__ = ["Finding", "examine"]
+
+
+def examine() -> list[Finding]:
+    """Look for everything that Weft uses."""
+    return [look() for look in (*machine.LOOKS, *libraries.LOOKS)]

@@ -1,0 +1,59 @@
+"""What a rank finds in its environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weft.launch.config import LaunchConfig
+
+# Meant for a group of several machines, and in the way of one on loopback with a secret of its own.
+OVERRIDDEN: Final = frozenset({"WEFT_ADVERTISE", "WEFT_BIND", "WEFT_SECRET_FILE"})
+
+
+def environments(config: LaunchConfig) -> Iterator[dict[str, str]]:
+    """Each rank's environment."""
+    hosts = config.pretended_hosts or 1
+    host_of = [rank * hosts // config.ranks for rank in range(config.ranks)]
+    common = {
+        **{name: value for name, value in os.environ.items() if name not in OVERRIDDEN},
+        "WEFT_WORLD_SIZE": str(config.ranks),
+        "WEFT_ADDR": "127.0.0.1",
+        "WEFT_PORT": str(free_port()),
+        "WEFT_SECRET": secrets.token_hex(32),
+    }
+    for rank, host in enumerate(host_of):
+        environment = common | {
+            "WEFT_RANK": str(rank),
+            "WEFT_LOCAL_RANK": str(rank - host_of.index(host)),
+            "WEFT_LOCAL_WORLD_SIZE": str(host_of.count(host)),
+        }
+        if config.pretended_hosts is not None:
+            environment["WEFT_HOST_ID"] = f"pretended-{host}"
+        yield environment | dict(config.environment)
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on.
+
+    From below the ports that the kernel hands to outgoing connections, so that none of those takes
+    it before the ranks listen.
+    """
+    span = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+    first_ephemeral = int(span.split()[0])
+    candidates = (
+        random.sample(range(10_000, first_ephemeral), 64) if first_ephemeral > 11_000 else []
+    )
+    for port in [*candidates, 0]:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise OSError("no TCP port of 127.0.0.1 is free")

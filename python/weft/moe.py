@@ -1,0 +1,319 @@
+"""Mixture-of-experts dispatch and combine: tokens to the ranks of their experts, results back.
+
+Every rank makes the same calls in the same order::
+
+    with weft.init() as communicator:
+        all_to_all = weft.moe.AllToAll(communicator, experts=8, top_k=2, hidden=64, max_tokens=128)
+        with all_to_all.dispatch(tokens, ids, weights) as received:
+            outputs = run_experts(received)
+            combined = all_to_all.combine(received, outputs)
+
+A token goes once to each rank that owns any of its experts; with `combine="reduce"` the weighted
+sum over a rank's experts is formed there, in float32, rounded once, and only that comes back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+
+from weft import _native
+from weft._array import Array, array, dtype_name, empty_like, view
+from weft.errors import ShapeError, StageError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from weft.communicator import Communicator
+
+__all__ = ["AllToAll", "Combine", "Dispatch", "Received"]
+
+
+class AllToAll:
+    """Dispatch and combine over a communicator, with buffers of its own.
+
+    Args:
+        communicator: what `weft.init()` returned.
+        experts: experts of all ranks together; rank r owns those from `r * experts // world_size`
+            to `(r + 1) * experts // world_size`.
+        top_k: expert ids per token.
+        hidden: elements per token.
+        max_tokens: the most tokens that a rank sends in one round.
+        dtype: of tokens: float32, bfloat16 or float16, as a name, a numpy or a torch dtype.
+        combine_dtype: of expert outputs, and of answers on the wire; by default `dtype`.
+        output_dtype: of the combined result; by default `dtype`.
+        layout: "contiguous": received tokens are copied so that each expert's stand together;
+            "indexed": they stay where they arrived, and each expert has a list of row numbers.
+        pad_to: in the contiguous layout, each expert's group is padded with zeros to a multiple of
+            this many rows.
+        combine: "reduce": one answer per token and rank, summed there; "per_expert": one per token
+            and expert, summed at the source in top-k order, which gives the bits of a single
+            process.
+        weighting: "combine": combine multiplies by the router's weights; "expert": the experts did.
+        private_rows: rows from each source that travel before all counts are known.
+        max_receive_rows: the most tokens that a rank receives in one round. The default is the
+            worst case, `world_size * max_tokens`; with less, a round that needs more raises
+            `CapacityError` on every rank.
+        buffers: rounds that may be under way or held at a time.
+        max_bytes: refuse to allocate more than this.
+        timeout: seconds to wait for all ranks to make the same call.
+
+    Raises:
+        SizeError: before anything is allocated, if it cannot fit; says by how much.
+        ConfigurationMismatchError: if the ranks' arguments differ.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        *,
+        experts: int,
+        top_k: int,
+        hidden: int,
+        max_tokens: int,
+        dtype: object = "float32",
+        combine_dtype: object | None = None,
+        output_dtype: object | None = None,
+        layout: Literal["contiguous", "indexed"] = "contiguous",
+        pad_to: int = 1,
+        combine: Literal["reduce", "per_expert"] = "reduce",
+        weighting: Literal["combine", "expert"] = "combine",
+        private_rows: int | None = None,
+        max_receive_rows: int | None = None,
+        buffers: int = 2,
+        max_bytes: int | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        self.communicator = communicator
+        self.experts, self.top_k, self.hidden = experts, top_k, hidden
+        self.max_tokens, self.layout = max_tokens, layout
+        self.dtype = dtype_name(dtype)
+        self.combine_dtype = dtype_name(self.dtype if combine_dtype is None else combine_dtype)
+        self.output_dtype = dtype_name(self.dtype if output_dtype is None else output_dtype)
+        self._native = _native.AllToAll(
+            communicator._native,
+            experts=experts,
+            top_k=top_k,
+            hidden=hidden,
+            max_tokens=max_tokens,
+            token_dtype=self.dtype,
+            combine_dtype=self.combine_dtype,
+            output_dtype=self.output_dtype,
+            layout=layout,
+            pad_to=pad_to,
+            combine=combine,
+            weighting=weighting,
+            private_rows=private_rows,
+            max_receive_rows=max_receive_rows,
+            buffers=buffers,
+            max_bytes=max_bytes,
+            timeout=timeout,
+        )
+
+    @property
+    def local_experts(self) -> range:
+        """The experts that this rank owns."""
+        return range(*self._native.local_experts)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all buffers of this rank."""
+        return self._native.sizes()[1]
+
+    def memory_table(self) -> str:
+        """What the buffers hold, as a table."""
+        return self._native.sizes()[0]
+
+    def dispatch_send(
+        self, tokens: Any, ids: ArrayLike, weights: ArrayLike | None = None
+    ) -> Dispatch:
+        """Start a round.
+
+        Args:
+            tokens: `[tokens, hidden]` of `dtype`; contiguous, in CPU memory, sent from where it
+                lies. Do not change it before `Dispatch.recv` has returned.
+            ids: `[tokens, top_k]` expert ids; a negative one means none.
+            weights: `[tokens, top_k]` router weights, float32; 1 if not given.
+
+        Raises:
+            BufferInUseError: if as many rounds as there are buffers have not been released.
+            ShapeError, ExpertError: if the arrays do not fit; nothing was sent.
+        """
+        given = array(tokens, "tokens")
+        count = given.shape[0] if given.shape else 0
+        self._check(given, (count, self.hidden), self.dtype, "tokens")
+        routed = np.ascontiguousarray(ids, dtype=np.int64)
+        if routed.shape != (count, self.top_k):
+            raise ShapeError(
+                f"ids has shape {routed.shape}; {(count, self.top_k)} is needed (tokens, top_k)"
+            )
+        scaled = None
+        if weights is not None:
+            scaled = np.ascontiguousarray(weights, dtype=np.float32)
+            if scaled.shape != routed.shape:
+                raise ShapeError(f"weights has shape {scaled.shape}; {routed.shape} is needed")
+        number = self._native.dispatch_send(
+            given.native(),
+            (routed.ctypes.data, routed.nbytes, routed),
+            None if scaled is None else (scaled.ctypes.data, scaled.nbytes, scaled),
+        )
+        return Dispatch(self, number, count, tokens)
+
+    def dispatch(
+        self,
+        tokens: Any,
+        ids: ArrayLike,
+        weights: ArrayLike | None = None,
+        *,
+        timeout: float = 30.0,
+    ) -> Received:
+        """`dispatch_send` and then `Dispatch.recv`."""
+        return self.dispatch_send(tokens, ids, weights).recv(timeout=timeout)
+
+    def combine_send(self, received: Received, outputs: Any) -> Combine:
+        """Send the experts' outputs back.
+
+        Args:
+            received: what was dispatched.
+            outputs: `[positions, hidden]` of `combine_dtype`: a row for each position of the
+                received tokens, in the same order (`Received.tokens` in the contiguous layout,
+                `Received.rows` in the indexed one). It may be changed once this returns.
+        """
+        received._alive()
+        given = array(outputs, "outputs")
+        self._check(given, (received.positions, self.hidden), self.combine_dtype, "outputs")
+        self._native.combine_send(received.round, given.native())
+        return Combine(self, received)
+
+    def combine(
+        self, received: Received, outputs: Any, *, out: Any | None = None, timeout: float = 30.0
+    ) -> Any:
+        """`combine_send` and then `Combine.recv`."""
+        return self.combine_send(received, outputs).recv(out=out, timeout=timeout)
+
+    @staticmethod
+    def _check(given: Array, shape: tuple[int, int], dtype: str, what: str) -> None:
+        if given.shape != shape:
+            raise ShapeError(f"{what} has shape {given.shape}; {shape} is needed")
+        if given.dtype != dtype:
+            raise ShapeError(f"{what} is of dtype {given.dtype}; {dtype} is needed")
+
+
+class Dispatch:
+    """A round whose tokens are on their way."""
+
+    def __init__(self, all_to_all: AllToAll, number: int, tokens: int, like: object) -> None:
+        self._all_to_all = all_to_all
+        self._like = like
+        self.round = number
+        self.sent = tokens
+
+    def recv(self, *, timeout: float = 30.0) -> Received:
+        """Wait until every token for this rank's experts is here and this rank's own have left.
+
+        Raises:
+            WaitTimeoutError: names who is missing; the call may be repeated.
+            CapacityError: on every rank alike; the round is over.
+            PeerLostError: and the others of `GroupPoisonedError`.
+        """
+        native = self._all_to_all._native.dispatch_recv(self.round, timeout)
+        return Received(self._all_to_all, self, native, self._like)
+
+
+class Received:
+    """Tokens for this rank's experts. Views of Weft's memory: valid until released.
+
+    Attributes:
+        tokens: contiguous layout: `[positions, hidden]`, each expert's rows together; indexed
+            layout: `[slots, hidden]`, all slots, of which `rows` names those in use.
+        expert_counts: `[local experts]` int64, tokens of each.
+        expert_offsets: `[local experts + 1]` int64: local expert e has the positions from
+            `expert_offsets[e]` on; its padding follows its tokens.
+        rows: `[positions]` int64: the row of `tokens` at each position; -1 for padding. In the
+            contiguous layout positions are rows, and this says which slot each was copied from.
+        weights: `[positions]` float32, the router's; 0 for padding.
+        expert_load: `[experts]` int64: tokens of every expert of the group in this round.
+    """
+
+    def __init__(
+        self, all_to_all: AllToAll, dispatch: Dispatch, native: _native.Received, like: object
+    ) -> None:
+        self._all_to_all = all_to_all
+        self._like = like
+        self._released = False
+        self.round = dispatch.round
+        self.sent = dispatch.sent
+        self.positions = len(native.slots)
+        self.expert_counts: NDArray[np.int64] = np.array(native.expert_counts, dtype=np.int64)
+        self.expert_offsets: NDArray[np.int64] = np.array(native.expert_offsets, dtype=np.int64)
+        slots = np.array(native.slots, dtype=np.int64)
+        self.rows: NDArray[np.int64] = np.where(slots == np.iinfo(np.uint32).max, -1, slots)
+        self.weights: NDArray[np.float32] = np.array(native.weights, dtype=np.float32)
+        self.expert_load: NDArray[np.int64] = np.array(native.expert_load, dtype=np.int64)
+        shape = (native.row_count, all_to_all.hidden)
+        self.tokens = view(native.rows, all_to_all.dtype, shape, native.stride, like)
+
+    def of_expert(self, expert: int) -> Any:
+        """The tokens of local expert `expert`: a view (contiguous layout) or a copy (indexed)."""
+        begin = int(self.expert_offsets[expert])
+        end = begin + int(self.expert_counts[expert])
+        if self._all_to_all.layout == "contiguous":
+            return self.tokens[begin:end]
+        return self.tokens[self.rows[begin:end]]
+
+    def copies_sent(self) -> tuple[int, int]:
+        """Rows that this rank sent in the dispatch, and those that a copy per expert would be."""
+        return self._all_to_all._native.copies_sent(self.round)
+
+    def release(self) -> None:
+        """Give the buffers back; the arrays may not be read any more. Once is enough."""
+        if not self._released:
+            self._all_to_all._native.release(self.round)
+            self._released = True
+
+    def _alive(self) -> None:
+        if self._released:
+            raise StageError(f"round {self.round} has been released")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.release()
+        except Exception:
+            # What the block raised says more than that its round cannot be ended.
+            if kind is None:
+                raise
+
+
+class Combine:
+    """A round whose answers are on their way."""
+
+    def __init__(self, all_to_all: AllToAll, received: Received) -> None:
+        self._all_to_all = all_to_all
+        self._received = received
+
+    def recv(self, *, out: Any | None = None, timeout: float = 30.0) -> Any:
+        """Wait for all answers and sum them.
+
+        Args:
+            out: `[tokens, hidden]` of `output_dtype` to write to; a new array if not given.
+            timeout: seconds.
+
+        Returns:
+            `[tokens, hidden]` of `output_dtype`, in the order of the tokens sent; of the kind of
+            array that was dispatched. A token without experts gives zeros.
+
+        Raises:
+            WaitTimeoutError, PeerLostError: as `Dispatch.recv`.
+        """
+        all_to_all = self._all_to_all
+        shape = (self._received.sent, all_to_all.hidden)
+        if out is None:
+            out = empty_like(self._received._like, shape, all_to_all.output_dtype)
+        given = array(out, "out")
+        AllToAll._check(given, shape, all_to_all.output_dtype, "out")
+        all_to_all._native.combine_recv(self._received.round, given.native(), timeout)
+        return out

@@ -1,0 +1,16 @@
+"""What happened in a run, for people: a trace, and a picture of its timeline."""
+
+from weft.report.collect import RankTrace, collect
+from weft.report.events import Arrival, Phase, RankEvents, Write
+from weft.report.trace import build_trace, write_trace
+
+__all__ = [
+    "Arrival",
+    "Phase",
+    "RankEvents",
+    "RankTrace",
+    "Write",
+    "build_trace",
+    "collect",
+    "write_trace",
+]
