@@ -1,0 +1,50 @@
+"""Groups of real processes: `weft run` with a function of `workers`, and what ranks returned."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+#: How ranks reach each other: variables for all of them, options of `weft run`.
+TRANSPORTS: dict[str, tuple[dict[str, str], list[str]]] = {
+    "shm": ({"WEFT_PROVIDERS": "shm"}, []),
+    "tcp": ({"WEFT_PROVIDERS": "tcp"}, []),
+    "mixed": ({}, ["--pretend-hosts", "2"]),
+}
+
+
+def run(
+    worker: str,
+    ranks: int = 4,
+    transport: str = "shm",
+    *,
+    timeout: float = 50,
+    environment: dict[str, str] | None = None,
+    quiet: bool = True,
+    **arguments: Any,
+) -> list[Any]:
+    """Run `MODULE.FUNCTION` of `workers` on every rank; what they returned, in rank order."""
+    variables, options = TRANSPORTS[transport]
+    if ranks == 1:
+        options = []
+    with tempfile.TemporaryDirectory() as results:
+        process = subprocess.run(
+            [
+                *(sys.executable, "-m", "weft", "run", "-n", str(ranks), *options, "--grace", "5"),
+                *("--", sys.executable, "-m", "workers", worker, json.dumps(arguments)),
+            ],
+            cwd=Path(__file__).parent,
+            env=os.environ | variables | {"TEST_RESULTS": results} | (environment or {}),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert process.returncode == 0, process.stdout + process.stderr
+        if quiet:
+            assert process.stdout + process.stderr == ""
+        files = [Path(results, str(rank)) for rank in range(ranks)]
+        return [json.loads(file.read_text(encoding="utf-8")) for file in files]

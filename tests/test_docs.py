@@ -1,0 +1,60 @@
+"""What the documentation names is there, and what must be documented is."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from weft import errors
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def text(*names: str) -> str:
+    return ROOT.joinpath(*names).read_text(encoding="utf-8")
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = text("docs", "README.md")
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = str(page.relative_to(ROOT / "docs"))
+        assert name == "README.md" or f"]({name})" in index, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_targets_of_make_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
+    named = re.findall(r"(?:`|^ +)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(named) <= targets
+
+
+def test_every_error_is_documented() -> None:
+    page = text("docs", "errors.md")
+    for name, _ in inspect.getmembers(errors, inspect.isclass):
+        assert f"`{name}`" in page, name
+
+
+def test_every_environment_variable_is_documented() -> None:
+    page = text("docs", "environment.md")
+    sources = [*ROOT.glob("crates/*/src/**/*.rs"), *ROOT.glob("python/weft/**/*.py")]
+    for source in sources:
+        for name in re.findall(r"\"(WEFT_[A-Z_]+)\"", source.read_text(encoding="utf-8")):
+            assert name.startswith("WEFT_BUILD_") or f"`{name}`" in page, f"{name} in {source}"

@@ -1,0 +1,119 @@
+"""Ranks that are killed, and ranks that leave: the others say who, soon; nothing stays behind."""
+
+import multiprocessing
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import pytest
+
+from workers import loss
+
+RANKS = 4
+ROUNDS = 20
+#: How soon a lost process is noticed: a promise.
+NOTICED_SECONDS = 2.0
+#: How long anything else may take, on a machine that is busy.
+SOON_SECONDS = 20.0
+
+# Processes are forked from one that has imported what they need: a fresh interpreter for each of
+# some three hundred would take minutes. That one never calls weft.init().
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["workers.loss"])
+
+PROVIDERS: dict[str, tuple[list[str] | None, int]] = {
+    "shm": (["shm"], 1),
+    "tcp": (["tcp"], 1),
+    "mixed": (None, 2),
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def group(
+    work: Callable[..., None], transport: str, argument: object
+) -> Iterator[tuple[list[BaseProcess], list[Connection]]]:
+    """Ranks that run `work(pipe, options, argument)`, all ended at the end."""
+    providers, hosts = PROVIDERS[transport]
+    port = free_port()
+    with ExitStack() as stack:
+        processes: list[BaseProcess] = []
+        pipes: list[Connection] = []
+        for rank in range(RANKS):
+            ours, theirs = CONTEXT.Pipe()
+            stack.enter_context(ours)
+            options = loss.options(rank, RANKS, port, providers, hosts)
+            process = CONTEXT.Process(target=work, args=(theirs, options, argument))
+            process.start()
+            theirs.close()
+            stack.callback(end, process)
+            processes.append(process)
+            pipes.append(ours)
+        yield processes, pipes
+
+
+def end(process: BaseProcess) -> None:
+    if process.is_alive():
+        process.kill()
+    process.join(SOON_SECONDS)
+    process.close()
+
+
+def receive(pipe: Connection) -> Any:
+    assert pipe.poll(SOON_SECONDS), "a rank says nothing"
+    return pipe.recv()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("transport", list(PROVIDERS))
+def test_a_killed_rank_is_named_by_all_others(transport: str) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for round in range(ROUNDS):
+        victim, reform = chance.randrange(RANKS), round % 4 == 3
+        with group(loss.survive, transport, reform) as (processes, pipes):
+            held = [receive(pipe) for pipe in pipes]
+            time.sleep(chance.uniform(0, 0.05))
+            killed_at = time.monotonic()
+            processes[victim].kill()
+            survivors = [rank for rank in range(RANKS) if rank != victim]
+            results = [receive(pipes[rank]) for rank in survivors]
+            for process in processes:
+                process.join(SOON_SECONDS)
+            exits = [process.exitcode for process in processes]
+        context = f"round {round}, victim {victim}, seed {seed}: {results}"
+        for result in results:
+            assert (result["error"], result["rank"]) == ("PeerLostError", victim), context
+            assert result["at"] - killed_at < NOTICED_SECONDS, context
+        assert exits == [-signal.SIGKILL if r == victim else 0 for r in range(RANKS)], context
+        if reform:
+            places = [result["place"] for result in results]
+            assert places == [(rank, RANKS - 1, 1) for rank in range(RANKS - 1)], context
+            assert all(result["wrong"] == [None] * 3 for result in results), context
+        assert all(not each["shared memory"] and not each["children"] for each in held), held
+        assert not loss.open_sockets() & {inode for each in held for inode in each["sockets"]}
+
+
+@pytest.mark.parametrize("wait", ["dispatch", "signal", "barrier"])
+@pytest.mark.parametrize("transport", list(PROVIDERS))
+def test_a_rank_that_leaves_is_named_by_those_who_wait_for_it(transport: str, wait: str) -> None:
+    with group(loss.leave, transport, wait) as (processes, pipes):
+        results = [receive(pipe) for pipe in pipes]
+        for process in processes:
+            process.join(SOON_SECONDS)
+        assert [process.exitcode for process in processes] == [0] * RANKS
+    for rank in (0, 2, 3):
+        assert results[rank] == {"error": "PeerLeftError", "rank": 1}

@@ -1,0 +1,128 @@
+"""Dispatch and combine between real processes, against a dense reference."""
+
+from typing import Any
+
+import pytest
+
+import ranks
+
+TRANSPORTS = list(ranks.TRANSPORTS)
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"dtype": "float16"},
+    {"dtype": "bfloat16"},
+    {"dtype": "bfloat16", "combine": "per_expert"},
+    {"dtype": "float16", "combine": "per_expert", "weighting": "expert"},
+    {"combine": "per_expert", "top_k": 5, "layout": "indexed"},
+    {"combine": "per_expert", "routing": "masked"},
+    {"dtype": "bfloat16", "combine_dtype": "float32", "output_dtype": "float32"},
+    {"pad_to": 8},
+    {"pad_to": 8, "routing": "masked", "dtype": "bfloat16", "hidden": 33},
+    {"layout": "indexed"},
+    {"layout": "indexed", "routing": "masked", "dtype": "float16"},
+    {"weighting": "expert"},
+    {"routing": "some"},
+    {"routing": "nothing"},
+    {"routing": "one"},
+    {"routing": "full", "private_rows": 0},
+    {"routing": "full", "private_rows": 3, "pad_to": 8},
+    {"routing": "masked", "private_rows": 1000},
+    {"experts": 7, "top_k": 3},
+    {"experts": 3, "top_k": 2, "pad_to": 8},
+    {"experts": 1, "top_k": 1},
+    {"experts": 2, "top_k": 4, "routing": "masked"},
+    {"experts": 33, "top_k": 8, "hidden": 1, "rounds": 2},
+    {"hidden": 1000, "max_tokens": 3},
+    {"buffers": 1},
+    {"buffers": 3, "rounds": 7},
+]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_combined_tokens_equal_a_dense_reference(transport: str) -> None:
+    assert ranks.run("moe.cases", 4, transport, cases=CASES, seed=1) == [[], [], [], []]
+
+
+@pytest.mark.parametrize(("count", "transport"), [(1, "shm"), (2, "tcp"), (3, "mixed")])
+def test_groups_of_any_size(count: int, transport: str) -> None:
+    failures = ranks.run("moe.cases", count, transport, cases=CASES[::2], seed=2)
+    assert failures == [[]] * count
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_buffers_are_used_again_for_hundreds_of_rounds(transport: str) -> None:
+    assert ranks.run("moe.many_rounds", 4, transport, rounds=200, seed=3) == [[], [], [], []]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_as_many_rounds_overlap_as_there_are_buffers(transport: str) -> None:
+    assert ranks.run("moe.overlap", 4, transport, rounds=20) == [[], [], [], []]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "indexed"])
+def test_received_tokens_are_views_until_released(layout: str) -> None:
+    for result in ranks.run("moe.views", 2, layout=layout):
+        assert result["addresses"] == 1
+        assert not result["owned"]
+        assert result["shared"] == (layout == "contiguous")
+        assert result["raised"] == ["BufferInUseError", "StageError"] * 3
+        assert f"{result['bytes']}" in result["table"].replace(",", "")
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_sent() -> None:
+    for result in ranks.run("moe.refused", 2):
+        assert {name: error for name, error, _ in result} == {
+            "tokens' shape": "ShapeError",
+            "tokens' rank": "ShapeError",
+            "tokens' dtype": "ShapeError",
+            "unsupported dtype": "ShapeError",
+            "not contiguous": "ShapeError",
+            "no array": "ShapeError",
+            "ids' shape": "ShapeError",
+            "weights' shape": "ShapeError",
+            "too many tokens": "ShapeError",
+            "expert out of range": "ExpertError",
+            "expert twice": "ExpertError",
+            "outputs' shape": "ShapeError",
+            "outputs' dtype": "ShapeError",
+            "out's shape": "ShapeError",
+            "a round after all that": "right",
+        }
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_round_beyond_the_capacity_fails_everywhere_and_the_next_one_works(
+    transport: str,
+) -> None:
+    for result in ranks.run("moe.capacity", 4, transport):
+        assert result == {"named": [3, 3, 3], "wrong": [None, None, None]}
+
+
+def test_a_request_that_cannot_fit_says_by_how_much() -> None:
+    [(error, message)] = ranks.run("moe.constructed", 1, differing={}, max_bytes=1000)
+    assert error == "SizeError"
+    assert "1000 allowed" in message
+    assert "too many" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"experts": 0}, "ConfigurationError"),
+        ({"hidden": 0}, "ConfigurationError"),
+        ({"buffers": 0}, "ConfigurationError"),
+        ({"dtype": "float64"}, "ConfigurationError"),
+        ({"layout": "sideways"}, "ConfigurationError"),
+        ({"combine": "multiply"}, "ConfigurationError"),
+    ],
+)
+def test_arguments_without_meaning_are_refused(options: dict[str, Any], error: str) -> None:
+    [(raised, _)] = ranks.run("moe.constructed", 1, differing={}, **options)
+    assert raised == error
+
+
+@pytest.mark.parametrize("differing", [{"hidden": 16}, {"top_k": 1}, {"dtype": "bfloat16"}])
+def test_ranks_that_were_told_different_things_are_refused(differing: dict[str, Any]) -> None:
+    for error, _ in ranks.run("moe.constructed", 2, differing=differing):
+        assert error == "ConfigurationMismatchError"

@@ -1,0 +1,61 @@
+"""Torch tensors in and out."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "indexed"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_tensors_go_in_and_out(torch: Any, dtype: str, layout: Any) -> None:
+    kind = getattr(torch, dtype)
+    with weft.init(rank=0, world_size=1) as communicator:
+        all_to_all = weft.moe.AllToAll(
+            communicator, experts=2, top_k=1, hidden=3, max_tokens=4, dtype=kind, layout=layout
+        )
+        tokens = torch.arange(12, dtype=torch.float32).reshape(4, 3).to(kind).requires_grad_()
+        ids = torch.tensor([[0], [1], [0], [1]])
+        weights = torch.full((4, 1), 0.5)
+        for _ in range(3):
+            with all_to_all.dispatch(tokens, ids, weights) as received:
+                assert isinstance(received.tokens, torch.Tensor)
+                assert received.tokens.dtype == kind
+                assert not received.tokens.requires_grad
+                again = np.array(received.rows)
+                rows = received.tokens if layout == "contiguous" else received.tokens[again]
+                combined = all_to_all.combine(received, (rows * 2).contiguous())
+            assert isinstance(combined, torch.Tensor)
+            assert combined.dtype == kind
+            assert torch.equal(combined, tokens.detach())
+
+
+def test_received_tensors_are_views_of_one_buffer(torch: Any) -> None:
+    with weft.init(rank=0, world_size=1) as communicator:
+        all_to_all = weft.moe.AllToAll(
+            communicator, experts=2, top_k=1, hidden=3, max_tokens=4, buffers=1
+        )
+        addresses = set()
+        for count in (4, 2, 3):
+            with all_to_all.dispatch(torch.ones(count, 3), torch.zeros(count, 1)) as received:
+                addresses.add(received.tokens.data_ptr())
+                part = received.of_expert(0)
+                assert part.data_ptr() == received.tokens.data_ptr()
+        assert len(addresses) == 1
+
+
+def test_no_tokens_give_no_tokens(torch: Any) -> None:
+    with weft.init(rank=0, world_size=1) as communicator:
+        all_to_all = weft.moe.AllToAll(communicator, experts=2, top_k=1, hidden=3, max_tokens=4)
+        with all_to_all.dispatch(torch.empty(0, 3), torch.empty(0, 1)) as received:
+            assert received.tokens.shape == (0, 3)
+            assert all_to_all.combine(received, torch.empty(0, 3)).shape == (0, 3)

@@ -1,0 +1,74 @@
+"""Counted writes between real processes."""
+
+import pytest
+
+import ranks
+
+TRANSPORTS = list(ranks.TRANSPORTS)
+
+
+@pytest.mark.parametrize("length", [256, 1 << 16])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_is_written_arrives_before_it_is_counted(transport: str, length: int) -> None:
+    rounds = 9
+    for rank, result in enumerate(
+        ranks.run("transfer.ring", 4, transport, length=length, rounds=rounds)
+    ):
+        assert result["right"] == rounds
+        assert result["lengths"] == [[] if peer == rank else [length] for peer in range(4)]
+        assert result["routes"][rank] is None
+        peers = {each["peer"]: each for each in result["statistics"]}
+        assert peers.keys() == set(range(4)) - {rank}
+        assert peers[(rank + 1) % 4]["bytes"] >= rounds * length
+        assert peers[(rank - 1) % 4]["arrivals"] >= rounds
+        assert all(each["errors"] == 0 for each in peers.values())
+
+
+def test_pretended_hosts_are_reached_over_tcp_and_ranks_of_one_host_over_shm() -> None:
+    routes = [each["routes"] for each in ranks.run("transfer.ring", 4, "mixed", length=8, rounds=1)]
+    assert routes == [
+        [None, "shm", "tcp", "tcp"],
+        ["shm", None, "tcp", "tcp"],
+        ["tcp", "tcp", None, "shm"],
+        ["tcp", "tcp", "shm", None],
+    ]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_timeout_names_who_is_missing_and_may_be_repeated(transport: str) -> None:
+    result, *_ = ranks.run("transfer.signals", 4, transport)
+    assert result == {
+        "missing": [[2, 1, 0], [3, 1, 0]],
+        "early": [],
+        "counts": [1, 1, 1],
+        "credited": [0, 0, 0],
+    }
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_writes_that_are_not_allowed_are_refused(transport: str) -> None:
+    raised, _ = ranks.run("transfer.refused", 2, transport)
+    assert raised == {
+        "beyond the source": "OutOfRangeError",
+        "beyond the destination": "OutOfRangeError",
+        "far beyond": "OutOfRangeError",
+        "a round ahead": "CreditError",
+        "no such rank": "UnknownError",
+        "no credit": "WaitTimeoutError",
+        "no such peer": "UnknownError",
+        "in time": "NoneType",
+        "the same round again": "CreditError",
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_nothing_works_on_a_closed_communicator(count: int) -> None:
+    assert ranks.run("transfer.closed", count) == [["ClosedError"] * 3] * count
+
+
+@pytest.mark.xfail(strict=False, reason="the poison may overtake the barrier: open")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_group_that_is_poisoned_ends_everywhere(transport: str) -> None:
+    for result in ranks.run("transfer.poisoned", 4, transport):
+        assert result["error"] == "GroupPoisonedError"
+        assert "the sea is rough" in result["message"]

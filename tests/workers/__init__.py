@@ -1,0 +1,1 @@
+"""What ranks run in tests: functions that return JSON. They import weft and numpy alone."""

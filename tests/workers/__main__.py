@@ -1,0 +1,13 @@
+"""`python -m workers MODULE.FUNCTION ARGUMENTS`: a rank; its result goes to a file of its own."""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+module, _, function = sys.argv[1].partition(".")
+worker = getattr(importlib.import_module(f"workers.{module}"), function)
+result = worker(**json.loads(sys.argv[2]))
+path = Path(os.environ["TEST_RESULTS"], os.environ["WEFT_RANK"])
+path.write_text(json.dumps(result), encoding="utf-8")

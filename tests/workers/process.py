@@ -1,0 +1,148 @@
+"""A rank as a process: forks, signals, threads, idleness, silence."""
+
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+import weft
+from weft.moe import AllToAll
+
+#: Long enough that only an interrupt ends a wait in time.
+LONG_SECONDS = 40.0
+
+
+def fork() -> dict[str, Any]:
+    """What a child is told that was forked after `weft.init()`, and that its parent goes on."""
+    with weft.init() as communicator:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            calls = (communicator.barrier, weft.init, lambda: communicator.alloc(8))
+            names = []
+            for call in calls:
+                try:
+                    call()
+                    names.append("nothing")
+                except weft.WeftError as error:
+                    names.append(type(error).__name__)
+            communicator.close()
+            os.write(writer, ",".join(names).encode())
+            os._exit(0)
+        os.close(writer)
+        told = os.read(reader, 1000).decode().split(",")
+        os.waitpid(child, 0)
+        communicator.barrier()
+        return {"told": told}
+
+
+@contextmanager
+def interrupted(after: float) -> Iterator[list[float]]:
+    """SIGINT `after` some seconds; then how long it took until KeyboardInterrupt came out."""
+    took: list[float] = []
+    sent = []
+
+    def send() -> None:
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(after, send)
+    timer.start()
+    try:
+        yield took
+    except KeyboardInterrupt:
+        took.append(time.monotonic() - sent[0])
+    timer.join()
+
+
+def interrupt(wait: str) -> list[float]:
+    """Ctrl-C while rank 0 waits for rank 1; afterwards both go on."""
+    with weft.init() as communicator:
+        if wait == "construct":
+            return construct(communicator)
+        all_to_all = AllToAll(communicator, experts=2, top_k=1, hidden=4, max_tokens=4)
+        counter = communicator.counter()
+        communicator.share([], [counter])
+        tokens, ids = np.ones((4, 4), np.float32), np.arange(4)[:, np.newaxis] % 2
+        waits: dict[str, Callable[[], Any]] = {
+            "dispatch": lambda: all_to_all.dispatch(tokens, ids, timeout=LONG_SECONDS),
+            "signal": lambda: counter.wait({1: 1}, timeout=LONG_SECONDS),
+            "all_gather": lambda: communicator.all_gather(b"", timeout=LONG_SECONDS),
+        }
+        took: list[float] = []
+        if communicator.rank == 0:
+            with interrupted(0.3) as took:
+                waits[wait]()
+        else:
+            time.sleep(1.5)
+        if wait != "all_gather":
+            communicator.barrier()
+        return took
+
+
+def construct(communicator: weft.Communicator) -> list[float]:
+    """Ctrl-C while rank 0 waits for rank 1 to make the same all-to-all."""
+    took: list[float] = []
+    if communicator.rank == 0:
+        with interrupted(0.3) as took:
+            AllToAll(communicator, experts=2, top_k=1, hidden=4, max_tokens=4, timeout=LONG_SECONDS)
+    else:
+        time.sleep(1.5)
+    return took
+
+
+def interrupt_init() -> list[float]:
+    """Ctrl-C while a rank waits for one that never comes."""
+    with interrupted(0.3) as took:
+        weft.init(world_size=2, rank=0, timeout=LONG_SECONDS)
+    return took
+
+
+def waiting(seconds: float) -> dict[str, float]:
+    """Rank 0 waits for rank 1: what that costs, and what another thread does meanwhile."""
+    with weft.init() as communicator:
+        all_to_all = AllToAll(communicator, experts=2, top_k=1, hidden=4, max_tokens=4)
+        tokens, ids = np.ones((4, 4), np.float32), np.arange(4)[:, np.newaxis] % 2
+        communicator.barrier()
+        if communicator.rank == 1:
+            time.sleep(seconds)
+        steps = 0
+        stop = threading.Event()
+
+        def count() -> None:
+            nonlocal steps
+            while not stop.wait(0.1):
+                steps += 1
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        before, began = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+        received = all_to_all.dispatch(tokens, ids)
+        after, ended = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+        stop.set()
+        thread.join()
+        received.release()
+        communicator.barrier()
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return {"waited": ended - began, "share": used / (ended - began), "steps": steps}
+
+
+def talkative() -> None:
+    """A little of everything, and an error, which is raised and not printed."""
+    with weft.init() as communicator:
+        all_to_all = AllToAll(communicator, experts=2, top_k=1, hidden=4, max_tokens=4)
+        with all_to_all.dispatch(np.ones((1, 4), np.float32), [[0]]) as received:
+            all_to_all.combine(received, received.tokens)
+        communicator.barrier()
+        try:
+            if communicator.rank == 0:
+                communicator.poison("for the silence")
+            communicator.barrier()
+        except weft.errors.GroupPoisonedError:
+            pass

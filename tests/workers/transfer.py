@@ -1,0 +1,151 @@
+"""Counted writes: regions, pages, signals, credits."""
+
+from typing import Any
+
+import numpy as np
+
+import weft
+
+
+def raised_by(call: Any) -> weft.WeftError | None:
+    """The error that a call raises."""
+    try:
+        call()
+    except weft.WeftError as error:
+        return error
+    return None
+
+
+def ring(length: int, rounds: int) -> dict[str, Any]:
+    """Every rank writes to the next, in pages and in one piece, from both kinds of regions."""
+    with weft.init() as communicator:
+        rank, size = communicator.rank, communicator.world_size
+        after, before = (rank + 1) % size, (rank - 1) % size
+        inbox = communicator.alloc(length)
+        counter = communicator.counter()
+        granted = communicator.share([inbox], [counter])
+        target = granted[after][0]
+        source = np.empty(length, dtype=np.float32).view(np.uint8)[:length]
+        mine = communicator.register(source.view(np.float32))
+        allocated = communicator.alloc(length)
+        right = 0
+        half = length // 2
+        for round in range(rounds):
+            region, memory = (mine, source) if round % 2 else (allocated, allocated.bytes)
+            random = np.random.default_rng([round, rank])
+            memory[:] = random.integers(0, 256, length, dtype=np.uint8)
+            counter.wait_for_credit(after, round)
+            pages = [
+                weft.Page(region, 0, target, half, length - half),
+                weft.Page(region, length - half, target, 0, half),
+            ]
+            if round % 3 == 0:
+                pages = [weft.Page(region, 0, target, 0, length)]
+            request = communicator.write(after, counter, round, pages)
+            expected = np.random.default_rng([round, before])
+            sent = expected.integers(0, 256, length, dtype=np.uint8)
+            if round % 3:
+                sent = np.concatenate([sent[length - half :], sent[: length - half]])
+            request.wait()
+            counter.wait({before: 1})
+            right += bool(np.array_equal(inbox.bytes, sent)) and counter.count(before) == 1
+            assert request.done
+            counter.credit(before)
+        communicator.barrier()
+        return {
+            "right": right,
+            "lengths": [[region.length for region in of_rank] for of_rank in granted],
+            "routes": communicator.routes(),
+            "statistics": [each._asdict() for each in communicator.statistics()],
+        }
+
+
+def signals() -> dict[str, Any]:
+    """Rank 0 is signalled by all; who is missing is named, and the wait may be repeated."""
+    with weft.init() as communicator:
+        counter = communicator.counter()
+        communicator.share([], [counter])
+        peers = range(1, communicator.world_size)
+        result: dict[str, Any] = {}
+        if communicator.rank == 1:
+            communicator.write(0, counter, 0, []).wait()
+        communicator.barrier()
+        if communicator.rank == 0:
+            for _ in range(2):
+                error = raised_by(lambda: counter.wait(dict.fromkeys(peers, 1), timeout=0.05))
+                assert isinstance(error, TimeoutError)
+                result["missing"] = [list(each) for each in error.missing]
+            result["early"] = [list(each) for each in communicator.raised()]
+        communicator.barrier()
+        if communicator.rank > 1:
+            communicator.write(0, counter, 0, []).wait()
+        if communicator.rank == 0:
+            counter.wait(dict.fromkeys(peers, 1))
+            result["counts"] = [counter.count(peer) for peer in peers]
+            for peer in peers:
+                counter.credit(peer)
+            result["credited"] = [counter.count(peer) for peer in peers]
+        else:
+            counter.wait_for_credit(0, 1)
+        communicator.barrier()
+        return result
+
+
+def refused() -> dict[str, str]:
+    """What rank 0 may not do, and that everything still works after it was refused."""
+    with weft.init() as communicator:
+        region, counter = communicator.alloc(64), communicator.counter()
+        granted = communicator.share([region], [counter])
+        raised: dict[str, str] = {}
+        if communicator.rank == 0:
+            target = granted[1][0]
+
+            def attempt(
+                name: str, offset: int, length: int, *, round: int = 0, to: int = 0, peer: int = 1
+            ) -> None:
+                page = weft.Page(region, offset, target, to, length)
+                error = raised_by(lambda: communicator.write(peer, counter, round, [page]))
+                raised[name] = type(error).__name__
+                if isinstance(error, weft.errors.CreditError):
+                    assert error.rank == 1
+
+            attempt("beyond the source", 32, 33)
+            attempt("beyond the destination", 0, 33, to=32)
+            attempt("far beyond", 2**63, 2**63)
+            attempt("a round ahead", 0, 8, round=1)
+            attempt("no such rank", 0, 8, peer=7)
+            error = raised_by(lambda: counter.wait_for_credit(1, 1, timeout=0.02))
+            raised["no credit"] = type(error).__name__
+            error = raised_by(lambda: counter.wait({9: 1}, timeout=0.02))
+            raised["no such peer"] = type(error).__name__
+            attempt("in time", 0, 8)
+            attempt("the same round again", 0, 8, round=1)
+        if communicator.rank == 1:
+            counter.wait({0: 1})
+        communicator.barrier()
+        return raised
+
+
+def closed() -> list[str]:
+    """Calls after the end; closing twice."""
+    communicator = weft.init()
+    region = communicator.alloc(64)
+    kept = region.bytes
+    communicator.close()
+    communicator.close()
+    kept[:] = 7
+    calls = (communicator.barrier, lambda: communicator.alloc(64), region.release)
+    return [type(raised_by(call)).__name__ for call in calls]
+
+
+def poisoned() -> dict[str, Any]:
+    """Rank 0 ends the group; the others are told why."""
+    with weft.init() as communicator:
+        counter = communicator.counter()
+        communicator.share([], [counter])
+        if communicator.rank == 0:
+            communicator.poison("the sea is rough")
+            error = raised_by(communicator.check)
+        else:
+            error = raised_by(lambda: counter.wait({0: 1}, timeout=20))
+        return {"error": type(error).__name__, "message": str(error)}
