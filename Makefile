@@ -39,7 +39,7 @@ demo: build ## Train a small MoE classifier and run it over four processes
 build: $(STAMPS)/native ## Make .venv and build the native module into it
 
 .PHONY: test
-test: lint test-rust test-python ## Run the checks that every change must pass
+test: lint test-rust test-loom test-python ## Run the checks that every change must pass
 
 .PHONY: test-rust
 test-rust: $(STAMPS)/requirements ## Run the Rust tests

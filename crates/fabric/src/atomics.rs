@@ -42,6 +42,11 @@ pub struct Line<T>(pub T);
 /// A place that two threads hand to each other; loom checks that they never hold it at once.
 #[cfg(loom)]
 pub(crate) use loom::cell::UnsafeCell as Place;
+/// A count of owners; under loom, one whose last drop it sees to come after all others.
+#[cfg(loom)]
+pub(crate) use loom::sync::Arc;
+#[cfg(not(loom))]
+pub(crate) use std::sync::Arc;
 
 /// A place that two threads hand to each other.
 #[cfg(not(loom))]

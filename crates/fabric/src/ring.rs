@@ -4,9 +4,8 @@
 //! again only when the copy says that the ring is full or empty. An item is written before the tail is
 //! released, and read before the head is.
 
-use crate::atomics::{Line, Place, Word64};
+use crate::atomics::{Arc, Line, Place, Word64};
 use std::mem::MaybeUninit;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 struct Shared<T, W: Word64> {

@@ -6,9 +6,13 @@
 //! raises from marks alone, so a lost mark shows as a deadlock too.
 #![cfg(loom)]
 
+#[path = "common/loom_word.rs"]
+mod loom_word;
+
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
+use loom_word::Word;
 use std::time::Duration;
 use weft_fabric::atomics::{Line, Word32, Word64};
 use weft_fabric::lanes::{Lanes, Sleep, Wake};
@@ -39,26 +43,6 @@ impl Word32 for Futex {
     fn wake(&self) {
         let _queue = self.queue.lock().unwrap();
         self.woken.notify_all();
-    }
-}
-
-struct Word(AtomicU64);
-
-impl Word64 for Word {
-    fn new(value: u64) -> Word {
-        Word(AtomicU64::new(value))
-    }
-    fn load(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
-    }
-    fn store(&self, value: u64) {
-        self.0.store(value, Ordering::Release);
-    }
-    fn swap(&self, value: u64) -> u64 {
-        self.0.swap(value, Ordering::AcqRel)
-    }
-    fn fetch_or(&self, bits: u64) -> u64 {
-        self.0.fetch_or(bits, Ordering::AcqRel)
     }
 }
 

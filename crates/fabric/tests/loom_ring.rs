@@ -3,29 +3,11 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p weft-fabric --release --test loom_ring`
 #![cfg(loom)]
 
-use loom::sync::atomic::{AtomicU64, Ordering};
-use weft_fabric::atomics::Word64;
+#[path = "common/loom_word.rs"]
+mod loom_word;
+
+use loom_word::Word;
 use weft_fabric::ring::ring;
-
-struct Word(AtomicU64);
-
-impl Word64 for Word {
-    fn new(value: u64) -> Word {
-        Word(AtomicU64::new(value))
-    }
-    fn load(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
-    }
-    fn store(&self, value: u64) {
-        self.0.store(value, Ordering::Release);
-    }
-    fn swap(&self, value: u64) -> u64 {
-        self.0.swap(value, Ordering::AcqRel)
-    }
-    fn fetch_or(&self, bits: u64) -> u64 {
-        self.0.fetch_or(bits, Ordering::AcqRel)
-    }
-}
 
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
