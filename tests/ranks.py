@@ -43,8 +43,9 @@ def run(
             timeout=timeout,
             check=False,
         )
-        assert process.returncode == 0, process.stdout + process.stderr
+        said = process.stdout + process.stderr
+        assert process.returncode == 0, said
         if quiet:
-            assert process.stdout + process.stderr == ""
+            assert said == "", said
         files = [Path(results, str(rank)) for rank in range(ranks)]
         return [json.loads(file.read_text(encoding="utf-8")) for file in files]

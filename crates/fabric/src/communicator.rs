@@ -124,7 +124,18 @@ impl Communicator {
         let barrier = communicator.engine.counter()?;
         communicator.share(&[], &[barrier], deadline)?;
         communicator.engine.use_for_barriers(barrier);
+        communicator.log_routes();
         Ok(communicator)
+    }
+
+    fn log_routes(&self) {
+        let (rank, size) = (self.rank(), self.world_size());
+        log::info!("{rank} of {size} joined generation {}", self.control.generation());
+        for peer in self.engine.peers() {
+            if let Some(route) = self.engine.route(peer) {
+                log::debug!("{rank} reaches {peer} over {}", route.provider);
+            }
+        }
     }
 
     /// This rank.
