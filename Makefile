@@ -63,6 +63,13 @@ test-torch: build $(STAMPS)/torch ## Run the Python tests that need PyTorch
 	$(call say,Python tests with PyTorch)
 	@$(BIN)/python -m pytest -q -m torch
 
+# Nothing is run, so no cross compiler is needed: only Rust's own libraries for that target.
+.PHONY: check-aarch64
+check-aarch64: ## Compile for aarch64 (needs the target: rustup target add aarch64-unknown-linux-gnu)
+	$(call say,Compiling for aarch64)
+	@PYO3_CROSS=1 PYO3_CROSS_PYTHON_VERSION=3.11 cargo check --locked --workspace --quiet \
+		--target aarch64-unknown-linux-gnu
+
 .PHONY: lint
 lint: $(STAMPS)/requirements ## Check formatting, lints and types
 	$(call say,Rust formatting and lints)

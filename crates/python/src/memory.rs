@@ -60,11 +60,11 @@ impl View {
         };
         // SAFETY: `range` was checked against the memory when the view was made.
         let first = unsafe { base.as_ptr().add(this.range.start) };
+        let (first, owner) = (first.cast(), slf.as_ptr());
         let length = this.range.len() as ffi::Py_ssize_t;
         // SAFETY: `view` is the interpreter's, `first` and `length` describe memory that lives as
         // long as `slf`, of which the call takes a reference.
-        let filled =
-            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), first.cast(), length, 0, flags) };
+        let filled = unsafe { ffi::PyBuffer_FillInfo(view, owner, first, length, 0, flags) };
         if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 }

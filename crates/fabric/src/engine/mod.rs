@@ -1,8 +1,9 @@
 //! The engine: one rank's end of one peer group.
 //!
 //! An engine lives as long as its group: its connections, its lane table and its memory are made
-//! together, poisoned together and never reused (decision record 0001). It owns no thread and reads
-//! no clock; whoever polls it says what time it is. [`crate::wait`] has the blocking calls.
+//! together, poisoned together and never reused (decision record 0001). It owns no thread, and acts on no
+//! clock of its own: whoever polls it says what time it is. (Only the stamps of a trace are read from
+//! the host's clock.) [`crate::wait`] has the blocking calls, and with them the clock.
 //!
 //! - this file: construction, and the routes
 //! - `counters.rs`: counters, rounds, credits
