@@ -1,8 +1,9 @@
 //! The memory of one set of buffers, by area.
 //!
 //! The one place where this crate looks at memory that peers write. What makes it sound is the
-//! protocol of [`crate::Exchange`]: arrival areas are read only where the counter has counted them and
-//! before credit is given back, and the other areas are this rank's alone.
+//! protocol of [`crate::exchange`]: only those rows of arrival areas are named that a counter has
+//! counted and whose credit was not given back, so no peer writes them; peers may be writing other
+//! rows of the same area. The other areas are this rank's alone.
 
 use crate::rows::{Area, Rows, RowsMut};
 use crate::shape::Shape;
@@ -60,35 +61,30 @@ impl Areas {
         }
     }
 
-    /// Rows `rows` of an area, to read.
+    /// Rows `rows` of an area, to read; of an arrival area, rows that have all arrived.
     pub fn rows(&self, area: Area, rows: Range<usize>) -> Rows<'_> {
         let extent = self.shape.sizes().extent(area);
         let stride = extent.stride as usize;
         let (offset, length) = (self.offset(area, rows.start) as usize, rows.len() * stride);
-        // SAFETY: see the module's page: callers read arrival areas between count and credit, and
-        // the other areas are written by this rank only, through `&mut self`.
+        // SAFETY: see the module's page: callers name rows of arrival areas between count and credit
+        // only, and the other areas are written by this rank only, through `&mut self`.
         let bytes = unsafe { self.memory().bytes(offset, length) };
         Rows::new(bytes, self.row_bytes(area), stride)
     }
 
-    /// All rows of an area, to read.
-    pub fn all(&self, area: Area) -> Rows<'_> {
-        self.rows(area, 0..self.shape.sizes().extent(area).rows as usize)
-    }
-
-    /// Rows of one area, to write, beside rows of another, to read.
+    /// Rows of one area, to write, beside whatever [`Areas::rows`] of another, to read.
     ///
     /// # Panics
     /// If both are the same area.
-    pub fn write_beside(
-        &mut self,
+    pub fn write_beside<'a>(
+        &'a mut self,
         area: Area,
         rows: Range<usize>,
         other: Area,
-    ) -> (RowsMut<'_>, Rows<'_>) {
+    ) -> (RowsMut<'a>, impl Fn(Range<usize>) -> Rows<'a>) {
         assert_ne!(area, other, "an area is not read and written at once");
         let this = &*self;
-        (this.rows_mut_unchecked(area, rows), this.all(other))
+        (this.rows_mut_unchecked(area, rows), move |rows| this.rows(other, rows))
     }
 
     /// Rows of an area, to write.
@@ -100,7 +96,7 @@ impl Areas {
         let stride = self.shape.sizes().extent(area).stride as usize;
         let (offset, length) = (self.offset(area, rows.start) as usize, rows.len() * stride);
         // SAFETY: see the module's page; `write_beside` and `rows_mut` hold `&mut self`, and the
-        // only other slice that lives beside this one is of another area.
+        // only other slices that live beside this one are of another area.
         let bytes = unsafe { self.memory().bytes_mut(offset, length) };
         RowsMut::new(bytes, self.row_bytes(area), stride)
     }

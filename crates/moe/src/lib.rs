@@ -55,7 +55,7 @@ pub use reduce::{combine, reply};
 /// A round's name, and what it received.
 pub use round::{Handle, Received};
 /// Memory by rows, and its names.
-pub use rows::{Area, Rows, RowsMut};
+pub use rows::{Area, Rows, RowsMut, SourceRows};
 /// What ranks agree on.
 pub use shape::{CombineMode, Config, Layout, Shape, Weighting};
 /// What it takes in memory.

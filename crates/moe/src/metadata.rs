@@ -6,7 +6,7 @@
 
 use crate::error::Error;
 use crate::plan::SendPlan;
-use crate::rows::{Area, Rows, RowsMut};
+use crate::rows::{Area, RowsMut};
 
 /// The most top-k slots that a record can name.
 pub(crate) const MOST_SLOTS: u64 = 1 << 16;
@@ -68,9 +68,9 @@ pub(crate) struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// The record in row `slot`; callers have checked that there is one.
-    pub(crate) fn read(area: &Rows<'a>, slot: usize) -> Record<'a> {
-        let (count, rest) = area.row(slot).split_at(COUNT);
+    /// The record in `row`; callers have checked its length.
+    pub(crate) fn read(row: &'a [u8]) -> Record<'a> {
+        let (count, rest) = row.split_at(COUNT);
         let count = count.try_into().map_or(0, u32::from_le_bytes);
         Record { count, entries: rest.as_chunks().0 }
     }

@@ -267,6 +267,14 @@ impl SendPlan {
         }
     }
 
+    /// The number of answers, over all ranks.
+    pub fn answer_count(&self) -> usize {
+        match self.shape.config().combine {
+            CombineMode::ReduceAtExpert => self.row_count(),
+            CombineMode::PerExpert => self.pair_count(),
+        }
+    }
+
     /// The token of which `row` is a copy.
     pub fn token_of(&self, row: usize) -> usize {
         self.rows[row].token as usize

@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::error::Error;
 use crate::header::Counts;
 use crate::metadata::Record;
-use crate::rows::{Area, Rows, RowsMut};
+use crate::rows::{Area, Rows, RowsMut, SourceRows};
 use crate::shape::{CombineMode, Shape};
 
 /// In [`ReceivePlan::slots`], a row of padding.
@@ -131,14 +131,35 @@ impl ReceivePlan {
         Ok(())
     }
 
-    /// Takes the metadata of `source`, all of whose rows have arrived; `metadata` is the whole area.
+    /// The rows of `source`, of which `run` gives a run of slots: the private ones, then the remainder.
+    /// No other slot is asked for, since peers may still be writing to those.
+    pub fn source_rows<'a>(
+        &self,
+        source: u32,
+        mut run: impl FnMut(Range<usize>) -> Rows<'a>,
+    ) -> SourceRows<'a> {
+        let private = self.shape.config().private_rows;
+        let rows = self.rows_from(source).len() as u32;
+        let private_rows = rows.min(private);
+        let mut slots = |first: u32, rows: u32| {
+            let first = self.slot(source, first) as usize;
+            run(first..first + rows as usize)
+        };
+        SourceRows {
+            private: slots(0, private_rows),
+            private_rows: private_rows as usize,
+            remainder: slots(private, rows - private_rows),
+        }
+    }
+
+    /// Takes the metadata of `source`, all of whose rows have arrived.
     ///
     /// # Errors
     /// [`Error::Metadata`] if they contradict the source's header; [`Error::TooFewRows`] or
-    /// [`Error::RowLength`] if the area is not one of this shape.
-    pub fn accept(&mut self, source: u32, metadata: Rows<'_>) -> Result<(), Error> {
-        let extent = self.shape.sizes().extent(Area::Metadata);
-        metadata.require(Area::Metadata, extent.rows as usize, extent.stride as usize)?;
+    /// [`Error::RowLength`] if the records are not of this shape.
+    pub fn accept(&mut self, source: u32, metadata: SourceRows<'_>) -> Result<(), Error> {
+        let record = self.shape.sizes().extent(Area::Metadata).stride as usize;
+        metadata.require(Area::Metadata, self.rows_from(source).len(), record)?;
         let (from, local) = (source as usize, self.cursors.len());
         if self.accepted[from] {
             return Ok(());
@@ -167,7 +188,7 @@ impl ReceivePlan {
         &mut self,
         source: u32,
         index: u32,
-        metadata: &Rows<'_>,
+        metadata: &SourceRows<'_>,
         pair: &mut u32,
     ) -> Result<(), Error> {
         let wrong = |what, expected: u32, seen: u32| {
@@ -175,7 +196,7 @@ impl ReceivePlan {
             Err(Error::Metadata { peer: source, row: index, what, expected, seen })
         };
         let slot = self.slot(source, index);
-        let record = Record::read(metadata, slot as usize);
+        let record = Record::read(metadata.row(index as usize));
         let most = self.shape.most_local_pairs(self.shape.config().rank);
         if record.count == 0 || record.count > most {
             return wrong("number of experts", most, record.count);
@@ -274,22 +295,21 @@ impl ReceivePlan {
     }
 
     /// Copies the tokens of `source`, whose metadata were taken, to their positions (contiguous
-    /// layout). `tokens` is the whole token area.
+    /// layout).
     ///
     /// # Errors
     /// [`Error::TooFewRows`] or [`Error::RowLength`] if an area does not fit the plan.
     pub fn lay_out(
         &self,
         source: u32,
-        tokens: Rows<'_>,
+        tokens: SourceRows<'_>,
         mut out: RowsMut<'_>,
     ) -> Result<(), Error> {
         let row_bytes = self.shape.row_bytes(self.shape.config().token_dtype);
-        let slots = self.shape.sizes().extent(Area::Tokens).rows as usize;
-        tokens.require(Area::Tokens, slots, row_bytes)?;
+        tokens.require(Area::Tokens, self.rows_from(source).len(), row_bytes)?;
         out.require(Area::Expert, self.positions(), row_bytes)?;
         for (index, row) in self.rows_from(source).enumerate() {
-            let token = tokens.row(self.slot(source, index as u32) as usize);
+            let token = tokens.row(index);
             for (position, _) in self.pairs_of(row) {
                 out.row(position).copy_from_slice(token);
             }

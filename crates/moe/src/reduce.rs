@@ -55,7 +55,7 @@ pub fn reply(
 /// Writes the combined result of `tokens` to `out`, which has a row for every token of the batch.
 /// A token without experts gives zeros.
 ///
-/// `answers` is the whole answers area.
+/// `answers` is the answers area, as far as it is used.
 ///
 /// # Errors
 /// [`Error::TooFewRows`] or [`Error::RowLength`] if an array does not fit the plan.
@@ -69,11 +69,7 @@ pub fn combine(
     plan.order_answers(tokens.clone());
     let shape = plan.shape();
     let config = shape.config();
-    let rows = match config.combine {
-        CombineMode::ReduceAtExpert => plan.row_count(),
-        CombineMode::PerExpert => plan.pair_count(),
-    };
-    answers.require(Area::Answers, rows, shape.row_bytes(config.combine_dtype))?;
+    answers.require(Area::Answers, plan.answer_count(), shape.row_bytes(config.combine_dtype))?;
     out.require(Area::Output, plan.tokens(), shape.row_bytes(config.output_dtype))?;
     for token in tokens {
         let terms = plan.answers_of(token).map(|(weight, row)| {

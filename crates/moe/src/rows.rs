@@ -81,6 +81,32 @@ impl<'a> Rows<'a> {
     }
 }
 
+/// The rows that one source sent, from an area of slots: see
+/// [`ReceivePlan::source_rows`](crate::ReceivePlan::source_rows).
+#[derive(Clone, Copy, Debug)]
+pub struct SourceRows<'a> {
+    pub(crate) private: Rows<'a>,
+    pub(crate) private_rows: usize,
+    pub(crate) remainder: Rows<'a>,
+}
+
+impl<'a> SourceRows<'a> {
+    /// Row `index` of the source; panics past the end, so callers [`SourceRows::require`] first.
+    pub fn row(&self, index: usize) -> &'a [u8] {
+        match index.checked_sub(self.private_rows) {
+            None => self.private.row(index),
+            Some(index) => self.remainder.row(index),
+        }
+    }
+
+    /// Refuses fewer than `count` rows, and rows of another length.
+    pub fn require(&self, what: Area, count: usize, row_bytes: usize) -> Result<(), Error> {
+        let private = count.min(self.private_rows);
+        self.private.require(what, private, row_bytes)?;
+        self.remainder.require(what, count - private, row_bytes)
+    }
+}
+
 /// Rows that can be written.
 #[derive(Debug)]
 pub struct RowsMut<'a> {

@@ -1,6 +1,7 @@
 //! What a caller gets wrong is named, and nothing that a peer writes can panic or be half believed.
 
 use proptest::prelude::*;
+use std::ops::Range;
 use weft_moe::routing::{Random, Routing};
 use weft_moe::{
     Area, Config, Counts, Error, Layout, PADDING, ReceivePlan, Rows, RowsMut, SendPlan, Shape,
@@ -124,7 +125,11 @@ impl Arrivals {
         receive.begin(&counts)?;
         let stride = self.shape.sizes().extent(Area::Metadata).stride as usize;
         for peer in 0..self.shape.config().ranks {
-            receive.accept(peer, Rows::new(&self.metadata, stride, stride))?;
+            let run = |slots: Range<usize>| {
+                let bytes = &self.metadata[slots.start * stride..slots.end * stride];
+                Rows::new(bytes, stride, stride)
+            };
+            receive.accept(peer, receive.source_rows(peer, run))?;
         }
         let slots = self.shape.sizes().extent(Area::Tokens).rows;
         for (local, count) in receive.expert_counts().iter().enumerate() {

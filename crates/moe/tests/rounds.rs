@@ -41,10 +41,7 @@ impl Member {
     }
 
     fn span(&self, area: Area, rows: Range<usize>) -> Range<usize> {
-        let extent = self.shape.sizes().extent(area);
-        assert!(rows.end <= extent.rows as usize, "{area}: {rows:?} of {}", extent.rows);
-        let (offset, stride) = (extent.offset as usize, extent.stride as usize);
-        offset + rows.start * stride..offset + rows.end * stride
+        span(&self.shape, area, rows)
     }
 
     fn whole(&self, area: Area) -> Range<usize> {
@@ -56,18 +53,36 @@ impl Member {
     }
 
     fn row_bytes(&self, area: Area) -> usize {
-        match area {
-            Area::Replies | Area::Answers => {
-                self.shape.row_bytes(self.shape.config().combine_dtype)
-            }
-            Area::Tokens | Area::Expert => self.shape.row_bytes(self.shape.config().token_dtype),
-            _ => self.stride(area),
-        }
+        row_bytes(&self.shape, area)
     }
 
-    fn rows(&self, area: Area) -> Rows<'_> {
-        Rows::new(&self.memory[self.whole(area)], self.row_bytes(area), self.stride(area))
+    fn rows(&self, area: Area, rows: Range<usize>) -> Rows<'_> {
+        area_rows(&self.shape, &self.memory, area, rows)
     }
+
+    fn row(&self, area: Area, row: usize) -> &[u8] {
+        self.rows(area, row..row + 1).row(0)
+    }
+}
+
+fn span(shape: &Shape, area: Area, rows: Range<usize>) -> Range<usize> {
+    let extent = shape.sizes().extent(area);
+    assert!(rows.end <= extent.rows as usize, "{area}: {rows:?} of {}", extent.rows);
+    let (offset, stride) = (extent.offset as usize, extent.stride as usize);
+    offset + rows.start * stride..offset + rows.end * stride
+}
+
+fn row_bytes(shape: &Shape, area: Area) -> usize {
+    match area {
+        Area::Replies | Area::Answers => shape.row_bytes(shape.config().combine_dtype),
+        Area::Tokens | Area::Expert => shape.row_bytes(shape.config().token_dtype),
+        _ => shape.sizes().extent(area).stride as usize,
+    }
+}
+
+fn area_rows<'a>(shape: &Shape, memory: &'a [u8], area: Area, rows: Range<usize>) -> Rows<'a> {
+    let stride = shape.sizes().extent(area).stride as usize;
+    Rows::new(&memory[span(shape, area, rows)], row_bytes(shape, area), stride)
 }
 
 /// Writes rows of one member's area into another's; each arrival row is written at most once a round.
@@ -205,9 +220,10 @@ fn compute(member: &mut Member, weighting: Weighting) -> Result<(), Error> {
     member.receive.begin(&member.counts)?;
     for source in (0..config.ranks).rev() {
         assert!(!member.receive.is_complete());
-        let span = member.whole(Area::Metadata);
-        let stride = member.stride(Area::Metadata);
-        member.receive.accept(source, Rows::new(&member.memory[span], stride, stride))?;
+        let Member { shape, receive, memory, .. } = &mut *member;
+        let records =
+            receive.source_rows(source, |slots| area_rows(shape, memory, Area::Metadata, slots));
+        receive.accept(source, records)?;
     }
     assert!(member.receive.is_complete());
 
@@ -218,13 +234,14 @@ fn compute(member: &mut Member, weighting: Weighting) -> Result<(), Error> {
         assert!(positions <= member.shape.sizes().extent(Area::Expert).rows as usize);
         for source in 0..config.ranks {
             let out = RowsMut::new(&mut input, token_bytes, token_bytes);
-            member.receive.lay_out(source, member.rows(Area::Tokens), out)?;
+            let run = |slots| member.rows(Area::Tokens, slots);
+            member.receive.lay_out(source, member.receive.source_rows(source, run), out)?;
         }
         member.receive.clear_padding(RowsMut::new(&mut input, token_bytes, token_bytes))?;
     } else {
         let rows = input.chunks_exact_mut(token_bytes);
         for (row, &slot) in rows.zip(member.receive.slots()) {
-            row.copy_from_slice(member.rows(Area::Tokens).row(slot as usize));
+            row.copy_from_slice(member.row(Area::Tokens, slot as usize));
         }
     }
 
@@ -275,7 +292,7 @@ fn check_layout(members: &[Member], batches: &[Batch]) {
                     let bytes = member.row_bytes(Area::Tokens);
                     let slot = member.receive.slots()[position] as usize;
                     let expected = &batch.tokens[at / top_k * bytes..][..bytes];
-                    assert_eq!(member.rows(Area::Tokens).row(slot), expected);
+                    assert_eq!(member.row(Area::Tokens, slot), expected);
                     let weight = batch.weights.as_ref().map_or(1.0, |weights| weights[at]);
                     assert_eq!(member.receive.weights()[position], weight);
                     position += 1;

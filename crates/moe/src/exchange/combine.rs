@@ -100,7 +100,7 @@ impl Exchange {
     /// Sums the answers of every token into `out`.
     pub fn sum_answers(&mut self, weighting: Weighting, out: RowsMut<'_>) -> Result<(), Error> {
         let tokens = 0..self.plan.tokens();
-        let answers = self.areas.all(Area::Answers);
+        let answers = self.areas.rows(Area::Answers, 0..self.plan.answer_count());
         reduce::combine(&mut self.plan, tokens, weighting, answers, out)
     }
 

@@ -231,11 +231,12 @@ impl Exchange {
         }
         let contiguous = self.shape.config().layout != Layout::Indexed;
         if self.overflow.is_none() {
-            self.receive.accept(rank, self.areas.all(Area::Metadata))?;
+            let run = |slots| self.areas.rows(Area::Metadata, slots);
+            self.receive.accept(rank, self.receive.source_rows(rank, run))?;
             if contiguous {
                 let positions = 0..self.receive.positions();
-                let (out, tokens) = self.areas.write_beside(Area::Expert, positions, Area::Tokens);
-                self.receive.lay_out(rank, tokens, out)?;
+                let (out, run) = self.areas.write_beside(Area::Expert, positions, Area::Tokens);
+                self.receive.lay_out(rank, self.receive.source_rows(rank, run), out)?;
             }
         }
         match &mut self.peers[rank as usize] {
