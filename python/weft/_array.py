@@ -12,13 +12,16 @@ import numpy as np
 from weft import _native
 from weft.errors import ConfigurationError, RegionError, ShapeError
 
-__all__ = ["DTYPES", "Array", "array", "dtype_name", "empty_like", "view"]
+__all__ = ["DTYPES", "Array", "Buffer", "array", "buffer", "dtype_name", "empty_like", "view"]
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
+
+#: DLPack's kinds of memory that the CPU may load and store: its own, and what CUDA and ROCm pinned.
+CPU_MEMORY: Final = (1, 3, 11)
 
 
 class Array(NamedTuple):
@@ -56,31 +59,85 @@ def dtype_name(dtype: object) -> str:
     return name
 
 
-def array(value: object, what: str) -> Array:
+def array(value: object, what: str, *, writable: bool = False) -> Array:
     """The array `value`, called `what` in errors.
 
     Raises:
         ShapeError: if it is not contiguous or not of a supported dtype.
-        RegionError: if it is not in CPU memory.
+        RegionError: if it is not in CPU memory, or read-only though it must be `writable`.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.name not in DTYPES:
             raise ShapeError(f"{what} is of dtype {value.dtype}; {', '.join(DTYPES)} are supported")
         if not value.flags.c_contiguous:
             raise ShapeError(f"{what} is not contiguous: pass numpy.ascontiguousarray of it")
+        if writable and not value.flags.writeable:
+            raise RegionError(f"{what} is read-only: pass an array that may be written to")
         return Array(value.ctypes.data, value.shape, value.dtype.name, value)
     if not hasattr(value, "__dlpack__"):
         raise ShapeError(f"{what} is a {type(value).__name__}, not an array: pass numpy or DLPack")
-    if getattr(value, "requires_grad", False):
-        value = value.detach()  # type: ignore[attr-defined]
-    try:
-        capsule = value.__dlpack__()
-    except (BufferError, TypeError, RuntimeError) as error:
-        raise RegionError(f"{what} cannot be shared by DLPack: {error}") from error
-    address, shape, name = _native.dlpack_tensor(capsule)
+    capsule = dlpack(value, what)
+    address, shape, name, _ = _native.dlpack_tensor(capsule)
     if name not in DTYPES:
         raise ShapeError(f"{what} is of dtype {name}; {', '.join(DTYPES)} are supported")
     return Array(address, tuple(shape), name, capsule)
+
+
+class Buffer(NamedTuple):
+    """Contiguous bytes in CPU memory, of whatever dtype."""
+
+    address: int
+    nbytes: int
+    owner: object
+    writable: bool
+
+
+def buffer(value: object, what: str) -> Buffer:
+    """The bytes of `value`, called `what` in errors: numpy, DLPack or the buffer protocol.
+
+    Raises:
+        ShapeError: if it is not C-contiguous, or has no bytes of its own.
+        RegionError: if it is not in CPU memory.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise ShapeError(f"{what} holds Python objects (dtype {value.dtype}), not bytes")
+        if not value.flags.c_contiguous:
+            raise ShapeError(f"{what} is not contiguous: pass numpy.ascontiguousarray of it")
+        return Buffer(value.ctypes.data, value.nbytes, value, value.flags.writeable)
+    if hasattr(value, "__dlpack__"):
+        capsule = dlpack(value, what)
+        address, _, _, length = _native.dlpack_tensor(capsule)
+        return Buffer(address, length, capsule, True)
+    if hasattr(value, "__cuda_array_interface__"):
+        raise RegionError(f"{what} is in the memory of a GPU: copy it to CPU memory first")
+    try:
+        exported = memoryview(value)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ShapeError(
+            f"{what} is a {type(value).__name__}, which has no bytes: pass a numpy array, or what "
+            "speaks DLPack or the buffer protocol"
+        ) from error
+    if not exported.c_contiguous:
+        raise ShapeError(f"{what} is not contiguous: pass bytes of it, or a contiguous copy")
+    flat = np.frombuffer(exported, dtype=np.uint8)
+    return Buffer(flat.ctypes.data, flat.nbytes, flat, not exported.readonly)
+
+
+def dlpack(value: Any, what: str) -> object:
+    """The capsule of a tensor in CPU memory.
+
+    Raises:
+        RegionError: if it is elsewhere, or cannot be shared.
+    """
+    if hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] not in CPU_MEMORY:
+        raise RegionError(f"{what} is not in CPU memory: copy it there first")
+    if getattr(value, "requires_grad", False):
+        value = value.detach()
+    try:
+        return value.__dlpack__()
+    except (BufferError, TypeError, RuntimeError) as error:
+        raise RegionError(f"{what} cannot be shared by DLPack: {error}") from error
 
 
 def is_torch(value: object) -> bool:

@@ -29,7 +29,7 @@ class BuildInfo:
 
 @final
 class View:
-    """A stretch of Weft's memory, as a buffer; the memory stays while any array on it lives."""
+    """A stretch of a region's memory, as a buffer; it stays while any array on it lives."""
 
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -41,6 +41,10 @@ class Region:
     @property
     def key(self) -> int:
         """Its number in its communicator."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether its memory may be written to."""
 
     def __len__(self) -> int: ...
     def view(self) -> View:
@@ -94,8 +98,8 @@ class Communicator:
     def alloc(self, length: int) -> Region:
         """Memory that peers can be granted."""
 
-    def register(self, address: int, length: int, owner: object) -> Region:
-        """The user's memory as a source."""
+    def register(self, address: int, length: int, owner: object, writable: bool) -> Region:
+        """The user's memory: a source, and where the provider can and it is writable a target."""
 
     def counter(self) -> int:
         """The number of a new counter, with a lane for each peer."""
@@ -268,5 +272,5 @@ def init(
 def error_classes() -> list[str]:
     """The names of the classes of `weft.errors` that this module raises."""
 
-def dlpack_tensor(capsule: object) -> tuple[int, list[int], str]:
-    """Address, shape and dtype of a contiguous CPU tensor; keep the capsule while they are used."""
+def dlpack_tensor(capsule: object) -> tuple[int, list[int], str, int]:
+    """Address, shape, dtype and bytes of a contiguous CPU tensor; keep the capsule meanwhile."""

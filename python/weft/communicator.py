@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import numpy as np
 
 from weft import _native
-from weft._array import array
+from weft._array import buffer
+from weft.errors import RegionError
 from weft.report.collect import ArrivalRecord, RankTrace, WriteRecord
 from weft.report.events import Phase
 
@@ -62,7 +63,7 @@ class Statistics(NamedTuple):
 
 
 class Region:
-    """Memory of this rank: a source, and a destination if Weft allocated it."""
+    """Memory of this rank: a source of writes, and a destination once it was shared."""
 
     def __init__(self, native: _native.Region) -> None:
         self._native = native
@@ -71,8 +72,17 @@ class Region:
         return len(self._native)
 
     @property
+    def writable(self) -> bool:
+        """Whether it may be a destination; not so if it is an array that is read-only."""
+        return self._native.writable
+
+    @property
     def bytes(self) -> NDArray[np.uint8]:
-        """The memory itself, `[length]` uint8: what peers write appears here."""
+        """The memory itself, `[length]` uint8: what peers write appears here.
+
+        It stays readable while the array lives, also when the region was released or the
+        communicator closed; nothing arrives in it any more then.
+        """
         return np.frombuffer(memoryview(self._native.view()), dtype=np.uint8)
 
     def release(self) -> None:
@@ -173,9 +183,20 @@ class Communicator:
         return Region(self._native.alloc(length))
 
     def register(self, value: Any) -> Region:
-        """An array of the caller as a source, without a copy; it is kept alive until released."""
-        given = array(value, "the array")
-        return Region(self._native.register(*given.native()))
+        """Memory of the caller as a region, without a copy; it is kept alive until released.
+
+        Args:
+            value: of any dtype, C-contiguous and in CPU memory: a numpy array, or what speaks
+                DLPack (torch) or the buffer protocol (`bytes`, `bytearray`, `mmap`). To Weft it is
+                bytes. A source may be read-only. Over tcp it may be a destination too; over shm
+                only what `alloc` made can be one.
+
+        Raises:
+            ShapeError: if it is not contiguous, or has no bytes.
+            RegionError: if it is in the memory of a device.
+        """
+        given = buffer(value, "the array")
+        return Region(self._native.register(*given))
 
     def counter(self) -> Counter:
         """A counter with a lane for every peer. It counts once it was shared."""
@@ -192,7 +213,17 @@ class Communicator:
 
         Returns:
             By rank, the regions that it granted; none for this rank itself.
+
+        Raises:
+            RegionError: if a region cannot be a destination: it is read-only, or it was registered
+                and a peer is reached over shm. The other ranks then wait until they time out.
         """
+        for region in regions:
+            if not region.writable:
+                raise RegionError(
+                    "a read-only array cannot be a destination: register one that may be written "
+                    "to, or use `alloc`"
+                )
         shared = self._native.share(
             [region._native for region in regions],
             [counter.number for counter in counters],

@@ -313,7 +313,7 @@ class Combine:
         shape = (self._received.sent, all_to_all.hidden)
         if out is None:
             out = empty_like(self._received._like, shape, all_to_all.output_dtype)
-        given = array(out, "out")
+        given = array(out, "out", writable=True)
         AllToAll._check(given, shape, all_to_all.output_dtype, "out")
         all_to_all._native.combine_recv(self._received.round, given.native(), timeout)
         return out

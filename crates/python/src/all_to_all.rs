@@ -232,7 +232,8 @@ impl AllToAll {
             }
             result?;
             let (received, load) = (moe.received(handle)?, moe.expert_load(handle)?.to_vec());
-            let (plan, view) = (received.plan, View::new(received.memory.clone(), received.bytes));
+            let view = View::new(received.memory.clone(), received.bytes, true);
+            let plan = received.plan;
             let experts = (plan.expert_counts().to_vec(), plan.expert_offsets().to_vec());
             let positions = (plan.slots().to_vec(), plan.weights().to_vec());
             Ok((view, received.rows, received.stride, experts, positions, load))

@@ -108,6 +108,7 @@ impl Communicator {
 pub struct Region {
     pub region: FabricRegion,
     shared: Shared,
+    writable: bool,
 }
 
 #[pymethods]
@@ -118,13 +119,19 @@ impl Region {
         self.region.key().0
     }
 
+    /// Whether its memory may be written to.
+    #[getter]
+    fn writable(&self) -> bool {
+        self.writable
+    }
+
     fn __len__(&self) -> usize {
         self.region.memory().len()
     }
 
     /// Its bytes, as a buffer.
     fn view(&self) -> View {
-        View::new(self.region.memory().clone(), 0..self.region.memory().len())
+        View::new(self.region.memory().clone(), 0..self.region.memory().len(), self.writable)
     }
 
     /// Forgets the region; requests under way keep it until they drain.
@@ -246,20 +253,21 @@ impl Communicator {
     /// Memory that peers can be granted.
     fn alloc(&self, py: Python<'_>, length: usize) -> PyResult<Region> {
         let region = self.shared.with(py, |fabric| Ok(fabric.engine().alloc(length)?))?;
-        Ok(Region { region, shared: self.shared.clone() })
+        Ok(Region { region, shared: self.shared.clone(), writable: true })
     }
 
-    /// The user's memory as a source.
+    /// The user's memory.
     fn register(
         &self,
         py: Python<'_>,
         address: usize,
         length: usize,
         owner: Py<PyAny>,
+        writable: bool,
     ) -> PyResult<Region> {
         let memory = lent(address, length, owner)?;
         let region = self.shared.with(py, |fabric| Ok(fabric.engine().register(memory)?))?;
-        Ok(Region { region, shared: self.shared.clone() })
+        Ok(Region { region, shared: self.shared.clone(), writable })
     }
 
     /// A counter with a lane for each peer.

@@ -27,17 +27,19 @@ pub fn lent(address: usize, length: usize, owner: Py<PyAny>) -> PyResult<Memory>
     Ok(unsafe { Memory::lent(address, length, Place::Host, Box::new(owner)) })
 }
 
-/// A stretch of Weft's memory that Python may look at and write to (the buffer protocol, bytes).
+/// A stretch of a region's memory that Python may look at (the buffer protocol, bytes), and write to
+/// unless it is the user's and read-only.
 #[pyclass(frozen, module = "weft._native")]
 pub struct View {
     memory: Arc<Memory>,
     range: Range<usize>,
+    writable: bool,
 }
 
 impl View {
     /// Bytes `range` of `memory`.
-    pub fn new(memory: Arc<Memory>, range: Range<usize>) -> View {
-        View { memory, range }
+    pub fn new(memory: Arc<Memory>, range: Range<usize>, writable: bool) -> View {
+        View { memory, range, writable }
     }
 }
 
@@ -60,11 +62,12 @@ impl View {
         };
         // SAFETY: `range` was checked against the memory when the view was made.
         let first = unsafe { base.as_ptr().add(this.range.start) };
-        let (first, owner) = (first.cast(), slf.as_ptr());
-        let length = this.range.len() as ffi::Py_ssize_t;
+        let (first, length) = (first.cast(), this.range.len() as ffi::Py_ssize_t);
+        let (owner, read_only) = (slf.as_ptr(), c_int::from(!this.writable));
+        let fill = ffi::PyBuffer_FillInfo;
         // SAFETY: `view` is the interpreter's, `first` and `length` describe memory that lives as
         // long as `slf`, of which the call takes a reference.
-        let filled = unsafe { ffi::PyBuffer_FillInfo(view, owner, first, length, 0, flags) };
+        let filled = unsafe { fill(view, owner, first, length, read_only, flags) };
         if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 }
@@ -90,12 +93,16 @@ struct DlTensor {
 
 /// The name that DLPack gives to an unversioned tensor that nobody has taken.
 const DLPACK_NAME: &[u8] = b"dltensor\0";
-const DLPACK_CPU: i32 = 1;
+/// Memory that the CPU may load and store: its own, and what CUDA and ROCm have pinned.
+const DLPACK_CPU: [i32; 3] = [1, 3, 11];
 
-/// Address, shape and dtype of a DLPack capsule whose tensor is on the CPU and contiguous. The
+/// Address, shape, dtype and bytes of a tensor.
+type Tensor = (usize, Vec<i64>, String, usize);
+
+/// Address, shape, dtype and bytes of a DLPack capsule whose tensor is on the CPU and contiguous. The
 /// capsule is not consumed: it owns the tensor, so keep it as long as the address is used.
 #[pyfunction]
-pub fn dlpack_tensor(capsule: &Bound<'_, PyCapsule>) -> PyResult<(usize, Vec<i64>, String)> {
+pub fn dlpack_tensor(capsule: &Bound<'_, PyCapsule>) -> PyResult<Tensor> {
     let py = capsule.py();
     let name = DLPACK_NAME.as_ptr().cast::<c_char>();
     // SAFETY: a live capsule; the name is checked by the call itself.
@@ -106,34 +113,43 @@ pub fn dlpack_tensor(capsule: &Bound<'_, PyCapsule>) -> PyResult<(usize, Vec<i64
     // SAFETY: a capsule of that name holds a DLManagedTensor, which begins with a DLTensor, and
     // owns it while the capsule lives.
     let tensor = unsafe { &*pointer.cast::<DlTensor>() };
-    if tensor.device.kind != DLPACK_CPU {
+    if !DLPACK_CPU.contains(&tensor.device.kind) {
         return Err(raise(
             py,
             "RegionError",
             "the tensor is not in CPU memory: copy it there first",
         ));
     }
-    let dimensions = tensor.dimensions as usize;
+    let dimensions = if tensor.shape.is_null() { 0 } else { tensor.dimensions.max(0) as usize };
     // SAFETY: DLPack promises `ndim` entries of shape, and of strides unless that is null.
-    let (shape, strides) = unsafe {
-        let strides = (!tensor.strides.is_null())
-            .then(|| std::slice::from_raw_parts(tensor.strides, dimensions));
-        (std::slice::from_raw_parts(tensor.shape, dimensions), strides)
+    let (shape, strides): (&[i64], &[i64]) = unsafe {
+        let entries = |first: *const i64| {
+            if first.is_null() { &[][..] } else { std::slice::from_raw_parts(first, dimensions) }
+        };
+        (entries(tensor.shape), entries(tensor.strides))
+    };
+    let elements = shape
+        .iter()
+        .try_fold(1_usize, |product, extent| product.checked_mul(usize::try_from(*extent).ok()?));
+    let bits = usize::from(tensor.bits) * usize::from(tensor.lanes);
+    let bytes = elements.and_then(|elements| Some(elements.checked_mul(bits)?.div_ceil(8)));
+    let Some(bytes) = bytes else {
+        return Err(raise(py, "ShapeError", "the tensor has no shape that memory can have"));
     };
     let mut expected = 1;
-    for (extent, stride) in shape.iter().zip(strides.unwrap_or_default()).rev() {
+    for (extent, stride) in shape.iter().zip(strides).rev().filter(|_| bytes > 0) {
         if *extent > 1 && *stride != expected {
             return Err(raise(py, "ShapeError", "the tensor is not contiguous: make it so first"));
         }
         expected *= extent;
     }
-    let kind = match tensor.code {
-        0 => "int",
-        1 => "uint",
-        2 => "float",
-        4 => "bfloat",
+    let kind = match (tensor.code, tensor.lanes) {
+        (0, 1) => "int",
+        (1, 1) => "uint",
+        (2, 1) => "float",
+        (4, 1) => "bfloat",
         _ => "opaque",
     };
     let address = tensor.data as usize + tensor.byte_offset as usize;
-    Ok((address, shape.to_vec(), format!("{kind}{}", tensor.bits)))
+    Ok((address, shape.to_vec(), format!("{kind}{}", tensor.bits), bytes))
 }
