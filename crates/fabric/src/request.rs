@@ -57,6 +57,9 @@ pub(crate) struct Request {
     /// First target and part not yet taken by a provider.
     next_target: usize,
     next_part: usize,
+    /// The parts of that target, once they were cut: a full queue may refuse them many times.
+    parts: Parts,
+    is_cut: bool,
     /// Parts that providers have taken, and which of those are under way, a bit each.
     taken: u32,
     in_flight: u32,
@@ -76,18 +79,14 @@ pub(crate) enum PostedPart {
 impl Request {
     /// Offers every part that no provider has taken yet, with its number, until one is refused.
     /// Returns whether all were taken.
-    pub fn post(
-        &mut self,
-        parts: &mut Parts,
-        mut post: impl FnMut(&Target, u32, &[Page]) -> PostedPart,
-    ) -> bool {
+    pub fn post(&mut self, mut post: impl FnMut(&Target, u32, &[Page]) -> PostedPart) -> bool {
         while let Some(target) = self.targets.get_mut(self.next_target) {
-            if self.next_part == 0 {
+            if !std::mem::replace(&mut self.is_cut, true) {
                 target.first_part = self.taken;
+                self.parts.cut(target.rule, &self.pages[target.pages.clone()]);
             }
-            parts.cut(target.rule, &self.pages[target.pages.clone()]);
-            while self.next_part < parts.len() {
-                match post(target, self.taken, parts.part(self.next_part)) {
+            while self.next_part < self.parts.len() {
+                match post(target, self.taken, self.parts.part(self.next_part)) {
                     PostedPart::Done => {}
                     PostedPart::InFlight => {
                         let (word, bit) = place(self.taken);
@@ -105,7 +104,7 @@ impl Request {
                 self.taken += 1;
                 self.next_part += 1;
             }
-            self.next_part = 0;
+            (self.next_part, self.is_cut) = (0, false);
             self.next_target += 1;
         }
         true
@@ -114,7 +113,7 @@ impl Request {
     /// Gives up the parts that no provider has taken.
     pub fn abandon(&mut self, failure: Failure) {
         self.next_target = self.targets.len();
-        self.next_part = 0;
+        (self.next_part, self.is_cut) = (0, false);
         self.failure.get_or_insert(failure);
     }
 
@@ -176,7 +175,7 @@ impl Table {
         request.targets.clear();
         request.pages.clear();
         request.open.clear();
-        (request.next_target, request.next_part) = (0, 0);
+        (request.next_target, request.next_part, request.is_cut) = (0, 0, false);
         (request.taken, request.in_flight) = (0, 0);
         self.live += 1;
         (RequestId { index, reuse: request.reuse }, request)
@@ -256,7 +255,7 @@ mod tests {
             request.targets.push(target);
         }
         let mut tokens = Vec::new();
-        let all = request.post(&mut Parts::default(), |_, part, _| {
+        let all = request.post(|_, part, _| {
             tokens.push(Token::of(id, part));
             PostedPart::InFlight
         });

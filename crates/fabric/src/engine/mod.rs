@@ -27,7 +27,7 @@ use crate::driver::Event;
 use crate::error::{Error, Result};
 use crate::lane_table::LaneTable;
 use crate::memory::Memory;
-use crate::parts::{PartRule, Parts};
+use crate::parts::PartRule;
 use crate::poison::PoisonFlag;
 use crate::provider::{Group, Provider, Sink};
 use crate::request::Table;
@@ -110,7 +110,6 @@ pub struct Engine {
     namespaces: u16,
     /// Lanes that [`Engine::progress`] saw rise.
     rose: Vec<(CounterId, Rank)>,
-    parts: Parts,
     sink: Sink,
     poison: Arc<PoisonFlag>,
     /// Readable when a sleeping owner should poll: the lane table's descriptor and the providers'.
@@ -171,7 +170,6 @@ impl Engine {
             held: Vec::with_capacity(1024),
             namespaces: 0,
             rose: Vec::new(),
-            parts: Parts::default(),
             sink: Sink::default(),
             poison,
             epoll,

@@ -230,9 +230,9 @@ impl Engine {
 
     /// Offers a request's remaining parts; whether all were taken.
     pub(super) fn post(&mut self, id: RequestId) -> bool {
-        let Engine { requests, parts, providers, peers, sink, .. } = self;
+        let Engine { requests, providers, peers, sink, .. } = self;
         let Some(request) = requests.get(id) else { return true };
-        request.post(parts, |target, part, pages| {
+        request.post(|target, part, pages| {
             let Some(route) = peers[target.peer.0 as usize].route else {
                 return PostedPart::Failed("the peer has no route".into());
             };
