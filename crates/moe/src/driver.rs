@@ -40,7 +40,8 @@ impl Driver {
             let areas = Areas::new(engine, shape)?;
             let of_set = [engine.counter()?, engine.counter()?, engine.counter()?];
             counters.extend(of_set);
-            let tag = (u64::from(namespace) << Event::NAMESPACE_SHIFT) | number;
+            let namespaced = u64::from(namespace) << Event::NAMESPACE_SHIFT;
+            let tag = namespaced + number * u64::from(ranks);
             sets.push(Exchange::new(shape, areas, of_set, tag));
         }
         Ok(Driver { shape: shape.clone(), sets, counters, namespace, next_round: 0 })
@@ -142,11 +143,13 @@ impl weft_fabric::Driver for Driver {
                     }
                 }
                 Event::Completed { tag } => {
-                    let number = (tag & ((1 << Event::NAMESPACE_SHIFT) - 1)) as usize;
+                    // Sets one after the other, each with a tag for every rank.
+                    let number = tag & ((1 << Event::NAMESPACE_SHIFT) - 1);
+                    let ranks = u64::from(self.shape.config().ranks);
                     if tag >> Event::NAMESPACE_SHIFT == u64::from(self.namespace)
-                        && let Some(set) = self.sets.get_mut(number)
+                        && let Some(set) = self.sets.get_mut((number / ranks) as usize)
                     {
-                        set.under_way -= 1;
+                        set.note_completed((number % ranks) as u32);
                     }
                 }
                 Event::Poisoned(cause) => {

@@ -2,7 +2,6 @@
 
 use crate::exchange::{Exchange, Stage};
 use crate::peer::{Lane, Peer};
-use crate::rows::Area;
 use weft_fabric::{Missing, Rank};
 
 impl Exchange {
@@ -30,28 +29,34 @@ impl Exchange {
         if !missing.is_empty() {
             return (phase, missing);
         }
-        let credit = self.rotated().filter_map(|rank| {
-            let peer = self.peer(rank)?;
-            let way = peer.ways[self.wants_credit(peer)? as usize];
-            Some(Missing { rank: Rank(rank), expected: way.started, seen: way.credits })
+        let credit: Vec<Missing> = self
+            .rotated()
+            .filter_map(|rank| {
+                let peer = self.peer(rank)?;
+                let way = peer.ways[self.wants_credit(peer)? as usize];
+                Some(Missing { rank: Rank(rank), expected: way.started, seen: way.credits })
+            })
+            .collect();
+        if !credit.is_empty() {
+            return ("credit for this rank's own writes", credit);
+        }
+        let completion = self.rotated().filter_map(|rank| {
+            let progress = &self.peer(rank)?.progress;
+            let (expected, seen) = (progress.writes_asked, progress.writes_completed);
+            (expected != seen).then_some(Missing { rank: Rank(rank), expected, seen })
         });
-        ("credit for this rank's own writes", credit.collect())
+        ("completion of this rank's own writes", completion.collect())
     }
 
-    /// The raises that a peer still owes on a lane, or `None` if it owes nothing.
+    /// The raises of this round that a peer owes on a lane, or `None` if it owes nothing.
     fn expected(&self, rank: u32, peer: &Peer, lane: Lane) -> Option<u64> {
-        match lane {
-            Lane::Headers => (!self.counts.has(rank)).then_some(peer.ways[lane as usize].expected),
-            Lane::Rows => {
-                (!peer.progress.rows_taken).then(|| self.raises_expected(rank, peer.parts))
-            }
-            Lane::Answers => {
-                let stride = u64::from(self.shape.sizes().extent(Area::Answers).stride);
-                let answers = self.plan.answers_from(rank).len() as u64;
-                let owes = !peer.progress.answers_taken && answers > 0;
-                owes.then(|| peer.parts.count_contiguous(answers * stride))
-            }
-        }
+        let taken = match lane {
+            Lane::Headers => self.counts.has(rank),
+            Lane::Rows => peer.progress.rows_taken,
+            Lane::Answers => peer.progress.answers_taken,
+        };
+        let expected = peer.ways[lane as usize].expected;
+        (!taken && expected > 0).then_some(expected)
     }
 
     /// The lane on which this rank has something to write that the peer does not allow yet.

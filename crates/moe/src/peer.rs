@@ -24,7 +24,8 @@ pub(crate) struct Way {
     pub started: u64,
     /// Raises by the peer that we have not credited.
     pub raised: u64,
-    /// Raises by the peer that belong to this round, once that is known.
+    /// Raises by the peer that belong to this round: of headers and answers from its beginning, of
+    /// rows once all headers are here.
     pub expected: u64,
 }
 
@@ -56,6 +57,9 @@ pub(crate) struct Progress {
     pub answers_ready: bool,
     pub answers_sent: bool,
     pub answers_taken: bool,
+    /// Writes to the peer that were asked for, and those whose sources are free again.
+    pub writes_asked: u64,
+    pub writes_completed: u64,
 }
 
 /// A peer as one set of buffers sees it.
@@ -67,6 +71,13 @@ pub(crate) struct Peer {
     pub parts: PartRule,
     pub ways: [Way; 3],
     pub progress: Progress,
+}
+
+impl Progress {
+    /// Whether the sources of all writes to the peer are free.
+    pub fn is_drained(&self) -> bool {
+        self.writes_completed == self.writes_asked
+    }
 }
 
 impl Peer {

@@ -2,7 +2,7 @@
 
 use super::{Exchange, Stage};
 use crate::error::Error;
-use crate::peer::Lane;
+use crate::peer::{Lane, Way};
 use crate::reduce;
 use crate::rows::{Area, Rows, RowsMut};
 use crate::shape::Weighting;
@@ -44,18 +44,14 @@ impl Exchange {
         for rank in self.rotated() {
             self.send_answers(rank, requests);
         }
-        let stride = u64::from(self.shape.sizes().extent(Area::Answers).stride);
-        let mut complete = self.own.answers_taken && self.under_way == 0;
+        let mut complete = self.own.answers_taken;
         for rank in self.rotated() {
-            let answers = self.plan.answers_from(rank).len() as u64;
             let Some(peer) = &mut self.peers[rank as usize] else { continue };
-            complete &= peer.progress.answers_sent;
+            complete &= peer.progress.answers_sent && peer.progress.is_drained();
             if peer.progress.answers_taken {
                 continue;
             }
-            let expected =
-                if answers == 0 { 0 } else { peer.parts.count_contiguous(answers * stride) };
-            let seen = peer.way(Lane::Answers).raised;
+            let Way { expected, raised: seen, .. } = *peer.way(Lane::Answers);
             if seen > expected {
                 return Err(Error::Overrun { peer: rank, phase: "combine", expected, seen });
             }
@@ -93,8 +89,10 @@ impl Exchange {
             destination_offset: self.areas.offset(Area::Answers, row),
             length: replies.len() as u64 * stride,
         };
-        requests.write(Rank(rank), self.counters[Lane::Answers as usize], round, [page], self.tag);
-        self.under_way += 1;
+        peer.progress.writes_asked += 1;
+        let (counter, tag) =
+            (self.counters[Lane::Answers as usize], self.first_tag + u64::from(rank));
+        requests.write(Rank(rank), counter, round, [page], tag);
     }
 
     /// Sums the answers of every token into `out`.

@@ -3,7 +3,7 @@
 
 use super::{Exchange, Stage};
 use crate::error::Error;
-use crate::peer::{Lane, Peer, raises_of_rows};
+use crate::peer::{Lane, Peer, Way, raises_of_rows};
 use crate::rows::Area;
 use crate::shape::Layout;
 use std::ops::Range;
@@ -32,7 +32,7 @@ impl Exchange {
         for rank in 0..ranks {
             complete &= self.take_rows(rank, requests)?;
         }
-        if complete && self.all_sent() && self.under_way == 0 {
+        if complete && self.all_sent() {
             self.input = None;
             if self.overflow.is_some() {
                 self.stage = Stage::Refused;
@@ -62,8 +62,10 @@ impl Exchange {
             destination_offset: self.areas.offset(Area::Headers, me),
             length: self.shape.sizes().extent(Area::SendHeader).stride.into(),
         };
-        requests.write(Rank(rank), self.counters[Lane::Headers as usize], round, [page], self.tag);
-        self.under_way += 1;
+        peer.progress.writes_asked += 1;
+        let (counter, tag) =
+            (self.counters[Lane::Headers as usize], self.first_tag + u64::from(rank));
+        requests.write(Rank(rank), counter, round, [page], tag);
     }
 
     /// Private rows never leave before the header. Its credit says that the peer has learned the
@@ -105,10 +107,12 @@ impl Exchange {
             Err(error) => return Err(error),
         }
         self.offsets_known = true;
-        for (number, peer) in self.peers.iter_mut().enumerate() {
-            if let Some(peer) = peer {
+        for rank in self.rotated() {
+            let expected = self.raises_of_rows(rank);
+            if let Some(peer) = &mut self.peers[rank as usize] {
+                peer.way(Lane::Rows).expected = expected;
                 peer.way(Lane::Headers).raised = 0;
-                requests.credit(Rank(number as u32), self.counters[Lane::Headers as usize]);
+                requests.credit(Rank(rank), self.counters[Lane::Headers as usize]);
             }
         }
         if self.overflow.is_none() {
@@ -170,7 +174,9 @@ impl Exchange {
         first_slot: usize,
         requests: &mut Requests,
     ) {
-        let (Some(peer), Some(input)) = (&self.peers[rank as usize], &self.input) else { return };
+        let (Some(peer), Some(input)) = (&mut self.peers[rank as usize], &self.input) else {
+            return;
+        };
         let record = u64::from(self.shape.sizes().extent(Area::Metadata).stride);
         let token_bytes = self.shape.row_bytes(self.shape.config().token_dtype) as u64;
         let metadata = Page {
@@ -189,8 +195,8 @@ impl Exchange {
         });
         let counter = self.counters[Lane::Rows as usize];
         let pages = std::iter::once(metadata).chain(tokens);
-        requests.write(Rank(rank), counter, round, pages, self.tag);
-        self.under_way += 1;
+        requests.write(Rank(rank), counter, round, pages, self.first_tag + u64::from(rank));
+        peer.progress.writes_asked += 1;
     }
 
     /// Rows that `rank` sends in this round, as far as they are sent at all.
@@ -200,14 +206,17 @@ impl Exchange {
         if self.overflow.is_some() { rows.min(config.private_rows) } else { rows }
     }
 
-    pub(crate) fn raises_expected(&self, rank: u32, parts: weft_fabric::PartRule) -> u64 {
-        raises_of_rows(
-            parts,
-            self.rows_expected(rank),
-            self.shape.config().private_rows,
-            self.shape.sizes().extent(Area::Metadata).stride.into(),
-            self.shape.row_bytes(self.shape.config().token_dtype) as u64,
-        )
+    /// By how much a peer raises the rows lane in this round.
+    fn raises_of_rows(&self, rank: u32) -> u64 {
+        self.peer(rank).map_or(0, |peer| {
+            raises_of_rows(
+                peer.parts,
+                self.rows_expected(rank),
+                self.shape.config().private_rows,
+                self.shape.sizes().extent(Area::Metadata).stride.into(),
+                self.shape.row_bytes(self.shape.config().token_dtype) as u64,
+            )
+        })
     }
 
     /// Takes the rows of one source if they are all here; whether they were taken, now or before.
@@ -220,8 +229,7 @@ impl Exchange {
             return Ok(true);
         }
         if let Some(peer) = self.peers[rank as usize] {
-            let (expected, seen) =
-                (self.raises_expected(rank, peer.parts), peer.ways[Lane::Rows as usize].raised);
+            let Way { expected, raised: seen, .. } = peer.ways[Lane::Rows as usize];
             if seen < expected {
                 return Ok(false);
             }
@@ -260,8 +268,11 @@ impl Exchange {
         }
     }
 
+    /// Whether all has left for every peer, and every source of it is free.
     fn all_sent(&self) -> bool {
-        let done = |p: &Peer| p.progress.header_sent && p.progress.remainder_sent;
+        let done = |p: &Peer| {
+            p.progress.header_sent && p.progress.remainder_sent && p.progress.is_drained()
+        };
         self.peers.iter().flatten().all(done)
     }
 }

@@ -86,14 +86,13 @@ pub(crate) struct Exchange {
     overflow: Option<Error>,
     /// Ranks whose answers have been computed.
     answered: u32,
-    /// Writes whose sources are not free yet.
-    pub under_way: usize,
-    tag: u64,
+    /// The first of the tags that mark this set's requests, one for each rank.
+    first_tag: u64,
 }
 
 impl Exchange {
-    /// An idle set; `tag` marks its requests.
-    pub fn new(shape: &Shape, areas: Areas, counters: [CounterId; 3], tag: u64) -> Exchange {
+    /// An idle set; tags from `first_tag` on, one for each rank, mark its requests.
+    pub fn new(shape: &Shape, areas: Areas, counters: [CounterId; 3], first_tag: u64) -> Exchange {
         Exchange {
             shape: shape.clone(),
             areas,
@@ -109,8 +108,7 @@ impl Exchange {
             offsets_known: false,
             overflow: None,
             answered: 0,
-            under_way: 0,
-            tag,
+            first_tag,
         }
     }
 
@@ -142,6 +140,13 @@ impl Exchange {
         }
     }
 
+    /// A write to `rank` has completed: its source is free.
+    pub fn note_completed(&mut self, rank: u32) {
+        if let Some(Some(peer)) = self.peers.get_mut(rank as usize) {
+            peer.progress.writes_completed += 1;
+        }
+    }
+
     /// Begins a round whose plan has been built.
     pub fn begin(&mut self, round: u64, input: Input) -> Result<(), Error> {
         self.stage = Stage::Dispatching;
@@ -151,10 +156,16 @@ impl Exchange {
         self.overflow = None;
         self.answered = 0;
         self.own = Progress::default();
-        let header = u64::from(self.shape.sizes().extent(Area::SendHeader).stride);
-        for peer in self.peers.iter_mut().flatten() {
+        let stride = |area| u64::from(self.shape.sizes().extent(area).stride);
+        let (header, answer) = (stride(Area::SendHeader), stride(Area::Answers));
+        for (rank, peer) in (0..).zip(&mut self.peers) {
+            let Some(peer) = peer else { continue };
             peer.progress = Progress::default();
             peer.way(Lane::Headers).expected = peer.parts.count_contiguous(header);
+            peer.way(Lane::Answers).expected = match self.plan.answers_from(rank).len() as u64 {
+                0 => 0,
+                answers => peer.parts.count_contiguous(answers * answer),
+            };
         }
         self.counts.begin(round);
         header::encode(&self.plan, round, self.areas.rows_mut(Area::SendHeader, 0..1).row(0))?;

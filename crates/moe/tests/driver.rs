@@ -1,0 +1,87 @@
+//! What a driver says of itself: whom it waits for, and what it refuses to begin.
+
+use weft_fabric::providers::sim::{Cluster, Hang, World, WorldConfig};
+use weft_fabric::{Driver as _, Event, Memory, Missing, Rank, Requests, Time};
+use weft_moe::{Config, Driver, Error, Handle, Input, Shape, Stage};
+
+const HIDDEN: u32 = 8;
+/// Two tokens, one for each rank's expert.
+const IDS: [i64; 2] = [0, 1];
+
+fn cluster(ranks: u32) -> (Cluster, Vec<Driver>) {
+    let mut cluster = Cluster::new(&World::new(WorldConfig::new(ranks, 1))).unwrap();
+    let config = Config::new(ranks, 0, ranks, 1).sized(4, HIDDEN);
+    let allocate = |rank: Rank| {
+        let shape = Shape::new(Config { rank: rank.0, ..config.clone() }).unwrap();
+        Driver::allocate(cluster.engine(rank), &shape).unwrap()
+    };
+    let mut drivers: Vec<Driver> = (0..ranks).map(Rank).map(allocate).collect();
+    for owner in cluster.ranks() {
+        for peer in cluster.ranks().filter(|peer| *peer != owner) {
+            let grant = drivers[owner.0 as usize].grant(cluster.engine(owner), peer).unwrap();
+            let driver = &mut drivers[peer.0 as usize];
+            driver.link(cluster.engine(peer), owner, &grant, Time::MAX).unwrap();
+        }
+    }
+    (cluster, drivers)
+}
+
+fn begin(cluster: &mut Cluster, driver: &mut Driver, rank: Rank) -> Handle {
+    let tokens = Memory::from_bytes(vec![0; IDS.len() * HIDDEN as usize * 4]);
+    let region = cluster.engine(rank).register(tokens).unwrap();
+    let input = Input { region: region.key(), memory: region.memory().clone() };
+    driver.begin(input, &IDS, None).unwrap()
+}
+
+/// Polls both drivers, keeping from rank 0 the events that `kept` names, until nothing moves.
+fn run_without(cluster: &mut Cluster, drivers: &mut [Driver], kept: impl Fn(&Event) -> bool) {
+    let stopped = cluster.run(|engine, now, events, requests| {
+        let rank = engine.rank().0 as usize;
+        let events: Vec<Event> =
+            events.iter().filter(|event| rank > 0 || !kept(event)).cloned().collect();
+        drivers[rank].poll(now, &events, requests)?;
+        Ok::<bool, Error>(false)
+    });
+    assert!(matches!(stopped, Err(Hang::Deadlock { .. })), "{stopped:?}");
+}
+
+#[test]
+fn a_round_says_whom_it_waits_for_and_for_what() {
+    let (mut cluster, mut drivers) = cluster(2);
+    let handle = begin(&mut cluster, &mut drivers[0], Rank(0));
+    let missing = |expected, seen| vec![Missing { rank: Rank(1), expected, seen }];
+
+    run_without(&mut cluster, &mut drivers, |_| false);
+    assert_eq!(drivers[0].missing(handle), ("dispatch: headers", missing(1, 0)));
+
+    begin(&mut cluster, &mut drivers[1], Rank(1));
+    let rows = drivers[0].counters()[1];
+    run_without(
+        &mut cluster,
+        &mut drivers,
+        |event| matches!(event, Event::Raised { counter, .. } if *counter == rows),
+    );
+    assert_eq!(drivers[0].missing(handle), ("dispatch: rows", missing(1, 0)));
+}
+
+#[test]
+fn a_round_that_lacks_only_its_own_writes_says_so() {
+    let (mut cluster, mut drivers) = cluster(2);
+    let handle = begin(&mut cluster, &mut drivers[0], Rank(0));
+    begin(&mut cluster, &mut drivers[1], Rank(1));
+    let mut tags = Vec::new();
+    let kept = std::cell::RefCell::new(&mut tags);
+    run_without(&mut cluster, &mut drivers, |event| {
+        let Event::Completed { tag } = event else { return false };
+        kept.borrow_mut().push(*tag);
+        true
+    });
+    assert_eq!(drivers[0].stage(handle), Stage::Dispatching);
+    // A header and one row.
+    let missing = vec![Missing { rank: Rank(1), expected: 2, seen: 0 }];
+    assert_eq!(drivers[0].missing(handle), ("completion of this rank's own writes", missing));
+    let events: Vec<Event> = tags.iter().map(|&tag| Event::Completed { tag }).collect();
+    drivers[0].poll(Time(0), &events, &mut Requests::default()).unwrap();
+    assert_eq!(drivers[0].stage(handle), Stage::Dispatched);
+    assert_eq!(drivers[0].missing(handle), ("idle", Vec::new()));
+}
