@@ -3,7 +3,7 @@
 use crate::exchange::Stage;
 use crate::rows::Area;
 use std::time::Duration;
-use weft_fabric::Missing;
+use weft_fabric::{Missing, Place};
 
 /// Why a shape was refused, a round could not be planned, or a peer's data was not believed.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +78,16 @@ pub enum Error {
         needed: usize,
         /// Bytes given.
         given: usize,
+    },
+    /// An array lies where the CPU cannot read it.
+    #[error(
+        "{what} are in memory that the CPU cannot read ({place:?}): copy them to host memory first"
+    )]
+    NotOnHost {
+        /// The array.
+        what: Area,
+        /// Where it lies.
+        place: Place,
     },
     /// A token names an expert that does not exist.
     #[error(

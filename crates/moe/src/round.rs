@@ -42,8 +42,9 @@ impl Driver {
     /// the round is [`Stage::Dispatched`]; `ids` and `weights` are `[tokens, top_k]`.
     ///
     /// # Errors
-    /// [`Error::InUse`] if all sets of buffers are held by rounds that were not released; those of
-    /// [`crate::SendPlan::build`]. The round has not begun then.
+    /// [`Error::InUse`] if all sets of buffers are held by rounds that were not released;
+    /// [`Error::NotOnHost`] if the CPU cannot read the tokens; those of [`crate::SendPlan::build`].
+    /// The round has not begun then.
     pub fn begin<I: Copy + Into<i64>>(
         &mut self,
         tokens: Input,
@@ -56,6 +57,9 @@ impl Driver {
         let set = self.set_mut(round);
         if set.stage != Stage::Idle {
             return Err(Error::InUse { round: set.round, buffers });
+        }
+        if tokens.memory.host().is_none() {
+            return Err(Error::NotOnHost { what: Area::Input, place: tokens.memory.place() });
         }
         set.plan.build(ids, weights)?;
         let (expected, given) = (set.plan.tokens() * row_bytes, tokens.memory.len());

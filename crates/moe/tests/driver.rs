@@ -1,8 +1,10 @@
 //! What a driver says of itself: whom it waits for, and what it refuses to begin.
 
+use std::ptr::NonNull;
+use std::sync::Arc;
 use weft_fabric::providers::sim::{Cluster, Hang, World, WorldConfig};
-use weft_fabric::{Driver as _, Event, Memory, Missing, Rank, Requests, Time};
-use weft_moe::{Config, Driver, Error, Handle, Input, Shape, Stage};
+use weft_fabric::{Driver as _, Event, Memory, Missing, Place, Rank, Requests, Time};
+use weft_moe::{Area, Config, Driver, Error, Handle, Input, Shape, Stage};
 
 const HIDDEN: u32 = 8;
 /// Two tokens, one for each rank's expert.
@@ -84,4 +86,21 @@ fn a_round_that_lacks_only_its_own_writes_says_so() {
     drivers[0].poll(Time(0), &events, &mut Requests::default()).unwrap();
     assert_eq!(drivers[0].stage(handle), Stage::Dispatched);
     assert_eq!(drivers[0].missing(handle), ("idle", Vec::new()));
+}
+
+#[test]
+fn tokens_that_the_cpu_cannot_read_are_refused_and_the_next_round_begins() {
+    let (mut cluster, mut drivers) = cluster(1);
+    // SAFETY: nobody may dereference a device's address on the host, which is what is tested.
+    let memory = unsafe { Memory::lent(NonNull::dangling(), 64, Place::Device(3), Box::new(())) };
+    let region = cluster.engine(Rank(0)).register(Memory::from_bytes(vec![0; 64])).unwrap();
+    let input = Input { region: region.key(), memory: Arc::new(memory) };
+    let error = drivers[0].begin(input, &[0i64, 0], None).unwrap_err();
+    assert!(
+        matches!(error, Error::NotOnHost { what: Area::Input, place: Place::Device(3) }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("copy them to host memory"), "{error}");
+    let input = Input { region: region.key(), memory: region.memory().clone() };
+    assert_eq!(drivers[0].begin(input, &[0i64, 0], None).unwrap().round(), 0);
 }

@@ -138,6 +138,7 @@ fn of_moe(error: &MoeError) -> Raised {
         | MoeError::WrongLength { .. }
         | MoeError::TooFewRows { .. }
         | MoeError::RowLength { .. } => Raised::new("ShapeError"),
+        MoeError::NotOnHost { .. } => Raised::new("RegionError"),
         MoeError::ExpertOutOfRange { .. } | MoeError::ExpertTwice { .. } => {
             Raised::new("ExpertError")
         }
