@@ -38,9 +38,8 @@ class View:
 class Region:
     """A region of this rank."""
 
-    @property
     def key(self) -> int:
-        """Its number in its communicator."""
+        """Its number in its communicator, unless it was released."""
 
     @property
     def writable(self) -> bool:
@@ -249,6 +248,12 @@ class AllToAll:
 
     def copies_sent(self, round: int) -> tuple[int, int]:
         """Rows sent in a round, and rows that a copy per expert would have sent."""
+
+    def close(self, timeout: float) -> None:
+        """Give all memory back; every rank calls this."""
+
+    def abandon(self) -> None:
+        """End it on this rank alone; the communicator keeps memory that peers may write to."""
 
 def build_info() -> BuildInfo:
     """What the native module was built from."""

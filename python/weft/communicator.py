@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weft.moe import AllToAll
+
 __all__ = [
     "Communicator",
     "Counter",
@@ -144,6 +146,7 @@ class Communicator:
 
     def __init__(self, native: _native.Communicator) -> None:
         self._native = native
+        self._all_to_alls: weakref.WeakSet[AllToAll] = weakref.WeakSet()
         OPEN.add(self)
 
     @property
@@ -242,7 +245,7 @@ class Communicator:
         """
         numbers = [
             (
-                page.source._native.key,
+                page.source._native.key(),
                 page.source_offset,
                 page.destination.key,
                 page.destination_offset,
@@ -291,8 +294,14 @@ class Communicator:
         return Communicator(self._native.reform(timeout))
 
     def close(self) -> None:
-        """Say goodbye to the peers and give everything back. A second call does nothing."""
+        """Say goodbye to the peers and give everything back. A second call does nothing.
+
+        Memory that an array still shows stays until that array is gone. Every later call on this
+        communicator, or on what was made on it, raises `ClosedError`.
+        """
         OPEN.discard(self)
+        for all_to_all in list(self._all_to_alls):
+            all_to_all._abandon()
         self._native.close()
 
     def __enter__(self) -> Self:

@@ -149,7 +149,7 @@ class SupersededError(WeftError):
 
 
 class ClosedError(WeftError):
-    """The communicator was closed."""
+    """The communicator or the all-to-all was closed."""
 
 
 class ForkError(WeftError):

@@ -2,8 +2,10 @@
 
 Every rank makes the same calls in the same order::
 
-    with weft.init() as communicator:
-        all_to_all = weft.moe.AllToAll(communicator, experts=8, top_k=2, hidden=64, max_tokens=128)
+    with (
+        weft.init() as communicator,
+        AllToAll(communicator, experts=8, top_k=2, hidden=64, max_tokens=128) as all_to_all,
+    ):
         with all_to_all.dispatch(tokens, ids, weights) as received:
             outputs = run_experts(received)
             combined = all_to_all.combine(received, outputs)
@@ -14,13 +16,14 @@ sum over a rank's experts is formed there, in float32, rounded once, and only th
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
 from weft import _native
 from weft._array import Array, array, dtype_name, empty_like, view
-from weft.errors import ShapeError, StageError
+from weft.errors import ClosedError, ShapeError, StageError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -32,6 +35,9 @@ __all__ = ["AllToAll", "Combine", "Dispatch", "Received"]
 
 class AllToAll:
     """Dispatch and combine over a communicator, with buffers of its own.
+
+    As a context manager it closes itself at the end of the block; if the block raises, on this rank
+    alone (the memory then stays until the communicator is closed).
 
     Args:
         communicator: what `weft.init()` returned.
@@ -110,6 +116,9 @@ class AllToAll:
             max_bytes=max_bytes,
             timeout=timeout,
         )
+        self._received: weakref.WeakSet[Received] = weakref.WeakSet()
+        self._closed = False
+        communicator._all_to_alls.add(self)
 
     @property
     def local_experts(self) -> range:
@@ -192,6 +201,42 @@ class AllToAll:
         """`combine_send` and then `Combine.recv`."""
         return self.combine_send(received, outputs).recv(out=out, timeout=timeout)
 
+    def close(self, *, timeout: float = 30.0) -> None:
+        """Give all memory back; every rank makes this call. A second call does nothing.
+
+        Writes that are under way arrive first; rounds that were not released end. Every later call
+        on this, or on a round of it, raises `ClosedError`. Memory that an array still shows stays
+        until that array is gone.
+
+        Raises:
+            WaitTimeoutError: if the other ranks do not come. This is closed then all the same, but
+                its memory stays until the communicator is closed: peers may be writing to it.
+        """
+        if not self._closed:
+            self._end()
+            self._native.close(timeout)
+
+    def _abandon(self) -> None:
+        """Close on this rank alone."""
+        if not self._closed:
+            self._end()
+            self._native.abandon()
+
+    def _end(self) -> None:
+        self._closed = True
+        for received in self._received:
+            received._tokens = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # The other ranks may not have raised, and would be waited for in vain.
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
     @staticmethod
     def _check(given: Array, shape: tuple[int, int], dtype: str, what: str) -> None:
         if given.shape != shape:
@@ -225,8 +270,6 @@ class Received:
     """Tokens for this rank's experts. Views of Weft's memory: valid until released.
 
     Attributes:
-        tokens: contiguous layout: `[positions, hidden]`, each expert's rows together; indexed
-            layout: `[slots, hidden]`, all slots, of which `rows` names those in use.
         expert_counts: `[local experts]` int64, tokens of each.
         expert_offsets: `[local experts + 1]` int64: local expert e has the positions from
             `expert_offsets[e]` on; its padding follows its tokens.
@@ -252,7 +295,22 @@ class Received:
         self.weights: NDArray[np.float32] = np.array(native.weights, dtype=np.float32)
         self.expert_load: NDArray[np.int64] = np.array(native.expert_load, dtype=np.int64)
         shape = (native.row_count, all_to_all.hidden)
-        self.tokens = view(native.rows, all_to_all.dtype, shape, native.stride, like)
+        self._tokens = view(native.rows, all_to_all.dtype, shape, native.stride, like)
+        all_to_all._received.add(self)
+
+    @property
+    def tokens(self) -> Any:
+        """The tokens that were received, in `dtype`.
+
+        In the contiguous layout `[positions, hidden]`, each expert's rows together; in the indexed
+        layout `[slots, hidden]`, all slots, of which `rows` names those in use.
+
+        Raises:
+            StageError: if the round was released.
+            ClosedError: if the all-to-all or the communicator was closed.
+        """
+        self._alive()
+        return self._tokens
 
     def of_expert(self, expert: int) -> Any:
         """The tokens of local expert `expert`: a view (contiguous layout) or a copy (indexed)."""
@@ -269,10 +327,13 @@ class Received:
     def release(self) -> None:
         """Give the buffers back; the arrays may not be read any more. Once is enough."""
         if not self._released:
+            self._alive()
             self._all_to_all._native.release(self.round)
-            self._released = True
+            self._released, self._tokens = True, None
 
     def _alive(self) -> None:
+        if self._all_to_all._closed:
+            raise ClosedError("the all-to-all was closed")
         if self._released:
             raise StageError(f"round {self.round} has been released")
 

@@ -14,6 +14,7 @@ use crate::providers::threaded::Threaded;
 use crate::types::{CounterId, Generation, ProviderKind, Time};
 use crate::wait::Waiter;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 use weft_control::{Control, Poison, Rank};
 
@@ -112,10 +113,20 @@ impl Communicator {
         let addresses = gather_addresses(&control, &engine, deadline)?;
         engine.connect(&addresses, deadline)?;
 
-        let flag = engine.poison_flag().clone();
-        control.on_poison(Box::new(move |poison| flag.told(poison.clone())));
-        let flag = engine.poison_flag().clone();
-        control.on_peer_left(Box::new(move |rank| flag.peer_left(rank)));
+        // The flag keeps the control plane, so the control plane must not keep the flag: neither
+        // would ever go.
+        let flag = Arc::downgrade(engine.poison_flag());
+        let left = flag.clone();
+        control.on_poison(Box::new(move |poison| {
+            if let Some(flag) = flag.upgrade() {
+                flag.told(poison.clone());
+            }
+        }));
+        control.on_peer_left(Box::new(move |rank| {
+            if let Some(flag) = left.upgrade() {
+                flag.peer_left(rank);
+            }
+        }));
         let told = control.clone();
         engine.poison_flag().on_poison(Box::new(move |poison| told.poison(poison)));
 
@@ -229,6 +240,34 @@ impl Communicator {
     /// Every rank has entered before any leaves.
     pub fn barrier(&mut self, waiter: &mut Waiter<'_>) -> Result<()> {
         self.engine.barrier(waiter)
+    }
+
+    /// Waits until all that any rank has written toward these counters has arrived here. Every rank
+    /// calls this with the same counters, once its own requests have drained, and writes toward them
+    /// no more: regions that only they count may be released then.
+    pub fn settle(&mut self, counters: &[CounterId], waiter: &mut Waiter<'_>) -> Result<()> {
+        let peers: Vec<Rank> = self.engine.peers().collect();
+        let mut raised = vec![Vec::new(); self.world_size() as usize];
+        for &peer in &peers {
+            for &counter in counters {
+                let total = self.engine.raised_in_all(counter, peer)?;
+                raised[peer.index()].extend(total.to_le_bytes());
+            }
+        }
+        let told = self.trade(&raised, waiter.deadline)?;
+        let mut expected = Vec::new();
+        for peer in peers {
+            let mut totals = crate::bytes::Reader::new(&told[peer.index()]);
+            for &counter in counters {
+                let total = totals.u64().ok_or_else(|| Error::Malformed {
+                    peer,
+                    what: "its totals",
+                    detail: format!("they are not of {} counters", counters.len()),
+                })?;
+                expected.push((counter, peer, total));
+            }
+        }
+        self.engine.wait_for_totals(&expected, waiter)
     }
 
     /// After a loss: agrees with the other survivors on who is left and makes a new communicator,

@@ -35,7 +35,9 @@ pub mod wait;
 
 pub use communicator::Communicator;
 pub use driver::{Driver, Event, Requests};
-pub use engine::{Engine, EngineConfig, PeerWrite, Raised, Region, RemoteRegion, Route};
+pub use engine::{
+    Engine, EngineConfig, PeerWrite, Raised, Region, RemoteRegion, Route, WeakRegion,
+};
 pub use error::{Error, Missing, Result};
 pub use memory::{Memory, Place};
 pub use parts::PartRule;

@@ -138,6 +138,10 @@ pub trait Provider: Send {
     /// Forgets a region. The engine calls this only when no post that names it is under way.
     fn deregister(&mut self, key: RegionKey);
 
+    /// Forgets a peer's region, which no post that is under way names. Nothing to do for a provider
+    /// that holds nothing for it.
+    fn forget(&mut self, _peer: Rank, _key: RegionKey) {}
+
     /// Takes one part. It may be held back until [`Provider::flush`]. An error means that the peer
     /// cannot be written to at all any more.
     fn post(&mut self, work: &Work<'_>, sink: &mut Sink) -> std::result::Result<Posted, String>;

@@ -182,6 +182,32 @@ impl Engine {
         )
     }
 
+    /// Waits until counters have been raised by peers as often, since they were linked, as is
+    /// expected of each.
+    pub(crate) fn wait_for_totals(
+        &mut self,
+        expected: &[(CounterId, Rank, u64)],
+        waiter: &mut Waiter<'_>,
+    ) -> Result<()> {
+        let lacking = |engine: &mut Engine| -> Result<Vec<Missing>> {
+            let mut missing = Vec::new();
+            for &(counter, rank, expected) in expected {
+                let seen = engine.count_in_all(counter, rank)?;
+                if seen < expected {
+                    missing.push(Missing { rank, expected, seen });
+                }
+            }
+            Ok(missing)
+        };
+        self.run(
+            "a wait for all that was written",
+            0,
+            waiter,
+            |engine, _| Ok(lacking(engine)?.is_empty().then_some(())),
+            |engine| lacking(engine).unwrap_or_default(),
+        )
+    }
+
     /// Waits until `peer` has given the credit that `round` needs.
     pub fn wait_for_credit(
         &mut self,

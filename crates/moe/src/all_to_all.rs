@@ -35,6 +35,10 @@ impl AllToAll {
         &mut self.driver
     }
 
+    pub(crate) fn into_driver(self) -> Driver {
+        self.driver
+    }
+
     /// What was agreed on.
     pub fn shape(&self) -> &Shape {
         self.driver.shape()
@@ -163,6 +167,18 @@ impl AllToAll {
     pub fn turn(&mut self, engine: &mut Engine) -> Result<(), Error> {
         let AllToAll { driver, requests } = self;
         let result = engine.turn(driver, requests);
+        Self::blame(engine, result)
+    }
+
+    /// Waits until no write of this rank is under way.
+    pub(crate) fn drain(
+        &mut self,
+        engine: &mut Engine,
+        waiter: &mut Waiter<'_>,
+    ) -> Result<(), Error> {
+        let AllToAll { driver, requests } = self;
+        let drained = |driver: &Driver| driver.is_drained().then_some(());
+        let result = engine.drive("closing", driver, requests, waiter, drained, |_| Vec::new());
         Self::blame(engine, result)
     }
 

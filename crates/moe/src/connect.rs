@@ -4,7 +4,7 @@ use crate::all_to_all::AllToAll;
 use crate::error::Error;
 use crate::shape::Config;
 use weft_fabric::descriptor::Grant;
-use weft_fabric::{Communicator, Rank, Time};
+use weft_fabric::{Communicator, Driver as _, Rank, Time, Waiter};
 
 impl AllToAll {
     /// Makes an all-to-all over a communicator; every rank calls this with the same configuration but
@@ -42,5 +42,39 @@ impl AllToAll {
             all_to_all.driver().link(communicator.engine(), peer, &grant, deadline)?;
         }
         Ok(all_to_all)
+    }
+
+    /// Gives all memory back, here and what is mapped of the peers'; every rank calls this. What is
+    /// under way arrives first, also of rounds that were not released, and goes to nobody.
+    ///
+    /// # Errors
+    /// [`weft_fabric::Error::Timeout`] if the other ranks do not come. The memory then stays until the
+    /// communicator is dropped, since peers may write to it. In a poisoned group nobody can, and
+    /// nothing is waited for.
+    pub fn close(
+        mut self,
+        communicator: &mut Communicator,
+        waiter: &mut Waiter<'_>,
+    ) -> Result<(), Error> {
+        let settled = self.drain(communicator.engine(), waiter).and_then(|()| {
+            communicator.settle(self.driver().counters(), waiter).map_err(Error::from)
+        });
+        if settled.is_ok() {
+            self.into_driver().give_back(communicator.engine());
+            return Ok(());
+        }
+        if self.abandon(communicator.engine()) { Ok(()) } else { settled }
+    }
+
+    /// As [`AllToAll::close`], by this rank alone. Peers may go on writing here, so the memory stays
+    /// until the communicator is dropped, unless the group is poisoned; returns whether it is.
+    pub fn abandon(self, engine: &mut weft_fabric::Engine) -> bool {
+        let poisoned = engine.check().is_err();
+        if poisoned {
+            // Cuts the peers off, if nobody has seen the poison yet.
+            engine.progress();
+            self.into_driver().give_back(engine);
+        }
+        poisoned
     }
 }

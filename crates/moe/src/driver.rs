@@ -88,6 +88,23 @@ impl Driver {
         &self.shape
     }
 
+    /// Whether no write of any round is under way from here.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.sets.iter().all(Exchange::is_drained)
+    }
+
+    /// Gives the buffers back, and forgets those of the peers. Nobody writes to either any more.
+    pub(crate) fn give_back(self, engine: &mut Engine) {
+        for set in self.sets {
+            engine.release(set.areas.region());
+            for rank in engine.peers() {
+                if let Some(peer) = set.peer(rank.0) {
+                    engine.forget(rank, peer.region);
+                }
+            }
+        }
+    }
+
     /// The number that the next round will have.
     pub fn next_round(&self) -> u64 {
         self.next_round

@@ -2,6 +2,7 @@
 
 use crate::communicator::{Communicator, Shared, Signals, deadline};
 use crate::errors::{Error, raise};
+use crate::fork;
 use crate::memory::{View, lent};
 use pyo3::prelude::*;
 use std::collections::HashMap;
@@ -24,7 +25,8 @@ struct Round {
 #[pyclass(frozen, module = "weft._native")]
 pub struct AllToAll {
     shared: Shared,
-    moe: Mutex<Moe>,
+    /// `None` once closed.
+    moe: Mutex<Option<Moe>>,
     rounds: Mutex<HashMap<u64, Round>>,
     shape: Shape,
     weighting: Weighting,
@@ -50,8 +52,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// What a call works on, unless it was closed.
+fn open(moe: &mut Option<Moe>) -> Result<&mut Moe, Error> {
+    moe.as_mut().ok_or(Error::Closed("the all-to-all"))
+}
+
 impl AllToAll {
     fn handle(&self, py: Python<'_>, round: u64) -> PyResult<Handle> {
+        py.detach(|| open(&mut lock(&self.moe)).map(drop))?;
         let rounds = lock(&self.rounds);
         rounds.get(&round).map(|round| round.handle).ok_or_else(|| {
             raise(py, "StageError", &format!("round {round} has been released, or never began"))
@@ -70,9 +78,17 @@ impl AllToAll {
             let mut signals = Signals::default();
             let mut interrupted = || signals.check();
             let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
-            let result = call(&mut lock(&self.moe), fabric.engine(), &mut waiter);
+            let result =
+                open(&mut lock(&self.moe)).and_then(|moe| call(moe, fabric.engine(), &mut waiter));
             signals.explain(result)
         })
+    }
+
+    /// Forgets what rounds have borrowed of the user; writes under way keep it until they drain.
+    fn release_inputs(&self, engine: &mut weft_fabric::Engine) {
+        for region in lock(&self.rounds).drain().filter_map(|(_, round)| round.input) {
+            engine.release(&region);
+        }
     }
 
     fn shape_error(py: Python<'_>, what: &str, needed: usize, given: usize) -> PyErr {
@@ -159,7 +175,7 @@ impl AllToAll {
         )?;
         let shape = Shape::new(config.clone()).map_err(Error::from)?;
         let moe = shared.with(py, |fabric| Ok(Moe::connect(fabric, config, deadline(timeout))?))?;
-        let (moe, rounds) = (Mutex::new(moe), Mutex::default());
+        let (moe, rounds) = (Mutex::new(Some(moe)), Mutex::default());
         Ok(AllToAll { shared, moe, rounds, shape, weighting })
     }
 
@@ -200,9 +216,10 @@ impl AllToAll {
                 (ids, weights)
             };
             let engine = fabric.engine();
+            let mut moe = lock(&self.moe);
+            let moe = open(&mut moe)?;
             let region = engine.register(memory)?;
             let input = Input { region: region.key(), memory: region.memory().clone() };
-            let mut moe = lock(&self.moe);
             match moe.dispatch_send(engine, input, ids, weights) {
                 Ok(handle) => Ok((handle.round(), Round { handle, input: Some(region) })),
                 Err(error) => {
@@ -260,7 +277,8 @@ impl AllToAll {
             // SAFETY: the owner is an argument of this call, and the docstring forbids changing the
             // array while it runs.
             let outputs = Rows::new(unsafe { bytes(&outputs) }, row, row);
-            lock(&self.moe).combine_send(fabric.engine(), handle, outputs, self.weighting)?;
+            let mut moe = lock(&self.moe);
+            open(&mut moe)?.combine_send(fabric.engine(), handle, outputs, self.weighting)?;
             Ok(())
         })
     }
@@ -275,7 +293,7 @@ impl AllToAll {
     ) -> PyResult<()> {
         let handle = self.handle(py, round)?;
         let row = self.shape.row_bytes(self.shape.config().output_dtype);
-        let needed = py.detach(|| lock(&self.moe).tokens(handle)) * row;
+        let needed = self.tokens(py, round)? * row;
         if out.1 < needed {
             return Err(Self::shape_error(py, "the output", needed, out.1));
         }
@@ -290,7 +308,8 @@ impl AllToAll {
     /// Ends a round.
     fn release(&self, py: Python<'_>, round: u64) -> PyResult<()> {
         let handle = self.handle(py, round)?;
-        self.shared.with(py, |fabric| Ok(lock(&self.moe).release(fabric.engine(), handle)?))?;
+        self.shared
+            .with(py, |fabric| Ok(open(&mut lock(&self.moe))?.release(fabric.engine(), handle)?))?;
         lock(&self.rounds).remove(&round);
         Ok(())
     }
@@ -298,13 +317,40 @@ impl AllToAll {
     /// The number of tokens that this rank sent in a round.
     fn tokens(&self, py: Python<'_>, round: u64) -> PyResult<usize> {
         let handle = self.handle(py, round)?;
-        Ok(py.detach(|| lock(&self.moe).tokens(handle)))
+        Ok(py.detach(|| open(&mut lock(&self.moe)).map(|moe| moe.tokens(handle)))?)
     }
 
     /// Rows that left this rank in a round, and rows that a copy per expert would have sent.
     fn copies_sent(&self, py: Python<'_>, round: u64) -> PyResult<(usize, usize)> {
         let handle = self.handle(py, round)?;
-        Ok(py.detach(|| lock(&self.moe).copies_sent(handle)))
+        Ok(py.detach(|| open(&mut lock(&self.moe)).map(|moe| moe.copies_sent(handle)))?)
+    }
+
+    /// Gives all memory back; every rank calls this.
+    fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        self.shared.with(py, |fabric| {
+            let Some(moe) = lock(&self.moe).take() else { return Ok(()) };
+            self.release_inputs(fabric.engine());
+            let mut signals = Signals::default();
+            let mut interrupted = || signals.check();
+            let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
+            let result = moe.close(fabric, &mut waiter);
+            signals.explain(result.map_err(Error::from))
+        })
+    }
+
+    /// Ends it on this rank alone; the engine keeps memory that peers may write to.
+    fn abandon(&self, py: Python<'_>) -> PyResult<()> {
+        if fork::is_child() {
+            return Ok(());
+        }
+        self.shared.with(py, |fabric| {
+            if let Some(moe) = lock(&self.moe).take() {
+                self.release_inputs(fabric.engine());
+                moe.abandon(fabric.engine());
+            }
+            Ok(())
+        })
     }
 }
 

@@ -8,13 +8,14 @@ use crate::fork;
 use crate::memory::{View, lent};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use weft_control::{Cause, Config, Overrides, Poison, Secret};
 use weft_fabric::communicator::{CommunicatorConfig, Progress};
 use weft_fabric::{
     Communicator as Fabric, CounterId, Page, ProviderKind, Rank, Region as FabricRegion, RegionKey,
-    RequestId, Time, clock,
+    RequestId, Time, WeakRegion, clock,
 };
 
 /// What a signal handler raised while the control plane waited.
@@ -103,20 +104,44 @@ impl Communicator {
     }
 }
 
-/// A region of this rank: memory that peers may be granted, or that can be sent from.
+/// A region of this rank: memory that peers may be granted, or that can be sent from. The engine
+/// keeps it, and whoever looks at it.
 #[pyclass(frozen, module = "weft._native")]
 pub struct Region {
-    pub region: FabricRegion,
-    shared: Shared,
+    region: WeakRegion,
+    key: u32,
+    length: usize,
     writable: bool,
+    released: AtomicBool,
+    shared: Shared,
+}
+
+impl Region {
+    fn new(region: &FabricRegion, writable: bool, shared: &Shared) -> Region {
+        Region {
+            region: region.downgrade(),
+            key: region.key().0,
+            length: region.memory().len(),
+            writable,
+            released: AtomicBool::new(false),
+            shared: shared.clone(),
+        }
+    }
+
+    /// The region, unless it was released.
+    fn get(&self) -> Result<FabricRegion, Error> {
+        let unknown = weft_fabric::Error::Unknown { what: "region", number: self.key.into() };
+        let released = self.released.load(Ordering::Relaxed);
+        let known = if released { None } else { self.region.upgrade() };
+        Ok(known.ok_or(unknown)?)
+    }
 }
 
 #[pymethods]
 impl Region {
     /// Its number in this communicator.
-    #[getter]
-    fn key(&self) -> u32 {
-        self.region.key().0
+    fn key(&self) -> PyResult<u32> {
+        Ok(self.get()?.key().0)
     }
 
     /// Whether its memory may be written to.
@@ -126,18 +151,22 @@ impl Region {
     }
 
     fn __len__(&self) -> usize {
-        self.region.memory().len()
+        self.length
     }
 
     /// Its bytes, as a buffer.
-    fn view(&self) -> View {
-        View::new(self.region.memory().clone(), 0..self.region.memory().len(), self.writable)
+    fn view(&self, py: Python<'_>) -> PyResult<View> {
+        let region = self.shared.with(py, |_| self.get())?;
+        Ok(View::new(region.memory().clone(), 0..self.length, self.writable))
     }
 
     /// Forgets the region; requests under way keep it until they drain.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.with(py, |fabric| {
-            fabric.engine().release(&self.region);
+            if let Ok(region) = self.get() {
+                fabric.engine().release(&region);
+            }
+            self.released.store(true, Ordering::Relaxed);
             Ok(())
         })
     }
@@ -253,7 +282,7 @@ impl Communicator {
     /// Memory that peers can be granted.
     fn alloc(&self, py: Python<'_>, length: usize) -> PyResult<Region> {
         let region = self.shared.with(py, |fabric| Ok(fabric.engine().alloc(length)?))?;
-        Ok(Region { region, shared: self.shared.clone(), writable: true })
+        Ok(Region::new(&region, true, &self.shared))
     }
 
     /// The user's memory.
@@ -267,7 +296,7 @@ impl Communicator {
     ) -> PyResult<Region> {
         let memory = lent(address, length, owner)?;
         let region = self.shared.with(py, |fabric| Ok(fabric.engine().register(memory)?))?;
-        Ok(Region { region, shared: self.shared.clone(), writable })
+        Ok(Region::new(&region, writable, &self.shared))
     }
 
     /// A counter with a lane for each peer.
@@ -284,8 +313,9 @@ impl Communicator {
         counters: Vec<u32>,
         timeout: f64,
     ) -> PyResult<Vec<Vec<(u32, u64)>>> {
-        let regions: Vec<FabricRegion> = regions.iter().map(|r| r.get().region.clone()).collect();
         self.shared.with(py, move |fabric| {
+            let regions = regions.iter().map(|region| region.get().get());
+            let regions: Vec<FabricRegion> = regions.collect::<Result<_, Error>>()?;
             let regions: Vec<_> =
                 regions.iter().map(|region| (region, 0..region.memory().len() as u64)).collect();
             let counters: Vec<_> = counters.into_iter().map(CounterId).collect();

@@ -89,6 +89,8 @@ fn build(py: Python<'_>, raised: &Raised, message: &str) -> PyResult<PyErr> {
 pub enum Error {
     /// Of the all-to-all.
     Moe(MoeError),
+    /// Something was used after its end; what was.
+    Closed(&'static str),
     /// Raised by Python code that a wait called, such as a signal handler.
     Python(PyErr),
 }
@@ -121,6 +123,9 @@ impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
         match error {
             Error::Python(error) => error,
+            Error::Closed(what) => {
+                Python::attach(|py| raise(py, "ClosedError", &format!("{what} was closed")))
+            }
             Error::Moe(error) => Python::attach(|py| {
                 build(py, &of_moe(&error), &error.to_string()).unwrap_or_else(|error| error)
             }),

@@ -89,6 +89,17 @@ impl Engine {
         Ok(self.lanes.value(id))
     }
 
+    /// By how much we have raised `peer`'s end of `counter` since it was linked.
+    pub(crate) fn raised_in_all(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
+        Ok(self.remote(counter, peer)?.raised)
+    }
+
+    /// By how much `peer` has raised our end of `counter` since it was linked.
+    pub(crate) fn count_in_all(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
+        let id = self.end(counter, peer)?.data.id;
+        Ok(self.lanes.value(id))
+    }
+
     /// Checks that `round` may be written and makes it the current one.
     pub(super) fn enter_round(&mut self, peer: Rank, counter: CounterId, round: u64) -> Result<()> {
         let credits = self.credits(counter, peer)?;

@@ -19,7 +19,7 @@ mod sleep;
 mod submit;
 
 pub use progress::Raised;
-pub use regions::{Region, RemoteRegion};
+pub use regions::{Region, RemoteRegion, WeakRegion};
 pub use submit::PeerWrite;
 
 use crate::descriptor::Address;

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::types::{CounterId, RegionKey, Time};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use weft_control::Rank;
 
 /// Memory that this engine's providers know. Clones are the same region.
@@ -28,6 +28,25 @@ impl Region {
     /// Its bytes.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
+    }
+
+    /// The same region, without keeping its memory.
+    pub fn downgrade(&self) -> WeakRegion {
+        WeakRegion { key: self.key, memory: Arc::downgrade(&self.memory) }
+    }
+}
+
+/// A [`Region`] that does not keep its memory.
+#[derive(Clone, Debug)]
+pub struct WeakRegion {
+    key: RegionKey,
+    memory: Weak<Memory>,
+}
+
+impl WeakRegion {
+    /// The region, if its memory is still there.
+    pub fn upgrade(&self) -> Option<Region> {
+        Some(Region { key: self.key, memory: self.memory.upgrade()? })
     }
 }
 
@@ -72,9 +91,20 @@ impl Engine {
     /// stays writable by its peers until then, so release it when they are done with it.
     pub fn release(&mut self, region: &Region) {
         if let Some(Some(local)) = self.regions.get_mut(region.key.0 as usize) {
-            local.released = true;
-            self.forget_if_free(region.key);
+            // Its number may have gone to another region since.
+            if Arc::ptr_eq(&local.memory, &region.memory) {
+                local.released = true;
+                self.forget_if_free(region.key);
+            }
         }
+    }
+
+    /// Forgets a peer's region, to which nothing is written any more: no request that names it is
+    /// under way.
+    pub fn forget(&mut self, peer: Rank, key: RegionKey) {
+        let Some(route) = self.route(peer) else { return };
+        self.peers[peer.0 as usize].regions.remove(&key.0);
+        self.providers[route.index].forget(peer, key);
     }
 
     pub(super) fn borrow(&mut self, key: RegionKey) {

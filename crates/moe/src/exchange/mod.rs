@@ -147,6 +147,11 @@ impl Exchange {
         }
     }
 
+    /// Whether the sources of all writes are free.
+    pub fn is_drained(&self) -> bool {
+        self.peers.iter().flatten().all(|peer| peer.progress.is_drained())
+    }
+
     /// Begins a round whose plan has been built.
     pub fn begin(&mut self, round: u64, input: Input) -> Result<(), Error> {
         self.stage = Stage::Dispatching;

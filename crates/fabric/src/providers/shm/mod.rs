@@ -275,6 +275,13 @@ impl Provider for ShmProvider {
         }
     }
 
+    fn forget(&mut self, peer: Rank, key: RegionKey) {
+        let peer = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
+        if let Some(mapped) = peer.and_then(|peer| peer.regions.get_mut(key.0 as usize)) {
+            *mapped = None;
+        }
+    }
+
     fn post(&mut self, work: &Work<'_>, _sink: &mut Sink) -> std::result::Result<Posted, String> {
         let peer = self.peers.get_mut(work.peer.0 as usize).and_then(Option::as_mut);
         let peer = peer.ok_or("it is not connected over shm")?;

@@ -255,6 +255,12 @@ impl Provider for TcpProvider {
         }
     }
 
+    fn forget(&mut self, peer: Rank, key: RegionKey) {
+        if let Ok(peer) = self.peer(peer) {
+            peer.imported.remove(key.0);
+        }
+    }
+
     fn post(&mut self, work: &Work<'_>, sink: &mut Sink) -> Result<Posted, String> {
         let _ = sink;
         let peer = self.peers.get_mut(work.peer.0 as usize).and_then(Option::as_mut);

@@ -146,6 +146,10 @@ impl Provider for Threaded {
         self.shared.call(|worker| worker.inner.deregister(key));
     }
 
+    fn forget(&mut self, peer: Rank, key: RegionKey) {
+        self.shared.call(|worker| worker.inner.forget(peer, key));
+    }
+
     fn post(&mut self, work: &Work<'_>, _sink: &mut Sink) -> std::result::Result<Posted, String> {
         if self.under_way == DEPTH {
             return Ok(Posted::Full);
