@@ -139,8 +139,9 @@ def talkative() -> None:
         all_to_all = AllToAll(communicator, experts=2, top_k=1, hidden=4, max_tokens=4)
         with all_to_all.dispatch(np.ones((1, 4), np.float32), [[0]]) as received:
             all_to_all.combine(received, received.tokens)
-        communicator.barrier()
         try:
+            # Rank 0 may have left it, and its poison have come, before the others have.
+            communicator.barrier()
             if communicator.rank == 0:
                 communicator.poison("for the silence")
             communicator.barrier()
