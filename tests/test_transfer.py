@@ -34,6 +34,28 @@ def test_pretended_hosts_are_reached_over_tcp_and_ranks_of_one_host_over_shm() -
     ]
 
 
+MIB = 1 << 20
+WRITES = [[], [5 * MIB], [5 * MIB + 1], [MIB], [8] * 257, [600_000, 600_000], [3 * MIB, 0, 7]]
+
+
+@pytest.mark.parametrize(
+    ("transport", "route", "parts"),
+    [
+        ("shm", ["shm", None, None], [1, 1, 1, 1, 1, 1, 1]),
+        ("tcp", ["tcp", MIB, 256], [1, 5, 6, 1, 2, 2, 4]),
+    ],
+)
+def test_a_write_raises_its_lane_by_its_parts(
+    transport: str, route: list[object], parts: list[int]
+) -> None:
+    first, second = ranks.run("transfer.long_writes", 2, transport, writes=WRITES)
+    for *writes, end in (first, second):
+        assert [each["parts"] for each in writes] == parts
+        assert all(each["right"] for each in writes)
+        assert end["route"] == route
+    assert first[-1]["sent"] >= sum(parts)
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_timeout_names_who_is_missing_and_may_be_repeated(transport: str) -> None:
     result, *_ = ranks.run("transfer.signals", 4, transport)

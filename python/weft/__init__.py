@@ -9,6 +9,7 @@ from weft.communicator import (
     Region,
     RemoteRegion,
     Request,
+    Route,
     Statistics,
     init,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "Region",
     "RemoteRegion",
     "Request",
+    "Route",
     "Statistics",
     "WeftError",
     "__version__",

@@ -85,6 +85,12 @@ class Communicator:
     def routes(self) -> list[str | None]:
         """The provider of the route to each rank; `None` for this one."""
 
+    def route(self, peer: int) -> tuple[str, int | None, int | None]:
+        """Provider, most bytes and most pages of a part; `None`: no limit."""
+
+    def parts(self, peer: int, lengths: list[int]) -> int:
+        """By how much a write of pages of these lengths raises its lane, to or from a peer."""
+
     def clock_offsets(self) -> list[tuple[int, int]]:
         """By rank: nanoseconds its clock is ahead of rank 0's, and the error of that."""
 

@@ -17,7 +17,7 @@ from weft.report.collect import ArrivalRecord, RankTrace, WriteRecord
 from weft.report.events import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -30,6 +30,7 @@ __all__ = [
     "Region",
     "RemoteRegion",
     "Request",
+    "Route",
     "Statistics",
     "init",
 ]
@@ -53,8 +54,31 @@ class Page(NamedTuple):
     length: int
 
 
+class Route(NamedTuple):
+    """How a peer is reached.
+
+    Attributes:
+        provider: "shm" or "tcp".
+        max_part_bytes: the most bytes of a part of a write; `None` if writes are not cut.
+        max_pages_per_part: the most pages of one; `None` likewise.
+    """
+
+    provider: str
+    max_part_bytes: int | None
+    max_pages_per_part: int | None
+
+
 class Statistics(NamedTuple):
-    """What went to and came from one peer."""
+    """What went to and came from one peer since the communicator was made.
+
+    Attributes:
+        peer: its rank.
+        provider: of the route to it.
+        bytes: payload sent to it.
+        parts: sent to it, signals and credits included.
+        arrivals: looks at its lanes that found them risen; several raises may be one arrival.
+        errors: parts to it that failed.
+    """
 
     peer: int
     provider: str
@@ -123,7 +147,7 @@ class Counter:
         """Wait until every peer has raised its lane by as much as is expected in this round.
 
         Args:
-            expected: raises by peer.
+            expected: raises by peer; a write raises its lane by `Communicator.parts`.
             timeout: seconds; the wait may be repeated after `WaitTimeoutError`.
         """
         self._native.wait(self.number, list(expected.items()), timeout)
@@ -172,6 +196,31 @@ class Communicator:
     def routes(self) -> list[str | None]:
         """The provider of the route to each rank; `None` for this one."""
         return self._native.routes()
+
+    def route(self, peer: int) -> Route:
+        """How a peer is reached, and how writes to it and from it are cut into parts.
+
+        Raises:
+            UnknownError: if there is no such peer; there is no route to this rank itself.
+        """
+        return Route(*self._native.route(peer))
+
+    def parts(self, peer: int, lengths: Iterable[int] = ()) -> int:
+        """By how much a write of pages of these lengths raises its lane.
+
+        A write over tcp that is longer than the limit of a part raises the lane once for each part,
+        and the owner waits for all of them. Both ends of a route get the same answer::
+
+            counter.wait({source: communicator.parts(source, [len(inbox)])})
+
+        Args:
+            peer: the other end, whichever of the two writes.
+            lengths: bytes of each page, in order; none for a signal.
+
+        Returns:
+            The number of parts, at least 1.
+        """
+        return self._native.parts(peer, list(lengths))
 
     def barrier(self, *, timeout: float = 30.0) -> None:
         """Every rank has entered before any leaves. It orders control, not data."""

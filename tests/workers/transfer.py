@@ -60,6 +60,42 @@ def ring(length: int, rounds: int) -> dict[str, Any]:
         }
 
 
+def long_writes(writes: list[list[int]]) -> list[dict[str, Any]]:
+    """Rank 0 writes pages of these lengths; rank 1 waits for as many raises as `parts` says."""
+    with weft.init() as communicator:
+        rank, longest = communicator.rank, max(sum(lengths) for lengths in writes)
+        mine, counter = communicator.alloc(longest), communicator.counter()
+        granted = communicator.share([mine], [counter])
+        route = communicator.route(1 - rank)
+        errors = [raised_by(lambda peer=peer: communicator.parts(peer)) for peer in (rank, 9)]
+        assert [type(error).__name__ for error in errors] == ["UnknownError"] * 2
+        results: list[dict[str, Any]] = []
+        for round, lengths in enumerate(writes):
+            random = np.random.default_rng(round).integers(0, 256, longest, dtype=np.uint8)
+            parts, length = communicator.parts(1 - rank, lengths), sum(lengths)
+            right = True
+            if rank == 0:
+                counter.wait_for_credit(1, round)
+                mine.bytes[:] = random
+                starts = np.cumsum([0, *lengths])
+                pages = [
+                    weft.Page(mine, int(at), granted[1][0], int(at), each)
+                    for at, each in zip(starts, lengths, strict=False)
+                ]
+                communicator.write(1, counter, round, pages).wait()
+            else:
+                counter.wait({0: parts})
+                right = bool(np.array_equal(mine.bytes[:length], random[:length]))
+                right = right and counter.count(0) == parts
+                mine.bytes[:] = 0
+                counter.credit(0)
+            results.append({"parts": parts, "right": right})
+        communicator.barrier()
+        statistics = communicator.statistics()[0]
+        results.append({"route": list(route), "sent": statistics.parts})
+        return results
+
+
 def signals() -> dict[str, Any]:
     """Rank 0 is signalled by all; who is missing is named, and the wait may be repeated."""
     with weft.init() as communicator:

@@ -15,7 +15,7 @@ use weft_control::{Cause, Config, Overrides, Poison, Secret};
 use weft_fabric::communicator::{CommunicatorConfig, Progress};
 use weft_fabric::{
     Communicator as Fabric, CounterId, Page, ProviderKind, Rank, Region as FabricRegion, RegionKey,
-    RequestId, Time, WeakRegion, clock,
+    RequestId, Route, Time, WeakRegion, clock,
 };
 
 /// What a signal handler raised while the control plane waited.
@@ -101,6 +101,11 @@ impl Communicator {
             hosts: fabric.control().members().iter().map(|m| m.host_id.clone()).collect(),
             shared: Shared { fabric: Arc::new(Mutex::new(Some(fabric))), raised },
         }
+    }
+
+    fn route_to(&self, py: Python<'_>, peer: u32) -> PyResult<Route> {
+        let unknown = weft_fabric::Error::Unknown { what: "rank", number: peer.into() };
+        self.shared.with(py, |fabric| Ok(fabric.engine().route(Rank(peer)).ok_or(unknown)?))
     }
 }
 
@@ -203,6 +208,8 @@ impl Request {
 
 /// A page: source region, its offset, the peer's region, its offset, length.
 type PyPage = (u32, u64, u32, u64, u64);
+/// A route: provider, most bytes and most pages of a part.
+type PyRoute = (&'static str, Option<u64>, Option<u32>);
 /// Totals: peer, provider, payload bytes, parts, arrivals, errors.
 type PyTotals = (u32, &'static str, u64, u64, u64, u64);
 /// What was recorded: see `Communicator.take_trace`.
@@ -243,6 +250,20 @@ impl Communicator {
             let ranks = (0..fabric.world_size()).map(Rank);
             Ok(ranks.map(|r| fabric.engine().route(r).map(|route| route.provider.name())).collect())
         })
+    }
+
+    /// The route to a peer: its provider, and the most bytes and pages of a part; `None`: no limit.
+    fn route(&self, py: Python<'_>, peer: u32) -> PyResult<PyRoute> {
+        let route = self.route_to(py, peer)?;
+        let rule = route.parts;
+        let bytes = (rule.max_part_bytes != u64::MAX).then_some(rule.max_part_bytes);
+        let pages = (rule.max_pages_per_part != u32::MAX).then_some(rule.max_pages_per_part);
+        Ok((route.provider.name(), bytes, pages))
+    }
+
+    /// By how much a write of pages of these lengths raises its lane, to or from a peer.
+    fn parts(&self, py: Python<'_>, peer: u32, lengths: Vec<u64>) -> PyResult<u64> {
+        Ok(self.route_to(py, peer)?.parts.count(lengths))
     }
 
     /// By how many nanoseconds each rank's clock is ahead of rank 0's, and the error of that.
