@@ -129,6 +129,18 @@ class Communicator:
     def raised(self) -> list[tuple[int, int, int]]:
         """Lanes that rose since this was last asked: counter, peer, raises since the credit."""
 
+    def fileno(self) -> int:
+        """A descriptor that becomes readable, once armed, when there is something to do."""
+
+    def arm(self) -> bool:
+        """Before sleeping on the descriptor: whether there is nothing to do."""
+
+    def disarm(self) -> None:
+        """After sleeping on the descriptor."""
+
+    def credits(self, counter: int, peer: int) -> int:
+        """Credits that a peer has given on a counter."""
+
     def credit(self, peer: int, counter: int) -> None:
         """Give a peer credit for its round."""
 

@@ -156,6 +156,16 @@ class Counter:
         """Raises by a peer since the last credit to it; their bytes are visible."""
         return self._native.count(self.number, peer)
 
+    def raised(self) -> dict[int, int]:
+        """The peers whose lanes stand above the last credit to them, with `count` of each."""
+        peers = (peer for peer in range(self._native.world_size) if peer != self._native.rank)
+        counts = {peer: self.count(peer) for peer in peers}
+        return {peer: count for peer, count in counts.items() if count}
+
+    def credits(self, peer: int) -> int:
+        """Credits that a peer has given: its round r may be started once there are r."""
+        return self._native.credits(self.number, peer)
+
     def credit(self, peer: int) -> None:
         """Tell a peer that its round has been read: it may write these bytes again."""
         self._native.credit(peer, self.number)
@@ -304,9 +314,63 @@ class Communicator:
         ]
         return Request(self._native.write(peer, counter.number, round, numbers))
 
+    def signal(self, peer: int, counter: Counter, round: int) -> Request:
+        """Raise a peer's counter by one: a write of no bytes."""
+        return self.write(peer, counter, round, [])
+
     def raised(self) -> list[tuple[int, int, int]]:
-        """Lanes that rose since this was last asked: (counter, peer, raises since the credit)."""
+        """Lanes that rose since this was last asked.
+
+        Returns:
+            For each, `Counter.number`, the peer, and its raises since the last credit to it. What a
+            call that waited has seen meanwhile is not among them.
+        """
         return self._native.raised()
+
+    def fileno(self) -> int:
+        """A descriptor to wait on in an event loop: readable, once armed, when `poll` has work.
+
+        So a communicator can be registered with `selectors` itself, or with asyncio. Poll until
+        `arm` says that there is nothing to do, then sleep, and poll again::
+
+            def turn():
+                while True:
+                    for counter, peer, count in communicator.poll():
+                        ...  # a lane has risen: read, then give credit
+                    if communicator.arm():
+                        return
+
+            asyncio.get_running_loop().add_reader(communicator, turn)
+            turn()
+
+        Poll a few times a second even if nothing happens: that a connection has broken is known
+        for certain only a second later. With `init(progress="thread")` a thread makes progress on
+        tcp, and this only tells of what arrived.
+        """
+        return self._native.fileno()
+
+    def arm(self) -> bool:
+        """Whether there is nothing to do, so that the caller may sleep until `fileno` is readable.
+
+        Peers make a system call to wake this rank from now on, until `poll`, `disarm` or any call
+        that waits.
+        """
+        return self._native.arm()
+
+    def disarm(self) -> None:
+        """Take back `arm`: the caller is awake. `poll` does it too."""
+        self._native.disarm()
+
+    def poll(self) -> list[tuple[int, int, int]]:
+        """Make progress without waiting: `disarm`, then what `raised` returns.
+
+        Raises:
+            GroupPoisonedError: and its kinds, if the group is dead.
+        """
+        self._native.disarm()
+        rose = self._native.raised()
+        self._native.check()
+        return rose
 
     def statistics(self) -> list[Statistics]:
         """What went to and came from each peer."""
@@ -397,8 +461,8 @@ def init(
             one.
         host_id: ranks of the same host identity share memory; by default the machine's.
         providers: which to use; by default WEFT_PROVIDERS (names with commas), else shm and tcp.
-        progress: who makes progress on connections: the caller, a thread, or the caller's event
-            loop.
+        progress: who makes progress on connections: "caller", in each call; "thread"; "epoll", the
+            caller's event loop (`Communicator.fileno`).
         spin: seconds that a wait spins before it parks; by default 50 us if every rank of this host
             can have a core of its own, else 0.
         timeout: seconds to wait for all ranks to come; by default 60.

@@ -8,6 +8,7 @@ use crate::fork;
 use crate::memory::{View, lent};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -414,6 +415,32 @@ impl Communicator {
         self.shared.with(py, |fabric| {
             let raised = fabric.engine().raised();
             Ok(raised.into_iter().map(|r| (r.counter.0, r.peer.0, r.count)).collect())
+        })
+    }
+
+    /// A descriptor that becomes readable, once armed, when there is something to do.
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        self.shared.with(py, |fabric| Ok(fabric.engine().descriptor().as_raw_fd()))
+    }
+
+    /// Before sleeping on the descriptor: whether there is nothing to do.
+    fn arm(&self, py: Python<'_>) -> PyResult<bool> {
+        self.shared.with(py, |fabric| Ok(fabric.engine().arm()))
+    }
+
+    /// After sleeping on the descriptor.
+    fn disarm(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.with(py, |fabric| {
+            fabric.engine().disarm();
+            Ok(())
+        })
+    }
+
+    /// Credits that a peer has given on a counter.
+    fn credits(&self, py: Python<'_>, counter: u32, peer: u32) -> PyResult<u64> {
+        self.shared.with(py, move |fabric| {
+            fabric.engine().progress();
+            Ok(fabric.engine().credits(CounterId(counter), Rank(peer))?)
         })
     }
 

@@ -73,12 +73,13 @@ impl Engine {
     }
 
     /// The lanes that rose since this was last asked, each once, with the raises since the last credit.
-    /// What a wait or a driver has seen meanwhile is not among them.
+    /// What a wait or a driver has seen meanwhile is not among them, and neither is the barriers' counter.
     pub fn raised(&mut self) -> Vec<Raised> {
         self.progress();
         let mut rose = std::mem::take(&mut self.rose);
         rose.sort_unstable();
         rose.dedup();
+        rose.retain(|(counter, _)| Some(*counter) != self.barrier);
         let count = |(counter, peer): (CounterId, Rank)| {
             let count = self.count(counter, peer).unwrap_or_default();
             (count > 0).then_some(Raised { counter, peer, count })
