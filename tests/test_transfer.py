@@ -88,7 +88,6 @@ def test_nothing_works_on_a_closed_communicator(count: int) -> None:
     assert ranks.run("transfer.closed", count) == [["ClosedError"] * 3] * count
 
 
-@pytest.mark.xfail(strict=False, reason="the poison may overtake the barrier: open")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_group_that_is_poisoned_ends_everywhere(transport: str) -> None:
     for result in ranks.run("transfer.poisoned", 4, transport):

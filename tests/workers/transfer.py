@@ -175,13 +175,19 @@ def closed() -> list[str]:
 
 
 def poisoned() -> dict[str, Any]:
-    """Rank 0 ends the group; the others are told why."""
+    """Rank 0 ends the group; the others are told why, in whichever call they are by then."""
     with weft.init() as communicator:
         counter = communicator.counter()
-        communicator.share([], [counter])
+
+        def share_and_wait() -> None:
+            # The poison does not wait for those who are still sharing.
+            communicator.share([], [counter])
+            counter.wait({0: 1}, timeout=20)
+
         if communicator.rank == 0:
+            communicator.share([], [counter])
             communicator.poison("the sea is rough")
             error = raised_by(communicator.check)
         else:
-            error = raised_by(lambda: counter.wait({0: 1}, timeout=20))
+            error = raised_by(share_and_wait)
         return {"error": type(error).__name__, "message": str(error)}
