@@ -46,6 +46,18 @@ test-rust: $(STAMPS)/requirements ## Run the Rust tests
 	$(call say,Rust tests)
 	@cargo test --locked --workspace --quiet
 
+# A run costs about ten times as much in the MoE suite as in the fabric's, so it gets a tenth of them.
+SEEDS ?= 1000000
+RECORD := python3 benchmarks/record.py
+
+.PHONY: seeds
+seeds: ## Run SEEDS random simulations of both suites, and record the outcome
+	$(call say,$(SEEDS) seeds)
+	@WEFT_SEEDS=$$(($(SEEDS) * 9 / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
+		-p weft-fabric --test sim -- --nocapture random_traffic
+	@WEFT_SEEDS=$$(($(SEEDS) / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
+		-p weft-moe --test sim -- --nocapture every_run
+
 # A target directory of its own: other flags in a shared one would rebuild everything each time.
 .PHONY: test-loom
 test-loom: ## Check the models of the lock-free parts in every interleaving

@@ -4,5 +4,11 @@
 mod checks;
 #[path = "sim/engine.rs"]
 mod engine;
+#[path = "sim/runs.rs"]
+mod runs;
+#[path = "sim/scenario.rs"]
+mod scenario;
+#[path = "common/seeds.rs"]
+mod seeds;
 #[path = "sim/traffic.rs"]
 mod traffic;

@@ -1,7 +1,5 @@
 //! The drivers of all ranks under the simulator: every run ends in the right answer on every rank or,
 //! where something died, in the error that names it; never in a hang.
-//!
-//! `WEFT_SEED=n` replays one seed, `WEFT_SEEDS=n` runs another number of them.
 
 mod common;
 #[path = "sim/program.rs"]
@@ -9,40 +7,50 @@ mod program;
 #[path = "sim/scenario.rs"]
 mod scenario;
 
-use scenario::Scenario;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use weft_fabric::PartRule;
+#[path = "../../fabric/tests/common/seeds.rs"]
+mod seeds;
+
+use scenario::{Fate, Scenario, run};
+use weft_fabric::providers::sim::Random;
+use weft_fabric::{PartRule, Rank};
 use weft_moe::Layout;
-
-const SEEDS: u64 = 2400;
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
-/// Runs what `scenario` makes of each seed.
-fn run_seeds(count: u64, scenario: impl Fn(u64) -> Scenario) {
-    let seeds = number("WEFT_SEED").map_or(0..count, |seed| seed..seed + 1);
-    for seed in seeds {
-        match catch_unwind(AssertUnwindSafe(|| scenario::run(scenario(seed)))) {
-            Ok(Ok(())) => {}
-            Ok(Err(wrong)) => panic!("WEFT_SEED={seed}: {wrong}"),
-            Err(panic) => {
-                eprintln!("WEFT_SEED={seed} panicked");
-                resume_unwind(panic);
-            }
-        }
-    }
-}
 
 #[test]
 fn every_run_ends_in_the_right_answer_or_the_right_error() {
-    run_seeds(number("WEFT_SEEDS").unwrap_or(SEEDS), Scenario::random);
+    seeds::each("every_run", 6_000, |seed| run(Scenario::random(seed)).map(drop));
+}
+
+/// Whoever is killed, cut off or paused just before anything happens, at every such moment.
+#[test]
+fn any_step_may_be_the_last() {
+    seeds::each("any_step", 4, |seed| {
+        let well = || {
+            let mut scenario = Scenario::shaped(seed, |config| {
+                (config.ranks, config.experts, config.top_k) = (2 + (seed % 2) as u32, 3, 2);
+            });
+            scenario.rounds.truncate(2);
+            scenario
+        };
+        let (ranks, mut random) = (well().config.ranks, Random::new(!seed));
+        for (step, at) in run(well())?.into_iter().enumerate() {
+            let (a, b) = (Rank(step as u32 % ranks), Rank((step as u32 + 1) % ranks));
+            for fate in [Fate::Killed(a), Fate::Cut(a, b), Fate::Paused, Fate::Silent(a)] {
+                run(well().with_fate(fate, at, &mut random))
+                    .map_err(|wrong| format!("{fate:?} at {} ns: {wrong}", at.0))?;
+            }
+        }
+        Ok(())
+    });
+}
+
+/// As many seeds of what `scenario` makes of each.
+fn well(test: &str, seeds: u64, scenario: impl Fn(u64) -> Scenario + Sync) {
+    seeds::each(test, seeds, |seed| run(scenario(seed)).map(drop));
 }
 
 #[test]
 fn a_header_may_come_in_many_parts() {
-    run_seeds(40, |seed| {
+    well("a_header", 40, |seed| {
         let parts = PartRule { max_part_bytes: 1 + seed % 20, max_pages_per_part: u32::MAX };
         Scenario { parts, ..Scenario::well(seed) }
     });
@@ -51,7 +59,7 @@ fn a_header_may_come_in_many_parts() {
 /// A rank that sends a peer nothing in one round may be in the next while the peer is not.
 #[test]
 fn rows_of_the_next_round_are_not_taken_for_rows_of_this_one() {
-    run_seeds(150, |seed| {
+    well("rows_of_the_next", 150, |seed| {
         let mut scenario = Scenario::shaped(seed, |config| {
             (config.ranks, config.experts, config.top_k) = (3, 3, 1);
             (config.buffers, config.max_tokens, config.private_rows) = (1, 2, 2);
@@ -66,7 +74,7 @@ fn rows_of_the_next_round_are_not_taken_for_rows_of_this_one() {
 /// Rounds that fit and rounds that do not, side by side: each handle hears of its own.
 #[test]
 fn a_refused_round_leaves_the_others_alone() {
-    run_seeds(150, |seed| {
+    well("a_refused_round", 150, |seed| {
         Scenario::shaped(seed, |config| {
             config.buffers = 2 + (seed % 2) as u32;
             config.max_receive_rows = Some(config.max_tokens);
@@ -76,17 +84,17 @@ fn a_refused_round_leaves_the_others_alone() {
 
 #[test]
 fn without_private_rows_everything_waits_for_the_headers() {
-    run_seeds(60, |seed| Scenario::shaped(seed, |config| config.private_rows = 0));
+    well("without_private", 60, |seed| Scenario::shaped(seed, |config| config.private_rows = 0));
 }
 
 #[test]
 fn most_ranks_may_own_no_expert() {
-    run_seeds(60, |seed| {
+    well("most_ranks", 60, |seed| {
         Scenario::shaped(seed, |config| (config.ranks, config.experts) = (6, 1 + (seed % 3) as u32))
     });
 }
 
 #[test]
 fn one_rank_alone_needs_no_wire() {
-    run_seeds(60, |seed| Scenario::shaped(seed, |config| config.ranks = 1));
+    well("one_rank_alone", 60, |seed| Scenario::shaped(seed, |config| config.ranks = 1));
 }

@@ -5,7 +5,7 @@ use crate::program::{Program, Wrong};
 use std::rc::Rc;
 use std::time::Duration;
 use weft_fabric::model::LatencyBandwidth;
-use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Random, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Pause, Random, World, WorldConfig};
 use weft_fabric::{PartRule, Rank, Time};
 use weft_moe::routing::Routing;
 use weft_moe::{CombineMode, Config, DType, Error, Layout, Shape, Weighting};
@@ -17,7 +17,16 @@ pub enum Fate {
     Killed(Rank),
     Cut(Rank, Rank),
     FailedParts,
+    /// Paused, for shorter than anybody minds.
+    Paused,
+    /// Paused until its peers hold it for lost; then it comes back.
+    Silent(Rank),
 }
+
+/// A pause this long goes unnoticed.
+const SHORT: u64 = 400_000;
+/// How long the peers of a rank are patient.
+const SILENCE: Duration = Duration::from_micros(400);
 
 /// One round on all ranks.
 pub struct Round {
@@ -104,26 +113,54 @@ impl Scenario {
         let config = config(&mut random);
         let rounds = (0..within(&mut random, 1, 8)).map(|_| round(&config, &mut random)).collect();
         let mut faults = if random.chance(0.1) { Faults::default() } else { Faults::rough() };
+        if random.chance(0.05) {
+            faults.duplicate = 1.0;
+        }
         let mut ends: Vec<Rank> = (0..config.ranks).map(Rank).collect();
         random.shuffle(&mut ends);
-        let moment = Time(random.below(300_000));
-        let fate = match (random.below(8), &ends[..]) {
-            (0, [a, _, ..]) => {
-                faults.kills.push((moment, *a));
-                Fate::Killed(*a)
-            }
-            (1, [a, b, ..]) => {
-                faults.cuts.push((moment, *a, *b));
-                Fate::Cut(*a, *b)
-            }
-            (2, _) => {
-                faults.fail = 0.005;
-                Fate::FailedParts
-            }
+        let at = Time(random.below(300_000));
+        let fate = match (random.below(10), &ends[..]) {
+            (0, [a, _, ..]) => Fate::Killed(*a),
+            (1, [a, b, ..]) => Fate::Cut(*a, *b),
+            (2, _) => Fate::FailedParts,
+            (3, _) => Fate::Paused,
+            (4, [a, _, ..]) => Fate::Silent(*a),
             _ => Fate::Well,
         };
+        if matches!(fate, Fate::FailedParts) {
+            faults.fail = 0.005;
+        }
         let (parts, laziness) = (parts(&mut random), pick(&mut random, &[0.0, 0.2, 0.6]));
-        Scenario { seed, config, rounds, faults, parts, fate, laziness }
+        Scenario { seed, config, rounds, faults, parts, fate: Fate::Well, laziness }.with_fate(
+            fate,
+            at,
+            &mut random,
+        )
+    }
+
+    /// The same with a fate at a time. Until then the run is the same.
+    pub fn with_fate(mut self, fate: Fate, at: Time, random: &mut Random) -> Scenario {
+        self.fate = fate;
+        let network = random.chance(0.5);
+        let mut pause = |rank, length| {
+            let length = Duration::from_nanos(length);
+            self.faults.pauses.push(Pause { at, rank, length, network });
+        };
+        match fate {
+            Fate::Killed(rank) => self.faults.kills.push((at, rank)),
+            Fate::Cut(a, b) => self.faults.cuts.push((at, a, b)),
+            Fate::Paused => {
+                let rank = random.below(self.config.ranks.into()) as u32;
+                pause(Rank(rank), random.below(SHORT));
+            }
+            Fate::Silent(rank) => {
+                // It comes back before, while or after its peers give it up.
+                pause(rank, random.below(2_000_000));
+                self.faults.silence = Some(SILENCE);
+            }
+            Fate::Well | Fate::FailedParts => {}
+        }
+        self
     }
 
     /// The same seed where every rank must come to its end.
@@ -157,14 +194,18 @@ fn world(scenario: &Scenario) -> World {
     })
 }
 
-/// Runs a scenario; `Err` says what was wrong with it.
-pub fn run(scenario: Scenario) -> Result<(), String> {
+/// Runs a scenario and returns every moment at which something happened; `Err` says what was wrong.
+pub fn run(scenario: Scenario) -> Result<Vec<Time>, String> {
     let world = world(&scenario);
     let fate = scenario.fate;
     let scenario = Rc::new(scenario);
     let mut cluster = Cluster::new(&world).map_err(|error| error.to_string())?;
     let mut programs = Program::connect(&mut cluster, &scenario).map_err(|e| e.to_string())?;
+    let mut moments = Vec::new();
     let outcomes = cluster.run(|engine, now, events, requests| {
+        if moments.last() != Some(&now) {
+            moments.push(now);
+        }
         programs[engine.rank().0 as usize].step(&world, engine, now, events, requests)
     });
     let outcomes = outcomes.map_err(|hang| {
@@ -182,11 +223,12 @@ pub fn run(scenario: Scenario) -> Result<(), String> {
     cluster.settle().map_err(|hang| hang.to_string())?;
     match world.violations().first() {
         Some(violation) => Err(violation.to_string()),
-        None => Ok(()),
+        None => Ok(moments),
     }
 }
 
-/// Whoever is not done was killed, or says who or what link was at fault.
+/// Whoever is not done was killed, or says who or what link was at fault. A rank that was given up
+/// while it was paused finds that everybody has closed the connection, and says so.
 fn is_right(rank: Rank, outcome: &Outcome<Wrong>, fate: Fate) -> bool {
     match (outcome, fate) {
         (Outcome::Done, _) => true,
@@ -198,7 +240,8 @@ fn is_right(rank: Rank, outcome: &Outcome<Wrong>, fate: Fate) -> bool {
             Fate::Killed(killed) => poison.rank == Some(killed),
             Fate::Cut(a, b) => poison.rank == Some(a) || poison.rank == Some(b),
             Fate::FailedParts => poison.rank.is_some(),
-            Fate::Well => false,
+            Fate::Silent(silent) => silent == rank || poison.rank == Some(silent),
+            Fate::Well | Fate::Paused => false,
         },
         _ => false,
     }

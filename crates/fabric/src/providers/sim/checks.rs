@@ -23,6 +23,8 @@ pub enum Breach {
     EarlyCredit,
     /// A lane stands higher than the parts posted to it.
     RaisedBeyondPosted,
+    /// An engine reported that its group is poisoned before it had cut off this peer.
+    NotFenced,
 }
 
 /// A breach of the rules by a driver, an engine or a test.

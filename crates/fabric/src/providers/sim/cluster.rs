@@ -201,7 +201,7 @@ impl Cluster {
     pub fn run_drivers<D: Driver>(
         &mut self,
         drivers: &mut [D],
-        done: impl Fn(&D) -> bool,
+        mut done: impl FnMut(&D) -> bool,
     ) -> Result<Vec<Outcome<D::Error>>, Hang>
     where
         D::Error: From<Error>,
@@ -285,6 +285,7 @@ impl Cluster {
             busy |= outcome.is_some();
         }
         if let Some(cause) = poisoned {
+            self.world.state().check_fenced(rank);
             self.spread(rank, cause);
         }
         busy

@@ -61,12 +61,33 @@ pub struct Faults {
     pub full: f64,
     /// How often a part fails. Its lane is not raised; some of its bytes may have landed.
     pub fail: f64,
+    /// The part of this number fails in any case; the first that is posted is number 1.
+    pub failing_part: Option<u64>,
     /// Ranks that die, and when.
     pub kills: Vec<(Time, Rank)>,
     /// Links that break, both ways, and when: every part between the two fails from then on.
     pub cuts: Vec<(Time, Rank, Rank)>,
-    /// A peer's death or its fence is noticed up to this much later.
+    /// Ranks that stop for a while, as by SIGSTOP.
+    pub pauses: Vec<Pause>,
+    /// A rank that has been paused for this long is held for lost by its peers, although it may come
+    /// back. `None`: never.
+    pub silence: Option<Duration>,
+    /// A peer's death, its silence or its fence is noticed up to this much later.
     pub detection: Duration,
+}
+
+/// A rank that stops and comes back.
+#[derive(Clone, Debug)]
+pub struct Pause {
+    /// When.
+    pub at: Time,
+    /// Who.
+    pub rank: Rank,
+    /// For how long it is not polled.
+    pub length: Duration,
+    /// Whether its network stops with it. Otherwise what it has posted leaves and what is sent to it
+    /// lands meanwhile, as on a NIC that needs no process.
+    pub network: bool,
 }
 
 impl Faults {
@@ -182,7 +203,7 @@ impl World {
         self.state().kill(rank);
     }
 
-    /// A rank pauses until as many [`World::resume`]s.
+    /// A rank pauses, its network with it, until as many [`World::resume`]s.
     pub fn stop(&self, rank: Rank) {
         self.state().stop(rank);
     }

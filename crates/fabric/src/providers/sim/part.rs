@@ -96,7 +96,7 @@ impl State {
             read_at: ReadAt::Post,
             data: None,
             digest: 0,
-            doomed: self.random.chance(self.faults.fail),
+            doomed: self.random.chance(self.faults.fail) || self.faults.failing_part == Some(id),
             completes_early: false,
             ended: false,
             outcome: None,
@@ -130,6 +130,10 @@ impl State {
     fn claim(&mut self, id: u64, part: &mut Part) {
         let (from, to, lane) = (part.from, part.to, part.lane.id);
         self.at_mut(to).ledger.posted(lane);
+        if !self.accepts(to, from) {
+            // It comes too late: whatever now lies there is none of its business, and stays.
+            return;
+        }
         for page in &part.pages {
             let begin = page.destination_offset;
             let wanted = begin..begin.saturating_add(page.length);
@@ -263,10 +267,13 @@ impl State {
         self.forget_if_over(id);
     }
 
-    /// The part fails; nobody knows what was written.
+    /// The part fails; nobody knows what was written, unless its destination had cut it off before.
     pub fn fail(&mut self, id: u64, why: &'static str) {
-        if self.parts.get(&id).is_some_and(|part| part.data.is_some()) && self.random.chance(0.5) {
-            let limit = self.random.below(self.parts[&id].bytes() + 1);
+        let lands = |part: &&Part| part.data.is_some() && self.accepts(part.to, part.from);
+        if let Some(bytes) = self.parts.get(&id).filter(lands).map(Part::bytes)
+            && self.random.chance(0.5)
+        {
+            let limit = self.random.below(bytes + 1);
             self.land(id, limit);
         }
         let Some(part) = self.parts.get(&id) else { return };

@@ -1,5 +1,6 @@
 //! What happens to ranks: they join, pause, break, die and fence each other.
 
+use super::Pause;
 use super::checks::Breach;
 use super::state::{Happening, State};
 use crate::lane_table::LaneTable;
@@ -55,6 +56,31 @@ impl State {
             let state = self.at_mut(rank);
             sink.completions.append(&mut state.completions);
             sink.lost.append(&mut state.lost);
+        }
+    }
+
+    pub fn pause(&mut self, pause: &Pause) {
+        self.note(10, [u64::from(pause.rank.0), pause.length.as_nanos() as u64, 0]);
+        if pause.network {
+            self.stop(pause.rank);
+            self.schedule_in(pause.length, Happening::Resume(pause.rank));
+        } else {
+            self.at_mut(pause.rank).frozen += 1;
+            self.schedule_in(pause.length, Happening::Thaw(pause.rank));
+        }
+        if let Some(silence) = self.faults.silence {
+            self.schedule_in(silence, Happening::Silence(pause.rank));
+        }
+    }
+
+    pub fn thaw(&mut self, rank: Rank) {
+        self.at_mut(rank).frozen -= 1;
+    }
+
+    /// The peers of a rank that is still paused have waited long enough.
+    pub fn silence(&mut self, rank: Rank) {
+        if self.is_alive(rank) && self.is_paused(rank) {
+            self.notify(rank, "it has been silent for too long");
         }
     }
 
@@ -128,6 +154,15 @@ impl State {
     pub fn accepts(&self, owner: Rank, from: Rank) -> bool {
         let owner = self.at(owner);
         owner.lanes.is_some() && !owner.dead && !owner.fenced.contains(&from)
+    }
+
+    /// The engine of `rank` said that its group is poisoned: from here on its memory may go.
+    pub fn check_fenced(&mut self, rank: Rank) {
+        for peer in (0..self.size()).map(Rank).filter(|peer| *peer != rank) {
+            if self.accepts(rank, peer) {
+                self.violated(Breach::NotFenced, rank, peer, None, None);
+            }
+        }
     }
 
     /// `rank` cuts `peer` off, and hears at once that what it had under way to it has failed.

@@ -3,7 +3,7 @@
 use super::checks::{Breach, Ledger, Violation};
 use super::part::Part;
 use super::random::{Random, mix};
-use super::{Faults, WorldConfig};
+use super::{Faults, Pause, WorldConfig};
 use crate::lane_table::LaneTable;
 use crate::memory::Memory;
 use crate::model::{FlowId, NetworkModel};
@@ -24,6 +24,9 @@ pub(super) enum Happening {
     Complete(u64),
     Repeat { rank: Rank, token: u64 },
     Notice { at: Rank, lost: Rank, why: &'static str },
+    Pause(Pause),
+    Silence(Rank),
+    Thaw(Rank),
     Resume(Rank),
     Kill(Rank),
     Cut(Rank, Rank),
@@ -37,7 +40,9 @@ pub(super) struct RankState {
     pub grants: BTreeMap<(RegionKey, Rank), Vec<Range<u64>>>,
     pub ledger: Ledger,
     pub dead: bool,
-    /// Pauses not yet ended, and what waits for that.
+    /// Pauses of the rank alone that have not ended.
+    pub frozen: u32,
+    /// Likewise of the rank and its network, and what waits for that.
     pub stops: u32,
     pub deferred: Vec<Happening>,
     pub fenced: BTreeSet<Rank>,
@@ -100,6 +105,9 @@ impl State {
         for (time, a, b) in state.faults.cuts.clone() {
             state.schedule(time, Happening::Cut(a, b));
         }
+        for pause in state.faults.pauses.clone() {
+            state.schedule(pause.at, Happening::Pause(pause));
+        }
         state
     }
 
@@ -132,7 +140,11 @@ impl State {
     }
 
     pub fn is_running(&self, rank: Rank) -> bool {
-        !self.at(rank).dead && self.at(rank).stops == 0
+        !self.at(rank).dead && !self.is_paused(rank)
+    }
+
+    pub fn is_paused(&self, rank: Rank) -> bool {
+        self.at(rank).stops > 0 || self.at(rank).frozen > 0
     }
 
     pub fn schedule(&mut self, time: Time, what: Happening) {
@@ -176,6 +188,9 @@ impl State {
                 self.note(2, [u64::from(at.0), u64::from(lost.0), 0]);
                 self.at_mut(at).lost.push((lost, why.to_owned()));
             }
+            Happening::Pause(pause) => self.pause(&pause),
+            Happening::Silence(rank) => self.silence(rank),
+            Happening::Thaw(rank) => self.thaw(rank),
             Happening::Resume(rank) => self.resume(rank),
             Happening::Kill(rank) => self.kill(rank),
             Happening::Cut(a, b) => self.cut(a, b),

@@ -1,0 +1,103 @@
+//! Runs one seed after another on every core, and says how to replay one that went wrong.
+//!
+//! `WEFT_SEED=n` replays one seed, `WEFT_SEEDS=n` runs another number of them, beginning at
+//! `WEFT_FIRST_SEED`, and shows how far they have come.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// No more failures than this are collected before a run is given up.
+const MOST_FAILURES: usize = 10;
+const PROGRESS: Duration = Duration::from_secs(5);
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Calls `run` with every seed that was asked for, `default` of them unless the environment says
+/// otherwise. `test` names the test in the line that replays a failure.
+///
+/// # Panics
+/// If `run` fails or panics for a seed.
+pub fn each(test: &str, default: u64, run: impl Fn(u64) -> Result<(), String> + Sync) {
+    let (begin, count) = match number("WEFT_SEED") {
+        Some(seed) => (seed, 1),
+        None => (number("WEFT_FIRST_SEED").unwrap_or(0), number("WEFT_SEEDS").unwrap_or(default)),
+    };
+    let sweep = Sweep {
+        next: AtomicU64::new(begin),
+        end: begin + count,
+        failures: Mutex::default(),
+        shown: number("WEFT_SEEDS").map(|_| Mutex::new(Instant::now())),
+    };
+    let start = Instant::now();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(count as usize);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| sweep.work(&run, begin));
+        }
+    });
+    let failures = sweep.failures.into_inner().unwrap_or_default();
+    if sweep.shown.is_some() {
+        let (seconds, failed) = (start.elapsed().as_secs_f64(), failures.len());
+        println!(
+            "outcome {{\"test\": \"{test}\", \"first_seed\": {begin}, \"seeds\": {count}, \
+             \"failed\": {failed}, \"threads\": {threads}, \"seconds\": {seconds:.1}}}"
+        );
+    }
+    let (package, name) = (env!("CARGO_PKG_NAME"), test);
+    let lines: Vec<String> = failures
+        .iter()
+        .map(|(seed, wrong)| {
+            format!("{wrong}\n  WEFT_SEED={seed} cargo test -p {package} --test sim {name}")
+        })
+        .collect();
+    assert!(lines.is_empty(), "{}", lines.join("\n"));
+}
+
+struct Sweep {
+    next: AtomicU64,
+    end: u64,
+    failures: Mutex<BTreeMap<u64, String>>,
+    /// When progress was last shown, if it is.
+    shown: Option<Mutex<Instant>>,
+}
+
+impl Sweep {
+    fn work(&self, run: &impl Fn(u64) -> Result<(), String>, begin: u64) {
+        loop {
+            let seed = self.next.fetch_add(1, Ordering::Relaxed);
+            if seed >= self.end {
+                return;
+            }
+            let outcome = catch_unwind(AssertUnwindSafe(|| run(seed)))
+                .unwrap_or_else(|panic| Err(format!("it panicked: {}", message(&*panic))));
+            if let Err(wrong) = outcome {
+                let mut failures = self.failures.lock().unwrap();
+                failures.insert(seed, wrong);
+                if failures.len() >= MOST_FAILURES {
+                    self.next.store(self.end, Ordering::Relaxed);
+                }
+            }
+            self.show(seed - begin);
+        }
+    }
+
+    fn show(&self, done: u64) {
+        let Some(shown) = &self.shown else { return };
+        if let Ok(mut last) = shown.try_lock()
+            && last.elapsed() >= PROGRESS
+        {
+            *last = Instant::now();
+            println!("{done} seeds done");
+        }
+    }
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("?")
+}
