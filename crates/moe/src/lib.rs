@@ -17,6 +17,7 @@ mod driver;
 mod dtype;
 mod error;
 mod exchange;
+mod float8;
 pub mod header;
 pub mod metadata;
 mod missing;
@@ -31,6 +32,7 @@ pub mod routing;
 mod rows;
 mod shape;
 mod sizes;
+mod token_type;
 
 /// The calls that run it.
 pub use all_to_all::AllToAll;
@@ -42,6 +44,8 @@ pub use dtype::{DType, weighted_sum};
 pub use error::Error;
 /// A round's tokens and stages.
 pub use exchange::{Input, Stage};
+/// 8-bit elements.
+pub use float8::Float8;
 /// What all ranks announced.
 pub use header::Counts;
 /// Which rank owns which expert.
@@ -60,3 +64,5 @@ pub use rows::{Area, Rows, RowsMut, SourceRows};
 pub use shape::{CombineMode, Config, Layout, Shape, Weighting};
 /// What it takes in memory.
 pub use sizes::{Extent, Sizes};
+/// What tokens are made of.
+pub use token_type::{BlockScaled, ScaleType, TokenType};
