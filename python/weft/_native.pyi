@@ -1,5 +1,6 @@
 """What the native module offers. `weft` re-exports what is public, and documents it."""
 
+from collections.abc import Callable
 from typing import TypeAlias, final
 
 #: A contiguous array that the Python layer has checked: address, bytes, and its owner.
@@ -114,8 +115,14 @@ class Communicator:
     ) -> list[list[tuple[int, int]]]:
         """Grant regions and link counters; by rank, (key, length) of the regions it granted."""
 
-    def write(self, peer: int, counter: int, round: int, pages: list[_Page]) -> Request:
-        """Write pages to a peer and raise its counter."""
+    def scatter(
+        self,
+        writes: list[tuple[int, list[_Page]]],
+        counter: int,
+        round: int,
+        done: Callable[[Exception | None], object] | None,
+    ) -> Request:
+        """Write pages to peers and raise their counters; `done` is called at the request's end."""
 
     def wait(self, counter: int, expected: list[tuple[int, int]], timeout: float) -> None:
         """Wait until peers have raised a counter by as much as is expected of each."""

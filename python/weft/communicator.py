@@ -6,7 +6,7 @@ import atexit
 import os
 import platform
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from weft.report.collect import ArrivalRecord, RankTrace, WriteRecord
 from weft.report.events import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -34,6 +34,10 @@ __all__ = [
     "Statistics",
     "init",
 ]
+
+
+#: Told of the end of a request: `None`, or the error if it failed.
+Done: TypeAlias = "Callable[[Exception | None], object]"
 
 
 class RemoteRegion(NamedTuple):
@@ -296,27 +300,76 @@ class Communicator:
             for peer, granted in enumerate(shared)
         ]
 
-    def write(self, peer: int, counter: Counter, round: int, pages: Sequence[Page]) -> Request:
+    def write(
+        self,
+        peer: int,
+        counter: Counter,
+        round: int,
+        pages: Sequence[Page],
+        *,
+        done: Done | None = None,
+    ) -> Request:
         """Write pages to a peer and raise its counter: one page, several, or none (a signal).
 
+        Returns before the bytes have arrived. That the source may be reused is known from
+        `Request.done`, `Request.wait` or a callback; that they arrived, from the peer's answer.
+
+        Args:
+            peer: to whom.
+            counter: the peer's counter of equal position is raised, by `parts` of these pages.
+            round: from 0; round r needs r credits of the peer.
+            pages: what goes where.
+            done: called once when the sources may be reused, with `None`, or with the error if the
+                write failed; perhaps before this returns. It runs on the thread that makes
+                progress, after that thread's call on the communicator has ended (a call that waits
+                makes it wait too), and may make calls itself. What it raises goes to
+                `sys.unraisablehook`.
+
         Raises:
-            CreditError: if the peer has not released the round before.
+            CreditError: if the peer has not released the round before. As with every error that is
+                raised here, nothing was written and `done` is not called.
+        """
+        return self.scatter({peer: pages}, counter, round, done=done)
+
+    def signal(
+        self, peer: int, counter: Counter, round: int, *, done: Done | None = None
+    ) -> Request:
+        """Raise a peer's counter by one: a write of no bytes."""
+        return self.write(peer, counter, round, [], done=done)
+
+    def scatter(
+        self,
+        writes: Mapping[int, Sequence[Page]],
+        counter: Counter,
+        round: int,
+        *,
+        done: Done | None = None,
+    ) -> Request:
+        """Writes to several peers as one request, which ends when all of them have.
+
+        Args:
+            writes: pages by peer; those without pages are signalled.
+            counter: as in `write`, at every peer.
+            round: as in `write`, the same toward every peer.
+            done: as in `write`, called once for all.
         """
         numbers = [
             (
-                page.source._native.key(),
-                page.source_offset,
-                page.destination.key,
-                page.destination_offset,
-                page.length,
+                peer,
+                [
+                    (
+                        page.source._native.key(),
+                        page.source_offset,
+                        page.destination.key,
+                        page.destination_offset,
+                        page.length,
+                    )
+                    for page in pages
+                ],
             )
-            for page in pages
+            for peer, pages in writes.items()
         ]
-        return Request(self._native.write(peer, counter.number, round, numbers))
-
-    def signal(self, peer: int, counter: Counter, round: int) -> Request:
-        """Raise a peer's counter by one: a write of no bytes."""
-        return self.write(peer, counter, round, [])
+        return Request(self._native.scatter(numbers, counter.number, round, done))
 
     def raised(self) -> list[tuple[int, int, int]]:
         """Lanes that rose since this was last asked.

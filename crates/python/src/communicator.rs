@@ -4,6 +4,7 @@
 //! other way round; while it waits it looks several times a second whether a signal has come.
 
 use crate::errors::{Error, raise};
+use crate::finished::Finished;
 use crate::fork;
 use crate::memory::{View, lent};
 use pyo3::prelude::*;
@@ -15,8 +16,8 @@ use std::time::Duration;
 use weft_control::{Cause, Config, Overrides, Poison, Secret};
 use weft_fabric::communicator::{CommunicatorConfig, Progress};
 use weft_fabric::{
-    Communicator as Fabric, CounterId, Page, ProviderKind, Rank, Region as FabricRegion, RegionKey,
-    RequestId, Route, Time, WeakRegion, clock,
+    Communicator as Fabric, CounterId, Page, PeerWrite, ProviderKind, Rank, Region as FabricRegion,
+    RegionKey, RequestId, Route, Time, WeakRegion, clock,
 };
 
 /// What a signal handler raised while the control plane waited.
@@ -27,6 +28,7 @@ type Raised = Arc<Mutex<Option<PyErr>>>;
 pub struct Shared {
     fabric: Arc<Mutex<Option<Fabric>>>,
     raised: Raised,
+    finished: Finished,
 }
 
 impl Shared {
@@ -38,12 +40,13 @@ impl Shared {
         work: impl FnOnce(&mut Fabric) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         fork::check(py)?;
-        py.detach(|| {
+        let result = py.detach(|| {
             let mut guard = self.lock();
             let fabric = guard.as_mut().ok_or(weft_control::Error::Closed)?;
             work(fabric)
-        })
-        .map_err(|error| take(&self.raised).unwrap_or_else(|| error.into()))
+        });
+        self.finished.run(py);
+        result.map_err(|error| take(&self.raised).unwrap_or_else(|| error.into()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Fabric>> {
@@ -100,7 +103,11 @@ impl Communicator {
             world_size: fabric.world_size(),
             generation: fabric.control().generation(),
             hosts: fabric.control().members().iter().map(|m| m.host_id.clone()).collect(),
-            shared: Shared { fabric: Arc::new(Mutex::new(Some(fabric))), raised },
+            shared: Shared {
+                fabric: Arc::new(Mutex::new(Some(fabric))),
+                raised,
+                finished: Finished::default(),
+            },
         }
     }
 
@@ -349,18 +356,29 @@ impl Communicator {
         })
     }
 
-    /// Writes pages to a peer and raises its counter.
-    fn write(
+    /// Writes pages to peers and raises their counters, as one request; `done` is called at its end.
+    fn scatter(
         &self,
         py: Python<'_>,
-        peer: u32,
+        writes: Vec<(u32, Vec<PyPage>)>,
         counter: u32,
         round: u64,
-        pages: Vec<PyPage>,
+        done: Option<Py<PyAny>>,
     ) -> PyResult<Request> {
         let id = self.shared.with(py, move |fabric| {
-            let pages: Vec<Page> = pages.into_iter().map(page).collect();
-            Ok(fabric.engine().write(Rank(peer), CounterId(counter), round, &pages)?)
+            let pages = |pages: Vec<PyPage>| pages.into_iter().map(page).collect();
+            let writes = writes.into_iter().map(|(peer, list)| (Rank(peer), pages(list)));
+            let writes: Vec<(Rank, Vec<Page>)> = writes.collect();
+            let writes: Vec<PeerWrite<'_>> =
+                writes.iter().map(|(peer, pages)| PeerWrite { peer: *peer, pages }).collect();
+            let engine = fabric.engine();
+            let done = done.map(|done| self.shared.finished.callback(done));
+            let (done, accepted) = done.unzip();
+            let id = engine.scatter(&writes, CounterId(counter), round, done)?;
+            if let Some(accepted) = accepted {
+                accepted.store(true, Ordering::Relaxed);
+            }
+            Ok(id)
         })?;
         Ok(Request { id, shared: self.shared.clone() })
     }
@@ -514,6 +532,8 @@ impl Communicator {
             }),
             None => {}
         }
+        // Requests that had not ended by then.
+        self.shared.finished.run(py);
     }
 }
 

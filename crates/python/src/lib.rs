@@ -6,6 +6,7 @@ mod all_to_all;
 mod build;
 mod communicator;
 mod errors;
+mod finished;
 mod fork;
 mod memory;
 

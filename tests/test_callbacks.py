@@ -1,0 +1,33 @@
+"""Callbacks of requests."""
+
+import pytest
+
+import ranks
+
+
+@pytest.mark.parametrize("transport", ranks.TRANSPORTS)
+@pytest.mark.parametrize("length", [16, 3 << 20])
+def test_a_scatter_ends_once_for_all_its_peers(transport: str, length: int) -> None:
+    first, *others = ranks.run("callbacks.scattered", 4, transport, length=length)
+    assert first["ended"] == ["0 None", "1 None"]
+    assert all(other["right"] for other in others)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_callback_may_make_the_next_call_for_ever(transport: str) -> None:
+    for result in ranks.run("callbacks.chained", 2, transport, count=2000):
+        assert result == {"sent": 2000, "depth": True}
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_what_a_callback_raises_is_neither_lost_nor_fatal(transport: str) -> None:
+    for result in ranks.run("callbacks.raising", 2, transport):
+        assert result["caught"] == ["ZeroDivisionError('in a callback')"]
+        assert result["refused"] == "CreditError"
+        assert result["called"] == 0
+
+
+@pytest.mark.parametrize("end", ["poison", "close"])
+def test_a_request_that_fails_hands_its_error_to_the_callback(end: str) -> None:
+    first, _ = ranks.run("callbacks.unfinished", 2, "tcp", length=200 << 20, end=end)
+    assert first == ["WriteFailedError"]

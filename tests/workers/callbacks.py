@@ -1,0 +1,127 @@
+"""Requests that call back when they have ended."""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+import weft
+from workers.transfer import raised_by
+
+
+def scattered(length: int) -> dict[str, Any]:
+    """Rank 0 scatters to all others, then again from inside the callback of the first."""
+    with weft.init() as communicator:
+        rank, peers = communicator.rank, range(1, communicator.world_size)
+        mine, counter = communicator.alloc(length), communicator.counter()
+        granted = communicator.share([mine], [counter])
+        ended: list[str] = []
+        right = True
+        if rank == 0:
+            mine.bytes[:] = 5
+            half = length // 2
+
+            def scatter(round: int, pages: dict[int, list[weft.Page]]) -> weft.Request:
+                def done(error: Exception | None) -> None:
+                    ended.append(f"{round} {error}")
+                    if round == 0:
+                        for peer in peers:
+                            counter.wait_for_credit(peer, 1)
+                        scatter(1, {peer: [] for peer in peers})
+
+                return communicator.scatter(pages, counter, round, done=done)
+
+            pages = {
+                peer: [
+                    weft.Page(mine, 0, granted[peer][0], half, length - half),
+                    weft.Page(mine, 0, granted[peer][0], 0, half),
+                ]
+                for peer in peers
+            }
+            request = scatter(0, pages)
+            request.wait()
+            while len(ended) < 2:
+                communicator.poll()
+            assert request.done
+        else:
+            counter.wait({0: communicator.parts(0, [length - length // 2, length // 2])})
+            right = bool(np.all(mine.bytes == 5))
+            counter.credit(0)
+            counter.wait({0: 1})
+            assert counter.raised() == {0: 1}
+            counter.credit(0)
+        communicator.barrier()
+        return {"ended": ended, "right": right}
+
+
+def chained(count: int) -> dict[str, Any]:
+    """Signals to a peer, each sent by the callback of the one before: the stack does not grow."""
+    with weft.init() as communicator:
+        counters = [communicator.counter() for _ in range(2)]
+        communicator.share([], counters)
+        peer, depths, sent = 1 - communicator.rank, set(), 0
+
+        def done(error: Exception | None) -> None:
+            nonlocal sent
+            assert error is None
+            depth, frame = 0, sys._getframe()
+            while frame.f_back is not None:
+                depth, frame = depth + 1, frame.f_back
+            depths.add(depth)
+            if sent < count:
+                sent += 1
+                communicator.signal(peer, counters[0], 0, done=done)
+
+        communicator.signal(peer, counters[0], 0, done=done)
+        while sent < count:
+            communicator.poll()
+        counters[0].wait({peer: count + 1})
+        communicator.barrier()
+        return {"sent": sent, "depth": max(depths) < 40}
+
+
+def raising() -> dict[str, Any]:
+    """What a callback raises is reported and harms nobody; a refused call has no callback."""
+    caught: list[str] = []
+    sys.unraisablehook = lambda raised: caught.append(repr(raised.exc_value))
+    with weft.init() as communicator:
+        counter = communicator.counter()
+        communicator.share([], [counter])
+        peer = 1 - communicator.rank
+        called: list[object] = []
+
+        def fail(error: Exception | None) -> None:
+            raise ZeroDivisionError("in a callback")
+
+        refused = raised_by(lambda: communicator.signal(peer, counter, 1, done=called.append))
+        communicator.signal(peer, counter, 0, done=fail).wait()
+        while not caught:
+            communicator.poll()
+        counter.wait({peer: 1})
+        communicator.barrier()
+    return {"caught": caught, "refused": type(refused).__name__, "called": len(called)}
+
+
+def unfinished(length: int, end: str) -> list[str]:
+    """A write that nobody reads is under way when its group ends: so does it, with an error."""
+    with weft.init() as communicator:
+        mine, counter = communicator.alloc(length), communicator.counter()
+        granted = communicator.share([mine], [counter])
+        ended: list[str] = []
+
+        def done(error: Exception | None) -> None:
+            ended.append(type(error).__name__)
+
+        if communicator.rank == 0:
+            page = weft.Page(mine, 0, granted[1][0], 0, length)
+            communicator.write(1, counter, 0, [page], done=done)
+            assert ended == [], "the write ended before anybody read it"
+            if end == "close":
+                communicator.close()
+                return ended
+            communicator.poison("before it has ended")
+            while raised_by(communicator.poll) is None or not ended:
+                pass
+        else:
+            raised_by(lambda: communicator.all_gather(b"", timeout=20))
+    return ended
