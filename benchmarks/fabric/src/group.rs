@@ -1,0 +1,95 @@
+//! Ranks as processes. This program starts itself once for each rank, with the same arguments; what
+//! each rank found comes back as JSON on its standard output.
+
+use crate::{Outcome, Path};
+use serde::{Serialize, de::DeserializeOwned};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use weft_control::{Config, Overrides};
+use weft_fabric::communicator::CommunicatorConfig;
+use weft_fabric::{Communicator, Waiter, clock};
+
+/// Long enough for anything that is expected to happen on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+const RANK: &str = "WEFT_RANK";
+
+/// Runs `rank` in `size` processes of this program, and returns in the one that started them what
+/// each found, by rank. In the others, this does not return.
+///
+/// # Errors
+/// If a process ends with a failure. It has then said why on standard error.
+pub fn on_processes<T: Serialize + DeserializeOwned>(
+    size: u32,
+    rank: impl FnOnce() -> Outcome<T>,
+) -> Outcome<Vec<T>> {
+    on_processes_under(&[], size, rank)
+}
+
+/// As [`on_processes`], with rank 0 under another program, such as a debugger.
+pub fn on_processes_under<T: Serialize + DeserializeOwned>(
+    wrapper: &[String],
+    size: u32,
+    rank: impl FnOnce() -> Outcome<T>,
+) -> Outcome<Vec<T>> {
+    if std::env::var_os(RANK).is_some() {
+        match rank() {
+            Ok(found) => println!("{}", serde_json::to_string(&found)?),
+            Err(error) => {
+                eprintln!("rank {}: {error}", std::env::var(RANK).unwrap_or_default());
+                std::process::exit(1);
+            }
+        }
+        std::process::exit(0);
+    }
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let spawn = |number: u32| -> Outcome<Child> {
+        let program = std::env::current_exe()?;
+        let mut command = match wrapper.split_first() {
+            Some((wrapper, options)) if number == 0 => {
+                let mut command = Command::new(wrapper);
+                command.args(options).arg(program);
+                command
+            }
+            _ => Command::new(program),
+        };
+        Ok(command
+            .args(std::env::args_os().skip(1))
+            .env(RANK, number.to_string())
+            .env("WEFT_WORLD_SIZE", size.to_string())
+            .env("WEFT_ADDR", "127.0.0.1")
+            .env("WEFT_PORT", port.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?)
+    };
+    let children = (0..size).map(spawn).collect::<Outcome<Vec<Child>>>()?;
+    // Pipes hold little; every rank's is read to its end while the others go on.
+    let readers: Vec<_> = children
+        .into_iter()
+        .map(|child| std::thread::spawn(move || child.wait_with_output()))
+        .collect();
+    let mut found = Vec::new();
+    for (number, reader) in readers.into_iter().enumerate() {
+        let output = reader.join().map_err(|_| "a thread that reads a rank's output died")??;
+        if !output.status.success() {
+            return Err(format!("rank {number} failed: {}", output.status).into());
+        }
+        found.push(serde_json::from_slice(&output.stdout)?);
+    }
+    Ok(found)
+}
+
+/// In a process of [`on_processes`]: joins the group over one provider; progress is the caller's.
+pub fn join(path: Path, spin: Option<Duration>) -> Outcome<Communicator> {
+    let mut config = CommunicatorConfig::new(Config::from_env(Overrides::default())?);
+    config.providers = vec![path.provider()];
+    config.spin = spin;
+    Ok(Communicator::init(config)?)
+}
+
+/// Calls `f` with a way to wait, for [`PATIENCE`] at most, spinning for `spin`.
+pub fn waiting<T>(spin: Duration, f: impl FnOnce(&mut Waiter<'_>) -> T) -> T {
+    let mut never = || false;
+    f(&mut Waiter { deadline: clock::now().after(PATIENCE), spin, interrupted: &mut never })
+}
