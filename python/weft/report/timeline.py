@@ -1,4 +1,7 @@
-"""A picture of a run: a row for each rank, a bar for each phase, a thin line for each write."""
+"""A picture of a run: a row for each rank, a bar for each phase, a thin line for each write.
+
+A write's line ends in a dot where it arrived.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,11 @@ def draw_timeline(ranks: Iterable[RankEvents], title: str = "") -> Figure:
     Raises `ValueError` if two ranks have the same number.
     """
     aligned = on_one_clock(ranks)
-    phase_names = list(dict.fromkeys(phase.name for rank in aligned for phase in rank.phases))
+    # In the order in which they first come, on whichever rank.
+    phases = sorted(
+        (phase for rank in aligned for phase in rank.phases), key=lambda phase: phase.begin_ns
+    )
+    phase_names = list(dict.fromkeys(phase.name for phase in phases))
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(phase_names)}
     unit_ns, unit = time_unit(aligned)
 
@@ -64,6 +71,7 @@ def draw_timeline(ranks: Iterable[RankEvents], title: str = "") -> Figure:
 
     axes.set_yticks(range(len(aligned)), [f"rank {rank.rank}\n{rank.host}" for rank in aligned])
     axes.set_ylim(max(1, len(aligned)) - 0.5, -0.5)
+    axes.margins(x=0.01)
     axes.set_xlim(left=0)
     axes.set_xlabel(f"time in {unit}")
     axes.grid(axis="x", alpha=0.3)
@@ -98,6 +106,8 @@ def draw_writes(axes: Axes, ranks: Sequence[RankEvents], unit_ns: int) -> tuple[
     # Every k-th of them, so that what is drawn is spread over the whole run.
     chosen = lines[:: -(-len(lines) // MOST_WRITES_DRAWN) or 1]
     axes.add_collection(LineCollection(chosen, colors="black", linewidths=0.4, alpha=0.5))
+    times, arrived_at = [end[0] for _, end in chosen], [end[1] for _, end in chosen]
+    axes.scatter(times, arrived_at, s=4, c="black", linewidths=0, zorder=3)
     return len(chosen), sum(len(rank.writes) for rank in ranks)
 
 

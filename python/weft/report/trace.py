@@ -174,12 +174,13 @@ def marks(
 ) -> Iterator[tuple[int, int, list[Timed]]]:
     """Begin, length and events of each mark: what falls on one instant shares one.
 
-    Slices of one track must not overlap, so a mark ends before the next one begins.
+    Slices of one track must not overlap, so a mark ends before the next one begins: by a nanosecond
+    where there is one, which readers that round times down may lose.
     """
     groups = [(at, list(group)) for at, group in groupby(sorted(events, key=time), time)]
     for index, (begin, group) in enumerate(groups):
         room = groups[index + 1][0] - begin if index + 1 < len(groups) else LONGEST_MARK_NS
-        yield begin, min(LONGEST_MARK_NS, room), group
+        yield begin, min(LONGEST_MARK_NS, max(1, room - 1)), group
 
 
 def slice_event(
