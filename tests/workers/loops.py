@@ -21,7 +21,7 @@ def selected(rounds: int, length: int) -> dict[str, Any]:
         granted = communicator.share([inbox], [counter])
         page = weft.Page(outbox, 0, granted[peer][0], 0, length)
         parts = communicator.parts(peer, [length])
-        sent = right = sleeps = 0
+        sent = right = 0
 
         def send() -> None:
             nonlocal sent
@@ -32,6 +32,8 @@ def selected(rounds: int, length: int) -> dict[str, Any]:
         with selectors.DefaultSelector() as selector:
             selector.register(communicator, selectors.EVENT_READ)
             if rank == 0:
+                # So that rank 1 sleeps by then, if the machine is not very busy.
+                time.sleep(0.2)
                 send()
             while right < rounds:
                 communicator.poll()
@@ -42,13 +44,10 @@ def selected(rounds: int, length: int) -> dict[str, Any]:
                         send()
                     continue
                 if communicator.arm():
-                    sleeps += 1
-                    began = time.monotonic()
                     assert selector.select(LONG_SECONDS), "nothing woke it"
-                    assert time.monotonic() - began < LONG_SECONDS
         communicator.disarm()
         communicator.barrier()
-        return {"right": right, "sleeps": sleeps, "credits": counter.credits(peer)}
+        return {"right": right, "credits": counter.credits(peer)}
 
 
 def driven_by_asyncio(messages: int) -> dict[str, Any]:
