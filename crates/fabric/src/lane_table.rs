@@ -22,9 +22,10 @@ pub struct LaneWords {
 const LINE: usize = size_of::<Line<AtomicU64>>();
 
 impl LaneWords {
-    /// Bytes that a table of `capacity` lanes takes: the bell, the leaves, the words, a line each.
+    /// Bytes that a table of `capacity` lanes takes: a line for the bell, one for each leaf, one for each
+    /// two words.
     pub fn bytes_for(capacity: usize) -> usize {
-        LINE * (1 + capacity.div_ceil(64) + capacity)
+        LINE * (1 + capacity.div_ceil(64) + capacity.div_ceil(2))
     }
 
     /// A view of `memory` as a table of `capacity` lanes, or `None` if it is too small for one.
@@ -45,7 +46,10 @@ impl LaneWords {
             Lanes {
                 bell: &*line(0).cast::<Line<AtomicU32>>(),
                 leaves: std::slice::from_raw_parts(line(1).cast(), leaves),
-                words: std::slice::from_raw_parts(line(1 + leaves).cast(), self.capacity),
+                words: std::slice::from_raw_parts(
+                    line(1 + leaves).cast(),
+                    self.capacity.div_ceil(2),
+                ),
             }
         }
     }
@@ -115,7 +119,8 @@ impl LaneTable {
         })
     }
 
-    /// Issues a lane to `peer`.
+    /// Issues a lane to `peer`. Every second one shares a cache line with the one before it, so issue
+    /// two at a time to a peer.
     pub fn issue(&self, peer: Rank) -> Result<Lane> {
         let number = self.issued.fetch_add(1, Ordering::Relaxed);
         let Some(granted) = self.granted.get(number as usize) else {

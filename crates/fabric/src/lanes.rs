@@ -5,6 +5,9 @@
 //! bit of the bell that covers the leaf); the mark on the bell returns whether the owner sleeps, so the
 //! agent makes a system call only then. The owner takes marks in the opposite order, bell first, so a
 //! raise is seen now or marks the bell again.
+//!
+//! Lanes 2i and 2i+1 share a cache line. An engine gives both to one peer, as a counter's data and credit
+//! lanes, so whoever waits for data has the credit beside it at hand, and no two agents share a line.
 
 use crate::atomics::{Line, Word32, Word64};
 use std::time::Duration;
@@ -44,8 +47,8 @@ pub struct Lanes<'a, W32, W64> {
     pub bell: &'a Line<W32>,
     /// One bit a lane, 64 to a leaf.
     pub leaves: &'a [Line<W64>],
-    /// The lanes' words.
-    pub words: &'a [Line<W64>],
+    /// The lanes' words, two to a line.
+    pub words: &'a [Line<[W64; 2]>],
 }
 
 impl<W32, W64> Clone for Lanes<'_, W32, W64> {
@@ -60,7 +63,7 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
     /// Raises `lane` to `value`. Only its one agent calls this. All that the caller wrote before is
     /// visible to the owner once it sees the value.
     pub fn raise(&self, lane: usize, value: u64) -> Wake {
-        self.words[lane].0.store(value);
+        self.word(lane).store(value);
         let leaf = lane / 64;
         self.leaves[leaf].0.fetch_or(1 << (lane % 64));
         Self::wake_for(self.bell.0.fetch_or(1 << (leaf as u32 % GROUPS)))
@@ -83,7 +86,11 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
 
     /// The lane's value, with all that its agent wrote before it.
     pub fn value(&self, lane: usize) -> u64 {
-        self.words[lane].0.load()
+        self.word(lane).load()
+    }
+
+    fn word(&self, lane: usize) -> &W64 {
+        &self.words[lane / 2].0[lane % 2]
     }
 
     /// Owner: takes the marks and calls `rose` for each lane marked since the last call. Returns
@@ -139,13 +146,16 @@ mod tests {
     struct Table {
         bell: Line<AtomicU32>,
         leaves: Vec<Line<AtomicU64>>,
-        words: Vec<Line<AtomicU64>>,
+        words: Vec<Line<[AtomicU64; 2]>>,
     }
 
     impl Table {
         fn new(leaves: usize) -> Table {
-            let lines = |count| (0..count).map(|_| Line::default()).collect();
-            Table { bell: Line::default(), leaves: lines(leaves), words: lines(64 * leaves) }
+            Table {
+                bell: Line::default(),
+                leaves: (0..leaves).map(|_| Line::default()).collect(),
+                words: (0..32 * leaves).map(|_| Line::default()).collect(),
+            }
         }
 
         fn lanes(&self) -> Lanes<'_, AtomicU32, AtomicU64> {

@@ -56,7 +56,7 @@ struct Event {
 struct Table {
     bell: Line<Futex>,
     leaves: Vec<Line<Word>>,
-    words: Vec<Line<Word>>,
+    words: Vec<Line<[Word; 2]>>,
     event: Event,
     payload: [UnsafeCell<u32>; 2],
 }
@@ -81,7 +81,7 @@ impl Table {
             }),
             leaves: (0..2).map(word).collect(),
             // Words that no model raises are made once all the same; they are never touched.
-            words: (0..LANES).map(word).collect(),
+            words: (0..LANES.div_ceil(2)).map(|_| Line([Word::new(0), Word::new(0)])).collect(),
             event: Event { readable: Mutex::new(false), changed: Condvar::new() },
             payload: [UnsafeCell::new(0), UnsafeCell::new(0)],
         })

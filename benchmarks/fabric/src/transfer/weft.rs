@@ -69,7 +69,9 @@ impl Side for Weft<'_> {
 
     fn send_window(&mut self, offsets: &[usize], length: usize) -> Outcome<()> {
         let (counter, round) = self.round(self.sent);
-        spinning(|waiter| self.engine.wait_for_credit(counter, self.peer, round, waiter))?;
+        if !self.engine.has_credit(counter, self.peer, round)? {
+            spinning(|waiter| self.engine.wait_for_credit(counter, self.peer, round, waiter))?;
+        }
         for &offset in offsets {
             let page = page(&self.source, self.inbox, offset, length);
             let request = self.engine.write(self.peer, counter, round, &[page])?;
@@ -85,8 +87,8 @@ impl Side for Weft<'_> {
         let (counter, _) = self.round(self.received);
         let expected = offsets.len() as u64 * parts(self.engine, self.peer, length);
         spinning(|waiter| self.engine.wait(counter, &[(self.peer, expected)], waiter))?;
+        // It leaves behind the next write, or with the next wait.
         self.engine.credit(self.peer, counter)?;
-        self.engine.flush();
         self.received += 1;
         Ok(())
     }

@@ -24,6 +24,8 @@ pub(super) struct End {
     pub remote: Option<Remote>,
     /// The value of `data` up to which we have given credit.
     pub base: u64,
+    /// The value of `credit` when it was last read.
+    pub credits: u64,
 }
 
 /// The peer's side of a counter.
@@ -57,36 +59,44 @@ impl Engine {
                 Ok(lane)
             };
             let (data, credit) = (issue(false)?, issue(true)?);
-            ends.push(Some(End { data, credit, remote: None, base: 0 }));
+            ends.push(Some(End { data, credit, remote: None, base: 0, credits: 0 }));
         }
         self.counters.push(Counter { ends });
         Ok(id)
     }
 
     pub(super) fn end(&mut self, counter: CounterId, peer: Rank) -> Result<&mut End> {
-        let known = self.counters.get_mut(counter.0 as usize);
-        let counter = known.ok_or(Error::Unknown { what: "counter", number: counter.0.into() })?;
-        let end = counter.ends.get_mut(peer.0 as usize).and_then(Option::as_mut);
-        end.ok_or(Error::Unknown { what: "rank", number: peer.0.into() })
+        find(&mut self.counters, counter, peer)
     }
 
     /// The peer's side, if it was imported.
     pub(super) fn remote(&mut self, counter: CounterId, peer: Rank) -> Result<&mut Remote> {
-        let missing = Error::Unknown { what: "counter", number: counter.0.into() };
-        self.end(counter, peer)?.remote.as_mut().ok_or(missing)
+        let missing = || Error::Unknown { what: "counter", number: counter.0.into() };
+        self.end(counter, peer)?.remote.as_mut().ok_or_else(missing)
     }
 
     /// Raises by `peer` since our last credit to it. All bytes counted by them are visible.
     pub fn count(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
-        let end = self.end(counter, peer)?;
-        let (id, base) = (end.data.id, end.base);
-        Ok(self.lanes.value(id) - base)
+        let end = find(&mut self.counters, counter, peer)?;
+        let count = self.lanes.value(end.data.id) - end.base;
+        if count > 0 {
+            // It shares the cache line that has just come, and the next round will ask for it.
+            end.credits = self.lanes.value(end.credit.id);
+        }
+        Ok(count)
     }
 
     /// Credits that `peer` has given us on this counter; round r may start when there are r.
     pub fn credits(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
-        let id = self.end(counter, peer)?.credit.id;
-        Ok(self.lanes.value(id))
+        let end = find(&mut self.counters, counter, peer)?;
+        end.credits = self.lanes.value(end.credit.id);
+        Ok(end.credits)
+    }
+
+    /// Whether `round` may be written to `peer`, so that there is nothing to wait for. Reads the lane only
+    /// if what was read before does not say so.
+    pub fn has_credit(&mut self, counter: CounterId, peer: Rank, round: u64) -> Result<bool> {
+        Ok(round <= self.end(counter, peer)?.credits || round <= self.credits(counter, peer)?)
     }
 
     /// By how much we have raised `peer`'s end of `counter` since it was linked.
@@ -102,31 +112,32 @@ impl Engine {
 
     /// Checks that `round` may be written and makes it the current one.
     pub(super) fn enter_round(&mut self, peer: Rank, counter: CounterId, round: u64) -> Result<()> {
-        let credits = self.credits(counter, peer)?;
-        let remote = self.remote(counter, peer)?;
-        if round < remote.round {
-            return Err(Error::OldRound { peer, counter, round, current: remote.round });
+        let current = self.remote(counter, peer)?.round;
+        if round < current {
+            return Err(Error::OldRound { peer, counter, round, current });
         }
-        if round > credits {
+        if !self.has_credit(counter, peer, round)? {
+            let credits = self.credits(counter, peer)?;
             return Err(Error::NoCredit { peer, counter, round, credits });
         }
-        remote.round = round;
+        self.remote(counter, peer)?.round = round;
         Ok(())
     }
 
     /// Tells `peer` that all it wrote under `counter` so far has been read: its bytes may be written
     /// again and its next round may start. Call it once a round, when the round is complete.
+    ///
+    /// Nobody waits for a credit as one waits for data: it leaves behind what is submitted next, or with
+    /// the next wait or poll. Call [`Engine::flush`] if none of these follows soon.
     pub fn credit(&mut self, peer: Rank, counter: CounterId) -> Result<()> {
         self.check()?;
-        let end = self.end(counter, peer)?;
-        let (id, ours) = (end.data.id, end.data);
-        let value = self.lanes.value(id);
-        let end = self.end(counter, peer)?;
-        end.base = value;
-        let remote = self.remote(counter, peer)?;
+        let end = find(&mut self.counters, counter, peer)?;
+        let unknown = || Error::Unknown { what: "counter", number: counter.0.into() };
+        let remote = end.remote.as_mut().ok_or_else(unknown)?;
+        end.base = self.lanes.value(end.data.id);
         remote.credited += 1;
-        let lane = remote.credit;
-        self.submit_credit(peer, lane, ours)
+        let (lane, ours) = (remote.credit, end.data);
+        self.owe_credit(peer, lane, ours)
     }
 
     /// The round after the current one toward `peer`, or the first.
@@ -148,4 +159,12 @@ impl Engine {
     pub fn flush(&mut self) {
         self.flush_all();
     }
+}
+
+fn find(counters: &mut [Counter], counter: CounterId, peer: Rank) -> Result<&mut End> {
+    let known = counters.get_mut(counter.0 as usize);
+    let counter =
+        known.ok_or_else(|| Error::Unknown { what: "counter", number: counter.0.into() })?;
+    let end = counter.ends.get_mut(peer.0 as usize).and_then(Option::as_mut);
+    end.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })
 }

@@ -30,13 +30,12 @@ use crate::memory::Memory;
 use crate::parts::PartRule;
 use crate::poison::PoisonFlag;
 use crate::provider::{Group, Provider, Sink};
-use crate::request::Table;
+use crate::request::{Table, Target};
 use crate::statistics::{PeerStatistics, Statistics, Totals};
 use crate::trace::Trace;
-use crate::types::{CounterId, Generation, ProviderKind, Time};
+use crate::types::{CounterId, Generation, ProviderKind, RegionKey, Time};
 use counters::Counter;
 use rustix::fd::OwnedFd;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_control::{Poison, Rank};
@@ -44,7 +43,7 @@ use weft_control::{Poison, Rank};
 /// Limits and habits of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Lanes in the table: two for each counter and peer. 64 bytes each.
+    /// Lanes in the table: two for each counter and peer, 32 bytes each.
     pub lanes: usize,
     /// Requests that may be under way; more are refused with [`Error::Limit`].
     pub max_requests: usize,
@@ -83,7 +82,8 @@ struct Peer {
     totals: Totals,
     /// Since when its connection has been broken with nobody saying why.
     suspect: Option<(Time, String)>,
-    regions: HashMap<u32, u64>,
+    /// Lengths of its regions, by key, in the order of keys.
+    regions: Vec<(RegionKey, u64)>,
 }
 
 /// One rank's end of one peer group. See the module's page.
@@ -103,6 +103,8 @@ pub struct Engine {
     requests: Table,
     /// Requests with parts that no provider has taken yet.
     posting: Vec<crate::types::RequestId>,
+    /// Credits that leave with the next flush.
+    owed: Vec<(Route, Target)>,
     /// Tags of requests that ended inside submit, to be reported by the next poll.
     ended: Vec<u64>,
     /// Tags that a poll on somebody else's behalf came across.
@@ -114,6 +116,8 @@ pub struct Engine {
     poison: Arc<PoisonFlag>,
     /// Readable when a sleeping owner should poll: the lane table's descriptor and the providers'.
     epoll: OwnedFd,
+    /// Whether some route's provider must be polled for what peers do.
+    needs_descriptors: bool,
     poison_reported: bool,
     barrier: Option<CounterId>,
     events: Vec<Event>,
@@ -147,7 +151,7 @@ impl Engine {
                 route: None,
                 totals: Totals::default(),
                 suspect: None,
-                regions: HashMap::new(),
+                regions: Vec::new(),
             })
             .collect();
         let epoll = sleep::epoll(&lanes, &providers)?;
@@ -166,6 +170,7 @@ impl Engine {
             regions: Vec::new(),
             requests,
             posting: Vec::with_capacity(64),
+            owed: Vec::with_capacity(1024),
             ended: Vec::with_capacity(1024),
             held: Vec::with_capacity(1024),
             namespaces: 0,
@@ -173,6 +178,7 @@ impl Engine {
             sink: Sink::default(),
             poison,
             epoll,
+            needs_descriptors: false,
             poison_reported: false,
             barrier: None,
             events: Vec::with_capacity(1024),
@@ -215,6 +221,7 @@ impl Engine {
                 lanes: &self.lanes,
                 deadline,
             })?;
+            self.needs_descriptors |= !peers.is_empty() && provider.descriptor().is_some();
         }
         Ok(())
     }
@@ -314,5 +321,12 @@ impl Engine {
     /// A stretch of shareable, zeroed memory, known to every provider.
     pub fn alloc(&mut self, length: usize) -> Result<Region> {
         self.register(Memory::shared(length)?)
+    }
+}
+
+impl Drop for Engine {
+    /// Peers may be waiting for credits that have not left.
+    fn drop(&mut self) {
+        self.flush();
     }
 }

@@ -24,6 +24,9 @@ impl Engine {
     /// [`Event::Raised`] carries the whole count of the lane's round, so a driver that was told
     /// twice of one raise is none the worse.
     pub fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
+        if !self.owed.is_empty() {
+            self.flush_all();
+        }
         for provider in &mut self.providers {
             provider.poll(now, &mut self.sink);
         }

@@ -1,7 +1,7 @@
 //! Regions: memory known to every provider, granted to peers, borrowed by requests.
 
-use super::Engine;
 use super::counters::Remote;
+use super::{Engine, Peer};
 use crate::descriptor::{CounterGrant, Grant, RegionGrant};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
@@ -69,6 +69,24 @@ pub(super) struct Local {
     released: bool,
 }
 
+impl Peer {
+    fn length_of(&self, key: RegionKey) -> Option<u64> {
+        let place = self.regions.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+        Some(self.regions[place].1)
+    }
+
+    fn learn(&mut self, key: RegionKey, length: u64) {
+        match self.regions.binary_search_by_key(&key, |(key, _)| *key) {
+            Ok(place) => self.regions[place].1 = length,
+            Err(place) => self.regions.insert(place, (key, length)),
+        }
+    }
+
+    fn forget(&mut self, key: RegionKey) {
+        self.regions.retain(|(known, _)| *known != key);
+    }
+}
+
 impl Engine {
     /// Makes memory known to every provider: a source at once, a destination once granted.
     pub fn register(&mut self, memory: Memory) -> Result<Region> {
@@ -103,7 +121,7 @@ impl Engine {
     /// under way.
     pub fn forget(&mut self, peer: Rank, key: RegionKey) {
         let Some(route) = self.route(peer) else { return };
-        self.peers[peer.0 as usize].regions.remove(&key.0);
+        self.peers[peer.0 as usize].forget(key);
         self.providers[route.index].forget(peer, key);
     }
 
@@ -145,9 +163,9 @@ impl Engine {
         offset: u64,
         length: u64,
     ) -> Result<()> {
-        let known = self.peers.get(peer.0 as usize).and_then(|p| p.regions.get(&key.0));
-        let unknown = Error::Unknown { what: "remote region", number: key.0.into() };
-        in_range("remote", key, offset, length, *known.ok_or(unknown)?)
+        let known = self.peers.get(peer.0 as usize).and_then(|peer| peer.length_of(key));
+        let unknown = || Error::Unknown { what: "remote region", number: key.0.into() };
+        in_range("remote", key, offset, length, known.ok_or_else(unknown)?)
     }
 
     /// What `peer` needs in order to write to these ranges of these regions and to raise these
@@ -159,7 +177,7 @@ impl Engine {
         counters: &[CounterId],
     ) -> Result<Grant> {
         let route = self.route(peer);
-        let route = route.ok_or(Error::Unknown { what: "rank", number: peer.0.into() })?;
+        let route = route.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })?;
         let mut grant = Grant::default();
         for (region, range) in regions {
             let length = region.memory.len() as u64;
@@ -185,7 +203,7 @@ impl Engine {
         deadline: Time,
     ) -> Result<Vec<RemoteRegion>> {
         let route = self.route(peer);
-        let route = route.ok_or(Error::Unknown { what: "rank", number: peer.0.into() })?;
+        let route = route.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })?;
         if grant.counters.len() != counters.len() {
             let detail = format!(
                 "{} counters were granted, {} are wanted: all ranks must create the same ones",
@@ -197,7 +215,7 @@ impl Engine {
         let mut remotes = Vec::with_capacity(grant.regions.len());
         for RegionGrant { key, length, entry } in &grant.regions {
             self.providers[route.index].import(peer, *key, *length, entry, deadline)?;
-            self.peers[peer.0 as usize].regions.insert(key.0, *length);
+            self.peers[peer.0 as usize].learn(*key, *length);
             remotes.push(RemoteRegion { peer, key: *key, length: *length });
         }
         for (counter, CounterGrant { data, credit }) in counters.iter().zip(&grant.counters) {

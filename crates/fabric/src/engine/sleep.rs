@@ -43,8 +43,12 @@ impl Engine {
 
     /// Whether peers' stores alone cannot wake this engine.
     pub(crate) fn needs_descriptors(&self) -> bool {
-        let mut routes = self.peers.iter().filter_map(|peer| peer.route);
-        routes.any(|route| self.providers[route.index].descriptor().is_some())
+        self.needs_descriptors
+    }
+
+    /// Whether all there is to know of peers is in the lane table, without a poll.
+    pub(crate) fn is_told_by_stores(&self) -> bool {
+        !self.needs_descriptors && self.trace.is_none()
     }
 
     pub(crate) fn sleep_on_word(&mut self, timeout: Duration) {

@@ -101,6 +101,7 @@ impl Engine {
     }
 
     pub(super) fn flush_all(&mut self) {
+        self.pay_credits();
         for provider in &mut self.providers {
             provider.flush(&mut self.sink);
         }
@@ -146,7 +147,8 @@ impl Engine {
     ) -> Result<RequestId> {
         if let ([write], None) = (writes, &callback) {
             let target = self.aim(write, counter)?;
-            return self.launch(target, write.pages, tag);
+            let route = self.known_route(write.peer)?;
+            return Ok(self.launch(route, target, write.pages, tag));
         }
         let (id, _) = self.requests.open();
         for write in writes {
@@ -177,22 +179,36 @@ impl Engine {
         Ok(Target { peer, lane, credits: None, rule, pages: 0..0, first_part: u32::MAX })
     }
 
-    /// A credit, on the peer's return lane.
-    pub(super) fn submit_credit(&mut self, peer: Rank, lane: Lane, ours: Lane) -> Result<()> {
-        let rule = self.known_route(peer)?.parts;
+    /// A credit, on the peer's return lane, to leave with the next flush.
+    pub(super) fn owe_credit(&mut self, peer: Rank, lane: Lane, ours: Lane) -> Result<()> {
+        let route = self.known_route(peer)?;
+        let (rule, credits) = (route.parts, Some(ours));
         self.peers[peer.0 as usize].totals.parts += 1;
-        let target =
-            Target { peer, lane, credits: Some(ours), rule, pages: 0..0, first_part: u32::MAX };
-        self.launch(target, &[], CREDIT_TAG).map(drop)
+        self.owed.push((route, Target { peer, lane, credits, rule, pages: 0..0, first_part: 0 }));
+        Ok(())
+    }
+
+    /// Posts the credits that are owed.
+    fn pay_credits(&mut self) {
+        if self.owed.is_empty() {
+            return;
+        }
+        let mut owed = std::mem::take(&mut self.owed);
+        if self.poison.get().is_none() {
+            for (route, target) in owed.drain(..) {
+                self.launch(route, target, &[], CREDIT_TAG);
+            }
+        }
+        owed.clear();
+        self.owed = owed;
     }
 
     fn known_route(&self, peer: Rank) -> Result<Route> {
-        self.route(peer).ok_or(Error::Unknown { what: "rank", number: peer.0.into() })
+        self.route(peer).ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })
     }
 
     /// Posts one target's write. A provider that ends posts inline sees it at once, with no request.
-    fn launch(&mut self, target: Target, pages: &[Page], tag: u64) -> Result<RequestId> {
-        let route = self.known_route(target.peer)?;
+    fn launch(&mut self, route: Route, target: Target, pages: &[Page], tag: u64) -> RequestId {
         let provider = &mut self.providers[route.index];
         if route.inline {
             let (peer, lane, credits) = (target.peer, target.lane, target.credits);
@@ -202,12 +218,12 @@ impl Engine {
             if let Err(why) = posted {
                 self.write_failed(Some((peer, lane)), &why);
             }
-            return Ok(RequestId::DONE);
+            return RequestId::DONE;
         }
         let (id, request) = self.requests.open();
         request.tag = tag;
         self.add(id, target, pages);
-        Ok(self.post_new(id))
+        self.post_new(id)
     }
 
     fn add(&mut self, id: RequestId, target: Target, pages: &[Page]) {

@@ -195,7 +195,7 @@ impl Provider for ShmProvider {
 
     fn grant(&mut self, key: RegionKey, peer: Rank, _range: Range<u64>) -> Result<Vec<u8>> {
         let local = self.regions.get_mut(key.0 as usize).and_then(Option::as_mut);
-        let local = local.ok_or(Error::Unknown { what: "region", number: key.0.into() })?;
+        let local = local.ok_or_else(|| Error::Unknown { what: "region", number: key.0.into() })?;
         let Some(descriptor) = local.memory.descriptor() else {
             let detail = "peers can write only to memory that Weft allocated: use `alloc` for what \
                           is to be a destination";
@@ -207,7 +207,7 @@ impl Provider for ShmProvider {
         };
         if !local.pushed.contains(&peer) {
             let to = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
-            let to = to.ok_or(Error::Unknown { what: "rank", number: peer.0.into() })?;
+            let to = to.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })?;
             let memory = descriptor
                 .try_clone_to_owned()
                 .map_err(|e| Error::system("cannot share a region", e))?;
@@ -234,7 +234,8 @@ impl Provider for ShmProvider {
         let descriptor = loop {
             self.flush_links();
             let from = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
-            let from = from.ok_or(Error::Unknown { what: "rank", number: peer.0.into() })?;
+            let from =
+                from.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })?;
             let known = from.regions.get(key.0 as usize).and_then(Option::as_ref);
             if known.is_some_and(|known| known.serial == serial) {
                 return Ok(());
@@ -260,7 +261,7 @@ impl Provider for ShmProvider {
             .map_err(|_| malformed(format!("{length} bytes do not fit into this process")))
             .and_then(|length| Memory::map(descriptor, length))?;
         let from = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
-        let from = from.ok_or(Error::Unknown { what: "rank", number: peer.0.into() })?;
+        let from = from.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })?;
         let index = key.0 as usize;
         if from.regions.len() <= index {
             from.regions.resize_with(index + 1, || None);

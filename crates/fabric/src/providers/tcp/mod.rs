@@ -337,7 +337,7 @@ impl Provider for TcpProvider {
 impl TcpProvider {
     fn peer(&mut self, rank: Rank) -> Result<&mut Peer> {
         let peer = self.peers.get_mut(rank.0 as usize).and_then(Option::as_mut);
-        peer.ok_or(Error::Unknown { what: "rank", number: rank.0.into() })
+        peer.ok_or_else(|| Error::Unknown { what: "rank", number: rank.0.into() })
     }
 }
 
