@@ -1,0 +1,191 @@
+/* See pair.h. Usage of every program: PROGRAM PATH SIZE... */
+
+#include "pair.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LONGEST ((size_t)64 << 20)
+#define MOST_MESSAGES 500
+
+_Noreturn void fail(const char *what, const char *why)
+{
+    fprintf(stderr, "%s: %s\n", what, why);
+    exit(1);
+}
+
+void exchange(struct pair *pair, const void *mine, void *theirs, size_t length)
+{
+    if (write(pair->socket, mine, length) != (ssize_t)length)
+        fail("exchange", "the other process is gone");
+    for (size_t done = 0; done < length;) {
+        ssize_t got = read(pair->socket, (uint8_t *)theirs + done, length - done);
+        if (got <= 0)
+            fail("exchange", "the other process is gone");
+        done += got;
+    }
+}
+
+/* Both processes have come before either goes on. What either has sent goes on meanwhile. */
+static void meet(struct pair *pair)
+{
+    uint8_t byte = 0;
+    if (write(pair->socket, &byte, 1) != 1)
+        fail("meet", "the other process is gone");
+    for (;;) {
+        ssize_t got = recv(pair->socket, &byte, 1, MSG_DONTWAIT);
+        if (got == 1)
+            return;
+        if (got == 0 || (errno != EAGAIN && errno != EINTR))
+            fail("meet", "the other process is gone");
+        make_progress();
+    }
+}
+
+static size_t region_bytes(void)
+{
+    size_t largest = 0;
+    for (int index = 0; index < 8; index++) {
+        char path[80];
+        unsigned long kib;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+        FILE *file = fopen(path, "r");
+        if (file && fscanf(file, "%luK", &kib) == 1 && kib << 10 > largest)
+            largest = kib << 10;
+        if (file)
+            fclose(file);
+    }
+    size_t regions = ((largest ? largest : 4 * LONGEST) + LONGEST - 1) / LONGEST;
+    return (regions < 2 ? 2 : regions) * LONGEST;
+}
+
+static uint64_t source_word(int rank, size_t index)
+{
+    uint64_t word = index * 0x9e3779b97f4a7c15u | (uint64_t)1 << 63;
+    return rank ? word ^ 0x5bd1e9957f4a7c15u : word;
+}
+
+static int arrived_whole(const struct pair *pair, size_t offset, size_t length)
+{
+    const uint8_t *inbox = pair->inbox + offset;
+    for (size_t at = 0; at < length; at += 8) {
+        uint64_t word = source_word(!pair->rank, (offset + at) / 8);
+        if (memcmp(inbox + at, &word, length - at < 8 ? length - at : 8))
+            return 0;
+    }
+    return 1;
+}
+
+static double now(void)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return at.tv_sec * 1e9 + at.tv_nsec;
+}
+
+/* Measures `count` messages; returns how many were wrong, and the times. */
+static int measure(struct pair *pair, size_t length, int count, double *one_way)
+{
+    static size_t next;
+    static size_t offsets[MOST_MESSAGES];
+    size_t stride = (length + 63) / 64 * 64, slots = pair->region / stride;
+    size_t first = (next + stride - 1) / stride;
+    for (int message = 0; message < count; message++)
+        offsets[message] = (first + message) % slots * stride;
+    next = (first + count) % slots * stride;
+    meet(pair);
+    double last = now();
+    for (int message = 0; message < count; message++) {
+        if (pair->rank == 0)
+            send_message(pair, offsets[message], length);
+        receive_message(pair, offsets[message], length);
+        double arrived = now();
+        one_way[message] = (arrived - last) / 2;
+        last = arrived;
+        if (pair->rank == 1)
+            send_message(pair, offsets[message], length);
+    }
+    meet(pair);
+    int wrong = 0;
+    for (int message = 0; message < count; message++) {
+        wrong += !arrived_whole(pair, offsets[message], length);
+        memset(pair->inbox + offsets[message], 0, length);
+    }
+    return wrong;
+}
+
+static void work(struct pair *pair, const char *side, int sizes, char **size)
+{
+    static double mine[MOST_MESSAGES], theirs[MOST_MESSAGES];
+    measure(pair, LONGEST, pair->region / LONGEST, mine);
+    for (int index = 0; index < sizes; index++) {
+        size_t length = strtoul(size[index], NULL, 10);
+        if (length == 0 || length > LONGEST)
+            fail(size[index], "choose 1 to 67108864 bytes");
+        int count = (16 << 20) / length;
+        count = count < 2 ? 2 : count > MOST_MESSAGES ? MOST_MESSAGES : count;
+        measure(pair, length, count < 50 ? count : 50, mine);
+        int wrong = measure(pair, length, count, mine), wrong_there;
+        exchange(pair, mine, theirs, count * sizeof *mine);
+        exchange(pair, &wrong, &wrong_there, sizeof wrong);
+        if (pair->rank)
+            continue;
+        printf("{\"pattern\": \"ping-pong\", \"side\": \"%s\", \"bytes\": %zu, \"wrong\": %d, ", side,
+               length, wrong + wrong_there);
+        for (int rank = 0; rank < 2; rank++) {
+            printf(rank ? "], [" : "\"one_way_ns\": [[");
+            /* Rank 1's first interval began before a message was sent. */
+            for (int message = rank; message < count; message++)
+                printf("%s%.1f", message > rank ? ", " : "", (rank ? theirs : mine)[message]);
+        }
+        printf("]]}\n");
+        fflush(stdout);
+    }
+    meet(pair);
+}
+
+static uint8_t *map(size_t length)
+{
+    void *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        fail("mmap", "no memory");
+    return memory;
+}
+
+int run_pair(int count, char **arguments, const char *side)
+{
+    if (count < 3)
+        fail(arguments[0], "usage: PROGRAM PATH SIZE...");
+    int sockets[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets))
+        fail("socketpair", "cannot be made");
+    pid_t child = fork();
+    if (child < 0)
+        fail("fork", "no process");
+    if (child == 0)
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    close(sockets[child == 0 ? 0 : 1]);
+    struct pair pair = { .rank = child == 0, .socket = sockets[child == 0 ? 1 : 0] };
+    pair.region = region_bytes();
+    pair.source = map(pair.region);
+    pair.inbox = map(pair.region);
+    for (size_t index = 0; index < pair.region / 8; index++)
+        ((uint64_t *)pair.source)[index] = source_word(pair.rank, index);
+    memset(pair.inbox, 0, pair.region);
+    open_side(&pair, arguments[1]);
+    work(&pair, side, count - 2, arguments + 2);
+    if (child == 0)
+        _exit(0);
+    int status;
+    waitpid(child, &status, 0);
+    return status != 0;
+}

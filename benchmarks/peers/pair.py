@@ -1,0 +1,166 @@
+"""Two processes for peers that have a Python interface: what pair.h is for those in C.
+
+The same memory, slots, checks and ping-pong; see pair.h. Needs numpy alone.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+LONGEST = 64 << 20
+MOST_MESSAGES = 500
+WARM_UP_MESSAGES = 50
+PATIENCE_SECONDS = 60
+
+
+class Side(Protocol):
+    """What a peer's program defines; it is made with a `Pair`, in both processes at once."""
+
+    def prepare(self, offsets: list[int], length: int) -> None:
+        """Do what a program would do once for buffers that it uses again."""
+
+    def send(self, offset: int, length: int) -> None:
+        """Send the bytes at `offset` of our source to the same place of the peer's inbox."""
+
+    def receive(self) -> None:
+        """Return once the peer's next message is seen to be there."""
+
+
+class Pair:
+    """One of the two processes."""
+
+    def __init__(self, rank: int, connection: Connection) -> None:
+        self.rank, self.connection = rank, connection
+        #: Called while this process waits for the other: what was sent goes on meanwhile.
+        self.progress: Callable[[], object] = lambda: None
+        self.region = region_bytes()
+        self.source = source_words(rank, self.region).view(np.uint8)
+        self.inbox = np.zeros(self.region, dtype=np.uint8)
+        self.peer_words = source_words(1 - rank, self.region).view(np.uint8)
+
+    def exchange(self, mine: Any) -> Any:
+        """Give the other process a value, and get its."""
+        self.connection.send(mine)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.connection.poll(0):
+            self.progress()
+            if time.monotonic() > deadline:
+                raise TimeoutError("the other process is silent")
+        return self.connection.recv()
+
+
+def region_bytes() -> int:
+    """Bytes of a source and of an inbox: about the last-level cache."""
+    caches = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    sizes = [int(path.read_text().strip().removesuffix("K")) << 10 for path in caches]
+    return max(2, -(-max(sizes, default=4 * LONGEST) // LONGEST)) * LONGEST
+
+
+def source_words(rank: int, region: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """What a rank's source holds."""
+    words = np.arange(region // 8, dtype=np.uint64)
+    words *= np.uint64(0x9E3779B97F4A7C15)
+    words |= np.uint64(1 << 63)
+    if rank:
+        words ^= np.uint64(0x5BD1E9957F4A7C15)
+    return words
+
+
+def run(name: str, make_side: Callable[[Pair, str], Side]) -> None:
+    """Be the program: `PROGRAM PATH SIZE...`, a line of JSON for each size."""
+    path, sizes = sys.argv[1], [int(size) for size in sys.argv[2:]]
+    here, there = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+    context.Process(target=be_rank_1, args=(there, make_side, path, sizes)).start()
+    for line in work(0, here, make_side, path, sizes):
+        print(json.dumps({"pattern": "ping-pong", "side": name} | line), flush=True)
+    # Some peers' libraries crash or hang when they are unloaded.
+    os._exit(0)
+
+
+def be_rank_1(
+    connection: Connection, make_side: Callable[[Pair, str], Side], path: str, sizes: list[int]
+) -> None:
+    """The other process."""
+    work(1, connection, make_side, path, sizes)
+    os._exit(0)
+
+
+def work(
+    rank: int,
+    connection: Connection,
+    make_side: Callable[[Pair, str], Side],
+    path: str,
+    sizes: list[int],
+) -> list[dict[str, Any]]:
+    """One process's part."""
+    pair = Pair(rank, connection)
+    side = make_side(pair, path)
+    slots = Slots(pair.region)
+    measure(pair, side, slots, LONGEST, pair.region // LONGEST)
+    lines = []
+    for length in sizes:
+        count = min(max((16 << 20) // length, 2), MOST_MESSAGES)
+        measure(pair, side, slots, length, min(count, WARM_UP_MESSAGES))
+        times, wrong = measure(pair, side, slots, length, count)
+        # Rank 1's first interval began before a message was sent.
+        times = times[rank:]
+        its_times, its_wrong = pair.exchange((times, wrong))
+        lines.append(
+            {"bytes": length, "one_way_ns": [times, its_times], "wrong": wrong + its_wrong}
+        )
+    pair.exchange(None)
+    return lines
+
+
+class Slots:
+    """Where messages go, slot after slot; both processes take the same turns."""
+
+    def __init__(self, region: int) -> None:
+        self.region, self.next = region, 0
+
+    def take(self, count: int, length: int) -> list[int]:
+        """The offsets of the next messages."""
+        stride = -(-length // 64) * 64
+        first, slots = -(-self.next // stride), self.region // stride
+        self.next = (first + count) % slots * stride
+        return [(first + message) % slots * stride for message in range(count)]
+
+
+def measure(
+    pair: Pair, side: Side, slots: Slots, length: int, count: int
+) -> tuple[list[float], int]:
+    """Nanoseconds one way of so many messages, and how many arrived wrong."""
+    offsets = slots.take(count, length)
+    side.prepare(offsets, length)
+    pair.exchange(None)
+    stamps = [time.perf_counter_ns()]
+    for offset in offsets:
+        if pair.rank == 0:
+            side.send(offset, length)
+            side.receive()
+            stamps.append(time.perf_counter_ns())
+        else:
+            side.receive()
+            stamps.append(time.perf_counter_ns())
+            side.send(offset, length)
+    pair.exchange(None)
+    wrong = 0
+    for offset in offsets:
+        slot = slice(offset, offset + length)
+        wrong += not np.array_equal(pair.inbox[slot], pair.peer_words[slot])
+        pair.inbox[slot] = 0
+    return [(after - before) / 2 for before, after in pairwise(stamps)], wrong

@@ -1,0 +1,201 @@
+"""Transfers: Weft beside the bare operations, and beside peers. Appends to results/transfer.jsonl.
+
+The bare operations are measured by `weft-bench-fabric transfer` in the processes that Weft runs
+in. Peers have processes of their own: in each round every side is started once, measures every
+size, and ends. A peer that is not installed is recorded as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from origin import ROOT, origin
+
+RESULTS = ROOT / "benchmarks" / "results" / "transfer.jsonl"
+PEERS = ROOT / "benchmarks" / "peers"
+SIZES = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20]
+PIP = "make bench-peers installs it"
+APT = "apt-get install libfabric-dev libucx-dev pkg-config, then make bench-peers"
+
+
+@dataclass(frozen=True)
+class Side:
+    """Something that is measured over one path, in processes of its own."""
+
+    name: str
+    path: str
+    command: list[str]
+    version_command: list[str]
+    install: str
+
+
+def main() -> int:
+    """Measure everything that is asked for and installed; 1 if something arrived wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fabric", required=True, help="the program weft-bench-fabric")
+    parser.add_argument("--programs", type=Path, required=True, help="peers' compiled programs")
+    parser.add_argument("--peers-python", required=True, help="a Python that has peers' packages")
+    parser.add_argument("--rounds", type=int, default=15, help="default %(default)s")
+    parser.add_argument("--paths", default="shm,tcp", help="default %(default)s")
+    parser.add_argument("--no-peers", action="store_true", help="the bare operations alone")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="default %(default)s")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="default %(default)s")
+    arguments = parser.parse_args()
+    arguments.results.parent.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for path in arguments.paths.split(","):
+        lines += measure_bare(arguments, path)
+        if not arguments.no_peers:
+            lines += measure_peers(arguments, path)
+    with arguments.results.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    return int(any(line.get("wrong") for line in lines))
+
+
+def measure_bare(arguments: argparse.Namespace, path: str) -> list[dict[str, Any]]:
+    """Weft and the bare operations, in the same processes."""
+    say(f"{path}: Weft beside the bare operations, {arguments.rounds} rounds")
+    command = [arguments.fabric, "transfer", "--path", path, "--json"]
+    command += ["--rounds", str(arguments.rounds), "--sizes", arguments.sizes]
+    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    where = origin()
+    return [json.loads(line) | {"origin": where} for line in output.splitlines()]
+
+
+def measure_peers(arguments: argparse.Namespace, path: str) -> list[dict[str, Any]]:
+    """Weft and peers, each in processes of its own, in turn."""
+    installed, lines, versions = [], [], {}
+    for side in sides(arguments, path):
+        version = version_of(side)
+        if version is None:
+            say(f"{path}: {side.name} is not installed: {side.install}")
+            missing = {"benchmark": "peers", "path": path, "side": side.name}
+            lines.append(missing | {"not_installed": side.install, "origin": origin()})
+        else:
+            installed.append(side)
+            versions[side.name] = version
+    # By side and size: a list of rounds, each a list of both ranks' times.
+    rounds: dict[tuple[str, int], list[list[list[float]]]] = defaultdict(list)
+    wrong: dict[tuple[str, int], int] = defaultdict(int)
+    failed: dict[str, str] = {}
+    for number in range(arguments.rounds):
+        for turn in range(len(installed)):
+            side = installed[(number + turn) % len(installed)]
+            if side.name in failed:
+                continue
+            say(f"{path}: round {number + 1} of {arguments.rounds}, {side.name}")
+            try:
+                found = run_side(side)
+            except (subprocess.SubprocessError, ValueError) as error:
+                failed[side.name] = str(error)
+                continue
+            for line in found:
+                rounds[side.name, line["bytes"]].append(line["one_way_ns"])
+                wrong[side.name, line["bytes"]] += line["wrong"]
+    say("")
+    where = origin(**versions)
+    for name, why in failed.items():
+        say(f"{path}: {name} failed: {why}\n")
+        lines.append(
+            {"benchmark": "peers", "path": path, "side": name, "failed": why, "origin": where}
+        )
+    for (name, size), times in rounds.items():
+        if name not in failed:
+            found = summarise(times, rounds["weft", size])
+            key = {"benchmark": "peers", "path": path, "pattern": "ping-pong"}
+            key |= {"side": name, "bytes": size, "wrong": wrong[name, size]}
+            gigabytes = {"gb_per_s": size / found["median_us"] / 1000}
+            lines.append(key | found | gigabytes | {"origin": where})
+    return lines
+
+
+def sides(arguments: argparse.Namespace, path: str) -> list[Side]:
+    """What is measured over a path."""
+    sizes = arguments.sizes.split(",")
+    weft = [arguments.fabric, "transfer", "--samples", "--rounds", "1", "--path", path]
+    weft += ["--sizes", arguments.sizes]
+    found = [Side("weft", path, weft, ["git", "-C", str(ROOT), "describe", "--always"], "")]
+    for name, program, package in (("libfabric", "ofi", "libfabric"), ("UCX", "ucx", "ucx")):
+        command = [str(arguments.programs / program), path, *sizes]
+        found.append(Side(name, path, command, ["pkg-config", "--modversion", package], APT))
+    for name, module, package in (
+        ("NIXL", "nixl", "nixl-cu12"),
+        ("Mooncake", "mooncake", "mooncake-transfer-engine-non-cuda"),
+    ):
+        if (name, path) == ("Mooncake", "shm"):
+            continue
+        command = [arguments.peers_python, str(PEERS / f"{module}.py"), path, *sizes]
+        query = f"import importlib.metadata as m; print(m.version({package!r}))"
+        found.append(Side(name, path, command, [arguments.peers_python, "-c", query], PIP))
+    return found
+
+
+def version_of(side: Side) -> str | None:
+    """Its version, or None if it is not installed."""
+    if not os.access(side.command[0], os.X_OK):
+        return None
+    try:
+        result = subprocess.run(side.version_command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return result.stdout.strip()
+
+
+def run_side(side: Side) -> list[dict[str, Any]]:
+    """One round of one side."""
+    result = subprocess.run(
+        side.command, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
+    )
+    # Some libraries print to standard output.
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+
+#: A round of one side; a peer that takes longer is recorded as failed.
+PATIENCE_SECONDS = 120
+
+
+def summarise(rounds: list[list[list[float]]], weft: list[list[list[float]]]) -> dict[str, Any]:
+    """Microseconds of the slowest rank, and the ratio to Weft's of the same rounds."""
+
+    def medians(times: list[list[list[float]]], rank: int) -> list[float]:
+        return [statistics.median(ranks[rank]) for ranks in times if ranks[rank]]
+
+    def pooled(rank: int) -> list[float]:
+        return sorted(time for ranks in rounds for time in ranks[rank])
+
+    filled = [rank for rank in (0, 1) if pooled(rank)]
+    slowest = max(filled, key=lambda rank: statistics.median(pooled(rank)))
+    every, by_round = pooled(slowest), medians(rounds, slowest)
+    pairs = zip(by_round, medians(weft, slowest), strict=False)
+    return {
+        "rounds": len(by_round),
+        "messages": len(every),
+        "p50_us": statistics.median(every) / 1000,
+        "p99_us": every[min(len(every) - 1, round(0.99 * (len(every) - 1)))] / 1000,
+        "slowest_rank": slowest,
+        "median_us": statistics.median(by_round) / 1000,
+        "round_medians_us": [time / 1000 for time in by_round],
+        "ratio": statistics.median(peer / ours for peer, ours in pairs),
+    }
+
+
+def say(text: str) -> None:
+    """Show where we are: one line that is rewritten on a terminal, lines elsewhere."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+    elif text:
+        sys.stderr.write(text.rstrip("\n") + "\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
