@@ -1,0 +1,101 @@
+"""Instructions of a write and of an arrival, counted by callgrind; compares with instructions.json.
+
+Only user space is counted, without what system calls do. The same build counts the same number
+again, up to how the kernel cuts reads; a figure above the committed one by more than the tolerance
+is a regression, and the exit status is 1. `--update` writes the file anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from origin import origin
+
+BASELINE = Path(__file__).parent / "instructions.json"
+TOLERANCE = 0.02
+CASES = [
+    ("null", "write"),
+    ("shm", "write"),
+    ("shm", "arrival"),
+    ("tcp", "write"),
+    ("tcp", "arrival"),
+]
+
+
+def main() -> int:
+    """Count, compare, say what changed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fabric", required=True, help="the program weft-bench-fabric")
+    parser.add_argument("--update", action="store_true", help="write the counts to the file")
+    arguments = parser.parse_args()
+    if shutil.which("valgrind") is None:
+        print("instructions: valgrind is not installed: apt-get install valgrind", file=sys.stderr)
+        return 1
+    counted = {f"{over} {what}": count(arguments.fabric, over, what) for over, what in CASES}
+    if arguments.update:
+        record = {"tolerance": TOLERANCE, "instructions": counted, "origin": origin()}
+        BASELINE.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        print(f"{BASELINE.name} is written")
+        return 0
+    baseline: dict[str, Any] = json.loads(BASELINE.read_text(encoding="utf-8"))
+    lines, regressed = compare(baseline["instructions"], counted, baseline["tolerance"])
+    print("\n".join(lines))
+    return int(bool(regressed))
+
+
+def compare(
+    before: dict[str, float], now: dict[str, float], tolerance: float
+) -> tuple[list[str], list[str]]:
+    """Lines for people, and the names of what regressed."""
+    lines, regressed = [], []
+    for name, instructions in now.items():
+        if name not in before:
+            lines.append(f"{name:12} {instructions:8.1f}  new")
+            continue
+        change = instructions / before[name] - 1
+        verdict = ""
+        if change > tolerance:
+            verdict = "  REGRESSED"
+            regressed.append(name)
+        elif change < -tolerance:
+            verdict = "  better: --update keeps it so"
+        lines.append(
+            f"{name:12} {instructions:8.1f}  before {before[name]:8.1f}  {change:+.1%}{verdict}"
+        )
+    return lines, regressed
+
+
+def count(fabric: str, over: str, what: str) -> float:
+    """Instructions of one operation."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "callgrind.out"
+        valgrind = [
+            "valgrind",
+            "--quiet",
+            "--tool=callgrind",
+            f"--toggle-collect=weft_bench_fabric::instructions::{what}s",
+            f"--callgrind-out-file={file}",
+        ]
+        command = [fabric, "instructions", "--over", over, "--operation", what]
+        if over == "null":
+            command = [*valgrind, *command]
+        else:
+            command += ["--under", *valgrind]
+        result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        repeats = json.loads(result.stdout.splitlines()[-1])["repeats"]
+        summary = re.search(r"^(?:summary|totals): (\d+)", file.read_text(), re.MULTILINE)
+    if summary is None or int(summary[1]) == 0:
+        raise SystemExit(f"instructions: callgrind counted nothing for {over} {what}")
+    return int(summary[1]) / repeats
+
+
+if __name__ == "__main__":
+    sys.exit(main())
