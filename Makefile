@@ -24,11 +24,14 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 	$(shell find crates -path '*/tests' -prune -o \( -type d -o -name '*.rs' -o -name Cargo.toml \) -print)
 LOOM_MODELS := $(patsubst crates/fabric/tests/%.rs,--test %,$(wildcard crates/fabric/tests/loom_*.rs))
 
+FABRIC_BENCH := $(CARGO_TARGET_DIR)/release/weft-bench-fabric
+PEERS_VENV ?= $(CURDIR)/.venv-peers
+
 say = @printf '\033[1m== %s\033[0m\n' '$(1)'
 
 .PHONY: help
 help: ## List what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: build ## Train a small MoE classifier and run it over four processes
@@ -99,10 +102,46 @@ format: $(STAMPS)/requirements ## Format the sources
 	@$(BIN)/ruff check --quiet --fix
 
 .PHONY: bench
-bench: build ## Measure transfers and MoE dispatch on this machine
-	$(call say,Benchmarks)
-	@$(BIN)/weft bench transfer
-	@$(BIN)/weft bench moe
+bench: bench-transfer bench-moe bench-host ## Measure everything that docs/speed.md shows (half an hour)
+
+.PHONY: bench-transfer
+bench-transfer: $(FABRIC_BENCH) ## Measure transfers beside bare memory, sockets and other libraries
+	$(call say,Transfers)
+	@benchmarks/peers/build.sh $(CARGO_TARGET_DIR)/peers
+	@$(PYTHON) benchmarks/transfer.py --fabric $(FABRIC_BENCH) \
+		--programs $(CARGO_TARGET_DIR)/peers --peers-python $(PEERS_VENV)/bin/python \
+		--rounds $(or $(ROUNDS),15)
+
+.PHONY: bench-moe
+bench-moe: build $(STAMPS)/torch ## Measure MoE dispatch and combine beside gloo (installs PyTorch)
+	$(call say,MoE dispatch and combine)
+	@$(BIN)/python benchmarks/moe.py
+
+.PHONY: bench-host
+bench-host: $(FABRIC_BENCH) ## Measure idle ranks, and more ranks than cores
+	$(call say,Ranks of one host)
+	@$(PYTHON) benchmarks/host.py --fabric $(FABRIC_BENCH)
+
+.PHONY: bench-instructions
+bench-instructions: $(FABRIC_BENCH) ## Count instructions and compare with those committed (needs valgrind)
+	$(call say,Instructions)
+	@$(PYTHON) benchmarks/instructions.py --fabric $(FABRIC_BENCH)
+
+.PHONY: bench-soak
+bench-soak: $(FABRIC_BENCH) ## Write for DURATION (600 s) OVER shm or tcp, everything checked
+	$(call say,Soak)
+	@$(FABRIC_BENCH) soak --seconds $(or $(DURATION),600) --path $(or $(OVER),shm)
+
+.PHONY: bench-peers
+bench-peers: ## Install the Python packages of other libraries into .venv-peers
+	$(call say,Installing NIXL and Mooncake)
+	@$(PYTHON) -m venv $(PEERS_VENV)
+	@$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--only-binary :all: --require-hashes -r benchmarks/peers/requirements.txt
+
+.PHONY: bench-page
+bench-page: ## Make the tables of docs/speed.md from the result files
+	@$(PYTHON) benchmarks/table.py --write
 
 .PHONY: requirements
 requirements: ## Pin the newest releases that pyproject.toml allows (needs uv)
@@ -115,7 +154,7 @@ PIN := --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 
 .PHONY: clean
 clean: ## Remove everything that was made here
-	@rm -rf $(VENV) $(CARGO_TARGET_DIR) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(PEERS_VENV) $(CARGO_TARGET_DIR) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@rm -f python/weft/_native*.so
 	@find python tests -name __pycache__ -prune -exec rm -rf {} +
 
@@ -137,6 +176,12 @@ $(STAMPS)/requirements: requirements/dev.txt | $(BIN)/python
 $(STAMPS)/torch: requirements/torch.txt $(STAMPS)/requirements
 	$(call say,Installing PyTorch (about 3 GB))
 	@$(PIP_INSTALL) -r $<
+	@touch $@
+
+$(FABRIC_BENCH): $(NATIVE_SOURCES) $(wildcard benchmarks/fabric/Cargo.toml benchmarks/fabric/src/*.rs \
+		benchmarks/fabric/src/*/*.rs)
+	$(call say,Building the benchmarks)
+	@cargo build --locked --release --quiet -p weft-bench-fabric
 	@touch $@
 
 $(STAMPS)/native: $(NATIVE_SOURCES) $(STAMPS)/requirements

@@ -1,0 +1,214 @@
+"""The tables of docs/speed.md, made from the result files: `table.py --write` puts them there.
+
+Between a line `<!-- table: NAME -->` and the next `<!-- end -->` stands what `TABLES[NAME]` makes.
+Each file's last run counts: the lines of its last commit and machine. Only the standard library is
+needed, so tests can compare the page with the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "speed.md"
+RESULTS = ROOT / "benchmarks" / "results"
+NOTHING = "*Not measured yet.*"
+SECTION = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+Line = dict[str, Any]
+
+
+def main() -> int:
+    """Print the page, or write it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write the page")
+    arguments = parser.parse_args()
+    page = with_tables(PAGE.read_text(encoding="utf-8"), RESULTS)
+    if arguments.write:
+        PAGE.write_text(page, encoding="utf-8")
+    else:
+        print(page)
+    return 0
+
+
+def with_tables(page: str, results: Path) -> str:
+    """The page with every table made anew from the files in `results`."""
+
+    def table(section: re.Match[str]) -> str:
+        return f"{section[1]}\n{TABLES[section[2]](results)}\n\n{section[4]}"
+
+    return SECTION.sub(table, page)
+
+
+def read(results: Path, name: str) -> list[Line]:
+    """The lines of a file's last run of each benchmark and path; none if there is no file."""
+    path = results / name
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    last: dict[tuple[str, ...], Line] = {}
+    for line in lines:
+        fields = ("benchmark", "path", "beside", "pattern", "shape", "side", "bytes", "ranks")
+        last[tuple(str(line.get(field)) for field in fields)] = line
+    commits = [line["origin"]["commit"] for line in last.values()]
+    return [line for line in last.values() if line["origin"]["commit"] == commits[-1]]
+
+
+def markdown(headers: list[str], rows: list[list[str]]) -> str:
+    """A table; numbers are on the right."""
+    if not rows:
+        return NOTHING
+    lines = [headers, ["---"] + ["---:"] * (len(headers) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def size(count: int) -> str:
+    """Bytes as people say them."""
+    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= factor:
+            return f"{count // factor} {unit}"
+    return f"{count} B"
+
+
+def number(value: float) -> str:
+    """Three digits that mean something."""
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
+
+
+def speed(line: Line) -> str:
+    """What matters at this size: the time of short messages, the throughput of long ones."""
+    times = f"{number(line['p50_us'])} / {number(line['p99_us'])} µs"
+    return times if line["bytes"] < 4096 else f"{number(line['gb_per_s'])} GB/s"
+
+
+def bare(path: str, pattern: str) -> Callable[[Path], str]:
+    """Weft beside the bare operations of a path."""
+
+    def table(results: Path) -> str:
+        every = read(results, "transfer.jsonl")
+        lines = [
+            line
+            for line in every
+            if (line["benchmark"], line["path"], line.get("pattern")) == ("transfer", path, pattern)
+        ]
+        others = sorted({line["side"] for line in lines} - {"weft"}, reverse=True)
+        return by_size(lines, others)
+
+    return table
+
+
+def peers(path: str) -> Callable[[Path], str]:
+    """Weft beside other libraries on a path; those that are missing are named."""
+
+    def table(results: Path) -> str:
+        every = read(results, "transfer.jsonl")
+        lines = [line for line in every if (line["benchmark"], line["path"]) == ("peers", path)]
+        others = sorted({line["side"] for line in lines if "bytes" in line} - {"weft"})
+        notes = [
+            f"{line['side']} {'was not installed' if 'not_installed' in line else 'failed'}:"
+            f" {line.get('not_installed') or line.get('failed')}"
+            for line in lines
+            if "bytes" not in line
+        ]
+        measured = by_size([line for line in lines if "bytes" in line], others)
+        return "\n\n".join([measured, *notes])
+
+    return table
+
+
+def by_size(lines: list[Line], others: list[str]) -> str:
+    """A row for each size: Weft, then each other side with its time as a multiple of Weft's."""
+    cells = {(line["bytes"], line["side"]): line for line in lines}
+    rows = []
+    for count in sorted({line["bytes"] for line in lines}):
+        row = [size(count)]
+        for side in ["weft", *others]:
+            line = cells.get((count, side))
+            ratio = f" ({line['ratio']:.2f})" if line and side != "weft" else ""
+            row.append(speed(line) + ratio if line else "")
+        rows.append(row)
+    return markdown(["", "Weft", *others], rows)
+
+
+def moe(results: Path) -> str:
+    """Dispatch and combine, by stage."""
+    rows = []
+    for line in read(results, "moe.jsonl"):
+        phases = {phase["phase"]: phase["slowest_p50_us"] for phase in line["phases"]}
+        name = f"{line['shape']}, {line['side']} ({line['path']})"
+        cells = [number(time) for phase, time in phases.items() if phase != "experts"]
+        both = [number(line[f"communication_{p}_us"]) for p in ("p50", "p99")]
+        ratio = "" if line["side"] == "weft" else f"{line['ratio']:.2f}"
+        rows.append([name, *cells, *both, ratio])
+    headers = ["", "dispatch send", "dispatch recv", "combine send", "combine recv"]
+    return markdown([*headers, "all p50", "all p99", "ratio"], rows)
+
+
+def crowd(results: Path) -> str:
+    """Many ranks on few cores, and idle ones."""
+    rows = []
+    for line in read(results, "host.jsonl"):
+        if line["benchmark"] == "crowd":
+            name = (
+                f"{line['ranks']} ranks on {line['cores_used']} cores, {line['path']}, µs a round"
+            )
+            value = f"p50 {number(line['p50_us'])}, p99 {number(line['p99_us'])}"
+            slowest = f"slowest rank p50 {number(line['slowest_p50_us'])}"
+            rows.append([name, f"{value}, {slowest}"])
+        elif line["benchmark"] == "idle":
+            share = max(line["percent_of_a_core"])
+            rows.append([f"an idle rank, {line['path']}, share of a core", f"{share:.2f} %"])
+    return markdown(["", "measured"], rows)
+
+
+def instructions(results: Path) -> str:
+    """What callgrind counted; the file stands beside the results."""
+    path = results.parent / "instructions.json"
+    if not path.exists():
+        return NOTHING
+    record = json.loads(path.read_text(encoding="utf-8"))
+    rows = [[name, f"{count:.0f}"] for name, count in record["instructions"].items()]
+    return markdown(["", "instructions"], rows)
+
+
+def where(results: Path) -> str:
+    """The machine and the versions of the last run."""
+    lines = read(results, "transfer.jsonl")
+    if not lines:
+        return NOTHING
+    origin = lines[-1]["origin"]
+    machine = origin["machine"]
+    versions: dict[str, str] = {}
+    for line in lines:
+        versions |= line["origin"]["versions"]
+    named = ", ".join(f"{name} {version}" for name, version in versions.items() if name != "weft")
+    return (
+        f"Measured on {machine['processor']}, {machine['cores']} cores,"
+        f" {machine['last_level_cache_mib']} MiB of last-level cache, Linux {machine['kernel']};"
+        f" commit {origin['commit']}, {origin['at'][:10]}; {named}."
+    )
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    "where": where,
+    "shm": bare("shm", "ping-pong"),
+    "shm-stream": bare("shm", "stream"),
+    "tcp": bare("tcp", "ping-pong"),
+    "tcp-stream": bare("tcp", "stream"),
+    "peers-shm": peers("shm"),
+    "peers-tcp": peers("tcp"),
+    "moe": moe,
+    "crowd": crowd,
+    "instructions": instructions,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""docs/speed.md shows what the result files say."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def load(name: str) -> ModuleType:
+    path = ROOT / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def table() -> ModuleType:
+    return load("table")
+
+
+def line(side: str, size: int, **changes: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "benchmark": "transfer",
+        "path": "shm",
+        "pattern": "ping-pong",
+        "side": side,
+        "bytes": size,
+        "p50_us": 0.125,
+        "p99_us": 2.0,
+        "gb_per_s": 7.5,
+        "ratio": None if side == "weft" else 0.5,
+        "origin": {"commit": "new"},
+    }
+    return given | changes
+
+
+def test_the_page_shows_what_the_files_say(table: ModuleType) -> None:
+    page = table.PAGE.read_text(encoding="utf-8")
+    assert set(table.TABLES) == {name for _, name, _, _ in table.SECTION.findall(page)}
+    assert table.with_tables(page, table.RESULTS) == page, "run `make bench-page`"
+
+
+def test_losses_and_missing_peers_are_shown(table: ModuleType, tmp_path: Path) -> None:
+    old = {"origin": {"commit": "old"}}
+    lines = [
+        line("one that is gone", 8, **old),
+        line("weft", 8, p50_us=99.0, **old),
+        line("weft", 8),
+        line("memcpy + flag", 8),
+        line("weft", 4096),
+        line("UCX", 8, benchmark="peers", not_installed="apt-get", bytes=None),
+    ]
+    del lines[-1]["bytes"]
+    file = tmp_path / "transfer.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+    rows = table.TABLES["shm"](tmp_path).splitlines()
+    assert rows[0] == "|  | Weft | memcpy + flag |"
+    assert rows[2:] == [
+        "| 8 B | 0.125 / 2.00 µs | 0.125 / 2.00 µs (0.50) |",
+        "| 4 KiB | 7.50 GB/s |  |",
+    ]
+    assert "UCX was not installed: apt-get" in table.TABLES["peers-shm"](tmp_path)
+    assert table.TABLES["moe"](tmp_path) == table.NOTHING
+
+
+def test_more_instructions_than_tolerated_are_a_regression(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    compare = load("instructions").compare
+    before = {"shm write": 100.0, "tcp write": 100.0, "null write": 100.0}
+    now = {"shm write": 103.0, "tcp write": 101.0, "null write": 90.0, "new": 5.0}
+    lines, regressed = compare(before, now, 0.02)
+    assert regressed == ["shm write"]
+    assert len(lines) == 4
+    assert "+3.0%  REGRESSED" in lines[0]
