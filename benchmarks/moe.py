@@ -80,7 +80,8 @@ def measure(workload: Workload, path: str, shape: str) -> list[dict[str, Any]]:
         {
             "benchmark": "moe",
             "shape": shape,
-            "path": path if side == "weft" else "gloo (tcp)",
+            # gloo goes over sockets whatever Weft goes over.
+            "path": path if side == "weft" else "tcp",
             "beside": path,
             "side": side,
             "workload": workload.to_json(),

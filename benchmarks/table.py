@@ -143,10 +143,11 @@ def moe(results: Path) -> str:
     rows = []
     for line in read(results, "moe.jsonl"):
         phases = {phase["phase"]: phase["slowest_p50_us"] for phase in line["phases"]}
-        name = f"{line['shape']}, {line['side']} ({line['path']})"
+        weft = line["side"] == "weft"
+        name = f"{line['shape']}, " + (f"Weft over {line['path']}" if weft else "gloo beside it")
         cells = [number(time) for phase, time in phases.items() if phase != "experts"]
         both = [number(line[f"communication_{p}_us"]) for p in ("p50", "p99")]
-        ratio = "" if line["side"] == "weft" else f"{line['ratio']:.2f}"
+        ratio = "" if weft else f"{line['ratio']:.2f}"
         rows.append([name, *cells, *both, ratio])
     headers = ["", "dispatch send", "dispatch recv", "combine send", "combine recv"]
     return markdown([*headers, "all p50", "all p99", "ratio"], rows)

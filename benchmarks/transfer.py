@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "transfer.jsonl"
 PEERS = ROOT / "benchmarks" / "peers"
 SIZES = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20]
 PIP = "make bench-peers installs it"
-APT = "apt-get install libfabric-dev libucx-dev pkg-config, then make bench-peers"
+APT = "apt-get install libfabric-dev libucx-dev pkg-config"
 
 
 @dataclass(frozen=True)
