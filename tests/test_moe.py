@@ -17,6 +17,16 @@ CASES: list[dict[str, Any]] = [
     {"combine": "per_expert", "top_k": 5, "layout": "indexed"},
     {"combine": "per_expert", "routing": "masked"},
     {"dtype": "bfloat16", "combine_dtype": "float32", "output_dtype": "float32"},
+    {"dtype": "bfloat16", "answer_dtype": "float32"},
+    {"dtype": "float32", "answer_dtype": "bfloat16", "combine": "per_expert"},
+    {"dtype": "float8_e4m3fn", "hidden": 300},
+    {"dtype": "float8_e4m3fn", "block": 7, "pad_to": 8, "routing": "masked"},
+    {"dtype": "float8_e4m3fn", "block": 16, "layout": "indexed", "answer_dtype": "float32"},
+    {"dtype": "float8_e5m2", "scale_dtype": "float8_e8m0fnu", "block": 5, "hidden": 33},
+    {"dtype": "float8_e5m2", "block": 8, "private_rows": 3, "combine": "per_expert"},
+    {"dtype": "float8_e4m3fn", "scale_dtype": "float8_e8m0fnu", "block": 1, "layout": "indexed"},
+    {"dtype": "float8_e4m3fn", "routing": "masked", "combine_dtype": "float32"},
+    {"dtype": "float8_e4m3fn", "routing": "nothing", "layout": "indexed"},
     {"pad_to": 8},
     {"pad_to": 8, "routing": "masked", "dtype": "bfloat16", "hidden": 33},
     {"layout": "indexed"},
@@ -99,6 +109,17 @@ def test_a_round_beyond_the_capacity_fails_everywhere_and_the_next_one_works(
         assert result == {"named": [3, 3, 3], "wrong": [None, None, None]}
 
 
+def test_scales_must_fit_the_tokens() -> None:
+    for result in ranks.run("moe.refused_scales", 2):
+        assert result == {
+            "none": "ShapeError: dtype float8_e4m3fn needs scales",
+            "shape": "ShapeError: scales has shape (3, 4); (3, 3) is needed",
+            "dtype": "ShapeError: scales is of dtype float8_e8m0fnu; float32 is needed",
+            "not wanted": "ShapeError: dtype float32 has no scales",
+            "bytes": "nothing",
+        }
+
+
 def test_a_request_that_cannot_fit_says_by_how_much() -> None:
     [(error, message)] = ranks.run("moe.constructed", 1, differing={}, max_bytes=1000)
     assert error == "SizeError"
@@ -113,6 +134,10 @@ def test_a_request_that_cannot_fit_says_by_how_much() -> None:
         ({"hidden": 0}, "ConfigurationError"),
         ({"buffers": 0}, "ConfigurationError"),
         ({"dtype": "float64"}, "ConfigurationError"),
+        ({"dtype": "float8_e4m3fn", "block": 0}, "ConfigurationError"),
+        ({"dtype": "float8_e4m3fn", "scale_dtype": "float16"}, "ConfigurationError"),
+        ({"combine_dtype": "float8_e4m3fn"}, "ConfigurationError"),
+        ({"answer_dtype": "float8_e5m2"}, "ConfigurationError"),
         ({"layout": "sideways"}, "ConfigurationError"),
         ({"combine": "multiply"}, "ConfigurationError"),
     ],
@@ -122,7 +147,16 @@ def test_arguments_without_meaning_are_refused(options: dict[str, Any], error: s
     assert raised == error
 
 
-@pytest.mark.parametrize("differing", [{"hidden": 16}, {"top_k": 1}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "differing",
+    [
+        {"hidden": 16},
+        {"top_k": 1},
+        {"dtype": "bfloat16"},
+        {"answer_dtype": "bfloat16"},
+        {"dtype": "float8_e4m3fn", "combine_dtype": "float32"},
+    ],
+)
 def test_ranks_that_were_told_different_things_are_refused(differing: dict[str, Any]) -> None:
     for error, _ in ranks.run("moe.constructed", 2, differing=differing):
         assert error == "ConfigurationMismatchError"

@@ -59,3 +59,34 @@ def test_no_tokens_give_no_tokens(torch: Any) -> None:
         with all_to_all.dispatch(torch.empty(0, 3), torch.empty(0, 1)) as received:
             assert received.tokens.shape == (0, 3)
             assert all_to_all.combine(received, torch.empty(0, 3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "indexed"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("scale_dtype", ["float32", "float8_e8m0fnu"])
+def test_scaled_tensors_go_in_and_out(
+    torch: Any, dtype: str, scale_dtype: str, layout: Any
+) -> None:
+    kinds = getattr(torch, dtype), getattr(torch, scale_dtype)
+    with weft.init(rank=0, world_size=1) as communicator:
+        all_to_all = weft.moe.AllToAll(
+            communicator,
+            experts=2,
+            top_k=1,
+            hidden=6,
+            max_tokens=4,
+            layout=layout,
+            dtype=kinds[0],
+            scale_dtype=kinds[1],
+            block=4,
+        )
+        tokens = torch.arange(24, dtype=torch.float32).reshape(4, 6).to(kinds[0])
+        scales = torch.tensor([[1, 2], [4, 8], [16, 1], [2, 4]]).to(torch.float32).to(kinds[1])
+        ids = torch.tensor([[0], [1], [0], [1]])
+        with all_to_all.dispatch(tokens, ids, scales=scales) as received:
+            assert (received.tokens.dtype, received.scales.dtype) == kinds
+            assert received.scales.shape[1] == 2
+            for expert, sent in ((0, [0, 2]), (1, [1, 3])):
+                codes, factors = received.of_expert(expert), received.scales_of_expert(expert)
+                assert torch.equal(codes.view(torch.uint8), tokens[sent].view(torch.uint8))
+                assert torch.equal(factors.float(), scales[sent].float())

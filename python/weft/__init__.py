@@ -1,6 +1,6 @@
 """Communication for distributed machine learning, built on one primitive: the counted write."""
 
-from weft import errors, moe
+from weft import errors, float8, moe
 from weft._native import BuildInfo, build_info
 from weft.communicator import (
     Communicator,
@@ -29,6 +29,7 @@ __all__ = [
     "__version__",
     "build_info",
     "errors",
+    "float8",
     "init",
     "moe",
 ]

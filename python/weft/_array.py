@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -12,13 +12,39 @@ import numpy as np
 from weft import _native
 from weft.errors import ConfigurationError, RegionError, ShapeError
 
-__all__ = ["DTYPES", "Array", "Buffer", "array", "buffer", "dtype_name", "empty_like", "view"]
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
+__all__ = [
+    "DTYPES",
+    "FLOAT8",
+    "SCALES",
+    "Array",
+    "Buffer",
+    "array",
+    "buffer",
+    "dtype_name",
+    "empty_like",
+    "view",
+]
+
+#: Elements that stand for themselves.
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
+#: Elements that have scales.
+FLOAT8: Final[dict[str, np.dtype[Any]]] = {
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}
+#: Scales. The bytes of float8_e8m0fnu may also be given as uint8.
+SCALES: Final[dict[str, np.dtype[Any]]] = {
+    "float32": np.dtype(np.float32),
+    "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
+}
+_ARRAYS: Final = DTYPES | FLOAT8 | SCALES | {"uint8": np.dtype(np.uint8)}
 
 #: DLPack's kinds of memory that the CPU may load and store: its own, and what CUDA and ROCm pinned.
 CPU_MEMORY: Final = (1, 3, 11)
@@ -35,27 +61,27 @@ class Array(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Its length in bytes."""
-        return prod(self.shape) * DTYPES[self.dtype].itemsize
+        return prod(self.shape) * _ARRAYS[self.dtype].itemsize
 
     def native(self) -> tuple[int, int, object]:
         """What the native module takes: address, bytes, owner."""
         return self.address, self.nbytes, self.owner
 
 
-def dtype_name(dtype: object) -> str:
+def dtype_name(dtype: object, allowed: Collection[str] = tuple(DTYPES)) -> str:
     """The name of a dtype given as a name, a numpy dtype or a torch dtype.
 
     Raises:
-        ConfigurationError: if Weft does not support it.
+        ConfigurationError: if it is not allowed here.
     """
     name = str(dtype).removeprefix("torch.") if "torch" in type(dtype).__module__ else None
     if name is None:
         try:
-            name = np.dtype(DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype).name  # type: ignore[call-overload]
+            name = np.dtype(_ARRAYS.get(dtype, dtype) if isinstance(dtype, str) else dtype).name  # type: ignore[call-overload]
         except TypeError as error:
             raise ConfigurationError(f"{dtype!r} is not a dtype") from error
-    if name not in DTYPES:
-        raise ConfigurationError(f"dtype {name} is not supported: {', '.join(DTYPES)} are")
+    if name not in allowed:
+        raise ConfigurationError(f"dtype {name} is not supported: {', '.join(allowed)} are")
     return name
 
 
@@ -67,7 +93,7 @@ def array(value: object, what: str, *, writable: bool = False) -> Array:
         RegionError: if it is not in CPU memory, or read-only though it must be `writable`.
     """
     if isinstance(value, np.ndarray):
-        if value.dtype.name not in DTYPES:
+        if value.dtype.name not in _ARRAYS:
             raise ShapeError(f"{what} is of dtype {value.dtype}; {', '.join(DTYPES)} are supported")
         if not value.flags.c_contiguous:
             raise ShapeError(f"{what} is not contiguous: pass numpy.ascontiguousarray of it")
@@ -76,9 +102,14 @@ def array(value: object, what: str, *, writable: bool = False) -> Array:
         return Array(value.ctypes.data, value.shape, value.dtype.name, value)
     if not hasattr(value, "__dlpack__"):
         raise ShapeError(f"{what} is a {type(value).__name__}, not an array: pass numpy or DLPack")
+    name = str(value.dtype).removeprefix("torch.") if is_torch(value) else ""  # type: ignore[attr-defined]
+    if name in FLOAT8 or name == "float8_e8m0fnu":
+        # Not every version of torch shares 8-bit floats by DLPack; bytes they all do.
+        shared = array(value.view(sys.modules["torch"].uint8), what, writable=writable)  # type: ignore[attr-defined]
+        return shared._replace(dtype=name)
     capsule = dlpack(value, what)
     address, shape, name, _ = _native.dlpack_tensor(capsule)
-    if name not in DTYPES:
+    if name not in _ARRAYS:
         raise ShapeError(f"{what} is of dtype {name}; {', '.join(DTYPES)} are supported")
     return Array(address, tuple(shape), name, capsule)
 
@@ -158,7 +189,7 @@ def view(
         stride: bytes from one row to the next.
         like: an array of the caller.
     """
-    size = DTYPES[dtype].itemsize
+    size = _ARRAYS[dtype].itemsize
     rows, hidden = shape
     if is_torch(like):
         torch = sys.modules["torch"]
@@ -166,8 +197,7 @@ def view(
             return torch.empty(shape, dtype=getattr(torch, dtype))
         flat = torch.frombuffer(buffer, dtype=getattr(torch, dtype))
         return flat.as_strided((rows, hidden), (stride // size, 1))
-    flat = np.frombuffer(memoryview(buffer), dtype=DTYPES[dtype])
-    return np.lib.stride_tricks.as_strided(flat, (rows, hidden), (stride, size))
+    return np.ndarray((rows, hidden), _ARRAYS[dtype], memoryview(buffer), strides=(stride, size))
 
 
 def empty_like(like: object, shape: tuple[int, ...], dtype: str) -> Any:

@@ -198,6 +198,14 @@ class Received:
         """Bytes from one row to the next."""
 
     @property
+    def scales(self) -> View | None:
+        """The memory that the rows' scales lie in, if they have any."""
+
+    @property
+    def scale_stride(self) -> int:
+        """Bytes from the first scale of one row to that of the next."""
+
+    @property
     def expert_counts(self) -> list[int]:
         """Tokens of each local expert."""
 
@@ -230,7 +238,9 @@ class AllToAll:
         hidden: int,
         max_tokens: int,
         token_dtype: str,
+        scales: tuple[str, int] | None,
         combine_dtype: str,
+        answer_dtype: str,
         output_dtype: str,
         layout: str,
         pad_to: int,
@@ -244,7 +254,7 @@ class AllToAll:
     ) -> AllToAll: ...
     @property
     def row_bytes(self) -> tuple[int, int]:
-        """Bytes of a token and of an answer, as the wire has them."""
+        """Bytes of a token with its scales, and of an answer, as the wire has them."""
 
     @property
     def local_experts(self) -> tuple[int, int]:
@@ -253,7 +263,9 @@ class AllToAll:
     def sizes(self) -> tuple[str, int]:
         """What it takes in memory: a table, and bytes in all."""
 
-    def dispatch_send(self, tokens: _Array, ids: _Array, weights: _Array | None) -> int:
+    def dispatch_send(
+        self, tokens: _Array, ids: _Array, weights: _Array | None, scales: _Array | None
+    ) -> int:
         """Start a round; its number."""
 
     def dispatch_recv(self, round: int, timeout: float) -> Received:
@@ -301,6 +313,28 @@ def init(
 
 def error_classes() -> list[str]:
     """The names of the classes of `weft.errors` that this module raises."""
+
+def quantise(
+    values: _Array,
+    hidden: int,
+    dtype: str,
+    scale_dtype: str,
+    block: int,
+    codes: _Array,
+    scales: _Array,
+) -> None:
+    """Round rows of float32 to codes and scales."""
+
+def dequantise(
+    codes: _Array,
+    scales: _Array,
+    hidden: int,
+    dtype: str,
+    scale_dtype: str,
+    block: int,
+    values: _Array,
+) -> None:
+    """Widen rows of codes and scales to float32."""
 
 def dlpack_tensor(capsule: object) -> tuple[int, list[int], str, int]:
     """Address, shape, dtype and bytes of a contiguous CPU tensor; keep the capsule meanwhile."""

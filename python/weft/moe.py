@@ -12,6 +12,13 @@ Every rank makes the same calls in the same order::
 
 A token goes once to each rank that owns any of its experts; with `combine="reduce"` the weighted
 sum over a rank's experts is formed there, in float32, rounded once, and only that comes back.
+
+Tokens may be 8-bit floats with a scale for each block of elements::
+
+    codes, scales = weft.float8.quantise(tokens, block=128)
+    all_to_all = weft.moe.AllToAll(communicator, ..., dtype="float8_e4m3fn", block=128)
+    with all_to_all.dispatch(codes, ids, weights, scales=scales) as received:
+        run_experts(received.tokens, received.scales)
 """
 
 from __future__ import annotations
@@ -22,8 +29,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from weft import _native
-from weft._array import Array, array, dtype_name, empty_like, view
+from weft._array import DTYPES, FLOAT8, SCALES, Array, array, dtype_name, empty_like, view
 from weft.errors import ClosedError, ShapeError, StageError
+from weft.float8 import scale_array, scale_count
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -46,9 +54,14 @@ class AllToAll:
         top_k: expert ids per token.
         hidden: elements per token.
         max_tokens: the most tokens that a rank sends in one round.
-        dtype: of tokens: float32, bfloat16 or float16, as a name, a numpy or a torch dtype.
-        combine_dtype: of expert outputs, and of answers on the wire; by default `dtype`.
-        output_dtype: of the combined result; by default `dtype`.
+        dtype: of tokens: float32, bfloat16 or float16, or float8_e4m3fn or float8_e5m2, which have
+            scales; as a name, a numpy or a torch dtype.
+        block: elements of a token that share a scale, in 8-bit dtypes.
+        scale_dtype: of scales, in 8-bit dtypes: float32 or float8_e8m0fnu (powers of two).
+        combine_dtype: of expert outputs; by default `dtype`, or bfloat16 if that is an 8-bit one.
+        answer_dtype: of answers on the wire, to which each is rounded once; by default
+            `combine_dtype`.
+        output_dtype: of the combined result; by default as for expert outputs.
         layout: "contiguous": received tokens are copied so that each expert's stand together;
             "indexed": they stay where they arrived, and each expert has a list of row numbers.
         pad_to: in the contiguous layout, each expert's group is padded with zeros to a multiple of
@@ -79,7 +92,10 @@ class AllToAll:
         hidden: int,
         max_tokens: int,
         dtype: object = "float32",
+        block: int = 128,
+        scale_dtype: object = "float32",
         combine_dtype: object | None = None,
+        answer_dtype: object | None = None,
         output_dtype: object | None = None,
         layout: Literal["contiguous", "indexed"] = "contiguous",
         pad_to: int = 1,
@@ -94,9 +110,13 @@ class AllToAll:
         self.communicator = communicator
         self.experts, self.top_k, self.hidden = experts, top_k, hidden
         self.max_tokens, self.layout = max_tokens, layout
-        self.dtype = dtype_name(dtype)
-        self.combine_dtype = dtype_name(self.dtype if combine_dtype is None else combine_dtype)
-        self.output_dtype = dtype_name(self.dtype if output_dtype is None else output_dtype)
+        self.dtype = dtype_name(dtype, (*DTYPES, *FLOAT8))
+        #: The scales' dtype and elements of a block, if tokens have scales.
+        self.scales = (dtype_name(scale_dtype, SCALES), block) if self.dtype in FLOAT8 else None
+        wide = "bfloat16" if self.scales else self.dtype
+        self.combine_dtype = dtype_name(wide if combine_dtype is None else combine_dtype)
+        self.answer_dtype = dtype_name(self.combine_dtype if answer_dtype is None else answer_dtype)
+        self.output_dtype = dtype_name(wide if output_dtype is None else output_dtype)
         self._native = _native.AllToAll(
             communicator._native,
             experts=experts,
@@ -104,7 +124,9 @@ class AllToAll:
             hidden=hidden,
             max_tokens=max_tokens,
             token_dtype=self.dtype,
+            scales=self.scales,
             combine_dtype=self.combine_dtype,
+            answer_dtype=self.answer_dtype,
             output_dtype=self.output_dtype,
             layout=layout,
             pad_to=pad_to,
@@ -135,7 +157,12 @@ class AllToAll:
         return self._native.sizes()[0]
 
     def dispatch_send(
-        self, tokens: Any, ids: ArrayLike, weights: ArrayLike | None = None
+        self,
+        tokens: Any,
+        ids: ArrayLike,
+        weights: ArrayLike | None = None,
+        *,
+        scales: Any | None = None,
     ) -> Dispatch:
         """Start a round.
 
@@ -144,6 +171,8 @@ class AllToAll:
                 lies. Do not change it before `Dispatch.recv` has returned.
             ids: `[tokens, top_k]` expert ids; a negative one means none.
             weights: `[tokens, top_k]` router weights, float32; 1 if not given.
+            scales: `[tokens, ceil(hidden / block)]` of `scale_dtype`, if tokens are 8-bit floats;
+                may be changed once this returns. float8_e8m0fnu may be given as uint8.
 
         Raises:
             BufferInUseError: if as many rounds as there are buffers have not been released.
@@ -162,10 +191,12 @@ class AllToAll:
             scaled = np.ascontiguousarray(weights, dtype=np.float32)
             if scaled.shape != routed.shape:
                 raise ShapeError(f"weights has shape {scaled.shape}; {routed.shape} is needed")
+        factors = self._scales(scales, count)
         number = self._native.dispatch_send(
             given.native(),
             (routed.ctypes.data, routed.nbytes, routed),
             None if scaled is None else (scaled.ctypes.data, scaled.nbytes, scaled),
+            None if factors is None else factors.native(),
         )
         return Dispatch(self, number, count, tokens)
 
@@ -175,10 +206,11 @@ class AllToAll:
         ids: ArrayLike,
         weights: ArrayLike | None = None,
         *,
+        scales: Any | None = None,
         timeout: float = 30.0,
     ) -> Received:
         """`dispatch_send` and then `Dispatch.recv`."""
-        return self.dispatch_send(tokens, ids, weights).recv(timeout=timeout)
+        return self.dispatch_send(tokens, ids, weights, scales=scales).recv(timeout=timeout)
 
     def combine_send(self, received: Received, outputs: Any) -> Combine:
         """Send the experts' outputs back.
@@ -225,7 +257,7 @@ class AllToAll:
     def _end(self) -> None:
         self._closed = True
         for received in self._received:
-            received._tokens = None
+            received._tokens = received._scales = None
 
     def __enter__(self) -> Self:
         return self
@@ -236,6 +268,16 @@ class AllToAll:
             self.close()
         else:
             self._abandon()
+
+    def _scales(self, scales: object, count: int) -> Array | None:
+        """The scales of `count` tokens, if tokens have scales."""
+        if (scales is None) != (self.scales is None):
+            needed = "needs scales" if self.scales else "has no scales"
+            raise ShapeError(f"dtype {self.dtype} {needed}")
+        if self.scales is None:
+            return None
+        dtype, block = self.scales
+        return scale_array(scales, (count, scale_count(self.hidden, block)), dtype)
 
     @staticmethod
     def _check(given: Array, shape: tuple[int, int], dtype: str, what: str) -> None:
@@ -296,6 +338,11 @@ class Received:
         self.expert_load: NDArray[np.int64] = np.array(native.expert_load, dtype=np.int64)
         shape = (native.row_count, all_to_all.hidden)
         self._tokens = view(native.rows, all_to_all.dtype, shape, native.stride, like)
+        self._scales: Any = None
+        if all_to_all.scales and native.scales is not None:
+            dtype, block = all_to_all.scales
+            shape = (native.row_count, scale_count(all_to_all.hidden, block))
+            self._scales = view(native.scales, dtype, shape, native.scale_stride, like)
         all_to_all._received.add(self)
 
     @property
@@ -312,13 +359,27 @@ class Received:
         self._alive()
         return self._tokens
 
+    @property
+    def scales(self) -> Any:
+        """The scales of `tokens`, row by row: `[rows, ceil(hidden / block)]`; 0 for padding.
+
+        `None` if tokens have none.
+
+        Raises:
+            StageError, ClosedError: as `tokens`.
+        """
+        self._alive()
+        return self._scales
+
     def of_expert(self, expert: int) -> Any:
         """The tokens of local expert `expert`: a view (contiguous layout) or a copy (indexed)."""
-        begin = int(self.expert_offsets[expert])
-        end = begin + int(self.expert_counts[expert])
-        if self._all_to_all.layout == "contiguous":
-            return self.tokens[begin:end]
-        return self.tokens[self.rows[begin:end]]
+        return self.tokens[self._rows_of(expert)]
+
+    def scales_of_expert(self, expert: int) -> Any:
+        """The scales of the tokens of local expert `expert`: as `of_expert`."""
+        if self.scales is None:
+            raise ShapeError(f"tokens of dtype {self._all_to_all.dtype} have no scales")
+        return self.scales[self._rows_of(expert)]
 
     def copies_sent(self) -> tuple[int, int]:
         """Rows that this rank sent in the dispatch, and those that a copy per expert would be."""
@@ -329,7 +390,12 @@ class Received:
         if not self._released:
             self._alive()
             self._all_to_all._native.release(self.round)
-            self._released, self._tokens = True, None
+            self._released, self._tokens, self._scales = True, None, None
+
+    def _rows_of(self, expert: int) -> slice | NDArray[np.int64]:
+        begin = int(self.expert_offsets[expert])
+        positions = slice(begin, begin + int(self.expert_counts[expert]))
+        return positions if self._all_to_all.layout == "contiguous" else self.rows[positions]
 
     def _alive(self) -> None:
         if self._all_to_all._closed:

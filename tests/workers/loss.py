@@ -49,7 +49,7 @@ def open_sockets() -> set[str]:
 def load(all_to_all: weft.moe.AllToAll, random: np.random.Generator) -> str | None:
     """A round; what was wrong with its result."""
     sent = moe.batch(random, all_to_all, "masked")
-    with all_to_all.dispatch(*sent) as received:
+    with moe.dispatch(all_to_all, sent) as received:
         outputs = moe.run_experts(all_to_all, received)
         combined = all_to_all.combine(received, outputs)
     return moe.compare(all_to_all, sent, combined, "reduce", "combine")

@@ -13,6 +13,8 @@ DTYPES: dict[str, Any] = {
     "float32": np.float32,
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
 }
 #: Half the distance from 1 to the next number: the relative error of one rounding.
 ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -24,6 +26,12 @@ class Batch(NamedTuple):
     tokens: NDArray[Any]
     ids: NDArray[np.int64]
     weights: NDArray[np.float32]
+    scales: NDArray[Any] | None = None
+
+
+def dispatch(all_to_all: AllToAll, sent: Batch) -> Received:
+    """Send a batch and receive one."""
+    return all_to_all.dispatch(sent.tokens, sent.ids, sent.weights, scales=sent.scales)
 
 
 def batch(random: np.random.Generator, all_to_all: AllToAll, routing: str, rank: int = 0) -> Batch:
@@ -34,7 +42,16 @@ def batch(random: np.random.Generator, all_to_all: AllToAll, routing: str, rank:
         count = 0
     if routing in ("one", "full"):
         count = all_to_all.max_tokens
-    tokens = random.standard_normal((count, all_to_all.hidden)).astype(DTYPES[all_to_all.dtype])
+    values = random.standard_normal((count, all_to_all.hidden))
+    tokens, scales = values.astype(DTYPES[all_to_all.dtype]), None
+    if all_to_all.scales:
+        dtype, block = all_to_all.scales
+        tokens, scales = weft.float8.quantise(
+            values * 3.0 ** random.integers(-9, 9, values.shape),
+            dtype=all_to_all.dtype,
+            scale_dtype=dtype,
+            block=block,
+        )
     ids = np.full((count, top_k), -1, dtype=np.int64)
     chosen = min(top_k, experts)
     for row in ids:
@@ -44,12 +61,24 @@ def batch(random: np.random.Generator, all_to_all: AllToAll, routing: str, rank:
         ids[:, 0] = experts - 1
     if routing == "masked":
         ids[random.random(ids.shape) < 0.4] = -1
-    return Batch(tokens, ids, random.random((count, top_k), dtype=np.float32))
+    return Batch(tokens, ids, random.random((count, top_k), dtype=np.float32), scales)
 
 
-def expert(number: int, tokens: NDArray[Any], dtype: str) -> NDArray[Any]:
+def widened(
+    all_to_all: AllToAll, tokens: NDArray[Any], scales: NDArray[Any] | None
+) -> NDArray[np.float32]:
+    """What tokens stand for."""
+    values = tokens.astype(np.float32)
+    if all_to_all.scales and scales is not None:
+        _, block = all_to_all.scales
+        factors = scales.astype(np.float32).repeat(block, axis=1)
+        values *= factors[:, : all_to_all.hidden]
+    return values
+
+
+def expert(number: int, tokens: NDArray[np.float32], dtype: str) -> NDArray[Any]:
     """What expert `number` makes of tokens."""
-    values = tokens.astype(np.float32) * np.float32(number + 1) + np.float32(number / 4)
+    values = tokens * np.float32(number + 1) + np.float32(number / 4)
     return values.astype(DTYPES[dtype])
 
 
@@ -62,7 +91,9 @@ def run_experts(
     for local, number in enumerate(all_to_all.local_experts):
         begin = int(received.expert_offsets[local])
         rows = slice(begin, begin + int(received.expert_counts[local]))
-        answers = expert(number, received.of_expert(local), all_to_all.combine_dtype)
+        scales = received.scales_of_expert(local) if all_to_all.scales else None
+        tokens = widened(all_to_all, received.of_expert(local), scales)
+        answers = expert(number, tokens, all_to_all.combine_dtype)
         if weighting == "expert":
             scaled = answers.astype(np.float32) * received.weights[rows, np.newaxis]
             answers = scaled.astype(answers.dtype)
@@ -70,17 +101,20 @@ def run_experts(
     return outputs
 
 
-def terms(all_to_all: AllToAll, sent: Batch, weighting: str) -> NDArray[np.float32]:
+def terms(all_to_all: AllToAll, sent: Batch, combine: str, weighting: str) -> NDArray[np.float32]:
     """`[top_k, tokens, hidden]`: the summands in top-k order, as a single process has them."""
+    tokens = widened(all_to_all, sent.tokens, sent.scales)
+    answer_dtype = all_to_all.answer_dtype if combine == "per_expert" else "float32"
     summands = np.zeros((all_to_all.top_k, *sent.tokens.shape), dtype=np.float32)
     for k in range(all_to_all.top_k):
         for number in range(all_to_all.experts):
             mine = sent.ids[:, k] == number
-            answers = expert(number, sent.tokens[mine], all_to_all.combine_dtype)
-            scaled = answers.astype(np.float32) * sent.weights[mine, k, np.newaxis]
+            answers = expert(number, tokens[mine], all_to_all.combine_dtype)
+            weights = sent.weights[mine, k, np.newaxis]
             if weighting == "expert":
-                scaled = scaled.astype(answers.dtype).astype(np.float32)
-            summands[k, mine] = scaled
+                answers = (answers.astype(np.float32) * weights).astype(answers.dtype)
+            answers = answers.astype(DTYPES[answer_dtype]).astype(np.float32)
+            summands[k, mine] = answers if weighting == "expert" else answers * weights
     return summands
 
 
@@ -88,7 +122,7 @@ def compare(
     all_to_all: AllToAll, sent: Batch, combined: NDArray[Any], combine: str, weighting: str
 ) -> str | None:
     """How the combined result differs from the reference."""
-    summands = terms(all_to_all, sent, weighting)
+    summands = terms(all_to_all, sent, combine, weighting)
     if combine == "per_expert":
         total = np.zeros(sent.tokens.shape, dtype=np.float32)
         for k in range(all_to_all.top_k):
@@ -97,7 +131,9 @@ def compare(
         return None if np.array_equal(combined, expected) else "not the bits of a single process"
     dense = summands.astype(np.float64).sum(axis=0)
     # A rounding of each term, of each partial, of the result, and those of summing in float32.
-    roundings = 3 * ROUNDING[all_to_all.dtype] + (all_to_all.top_k + 2) * ROUNDING["float32"]
+    dtypes = (all_to_all.combine_dtype, all_to_all.answer_dtype, all_to_all.output_dtype)
+    roundings = sum(ROUNDING[dtype] for dtype in dtypes)
+    roundings += (all_to_all.top_k + 2) * ROUNDING["float32"]
     allowed = np.abs(summands.astype(np.float64)).sum(axis=0) * roundings * 1.01 + 1e-6
     excess = np.abs(combined.astype(np.float64) - dense) - allowed
     return None if np.all(excess <= 0) else f"off by {excess.max()} more than allowed"
@@ -123,8 +159,10 @@ def check_received(
         padding[begin : begin + count] = False
     if np.any(received.rows[padding] != -1) or np.any(received.weights[padding] != 0):
         return "padding names tokens or has weights"
-    if all_to_all.layout == "contiguous" and np.any(received.tokens[padding] != 0):
-        return "padding is not zero"
+    if all_to_all.layout == "contiguous":
+        areas = [received.tokens] if received.scales is None else [received.tokens, received.scales]
+        if any(np.any(area[padding].view(np.uint8) != 0) for area in areas):
+            return "padding is not zero"
     return None
 
 
@@ -141,7 +179,7 @@ def cases(cases: list[dict[str, Any]], seed: int) -> list[str]:
             for round in range(rounds):
                 sent = batch(random, all_to_all, routing, communicator.rank + round)
                 weighting = given.get("weighting", "combine")
-                with all_to_all.dispatch(*sent) as received:
+                with dispatch(all_to_all, sent) as received:
                     wrong = check_received(communicator, all_to_all, received, sent)
                     outputs = run_experts(all_to_all, received, weighting)
                     combined = all_to_all.combine(received, outputs)
@@ -162,7 +200,7 @@ def many_rounds(rounds: int, seed: int) -> list[str]:
         out = np.empty((9, 8), dtype=np.float32)
         for round in range(rounds):
             sent = batch(random, all_to_all, "masked")
-            with all_to_all.dispatch(*sent) as received:
+            with dispatch(all_to_all, sent) as received:
                 outputs = run_experts(all_to_all, received)
                 combined = all_to_all.combine(received, outputs, out=out[: len(sent.tokens)])
             if wrong := compare(all_to_all, sent, combined, "reduce", "combine"):
@@ -179,9 +217,9 @@ def overlap(rounds: int) -> list[str]:
         all_to_all = AllToAll(communicator, experts=8, top_k=2, hidden=8, max_tokens=30, buffers=2)
         for round in range(rounds):
             sent = [batch(random, all_to_all, "random") for _ in range(2)]
-            dispatched = [all_to_all.dispatch_send(*each) for each in sent]
+            dispatched = [all_to_all.dispatch_send(*each[:3]) for each in sent]
             try:
-                all_to_all.dispatch_send(*sent[0])
+                all_to_all.dispatch_send(*sent[0][:3])
                 failures.append("a third round began")
             except weft.errors.BufferInUseError:
                 pass
@@ -207,14 +245,14 @@ def views(layout: Literal["contiguous", "indexed"]) -> dict[str, Any]:
         )
         addresses, raised = [], []
         for _ in range(3):
-            received = all_to_all.dispatch(*batch(random, all_to_all, "full"))
+            received = dispatch(all_to_all, batch(random, all_to_all, "full"))
             addresses.append(received.tokens.ctypes.data)
             owned = received.tokens.flags.owndata
             part = received.of_expert(0)
             shared = len(part) == 0 or np.shares_memory(part, received.tokens)
             outputs = run_experts(all_to_all, received)
             for call in (
-                lambda: all_to_all.dispatch_send(*batch(random, all_to_all, "full")),
+                lambda: all_to_all.dispatch_send(*batch(random, all_to_all, "full")[:3]),
                 received.release,
                 lambda held=received, made=outputs: all_to_all.combine(held, made),
             ):
@@ -262,7 +300,7 @@ def refused() -> list[list[str]]:
             except weft.WeftError as error:
                 raised.append([name, type(error).__name__, str(error)])
         sent = batch(random, all_to_all, "full")
-        with all_to_all.dispatch(*sent) as received:
+        with dispatch(all_to_all, sent) as received:
             outputs = run_experts(all_to_all, received)
             for name, given, out in (
                 ("outputs' shape", outputs[1:], None),
@@ -285,6 +323,34 @@ def refused() -> list[list[str]]:
         return [*raised, ["a round after all that", wrong or "right", ""]]
 
 
+def refused_scales() -> dict[str, str]:
+    """Scales that do not fit, and ones given as bytes that do; what each raised."""
+    with weft.init() as communicator:
+        given: dict[str, Any] = {"experts": 4, "top_k": 1, "hidden": 24, "max_tokens": 8}
+        scaled = AllToAll(communicator, **given, dtype="float8_e4m3fn", block=10)
+        powers = AllToAll(
+            communicator, **given, dtype="float8_e4m3fn", block=10, scale_dtype="float8_e8m0fnu"
+        )
+        plain = AllToAll(communicator, **given)
+        tokens, ids = np.zeros((3, 24), dtype=ml_dtypes.float8_e4m3fn), np.zeros((3, 1))
+        attempts: dict[str, tuple[AllToAll, Any, Any]] = {
+            "none": (scaled, tokens, None),
+            "shape": (scaled, tokens, np.ones((3, 4), np.float32)),
+            "dtype": (scaled, tokens, np.full((3, 3), 127, np.uint8)),
+            "not wanted": (plain, tokens.astype(np.float32), np.ones((3, 3), np.float32)),
+            "bytes": (powers, tokens, np.full((3, 3), 127, np.uint8)),
+        }
+        raised = {}
+        for name, (all_to_all, sent, scales) in attempts.items():
+            try:
+                all_to_all.dispatch(sent, ids, scales=scales).release()
+                raised[name] = "nothing"
+            except weft.WeftError as error:
+                raised[name] = f"{type(error).__name__}: {error}"
+        communicator.barrier()
+        return raised
+
+
 def capacity() -> dict[str, Any]:
     """A round that does not fit, and one after it."""
     with weft.init() as communicator:
@@ -296,13 +362,13 @@ def capacity() -> dict[str, Any]:
         wrong = []
         for _ in range(3):
             try:
-                all_to_all.dispatch(*batch(random, all_to_all, "one")).release()
+                dispatch(all_to_all, batch(random, all_to_all, "one")).release()
                 named.append(None)
             except weft.errors.CapacityError as error:
                 named.append(error.rank)
             tokens = np.ones((8, 8), dtype=np.float32)
             sent = Batch(tokens, np.arange(8)[:, np.newaxis] % 4, np.ones((8, 1), np.float32))
-            with all_to_all.dispatch(*sent) as received:
+            with dispatch(all_to_all, sent) as received:
                 combined = all_to_all.combine(received, run_experts(all_to_all, received))
             wrong.append(compare(all_to_all, sent, combined, "reduce", "combine"))
         communicator.barrier()

@@ -5,6 +5,7 @@
 
 use crate::error::Error;
 use crate::shape::{CombineMode, Config, Layout};
+use crate::token_type::TokenType;
 
 /// More of a peer's text than this is not repeated in an error.
 const MOST_SHOWN: usize = 40;
@@ -54,7 +55,7 @@ impl Config {
     }
 
     /// Names and values; what comes first is compared first.
-    fn fields(&self) -> [(&'static str, String); 15] {
+    fn fields(&self) -> [(&'static str, String); 18] {
         let Config { ranks, rank: _, experts, top_k, hidden, max_tokens, .. } = self;
         let layout = match self.layout {
             Layout::Contiguous { .. } => "contiguous",
@@ -63,6 +64,10 @@ impl Config {
         let combine = match self.combine {
             CombineMode::ReduceAtExpert => "reduce",
             CombineMode::PerExpert => "per_expert",
+        };
+        let scale = match self.token_type {
+            TokenType::Plain(_) => "none".to_owned(),
+            TokenType::Scaled(scaled) => scaled.scale.to_string(),
         };
         let or_none = |limit: Option<u64>| limit.map_or("none".to_owned(), |n| n.to_string());
         [
@@ -75,8 +80,11 @@ impl Config {
             ("private_rows", self.private_rows.min(*max_tokens).to_string()),
             ("max_receive_rows", or_none(self.max_receive_rows.map(u64::from))),
             ("buffers", self.buffers.to_string()),
-            ("token_dtype", self.token_dtype.to_string()),
+            ("token_dtype", self.token_type.to_string()),
+            ("scale_dtype", scale),
+            ("block", or_none(self.token_type.block().map(u64::from))),
             ("combine_dtype", self.combine_dtype.to_string()),
+            ("answer_dtype", self.answer_dtype.to_string()),
             ("output_dtype", self.output_dtype.to_string()),
             ("layout", layout.to_owned()),
             ("pad_to", self.layout.pad_to().to_string()),
@@ -90,6 +98,8 @@ impl Config {
 mod tests {
     use super::*;
     use crate::dtype::DType;
+    use crate::float8::Float8;
+    use crate::token_type::{BlockScaled, ScaleType};
     use proptest::prelude::*;
 
     type Change = fn(&mut Config);
@@ -112,7 +122,7 @@ mod tests {
 
     #[test]
     fn every_field_is_compared_and_named() {
-        let changes: [(&str, Change); 14] = [
+        let changes: [(&str, Change); 15] = [
             ("ranks", |c| c.ranks = 4),
             ("experts", |c| c.experts = 9),
             ("top_k", |c| c.top_k = 1),
@@ -121,8 +131,9 @@ mod tests {
             ("private_rows", |c| c.private_rows = 5),
             ("max_receive_rows", |c| c.max_receive_rows = Some(40)),
             ("buffers", |c| c.buffers = 1),
-            ("token_dtype", |c| c.token_dtype = DType::F16),
+            ("token_dtype", |c| c.token_type = DType::F16.into()),
             ("combine_dtype", |c| c.combine_dtype = DType::BF16),
+            ("answer_dtype", |c| c.answer_dtype = DType::BF16),
             ("output_dtype", |c| c.output_dtype = DType::BF16),
             ("layout", |c| c.layout = Layout::Indexed),
             ("pad_to", |c| c.layout = Layout::Contiguous { pad_to: 8 }),
@@ -139,11 +150,31 @@ mod tests {
     }
 
     #[test]
+    fn scales_are_compared() {
+        let (format, scale) = (Float8::E4M3, ScaleType::F32);
+        let ours = BlockScaled { format, scale, block: 128 };
+        let encode = |scaled| {
+            let token_type = TokenType::Scaled(scaled);
+            Config { token_type, ..config() }.encode()
+        };
+        for (field, theirs) in [
+            ("token_dtype float8_e5m2", BlockScaled { format: Float8::E5M2, ..ours }),
+            ("scale_dtype float8_e8m0fnu", BlockScaled { scale: ScaleType::Ue8m0, ..ours }),
+            ("block 64", BlockScaled { block: 64, ..ours }),
+        ] {
+            let all = [encode(ours), encode(theirs), encode(ours)];
+            let config = Config { token_type: TokenType::Scaled(ours), ..config() };
+            let message = config.agree(&all).unwrap_err().to_string();
+            assert!(message.contains(&format!("rank 1 has {field}, ")), "{message}");
+        }
+    }
+
+    #[test]
     fn another_version_is_named_by_what_it_lacks_or_adds() {
         let mut more = config().encode();
-        more.extend(b"scales=ue8m0\n");
+        more.extend(b"colour=blue\n");
         let message = disagreement(more).unwrap();
-        assert!(message.contains("scales ue8m0, this rank nothing"), "{message}");
+        assert!(message.contains("colour blue, this rank nothing"), "{message}");
         let message = disagreement(Vec::new()).unwrap();
         assert!(message.contains("ranks nothing, this rank 3"), "{message}");
     }

@@ -54,10 +54,11 @@ impl AllToAll {
         tokens: Input,
         ids: &[I],
         weights: Option<&[f32]>,
+        scales: Option<&[u8]>,
     ) -> Result<Handle, Error> {
         let begin = clock::now();
         engine.check()?;
-        let handle = self.driver.begin(tokens, ids, weights)?;
+        let handle = self.driver.begin(tokens, ids, weights, scales)?;
         self.turn(engine)?;
         phase(engine, "dispatch send", begin);
         Ok(handle)
@@ -132,7 +133,7 @@ impl AllToAll {
     ) -> Result<(), Error> {
         let begin = clock::now();
         self.driver.expect(handle, &[Stage::Combining, Stage::Combined], "combine_recv")?;
-        let row_bytes = self.shape().row_bytes(self.shape().config().output_dtype);
+        let row_bytes = self.shape().area_row_bytes(Area::Output);
         out.require(Area::Output, self.driver.tokens(handle), row_bytes)?;
         self.run(engine, handle, Stage::Combining, waiter)?;
         self.driver.sum_answers(handle, out, weighting)?;

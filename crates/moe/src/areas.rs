@@ -51,16 +51,6 @@ impl Areas {
         extent.offset + row as u64 * u64::from(extent.stride)
     }
 
-    /// Bytes of a row without what aligns the next one.
-    fn row_bytes(&self, area: Area) -> usize {
-        let config = self.shape.config();
-        match area {
-            Area::Tokens | Area::Expert => self.shape.row_bytes(config.token_dtype),
-            Area::Replies | Area::Answers => self.shape.row_bytes(config.combine_dtype),
-            _ => self.shape.sizes().extent(area).stride as usize,
-        }
-    }
-
     /// Rows `rows` of an area, to read; of an arrival area, rows that have all arrived.
     pub fn rows(&self, area: Area, rows: Range<usize>) -> Rows<'_> {
         let extent = self.shape.sizes().extent(area);
@@ -69,7 +59,7 @@ impl Areas {
         // SAFETY: see the module's page: callers name rows of arrival areas between count and credit
         // only, and the other areas are written by this rank only, through `&mut self`.
         let bytes = unsafe { self.memory().bytes(offset, length) };
-        Rows::new(bytes, self.row_bytes(area), stride)
+        Rows::new(bytes, self.shape.area_row_bytes(area), stride)
     }
 
     /// Rows of one area, to write, beside whatever [`Areas::rows`] of another, to read.
@@ -98,6 +88,6 @@ impl Areas {
         // SAFETY: see the module's page; `write_beside` and `rows_mut` hold `&mut self`, and the
         // only other slices that live beside this one are of another area.
         let bytes = unsafe { self.memory().bytes_mut(offset, length) };
-        RowsMut::new(bytes, self.row_bytes(area), stride)
+        RowsMut::new(bytes, self.shape.area_row_bytes(area), stride)
     }
 }

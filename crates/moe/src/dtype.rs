@@ -67,6 +67,11 @@ impl DType {
         }
     }
 
+    /// Whether every number of `other` is one of this type.
+    pub fn holds(self, other: DType) -> bool {
+        self == other || self == DType::F32
+    }
+
     /// Adds `weight` times each element of `row` to `sum`, element by element.
     ///
     /// `row` holds exactly as many elements as `sum`.

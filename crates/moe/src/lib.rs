@@ -57,7 +57,7 @@ pub use receive::{PADDING, ReceivePlan};
 /// Combine's arithmetic.
 pub use reduce::{combine, reply};
 /// A round's name, and what it received.
-pub use round::{Handle, Received};
+pub use round::{Handle, Received, ReceivedScales};
 /// Memory by rows, and its names.
 pub use rows::{Area, Rows, RowsMut, SourceRows};
 /// What ranks agree on.

@@ -1,8 +1,10 @@
-//! The record that travels with each row: which of the destination's experts want it, and how much.
+//! The record that travels with each row: which of the destination's experts want it, and how much,
+//! and the scales of its elements, if they have any.
 //!
 //! Little-endian, aligned to 4 bytes: a count (u32), then for each expert its number within the
 //! destination's block (u16), the top-k slot it stood in (u16) and the router's weight (float32).
-//! Records have the same length throughout, whatever their count.
+//! Scales begin and end at a multiple of 16 bytes. Records have the same length throughout, whatever
+//! their count.
 
 use crate::error::Error;
 use crate::plan::SendPlan;
@@ -16,9 +18,16 @@ pub(crate) const MOST_LOCAL_EXPERTS: u64 = 1 << 16;
 const COUNT: usize = 4;
 const ENTRY: usize = 8;
 
-/// Bytes of a record of at most `pairs` experts.
-pub(crate) fn bytes(pairs: u128) -> u128 {
-    COUNT as u128 + ENTRY as u128 * pairs
+/// Scales begin and end at multiples of this many bytes, so that a processor may load them as vectors.
+pub(crate) const ALIGNMENT: usize = 16;
+
+/// Bytes of a record of at most `pairs` experts and so many bytes of scales.
+pub(crate) fn bytes(pairs: u128, scale_bytes: u128) -> u128 {
+    let entries = COUNT as u128 + ENTRY as u128 * pairs;
+    if scale_bytes == 0 {
+        return entries;
+    }
+    entries.next_multiple_of(ALIGNMENT as u128) + scale_bytes.next_multiple_of(ALIGNMENT as u128)
 }
 
 /// One expert that wants the row.
@@ -32,18 +41,35 @@ pub struct Entry {
     pub weight: f32,
 }
 
-/// Writes the records of `rows` of the plan, the first into row 0 of `out`.
+/// Writes the records of `rows` of the plan, the first into row 0 of `out`. `scales` holds those of
+/// every token of the batch, `[tokens, blocks]`; nothing if tokens have none.
 ///
 /// # Errors
-/// [`Error::TooFewRows`] or [`Error::RowLength`] if `out` was not made for this plan's shape.
+/// [`Error::TooFewRows`] or [`Error::RowLength`] if `out` was not made for this plan's shape;
+/// [`Error::WrongLength`] if `scales` does not fit it.
 pub fn pack(
     plan: &SendPlan,
     rows: std::ops::Range<usize>,
+    scales: &[u8],
     mut out: RowsMut<'_>,
 ) -> Result<(), Error> {
+    check_scales(plan, scales)?;
     out.require(Area::SendMetadata, rows.len(), plan.metadata_bytes())?;
+    let (scale_bytes, in_record) = (plan.shape().scale_bytes(), plan.shape().scales_in_record());
     for (index, row) in rows.enumerate() {
-        encode(out.row(index), plan.entries(row));
+        let (entries, rest) = out.row(index).split_at_mut(in_record.start);
+        encode(entries, plan.entries(row));
+        let first = plan.token_of(row) * scale_bytes;
+        rest[..scale_bytes].copy_from_slice(&scales[first..first + scale_bytes]);
+    }
+    Ok(())
+}
+
+/// Refuses scales that are not those of the plan's tokens.
+pub(crate) fn check_scales(plan: &SendPlan, scales: &[u8]) -> Result<(), Error> {
+    let (expected, given) = (plan.tokens() * plan.shape().scale_bytes(), scales.len());
+    if given != expected {
+        return Err(Error::WrongLength { what: "the scales' bytes", expected, given });
     }
     Ok(())
 }

@@ -294,36 +294,37 @@ impl ReceivePlan {
         &self.weights
     }
 
-    /// Copies the tokens of `source`, whose metadata were taken, to their positions (contiguous
-    /// layout).
+    /// Copies rows of `source`, whose metadata were taken, to their positions (contiguous layout): its
+    /// tokens to [`Area::Expert`], or its scales to [`Area::ExpertScales`].
     ///
     /// # Errors
-    /// [`Error::TooFewRows`] or [`Error::RowLength`] if an area does not fit the plan.
+    /// [`Error::TooFewRows`] or [`Error::RowLength`] if rows do not fit the plan.
     pub fn lay_out(
         &self,
+        area: Area,
         source: u32,
-        tokens: SourceRows<'_>,
+        from: SourceRows<'_>,
         mut out: RowsMut<'_>,
     ) -> Result<(), Error> {
-        let row_bytes = self.shape.row_bytes(self.shape.config().token_dtype);
-        tokens.require(Area::Tokens, self.rows_from(source).len(), row_bytes)?;
-        out.require(Area::Expert, self.positions(), row_bytes)?;
-        for (index, row) in self.rows_from(source).enumerate() {
-            let token = tokens.row(index);
+        let row_bytes = self.shape.area_row_bytes(area);
+        let rows = self.rows_from(source);
+        from.require(area, rows.len(), row_bytes)?;
+        out.require(area, self.positions(), row_bytes)?;
+        for (index, row) in rows.enumerate() {
+            let bytes = from.row(index);
             for (position, _) in self.pairs_of(row) {
-                out.row(position).copy_from_slice(token);
+                out.row(position).copy_from_slice(bytes);
             }
         }
         Ok(())
     }
 
-    /// Writes zeros to the positions that are padding.
+    /// Writes zeros to the positions of [`Area::Expert`] or [`Area::ExpertScales`] that are padding.
     ///
     /// # Errors
     /// [`Error::TooFewRows`] or [`Error::RowLength`] if `out` does not fit the plan.
-    pub fn clear_padding(&self, mut out: RowsMut<'_>) -> Result<(), Error> {
-        let row_bytes = self.shape.row_bytes(self.shape.config().token_dtype);
-        out.require(Area::Expert, self.positions(), row_bytes)?;
+    pub fn clear_padding(&self, area: Area, mut out: RowsMut<'_>) -> Result<(), Error> {
+        out.require(area, self.positions(), self.shape.area_row_bytes(area))?;
         for (expert, count) in self.expert_counts.iter().enumerate() {
             for position in self.expert_offsets[expert] + count..self.expert_offsets[expert + 1] {
                 out.row(position as usize).fill(0);

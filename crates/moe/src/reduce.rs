@@ -1,9 +1,10 @@
 //! Combine's arithmetic: answers at the experts' rank, and their sum at the source.
 //!
 //! Sums are in float32 from +0, products rounded before they are added. Where answers are reduced at the
-//! experts, a rank's answer is its sum in top-k order, rounded once to the combine type; the source
-//! adds the answers in rank order and rounds once to the output type. With one answer per expert nothing
-//! is rounded on the way, and the source adds `weight * answer` in top-k order, as one process would.
+//! experts, a rank's answer is its sum in top-k order, rounded once to the answer type; the source
+//! adds the answers in rank order and rounds once to the output type. With one answer per expert each
+//! output is rounded to the answer type, which changes nothing if that is the outputs' own or float32,
+//! and the source adds `weight * answer` in top-k order, as one process would.
 
 use std::ops::Range;
 
@@ -28,10 +29,10 @@ pub fn reply(
     mut out: RowsMut<'_>,
 ) -> Result<(), Error> {
     let config = plan.shape().config();
-    let dtype = config.combine_dtype;
-    let row_bytes = plan.shape().row_bytes(dtype);
-    outputs.require(Area::ExpertOutput, plan.positions(), row_bytes)?;
-    out.require(Area::Replies, plan.replies_to(source).len(), row_bytes)?;
+    let (from, to) = (config.combine_dtype, config.answer_dtype);
+    let row_bytes = |area| plan.shape().area_row_bytes(area);
+    outputs.require(Area::ExpertOutput, plan.positions(), row_bytes(Area::ExpertOutput))?;
+    out.require(Area::Replies, plan.replies_to(source).len(), row_bytes(Area::Replies))?;
     let rows = plan.rows_from(source);
     match config.combine {
         CombineMode::ReduceAtExpert => {
@@ -39,13 +40,18 @@ pub fn reply(
                 let terms = plan
                     .pairs_of(row)
                     .map(|(position, weight)| (applied(weighting, weight), outputs.row(position)));
-                weighted_sum(dtype, dtype, terms, out.row(index));
+                weighted_sum(from, to, terms, out.row(index));
             }
         }
         CombineMode::PerExpert => {
             let positions = rows.flat_map(|row| plan.pairs_of(row));
             for (index, (position, _)) in positions.enumerate() {
-                out.row(index).copy_from_slice(outputs.row(position));
+                let (output, out) = (outputs.row(position), out.row(index));
+                if from == to {
+                    out.copy_from_slice(output);
+                } else {
+                    weighted_sum(from, to, std::iter::once((1.0, output)), out);
+                }
             }
         }
     }
@@ -69,8 +75,8 @@ pub fn combine(
     plan.order_answers(tokens.clone());
     let shape = plan.shape();
     let config = shape.config();
-    answers.require(Area::Answers, plan.answer_count(), shape.row_bytes(config.combine_dtype))?;
-    out.require(Area::Output, plan.tokens(), shape.row_bytes(config.output_dtype))?;
+    answers.require(Area::Answers, plan.answer_count(), shape.area_row_bytes(Area::Answers))?;
+    out.require(Area::Output, plan.tokens(), shape.area_row_bytes(Area::Output))?;
     for token in tokens {
         let terms = plan.answers_of(token).map(|(weight, row)| {
             let weight = match config.combine {
@@ -79,7 +85,7 @@ pub fn combine(
             };
             (weight, answers.row(row as usize))
         });
-        weighted_sum(config.combine_dtype, config.output_dtype, terms, out.row(token));
+        weighted_sum(config.answer_dtype, config.output_dtype, terms, out.row(token));
     }
     Ok(())
 }

@@ -35,22 +35,24 @@ pub struct Mismatch {
 
 impl Reference {
     /// Computes the reference for a batch. `expert(token, expert, output)` writes that expert's output
-    /// for the token; it is rounded to the combine type before it is summed, as it is on the wire.
+    /// for the token; it is rounded to the combine type before it is summed, as combine is given it.
     /// Where the experts apply the weights themselves, give no `weights` here.
     ///
     /// # The bound
     /// Let a token have `m` experts on `d` ranks, with outputs `y` and weights `w`, `A` the sum of
-    /// `|w*y|`, and `u32`, `uc`, `uo` the unit roundoffs of float32, the combine and the output type.
+    /// `|w*y|`, and `u32`, `ua`, `uo` the unit roundoffs of float32, the answer and the output type.
     /// A term is multiplied once, added at most `m - 1` times in float32 (within its rank and then over
-    /// ranks, the first addition to zero being exact), rounded once to the combine type and once to
+    /// ranks, the first addition to zero being exact), rounded once to the answer type and once to
     /// the output type, so the error is at most
     ///
-    /// `A * ((1 + u32)^m * (1 + uc) * (1 + uo) - 1)`
+    /// `A * ((1 + u32)^m * (1 + ua) * (1 + uo) - 1)`
     ///
     /// plus what underflow adds: at most half the smallest positive number of its type for each of `m`
     /// products, `d` answers and one output, twice for what later roundings make of it. With one
-    /// answer per expert `uc` and the `d` answers drop out. A sum beyond the largest number of a type
-    /// is infinite; in float16 that can happen to a rank's answer even where the whole sum is small.
+    /// answer per expert there are `m` answers, each multiplied by its weight afterwards; if every
+    /// output is an answer without rounding, `ua` and the answers drop out. A sum beyond the largest
+    /// number of a type is infinite; in float16 that can happen to a rank's answer even where the
+    /// whole sum is small.
     pub fn new(
         shape: &Shape,
         ids: &[i64],
@@ -74,7 +76,7 @@ impl Reference {
             let sums = &mut reference.sums[elements.clone()];
             let magnitudes = &mut reference.bounds[elements];
             ranks.clear();
-            let mut terms = 0;
+            let (mut terms, mut weight_sum) = (0, 0.0);
             for (slot, &id) in ids.iter().enumerate() {
                 let Ok(id) = u32::try_from(id) else { continue };
                 expert(token, id, &mut output);
@@ -88,11 +90,12 @@ impl Reference {
                     *magnitude += term.abs();
                 }
                 terms += 1;
+                weight_sum += weight.abs();
                 ranks.push(shape.placement().owner(id));
             }
             ranks.sort_unstable();
             ranks.dedup();
-            let bound = Bound::new(shape, terms, ranks.len());
+            let bound = Bound::new(shape, terms, ranks.len(), weight_sum);
             for magnitude in magnitudes {
                 *magnitude = bound.of(*magnitude);
             }
@@ -146,7 +149,7 @@ struct Bound {
 }
 
 impl Bound {
-    fn new(shape: &Shape, terms: usize, ranks: usize) -> Bound {
+    fn new(shape: &Shape, terms: usize, ranks: usize, weight_sum: f64) -> Bound {
         if terms == 0 {
             return Bound { relative: 0.0, absolute: 0.0 };
         }
@@ -155,9 +158,15 @@ impl Bound {
         let mut growth = (1.0 + single.unit_roundoff()).powi(terms as i32);
         growth *= 1.0 + output.unit_roundoff();
         let mut underflow = terms as f64 * single.underflow_error() + output.underflow_error();
-        if config.combine == CombineMode::ReduceAtExpert {
-            growth *= 1.0 + config.combine_dtype.unit_roundoff();
-            underflow += ranks as f64 * config.combine_dtype.underflow_error();
+        let answer = config.answer_dtype;
+        let answers = match config.combine {
+            CombineMode::ReduceAtExpert => ranks as f64,
+            CombineMode::PerExpert if answer.holds(config.combine_dtype) => 0.0,
+            CombineMode::PerExpert => weight_sum,
+        };
+        if answers > 0.0 {
+            growth *= 1.0 + answer.unit_roundoff();
+            underflow += answers * answer.underflow_error();
         }
         // The reference itself is summed in float64; its own error is far below the last term kept.
         Bound { relative: (growth - 1.0) * (1.0 + 1e-6), absolute: 2.0 * underflow }

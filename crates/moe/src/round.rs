@@ -3,6 +3,7 @@
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::exchange::{Input, Stage};
+use crate::metadata;
 use crate::receive::ReceivePlan;
 use crate::rows::{Area, Rows, RowsMut};
 use crate::shape::{Layout, Weighting};
@@ -33,26 +34,40 @@ pub struct Received<'a> {
     pub stride: usize,
     /// Number of rows: positions of the contiguous layout, slots of the indexed one.
     pub rows: usize,
+    /// Where the rows' scales lie, if tokens have scales.
+    pub scales: Option<ReceivedScales>,
     /// Which row each expert finds where.
     pub plan: &'a ReceivePlan,
 }
 
+/// The scales of received tokens, a row of them for each row of tokens.
+#[derive(Clone, Debug)]
+pub struct ReceivedScales {
+    /// The bytes of the tokens' memory in which they lie; the first row begins at the first byte.
+    pub bytes: Range<usize>,
+    /// Bytes from the first scale of one row to that of the next.
+    pub stride: usize,
+}
+
 impl Driver {
-    /// Begins a round: `tokens` holds `[tokens, hidden]` in the token dtype and stays unchanged until
-    /// the round is [`Stage::Dispatched`]; `ids` and `weights` are `[tokens, top_k]`.
+    /// Begins a round: `tokens` holds `[tokens, hidden]` of the token type and stays unchanged until
+    /// the round is [`Stage::Dispatched`]; `ids` and `weights` are `[tokens, top_k]`. `scales` holds
+    /// the scales of the tokens, `[tokens, blocks]`, if they have any.
     ///
     /// # Errors
     /// [`Error::InUse`] if all sets of buffers are held by rounds that were not released;
-    /// [`Error::NotOnHost`] if the CPU cannot read the tokens; those of [`crate::SendPlan::build`].
-    /// The round has not begun then.
+    /// [`Error::NotOnHost`] if the CPU cannot read the tokens; [`Error::WrongLength`]; those of
+    /// [`crate::SendPlan::build`]. The round has not begun then.
     pub fn begin<I: Copy + Into<i64>>(
         &mut self,
         tokens: Input,
         ids: &[I],
         weights: Option<&[f32]>,
+        scales: Option<&[u8]>,
     ) -> Result<Handle, Error> {
         let round = self.next_round();
-        let row_bytes = self.shape().row_bytes(self.shape().config().token_dtype);
+        let row_bytes = self.shape().token_bytes();
+        let scales = scales.unwrap_or_default();
         let buffers = self.shape().config().buffers;
         let set = self.set_mut(round);
         if set.stage != Stage::Idle {
@@ -66,7 +81,8 @@ impl Driver {
         if given < expected {
             return Err(Error::WrongLength { what: "the tokens' bytes", expected, given });
         }
-        set.begin(round, tokens)?;
+        metadata::check_scales(&set.plan, scales)?;
+        set.begin(round, tokens, scales)?;
         self.advance_round();
         Ok(Handle { round })
     }
@@ -111,10 +127,25 @@ impl Driver {
                 (Area::Tokens, self.shape().sizes().extent(Area::Tokens).rows as usize)
             }
         };
-        let stride = self.shape().sizes().extent(area).stride as usize;
-        let first = set.areas.offset(area, 0) as usize;
+        let lie = |area| {
+            let stride = self.shape().sizes().extent(area).stride as usize;
+            let first = set.areas.offset(area, 0) as usize;
+            (first..first + rows * stride, stride)
+        };
+        let (bytes, stride) = lie(area);
+        let scales = (self.shape().scale_bytes() > 0).then(|| match self.shape().config().layout {
+            Layout::Contiguous { .. } => {
+                let (bytes, stride) = lie(Area::ExpertScales);
+                ReceivedScales { bytes, stride }
+            }
+            Layout::Indexed => {
+                let (bytes, stride) = lie(Area::Metadata);
+                let begin = bytes.start + self.shape().scales_in_record().start;
+                ReceivedScales { bytes: begin.min(bytes.end)..bytes.end, stride }
+            }
+        });
         let (memory, plan) = (set.areas.memory(), &set.receive);
-        Ok(Received { memory, bytes: first..first + rows * stride, stride, rows, plan })
+        Ok(Received { memory, bytes, stride, rows, scales, plan })
     }
 
     /// For each expert of the group, the tokens that name it in this round.
@@ -140,7 +171,7 @@ impl Driver {
         weighting: Weighting,
     ) -> Result<bool, Error> {
         self.expect(handle, &[Stage::Dispatched, Stage::Combining], "combine")?;
-        let row_bytes = self.shape().row_bytes(self.shape().config().combine_dtype);
+        let row_bytes = self.shape().area_row_bytes(Area::ExpertOutput);
         let set = self.set_mut(handle.round);
         outputs.require(Area::ExpertOutput, set.receive.positions(), row_bytes)?;
         set.answer_next(weighting, outputs)

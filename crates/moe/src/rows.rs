@@ -1,6 +1,7 @@
 //! Rows of equal length in plain bytes: how areas of a region and arrays of the caller are named.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::error::Error;
 
@@ -22,6 +23,8 @@ pub enum Area {
     Metadata,
     /// Tokens by local expert (contiguous layout only).
     Expert,
+    /// The scales of the tokens by local expert, if tokens have scales (contiguous layout only).
+    ExpertScales,
     /// The caller's expert outputs.
     ExpertOutput,
     /// Answers as they leave, ordered by source.
@@ -42,6 +45,7 @@ impl fmt::Display for Area {
             Area::Tokens => "tokens",
             Area::Metadata => "metadata",
             Area::Expert => "tokens by expert",
+            Area::ExpertScales => "scales by expert",
             Area::ExpertOutput => "the expert output given",
             Area::Replies => "replies",
             Area::Answers => "answers",
@@ -75,6 +79,13 @@ impl<'a> Rows<'a> {
         &self.bytes[index * self.stride..][..self.row_bytes]
     }
 
+    /// A stretch of each row: bytes `columns`, which are at least one.
+    pub fn columns(&self, columns: Range<usize>) -> Rows<'a> {
+        assert!(columns.end <= self.row_bytes, "a stretch of a row is within it");
+        let bytes = self.bytes.get(columns.start..).unwrap_or_default();
+        Rows::new(bytes, columns.len(), self.stride)
+    }
+
     /// Refuses memory with fewer than `count` rows or with rows of another length.
     pub fn require(&self, what: Area, count: usize, row_bytes: usize) -> Result<(), Error> {
         require(what, (self.count(), self.row_bytes), (count, row_bytes))
@@ -96,6 +107,15 @@ impl<'a> SourceRows<'a> {
         match index.checked_sub(self.private_rows) {
             None => self.private.row(index),
             Some(index) => self.remainder.row(index),
+        }
+    }
+
+    /// A stretch of each row: bytes `columns`, which are at least one.
+    pub fn columns(&self, columns: Range<usize>) -> SourceRows<'a> {
+        SourceRows {
+            private: self.private.columns(columns.clone()),
+            private_rows: self.private_rows,
+            remainder: self.remainder.columns(columns),
         }
     }
 

@@ -4,7 +4,10 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::metadata;
 use crate::placement::Placement;
+use crate::rows::Area;
 use crate::sizes::Sizes;
+use crate::token_type::TokenType;
+use std::ops::Range;
 
 /// The shape of an all-to-all. Every field but `rank` is the same on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,10 +33,12 @@ pub struct Config {
     pub max_receive_rows: Option<u32>,
     /// Sets of areas; with two, a round may begin while the last one's arrays are still held.
     pub buffers: u32,
-    /// The element type of tokens, sent as it is given.
-    pub token_dtype: DType,
-    /// The element type of expert outputs, and of answers on their way back.
+    /// What tokens are made of; they are sent as they are given.
+    pub token_type: TokenType,
+    /// The element type of expert outputs.
     pub combine_dtype: DType,
+    /// The element type of answers on their way back, to which each is rounded once.
+    pub answer_dtype: DType,
     /// The element type of the combined result.
     pub output_dtype: DType,
     /// How experts find their tokens.
@@ -106,8 +111,9 @@ impl Config {
             private_rows: Config::PRIVATE_ROWS,
             max_receive_rows: None,
             buffers: 2,
-            token_dtype: DType::F32,
+            token_type: TokenType::Plain(DType::F32),
             combine_dtype: DType::F32,
+            answer_dtype: DType::F32,
             output_dtype: DType::F32,
             layout: Layout::Contiguous { pad_to: 1 },
             combine: CombineMode::ReduceAtExpert,
@@ -122,7 +128,13 @@ impl Config {
 
     /// The same configuration with one element type for everything.
     pub fn dtype(self, dtype: DType) -> Config {
-        Config { token_dtype: dtype, combine_dtype: dtype, output_dtype: dtype, ..self }
+        Config {
+            token_type: dtype.into(),
+            combine_dtype: dtype,
+            answer_dtype: dtype,
+            output_dtype: dtype,
+            ..self
+        }
     }
 }
 
@@ -148,6 +160,7 @@ impl Shape {
             ("max_tokens", config.max_tokens),
             ("buffers", config.buffers),
             ("pad_to", config.layout.pad_to()),
+            ("block", config.token_type.block().unwrap_or(1)),
         ];
         if let Some(&(field, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(Error::Zero { field });
@@ -188,9 +201,40 @@ impl Shape {
         self.config.top_k.min(self.placement.experts_of(rank).len() as u32)
     }
 
-    /// Bytes of one token's elements in `dtype`.
+    /// Bytes of a row of `hidden` elements in `dtype`.
     pub fn row_bytes(&self, dtype: DType) -> usize {
         self.config.hidden as usize * dtype.bytes()
+    }
+
+    /// Bytes of one token's elements.
+    pub fn token_bytes(&self) -> usize {
+        self.config.hidden as usize * self.config.token_type.bytes()
+    }
+
+    /// Bytes of one token's scales; 0 if it has none.
+    pub fn scale_bytes(&self) -> usize {
+        self.config.token_type.scale_bytes(self.config.hidden as usize)
+    }
+
+    /// Where the scales stand in a metadata record.
+    pub fn scales_in_record(&self) -> Range<usize> {
+        let record = self.sizes.extent(Area::Metadata).stride as usize;
+        let begin = record - self.scale_bytes().next_multiple_of(metadata::ALIGNMENT);
+        begin..begin + self.scale_bytes()
+    }
+
+    /// Bytes of a row of an area, without what aligns the next one.
+    pub fn area_row_bytes(&self, area: Area) -> usize {
+        match area {
+            Area::Input | Area::Tokens | Area::Expert => self.token_bytes(),
+            Area::ExpertScales => self.scale_bytes(),
+            Area::ExpertOutput => self.row_bytes(self.config.combine_dtype),
+            Area::Replies | Area::Answers => self.row_bytes(self.config.answer_dtype),
+            Area::Output => self.row_bytes(self.config.output_dtype),
+            Area::SendHeader | Area::SendMetadata | Area::Headers | Area::Metadata => {
+                self.sizes.extent(area).stride as usize
+            }
+        }
     }
 }
 
@@ -205,6 +249,8 @@ pub(crate) fn fits(what: &'static str, needed: u128, limit: u64) -> Result<(), E
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::float8::Float8;
+    use crate::token_type::{BlockScaled, ScaleType};
 
     #[test]
     fn an_impossible_shape_says_what_is_wrong() {
@@ -215,7 +261,11 @@ mod tests {
         let error = Shape::new(config.clone()).unwrap_err();
         assert!(matches!(error, Error::Zero { field: "top_k" }));
         let config = Config { top_k: 2, layout: Layout::Contiguous { pad_to: 0 }, ..config };
-        assert!(matches!(Shape::new(config).unwrap_err(), Error::Zero { field: "pad_to" }));
+        assert!(matches!(Shape::new(config.clone()).unwrap_err(), Error::Zero { field: "pad_to" }));
+        let scaled = BlockScaled { format: Float8::E5M2, scale: ScaleType::F32, block: 0 };
+        let (token_type, layout) = (TokenType::Scaled(scaled), Layout::Indexed);
+        let config = Config { token_type, layout, ..config };
+        assert!(matches!(Shape::new(config).unwrap_err(), Error::Zero { field: "block" }));
     }
 
     #[test]

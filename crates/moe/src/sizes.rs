@@ -15,7 +15,7 @@ const AREA_ALIGNMENT: u64 = 64;
 const ROW_ALIGNMENT: u64 = 16;
 
 /// The areas of one set of buffers, the arrival areas (which peers write) first.
-const AREAS: [Area; 8] = [
+const AREAS: [Area; 9] = [
     Area::Headers,
     Area::Tokens,
     Area::Metadata,
@@ -23,6 +23,7 @@ const AREAS: [Area; 8] = [
     Area::SendHeader,
     Area::SendMetadata,
     Area::Expert,
+    Area::ExpertScales,
     Area::Replies,
 ];
 
@@ -83,9 +84,10 @@ impl Sizes {
 
         let hidden = wide(config.hidden);
         let header = aligned(header::bytes(config), ROW_ALIGNMENT);
-        let metadata = metadata::bytes(local_pairs);
-        let token = aligned(hidden * config.token_dtype.bytes() as u128, ROW_ALIGNMENT);
-        let answer = aligned(hidden * config.combine_dtype.bytes() as u128, ROW_ALIGNMENT);
+        let scales = config.token_type.scale_bytes(config.hidden as usize) as u128;
+        let metadata = metadata::bytes(local_pairs, scales);
+        let token = aligned(hidden * config.token_type.bytes() as u128, ROW_ALIGNMENT);
+        let answer = aligned(hidden * config.answer_dtype.bytes() as u128, ROW_ALIGNMENT);
 
         let mut extents = [Extent::default(); AREAS.len()];
         let mut offset = 0;
@@ -97,6 +99,8 @@ impl Sizes {
                 Area::Tokens => (slots, token),
                 Area::Metadata => (slots, metadata),
                 Area::Expert => (expert_rows, token),
+                Area::ExpertScales if scales == 0 => (0, 0),
+                Area::ExpertScales => (expert_rows, aligned(scales, ROW_ALIGNMENT)),
                 Area::Replies => (reply_rows, answer),
                 Area::Answers => (answer_rows, answer),
                 Area::Input | Area::ExpertOutput | Area::Output => continue,
@@ -173,7 +177,9 @@ fn aligned(bytes: u128, alignment: u64) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::float8::Float8;
     use crate::shape::Shape;
+    use crate::token_type::{BlockScaled, ScaleType, TokenType};
 
     #[test]
     fn areas_follow_each_other_without_overlap() {
@@ -194,6 +200,41 @@ mod tests {
         assert_eq!(sizes.extent(Area::Tokens).rows, 3 * 3 + 3 * 2);
         assert_eq!(sizes.extent(Area::SendMetadata).rows, 5 * 2);
         assert_eq!(sizes.extent(Area::Expert).rows, 15 * 2);
+    }
+
+    #[test]
+    fn scales_take_room_in_the_records_and_by_expert() {
+        let plain = Config::new(2, 0, 4, 2).sized(6, 300);
+        let shape = |scale, block| {
+            let scaled = BlockScaled { format: Float8::E4M3, scale, block };
+            let token_type = TokenType::Scaled(scaled);
+            Shape::new(Config { token_type, ..plain.clone() }).unwrap()
+        };
+        let plain = Shape::new(plain.clone()).unwrap();
+        // A count and two entries; no scales.
+        assert_eq!(plain.sizes().extent(Area::Metadata).stride, 4 + 2 * 8);
+        assert_eq!(plain.sizes().extent(Area::ExpertScales).bytes(), 0);
+        assert!(plain.scales_in_record().is_empty());
+        for (scale, block, bytes, stride) in [
+            (ScaleType::F32, 128, 12, 16),
+            (ScaleType::F32, 300, 4, 16),
+            (ScaleType::F32, 1000, 4, 16),
+            (ScaleType::Ue8m0, 128, 3, 16),
+            (ScaleType::Ue8m0, 16, 19, 32),
+            (ScaleType::F32, 1, 1200, 1200),
+        ] {
+            let shape = shape(scale, block);
+            let sizes = shape.sizes();
+            assert_eq!(shape.scale_bytes(), bytes);
+            assert_eq!(shape.scales_in_record(), 32..32 + bytes);
+            assert_eq!(sizes.extent(Area::Metadata).stride, 32 + stride);
+            assert_eq!(sizes.extent(Area::SendMetadata).stride, 32 + stride);
+            assert_eq!(sizes.extent(Area::ExpertScales).stride, stride);
+            let experts = sizes.extent(Area::Expert);
+            assert_eq!((experts.rows, experts.stride), (24, 304));
+            assert_eq!(sizes.extent(Area::ExpertScales).rows, experts.rows);
+            assert_eq!(sizes.extent(Area::Tokens).stride, 304);
+        }
     }
 
     #[test]

@@ -34,6 +34,14 @@ impl TokenType {
         }
     }
 
+    /// Elements that share a scale, if there are scales.
+    pub fn block(self) -> Option<u32> {
+        match self {
+            TokenType::Plain(_) => None,
+            TokenType::Scaled(scaled) => Some(scaled.block),
+        }
+    }
+
     /// Rounds `values` to nearest into a token and its scales, which have exactly the length of a
     /// token of so many elements.
     pub fn store(self, values: &[f32], token: &mut [u8], scales: &mut [u8]) {

@@ -140,7 +140,7 @@ impl Member {
         let region = engine.register(Memory::from_bytes(batch.tokens))?;
         let input = Input { region: region.key(), memory: region.memory().clone() };
         let handle = self.counted("begin", |driver, _| {
-            driver.begin(input, &batch.ids, batch.weights.as_deref())
+            driver.begin(input, &batch.ids, batch.weights.as_deref(), Some(&batch.scales))
         })?;
         self.begun += 1;
         self.live = Some((handle, region));
@@ -197,8 +197,11 @@ fn run(config: &Config, seed: u64) {
 fn rounds_allocate_nothing() {
     for (seed, layout) in (0..).zip([Layout::Contiguous { pad_to: 4 }, Layout::Indexed]) {
         for combine in [CombineMode::ReduceAtExpert, CombineMode::PerExpert] {
-            let config = Config::new(3, 0, 7, 3).sized(20, 12);
-            run(&Config { private_rows: 5, layout, combine, ..config }, seed);
+            for token_type in common::token_types(5) {
+                let config = Config::new(3, 0, 7, 3).sized(20, 12);
+                let config = Config { token_type, private_rows: 5, layout, combine, ..config };
+                run(&config, seed);
+            }
         }
     }
 }

@@ -4,15 +4,25 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use weft_fabric::providers::sim::{Cluster, Hang, World, WorldConfig};
 use weft_fabric::{Driver as _, Event, Memory, Missing, Place, Rank, Requests, Time};
-use weft_moe::{Area, Config, Driver, Error, Handle, Input, Shape, Stage};
+use weft_moe::{
+    Area, BlockScaled, Config, Driver, Error, Float8, Handle, Input, ScaleType, Shape, Stage,
+    TokenType,
+};
 
 const HIDDEN: u32 = 8;
 /// Two tokens, one for each rank's expert.
 const IDS: [i64; 2] = [0, 1];
 
+fn world(ranks: u32) -> Cluster {
+    Cluster::new(&World::new(WorldConfig::new(ranks, 1))).unwrap()
+}
+
+fn config(ranks: u32) -> Config {
+    Config::new(ranks, 0, ranks, 1).sized(4, HIDDEN)
+}
+
 fn cluster(ranks: u32) -> (Cluster, Vec<Driver>) {
-    let mut cluster = Cluster::new(&World::new(WorldConfig::new(ranks, 1))).unwrap();
-    let config = Config::new(ranks, 0, ranks, 1).sized(4, HIDDEN);
+    let (mut cluster, config) = (world(ranks), config(ranks));
     let allocate = |rank: Rank| {
         let shape = Shape::new(Config { rank: rank.0, ..config.clone() }).unwrap();
         Driver::allocate(cluster.engine(rank), &shape).unwrap()
@@ -32,7 +42,7 @@ fn begin(cluster: &mut Cluster, driver: &mut Driver, rank: Rank) -> Handle {
     let tokens = Memory::from_bytes(vec![0; IDS.len() * HIDDEN as usize * 4]);
     let region = cluster.engine(rank).register(tokens).unwrap();
     let input = Input { region: region.key(), memory: region.memory().clone() };
-    driver.begin(input, &IDS, None).unwrap()
+    driver.begin(input, &IDS, None, None).unwrap()
 }
 
 /// Polls both drivers, keeping from rank 0 the events that `kept` names, until nothing moves.
@@ -89,18 +99,39 @@ fn a_round_that_lacks_only_its_own_writes_says_so() {
 }
 
 #[test]
+fn scales_that_are_too_few_or_not_wanted_are_refused() {
+    let (mut cluster, mut drivers) = cluster(1);
+    let mut refused = |driver: &mut Driver, scales: Option<&[u8]>, expected: usize| {
+        let region = cluster.engine(Rank(0)).register(Memory::from_bytes(vec![0; 64])).unwrap();
+        let input = Input { region: region.key(), memory: region.memory().clone() };
+        let error = driver.begin(input, &[0i64, 0], None, scales).unwrap_err();
+        let given = scales.map_or(0, <[u8]>::len);
+        let message = format!("the scales' bytes has {given} elements; {expected} are needed");
+        assert_eq!(error.to_string(), message);
+    };
+    refused(&mut drivers[0], Some(&[0; 8]), 0);
+    let (mut cluster, config) = (world(1), config(1));
+    let scaled = BlockScaled { format: Float8::E4M3, scale: ScaleType::F32, block: 3 };
+    let shape = Shape::new(Config { token_type: TokenType::Scaled(scaled), ..config }).unwrap();
+    let mut driver = Driver::allocate(cluster.engine(Rank(0)), &shape).unwrap();
+    // Two tokens of eight elements in blocks of three.
+    refused(&mut driver, None, 2 * 3 * 4);
+    refused(&mut driver, Some(&[0; 23]), 2 * 3 * 4);
+}
+
+#[test]
 fn tokens_that_the_cpu_cannot_read_are_refused_and_the_next_round_begins() {
     let (mut cluster, mut drivers) = cluster(1);
     // SAFETY: nobody may dereference a device's address on the host, which is what is tested.
     let memory = unsafe { Memory::lent(NonNull::dangling(), 64, Place::Device(3), Box::new(())) };
     let region = cluster.engine(Rank(0)).register(Memory::from_bytes(vec![0; 64])).unwrap();
     let input = Input { region: region.key(), memory: Arc::new(memory) };
-    let error = drivers[0].begin(input, &[0i64, 0], None).unwrap_err();
+    let error = drivers[0].begin(input, &[0i64, 0], None, None).unwrap_err();
     assert!(
         matches!(error, Error::NotOnHost { what: Area::Input, place: Place::Device(3) }),
         "{error}"
     );
     assert!(error.to_string().contains("copy them to host memory"), "{error}");
     let input = Input { region: region.key(), memory: region.memory().clone() };
-    assert_eq!(drivers[0].begin(input, &[0i64, 0], None).unwrap().round(), 0);
+    assert_eq!(drivers[0].begin(input, &[0i64, 0], None, None).unwrap().round(), 0);
 }

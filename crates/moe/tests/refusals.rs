@@ -56,7 +56,7 @@ fn arrays_that_do_not_fit_are_refused() {
     plan.build(&[0, 1], None).unwrap();
     let pack = |bytes: usize, row_bytes| {
         let mut out = vec![0; bytes];
-        metadata::pack(&plan, 0..2, RowsMut::new(&mut out, row_bytes, stride))
+        metadata::pack(&plan, 0..2, &[], RowsMut::new(&mut out, row_bytes, stride))
     };
     assert!(pack(2 * stride, stride).is_ok());
     assert!(matches!(
@@ -109,7 +109,8 @@ impl Arrivals {
             for (index, row) in plan.rows_for(0).enumerate() {
                 let slot = receive.slot(rank as u32, index as u32) as usize;
                 let record = &mut arrivals.metadata[slot * stride..][..stride];
-                metadata::pack(plan, row..row + 1, RowsMut::new(record, stride, stride)).unwrap();
+                metadata::pack(plan, row..row + 1, &[], RowsMut::new(record, stride, stride))
+                    .unwrap();
             }
         }
         arrivals

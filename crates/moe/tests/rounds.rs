@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Batch, batches, busiest, check_output, run_expert};
+use common::{Batch, batches, busiest, check_output, run_expert, token_types};
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -53,7 +53,7 @@ impl Member {
     }
 
     fn row_bytes(&self, area: Area) -> usize {
-        row_bytes(&self.shape, area)
+        self.shape.area_row_bytes(area)
     }
 
     fn rows(&self, area: Area, rows: Range<usize>) -> Rows<'_> {
@@ -72,17 +72,9 @@ fn span(shape: &Shape, area: Area, rows: Range<usize>) -> Range<usize> {
     offset + rows.start * stride..offset + rows.end * stride
 }
 
-fn row_bytes(shape: &Shape, area: Area) -> usize {
-    match area {
-        Area::Replies | Area::Answers => shape.row_bytes(shape.config().combine_dtype),
-        Area::Tokens | Area::Expert => shape.row_bytes(shape.config().token_dtype),
-        _ => shape.sizes().extent(area).stride as usize,
-    }
-}
-
 fn area_rows<'a>(shape: &Shape, memory: &'a [u8], area: Area, rows: Range<usize>) -> Rows<'a> {
     let stride = shape.sizes().extent(area).stride as usize;
-    Rows::new(&memory[span(shape, area, rows)], row_bytes(shape, area), stride)
+    Rows::new(&memory[span(shape, area, rows)], shape.area_row_bytes(area), stride)
 }
 
 /// Writes rows of one member's area into another's; each arrival row is written at most once a round.
@@ -144,7 +136,8 @@ fn run_round(
         }
         let span = member.span(Area::SendMetadata, all.clone());
         let stride = member.stride(Area::SendMetadata);
-        metadata::pack(&member.send, all, RowsMut::new(&mut member.memory[span], stride, stride))?;
+        let records = RowsMut::new(&mut member.memory[span], stride, stride);
+        metadata::pack(&member.send, all, &batch.scales, records)?;
         let span = member.whole(Area::SendHeader);
         header::encode(&member.send, round, &mut member.memory[span])?;
     }
@@ -229,24 +222,46 @@ fn compute(member: &mut Member, weighting: Weighting) -> Result<(), Error> {
 
     let positions = member.receive.positions();
     let token_bytes = member.row_bytes(Area::Tokens);
+    let scale_bytes = member.shape.scale_bytes();
+    let in_record = member.shape.scales_in_record();
     let mut input = vec![0xAA; positions * token_bytes];
+    let mut scales = vec![0xAA; positions * scale_bytes];
     if let Layout::Contiguous { .. } = config.layout {
         assert!(positions <= member.shape.sizes().extent(Area::Expert).rows as usize);
         for source in 0..config.ranks {
             let out = RowsMut::new(&mut input, token_bytes, token_bytes);
             let run = |slots| member.rows(Area::Tokens, slots);
-            member.receive.lay_out(source, member.receive.source_rows(source, run), out)?;
+            let tokens = member.receive.source_rows(source, run);
+            member.receive.lay_out(Area::Expert, source, tokens, out)?;
+            if scale_bytes > 0 {
+                let run = |slots| member.rows(Area::Metadata, slots);
+                let records = member.receive.source_rows(source, run);
+                let out = RowsMut::new(&mut scales, scale_bytes, scale_bytes);
+                let from = records.columns(in_record.clone());
+                member.receive.lay_out(Area::ExpertScales, source, from, out)?;
+            }
         }
-        member.receive.clear_padding(RowsMut::new(&mut input, token_bytes, token_bytes))?;
+        let out = RowsMut::new(&mut input, token_bytes, token_bytes);
+        member.receive.clear_padding(Area::Expert, out)?;
+        if scale_bytes > 0 {
+            let out = RowsMut::new(&mut scales, scale_bytes, scale_bytes);
+            member.receive.clear_padding(Area::ExpertScales, out)?;
+        }
     } else {
         let rows = input.chunks_exact_mut(token_bytes);
         for (row, &slot) in rows.zip(member.receive.slots()) {
             row.copy_from_slice(member.row(Area::Tokens, slot as usize));
         }
+        for (position, &slot) in member.receive.slots().iter().enumerate() {
+            let record = member.row(Area::Metadata, slot as usize);
+            scales[position * scale_bytes..][..scale_bytes]
+                .copy_from_slice(&record[in_record.clone()]);
+        }
     }
 
     let answer_bytes = member.row_bytes(Area::Replies);
-    let mut output = vec![0xAA; positions * answer_bytes];
+    let output_bytes = member.row_bytes(Area::ExpertOutput);
+    let mut output = vec![0xAA; positions * output_bytes];
     let first = member.shape.placement().experts_of(config.rank).start;
     let offsets = member.receive.expert_offsets();
     for (local, count) in member.receive.expert_counts().iter().enumerate() {
@@ -255,12 +270,14 @@ fn compute(member: &mut Member, weighting: Weighting) -> Result<(), Error> {
             let weight = member.receive.weights()[position];
             let weight = if weighting == Weighting::AtExpert { weight } else { 1.0 };
             let input = &input[position * token_bytes..][..token_bytes];
-            let output = &mut output[position * answer_bytes..][..answer_bytes];
-            run_expert(&config, first + local as u32, weight, input, output);
+            let scales = &scales[position * scale_bytes..][..scale_bytes];
+            let output = &mut output[position * output_bytes..][..output_bytes];
+            run_expert(&config, first + local as u32, weight, (input, scales), output);
         }
         for position in offsets[local] + count..offsets[local + 1] {
             let row = &input[position as usize * token_bytes..][..token_bytes];
-            assert!(row.iter().all(|byte| *byte == 0), "padding is zeros");
+            let scales = &scales[position as usize * scale_bytes..][..scale_bytes];
+            assert!(row.iter().chain(scales).all(|byte| *byte == 0), "padding is zeros");
             assert_eq!(member.receive.slots()[position as usize], PADDING);
             assert_eq!(member.receive.weights()[position as usize], 0.0);
         }
@@ -271,7 +288,7 @@ fn compute(member: &mut Member, weighting: Weighting) -> Result<(), Error> {
         let span = member.span(Area::Replies, rows);
         if !span.is_empty() {
             let out = RowsMut::new(&mut member.memory[span], answer_bytes, stride);
-            let outputs = Rows::new(&output, answer_bytes, answer_bytes);
+            let outputs = Rows::new(&output, output_bytes, output_bytes);
             reply(&member.receive, source, weighting, outputs, out)?;
         }
     }
@@ -289,10 +306,11 @@ fn check_layout(members: &[Member], batches: &[Batch]) {
             for batch in batches {
                 for (at, _) in batch.ids.iter().enumerate().filter(|(_, id)| **id == expert.into())
                 {
-                    let bytes = member.row_bytes(Area::Tokens);
                     let slot = member.receive.slots()[position] as usize;
-                    let expected = &batch.tokens[at / top_k * bytes..][..bytes];
-                    assert_eq!(member.row(Area::Tokens, slot), expected);
+                    let (token, scales) = batch.token(config, at / top_k);
+                    assert_eq!(member.row(Area::Tokens, slot), token);
+                    let record = member.row(Area::Metadata, slot);
+                    assert_eq!(&record[member.shape.scales_in_record()], scales);
                     let weight = batch.weights.as_ref().map_or(1.0, |weights| weights[at]);
                     assert_eq!(member.receive.weights()[position], weight);
                     position += 1;
@@ -315,7 +333,8 @@ prop_compose! {
         (hidden, max_tokens) in (prop_oneof![1u32..40, 250u32..300], 1u32..14),
         private_rows in 0u32..8,
         max_receive_rows in prop::option::weighted(0.3, 0u32..40),
-        (token_dtype, combine_dtype, output_dtype) in (dtypes(), dtypes(), dtypes()),
+        token_type in (1u32..50).prop_flat_map(|block| prop::sample::select(token_types(block))),
+        (combine_dtype, answer_dtype, output_dtype) in (dtypes(), dtypes(), dtypes()),
         layout in prop_oneof![
             Just(Layout::Indexed),
             (1u32..9).prop_map(|pad_to| Layout::Contiguous { pad_to }),
@@ -323,7 +342,8 @@ prop_compose! {
         combine in prop::sample::select(&[CombineMode::ReduceAtExpert, CombineMode::PerExpert]),
     ) -> Config {
         Config {
-            private_rows, max_receive_rows, token_dtype, combine_dtype, output_dtype, layout, combine,
+            private_rows, max_receive_rows, token_type, combine_dtype, answer_dtype, output_dtype,
+            layout, combine,
             ..Config::new(ranks, 0, experts, top_k).sized(max_tokens, hidden)
         }
     }

@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard};
 use weft_fabric::{Region, Waiter};
 use weft_moe::{
-    AllToAll as Moe, CombineMode, Config, DType, Handle, Input, Layout, Rows, RowsMut, Shape,
-    Weighting,
+    AllToAll as Moe, Area, BlockScaled, CombineMode, Config, DType, Float8, Handle, Input, Layout,
+    Rows, RowsMut, ScaleType, Shape, TokenType, Weighting,
 };
 
 /// A round whose handle Python holds.
@@ -33,7 +33,7 @@ pub struct AllToAll {
 }
 
 /// An array that the Python layer has checked to be contiguous: address, bytes, and who owns it.
-type Array = (usize, usize, Py<PyAny>);
+pub type Array = (usize, usize, Py<PyAny>);
 
 /// Tokens that were received: see `weft.moe.Received`.
 #[pyclass(frozen, get_all, module = "weft._native")]
@@ -41,6 +41,8 @@ pub struct Received {
     rows: Py<View>,
     row_count: usize,
     stride: usize,
+    scales: Option<Py<View>>,
+    scale_stride: usize,
     expert_counts: Vec<u32>,
     expert_offsets: Vec<u32>,
     slots: Vec<u32>,
@@ -100,7 +102,7 @@ impl AllToAll {
 ///
 /// # Safety
 /// The array's owner outlives the slice, and nobody writes to the array meanwhile.
-unsafe fn bytes(array: &Array) -> &[u8] {
+pub unsafe fn bytes(array: &Array) -> &[u8] {
     let address = NonNull::new(array.0 as *mut u8).unwrap_or(NonNull::dangling());
     // SAFETY: as the caller promises; the Python layer took address and length from the owner.
     unsafe { std::slice::from_raw_parts(address.as_ptr(), array.1) }
@@ -110,7 +112,7 @@ unsafe fn bytes(array: &Array) -> &[u8] {
 ///
 /// # Safety
 /// The array's owner outlives the slice, and nobody reads or writes the array meanwhile.
-unsafe fn bytes_mut(array: &mut Array) -> &mut [u8] {
+pub unsafe fn bytes_mut(array: &mut Array) -> &mut [u8] {
     let address = NonNull::new(array.0 as *mut u8).unwrap_or(NonNull::dangling());
     // SAFETY: as the caller promises; the Python layer took address and length from the owner.
     unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), array.1) }
@@ -119,8 +121,8 @@ unsafe fn bytes_mut(array: &mut Array) -> &mut [u8] {
 #[pymethods]
 impl AllToAll {
     #[new]
-    #[pyo3(signature = (communicator, *, experts, top_k, hidden, max_tokens, token_dtype,
-        combine_dtype, output_dtype, layout, pad_to, combine, weighting, private_rows,
+    #[pyo3(signature = (communicator, *, experts, top_k, hidden, max_tokens, token_dtype, scales,
+        combine_dtype, answer_dtype, output_dtype, layout, pad_to, combine, weighting, private_rows,
         max_receive_rows, buffers, max_bytes, timeout))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -131,7 +133,9 @@ impl AllToAll {
         hidden: u32,
         max_tokens: u32,
         token_dtype: &str,
+        scales: Option<(String, u32)>,
         combine_dtype: &str,
+        answer_dtype: &str,
         output_dtype: &str,
         layout: &str,
         pad_to: u32,
@@ -149,8 +153,13 @@ impl AllToAll {
             private_rows: private_rows.unwrap_or(Config::PRIVATE_ROWS),
             max_receive_rows,
             buffers,
-            token_dtype: dtype(py, token_dtype)?,
+            token_type: token_type(
+                py,
+                token_dtype,
+                scales.as_ref().map(|(dtype, block)| (dtype.as_str(), *block)),
+            )?,
             combine_dtype: dtype(py, combine_dtype)?,
+            answer_dtype: dtype(py, answer_dtype)?,
             output_dtype: dtype(py, output_dtype)?,
             layout: choose(
                 py,
@@ -179,11 +188,11 @@ impl AllToAll {
         Ok(AllToAll { shared, moe, rounds, shape, weighting })
     }
 
-    /// Bytes of a token and of an answer, as the wire has them.
+    /// Bytes of a token with its scales, and of an answer, as the wire has them.
     #[getter]
     fn row_bytes(&self) -> (usize, usize) {
-        let config = self.shape.config();
-        (self.shape.row_bytes(config.token_dtype), self.shape.row_bytes(config.combine_dtype))
+        let tokens = self.shape.token_bytes() + self.shape.scale_bytes();
+        (tokens, self.shape.area_row_bytes(Area::Answers))
     }
 
     /// The first and one past the last expert of this rank.
@@ -205,22 +214,24 @@ impl AllToAll {
         tokens: Array,
         ids: Array,
         weights: Option<Array>,
+        scales: Option<Array>,
     ) -> PyResult<u64> {
         let memory = lent(tokens.0, tokens.1, tokens.2)?;
         let (round, started) = self.shared.with(py, |fabric| {
-            // SAFETY: the arrays' owners are arguments of this call; the Python layer made these
-            // copies in the dtypes int64 and float32, aligned by numpy.
-            let (ids, weights) = unsafe {
+            // SAFETY: the arrays' owners are arguments of this call; the Python layer made ids and
+            // weights in the dtypes int64 and float32, aligned by numpy, and the docstring forbids
+            // changing the scales while the call runs.
+            let (ids, weights, scales) = unsafe {
                 let ids = bytes(&ids).align_to::<i64>().1;
                 let weights = weights.as_ref().map(|array| bytes(array).align_to::<f32>().1);
-                (ids, weights)
+                (ids, weights, scales.as_ref().map(|array| bytes(array)))
             };
             let engine = fabric.engine();
             let mut moe = lock(&self.moe);
             let moe = open(&mut moe)?;
             let region = engine.register(memory)?;
             let input = Input { region: region.key(), memory: region.memory().clone() };
-            match moe.dispatch_send(engine, input, ids, weights) {
+            match moe.dispatch_send(engine, input, ids, weights, scales) {
                 Ok(handle) => Ok((handle.round(), Round { handle, input: Some(region) })),
                 Err(error) => {
                     engine.release(&region);
@@ -253,14 +264,21 @@ impl AllToAll {
             let plan = received.plan;
             let experts = (plan.expert_counts().to_vec(), plan.expert_offsets().to_vec());
             let positions = (plan.slots().to_vec(), plan.weights().to_vec());
-            Ok((view, received.rows, received.stride, experts, positions, load))
+            let scales = received.scales.map(|scales| {
+                (View::new(received.memory.clone(), scales.bytes, true), scales.stride)
+            });
+            let rows = (view, received.rows, received.stride);
+            Ok((rows, scales, experts, positions, load))
         })?;
-        let (view, row_count, stride, experts, positions, expert_load) = received;
+        let ((view, row_count, stride), scales, experts, positions, expert_load) = received;
+        let (scales, scale_stride) = scales.unzip();
         let ((expert_counts, expert_offsets), (slots, weights)) = (experts, positions);
         Ok(Received {
             rows: Py::new(py, view)?,
             row_count,
             stride,
+            scales: scales.map(|scales| Py::new(py, scales)).transpose()?,
+            scale_stride: scale_stride.unwrap_or_default(),
             expert_counts,
             expert_offsets,
             slots,
@@ -272,7 +290,7 @@ impl AllToAll {
     /// Sends the experts' outputs back.
     fn combine_send(&self, py: Python<'_>, round: u64, outputs: Array) -> PyResult<()> {
         let handle = self.handle(py, round)?;
-        let row = self.shape.row_bytes(self.shape.config().combine_dtype);
+        let row = self.shape.area_row_bytes(Area::ExpertOutput);
         self.shared.with(py, |fabric| {
             // SAFETY: the owner is an argument of this call, and the docstring forbids changing the
             // array while it runs.
@@ -292,7 +310,7 @@ impl AllToAll {
         timeout: f64,
     ) -> PyResult<()> {
         let handle = self.handle(py, round)?;
-        let row = self.shape.row_bytes(self.shape.config().output_dtype);
+        let row = self.shape.area_row_bytes(Area::Output);
         let needed = self.tokens(py, round)? * row;
         if out.1 < needed {
             return Err(Self::shape_error(py, "the output", needed, out.1));
@@ -360,6 +378,17 @@ fn dtype(py: Python<'_>, name: &str) -> PyResult<DType> {
         let message = format!("dtype {name:?} is not supported: {} are", known.join(", "));
         raise(py, "ConfigurationError", &message)
     })
+}
+
+/// The type of tokens of these names: 8-bit ones come with their scales' type and block.
+pub fn token_type(py: Python<'_>, name: &str, scales: Option<(&str, u32)>) -> PyResult<TokenType> {
+    let format = Float8::ALL.into_iter().find(|format| format.name() == name);
+    let (Some(format), Some((scale, block))) = (format, scales) else {
+        return Ok(TokenType::Plain(dtype(py, name)?));
+    };
+    let known = ScaleType::ALL.map(|scale| (scale.name(), scale));
+    let scale = choose(py, "scale_dtype", scale, &known)?;
+    Ok(TokenType::Scaled(BlockScaled { format, scale, block }))
 }
 
 fn choose<T: Copy>(py: Python<'_>, what: &str, name: &str, known: &[(&str, T)]) -> PyResult<T> {

@@ -7,6 +7,7 @@ mod build;
 mod communicator;
 mod errors;
 mod finished;
+mod float8;
 mod fork;
 mod memory;
 
@@ -21,6 +22,8 @@ mod _native {
     use crate::communicator::{Communicator, Region, Request, init};
     #[pymodule_export]
     use crate::errors::error_classes;
+    #[pymodule_export]
+    use crate::float8::{dequantise, quantise};
     #[pymodule_export]
     use crate::memory::{View, dlpack_tensor};
 }

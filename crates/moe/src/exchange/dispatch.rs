@@ -39,8 +39,7 @@ impl Exchange {
                 return Ok(());
             }
             if self.shape.config().layout != Layout::Indexed {
-                let positions = 0..self.receive.positions();
-                self.receive.clear_padding(self.areas.rows_mut(Area::Expert, positions))?;
+                self.clear_padding()?;
             }
             self.stage = Stage::Dispatched;
         }
@@ -124,7 +123,7 @@ impl Exchange {
     /// This rank's rows for its own experts go to their slots without a wire.
     fn keep_own_rows(&mut self) {
         let me = self.shape.config().rank;
-        let token_bytes = self.shape.row_bytes(self.shape.config().token_dtype);
+        let token_bytes = self.shape.token_bytes();
         let record = self.shape.sizes().extent(Area::Metadata).stride as usize;
         let Some(input) = &self.input else { return };
         let memory = self.areas.memory();
@@ -178,7 +177,7 @@ impl Exchange {
             return;
         };
         let record = u64::from(self.shape.sizes().extent(Area::Metadata).stride);
-        let token_bytes = self.shape.row_bytes(self.shape.config().token_dtype) as u64;
+        let token_bytes = self.shape.token_bytes() as u64;
         let metadata = Page {
             source: self.areas.key(),
             source_offset: self.areas.offset(Area::SendMetadata, rows.start),
@@ -214,7 +213,7 @@ impl Exchange {
                 self.rows_expected(rank),
                 self.shape.config().private_rows,
                 self.shape.sizes().extent(Area::Metadata).stride.into(),
-                self.shape.row_bytes(self.shape.config().token_dtype) as u64,
+                self.shape.token_bytes() as u64,
             )
         })
     }
@@ -242,9 +241,7 @@ impl Exchange {
             let run = |slots| self.areas.rows(Area::Metadata, slots);
             self.receive.accept(rank, self.receive.source_rows(rank, run))?;
             if contiguous {
-                let positions = 0..self.receive.positions();
-                let (out, run) = self.areas.write_beside(Area::Expert, positions, Area::Tokens);
-                self.receive.lay_out(rank, self.receive.source_rows(rank, run), out)?;
+                self.lay_out(rank)?;
             }
         }
         match &mut self.peers[rank as usize] {
@@ -255,6 +252,32 @@ impl Exchange {
             self.credit_rows(rank, requests);
         }
         Ok(true)
+    }
+
+    /// Copies the tokens of one source, and their scales, to where the experts want them.
+    fn lay_out(&mut self, rank: u32) -> Result<(), Error> {
+        let positions = 0..self.receive.positions();
+        let (out, run) = self.areas.write_beside(Area::Expert, positions.clone(), Area::Tokens);
+        let tokens = self.receive.source_rows(rank, run);
+        self.receive.lay_out(Area::Expert, rank, tokens, out)?;
+        if self.shape.scale_bytes() > 0 {
+            let (out, run) = self.areas.write_beside(Area::ExpertScales, positions, Area::Metadata);
+            let records = self.receive.source_rows(rank, run);
+            let scales = records.columns(self.shape.scales_in_record());
+            self.receive.lay_out(Area::ExpertScales, rank, scales, out)?;
+        }
+        Ok(())
+    }
+
+    fn clear_padding(&mut self) -> Result<(), Error> {
+        let positions = 0..self.receive.positions();
+        let out = self.areas.rows_mut(Area::Expert, positions.clone());
+        self.receive.clear_padding(Area::Expert, out)?;
+        if self.shape.scale_bytes() > 0 {
+            let out = self.areas.rows_mut(Area::ExpertScales, positions);
+            self.receive.clear_padding(Area::ExpertScales, out)?;
+        }
+        Ok(())
     }
 
     /// Gives the slots of one source back to it.

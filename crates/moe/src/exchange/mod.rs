@@ -153,7 +153,7 @@ impl Exchange {
     }
 
     /// Begins a round whose plan has been built.
-    pub fn begin(&mut self, round: u64, input: Input) -> Result<(), Error> {
+    pub fn begin(&mut self, round: u64, input: Input, scales: &[u8]) -> Result<(), Error> {
         self.stage = Stage::Dispatching;
         self.round = round;
         self.input = Some(input);
@@ -177,7 +177,8 @@ impl Exchange {
         let me = self.shape.config().rank;
         self.counts.accept(me, self.areas.rows(Area::SendHeader, 0..1).row(0))?;
         let rows = 0..self.plan.row_count();
-        metadata::pack(&self.plan, rows.clone(), self.areas.rows_mut(Area::SendMetadata, rows))
+        let out = self.areas.rows_mut(Area::SendMetadata, rows.clone());
+        metadata::pack(&self.plan, rows, scales, out)
     }
 
     /// Moves on as far as what has arrived allows.

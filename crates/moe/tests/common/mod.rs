@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use weft_moe::reference::{Reference, toy_expert};
 use weft_moe::routing::{Random, Routing};
-use weft_moe::{CombineMode, Config, Rows, Shape, Weighting};
+use weft_moe::{
+    BlockScaled, CombineMode, Config, DType, Float8, Rows, ScaleType, Shape, TokenType, Weighting,
+};
 
 /// One rank's batch.
 #[derive(Clone, Debug)]
@@ -11,6 +13,29 @@ pub struct Batch {
     pub ids: Vec<i64>,
     pub weights: Option<Vec<f32>>,
     pub tokens: Vec<u8>,
+    /// Those of the tokens, if they have any.
+    pub scales: Vec<u8>,
+}
+
+impl Batch {
+    /// The codes and the scales of one token.
+    pub fn token(&self, config: &Config, token: usize) -> (&[u8], &[u8]) {
+        let hidden = config.hidden as usize;
+        let (bytes, scales) =
+            (hidden * config.token_type.bytes(), config.token_type.scale_bytes(hidden));
+        (&self.tokens[token * bytes..][..bytes], &self.scales[token * scales..][..scales])
+    }
+}
+
+/// Plain tokens of every element type, and 8-bit ones with both kinds of scales in blocks of `block`.
+pub fn token_types(block: u32) -> Vec<TokenType> {
+    let mut types: Vec<TokenType> = DType::ALL.into_iter().map(TokenType::Plain).collect();
+    for format in Float8::ALL {
+        for scale in ScaleType::ALL {
+            types.push(TokenType::Scaled(BlockScaled { format, scale, block }));
+        }
+    }
+    types
 }
 
 /// A batch for each rank: some empty, some full. Without a routing everything goes to the last expert.
@@ -43,11 +68,17 @@ pub fn batches(config: &Config, routing: Option<Routing>, masked: u64, seed: u64
                     (random.unit() as f32 * 2.0 - 1.0) * scale
                 })
                 .collect();
-            let mut bytes = vec![0; elements.len() * config.token_dtype.bytes()];
-            config.token_dtype.store(&elements, &mut bytes);
+            let hidden = config.hidden as usize;
+            let token_type = config.token_type;
+            let (token, scale) = (hidden * token_type.bytes(), token_type.scale_bytes(hidden));
+            let (mut bytes, mut scales) = (vec![0; tokens * token], vec![0; tokens * scale]);
+            for (row, elements) in elements.chunks_exact(hidden).enumerate() {
+                let token = &mut bytes[row * token..][..token];
+                token_type.store(elements, token, &mut scales[row * scale..][..scale]);
+            }
             let weights =
                 (random.below(4) > 0).then(|| Routing::weights(random.bits(), rank, tokens, top_k));
-            Batch { ids, weights, tokens: bytes }
+            Batch { ids, weights, tokens: bytes, scales }
         })
         .collect()
 }
@@ -67,10 +98,16 @@ pub fn busiest(shape: &Shape, batches: &[Batch]) -> u32 {
 }
 
 /// Runs the toy expert on one row.
-pub fn run_expert(config: &Config, expert: u32, weight: f32, input: &[u8], output: &mut [u8]) {
+pub fn run_expert(
+    config: &Config,
+    expert: u32,
+    weight: f32,
+    (token, scales): (&[u8], &[u8]),
+    output: &mut [u8],
+) {
     let hidden = config.hidden as usize;
     let (mut x, mut y) = (vec![0f32; hidden], vec![0f32; hidden]);
-    config.token_dtype.load(input, &mut x);
+    config.token_type.load(token, scales, &mut x);
     toy_expert(expert, &x, &mut y);
     y.iter_mut().for_each(|y| *y *= weight);
     config.combine_dtype.store(&y, output);
@@ -78,13 +115,14 @@ pub fn run_expert(config: &Config, expert: u32, weight: f32, input: &[u8], outpu
 
 /// The result in the documented order, bit by bit: sums in float32 from +0, each product rounded first.
 ///
-/// With an answer per expert, in top-k order, as one process would. Reduced at the experts, in top-k
-/// order within each rank, rounded to the combine type, and then in rank order.
+/// With an answer per expert, each rounded to the answer type, in top-k order, as one process would.
+/// Reduced at the experts, in top-k order within each rank, rounded to the answer type, and then in
+/// rank order.
 fn in_documented_order(shape: &Shape, batch: &Batch, weighting: Weighting) -> Vec<u8> {
     let config = shape.config();
     let (top_k, hidden) = (config.top_k as usize, config.hidden as usize);
-    let token_bytes = hidden * config.token_dtype.bytes();
     let mut row = vec![0; hidden * config.combine_dtype.bytes()];
+    let mut answer = vec![0; hidden * config.answer_dtype.bytes()];
     let mut y = vec![0f32; hidden];
     let mut output = Vec::new();
     for (token, ids) in batch.ids.chunks_exact(top_k).enumerate() {
@@ -95,9 +133,12 @@ fn in_documented_order(shape: &Shape, batch: &Batch, weighting: Weighting) -> Ve
                 Weighting::AtExpert => (weight, 1.0),
                 Weighting::AtCombine => (1.0, weight),
             };
-            let input = &batch.tokens[token * token_bytes..][..token_bytes];
-            run_expert(config, id as u32, early, input, &mut row);
+            run_expert(config, id as u32, early, batch.token(config, token), &mut row);
             config.combine_dtype.load(&row, &mut y);
+            if config.combine == CombineMode::PerExpert {
+                config.answer_dtype.store(&y, &mut answer);
+                config.answer_dtype.load(&answer, &mut y);
+            }
             let partial = match config.combine {
                 CombineMode::ReduceAtExpert => shape.placement().owner(id as u32),
                 CombineMode::PerExpert => 0,
@@ -110,8 +151,8 @@ fn in_documented_order(shape: &Shape, batch: &Batch, weighting: Weighting) -> Ve
         let mut total = vec![0f32; hidden];
         for mut partial in partials.into_values() {
             if config.combine == CombineMode::ReduceAtExpert {
-                config.combine_dtype.store(&partial, &mut row);
-                config.combine_dtype.load(&row, &mut partial);
+                config.answer_dtype.store(&partial, &mut answer);
+                config.answer_dtype.load(&answer, &mut partial);
             }
             for (sum, y) in total.iter_mut().zip(&partial) {
                 *sum += y;
@@ -127,13 +168,13 @@ fn in_documented_order(shape: &Shape, batch: &Batch, weighting: Weighting) -> Ve
 /// Compares a rank's result with the dense reference, and bit by bit with the documented order.
 pub fn check_output(shape: &Shape, batch: &Batch, weighting: Weighting, output: &[u8]) {
     let config = shape.config();
-    let token_bytes = shape.row_bytes(config.token_dtype);
     let at_combine = weighting == Weighting::AtCombine;
     let weights = batch.weights.as_deref().filter(|_| at_combine);
     let top_k = config.top_k as usize;
     let reference = Reference::new(shape, &batch.ids, weights, |token, expert, y| {
         let mut x = vec![0f32; y.len()];
-        config.token_dtype.load(&batch.tokens[token * token_bytes..][..token_bytes], &mut x);
+        let (codes, scales) = batch.token(config, token);
+        config.token_type.load(codes, scales, &mut x);
         toy_expert(expert, &x, y);
         if let (false, Some(weights)) = (at_combine, &batch.weights) {
             let ids = &batch.ids[token * top_k..][..top_k];

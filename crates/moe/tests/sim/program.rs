@@ -144,7 +144,12 @@ impl Program {
         let batch = &round.batches[engine.rank().0 as usize];
         let region = engine.register(Memory::from_bytes(batch.tokens.clone()))?;
         let input = Input { region: region.key(), memory: region.memory().clone() };
-        let handle = match self.driver.begin(input, &batch.ids, batch.weights.as_deref()) {
+        let handle = match self.driver.begin(
+            input,
+            &batch.ids,
+            batch.weights.as_deref(),
+            Some(&batch.scales),
+        ) {
             Ok(handle) => handle,
             Err(Error::InUse { .. }) => {
                 let buffers = self.scenario.config.buffers as usize;
@@ -292,17 +297,28 @@ fn rows<'a>(received: &Received<'a>, layout: Layout) -> impl Iterator<Item = usi
     })
 }
 
-fn row(received: &Received<'_>, at: usize, bytes: usize) -> Vec<u8> {
-    let mut row = vec![0; bytes];
+/// A token and its scales.
+fn row(received: &Received<'_>, at: usize) -> (Vec<u8>, Vec<u8>) {
+    let shape = received.plan.shape();
+    let (mut row, mut scales) = (vec![0; shape.token_bytes()], vec![0; shape.scale_bytes()]);
     assert!(at < received.rows, "row {at} of {}", received.rows);
     received.memory.copy_out(received.bytes.start + at * received.stride, &mut row);
-    row
+    assert_eq!(received.scales.is_some(), !scales.is_empty());
+    if let Some(area) = &received.scales {
+        let begin = area.bytes.start + at * area.stride;
+        assert!(begin + scales.len() <= area.bytes.end, "scales of row {at} are in no area");
+        received.memory.copy_out(begin, &mut scales);
+    }
+    (row, scales)
 }
 
 fn copy_of(received: &Received<'_>) -> Vec<u8> {
-    let shape = received.plan.shape();
-    let bytes = shape.row_bytes(shape.config().token_dtype);
-    rows(received, shape.config().layout).flat_map(|at| row(received, at, bytes)).collect()
+    let layout = received.plan.shape().config().layout;
+    let row = |at| {
+        let (token, scales) = row(received, at);
+        [token, scales].concat()
+    };
+    rows(received, layout).flat_map(row).collect()
 }
 
 /// Compares each expert's tokens and weights with lists made the slow way.
@@ -312,7 +328,7 @@ fn check_layout(
     batches: &[Batch],
 ) -> Result<(), Wrong> {
     let config = shape.config();
-    let (top_k, bytes) = (config.top_k as usize, shape.row_bytes(config.token_dtype));
+    let top_k = config.top_k as usize;
     let rows: Vec<usize> = rows(received, config.layout).collect();
     let plan = received.plan;
     for (local, expert) in shape.placement().experts_of(config.rank).enumerate() {
@@ -320,9 +336,9 @@ fn check_layout(
         for batch in batches {
             let named = batch.ids.iter().enumerate().filter(|(_, id)| **id == i64::from(expert));
             for (at, _) in named {
-                let token = &batch.tokens[at / top_k * bytes..][..bytes];
+                let (token, scales) = batch.token(config, at / top_k);
                 let weight = batch.weights.as_ref().map_or(1.0, |weights| weights[at]);
-                if row(received, rows[position], bytes) != token
+                if row(received, rows[position]) != (token.to_vec(), scales.to_vec())
                     || plan.weights()[position] != weight
                 {
                     return Err(Wrong::Answer("an expert's tokens"));
@@ -335,7 +351,8 @@ fn check_layout(
         }
         let padding = position..plan.expert_offsets()[local + 1] as usize;
         for (place, slot) in rows[padding.clone()].iter().zip(&plan.slots()[padding]) {
-            if *slot != PADDING || row(received, *place, bytes).iter().any(|byte| *byte != 0) {
+            let (token, scales) = row(received, *place);
+            if *slot != PADDING || token.iter().chain(&scales).any(|byte| *byte != 0) {
                 return Err(Wrong::Answer("padding"));
             }
         }
@@ -346,7 +363,7 @@ fn check_layout(
 /// The experts' outputs, a row for every position.
 fn run_experts(shape: &weft_moe::Shape, received: &Received<'_>, weighting: Weighting) -> Vec<u8> {
     let config = shape.config();
-    let (bytes, out) = (shape.row_bytes(config.token_dtype), shape.row_bytes(config.combine_dtype));
+    let out = shape.row_bytes(config.combine_dtype);
     let plan = received.plan;
     let rows: Vec<usize> = rows(received, config.layout).collect();
     let mut outputs = vec![0xAA; plan.positions() * out];
@@ -355,8 +372,9 @@ fn run_experts(shape: &weft_moe::Shape, received: &Received<'_>, weighting: Weig
         for position in first..first + plan.expert_counts()[local] as usize {
             let at_expert = weighting == Weighting::AtExpert;
             let weight = if at_expert { plan.weights()[position] } else { 1.0 };
-            let input = row(received, rows[position], bytes);
-            run_expert(config, expert, weight, &input, &mut outputs[position * out..][..out]);
+            let (token, scales) = row(received, rows[position]);
+            let output = &mut outputs[position * out..][..out];
+            run_expert(config, expert, weight, (&token, &scales), output);
         }
     }
     outputs

@@ -1,6 +1,6 @@
 //! A seed's world: shape, batches, faults, and how it must end.
 
-use crate::common::{Batch, batches};
+use crate::common::{Batch, batches, token_types};
 use crate::program::{Program, Wrong};
 use std::rc::Rc;
 use std::time::Duration;
@@ -62,6 +62,7 @@ fn config(random: &mut Random) -> Config {
     let top_k = within(random, 1, 5);
     let max_tokens = within(random, 1, 9);
     let hidden = within(random, 1, 19);
+    let block = pick(random, &[1, 4, 7, 128]);
     let layout = match random.below(2) {
         0 => Layout::Indexed,
         _ => Layout::Contiguous { pad_to: within(random, 1, 5) },
@@ -71,8 +72,9 @@ fn config(random: &mut Random) -> Config {
         // Tight enough that some rounds do not fit.
         max_receive_rows: random.chance(0.4).then(|| within(random, 0, ranks * max_tokens)),
         buffers: within(random, 1, 3),
-        token_dtype: pick(random, &DType::ALL),
+        token_type: pick(random, &token_types(block)),
         combine_dtype: pick(random, &DType::ALL),
+        answer_dtype: pick(random, &DType::ALL),
         output_dtype: pick(random, &DType::ALL),
         layout,
         combine: pick(random, &[CombineMode::ReduceAtExpert, CombineMode::PerExpert]),
