@@ -2,7 +2,8 @@
 //!
 //! A token goes once to each rank that owns any of its experts. Two passes over the ids make the
 //! plan: the first counts, the second sorts by destination (a counting sort, so each destination's
-//! rows are in token order and its pairs in top-k order within a row).
+//! rows are in token order and its pairs in top-k order within a row). Both are bound by how much they
+//! store, and neither branches on which rank the router chose, which no processor can predict.
 
 use std::ops::Range;
 
@@ -13,6 +14,14 @@ use crate::shape::{CombineMode, Shape};
 
 /// Marks a slot that has no answer of its own.
 const NOWHERE: u32 = u32::MAX;
+/// Marks a slot that names no expert.
+const NOBODY: u32 = u32::MAX;
+/// Beside a slot's expert: it is the first of its token that goes to its rank.
+const FIRST: u32 = 1 << 31;
+/// Beside a row's first pair: the token names more experts of that rank.
+const MORE: u32 = 1 << 31;
+/// More experts, or more ids in a batch, than this leave no room for the marks.
+pub(crate) const MOST_MARKED: u64 = (FIRST - 1) as u64;
 
 /// What one rank sends in one round. Made once; [`SendPlan::build`] fills it without allocating.
 ///
@@ -22,45 +31,46 @@ const NOWHERE: u32 = u32::MAX;
 pub struct SendPlan {
     shape: Shape,
     tokens: usize,
-    experts: Vec<ExpertCount>,
-    ranks: Vec<RankCount>,
+    /// By expert: its rank, and in the first pass its tokens.
+    owners: Vec<u32>,
+    experts: Vec<Tally>,
+    /// By rank: in the first pass its rows, in the second where the next one goes.
+    ranks: Vec<Tally>,
+    cursors: Vec<Cursor>,
     rows_of_expert: Vec<u32>,
     rows_to_rank: Vec<u32>,
     row_base: Vec<u32>,
     pair_base: Vec<u32>,
-    rows: Vec<Row>,
-    pairs: Vec<Pair>,
+    /// By row: the place of its first pair in the array of ids, `token * top_k + slot`, with [`MORE`].
+    rows: Vec<u32>,
+    /// By place in the array of ids: the expert, with [`FIRST`], or [`NOBODY`].
+    slots: Vec<u32>,
     answer_of_slot: Vec<u32>,
     weights: Vec<f32>,
 }
 
-/// `mark` is one more than the token last seen, so 0 is none.
-#[derive(Clone, Copy, Debug)]
-struct ExpertCount {
-    owner: u32,
+/// `mark` is one more than the token last counted, so 0 is none.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
     mark: u32,
-    pairs: u32,
+    count: u32,
 }
 
-/// In the first pass `row` and `pair` count; in the second they say where the next one goes.
+/// The next row and the next pair, in the upper and the lower half, so that one store moves both.
 #[derive(Clone, Copy, Debug, Default)]
-struct RankCount {
-    mark: u32,
-    row: u32,
-    pair: u32,
-}
+struct Cursor(u64);
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Row {
-    token: u32,
-    first_pair: u32,
-}
+impl Cursor {
+    fn new(row: u32, pair: u32) -> Cursor {
+        Cursor(u64::from(row) << 32 | u64::from(pair))
+    }
 
-/// `source` is the pair's place in the array of ids: `token * top_k + slot`.
-#[derive(Clone, Copy, Debug, Default)]
-struct Pair {
-    source: u32,
-    expert: u32,
+    /// Takes a pair, and a row if `rows` is 1; gives the pair, and one past the last row taken.
+    fn take(&mut self, rows: u32) -> (u32, u32) {
+        let pair = self.0 as u32;
+        self.0 += (u64::from(rows) << 32) + 1;
+        (pair, (self.0 >> 32) as u32)
+    }
 }
 
 impl SendPlan {
@@ -74,17 +84,16 @@ impl SendPlan {
         SendPlan {
             shape: shape.clone(),
             tokens: 0,
-            experts: (0..config.experts)
-                .map(|expert| ExpertCount { owner: placement.owner(expert), mark: 0, pairs: 0 })
-                .collect(),
-            ranks: vec![RankCount::default(); ranks],
+            owners: (0..config.experts).map(|expert| placement.owner(expert)).collect(),
+            experts: vec![Tally::default(); config.experts as usize],
+            ranks: vec![Tally::default(); ranks],
+            cursors: vec![Cursor::default(); ranks],
             rows_of_expert: vec![0; config.experts as usize],
             rows_to_rank: vec![0; ranks],
             row_base: vec![0; ranks + 1],
             pair_base: vec![0; ranks + 1],
-            // One more than there can be: its `first_pair` ends the last row.
-            rows: vec![Row::default(); send_rows + 1],
-            pairs: vec![Pair::default(); pairs],
+            rows: vec![0; send_rows],
+            slots: vec![NOBODY; pairs],
             answer_of_slot: vec![NOWHERE; pairs],
             weights: vec![1.0; pairs],
         }
@@ -127,43 +136,47 @@ impl SendPlan {
         }
         self.tokens = tokens;
         self.place();
-        self.sort(ids);
+        match self.shape.config().combine {
+            CombineMode::ReduceAtExpert => self.sort::<false>(ids.len()),
+            CombineMode::PerExpert => self.sort::<true>(ids.len()),
+        }
         Ok(())
     }
 
     /// Makes this the plan of a round without tokens.
     fn clear(&mut self) {
         self.tokens = 0;
-        for expert in &mut self.experts {
-            (expert.mark, expert.pairs) = (0, 0);
-        }
-        self.ranks.fill(RankCount::default());
+        self.experts.fill(Tally::default());
+        self.ranks.fill(Tally::default());
         self.place();
     }
 
     /// First pass: checks every id and counts rows and pairs.
     fn count<I: Copy + Into<i64>>(&mut self, ids: &[I]) -> Result<(), Error> {
         let top_k = self.shape.config().top_k as usize;
-        for (token, ids) in ids.chunks_exact(top_k).enumerate() {
-            let mark = token as u32 + 1;
-            for (slot, &id) in ids.iter().enumerate() {
+        let SendPlan { owners, experts, ranks, slots, .. } = self;
+        let owners = &owners[..experts.len()];
+        let tokens = ids.chunks_exact(top_k).zip(slots.chunks_exact_mut(top_k));
+        for (mark, (ids, slots)) in (1..).zip(tokens) {
+            for (slot, (&id, out)) in ids.iter().zip(slots).enumerate() {
                 let id: i64 = id.into();
                 if id < 0 {
+                    *out = NOBODY;
                     continue;
                 }
-                let Some(expert) = self.experts.get_mut(id as usize) else {
+                let token = mark as usize - 1;
+                let Some(expert) = experts.get_mut(id as usize) else {
                     let experts = self.shape.config().experts;
                     return Err(Error::ExpertOutOfRange { token, slot, expert: id, experts });
                 };
                 if expert.mark == mark {
                     return Err(Error::ExpertTwice { token, expert: id as u32 });
                 }
-                expert.mark = mark;
-                expert.pairs += 1;
-                let rank = &mut self.ranks[expert.owner as usize];
-                rank.row += u32::from(rank.mark != mark);
-                rank.pair += 1;
-                rank.mark = mark;
+                *expert = Tally { mark, count: expert.count + 1 };
+                let rank = &mut ranks[owners[id as usize] as usize];
+                let first = u32::from(rank.mark != mark);
+                *rank = Tally { mark, count: rank.count + first };
+                *out = id as u32 | (first * FIRST);
             }
         }
         Ok(())
@@ -171,49 +184,39 @@ impl SendPlan {
 
     /// Between the passes: counts become first places.
     fn place(&mut self) {
+        for (count, expert) in self.rows_of_expert.iter_mut().zip(&self.experts) {
+            *count = expert.count;
+        }
         let (mut row, mut pair) = (0, 0);
-        for (index, rank) in self.ranks.iter_mut().enumerate() {
-            self.rows_to_rank[index] = rank.row;
+        for (index, rank) in self.ranks.iter().enumerate() {
+            let experts = self.shape.placement().experts_of(index as u32);
+            let pairs = &self.rows_of_expert[experts.start as usize..experts.end as usize];
+            self.rows_to_rank[index] = rank.count;
             (self.row_base[index], self.pair_base[index]) = (row, pair);
-            let count = std::mem::replace(rank, RankCount { mark: 0, row, pair });
-            row += count.row;
-            pair += count.pair;
+            self.cursors[index] = Cursor::new(row, pair);
+            row += rank.count;
+            pair += pairs.iter().sum::<u32>();
         }
         let ranks = self.ranks.len();
         (self.row_base[ranks], self.pair_base[ranks]) = (row, pair);
-        self.rows[row as usize].first_pair = pair;
-        for (count, expert) in self.rows_of_expert.iter_mut().zip(&self.experts) {
-            *count = expert.pairs;
-        }
     }
 
     /// Second pass: every pair and every row to its place.
-    fn sort<I: Copy + Into<i64>>(&mut self, ids: &[I]) {
-        let top_k = self.shape.config().top_k as usize;
-        let per_expert = self.shape.config().combine == CombineMode::PerExpert;
-        for (token, ids) in ids.chunks_exact(top_k).enumerate() {
-            let token = token as u32;
-            for (slot, &id) in ids.iter().enumerate() {
-                let source = token * top_k as u32 + slot as u32;
-                let id: i64 = id.into();
-                let mut answer = NOWHERE;
-                if id >= 0 {
-                    let rank = &mut self.ranks[self.experts[id as usize].owner as usize];
-                    let pair = rank.pair;
-                    self.pairs[pair as usize] = Pair { source, expert: id as u32 };
-                    rank.pair += 1;
-                    if rank.mark != token + 1 {
-                        rank.mark = token + 1;
-                        self.rows[rank.row as usize] = Row { token, first_pair: pair };
-                        answer = rank.row;
-                        rank.row += 1;
-                    }
-                    if per_expert {
-                        answer = pair;
-                    }
-                }
-                self.answer_of_slot[source as usize] = answer;
+    fn sort<const PER_EXPERT: bool>(&mut self, ids: usize) {
+        let SendPlan { owners, cursors, rows, slots, answer_of_slot, .. } = self;
+        let slots = slots[..ids].iter().zip(&mut answer_of_slot[..ids]);
+        for (source, (&slot, answer)) in (0..).zip(slots) {
+            if slot == NOBODY {
+                *answer = NOWHERE;
+                continue;
             }
+            let (expert, first) = (slot & !FIRST, slot / FIRST);
+            let (pair, row) = cursors[owners[expert as usize] as usize].take(first);
+            let row = row - 1;
+            let place = &mut rows[row as usize];
+            *place = if first == 1 { source } else { *place | MORE };
+            let of_row = if first == 1 { row } else { NOWHERE };
+            *answer = if PER_EXPERT { pair } else { of_row };
         }
     }
 
@@ -277,21 +280,25 @@ impl SendPlan {
 
     /// The token of which `row` is a copy.
     pub fn token_of(&self, row: usize) -> usize {
-        self.rows[row].token as usize
+        ((self.rows[row] & !MORE) / self.shape.config().top_k) as usize
     }
 
     /// The metadata of `row`: its destination's experts that want it, in top-k order.
     pub(crate) fn entries(&self, row: usize) -> impl Iterator<Item = Entry> + '_ {
-        let pairs = self.rows[row].first_pair as usize..self.rows[row + 1].first_pair as usize;
-        let first_source = self.rows[row].token * self.shape.config().top_k;
-        let first_expert = self.pairs.get(pairs.start).map_or(0, |pair| {
-            let owner = self.experts[pair.expert as usize].owner;
-            self.shape.placement().experts_of(owner).start
-        });
-        self.pairs[pairs].iter().map(move |pair| Entry {
-            expert: (pair.expert - first_expert) as u16,
-            slot: (pair.source - first_source) as u16,
-            weight: self.weights[pair.source as usize],
+        let (first, more) = (self.rows[row] & !MORE, self.rows[row] & MORE != 0);
+        let top_k = self.shape.config().top_k;
+        let token = first - first % top_k;
+        let end = if more { token + top_k } else { first + 1 };
+        let expert = |place: u32| self.slots[place as usize] & !FIRST;
+        let block = self.shape.placement().experts_of(self.owners[expert(first) as usize]);
+        // Of the rest of the token's slots, those of the same rank; no block has what marks nobody.
+        (first..end).filter_map(move |place| {
+            let expert = expert(place);
+            block.contains(&expert).then(|| Entry {
+                expert: (expert - block.start) as u16,
+                slot: (place - token) as u16,
+                weight: self.weights[place as usize],
+            })
         })
     }
 

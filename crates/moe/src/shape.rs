@@ -4,6 +4,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::metadata;
 use crate::placement::Placement;
+use crate::plan;
 use crate::rows::Area;
 use crate::sizes::Sizes;
 use crate::token_type::TokenType;
@@ -170,6 +171,7 @@ impl Shape {
         }
         let placement = Placement::new(config.ranks, config.experts);
         fits("top_k", config.top_k.into(), metadata::MOST_SLOTS)?;
+        fits("experts", config.experts.into(), plan::MOST_MARKED)?;
         fits("experts of one rank", placement.most_local().into(), metadata::MOST_LOCAL_EXPERTS)?;
         config.private_rows = config.private_rows.min(config.max_tokens);
         let sizes = Sizes::new(&config, &placement)?;

@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::header;
 use crate::metadata;
 use crate::placement::Placement;
+use crate::plan;
 use crate::rows::Area;
 use crate::shape::{CombineMode, Config, Layout, fits};
 
@@ -114,7 +115,7 @@ impl Sizes {
             offset = end;
         }
         // Pairs are counted in 32 bits too.
-        fits("expert ids of a batch", tokens * top_k, u64::from(u32::MAX) - 1)?;
+        fits("expert ids of a batch", tokens * top_k, plan::MOST_MARKED)?;
         fits("pairs that a rank receives", receive_pairs, u64::from(u32::MAX) - 1)?;
         let limit = config.max_bytes.unwrap_or(i64::MAX as u64);
         fits("bytes of all buffers", offset * wide(config.buffers), limit)?;
