@@ -61,6 +61,13 @@ seeds: ## Run SEEDS random simulations of both suites, and record the outcome
 	@WEFT_SEEDS=$$(($(SEEDS) / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
 		-p weft-moe --test sim -- --nocapture every_run
 
+FUZZ_SECONDS ?= 60
+
+.PHONY: fuzz
+fuzz: ## Fuzz every parser for FUZZ_SECONDS, and record the outcome (needs cargo-fuzz and nightly)
+	$(call say,Fuzzing)
+	@$(RECORD) fuzz fuzz/run.sh $(FUZZ_SECONDS)
+
 # A target directory of its own: other flags in a shared one would rebuild everything each time.
 .PHONY: test-loom
 test-loom: ## Check the models of the lock-free parts in every interleaving

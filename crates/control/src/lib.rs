@@ -19,6 +19,8 @@ mod core;
 mod deadline;
 mod dial;
 mod error;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod handshake;
 mod host;
 mod member;

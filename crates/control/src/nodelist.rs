@@ -1,9 +1,16 @@
 //! The first host of a Slurm node list, such as `gpu[003-007,9],login1`.
 
-/// The hosts of a list, in order, at most `limit` of them. `None` if it is not a node list.
+/// The most brackets of one item: more than any machine's names have, few enough to recurse over.
+const MOST_BRACKETS: usize = 16;
+
+/// The hosts of a list, in order, at most `limit` of them. `None` if it is not a node list; what lies
+/// past the limit is not looked at.
 pub(crate) fn expand(list: &str, limit: usize) -> Option<Vec<String>> {
     let mut hosts = Vec::new();
     for item in split_outside_brackets(list)? {
+        if item.matches('[').count() > MOST_BRACKETS {
+            return None;
+        }
         expand_item(item, limit, &mut hosts)?;
         if hosts.len() >= limit {
             break;
@@ -90,6 +97,7 @@ mod tests {
             assert_eq!(expand(bad, 10), None, "{bad:?}");
         }
         assert_eq!(expand("n[0-18446744073709551615]", 2).unwrap(), ["n0", "n1"]);
+        assert_eq!(expand(&"a[1]".repeat(100_000), 2), None);
     }
 
     proptest! {

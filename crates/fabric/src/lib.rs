@@ -18,6 +18,8 @@ pub mod descriptor;
 pub mod driver;
 pub mod engine;
 pub mod error;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod lane_table;
 pub mod lanes;
 pub mod memory;

@@ -18,6 +18,8 @@ mod dtype;
 mod error;
 mod exchange;
 mod float8;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod header;
 pub mod metadata;
 mod missing;

@@ -59,6 +59,14 @@ fn domain(host_id: &str) -> Vec<u8> {
     domain
 }
 
+/// What is an address survives being said again; see `crate::fuzz`.
+#[cfg(any(test, feature = "fuzz"))]
+pub fn fuzz(data: &[u8]) {
+    if let Some(address) = Address::decode(data) {
+        assert_eq!(address.encode(), data);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,6 +18,9 @@ mod address;
 mod connect;
 mod link;
 
+#[cfg(any(test, feature = "fuzz"))]
+pub use address::fuzz as fuzz_address;
+
 use crate::bytes::Reader;
 use crate::clock;
 use crate::error::{Error, Result};

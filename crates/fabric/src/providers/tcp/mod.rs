@@ -11,6 +11,8 @@
 //! - `pieces.rs`, `socket.rs`: memory on its way, and the system calls that move it
 
 mod connect;
+#[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
 mod granted;
 mod handshake;
 mod output;
@@ -19,6 +21,9 @@ mod pieces;
 mod socket;
 mod stream;
 mod wire;
+
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::{stream as fuzz_stream, wire as fuzz_wire};
 
 use crate::bytes::Reader;
 use crate::clock;

@@ -1,0 +1,57 @@
+//! What takes bytes from outside, each as a function of any bytes: for the fuzzer (`fuzz/`) and the
+//! tests, never part of the library. A function panics if a promise was broken.
+
+use crate::bytes::{Reader, put_block};
+use crate::descriptor::{Address, Grant};
+
+pub use crate::providers::shm::fuzz_address as shm_address;
+pub use crate::providers::tcp::{fuzz_stream as tcp_stream, fuzz_wire as tcp_wire};
+
+/// A parser of bytes from outside, and what its corpus is called.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target of this crate.
+pub const TARGETS: [Target; 5] = [
+    ("fabric_bytes", bytes),
+    ("fabric_descriptor", descriptor),
+    ("fabric_shm_address", shm_address),
+    ("fabric_tcp_wire", tcp_wire),
+    ("fabric_tcp_stream", tcp_stream),
+];
+
+/// Fields are read in an order that the first bytes say; none reaches past the end.
+pub fn bytes(data: &[u8]) {
+    let (orders, fields) = data.split_at(data.len().min(8));
+    let mut reader = Reader::new(fields);
+    let mut read = 0;
+    for order in orders {
+        let taken = match order % 6 {
+            0 => reader.u8().map(|_| 1),
+            1 => reader.u16().map(|_| 2),
+            2 => reader.u32().map(|_| 4),
+            3 => reader.u64().map(|_| 8),
+            4 => reader.block().map(|block| 4 + block.len()),
+            _ => reader.bytes(usize::from(*order)).map(<[u8]>::len),
+        };
+        read += taken.unwrap_or(0);
+    }
+    assert!(read <= fields.len(), "more was read than there is");
+    assert!(reader.is_at_end() == (read == fields.len()) || read < fields.len());
+    let mut block = Vec::new();
+    put_block(&mut block, fields);
+    assert_eq!(Reader::new(&block).block(), Some(fields));
+}
+
+/// What is an address or a grant survives being said again.
+pub fn descriptor(data: &[u8]) {
+    if let Some(address) = Address::decode(data) {
+        assert_eq!(Address::decode(&address.encode()), Some(address));
+    }
+    if let Some(grant) = Grant::decode(data) {
+        assert_eq!(grant.encode(), data);
+    }
+}
+
+#[cfg(test)]
+#[path = "../../../fuzz/replay.rs"]
+mod replay;
