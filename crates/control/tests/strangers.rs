@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use weft_control::{Config, Control, Error, Rank, Result, Secret};
@@ -178,4 +179,115 @@ fn several_hosts_without_a_secret_are_refused() {
     open.host = "10.0.0.1".into();
     open.secret = None;
     assert!(matches!(Control::connect(open), Err(Error::SecretMissing { .. })));
+}
+
+static LINES: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts the lines about connections that were turned away.
+struct Counting;
+
+impl log::Log for Counting {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if record.level() <= log::Level::Warn && record.args().to_string().contains("turned away") {
+            LINES.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// The memory that this process holds, in bytes.
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
+    pages * rustix::param::page_size() as u64
+}
+
+/// A hello with this oldest and newest version, for this rank and with this world size.
+fn hello(versions: (u16, u16), target: u32, world_size: u32) -> Vec<u8> {
+    let mut body = b"\x80WEFTCTRL".to_vec();
+    body.extend(versions.0.to_le_bytes());
+    body.extend(versions.1.to_le_bytes());
+    for number in [1, target, world_size] {
+        body.extend(number.to_le_bytes());
+    }
+    body.extend([0; 16 + 32]);
+    [&(body.len() as u32).to_le_bytes()[..], &body].concat()
+}
+
+/// Ten thousand connections of every wrong kind, and some that say a hello a byte at a time: the ranks
+/// meet among them, little is kept, and each reason is logged once. Then they work, and the door is shut.
+#[test]
+fn ten_thousand_connections_hold_nobody_up() {
+    log::set_logger(&Counting).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let (port, zero) = rank_0(2, |config| config.connect_timeout = 3 * LONG);
+    let before = resident();
+    let stop = AtomicBool::new(false);
+    let knock = || TcpStream::connect(("127.0.0.1", port));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let slow: Vec<TcpStream> = (0..50).map_while(|_| knock().ok()).collect();
+            for byte in hello((1, 1), 0, 2).iter().take(40).cycle() {
+                for mut socket in &slow {
+                    let _ = socket.write_all(&[*byte]);
+                }
+                std::thread::sleep(Duration::from_millis(20));
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+        let wrong: [Vec<u8>; 8] = [
+            hello((99, 99), 0, 2),
+            hello((1, 1), 7, 2),
+            hello((1, 1), 0, 2)[..30].to_vec(),
+            u32::MAX.to_le_bytes().to_vec(),
+            1025u32.to_le_bytes().to_vec(),
+            [&hello((1, 1), 0, 2)[..], &[33, 0, 0, 0, 0x82], &[7; 32]].concat(),
+            b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+            vec![0; 64],
+        ];
+        // Each from a thread of its own: the system makes whoever finds the queue full wait a second.
+        std::thread::scope(|scope| {
+            for said in wrong.iter().cycle().take(40) {
+                scope.spawn(|| {
+                    for _ in 0..250 {
+                        let mut socket = knock().unwrap();
+                        let _ = socket.write_all(said);
+                    }
+                });
+            }
+        });
+        let grown = resident().saturating_sub(before);
+        assert!(grown < 64 << 20, "{grown} bytes for ten thousand strangers");
+        assert!(!zero.is_finished());
+        let one = std::thread::spawn(move || Control::connect(config(1, 2, port)).unwrap());
+        let (zero, one) = (zero.join().unwrap().unwrap(), one.join().unwrap());
+        stop.store(true, Ordering::Relaxed);
+        assert!(knock().is_err(), "the port is still open");
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| one.all_gather(b"one", LONG).unwrap());
+            assert_eq!(zero.all_gather(b"zero", LONG).unwrap(), other.join().unwrap());
+        });
+    });
+    // Other tests of this file turn some away too, for reasons that are not many.
+    let lines = LINES.load(Ordering::Relaxed);
+    assert!((4..=80).contains(&lines), "{lines} lines for ten thousand strangers");
+}
+
+/// Who speaks another version is told which one would do.
+#[test]
+fn a_wrong_version_is_told_the_right_one() {
+    let (port, zero) = rank_0(2, |_| {});
+    let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stranger.write_all(&hello((99, 99), 0, 2)).unwrap();
+    let answer = frame(&mut stranger).unwrap();
+    assert_eq!(answer[4..6], [0x84, 1], "a refusal: wrong version");
+    assert_eq!(answer[6..10], u32::from(weft_control::WIRE_VERSIONS.1).to_le_bytes());
+    joins(port, zero);
 }

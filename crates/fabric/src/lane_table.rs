@@ -142,17 +142,19 @@ impl LaneTable {
         let number = lane.id.get() as usize;
         let granted = self.granted.get(number).map(|g| g.load(Ordering::Acquire));
         if granted != Some(peer.0 + 1) {
-            self.refused.ungranted.fetch_add(1, Ordering::Relaxed);
-            log::warn!("dropped an arrival from {peer}: lane {number} is not granted to it");
+            if is_worth_a_line(&self.refused.ungranted) {
+                log::warn!("dropped an arrival from {peer}: lane {number} is not granted to it");
+            }
             return false;
         }
         if lane.generation != self.generation {
-            self.refused.stale.fetch_add(1, Ordering::Relaxed);
-            log::warn!(
-                "dropped an arrival from {peer}: lane {number} of generation {}, this is {}",
-                lane.generation.0,
-                self.generation.0
-            );
+            if is_worth_a_line(&self.refused.stale) {
+                log::warn!(
+                    "dropped an arrival from {peer}: lane {number} of generation {}, this is {}",
+                    lane.generation.0,
+                    self.generation.0
+                );
+            }
             return false;
         }
         let lanes = self.words.lanes();
@@ -218,4 +220,10 @@ impl LaneTable {
     pub fn refused(&self) -> &Refused {
         &self.refused
     }
+}
+
+/// Counts one more, and says whether it is the first, second, fourth, eighth...: whoever goes on saying
+/// wrong things fills nobody's log.
+fn is_worth_a_line(count: &AtomicU64) -> bool {
+    (count.fetch_add(1, Ordering::Relaxed) + 1).is_power_of_two()
 }

@@ -28,6 +28,9 @@ const HELLO_TIME: Duration = Duration::from_secs(2);
 /// After how long a dialler tries again that was turned away before it was answered.
 const REDIAL: Duration = Duration::from_millis(50);
 
+/// How long to wait for somebody else to close a descriptor when there is none left.
+const NO_ROOM: Duration = Duration::from_millis(10);
+
 const LISTENER: u64 = u64::MAX;
 const DIAL: u64 = 1 << 63;
 
@@ -312,6 +315,14 @@ impl<'a> Meeting<'a> {
                 Err(Errno::AGAIN) => break,
                 // What the connection died of, not the listener.
                 Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => continue,
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    // Whoever has been silent for longest gives up its descriptor to the next.
+                    if self.strangers.pop_front().is_none() {
+                        std::thread::sleep(NO_ROOM);
+                    }
+                    self.refuse("there were no descriptors left");
+                    break;
+                }
                 Err(e) => return Err(Error::system("cannot accept connections", e)),
             };
             let number = self.next_stranger;

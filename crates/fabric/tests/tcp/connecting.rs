@@ -1,0 +1,56 @@
+//! Ranks that meet, and ranks that do not come.
+
+use crate::ends::{engine, soon};
+use std::time::{Duration, Instant};
+use weft_fabric::descriptor::Address;
+use weft_fabric::providers::{TcpConfig, TcpProvider};
+use weft_fabric::{Engine, Error, Rank, clock};
+
+#[test]
+fn ranks_may_connect_in_any_order() {
+    let size = 4;
+    let config = TcpConfig { streams: 3, ..TcpConfig::default() };
+    for order in [[3, 2, 1, 0], [0, 3, 1, 2]] {
+        let provider = || TcpProvider::new(config.clone()).unwrap();
+        let mut engines: Vec<Option<Engine>> =
+            (0..size).map(|rank| Some(engine(rank, size, provider()))).collect();
+        let addresses: Vec<Address> = engines.iter().flatten().map(Engine::address).collect();
+        std::thread::scope(|scope| {
+            for rank in order {
+                let mut engine = engines[rank].take().unwrap();
+                let addresses = &addresses;
+                scope.spawn(move || engine.connect(addresses, soon(20)).unwrap());
+                // Gives the one before a head start; the outcome must not depend on it.
+                std::thread::yield_now();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_come_is_named_at_the_deadline() {
+    for rank in [0, 1] {
+        let provider = || TcpProvider::new(TcpConfig::default()).unwrap();
+        let mut engines: Vec<Engine> = (0..2).map(|rank| engine(rank, 2, provider())).collect();
+        let addresses: Vec<Address> = engines.iter().map(Engine::address).collect();
+        let begin = Instant::now();
+        let deadline = clock::now().after(Duration::from_millis(200));
+        let error = engines[rank].connect(&addresses, deadline).unwrap_err();
+        assert!(begin.elapsed() < Duration::from_secs(2));
+        let absent = Rank(1 - rank as u32);
+        assert!(matches!(&error, Error::Connect { peer, .. } if *peer == absent), "{error}");
+    }
+}
+
+#[test]
+fn a_peer_that_is_gone_is_named_at_once() {
+    let provider = || TcpProvider::new(TcpConfig::default()).unwrap();
+    let mut engines: Vec<Engine> = (0..2).map(|rank| engine(rank, 2, provider())).collect();
+    let addresses: Vec<Address> = engines.iter().map(Engine::address).collect();
+    let mut survivor = engines.pop().unwrap();
+    drop(engines);
+    let begin = Instant::now();
+    let error = survivor.connect(&addresses, soon(20)).unwrap_err();
+    assert!(matches!(&error, Error::Connect { peer: Rank(0), .. }), "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(2));
+}

@@ -1,0 +1,82 @@
+//! Ranks of this process that reach each other over real sockets.
+
+use std::time::Duration;
+use weft_fabric::descriptor::{Address, Grant};
+use weft_fabric::providers::{TcpConfig, TcpProvider};
+use weft_fabric::{
+    CounterId, Engine, EngineConfig, Generation, Provider, Rank, Region, RemoteRegion, Time,
+    Waiter, clock,
+};
+
+pub const GENERATION: Generation = Generation(3);
+
+/// One rank with a destination that is cut into a slot for each peer, and a source likewise.
+pub struct End {
+    pub engine: Engine,
+    pub counter: CounterId,
+    pub source: Region,
+    pub destination: Region,
+    /// By rank; `None` for itself.
+    pub remotes: Vec<Option<RemoteRegion>>,
+}
+
+pub fn soon(seconds: u64) -> Time {
+    clock::now().after(Duration::from_secs(seconds))
+}
+
+/// Waits without spinning, so that every wait depends on the descriptors.
+pub fn waiting<T>(wait: impl FnOnce(&mut Waiter<'_>) -> T) -> T {
+    let deadline = soon(30);
+    wait(&mut Waiter { deadline, spin: Duration::ZERO, interrupted: &mut || false })
+}
+
+pub fn engine(rank: u32, size: u32, provider: TcpProvider) -> Engine {
+    let providers: Vec<Box<dyn Provider>> = vec![Box::new(provider)];
+    Engine::new(EngineConfig::default(), Rank(rank), size, GENERATION, providers).unwrap()
+}
+
+pub fn connected(size: u32, config: &TcpConfig) -> Vec<Engine> {
+    let provider = || TcpProvider::new(config.clone()).unwrap();
+    let mut engines: Vec<Engine> = (0..size).map(|rank| engine(rank, size, provider())).collect();
+    let addresses: Vec<Address> = engines.iter().map(Engine::address).collect();
+    std::thread::scope(|scope| {
+        for engine in &mut engines {
+            scope.spawn(|| engine.connect(&addresses, soon(20)).unwrap());
+        }
+    });
+    engines
+}
+
+/// Grants every rank its slot of every other's destination.
+pub fn linked(size: u32, config: &TcpConfig, slot: usize) -> Vec<End> {
+    let end = |mut engine: Engine| {
+        let counter = engine.counter().unwrap();
+        let source = engine.alloc(slot * size as usize).unwrap();
+        let destination = engine.alloc(slot * size as usize).unwrap();
+        End { engine, counter, source, destination, remotes: vec![None; size as usize] }
+    };
+    let mut ends: Vec<End> = connected(size, config).into_iter().map(end).collect();
+    for owner in 0..size as usize {
+        for writer in (0..size as usize).filter(|writer| *writer != owner) {
+            let begin = (writer * slot) as u64;
+            let end = &mut ends[owner];
+            let range = begin..begin + slot as u64;
+            let regions = [(&end.destination, range)];
+            let grant = end.engine.grant(Rank(writer as u32), &regions, &[end.counter]).unwrap();
+            let grant = Grant::decode(&grant.encode()).unwrap();
+            let (end, owner_rank) = (&mut ends[writer], Rank(owner as u32));
+            let imported = end.engine.import(owner_rank, &grant, &[end.counter], soon(1));
+            end.remotes[owner] = imported.unwrap().pop();
+        }
+    }
+    ends
+}
+
+/// Runs each rank on a thread of its own.
+pub fn on_threads<T: Send>(ends: Vec<End>, body: impl Fn(End) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let threads: Vec<_> = ends.into_iter().map(|end| scope.spawn(move || body(end))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}

@@ -1,0 +1,133 @@
+//! Every way in which a peer can go.
+
+use crate::ends::{linked, soon, waiting};
+use crate::handmade::{Handmade, frame};
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+use weft_fabric::providers::TcpConfig;
+use weft_fabric::{Cause, Page, Rank, clock};
+
+#[test]
+fn a_peer_that_dies_within_a_write_is_named() {
+    let mut peer = Handmade::new();
+    let bytes = frame(peer.lane, &[(peer.key(), 100, 100)], &[5; 100]);
+    peer.streams[0].write_all(&bytes[..80]).unwrap();
+    peer.streams.clear();
+    let (cause, after) = peer.poisoned();
+    assert_eq!((cause.kind, cause.rank), (Cause::Lost, Some(Rank(1))));
+    assert!(cause.detail.contains("in the middle of a write"), "{}", cause.detail);
+    assert!(after < Duration::from_secs(2), "{after:?}");
+    assert_eq!(peer.engine.count(peer.counter, Rank(1)).unwrap(), 0);
+}
+
+#[test]
+fn one_broken_stream_of_several_is_a_loss() {
+    let mut peer = Handmade::new();
+    peer.streams.pop();
+    let (cause, after) = peer.poisoned();
+    assert_eq!((cause.kind, cause.rank), (Cause::Lost, Some(Rank(1))));
+    assert!(after < Duration::from_secs(2), "{after:?}");
+}
+
+#[test]
+fn writes_toward_a_peer_that_dies_drain_with_its_loss() {
+    let mut peer = Handmade::new();
+    let source = peer.engine.alloc(64 << 20).unwrap();
+    let page = Page {
+        source: source.key(),
+        source_offset: 0,
+        destination: peer.remote.key,
+        destination_offset: 0,
+        length: 64 << 20,
+    };
+    let request = peer.engine.write(Rank(1), peer.counter, 0, &[page]).unwrap();
+    let mut some = [0; 1000];
+    peer.streams[0].read_exact(&mut some).unwrap();
+    assert!(!peer.engine.is_drained(request));
+    peer.streams.clear();
+    let (cause, after) = peer.poisoned();
+    assert_eq!((cause.kind, cause.rank), (Cause::Lost, Some(Rank(1))));
+    assert!(after < Duration::from_secs(2), "{after:?}");
+    assert!(peer.engine.is_drained(request));
+    let memory = source.memory().clone();
+    peer.engine.release(&source);
+    drop(source);
+    assert_eq!(Arc::strong_count(&memory), 1, "nothing holds the source any more");
+}
+
+#[test]
+fn a_fence_under_load_gives_every_source_back() {
+    let mut peer = Handmade::new();
+    let source = peer.engine.alloc(1 << 20).unwrap();
+    let page = |length| Page {
+        source: source.key(),
+        source_offset: 0,
+        destination: peer.remote.key,
+        destination_offset: 0,
+        length,
+    };
+    let mut requests = Vec::new();
+    for number in 0..200u64 {
+        let pages = [page(1 << 20), page(number * 40)];
+        requests.push(peer.engine.write(Rank(1), peer.counter, 0, &pages).unwrap());
+    }
+    peer.engine.poison(weft_fabric::Poison {
+        kind: Cause::User,
+        rank: None,
+        detail: "enough".into(),
+    });
+    peer.engine.poll(clock::now(), &mut Vec::new());
+    assert!(requests.iter().all(|request| peer.engine.is_drained(*request)));
+    let memory = source.memory().clone();
+    peer.engine.release(&source);
+    drop(source);
+    assert_eq!(Arc::strong_count(&memory), 1);
+    // What arrives after the fence touches nothing.
+    let bytes = frame(peer.lane, &[(peer.key(), 100, 100)], &[5; 100]);
+    let _ = peer.streams[0].write_all(&bytes);
+    peer.engine.poll(clock::now(), &mut Vec::new());
+    assert_eq!(peer.bytes(), vec![0; 300]);
+}
+
+#[test]
+fn the_last_words_of_a_peer_that_leaves_are_heard() {
+    const BYTES: usize = 8 << 20;
+    let mut ends = linked(2, &TcpConfig::default(), BYTES);
+    let (mut leaver, mut stayer) = (ends.pop().unwrap(), ends.pop().unwrap());
+    let peer = Rank(1);
+    // Unread credits at the leaver: closing its sockets will reset the connections.
+    for _ in 0..100 {
+        stayer.engine.credit(peer, stayer.counter).unwrap();
+    }
+    stayer.engine.flush();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            leaver.source.memory().fill(0, BYTES, 0x5a);
+            let page = Page {
+                source: leaver.source.key(),
+                source_offset: 0,
+                destination: leaver.remotes[0].unwrap().key,
+                destination_offset: BYTES as u64,
+                length: BYTES as u64,
+            };
+            let request = leaver.engine.write(Rank(0), leaver.counter, 0, &[page]).unwrap();
+            waiting(|w| leaver.engine.wait_for_request(request, w)).unwrap();
+            leaver.engine.flush();
+        });
+        let parts = stayer.engine.route(peer).unwrap().parts.count_contiguous(BYTES as u64);
+        waiting(|w| stayer.engine.wait(stayer.counter, &[(peer, parts)], w)).unwrap();
+    });
+    let mut seen = vec![0; BYTES];
+    stayer.destination.memory().copy_out(BYTES, &mut seen);
+    assert!(seen.iter().all(|byte| *byte == 0x5a));
+    // It has said goodbye, so neither its closed connection nor what is still meant for it matters.
+    stayer.engine.poison_flag().peer_left(peer);
+    let until = soon(2);
+    while clock::now() < until {
+        stayer.engine.poll(clock::now(), &mut Vec::new());
+        stayer.engine.credit(peer, stayer.counter).unwrap();
+        stayer.engine.flush();
+    }
+    stayer.engine.check().unwrap();
+}

@@ -1,0 +1,142 @@
+//! Whoever knocks without being expected.
+
+use crate::ends::{GENERATION, engine, soon};
+use crate::handmade::{hello, read_address};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use weft_fabric::descriptor::Address;
+use weft_fabric::providers::{TcpConfig, TcpProvider};
+use weft_fabric::{Engine, Provider};
+
+#[test]
+fn strangers_are_refused_and_the_group_forms_among_them() {
+    let mut providers: Vec<TcpProvider> =
+        (0..2).map(|_| TcpProvider::new(TcpConfig::default()).unwrap()).collect();
+    let counters = providers[0].counters().clone();
+    let known = read_address(&providers[0].address());
+    let mut engines: Vec<Engine> =
+        (0..2).map(|rank| engine(rank, 2, providers.remove(0))).collect();
+    let addresses: Vec<Address> = engines.iter().map(Engine::address).collect();
+    let mut wrong = known.token;
+    wrong[15] ^= 1;
+    let good = GENERATION.0;
+    let strangers: Vec<Vec<u8>> = vec![
+        b"GET / HTTP/1.1\r\nHost: localhost:80\r\n\r\n".to_vec(),
+        vec![0xff; 5000],
+        b"WEFT".to_vec(),
+        Vec::new(),
+        hello(good, 1, 1, 0, 0, wrong),
+        hello(good + 1, 1, 1, 0, 0, known.token),
+        hello(good, 2, 1, 0, 0, known.token),
+        hello(good, 1, 7, 0, 0, known.token),
+        hello(good, 1, 1, 3, 0, known.token),
+        hello(good, 1, 1, 0, 99, known.token),
+    ];
+    // They are there before anybody else, and stay; the silent ones must not hold anybody up.
+    let held: Vec<TcpStream> = (0..20)
+        .flat_map(|_| &strangers)
+        .map(|bytes| {
+            let mut socket = TcpStream::connect(known.socket).unwrap();
+            socket.write_all(bytes).unwrap();
+            socket
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for engine in &mut engines {
+            scope.spawn(|| engine.connect(&addresses, soon(20)).unwrap());
+        }
+    });
+    assert!(counters.refused_connections.load(Ordering::Relaxed) >= 20 * 8);
+    // The group is complete: there is no port any more to knock at.
+    assert!(TcpStream::connect(known.socket).is_err());
+    drop(held);
+}
+
+/// The memory that this process holds, in bytes.
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
+    pages * rustix::param::page_size() as u64
+}
+
+/// Ten thousand connections, some of them with a hello that is nearly right, some that say it a byte at
+/// a time: the group forms among them, and little of them is kept.
+#[test]
+fn ten_thousand_connections_hold_nobody_up() {
+    let provider = || TcpProvider::new(TcpConfig::default()).unwrap();
+    let (zero, one) = (provider(), provider());
+    let counters = zero.counters().clone();
+    let known = read_address(&zero.address());
+    let (mut zero, mut one) = (engine(0, 2, zero), engine(1, 2, one));
+    let addresses = [zero.address(), one.address()];
+    let before = resident();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let forming = scope.spawn(|| zero.connect(&addresses, soon(60)).unwrap());
+        let loris = scope.spawn(|| {
+            let slow: Vec<TcpStream> =
+                (0..50).map_while(|_| TcpStream::connect(known.socket).ok()).collect();
+            let said = hello(GENERATION.0, 1, 1, 0, 0, known.token);
+            for byte in said.iter().take(35).cycle() {
+                for mut socket in &slow {
+                    let _ = socket.write_all(&[*byte]);
+                }
+                std::thread::sleep(Duration::from_millis(20));
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+        for number in 0..10_000u32 {
+            let mut socket = TcpStream::connect(known.socket).unwrap();
+            let mut said = hello(GENERATION.0, 1, 1, 0, 0, known.token);
+            match number % 4 {
+                0 => said[20 + number as usize % 16] ^= 1,
+                1 => said[4] = 2,
+                2 => said[6] = said[6].wrapping_sub(1),
+                _ => said.truncate(number as usize % 36),
+            }
+            let _ = socket.write_all(&said);
+        }
+        let grown = resident().saturating_sub(before);
+        assert!(grown < 64 << 20, "{grown} bytes for ten thousand strangers");
+        assert!(!forming.is_finished());
+        one.connect(&addresses, soon(60)).unwrap();
+        forming.join().unwrap();
+        stop.store(true, Ordering::Relaxed);
+        loris.join().unwrap();
+    });
+    assert!(counters.refused_connections.load(Ordering::Relaxed) >= 9_000);
+}
+
+/// What the real rank said can be heard on the wire; saying it again gives nobody a place that is taken.
+#[test]
+fn a_hello_said_again_takes_nobodys_place() {
+    let provider = TcpProvider::new(TcpConfig::default()).unwrap();
+    let counters = provider.counters().clone();
+    let here = read_address(&provider.address());
+    let other = TcpProvider::new(TcpConfig::default()).unwrap();
+    let mut engine = engine(0, 2, provider);
+    let addresses =
+        [engine.address(), Address { providers: vec![(other.kind(), other.address())] }];
+    std::thread::scope(|scope| {
+        let forming = scope.spawn(|| engine.connect(&addresses, soon(20)).unwrap());
+        let dial = |stream: u32| {
+            let mut socket = TcpStream::connect(here.socket).unwrap();
+            socket.write_all(&hello(GENERATION.0, 1, 1, 0, stream, here.token)).unwrap();
+            let answered = socket.read_exact(&mut [0; 36]).is_ok();
+            (socket, answered)
+        };
+        let (_first, answered) = dial(0);
+        assert!(answered);
+        for _ in 0..20 {
+            assert!(!dial(0).1, "a place was given twice");
+        }
+        let (_second, answered) = dial(1);
+        assert!(answered);
+        forming.join().unwrap();
+    });
+    assert_eq!(counters.refused_connections.load(Ordering::Relaxed), 20);
+}

@@ -1,0 +1,159 @@
+//! Every byte of random writes, under back-pressure, and large writes both ways.
+
+use crate::ends::{End, linked, on_threads, waiting};
+use weft_fabric::providers::TcpConfig;
+use weft_fabric::{Page, Rank};
+
+fn mix(seed: u64) -> u64 {
+    let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// What `from` writes to `to` in a round: offsets within the slot and lengths, in an order of its own.
+fn plan(seed: u64, from: u32, to: u32, round: u64, slot: u64) -> Vec<(u64, u64)> {
+    let mut state = mix(seed ^ (u64::from(from) << 40) ^ (u64::from(to) << 20) ^ round);
+    let mut next = |bound: u64| {
+        state = mix(state);
+        state % bound
+    };
+    let pages = match next(5) {
+        0 => 0,
+        1 => 1,
+        2 => 300 + next(300),
+        _ => 1 + next(40),
+    };
+    let stride = slot / pages.max(1);
+    let mut plan: Vec<(u64, u64)> = (0..pages)
+        .map(|page| {
+            let length = if next(4) == 0 { 0 } else { next(stride + 1) };
+            (page * stride + next(stride - length + 1), length)
+        })
+        .collect();
+    for index in (1..plan.len()).rev() {
+        plan.swap(index, next(index as u64 + 1) as usize);
+    }
+    plan
+}
+
+fn byte(from: u32, to: u32, round: u64, offset: u64) -> u8 {
+    mix((u64::from(from) << 50) ^ (u64::from(to) << 44) ^ (round << 32) ^ offset) as u8
+}
+
+/// Rounds of random writes from everyone to everyone, every byte of every slot compared.
+pub fn exchange(mut end: End, seed: u64, rounds: u64, slot: u64) {
+    let me = end.engine.rank().0;
+    let peers: Vec<Rank> = end.engine.peers().collect();
+    let size = end.engine.size();
+    let mut expected = vec![0u8; slot as usize * size as usize];
+    for round in 0..rounds {
+        let mut requests = Vec::new();
+        for &peer in &peers {
+            waiting(|w| end.engine.wait_for_credit(end.counter, peer, round, w)).unwrap();
+            let base = slot * u64::from(peer.0);
+            let remote = end.remotes[peer.0 as usize].unwrap();
+            let pages: Vec<Page> = plan(seed, me, peer.0, round, slot)
+                .into_iter()
+                .map(|(offset, length)| {
+                    let bytes: Vec<u8> =
+                        (offset..offset + length).map(|o| byte(me, peer.0, round, o)).collect();
+                    end.source.memory().copy_in((base + offset) as usize, &bytes);
+                    Page {
+                        source: end.source.key(),
+                        source_offset: base + offset,
+                        destination: remote.key,
+                        destination_offset: slot * u64::from(me) + offset,
+                        length,
+                    }
+                })
+                .collect();
+            requests.push(end.engine.write(peer, end.counter, round, &pages).unwrap());
+        }
+        let mut wanted = Vec::new();
+        for &peer in &peers {
+            let pages = plan(seed, peer.0, me, round, slot);
+            let rule = end.engine.route(peer).unwrap().parts;
+            wanted.push((peer, rule.count(pages.iter().map(|(_, length)| *length))));
+            for (offset, length) in pages {
+                for o in offset..offset + length {
+                    expected[(slot * u64::from(peer.0) + o) as usize] = byte(peer.0, me, round, o);
+                }
+            }
+        }
+        waiting(|w| end.engine.wait(end.counter, &wanted, w)).unwrap();
+        let mut seen = vec![0; expected.len()];
+        end.destination.memory().copy_out(0, &mut seen);
+        assert!(seen == expected, "rank {me}, round {round}, seed {seed}");
+        for &peer in &peers {
+            end.engine.credit(peer, end.counter).unwrap();
+        }
+        end.engine.flush();
+        for request in requests {
+            waiting(|w| end.engine.wait_for_request(request, w)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn random_writes_arrive_byte_for_byte() {
+    for (seed, size, rounds, slot) in [(1, 2, 30, 60_000), (2, 4, 12, 20_000), (3, 3, 60, 900)] {
+        let ends = linked(size, &TcpConfig::default(), slot);
+        on_threads(ends, |end| exchange(end, seed, rounds, slot as u64));
+    }
+}
+
+#[test]
+fn tiny_queues_and_parts_slow_writers_down_and_lose_nothing() {
+    let tiny = |streams, max_part_bytes, queue_bytes, queue_parts| TcpConfig {
+        streams,
+        max_part_bytes,
+        queue_bytes,
+        queue_parts,
+        ..TcpConfig::default()
+    };
+    for (seed, config) in
+        [(4, tiny(1, 700, 1, 1)), (5, tiny(3, 5_000, 4_000, 2)), (6, tiny(2, 1, 1 << 20, 3))]
+    {
+        let slot = if config.max_part_bytes == 1 { 700 } else { 30_000 };
+        let ends = linked(3, &config, slot);
+        on_threads(ends, |end| exchange(end, seed, 6, slot as u64));
+    }
+}
+
+#[test]
+fn large_writes_cross_in_both_directions() {
+    const BYTES: usize = 64 << 20;
+    let ends = linked(2, &TcpConfig::default(), BYTES);
+    on_threads(ends, |mut end| {
+        let me = end.engine.rank().0;
+        let peer = Rank(1 - me);
+        let mine = |round: u64, rank: u32| {
+            let word = move |at: usize| mix(at as u64 ^ (round << 40) ^ (u64::from(rank) << 50));
+            move |at: usize| word(at).to_le_bytes()
+        };
+        for round in 0..2 {
+            let ours = mine(round, me);
+            let bytes: Vec<u8> = (0..BYTES / 8).flat_map(ours).collect();
+            end.source.memory().copy_in(0, &bytes);
+            waiting(|w| end.engine.wait_for_credit(end.counter, peer, round, w)).unwrap();
+            let page = Page {
+                source: end.source.key(),
+                source_offset: 0,
+                destination: end.remotes[peer.0 as usize].unwrap().key,
+                destination_offset: u64::from(me) * BYTES as u64,
+                length: BYTES as u64,
+            };
+            let request = end.engine.write(peer, end.counter, round, &[page]).unwrap();
+            let parts = end.engine.route(peer).unwrap().parts.count_contiguous(BYTES as u64);
+            waiting(|w| end.engine.wait(end.counter, &[(peer, parts)], w)).unwrap();
+            let mut seen = vec![0; BYTES];
+            end.destination.memory().copy_out(peer.0 as usize * BYTES, &mut seen);
+            let theirs = mine(round, peer.0);
+            assert!(seen.chunks_exact(8).enumerate().all(|(at, word)| word == theirs(at)));
+            end.engine.credit(peer, end.counter).unwrap();
+            end.engine.flush();
+            waiting(|w| end.engine.wait_for_request(request, w)).unwrap();
+        }
+    });
+}
