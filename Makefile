@@ -61,6 +61,11 @@ seeds: ## Run SEEDS random simulations of both suites, and record the outcome
 	@WEFT_SEEDS=$$(($(SEEDS) / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
 		-p weft-moe --test sim -- --nocapture every_run
 
+.PHONY: loss
+loss: build ## Kill a rank 100 times and stop one 50 times on each transport, and record the outcome
+	$(call say,Killing and stopping ranks)
+	@WEFT_TEST_KILLS=100 WEFT_TEST_STOPS=50 $(RECORD) loss $(BIN)/python -m pytest -q -s tests/test_loss.py
+
 FUZZ_SECONDS ?= 60
 
 .PHONY: fuzz

@@ -1,6 +1,11 @@
-"""Ranks that are killed, and ranks that leave: the others say who, soon; nothing stays behind."""
+"""Ranks that are killed, stopped, or leave: the others say who, soon; nothing stays behind.
 
+`WEFT_TEST_KILLS` and `WEFT_TEST_STOPS`: how often a rank is killed and stopped on each transport.
+"""
+
+import json
 import multiprocessing
+import os
 import random
 import signal
 import socket
@@ -16,7 +21,8 @@ import pytest
 from workers import loss
 
 RANKS = 4
-ROUNDS = 20
+KILLS = int(os.environ.get("WEFT_TEST_KILLS", "20"))
+STOPS = int(os.environ.get("WEFT_TEST_STOPS", "3"))
 #: How soon a lost process is noticed: a promise.
 NOTICED_SECONDS = 2.0
 #: How long anything else may take, on a machine that is busy.
@@ -76,13 +82,22 @@ def receive(pipe: Connection) -> Any:
     return pipe.recv()
 
 
-@pytest.mark.timeout(180)
+def record(test: str, transport: str, times: int, seed: int, noticed: list[float]) -> None:
+    """Say what came of it, as `benchmarks/record.py` reads it."""
+    slowest, usual = max(noticed), sorted(noticed)[len(noticed) // 2]
+    outcome = {"test": test, "transport": transport, "times": times, "failed": 0, "seed": seed}
+    outcome |= {"noticed_s": {"median": round(usual, 3), "most": round(slowest, 3)}}
+    print("\noutcome", json.dumps(outcome))
+
+
+@pytest.mark.timeout(60 + 10 * KILLS)
 @pytest.mark.parametrize("transport", list(PROVIDERS))
 def test_a_killed_rank_is_named_by_all_others(transport: str) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)
     chance = random.Random(seed)
-    for round in range(ROUNDS):
+    noticed: list[float] = []
+    for round in range(KILLS):
         victim, reform = chance.randrange(RANKS), round % 4 == 3
         with group(loss.survive, transport, reform) as (processes, pipes):
             held = [receive(pipe) for pipe in pipes]
@@ -97,7 +112,8 @@ def test_a_killed_rank_is_named_by_all_others(transport: str) -> None:
         context = f"round {round}, victim {victim}, seed {seed}: {results}"
         for result in results:
             assert (result["error"], result["rank"]) == ("PeerLostError", victim), context
-            assert result["at"] - killed_at < NOTICED_SECONDS, context
+            noticed.append(result["at"] - killed_at)
+            assert noticed[-1] < NOTICED_SECONDS, context
         assert exits == [-signal.SIGKILL if r == victim else 0 for r in range(RANKS)], context
         if reform:
             places = [result["place"] for result in results]
@@ -105,6 +121,49 @@ def test_a_killed_rank_is_named_by_all_others(transport: str) -> None:
             assert all(result["wrong"] == [None] * 3 for result in results), context
         assert all(not each["shared memory"] and not each["children"] for each in held), held
         assert not loss.open_sockets() & {inode for each in held for inode in each["sockets"]}
+    record("kill", transport, KILLS, seed, noticed)
+
+
+@pytest.mark.timeout(60 + 20 * STOPS)
+@pytest.mark.parametrize("transport", list(PROVIDERS))
+def test_a_stopped_rank_that_comes_back_touches_nothing_of_the_new_group(transport: str) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    noticed: list[float] = []
+    for round in range(STOPS):
+        victim = chance.randrange(RANKS)
+        survivors = [rank for rank in range(RANKS) if rank != victim]
+        with group(loss.outlive, transport, None) as (processes, pipes):
+            assert [receive(pipe) for pipe in pipes] == ["running"] * RANKS
+            time.sleep(chance.uniform(0, 0.05))
+            stopped, stopped_at = processes[victim].pid, time.monotonic()
+            assert stopped is not None
+            os.kill(stopped, signal.SIGSTOP)
+            results = [receive(pipes[rank]) for rank in survivors]
+            places = [receive(pipes[rank]) for rank in survivors]
+            os.kill(stopped, signal.SIGCONT)
+            for rank in survivors:
+                pipes[rank].send("the late writer is awake")
+            told = [receive(pipes[victim]) for _ in range(2)]
+            for rank in survivors:
+                pipes[rank].send("it has been told")
+            ends = [receive(pipes[rank]) for rank in survivors]
+            for process in processes:
+                process.join(SOON_SECONDS)
+            exits = [process.exitcode for process in processes]
+        context = f"round {round}, victim {victim}, seed {seed}: {results} {told} {ends}"
+        for result in results:
+            assert (result["error"], result["rank"]) == ("PeerLostError", victim), context
+            noticed.append(result["at"] - stopped_at)
+            assert noticed[-1] < loss.SILENCE_SECONDS + NOTICED_SECONDS, context
+        new = [{"place": (rank, RANKS - 1, 1)} for rank in range(RANKS - 1)]
+        assert places == new, context
+        assert "error" in told[0], context
+        assert "excluded" in told[1], context
+        assert ends == [{"wrong": [], "over": []}] * (RANKS - 1), context
+        assert exits == [0] * RANKS, context
+    record("stop", transport, STOPS, seed, noticed)
 
 
 @pytest.mark.parametrize("wait", ["dispatch", "signal", "barrier"])

@@ -12,6 +12,8 @@ import numpy as np
 import weft
 from workers import moe
 
+#: After how long a stopped rank is held for lost, in these tests.
+SILENCE_SECONDS = 2.0
 #: In /proc/net/tcp, a socket that listens.
 LISTENING = "0A"
 
@@ -31,7 +33,10 @@ def held() -> dict[str, list[str]]:
         each.read_text(encoding="utf-8") for each in Path("/proc/self/task").glob("*/children")
     ]
     return {
-        "shared memory": [line for line in maps if "/dev/shm" in line],
+        # Shared, not a library that happens to lie there.
+        "shared memory": [
+            line for line in maps if "/dev/shm" in line and line.split()[1][3] == "s"
+        ],
         "sockets": sockets,
         "children": "".join(children).split(),
     }
@@ -81,6 +86,89 @@ def survive(pipe: Connection, options: Mapping[str, Any], reform: bool) -> None:
                 place = (smaller.rank, smaller.world_size, smaller.generation)
             noticed |= {"place": place, "wrong": wrong}
         pipe.send(noticed)
+
+
+#: What fills memory that nobody writes in the new group. As long as a write, which is short enough
+#: to be one part on every transport.
+GUARD, GUARD_BYTES = 0xA5, 1 << 18
+
+
+class Writes:
+    """Large counted writes to every peer, so that whoever is stopped is likely to be within one."""
+
+    def __init__(self, communicator: weft.Communicator) -> None:
+        self.communicator, self.round = communicator, 0
+        size = communicator.world_size
+        self.peers = [rank for rank in range(size) if rank != communicator.rank]
+        self.source = communicator.alloc(GUARD_BYTES)
+        self.source.bytes[:] = communicator.rank
+        self.inbox = communicator.alloc(GUARD_BYTES * size)
+        self.counter = communicator.counter()
+        self.granted = communicator.share([self.inbox], [self.counter])
+
+    def exchange(self) -> None:
+        """A round to everybody and from everybody."""
+        place = GUARD_BYTES * self.communicator.rank
+        for peer in self.peers:
+            self.counter.wait_for_credit(peer, self.round)
+            page = weft.Page(self.source, 0, self.granted[peer][0], place, GUARD_BYTES)
+            self.communicator.write(peer, self.counter, self.round, [page]).wait()
+        for peer in self.peers:
+            self.counter.wait({peer: 1})
+            self.counter.credit(peer)
+        self.round += 1
+
+    def wrong(self) -> list[int]:
+        """The peers whose bytes are not all theirs."""
+        slots = self.inbox.bytes.reshape(-1, GUARD_BYTES)
+        return [peer for peer in self.peers if not (slots[peer] == peer).all()]
+
+
+def outlive(pipe: Connection, options: Mapping[str, Any], _: object) -> None:
+    """Rounds until a rank is silent; then a new group, whose memory is nobody else's to write.
+
+    The rank that was stopped comes back when the pipe says so, and says what it was told.
+    """
+    with weft.init(**options, silence_timeout=SILENCE_SECONDS) as communicator:
+        random = np.random.default_rng(communicator.rank)
+        all_to_all = weft.moe.AllToAll(communicator, experts=8, top_k=2, hidden=16, max_tokens=32)
+        writes = Writes(communicator)
+        load(all_to_all, random)
+        writes.exchange()
+        pipe.send("running")
+        try:
+            while True:
+                load(all_to_all, random)
+                writes.exchange()
+        except weft.WeftError as error:
+            pipe.send({"at": time.monotonic(), "error": type(error).__name__, "rank": error.rank})
+        try:
+            smaller = communicator.reform(timeout=10)
+        except weft.WeftError as error:
+            pipe.send({"excluded": type(error).__name__})
+            return
+        with smaller:
+            # The same kinds of memory in the same order, so the same keys and lanes as before.
+            again = weft.moe.AllToAll(smaller, experts=8, top_k=2, hidden=16, max_tokens=32)
+            after = Writes(smaller)
+            guards = [smaller.alloc(GUARD_BYTES) for _ in range(4)]
+            for guard in guards:
+                guard.bytes[:] = GUARD
+            smaller.share(guards, [smaller.counter()])
+            after.exchange()
+            smaller.barrier()
+            pipe.send({"place": (smaller.rank, smaller.world_size, smaller.generation)})
+            pipe.recv()
+            # The late writer is awake now: work beside it, then look at every byte.
+            wrong: list[object] = []
+            for _ in range(10):
+                wrong += [load(again, random)]
+                after.exchange()
+                wrong += after.wrong()
+            pipe.recv()
+            overwritten = [at for at, guard in enumerate(guards) if (guard.bytes != GUARD).any()]
+            smaller.barrier()
+            pipe.send({"wrong": [each for each in wrong if each is not None], "over": overwritten})
 
 
 def leave(
