@@ -46,6 +46,20 @@ def test_targets_of_make_exist(page: Path) -> None:
     assert set(named) <= targets
 
 
+def test_every_fault_that_is_survived_names_tests_that_exist() -> None:
+    rows = re.findall(
+        r"^\| (?!what happens|---)(.*) \|$", text("docs", "survives.md"), re.MULTILINE
+    )
+    assert rows
+    for row in rows:
+        named = re.findall(r"\[`(\w+)`\]\(\.\./([^)]+)\)", row.split(" | ")[-1])
+        assert named, row
+        for name, file in named:
+            assert re.search(rf"^ *(?:fn|def) {name}\(", text(file), re.MULTILINE), (
+                f"{name}: {file}"
+            )
+
+
 def test_every_error_is_documented() -> None:
     page = text("docs", "errors.md")
     for name, _ in inspect.getmembers(errors, inspect.isclass):

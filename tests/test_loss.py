@@ -159,8 +159,8 @@ def test_a_stopped_rank_that_comes_back_touches_nothing_of_the_new_group(transpo
             assert noticed[-1] < loss.SILENCE_SECONDS + NOTICED_SECONDS, context
         new = [{"place": (rank, RANKS - 1, 1)} for rank in range(RANKS - 1)]
         assert places == new, context
-        assert "error" in told[0], context
-        assert "excluded" in told[1], context
+        assert told[0]["error"] == "PeerLostError", context
+        assert told[1] == {"excluded": "ExcludedError"}, context
         assert ends == [{"wrong": [], "over": []}] * (RANKS - 1), context
         assert exits == [0] * RANKS, context
     record("stop", transport, STOPS, seed, noticed)
