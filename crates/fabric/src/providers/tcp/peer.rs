@@ -115,7 +115,11 @@ impl Peer {
             self.refused = true;
             return Ok((Posted::Full, None));
         }
-        let load = |stream: &Stream| (stream.socket.is_none(), stream.output.bytes());
+        let load = |stream: &Stream| {
+            // What is small goes with what is about to leave: one system call here and one there.
+            let waits = if copied { stream.watched_for_room.into() } else { stream.output.bytes() };
+            (stream.socket.is_none(), waits)
+        };
         let lightest = (0..self.streams.len()).min_by_key(|&index| load(&self.streams[index]));
         let index = lightest.ok_or("it has no streams")?;
         let stream = &mut self.streams[index];

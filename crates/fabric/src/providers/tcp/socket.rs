@@ -7,21 +7,29 @@ use crate::memory::Memory;
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::io;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 /// The most places in one call.
 const MAX_PLACES: usize = 128;
 
 struct Places<'a> {
-    list: [libc::iovec; MAX_PLACES],
+    /// The first `used` are set. Clearing the rest would cost more than sending a small frame.
+    list: [MaybeUninit<libc::iovec>; MAX_PLACES],
     used: usize,
     bytes: usize,
     borrowed: PhantomData<&'a ()>,
 }
 
 impl Places<'_> {
+    /// The place, if there is but one: the kernel takes a single one faster than a list.
+    fn only(&self) -> Option<libc::iovec> {
+        // SAFETY: the first `used` places are set.
+        (self.used == 1).then(|| unsafe { self.list[0].assume_init() })
+    }
+
     fn new() -> Self {
-        let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        Places { list: [nothing; MAX_PLACES], used: 0, bytes: 0, borrowed: PhantomData }
+        let list = [const { MaybeUninit::uninit() }; MAX_PLACES];
+        Places { list, used: 0, bytes: 0, borrowed: PhantomData }
     }
 
     fn push(&mut self, address: *mut u8, length: usize) -> bool {
@@ -29,7 +37,7 @@ impl Places<'_> {
             return true;
         }
         let Some(place) = self.list.get_mut(self.used) else { return false };
-        *place = libc::iovec { iov_base: address.cast(), iov_len: length };
+        place.write(libc::iovec { iov_base: address.cast(), iov_len: length });
         self.used += 1;
         self.bytes += length;
         true
@@ -58,9 +66,16 @@ impl<'a> Sources<'a> {
 
     /// Hands them to the kernel, as many as it takes now.
     pub fn send(&self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        if let Some(only) = self.0.only() {
+            // SAFETY: the kernel only reads the place, which lies in memory borrowed for 'a.
+            let sent = unsafe {
+                libc::send(socket.as_raw_fd(), only.iov_base, only.iov_len, libc::MSG_NOSIGNAL)
+            };
+            return usize::try_from(sent).map_err(|_| io::Error::last_os_error());
+        }
         // SAFETY: all zeroes is a valid `msghdr`: no name, no places, no control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = self.0.list.as_ptr().cast_mut();
+        message.msg_iov = self.0.list.as_ptr().cast_mut().cast();
         message.msg_iovlen = self.0.used as _;
         // SAFETY: the kernel only reads the first `used` places, each of which lies in memory
         // borrowed for 'a.
@@ -91,10 +106,15 @@ impl<'a> Room<'a> {
 
     /// Fills it from the socket with what has come; zero means that nothing will come any more.
     pub fn receive(self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        if let Some(only) = self.0.only() {
+            // SAFETY: the kernel only writes the place, which is borrowed as those below are.
+            let got = unsafe { libc::recv(socket.as_raw_fd(), only.iov_base, only.iov_len, 0) };
+            return usize::try_from(got).map_err(|_| io::Error::last_os_error());
+        }
         // SAFETY: the kernel only writes the first `used` places. Each lies in memory borrowed for
         // 'a: a buffer borrowed exclusively, or a region that is only accessed by raw copies.
         let got = unsafe {
-            libc::readv(socket.as_raw_fd(), self.0.list.as_ptr(), self.0.used as libc::c_int)
+            libc::readv(socket.as_raw_fd(), self.0.list.as_ptr().cast(), self.0.used as libc::c_int)
         };
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }

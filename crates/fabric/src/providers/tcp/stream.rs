@@ -22,6 +22,11 @@ use weft_control::Rank;
 const TURN: usize = 4 << 20;
 /// The read buffer. Large payloads go around it, but for what comes in one read with their head.
 const BUFFER: usize = 16 << 10;
+/// As much of it as is offered while nothing is known of the next frame, if the last was large: the
+/// payload of the next then goes around the buffer too, but for what comes with its head.
+const GLIMPSE: usize = 256;
+/// Payloads from this length on are large.
+const LARGE: u32 = 8 << 10;
 const _: () = assert!(BUFFER > MAX_HEAD);
 
 /// The plain end of a connection.
@@ -51,6 +56,7 @@ impl Stream {
                 end: 0,
                 landing: Pieces::default(),
                 lane: None,
+                last_was_large: false,
             },
         }
     }
@@ -159,6 +165,7 @@ struct Input {
     landing: Pieces,
     /// What the frame under way raises once it has landed. The buffer is empty while there is one.
     lane: Option<Lane>,
+    last_was_large: bool,
 }
 
 impl Input {
@@ -172,7 +179,9 @@ impl Input {
         let all = self.landing.each(|memory, offset, length| room.memory(memory, offset, length));
         let direct = room.len();
         if all {
-            room.bytes(&mut self.buffer[self.end..]);
+            let glimpse = self.last_was_large && direct == 0 && self.end == 0;
+            let end = if glimpse { GLIMPSE } else { self.buffer.len() };
+            room.bytes(&mut self.buffer[self.end..end]);
         }
         (room, direct)
     }
@@ -195,6 +204,7 @@ impl Input {
             let Some(head) = Head::parse(bytes, gate.rule)? else { break };
             gate.admit(&head, &mut self.landing)?;
             self.lane = Some(head.lane);
+            self.last_was_large = head.payload >= LARGE;
             self.begin += head.len();
         }
         // What is left is less than a head, so there is always room to receive.

@@ -157,6 +157,8 @@ pub(super) fn put_head(out: &mut Vec<u8>, lane: Lane, pages: &[Page]) {
 #[derive(Debug)]
 pub(super) struct Head<'a> {
     pub lane: Lane,
+    /// Bytes of all its pages.
+    pub payload: u32,
     table: &'a [u8],
 }
 
@@ -191,7 +193,7 @@ impl<'a> Head<'a> {
             return Err(format!("a frame of {payload} bytes, {limit} were agreed"));
         }
         let Some(table) = reader.bytes(usize::from(pages) * PAGE) else { return Ok(None) };
-        let head = Head { lane: Lane::from_immediate(immediate), table };
+        let head = Head { lane: Lane::from_immediate(immediate), payload, table };
         let sum: u64 = head.pages().map(|page| u64::from(page.length)).sum();
         if sum != u64::from(payload) {
             return Err(format!("a frame of {payload} bytes whose pages have {sum}"));
