@@ -221,7 +221,7 @@ impl Provider for TcpProvider {
         let Some(other) = Address::decode(address) else { return false };
         let loopback = |address: &Address| address.socket.ip().is_loopback();
         let public = !loopback(&self.address) && !loopback(&other);
-        public || (!self.address.host.is_empty() && self.address.host == other.host)
+        public || self.address.is_on_host_of(&other)
     }
 
     fn connect(&mut self, group: &Group<'_>) -> Result<()> {

@@ -37,6 +37,11 @@ pub(super) struct Address {
 }
 
 impl Address {
+    /// Whether both are surely in one network namespace of one host.
+    pub fn is_on_host_of(&self, other: &Address) -> bool {
+        !self.host.is_empty() && self.host == other.host
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let mut out = VERSION.to_le_bytes().to_vec();
         put_block(&mut out, &self.host);
