@@ -17,6 +17,9 @@ use weft_control::Rank;
 pub struct LaneWords {
     memory: Arc<Memory>,
     capacity: usize,
+    leaves: usize,
+    /// Lines of two words.
+    pairs: usize,
 }
 
 const LINE: usize = size_of::<Line<AtomicU64>>();
@@ -32,24 +35,22 @@ impl LaneWords {
     pub fn new(memory: Arc<Memory>, capacity: usize) -> Option<LaneWords> {
         let aligned = memory.host()?.as_ptr().addr().is_multiple_of(align_of::<Line<AtomicU64>>());
         let fits = capacity <= LaneId::LIMIT as usize && Self::bytes_for(capacity) <= memory.len();
-        (aligned && fits).then_some(LaneWords { memory, capacity })
+        let (leaves, pairs) = (capacity.div_ceil(64), capacity.div_ceil(2));
+        (aligned && fits).then_some(LaneWords { memory, capacity, leaves, pairs })
     }
 
     /// The words.
+    #[inline]
     pub fn lanes(&self) -> Lanes<'_, AtomicU32, AtomicU64> {
         let base = self.memory.host().expect("checked at construction").as_ptr();
-        let leaves = self.capacity.div_ceil(64);
         // SAFETY: `new` checked alignment and size; every bit pattern is a valid atomic; the words
         // are only ever accessed atomically, here and in every process that maps them.
         unsafe {
             let line = |index: usize| base.add(index * LINE);
             Lanes {
                 bell: &*line(0).cast::<Line<AtomicU32>>(),
-                leaves: std::slice::from_raw_parts(line(1).cast(), leaves),
-                words: std::slice::from_raw_parts(
-                    line(1 + leaves).cast(),
-                    self.capacity.div_ceil(2),
-                ),
+                leaves: std::slice::from_raw_parts(line(1).cast(), self.leaves),
+                words: std::slice::from_raw_parts(line(1 + self.leaves).cast(), self.pairs),
             }
         }
     }

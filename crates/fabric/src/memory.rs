@@ -184,6 +184,21 @@ impl Memory {
         unsafe { std::ptr::copy(from, to, length) };
     }
 
+    /// Copies between two memories, unless the range is not inside both.
+    #[inline]
+    pub(crate) fn try_copy_to(&self, from: u64, to: &Memory, at: u64, length: u64) -> Option<()> {
+        let inside = |memory: &Memory, offset: u64| {
+            let end = offset.checked_add(length)?;
+            let base = memory.host().filter(|_| end <= memory.length as u64)?;
+            // SAFETY: the range was just checked to lie inside the allocation.
+            Some(unsafe { base.as_ptr().add(offset as usize) })
+        };
+        let (from, to) = (inside(self, from)?, inside(to, at)?);
+        // SAFETY: both ranges were checked; they may overlap if both memories are one.
+        unsafe { std::ptr::copy(from, to, length as usize) };
+        Some(())
+    }
+
     /// Sets `length` bytes at `offset` to `value`.
     pub fn fill(&self, offset: usize, length: usize, value: u8) {
         let to = self.at(offset, length);

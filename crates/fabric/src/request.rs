@@ -25,13 +25,20 @@ use weft_control::Rank;
 /// Called once with the outcome, on the thread that makes progress.
 pub type Callback = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// A peer that a request writes to.
-#[derive(Clone, Debug)]
-pub(crate) struct Target {
+/// Where a write goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Aim {
     pub peer: Rank,
+    /// The peer's lane that it raises.
     pub lane: Lane,
     /// If this is a credit, the lane of ours that it refers to.
     pub credits: Option<Lane>,
+}
+
+/// A peer that a request writes to.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub aim: Aim,
     pub rule: PartRule,
     /// Its pages in the request's list.
     pub pages: Range<usize>,
@@ -96,7 +103,7 @@ impl Request {
                     }
                     PostedPart::Full => return false,
                     PostedPart::Failed(why) => {
-                        let target = Some((target.peer, target.lane));
+                        let target = Some((target.aim.peer, target.aim.lane));
                         self.abandon(Failure { why, target });
                         return true;
                     }
@@ -127,7 +134,7 @@ impl Request {
         self.in_flight -= 1;
         if let Err(why) = result {
             let toward = self.targets.iter().rev().find(|target| target.first_part <= part);
-            let target = toward.map(|target| (target.peer, target.lane));
+            let target = toward.map(|target| (target.aim.peer, target.aim.lane));
             self.abandon(Failure { why, target });
         }
         true
@@ -249,10 +256,9 @@ mod tests {
         let (id, request) = table.open();
         for &peer in peers {
             let lane = Lane { id: LaneId::new(peer).unwrap(), generation: Generation(0) };
-            let (peer, rule) = (Rank(peer), PartRule::WHOLE);
-            let target =
-                Target { peer, lane, credits: None, rule, pages: 0..0, first_part: u32::MAX };
-            request.targets.push(target);
+            let aim = Aim { peer: Rank(peer), lane, credits: None };
+            let rule = PartRule::WHOLE;
+            request.targets.push(Target { aim, rule, pages: 0..0, first_part: u32::MAX });
         }
         let mut tokens = Vec::new();
         let all = request.post(|_, part, _| {

@@ -4,7 +4,9 @@
 use super::{Side, page, parts, spinning};
 use crate::Outcome;
 use crate::group::PATIENCE;
-use weft_fabric::{Communicator, CounterId, Engine, Rank, Region, RemoteRegion, RequestId, clock};
+use weft_fabric::{
+    Communicator, CounterId, Engine, Error, Rank, Region, RemoteRegion, RequestId, clock,
+};
 
 /// Counters used in turn.
 const BUFFERS: usize = 2;
@@ -69,12 +71,17 @@ impl Side for Weft<'_> {
 
     fn send_window(&mut self, offsets: &[usize], length: usize) -> Outcome<()> {
         let (counter, round) = self.round(self.sent);
-        if !self.engine.has_credit(counter, self.peer, round)? {
-            spinning(|waiter| self.engine.wait_for_credit(counter, self.peer, round, waiter))?;
-        }
         for &offset in offsets {
             let page = page(&self.source, self.inbox, offset, length);
-            let request = self.engine.write(self.peer, counter, round, &[page])?;
+            let request = match self.engine.write(self.peer, counter, round, &[page]) {
+                Err(Error::NoCredit { .. }) => {
+                    spinning(|waiter| {
+                        self.engine.wait_for_credit(counter, self.peer, round, waiter)
+                    })?;
+                    self.engine.write(self.peer, counter, round, &[page])?
+                }
+                written => written?,
+            };
             if !self.engine.is_drained(request) {
                 self.requests.push(request);
             }

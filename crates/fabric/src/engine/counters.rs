@@ -71,8 +71,7 @@ impl Engine {
 
     /// The peer's side, if it was imported.
     pub(super) fn remote(&mut self, counter: CounterId, peer: Rank) -> Result<&mut Remote> {
-        let missing = || Error::Unknown { what: "counter", number: counter.0.into() };
-        self.end(counter, peer)?.remote.as_mut().ok_or_else(missing)
+        self.end(counter, peer)?.remote.as_mut().ok_or_else(|| not_linked(counter))
     }
 
     /// Raises by `peer` since our last credit to it. All bytes counted by them are visible.
@@ -112,15 +111,18 @@ impl Engine {
 
     /// Checks that `round` may be written and makes it the current one.
     pub(super) fn enter_round(&mut self, peer: Rank, counter: CounterId, round: u64) -> Result<()> {
-        let current = self.remote(counter, peer)?.round;
-        if round < current {
-            return Err(Error::OldRound { peer, counter, round, current });
+        let end = find(&mut self.counters, counter, peer)?;
+        let Some(remote) = &mut end.remote else { return Err(not_linked(counter)) };
+        if round < remote.round {
+            return Err(Error::OldRound { peer, counter, round, current: remote.round });
         }
-        if !self.has_credit(counter, peer, round)? {
-            let credits = self.credits(counter, peer)?;
-            return Err(Error::NoCredit { peer, counter, round, credits });
+        if round > end.credits {
+            end.credits = self.lanes.value(end.credit.id);
+            if round > end.credits {
+                return Err(Error::NoCredit { peer, counter, round, credits: end.credits });
+            }
         }
-        self.remote(counter, peer)?.round = round;
+        remote.round = round;
         Ok(())
     }
 
@@ -132,12 +134,12 @@ impl Engine {
     pub fn credit(&mut self, peer: Rank, counter: CounterId) -> Result<()> {
         self.check()?;
         let end = find(&mut self.counters, counter, peer)?;
-        let unknown = || Error::Unknown { what: "counter", number: counter.0.into() };
-        let remote = end.remote.as_mut().ok_or_else(unknown)?;
+        let remote = end.remote.as_mut().ok_or_else(|| not_linked(counter))?;
         end.base = self.lanes.value(end.data.id);
         remote.credited += 1;
         let (lane, ours) = (remote.credit, end.data);
-        self.owe_credit(peer, lane, ours)
+        self.owe_credit(peer, lane, ours);
+        Ok(())
     }
 
     /// The round after the current one toward `peer`, or the first.
@@ -161,10 +163,13 @@ impl Engine {
     }
 }
 
+fn not_linked(counter: CounterId) -> Error {
+    Error::Unknown { what: "counter", number: counter.0.into() }
+}
+
 fn find(counters: &mut [Counter], counter: CounterId, peer: Rank) -> Result<&mut End> {
     let known = counters.get_mut(counter.0 as usize);
-    let counter =
-        known.ok_or_else(|| Error::Unknown { what: "counter", number: counter.0.into() })?;
+    let counter = known.ok_or_else(|| not_linked(counter))?;
     let end = counter.ends.get_mut(peer.0 as usize).and_then(Option::as_mut);
     end.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })
 }

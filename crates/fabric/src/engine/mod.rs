@@ -30,7 +30,7 @@ use crate::memory::Memory;
 use crate::parts::PartRule;
 use crate::poison::PoisonFlag;
 use crate::provider::{Group, Provider, Sink};
-use crate::request::{Table, Target};
+use crate::request::{Aim, Table};
 use crate::statistics::{PeerStatistics, Statistics, Totals};
 use crate::trace::Trace;
 use crate::types::{CounterId, Generation, ProviderKind, RegionKey, Time};
@@ -104,7 +104,7 @@ pub struct Engine {
     /// Requests with parts that no provider has taken yet.
     posting: Vec<crate::types::RequestId>,
     /// Credits that leave with the next flush.
-    owed: Vec<(Route, Target)>,
+    owed: Vec<Aim>,
     /// Tags of requests that ended inside submit, to be reported by the next poll.
     ended: Vec<u64>,
     /// Tags that a poll on somebody else's behalf came across.

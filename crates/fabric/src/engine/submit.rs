@@ -9,7 +9,7 @@ use crate::clock;
 use crate::driver::{Ask, Requests};
 use crate::error::{Error, Result};
 use crate::provider::{Posted, Work};
-use crate::request::{Callback, PostedPart, Target, Token};
+use crate::request::{Aim, Callback, PostedPart, Target, Token};
 use crate::trace::WriteRecord;
 use crate::types::{CounterId, Lane, Page, RequestId};
 use weft_control::{Cause, Poison, Rank};
@@ -42,7 +42,13 @@ impl Engine {
         round: u64,
         pages: &[Page],
     ) -> Result<RequestId> {
-        self.scatter(&[PeerWrite { peer, pages }], counter, round, None)
+        self.check()?;
+        self.check_write(peer, counter, round, pages)?;
+        self.check_room()?;
+        let (route, aim) = self.aim(&PeerWrite { peer, pages }, counter)?;
+        let id = self.launch(route, aim, pages, 0);
+        self.flush_all();
+        Ok(id)
     }
 
     /// A write of no bytes.
@@ -146,14 +152,13 @@ impl Engine {
         callback: Option<Callback>,
     ) -> Result<RequestId> {
         if let ([write], None) = (writes, &callback) {
-            let target = self.aim(write, counter)?;
-            let route = self.known_route(write.peer)?;
-            return Ok(self.launch(route, target, write.pages, tag));
+            let (route, aim) = self.aim(write, counter)?;
+            return Ok(self.launch(route, aim, write.pages, tag));
         }
         let (id, _) = self.requests.open();
         for write in writes {
-            let target = self.aim(write, counter)?;
-            self.add(id, target, write.pages);
+            let (route, aim) = self.aim(write, counter)?;
+            self.add(id, route, aim, write.pages);
         }
         if let Some(request) = self.requests.get(id) {
             (request.tag, request.callback) = (tag, callback);
@@ -162,10 +167,11 @@ impl Engine {
     }
 
     /// Counts a write and says where its parts go.
-    fn aim(&mut self, write: &PeerWrite<'_>, counter: CounterId) -> Result<Target> {
+    #[inline(always)]
+    fn aim(&mut self, write: &PeerWrite<'_>, counter: CounterId) -> Result<(Route, Aim)> {
         let peer = write.peer;
-        let rule = self.known_route(peer)?.parts;
-        let raises = rule.count(write.pages.iter().map(|page| page.length));
+        let route = self.known_route(peer)?;
+        let raises = route.parts.count(write.pages.iter().map(|page| page.length));
         let remote = self.remote(counter, peer)?;
         remote.raised += raises;
         let (lane, value) = (remote.data, remote.raised);
@@ -176,16 +182,13 @@ impl Engine {
         if let Some(trace) = &mut self.trace {
             trace.write(WriteRecord { at: clock::now(), peer, lane: lane.id.get(), value, bytes });
         }
-        Ok(Target { peer, lane, credits: None, rule, pages: 0..0, first_part: u32::MAX })
+        Ok((route, Aim { peer, lane, credits: None }))
     }
 
     /// A credit, on the peer's return lane, to leave with the next flush.
-    pub(super) fn owe_credit(&mut self, peer: Rank, lane: Lane, ours: Lane) -> Result<()> {
-        let route = self.known_route(peer)?;
-        let (rule, credits) = (route.parts, Some(ours));
+    pub(super) fn owe_credit(&mut self, peer: Rank, lane: Lane, ours: Lane) {
         self.peers[peer.0 as usize].totals.parts += 1;
-        self.owed.push((route, Target { peer, lane, credits, rule, pages: 0..0, first_part: 0 }));
-        Ok(())
+        self.owed.push(Aim { peer, lane, credits: Some(ours) });
     }
 
     /// Posts the credits that are owed.
@@ -195,8 +198,10 @@ impl Engine {
         }
         let mut owed = std::mem::take(&mut self.owed);
         if self.poison.get().is_none() {
-            for (route, target) in owed.drain(..) {
-                self.launch(route, target, &[], CREDIT_TAG);
+            for aim in owed.drain(..) {
+                if let Some(route) = self.route(aim.peer) {
+                    self.launch(route, aim, &[], CREDIT_TAG);
+                }
             }
         }
         owed.clear();
@@ -207,33 +212,40 @@ impl Engine {
         self.route(peer).ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })
     }
 
-    /// Posts one target's write. A provider that ends posts inline sees it at once, with no request.
-    fn launch(&mut self, route: Route, target: Target, pages: &[Page], tag: u64) -> RequestId {
-        let provider = &mut self.providers[route.index];
-        if route.inline {
-            let (peer, lane, credits) = (target.peer, target.lane, target.credits);
-            let work = Work { token: 0, peer, lane, credits, pages };
-            let posted = provider.post(&work, &mut self.sink);
-            debug_assert!(!matches!(posted, Ok(Posted::InFlight | Posted::Full)));
-            if let Err(why) = posted {
-                self.write_failed(Some((peer, lane)), &why);
-            }
-            return RequestId::DONE;
+    /// Posts a write to one peer. A provider that ends posts inline sees it at once, with no request.
+    #[inline(always)]
+    fn launch(&mut self, route: Route, aim: Aim, pages: &[Page], tag: u64) -> RequestId {
+        if !route.inline {
+            return self.request(route, aim, pages, tag);
         }
+        let Aim { peer, lane, credits } = aim;
+        let provider = &mut self.providers[route.index];
+        let work = Work { token: 0, peer, lane, credits, pages };
+        let posted = provider.post(&work, &mut self.sink);
+        debug_assert!(!matches!(posted, Ok(Posted::InFlight | Posted::Full)));
+        if let Err(why) = posted {
+            self.write_failed(Some((peer, lane)), &why);
+        }
+        RequestId::DONE
+    }
+
+    /// Posts a write to one peer as a request.
+    fn request(&mut self, route: Route, aim: Aim, pages: &[Page], tag: u64) -> RequestId {
         let (id, request) = self.requests.open();
         request.tag = tag;
-        self.add(id, target, pages);
+        self.add(id, route, aim, pages);
         self.post_new(id)
     }
 
-    fn add(&mut self, id: RequestId, target: Target, pages: &[Page]) {
+    fn add(&mut self, id: RequestId, route: Route, aim: Aim, pages: &[Page]) {
         for page in pages {
             self.borrow(page.source);
         }
         if let Some(request) = self.requests.get(id) {
             let begin = request.pages.len();
             request.pages.extend_from_slice(pages);
-            request.targets.push(Target { pages: begin..request.pages.len(), ..target });
+            let (pages, rule) = (begin..request.pages.len(), route.parts);
+            request.targets.push(Target { aim, rule, pages, first_part: u32::MAX });
         }
     }
 
@@ -249,16 +261,11 @@ impl Engine {
         let Engine { requests, providers, peers, sink, .. } = self;
         let Some(request) = requests.get(id) else { return true };
         request.post(|target, part, pages| {
-            let Some(route) = peers[target.peer.0 as usize].route else {
+            let Aim { peer, lane, credits } = target.aim;
+            let Some(route) = peers[peer.0 as usize].route else {
                 return PostedPart::Failed("the peer has no route".into());
             };
-            let work = Work {
-                token: Token::of(id, part),
-                peer: target.peer,
-                lane: target.lane,
-                credits: target.credits,
-                pages,
-            };
+            let work = Work { token: Token::of(id, part), peer, lane, credits, pages };
             match providers[route.index].post(&work, sink) {
                 Ok(Posted::Done) => PostedPart::Done,
                 Ok(Posted::InFlight) => PostedPart::InFlight,

@@ -121,10 +121,7 @@ impl Peer {
 
     fn copy(&self, page: &Page, from: &Memory) -> Option<()> {
         let to = &self.regions.get(page.destination.0 as usize)?.as_ref()?.memory;
-        let source = inside(from, page.source_offset, page.length)?;
-        let destination = inside(to, page.destination_offset, page.length)?;
-        from.copy_to(source, to, destination, page.length as usize);
-        Some(())
+        from.try_copy_to(page.source_offset, to, page.destination_offset, page.length)
     }
 
     fn raise(&mut self, lane: Lane) -> Option<()> {
@@ -148,12 +145,6 @@ impl Peer {
         }
         Ok(())
     }
-}
-
-/// The offset, if that many bytes from there are inside.
-fn inside(memory: &Memory, offset: u64, length: u64) -> Option<usize> {
-    let end = offset.checked_add(length)?;
-    (end <= memory.len() as u64).then_some(offset as usize)
 }
 
 impl Provider for ShmProvider {
