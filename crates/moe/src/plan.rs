@@ -2,8 +2,8 @@
 //!
 //! A token goes once to each rank that owns any of its experts. Two passes over the ids make the
 //! plan: the first counts, the second sorts by destination (a counting sort, so each destination's
-//! rows are in token order and its pairs in top-k order within a row). Both are bound by how much they
-//! store, and neither branches on which rank the router chose, which no processor can predict.
+//! rows are in token order and its pairs in top-k order within a row). Both are bound by the two dozen
+//! instructions that they spend on each pair.
 
 use std::ops::Range;
 
@@ -56,20 +56,26 @@ struct Tally {
     count: u32,
 }
 
-/// The next row and the next pair, in the upper and the lower half, so that one store moves both.
+/// The next row and the next pair, in the lower and the upper half, so that one store moves both.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cursor(u64);
 
 impl Cursor {
     fn new(row: u32, pair: u32) -> Cursor {
-        Cursor(u64::from(row) << 32 | u64::from(pair))
+        Cursor(u64::from(pair) << 32 | u64::from(row))
     }
 
-    /// Takes a pair, and a row if `rows` is 1; gives the pair, and one past the last row taken.
-    fn take(&mut self, rows: u32) -> (u32, u32) {
-        let pair = self.0 as u32;
-        self.0 += (u64::from(rows) << 32) + 1;
-        (pair, (self.0 >> 32) as u32)
+    /// Takes a row if `rows` is 1; gives one past the last row taken.
+    fn take_row(&mut self, rows: u32) -> u32 {
+        self.0 += u64::from(rows);
+        self.0 as u32
+    }
+
+    /// Takes a pair.
+    fn take_pair(&mut self) -> u32 {
+        let pair = (self.0 >> 32) as u32;
+        self.0 += 1 << 32;
+        pair
     }
 }
 
@@ -109,9 +115,21 @@ impl SendPlan {
     where
         I: Copy + Into<i64>,
     {
+        let result = self.try_build(ids, weights);
+        if result.is_err() {
+            self.tokens = 0;
+            self.reset();
+            self.place();
+        }
+        result
+    }
+
+    fn try_build<I>(&mut self, ids: &[I], weights: Option<&[f32]>) -> Result<(), Error>
+    where
+        I: Copy + Into<i64>,
+    {
         let top_k = self.shape.config().top_k as usize;
         let tokens = ids.len() / top_k;
-        self.clear();
         if !ids.len().is_multiple_of(top_k) {
             let expected = (tokens + 1) * top_k;
             return Err(Error::WrongLength { what: "expert ids", expected, given: ids.len() });
@@ -130,10 +148,8 @@ impl SendPlan {
                 return Err(Error::WrongLength { what: "weights", expected, given });
             }
         }
-        if let Err(error) = self.count(ids) {
-            self.clear();
-            return Err(error);
-        }
+        self.reset();
+        self.count(ids)?;
         self.tokens = tokens;
         self.place();
         match self.shape.config().combine {
@@ -143,12 +159,10 @@ impl SendPlan {
         Ok(())
     }
 
-    /// Makes this the plan of a round without tokens.
-    fn clear(&mut self) {
-        self.tokens = 0;
+    /// Before the first pass: nothing is counted.
+    fn reset(&mut self) {
         self.experts.fill(Tally::default());
         self.ranks.fill(Tally::default());
-        self.place();
     }
 
     /// First pass: checks every id and counts rows and pairs.
@@ -211,12 +225,15 @@ impl SendPlan {
                 continue;
             }
             let (expert, first) = (slot & !FIRST, slot / FIRST);
-            let (pair, row) = cursors[owners[expert as usize] as usize].take(first);
-            let row = row - 1;
+            let cursor = &mut cursors[owners[expert as usize] as usize];
+            let row = cursor.take_row(first) - 1;
             let place = &mut rows[row as usize];
             *place = if first == 1 { source } else { *place | MORE };
-            let of_row = if first == 1 { row } else { NOWHERE };
-            *answer = if PER_EXPERT { pair } else { of_row };
+            *answer = match (PER_EXPERT, first) {
+                (true, _) => cursor.take_pair(),
+                (false, 1) => row,
+                (false, _) => NOWHERE,
+            };
         }
     }
 
