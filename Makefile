@@ -158,7 +158,7 @@ bench-page: ## Make the tables of docs/speed.md from the result files
 .PHONY: requirements
 requirements: ## Pin the newest releases that pyproject.toml allows (needs uv)
 	$(call say,Pinning requirements)
-	@uv pip compile $(PIN) --extra dev --extra demo pyproject.toml -o requirements/dev.txt
+	@uv pip compile $(PIN) --extra dev --extra demo --extra bench pyproject.toml -o requirements/dev.txt
 	@uv pip compile $(PIN) --extra torch -c requirements/dev.txt pyproject.toml -o requirements/torch.txt
 
 PIN := --quiet --upgrade --universal --python-version 3.11 --generate-hashes \

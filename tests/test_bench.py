@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from weft.bench.moe_worker import error_share, expert_output
 from weft.bench.moe_workload import Router, Workload
@@ -70,6 +72,40 @@ def test_a_file_can_say_which_experts_tokens_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_rounds_take_the_layers_of_a_file_in_turn(tmp_path: Path) -> None:
+    path = tmp_path / "routing.safetensors"
+    weights = np.full((2, 2), 0.5, ml_dtypes.bfloat16)
+    save_file(
+        {
+            "model.layers.10.ids": np.array([[0, 1], [0, 2]], np.int32),
+            "model.layers.9.ids": np.array([[0, 1], [2, 3]]),
+            "model.layers.9.weights": weights,
+            "other": np.zeros(3),
+        },
+        path,
+    )
+    small = options(ranks=2, tokens=2, hidden=8, experts=4, top_k=2, rounds=6)
+    found = bench("moe", *small, "--routing", str(path))
+    assert found["wrong_rounds"] == 0
+    assert found["layers"] == [
+        {"layer": "model.layers.9.ids", "expert_imbalance": 1, "rank_imbalance": 1},
+        {"layer": "model.layers.10.ids", "expert_imbalance": 2, "rank_imbalance": 1.5},
+    ]
+    assert (found["expert_imbalance"], found["rank_imbalance"]) == (2, 1.5)
+
+
+def test_layers_of_one_array_are_those_of_its_first_axis(tmp_path: Path) -> None:
+    path = tmp_path / "routing.npz"
+    ids = np.array([[[0, 1], [2, 3]], [[4, 5], [5, 0]]])
+    np.savez(path, ids=ids, weights=np.arange(8.0).reshape(2, 2, 2))
+    router = Router(workload(routing=str(path), ranks=1, tokens=2))
+    for number in range(4):
+        batch = router.batch(0, number)
+        np.testing.assert_array_equal(batch.ids, ids[number % 2])
+        assert batch.weights[0, 0] == 4 * (number % 2)
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("provider", ["shm", "tcp"])
 def test_every_byte_of_every_transfer_arrives(provider: str) -> None:
     sizes = "8,1001,64K,9M"
@@ -87,6 +123,7 @@ def test_every_byte_of_every_transfer_arrives(provider: str) -> None:
         (["moe", "--dtype", "int8"], "dtype int8 is not supported: float32"),
         (["moe", "--tokens", "0"], "must be at least 1"),
         (["moe", "--routing", "nowhere"], "'nowhere' is neither uniform, zipf, incast nor"),
+        (["moe", "--routing", "no.safetensors"], "there is no file no.safetensors"),
         (["moe", "--trace", "/nowhere/t.json"], "there is no directory /nowhere"),
         (["transfer", "--sizes", "8,many"], "'many' is no size"),
         (["transfer", "--sizes", "0"], "'0' is no size"),
@@ -112,6 +149,10 @@ def test_bad_input_is_refused_before_anything_starts(
         ({"ids": np.array([[-1, -1], [3, 3]])}, "row 1 of ids names an expert twice"),
         ({"ids": np.array([[0, 1]]), "weights": np.ones((2, 2))}, "weights has shape"),
         ({"ids": np.array([[0, 1]]), "weights": np.array([[1, np.nan]])}, "not all finite"),
+        ({"ids": np.array([[0, 1]]), "weights": np.array([[1, 2]])}, "not all finite"),
+        ({"layers.7.ids": np.array([[0, 1], [6, 1]])}, "row 1 of layers.7.ids names expert 6"),
+        ({"ids": np.array([[[0, 1]], [[2, 2]]])}, r"row 0 of ids\[1\] names an expert twice"),
+        ({"ids": np.zeros((1, 1, 2), int), "weights": np.zeros((1, 2))}, "weights has shape"),
     ],
 )
 def test_a_routing_file_that_does_not_fit_is_refused(
@@ -123,8 +164,9 @@ def test_a_routing_file_that_does_not_fit_is_refused(
         workload(routing=str(path))
 
 
-def test_a_broken_routing_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "routing.npz"
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_a_broken_routing_file_is_refused(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"routing.{suffix}"
     path.write_bytes(b"PK not really")
     with pytest.raises(ValueError, match="cannot be read"):
         workload(routing=str(path))

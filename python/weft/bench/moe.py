@@ -11,11 +11,14 @@ import numpy as np
 from weft._array import DTYPES
 from weft.bench import moe_worker
 from weft.bench.group import run_group, run_in_launched_group, task_directory, under_launcher
+from weft.bench.moe_workload import Router
 from weft.bench.phases import summarise
 from weft.report import RankTrace, collect, write_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from weft.bench.moe_workload import Workload
 
@@ -65,9 +68,7 @@ def measure(workload: Workload, options: Options) -> dict[str, Any] | None:
 def summarise_results(workload: Workload, results: list[dict[str, Any]]) -> dict[str, Any]:
     """One value of what all ranks saw."""
     row_bytes = workload.hidden * DTYPES[workload.dtype].itemsize
-    load = np.array(results[0]["expert_load"])
-    owners = np.array([block(workload, rank) for rank in range(workload.ranks + 1)])
-    by_rank = np.array([load[a:b].sum() for a, b in pairwise(owners)])
+    layers = imbalance(workload, np.array(results[0]["expert_load"]))
     # Tokens go and answers come back: as many rows both ways.
     moved = 2 * row_bytes * sum(sum(result["rows_sent"]) for result in results)
     naive = 2 * row_bytes * sum(result["naive_rows"] for result in results)
@@ -82,12 +83,37 @@ def summarise_results(workload: Workload, results: list[dict[str, Any]]) -> dict
         "bytes_moved": moved,
         "naive_bytes": naive,
         "bytes_ratio": moved / naive if naive else None,
-        "expert_imbalance": float(load.max() / load.mean()) if load.any() else None,
-        "rank_imbalance": float(by_rank.max() / by_rank.mean()) if load.any() else None,
+        # Of the worst layer.
+        "expert_imbalance": max((layer["expert_imbalance"] for layer in layers), default=None),
+        "rank_imbalance": max((layer["rank_imbalance"] for layer in layers), default=None),
+        "layers": layers,
         "memory_bytes_per_rank": max(result["memory_bytes"] for result in results),
         "wrong_rounds": sum(result["wrong_rounds"] for result in results),
         "largest_share_of_bound": max(result["largest_share_of_bound"] for result in results),
     }
+
+
+def imbalance(workload: Workload, load: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """How unevenly each layer's tokens fell: the busiest expert and rank, as multiples of the mean.
+
+    Args:
+        workload: What was run.
+        load: Tokens of each expert, [layers, experts]; a layer that no round came to is left out.
+    """
+    names = [layer.name for layer in Router(workload).layers] or [workload.routing]
+    owners = [block(workload, rank) for rank in range(workload.ranks + 1)]
+    found = []
+    for name, by_expert in zip(names, load, strict=True):
+        if by_expert.any():
+            by_rank = np.array([by_expert[a:b].sum() for a, b in pairwise(owners)])
+            found.append(
+                {
+                    "layer": name,
+                    "expert_imbalance": float(by_expert.max() / by_expert.mean()),
+                    "rank_imbalance": float(by_rank.max() / by_rank.mean()),
+                }
+            )
+    return found
 
 
 def block(workload: Workload, rank: int) -> int:

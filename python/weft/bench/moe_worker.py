@@ -46,7 +46,7 @@ def measure(
     """All rounds; what this rank saw."""
     router = Router(workload)
     clock = PhaseClock()
-    load = np.zeros(workload.experts, dtype=np.int64)
+    load = np.zeros((max(len(router.layers), 1), workload.experts), dtype=np.int64)
     rows_sent: list[int] = []
     naive_rows, wrong, largest_share = 0, 0, 0.0
     all_to_all = weft.moe.AllToAll(
@@ -73,7 +73,7 @@ def measure(
                     copies, naive = received.copies_sent()
                     rows_sent.append(copies)
                     naive_rows += naive
-                    load += received.expert_load
+                    load[router.layer(number)] += received.expert_load
             share = error_share(combined, batch, workload)
             wrong += share > 1
             largest_share = max(largest_share, share)

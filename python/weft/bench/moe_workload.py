@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from weft._array import DTYPES
+from weft.bench.routing_file import SUFFIXES, Layer, read_routing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +38,7 @@ class Workload:
     experts: int
     top_k: int
     dtype: str
-    #: One of `ROUTINGS`, or the path of an .npz file with `ids` and, if wanted, `weights`.
+    #: One of `ROUTINGS`, or the path of a file that `routing_file` reads.
     routing: str
     rounds: int
     seed: int = 0
@@ -65,9 +66,20 @@ class Router:
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        self.file: tuple[NDArray[np.int64], NDArray[np.float32] | None] | None = None
+        #: Of the file; none if the routing is random.
+        self.layers: list[Layer] = []
         if workload.routing not in ROUTINGS:
-            self.file = read_routing(workload)
+            path = Path(workload.routing)
+            if path.suffix not in SUFFIXES:
+                raise ValueError(
+                    f"routing {workload.routing!r} is neither {', '.join(ROUTINGS)} nor a file"
+                    f" that ends in {' or '.join(SUFFIXES)}"
+                )
+            self.layers = read_routing(path, top_k=workload.top_k, experts=workload.experts)
+
+    def layer(self, number: int) -> int:
+        """The layer whose tokens a round sends: rounds take layers in turn."""
+        return number % max(len(self.layers), 1)
 
     def batch(self, rank: int, number: int) -> Batch:
         """Fresh random tokens, which the same arguments give again."""
@@ -76,10 +88,11 @@ class Router:
         random = np.random.default_rng((workload.seed, rank, number))
         tokens = random.standard_normal((count, workload.hidden), dtype=np.float32)
         weights = random.random((count, top_k), dtype=np.float32)
-        if self.file is not None:
-            ids, given = self.file
-            # Ranks and rounds take the file's rows in turn, and begin again at its end.
-            first = (number * workload.ranks + rank) * count
+        if self.layers:
+            _, ids, given = self.layers[self.layer(number)]
+            # Ranks, and rounds of one layer, take its rows in turn, and begin again at the end.
+            turn = number // len(self.layers)
+            first = (turn * workload.ranks + rank) * count
             rows = np.arange(first, first + count) % len(ids)
             ids, weights = ids[rows], weights if given is None else given[rows]
         elif workload.routing == "incast":
@@ -91,40 +104,3 @@ class Router:
                 scores -= np.log(np.arange(1, workload.experts + 1))
             ids = np.argpartition(-scores, top_k - 1, axis=1)[:, :top_k]
         return Batch(tokens.astype(DTYPES[workload.dtype]), ids.astype(np.int64), weights)
-
-
-def read_routing(workload: Workload) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
-    """The `ids` and `weights` of a file; raises `ValueError` if they do not fit the workload."""
-    path = Path(workload.routing)
-    if path.suffix != ".npz" or not path.is_file():
-        raise ValueError(
-            f"routing {workload.routing!r} is neither {', '.join(ROUTINGS)} nor an .npz file"
-        )
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files if name in ("ids", "weights")}
-    except Exception as error:  # numpy and zipfile raise whatever a broken file leads them to
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    if "ids" not in arrays:
-        raise ValueError(f"{path} has no array `ids`")
-    ids, weights = arrays["ids"], arrays.get("weights")
-    if ids.ndim != 2 or ids.shape[1] != workload.top_k or not len(ids):
-        raise ValueError(f"{path}: ids has shape {ids.shape}; (tokens, {workload.top_k}) is needed")
-    if not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"{path}: ids is of dtype {ids.dtype}, not of whole numbers")
-    if ids.max() >= workload.experts:
-        row = int(np.argmax(ids.max(axis=1)))
-        raise ValueError(
-            f"{path}: row {row} of ids names expert {ids.max()}; there are {workload.experts}"
-        )
-    ordered = np.sort(ids, axis=1)
-    twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
-    if twice.any():
-        raise ValueError(f"{path}: row {int(np.argmax(twice))} of ids names an expert twice")
-    if weights is None:
-        return ids.astype(np.int64), None
-    if weights.shape != ids.shape:
-        raise ValueError(f"{path}: weights has shape {weights.shape}; {ids.shape} is needed")
-    if not np.issubdtype(weights.dtype, np.floating) or not np.isfinite(weights).all():
-        raise ValueError(f"{path}: weights are not all finite floating-point numbers")
-    return ids.astype(np.int64), weights.astype(np.float32)

@@ -56,8 +56,9 @@ def add_moe_parser(subparsers: Subparsers) -> None:
         "--routing",
         default="uniform",
         metavar="uniform|zipf|incast|FILE",
-        help="which experts tokens name; FILE is an .npz with ids [tokens, top_k] and, if wanted,"
-        " weights (default %(default)s)",
+        help="which experts tokens name; FILE is an .npz or .safetensors file with ids [tokens,"
+        " top_k] and, if wanted, weights, or both for each of several layers, which rounds take in"
+        " turn (default %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the data (default %(default)s)")
     parser.add_argument("--provider", choices=PROVIDERS, help="default: the best there is")
@@ -184,13 +185,18 @@ def show_moe(found: dict[str, Any]) -> None:
         ("bytes moved between ranks", found["bytes_moved"]),
         ("bytes with a copy per expert", found["naive_bytes"]),
         ("moved / copy per expert", ratio),
-        ("busiest expert / mean", found["expert_imbalance"]),
-        ("busiest rank / mean", found["rank_imbalance"]),
+        ("busiest expert / mean, worst layer", found["expert_imbalance"]),
+        ("busiest rank / mean, worst layer", found["rank_imbalance"]),
         ("buffers of a rank, bytes", found["memory_bytes_per_rank"]),
         ("results outside the error bound", found["wrong_rounds"]),
         ("largest error / bound", found["largest_share_of_bound"]),
     ]
     print(format_table(("figure", "value"), rows))
+    if len(found["layers"]) > 1:
+        layers = [list(layer.values()) for layer in found["layers"]]
+        print(
+            "\n" + format_table(("layer", "busiest expert / mean", "busiest rank / mean"), layers)
+        )
     if "trace" in found:
         print(f"\nTrace (open it at https://ui.perfetto.dev)  {found['trace']}")
 
