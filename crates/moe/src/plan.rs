@@ -174,12 +174,13 @@ impl SendPlan {
         for (mark, (ids, slots)) in (1..).zip(tokens) {
             for (slot, (&id, out)) in ids.iter().zip(slots).enumerate() {
                 let id: i64 = id.into();
-                if id < 0 {
-                    *out = NOBODY;
-                    continue;
-                }
                 let token = mark as usize - 1;
+                // A negative id is out of range as well.
                 let Some(expert) = experts.get_mut(id as usize) else {
+                    if id < 0 {
+                        *out = NOBODY;
+                        continue;
+                    }
                     let experts = self.shape.config().experts;
                     return Err(Error::ExpertOutOfRange { token, slot, expert: id, experts });
                 };
