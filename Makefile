@@ -114,7 +114,7 @@ format: $(STAMPS)/requirements ## Format the sources
 	@$(BIN)/ruff check --quiet --fix
 
 .PHONY: bench
-bench: bench-transfer bench-moe bench-host ## Measure everything that docs/speed.md shows (half an hour)
+bench: bench-transfer bench-moe bench-host bench-planner ## Measure everything that docs/speed.md shows (half an hour)
 
 .PHONY: bench-transfer
 bench-transfer: $(FABRIC_BENCH) ## Measure transfers beside bare memory, sockets and other libraries
@@ -134,15 +134,20 @@ bench-host: $(FABRIC_BENCH) ## Measure idle ranks, and more ranks than cores
 	$(call say,Ranks of one host)
 	@$(PYTHON) benchmarks/host.py --fabric $(FABRIC_BENCH)
 
+.PHONY: bench-planner
+bench-planner: ## Measure the planners of MoE dispatch
+	$(call say,Planners)
+	@$(PYTHON) benchmarks/planner.py --target $(CARGO_TARGET_DIR)
+
 .PHONY: bench-instructions
 bench-instructions: $(FABRIC_BENCH) ## Count instructions and compare with those committed (needs valgrind)
 	$(call say,Instructions)
 	@$(PYTHON) benchmarks/instructions.py --fabric $(FABRIC_BENCH)
 
 .PHONY: bench-soak
-bench-soak: $(FABRIC_BENCH) ## Write for DURATION (600 s) OVER shm or tcp, everything checked
+bench-soak: $(FABRIC_BENCH) ## Write for DURATION (600 s) OVER shm or tcp, all of it checked, and record it
 	$(call say,Soak)
-	@$(FABRIC_BENCH) soak --seconds $(or $(DURATION),600) --path $(or $(OVER),shm)
+	@$(RECORD) soak $(FABRIC_BENCH) soak --json --seconds $(or $(DURATION),600) --path $(or $(OVER),shm)
 
 .PHONY: bench-peers
 bench-peers: ## Install the Python packages of other libraries into .venv-peers

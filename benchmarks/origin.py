@@ -38,6 +38,8 @@ def origin(**versions: str | None) -> dict[str, Any]:
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
+        # Names what was measured even if the commit is given another name.
+        "sources": first_line("git", "rev-parse", "--short=12", "HEAD:crates"),
         "machine": machine(),
         "load": os.getloadavg()[0],
         "versions": {"python": platform.python_version()} | versions,
@@ -47,14 +49,17 @@ def origin(**versions: str | None) -> dict[str, Any]:
 def commit() -> str:
     """The commit that is checked out, with `+` if files differ from it."""
 
-    def git(*arguments: str) -> str:
-        result = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
-        )
-        return result.stdout.strip()
-
     # Results are themselves files that change.
-    changed = git(
-        "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results"
-    )
-    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("+" if changed else "")
+    but_results = ("--", ".", ":!benchmarks/results")
+    changed = first_line("git", "status", "--porcelain", "--untracked-files=no", *but_results)
+    name = first_line("git", "rev-parse", "--short=12", "HEAD")
+    return (name or "unknown") + ("+" if changed else "")
+
+
+def first_line(*command: str) -> str:
+    """The first line that a program prints; empty if it fails or there is no such program."""
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return (done.stdout.splitlines() or [""])[0].strip()

@@ -57,6 +57,7 @@ def read(results: Path, name: str) -> list[Line]:
     last: dict[tuple[str, ...], Line] = {}
     for line in lines:
         fields = ("benchmark", "path", "beside", "pattern", "shape", "side", "bytes", "ranks")
+        fields += ("plan", "routing")
         last[tuple(str(line.get(field)) for field in fields)] = line
     commits = [line["origin"]["commit"] for line in last.values()]
     return [line for line in last.values() if line["origin"]["commit"] == commits[-1]]
@@ -170,6 +171,15 @@ def crowd(results: Path) -> str:
     return markdown(["", "measured"], rows)
 
 
+def planner(results: Path) -> str:
+    """How long plans take."""
+    rows = [
+        [f"{line['plan']}, {line['routing']}", f"{number(line['median_us'])} µs"]
+        for line in read(results, "planner.jsonl")
+    ]
+    return markdown(["", "median"], rows)
+
+
 def instructions(results: Path) -> str:
     """What callgrind counted; the file stands beside the results."""
     path = results.parent / "instructions.json"
@@ -208,6 +218,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "peers-tcp": peers("tcp"),
     "moe": moe,
     "crowd": crowd,
+    "planner": planner,
     "instructions": instructions,
 }
 
