@@ -167,6 +167,8 @@ impl Engine {
     }
 
     /// Counts a write and says where its parts go.
+    // What it returns costs more to hand over than to make: inlined, as `launch`, it takes a small shm write
+    // from 630 instructions to 510.
     #[inline(always)]
     fn aim(&mut self, write: &PeerWrite<'_>, counter: CounterId) -> Result<(Route, Aim)> {
         let peer = write.peer;
