@@ -64,8 +64,19 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
     /// visible to the owner once it sees the value.
     pub fn raise(&self, lane: usize, value: u64) -> Wake {
         self.word(lane).store(value);
-        let leaf = lane / 64;
-        self.leaves[leaf].0.fetch_or(1 << (lane % 64));
+        self.mark(lane / 64, 1 << (lane % 64))
+    }
+
+    /// Raises both lanes of a cache line, which then travels once. Whoever sees `lane`'s value sees that of
+    /// the one beside it, too.
+    pub fn raise_both(&self, lane: usize, value: u64, beside: u64) -> Wake {
+        self.word(lane ^ 1).store(beside);
+        self.word(lane).store(value);
+        self.mark(lane / 64, 0b11 << (lane % 64 & !1))
+    }
+
+    fn mark(&self, leaf: usize, lanes: u64) -> Wake {
+        self.leaves[leaf].0.fetch_or(lanes);
         Self::wake_for(self.bell.0.fetch_or(1 << (leaf as u32 % GROUPS)))
     }
 
@@ -188,6 +199,17 @@ mod tests {
             prop_assert!(raised.is_empty());
             prop_assert!(taken(&table, &mut pending).is_empty());
         }
+    }
+
+    #[test]
+    fn two_lanes_of_a_line_rise_together() {
+        let table = Table::new(2);
+        let mut pending = 0;
+        assert_eq!(table.lanes().raise_both(67, 2, 9), Wake::No);
+        assert_eq!((table.lanes().value(66), table.lanes().value(67)), (9, 2));
+        assert_eq!(table.lanes().raise_both(0, 3, 4), Wake::No);
+        assert_eq!((table.lanes().value(0), table.lanes().value(1)), (3, 4));
+        assert_eq!(taken(&table, &mut pending), [0, 1, 66, 67]);
     }
 
     #[test]

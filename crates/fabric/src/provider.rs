@@ -45,6 +45,9 @@ pub struct Work<'a> {
     pub lane: Lane,
     /// If this is a credit: the lane of this engine's own table that it refers to.
     pub credits: Option<Lane>,
+    /// A credit to the same peer that rides along: its lane rises together with that of this part. Given
+    /// to inline providers only ([`Capabilities::inline`]).
+    pub rider: Option<Lane>,
     /// What is written. Valid for the call only.
     pub pages: &'a [Page],
 }

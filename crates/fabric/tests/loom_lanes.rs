@@ -183,6 +183,26 @@ fn one_agent_and_an_owner_asleep_on_its_descriptor() {
     one_agent(Sleep::Descriptor);
 }
 
+#[test]
+fn whoever_sees_one_of_two_lanes_raised_together_sees_the_other() {
+    check(|| {
+        let table = Table::new();
+        let agent = table.clone();
+        let agent = loom::thread::spawn(move || agent.wake(agent.lanes().raise_both(0, 1, 5)));
+        let mut seen = [false; 2];
+        table.own(Sleep::Word, |rose| {
+            if table.lanes().value(0) == 1 {
+                assert_eq!(table.lanes().value(1), 5);
+            }
+            if let Some(lane) = rose {
+                assert!(!std::mem::replace(&mut seen[lane], true), "one raise was marked twice");
+            }
+            seen == [true; 2]
+        });
+        agent.join().unwrap();
+    });
+}
+
 /// Two agents raise a lane each; the owner hears of both.
 fn two_agents(how: Sleep, other: usize) {
     check(move || {

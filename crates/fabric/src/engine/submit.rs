@@ -221,8 +221,9 @@ impl Engine {
             return self.request(route, aim, pages, tag);
         }
         let Aim { peer, lane, credits } = aim;
+        let rider = self.owed.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
         let provider = &mut self.providers[route.index];
-        let work = Work { token: 0, peer, lane, credits, pages };
+        let work = Work { token: 0, peer, lane, credits, rider, pages };
         let posted = provider.post(&work, &mut self.sink);
         debug_assert!(!matches!(posted, Ok(Posted::InFlight | Posted::Full)));
         if let Err(why) = posted {
@@ -267,7 +268,8 @@ impl Engine {
             let Some(route) = peers[peer.0 as usize].route else {
                 return PostedPart::Failed("the peer has no route".into());
             };
-            let work = Work { token: Token::of(id, part), peer, lane, credits, pages };
+            let token = Token::of(id, part);
+            let work = Work { token, peer, lane, credits, rider: None, pages };
             match providers[route.index].post(&work, sink) {
                 Ok(Posted::Done) => PostedPart::Done,
                 Ok(Posted::InFlight) => PostedPart::InFlight,

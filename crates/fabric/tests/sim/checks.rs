@@ -54,13 +54,15 @@ impl Bare {
             destination_offset: begin,
             length,
         };
-        let work = Work { token: 0, peer: to.rank, lane: to.data, credits: None, pages: &[page] };
+        let pages = &[page];
+        let work =
+            Work { token: 0, peer: to.rank, lane: to.data, credits: None, rider: None, pages };
         assert_eq!(self.end.post(&work, &mut Sink::default()), Ok(Posted::InFlight));
     }
 
     fn credit(&mut self, to: &Bare) {
         let (lane, credits) = (to.credit, Some(self.data));
-        let work = Work { token: 0, peer: to.rank, lane, credits, pages: &[] };
+        let work = Work { token: 0, peer: to.rank, lane, credits, rider: None, pages: &[] };
         assert_eq!(self.end.post(&work, &mut Sink::default()), Ok(Posted::InFlight));
     }
 

@@ -25,6 +25,7 @@ use crate::bytes::Reader;
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::lane_table::{LaneWords, wake};
+use crate::lanes::Wake;
 use crate::memory::Memory;
 use crate::parts::PartRule;
 use crate::provider::{Capabilities, Group, Posted, Provider, Sink, Work};
@@ -124,13 +125,34 @@ impl Peer {
         from.try_copy_to(page.source_offset, to, page.destination_offset, page.length)
     }
 
-    fn raise(&mut self, lane: Lane) -> Option<()> {
+    fn raise(&mut self, lane: Lane, rider: Option<Lane>) -> Option<()> {
+        let (number, value) = self.next(lane)?;
+        let asleep = match rider {
+            None => self.words.lanes().raise(number, value),
+            Some(rider) => {
+                let (other, others) = self.next(rider)?;
+                if other == number ^ 1 {
+                    self.words.lanes().raise_both(number, value, others)
+                } else {
+                    self.wake(self.words.lanes().raise(other, others));
+                    self.words.lanes().raise(number, value)
+                }
+            }
+        };
+        self.wake(asleep);
+        Some(())
+    }
+
+    /// The number of a lane and what it rises to.
+    fn next(&mut self, lane: Lane) -> Option<(usize, u64)> {
         let number = lane.id.get() as usize;
         let value = self.raised.get_mut(number).filter(|_| lane.generation == self.generation)?;
         *value += 1;
-        let lanes = self.words.lanes();
-        wake(lanes, lanes.raise(number, *value), self.wake.as_fd());
-        Some(())
+        Some((number, *value))
+    }
+
+    fn wake(&self, asleep: Wake) {
+        wake(self.words.lanes(), asleep, self.wake.as_fd());
     }
 
     /// Takes the messages that have come; an error ends the link.
@@ -284,7 +306,7 @@ impl Provider for ShmProvider {
             let from = self.regions.get(page.source.0 as usize).and_then(Option::as_ref);
             from.and_then(|from| peer.copy(page, &from.memory)).ok_or("a page is out of bounds")?;
         }
-        peer.raise(work.lane).ok_or("it has no such lane")?;
+        peer.raise(work.lane, work.rider).ok_or("it has no such lane")?;
         Ok(Posted::Done)
     }
 

@@ -183,7 +183,7 @@ impl Worker {
                 continue;
             }
             let OwnedWork { token, peer, lane, credits, ref pages } = owned;
-            let work = Work { token, peer, lane, credits, pages };
+            let work = Work { token, peer, lane, credits, rider: None, pages };
             match self.inner.post(&work, &mut self.sink) {
                 Ok(Posted::InFlight) => {}
                 Ok(Posted::Done) => self.sink.done(token),
