@@ -65,7 +65,9 @@ def measure(communicator: weft.Communicator, workload: Workload) -> dict[str, An
             side = ("weft", "gloo")[(number + turn) % len(clocks)]
             communicator.barrier()
             if side == "weft":
-                combined, received = run_round(clocks[side], all_to_all, batch, workload)
+                combined, received = run_round(
+                    clocks[side], communicator, all_to_all, batch, workload
+                )
                 received.release()
             else:
                 combined = run_gloo_round(clocks[side], communicator, batch, workload)
@@ -80,7 +82,7 @@ def measure(communicator: weft.Communicator, workload: Workload) -> dict[str, An
 def run_gloo_round(
     clock: PhaseClock, communicator: weft.Communicator, batch: Batch, workload: Workload
 ) -> NDArray[Any]:
-    """One round over gloo: the combined answers."""
+    """One round over gloo, with meetings where `run_round` has them: the combined answers."""
     ranks = communicator.world_size
     per_rank = workload.experts // ranks
     with clock("dispatch send"):
@@ -95,10 +97,12 @@ def run_gloo_round(
         arrived_counts = its_counts.numpy().reshape(ranks, per_rank)
         arrives = arrived_counts.sum(axis=1).tolist()
         arrived = as_numpy(exchange(copies, sent, arrives), workload)
+    communicator.barrier()
     with clock("experts"):
         local = communicator.rank * per_rank + np.tile(np.arange(per_rank), ranks)
         expert_of_row = np.repeat(local, arrived_counts.reshape(-1))
         outputs = expert_output(arrived, expert_of_row[:, None], workload)
+    communicator.barrier()
     with clock("combine send"):
         answers = exchange(as_torch(outputs), arrives, sent)
     with clock("combine recv"):

@@ -67,7 +67,7 @@ def measure(
                 communicator.take_trace()
             # Rounds begin together: what ranks do between them is no part of the phases.
             communicator.barrier()
-            combined, received = run_round(clock, all_to_all, batch, workload)
+            combined, received = run_round(clock, communicator, all_to_all, batch, workload)
             with received:
                 if number >= WARM_UP_ROUNDS:
                     copies, naive = received.copies_sent()
@@ -94,13 +94,22 @@ def measure(
 
 
 def run_round(
-    clock: PhaseClock, all_to_all: weft.moe.AllToAll, batch: Batch, workload: Workload
+    clock: PhaseClock,
+    communicator: weft.Communicator,
+    all_to_all: weft.moe.AllToAll,
+    batch: Batch,
+    workload: Workload,
 ) -> tuple[NDArray[Any], weft.moe.Received]:
-    """One round: the combined answers, and what was received."""
+    """One round: the combined answers, and what was received.
+
+    Ranks meet before and after the experts: with fewer cores than ranks, one rank's experts would
+    count as another's communication.
+    """
     with clock("dispatch send"):
         dispatch = all_to_all.dispatch_send(*batch)
     with clock("dispatch recv"):
         received = dispatch.recv()
+    communicator.barrier()
     with clock("experts"):
         outputs = np.empty((received.positions, workload.hidden), DTYPES[workload.dtype])
         for local, expert in enumerate(all_to_all.local_experts):
@@ -108,6 +117,7 @@ def run_round(
             outputs[begin : begin + count] = expert_output(
                 received.of_expert(local), np.array(expert), workload
             )
+    communicator.barrier()
     with clock("combine send"):
         combine = all_to_all.combine_send(received, outputs)
     with clock("combine recv"):
