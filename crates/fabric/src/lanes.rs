@@ -72,7 +72,7 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
     pub fn raise_both(&self, lane: usize, value: u64, beside: u64) -> Wake {
         self.word(lane ^ 1).store(beside);
         self.word(lane).store(value);
-        self.mark(lane / 64, 0b11 << (lane % 64 & !1))
+        self.mark(lane / 64, 0b11 << ((lane & !1) % 64))
     }
 
     fn mark(&self, leaf: usize, lanes: u64) -> Wake {
