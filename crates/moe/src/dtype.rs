@@ -9,6 +9,8 @@ use std::fmt;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::float8::two_to;
+
 /// The type of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
@@ -52,18 +54,18 @@ impl DType {
     /// The largest relative error of rounding a number of the normal range to this type.
     pub fn unit_roundoff(self) -> f64 {
         match self {
-            DType::F32 => 2f64.powi(-24),
-            DType::BF16 => 2f64.powi(-8),
-            DType::F16 => 2f64.powi(-11),
+            DType::F32 => two_to(-24),
+            DType::BF16 => two_to(-8),
+            DType::F16 => two_to(-11),
         }
     }
 
     /// The largest absolute error of rounding a number below the normal range to this type.
     pub fn underflow_error(self) -> f64 {
         match self {
-            DType::F32 => 2f64.powi(-150),
-            DType::BF16 => 2f64.powi(-134),
-            DType::F16 => 2f64.powi(-25),
+            DType::F32 => two_to(-150),
+            DType::BF16 => two_to(-134),
+            DType::F16 => two_to(-25),
         }
     }
 

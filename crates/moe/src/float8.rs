@@ -35,7 +35,7 @@ impl Float8 {
 
     /// The largest relative error of rounding a number of the normal range to this type.
     pub fn unit_roundoff(self) -> f64 {
-        2f64.powi(-(self.mantissa_bits() as i32) - 1)
+        two_to(-(self.mantissa_bits() as i32) - 1)
     }
 
     /// The largest absolute error of rounding a number below the normal range to this type.
@@ -63,9 +63,9 @@ impl Float8 {
         let magnitude = value.abs();
         let code = if magnitude.is_nan() {
             self.nan()
-        } else if magnitude < 2f64.powi(1 - bias) {
+        } else if magnitude < two_to(1 - bias) {
             // Steps of the smallest number; the last one up is the first of the normal range.
-            (magnitude * 2f64.powi(bias - 1 + mantissa_bits as i32)).round_ties_even() as u8
+            (magnitude * two_to(bias - 1 + mantissa_bits as i32)).round_ties_even() as u8
         } else {
             let shift = f64::MANTISSA_DIGITS - 1 - mantissa_bits;
             let bits = magnitude.to_bits();
@@ -113,6 +113,11 @@ impl fmt::Display for Float8 {
     }
 }
 
+/// A power of two, exact for what is a normal float64. Of `powi` Rust does not promise that.
+pub(crate) const fn two_to(exponent: i32) -> f64 {
+    f64::from_bits(((exponent + f64::MAX_EXP - 1) as u64) << (f64::MANTISSA_DIGITS - 1))
+}
+
 /// The numbers of all codes.
 const fn values(format: Float8) -> [f32; 256] {
     let mantissa_bits = format.mantissa_bits();
@@ -150,11 +155,11 @@ mod tests {
         let exponent = i32::from((code & 0x7f) >> mantissa_bits);
         let fraction = f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1 << mantissa_bits);
         let magnitude = match (format, exponent) {
-            (_, 0) => fraction * 2f64.powi(1 - bias),
+            (_, 0) => fraction * two_to(1 - bias),
             (Float8::E4M3, 15) if fraction == 0.875 => f64::NAN,
             (Float8::E5M2, 31) if fraction == 0.0 => f64::INFINITY,
             (Float8::E5M2, 31) => f64::NAN,
-            _ => (1.0 + fraction) * 2f64.powi(exponent - bias),
+            _ => (1.0 + fraction) * two_to(exponent - bias),
         };
         if code < 0x80 { magnitude } else { -magnitude }
     }

@@ -226,6 +226,7 @@ fn power_of_two(byte: u8) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::float8::two_to;
     use proptest::prelude::*;
 
     fn all(block: u32) -> impl Iterator<Item = BlockScaled> {
@@ -263,7 +264,7 @@ mod tests {
             for values in [wild, mild] {
                 for scaled in all(block) {
                     let (codes, scales, back) = there_and_back(&scaled, &values);
-                    let single = 1.0 + 2f64.powi(-24);
+                    let single = 1.0 + two_to(-24);
                     for (at, (x, y)) in values.iter().zip(&back).enumerate() {
                         let scale = f64::from(scales[at / block as usize]);
                         let (x, y) = (f64::from(*x), f64::from(*y));
@@ -272,7 +273,7 @@ mod tests {
                         }
                         let relative = (1.0 + scaled.format.unit_roundoff()) * single - 1.0;
                         let least = scale * scaled.format.underflow_error() * single;
-                        let bound = x.abs() * relative + least + 2f64.powi(-150);
+                        let bound = x.abs() * relative + least + two_to(-150);
                         prop_assert!((x - y).abs() <= bound, "{scaled:?}: {x} became {y}");
                         // The code is the nearest to the quotient, of two the even one.
                         let distance = |code: u8| {
@@ -299,13 +300,13 @@ mod tests {
                 let (scale, least) = (f64::from(scales[0]), f64::from(largest) / max);
                 match scaled.scale {
                     _ if largest == 0.0 => prop_assert_eq!(scale, 1.0),
-                    ScaleType::F32 if least < 2f64.powi(-126) => {
-                        prop_assert_eq!(scale, 2f64.powi(-126));
+                    ScaleType::F32 if least < two_to(-126) => {
+                        prop_assert_eq!(scale, two_to(-126));
                     }
                     ScaleType::F32 => prop_assert_eq!(scales[0], least as f32),
                     ScaleType::Ue8m0 => {
-                        prop_assert!(scale >= least && scale.log2().fract() == 0.0);
-                        prop_assert!(scale / 2.0 < least || scale == 2f64.powi(-127));
+                        prop_assert!(scale >= least && scale.to_bits() << 12 == 0);
+                        prop_assert!(scale / 2.0 < least || scale == two_to(-127));
                     }
                 }
             }
@@ -344,7 +345,7 @@ mod tests {
     fn every_byte_of_a_power_of_two_is_one() {
         for byte in 0..=254u8 {
             let exponent = i32::from(byte) - 127;
-            assert_eq!(f64::from(power_of_two(byte)), 2f64.powi(exponent));
+            assert_eq!(f64::from(power_of_two(byte)), two_to(exponent));
         }
         assert!(power_of_two(255).is_nan());
     }
