@@ -36,6 +36,7 @@ impl Random {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "corpora are files, and isolated miri reads none")]
 fn corpora_and_changes_of_them_break_no_promise() {
     for (name, target) in TARGETS {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);

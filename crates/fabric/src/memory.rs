@@ -7,7 +7,7 @@
 use crate::error::{Error, Result};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::any::Any;
 use std::ptr::NonNull;
 
@@ -44,6 +44,9 @@ impl Memory {
     /// Zeroed pages without a name, shareable by descriptor. Nothing is left behind when the last
     /// process that maps them ends.
     pub fn shared(length: usize) -> Result<Memory> {
+        if cfg!(miri) {
+            return Memory::unshared(length);
+        }
         let failed = |source: rustix::io::Errno| Error::Allocate { length, source: source.into() };
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let descriptor = rustix::fs::memfd_create("weft", flags).map_err(failed)?;
@@ -55,6 +58,20 @@ impl Memory {
             *keep = Some(descriptor);
         }
         Ok(memory)
+    }
+
+    /// Zeroed pages of this process alone, for miri, which has no memory files. What needs no second
+    /// process, such as the simulator, runs there all the same.
+    fn unshared(length: usize) -> Result<Memory> {
+        let mapped = length.max(1);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address that the system picks aliases nothing.
+        let address =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), mapped, access, MapFlags::PRIVATE) }
+                .map_err(|source| Error::Allocate { length, source: source.into() })?;
+        let address = NonNull::new(address.cast::<u8>()).expect("a mapping has an address");
+        let keep = Keep::Mapping { descriptor: None, address, length: mapped };
+        Ok(Memory { address, length, place: Place::Host, _keep: keep })
     }
 
     /// Maps pages that a peer shared by descriptor. They must be sealed as [`Memory::shared`] seals

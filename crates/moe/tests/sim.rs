@@ -22,6 +22,7 @@ fn every_run_ends_in_the_right_answer_or_the_right_error() {
 
 /// Whoever is killed, cut off or paused just before anything happens, at every such moment.
 #[test]
+#[cfg_attr(miri, ignore = "it is hundreds of runs, of some seconds each")]
 fn any_step_may_be_the_last() {
     seeds::each("any_step", 4, |seed| {
         let well = || {
@@ -88,6 +89,7 @@ fn without_private_rows_everything_waits_for_the_headers() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "six ranks take minutes")]
 fn most_ranks_may_own_no_expert() {
     well("most_ranks", 60, |seed| {
         Scenario::shaped(seed, |config| (config.ranks, config.experts) = (6, 1 + (seed % 3) as u32))

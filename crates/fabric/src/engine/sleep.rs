@@ -5,20 +5,24 @@ use crate::driver::Event;
 use crate::error::{Error, Result};
 use crate::lane_table::LaneTable;
 use crate::provider::Provider;
-use rustix::event::epoll;
+use rustix::event::epoll::{self, EventFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
+
+/// Readable, and for as long as it is. Miri knows edges only; nobody sleeps on this descriptor there.
+const READABLE: EventFlags =
+    if cfg!(miri) { EventFlags::IN.union(EventFlags::ET) } else { EventFlags::IN };
 
 /// One descriptor over all that can wake an engine.
 pub(super) fn epoll(lanes: &LaneTable, providers: &[Box<dyn Provider>]) -> Result<OwnedFd> {
     let failed = |e| Error::system("cannot create an epoll descriptor", e);
     let all = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
     let data = epoll::EventData::new_u64(0);
-    epoll::add(&all, lanes.descriptor(), data, epoll::EventFlags::IN).map_err(failed)?;
+    epoll::add(&all, lanes.descriptor(), data, READABLE).map_err(failed)?;
     for fd in providers.iter().filter_map(|provider| provider.descriptor()) {
         // SAFETY: the provider owns the descriptor and is alive during this call.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        epoll::add(&all, fd, data, epoll::EventFlags::IN).map_err(failed)?;
+        epoll::add(&all, fd, data, READABLE).map_err(failed)?;
     }
     Ok(all)
 }

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// No more failures than this are collected before a run is given up.
 const MOST_FAILURES: usize = 10;
+/// Under miri a run takes seconds, not milliseconds.
+const MIRI_SEEDS: u64 = 2;
 const PROGRESS: Duration = Duration::from_secs(5);
 
 fn number(name: &str) -> Option<u64> {
@@ -23,6 +25,7 @@ fn number(name: &str) -> Option<u64> {
 /// # Panics
 /// If `run` fails or panics for a seed.
 pub fn each(test: &str, default: u64, run: impl Fn(u64) -> Result<(), String> + Sync) {
+    let default = if cfg!(miri) { default.min(MIRI_SEEDS) } else { default };
     let (begin, count) = match number("WEFT_SEED") {
         Some(seed) => (seed, 1),
         None => (number("WEFT_FIRST_SEED").unwrap_or(0), number("WEFT_SEEDS").unwrap_or(default)),

@@ -47,6 +47,10 @@ pub struct Scenario {
     pub laziness: f64,
 }
 
+/// Under miri a larger run takes minutes, not milliseconds.
+const MOST_RANKS: u32 = if cfg!(miri) { 2 } else { 6 };
+const MOST_ROUNDS: u32 = if cfg!(miri) { 1 } else { 8 };
+
 fn pick<T: Copy>(random: &mut Random, list: &[T]) -> T {
     list[random.below(list.len() as u64) as usize]
 }
@@ -57,7 +61,7 @@ fn within(random: &mut Random, from: u32, to: u32) -> u32 {
 }
 
 fn config(random: &mut Random) -> Config {
-    let ranks = within(random, 1, 6);
+    let ranks = within(random, 1, MOST_RANKS);
     let experts = within(random, 1, 13);
     let top_k = within(random, 1, 5);
     let max_tokens = within(random, 1, 9);
@@ -113,7 +117,8 @@ impl Scenario {
     pub fn random(seed: u64) -> Scenario {
         let mut random = Random::new(seed);
         let config = config(&mut random);
-        let rounds = (0..within(&mut random, 1, 8)).map(|_| round(&config, &mut random)).collect();
+        let rounds =
+            (0..within(&mut random, 1, MOST_ROUNDS)).map(|_| round(&config, &mut random)).collect();
         let mut faults = if random.chance(0.1) { Faults::default() } else { Faults::rough() };
         if random.chance(0.05) {
             faults.duplicate = 1.0;
