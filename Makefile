@@ -73,6 +73,23 @@ fuzz: ## Fuzz every parser for FUZZ_SECONDS, and record the outcome (needs cargo
 	$(call say,Fuzzing)
 	@$(RECORD) fuzz fuzz/run.sh $(FUZZ_SECONDS)
 
+# $(call nightly-with,COMPONENT): stops unless nightly Rust is there with it.
+nightly-with = @rustup component list --toolchain nightly --installed 2>/dev/null | grep '^$(1)' >/dev/null \
+	|| { echo 'No nightly Rust with $(1): rustup toolchain install nightly -c miri -c rust-src' >&2; exit 1; }
+
+.PHONY: test-miri
+test-miri: ## Interpret what miri can of the Rust tests, and record the outcome (needs nightly)
+	$(call nightly-with,miri)
+	$(call nightly-with,rust-src)
+	$(call say,Miri)
+	@$(RECORD) sanitisers crates/sanitise.sh miri
+
+.PHONY: test-tsan
+test-tsan: ## Run the Rust tests under ThreadSanitizer, and record the outcome (needs nightly)
+	$(call nightly-with,rust-src)
+	$(call say,ThreadSanitizer)
+	@$(RECORD) sanitisers crates/sanitise.sh tsan
+
 # A target directory of its own: other flags in a shared one would rebuild everything each time.
 .PHONY: test-loom
 test-loom: ## Check the models of the lock-free parts in every interleaving
