@@ -29,7 +29,8 @@ def main(name: str, *command: str) -> int:
             if line.startswith(BEGINNINGS):
                 outcomes.append(json.loads(line.removeprefix("outcome ")))
     record |= {
-        "command": " ".join(command),
+        # Where the repository lies is nobody's business.
+        "command": " ".join(command).replace(f"{ROOT}/", ""),
         "seconds": round(time.monotonic() - start, 1),
         "exit": process.returncode,
         "outcomes": outcomes,
