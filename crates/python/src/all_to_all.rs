@@ -1,9 +1,10 @@
 //! MoE dispatch and combine for `weft.moe`.
 
-use crate::communicator::{Communicator, Shared, Signals, deadline};
+use crate::communicator::Communicator;
 use crate::errors::{Error, raise};
 use crate::fork;
 use crate::memory::{View, lent};
+use crate::shared::{Shared, deadline};
 use pyo3::prelude::*;
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -76,13 +77,8 @@ impl AllToAll {
         call: impl FnOnce(&mut Moe, &mut weft_fabric::Engine, &mut Waiter<'_>) -> Result<T, Error>
         + Send,
     ) -> PyResult<T> {
-        self.shared.with(py, |fabric| {
-            let mut signals = Signals::default();
-            let mut interrupted = || signals.check();
-            let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
-            let result =
-                open(&mut lock(&self.moe)).and_then(|moe| call(moe, fabric.engine(), &mut waiter));
-            signals.explain(result)
+        self.shared.wait(py, timeout, |fabric, waiter| {
+            call(open(&mut lock(&self.moe))?, fabric.engine(), waiter)
         })
     }
 
@@ -218,9 +214,9 @@ impl AllToAll {
     ) -> PyResult<u64> {
         let memory = lent(tokens.0, tokens.1, tokens.2)?;
         let (round, started) = self.shared.with(py, |fabric| {
-            // SAFETY: the arrays' owners are arguments of this call; the Python layer made ids and
-            // weights in the dtypes int64 and float32, aligned by numpy, and the docstring forbids
-            // changing the scales while the call runs.
+            // The Python layer made ids and weights in the dtypes int64 and float32, aligned by numpy.
+            // SAFETY: the arrays' owners are arguments of this call, and its docstring forbids
+            // changing the scales while it runs.
             let (ids, weights, scales) = unsafe {
                 let ids = bytes(&ids).align_to::<i64>().1;
                 let weights = weights.as_ref().map(|array| bytes(array).align_to::<f32>().1);
@@ -346,14 +342,10 @@ impl AllToAll {
 
     /// Gives all memory back; every rank calls this.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        self.shared.with(py, |fabric| {
+        self.shared.wait(py, timeout, |fabric, waiter| {
             let Some(moe) = lock(&self.moe).take() else { return Ok(()) };
             self.release_inputs(fabric.engine());
-            let mut signals = Signals::default();
-            let mut interrupted = || signals.check();
-            let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
-            let result = moe.close(fabric, &mut waiter);
-            signals.explain(result.map_err(Error::from))
+            Ok(moe.close(fabric, waiter)?)
         })
     }
 

@@ -1,90 +1,21 @@
-//! `weft.init()` and what it returns.
-//!
-//! Every call that can wait gives up the GIL first and takes the communicator's lock then, never the
-//! other way round; while it waits it looks several times a second whether a signal has come.
+//! What `weft.init()` returns.
 
-use crate::errors::{Error, raise};
-use crate::finished::Finished;
+use crate::errors::Error;
 use crate::fork;
-use crate::memory::{View, lent};
+use crate::memory::lent;
+use crate::region::Region;
+use crate::request::Request;
+use crate::shared::{Raised, Shared, deadline};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-use weft_control::{Cause, Config, Overrides, Poison, Secret};
-use weft_fabric::communicator::{CommunicatorConfig, Progress};
+use weft_control::{Cause, Poison};
 use weft_fabric::{
-    Communicator as Fabric, CounterId, Page, PeerWrite, ProviderKind, Rank, Region as FabricRegion,
-    RegionKey, RequestId, Route, Time, WeakRegion, clock,
+    Communicator as Fabric, CounterId, Page, PeerWrite, Rank, Region as FabricRegion, RegionKey,
+    Route,
 };
-
-/// What a signal handler raised while the control plane waited.
-type Raised = Arc<Mutex<Option<PyErr>>>;
-
-/// The communicator, shared by all that was made on it; `None` once closed.
-#[derive(Clone)]
-pub struct Shared {
-    fabric: Arc<Mutex<Option<Fabric>>>,
-    raised: Raised,
-    finished: Finished,
-}
-
-impl Shared {
-    /// Runs `work` without the GIL and with the communicator. If a signal ended it, what the signal's
-    /// handler raised takes the place of its error.
-    pub fn with<T: Send>(
-        &self,
-        py: Python<'_>,
-        work: impl FnOnce(&mut Fabric) -> Result<T, Error> + Send,
-    ) -> PyResult<T> {
-        fork::check(py)?;
-        let result = py.detach(|| {
-            let mut guard = self.lock();
-            let fabric = guard.as_mut().ok_or(weft_control::Error::Closed)?;
-            work(fabric)
-        });
-        self.finished.run(py);
-        result.map_err(|error| take(&self.raised).unwrap_or_else(|| error.into()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Fabric>> {
-        self.fabric.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
-fn take(raised: &Raised) -> Option<PyErr> {
-    raised.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
-}
-
-/// Looks for signals during a wait, and keeps what their handlers raise.
-#[derive(Default)]
-pub struct Signals {
-    raised: Option<PyErr>,
-}
-
-impl Signals {
-    /// Whether a signal handler has raised.
-    pub fn check(&mut self) -> bool {
-        self.raised = Python::attach(|py| py.check_signals().err());
-        self.raised.is_some()
-    }
-
-    /// The handler's exception in place of "interrupted".
-    pub fn explain<T>(self, result: Result<T, Error>) -> Result<T, Error> {
-        match (self.raised, result) {
-            (Some(raised), Err(_)) => Err(Error::Python(raised)),
-            (_, result) => result,
-        }
-    }
-}
-
-/// The instant `timeout` seconds from now.
-pub fn deadline(timeout: f64) -> Time {
-    let timeout = Duration::try_from_secs_f64(timeout.max(0.0)).unwrap_or(Duration::MAX);
-    clock::now().after(timeout)
-}
 
 /// A group of ranks that can write to each other.
 #[pyclass(frozen, module = "weft._native")]
@@ -97,120 +28,19 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    fn wrap(fabric: Fabric, raised: Raised) -> Communicator {
+    pub fn wrap(fabric: Fabric, raised: Raised) -> Communicator {
         Communicator {
             rank: fabric.rank().0,
             world_size: fabric.world_size(),
             generation: fabric.control().generation(),
             hosts: fabric.control().members().iter().map(|m| m.host_id.clone()).collect(),
-            shared: Shared {
-                fabric: Arc::new(Mutex::new(Some(fabric))),
-                raised,
-                finished: Finished::default(),
-            },
+            shared: Shared::new(fabric, raised),
         }
     }
 
     fn route_to(&self, py: Python<'_>, peer: u32) -> PyResult<Route> {
         let unknown = weft_fabric::Error::Unknown { what: "rank", number: peer.into() };
         self.shared.with(py, |fabric| Ok(fabric.engine().route(Rank(peer)).ok_or(unknown)?))
-    }
-}
-
-/// A region of this rank: memory that peers may be granted, or that can be sent from. The engine
-/// keeps it, and whoever looks at it.
-#[pyclass(frozen, module = "weft._native")]
-pub struct Region {
-    region: WeakRegion,
-    key: u32,
-    length: usize,
-    writable: bool,
-    released: AtomicBool,
-    shared: Shared,
-}
-
-impl Region {
-    fn new(region: &FabricRegion, writable: bool, shared: &Shared) -> Region {
-        Region {
-            region: region.downgrade(),
-            key: region.key().0,
-            length: region.memory().len(),
-            writable,
-            released: AtomicBool::new(false),
-            shared: shared.clone(),
-        }
-    }
-
-    /// The region, unless it was released.
-    fn get(&self) -> Result<FabricRegion, Error> {
-        let unknown = weft_fabric::Error::Unknown { what: "region", number: self.key.into() };
-        let released = self.released.load(Ordering::Relaxed);
-        let known = if released { None } else { self.region.upgrade() };
-        Ok(known.ok_or(unknown)?)
-    }
-}
-
-#[pymethods]
-impl Region {
-    /// Its number in this communicator.
-    fn key(&self) -> PyResult<u32> {
-        Ok(self.get()?.key().0)
-    }
-
-    /// Whether its memory may be written to.
-    #[getter]
-    fn writable(&self) -> bool {
-        self.writable
-    }
-
-    fn __len__(&self) -> usize {
-        self.length
-    }
-
-    /// Its bytes, as a buffer.
-    fn view(&self, py: Python<'_>) -> PyResult<View> {
-        let region = self.shared.with(py, |_| self.get())?;
-        Ok(View::new(region.memory().clone(), 0..self.length, self.writable))
-    }
-
-    /// Forgets the region; requests under way keep it until they drain.
-    fn release(&self, py: Python<'_>) -> PyResult<()> {
-        self.shared.with(py, |fabric| {
-            if let Ok(region) = self.get() {
-                fabric.engine().release(&region);
-            }
-            self.released.store(true, Ordering::Relaxed);
-            Ok(())
-        })
-    }
-}
-
-/// A request under way.
-#[pyclass(frozen, module = "weft._native")]
-pub struct Request {
-    id: RequestId,
-    shared: Shared,
-}
-
-#[pymethods]
-impl Request {
-    /// Whether the source may be reused.
-    fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        self.shared.with(py, |fabric| {
-            fabric.engine().progress();
-            Ok(fabric.engine().is_drained(self.id))
-        })
-    }
-
-    /// Waits until the source may be reused.
-    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        self.shared.with(py, |fabric| {
-            let mut signals = Signals::default();
-            let mut interrupted = || signals.check();
-            let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
-            let result = fabric.engine().wait_for_request(self.id, &mut waiter);
-            signals.explain(result.map_err(Error::from))
-        })
     }
 }
 
@@ -299,13 +129,7 @@ impl Communicator {
 
     /// Every rank has entered before any leaves.
     fn barrier(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        self.shared.with(py, |fabric| {
-            let mut signals = Signals::default();
-            let mut interrupted = || signals.check();
-            let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
-            let result = fabric.barrier(&mut waiter);
-            signals.explain(result.map_err(Error::from))
-        })
+        self.shared.wait(py, timeout, |fabric, waiter| Ok(fabric.barrier(waiter)?))
     }
 
     /// Memory that peers can be granted.
@@ -391,13 +215,9 @@ impl Communicator {
         expected: Vec<(u32, u64)>,
         timeout: f64,
     ) -> PyResult<()> {
-        self.shared.with(py, move |fabric| {
+        self.shared.wait(py, timeout, move |fabric, waiter| {
             let expected: Vec<_> = expected.into_iter().map(|(r, n)| (Rank(r), n)).collect();
-            let mut signals = Signals::default();
-            let mut interrupted = || signals.check();
-            let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
-            let result = fabric.engine().wait(CounterId(counter), &expected, &mut waiter);
-            signals.explain(result.map_err(Error::from))
+            Ok(fabric.engine().wait(CounterId(counter), &expected, waiter)?)
         })
     }
 
@@ -410,13 +230,9 @@ impl Communicator {
         round: u64,
         timeout: f64,
     ) -> PyResult<()> {
-        self.shared.with(py, move |fabric| {
-            let mut signals = Signals::default();
-            let mut interrupted = || signals.check();
-            let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
+        self.shared.wait(py, timeout, move |fabric, waiter| {
             let (counter, peer) = (CounterId(counter), Rank(peer));
-            let result = fabric.engine().wait_for_credit(counter, peer, round, &mut waiter);
-            signals.explain(result.map_err(Error::from))
+            Ok(fabric.engine().wait_for_credit(counter, peer, round, waiter)?)
         })
     }
 
@@ -522,7 +338,7 @@ impl Communicator {
 
     /// Says goodbye and gives everything back. In a forked child it only forgets.
     fn close(&self, py: Python<'_>) {
-        let taken = py.detach(|| self.shared.lock().take());
+        let taken = py.detach(|| self.shared.close());
         match taken {
             // The parent's connections and threads are not this process's to close.
             Some(fabric) if fork::is_child() => std::mem::forget(fabric),
@@ -540,78 +356,4 @@ impl Communicator {
 fn page((source, source_offset, destination, destination_offset, length): PyPage) -> Page {
     let (source, destination) = (RegionKey(source), RegionKey(destination));
     Page { source, source_offset, destination, destination_offset, length }
-}
-
-/// Joins the group that the launcher or the arguments name; see `weft.init`.
-#[pyfunction]
-#[pyo3(signature = (*, rank=None, world_size=None, address=None, secret=None, host_id=None,
-    providers=None, progress="caller", spin=None, timeout=None, silence_timeout=None, trace_limit=0))]
-#[allow(clippy::too_many_arguments)]
-pub fn init(
-    py: Python<'_>,
-    rank: Option<u32>,
-    world_size: Option<u32>,
-    address: Option<String>,
-    secret: Option<Vec<u8>>,
-    host_id: Option<String>,
-    providers: Option<Vec<String>>,
-    progress: &str,
-    spin: Option<f64>,
-    timeout: Option<f64>,
-    silence_timeout: Option<f64>,
-    trace_limit: usize,
-) -> PyResult<Communicator> {
-    fork::check(py)?;
-    fork::watch();
-    // Nothing is written unless WEFT_LOG asks for it; a logger that exists already stays.
-    let _ = env_logger::Builder::from_env(env_logger::Env::new().filter_or("WEFT_LOG", "off"))
-        .try_init();
-    let seconds = |value: Option<f64>| value.map(|v| Duration::from_secs_f64(v.max(0.0)));
-    let overrides = Overrides {
-        rank,
-        world_size,
-        address,
-        bind: None,
-        secret: secret.map(Secret::new).transpose().map_err(Error::from)?,
-        host_id,
-        connect_timeout: seconds(timeout),
-        silence_timeout: seconds(silence_timeout),
-    };
-    let mut control = Config::from_env(overrides).map_err(Error::from)?;
-    let raised = Raised::default();
-    let caught = raised.clone();
-    control.interrupt = Some(Arc::new(move || {
-        let Err(error) = Python::attach(|py| py.check_signals()) else { return false };
-        *caught.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(error);
-        true
-    }));
-    let mut config = CommunicatorConfig::new(control);
-    if let Some(names) = providers {
-        config.providers = names.iter().map(|n| provider(py, n)).collect::<PyResult<_>>()?;
-    }
-    config.progress = match progress {
-        "caller" => Progress::Caller,
-        "thread" => Progress::Thread,
-        "epoll" => Progress::Epoll,
-        other => {
-            let message = format!("progress is {other:?}: caller, thread or epoll are known");
-            return Err(raise(py, "ConfigurationError", &message));
-        }
-    };
-    config.spin = seconds(spin);
-    config.engine.trace_limit = trace_limit;
-    let made = py.detach(|| Fabric::init(config));
-    match made {
-        Ok(fabric) => Ok(Communicator::wrap(fabric, raised)),
-        Err(error) => Err(take(&raised).unwrap_or_else(|| Error::from(error).into())),
-    }
-}
-
-fn provider(py: Python<'_>, name: &str) -> PyResult<ProviderKind> {
-    [ProviderKind::Shm, ProviderKind::Tcp].into_iter().find(|kind| kind.name() == name).ok_or_else(
-        || {
-            let message = format!("provider {name:?} is not known: shm and tcp are");
-            raise(py, "ConfigurationError", &message)
-        },
-    )
 }

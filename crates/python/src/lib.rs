@@ -9,7 +9,11 @@ mod errors;
 mod finished;
 mod float8;
 mod fork;
+mod init;
 mod memory;
+mod region;
+mod request;
+mod shared;
 
 /// The module `weft._native`.
 #[pyo3::pymodule]
@@ -19,11 +23,17 @@ mod _native {
     #[pymodule_export]
     use crate::build::{BuildInfo, build_info};
     #[pymodule_export]
-    use crate::communicator::{Communicator, Region, Request, init};
+    use crate::communicator::Communicator;
     #[pymodule_export]
     use crate::errors::error_classes;
     #[pymodule_export]
     use crate::float8::{dequantise, quantise};
     #[pymodule_export]
+    use crate::init::init;
+    #[pymodule_export]
     use crate::memory::{View, dlpack_tensor};
+    #[pymodule_export]
+    use crate::region::Region;
+    #[pymodule_export]
+    use crate::request::Request;
 }

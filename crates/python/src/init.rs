@@ -1,0 +1,86 @@
+//! `weft.init()`.
+
+use crate::communicator::Communicator;
+use crate::errors::{Error, raise};
+use crate::fork;
+use crate::shared::{Raised, take};
+use pyo3::prelude::*;
+use std::sync::Arc;
+use std::time::Duration;
+use weft_control::{Config, Overrides, Secret};
+use weft_fabric::communicator::{CommunicatorConfig, Progress};
+use weft_fabric::{Communicator as Fabric, ProviderKind};
+
+/// Joins the group that the launcher or the arguments name; see `weft.init`.
+#[pyfunction]
+#[pyo3(signature = (*, rank=None, world_size=None, address=None, secret=None, host_id=None,
+    providers=None, progress="caller", spin=None, timeout=None, silence_timeout=None, trace_limit=0))]
+#[allow(clippy::too_many_arguments)]
+pub fn init(
+    py: Python<'_>,
+    rank: Option<u32>,
+    world_size: Option<u32>,
+    address: Option<String>,
+    secret: Option<Vec<u8>>,
+    host_id: Option<String>,
+    providers: Option<Vec<String>>,
+    progress: &str,
+    spin: Option<f64>,
+    timeout: Option<f64>,
+    silence_timeout: Option<f64>,
+    trace_limit: usize,
+) -> PyResult<Communicator> {
+    fork::check(py)?;
+    fork::watch();
+    // Nothing is written unless WEFT_LOG asks for it; a logger that exists already stays.
+    let _ = env_logger::Builder::from_env(env_logger::Env::new().filter_or("WEFT_LOG", "off"))
+        .try_init();
+    let seconds = |value: Option<f64>| value.map(|v| Duration::from_secs_f64(v.max(0.0)));
+    let overrides = Overrides {
+        rank,
+        world_size,
+        address,
+        bind: None,
+        secret: secret.map(Secret::new).transpose().map_err(Error::from)?,
+        host_id,
+        connect_timeout: seconds(timeout),
+        silence_timeout: seconds(silence_timeout),
+    };
+    let mut control = Config::from_env(overrides).map_err(Error::from)?;
+    let raised = Raised::default();
+    let caught = raised.clone();
+    control.interrupt = Some(Arc::new(move || {
+        let Err(error) = Python::attach(|py| py.check_signals()) else { return false };
+        *caught.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(error);
+        true
+    }));
+    let mut config = CommunicatorConfig::new(control);
+    if let Some(names) = providers {
+        config.providers = names.iter().map(|n| provider(py, n)).collect::<PyResult<_>>()?;
+    }
+    config.progress = match progress {
+        "caller" => Progress::Caller,
+        "thread" => Progress::Thread,
+        "epoll" => Progress::Epoll,
+        other => {
+            let message = format!("progress is {other:?}: caller, thread or epoll are known");
+            return Err(raise(py, "ConfigurationError", &message));
+        }
+    };
+    config.spin = seconds(spin);
+    config.engine.trace_limit = trace_limit;
+    let made = py.detach(|| Fabric::init(config));
+    match made {
+        Ok(fabric) => Ok(Communicator::wrap(fabric, raised)),
+        Err(error) => Err(take(&raised).unwrap_or_else(|| Error::from(error).into())),
+    }
+}
+
+fn provider(py: Python<'_>, name: &str) -> PyResult<ProviderKind> {
+    [ProviderKind::Shm, ProviderKind::Tcp].into_iter().find(|kind| kind.name() == name).ok_or_else(
+        || {
+            let message = format!("provider {name:?} is not known: shm and tcp are");
+            raise(py, "ConfigurationError", &message)
+        },
+    )
+}

@@ -1,0 +1,76 @@
+//! Regions for Python.
+
+use crate::errors::Error;
+use crate::memory::View;
+use crate::shared::Shared;
+use pyo3::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+use weft_fabric::{Region as FabricRegion, WeakRegion};
+
+/// A region of this rank: memory that peers may be granted, or that can be sent from. The engine
+/// keeps it, and whoever looks at it.
+#[pyclass(frozen, module = "weft._native")]
+pub struct Region {
+    region: WeakRegion,
+    key: u32,
+    length: usize,
+    writable: bool,
+    released: AtomicBool,
+    shared: Shared,
+}
+
+impl Region {
+    pub fn new(region: &FabricRegion, writable: bool, shared: &Shared) -> Region {
+        Region {
+            region: region.downgrade(),
+            key: region.key().0,
+            length: region.memory().len(),
+            writable,
+            released: AtomicBool::new(false),
+            shared: shared.clone(),
+        }
+    }
+
+    /// The region, unless it was released.
+    pub fn get(&self) -> Result<FabricRegion, Error> {
+        let unknown = weft_fabric::Error::Unknown { what: "region", number: self.key.into() };
+        let released = self.released.load(Ordering::Relaxed);
+        let known = if released { None } else { self.region.upgrade() };
+        Ok(known.ok_or(unknown)?)
+    }
+}
+
+#[pymethods]
+impl Region {
+    /// Its number in this communicator.
+    fn key(&self) -> PyResult<u32> {
+        Ok(self.get()?.key().0)
+    }
+
+    /// Whether its memory may be written to.
+    #[getter]
+    fn writable(&self) -> bool {
+        self.writable
+    }
+
+    fn __len__(&self) -> usize {
+        self.length
+    }
+
+    /// Its bytes, as a buffer.
+    fn view(&self, py: Python<'_>) -> PyResult<View> {
+        let region = self.shared.with(py, |_| self.get())?;
+        Ok(View::new(region.memory().clone(), 0..self.length, self.writable))
+    }
+
+    /// Forgets the region; requests under way keep it until they drain.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.with(py, |fabric| {
+            if let Ok(region) = self.get() {
+                fabric.engine().release(&region);
+            }
+            self.released.store(true, Ordering::Relaxed);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,30 @@
+//! Requests for Python.
+
+use crate::shared::Shared;
+use pyo3::prelude::*;
+use weft_fabric::RequestId;
+
+/// A request under way.
+#[pyclass(frozen, module = "weft._native")]
+pub struct Request {
+    pub id: RequestId,
+    pub shared: Shared,
+}
+
+#[pymethods]
+impl Request {
+    /// Whether the source may be reused.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        self.shared.with(py, |fabric| {
+            fabric.engine().progress();
+            Ok(fabric.engine().is_drained(self.id))
+        })
+    }
+
+    /// Waits until the source may be reused.
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        self.shared.wait(py, timeout, |fabric, waiter| {
+            Ok(fabric.engine().wait_for_request(self.id, waiter)?)
+        })
+    }
+}
