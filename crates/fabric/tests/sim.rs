@@ -4,6 +4,8 @@
 mod checks;
 #[path = "sim/engine.rs"]
 mod engine;
+#[path = "common/fate.rs"]
+mod fate;
 #[path = "sim/runs.rs"]
 mod runs;
 #[path = "sim/scenario.rs"]

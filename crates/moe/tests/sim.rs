@@ -7,10 +7,13 @@ mod program;
 #[path = "sim/scenario.rs"]
 mod scenario;
 
+#[path = "../../fabric/tests/common/fate.rs"]
+mod fate;
 #[path = "../../fabric/tests/common/seeds.rs"]
 mod seeds;
 
-use scenario::{Fate, Scenario, run};
+use fate::Fate;
+use scenario::{Scenario, run};
 use weft_fabric::providers::sim::Random;
 use weft_fabric::{PartRule, Rank};
 use weft_moe::Layout;

@@ -1,6 +1,7 @@
 //! Random worlds, and small ones that break at every single step.
 
-use crate::scenario::{Fate, Scenario};
+use crate::fate::Fate;
+use crate::scenario::Scenario;
 use crate::seeds;
 use weft_fabric::Rank;
 use weft_fabric::providers::sim::Random;

@@ -1,24 +1,12 @@
 //! A seed's world, what is done to it, and how it must end: in the right bytes or, where something
 //! broke, in the error that names it; never in a hang.
 
+use crate::fate::Fate;
 use crate::traffic::{Wrong, traffic};
 use std::time::Duration;
 use weft_fabric::model::LatencyBandwidth;
-use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Pause, Random, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Random, World, WorldConfig};
 use weft_fabric::{PartRule, Rank, Time};
-
-/// What the world does to somebody, if it does.
-#[derive(Clone, Copy, Debug)]
-pub enum Fate {
-    Well,
-    Killed(Rank),
-    Cut(Rank, Rank),
-    FailedParts,
-    /// Paused, for shorter than anybody minds.
-    Paused,
-    /// Paused until its peers hold it for lost; then it comes back.
-    Silent(Rank),
-}
 
 pub struct Scenario {
     pub seed: u64,
@@ -38,11 +26,6 @@ pub struct Seen {
     /// Every moment at which something happened, in order.
     pub moments: Vec<Time>,
 }
-
-/// A pause this long goes unnoticed.
-const SHORT: u64 = 400_000;
-/// How long the peers of a rank are patient.
-const SILENCE: Duration = Duration::from_micros(400);
 
 impl Scenario {
     /// Anything that may happen.
@@ -97,24 +80,7 @@ impl Scenario {
     /// The same with a fate at a time. Until then the run is the same.
     pub fn with_fate(mut self, fate: Fate, at: Time, random: &mut Random) -> Scenario {
         self.fate = fate;
-        let network = random.chance(0.5);
-        let mut pause = |rank, length| {
-            let length = Duration::from_nanos(length);
-            self.faults.pauses.push(Pause { at, rank, length, network });
-        };
-        match fate {
-            Fate::Killed(rank) => self.faults.kills.push((at, rank)),
-            Fate::Cut(a, b) => self.faults.cuts.push((at, a, b)),
-            Fate::Paused => {
-                pause(Rank(random.below(self.ranks.into()) as u32), random.below(SHORT))
-            }
-            Fate::Silent(rank) => {
-                // It comes back before, while or after its peers give it up.
-                pause(rank, random.below(2_000_000));
-                self.faults.silence = Some(SILENCE);
-            }
-            Fate::Well | Fate::FailedParts => {}
-        }
+        fate.befall(&mut self.faults, self.ranks, at, random);
         self
     }
 

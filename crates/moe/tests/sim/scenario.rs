@@ -1,32 +1,15 @@
 //! A seed's world: shape, batches, faults, and how it must end.
 
 use crate::common::{Batch, batches, token_types};
+use crate::fate::Fate;
 use crate::program::{Program, Wrong};
 use std::rc::Rc;
 use std::time::Duration;
 use weft_fabric::model::LatencyBandwidth;
-use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Pause, Random, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Random, World, WorldConfig};
 use weft_fabric::{PartRule, Rank, Time};
 use weft_moe::routing::Routing;
 use weft_moe::{CombineMode, Config, DType, Error, Layout, Shape, Weighting};
-
-/// What the world does to somebody, if it does.
-#[derive(Clone, Copy, Debug)]
-pub enum Fate {
-    Well,
-    Killed(Rank),
-    Cut(Rank, Rank),
-    FailedParts,
-    /// Paused, for shorter than anybody minds.
-    Paused,
-    /// Paused until its peers hold it for lost; then it comes back.
-    Silent(Rank),
-}
-
-/// A pause this long goes unnoticed.
-const SHORT: u64 = 400_000;
-/// How long the peers of a rank are patient.
-const SILENCE: Duration = Duration::from_micros(400);
 
 /// One round on all ranks.
 pub struct Round {
@@ -148,25 +131,7 @@ impl Scenario {
     /// The same with a fate at a time. Until then the run is the same.
     pub fn with_fate(mut self, fate: Fate, at: Time, random: &mut Random) -> Scenario {
         self.fate = fate;
-        let network = random.chance(0.5);
-        let mut pause = |rank, length| {
-            let length = Duration::from_nanos(length);
-            self.faults.pauses.push(Pause { at, rank, length, network });
-        };
-        match fate {
-            Fate::Killed(rank) => self.faults.kills.push((at, rank)),
-            Fate::Cut(a, b) => self.faults.cuts.push((at, a, b)),
-            Fate::Paused => {
-                let rank = random.below(self.config.ranks.into()) as u32;
-                pause(Rank(rank), random.below(SHORT));
-            }
-            Fate::Silent(rank) => {
-                // It comes back before, while or after its peers give it up.
-                pause(rank, random.below(2_000_000));
-                self.faults.silence = Some(SILENCE);
-            }
-            Fate::Well | Fate::FailedParts => {}
-        }
+        fate.befall(&mut self.faults, self.config.ranks, at, random);
         self
     }
 
