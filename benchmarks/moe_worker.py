@@ -17,7 +17,7 @@ import torch.distributed
 import weft
 from weft._array import DTYPES
 from weft.bench.group import deliver, worker
-from weft.bench.moe_worker import error_share, expert_output, run_round
+from weft.bench.moe_worker import error_share, expert_output, make_all_to_all, run_round
 from weft.bench.moe_workload import Batch, Router, Workload
 from weft.bench.phases import PhaseClock
 
@@ -49,14 +49,7 @@ def measure(communicator: weft.Communicator, workload: Workload) -> dict[str, An
     router = Router(workload)
     clocks = {"weft": PhaseClock(), "gloo": PhaseClock()}
     wrong = dict.fromkeys(clocks, 0)
-    all_to_all = weft.moe.AllToAll(
-        communicator,
-        experts=workload.experts,
-        top_k=workload.top_k,
-        hidden=workload.hidden,
-        max_tokens=workload.tokens,
-        dtype=workload.dtype,
-    )
+    all_to_all = make_all_to_all(communicator, workload)
     for number in range(WARM_UP_ROUNDS + workload.rounds):
         batch = router.batch(communicator.rank, number)
         if number == WARM_UP_ROUNDS:

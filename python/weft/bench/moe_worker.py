@@ -49,14 +49,7 @@ def measure(
     load = np.zeros((max(len(router.layers), 1), workload.experts), dtype=np.int64)
     rows_sent: list[int] = []
     naive_rows, wrong, largest_share = 0, 0, 0.0
-    all_to_all = weft.moe.AllToAll(
-        communicator,
-        experts=workload.experts,
-        top_k=workload.top_k,
-        hidden=workload.hidden,
-        max_tokens=workload.tokens,
-        dtype=workload.dtype,
-    )
+    all_to_all = make_all_to_all(communicator, workload)
     total = WARM_UP_ROUNDS + workload.rounds
     shown = task["progress"] and communicator.rank == 0
     with Progress("rounds", total, enabled=shown) as progress:
@@ -91,6 +84,18 @@ def measure(
         "durations": clock.durations(),
         "trace": trace.to_json() if task["trace"] else None,
     }
+
+
+def make_all_to_all(communicator: weft.Communicator, workload: Workload) -> weft.moe.AllToAll:
+    """What carries the workload."""
+    return weft.moe.AllToAll(
+        communicator,
+        experts=workload.experts,
+        top_k=workload.top_k,
+        hidden=workload.hidden,
+        max_tokens=workload.tokens,
+        dtype=workload.dtype,
+    )
 
 
 def run_round(

@@ -118,9 +118,9 @@ impl Engine {
         }
         if round > end.credits {
             end.credits = self.lanes.value(end.credit.id);
-            if round > end.credits {
-                return Err(Error::NoCredit { peer, counter, round, credits: end.credits });
-            }
+        }
+        if round > end.credits {
+            return Err(Error::NoCredit { peer, counter, round, credits: end.credits });
         }
         remote.round = round;
         Ok(())

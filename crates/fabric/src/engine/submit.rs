@@ -43,10 +43,7 @@ impl Engine {
         pages: &[Page],
     ) -> Result<RequestId> {
         self.check()?;
-        self.check_write(peer, counter, round, pages)?;
-        self.check_room()?;
-        let (route, aim) = self.aim(&PeerWrite { peer, pages }, counter)?;
-        let id = self.launch(route, aim, pages, 0);
+        let id = self.write_tagged(peer, counter, round, pages, 0)?;
         self.flush_all();
         Ok(id)
     }
@@ -65,12 +62,23 @@ impl Engine {
         round: u64,
         done: Option<Callback>,
     ) -> Result<RequestId> {
+        if let ([write], None) = (writes, &done) {
+            return self.write(write.peer, counter, round, write.pages);
+        }
         self.check()?;
         for write in writes {
             self.check_write(write.peer, counter, round, write.pages)?;
         }
         self.check_room()?;
-        let id = self.start(writes, counter, 0, done)?;
+        let (id, _) = self.requests.open();
+        for write in writes {
+            let (route, aim) = self.aim(write.peer, counter, write.pages)?;
+            self.add(id, route, aim, write.pages);
+        }
+        if let Some(request) = self.requests.get(id) {
+            (request.tag, request.callback) = (0, done);
+        }
+        let id = self.post_new(id);
         self.flush_all();
         Ok(id)
     }
@@ -94,10 +102,8 @@ impl Engine {
                 Ask::Credit { peer, counter } => self.credit(*peer, *counter)?,
                 Ask::Write { peer, counter, round, pages, tag } => {
                     let pages = &requests.pages[pages.clone()];
-                    self.check_write(*peer, *counter, *round, pages)?;
-                    self.check_room()?;
-                    let write = PeerWrite { peer: *peer, pages };
-                    if self.start(&[write], *counter, *tag, None)? == RequestId::DONE {
+                    let id = self.write_tagged(*peer, *counter, *round, pages, *tag)?;
+                    if id == RequestId::DONE {
                         self.ended.push(*tag);
                     }
                 }
@@ -143,41 +149,32 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts a request that was checked. [`RequestId::DONE`] if it has ended already.
-    fn start(
+    /// Writes to one peer, without a flush. [`RequestId::DONE`] if that has ended already.
+    #[inline(always)]
+    fn write_tagged(
         &mut self,
-        writes: &[PeerWrite<'_>],
+        peer: Rank,
         counter: CounterId,
+        round: u64,
+        pages: &[Page],
         tag: u64,
-        callback: Option<Callback>,
     ) -> Result<RequestId> {
-        if let ([write], None) = (writes, &callback) {
-            let (route, aim) = self.aim(write, counter)?;
-            return Ok(self.launch(route, aim, write.pages, tag));
-        }
-        let (id, _) = self.requests.open();
-        for write in writes {
-            let (route, aim) = self.aim(write, counter)?;
-            self.add(id, route, aim, write.pages);
-        }
-        if let Some(request) = self.requests.get(id) {
-            (request.tag, request.callback) = (tag, callback);
-        }
-        Ok(self.post_new(id))
+        self.check_write(peer, counter, round, pages)?;
+        self.check_room()?;
+        let (route, aim) = self.aim(peer, counter, pages)?;
+        Ok(self.launch(route, aim, pages, tag))
     }
 
     /// Counts a write and says where its parts go.
-    // What it returns costs more to hand over than to make: inlined, as `launch`, it takes a small shm write
-    // from 630 instructions to 510.
+    // What it returns costs more to hand over than to make, so it is inlined, as is `launch`.
     #[inline(always)]
-    fn aim(&mut self, write: &PeerWrite<'_>, counter: CounterId) -> Result<(Route, Aim)> {
-        let peer = write.peer;
+    fn aim(&mut self, peer: Rank, counter: CounterId, pages: &[Page]) -> Result<(Route, Aim)> {
         let route = self.known_route(peer)?;
-        let raises = route.parts.count(write.pages.iter().map(|page| page.length));
+        let raises = route.parts.count(pages.iter().map(|page| page.length));
         let remote = self.remote(counter, peer)?;
         remote.raised += raises;
         let (lane, value) = (remote.data, remote.raised);
-        let bytes = write.pages.iter().map(|page| page.length).sum::<u64>();
+        let bytes = pages.iter().map(|page| page.length).sum::<u64>();
         let totals = &mut self.peers[peer.0 as usize].totals;
         totals.bytes += bytes;
         totals.parts += raises;
