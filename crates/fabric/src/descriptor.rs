@@ -82,8 +82,8 @@ impl Grant {
         out.extend_from_slice(&(self.counters.len() as u32).to_le_bytes());
         for counter in &self.counters {
             for lane in [counter.data, counter.credit] {
-                out.extend_from_slice(&lane.id.get().to_le_bytes());
-                out.push(lane.generation.0);
+                out.extend_from_slice(&lane.id().get().to_le_bytes());
+                out.push(lane.generation().0);
             }
         }
         out
@@ -106,7 +106,7 @@ impl Grant {
         for _ in 0..reader.u32()? {
             let mut lane = || {
                 let id = LaneId::new(reader.u32()?)?;
-                Some(Lane { id, generation: Generation(reader.u8()?) })
+                Some(Lane::new(id, Generation(reader.u8()?)))
             };
             grant.counters.push(CounterGrant { data: lane()?, credit: lane()? });
         }
@@ -121,7 +121,7 @@ mod tests {
 
     fn lane() -> impl Strategy<Value = Lane> {
         (0..LaneId::LIMIT, any::<u8>())
-            .prop_map(|(id, g)| Lane { id: LaneId::new(id).unwrap(), generation: Generation(g) })
+            .prop_map(|(id, g)| Lane::new(LaneId::new(id).unwrap(), Generation(g)))
     }
 
     proptest! {

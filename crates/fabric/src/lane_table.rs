@@ -134,13 +134,13 @@ impl LaneTable {
         };
         granted.store(peer.0 + 1, Ordering::Release);
         let id = LaneId::new(number).expect("the capacity is below the limit");
-        Ok(Lane { id, generation: self.generation })
+        Ok(Lane::new(id, self.generation))
     }
 
     /// Raises a lane by one on behalf of `peer`, whose agent the caller is: one thread at a time.
     /// An arrival that names a lane wrongly is dropped and counted; returns whether it was right.
     pub fn arrive(&self, peer: Rank, lane: Lane) -> bool {
-        let number = lane.id.get() as usize;
+        let number = lane.id().get() as usize;
         let granted = self.granted.get(number).map(|g| g.load(Ordering::Acquire));
         if granted != Some(peer.0 + 1) {
             if is_worth_a_line(&self.refused.ungranted) {
@@ -148,11 +148,11 @@ impl LaneTable {
             }
             return false;
         }
-        if lane.generation != self.generation {
+        if lane.generation() != self.generation {
             if is_worth_a_line(&self.refused.stale) {
                 log::warn!(
                     "dropped an arrival from {peer}: lane {number} of generation {}, this is {}",
-                    lane.generation.0,
+                    lane.generation().0,
                     self.generation.0
                 );
             }
@@ -247,7 +247,7 @@ mod tests {
     /// of a number to call futex.
     fn wait(table: &LaneTable, lane: Lane, round: u64) {
         let (begin, mut pending) = (Instant::now(), 0);
-        while table.value(lane.id) < round {
+        while table.value(lane.id()) < round {
             assert!(begin.elapsed() < Duration::from_secs(30), "round {round} does not come");
             if round.is_multiple_of(3) && !cfg!(miri) {
                 table.sleep_on_word(&mut pending, Duration::from_millis(50));

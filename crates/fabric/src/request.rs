@@ -255,7 +255,7 @@ mod tests {
     fn posted(table: &mut Table, peers: &[u32]) -> (RequestId, Vec<u64>) {
         let (id, request) = table.open();
         for &peer in peers {
-            let lane = Lane { id: LaneId::new(peer).unwrap(), generation: Generation(0) };
+            let lane = Lane::new(LaneId::new(peer).unwrap(), Generation(0));
             let aim = Aim { peer: Rank(peer), lane, credits: None };
             let rule = PartRule::WHOLE;
             request.targets.push(Target { aim, rule, pages: 0..0, first_part: u32::MAX });

@@ -48,23 +48,39 @@ impl LaneId {
 }
 
 /// A lane as it is named on the wire: the owner's number for it and the generation it was issued in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Lane {
-    /// The owner's number.
-    pub id: LaneId,
-    /// The generation it was issued in.
-    pub generation: Generation,
-}
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Lane(u32);
 
 impl Lane {
+    /// The lane of this number, issued in this generation.
+    pub fn new(id: LaneId, generation: Generation) -> Lane {
+        Lane(id.get() << 8 | u32::from(generation.0))
+    }
+
+    /// The owner's number.
+    pub fn id(self) -> LaneId {
+        LaneId(self.0 >> 8)
+    }
+
+    /// The generation it was issued in.
+    pub fn generation(self) -> Generation {
+        Generation(self.0 as u8)
+    }
+
     /// The 32 bits of immediate data: the id in the high 24, the generation in the low 8.
     pub fn immediate(self) -> u32 {
-        (self.id.get() << 8) | u32::from(self.generation.0)
+        self.0
     }
 
     /// The lane that 32 bits of immediate data name.
     pub fn from_immediate(immediate: u32) -> Lane {
-        Lane { id: LaneId(immediate >> 8), generation: Generation(immediate as u8) }
+        Lane(immediate)
+    }
+}
+
+impl fmt::Debug for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lane({} of generation {})", self.id().get(), self.generation().0)
     }
 }
 

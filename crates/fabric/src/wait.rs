@@ -26,6 +26,8 @@ pub struct Waiter<'a> {
 /// How often a spinning wait looks at nothing but what it waits for before it polls again: some
 /// microseconds. A poll in between costs more than the store of a peer takes to be seen.
 const GLANCES: u32 = 100;
+/// Pauses between two glances: each look takes the line away from the peer that is about to store to it.
+const PAUSES: u32 = 2;
 /// The longest sleep between two looks at deadlines and interruptions.
 const NAP: Duration = Duration::from_millis(50);
 /// How long a wait goes on for a peer that has said goodbye, whose last writes may be under way.
@@ -109,7 +111,9 @@ impl Engine {
             if let Some(value) = step(self, &[])? {
                 return Ok(Some(value));
             }
-            std::hint::spin_loop();
+            for _ in 0..PAUSES {
+                std::hint::spin_loop();
+            }
         }
         Ok(None)
     }

@@ -8,10 +8,13 @@ use common::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use weft_fabric::lane_table::LaneTable;
 use weft_fabric::memory::Memory;
-use weft_fabric::provider::Group;
+use weft_fabric::provider::{Group, Posted, Sink, Work};
 use weft_fabric::providers::{ShmConfig, ShmProvider};
-use weft_fabric::{CounterId, Engine, Error, Generation, Provider, Rank, Waiter, clock};
+use weft_fabric::{
+    CounterId, Engine, Error, Generation, Lane, LaneId, Provider, Rank, Waiter, clock,
+};
 
 fn shm() -> Box<dyn Provider> {
     Box::new(ShmProvider::new(ShmConfig { host_id: "this".into() }).unwrap())
@@ -221,6 +224,46 @@ fn a_region_that_takes_an_old_key_is_a_new_region() {
             engine.release(&region);
         }
         assert_eq!(keys[0], keys[1]);
+        gather(Vec::new());
+    });
+}
+
+/// A part and the credit that rides with it, between two providers: in one cache line, in two, and far
+/// apart. Each lane rises by one, whichever of the two is first.
+#[test]
+fn a_credit_rides_with_a_part_wherever_its_lane_lies() {
+    const LANES: u32 = 130;
+    on_threads(2, |rank, gather| {
+        let peer = Rank(1 - rank.0);
+        let lanes = Arc::new(LaneTable::new(LANES as usize, Generation(0)).unwrap());
+        for _ in 0..LANES {
+            lanes.issue(peer).unwrap();
+        }
+        let mut provider = shm();
+        let said = gather(provider.address());
+        let group = Group {
+            rank,
+            size: 2,
+            generation: Generation(0),
+            peers: &[(peer, &said[peer.0 as usize])],
+            lanes: &lanes,
+            deadline: clock::now().after(PATIENCE),
+        };
+        provider.connect(&group).unwrap();
+        let lane = |number| Lane::new(LaneId::new(number).unwrap(), Generation(0));
+        let mut sink = Sink::default();
+        for (part, rider) in [(0, 1), (3, 2), (4, 7), (129, 5)] {
+            let (lane, rider) = (lane(part), Some(lane(rider)));
+            let work = Work { token: 0, peer, lane, credits: None, rider, pages: &[] };
+            assert_eq!(provider.post(&work, &mut sink), Ok(Posted::Done));
+        }
+        gather(Vec::new());
+        let rose = (0..LANES).filter(|&number| lanes.value(lane(number).id()) == 1);
+        assert_eq!(rose.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 7, 129]);
+        let mut marked = Vec::new();
+        lanes.take_raised(&mut 0, |number| marked.push(number));
+        marked.sort_unstable();
+        assert_eq!(marked, [0, 1, 2, 3, 4, 5, 7, 129]);
         gather(Vec::new());
     });
 }

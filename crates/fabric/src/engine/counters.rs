@@ -54,7 +54,7 @@ impl Engine {
             }
             let mut issue = |credit| -> Result<Lane> {
                 let lane = self.lanes.issue(rank)?;
-                debug_assert_eq!(lane.id.get() as usize, self.lane_uses.len());
+                debug_assert_eq!(lane.id().get() as usize, self.lane_uses.len());
                 self.lane_uses.push(LaneUse { counter: id, peer: rank, credit });
                 Ok(lane)
             };
@@ -77,10 +77,10 @@ impl Engine {
     /// Raises by `peer` since our last credit to it. All bytes counted by them are visible.
     pub fn count(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
         let end = find(&mut self.counters, counter, peer)?;
-        let count = self.lanes.value(end.data.id) - end.base;
+        let count = self.lanes.value(end.data.id()) - end.base;
         if count > 0 {
             // It shares the cache line that has just come, and the next round will ask for it.
-            end.credits = self.lanes.value(end.credit.id);
+            end.credits = self.lanes.value(end.credit.id());
         }
         Ok(count)
     }
@@ -88,7 +88,7 @@ impl Engine {
     /// Credits that `peer` has given us on this counter; round r may start when there are r.
     pub fn credits(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
         let end = find(&mut self.counters, counter, peer)?;
-        end.credits = self.lanes.value(end.credit.id);
+        end.credits = self.lanes.value(end.credit.id());
         Ok(end.credits)
     }
 
@@ -105,25 +105,31 @@ impl Engine {
 
     /// By how much `peer` has raised our end of `counter` since it was linked.
     pub(crate) fn count_in_all(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
-        let id = self.end(counter, peer)?.data.id;
+        let id = self.end(counter, peer)?.data.id();
         Ok(self.lanes.value(id))
     }
 
     /// Checks that `round` may be written and makes it the current one.
-    pub(super) fn enter_round(&mut self, peer: Rank, counter: CounterId, round: u64) -> Result<()> {
+    #[inline(always)]
+    pub(super) fn enter_round(
+        &mut self,
+        peer: Rank,
+        counter: CounterId,
+        round: u64,
+    ) -> Result<&mut Remote> {
         let end = find(&mut self.counters, counter, peer)?;
         let Some(remote) = &mut end.remote else { return Err(not_linked(counter)) };
         if round < remote.round {
             return Err(Error::OldRound { peer, counter, round, current: remote.round });
         }
         if round > end.credits {
-            end.credits = self.lanes.value(end.credit.id);
+            end.credits = self.lanes.value(end.credit.id());
         }
         if round > end.credits {
             return Err(Error::NoCredit { peer, counter, round, credits: end.credits });
         }
         remote.round = round;
-        Ok(())
+        Ok(remote)
     }
 
     /// Tells `peer` that all it wrote under `counter` so far has been read: its bytes may be written
@@ -135,7 +141,7 @@ impl Engine {
         self.check()?;
         let end = find(&mut self.counters, counter, peer)?;
         let remote = end.remote.as_mut().ok_or_else(|| not_linked(counter))?;
-        end.base = self.lanes.value(end.data.id);
+        end.base = self.lanes.value(end.data.id());
         remote.credited += 1;
         let (lane, ours) = (remote.credit, end.data);
         self.owe_credit(peer, lane, ours);

@@ -136,7 +136,7 @@ impl Engine {
         }
         let mut waiting = std::mem::take(&mut self.posting);
         waiting.retain(|&id| {
-            let taken = self.post(id);
+            let taken = self.post(id, None);
             if taken {
                 self.close_if_drained(id, true);
             }
@@ -173,7 +173,7 @@ impl Engine {
             let Some(usage) = lane_uses.get(number).copied() else { return };
             let end = counters[usage.counter.0 as usize].ends[usage.peer.0 as usize].as_ref();
             let Some(end) = end else { return };
-            let lane = if usage.credit { end.credit.id } else { end.data.id };
+            let lane = if usage.credit { end.credit.id() } else { end.data.id() };
             let value = lanes.value(lane);
             peers[usage.peer.0 as usize].totals.arrivals += 1;
             if usage.credit {

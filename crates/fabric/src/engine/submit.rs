@@ -8,7 +8,7 @@ use super::{Engine, Route};
 use crate::clock;
 use crate::driver::{Ask, Requests};
 use crate::error::{Error, Result};
-use crate::provider::{Posted, Work};
+use crate::provider::{Posted, Provider, Sink, Work};
 use crate::request::{Aim, Callback, PostedPart, Target, Token};
 use crate::trace::WriteRecord;
 use crate::types::{CounterId, Lane, Page, RequestId};
@@ -67,18 +67,22 @@ impl Engine {
         }
         self.check()?;
         for write in writes {
-            self.check_write(write.peer, counter, round, write.pages)?;
+            self.known_route(write.peer)?;
+            self.check_pages(write.peer, write.pages)?;
+            self.enter_round(write.peer, counter, round)?;
         }
         self.check_room()?;
         let (id, _) = self.requests.open();
         for write in writes {
-            let (route, aim) = self.aim(write.peer, counter, write.pages)?;
+            let route = self.known_route(write.peer)?;
+            let (aim, raises) = self.aim(route, write.peer, counter, round, write.pages)?;
             self.add(id, route, aim, write.pages);
+            self.tally(write.peer, raises, write.pages);
         }
         if let Some(request) = self.requests.get(id) {
             (request.tag, request.callback) = (0, done);
         }
-        let id = self.post_new(id);
+        let id = self.post_new(id, None);
         self.flush_all();
         Ok(id)
     }
@@ -125,19 +129,13 @@ impl Engine {
         request == RequestId::DONE || self.requests.get(request).is_none()
     }
 
-    fn check_write(
-        &mut self,
-        peer: Rank,
-        counter: CounterId,
-        round: u64,
-        pages: &[Page],
-    ) -> Result<()> {
+    fn check_pages(&self, peer: Rank, pages: &[Page]) -> Result<()> {
         for page in pages {
             self.check_source(page.source, page.source_offset, page.length)?;
             let (offset, length) = (page.destination_offset, page.length);
             self.check_destination(peer, page.destination, offset, length)?;
         }
-        self.enter_round(peer, counter, round)
+        Ok(())
     }
 
     fn check_room(&self) -> Result<()> {
@@ -159,29 +157,45 @@ impl Engine {
         pages: &[Page],
         tag: u64,
     ) -> Result<RequestId> {
-        self.check_write(peer, counter, round, pages)?;
-        self.check_room()?;
-        let (route, aim) = self.aim(peer, counter, pages)?;
-        Ok(self.launch(route, aim, pages, tag))
+        let route = self.known_route(peer)?;
+        self.check_pages(peer, pages)?;
+        if !route.inline {
+            self.check_room()?;
+        }
+        let (aim, raises) = self.aim(route, peer, counter, round, pages)?;
+        let id = self.launch(route, aim, pages, tag);
+        // The peer need not wait for this.
+        self.tally(peer, raises, pages);
+        Ok(id)
     }
 
-    /// Counts a write and says where its parts go.
+    /// Enters the round and says where a write goes and how often it raises its lane. The last check:
+    /// what fails here or before has written nothing.
     // What it returns costs more to hand over than to make, so it is inlined, as is `launch`.
     #[inline(always)]
-    fn aim(&mut self, peer: Rank, counter: CounterId, pages: &[Page]) -> Result<(Route, Aim)> {
-        let route = self.known_route(peer)?;
+    fn aim(
+        &mut self,
+        route: Route,
+        peer: Rank,
+        counter: CounterId,
+        round: u64,
+        pages: &[Page],
+    ) -> Result<(Aim, u64)> {
         let raises = route.parts.count(pages.iter().map(|page| page.length));
-        let remote = self.remote(counter, peer)?;
+        let remote = self.enter_round(peer, counter, round)?;
         remote.raised += raises;
         let (lane, value) = (remote.data, remote.raised);
-        let bytes = pages.iter().map(|page| page.length).sum::<u64>();
-        let totals = &mut self.peers[peer.0 as usize].totals;
-        totals.bytes += bytes;
-        totals.parts += raises;
         if let Some(trace) = &mut self.trace {
-            trace.write(WriteRecord { at: clock::now(), peer, lane: lane.id.get(), value, bytes });
+            let (lane, bytes) = (lane.id().get(), bytes_of(pages));
+            trace.write(WriteRecord { at: clock::now(), peer, lane, value, bytes });
         }
-        Ok((route, Aim { peer, lane, credits: None }))
+        Ok((Aim { peer, lane, credits: None }, raises))
+    }
+
+    fn tally(&mut self, peer: Rank, raises: u64, pages: &[Page]) {
+        let totals = &mut self.peers[peer.0 as usize].totals;
+        totals.bytes += bytes_of(pages);
+        totals.parts += raises;
     }
 
     /// A credit, on the peer's return lane, to leave with the next flush.
@@ -215,7 +229,7 @@ impl Engine {
     #[inline(always)]
     fn launch(&mut self, route: Route, aim: Aim, pages: &[Page], tag: u64) -> RequestId {
         if !route.inline {
-            return self.request(route, aim, pages, tag);
+            return self.request(&route, aim, pages, tag);
         }
         let Aim { peer, lane, credits } = aim;
         let rider = self.owed.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
@@ -229,12 +243,28 @@ impl Engine {
         RequestId::DONE
     }
 
-    /// Posts a write to one peer as a request.
-    fn request(&mut self, route: Route, aim: Aim, pages: &[Page], tag: u64) -> RequestId {
-        let (id, request) = self.requests.open();
-        request.tag = tag;
-        self.add(id, route, aim, pages);
-        self.post_new(id)
+    /// Posts a write to one peer as a request, which is forgotten if its only part ends at once.
+    fn request(&mut self, route: &Route, aim: Aim, pages: &[Page], tag: u64) -> RequestId {
+        let (id, _) = self.requests.open();
+        let is_one_part = match pages {
+            [] => true,
+            [page] => page.length <= route.parts.max_part_bytes,
+            _ => false,
+        };
+        let first = is_one_part.then(|| self.offer(route, aim, Token::of(id, 0), pages));
+        if let Some(PostedPart::Done) = first {
+            self.requests.close(id);
+            return RequestId::DONE;
+        }
+        self.add(id, *route, aim, pages);
+        if let Some(request) = self.requests.get(id) {
+            request.tag = tag;
+        }
+        self.post_new(id, first)
+    }
+
+    fn offer(&mut self, route: &Route, aim: Aim, token: u64, pages: &[Page]) -> PostedPart {
+        offer(&mut self.providers, &mut self.sink, route, aim, token, pages)
     }
 
     fn add(&mut self, id: RequestId, route: Route, aim: Aim, pages: &[Page]) {
@@ -249,29 +279,27 @@ impl Engine {
         }
     }
 
-    fn post_new(&mut self, id: RequestId) -> RequestId {
-        if !self.post(id) {
+    fn post_new(&mut self, id: RequestId, first: Option<PostedPart>) -> RequestId {
+        if !self.post(id, first) {
             self.posting.push(id);
         }
         if self.close_if_drained(id, false) { RequestId::DONE } else { id }
     }
 
-    /// Offers a request's remaining parts; whether all were taken.
-    pub(super) fn post(&mut self, id: RequestId) -> bool {
+    /// Offers a request's remaining parts; whether all were taken. `first` is what became of the first of
+    /// them, if it was offered already.
+    pub(super) fn post(&mut self, id: RequestId, mut first: Option<PostedPart>) -> bool {
         let Engine { requests, providers, peers, sink, .. } = self;
         let Some(request) = requests.get(id) else { return true };
         request.post(|target, part, pages| {
-            let Aim { peer, lane, credits } = target.aim;
-            let Some(route) = peers[peer.0 as usize].route else {
-                return PostedPart::Failed("the peer has no route".into());
-            };
-            let token = Token::of(id, part);
-            let work = Work { token, peer, lane, credits, rider: None, pages };
-            match providers[route.index].post(&work, sink) {
-                Ok(Posted::Done) => PostedPart::Done,
-                Ok(Posted::InFlight) => PostedPart::InFlight,
-                Ok(Posted::Full) => PostedPart::Full,
-                Err(why) => PostedPart::Failed(why),
+            if let Some(posted) = first.take() {
+                return posted;
+            }
+            match peers[target.aim.peer.0 as usize].route {
+                Some(route) => {
+                    offer(providers, sink, &route, target.aim, Token::of(id, part), pages)
+                }
+                None => PostedPart::Failed("the peer has no route".into()),
             }
         })
     }
@@ -308,7 +336,29 @@ impl Engine {
     fn write_failed(&mut self, target: Option<(Rank, Lane)>, why: &str) {
         let Some((peer, lane)) = target else { return };
         self.peers[peer.0 as usize].totals.errors += 1;
-        let detail = format!("a write to {peer} on its lane {} failed: {why}", lane.id.get());
+        let detail = format!("a write to {peer} on its lane {} failed: {why}", lane.id().get());
         self.poison.poison(Poison { kind: Cause::Failed, rank: Some(peer), detail });
     }
+}
+
+/// Offers one part to the provider of its route.
+fn offer(
+    providers: &mut [Box<dyn Provider>],
+    sink: &mut Sink,
+    route: &Route,
+    Aim { peer, lane, credits }: Aim,
+    token: u64,
+    pages: &[Page],
+) -> PostedPart {
+    let work = Work { token, peer, lane, credits, rider: None, pages };
+    match providers[route.index].post(&work, sink) {
+        Ok(Posted::Done) => PostedPart::Done,
+        Ok(Posted::InFlight) => PostedPart::InFlight,
+        Ok(Posted::Full) => PostedPart::Full,
+        Err(why) => PostedPart::Failed(why),
+    }
+}
+
+fn bytes_of(pages: &[Page]) -> u64 {
+    pages.iter().map(|page| page.length).sum()
 }

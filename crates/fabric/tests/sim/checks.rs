@@ -94,7 +94,7 @@ fn bytes_are_junk_until_they_land_and_after_they_are_credited() {
     assert_ne!(b.bytes(0, 64), [2; 64]);
     assert_eq!(b.bytes(64, 64), [2; 64]);
     finish(&world);
-    assert_eq!((b.bytes(0, 64), b.lanes.value(b.data.id)), (vec![1; 64], 1));
+    assert_eq!((b.bytes(0, 64), b.lanes.value(b.data.id())), (vec![1; 64], 1));
     b.credit(&a);
     assert_ne!(b.bytes(0, 64), [1; 64]);
     finish(&world);
@@ -118,7 +118,7 @@ fn a_write_onto_bytes_in_flight_is_found() {
         rank: Rank(0),
         peer: Rank(1),
         bytes: Some((Rank(1), KEY, 60..64)),
-        lane: Some(b.data.id),
+        lane: Some(b.data.id()),
     };
     assert_eq!(world.violations(), [expected]);
     finish(&world);
@@ -142,7 +142,7 @@ fn a_write_outside_of_its_grant_is_found_and_fails() {
     a.write(&b, GRANTED - 1, 2);
     finish(&world);
     assert_eq!(breaches(&world), [Breach::OutsideGrant]);
-    assert_eq!((b.bytes(0, LENGTH), b.lanes.value(b.data.id)), (vec![2; LENGTH], 0));
+    assert_eq!((b.bytes(0, LENGTH), b.lanes.value(b.data.id())), (vec![2; LENGTH], 0));
     let mut sink = Sink::default();
     a.end.poll(world.now(), &mut sink);
     assert!(sink.completions.iter().all(|completion| completion.result.is_err()));
@@ -173,7 +173,7 @@ fn a_source_may_change_once_its_write_is_completed() {
     while sink.completions.is_empty() && world.step() {
         a.end.poll(world.now(), &mut sink);
     }
-    assert_eq!(b.lanes.value(b.data.id), 0, "it completes before it arrives");
+    assert_eq!(b.lanes.value(b.data.id()), 0, "it completes before it arrives");
     a.memory.fill(0, 64, 9);
     finish(&world);
     assert_eq!((b.bytes(0, 64), breaches(&world)), (vec![1; 64], vec![]));

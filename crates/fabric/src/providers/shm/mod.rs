@@ -134,8 +134,9 @@ impl Peer {
                 if other == number ^ 1 {
                     self.words.lanes().raise_both(number, value, others)
                 } else {
-                    self.wake(self.words.lanes().raise(other, others));
-                    self.words.lanes().raise(number, value)
+                    // The peer waits for the bytes rather than for the credit.
+                    self.wake(self.words.lanes().raise(number, value));
+                    self.words.lanes().raise(other, others)
                 }
             }
         };
@@ -145,8 +146,8 @@ impl Peer {
 
     /// The number of a lane and what it rises to.
     fn next(&mut self, lane: Lane) -> Option<(usize, u64)> {
-        let number = lane.id.get() as usize;
-        let value = self.raised.get_mut(number).filter(|_| lane.generation == self.generation)?;
+        let number = lane.id().get() as usize;
+        let value = self.raised.get_mut(number).filter(|_| lane.generation() == self.generation)?;
         *value += 1;
         Some((number, *value))
     }

@@ -128,7 +128,7 @@ impl State {
 
     /// Claims a part's destination, fills it with chance, and dooms the part if it may not go there.
     fn claim(&mut self, id: u64, part: &mut Part) {
-        let (from, to, lane) = (part.from, part.to, part.lane.id);
+        let (from, to, lane) = (part.from, part.to, part.lane.id());
         self.at_mut(to).ledger.posted(lane);
         if !self.accepts(to, from) {
             // It comes too late: whatever now lies there is none of its business, and stays.
@@ -229,7 +229,7 @@ impl State {
         self.end(id);
         let raised = self.at(to).lanes.clone().is_some_and(|lanes| {
             lanes.arrive(from, lane);
-            lanes.value(lane.id) > self.at(to).ledger.posted_to(lane.id)
+            lanes.value(lane.id()) > self.at(to).ledger.posted_to(lane.id())
         });
         if raised {
             self.violated(Breach::RaisedBeyondPosted, from, to, None, Some(lane));
@@ -261,7 +261,7 @@ impl State {
     fn end(&mut self, id: u64) {
         let Some(part) = self.parts.get_mut(&id) else { return };
         if !std::mem::replace(&mut part.ended, true) {
-            let (to, lane) = (part.to, part.lane.id);
+            let (to, lane) = (part.to, part.lane.id());
             self.at_mut(to).ledger.ended(lane);
         }
         self.forget_if_over(id);
@@ -343,10 +343,10 @@ impl State {
 
     /// An owner gives credit: what landed under its lane may be written again.
     fn credit(&mut self, owner: Rank, peer: Rank, lane: Lane) {
-        if self.at(owner).ledger.in_flight_to(lane.id) > 0 {
+        if self.at(owner).ledger.in_flight_to(lane.id()) > 0 {
             self.violated(Breach::EarlyCredit, owner, peer, None, Some(lane));
         }
-        for (region, range) in self.at_mut(owner).ledger.credited(lane.id) {
+        for (region, range) in self.at_mut(owner).ledger.credited(lane.id()) {
             self.scramble(owner, region, range);
         }
     }

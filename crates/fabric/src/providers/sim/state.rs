@@ -222,7 +222,7 @@ impl State {
         bytes: Option<(Rank, RegionKey, Range<u64>)>,
         lane: Option<Lane>,
     ) {
-        let lane = lane.map(|lane| lane.id);
+        let lane = lane.map(|lane| lane.id());
         self.violations.push(Violation { at: self.now, breach, rank, peer, bytes, lane });
     }
 }

@@ -65,7 +65,7 @@ pub fn stream(data: &[u8]) {
     memory.copy_out(0, &mut seen);
     let outside = seen[..GRANTED.start].iter().chain(&seen[GRANTED.end..]);
     assert!(outside.into_iter().all(|byte| *byte == 0), "bytes outside of the grant were written");
-    assert_eq!(lanes.value(foreign.id), 0, "another peer's lane rose");
+    assert_eq!(lanes.value(foreign.id()), 0, "another peer's lane rose");
     // A frame has at least twelve bytes.
-    assert!(lanes.value(lane.id) <= bytes.len() as u64 / 12, "a lane rose without a frame");
+    assert!(lanes.value(lane.id()) <= bytes.len() as u64 / 12, "a lane rose without a frame");
 }

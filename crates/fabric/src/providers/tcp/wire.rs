@@ -146,14 +146,18 @@ pub(super) fn same_token(one: &Token, other: &Token) -> bool {
 /// Appends the header and the page table of the frame that writes `pages` and raises `lane`.
 pub(super) fn put_head(out: &mut Vec<u8>, lane: Lane, pages: &[Page]) {
     let payload: u64 = pages.iter().map(|page| page.length).sum();
-    out.extend_from_slice(&[COUNTED_WRITE, 0]);
-    out.extend_from_slice(&(pages.len() as u16).to_le_bytes());
-    out.extend_from_slice(&lane.immediate().to_le_bytes());
-    out.extend_from_slice(&(payload as u32).to_le_bytes());
+    let mut head = [0; HEADER];
+    head[0] = COUNTED_WRITE;
+    head[2..4].copy_from_slice(&(pages.len() as u16).to_le_bytes());
+    head[4..8].copy_from_slice(&lane.immediate().to_le_bytes());
+    head[8..].copy_from_slice(&(payload as u32).to_le_bytes());
+    out.extend_from_slice(&head);
     for page in pages {
-        out.extend_from_slice(&page.destination.0.to_le_bytes());
-        out.extend_from_slice(&(page.length as u32).to_le_bytes());
-        out.extend_from_slice(&page.destination_offset.to_le_bytes());
+        let mut entry = [0; PAGE];
+        entry[..4].copy_from_slice(&page.destination.0.to_le_bytes());
+        entry[4..8].copy_from_slice(&(page.length as u32).to_le_bytes());
+        entry[8..].copy_from_slice(&page.destination_offset.to_le_bytes());
+        out.extend_from_slice(&entry);
     }
 }
 
