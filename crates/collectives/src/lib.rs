@@ -1,0 +1,28 @@
+//! Collectives as data: schedules of counted writes, and proofs about them.
+//!
+//! A [`Schedule`] says for each rank what it does in which order: post a counted write, wait for those of a
+//! peer, add, copy. [`build()`] makes one by the name of an algorithm, for any number of ranks; a [`Program`]
+//! is one that was written down. The module [`schedule`] says precisely what the operations mean; whoever runs
+//! schedules stands on it. `docs/collectives.md` has the algorithms, their costs, and examples.
+
+#![warn(missing_docs)]
+
+pub mod build;
+mod cube;
+mod error;
+pub mod halving_doubling;
+mod op;
+mod program;
+pub mod ring;
+pub mod schedule;
+
+/// Schedules by name.
+pub use build::{Algorithm, AnySchedule, Options, build};
+/// What can go wrong.
+pub use error::Error;
+/// What a schedule is made of.
+pub use op::{Buffer, Collective, Op, Rank, Span};
+/// A schedule that was written down.
+pub use program::Program;
+/// A schedule as a value.
+pub use schedule::Schedule;

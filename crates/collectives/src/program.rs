@@ -1,0 +1,79 @@
+//! An explicit schedule: every operation of every rank, stored.
+
+use crate::op::{Collective, Op, Rank};
+use crate::schedule::Schedule;
+
+/// A schedule that is written down rather than computed: made from any other, by hand, or read from JSON.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The name of the algorithm.
+    pub name: String,
+    /// What it computes.
+    pub collective: Collective,
+    /// The number of blocks of the vector.
+    pub blocks: u32,
+    /// The slots of scratch of each rank.
+    pub scratch_blocks: Vec<u32>,
+    /// The number of steps.
+    pub steps: u32,
+    /// The number of lanes from a rank to another.
+    pub lanes: u32,
+    /// The operations of each rank.
+    pub ops: Vec<Vec<Op>>,
+}
+
+impl Program {
+    /// Writes down a schedule.
+    pub fn new(schedule: &impl Schedule) -> Program {
+        let ranks = || (0..schedule.ranks()).map(Rank);
+        Program {
+            name: schedule.name().to_owned(),
+            collective: schedule.collective(),
+            blocks: schedule.blocks(),
+            scratch_blocks: ranks().map(|rank| schedule.scratch_blocks(rank)).collect(),
+            steps: schedule.steps(),
+            lanes: schedule.lanes(),
+            ops: ranks()
+                .map(|rank| (0..schedule.len(rank)).map(|i| schedule.op(rank, i)).collect())
+                .collect(),
+        }
+    }
+}
+
+impl Schedule for Program {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn collective(&self) -> Collective {
+        self.collective
+    }
+
+    fn ranks(&self) -> u32 {
+        self.ops.len() as u32
+    }
+
+    fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    fn scratch_blocks(&self, rank: Rank) -> u32 {
+        self.scratch_blocks[rank.0 as usize]
+    }
+
+    fn steps(&self) -> u32 {
+        self.steps
+    }
+
+    fn lanes(&self) -> u32 {
+        self.lanes
+    }
+
+    fn len(&self, rank: Rank) -> u32 {
+        self.ops[rank.0 as usize].len() as u32
+    }
+
+    fn op(&self, rank: Rank, index: u32) -> Op {
+        self.ops[rank.0 as usize][index as usize]
+    }
+}
