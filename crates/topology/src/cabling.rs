@@ -1,0 +1,153 @@
+//! What is plugged into what, for whoever has the cables in hand.
+
+use crate::build::BiGraph;
+use crate::error::{Error, Result};
+use crate::network::{EndpointId, Network, NodeKind};
+use std::fmt::Write as _;
+
+/// One end of a cable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CableEnd {
+    /// The switch or endpoint in the network.
+    pub node: String,
+    /// The box, which may be cut into several switches of the network; otherwise the node again.
+    pub device: String,
+    /// The port of that box, from 1; 0 where the box is a host.
+    pub port: u32,
+}
+
+/// A cable.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cable {
+    /// One end.
+    pub from: CableEnd,
+    /// The other.
+    pub to: CableEnd,
+    /// Gb/s in each direction.
+    pub gbps: f64,
+}
+
+impl BiGraph {
+    /// The physical switch of a switch of the network, from 0, and the switch's place within it. Upper
+    /// switches are cut from other boxes than lower ones where that comes out even.
+    fn cut(&self, number: u32) -> (u32, u32) {
+        match self.physical {
+            None => (number, 0),
+            Some(physical) => {
+                let each = 2 * self.half / physical;
+                (number / each, number % each)
+            }
+        }
+    }
+
+    /// Refuses physical switches among which the others cannot be shared out evenly.
+    pub(crate) fn check_cut(&self) -> Result<()> {
+        match self.physical {
+            Some(physical) if physical == 0 || !(2 * self.half).is_multiple_of(physical) => {
+                let must = "a divisor of the number of switches of both halves";
+                Err(Error::Count { what: "physical".to_owned(), value: physical.into(), must })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The cables: first those of endpoints, in their order, then those between the halves.
+    pub fn cables(&self) -> Result<Vec<Cable>> {
+        self.check()?;
+        let hosts = self.host_names()?;
+        let mut cables = Vec::new();
+        let mut next_nic = std::collections::HashMap::new();
+        for number in 0..self.ports() as u32 {
+            let port = self.port(EndpointId(number));
+            let name = self.port_name(port);
+            let from = match &hosts {
+                None => CableEnd { node: name.clone(), device: name, port: 0 },
+                Some(hosts) => {
+                    let host = hosts[number as usize].clone();
+                    let nic = next_nic.entry(host.clone()).or_insert(0);
+                    *nic += 1;
+                    CableEnd { node: name, device: host, port: *nic }
+                }
+            };
+            let to = self.switch_end(u32::from(port.lower) * self.half + port.switch, port.port);
+            cables.push(Cable { from, to, gbps: gbps(self.link.bandwidth) });
+        }
+        let trunk = gbps(self.trunk.unwrap_or(self.link).bandwidth);
+        for upper in 0..self.half {
+            for lower in 0..self.half {
+                for cable in 0..self.trunks {
+                    let port = |other: u32| self.endpoints + other * self.trunks + cable;
+                    cables.push(Cable {
+                        from: self.switch_end(upper, port(lower)),
+                        to: self.switch_end(self.half + lower, port(upper)),
+                        gbps: trunk,
+                    });
+                }
+            }
+        }
+        Ok(cables)
+    }
+
+    fn switch_end(&self, number: u32, port: u32) -> CableEnd {
+        let node = self.switch_name(number >= self.half, number % self.half);
+        let (device, place) = self.cut(number);
+        let ports = self.endpoints + self.half * self.trunks;
+        match self.physical {
+            None => CableEnd { device: node.clone(), node, port: port + 1 },
+            Some(_) => {
+                CableEnd { node, device: format!("switch{device}"), port: place * ports + port + 1 }
+            }
+        }
+    }
+}
+
+/// The cables of any network; ports are numbered in the order in which its links were given.
+pub fn cables_of(network: &Network) -> Vec<Cable> {
+    let mut ports = vec![0; network.nodes() as usize];
+    let mut cables = Vec::new();
+    for (number, link) in network.links().iter().enumerate() {
+        if link.reverse.is_some_and(|reverse| (reverse.0 as usize) < number) {
+            continue;
+        }
+        let mut end = |node: crate::NodeId| {
+            let name = network.node_name(node).to_owned();
+            let port = match network.kind(node) {
+                NodeKind::Endpoint => 0,
+                _ => {
+                    ports[node.0 as usize] += 1;
+                    ports[node.0 as usize]
+                }
+            };
+            CableEnd { node: name.clone(), device: name, port }
+        };
+        let (from, to) = (end(link.from), end(link.to));
+        cables.push(Cable { from, to, gbps: gbps(link.bandwidth) });
+    }
+    cables
+}
+
+/// A cabling list as CSV with a header.
+pub fn cables_csv(cables: &[Cable]) -> String {
+    let mut text =
+        String::from("cable,from_device,from_port,from_node,to_device,to_port,to_node,gbps\n");
+    for (number, Cable { from, to, gbps }) in cables.iter().enumerate() {
+        let port =
+            |end: &CableEnd| if end.port == 0 { String::new() } else { end.port.to_string() };
+        let _ = writeln!(
+            text,
+            "{},{},{},{},{},{},{},{gbps}",
+            number + 1,
+            from.device,
+            port(from),
+            from.node,
+            to.device,
+            port(to),
+            to.node,
+        );
+    }
+    text
+}
+
+fn gbps(bandwidth: f64) -> f64 {
+    bandwidth / crate::network::BYTES_PER_GIGABIT
+}

@@ -1,0 +1,31 @@
+//! Hosts and networks as values.
+//!
+//! A [`Network`] is a graph of endpoints, switches and directed links; builders make the usual ones
+//! ([`BiGraph`], [`FatTree`], [`FatTree3`], [`Rail`]) and JSON any other. A [`Router`] says which links a
+//! message crosses, by an explicit [`Routing`]. `docs/topology.md` tells how to describe a cluster.
+
+#![warn(missing_docs)]
+
+mod build;
+mod cabling;
+mod error;
+mod network;
+mod rank_map;
+mod reach;
+mod routing;
+
+/// Builders of the usual networks.
+pub use build::{Attach, BiGraph, FatTree, FatTree3, Port, Rail};
+/// What is plugged into what.
+pub use cabling::{Cable, CableEnd, cables_csv, cables_of};
+/// What can go wrong.
+pub use error::{Error, Result};
+/// Networks.
+pub use network::{
+    EndpointId, LinkId, LinkInfo, LinkSpec, MAX_LINKS, MAX_NODES, Network, NetworkBuilder, NodeId,
+    NodeKind, Route,
+};
+/// Rank maps.
+pub use rank_map::{RankMap, hdrm_port};
+/// Paths.
+pub use routing::{Router, Routing};

@@ -1,0 +1,526 @@
+//! A network as a value: nodes, directed links, endpoints.
+
+use crate::error::{Error, Result, hint};
+use crate::reach;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// A node's number, dense from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u32);
+
+/// A directed link's number, dense from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LinkId(pub u32);
+
+/// An endpoint's number, dense from 0: the order of ranks unless a rank map says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EndpointId(pub u32);
+
+impl fmt::Display for EndpointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "endpoint {}", self.0)
+    }
+}
+
+/// What a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeKind {
+    /// Where messages start and end: one rank's GPU with the NIC that it uses.
+    Endpoint,
+    /// Forwards between hosts.
+    Switch,
+    /// Forwards inside a host: NVLink, PCIe, or the way to a NIC that several GPUs share.
+    Host,
+}
+
+/// What a link can do, in each of its directions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkSpec {
+    /// Bytes per second: finite and above zero.
+    pub bandwidth: f64,
+    /// Seconds that the first byte takes to cross: finite and not negative.
+    pub latency: f64,
+}
+
+impl LinkSpec {
+    /// From the units of data sheets: 10^9 bits per second and microseconds.
+    pub fn new(gbps: f64, latency_us: f64) -> LinkSpec {
+        LinkSpec { bandwidth: gbps * BYTES_PER_GIGABIT, latency: latency_us * 1e-6 }
+    }
+
+    /// The same numbers, or what is wrong with them.
+    pub(crate) fn checked(self, at: impl Fn() -> String) -> Result<LinkSpec> {
+        if !(self.bandwidth.is_finite() && self.bandwidth > 0.0) {
+            let must = "a finite number above 0 bytes/s";
+            return Err(Error::Number { at: at(), what: "bandwidth", value: self.bandwidth, must });
+        }
+        if !(self.latency.is_finite() && self.latency >= 0.0) {
+            let must = "a finite number of seconds, not negative";
+            return Err(Error::Number { at: at(), what: "latency", value: self.latency, must });
+        }
+        Ok(self)
+    }
+}
+
+impl Default for LinkSpec {
+    /// 100 Gb/s and half a microsecond.
+    fn default() -> LinkSpec {
+        LinkSpec::new(100.0, 0.5)
+    }
+}
+
+/// Bytes per second of 1 Gb/s.
+pub(crate) const BYTES_PER_GIGABIT: f64 = 1.25e8;
+
+/// A directed link.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkInfo {
+    /// The node that sends on it.
+    pub from: NodeId,
+    /// The node that receives.
+    pub to: NodeId,
+    /// Bytes per second.
+    pub bandwidth: f64,
+    /// Seconds.
+    pub latency: f64,
+    /// The other direction of the same cable, unless the link is one-way.
+    pub reverse: Option<LinkId>,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Node {
+    pub name: String,
+    pub kind: NodeKind,
+    /// Passes on what is not for itself: always true of switches and hosts.
+    pub forwards: bool,
+    /// The name of the host that an endpoint belongs to.
+    pub host: Option<String>,
+}
+
+/// An entry of an explicit routing table: at `node`, what is for `to` goes to `via`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The node that routes.
+    pub node: NodeId,
+    /// For whom; `None` is everyone whom no other entry of the node names.
+    pub to: Option<EndpointId>,
+    /// The neighbour that comes next.
+    pub via: NodeId,
+}
+
+/// The most nodes of a network.
+pub const MAX_NODES: u64 = 1 << 20;
+/// The most directed links of a network.
+pub const MAX_LINKS: u64 = 1 << 22;
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct Graph {
+    pub name: String,
+    pub nodes: Vec<Node>,
+    pub links: Vec<LinkInfo>,
+    pub endpoints: Vec<NodeId>,
+    pub routes: Vec<Route>,
+    pub rank_map: Option<Vec<EndpointId>>,
+    /// Links that leave each node, in the order in which they were added: `out[first[n]..first[n+1]]`.
+    pub out: Adjacency,
+    /// Links that enter each node.
+    pub into: Adjacency,
+}
+
+/// Lists of links, one for each node.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Adjacency {
+    first: Vec<u32>,
+    links: Vec<LinkId>,
+}
+
+impl Adjacency {
+    fn new(nodes: usize, links: &[LinkInfo], end: impl Fn(&LinkInfo) -> NodeId) -> Adjacency {
+        let mut first = vec![0u32; nodes + 1];
+        for link in links {
+            first[end(link).0 as usize + 1] += 1;
+        }
+        for node in 0..nodes {
+            first[node + 1] += first[node];
+        }
+        let mut next = first.clone();
+        let mut lists = vec![LinkId(0); links.len()];
+        for (number, link) in links.iter().enumerate() {
+            let place = &mut next[end(link).0 as usize];
+            lists[*place as usize] = LinkId(number as u32);
+            *place += 1;
+        }
+        Adjacency { first, links: lists }
+    }
+
+    pub fn of(&self, node: NodeId) -> &[LinkId] {
+        let node = node.0 as usize;
+        &self.links[self.first[node] as usize..self.first[node + 1] as usize]
+    }
+}
+
+/// A network of endpoints, switches, hosts and directed links. A value: clones share it.
+///
+/// Made by a builder ([`BiGraph`](crate::BiGraph), [`FatTree`](crate::FatTree),
+/// [`FatTree3`](crate::FatTree3), [`Rail`](crate::Rail)), from JSON, or node by node with a
+/// [`NetworkBuilder`]. Whichever it was, every endpoint has been found to reach every other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Network {
+    pub(crate) graph: Arc<Graph>,
+}
+
+impl Network {
+    /// What the network is called.
+    pub fn name(&self) -> &str {
+        &self.graph.name
+    }
+
+    /// The number of endpoints.
+    pub fn endpoints(&self) -> u32 {
+        self.graph.endpoints.len() as u32
+    }
+
+    /// The number of nodes of all kinds.
+    pub fn nodes(&self) -> u32 {
+        self.graph.nodes.len() as u32
+    }
+
+    /// All directed links; a [`LinkId`] is an index into them.
+    pub fn links(&self) -> &[LinkInfo] {
+        &self.graph.links
+    }
+
+    /// One link.
+    ///
+    /// # Panics
+    /// If the link is not of this network.
+    pub fn link(&self, link: LinkId) -> &LinkInfo {
+        &self.graph.links[link.0 as usize]
+    }
+
+    /// The node that an endpoint is.
+    ///
+    /// # Panics
+    /// If the endpoint is not of this network.
+    pub fn endpoint(&self, endpoint: EndpointId) -> NodeId {
+        self.graph.endpoints[endpoint.0 as usize]
+    }
+
+    /// A node's name.
+    ///
+    /// # Panics
+    /// If the node is not of this network.
+    pub fn node_name(&self, node: NodeId) -> &str {
+        &self.graph.nodes[node.0 as usize].name
+    }
+
+    /// A node's kind.
+    ///
+    /// # Panics
+    /// If the node is not of this network.
+    pub fn kind(&self, node: NodeId) -> NodeKind {
+        self.graph.nodes[node.0 as usize].kind
+    }
+
+    /// An endpoint's name.
+    ///
+    /// # Panics
+    /// If the endpoint is not of this network.
+    pub fn endpoint_name(&self, endpoint: EndpointId) -> &str {
+        self.node_name(self.endpoint(endpoint))
+    }
+
+    /// The name of the host that an endpoint is part of; its own name if nothing else was said.
+    ///
+    /// # Panics
+    /// If the endpoint is not of this network.
+    pub fn host(&self, endpoint: EndpointId) -> &str {
+        let node = &self.graph.nodes[self.endpoint(endpoint).0 as usize];
+        node.host.as_deref().unwrap_or(&node.name)
+    }
+
+    /// The endpoints of each host, in the order in which hosts first come.
+    pub fn hosts(&self) -> Vec<(&str, Vec<EndpointId>)> {
+        let mut places = HashMap::new();
+        let mut hosts: Vec<(&str, Vec<EndpointId>)> = Vec::new();
+        for endpoint in (0..self.endpoints()).map(EndpointId) {
+            let name = self.host(endpoint);
+            let place = *places.entry(name).or_insert_with(|| {
+                hosts.push((name, Vec::new()));
+                hosts.len() - 1
+            });
+            hosts[place].1.push(endpoint);
+        }
+        hosts
+    }
+
+    /// The links that leave a node.
+    ///
+    /// # Panics
+    /// If the node is not of this network.
+    pub fn links_from(&self, node: NodeId) -> &[LinkId] {
+        self.graph.out.of(node)
+    }
+
+    /// The links that enter a node.
+    ///
+    /// # Panics
+    /// If the node is not of this network.
+    pub fn links_to(&self, node: NodeId) -> &[LinkId] {
+        self.graph.into.of(node)
+    }
+
+    /// The links from one node to another: several if they are joined by trunks.
+    pub fn links_between(&self, from: NodeId, to: NodeId) -> impl Iterator<Item = LinkId> {
+        self.links_from(from).iter().copied().filter(move |&link| self.link(link).to == to)
+    }
+
+    /// The node of that name.
+    pub fn find(&self, name: &str) -> Option<NodeId> {
+        let place = self.graph.nodes.iter().position(|node| node.name == name)?;
+        Some(NodeId(place as u32))
+    }
+
+    /// A link's name: `U0->L3`, with `#2` after it for the second of several parallel ones.
+    ///
+    /// # Panics
+    /// If the link is not of this network.
+    pub fn link_name(&self, link: LinkId) -> String {
+        let info = self.link(link);
+        let name = format!("{}->{}", self.node_name(info.from), self.node_name(info.to));
+        match self.links_between(info.from, info.to).position(|other| other == link) {
+            Some(place) if place > 0 => format!("{name}#{}", place + 1),
+            _ => name,
+        }
+    }
+
+    /// The explicit routes, which static routing follows where there are any.
+    pub fn routes(&self) -> &[Route] {
+        &self.graph.routes
+    }
+
+    /// Which endpoint each rank has: what the description says, or every endpoint in its order.
+    pub fn rank_map(&self) -> Vec<EndpointId> {
+        self.graph
+            .rank_map
+            .clone()
+            .unwrap_or_else(|| (0..self.endpoints()).map(EndpointId).collect())
+    }
+
+    /// Whether the description had a rank map of its own.
+    pub fn has_rank_map(&self) -> bool {
+        self.graph.rank_map.is_some()
+    }
+
+    /// The same network with another rank map: rank `r` is endpoint `map[r]`, no endpoint twice.
+    pub fn with_rank_map(&self, map: Vec<EndpointId>) -> Result<Network> {
+        check_rank_map(&map, self.endpoints())?;
+        let graph = &self.graph;
+        Ok(Network {
+            graph: Arc::new(Graph {
+                name: graph.name.clone(),
+                nodes: graph.nodes.clone(),
+                links: graph.links.clone(),
+                endpoints: graph.endpoints.clone(),
+                routes: graph.routes.clone(),
+                rank_map: Some(map),
+                out: Adjacency::new(graph.nodes.len(), &graph.links, |link| link.from),
+                into: Adjacency::new(graph.nodes.len(), &graph.links, |link| link.to),
+            }),
+        })
+    }
+}
+
+fn check_rank_map(map: &[EndpointId], endpoints: u32) -> Result<()> {
+    let mut taken = vec![None; endpoints as usize];
+    for (rank, endpoint) in map.iter().enumerate() {
+        let Some(place) = taken.get_mut(endpoint.0 as usize) else {
+            return Err(Error::EndpointOutOfRange { endpoint: endpoint.0, endpoints });
+        };
+        if let Some(first) = place.replace(rank) {
+            let reason = format!("ranks {first} and {rank} are both at {endpoint}");
+            return Err(Error::BadRankMap { reason });
+        }
+    }
+    Ok(())
+}
+
+/// Makes a [`Network`] node by node.
+#[derive(Debug, Default)]
+pub struct NetworkBuilder {
+    name: String,
+    nodes: Vec<Node>,
+    by_name: HashMap<String, NodeId>,
+    links: Vec<LinkInfo>,
+    endpoints: Vec<NodeId>,
+    routes: Vec<Route>,
+    rank_map: Option<Vec<EndpointId>>,
+}
+
+impl NetworkBuilder {
+    /// An empty network of that name.
+    pub fn new(name: impl Into<String>) -> NetworkBuilder {
+        NetworkBuilder { name: name.into(), ..NetworkBuilder::default() }
+    }
+
+    /// A switch.
+    pub fn switch(&mut self, name: impl Into<String>) -> Result<NodeId> {
+        self.node(name.into(), NodeKind::Switch, true, None)
+    }
+
+    /// What forwards inside a host.
+    pub fn host(&mut self, name: impl Into<String>) -> Result<NodeId> {
+        self.node(name.into(), NodeKind::Host, true, None)
+    }
+
+    /// An endpoint, the next in number, and the host that it is part of.
+    pub fn endpoint(&mut self, name: impl Into<String>, host: Option<&str>) -> Result<NodeId> {
+        self.node(name.into(), NodeKind::Endpoint, false, host)
+    }
+
+    /// An endpoint that also passes on what is for others, as a GPU does whose NIC its neighbours
+    /// on NVLink use.
+    pub fn forwarding_endpoint(
+        &mut self,
+        name: impl Into<String>,
+        host: Option<&str>,
+    ) -> Result<NodeId> {
+        self.node(name.into(), NodeKind::Endpoint, true, host)
+    }
+
+    fn node(
+        &mut self,
+        name: String,
+        kind: NodeKind,
+        forwards: bool,
+        host: Option<&str>,
+    ) -> Result<NodeId> {
+        let at = || format!("node {}", self.nodes.len());
+        if let Some(reason) = refused(&name) {
+            return Err(Error::BadName { at: at(), name, reason });
+        }
+        if let Some((host, reason)) = host.and_then(|host| Some((host, refused(host)?))) {
+            return Err(Error::BadName { at: at(), name: host.to_owned(), reason });
+        }
+        if self.by_name.contains_key(&name) {
+            return Err(Error::DuplicateName { at: at(), name });
+        }
+        limit("nodes", self.nodes.len() as u128 + 1, MAX_NODES)?;
+        let node = NodeId(self.nodes.len() as u32);
+        self.by_name.insert(name.clone(), node);
+        self.nodes.push(Node { name, kind, forwards, host: host.map(str::to_owned) });
+        if kind == NodeKind::Endpoint {
+            self.endpoints.push(node);
+        }
+        Ok(node)
+    }
+
+    /// The node of that name.
+    pub fn find(&self, name: &str) -> Option<NodeId> {
+        self.by_name.get(name).copied()
+    }
+
+    /// The node of that name, or the error that names the place where it stands.
+    pub(crate) fn named(&self, name: &str, at: impl FnOnce() -> String) -> Result<NodeId> {
+        self.find(name).ok_or_else(|| Error::UnknownNode {
+            at: at(),
+            name: name.to_owned(),
+            hint: hint(name, self.nodes.iter().map(|node| node.name.as_str())),
+        })
+    }
+
+    /// A cable: two links, one for each direction, of which that from `one` to `other` comes first.
+    pub fn cable(&mut self, one: NodeId, other: NodeId, spec: LinkSpec) -> Result<LinkId> {
+        let there = self.link(one, other, spec)?;
+        let back = self.link(other, one, spec)?;
+        self.links[there.0 as usize].reverse = Some(back);
+        self.links[back.0 as usize].reverse = Some(there);
+        Ok(there)
+    }
+
+    /// A link in one direction only.
+    pub fn link(&mut self, from: NodeId, to: NodeId, spec: LinkSpec) -> Result<LinkId> {
+        let name = |node: NodeId| self.nodes.get(node.0 as usize).map(|node| node.name.as_str());
+        let at = || format!("link {}", self.links.len());
+        let (Some(first), Some(second)) = (name(from), name(to)) else {
+            let node = if name(from).is_none() { from } else { to };
+            let name = format!("#{}", node.0);
+            return Err(Error::UnknownNode { at: at(), name, hint: String::new() });
+        };
+        if from == to {
+            return Err(Error::SelfLink { at: at(), name: first.to_owned() });
+        }
+        let spec = spec.checked(|| format!("{} from {first:?} to {second:?}", at()))?;
+        limit("directed links", self.links.len() as u128 + 1, MAX_LINKS)?;
+        let link = LinkId(self.links.len() as u32);
+        let LinkSpec { bandwidth, latency } = spec;
+        self.links.push(LinkInfo { from, to, bandwidth, latency, reverse: None });
+        Ok(link)
+    }
+
+    /// An entry of an explicit routing table. Checked by [`finish`](NetworkBuilder::finish).
+    pub fn route(&mut self, route: Route) {
+        self.routes.push(route);
+    }
+
+    /// Which endpoint each rank has. Checked by [`finish`](NetworkBuilder::finish).
+    pub fn rank_map(&mut self, map: Vec<EndpointId>) {
+        self.rank_map = Some(map);
+    }
+
+    /// Endpoints so far.
+    pub fn endpoints(&self) -> u32 {
+        self.endpoints.len() as u32
+    }
+
+    /// The network, found to be one in which every endpoint reaches every other.
+    pub fn finish(self) -> Result<Network> {
+        if self.endpoints.is_empty() {
+            return Err(Error::NoEndpoints);
+        }
+        if let Some(map) = &self.rank_map {
+            check_rank_map(map, self.endpoints.len() as u32)?;
+        }
+        let out = Adjacency::new(self.nodes.len(), &self.links, |link| link.from);
+        let into = Adjacency::new(self.nodes.len(), &self.links, |link| link.to);
+        let NetworkBuilder { name, nodes, links, endpoints, routes, rank_map, .. } = self;
+        let graph = Graph { name, nodes, links, endpoints, routes, rank_map, out, into };
+        reach::check(&graph)?;
+        reach::check_routes(&graph)?;
+        Ok(Network { graph: Arc::new(graph) })
+    }
+}
+
+/// Why a text cannot be a node's name.
+fn refused(name: &str) -> Option<&'static str> {
+    if name.is_empty() {
+        Some("it is empty")
+    } else if name.len() > 256 {
+        Some("it is longer than 256 bytes")
+    } else if name.contains(|c: char| c.is_control() || matches!(c, '[' | ']' | '*' | ',' | '"')) {
+        Some("brackets, commas, quotes, asterisks and control characters mean other things")
+    } else {
+        None
+    }
+}
+
+/// Refuses more than `limit`.
+pub(crate) fn limit(what: &'static str, needed: u128, limit: u64) -> Result<()> {
+    if needed > u128::from(limit) {
+        return Err(Error::TooLarge { what, needed, limit });
+    }
+    Ok(())
+}
+
+/// Refuses a count of zero, or of more than any network has: products of those that are left do not
+/// overflow 128 bits.
+pub(crate) fn counted(what: &'static str, value: u32) -> Result<()> {
+    if value == 0 {
+        return Err(Error::Count { what: what.to_owned(), value: 0, must: "at least 1" });
+    }
+    limit(what, value.into(), MAX_NODES)
+}

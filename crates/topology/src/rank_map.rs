@@ -1,0 +1,201 @@
+//! Halving-doubling with rank mapping: which endpoint of a BiGraph each rank gets.
+
+use crate::build::{BiGraph, Port};
+use crate::error::{Error, Result};
+use crate::network::EndpointId;
+
+/// The part of a BiGraph that HDRM uses without contention, and who is where in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankMap {
+    /// The endpoint of each rank.
+    pub endpoints: Vec<EndpointId>,
+    /// Switches used of each half, a power of two: the first ones.
+    pub half: u32,
+    /// Ports used on each of them: the first ones.
+    pub ports: u32,
+    /// Endpoints that have no rank.
+    pub left_out: u64,
+    /// Why there are any, in words for whoever built the network.
+    pub reason: Option<String>,
+}
+
+/// The port of a rank: with `r = j * 2H + 2i + b`, the half is the parity of r's bits, the switch is
+/// `(i + j) mod H` in the upper half and `i` in the lower, the port is `j`.
+///
+/// Flipping one bit of `r` changes the half, so the partners of a step of halving-doubling are in
+/// different halves, and no two pairs of a step are on the same two switches.
+///
+/// # Panics
+/// If `half` is not a power of two.
+pub fn hdrm_port(rank: u32, half: u32) -> Port {
+    assert!(half.is_power_of_two(), "HDRM is for halves of a power of two of switches");
+    let port = (u64::from(rank) / (2 * u64::from(half))) as u32;
+    let switch = rank / 2 % half;
+    let lower = rank.count_ones() % 2 == 1;
+    Port { lower, switch: if lower { switch } else { switch.wrapping_add(port) % half }, port }
+}
+
+impl BiGraph {
+    /// The HDRM map of every endpoint, where the whole BiGraph can be used: `half` a power of two and at
+    /// most `half` endpoints on a switch.
+    pub fn rank_map(&self) -> Result<Vec<EndpointId>> {
+        let map = self.embedded_rank_map()?;
+        match map.reason {
+            None => Ok(map.endpoints),
+            Some(reason) => {
+                let kept = map.endpoints.len();
+                let reason = format!("{reason}; {kept} endpoints can be used (embedded)");
+                Err(Error::NoRankMap { ranks: self.ports(), reason })
+            }
+        }
+    }
+
+    /// The HDRM map of the largest part of the BiGraph that has one: the first `H'` switches of each half,
+    /// `H'` the largest power of two, and the first `min(M, H')` ports on each.
+    pub fn embedded_rank_map(&self) -> Result<RankMap> {
+        self.check()?;
+        self.refuse_shared_nics()?;
+        let half = 1 << self.half.ilog2();
+        let ports = self.endpoints.min(half);
+        let ranks = 2 * half * ports;
+        let left_out = self.ports() - u64::from(ranks);
+        Ok(RankMap {
+            endpoints: (0..ranks).map(|rank| self.number(hdrm_port(rank, half))).collect(),
+            half,
+            ports,
+            left_out,
+            reason: self.why_not_all(half, ports),
+        })
+    }
+
+    /// The HDRM map of `ranks` ranks, no more than the embedded map has.
+    pub fn rank_map_of(&self, ranks: u32) -> Result<Vec<EndpointId>> {
+        let mut map = self.embedded_rank_map()?;
+        if ranks == 0 || ranks as usize > map.endpoints.len() {
+            let most = map.endpoints.len();
+            let why = map.reason.map_or_else(String::new, |reason| format!(": {reason}"));
+            let reason = format!("it has room for 1 to {most}{why}");
+            return Err(Error::NoRankMap { ranks: ranks.into(), reason });
+        }
+        map.endpoints.truncate(ranks as usize);
+        Ok(map.endpoints)
+    }
+
+    /// The host of each port where hosts have several NICs: host `h` has the ranks `h * nics` and on.
+    pub(crate) fn host_names(&self) -> Result<Option<Vec<String>>> {
+        if self.nics == 1 {
+            return Ok(None);
+        }
+        if !self.ports().is_multiple_of(self.nics.into()) {
+            let must = "a divisor of the number of ports";
+            return Err(Error::Count { what: "nics".to_owned(), value: self.nics.into(), must });
+        }
+        let mut hosts = vec![String::new(); self.ports() as usize];
+        for (rank, endpoint) in self.rank_map()?.into_iter().enumerate() {
+            hosts[endpoint.0 as usize] = format!("host{}", rank / self.nics as usize);
+        }
+        Ok(Some(hosts))
+    }
+
+    fn refuse_shared_nics(&self) -> Result<()> {
+        if self.attach.gpus_per_nic == 1 {
+            return Ok(());
+        }
+        let reason = format!(
+            "{} GPUs share each NIC, and so they would share a link in every step",
+            self.attach.gpus_per_nic
+        );
+        Err(Error::NoRankMap { ranks: self.ports(), reason })
+    }
+
+    fn why_not_all(&self, half: u32, ports: u32) -> Option<String> {
+        let mut why = Vec::new();
+        if half < self.half {
+            why.push(format!(
+                "{} switches of each half is no power of two, and only {half} of them can be used",
+                self.half
+            ));
+        }
+        if ports < self.endpoints {
+            why.push(format!(
+                "with {} endpoints on a switch but only {half} ways to the other half, two would share \
+                 a link; {ports} can be used",
+                self.endpoints
+            ));
+        }
+        (!why.is_empty()).then(|| why.join(", and "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    #[test]
+    fn sixteen_endpoints_on_eight_switches_are_as_published() {
+        let graph = BiGraph::new(4, 2);
+        let mut ranks: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for (rank, endpoint) in graph.rank_map().unwrap().into_iter().enumerate() {
+            let Port { lower, switch, .. } = graph.port(endpoint);
+            ranks.entry(graph.switch_name(lower, switch)).or_default().push(rank);
+        }
+        let found: Vec<_> = ranks.iter().map(|(name, ranks)| (name.as_str(), &ranks[..])).collect();
+        let published: [(&str, &[usize]); 8] = [
+            ("L0", &[1, 8]),
+            ("L1", &[2, 11]),
+            ("L2", &[4, 13]),
+            ("L3", &[7, 14]),
+            ("U0", &[0, 15]),
+            ("U1", &[3, 9]),
+            ("U2", &[5, 10]),
+            ("U3", &[6, 12]),
+        ];
+        assert_eq!(found, published);
+    }
+
+    #[test]
+    fn every_endpoint_has_one_rank_and_no_step_uses_a_pair_of_switches_twice() {
+        for power in 0..7 {
+            let half = 1u32 << power;
+            for ports in 1..=half {
+                let graph = BiGraph::new(half, ports);
+                let map = graph.rank_map().unwrap();
+                let places: BTreeSet<_> = map.iter().collect();
+                assert_eq!(places.len(), map.len());
+                assert_eq!(map.len() as u64, graph.ports());
+                let ranks = map.len() as u32;
+                let whole = 1 << ranks.ilog2();
+                for bit in 0..whole.ilog2() {
+                    check_step(&graph, &map, (0..whole).filter(|r| r >> bit & 1 == 0), 1 << bit);
+                }
+                // Ranks beyond the power of two fold on the one without their top bit.
+                check_step(&graph, &map, 0..ranks - whole, whole);
+            }
+        }
+    }
+
+    fn check_step(graph: &BiGraph, map: &[EndpointId], ranks: impl Iterator<Item = u32>, bit: u32) {
+        let mut used = BTreeSet::new();
+        for rank in ranks {
+            let one = graph.port(map[rank as usize]);
+            let other = graph.port(map[(rank | bit) as usize]);
+            assert_ne!(one.lower, other.lower, "ranks {rank} and {} are in one half", rank | bit);
+            let (upper, lower) = if one.lower { (other, one) } else { (one, other) };
+            // Both directions are used, by this pair alone.
+            assert!(used.insert((upper.switch, lower.switch)), "{graph:?}: {rank} in step {bit}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_power_of_two_is_embedded_or_refused() {
+        let graph = BiGraph::new(6, 5);
+        let map = graph.embedded_rank_map().unwrap();
+        assert_eq!((map.half, map.ports, map.endpoints.len(), map.left_out), (4, 4, 32, 28));
+        let said = graph.rank_map().unwrap_err().to_string();
+        assert!(said.contains("6 switches of each half is no power of two"), "{said}");
+        assert!(said.contains("32 endpoints can be used"), "{said}");
+        assert!(graph.rank_map_of(33).is_err());
+        assert_eq!(graph.rank_map_of(7).unwrap(), map.endpoints[..7]);
+    }
+}

@@ -1,0 +1,265 @@
+//! Which way a message goes.
+
+mod next_hops;
+mod tables;
+
+use crate::error::{Error, Result};
+use crate::network::{EndpointId, LinkId, Network, NodeId};
+use next_hops::{Choices, NONE, NextHops};
+use tables::Tables;
+
+/// How one of several shortest paths is chosen. Only shortest paths (fewest links) are ever taken,
+/// except where explicit routes say otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Routing {
+    /// There must be only one; a pair with several is an error.
+    Unique,
+    /// Every node picks by a hash of source, destination, flow, seed and itself, as switches do with a
+    /// connection's addresses and ports. Nodes hash independently of each other.
+    Ecmp {
+        /// Another seed, other collisions.
+        seed: u64,
+    },
+    /// By destination alone: explicit routes where the network has them, elsewhere D-mod-k, which on a
+    /// fat tree spreads destinations evenly over the ways up.
+    Static,
+    /// The least loaded link at every node, by a load that the caller supplies with
+    /// [`adaptive_path`](Router::adaptive_path). Ties go to the static choice.
+    Adaptive,
+}
+
+/// Finds paths on a network. What it learns about a destination's switch it keeps, so paths are looked up
+/// in tables of one word for each pair of switches that was used; there is no table of pairs of endpoints.
+#[derive(Clone, Debug)]
+pub struct Router {
+    network: Network,
+    routing: Routing,
+    hops: NextHops,
+    tables: Option<Tables>,
+}
+
+impl Router {
+    /// A router on that network. Explicit routes, if the routing follows them, are found to lead
+    /// everywhere they should.
+    pub fn new(network: &Network, routing: Routing) -> Result<Router> {
+        let mut hops = NextHops::new(network);
+        let tables = match routing {
+            Routing::Static if !network.routes().is_empty() => {
+                Some(Tables::new(network, &mut hops)?)
+            }
+            _ => None,
+        };
+        Ok(Router { network: network.clone(), routing, hops, tables })
+    }
+
+    /// The network.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// How paths are chosen.
+    pub fn routing(&self) -> Routing {
+        self.routing
+    }
+
+    /// Writes the path of a flow into `links`, which is emptied first: the links in the order in which they
+    /// are crossed, none from an endpoint to itself.
+    ///
+    /// `flow` stands for a connection's ports: two connections of one pair of endpoints have different
+    /// ones. Only [`Routing::Ecmp`] looks at it. Under [`Routing::Adaptive`] no link has load here.
+    ///
+    /// # Errors
+    /// [`Error::EndpointOutOfRange`]; [`Error::NotUnique`] under [`Routing::Unique`];
+    /// [`Error::Unreachable`] if links were taken out.
+    pub fn path(
+        &mut self,
+        from: EndpointId,
+        to: EndpointId,
+        flow: u64,
+        links: &mut Vec<LinkId>,
+    ) -> Result<()> {
+        match self.routing {
+            Routing::Unique => self.walk(from, to, links, |choices| match choices.links {
+                [one] => Some(*one),
+                _ => None,
+            }),
+            Routing::Ecmp { seed } => {
+                let pair = u64::from(from.0) << 32 | u64::from(to.0);
+                let hash = mix(mix(mix(seed ^ SALT) ^ pair) ^ flow);
+                self.walk(from, to, links, |choices| {
+                    let hash = mix(hash ^ u64::from(choices.at.0));
+                    // The upper half of the product is a number below the length, without a division.
+                    let pick = (u128::from(hash) * choices.links.len() as u128) >> 64;
+                    Some(choices.links[pick as usize])
+                })
+            }
+            Routing::Static if self.tables.is_some() => self.table_path(from, to, links),
+            Routing::Static | Routing::Adaptive => self
+                .walk(from, to, links, |choices| Some(choices.links[choices.by_destination(to)])),
+        }
+    }
+
+    /// Writes the path on which every node takes the least loaded of the links that lead to `to`.
+    ///
+    /// # Errors
+    /// As of [`path`](Router::path).
+    pub fn adaptive_path(
+        &mut self,
+        from: EndpointId,
+        to: EndpointId,
+        load: impl Fn(LinkId) -> f64,
+        links: &mut Vec<LinkId>,
+    ) -> Result<()> {
+        self.walk(from, to, links, |choices| {
+            let first = choices.by_destination(to);
+            let mut best = choices.links[first];
+            let mut least = load(best);
+            for step in 1..choices.links.len() {
+                let link = choices.links[(first + step) % choices.links.len()];
+                let its = load(link);
+                if its < least {
+                    (best, least) = (link, its);
+                }
+            }
+            Some(best)
+        })
+    }
+
+    /// Takes a link out, as if its cable were cut: later paths avoid it. Paths over explicit routes
+    /// cannot, and become errors.
+    pub fn take_out(&mut self, link: LinkId) -> Result<()> {
+        self.set_out(link, true)
+    }
+
+    /// Puts a link back.
+    pub fn put_back(&mut self, link: LinkId) -> Result<()> {
+        self.set_out(link, false)
+    }
+
+    fn set_out(&mut self, link: LinkId, out: bool) -> Result<()> {
+        let links = self.network.links().len();
+        if link.0 as usize >= links {
+            return Err(Error::LinkOutOfRange { link: link.0, links });
+        }
+        self.hops.set_out(link, out);
+        Ok(())
+    }
+
+    /// The number of shortest paths from one endpoint to another, and their length in links. Counts stop
+    /// at `u64::MAX`.
+    pub fn shortest_paths(&mut self, from: EndpointId, to: EndpointId) -> Result<(u64, u32)> {
+        self.check(from)?;
+        self.check(to)?;
+        if from == to {
+            return Ok((1, 0));
+        }
+        let found = self.hops.count(&self.network, from, to);
+        found.ok_or_else(|| self.unreachable(from, to))
+    }
+
+    fn check(&self, endpoint: EndpointId) -> Result<()> {
+        let endpoints = self.network.endpoints();
+        if endpoint.0 >= endpoints {
+            return Err(Error::EndpointOutOfRange { endpoint: endpoint.0, endpoints });
+        }
+        Ok(())
+    }
+
+    /// Follows next hops from `from` to `to`; `pick` returns none where it refuses to choose.
+    fn walk(
+        &mut self,
+        from: EndpointId,
+        to: EndpointId,
+        links: &mut Vec<LinkId>,
+        mut pick: impl FnMut(&Choices<'_>) -> Option<LinkId>,
+    ) -> Result<()> {
+        links.clear();
+        self.check(from)?;
+        self.check(to)?;
+        if from == to {
+            return Ok(());
+        }
+        let (start, target) = (self.hops.door(from), self.hops.door(to));
+        if [start.up, target.down].into_iter().flatten().any(|link| self.hops.is_out(link)) {
+            return Err(self.unreachable(from, to));
+        }
+        links.extend(start.up);
+        self.hops.prepare(&self.network, target.node);
+        let table = self.hops.table(target.node);
+        let mut at = start.node;
+        while at != target.node {
+            let set = table[at as usize];
+            if set == NONE {
+                return Err(self.unreachable(from, to));
+            }
+            let choices = self.hops.choices(at, set);
+            let Some(link) = pick(&choices) else {
+                return Err(self.not_unique(from, to, &choices));
+            };
+            links.push(link);
+            at = self.hops.head(link);
+        }
+        links.extend(target.down);
+        Ok(())
+    }
+
+    fn table_path(
+        &mut self,
+        from: EndpointId,
+        to: EndpointId,
+        links: &mut Vec<LinkId>,
+    ) -> Result<()> {
+        self.check(from)?;
+        self.check(to)?;
+        let tables = self.tables.as_ref().expect("the caller looked");
+        let Some(table) = tables.of(to) else {
+            return self
+                .walk(from, to, links, |choices| Some(choices.links[choices.by_destination(to)]));
+        };
+        links.clear();
+        let target = self.network.endpoint(to);
+        let mut at = self.network.endpoint(from);
+        while at != target {
+            // Tables were found to have no circle, so this ends.
+            match table[at.0 as usize] {
+                Some(link) if !self.hops.is_out(link) => {
+                    links.push(link);
+                    at = self.network.link(link).to;
+                }
+                _ => return Err(self.unreachable(from, to)),
+            }
+        }
+        Ok(())
+    }
+
+    fn unreachable(&self, from: EndpointId, to: EndpointId) -> Error {
+        let name = |endpoint| self.network.endpoint_name(endpoint).to_owned();
+        Error::Unreachable { from: name(from), to: name(to) }
+    }
+
+    fn not_unique(&self, from: EndpointId, to: EndpointId, choices: &Choices<'_>) -> Error {
+        let name = |endpoint| self.network.endpoint_name(endpoint).to_owned();
+        Error::NotUnique {
+            from: name(from),
+            to: name(to),
+            at: self.network.node_name(choices.at).to_owned(),
+            choices: choices.links.len(),
+            first: self.network.link_name(choices.links[0]),
+            second: self.network.link_name(choices.links[1]),
+        }
+    }
+}
+
+const SALT: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The finaliser of SplitMix64: every bit of the result depends on every bit of the input.
+fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ bits >> 31
+}
+
+/// Needed where a node's number is wanted from a place in a list.
+fn node(place: usize) -> NodeId {
+    NodeId(place as u32)
+}

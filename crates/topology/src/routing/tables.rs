@@ -1,0 +1,123 @@
+//! Explicit routes: tables that somebody wrote.
+
+use super::next_hops::{NONE, NextHops};
+use crate::error::{Error, Result};
+use crate::network::{EndpointId, LinkId, Network, NodeId, limit};
+use std::collections::HashMap;
+
+/// The next link of each node, for each destination that a route is about. Where no route says anything,
+/// it is the one of D-mod-k.
+#[derive(Clone, Debug)]
+pub struct Tables {
+    by_destination: HashMap<EndpointId, Box<[Option<LinkId>]>>,
+}
+
+/// The most words that tables may have.
+const MAX_WORDS: u64 = 1 << 26;
+
+impl Tables {
+    pub fn new(network: &Network, hops: &mut NextHops) -> Result<Tables> {
+        let routes = network.routes();
+        let endpoints = (0..network.endpoints()).map(EndpointId);
+        let mut destinations: Vec<EndpointId> =
+            routes.iter().filter_map(|route| route.to).collect();
+        if routes.iter().any(|route| route.to.is_none()) {
+            destinations = endpoints.collect();
+        }
+        destinations.sort_unstable();
+        destinations.dedup();
+        let words = destinations.len() as u128 * u128::from(network.nodes());
+        limit("words of explicit routing tables", words, MAX_WORDS)?;
+        let mut explicit: HashMap<(NodeId, Option<EndpointId>), LinkId> = HashMap::new();
+        for route in routes {
+            let link = network.links_between(route.node, route.via).next();
+            explicit.extend(link.map(|link| ((route.node, route.to), link)));
+        }
+        let mut by_destination = HashMap::new();
+        for to in destinations {
+            let table: Box<[Option<LinkId>]> = (0..network.nodes())
+                .map(NodeId)
+                .map(|node| {
+                    let own = explicit.get(&(node, Some(to))).or(explicit.get(&(node, None)));
+                    own.copied().or_else(|| by_default(network, hops, node, to))
+                })
+                .collect();
+            check(network, to, &table)?;
+            by_destination.insert(to, table);
+        }
+        Ok(Tables { by_destination })
+    }
+
+    pub fn of(&self, to: EndpointId) -> Option<&[Option<LinkId>]> {
+        self.by_destination.get(&to).map(|table| &**table)
+    }
+}
+
+/// What D-mod-k would do at a node.
+fn by_default(
+    network: &Network,
+    hops: &mut NextHops,
+    node: NodeId,
+    to: EndpointId,
+) -> Option<LinkId> {
+    if network.endpoint(to) == node {
+        return None;
+    }
+    let target = hops.door(to);
+    let place = hops.place(node);
+    if place == NONE {
+        // It hangs on the core and has one way to go.
+        return network.links_from(node).first().copied();
+    }
+    if place == target.node {
+        return target.down;
+    }
+    hops.prepare(network, target.node);
+    let set = hops.table(target.node)[place as usize];
+    if set == NONE {
+        return None;
+    }
+    let choices = hops.choices(place, set);
+    Some(choices.links[choices.by_destination(to)])
+}
+
+/// Finds a circle, or an endpoint from which the table does not lead to `to`.
+fn check(network: &Network, to: EndpointId, table: &[Option<LinkId>]) -> Result<()> {
+    let target = network.endpoint(to);
+    // The walk in which a node was first met; one that is met again in the same walk is on a circle.
+    let mut met = vec![0u32; table.len()];
+    for (number, &start) in network.graph.endpoints.iter().enumerate() {
+        let walk = number as u32 + 1;
+        let mut at = start;
+        while at != target && met[at.0 as usize] == 0 {
+            met[at.0 as usize] = walk;
+            let Some(link) = table[at.0 as usize] else {
+                let name = |node| network.node_name(node).to_owned();
+                return Err(Error::Unreachable { from: name(start), to: name(target) });
+            };
+            at = network.link(link).to;
+            let forwards = network.graph.nodes[at.0 as usize].forwards;
+            if at != target && !forwards {
+                let name = |node| network.node_name(node).to_owned();
+                return Err(Error::Unreachable { from: name(start), to: name(target) });
+            }
+        }
+        if at != target && met[at.0 as usize] == walk {
+            return Err(circle(network, at, target, table));
+        }
+    }
+    Ok(())
+}
+
+fn circle(network: &Network, first: NodeId, target: NodeId, table: &[Option<LinkId>]) -> Error {
+    let mut circle = vec![network.node_name(first).to_owned()];
+    let mut at = first;
+    while let Some(link) = table[at.0 as usize] {
+        at = network.link(link).to;
+        circle.push(network.node_name(at).to_owned());
+        if at == first {
+            break;
+        }
+    }
+    Error::RoutingLoop { to: network.node_name(target).to_owned(), circle }
+}
