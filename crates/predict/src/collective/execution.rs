@@ -1,0 +1,422 @@
+//! A schedule as it runs: a cursor for each rank.
+//!
+//! A rank goes from operation to operation until it has to wait for a lane. What it spends by itself
+//! (reductions, copies) moves its own clock ahead of the world's, without an event: nothing that others do
+//! in the meantime changes it, and a wait that follows takes the later of the two. Only where several
+//! workloads post at one NIC, so that the order of posts matters, does a rank that is ahead pause for the
+//! world to come after.
+
+use weft_collectives::{Op, Rank, Schedule};
+use weft_topology::EndpointId;
+
+use super::connections::{Connections, NONE};
+use super::sizes::Sizes;
+use crate::error::Error;
+use crate::random::Random;
+use crate::spec::Straggler;
+use crate::trace::Span;
+use crate::world::World;
+
+/// Tags with this bit are of timers that wake a rank.
+const WAKE: u64 = 1 << 32;
+
+/// Why a rank does not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// It goes on.
+    No,
+    /// For its next round to be released.
+    Release,
+    /// For a lane of a connection to it.
+    Lane { connection: u32, lane: u32, count: u32 },
+    /// For its own writes over a connection.
+    Drain { connection: u32 },
+    /// For all its own writes, after its last operation.
+    End,
+    /// For the world's clock.
+    Clock,
+}
+
+#[derive(Clone, Debug)]
+struct RankState {
+    at_s: f64,
+    waiting: Waiting,
+    op: u32,
+    len: u32,
+    round: u32,
+    /// Rounds that it may begin.
+    released: u32,
+    /// Writes posted and not yet arrived.
+    under_way: u32,
+    /// The peers last written to and waited for, and the connections.
+    to: (u32, u32),
+    from: (u32, u32),
+    slow: f64,
+}
+
+/// A rank has ended a round.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Ended {
+    pub rank: u32,
+    pub round: u32,
+    pub at_s: f64,
+}
+
+/// A schedule that runs once or several times, on vectors of given lengths.
+pub(crate) struct Execution<S> {
+    schedule: S,
+    ranks: Vec<RankState>,
+    connections: Connections,
+    rounds: Vec<Sizes>,
+    /// When each rank may begin each round, by round.
+    release_s: Vec<f64>,
+    random: Option<Random>,
+    /// Seconds per byte of the slowest link of an endpoint, for jitter that grows with a message.
+    seconds_per_byte: f64,
+    /// When the write that moves on a connection was posted, if a trace is kept.
+    posted_s: Vec<f64>,
+    ended: Vec<Ended>,
+    last_s: f64,
+    left: u32,
+    base: u64,
+}
+
+/// What an execution needs beside its schedule.
+pub(crate) struct Setup<'a> {
+    /// Where each rank is.
+    pub endpoints: Vec<EndpointId>,
+    /// The length of the vector in each round.
+    pub rounds: &'a [u64],
+    /// Ranks that are slow.
+    pub stragglers: &'a [Straggler],
+    /// Tells its connections from those of others, and its random numbers.
+    pub group: u64,
+    /// Is added to the tags that it uses, which are below 2^33.
+    pub base: u64,
+}
+
+impl<S: Schedule> Execution<S> {
+    pub fn new(world: &mut World, schedule: S, setup: Setup<'_>) -> Result<Execution<S>, Error> {
+        let ranks = schedule.ranks();
+        if setup.endpoints.len() != ranks as usize {
+            let must = format!("the schedule's number of ranks, {ranks}");
+            return Err(Error::field("placement", setup.endpoints.len(), must));
+        }
+        let rounds: Result<Vec<Sizes>, Error> =
+            setup.rounds.iter().map(|bytes| Sizes::new(&schedule, *bytes)).collect();
+        for endpoint in &setup.endpoints {
+            world.attach(*endpoint);
+        }
+        let mut states: Vec<RankState> = (0..ranks)
+            .map(|rank| RankState {
+                at_s: 0.0,
+                waiting: Waiting::Release,
+                op: 0,
+                len: schedule.len(Rank(rank)),
+                round: 0,
+                released: 0,
+                under_way: 0,
+                to: (NONE, NONE),
+                from: (NONE, NONE),
+                slow: 1.0,
+            })
+            .collect();
+        for straggler in setup.stragglers {
+            if let Some(state) = states.get_mut(straggler.rank as usize) {
+                state.slow = straggler.slow;
+            }
+        }
+        let constants = world.constants();
+        let jitters = constants.jitter_s > 0.0 || constants.jitter_share > 0.0;
+        let seconds_per_byte = setup
+            .endpoints
+            .iter()
+            .map(|endpoint| 1.0 / world.endpoint_bandwidth(*endpoint))
+            .fold(0.0, f64::max);
+        Ok(Execution {
+            random: jitters.then(|| world.random(setup.group)),
+            seconds_per_byte,
+            release_s: vec![0.0; setup.rounds.len() * ranks as usize],
+            rounds: rounds?,
+            ranks: states,
+            connections: Connections::new(setup.endpoints, setup.group),
+            schedule,
+            posted_s: Vec::new(),
+            ended: Vec::new(),
+            last_s: 0.0,
+            left: ranks * setup.rounds.len() as u32,
+            base: setup.base,
+        })
+    }
+
+    pub fn schedule(&self) -> &S {
+        &self.schedule
+    }
+
+    /// Lets a rank begin its next round that was not released yet, at `at_s` or when it has ended the one
+    /// before.
+    pub fn release(&mut self, world: &mut World, rank: u32, at_s: f64) -> Result<(), Error> {
+        let ranks = self.ranks.len();
+        let state = &mut self.ranks[rank as usize];
+        self.release_s[state.released as usize * ranks + rank as usize] = at_s;
+        state.released += 1;
+        if state.waiting == Waiting::Release && state.released == state.round + 1 {
+            self.begin(world, rank);
+            self.go(world, rank)?;
+        }
+        Ok(())
+    }
+
+    /// What ended since this was last asked.
+    pub fn ended(&mut self) -> &mut Vec<Ended> {
+        &mut self.ended
+    }
+
+    /// When the last rank ended the last round, once it has.
+    pub fn finished(&self) -> Option<f64> {
+        (self.left == 0).then_some(self.last_s)
+    }
+
+    /// A tag came back, less the base.
+    pub fn event(&mut self, world: &mut World, tag: u64) -> Result<(), Error> {
+        if tag & WAKE != 0 {
+            let rank = tag as u32;
+            self.ranks[rank as usize].waiting = Waiting::No;
+            return self.go(world, rank);
+        }
+        let number = tag as u32;
+        if world.traced() {
+            self.trace_write(world, number);
+        }
+        self.connections.arrive(world, number, self.base | tag)?;
+        let connection = &self.connections.list[number as usize];
+        let (from, to, under_way) = (connection.from, connection.to, connection.under_way);
+        let state = &self.ranks[to as usize];
+        if let Waiting::Lane { connection, lane, count } = state.waiting
+            && connection == number
+            && self.connections.risen(number, state.round, lane, count)
+        {
+            self.wake(world, to);
+            self.go(world, to)?;
+        }
+        let state = &mut self.ranks[from as usize];
+        state.under_way -= 1;
+        let goes_on = match state.waiting {
+            Waiting::Drain { connection } => connection == number && under_way == 0,
+            Waiting::End => state.under_way == 0,
+            _ => false,
+        };
+        if goes_on {
+            state.at_s = state.at_s.max(world.now());
+            state.waiting = Waiting::No;
+            self.go(world, from)?;
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, world: &World, rank: u32) {
+        let state = &mut self.ranks[rank as usize];
+        let released = state.round as usize * self.ranks_len() + rank as usize;
+        let release_s = self.release_s[released];
+        let state = &mut self.ranks[rank as usize];
+        state.waiting = Waiting::No;
+        state.op = 0;
+        state.at_s = state.at_s.max(release_s) + world.constants().launch_s * state.slow;
+    }
+
+    fn ranks_len(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// Ends a wait for a lane.
+    fn wake(&mut self, world: &World, rank: u32) {
+        let state = &mut self.ranks[rank as usize];
+        state.at_s = state.at_s.max(world.now()) + world.constants().wait_s * state.slow;
+        state.waiting = Waiting::No;
+        state.op += 1;
+    }
+
+    /// Goes from operation to operation until the rank has to wait.
+    fn go(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
+        loop {
+            let state = &mut self.ranks[rank as usize];
+            if state.op == state.len {
+                if !self.end_round(world, rank) {
+                    return Ok(());
+                }
+                continue;
+            }
+            let round = state.round;
+            match self.schedule.op(Rank(rank), state.op) {
+                Op::Write { to, source, target, lane, .. } => {
+                    let endpoint = self.connections.endpoint(rank);
+                    let state = &mut self.ranks[rank as usize];
+                    if state.at_s > world.now() && world.shared(endpoint) {
+                        state.waiting = Waiting::Clock;
+                        return world
+                            .timer(state.at_s - world.now(), self.base | WAKE | u64::from(rank));
+                    }
+                    let sizes = self.rounds[round as usize];
+                    let bytes = sizes.write(&self.schedule, rank, source, to.0, target);
+                    self.write(world, rank, to.0, lane, bytes)?;
+                }
+                Op::Wait { from, lane, count } => {
+                    let number = self.incoming(world, rank, from.0)?;
+                    if !self.connections.risen(number, round, lane, count) {
+                        let waiting = Waiting::Lane { connection: number, lane, count };
+                        self.ranks[rank as usize].waiting = waiting;
+                        return Ok(());
+                    }
+                    let state = &mut self.ranks[rank as usize];
+                    state.at_s += world.constants().wait_s * state.slow;
+                }
+                Op::Drain { to } => {
+                    let number = self.outgoing(world, rank, to.0)?;
+                    if self.connections.list[number as usize].under_way > 0 {
+                        self.ranks[rank as usize].waiting = Waiting::Drain { connection: number };
+                        // The operation is done once the writes are: it is not looked at again.
+                        self.ranks[rank as usize].op += 1;
+                        return Ok(());
+                    }
+                }
+                Op::Reduce { source, target } => {
+                    let sizes = self.rounds[round as usize];
+                    let bytes = sizes.local(&self.schedule, rank, source, target);
+                    let seconds = world.constants().reduce_s(bytes);
+                    self.spend(world, rank, "reduce", seconds, bytes);
+                }
+                Op::Copy { source, target } => {
+                    let sizes = self.rounds[round as usize];
+                    let bytes = sizes.local(&self.schedule, rank, source, target);
+                    let seconds = world.constants().copy_s(bytes);
+                    self.spend(world, rank, "copy", seconds, bytes);
+                }
+            }
+            self.ranks[rank as usize].op += 1;
+        }
+    }
+
+    fn write(
+        &mut self,
+        world: &mut World,
+        rank: u32,
+        to: u32,
+        lane: u32,
+        bytes: u64,
+    ) -> Result<(), Error> {
+        let number = self.outgoing(world, rank, to)?;
+        let state = &mut self.ranks[rank as usize];
+        state.under_way += 1;
+        let constants = world.constants();
+        let mut posted_s = if constants.post_s > 0.0 {
+            let seconds = constants.post_s * state.slow;
+            world.post(self.connections.endpoint(rank), state.at_s, seconds)
+        } else {
+            state.at_s
+        };
+        let constants = world.constants();
+        if let Some(random) = &mut self.random {
+            let wire_s = bytes as f64 * self.seconds_per_byte;
+            posted_s +=
+                random.exponential() * (constants.jitter_s + constants.jitter_share * wire_s);
+        }
+        if world.traced() {
+            self.posted_s.resize(self.connections.list.len(), 0.0);
+            self.posted_s[number as usize] = posted_s;
+        }
+        self.connections.send(world, number, lane, bytes, posted_s, self.base | u64::from(number))
+    }
+
+    fn spend(&mut self, world: &mut World, rank: u32, name: &str, seconds: f64, bytes: u64) {
+        let state = &mut self.ranks[rank as usize];
+        let begin_s = state.at_s;
+        state.at_s += seconds * state.slow;
+        if seconds > 0.0 && world.traced() {
+            let end_s = state.at_s;
+            let name = name.to_string();
+            world.span(Span { job: 0, rank, row: "compute", name, begin_s, end_s, bytes });
+        }
+    }
+
+    /// The rank has done its last operation. Gives whether it goes on with another round.
+    fn end_round(&mut self, world: &World, rank: u32) -> bool {
+        let state = &mut self.ranks[rank as usize];
+        if state.round == 0 {
+            self.connections.end_first_round(rank);
+        }
+        if state.under_way > 0 {
+            state.waiting = Waiting::End;
+            return false;
+        }
+        self.ended.push(Ended { rank, round: state.round, at_s: state.at_s });
+        self.last_s = self.last_s.max(state.at_s);
+        self.left -= 1;
+        state.round += 1;
+        if state.round < state.released {
+            self.begin(world, rank);
+            return true;
+        }
+        state.waiting = Waiting::Release;
+        false
+    }
+
+    /// What a rank stands at.
+    pub fn waiting(&self, rank: u32) -> Waiting {
+        self.ranks[rank as usize].waiting
+    }
+
+    /// Which operation a rank stands at.
+    pub fn op(&self, rank: u32) -> u32 {
+        self.ranks[rank as usize].op
+    }
+
+    /// Who sends over a connection.
+    pub fn sender(&self, connection: u32) -> u32 {
+        self.connections.list[connection as usize].from
+    }
+
+    /// Whose write has this tag.
+    pub fn describe(&self, tag: u64) -> String {
+        let connection = &self.connections.list[tag as u32 as usize];
+        format!("rank {} to rank {}", connection.from, connection.to)
+    }
+
+    /// The share of operations that are done.
+    pub fn progress(&self) -> f64 {
+        let rounds = self.rounds.len() as f64;
+        let done = |state: &RankState| {
+            f64::from(state.round) + f64::from(state.op) / f64::from(state.len.max(1))
+        };
+        let sum: f64 = self.ranks.iter().map(done).sum();
+        (sum / rounds / self.ranks.len() as f64).min(1.0)
+    }
+
+    fn trace_write(&mut self, world: &mut World, number: u32) {
+        let connection = &self.connections.list[number as usize];
+        let (rank, name) = (connection.from, format!("to {}", connection.to));
+        let begin_s = self.posted_s.get(number as usize).copied().unwrap_or(world.now());
+        let end_s = world.now();
+        let bytes = 0;
+        world.span(Span { job: 0, rank, row: "network", name, begin_s, end_s, bytes });
+    }
+
+    fn outgoing(&mut self, world: &mut World, rank: u32, to: u32) -> Result<u32, Error> {
+        let (peer, number) = self.ranks[rank as usize].to;
+        if peer == to {
+            return Ok(number);
+        }
+        let number = self.connections.get(world, rank, to)?;
+        self.ranks[rank as usize].to = (to, number);
+        Ok(number)
+    }
+
+    fn incoming(&mut self, world: &mut World, rank: u32, from: u32) -> Result<u32, Error> {
+        let (peer, number) = self.ranks[rank as usize].from;
+        if peer == from {
+            return Ok(number);
+        }
+        let number = self.connections.get(world, from, rank)?;
+        self.ranks[rank as usize].from = (from, number);
+        Ok(number)
+    }
+}

@@ -1,0 +1,214 @@
+//! Collectives: schedules of counted writes on the network.
+
+mod connections;
+mod execution;
+mod placement;
+mod sizes;
+mod stuck;
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use weft_collectives::{Algorithm, AnySchedule, Collective, Options, Rank, Schedule, build};
+
+use crate::cpu::CpuTime;
+use crate::error::Error;
+use crate::outcome::Outcome;
+use crate::run::Progress;
+use crate::spec::{Cluster, Straggler};
+use crate::workload::Workload;
+use crate::world::World;
+
+pub(crate) use execution::{Execution, Setup};
+/// Where ranks are.
+pub use placement::Placement;
+
+/// One collective on a cluster.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CollectiveSpec {
+    /// On what.
+    pub cluster: Cluster,
+    /// What runs.
+    pub job: CollectiveJob,
+    /// How many links to report, the busiest first.
+    #[serde(default = "default_links")]
+    pub links: usize,
+    /// Record up to so many spans for a trace.
+    #[serde(default)]
+    pub trace: usize,
+}
+
+/// A collective, wherever it runs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CollectiveJob {
+    /// `all-reduce`, `reduce-scatter`, `all-gather`, `broadcast` or `all-to-all`.
+    #[serde(default = "default_collective")]
+    pub collective: String,
+    /// `ring`, `tree`, `hd`, `hdrm`, ...
+    pub algorithm: String,
+    /// The length of the vector in bytes.
+    pub bytes: u64,
+    /// How many ranks; all endpoints if left out.
+    #[serde(default)]
+    pub ranks: Option<u32>,
+    /// Where they are.
+    #[serde(default)]
+    pub placement: Placement,
+    /// Into how many pieces pipelined algorithms cut the vector.
+    #[serde(default)]
+    pub chunks: Option<u32>,
+    /// Ranks of a node, for hierarchical algorithms.
+    #[serde(default)]
+    pub local: Option<u32>,
+    /// How often it runs, one after the other.
+    #[serde(default = "default_rounds")]
+    pub rounds: u32,
+}
+
+fn default_links() -> usize {
+    16
+}
+
+fn default_rounds() -> u32 {
+    1
+}
+
+fn default_collective() -> String {
+    "all-reduce".into()
+}
+
+impl CollectiveJob {
+    /// The algorithm that it names.
+    pub fn algorithm(&self) -> Result<Algorithm, Error> {
+        Ok(self.algorithm.parse()?)
+    }
+
+    /// Its schedule among `ranks` ranks.
+    pub fn schedule(&self, ranks: u32) -> Result<AnySchedule, Error> {
+        let collective = match self.collective.as_str() {
+            "all-reduce" => Collective::AllReduce,
+            "reduce-scatter" => Collective::ReduceScatter,
+            "all-gather" => Collective::AllGather,
+            "broadcast" => Collective::Broadcast { root: Rank(0) },
+            "all-to-all" => Collective::AllToAll,
+            other => {
+                let must = "all-reduce, reduce-scatter, all-gather, broadcast or all-to-all";
+                return Err(Error::field("collective", other, must));
+            }
+        };
+        let default = Options::default();
+        let options = Options {
+            chunks: self.chunks.unwrap_or(default.chunks),
+            local: self.local.unwrap_or(default.local),
+            ..default
+        };
+        Ok(build(collective, self.algorithm()?, ranks, &options)?)
+    }
+}
+
+/// A collective as a workload.
+pub struct CollectiveWorkload<S> {
+    execution: Execution<S>,
+    stragglers: Vec<Straggler>,
+    rounds: u32,
+}
+
+impl CollectiveWorkload<AnySchedule> {
+    /// Makes what `job` describes ready to run on a world.
+    pub fn new(
+        world: &mut World,
+        job: &CollectiveJob,
+        stragglers: &[Straggler],
+        group: u64,
+    ) -> Result<CollectiveWorkload<AnySchedule>, Error> {
+        let ranks = job.ranks.unwrap_or(world.network().endpoints());
+        let endpoints = job.placement.endpoints(world.network(), job.algorithm()?, ranks)?;
+        let schedule = job.schedule(ranks)?;
+        CollectiveWorkload::of(world, schedule, endpoints, job.bytes, job.rounds, stragglers, group)
+    }
+}
+
+impl<S: Schedule> CollectiveWorkload<S> {
+    /// Makes a schedule ready to run on a world.
+    pub fn of(
+        world: &mut World,
+        schedule: S,
+        endpoints: Vec<weft_topology::EndpointId>,
+        bytes: u64,
+        rounds: u32,
+        stragglers: &[Straggler],
+        group: u64,
+    ) -> Result<CollectiveWorkload<S>, Error> {
+        let lengths = vec![bytes; rounds as usize];
+        let setup = Setup { endpoints, rounds: &lengths, stragglers, group, base: 0 };
+        let execution = Execution::new(world, schedule, setup)?;
+        Ok(CollectiveWorkload { execution, stragglers: stragglers.to_vec(), rounds })
+    }
+}
+
+impl<S: Schedule> Workload for CollectiveWorkload<S> {
+    fn start(&mut self, world: &mut World) -> Result<(), Error> {
+        let ranks = self.execution.schedule().ranks();
+        let mut late_s = vec![0.0; ranks as usize];
+        for straggler in &self.stragglers {
+            if let Some(late) = late_s.get_mut(straggler.rank as usize) {
+                *late = straggler.late_s;
+            }
+        }
+        for rank in 0..ranks {
+            for _ in 0..self.rounds {
+                self.execution.release(world, rank, late_s[rank as usize])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, world: &mut World, tag: u64) -> Result<(), Error> {
+        self.execution.event(world, tag)?;
+        self.execution.ended().clear();
+        Ok(())
+    }
+
+    fn finished(&self) -> Option<f64> {
+        self.execution.finished()
+    }
+
+    fn stuck(&self) -> Error {
+        self.execution.deadlock()
+    }
+
+    fn describe(&self, tag: u64) -> String {
+        self.execution.describe(tag)
+    }
+
+    fn progress(&self) -> f64 {
+        self.execution.progress()
+    }
+}
+
+/// Runs one collective.
+pub(crate) fn run(spec: &CollectiveSpec, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
+    let cpu = CpuTime::start();
+    let mut world = World::new(&spec.cluster)?;
+    if spec.trace > 0 {
+        world.record(spec.trace);
+    }
+    let stragglers = &spec.cluster.stragglers;
+    let mut workload = CollectiveWorkload::new(&mut world, &spec.job, stragglers, 0)?;
+    let schedule = workload.execution.schedule();
+    let (ranks, steps) = (schedule.ranks(), schedule.steps());
+    spec.cluster.check(ranks)?;
+    let time_s = world.run(&mut [&mut workload], progress)?;
+    let mut outcome = world.outcome(time_s, cpu, spec.links);
+    let bandwidth = spec.job.bytes as f64 * f64::from(spec.job.rounds) / time_s;
+    outcome.results = json!({
+        "ranks": ranks,
+        "steps": steps,
+        "bytes": spec.job.bytes,
+        "algorithm": spec.job.algorithm,
+        "collective": spec.job.collective,
+        "algorithm_bandwidth_gbps": bandwidth * 8e-9,
+    });
+    Ok(outcome)
+}

@@ -1,0 +1,65 @@
+//! Which endpoint each rank has.
+
+use serde::{Deserialize, Serialize};
+use weft_collectives::Algorithm;
+use weft_topology::{EndpointId, Network};
+
+use crate::error::Error;
+
+/// How ranks are placed on endpoints.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// By the rank map of the network for HDRM, in the order of endpoints for all others.
+    #[default]
+    Auto,
+    /// Rank `r` at endpoint `r`.
+    Order,
+    /// By the rank map of the network: on a BiGraph, HDRM's.
+    Map,
+    /// At these endpoints.
+    Endpoints(Vec<u32>),
+}
+
+impl Placement {
+    /// The endpoints of `ranks` ranks.
+    pub fn endpoints(
+        &self,
+        network: &Network,
+        algorithm: Algorithm,
+        ranks: u32,
+    ) -> Result<Vec<EndpointId>, Error> {
+        let all = network.endpoints();
+        if ranks == 0 || ranks > all {
+            let must = format!("from 1 to {all}, the endpoints of {}", network.name());
+            return Err(Error::field("ranks", ranks, must));
+        }
+        let mapped = matches!(self, Placement::Map)
+            || matches!(self, Placement::Auto) && algorithm == Algorithm::Hdrm;
+        match self {
+            Placement::Endpoints(list) => explicit(list, all, ranks),
+            _ if mapped => Ok(network.rank_map().into_iter().take(ranks as usize).collect()),
+            _ => Ok((0..ranks).map(EndpointId).collect()),
+        }
+    }
+}
+
+fn explicit(list: &[u32], all: u32, ranks: u32) -> Result<Vec<EndpointId>, Error> {
+    if list.len() != ranks as usize {
+        let must = format!("a list of {ranks} endpoints, one for each rank");
+        return Err(Error::field("placement", format!("a list of {}", list.len()), must));
+    }
+    let mut taken = vec![false; all as usize];
+    for endpoint in list {
+        match taken.get_mut(*endpoint as usize) {
+            None => {
+                return Err(Error::field("placement", endpoint, format!("less than {all}")));
+            }
+            Some(true) => {
+                return Err(Error::field("placement", endpoint, "named once"));
+            }
+            Some(free) => *free = true,
+        }
+    }
+    Ok(list.iter().copied().map(EndpointId).collect())
+}

@@ -1,0 +1,71 @@
+//! What came out: times of each phase, and what the plans moved.
+
+use serde_json::{Value, json};
+
+use super::spec::MoeSpec;
+use super::traffic::{Traffic, Weights};
+use crate::statistics::Summary;
+
+/// A half of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Dispatch,
+    Combine,
+}
+
+impl Phase {
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Dispatch => "dispatch",
+            Phase::Combine => "combine",
+        }
+    }
+}
+
+/// Seconds from a rank's call to its end, of every rank and round.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Times {
+    dispatch: Vec<f64>,
+    combine: Vec<f64>,
+}
+
+impl Times {
+    pub fn add(&mut self, phase: Phase, seconds: f64) {
+        match phase {
+            Phase::Dispatch => self.dispatch.push(seconds),
+            Phase::Combine => self.combine.push(seconds),
+        }
+    }
+
+    pub fn report(&self, spec: &MoeSpec, weights: &Weights, traffic: &[Traffic]) -> Value {
+        let (mut by_nic, mut by_nvlink, mut kept) = (0u64, 0u64, 0u64);
+        for round in traffic {
+            for source in 0..spec.ranks {
+                for destination in 0..spec.ranks {
+                    let rows = u64::from(round.rows(source, destination));
+                    if source == destination {
+                        kept += rows;
+                    } else if spec.same_domain(source, destination) {
+                        by_nvlink += rows;
+                    } else {
+                        by_nic += rows;
+                    }
+                }
+            }
+        }
+        let of_a_rank = |rows: u64| rows as f64 / f64::from(spec.ranks * spec.rounds);
+        json!({
+            "dispatch": Summary::of(&self.dispatch),
+            "combine": Summary::of(&self.combine),
+            "rounds": spec.rounds,
+            "row_bytes": weights.row_bytes,
+            "answer_bytes": weights.answer_bytes,
+            "header_bytes": weights.header_bytes,
+            "rows_per_rank": {
+                "nic": of_a_rank(by_nic), "nvlink": of_a_rank(by_nvlink), "kept": of_a_rank(kept),
+            },
+            "expert_imbalance": weights.load.expert_imbalance(),
+            "rank_imbalance": weights.load.rank_imbalance(),
+        })
+    }
+}

@@ -1,0 +1,91 @@
+//! Who sends how much to whom: the planner's answer, for all ranks of a round.
+
+use weft_moe::routing::Load;
+use weft_moe::{Area, CombineMode, SendPlan, Shape};
+
+use super::spec::{Copies, MoeSpec};
+use crate::error::Error;
+
+/// What the planner made of one round.
+#[derive(Clone, Debug)]
+pub(crate) struct Traffic {
+    ranks: u32,
+    /// Rows of dispatch, which are also answers of combine: `[source][destination]`.
+    rows: Vec<u32>,
+}
+
+/// What rows weigh, and how uneven they are; the same in all rounds but for the load.
+#[derive(Clone, Debug)]
+pub(crate) struct Weights {
+    pub header_bytes: u64,
+    pub row_bytes: u64,
+    pub answer_bytes: u64,
+    pub private_rows: u32,
+    pub load: Load,
+}
+
+impl Weights {
+    pub fn new(spec: &MoeSpec) -> Result<Weights, Error> {
+        let shape = spec.shape(0)?;
+        let record = match spec.copies {
+            Copies::Rank => u64::from(shape.sizes().extent(Area::Metadata).stride),
+            // A copy for an expert needs no list of experts; its scales travel all the same.
+            Copies::Expert => shape.scale_bytes() as u64,
+        };
+        let config = shape.config();
+        Ok(Weights {
+            header_bytes: shape.sizes().extent(Area::SendHeader).stride.into(),
+            row_bytes: shape.token_bytes() as u64 + record,
+            answer_bytes: shape.row_bytes(config.answer_dtype) as u64,
+            private_rows: config.private_rows,
+            load: Load::new(shape.placement()),
+        })
+    }
+}
+
+impl Traffic {
+    /// Plans a round of all ranks, and adds to the load.
+    pub fn plan(
+        spec: &MoeSpec,
+        plan: &mut SendPlan,
+        round: u32,
+        load: &mut Load,
+    ) -> Result<Traffic, Error> {
+        let mut rows = Vec::with_capacity((spec.ranks * spec.ranks) as usize);
+        for rank in 0..spec.ranks {
+            plan.build(&spec.ids(rank, round), None)?;
+            load.add(plan.rows_to_rank(), plan.rows_of_expert());
+            match plan.shape().config().combine {
+                CombineMode::ReduceAtExpert => rows.extend_from_slice(plan.rows_to_rank()),
+                CombineMode::PerExpert => {
+                    rows.extend((0..spec.ranks).map(|to| plan.pairs_for(to).len() as u32));
+                }
+            }
+        }
+        Ok(Traffic { ranks: spec.ranks, rows })
+    }
+
+    /// A plan to build all rounds with.
+    pub fn planner(shape: &Shape) -> SendPlan {
+        SendPlan::new(shape)
+    }
+
+    /// Rows from one rank to another.
+    pub fn rows(&self, source: u32, destination: u32) -> u32 {
+        self.rows[(source * self.ranks + destination) as usize]
+    }
+
+    /// Rows that leave a rank, its own excepted.
+    pub fn sent(&self, source: u32) -> u64 {
+        self.peers(source).map(|peer| u64::from(self.rows(source, peer))).sum()
+    }
+
+    /// Rows that reach a rank, its own excepted.
+    pub fn received(&self, destination: u32) -> u64 {
+        self.peers(destination).map(|peer| u64::from(self.rows(peer, destination))).sum()
+    }
+
+    fn peers(&self, rank: u32) -> impl Iterator<Item = u32> + use<> {
+        (0..self.ranks).filter(move |peer| *peer != rank)
+    }
+}

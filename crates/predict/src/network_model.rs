@@ -1,0 +1,167 @@
+//! A simulated network under the fabric's simulator: real drivers in the virtual time of a topology.
+//!
+//! The fabric counts whole nanoseconds from an arbitrary origin, the engine seconds as `f64` from 0.
+//! The two are tied together by one pair of instants, chosen anew whenever nothing is on the wire. So
+//! the engine's clock does not run while nothing happens, and a fabric that has run for years loses no
+//! precision. An arrival is rounded up to the next whole nanosecond, never down, and no rounding is
+//! ever added to another one: what comes next is computed from the engine's own time.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use weft_fabric::model::{FlowId, NetworkModel};
+use weft_fabric::{Rank, Time};
+use weft_netsim::{Engine, Event, FlowHandle, Link, LinkId, LinkUsage, PathId, ServerId, Tag};
+use weft_topology::{EndpointId, Network, Router};
+
+use crate::error::Error;
+
+/// Less of a nanosecond than this is taken for rounding of `f64`, and not for a part of one more.
+const NOTHING_NS: f64 = 1e-3;
+/// By how many units in the last place a time may be off besides.
+const NOTHING_ULPS: f64 = 8.0;
+/// The engine's clock follows an idle fabric for so long, so that its servers end what they do.
+const IDLE_S: f64 = 1.0;
+
+/// What a message costs beside its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MessageCosts {
+    /// How long the sender's NIC is busy with posting one part; parts of one rank queue for it.
+    pub post_s: f64,
+    /// What each part takes beyond the latency of its links and its bytes.
+    pub latency_s: f64,
+}
+
+/// A [`NetworkModel`] on a [`Network`]: parts share links max-min fairly, on the paths that a router
+/// chose for each pair of ranks.
+pub struct SimulatedNetwork {
+    // `next_event` takes `&self`, while the engine solves its rates only when it is asked for a time.
+    state: RefCell<State>,
+}
+
+struct State {
+    engine: Engine,
+    ranks: usize,
+    /// By `from * ranks + to`.
+    paths: Vec<PathId>,
+    nics: Vec<ServerId>,
+    costs: MessageCosts,
+    /// The fabric's instant at which the engine's clock stood at `origin_s`.
+    origin: Time,
+    origin_s: f64,
+    flows: BTreeMap<FlowId, FlowHandle>,
+    events: Vec<Event>,
+    /// What has arrived, and when, and was not asked for yet.
+    arrived: Vec<(Time, FlowId)>,
+    /// When something is due; asked of the engine once and kept until something changes.
+    due: Option<Option<Time>>,
+}
+
+impl State {
+    /// The engine's clock when the fabric's stands at `time`.
+    fn seconds(&self, time: Time) -> f64 {
+        self.origin_s + time.since(self.origin).as_secs_f64()
+    }
+
+    /// The first instant of the fabric at which what the engine does at `seconds` has happened.
+    fn instant(&self, seconds: f64) -> Time {
+        let nothing = NOTHING_NS.max(seconds * 1e9 * f64::EPSILON * NOTHING_ULPS);
+        let nanoseconds = ((seconds - self.origin_s) * 1e9 - nothing).ceil().max(0.0);
+        // A float beyond the largest integer becomes the largest integer.
+        Time(self.origin.0.saturating_add(nanoseconds as u64))
+    }
+
+    /// Moves the engine on to `to`, and keeps what arrives until then.
+    fn follow(&mut self, to: Time) {
+        self.due = None;
+        while let Some(seconds) = self.engine.next_time() {
+            let at = self.instant(seconds);
+            if at > to {
+                break;
+            }
+            // Exactly where the engine says, which may be a trifle after the whole nanosecond.
+            self.move_engine(seconds.max(self.engine.now()), at);
+        }
+        let end = self.seconds(to);
+        if end > self.engine.now() {
+            self.move_engine(end, to);
+        }
+    }
+
+    fn move_engine(&mut self, seconds: f64, at: Time) {
+        self.events.clear();
+        // What could be refused was checked when this was made; a flow that never ends shows as a
+        // deadlock of the world.
+        let _ = self.engine.advance(seconds, &mut self.events);
+        for event in &self.events {
+            let flow = FlowId(event.tag.0);
+            if self.flows.remove(&flow).is_some() {
+                self.arrived.push((at, flow));
+            }
+        }
+    }
+
+    fn start(&mut self, now: Time, flow: FlowId, from: Rank, to: Rank, bytes: u64) {
+        if self.flows.is_empty() && self.arrived.is_empty() {
+            let idle = (self.seconds(now) - self.engine.now()).clamp(0.0, IDLE_S);
+            self.move_engine(self.engine.now() + idle, now);
+            (self.origin, self.origin_s) = (now, self.engine.now());
+        } else {
+            self.follow(now);
+        }
+        self.due = None;
+        let (from, to) = (from.0 as usize, to.0 as usize);
+        let path = self.paths[from * self.ranks + to];
+        let delay = self.costs.latency_s;
+        let started = if self.costs.post_s > 0.0 {
+            let (nic, post) = (self.nics[from], self.costs.post_s);
+            self.engine.start_flow_after(nic, post, path, bytes, delay, Tag(flow.0))
+        } else {
+            self.engine.start_flow(path, bytes, delay, Tag(flow.0))
+        };
+        if let Ok(handle) = started {
+            self.flows.insert(flow, handle);
+        }
+    }
+
+    fn next_event(&mut self) -> Option<Time> {
+        if let Some((at, _)) = self.arrived.first() {
+            return Some(*at);
+        }
+        if let Some(due) = self.due {
+            return due;
+        }
+        let next = if self.flows.is_empty() { None } else { self.engine.next_time() };
+        let due = next.map(|seconds| self.instant(seconds));
+        self.due = Some(due);
+        due
+    }
+
+    fn advance(&mut self, to: Time, finished: &mut Vec<FlowId>) {
+        self.follow(to);
+        finished.extend(self.arrived.drain(..).map(|(_, flow)| flow));
+    }
+}
+
+impl NetworkModel for SimulatedNetwork {
+    fn start(&mut self, now: Time, flow: FlowId, from: Rank, to: Rank, bytes: u64) {
+        self.state.get_mut().start(now, flow, from, to, bytes);
+    }
+
+    fn next_event(&self) -> Option<Time> {
+        self.state.borrow_mut().next_event()
+    }
+
+    fn advance(&mut self, to: Time, finished: &mut Vec<FlowId>) {
+        self.state.get_mut().advance(to, finished);
+    }
+
+    fn cancel(&mut self, flow: FlowId) {
+        let state = self.state.get_mut();
+        if let Some(handle) = state.flows.remove(&flow) {
+            state.engine.cancel(handle);
+            state.due = None;
+        }
+        state.arrived.retain(|(_, arrived)| *arrived != flow);
+    }
+}

@@ -1,0 +1,190 @@
+//! Scenarios as JSON.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::constants::Constants;
+use crate::error::Error;
+use weft_topology::{Network, Routing};
+
+/// A scenario: what runs, on what.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "scenario", rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Spec {
+    /// One collective.
+    Collective(crate::collective::CollectiveSpec),
+}
+
+/// The network, its routes, its constants, and what is wrong with it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// A short form such as `bigraph:switches=16,endpoints=4`, the path of a JSON file, or the network itself
+    /// as JSON.
+    pub topology: Value,
+    /// `unique`, `static`, `ecmp` or `adaptive`.
+    #[serde(default = "default_routing")]
+    pub routing: String,
+    /// Of ECMP's hash and of jitter.
+    #[serde(default)]
+    pub seed: u64,
+    /// What things cost.
+    #[serde(default)]
+    pub constants: ConstantsSpec,
+    /// Links that are slow or broken.
+    #[serde(default)]
+    pub faults: Vec<Fault>,
+    /// Ranks that are slow or late.
+    #[serde(default)]
+    pub stragglers: Vec<Straggler>,
+}
+
+/// Constants to start from, and those that differ.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConstantsSpec {
+    /// The constants to start from.
+    #[serde(default)]
+    pub preset: Preset,
+    /// Fields of [`Constants`] that differ from the preset's.
+    #[serde(default)]
+    pub set: serde_json::Map<String, Value>,
+}
+
+/// A named set of constants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Preset {
+    /// Bandwidth and latency alone.
+    #[default]
+    Ideal,
+    /// What the EFLOPS article leaves open, fitted; see `docs/eflops.md`.
+    Eflops,
+}
+
+/// A link whose bandwidth changes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fault {
+    /// The name of the node at one end.
+    pub from: String,
+    /// The name of the node at the other end.
+    pub to: String,
+    /// The share of its bandwidth that is left; 0 is a failed link.
+    pub bandwidth: f64,
+    /// From when, in seconds.
+    #[serde(default)]
+    pub at_s: f64,
+    /// Until when; for ever if left out.
+    #[serde(default)]
+    pub until_s: Option<f64>,
+    /// Only from `from` to `to`, and not back.
+    #[serde(default)]
+    pub one_way: bool,
+}
+
+/// A rank that is slow or late.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Straggler {
+    /// Which rank.
+    pub rank: u32,
+    /// How many times as long its compute, reductions and copies, posts and waits take.
+    #[serde(default = "one")]
+    pub slow: f64,
+    /// How much later than the others it starts, in seconds.
+    #[serde(default)]
+    pub late_s: f64,
+}
+
+fn default_routing() -> String {
+    "unique".into()
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+impl Spec {
+    /// Reads a scenario.
+    pub fn from_json(json: &str) -> Result<Spec, Error> {
+        Ok(serde_json::from_str(json)?)
+    }
+}
+
+impl Cluster {
+    /// The network that the topology names.
+    pub fn network(&self) -> Result<Network, Error> {
+        Ok(match &self.topology {
+            Value::String(spec) => Network::parse(spec)?,
+            value => Network::from_json(&value.to_string())?,
+        })
+    }
+
+    /// How routes are chosen.
+    pub fn routing(&self) -> Result<Routing, Error> {
+        Ok(match self.routing.as_str() {
+            "unique" => Routing::Unique,
+            "static" => Routing::Static,
+            "ecmp" => Routing::Ecmp { seed: self.seed },
+            "adaptive" => Routing::Adaptive,
+            other => {
+                let must = "unique, static, ecmp or adaptive";
+                return Err(Error::field("cluster.routing", other, must));
+            }
+        })
+    }
+
+    /// What things cost.
+    pub fn constants(&self) -> Result<Constants, Error> {
+        let constants = self.constants.resolve()?;
+        constants.check()?;
+        Ok(constants)
+    }
+
+    /// Refuses faults and stragglers that cannot be, among `ranks` ranks.
+    pub fn check(&self, ranks: u32) -> Result<(), Error> {
+        for fault in &self.faults {
+            let until = fault.until_s.unwrap_or(f64::INFINITY);
+            if !(0.0..=1.0).contains(&fault.bandwidth) {
+                return Err(Error::field("faults.bandwidth", fault.bandwidth, "from 0 to 1"));
+            }
+            if !(fault.at_s >= 0.0 && fault.at_s.is_finite() && until > fault.at_s) {
+                return Err(Error::field(
+                    "faults.at_s",
+                    fault.at_s,
+                    "at least 0 and before until_s",
+                ));
+            }
+        }
+        for straggler in &self.stragglers {
+            if straggler.rank >= ranks {
+                let must = format!("one of 0 to {}", ranks - 1);
+                return Err(Error::field("stragglers.rank", straggler.rank, must));
+            }
+            if !(straggler.slow > 0.0 && straggler.slow.is_finite()) {
+                return Err(Error::field("stragglers.slow", straggler.slow, "more than 0"));
+            }
+            if !(straggler.late_s >= 0.0 && straggler.late_s.is_finite()) {
+                return Err(Error::field("stragglers.late_s", straggler.late_s, "at least 0"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ConstantsSpec {
+    /// The preset with what differs from it.
+    pub fn resolve(&self) -> Result<Constants, Error> {
+        let preset = match self.preset {
+            Preset::Ideal => Constants::ideal(),
+            Preset::Eflops => Constants::eflops(),
+        };
+        let mut value = serde_json::to_value(preset)?;
+        if let Value::Object(fields) = &mut value {
+            fields.extend(self.set.clone());
+        }
+        Ok(serde_json::from_value(value)?)
+    }
+}
