@@ -87,8 +87,8 @@ pub enum Error {
         /// When.
         time: f64,
     },
-    /// A time that is over was asked for.
-    #[error("it is {now} s: the simulation cannot go back to {to} s")]
+    /// A time that is over, or no time at all, was asked for.
+    #[error("it is {now} s: the simulation cannot go to {to} s")]
     Past {
         /// The time.
         now: f64,
@@ -96,9 +96,7 @@ pub enum Error {
         to: f64,
     },
     /// Flows are left that can never end, and nothing else will happen.
-    #[error(
-        "flow {tag} is stalled for ever at {time} s: link {link} has failed ({flows} flows wait like it)"
-    )]
+    #[error("flow {tag} is stalled for ever at {time} s: link {link} has failed ({flows} {} in all)", if *.flows == 1 { "flow waits" } else { "flows wait" })]
     Stalled {
         /// The flow that was started first.
         tag: Tag,

@@ -26,8 +26,12 @@
 //!
 //! It has no clock, no randomness and no I/O: the same calls give the same answers, bit for bit.
 
+mod calendar;
 mod engine;
 mod error;
+mod job;
+mod network;
+mod solver;
 mod types;
 
 pub use engine::Engine;

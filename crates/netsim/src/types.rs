@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// No job, link, hop or bucket.
+pub(crate) const NONE: u32 = u32::MAX;
+
 /// A directed link: what it carries in a second, and how long a byte takes to cross it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {

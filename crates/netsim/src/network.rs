@@ -1,0 +1,291 @@
+//! Links, the paths over them, and which flows move over each link.
+
+use crate::error::{Error, Result};
+use crate::types::{Link, LinkId, LinkUsage, NONE, PathId};
+use std::collections::HashMap;
+
+/// A link, what is on it and what it has carried: one cache line, for every flow that comes or goes
+/// touches most of it.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub(crate) struct LinkState {
+    pub(crate) bandwidth: f64,
+    busy_since: f64,
+    busy: f64,
+    bytes: f64,
+    /// Flows that move over it.
+    pub(crate) flows: u32,
+    most_flows: u32,
+    /// The first of the list of their hops.
+    head: u32,
+    /// The round of the solver that has asked for all rivals on this link.
+    pub(crate) seen: u32,
+    /// Its place among the links of an attempt of the solver, if it is the one there.
+    pub(crate) place: u32,
+    /// Whether it is among those that flows have left at this instant.
+    pub(crate) touched: bool,
+}
+
+/// A flow's use of one link, in the list of all uses of that link.
+#[derive(Clone, Copy, Debug)]
+struct Hop {
+    previous: u32,
+    next: u32,
+}
+
+/// The links and the lists of the flows on them. The hop `h` of flow `f` has the number `f << shift | h`.
+#[derive(Clone, Debug)]
+pub(crate) struct Links {
+    pub(crate) state: Vec<LinkState>,
+    latency: Vec<f64>,
+    hops: Vec<Hop>,
+    shift: u32,
+}
+
+impl Links {
+    pub(crate) fn new(links: &[Link]) -> Result<Links> {
+        if links.len() >= NONE as usize {
+            return Err(Error::TooMany { what: "links", most: u64::from(NONE) });
+        }
+        for (number, link) in (0..).zip(links) {
+            let id = LinkId(number);
+            if !(link.bandwidth.is_finite() && link.bandwidth > 0.0) {
+                return Err(Error::Bandwidth { link: id, bandwidth: link.bandwidth });
+            }
+            if !(link.latency.is_finite() && link.latency >= 0.0) {
+                return Err(Error::Latency { link: id, latency: link.latency });
+            }
+        }
+        let state = |link: &Link| LinkState {
+            bandwidth: link.bandwidth,
+            busy_since: 0.0,
+            busy: 0.0,
+            bytes: 0.0,
+            flows: 0,
+            most_flows: 0,
+            head: NONE,
+            seen: 0,
+            place: 0,
+            touched: false,
+        };
+        Ok(Links {
+            state: links.iter().map(state).collect(),
+            latency: links.iter().map(|link| link.latency).collect(),
+            hops: Vec::new(),
+            shift: 0,
+        })
+    }
+
+    pub(crate) fn check(&self, link: LinkId) -> Result<usize> {
+        if (link.0 as usize) < self.state.len() {
+            return Ok(link.0 as usize);
+        }
+        Err(Error::UnknownLink { link, links: self.state.len() as u32 })
+    }
+
+    /// How many flows can be numbered, given the longest path.
+    pub(crate) fn most_flows(&self) -> u64 {
+        u64::from(NONE >> self.shift)
+    }
+
+    /// A flow begins to move over the links of its path.
+    #[inline]
+    pub(crate) fn join(&mut self, flow: u32, path: &[u32], now: f64) {
+        let first = (flow << self.shift) as usize;
+        if first + path.len() > self.hops.len() {
+            let flows = (flow as usize + 1).next_power_of_two();
+            self.hops.resize(flows << self.shift, Hop { previous: NONE, next: NONE });
+        }
+        for (hop, &link) in (first..).zip(path) {
+            let link = &mut self.state[link as usize];
+            if link.flows == 0 {
+                link.busy_since = now;
+            }
+            link.flows += 1;
+            link.most_flows = link.most_flows.max(link.flows);
+            let next = std::mem::replace(&mut link.head, hop as u32);
+            self.hops[hop] = Hop { previous: NONE, next };
+            if next != NONE {
+                self.hops[next as usize].previous = hop as u32;
+            }
+        }
+    }
+
+    /// A flow has moved `bytes` over the links of its path and leaves them. Links on which others stay
+    /// are added to `touched`.
+    #[inline]
+    pub(crate) fn leave(
+        &mut self,
+        flow: u32,
+        path: &[u32],
+        now: f64,
+        bytes: f64,
+        touched: &mut Vec<u32>,
+    ) {
+        let first = (flow << self.shift) as usize;
+        for (hop, &number) in (first..).zip(path) {
+            let link = &mut self.state[number as usize];
+            link.bytes += bytes;
+            link.flows -= 1;
+            if link.flows == 0 {
+                link.busy += now - link.busy_since;
+                link.head = NONE;
+                continue;
+            }
+            if !link.touched {
+                link.touched = true;
+                touched.push(number);
+            }
+            let Hop { previous, next } = self.hops[hop];
+            match previous {
+                NONE => link.head = next,
+                _ => self.hops[previous as usize].next = next,
+            }
+            if next != NONE {
+                self.hops[next as usize].previous = previous;
+            }
+        }
+    }
+
+    /// The flows on a link.
+    #[inline]
+    pub(crate) fn flows(&self, link: u32) -> impl Iterator<Item = u32> + '_ {
+        let mut hop = self.state[link as usize].head;
+        std::iter::from_fn(move || {
+            if hop == NONE {
+                return None;
+            }
+            let flow = hop >> self.shift;
+            hop = self.hops[hop as usize].next;
+            Some(flow)
+        })
+    }
+
+    /// What a link has done until now, but for the bytes of flows that are still on it.
+    pub(crate) fn usage(&self, link: usize, now: f64) -> LinkUsage {
+        let state = &self.state[link];
+        let running = if state.flows > 0 { now - state.busy_since } else { 0.0 };
+        LinkUsage { bytes: state.bytes, busy: state.busy + running, most_flows: state.most_flows }
+    }
+
+    /// Makes room for paths of `length` links. Hops get other numbers, so all flows, `moving` with their
+    /// paths, are listed anew.
+    fn make_room(&mut self, length: usize, moving: &[(u32, &[u32])]) {
+        self.shift = length.next_power_of_two().trailing_zeros();
+        self.hops.clear();
+        for link in &mut self.state {
+            link.head = NONE;
+        }
+        for &(flow, path) in moving {
+            let first = (flow << self.shift) as usize;
+            if first + path.len() > self.hops.len() {
+                self.hops.resize(first + (1 << self.shift), Hop { previous: NONE, next: NONE });
+            }
+            for (hop, &link) in (first..).zip(path) {
+                let next = std::mem::replace(&mut self.state[link as usize].head, hop as u32);
+                self.hops[hop] = Hop { previous: NONE, next };
+                if next != NONE {
+                    self.hops[next as usize].previous = hop as u32;
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Path {
+    first: u32,
+    links: u32,
+    latency: f64,
+}
+
+/// The paths, each once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Paths {
+    paths: Vec<Path>,
+    links: Vec<u32>,
+    /// The last path that has this hash, and for each path the one before it that has the same.
+    by_hash: HashMap<u64, u32>,
+    same_hash: Vec<u32>,
+}
+
+impl Paths {
+    #[inline]
+    pub(crate) fn links(&self, path: u32) -> &[u32] {
+        let Path { first, links, .. } = self.paths[path as usize];
+        &self.links[first as usize..(first + links) as usize]
+    }
+
+    /// The sum of the latencies of its links.
+    #[inline]
+    pub(crate) fn latency(&self, path: PathId) -> Result<f64> {
+        match self.paths.get(path.0 as usize) {
+            Some(path) => Ok(path.latency),
+            None => Err(Error::UnknownPath { path: path.0, paths: self.paths.len() as u32 }),
+        }
+    }
+
+    /// Adds a path. `moving` gives the flows that are on links, should they have to be listed anew.
+    pub(crate) fn add(
+        &mut self,
+        network: &mut Links,
+        links: &[LinkId],
+        moving: impl FnOnce() -> Vec<(u32, u32)>,
+        most_jobs: u64,
+    ) -> Result<PathId> {
+        let hash = links.iter().fold(links.len() as u64, |hash, link| {
+            (hash ^ u64::from(link.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+        });
+        let last = self.by_hash.get(&hash).copied().unwrap_or(NONE);
+        let mut same = last;
+        while same != NONE {
+            if self.links(same).iter().eq(links.iter().map(|link| &link.0)) {
+                return Ok(PathId(same));
+            }
+            same = self.same_hash[same as usize];
+        }
+        let mut latency = 0.0;
+        for &link in links {
+            latency += network.latency[network.check(link)?];
+        }
+        check_loop(links)?;
+        if !latency.is_finite() {
+            let link = links[links.len() - 1];
+            return Err(Error::Latency { link, latency });
+        }
+        let (number, first) = (self.paths.len(), self.links.len());
+        if number as u64 >= u64::from(NONE) || (first + links.len()) as u64 > u64::from(NONE) {
+            return Err(Error::TooMany { what: "links of paths", most: u64::from(NONE) });
+        }
+        if links.len() > 1 << network.shift {
+            let shift = links.len().next_power_of_two().trailing_zeros();
+            if most_jobs > u64::from(NONE >> shift) {
+                return Err(Error::TooMany {
+                    what: "flows on paths so long",
+                    most: u64::from(NONE >> shift),
+                });
+            }
+            let moving = moving();
+            let moving: Vec<_> =
+                moving.iter().map(|&(flow, path)| (flow, self.links(path))).collect();
+            network.make_room(links.len(), &moving);
+        }
+        self.links.extend(links.iter().map(|link| link.0));
+        self.paths.push(Path { first: first as u32, links: links.len() as u32, latency });
+        self.same_hash.push(last);
+        self.by_hash.insert(hash, number as u32);
+        Ok(PathId(number as u32))
+    }
+}
+
+/// An error if a link is there twice.
+fn check_loop(links: &[LinkId]) -> Result<()> {
+    let mut sorted: Vec<(LinkId, usize)> =
+        (0..).zip(links).map(|(hop, &link)| (link, hop)).collect();
+    sorted.sort_unstable();
+    let twice = sorted.windows(2).filter(|pair| pair[0].0 == pair[1].0);
+    match twice.min_by_key(|pair| pair[1].1) {
+        Some(pair) => Err(Error::Loop { link: pair[0].0, first: pair[0].1, second: pair[1].1 }),
+        None => Ok(()),
+    }
+}
