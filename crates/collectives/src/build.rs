@@ -97,7 +97,7 @@ pub fn build(
         _ => {
             return Err(Error::NoSuchAlgorithm {
                 collective,
-                algorithm: algorithm.name().to_owned(),
+                algorithm: algorithm.name(),
                 known: String::new(),
             });
         }

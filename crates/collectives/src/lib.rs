@@ -15,14 +15,17 @@ mod op;
 mod program;
 pub mod ring;
 pub mod schedule;
+pub mod verify;
 
 /// Schedules by name.
 pub use build::{Algorithm, AnySchedule, Options, build};
 /// What can go wrong.
-pub use error::Error;
+pub use error::{At, Error};
 /// What a schedule is made of.
 pub use op::{Buffer, Collective, Op, Rank, Span};
 /// A schedule that was written down.
 pub use program::Program;
 /// A schedule as a value.
 pub use schedule::Schedule;
+/// What was proved.
+pub use verify::{Proof, verify};

@@ -23,7 +23,7 @@
 //! So one thing *happens before* another if it comes earlier at the same rank, or is a write's post and the
 //! other the wait that counts it, or by a chain of these. Two uses of a block, of which one writes it, have
 //! to be ordered in this sense: the first must have ended (for a write: by a wait that counts it, or, for its
-//! source, by a drain) before the second starts. `verify` proves it.
+//! source, by a drain) before the second starts. [`verify`](crate::verify()) proves it.
 //!
 //! # Begin and end
 //! A rank may be written to before it has started: who runs a schedule gives output and scratch to its peers

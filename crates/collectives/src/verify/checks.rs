@@ -1,0 +1,159 @@
+//! What can be told without running anything, and what the outputs must hold in the end.
+
+use super::MAX_SLOTS;
+use super::memory::{Memory, Value};
+use super::sets::Sets;
+use crate::build::MAX_RANKS;
+use crate::error::{At, Error, block};
+use crate::op::{Buffer, Collective, Op, Rank, Span};
+use crate::schedule::Schedule;
+
+/// Checks what a schedule says about itself.
+pub(crate) fn header(schedule: &impl Schedule) -> Result<(), Error> {
+    let (ranks, blocks) = (schedule.ranks(), schedule.blocks());
+    in_range("the number of ranks", ranks, MAX_RANKS)?;
+    in_range("the number of blocks", blocks, u32::MAX)?;
+    if schedule.collective().shares() && blocks % ranks != 0 {
+        return Err(Error::Uneven { what: "blocks", whole: blocks, parts: ranks });
+    }
+    if let Collective::Broadcast { root } = schedule.collective()
+        && root.0 >= ranks
+    {
+        let (value, most) = (root.0.into(), u64::from(ranks) - 1);
+        return Err(Error::OutOfRange { what: "the root", value, least: 0, most });
+    }
+    let needed = Memory::slots(schedule);
+    if needed > MAX_SLOTS {
+        let what = "blocks of all outputs and scratch together";
+        return Err(Error::TooLarge { what, needed, limit: MAX_SLOTS });
+    }
+    Ok(())
+}
+
+fn in_range(what: &'static str, value: u32, most: u32) -> Result<(), Error> {
+    if (1..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::OutOfRange { what, value: value.into(), least: 1, most: most.into() })
+}
+
+/// Checks that an operation's ranks, lanes, step and spans exist.
+pub(crate) fn operation(schedule: &impl Schedule, at: At) -> Result<(), Error> {
+    let peer = |peer: Rank| {
+        if peer.0 >= schedule.ranks() {
+            Err(Error::Operation { at, problem: format!("there is no rank {peer}") })
+        } else if peer == at.rank {
+            Err(Error::Operation { at, problem: "names the rank itself as its peer".to_owned() })
+        } else {
+            Ok(())
+        }
+    };
+    let below = |what: &str, value: u32, limit: u32| {
+        if value < limit {
+            return Ok(());
+        }
+        let problem = format!("{what} {value} of {limit}; they are numbered from 0");
+        Err(Error::Operation { at, problem })
+    };
+    match at.op {
+        Op::Write { to, source, target, lane, step } => {
+            peer(to)?;
+            below("lane", lane, schedule.lanes())?;
+            below("step", step, schedule.steps())?;
+            inside(schedule, at, at.rank, source)?;
+            written(schedule, at, to, source, target)
+        }
+        Op::Wait { from, lane, count } => {
+            peer(from)?;
+            below("lane", lane, schedule.lanes())?;
+            if count == 0 {
+                let problem = "waits for no write".to_owned();
+                return Err(Error::Operation { at, problem });
+            }
+            Ok(())
+        }
+        Op::Drain { to } => peer(to),
+        Op::Reduce { source, target } | Op::Copy { source, target } => {
+            inside(schedule, at, at.rank, source)?;
+            written(schedule, at, at.rank, source, target)?;
+            let apart = source.first + source.blocks <= target.first
+                || target.first + target.blocks <= source.first;
+            if source.buffer == target.buffer && !apart {
+                return bad(at, target, format!("overlaps its source {source}"));
+            }
+            if matches!(at.op, Op::Reduce { .. }) && !schedule.collective().reduces() {
+                let problem = format!("adds, which {} does not", schedule.collective());
+                return Err(Error::Operation { at, problem });
+            }
+            Ok(())
+        }
+    }
+}
+
+fn bad(at: At, span: Span, problem: String) -> Result<(), Error> {
+    Err(Error::Span { at, span, problem })
+}
+
+fn inside(schedule: &impl Schedule, at: At, owner: Rank, span: Span) -> Result<(), Error> {
+    if span.blocks == 0 {
+        return bad(at, span, "is empty".to_owned());
+    }
+    let all = schedule.buffer_blocks(owner, span.buffer);
+    if u64::from(span.first) + u64::from(span.blocks) > u64::from(all) {
+        return bad(at, span, format!("does not fit: rank {owner} has {all} blocks there"));
+    }
+    Ok(())
+}
+
+fn written(
+    schedule: &impl Schedule,
+    at: At,
+    owner: Rank,
+    source: Span,
+    target: Span,
+) -> Result<(), Error> {
+    inside(schedule, at, owner, target)?;
+    if target.buffer == Buffer::Input {
+        return bad(at, target, "is an input, which nobody may change".to_owned());
+    }
+    if source.blocks != target.blocks {
+        return bad(at, target, format!("is not as long as its source {source}"));
+    }
+    Ok(())
+}
+
+/// Checks block `index` of the output of `rank` in the end.
+pub(super) fn result(
+    schedule: &impl Schedule,
+    sets: &Sets,
+    rank: Rank,
+    index: u32,
+    value: Option<Value>,
+) -> Result<(), Error> {
+    let collective = schedule.collective();
+    let wrong =
+        |problem: String| Err(Error::Result { rank, block: block(Buffer::Output, index), problem });
+    let Some(value) = value else {
+        return wrong("has not been written".to_owned());
+    };
+    if collective.reduces() {
+        return match sets.lacks(value.set, schedule.ranks()) {
+            Some(missing) => wrong(format!("lacks the contribution of rank {missing}")),
+            None => Ok(()),
+        };
+    }
+    let share = schedule.blocks() / schedule.ranks();
+    let (from, block) = match collective {
+        Collective::AllToAll => (index / share, rank.0 * share + index % share),
+        Collective::Broadcast { root } => (root.0, index),
+        _ => (index / share, index),
+    };
+    let found = sets.lowest(value.set);
+    if (found, value.block) != (from, block) {
+        return wrong(format!(
+            "is block {} of rank {found}, not block {block} of rank {from}",
+            value.block
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,326 @@
+//! A proof that a schedule computes its collective, whatever the order in which its writes arrive.
+//!
+//! The schedule is run once, symbolically: a block holds the set of ranks whose contributions it sums. What
+//! a wait does not depend on the order of events, provided that it can only count the writes that it means,
+//! which is checked; so ranks take the same way in every order, and one run finds all waits that never end.
+//! Which uses of a block are ordered is told by vector clocks: each use of a block is compared with the last
+//! write to it and with the reads since. If all are ordered, every order of events gives the values of this
+//! run. Time and memory are proportional to the operations times the number of ranks (the clocks), plus the
+//! blocks that are moved.
+
+mod checks;
+mod lanes;
+mod memory;
+mod order;
+mod sets;
+
+use crate::error::{At, Error, block};
+use crate::op::{Buffer, Collective, Op, Rank, Span};
+use crate::schedule::Schedule;
+use lanes::{Lane, Lanes};
+use memory::{Memory, Value};
+use order::{Clock, Moment, Order, Posted, Use, join};
+use sets::Sets;
+use std::collections::VecDeque;
+use std::fmt;
+use std::rc::Rc;
+
+/// The most blocks, of all ranks' outputs and scratch, that a schedule to be verified may have.
+pub const MAX_SLOTS: u64 = 1 << 26;
+
+/// What was proved, and about how much.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proof {
+    /// The algorithm's name.
+    pub name: String,
+    /// The collective that is computed.
+    pub collective: Collective,
+    /// The number of ranks.
+    pub ranks: u32,
+    /// The operations of all ranks.
+    pub operations: u64,
+    /// The writes among them.
+    pub writes: u64,
+    /// The most scratch of any rank, in blocks.
+    pub scratch_blocks: u32,
+}
+
+impl fmt::Display for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Proof { name, collective, ranks, operations, writes, scratch_blocks } = self;
+        write!(
+            f,
+            "{name} computes the {collective} of {ranks} ranks in every order of arrival: {operations} \
+             operations, {writes} of them writes, at most {scratch_blocks} blocks of scratch"
+        )
+    }
+}
+
+/// Proves that `schedule` computes its collective in every order of events that
+/// [`schedule`](crate::schedule) allows: every block of every output becomes what the collective says, with
+/// each contribution exactly once; nothing is read before it is written, nor overwritten while it may still
+/// be read or written; every wait ends, and counts the writes that it means.
+///
+/// It may refuse a schedule that would work: one that puts a block of the output where another belongs, if
+/// only for a time; one that adds a contribution twice, if only to throw it away; or one whose writes' steps
+/// do not rise along its dependencies.
+pub fn verify(schedule: &impl Schedule) -> Result<Proof, Error> {
+    checks::header(schedule)?;
+    let mut run = Run::new(schedule);
+    while let Some(rank) = run.ready.pop_front() {
+        run.advance(rank)?;
+    }
+    run.finish()
+}
+
+/// One run. Ranks take turns; each goes on until it has to wait.
+struct Run<'a, S> {
+    schedule: &'a S,
+    next: Vec<u32>,
+    clocks: Vec<Clock>,
+    /// The step that each rank's next write may belong to at the earliest.
+    steps: Vec<u32>,
+    waiting: Vec<bool>,
+    ready: VecDeque<u32>,
+    lanes: Lanes,
+    memory: Memory,
+    order: Order,
+    sets: Sets,
+    operations: u64,
+}
+
+impl<'a, S: Schedule> Run<'a, S> {
+    fn new(schedule: &'a S) -> Run<'a, S> {
+        let ranks = schedule.ranks();
+        let zero = Rc::new(vec![0; ranks as usize]);
+        Run {
+            schedule,
+            next: vec![0; ranks as usize],
+            clocks: vec![zero; ranks as usize],
+            steps: vec![0; ranks as usize],
+            waiting: vec![false; ranks as usize],
+            ready: (0..ranks).collect(),
+            lanes: Lanes::default(),
+            memory: Memory::new(schedule),
+            order: Order::default(),
+            sets: Sets::new(ranks),
+            operations: 0,
+        }
+    }
+
+    fn at(&self, rank: u32, index: u32) -> At {
+        At { rank: Rank(rank), index, op: self.schedule.op(Rank(rank), index) }
+    }
+
+    fn advance(&mut self, rank: u32) -> Result<(), Error> {
+        let len = self.schedule.len(Rank(rank));
+        self.waiting[rank as usize] = false;
+        while self.next[rank as usize] < len {
+            let at = self.at(rank, self.next[rank as usize]);
+            checks::operation(self.schedule, at)?;
+            match at.op {
+                Op::Write { source, target, .. } => self.write(at, source, target)?,
+                Op::Wait { from, lane, count } => {
+                    if !self.wait(at, from, lane, count)? {
+                        self.waiting[rank as usize] = true;
+                        return Ok(());
+                    }
+                }
+                Op::Drain { to } => self.order.drain(rank, to.0, at.index),
+                Op::Reduce { source, target } => self.combine(at, source, target, true)?,
+                Op::Copy { source, target } => self.combine(at, source, target, false)?,
+            }
+            self.next[rank as usize] += 1;
+            self.operations += 1;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, at: At, source: Span, target: Span) -> Result<(), Error> {
+        let Op::Write { to, lane, step, .. } = at.op else { unreachable!("called for writes") };
+        let rank = at.rank.0;
+        if step < self.steps[rank as usize] {
+            return Err(Error::StepOrder { at, reached: self.steps[rank as usize] - 1 });
+        }
+        self.steps[rank as usize] = step;
+        let write = self.order.writes.len() as u32;
+        for i in 0..source.blocks {
+            let value = self.read(at, source.buffer, source.first + i, Use::Source(write))?;
+            self.store(at, to.0, target.buffer, target.first + i, Use::Target(write), value)?;
+        }
+        let posted = Posted { from: rank, index: at.index, to: to.0, step, waited: None };
+        self.order.writes.push(posted);
+        let clock = &self.clocks[rank as usize];
+        let lane: &mut Lane = self.lanes.get(to.0, rank, lane);
+        let moment = Moment { rank, index: at.index, clock };
+        if let Some(waited) = lane.waited()
+            && !moment.after(to.0, waited)
+        {
+            return Err(Error::Ambiguous { at: self.at(to.0, waited), write: at });
+        }
+        lane.post(write, clock.clone());
+        if self.waiting[to.0 as usize] {
+            // Perhaps for this one: it looks again.
+            self.waiting[to.0 as usize] = false;
+            self.ready.push_back(to.0);
+        }
+        Ok(())
+    }
+
+    /// False when the rank has to wait.
+    fn wait(&mut self, at: At, from: Rank, lane: u32, count: u32) -> Result<bool, Error> {
+        let rank = at.rank.0;
+        let lane = self.lanes.get(rank, from.0, lane);
+        if count <= lane.counted() {
+            return Ok(true);
+        }
+        if lane.posted() < count {
+            return Ok(false);
+        }
+        if lane.posted() > count {
+            let write = self.order.writes[lane.write(count) as usize];
+            return Err(Error::Ambiguous { at, write: self.at(write.from, write.index) });
+        }
+        for (write, clock) in lane.count(at.index) {
+            let write = &mut self.order.writes[write as usize];
+            write.waited = Some(at.index);
+            let step = &mut self.steps[rank as usize];
+            *step = (*step).max(write.step + 1);
+            join(&mut self.clocks[rank as usize], &clock, write.from, write.index);
+        }
+        Ok(true)
+    }
+
+    /// A copy, or an addition.
+    fn combine(&mut self, at: At, source: Span, target: Span, add: bool) -> Result<(), Error> {
+        let used = Use::Local(at.index);
+        for i in 0..source.blocks {
+            let mut value = self.read(at, source.buffer, source.first + i, used)?;
+            if add {
+                let sum = self.read(at, target.buffer, target.first + i, used)?;
+                if sum.block != value.block {
+                    let place = block(target.buffer, target.first + i);
+                    let (found, expected) = (value.block, sum.block);
+                    return Err(Error::WrongBlock { at, place, found, expected });
+                }
+                value.set = self.sets.sum(sum.set, value.set).map_err(|contributor| {
+                    Error::Twice { at, contributor: Rank(contributor), block: value.block }
+                })?;
+            }
+            self.store(at, at.rank.0, target.buffer, target.first + i, used, value)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a block of the rank's own.
+    fn read(&mut self, at: At, buffer: Buffer, index: u32, used: Use) -> Result<Value, Error> {
+        let rank = at.rank.0;
+        if buffer == Buffer::Input {
+            return Ok(Value {
+                set: rank,
+                block: self.schedule.first_block(at.rank, buffer) + index,
+            });
+        }
+        let slot = self.memory.slot(rank, buffer, index);
+        let Some(value) = slot.value else {
+            return Err(Error::Unwritten { at, block: block(buffer, index) });
+        };
+        let moment = Moment { rank, index: at.index, clock: &self.clocks[rank as usize] };
+        if let Some(writer) = slot.writer
+            && !self.order.ended(writer, rank, &moment)
+        {
+            return Err(self.race(at, "reads", rank, block(buffer, index), writer, "written"));
+        }
+        self.memory.read(rank, buffer, index, used);
+        Ok(value)
+    }
+
+    /// Puts a value into a block of `owner`.
+    fn store(
+        &mut self,
+        at: At,
+        owner: u32,
+        buffer: Buffer,
+        index: u32,
+        used: Use,
+        value: Value,
+    ) -> Result<(), Error> {
+        let place = block(buffer, index);
+        if buffer == Buffer::Output && self.schedule.collective() != Collective::AllToAll {
+            let expected = self.schedule.first_block(Rank(owner), buffer) + index;
+            if expected != value.block {
+                return Err(Error::WrongBlock { at, place, found: value.block, expected });
+            }
+        }
+        let rank = at.rank.0;
+        let slot = self.memory.slot(owner, buffer, index);
+        let moment = Moment { rank, index: at.index, clock: &self.clocks[rank as usize] };
+        for reader in self.memory.readers(slot) {
+            // An addition reads what it writes.
+            if reader != used && !self.order.ended(reader, owner, &moment) {
+                return Err(self.race(at, "overwrites", owner, place, reader, "read"));
+            }
+        }
+        if let Some(writer) = slot.writer
+            && !self.order.ended(writer, owner, &moment)
+        {
+            return Err(self.race(at, "writes", owner, place, writer, "written"));
+        }
+        self.memory.write(owner, buffer, index, used, value);
+        Ok(())
+    }
+
+    fn race(
+        &self,
+        at: At,
+        use_: &'static str,
+        owner: u32,
+        block: Span,
+        other: Use,
+        done: &'static str,
+    ) -> Error {
+        let other = match other {
+            Use::Local(index) => self.at(owner, index),
+            Use::Source(write) | Use::Target(write) => {
+                let write = self.order.writes[write as usize];
+                self.at(write.from, write.index)
+            }
+        };
+        Error::Race { at, use_, owner: Rank(owner), block, other, done }
+    }
+
+    fn finish(mut self) -> Result<Proof, Error> {
+        let schedule = self.schedule;
+        let ranks = schedule.ranks();
+        if let Some(rank) = (0..ranks).find(|&rank| self.waiting[rank as usize]) {
+            return Err(self.deadlock(rank));
+        }
+        if let Some(write) = self.order.writes.iter().find(|write| write.waited.is_none()) {
+            let at = self.at(write.from, write.index);
+            return Err(Error::Unwaited { write: at, to: Rank(write.to) });
+        }
+        for rank in (0..ranks).map(Rank) {
+            for index in 0..schedule.buffer_blocks(rank, Buffer::Output) {
+                let value = self.memory.slot(rank.0, Buffer::Output, index).value;
+                checks::result(schedule, &self.sets, rank, index, value)?;
+            }
+        }
+        Ok(Proof {
+            name: schedule.name().to_owned(),
+            collective: schedule.collective(),
+            ranks,
+            operations: self.operations,
+            writes: self.order.writes.len() as u64,
+            scratch_blocks: (0..ranks).map(|r| schedule.scratch_blocks(Rank(r))).max().unwrap_or(0),
+        })
+    }
+
+    fn deadlock(&mut self, rank: u32) -> Error {
+        let at = self.at(rank, self.next[rank as usize]);
+        let Op::Wait { from, lane, count } = at.op else { unreachable!("only a wait blocks") };
+        let risen = self.lanes.get(rank, from.0, lane).posted();
+        let peer =
+            self.waiting[from.0 as usize].then(|| self.at(from.0, self.next[from.0 as usize]));
+        Error::Deadlock { at, from, risen, count, peer }
+    }
+}
