@@ -8,7 +8,10 @@
 
 mod build;
 mod cabling;
+mod describe;
 mod error;
+mod json;
+mod names;
 mod network;
 mod rank_map;
 mod reach;
@@ -18,6 +21,8 @@ mod routing;
 pub use build::{Attach, BiGraph, FatTree, FatTree3, Port, Rail};
 /// What is plugged into what.
 pub use cabling::{Cable, CableEnd, cables_csv, cables_of};
+/// Short forms.
+pub use describe::Description;
 /// What can go wrong.
 pub use error::{Error, Result};
 /// Networks.

@@ -472,6 +472,11 @@ impl NetworkBuilder {
         self.rank_map = Some(map);
     }
 
+    /// The kind of each node so far.
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = NodeKind> {
+        self.nodes.iter().map(|node| node.kind)
+    }
+
     /// Endpoints so far.
     pub fn endpoints(&self) -> u32 {
         self.endpoints.len() as u32

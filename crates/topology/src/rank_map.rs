@@ -165,7 +165,7 @@ mod tests {
                 assert_eq!(places.len(), map.len());
                 assert_eq!(map.len() as u64, graph.ports());
                 let ranks = map.len() as u32;
-                let whole = 1 << ranks.ilog2();
+                let whole = 1u32 << ranks.ilog2();
                 for bit in 0..whole.ilog2() {
                     check_step(&graph, &map, (0..whole).filter(|r| r >> bit & 1 == 0), 1 << bit);
                 }

@@ -87,7 +87,7 @@ impl Router {
                 let pair = u64::from(from.0) << 32 | u64::from(to.0);
                 let hash = mix(mix(mix(seed ^ SALT) ^ pair) ^ flow);
                 self.walk(from, to, links, |choices| {
-                    let hash = mix(hash ^ u64::from(choices.at.0));
+                    let hash = mix(hash ^ choices.key);
                     // The upper half of the product is a number below the length, without a division.
                     let pick = (u128::from(hash) * choices.links.len() as u128) >> 64;
                     Some(choices.links[pick as usize])

@@ -6,6 +6,9 @@ use std::collections::{HashMap, VecDeque};
 /// No way from here to there; also: not a node of the core.
 pub const NONE: u32 = u32::MAX;
 
+/// The most words of tables that are kept (1 GiB); where more are wanted, all are made anew.
+const MAX_WORDS: usize = 1 << 28;
+
 /// Tables of next hops, made when a destination is first asked for.
 ///
 /// An endpoint with one cable that does not forward (nearly all are such) is left out: its paths are those
@@ -25,7 +28,11 @@ pub struct NextHops {
     /// The place in the core of where each link leads.
     heads: Vec<u32>,
     tables: Vec<Option<Box<[u32]>>>,
+    /// Tables that are there.
+    made: usize,
     sets: Sets,
+    /// What the name of each node of the core hashes to.
+    keys: Vec<u64>,
     /// What a destination's number is divided by before it picks a link, for each node of the core.
     divisors: Vec<u64>,
     out: Vec<bool>,
@@ -46,6 +53,8 @@ pub struct Door {
 pub struct Choices<'a> {
     /// The node.
     pub at: NodeId,
+    /// What the node's name hashes to, so that its choices do not depend on how nodes are numbered.
+    pub key: u64,
     /// Those of its links that lie on a shortest path, at least one.
     pub links: &'a [LinkId],
     divisor: u64,
@@ -98,7 +107,9 @@ impl NextHops {
             into: into.collect(),
             heads: graph.links.iter().map(|link| places[link.to.0 as usize]).collect(),
             tables: vec![None; core.len()],
+            made: 0,
             sets: Sets::new(graph.links.len(), core.len()),
+            keys: core.iter().map(|&node| key(network.node_name(node))).collect(),
             divisors: divisors(network, &core),
             out: vec![false; graph.links.len()],
             places,
@@ -133,6 +144,7 @@ impl NextHops {
         if self.out[link.0 as usize] != out {
             self.out[link.0 as usize] = out;
             self.tables.fill(None);
+            self.made = 0;
         }
     }
 
@@ -140,6 +152,7 @@ impl NextHops {
     pub fn choices(&self, at: u32, set: u32) -> Choices<'_> {
         Choices {
             at: self.core[at as usize],
+            key: self.keys[at as usize],
             links: self.sets.links(set),
             divisor: self.divisors[at as usize],
         }
@@ -149,6 +162,11 @@ impl NextHops {
     #[inline]
     pub fn prepare(&mut self, network: &Network, target: u32) {
         if self.tables[target as usize].is_none() {
+            if self.made >= MAX_WORDS / self.core.len() {
+                self.tables.fill(None);
+                self.made = 0;
+            }
+            self.made += 1;
             self.tables[target as usize] = Some(self.make(network, target));
         }
     }
@@ -235,6 +253,12 @@ impl NextHops {
         let ends = ends.iter().flatten().count() as u32;
         (length != NONE).then(|| (counts[start.node as usize], length + ends))
     }
+}
+
+/// FNV-1a, which is the same everywhere and always.
+fn key(name: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// For each node of the core, the product of the ways up of the levels below its own.
