@@ -27,6 +27,9 @@ pub struct Constants {
     /// Bytes of a reduction that do not overlap with their arrival: a reduction of more takes as long
     /// as one of so many. `None`: nothing overlaps.
     pub reduce_tail_bytes: Option<u64>,
+    /// The longest vector that a collective works on at once: longer ones are cut into segments, one after
+    /// the other, as by a library that stages them in buffers of that size. `None`: in one piece.
+    pub segment_bytes: Option<u64>,
     /// Bytes copied within a rank in a second.
     pub copy_bytes_per_s: Option<f64>,
     /// The share of a link's bandwidth that carries payload.
@@ -47,6 +50,7 @@ impl Default for Constants {
             reduce_launch_s: 0.0,
             reduce_bytes_per_s: None,
             reduce_tail_bytes: None,
+            segment_bytes: None,
             copy_bytes_per_s: None,
             wire_efficiency: 1.0,
             jitter_s: 0.0,
@@ -82,6 +86,9 @@ impl Constants {
             {
                 return Err(Error::field(format!("constants.{field}"), value, "more than 0"));
             }
+        }
+        if let Some(bytes @ 0) = self.segment_bytes {
+            return Err(Error::field("constants.segment_bytes", bytes, "more than 0"));
         }
         if !(self.wire_efficiency > 0.0 && self.wire_efficiency <= 1.0) {
             let must = "more than 0 and at most 1";

@@ -53,6 +53,16 @@ pub enum Error {
         /// Since when.
         time: f64,
     },
+    /// A workload waits for what never comes.
+    #[error("{what} has no end: rank {rank} waits in round {round}, and nothing is left to happen")]
+    Waiting {
+        /// Which workload.
+        what: &'static str,
+        /// Who waits, of those the one that has come least far.
+        rank: u32,
+        /// In which round.
+        round: u32,
+    },
     /// Nothing was given to run.
     #[error("nothing is left to run")]
     Nothing,

@@ -10,13 +10,20 @@
 pub mod collective;
 mod constants;
 mod cpu;
+pub mod dlrm;
 mod error;
 mod faults;
+pub mod mixture;
+pub mod moe;
+mod network_model;
 mod outcome;
+pub mod query;
 mod random;
 mod run;
 mod spec;
+mod statistics;
 mod trace;
+pub mod train;
 mod workload;
 mod world;
 
@@ -26,6 +33,8 @@ pub use constants::Constants;
 pub use cpu::CpuTime;
 /// What can go wrong.
 pub use error::Error;
+/// The network under the fabric's simulator.
+pub use network_model::{MessageCosts, SimulatedNetwork};
 /// What a run came to.
 pub use outcome::{LinkReport, Outcome};
 /// Seeded.
@@ -34,6 +43,8 @@ pub use random::Random;
 pub use run::{Progress, run, run_spec};
 /// Scenarios.
 pub use spec::{Cluster, ConstantsSpec, Fault, Preset, Spec, Straggler};
+/// Many times in a few numbers.
+pub use statistics::Summary;
 /// What happened when.
 pub use trace::{Span, Trace};
 /// What runs.

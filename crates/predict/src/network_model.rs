@@ -57,6 +57,68 @@ struct State {
     due: Option<Option<Time>>,
 }
 
+impl SimulatedNetwork {
+    /// The ranks' network: `places[rank]` is the endpoint that a rank's NIC is. Two ranks on one
+    /// endpoint reach each other without a wire. Every pair's path is found here, so that nothing
+    /// can be unreachable later.
+    ///
+    /// # Errors
+    /// Those of the router, which name the two ends; [`Error::Field`] for costs that cannot be.
+    pub fn new(
+        network: &Network,
+        router: &mut Router,
+        places: &[EndpointId],
+        costs: MessageCosts,
+    ) -> Result<SimulatedNetwork, Error> {
+        for (field, value) in [("post_s", costs.post_s), ("latency_s", costs.latency_s)] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(Error::field(field, value, "at least 0"));
+            }
+        }
+        let links: Vec<Link> = network
+            .links()
+            .iter()
+            .map(|link| Link { bandwidth: link.bandwidth, latency: link.latency })
+            .collect();
+        let mut engine = Engine::new(&links)?;
+        let mut paths = Vec::with_capacity(places.len() * places.len());
+        let (mut route, mut on_engine) = (Vec::new(), Vec::new());
+        for (from, &source) in places.iter().enumerate() {
+            for (to, &destination) in places.iter().enumerate() {
+                route.clear();
+                if source != destination {
+                    // One connection for each pair: the hash of an ECMP router sees the pair.
+                    let connection = (from * places.len() + to) as u64;
+                    router.path(source, destination, connection, &mut route)?;
+                }
+                on_engine.clear();
+                on_engine.extend(route.iter().map(|link| LinkId(link.0)));
+                paths.push(engine.add_path(&on_engine)?);
+            }
+        }
+        let nics = places.iter().map(|_| engine.add_server()).collect();
+        let state = State {
+            engine,
+            ranks: places.len(),
+            paths,
+            nics,
+            costs,
+            origin: Time(0),
+            origin_s: 0.0,
+            flows: BTreeMap::new(),
+            events: Vec::new(),
+            arrived: Vec::new(),
+            due: None,
+        };
+        Ok(SimulatedNetwork { state: RefCell::new(state) })
+    }
+
+    /// What a link of the network has carried so far.
+    pub fn link_usage(&self, link: weft_topology::LinkId) -> LinkUsage {
+        self.state.borrow().engine.link_usage(LinkId(link.0))
+    }
+}
+
 impl State {
     /// The engine's clock when the fabric's stands at `time`.
     fn seconds(&self, time: Time) -> f64 {

@@ -17,5 +17,10 @@ pub fn run(spec_json: &str, progress: &mut Progress<'_>) -> Result<String, Error
 pub fn run_spec(spec: &Spec, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
     match spec {
         Spec::Collective(spec) => crate::collective::run(spec, progress),
+        Spec::Train(spec) => crate::train::run(spec, progress),
+        Spec::Mixture(spec) => crate::mixture::run(spec, progress),
+        Spec::Moe(spec) => crate::moe::run(spec, progress),
+        Spec::Dlrm(spec) => crate::dlrm::run(spec, progress),
+        Spec::Query(spec) => crate::query::run(spec, progress),
     }
 }

@@ -14,6 +14,16 @@ use weft_topology::{Network, Routing};
 pub enum Spec {
     /// One collective.
     Collective(crate::collective::CollectiveSpec),
+    /// Training.
+    Train(crate::train::TrainSpec),
+    /// Several jobs that compete for links.
+    Mixture(crate::mixture::MixtureSpec),
+    /// Mixture-of-experts dispatch and combine.
+    Moe(crate::moe::MoeSpec),
+    /// A recommendation model.
+    Dlrm(crate::dlrm::DlrmSpec),
+    /// Queries and answers.
+    Query(crate::query::QuerySpec),
 }
 
 /// The network, its routes, its constants, and what is wrong with it.

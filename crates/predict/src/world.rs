@@ -61,12 +61,23 @@ impl World {
 
     /// A network made by hand, with all else as the cluster says.
     pub fn on(network: Network, cluster: &Cluster) -> Result<World, Error> {
+        World::with_private_links(network, cluster, &[])
+    }
+
+    /// The same with links beside the network's, which only [`World::private_path`] uses: those of NVLink
+    /// domains, say.
+    pub fn with_private_links(
+        network: Network,
+        cluster: &Cluster,
+        private: &[Link],
+    ) -> Result<World, Error> {
         let constants = cluster.constants()?;
         let efficiency = constants.wire_efficiency;
         let links: Vec<Link> = network
             .links()
             .iter()
             .map(|link| Link { bandwidth: link.bandwidth * efficiency, latency: 0.0 })
+            .chain(private.iter().copied())
             .collect();
         let faults = Faults::new(&network, &cluster.faults, efficiency)?;
         Ok(World {
@@ -123,6 +134,14 @@ impl World {
             self.links.push(LinkId(link.0));
         }
         Ok(Path { id: self.engine.add_path(&self.links)?, latency_s })
+    }
+
+    /// A path over private links, by their places in the list that the world was made with; none is a copy
+    /// on one host, which takes no time.
+    pub fn private_path(&mut self, links: &[u32], latency_s: f64) -> Result<Path, Error> {
+        let first = self.network.links().len() as u32;
+        let links: Vec<LinkId> = links.iter().map(|link| LinkId(first + link)).collect();
+        Ok(Path { id: self.engine.add_path(&links)?, latency_s })
     }
 
     /// Starts a flow: after `delay` seconds, to which a message's latency belongs, its bytes share the

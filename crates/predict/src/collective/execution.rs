@@ -44,7 +44,7 @@ struct RankState {
     op: u32,
     len: u32,
     round: u32,
-    /// Rounds that it may begin.
+    /// Vectors that it may begin.
     released: u32,
     /// Writes posted and not yet arrived.
     under_way: u32,
@@ -54,11 +54,11 @@ struct RankState {
     slow: f64,
 }
 
-/// A rank has ended a round.
+/// A rank has ended a vector.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ended {
     pub rank: u32,
-    pub round: u32,
+    pub vector: u32,
     pub at_s: f64,
 }
 
@@ -67,8 +67,11 @@ pub(crate) struct Execution<S> {
     schedule: S,
     ranks: Vec<RankState>,
     connections: Connections,
-    rounds: Vec<Sizes>,
-    /// When each rank may begin each round, by round.
+    /// The vectors, cut into segments: a round is a segment.
+    rounds: Vec<Round>,
+    /// The first round of each vector, and one past the last round.
+    starts: Vec<u32>,
+    /// When each rank may begin each vector, by vector.
     release_s: Vec<f64>,
     random: Option<Random>,
     /// Seconds per byte of the slowest link of an endpoint, for jitter that grows with a message.
@@ -85,14 +88,32 @@ pub(crate) struct Execution<S> {
 pub(crate) struct Setup<'a> {
     /// Where each rank is.
     pub endpoints: Vec<EndpointId>,
-    /// The length of the vector in each round.
-    pub rounds: &'a [u64],
+    /// The lengths of the vectors, one after the other.
+    pub lengths: &'a [u64],
     /// Ranks that are slow.
     pub stragglers: &'a [Straggler],
     /// Tells its connections from those of others, and its random numbers.
     pub group: u64,
     /// Is added to the tags that it uses, which are below 2^33.
     pub base: u64,
+    /// Whether it is the first at its ranks, or another one of theirs posts at the same NICs in turn.
+    pub first: bool,
+}
+
+/// A segment of a vector.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    sizes: Sizes,
+    vector: u32,
+    first: bool,
+    last: bool,
+}
+
+/// A vector's segments: near-equal, each of at most `most` bytes.
+fn segments(bytes: u64, most: Option<u64>) -> impl Iterator<Item = u64> {
+    let count = most.map_or(1, |most| bytes.div_ceil(most).max(1));
+    let start = move |part| (u128::from(bytes) * u128::from(part) / u128::from(count)) as u64;
+    (0..count).map(move |part| start(part + 1) - start(part))
 }
 
 impl<S: Schedule> Execution<S> {
@@ -102,10 +123,23 @@ impl<S: Schedule> Execution<S> {
             let must = format!("the schedule's number of ranks, {ranks}");
             return Err(Error::field("placement", setup.endpoints.len(), must));
         }
-        let rounds: Result<Vec<Sizes>, Error> =
-            setup.rounds.iter().map(|bytes| Sizes::new(&schedule, *bytes)).collect();
-        for endpoint in &setup.endpoints {
-            world.attach(*endpoint);
+        let mut rounds = Vec::new();
+        let mut starts = vec![0];
+        for (vector, bytes) in (0u32..).zip(setup.lengths) {
+            let from = rounds.len();
+            for bytes in segments(*bytes, world.constants().segment_bytes) {
+                let sizes = Sizes::new(&schedule, bytes)?;
+                rounds.push(Round { sizes, vector, first: rounds.len() == from, last: false });
+            }
+            if let Some(round) = rounds.last_mut() {
+                round.last = true;
+            }
+            starts.push(rounds.len() as u32);
+        }
+        if setup.first {
+            for endpoint in &setup.endpoints {
+                world.attach(*endpoint);
+            }
         }
         let mut states: Vec<RankState> = (0..ranks)
             .map(|rank| RankState {
@@ -136,15 +170,16 @@ impl<S: Schedule> Execution<S> {
         Ok(Execution {
             random: jitters.then(|| world.random(setup.group)),
             seconds_per_byte,
-            release_s: vec![0.0; setup.rounds.len() * ranks as usize],
-            rounds: rounds?,
+            release_s: vec![0.0; setup.lengths.len() * ranks as usize],
+            left: ranks * rounds.len() as u32,
+            rounds,
+            starts,
             ranks: states,
             connections: Connections::new(setup.endpoints, setup.group),
             schedule,
             posted_s: Vec::new(),
             ended: Vec::new(),
             last_s: 0.0,
-            left: ranks * setup.rounds.len() as u32,
             base: setup.base,
         })
     }
@@ -153,14 +188,15 @@ impl<S: Schedule> Execution<S> {
         &self.schedule
     }
 
-    /// Lets a rank begin its next round that was not released yet, at `at_s` or when it has ended the one
+    /// Lets a rank begin its next vector that was not released yet, at `at_s` or when it has ended the one
     /// before.
     pub fn release(&mut self, world: &mut World, rank: u32, at_s: f64) -> Result<(), Error> {
         let ranks = self.ranks.len();
         let state = &mut self.ranks[rank as usize];
         self.release_s[state.released as usize * ranks + rank as usize] = at_s;
+        let begins = state.waiting == Waiting::Release;
         state.released += 1;
-        if state.waiting == Waiting::Release && state.released == state.round + 1 {
+        if begins && state.round < self.starts[state.released as usize] {
             self.begin(world, rank);
             self.go(world, rank)?;
         }
@@ -215,17 +251,15 @@ impl<S: Schedule> Execution<S> {
     }
 
     fn begin(&mut self, world: &World, rank: u32) {
+        let ranks = self.ranks.len();
         let state = &mut self.ranks[rank as usize];
-        let released = state.round as usize * self.ranks_len() + rank as usize;
-        let release_s = self.release_s[released];
-        let state = &mut self.ranks[rank as usize];
+        let round = self.rounds[state.round as usize];
         state.waiting = Waiting::No;
         state.op = 0;
-        state.at_s = state.at_s.max(release_s) + world.constants().launch_s * state.slow;
-    }
-
-    fn ranks_len(&self) -> usize {
-        self.ranks.len()
+        if round.first {
+            let release_s = self.release_s[round.vector as usize * ranks + rank as usize];
+            state.at_s = state.at_s.max(release_s) + world.constants().launch_s * state.slow;
+        }
     }
 
     /// Ends a wait for a lane.
@@ -256,7 +290,7 @@ impl<S: Schedule> Execution<S> {
                         return world
                             .timer(state.at_s - world.now(), self.base | WAKE | u64::from(rank));
                     }
-                    let sizes = self.rounds[round as usize];
+                    let sizes = self.rounds[round as usize].sizes;
                     let bytes = sizes.write(&self.schedule, rank, source, to.0, target);
                     self.write(world, rank, to.0, lane, bytes)?;
                 }
@@ -280,13 +314,13 @@ impl<S: Schedule> Execution<S> {
                     }
                 }
                 Op::Reduce { source, target } => {
-                    let sizes = self.rounds[round as usize];
+                    let sizes = self.rounds[round as usize].sizes;
                     let bytes = sizes.local(&self.schedule, rank, source, target);
                     let seconds = world.constants().reduce_s(bytes);
                     self.spend(world, rank, "reduce", seconds, bytes);
                 }
                 Op::Copy { source, target } => {
-                    let sizes = self.rounds[round as usize];
+                    let sizes = self.rounds[round as usize].sizes;
                     let bytes = sizes.local(&self.schedule, rank, source, target);
                     let seconds = world.constants().copy_s(bytes);
                     self.spend(world, rank, "copy", seconds, bytes);
@@ -348,16 +382,24 @@ impl<S: Schedule> Execution<S> {
             state.waiting = Waiting::End;
             return false;
         }
-        self.ended.push(Ended { rank, round: state.round, at_s: state.at_s });
+        let round = self.rounds[state.round as usize];
+        if round.last {
+            self.ended.push(Ended { rank, vector: round.vector, at_s: state.at_s });
+        }
         self.last_s = self.last_s.max(state.at_s);
         self.left -= 1;
         state.round += 1;
-        if state.round < state.released {
+        if state.round < self.starts[state.released as usize] {
             self.begin(world, rank);
             return true;
         }
         state.waiting = Waiting::Release;
         false
+    }
+
+    /// Whether a rank waits for another one.
+    pub fn stands(&self) -> bool {
+        self.ranks.iter().any(|rank| matches!(rank.waiting, Waiting::Lane { .. }))
     }
 
     /// What a rank stands at.

@@ -141,7 +141,7 @@ impl<S: Schedule> CollectiveWorkload<S> {
         group: u64,
     ) -> Result<CollectiveWorkload<S>, Error> {
         let lengths = vec![bytes; rounds as usize];
-        let setup = Setup { endpoints, rounds: &lengths, stragglers, group, base: 0 };
+        let setup = Setup { endpoints, lengths: &lengths, stragglers, group, base: 0, first: true };
         let execution = Execution::new(world, schedule, setup)?;
         Ok(CollectiveWorkload { execution, stragglers: stragglers.to_vec(), rounds })
     }

@@ -16,7 +16,7 @@ mod spec;
 mod traffic;
 mod workload;
 
-pub use spec::{Copies, MoeCosts, MoeSpec, Nvlink, RoutingSpec};
+pub use spec::{Copies, MoeCosts, MoeJob, MoeSpec, Nvlink, RoutingSpec};
 pub use workload::MoeWorkload;
 
 use crate::cpu::CpuTime;
@@ -26,18 +26,18 @@ use crate::run::Progress;
 use crate::world::World;
 
 /// Runs the scenario alone on its cluster.
-pub fn run(spec: &MoeSpec, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
+pub(crate) fn run(spec: &MoeSpec, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
     let cpu = CpuTime::start();
-    spec.check()?;
+    spec.job.check()?;
+    spec.cluster.check(spec.job.ranks)?;
     let network = spec.cluster.network()?;
-    spec.fits(&network)?;
-    let mut world = World::with_private_links(network, &spec.cluster, &spec.private_links())?;
-    if let Some(most) = spec.trace {
-        world.record(most as usize);
+    let mut world = World::with_private_links(network, &spec.cluster, &spec.job.private_links())?;
+    if spec.trace > 0 {
+        world.record(spec.trace);
     }
-    let mut workload = MoeWorkload::new(spec, &mut world, 0)?;
+    let mut workload = MoeWorkload::new(&mut world, &spec.job, &spec.cluster, 0)?;
     let time_s = world.run(&mut [&mut workload], progress)?;
-    let mut outcome = world.outcome(time_s, cpu, spec.links as usize);
+    let mut outcome = world.outcome(time_s, cpu, spec.links);
     outcome.results = workload.report();
     Ok(outcome)
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::spec::MoeSpec;
+use super::spec::MoeJob;
 use super::traffic::{Traffic, Weights};
 use crate::statistics::Summary;
 
@@ -37,15 +37,15 @@ impl Times {
         }
     }
 
-    pub fn report(&self, spec: &MoeSpec, weights: &Weights, traffic: &[Traffic]) -> Value {
+    pub fn report(&self, job: &MoeJob, weights: &Weights, traffic: &[Traffic]) -> Value {
         let (mut by_nic, mut by_nvlink, mut kept) = (0u64, 0u64, 0u64);
         for round in traffic {
-            for source in 0..spec.ranks {
-                for destination in 0..spec.ranks {
+            for source in 0..job.ranks {
+                for destination in 0..job.ranks {
                     let rows = u64::from(round.rows(source, destination));
                     if source == destination {
                         kept += rows;
-                    } else if spec.same_domain(source, destination) {
+                    } else if job.same_domain(source, destination) {
                         by_nvlink += rows;
                     } else {
                         by_nic += rows;
@@ -53,11 +53,11 @@ impl Times {
                 }
             }
         }
-        let of_a_rank = |rows: u64| rows as f64 / f64::from(spec.ranks * spec.rounds);
+        let of_a_rank = |rows: u64| rows as f64 / f64::from(job.ranks * job.rounds);
         json!({
             "dispatch": Summary::of(&self.dispatch),
             "combine": Summary::of(&self.combine),
-            "rounds": spec.rounds,
+            "rounds": job.rounds,
             "row_bytes": weights.row_bytes,
             "answer_bytes": weights.answer_bytes,
             "header_bytes": weights.header_bytes,

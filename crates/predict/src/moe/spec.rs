@@ -13,17 +13,34 @@ use crate::spec::Cluster;
 const MOST_RANKS: u32 = 4096;
 const MOST_ROUNDS: u32 = 64;
 
-/// Rounds of dispatch and combine.
+/// Rounds of dispatch and combine on a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoeSpec {
-    /// Where it runs.
+    /// On what.
     pub cluster: Cluster,
+    /// What runs.
+    pub job: MoeJob,
+    /// How many links to report, the busiest first.
+    #[serde(default = "links")]
+    pub links: usize,
+    /// Record up to so many spans for a trace.
+    #[serde(default)]
+    pub trace: usize,
+}
+
+/// Rounds of dispatch and combine, wherever they run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoeJob {
     /// Ranks, in blocks of an NVLink domain each.
     pub ranks: u32,
     /// NICs of each rank; a write is cut into as many parts, one for each.
     #[serde(default = "one")]
     pub nics_per_rank: u32,
+    /// Ranks that share a NIC.
+    #[serde(default = "one")]
+    pub ranks_per_nic: u32,
     /// What ranks of one host reach each other by; without it everything takes the NICs.
     #[serde(default)]
     pub nvlink: Option<Nvlink>,
@@ -61,12 +78,6 @@ pub struct MoeSpec {
     /// What a round costs beside its messages.
     #[serde(default)]
     pub costs: MoeCosts,
-    /// Keeps up to so many spans.
-    #[serde(default)]
-    pub trace: Option<u64>,
-    /// How many of the busiest links are reported.
-    #[serde(default = "links")]
-    pub links: u32,
 }
 
 /// A domain in which every GPU reaches every other at full speed.
@@ -136,13 +147,13 @@ pub struct MoeCosts {
     pub combine_end_s: f64,
 }
 
-impl MoeSpec {
+impl MoeJob {
     /// Refuses what cannot be.
     pub fn check(&self) -> Result<(), Error> {
-        self.cluster.check(self.ranks)?;
         let counts = [
             ("ranks", self.ranks, MOST_RANKS),
             ("nics_per_rank", self.nics_per_rank, 16),
+            ("ranks_per_nic", self.ranks_per_nic, MOST_RANKS),
             ("rounds", self.rounds, MOST_ROUNDS),
         ];
         for (field, value, most) in counts {
@@ -150,7 +161,7 @@ impl MoeSpec {
                 return Err(Error::field(field, value, format!("from 1 to {most}")));
             }
         }
-        if self.nics_per_rank > 1 && self.cluster.ranks_per_nic > 1 {
+        if self.nics_per_rank > 1 && self.ranks_per_nic > 1 {
             let must = "1 where ranks share a NIC";
             return Err(Error::field("nics_per_rank", self.nics_per_rank, must));
         }
@@ -237,12 +248,12 @@ impl MoeSpec {
     }
 
     /// The ids of one rank's batch.
-    pub(super) fn ids(&self, rank: u32, round: u32) -> Vec<i64> {
+    pub(super) fn ids(&self, seed: u64, rank: u32, round: u32) -> Vec<i64> {
         let (tokens, top_k) = (self.tokens as usize, self.top_k as usize);
         // The same popularity in all rounds, and other tokens in each.
         let drawn = |routing: Routing| {
             let stream = rank + round * self.ranks;
-            routing.ids(self.cluster.seed, stream, tokens, top_k, self.experts)
+            routing.ids(seed, stream, tokens, top_k, self.experts)
         };
         match &self.token_routing {
             RoutingSpec::Uniform => drawn(Routing::Uniform),
@@ -262,8 +273,8 @@ impl MoeSpec {
 
     /// A rank's NIC.
     pub(super) fn endpoint(&self, rank: u32, nic: u32) -> EndpointId {
-        if self.cluster.ranks_per_nic > 1 {
-            return EndpointId(rank / self.cluster.ranks_per_nic);
+        if self.ranks_per_nic > 1 {
+            return EndpointId(rank / self.ranks_per_nic);
         }
         EndpointId(rank * self.nics_per_rank + nic)
     }
@@ -319,6 +330,6 @@ fn rounds() -> u32 {
     4
 }
 
-fn links() -> u32 {
+fn links() -> usize {
     16
 }

@@ -1,9 +1,9 @@
 //! Who sends how much to whom: the planner's answer, for all ranks of a round.
 
 use weft_moe::routing::Load;
-use weft_moe::{Area, CombineMode, SendPlan, Shape};
+use weft_moe::{Area, CombineMode, SendPlan};
 
-use super::spec::{Copies, MoeSpec};
+use super::spec::{Copies, MoeJob};
 use crate::error::Error;
 
 /// What the planner made of one round.
@@ -25,9 +25,9 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    pub fn new(spec: &MoeSpec) -> Result<Weights, Error> {
-        let shape = spec.shape(0)?;
-        let record = match spec.copies {
+    pub fn new(job: &MoeJob) -> Result<Weights, Error> {
+        let shape = job.shape(0)?;
+        let record = match job.copies {
             Copies::Rank => u64::from(shape.sizes().extent(Area::Metadata).stride),
             // A copy for an expert needs no list of experts; its scales travel all the same.
             Copies::Expert => shape.scale_bytes() as u64,
@@ -46,28 +46,24 @@ impl Weights {
 impl Traffic {
     /// Plans a round of all ranks, and adds to the load.
     pub fn plan(
-        spec: &MoeSpec,
+        job: &MoeJob,
+        seed: u64,
         plan: &mut SendPlan,
         round: u32,
         load: &mut Load,
     ) -> Result<Traffic, Error> {
-        let mut rows = Vec::with_capacity((spec.ranks * spec.ranks) as usize);
-        for rank in 0..spec.ranks {
-            plan.build(&spec.ids(rank, round), None)?;
+        let mut rows = Vec::with_capacity((job.ranks * job.ranks) as usize);
+        for rank in 0..job.ranks {
+            plan.build(&job.ids(seed, rank, round), None)?;
             load.add(plan.rows_to_rank(), plan.rows_of_expert());
             match plan.shape().config().combine {
                 CombineMode::ReduceAtExpert => rows.extend_from_slice(plan.rows_to_rank()),
                 CombineMode::PerExpert => {
-                    rows.extend((0..spec.ranks).map(|to| plan.pairs_for(to).len() as u32));
+                    rows.extend((0..job.ranks).map(|to| plan.pairs_for(to).len() as u32));
                 }
             }
         }
-        Ok(Traffic { ranks: spec.ranks, rows })
-    }
-
-    /// A plan to build all rounds with.
-    pub fn planner(shape: &Shape) -> SendPlan {
-        SendPlan::new(shape)
+        Ok(Traffic { ranks: job.ranks, rows })
     }
 
     /// Rows from one rank to another.

@@ -4,11 +4,13 @@
 //! header. So what has arrived is kept for two rounds, in turn.
 
 use serde_json::Value;
+use weft_moe::SendPlan;
 
 use super::report::{Phase, Times};
-use super::spec::MoeSpec;
+use super::spec::MoeJob;
 use super::traffic::{Traffic, Weights};
 use crate::error::Error;
+use crate::spec::Cluster;
 use crate::trace::Span;
 use crate::workload::Workload;
 use crate::world::{Path, World};
@@ -94,7 +96,7 @@ struct Rank {
 
 /// The ranks of an all-to-all, all their rounds.
 pub struct MoeWorkload {
-    spec: MoeSpec,
+    job: MoeJob,
     weights: Weights,
     traffic: Vec<Traffic>,
     ranks: Vec<Rank>,
@@ -112,51 +114,54 @@ impl MoeWorkload {
     /// Plans all rounds, finds all paths. `first_private` is the number of the first of the world's
     /// private links that are this workload's.
     pub fn new(
-        spec: &MoeSpec,
         world: &mut World,
+        job: &MoeJob,
+        cluster: &Cluster,
         first_private: u32,
     ) -> Result<MoeWorkload, Error> {
-        spec.check()?;
-        spec.fits(world.network())?;
-        let mut weights = Weights::new(spec)?;
-        let mut planner = Traffic::planner(&spec.shape(0)?);
-        let traffic: Result<_, _> = (0..spec.rounds)
-            .map(|round| Traffic::plan(spec, &mut planner, round, &mut weights.load))
+        job.check()?;
+        job.fits(world.network())?;
+        let mut weights = Weights::new(job)?;
+        let (seed, mut planner) = (cluster.seed, SendPlan::new(&job.shape(0)?));
+        let traffic: Result<_, _> = (0..job.rounds)
+            .map(|round| Traffic::plan(job, seed, &mut planner, round, &mut weights.load))
             .collect();
-        let mut ranks = vec![Rank { slow: 1.0, ..Rank::default() }; spec.ranks as usize];
-        for straggler in &spec.cluster.stragglers {
-            let rank = &mut ranks[straggler.rank as usize];
-            (rank.slow, rank.late_s) = (straggler.slow, straggler.late_s);
+        let mut ranks = vec![Rank { slow: 1.0, ..Rank::default() }; job.ranks as usize];
+        for straggler in &cluster.stragglers {
+            // A straggler of another job's ranks is none of ours.
+            if let Some(rank) = ranks.get_mut(straggler.rank as usize) {
+                (rank.slow, rank.late_s) = (straggler.slow, straggler.late_s);
+            }
         }
         let mut workload = MoeWorkload {
             weights,
             traffic: traffic?,
             ranks,
             paths: Vec::new(),
-            stride: spec.nics_per_rank.max(2) as usize,
+            stride: job.nics_per_rank.max(2) as usize,
             first_private,
             times: Times::default(),
-            left: spec.ranks,
+            left: job.ranks,
             finished: None,
-            spec: spec.clone(),
+            job: job.clone(),
         };
         workload.find_paths(world)?;
         Ok(workload)
     }
 
     fn find_paths(&mut self, world: &mut World) -> Result<(), Error> {
-        let spec = &self.spec;
-        let nothing = world.local_path()?;
-        let pairs = (spec.ranks * spec.ranks) as usize;
+        let job = &self.job;
+        let nothing = world.private_path(&[], 0.0)?;
+        let pairs = (job.ranks * job.ranks) as usize;
         self.paths = vec![nothing; pairs * self.stride];
-        for source in 0..spec.ranks {
-            for nic in 0..spec.nics_per_rank {
-                world.attach(spec.endpoint(source, nic));
+        for source in 0..job.ranks {
+            for nic in 0..job.nics_per_rank {
+                world.attach(job.endpoint(source, nic));
             }
-            for destination in (0..spec.ranks).filter(|rank| *rank != source) {
-                let first = (source * spec.ranks + destination) as usize * self.stride;
-                if let Some(nvlink) = &spec.nvlink
-                    && spec.same_domain(source, destination)
+            for destination in (0..job.ranks).filter(|rank| *rank != source) {
+                let first = (source * job.ranks + destination) as usize * self.stride;
+                if let Some(nvlink) = &job.nvlink
+                    && job.same_domain(source, destination)
                 {
                     for phase in 0..2 {
                         let side = |rank: u32, side: u32| self.first_private + 4 * rank + side;
@@ -166,8 +171,8 @@ impl MoeWorkload {
                     }
                     continue;
                 }
-                for nic in 0..spec.nics_per_rank {
-                    let (from, to) = (spec.endpoint(source, nic), spec.endpoint(destination, nic));
+                for nic in 0..job.nics_per_rank {
+                    let (from, to) = (job.endpoint(source, nic), job.endpoint(destination, nic));
                     let connection = u64::from(source) << 32 | u64::from(destination) << 8;
                     let path = if from == to {
                         nothing
@@ -183,7 +188,7 @@ impl MoeWorkload {
 
     /// What the rounds came to.
     pub fn report(&self) -> Value {
-        self.times.report(&self.spec, &self.weights, &self.traffic)
+        self.times.report(&self.job, &self.weights, &self.traffic)
     }
 
     fn progress_of(&mut self, rank: u32, round: u32) -> &mut Progress {
@@ -192,13 +197,13 @@ impl MoeWorkload {
 
     /// The other ranks, beginning behind this one, so that not all write to one first.
     fn peers(&self, rank: u32) -> impl Iterator<Item = u32> + use<> {
-        let ranks = self.spec.ranks;
+        let ranks = self.job.ranks;
         (1..ranks).map(move |step| (rank + step) % ranks)
     }
 
     /// How many parts a write of rows from `source` to `destination` has.
     fn parts(&self, source: u32, destination: u32) -> u32 {
-        if self.spec.same_domain(source, destination) { 1 } else { self.spec.nics_per_rank }
+        if self.job.same_domain(source, destination) { 1 } else { self.job.nics_per_rank }
     }
 
     /// The parts of rows that a rank receives in a round.
@@ -228,17 +233,17 @@ impl MoeWorkload {
         (from, to): (u32, u32),
         bytes: u64,
     ) -> Result<(), Error> {
-        let first = (from * self.spec.ranks + to) as usize * self.stride;
+        let first = (from * self.job.ranks + to) as usize * self.stride;
         let tag = tag(kind, round, from, to);
-        if self.spec.same_domain(from, to) {
+        if self.job.same_domain(from, to) {
             let path = self.paths[first + usize::from(kind == Kind::Answers)];
             return world.start_flow(path, bytes, path.latency_s, tag);
         }
         let now = world.now();
         let post_s = world.constants().post_s * self.ranks[from as usize].slow;
-        let posted = world.post(self.spec.endpoint(from, 0), now, post_s);
+        let posted = world.post(self.job.endpoint(from, 0), now, post_s);
         // A header is short: one part, on the first NIC.
-        let parts = if kind == Kind::Header { 1 } else { u64::from(self.spec.nics_per_rank) };
+        let parts = if kind == Kind::Header { 1 } else { u64::from(self.job.nics_per_rank) };
         for part in 0..parts {
             let path = self.paths[first + part as usize];
             let bytes = bytes * (part + 1) / parts - bytes * part / parts;
@@ -277,11 +282,11 @@ impl MoeWorkload {
         round: u32,
         headers: u32,
     ) -> Result<(), Error> {
-        let all = self.spec.ranks - 1;
+        let all = self.job.ranks - 1;
         let progress = self.progress_of(rank, round);
         progress.headers += headers;
         if progress.headers == all && (headers > 0 || all == 0) {
-            let route_s = self.spec.costs.route_s;
+            let route_s = self.job.costs.route_s;
             self.after(world, rank, round, Kind::Routed, route_s)?;
         }
         Ok(())
@@ -327,7 +332,7 @@ impl MoeWorkload {
         progress.dispatch_ended = true;
         let bytes = self.traffic[round as usize].received(rank) * self.weights.row_bytes;
         let (wait_s, unpack_s) = (world.constants().wait_s, world.constants().copy_s(bytes));
-        let end_s = wait_s + unpack_s + self.spec.costs.dispatch_end_s;
+        let end_s = wait_s + unpack_s + self.job.costs.dispatch_end_s;
         self.after(world, rank, round, Kind::Dispatched, end_s)
     }
 
@@ -353,7 +358,7 @@ impl MoeWorkload {
         progress.combine_ended = true;
         let bytes = self.traffic[round as usize].sent(rank) * self.weights.answer_bytes;
         let (wait_s, sum_s) = (world.constants().wait_s, world.constants().reduce_s(bytes));
-        let end_s = wait_s + sum_s + self.spec.costs.combine_end_s;
+        let end_s = wait_s + sum_s + self.job.costs.combine_end_s;
         self.after(world, rank, round, Kind::Combined, end_s)
     }
 
@@ -377,7 +382,7 @@ impl MoeWorkload {
         self.note(world, rank, round, Phase::Combine);
         *self.progress_of(rank, round) = Progress::default();
         self.ranks[rank as usize].rounds_done = round + 1;
-        if round + 1 < self.spec.rounds {
+        if round + 1 < self.job.rounds {
             return self.begin(world, rank, round + 1);
         }
         self.left -= 1;
@@ -389,14 +394,14 @@ impl MoeWorkload {
 
     fn begin(&mut self, world: &mut World, rank: u32, round: u32) -> Result<(), Error> {
         self.ranks[rank as usize].begun_s = world.now();
-        let start_s = world.constants().launch_s + self.spec.costs.dispatch_start_s;
+        let start_s = world.constants().launch_s + self.job.costs.dispatch_start_s;
         self.after(world, rank, round, Kind::Planned, start_s)
     }
 }
 
 impl Workload for MoeWorkload {
     fn start(&mut self, world: &mut World) -> Result<(), Error> {
-        for rank in 0..self.spec.ranks {
+        for rank in 0..self.job.ranks {
             let late_s = self.ranks[rank as usize].late_s;
             world.timer(late_s, tag(Kind::Begin, 0, rank, rank))?;
         }
@@ -415,14 +420,14 @@ impl Workload for MoeWorkload {
             }
             Kind::Dispatched => {
                 self.note(world, rank, round, Phase::Dispatch);
-                let experts_s = self.spec.costs.experts_s;
+                let experts_s = self.job.costs.experts_s;
                 self.after(world, rank, round, Kind::Combine, experts_s)
             }
             Kind::Combine => {
                 self.ranks[rank as usize].begun_s = world.now();
                 let bytes = self.traffic[round as usize].received(rank) * self.weights.answer_bytes;
                 let pack_s = world.constants().copy_s(bytes);
-                let start_s = world.constants().launch_s + self.spec.costs.combine_start_s;
+                let start_s = world.constants().launch_s + self.job.costs.combine_start_s;
                 self.after(world, rank, round, Kind::Answered, start_s + pack_s)
             }
             Kind::Answered => self.send_answers(world, rank, round),
@@ -463,6 +468,6 @@ impl Workload for MoeWorkload {
 
     fn progress(&self) -> f64 {
         let done: u32 = self.ranks.iter().map(|rank| rank.rounds_done).sum();
-        f64::from(done) / f64::from(self.spec.ranks * self.spec.rounds)
+        f64::from(done) / f64::from(self.job.ranks * self.job.rounds)
     }
 }

@@ -1,0 +1,561 @@
+//! A recommendation model over many nodes: embedding pooling, all-to-all, MLPs; fused or not.
+//!
+//! Each rank holds whole tables and pools them for everybody's samples; an all-to-all brings each rank the
+//! vectors of its own samples. Not fused, the exchange begins when all is pooled. Fused, each slice leaves
+//! as soon as it is computed, those for others first and its own last. In training, gradients go back by a
+//! second exchange, which waits for them in either case, and tables are updated.
+//!
+//! A rank computes on one stream, in order. The bottom MLP (and its backward pass) runs while an exchange
+//! is under way, as it needs none of it.
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use weft_topology::EndpointId;
+
+use crate::cpu::CpuTime;
+use crate::error::Error;
+use crate::outcome::Outcome;
+use crate::run::Progress;
+use crate::spec::Cluster;
+use crate::trace::Span;
+use crate::workload::Workload;
+use crate::world::{Path, World};
+
+const MOST_RANKS: u32 = 4096;
+const SIDE_BITS: u32 = 16;
+
+/// An iteration of a recommendation model on a cluster.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DlrmSpec {
+    /// On what; rank `r` is endpoint `r`.
+    pub cluster: Cluster,
+    /// What runs.
+    pub job: DlrmJob,
+    /// Fused, not fused, or both beside each other.
+    #[serde(default)]
+    pub variant: Variant,
+    /// How many links to report, the busiest first.
+    #[serde(default = "links")]
+    pub links: usize,
+    /// Record up to so many spans for a trace.
+    #[serde(default)]
+    pub trace: usize,
+}
+
+/// An iteration of a recommendation model, wherever it runs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DlrmJob {
+    /// Nodes with an accelerator and its tables each.
+    #[serde(default = "ranks")]
+    pub ranks: u32,
+    /// Whether the backward pass and the update belong to the iteration.
+    #[serde(default = "yes")]
+    pub training: bool,
+    /// Samples of each rank.
+    #[serde(default = "batch")]
+    pub batch: u32,
+    /// Tables of each rank.
+    #[serde(default = "tables")]
+    pub tables: u32,
+    /// Elements of an embedding.
+    #[serde(default = "dimension")]
+    pub dimension: u32,
+    /// Bytes of an element.
+    #[serde(default = "element_bytes")]
+    pub element_bytes: u32,
+    /// Embeddings summed for a sample and table.
+    #[serde(default = "pooling")]
+    pub pooling: f64,
+    /// Bytes a second of embeddings that a rank gathers.
+    #[serde(default = "gather_bytes_per_s")]
+    pub gather_bytes_per_s: f64,
+    /// Floating-point operations of the bottom MLP for a sample, forward.
+    #[serde(default = "bottom_flops")]
+    pub bottom_flops: f64,
+    /// The same of interaction and top MLP.
+    #[serde(default = "top_flops")]
+    pub top_flops: f64,
+    /// Operations a second.
+    #[serde(default = "flops_per_s")]
+    pub flops_per_s: f64,
+    /// The update of the tables, in multiples of the bytes that were gathered.
+    #[serde(default = "update_passes")]
+    pub update_passes: f64,
+    /// Slices into which what goes to one peer is cut.
+    #[serde(default = "one")]
+    pub slices_per_peer: u32,
+    /// How much longer pooling takes in the fused kernel, as a share.
+    #[serde(default)]
+    pub fused_overhead: f64,
+}
+
+/// What is run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Variant {
+    /// Slices leave as they are computed.
+    Fused,
+    /// The exchange begins when all is computed.
+    Unfused,
+    /// One after the other, each on a network of its own.
+    #[default]
+    Both,
+}
+
+impl DlrmJob {
+    /// Refuses what cannot be.
+    pub fn check(&self) -> Result<(), Error> {
+        let counts = [
+            ("ranks", self.ranks, MOST_RANKS),
+            ("batch", self.batch, u32::MAX),
+            ("tables", self.tables, u32::MAX),
+            ("dimension", self.dimension, u32::MAX),
+            ("element_bytes", self.element_bytes, 64),
+            ("slices_per_peer", self.slices_per_peer, 256),
+        ];
+        for (field, value, most) in counts {
+            if !(1..=most).contains(&value) {
+                return Err(Error::field(field, value, format!("from 1 to {most}")));
+            }
+        }
+        let sizes = [self.batch, self.tables, self.dimension, self.element_bytes];
+        let bytes: u128 = sizes.into_iter().map(u128::from).product();
+        if bytes > 1 << 50 {
+            return Err(Error::field("bytes for one peer", bytes, "at most 2^50"));
+        }
+        for (field, value) in
+            [("gather_bytes_per_s", self.gather_bytes_per_s), ("flops_per_s", self.flops_per_s)]
+        {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(Error::field(field, value, "more than 0"));
+            }
+        }
+        for (field, value) in [
+            ("pooling", self.pooling),
+            ("bottom_flops", self.bottom_flops),
+            ("top_flops", self.top_flops),
+            ("update_passes", self.update_passes),
+            ("fused_overhead", self.fused_overhead),
+        ] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(Error::field(field, value, "at least 0"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of pooled vectors that one rank sends another one.
+    pub fn bytes_for_peer(&self) -> u64 {
+        let samples = u64::from(self.batch) * u64::from(self.tables);
+        samples * u64::from(self.dimension) * u64::from(self.element_bytes)
+    }
+
+    /// Seconds in which a rank pools for everybody.
+    pub fn pooling_s(&self) -> f64 {
+        let gathered = self.bytes_for_peer() as f64 * f64::from(self.ranks) * self.pooling;
+        gathered / self.gather_bytes_per_s
+    }
+
+    fn mlp_s(&self, flops: f64) -> f64 {
+        flops * f64::from(self.batch) / self.flops_per_s
+    }
+}
+
+/// Runs the scenario on its cluster.
+pub(crate) fn run(spec: &DlrmSpec, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
+    let job = &spec.job;
+    job.check()?;
+    spec.cluster.check(job.ranks)?;
+    let variants: &[bool] = match spec.variant {
+        Variant::Fused => &[true],
+        Variant::Unfused => &[false],
+        Variant::Both => &[false, true],
+    };
+    let mut times = [None; 2];
+    let mut last = None;
+    let mut cpu_s = 0.0;
+    for &fused in variants {
+        let cpu = CpuTime::start();
+        let mut world = World::new(&spec.cluster)?;
+        if spec.trace > 0 {
+            world.record(spec.trace);
+        }
+        let mut workload = DlrmWorkload::new(&mut world, job, &spec.cluster, fused)?;
+        let time_s = world.run(&mut [&mut workload], progress)?;
+        times[usize::from(fused)] = Some((time_s, workload.exchange_s));
+        let outcome = world.outcome(time_s, cpu, spec.links);
+        cpu_s += outcome.cpu_s;
+        last = Some(outcome);
+    }
+    let Some(mut outcome) = last else { return Err(Error::Nothing) };
+    outcome.cpu_s = cpu_s;
+    let [unfused, fused] = times;
+    let gain = match (unfused, fused) {
+        (Some((unfused, _)), Some((fused, _))) => Some(1.0 - fused / unfused),
+        _ => None,
+    };
+    outcome.results = json!({
+        "unfused_s": unfused.map(|times| times.0),
+        "fused_s": fused.map(|times| times.0),
+        "gain": gain,
+        "pooling_s": job.pooling_s(),
+        "forward_exchange_s": {
+            "unfused": unfused.map(|times| times.1), "fused": fused.map(|times| times.1),
+        },
+        "bottom_mlp_s": job.mlp_s(job.bottom_flops),
+        "top_mlp_s": job.mlp_s(job.top_flops),
+        "bytes_for_peer": job.bytes_for_peer(),
+    });
+    Ok(outcome)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Begin,
+    /// A slice for `to` is pooled.
+    Slice,
+    /// Bottom MLP and pooling are done.
+    Bottom,
+    /// Loss and gradients of the top are known.
+    Top,
+    /// The bottom MLP's gradients are known.
+    BottomBack,
+    Updated,
+    /// Vectors or gradients have arrived.
+    Vectors,
+    Gradients,
+}
+
+const KINDS: [Kind; 8] = [
+    Kind::Begin,
+    Kind::Slice,
+    Kind::Bottom,
+    Kind::Top,
+    Kind::BottomBack,
+    Kind::Updated,
+    Kind::Vectors,
+    Kind::Gradients,
+];
+
+#[derive(Clone, Debug, Default)]
+struct Rank {
+    slow: f64,
+    late_s: f64,
+    sliced: u32,
+    vectors: u32,
+    gradients: u32,
+    bottom_done: bool,
+    bottom_back_done: bool,
+    pooled_at: f64,
+    /// When this rank's top MLP began.
+    top_at: Option<f64>,
+    updating: bool,
+}
+
+/// The ranks of one iteration.
+pub struct DlrmWorkload {
+    job: DlrmJob,
+    fused: bool,
+    ranks: Vec<Rank>,
+    paths: Vec<Path>,
+    left: u32,
+    /// The longest time from the end of pooling until all vectors were there.
+    exchange_s: f64,
+    finished: Option<f64>,
+}
+
+impl DlrmWorkload {
+    /// One iteration, fused or not.
+    pub fn new(
+        world: &mut World,
+        job: &DlrmJob,
+        cluster: &Cluster,
+        fused: bool,
+    ) -> Result<DlrmWorkload, Error> {
+        job.check()?;
+        let endpoints = world.network().endpoints();
+        if job.ranks > endpoints {
+            let must = format!("at least {}, one for each rank", job.ranks);
+            return Err(Error::field("the network's endpoints", endpoints, must));
+        }
+        let mut ranks = vec![Rank { slow: 1.0, ..Rank::default() }; job.ranks as usize];
+        for straggler in &cluster.stragglers {
+            // A straggler of another job's ranks is none of ours.
+            if let Some(rank) = ranks.get_mut(straggler.rank as usize) {
+                (rank.slow, rank.late_s) = (straggler.slow, straggler.late_s);
+            }
+        }
+        let mut paths = vec![world.private_path(&[], 0.0)?; (job.ranks * job.ranks) as usize];
+        for from in 0..job.ranks {
+            world.attach(EndpointId(from));
+            for to in (0..job.ranks).filter(|to| *to != from) {
+                let at = from * job.ranks + to;
+                paths[at as usize] = world.path(EndpointId(from), EndpointId(to), at.into())?;
+            }
+        }
+        Ok(DlrmWorkload {
+            fused,
+            ranks,
+            paths,
+            left: job.ranks,
+            exchange_s: 0.0,
+            finished: None,
+            job: job.clone(),
+        })
+    }
+
+    fn tag(kind: Kind, from: u32, to: u32) -> u64 {
+        (u64::from(kind as u8) << SIDE_BITS | u64::from(from)) << SIDE_BITS | u64::from(to)
+    }
+
+    fn after(&self, world: &mut World, rank: u32, kind: Kind, seconds: f64) -> Result<(), Error> {
+        let slow = self.ranks[rank as usize].slow;
+        world.timer(seconds * slow, DlrmWorkload::tag(kind, rank, rank))
+    }
+
+    fn write(
+        &self,
+        world: &mut World,
+        kind: Kind,
+        from: u32,
+        to: u32,
+        bytes: u64,
+    ) -> Result<(), Error> {
+        let now = world.now();
+        let post_s = world.constants().post_s * self.ranks[from as usize].slow;
+        let posted = world.post(EndpointId(from), now, post_s);
+        let path = self.paths[(from * self.job.ranks + to) as usize];
+        let delay = posted - now + path.latency_s;
+        world.start_flow(path, bytes, delay, DlrmWorkload::tag(kind, from, to))
+    }
+
+    /// Slices of a rank's pooling, its own among them.
+    fn slices(&self) -> u32 {
+        self.job.ranks * self.job.slices_per_peer
+    }
+
+    /// The rank for which a slice is: peers in turn, so that not all send to one first; itself last.
+    fn owner_of_slice(&self, rank: u32, slice: u32) -> u32 {
+        (rank + 1 + slice % self.job.ranks) % self.job.ranks
+    }
+
+    fn pool(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
+        let launch_s = world.constants().launch_s;
+        let pooling_s = self.job.pooling_s();
+        if self.fused {
+            return self.next_slice(world, rank, launch_s);
+        }
+        self.after(world, rank, Kind::Slice, launch_s + pooling_s)
+    }
+
+    fn next_slice(&mut self, world: &mut World, rank: u32, launch_s: f64) -> Result<(), Error> {
+        let slice_s =
+            self.job.pooling_s() * (1.0 + self.job.fused_overhead) / f64::from(self.slices());
+        self.after(world, rank, Kind::Slice, launch_s + slice_s)
+    }
+
+    /// A slice is pooled, or all of them at once.
+    fn sliced(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
+        let (ranks, per_peer) = (self.job.ranks, u64::from(self.job.slices_per_peer));
+        if !self.fused {
+            self.ranks[rank as usize].sliced = self.slices();
+            for step in 1..ranks {
+                let peer = (rank + step) % ranks;
+                self.write(world, Kind::Vectors, rank, peer, self.job.bytes_for_peer())?;
+            }
+            return self.pooled(world, rank);
+        }
+        let slice = self.ranks[rank as usize].sliced;
+        self.ranks[rank as usize].sliced += 1;
+        let owner = self.owner_of_slice(rank, slice);
+        if owner != rank {
+            let (all, turn) = (self.job.bytes_for_peer(), u64::from(slice / ranks));
+            let bytes = all * (turn + 1) / per_peer - all * turn / per_peer;
+            self.write(world, Kind::Vectors, rank, owner, bytes)?;
+        }
+        if slice + 1 < self.slices() {
+            return self.next_slice(world, rank, 0.0);
+        }
+        self.pooled(world, rank)
+    }
+
+    fn pooled(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
+        self.ranks[rank as usize].pooled_at = world.now();
+        self.span(world, rank, "pooling", self.ranks[rank as usize].late_s);
+        let bottom_s = self.job.mlp_s(self.job.bottom_flops);
+        self.after(world, rank, Kind::Bottom, bottom_s)
+    }
+
+    /// The top MLP begins once the bottom one is done and every vector is there.
+    fn begin_top(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
+        let slices = if self.fused { self.job.slices_per_peer } else { 1 };
+        let expected = (self.job.ranks - 1) * slices;
+        let state = &mut self.ranks[rank as usize];
+        if !state.bottom_done || state.vectors < expected || state.top_at.is_some() {
+            return Ok(());
+        }
+        state.top_at = Some(world.now());
+        let wait_s = world.constants().wait_s;
+        self.span(world, rank, "exchange", self.ranks[rank as usize].pooled_at);
+        // A backward pass costs twice the forward one.
+        let passes = if self.job.training { 3.0 } else { 1.0 };
+        let top_s = self.job.mlp_s(self.job.top_flops) * passes;
+        self.after(world, rank, Kind::Top, wait_s + top_s)
+    }
+
+    fn top_ended(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
+        self.span(world, rank, "top MLP", self.ranks[rank as usize].top_at.unwrap_or(0.0));
+        if !self.job.training {
+            return self.ended(world);
+        }
+        for step in 1..self.job.ranks {
+            let peer = (rank + step) % self.job.ranks;
+            self.write(world, Kind::Gradients, rank, peer, self.job.bytes_for_peer())?;
+        }
+        let back_s = 2.0 * self.job.mlp_s(self.job.bottom_flops);
+        self.after(world, rank, Kind::BottomBack, back_s)
+    }
+
+    fn begin_update(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
+        let expected = self.job.ranks - 1;
+        let state = &mut self.ranks[rank as usize];
+        if !state.bottom_back_done || state.gradients < expected || state.updating {
+            return Ok(());
+        }
+        state.updating = true;
+        let wait_s = world.constants().wait_s;
+        let update_s = self.job.pooling_s() * self.job.update_passes;
+        self.after(world, rank, Kind::Updated, wait_s + update_s)
+    }
+
+    fn ended(&mut self, world: &mut World) -> Result<(), Error> {
+        self.left -= 1;
+        if self.left == 0 {
+            self.finished = Some(world.now());
+        }
+        Ok(())
+    }
+
+    fn span(&self, world: &mut World, rank: u32, name: &str, begin_s: f64) {
+        if world.traced() {
+            let (end_s, name) = (world.now(), name.to_owned());
+            world.span(Span { job: 0, rank, row: "phases", name, begin_s, end_s, bytes: 0 });
+        }
+    }
+}
+
+impl Workload for DlrmWorkload {
+    fn start(&mut self, world: &mut World) -> Result<(), Error> {
+        for rank in 0..self.job.ranks {
+            let late_s = self.ranks[rank as usize].late_s;
+            world.timer(late_s, DlrmWorkload::tag(Kind::Begin, rank, rank))?;
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, world: &mut World, tag: u64) -> Result<(), Error> {
+        let rank = (tag & ((1 << SIDE_BITS) - 1)) as u32;
+        match KINDS[(tag >> (2 * SIDE_BITS)) as usize] {
+            Kind::Begin => self.pool(world, rank),
+            Kind::Slice => self.sliced(world, rank),
+            Kind::Bottom => {
+                self.ranks[rank as usize].bottom_done = true;
+                self.begin_top(world, rank)
+            }
+            Kind::Vectors => {
+                self.ranks[rank as usize].vectors += 1;
+                let since = world.now() - self.ranks[rank as usize].pooled_at;
+                if self.ranks[rank as usize].pooled_at > 0.0 {
+                    self.exchange_s = self.exchange_s.max(since);
+                }
+                self.begin_top(world, rank)
+            }
+            Kind::Top => self.top_ended(world, rank),
+            Kind::BottomBack => {
+                self.ranks[rank as usize].bottom_back_done = true;
+                self.begin_update(world, rank)
+            }
+            Kind::Gradients => {
+                self.ranks[rank as usize].gradients += 1;
+                self.begin_update(world, rank)
+            }
+            Kind::Updated => self.ended(world),
+        }
+    }
+
+    fn finished(&self) -> Option<f64> {
+        self.finished
+    }
+
+    fn stuck(&self) -> Error {
+        let behind = self.ranks.iter().position(|rank| rank.top_at.is_none()).unwrap_or(0);
+        Error::Waiting { what: "the recommendation model", rank: behind as u32, round: 0 }
+    }
+
+    fn describe(&self, tag: u64) -> String {
+        let side = |bits: u64| bits & ((1 << SIDE_BITS) - 1);
+        format!("rank {} to rank {}", side(tag >> SIDE_BITS), side(tag))
+    }
+
+    fn progress(&self) -> f64 {
+        1.0 - f64::from(self.left) / f64::from(self.job.ranks)
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn ranks() -> u32 {
+    128
+}
+
+fn batch() -> u32 {
+    256
+}
+
+fn tables() -> u32 {
+    8
+}
+
+fn dimension() -> u32 {
+    128
+}
+
+fn element_bytes() -> u32 {
+    4
+}
+
+fn pooling() -> f64 {
+    64.0
+}
+
+fn gather_bytes_per_s() -> f64 {
+    1.6e12
+}
+
+fn bottom_flops() -> f64 {
+    10e6
+}
+
+fn top_flops() -> f64 {
+    40e6
+}
+
+fn flops_per_s() -> f64 {
+    20e12
+}
+
+fn update_passes() -> f64 {
+    1.0
+}
+
+fn links() -> usize {
+    16
+}

@@ -1,0 +1,463 @@
+//! Queries from front ends to accelerators and answers back, over the network.
+//!
+//! A query is written straight into a slot of an accelerator, which serves one at a time in the order of
+//! arrival, and its answer into a slot of the front end. Each connection has a number of slots; a query
+//! that finds none free waits at its front end. The same arrivals served without a network say what the
+//! network costs.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use weft_topology::EndpointId;
+
+use crate::cpu::CpuTime;
+use crate::error::Error;
+use crate::outcome::Outcome;
+use crate::run::Progress;
+use crate::spec::Cluster;
+use crate::statistics::Summary;
+use crate::trace::Span;
+use crate::workload::Workload;
+use crate::world::{Path, World};
+
+const MOST_QUERIES: u64 = 1 << 24;
+const MOST_CONNECTIONS: u64 = 1 << 22;
+/// The stream of random numbers that arrivals are drawn from.
+const ARRIVALS: u64 = 0x0071_7565_7279;
+
+/// Query traffic on a cluster.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuerySpec {
+    /// On what.
+    pub cluster: Cluster,
+    /// What runs.
+    pub job: QueryJob,
+    /// How many links to report, the busiest first.
+    #[serde(default = "links")]
+    pub links: usize,
+    /// Record up to so many spans for a trace.
+    #[serde(default)]
+    pub trace: usize,
+}
+
+/// Query traffic, wherever it runs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueryJob {
+    /// Nodes that take queries: endpoints from `first_endpoint` on.
+    pub front_ends: u32,
+    /// Nodes that answer them: the endpoints after the front ends'.
+    pub accelerators: u32,
+    /// The first endpoint of the front ends.
+    #[serde(default)]
+    pub first_endpoint: u32,
+    /// Queries in all.
+    #[serde(default = "queries")]
+    pub queries: u64,
+    /// When they come.
+    #[serde(default)]
+    pub arrivals: Arrivals,
+    /// Queries a second, of all front ends together; not needed when all come at once.
+    #[serde(default)]
+    pub rate_per_s: Option<f64>,
+    /// Bytes of a query.
+    #[serde(default = "query_bytes")]
+    pub query_bytes: u64,
+    /// Bytes of an answer.
+    #[serde(default = "answer_bytes")]
+    pub answer_bytes: u64,
+    /// How long an accelerator takes for one.
+    #[serde(default = "service_s")]
+    pub service_s: f64,
+    /// Queries of one front end that may be under way to one accelerator.
+    #[serde(default = "slots")]
+    pub slots: u32,
+    /// Who answers a query.
+    #[serde(default)]
+    pub policy: Policy,
+}
+
+/// When queries come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Arrivals {
+    /// Independently of each other, at a mean rate.
+    #[default]
+    Poisson,
+    /// At equal distances.
+    Uniform,
+    /// All at the start: how much can be had.
+    Offline,
+}
+
+/// Who answers a query.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// Each front end asks accelerators in turn.
+    #[default]
+    RoundRobin,
+    /// The one that owes this front end the fewest answers; the first after the last one asked, of several.
+    LeastLoaded,
+    /// Any, alike.
+    Random,
+}
+
+impl QueryJob {
+    /// Refuses what cannot be.
+    pub fn check(&self) -> Result<(), Error> {
+        let connections = u64::from(self.front_ends) * u64::from(self.accelerators);
+        for (field, value, most) in [
+            ("front_ends", u64::from(self.front_ends), 1 << 16),
+            ("accelerators", u64::from(self.accelerators), 1 << 16),
+            ("front_ends times accelerators", connections, MOST_CONNECTIONS),
+            ("queries", self.queries, MOST_QUERIES),
+            ("slots", u64::from(self.slots), 1 << 20),
+        ] {
+            if !(1..=most).contains(&value) {
+                return Err(Error::field(field, value, format!("from 1 to {most}")));
+            }
+        }
+        if !(self.service_s.is_finite() && self.service_s >= 0.0) {
+            return Err(Error::field("service_s", self.service_s, "at least 0"));
+        }
+        match (self.arrivals, self.rate_per_s) {
+            (Arrivals::Offline, None) => Ok(()),
+            (Arrivals::Offline, Some(rate)) => {
+                Err(Error::field("rate_per_s", rate, "left out when all queries come at once"))
+            }
+            (_, Some(rate)) if rate.is_finite() && rate > 0.0 => Ok(()),
+            (_, rate) => {
+                let rate = rate.map_or_else(|| "missing".to_owned(), |rate| rate.to_string());
+                Err(Error::field("rate_per_s", rate, "more than 0"))
+            }
+        }
+    }
+}
+
+/// Runs the scenario alone on its cluster.
+pub(crate) fn run(spec: &QuerySpec, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
+    let cpu = CpuTime::start();
+    spec.job.check()?;
+    spec.cluster.check(spec.job.front_ends + spec.job.accelerators)?;
+    let mut world = World::new(&spec.cluster)?;
+    if spec.trace > 0 {
+        world.record(spec.trace);
+    }
+    let mut workload = QueryWorkload::new(&mut world, &spec.job)?;
+    let time_s = world.run(&mut [&mut workload], progress)?;
+    let mut outcome = world.outcome(time_s, cpu, spec.links);
+    outcome.results = workload.report();
+    Ok(outcome)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Query {
+    front_end: u32,
+    accelerator: u32,
+    came_at: f64,
+    sent_at: f64,
+    reached_at: f64,
+    answered_at: f64,
+}
+
+/// A front end's connection to an accelerator.
+#[derive(Clone, Debug)]
+struct Connection {
+    out: Path,
+    back: Path,
+    under_way: u32,
+    waiting: VecDeque<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Came,
+    Reached,
+    Served,
+    Answered,
+}
+
+const KINDS: [Kind; 4] = [Kind::Came, Kind::Reached, Kind::Served, Kind::Answered];
+const QUERY_BITS: u32 = 32;
+
+/// Front ends, accelerators, and every query.
+pub struct QueryWorkload {
+    job: QueryJob,
+    queries: Vec<Query>,
+    /// By front end and accelerator.
+    connections: Vec<Connection>,
+    /// Queries that each front end has sent, to take accelerators in turn.
+    last: Vec<u32>,
+    free_at: Vec<f64>,
+    random: crate::random::Random,
+    answered: u64,
+    finished: Option<f64>,
+}
+
+impl QueryWorkload {
+    /// Draws the arrivals and finds all paths.
+    pub fn new(world: &mut World, job: &QueryJob) -> Result<QueryWorkload, Error> {
+        job.check()?;
+        let endpoints = world.network().endpoints();
+        let last = job.first_endpoint.saturating_add(job.front_ends + job.accelerators);
+        if last > endpoints {
+            let must = format!("at least {last}, one for each front end and accelerator");
+            return Err(Error::field("the network's endpoints", endpoints, must));
+        }
+        for endpoint in job.first_endpoint..last {
+            world.attach(EndpointId(endpoint));
+        }
+        let mut random = world.random(ARRIVALS);
+        let mut at = 0.0;
+        let queries = (0..job.queries).map(|number| {
+            let gap = match job.arrivals {
+                Arrivals::Poisson => random.exponential(),
+                Arrivals::Uniform => f64::from(u8::from(number > 0)),
+                Arrivals::Offline => 0.0,
+            };
+            at += gap / job.rate_per_s.unwrap_or(1.0);
+            Query {
+                front_end: (number % u64::from(job.front_ends)) as u32,
+                accelerator: 0,
+                came_at: at,
+                sent_at: 0.0,
+                reached_at: 0.0,
+                answered_at: 0.0,
+            }
+        });
+        let queries = queries.collect();
+        let mut connections = Vec::new();
+        for front_end in 0..job.front_ends {
+            for accelerator in 0..job.accelerators {
+                let from = EndpointId(job.first_endpoint + front_end);
+                let to = EndpointId(job.first_endpoint + job.front_ends + accelerator);
+                let flow = u64::from(from.0) << 32 | u64::from(to.0);
+                let (out, back) = (world.path(from, to, flow)?, world.path(to, from, flow)?);
+                let waiting = VecDeque::new();
+                connections.push(Connection { out, back, under_way: 0, waiting });
+            }
+        }
+        Ok(QueryWorkload {
+            queries,
+            connections,
+            last: (0..job.front_ends).collect(),
+            free_at: vec![0.0; job.accelerators as usize],
+            random,
+            answered: 0,
+            finished: None,
+            job: job.clone(),
+        })
+    }
+
+    fn tag(kind: Kind, query: u32) -> u64 {
+        u64::from(kind as u8) << QUERY_BITS | u64::from(query)
+    }
+
+    fn connection(&mut self, front_end: u32, accelerator: u32) -> &mut Connection {
+        &mut self.connections[(front_end * self.job.accelerators + accelerator) as usize]
+    }
+
+    fn choose(&mut self, front_end: u32) -> u32 {
+        let accelerators = self.job.accelerators;
+        let next = self.last[front_end as usize] % accelerators;
+        let chosen = match self.job.policy {
+            Policy::RoundRobin => next,
+            Policy::Random => (self.random.bits() % u64::from(accelerators)) as u32,
+            Policy::LeastLoaded => {
+                let owes = |accelerator: &u32| {
+                    let at = front_end * accelerators + accelerator;
+                    let connection = &self.connections[at as usize];
+                    connection.under_way as usize + connection.waiting.len()
+                };
+                let turn = (0..accelerators).map(|step| (next + step) % accelerators);
+                turn.min_by_key(owes).unwrap_or(next)
+            }
+        };
+        self.last[front_end as usize] = (chosen + 1) % accelerators;
+        chosen
+    }
+
+    fn came(&mut self, world: &mut World, query: u32) -> Result<(), Error> {
+        if u64::from(query) + 1 < self.job.queries {
+            let next = &self.queries[query as usize + 1];
+            let after = (next.came_at - world.now()).max(0.0);
+            world.timer(after, QueryWorkload::tag(Kind::Came, query + 1))?;
+        }
+        let front_end = self.queries[query as usize].front_end;
+        let accelerator = self.choose(front_end);
+        self.queries[query as usize].accelerator = accelerator;
+        let slots = self.job.slots;
+        let connection = self.connection(front_end, accelerator);
+        if connection.under_way == slots {
+            connection.waiting.push_back(query);
+            return Ok(());
+        }
+        self.send(world, query)
+    }
+
+    fn send(&mut self, world: &mut World, query: u32) -> Result<(), Error> {
+        let now = world.now();
+        let Query { front_end, accelerator, .. } = self.queries[query as usize];
+        self.queries[query as usize].sent_at = now;
+        let connection = self.connection(front_end, accelerator);
+        connection.under_way += 1;
+        let path = connection.out;
+        let nic = EndpointId(self.job.first_endpoint + front_end);
+        let posted = world.post(nic, now, world.constants().post_s);
+        let delay = posted - now + path.latency_s;
+        world.start_flow(
+            path,
+            self.job.query_bytes,
+            delay,
+            QueryWorkload::tag(Kind::Reached, query),
+        )
+    }
+
+    fn reached(&mut self, world: &mut World, query: u32) -> Result<(), Error> {
+        let now = world.now();
+        self.queries[query as usize].reached_at = now;
+        let accelerator = self.queries[query as usize].accelerator;
+        let free_at = &mut self.free_at[accelerator as usize];
+        *free_at = free_at.max(now + world.constants().wait_s) + self.job.service_s;
+        world.timer(*free_at - now, QueryWorkload::tag(Kind::Served, query))
+    }
+
+    fn served(&mut self, world: &mut World, query: u32) -> Result<(), Error> {
+        let now = world.now();
+        let Query { front_end, accelerator, reached_at, .. } = self.queries[query as usize];
+        if world.traced() {
+            let name = format!("query {query}");
+            let rank = self.job.front_ends + accelerator;
+            let begin_s = (now - self.job.service_s).max(reached_at);
+            let span = Span { job: 0, rank, row: "service", name, begin_s, end_s: now, bytes: 0 };
+            world.span(span);
+        }
+        let path = self.connection(front_end, accelerator).back;
+        let nic = EndpointId(self.job.first_endpoint + self.job.front_ends + accelerator);
+        let posted = world.post(nic, now, world.constants().post_s);
+        let delay = posted - now + path.latency_s;
+        let tag = QueryWorkload::tag(Kind::Answered, query);
+        world.start_flow(path, self.job.answer_bytes, delay, tag)
+    }
+
+    fn answered(&mut self, world: &mut World, query: u32) -> Result<(), Error> {
+        let Query { front_end, accelerator, .. } = self.queries[query as usize];
+        self.queries[query as usize].answered_at = world.now();
+        self.answered += 1;
+        if self.answered == self.job.queries {
+            self.finished = Some(world.now());
+        }
+        let connection = self.connection(front_end, accelerator);
+        connection.under_way -= 1;
+        match connection.waiting.pop_front() {
+            Some(waiting) => self.send(world, waiting),
+            None => Ok(()),
+        }
+    }
+
+    /// When the last answer would be there, and each one's latency, if bytes took no time.
+    fn without_network(&self) -> (f64, Vec<f64>) {
+        let mut free_at = vec![0.0f64; self.free_at.len()];
+        let mut last = 0.0f64;
+        let latencies = self.queries.iter().map(|query| {
+            let free = &mut free_at[query.accelerator as usize];
+            *free = free.max(query.came_at) + self.job.service_s;
+            last = last.max(*free);
+            *free - query.came_at
+        });
+        let latencies = latencies.collect();
+        (last, latencies)
+    }
+
+    /// Latencies and throughput, with the network and without.
+    pub fn report(&self) -> Value {
+        let time = |part: fn(&Query) -> f64| {
+            Summary::of(&self.queries.iter().map(part).collect::<Vec<f64>>())
+        };
+        let end_s = self.finished.unwrap_or(0.0);
+        let (local_s, local) = self.without_network();
+        let count = self.job.queries as f64;
+        let per_s = |seconds: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
+        let (throughput, local_throughput) = (per_s(end_s), per_s(local_s));
+        let loss = if local_throughput > 0.0 { 1.0 - throughput / local_throughput } else { 0.0 };
+        json!({
+            "latency": time(|query| query.answered_at - query.came_at),
+            "latency_without_network": Summary::of(&local),
+            "waiting_for_a_slot": time(|query| query.sent_at - query.came_at),
+            "on_the_way": time(|query| query.reached_at - query.sent_at),
+            "queries": self.job.queries,
+            "throughput_per_s": throughput,
+            "throughput_without_network_per_s": local_throughput,
+            "throughput_loss": loss,
+            "offered_per_s": self.job.rate_per_s,
+            "service_bound_per_s": if self.job.service_s > 0.0 {
+                Some(f64::from(self.job.accelerators) / self.job.service_s)
+            } else {
+                None
+            },
+        })
+    }
+}
+
+impl Workload for QueryWorkload {
+    fn start(&mut self, world: &mut World) -> Result<(), Error> {
+        world.timer(self.queries[0].came_at, QueryWorkload::tag(Kind::Came, 0))
+    }
+
+    fn event(&mut self, world: &mut World, tag: u64) -> Result<(), Error> {
+        let query = tag as u32;
+        match KINDS[(tag >> QUERY_BITS) as usize] {
+            Kind::Came => self.came(world, query),
+            Kind::Reached => self.reached(world, query),
+            Kind::Served => self.served(world, query),
+            Kind::Answered => self.answered(world, query),
+        }
+    }
+
+    fn finished(&self) -> Option<f64> {
+        self.finished
+    }
+
+    fn stuck(&self) -> Error {
+        let unanswered = self.queries.iter().position(|query| query.answered_at == 0.0);
+        let front_end = unanswered.map_or(0, |at| self.queries[at].front_end);
+        Error::Waiting { what: "the answer to a query", rank: front_end, round: 0 }
+    }
+
+    fn describe(&self, tag: u64) -> String {
+        let query = tag as u32 as usize;
+        let Query { front_end, accelerator, .. } = self.queries[query];
+        format!("query {query} of front end {front_end} at accelerator {accelerator}")
+    }
+
+    fn progress(&self) -> f64 {
+        self.answered as f64 / self.job.queries as f64
+    }
+}
+
+fn queries() -> u64 {
+    10_000
+}
+
+fn query_bytes() -> u64 {
+    150_528
+}
+
+fn answer_bytes() -> u64 {
+    4000
+}
+
+fn service_s() -> f64 {
+    100e-6
+}
+
+fn slots() -> u32 {
+    64
+}
+
+fn links() -> usize {
+    16
+}
