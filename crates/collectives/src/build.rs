@@ -1,11 +1,17 @@
 //! Schedules by name.
 
+use crate::broadcast::{Binomial, Pipelined};
+use crate::direct::{Direct, Kind};
 use crate::error::Error;
 use crate::halving_doubling::HalvingDoubling;
+use crate::hierarchical::Hierarchical;
 use crate::op::{Collective, Op, Rank};
+use crate::pairwise::Pairwise;
 use crate::program::Program;
 use crate::ring::{RingAllGather, RingAllReduce, RingReduceScatter};
 use crate::schedule::Schedule;
+use crate::shares::{Doubling, Halving};
+use crate::tree::TreeAllReduce;
 use std::fmt;
 use std::str::FromStr;
 
@@ -18,22 +24,71 @@ pub const MAX_RANKS: u32 = 1 << 24;
 pub enum Algorithm {
     /// `ring`: neighbours only.
     Ring,
+    /// `tree`: a double binary tree, pipelined.
+    Tree,
     /// `hd`: recursive halving, doubling, or both.
     HalvingDoubling,
     /// `hdrm`: all-reduce by halving-doubling, for a map of ranks onto a BiGraph.
     Hdrm,
+    /// `one-shot`: everybody sends everything to everybody.
+    OneShot,
+    /// `two-shot`: direct reduce-scatter, direct all-gather.
+    TwoShot,
+    /// `direct`: each rank to each, at once.
+    Direct,
+    /// `hierarchical`: direct inside the nodes, HDRM on rails between them.
+    Hierarchical,
+    /// `pairwise`: each rank to each, one after another.
+    Pairwise,
+    /// `binomial`: a binomial tree.
+    Binomial,
+    /// `chain`: all ranks in a row, pipelined.
+    Chain,
 }
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: &[Algorithm] = &[Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Hdrm];
+    pub const ALL: &[Algorithm] = &[
+        Algorithm::Ring,
+        Algorithm::Tree,
+        Algorithm::HalvingDoubling,
+        Algorithm::Hdrm,
+        Algorithm::OneShot,
+        Algorithm::TwoShot,
+        Algorithm::Direct,
+        Algorithm::Hierarchical,
+        Algorithm::Pairwise,
+        Algorithm::Binomial,
+        Algorithm::Chain,
+    ];
 
     /// The name.
     pub fn name(self) -> &'static str {
         match self {
             Algorithm::Ring => "ring",
+            Algorithm::Tree => "tree",
             Algorithm::HalvingDoubling => "hd",
             Algorithm::Hdrm => "hdrm",
+            Algorithm::OneShot => "one-shot",
+            Algorithm::TwoShot => "two-shot",
+            Algorithm::Direct => "direct",
+            Algorithm::Hierarchical => "hierarchical",
+            Algorithm::Pairwise => "pairwise",
+            Algorithm::Binomial => "binomial",
+            Algorithm::Chain => "chain",
+        }
+    }
+
+    /// The algorithms that compute `collective`.
+    pub fn of(collective: Collective) -> &'static [Algorithm] {
+        use Algorithm::*;
+        match collective {
+            Collective::AllReduce => {
+                &[Ring, Tree, HalvingDoubling, Hdrm, OneShot, TwoShot, Hierarchical]
+            }
+            Collective::ReduceScatter | Collective::AllGather => &[Ring, HalvingDoubling, Direct],
+            Collective::Broadcast { .. } => &[Binomial, Chain, Tree],
+            Collective::AllToAll => &[Direct, Pairwise],
         }
     }
 }
@@ -49,16 +104,13 @@ impl FromStr for Algorithm {
 
     fn from_str(name: &str) -> Result<Algorithm, Error> {
         Algorithm::ALL.iter().copied().find(|algorithm| algorithm.name() == name).ok_or_else(|| {
-            Error::UnknownName {
-                name: name.to_owned(),
-                known: names(Algorithm::ALL.iter().copied()),
-            }
+            Error::UnknownName { name: name.to_owned(), known: names(Algorithm::ALL) }
         })
     }
 }
 
-fn names(algorithms: impl Iterator<Item = Algorithm>) -> String {
-    algorithms.map(Algorithm::name).collect::<Vec<_>>().join(", ")
+fn names(algorithms: &[Algorithm]) -> String {
+    algorithms.iter().map(|algorithm| algorithm.name()).collect::<Vec<_>>().join(", ")
 }
 
 /// What an algorithm may want to know besides the number of ranks.
@@ -78,6 +130,10 @@ impl Default for Options {
 }
 
 /// Builds the schedule of `collective` by `algorithm` among `ranks`.
+///
+/// # Errors
+/// If the algorithm does not compute the collective, or a number is out of range: ranks from 1 to
+/// [`MAX_RANKS`], ranks of a node that divide them, chunks from 1 to 65,536.
 pub fn build(
     collective: Collective,
     algorithm: Algorithm,
@@ -86,22 +142,43 @@ pub fn build(
 ) -> Result<AnySchedule, Error> {
     in_range("the number of ranks", ranks, 1, MAX_RANKS)?;
     in_range("the number of chunks", options.chunks, 1, 1 << 16)?;
-    in_range("the number of ranks on a node", options.local, 1, ranks)?;
+    in_range("the number of ranks on a node", options.local, 1, MAX_RANKS)?;
+    let chunks = options.chunks;
     use {Algorithm as A, Collective as C};
-    Ok(match (collective, algorithm) {
-        (C::AllReduce, A::Ring) => RingAllReduce { ranks }.into(),
-        (C::ReduceScatter, A::Ring) => RingReduceScatter { ranks }.into(),
-        (C::AllGather, A::Ring) => RingAllGather { ranks }.into(),
-        (C::AllReduce, A::HalvingDoubling) => HalvingDoubling::new(ranks, false).into(),
-        (C::AllReduce, A::Hdrm) => HalvingDoubling::new(ranks, true).into(),
-        _ => {
-            return Err(Error::NoSuchAlgorithm {
-                collective,
-                algorithm: algorithm.name(),
-                known: String::new(),
-            });
+    if let C::Broadcast { root } = collective {
+        in_range("the root", root.0, 0, ranks - 1)?;
+    }
+    let direct = |kind| Ok(Direct { ranks, kind }.into());
+    match (collective, algorithm) {
+        (C::AllReduce, A::Ring) => Ok(RingAllReduce { ranks }.into()),
+        (C::AllReduce, A::Tree) => Ok(TreeAllReduce::new(ranks, chunks).into()),
+        (C::AllReduce, A::HalvingDoubling) => Ok(HalvingDoubling::new(ranks, false).into()),
+        (C::AllReduce, A::Hdrm) => Ok(HalvingDoubling::new(ranks, true).into()),
+        (C::AllReduce, A::OneShot) => direct(Kind::OneShot),
+        (C::AllReduce, A::TwoShot) => direct(Kind::TwoShot),
+        (C::AllReduce, A::Hierarchical) if ranks % options.local == 0 => {
+            Ok(Hierarchical::new(ranks, options.local).into())
         }
-    })
+        (C::AllReduce, A::Hierarchical) => {
+            Err(Error::Uneven { what: "ranks", whole: ranks, parts: options.local })
+        }
+        (C::ReduceScatter, A::Ring) => Ok(RingReduceScatter { ranks }.into()),
+        (C::ReduceScatter, A::HalvingDoubling) => Ok(Halving::new(ranks).into()),
+        (C::ReduceScatter, A::Direct) => direct(Kind::ReduceScatter),
+        (C::AllGather, A::Ring) => Ok(RingAllGather { ranks }.into()),
+        (C::AllGather, A::HalvingDoubling) => Ok(Doubling::new(ranks).into()),
+        (C::AllGather, A::Direct) => direct(Kind::AllGather),
+        (C::Broadcast { root }, A::Binomial) => Ok(Binomial { ranks, root }.into()),
+        (C::Broadcast { root }, A::Chain) => Ok(Pipelined::chain(ranks, root, chunks).into()),
+        (C::Broadcast { root }, A::Tree) => Ok(Pipelined::tree(ranks, root, chunks).into()),
+        (C::AllToAll, A::Direct) => direct(Kind::AllToAll),
+        (C::AllToAll, A::Pairwise) => Ok(Pairwise { ranks }.into()),
+        _ => Err(Error::NoSuchAlgorithm {
+            collective,
+            algorithm: algorithm.name(),
+            known: names(Algorithm::of(collective)),
+        }),
+    }
 }
 
 fn in_range(what: &'static str, value: u32, least: u32, most: u32) -> Result<(), Error> {
@@ -163,6 +240,14 @@ any_schedule! {
     RingAllReduce(RingAllReduce),
     RingReduceScatter(RingReduceScatter),
     RingAllGather(RingAllGather),
+    TreeAllReduce(TreeAllReduce),
     HalvingDoubling(HalvingDoubling),
+    Halving(Halving),
+    Doubling(Doubling),
+    Direct(Direct),
+    Hierarchical(Hierarchical),
+    Pairwise(Pairwise),
+    Binomial(Binomial),
+    Pipelined(Pipelined),
     Program(Program),
 }

@@ -7,14 +7,21 @@
 
 #![warn(missing_docs)]
 
+pub mod broadcast;
 pub mod build;
 mod cube;
+pub mod direct;
 mod error;
 pub mod halving_doubling;
+pub mod hierarchical;
 mod op;
+pub mod pairwise;
+mod pipeline;
 mod program;
 pub mod ring;
 pub mod schedule;
+pub mod shares;
+pub mod tree;
 pub mod verify;
 
 /// Schedules by name.

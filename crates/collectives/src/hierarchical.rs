@@ -1,0 +1,119 @@
+//! All-reduce in two layers: inside the nodes, and between them on rails.
+
+use crate::cube::{Cube, Place};
+use crate::direct::{OrderedSum, peer};
+use crate::op::{Collective, Op, Rank, Span};
+use crate::schedule::Schedule;
+
+/// All-reduce with `G` ranks on each node: a direct reduce-scatter inside the node, halving-doubling (HDRM, with
+/// the rails' map of ranks) among the ranks of the same number on all nodes, a direct all-gather inside the node.
+/// Rank `r` is number `r mod G` of node `r / G`.
+///
+/// Between nodes each rank sends `2/G` of the vector, over its own NIC. Cost, with the letters of
+/// [`ring`](crate::ring), `M` nodes, `P` the largest power of two up to `M`, and `a'`, `b'` inside the node:
+/// `2a' + 2(G-1)/G nb' + 2 log2(P) a + 2(P-1)/P n/G b + ((G-1)/G + (P-1)/PG) ng`, and
+/// `2a + 2n/G b + n/G g` more if `M > P`.
+#[derive(Clone, Copy, Debug)]
+pub struct Hierarchical {
+    local: u32,
+    ranks: u32,
+    cube: Cube,
+}
+
+impl Hierarchical {
+    /// `ranks` is a multiple of `local`.
+    pub(crate) fn new(ranks: u32, local: u32) -> Hierarchical {
+        Hierarchical { local, ranks, cube: Cube::new(ranks / local, local > 1) }
+    }
+
+    fn sum(&self, number: u32) -> OrderedSum {
+        OrderedSum { member: number, members: self.local }
+    }
+
+    /// The blocks that number `number` of each node adds up.
+    fn part(&self, number: u32) -> (u32, u32) {
+        (number * self.cube.blocks(), self.cube.blocks())
+    }
+
+    fn slots(&self, number: u32) -> u32 {
+        if self.local == 1 { 0 } else { self.sum(number).slots() * self.cube.blocks() }
+    }
+
+    /// The steps inside the node, before and after.
+    fn inside(&self) -> u32 {
+        u32::from(self.local > 1)
+    }
+}
+
+impl Schedule for Hierarchical {
+    fn name(&self) -> &str {
+        "hierarchical"
+    }
+
+    fn collective(&self) -> Collective {
+        Collective::AllReduce
+    }
+
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    fn blocks(&self) -> u32 {
+        self.local * self.cube.blocks()
+    }
+
+    fn scratch_blocks(&self, rank: Rank) -> u32 {
+        self.slots(rank.0 % self.local) + self.cube.scratch(rank.0 / self.local)
+    }
+
+    fn steps(&self) -> u32 {
+        self.cube.steps() + 2 * self.inside()
+    }
+
+    fn lanes(&self) -> u32 {
+        self.steps()
+    }
+
+    fn len(&self, rank: Rank) -> u32 {
+        let (node, number) = (rank.0 / self.local, rank.0 % self.local);
+        let inside =
+            if self.local == 1 { 0 } else { 3 * (self.local - 1) + self.sum(number).len() };
+        inside + self.cube.len(node)
+    }
+
+    fn op(&self, rank: Rank, index: u32) -> Op {
+        let local = self.local;
+        let (node, number) = (rank.0 / local, rank.0 % local);
+        let here = |number: u32| Rank(node * local + number);
+        let others = local - 1;
+        let (first, blocks) = self.part(number);
+        let own = Span::output(first, blocks);
+        if index < others {
+            let to = peer(number, index, local);
+            let (first, blocks) = self.part(to);
+            let target = self.sum(to).arrival(number, Span::output(first, blocks));
+            let source = Span::input(first, blocks);
+            return Op::Write { to: here(to), source, target, lane: 0, step: 0 };
+        }
+        let mut index = index - others;
+        if others > 0 {
+            let sum = self.sum(number);
+            if index < sum.len() {
+                return sum.op(index, Span::input(first, blocks), own, here);
+            }
+            index -= sum.len();
+        }
+        if index < self.cube.len(node) {
+            let (scratch, step) = (self.slots(number), self.inside());
+            let place = Place { first_rank: number, stride: local, block: first, scratch, step };
+            return self.cube.op(node, index, &place);
+        }
+        let index = index - self.cube.len(node);
+        let last = self.steps() - 1;
+        if index < others {
+            let to = here(peer(number, index, local));
+            return Op::Write { to, source: own, target: own, lane: last, step: last };
+        }
+        Op::Wait { from: here(peer(number, index - others, local)), lane: last, count: 1 }
+    }
+}
