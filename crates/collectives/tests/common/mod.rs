@@ -1,0 +1,67 @@
+//! What several tests need: schedules, randomness, a machine that runs schedules, and mutations.
+#![allow(dead_code)]
+
+pub mod executor;
+pub mod mutate;
+
+use weft_collectives::{Algorithm, AnySchedule, Collective, Options, Rank, build};
+
+/// All schedules for a number of ranks: every collective, algorithm, some roots, some numbers of chunks, and
+/// every size of nodes.
+pub fn all(ranks: u32) -> Vec<AnySchedule> {
+    let root = |root: u32| Collective::Broadcast { root: Rank(root) };
+    let mut collectives = vec![
+        Collective::AllReduce,
+        Collective::ReduceScatter,
+        Collective::AllGather,
+        Collective::AllToAll,
+        root(0),
+    ];
+    if ranks > 1 {
+        collectives.extend([root(ranks - 1), root(ranks / 2)]);
+    }
+    let mut schedules = Vec::new();
+    for collective in collectives {
+        for &algorithm in Algorithm::of(collective) {
+            let chunks: &[u32] = match algorithm {
+                Algorithm::Tree | Algorithm::Chain => &[1, 2, 3, 7],
+                _ => &[1],
+            };
+            let locals = match algorithm {
+                Algorithm::Hierarchical => (1..=ranks).filter(|l| ranks % l == 0).collect(),
+                _ => vec![1],
+            };
+            for &chunks in chunks {
+                for &local in &locals {
+                    let options = Options { chunks, local };
+                    schedules.push(build(collective, algorithm, ranks, &options).unwrap());
+                }
+            }
+        }
+    }
+    schedules
+}
+
+/// Small, fast, and the same everywhere (xorshift64*).
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    pub fn below(&mut self, limit: u32) -> u32 {
+        ((self.next() >> 32) * u64::from(limit) >> 32) as u32
+    }
+
+    pub fn choose<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u32) as usize]
+    }
+}

@@ -1,0 +1,81 @@
+//! What a machine that runs schedules finds wrong, `verify` refuses.
+
+mod common;
+
+use common::executor::Executor;
+use common::mutate::mutate;
+use common::{Random, all};
+use weft_collectives::{Collective, Program, Schedule, verify};
+
+/// The elements of a vector, so that blocks are of different lengths where they may be.
+fn units(schedule: &impl Schedule) -> u64 {
+    let blocks = u64::from(schedule.blocks());
+    if schedule.collective() == Collective::AllToAll { 2 * blocks } else { 2 * blocks - 1 }
+}
+
+fn wrong(schedule: &impl Schedule, seeds: u64, seed: u64) -> Option<(u64, String)> {
+    (seed..seed + seeds).find_map(|seed| {
+        Executor::new(schedule, units(schedule), seed).run().err().map(|error| (seed, error))
+    })
+}
+
+#[test]
+fn schedules_run_in_every_order() {
+    for ranks in 1..=9 {
+        for schedule in all(ranks) {
+            if let Some((seed, error)) = wrong(&schedule, 40, 1) {
+                panic!(
+                    "{} {} of {ranks}: {error} (seed {seed})",
+                    schedule.name(),
+                    schedule.collective()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn mutations_that_run_wrong_are_refused() {
+    let number = |name: &str, default: u64| {
+        std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    };
+    let mutants = number("WEFT_MUTANTS", 20_000);
+    let seeds = number("WEFT_MUTANT_SEEDS", 100);
+    let schedules: Vec<_> = (2..=6).flat_map(all).collect();
+    let (mut refused, mut found, mut made) = (0, 0, 0);
+    for mutant in 0..mutants {
+        let mut random = Random::new(mutant + 1);
+        let schedule = &schedules[random.below(schedules.len() as u32) as usize];
+        let original = Program::new(schedule);
+        let mut program = original.clone();
+        for _ in 0..random.choose(&[1, 1, 1, 2, 3]) {
+            mutate(&mut program, &mut random);
+        }
+        if program == original {
+            continue;
+        }
+        made += 1;
+        match verify(&program) {
+            Ok(_) => {
+                if let Some((seed, error)) = wrong(&program, seeds, mutant * seeds) {
+                    panic!(
+                        "mutant {mutant} of {} {} of {}: {error} (seed {seed}), but it was verified\n{program:#?}",
+                        schedule.name(),
+                        schedule.collective(),
+                        schedule.ranks()
+                    );
+                }
+            }
+            Err(_) => {
+                refused += 1;
+                found += u64::from(wrong(&program, seeds.min(40), mutant * seeds).is_some());
+            }
+        }
+    }
+    println!(
+        "{made} mutants: {refused} refused, of which {found} ran wrong in some order; {} verified, and none \
+         of them ran wrong in {seeds} orders",
+        made - refused
+    );
+    assert!(found > mutants / 2);
+}
