@@ -178,7 +178,7 @@ pub fn check_output(shape: &Shape, batch: &Batch, weighting: Weighting, output: 
         toy_expert(expert, &x, y);
         if let (false, Some(weights)) = (at_combine, &batch.weights) {
             let ids = &batch.ids[token * top_k..][..top_k];
-            let slot = ids.iter().position(|id| *id == expert.into()).unwrap();
+            let slot = ids.iter().position(|id| *id == i64::from(expert)).unwrap();
             y.iter_mut().for_each(|y| *y *= weights[token * top_k + slot]);
         }
     });
