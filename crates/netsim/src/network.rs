@@ -2,7 +2,6 @@
 
 use crate::error::{Error, Result};
 use crate::types::{Link, LinkId, LinkUsage, NONE, PathId};
-use std::collections::HashMap;
 
 /// A link, what is on it and what it has carried: one cache line, for every flow that comes or goes
 /// touches most of it.
@@ -204,9 +203,9 @@ struct Path {
 pub(crate) struct Paths {
     paths: Vec<Path>,
     links: Vec<u32>,
-    /// The last path that has this hash, and for each path the one before it that has the same.
-    by_hash: HashMap<u64, u32>,
-    same_hash: Vec<u32>,
+    /// Paths by their links: a hash table with open addressing, a power of two of places at most half
+    /// full, each with the upper half of a path's hash and its number.
+    table: Vec<(u32, u32)>,
 }
 
 impl Paths {
@@ -233,16 +232,20 @@ impl Paths {
         moving: impl FnOnce() -> Vec<(u32, u32)>,
         most_jobs: u64,
     ) -> Result<PathId> {
-        let hash = links.iter().fold(links.len() as u64, |hash, link| {
-            (hash ^ u64::from(link.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
-        });
-        let last = self.by_hash.get(&hash).copied().unwrap_or(NONE);
-        let mut same = last;
-        while same != NONE {
-            if self.links(same).iter().eq(links.iter().map(|link| &link.0)) {
-                return Ok(PathId(same));
+        if self.paths.len() * 2 >= self.table.len() {
+            self.grow_table();
+        }
+        let hash = hash_of(links.iter().map(|link| link.0));
+        let mask = self.table.len() - 1;
+        let mut place = hash as usize & mask;
+        while self.table[place].1 != NONE {
+            let (other, path) = self.table[place];
+            if other == (hash >> 32) as u32
+                && self.links(path).iter().eq(links.iter().map(|link| &link.0))
+            {
+                return Ok(PathId(path));
             }
-            same = self.same_hash[same as usize];
+            place = (place + 1) & mask;
         }
         let mut latency = 0.0;
         for &link in links {
@@ -272,14 +275,39 @@ impl Paths {
         }
         self.links.extend(links.iter().map(|link| link.0));
         self.paths.push(Path { first: first as u32, links: links.len() as u32, latency });
-        self.same_hash.push(last);
-        self.by_hash.insert(hash, number as u32);
+        self.table[place] = ((hash >> 32) as u32, number as u32);
         Ok(PathId(number as u32))
     }
+
+    fn grow_table(&mut self) {
+        let places = (self.table.len() * 2).max(16);
+        self.table.clear();
+        self.table.resize(places, (0, NONE));
+        for number in 0..self.paths.len() as u32 {
+            let hash = hash_of(self.links(number).iter().copied());
+            let mut place = hash as usize & (places - 1);
+            while self.table[place].1 != NONE {
+                place = (place + 1) & (places - 1);
+            }
+            self.table[place] = ((hash >> 32) as u32, number);
+        }
+    }
+}
+
+fn hash_of(links: impl Iterator<Item = u32>) -> u64 {
+    let hash = links.fold(0x517c_c1b7_2722_0a95_u64, |hash, link| {
+        (hash ^ u64::from(link)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+    });
+    hash ^ hash >> 32
 }
 
 /// An error if a link is there twice.
 fn check_loop(links: &[LinkId]) -> Result<()> {
+    // Nearly all paths are short and have none.
+    let twice = |hop: usize| links[..hop].contains(&links[hop]);
+    if links.len() <= 16 && !(1..links.len()).any(twice) {
+        return Ok(());
+    }
     let mut sorted: Vec<(LinkId, usize)> =
         (0..).zip(links).map(|(hop, &link)| (link, hop)).collect();
     sorted.sort_unstable();
