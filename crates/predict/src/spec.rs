@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::constants::Constants;
 use crate::error::Error;
-use weft_topology::{Network, Routing};
+use weft_topology::{Description, Network, Routing};
 
 /// A scenario: what runs, on what.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -124,12 +124,17 @@ impl Spec {
 }
 
 impl Cluster {
+    /// What the topology describes.
+    pub fn description(&self) -> Result<Description, Error> {
+        Ok(match &self.topology {
+            Value::String(spec) => Description::parse(spec)?,
+            value => Description::from_json(&value.to_string())?,
+        })
+    }
+
     /// The network that the topology names.
     pub fn network(&self) -> Result<Network, Error> {
-        Ok(match &self.topology {
-            Value::String(spec) => Network::parse(spec)?,
-            value => Network::from_json(&value.to_string())?,
-        })
+        Ok(self.description()?.network()?)
     }
 
     /// How routes are chosen.

@@ -1,7 +1,7 @@
 //! One network, its routes and its constants in one virtual time.
 
 use weft_netsim::{Engine, Event, Link, LinkId, PathId, Tag};
-use weft_topology::{EndpointId, Network, Router};
+use weft_topology::{Description, EndpointId, Network, Router};
 
 use crate::constants::Constants;
 use crate::cpu::CpuTime;
@@ -32,6 +32,7 @@ pub struct Path {
 /// What runs on a world sees of it.
 pub struct World {
     engine: Engine,
+    description: Description,
     network: Network,
     router: Router,
     constants: Constants,
@@ -56,7 +57,9 @@ struct Nic {
 impl World {
     /// The cluster's network, empty.
     pub fn new(cluster: &Cluster) -> Result<World, Error> {
-        World::on(cluster.network()?, cluster)
+        let description = cluster.description()?;
+        let world = World::on(description.network()?, cluster)?;
+        Ok(World { description, ..world })
     }
 
     /// A network made by hand, with all else as the cluster says.
@@ -84,6 +87,7 @@ impl World {
             engine: Engine::new(&links)?,
             router: Router::new(&network, cluster.routing()?)?,
             nics: vec![Nic::default(); network.endpoints() as usize],
+            description: Description::Explicit(network.clone()),
             network,
             constants,
             seed: cluster.seed,
@@ -115,6 +119,11 @@ impl World {
     /// The network.
     pub fn network(&self) -> &Network {
         &self.network
+    }
+
+    /// What the network was described as.
+    pub fn description(&self) -> &Description {
+        &self.description
     }
 
     /// Random numbers that depend on the cluster's seed and on `stream` alone.
@@ -207,6 +216,9 @@ impl World {
         workloads: &mut [&mut dyn Workload],
         progress: &mut Progress<'_>,
     ) -> Result<f64, Error> {
+        if !progress(0.0, "simulating") {
+            return Err(Error::Cancelled { time_s: 0.0 });
+        }
         self.job = FAULTS;
         for (at_s, tag) in self.faults.times() {
             self.engine.timer(at_s, Tag(FAULTS << TAG_BITS | tag))?;

@@ -122,8 +122,11 @@ impl CollectiveWorkload<AnySchedule> {
         stragglers: &[Straggler],
         group: u64,
     ) -> Result<CollectiveWorkload<AnySchedule>, Error> {
+        if job.rounds == 0 {
+            return Err(Error::field("job.rounds", 0, "at least 1"));
+        }
         let ranks = job.ranks.unwrap_or(world.network().endpoints());
-        let endpoints = job.placement.endpoints(world.network(), job.algorithm()?, ranks)?;
+        let endpoints = job.placement.endpoints(world, job.algorithm()?, ranks)?;
         let schedule = job.schedule(ranks)?;
         CollectiveWorkload::of(world, schedule, endpoints, job.bytes, job.rounds, stragglers, group)
     }
@@ -194,11 +197,11 @@ pub(crate) fn run(spec: &CollectiveSpec, progress: &mut Progress<'_>) -> Result<
     if spec.trace > 0 {
         world.record(spec.trace);
     }
+    spec.cluster.check(spec.job.ranks.unwrap_or(world.network().endpoints()))?;
     let stragglers = &spec.cluster.stragglers;
     let mut workload = CollectiveWorkload::new(&mut world, &spec.job, stragglers, 0)?;
     let schedule = workload.execution.schedule();
     let (ranks, steps) = (schedule.ranks(), schedule.steps());
-    spec.cluster.check(ranks)?;
     let time_s = world.run(&mut [&mut workload], progress)?;
     let mut outcome = world.outcome(time_s, cpu, spec.links);
     let bandwidth = spec.job.bytes as f64 * f64::from(spec.job.rounds) / time_s;

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use weft_collectives::Algorithm;
-use weft_topology::{EndpointId, Network};
+use weft_topology::{Description, EndpointId};
 
 use crate::error::Error;
+use crate::world::World;
 
 /// How ranks are placed on endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -22,25 +23,35 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// The endpoints of `ranks` ranks.
+    /// The endpoints of `ranks` ranks that run `algorithm`.
     pub fn endpoints(
         &self,
-        network: &Network,
+        world: &World,
         algorithm: Algorithm,
         ranks: u32,
     ) -> Result<Vec<EndpointId>, Error> {
+        let network = world.network();
         let all = network.endpoints();
         if ranks == 0 || ranks > all {
             let must = format!("from 1 to {all}, the endpoints of {}", network.name());
             return Err(Error::field("ranks", ranks, must));
         }
-        let mapped = matches!(self, Placement::Map)
-            || matches!(self, Placement::Auto) && algorithm == Algorithm::Hdrm;
         match self {
             Placement::Endpoints(list) => explicit(list, all, ranks),
-            _ if mapped => Ok(network.rank_map().into_iter().take(ranks as usize).collect()),
+            Placement::Map => map(world, ranks),
+            Placement::Auto if algorithm == Algorithm::Hdrm => map(world, ranks),
             _ => Ok((0..ranks).map(EndpointId).collect()),
         }
+    }
+}
+
+/// The map of the network, or HDRM's if the network was described as a BiGraph and has none.
+fn map(world: &World, ranks: u32) -> Result<Vec<EndpointId>, Error> {
+    match world.description() {
+        Description::BiGraph(shape) if !world.network().has_rank_map() => {
+            Ok(shape.rank_map_of(ranks)?)
+        }
+        _ => Ok(world.network().rank_map().into_iter().take(ranks as usize).collect()),
     }
 }
 

@@ -92,11 +92,7 @@ impl TrainJob {
             schedules.push(job.schedule(ranks)?);
             // All kinds run between the same ranks: they are where the reduction wants them.
             let algorithm = self.reduction.algorithm()?;
-            endpoints.push(self.reduction.placement.endpoints(
-                world.network(),
-                algorithm,
-                ranks,
-            )?);
+            endpoints.push(self.reduction.placement.endpoints(world, algorithm, ranks)?);
         }
         let iterations = self.iterations;
         let plan = Plan { program, schedules, endpoints, iterations, stragglers, group };

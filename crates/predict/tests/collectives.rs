@@ -1,0 +1,242 @@
+//! Collectives against formulas, against exact times, and against the link checker.
+
+use serde_json::{Value, json};
+
+fn run(spec: Value) -> Value {
+    let outcome = weft_predict::run(&spec.to_string(), &mut |_, _| true);
+    serde_json::from_str(&outcome.unwrap_or_else(|error| panic!("{spec}: {error}"))).unwrap()
+}
+
+fn fails(spec: Value) -> String {
+    match weft_predict::run(&spec.to_string(), &mut |_, _| true) {
+        Ok(outcome) => panic!("{spec} ran: {outcome}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// One switch: every rank has a link of its own in each direction, and no two pairs share any.
+fn star(algorithm: &str, ranks: u32, bytes: u64, constants: Value) -> Value {
+    json!({
+        "scenario": "collective",
+        "cluster": {
+            "topology": format!("fat-tree:leaves=1,spines=1,hosts={ranks},gbps=100,latency_us=0.5"),
+            "constants": {"set": constants},
+        },
+        "job": {"algorithm": algorithm, "bytes": bytes},
+    })
+}
+
+fn time(spec: Value) -> f64 {
+    run(spec)["time_s"].as_f64().unwrap()
+}
+
+fn assert_close(seen: f64, expected: f64, what: &str) {
+    let off = (seen - expected).abs() / expected;
+    assert!(off < 1e-6, "{what}: {seen} s, the formula says {expected} s (off by {off:e})");
+}
+
+const BANDWIDTH: f64 = 12.5e9;
+/// Two links and the message.
+const LATENCY: f64 = 2.0 * 0.5e-6 + 1.5e-6;
+
+#[test]
+fn a_ring_takes_what_the_formula_says() {
+    for ranks in [2u32, 3, 5, 16, 64] {
+        for bytes in [1024 * 15 * u64::from(ranks), 15 << 20] {
+            let steps = f64::from(2 * (ranks - 1));
+            let wire = steps / f64::from(ranks) * bytes as f64 / BANDWIDTH;
+            let reduce = f64::from(ranks - 1) / f64::from(ranks) * bytes as f64 / 2e11;
+            let constants = json!({"message_latency_s": 1.5e-6, "reduce_bytes_per_s": 2e11});
+            if bytes % u64::from(ranks) == 0 {
+                let seen = time(star("ring", ranks, bytes, constants));
+                assert_close(seen, steps * LATENCY + wire + reduce, &format!("ring of {ranks}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn halving_doubling_takes_what_the_formula_says() {
+    for (ranks, log) in [(2u32, 1), (8, 3), (64, 6)] {
+        for algorithm in ["hd", "hdrm"] {
+            let bytes = 1 << 20;
+            let share = f64::from(ranks - 1) / f64::from(ranks) * f64::from(bytes);
+            let steps = 2.0 * f64::from(log);
+            let constants = json!({
+                "post_s": 3e-7, "wait_s": 4e-7, "reduce_launch_s": 1e-6, "launch_s": 2e-5,
+                "reduce_bytes_per_s": 2e11, "wire_efficiency": 0.9,
+            });
+            let expected = 2e-5
+                + steps * (LATENCY + 3e-7 + 4e-7)
+                + 2.0 * share / (BANDWIDTH * 0.9)
+                + f64::from(log) * 1e-6
+                + share / 2e11;
+            let seen = time(star(algorithm, ranks, bytes.try_into().unwrap(), constants));
+            assert_close(seen, expected, &format!("{algorithm} of {ranks}"));
+        }
+    }
+}
+
+#[test]
+fn hdrm_on_a_bigraph_takes_what_the_formula_says_and_loads_no_link_twice() {
+    for (switches, endpoints) in [(4u32, 2u32), (8, 4), (16, 4), (16, 8), (64, 32)] {
+        let ranks = switches * endpoints;
+        let outcome = run(json!({
+            "scenario": "collective",
+            "cluster": {"topology": format!("bigraph:switches={switches},endpoints={endpoints}")},
+            "job": {"algorithm": "hdrm", "bytes": 1 << 28},
+        }));
+        let steps = 2.0 * f64::from(ranks.ilog2());
+        let share = f64::from(ranks - 1) / f64::from(ranks) * f64::from(1 << 28);
+        // An edge link, a trunk, an edge link, and the message.
+        let expected = steps * (3.0 * 0.5e-6 + 1.5e-6) + 2.0 * share / BANDWIDTH;
+        assert_close(outcome["time_s"].as_f64().unwrap(), expected, &format!("hdrm of {ranks}"));
+        assert_eq!(outcome["max_link_load"], 1);
+    }
+}
+
+#[test]
+fn exact_times() {
+    // 64 ranks on 16 switches: 126 or 12 messages one after the other, and 1008 or 1 KiB/64 bytes a time.
+    let small = |algorithm: &str, switches: u32, endpoints: u32| {
+        time(json!({
+            "scenario": "collective",
+            "cluster": {
+                "topology": format!("bigraph:switches={switches},endpoints={endpoints}"),
+                "routing": "static",
+            },
+            "job": {"algorithm": algorithm, "bytes": 64_000, "placement": "map"},
+        }))
+    };
+    // HDRM: 12 x 3 us + 2 x 63 000 B / 12.5 GB/s.
+    assert_eq!(format!("{:.12}", small("hdrm", 16, 4)), "0.000046080000");
+    // Two ranks on two switches: 2 x (3 us + 32 000 B / 12.5 GB/s).
+    assert_eq!(format!("{:.12}", small("ring", 2, 1)), "0.000011120000");
+    assert_eq!(format!("{:.12}", small("hdrm", 2, 1)), "0.000011120000");
+}
+
+#[test]
+fn two_flows_on_one_link_take_twice_as_long() {
+    // Ranks 0 and 1 on one leaf, 2 and 3 on the other, one spine: with this placement each step's four
+    // writes cross, two on each trunk.
+    let spec = |placement: Value| {
+        json!({
+            "scenario": "collective",
+            "cluster": {"topology": "fat-tree:leaves=2,spines=1,hosts=2,latency_us=0"},
+            "job": {"algorithm": "ring", "bytes": 4 << 20, "placement": placement},
+        })
+    };
+    let crossing = run(spec(json!({"endpoints": [0, 2, 1, 3]})));
+    assert_eq!(crossing["max_link_load"], 2);
+    let step = |share: f64| 1.5e-6 + share * f64::from(1 << 20) / BANDWIDTH;
+    assert_close(crossing["time_s"].as_f64().unwrap(), 6.0 * step(2.0), "crossing");
+    let local = run(spec(json!("order")));
+    assert_eq!(local["max_link_load"], 1);
+    assert_close(local["time_s"].as_f64().unwrap(), 6.0 * step(1.0), "local");
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    let spec = |seed: u64| {
+        json!({
+            "scenario": "collective",
+            "cluster": {
+                "topology": "fat-tree:leaves=4,spines=4,hosts=4",
+                "routing": "ecmp",
+                "seed": seed,
+                "constants": {"set": {"jitter_s": 1e-6, "jitter_share": 0.01}},
+            },
+            "job": {"algorithm": "hd", "bytes": 1 << 22},
+        })
+    };
+    let times: Vec<f64> = [1, 1, 2].map(|seed| time(spec(seed))).to_vec();
+    assert_eq!(times[0].to_bits(), times[1].to_bits());
+    assert_ne!(times[0].to_bits(), times[2].to_bits());
+}
+
+#[test]
+fn segments_of_a_vector_follow_each_other() {
+    let bytes = 1u64 << 22;
+    let whole = time(star("ring", 8, bytes / 4, json!({"message_latency_s": 1.5e-6})));
+    let constants =
+        json!({"message_latency_s": 1.5e-6, "segment_bytes": bytes / 4, "launch_s": 1e-5});
+    let cut = time(star("ring", 8, bytes, constants));
+    assert_close(cut, 4.0 * whole + 1e-5, "four segments");
+}
+
+#[test]
+fn a_slow_and_a_late_rank_hold_up_the_others() {
+    let spec = |stragglers: Value| {
+        let constants = json!({"message_latency_s": 1.5e-6, "reduce_bytes_per_s": 1e10});
+        let mut spec = star("ring", 4, 4 << 20, constants);
+        spec["cluster"]["stragglers"] = stragglers;
+        spec
+    };
+    let even = time(spec(json!([])));
+    let late = time(spec(json!([{"rank": 2, "late_s": 0.01}])));
+    assert_close(late, even + 0.01, "late");
+    let reduce = f64::from(1 << 20) / 1e10;
+    // Every block is reduced by every rank but one; the longest chain passes the slow one three times.
+    let slow = time(spec(json!([{"rank": 2, "slow": 3.0}])));
+    assert!(slow > even + 2.0 * reduce && slow < even + 6.1 * reduce, "{slow} {even}");
+}
+
+#[test]
+fn links_fail_and_recover() {
+    let spec = |fault: Value| {
+        let mut spec = star("ring", 4, 4 << 20, json!({"message_latency_s": 1.5e-6}));
+        spec["cluster"]["faults"] = json!([fault]);
+        spec
+    };
+    let names = run(star("ring", 4, 4 << 20, json!({})));
+    let (from, to) = (names["links"][0]["from"].clone(), names["links"][0]["to"].clone());
+    let even = time(spec(json!({"from": from, "to": to, "bandwidth": 1.0})));
+    let half = time(spec(json!({"from": from, "to": to, "bandwidth": 0.5})));
+    // The slow link is never idle once it has begun: the messages behind the first overlap their latency with
+    // the bytes before them. Another latency passes before it begins... at the last step, behind it.
+    let wire = 6.0 * f64::from(1 << 20) / BANDWIDTH;
+    assert_close(half, 2.0 * LATENCY + 2.0 * wire, "half the bandwidth");
+    let back = time(spec(
+        json!({"from": from, "to": to, "bandwidth": 0.0, "at_s": 1e-4, "until_s": 1e-3}),
+    ));
+    assert_close(back, even + 9e-4, "a link that was away for 0.9 ms");
+    let error = fails(spec(json!({"from": from, "to": to, "bandwidth": 0.0, "at_s": 1e-4})));
+    assert!(error.contains("can never end") && error.contains("rank"), "{error}");
+}
+
+#[test]
+fn impossible_inputs_are_refused_before_anything_runs() {
+    let mut refused = Vec::new();
+    for (path, value) in [
+        ("/cluster/stragglers", json!([{"rank": 9, "late_s": 1.0}])),
+        ("/cluster/stragglers", json!([{"rank": 1, "slow": 0.0}])),
+        ("/cluster/faults", json!([{"from": "nobody", "to": "leaf0", "bandwidth": 0.5}])),
+        ("/cluster/constants", json!({"set": {"post_s": -1.0}})),
+        ("/cluster/constants", json!({"set": {"wire_efficiency": 1.5}})),
+        ("/cluster/constants", json!({"set": {"no_such_constant": 1.0}})),
+        ("/cluster/routing", json!("random")),
+        ("/cluster/topology", json!("bigraph:switches=15,endpoints=4")),
+        ("/job/algorithm", json!("magic")),
+        ("/job/collective", json!("all-and-nothing")),
+        ("/job/ranks", json!(5)),
+        ("/job/ranks", json!(0)),
+        ("/job/placement", json!({"endpoints": [0, 1, 1, 2]})),
+        ("/job/bytes", json!(-5)),
+        ("/job/rounds", json!(0)),
+    ] {
+        let mut spec = star("ring", 4, 1 << 20, json!({}));
+        let (parent, field) = path.rsplit_once('/').unwrap();
+        spec.pointer_mut(parent).unwrap()[field] = value;
+        refused.push(fails(spec));
+    }
+    for error in refused {
+        assert!(error.len() > 20, "{error}");
+    }
+}
+
+#[test]
+fn a_run_can_be_cancelled() {
+    let spec = star("ring", 256, 1 << 20, json!({}));
+    let error = weft_predict::run(&spec.to_string(), &mut |_, _| false).unwrap_err();
+    assert!(error.to_string().contains("cancelled"), "{error}");
+}
