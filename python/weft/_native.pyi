@@ -314,6 +314,9 @@ def init(
 def error_classes() -> list[str]:
     """The names of the classes of `weft.errors` that this module raises."""
 
+def simulate(spec: str, progress: Callable[[float, str], object] | None = None) -> str:
+    """Run a scenario, JSON in and JSON out; `progress` may stop it by giving False."""
+
 def quantise(
     values: _Array,
     hidden: int,

@@ -156,5 +156,9 @@ class ForkError(WeftError):
     """The process was forked after `weft.init()`."""
 
 
+class SimulationError(WeftError):
+    """A simulated schedule deadlocks, or what it sends can never arrive."""
+
+
 class SystemCallError(WeftError, OSError):
     """The operating system refused something."""

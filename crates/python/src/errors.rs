@@ -5,6 +5,7 @@ use pyo3::types::PyType;
 use weft_control::{Cause, Error as ControlError, Poison};
 use weft_fabric::{Error as FabricError, Missing};
 use weft_moe::Error as MoeError;
+use weft_predict::Error as PredictError;
 
 /// Every class that this module raises; `weft.errors` defines them, and a test compares.
 pub const CLASSES: &[&str] = &[
@@ -35,6 +36,7 @@ pub const CLASSES: &[&str] = &[
     "RegionError",
     "SecretError",
     "ShapeError",
+    "SimulationError",
     "SizeError",
     "StageError",
     "SupersededError",
@@ -89,6 +91,8 @@ fn build(py: Python<'_>, raised: &Raised, message: &str) -> PyResult<PyErr> {
 pub enum Error {
     /// Of the all-to-all.
     Moe(MoeError),
+    /// Of a simulation.
+    Predict(PredictError),
     /// Something was used after its end; what was.
     Closed(&'static str),
     /// Raised by Python code that a wait called, such as a signal handler.
@@ -113,6 +117,12 @@ impl From<ControlError> for Error {
     }
 }
 
+impl From<PredictError> for Error {
+    fn from(error: PredictError) -> Error {
+        Error::Predict(error)
+    }
+}
+
 impl From<PyErr> for Error {
     fn from(error: PyErr) -> Error {
         Error::Python(error)
@@ -129,7 +139,22 @@ impl From<Error> for PyErr {
             Error::Moe(error) => Python::attach(|py| {
                 build(py, &of_moe(&error), &error.to_string()).unwrap_or_else(|error| error)
             }),
+            Error::Predict(error) => Python::attach(|py| {
+                build(py, &of_predict(&error), &error.to_string()).unwrap_or_else(|error| error)
+            }),
         }
+    }
+}
+
+fn of_predict(error: &PredictError) -> Raised {
+    match error {
+        PredictError::Moe(error) => of_moe(error),
+        PredictError::Deadlock { rank, .. } => Raised::new("SimulationError").at(*rank),
+        PredictError::Stalled { .. }
+        | PredictError::Nothing
+        | PredictError::Cancelled { .. }
+        | PredictError::Network(_) => Raised::new("SimulationError"),
+        _ => Raised::new("ConfigurationError"),
     }
 }
 

@@ -14,6 +14,7 @@ mod memory;
 mod region;
 mod request;
 mod shared;
+mod sim;
 
 /// The module `weft._native`.
 #[pyo3::pymodule]
@@ -36,4 +37,6 @@ mod _native {
     use crate::region::Region;
     #[pymodule_export]
     use crate::request::Request;
+    #[pymodule_export]
+    use crate::sim::simulate;
 }

@@ -1,0 +1,33 @@
+//! Scenarios on the network model.
+
+use crate::errors::Error;
+use pyo3::prelude::*;
+
+/// Runs a scenario, JSON in and JSON out. `progress`, if any, is called now and then with the share that is
+/// done and what is being done; False stops the run, and so does an exception, Ctrl-C's among them.
+#[pyfunction]
+#[pyo3(signature = (spec, progress = None))]
+pub fn simulate(py: Python<'_>, spec: &str, progress: Option<Py<PyAny>>) -> PyResult<String> {
+    let mut raised: Option<PyErr> = None;
+    let outcome = py.detach(|| {
+        weft_predict::run(spec, &mut |share, doing| {
+            Python::attach(|py| {
+                let asked = py.check_signals().and_then(|()| match &progress {
+                    None => Ok(true),
+                    Some(progress) => {
+                        let answer = progress.bind(py).call1((share, doing))?;
+                        Ok(answer.is_none() || answer.is_truthy()?)
+                    }
+                });
+                asked.unwrap_or_else(|error| {
+                    raised = Some(error);
+                    false
+                })
+            })
+        })
+    });
+    match raised {
+        Some(error) => Err(error),
+        None => Ok(outcome.map_err(Error::from)?),
+    }
+}
