@@ -95,17 +95,17 @@ pub enum Error {
     )]
     NotUnique {
         /// The endpoint that sends.
-        from: String,
+        from: Box<str>,
         /// The endpoint that receives.
-        to: String,
+        to: Box<str>,
         /// The node at which the paths part.
-        at: String,
+        at: Box<str>,
         /// Links to choose from.
         choices: usize,
         /// The first link.
-        first: String,
+        first: Box<str>,
         /// The second link.
-        second: String,
+        second: Box<str>,
     },
     /// A routing table leads in a circle.
     #[error("the routes to {to:?} lead in a circle: {}", circle.join(" -> "))]

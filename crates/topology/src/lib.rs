@@ -2,7 +2,8 @@
 //!
 //! A [`Network`] is a graph of endpoints, switches and directed links; builders make the usual ones
 //! ([`BiGraph`], [`FatTree`], [`FatTree3`], [`Rail`]) and JSON any other. A [`Router`] says which links a
-//! message crosses, by an explicit [`Routing`]. `docs/topology.md` tells how to describe a cluster.
+//! message crosses, by an explicit [`Routing`]. A [`Host`] is a server's PCIe tree with its GPUs and NICs, and
+//! says what is wrong with it. `docs/topology.md` tells how to describe a cluster.
 
 #![warn(missing_docs)]
 
@@ -10,6 +11,7 @@ mod build;
 mod cabling;
 mod describe;
 mod error;
+pub mod host;
 mod json;
 mod names;
 mod network;
@@ -25,6 +27,8 @@ pub use cabling::{Cable, CableEnd, cables_csv, cables_of};
 pub use describe::Description;
 /// What can go wrong.
 pub use error::{Error, Result};
+/// Servers.
+pub use host::Host;
 /// Networks.
 pub use network::{
     EndpointId, LinkId, LinkInfo, LinkSpec, MAX_LINKS, MAX_NODES, Network, NetworkBuilder, NodeId,

@@ -238,14 +238,14 @@ impl Router {
     }
 
     fn not_unique(&self, from: EndpointId, to: EndpointId, choices: &Choices<'_>) -> Error {
-        let name = |endpoint| self.network.endpoint_name(endpoint).to_owned();
+        let name = |endpoint| Box::from(self.network.endpoint_name(endpoint));
         Error::NotUnique {
             from: name(from),
             to: name(to),
-            at: self.network.node_name(choices.at).to_owned(),
+            at: self.network.node_name(choices.at).into(),
             choices: choices.links.len(),
-            first: self.network.link_name(choices.links[0]),
-            second: self.network.link_name(choices.links[1]),
+            first: self.network.link_name(choices.links[0]).into(),
+            second: self.network.link_name(choices.links[1]).into(),
         }
     }
 }

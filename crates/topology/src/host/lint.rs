@@ -1,0 +1,439 @@
+//! What is wrong with a server, in the terms of EFLOPS (HPCA 2020), and what it costs.
+
+use super::model::{Device, DeviceKind, Distance, Host};
+use super::pairs::{Pair, Pairing};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Worth knowing.
+    Note,
+    /// Costs bandwidth that software can get back.
+    Advice,
+    /// Costs bandwidth that only other slots or other parts give back.
+    Warning,
+}
+
+/// Something that costs bandwidth.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Finding {
+    /// The rule's name.
+    pub rule: &'static str,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What is wrong.
+    pub what: String,
+    /// The devices that it is about.
+    pub devices: Vec<String>,
+    /// GB/s that there are, by the formula.
+    pub have_gb_per_s: Option<f64>,
+    /// GB/s that there could be.
+    pub could_gb_per_s: Option<f64>,
+    /// How the two were found, with the numbers in it.
+    pub formula: String,
+}
+
+/// What the costs stand on. All are stated with every result.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Assumptions {
+    /// The part of a PCIe link's raw rate (after line encoding) that payload gets: packets of 256 bytes carry
+    /// about 24 bytes of headers and checks, and flow control takes its share. 0.8 gives 12.6 GB/s on PCIe 3
+    /// x16, where 12 to 13 are commonly measured.
+    pub pcie_payload: f64,
+    /// By how much traffic between two PCIe devices that passes the CPU's root complex is slower than the links
+    /// it crosses. 1.2 is what NCCL takes for Intel CPUs.
+    pub root_complex_slowdown: f64,
+    /// GB/s between two NUMA nodes in each direction, for all peer-to-peer traffic together. NCCL takes 6 to 22,
+    /// by CPU; 10 is its figure for Skylake.
+    pub numa_gb_per_s: f64,
+    /// Gb/s of a NIC that does not say its rate.
+    pub nic_gbps: f64,
+}
+
+impl Default for Assumptions {
+    fn default() -> Assumptions {
+        Assumptions {
+            pcie_payload: 0.8,
+            root_complex_slowdown: 1.2,
+            numa_gb_per_s: 10.0,
+            nic_gbps: 100.0,
+        }
+    }
+}
+
+/// Traffic between two devices, one of many at the same time.
+#[derive(Clone, Copy)]
+struct Flow {
+    from: usize,
+    to: usize,
+}
+
+/// What flows at the same time leave of the links that they share.
+struct Shares<'a> {
+    host: &'a Host,
+    assumptions: &'a Assumptions,
+    /// Flows up and down the link above each device.
+    up: Vec<u32>,
+    down: Vec<u32>,
+    /// Flows from one NUMA node to another.
+    numa: BTreeMap<(Option<u32>, Option<u32>), u32>,
+}
+
+impl<'a> Shares<'a> {
+    fn new(host: &'a Host, assumptions: &'a Assumptions, flows: &[Flow]) -> Shares<'a> {
+        let devices = host.devices.len();
+        let (up, down) = (vec![0; devices], vec![0; devices]);
+        let mut shares = Shares { host, assumptions, up, down, numa: BTreeMap::new() };
+        for &flow in flows {
+            let (up, down) = shares.path(flow);
+            up.iter().for_each(|&device| shares.up[device] += 1);
+            down.iter().for_each(|&device| shares.down[device] += 1);
+            if host.distance(flow.from, flow.to) == Distance::System {
+                *shares.numa.entry(shares.nodes(flow)).or_insert(0) += 1;
+            }
+        }
+        shares
+    }
+
+    /// Devices whose link above is crossed on the way up, and those on the way down.
+    fn path(&self, flow: Flow) -> (Vec<usize>, Vec<usize>) {
+        let common = self.host.common(flow.from, flow.to);
+        let way = |from: usize| {
+            let bridges = self.host.above(from).into_iter();
+            let mut way = vec![from];
+            way.extend(bridges.take_while(|&bridge| Some(bridge) != common));
+            way
+        };
+        (way(flow.from), way(flow.to))
+    }
+
+    fn nodes(&self, flow: Flow) -> (Option<u32>, Option<u32>) {
+        (self.host.devices[flow.from].numa, self.host.devices[flow.to].numa)
+    }
+
+    /// GB/s that a flow gets: the least of its shares. Links of unknown rate do not limit it.
+    fn of(&self, flow: Flow) -> Option<f64> {
+        let (up, down) = self.path(flow);
+        let share = |device: &usize, flows: &[u32]| {
+            let rate = payload(&self.host.devices[*device], self.assumptions)?;
+            Some(rate / f64::from(flows[*device].max(1)))
+        };
+        let shares = up.iter().filter_map(|device| share(device, &self.up));
+        let shares = shares.chain(down.iter().filter_map(|device| share(device, &self.down)));
+        let mut least = shares.reduce(f64::min);
+        let distance = self.host.distance(flow.from, flow.to);
+        if !distance.is_switched() {
+            least = least.map(|rate| rate / self.assumptions.root_complex_slowdown);
+        }
+        if distance == Distance::System {
+            let flows = self.numa.get(&self.nodes(flow)).copied().unwrap_or(1);
+            let share = self.assumptions.numa_gb_per_s / f64::from(flows.max(1));
+            least = Some(least.map_or(share, |rate| rate.min(share)));
+        }
+        least
+    }
+}
+
+/// GB/s of payload that the link above a device carries.
+fn payload(device: &Device, assumptions: &Assumptions) -> Option<f64> {
+    device.link.raw_gb_per_s().map(|raw| raw * assumptions.pcie_payload)
+}
+
+impl Host {
+    /// What is wrong, worst first.
+    pub fn lint(&self, assumptions: &Assumptions) -> Vec<Finding> {
+        let lint = Lint { host: self, assumptions, pairing: self.pairing() };
+        let mut findings = Vec::new();
+        lint.pairs(&mut findings);
+        lint.root_ports(&mut findings);
+        lint.counts(&mut findings);
+        lint.gpu_to_gpu(&mut findings);
+        lint.widths(&mut findings);
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        findings
+    }
+}
+
+struct Lint<'a> {
+    host: &'a Host,
+    assumptions: &'a Assumptions,
+    pairing: Pairing,
+}
+
+impl Lint<'_> {
+    /// GB/s of a NIC, one direction.
+    fn nic_rate(&self, nic: usize) -> f64 {
+        let rate = self.host.devices[nic].network_gb_per_s();
+        rate.unwrap_or(self.assumptions.nic_gbps / 8.0)
+    }
+
+    /// What a GPU could get from its NIC: the NIC's rate, or the slower of the two PCIe links.
+    fn best(&self, pair: &Pair) -> f64 {
+        let link = |device: usize| payload(&self.host.devices[device], self.assumptions);
+        [link(pair.gpu), link(pair.nic)]
+            .into_iter()
+            .flatten()
+            .fold(self.nic_rate(pair.nic), f64::min)
+    }
+
+    /// What each pair gets when all send at once.
+    fn pair_rates(&self) -> Vec<f64> {
+        let flows: Vec<Flow> =
+            self.pairing.pairs.iter().map(|pair| Flow { from: pair.gpu, to: pair.nic }).collect();
+        let shares = Shares::new(self.host, self.assumptions, &flows);
+        let rate = |(pair, &flow): (&Pair, &Flow)| {
+            let wire = self.nic_rate(pair.nic) / f64::from(pair.gpus_on_nic);
+            shares.of(flow).map_or(wire, |rate| rate.min(wire))
+        };
+        self.pairing.pairs.iter().zip(&flows).map(rate).collect()
+    }
+
+    fn names(&self, devices: &[usize]) -> Vec<String> {
+        devices.iter().map(|&device| self.host.label(device)).collect()
+    }
+
+    /// Pairs that no PCIe switch joins.
+    fn pairs(&self, findings: &mut Vec<Finding>) {
+        let rates = self.pair_rates();
+        for (pair, rate) in self.pairing.pairs.iter().zip(rates) {
+            if pair.distance.is_switched() {
+                continue;
+            }
+            let (gpu, nic) = (self.host.label(pair.gpu), self.host.label(pair.nic));
+            let slowdown = self.assumptions.root_complex_slowdown;
+            let (rule, what, term) = match pair.distance {
+                Distance::System => (
+                    "pair-across-numa",
+                    format!(
+                        "{gpu} and its NIC {nic} are on different NUMA nodes: every byte crosses the \
+                         link between the CPUs"
+                    ),
+                    format!(
+                        ", {} GB/s between NUMA nodes / pairs that cross",
+                        self.assumptions.numa_gb_per_s
+                    ),
+                ),
+                _ => (
+                    "pair-not-under-one-switch",
+                    format!(
+                        "{gpu} and its NIC {nic} are not under one PCIe switch: every byte passes the \
+                         CPU's root complex"
+                    ),
+                    String::new(),
+                ),
+            };
+            let best = self.best(pair);
+            findings.push(Finding {
+                rule,
+                severity: Severity::Warning,
+                what,
+                devices: vec![gpu, nic],
+                have_gb_per_s: Some(rate),
+                could_gb_per_s: Some(best),
+                formula: format!(
+                    "have = min(NIC {:.1} GB/s / {} GPUs on it, PCIe links / pairs that cross them / \
+                     {slowdown} for the root complex{term}); could = min(NIC, PCIe links of the two)",
+                    self.nic_rate(pair.nic),
+                    pair.gpus_on_nic
+                ),
+            });
+        }
+    }
+
+    /// Root ports above several pairs.
+    fn root_ports(&self, findings: &mut Vec<Finding>) {
+        let mut under: BTreeMap<usize, Vec<Pair>> = BTreeMap::new();
+        for &pair in &self.pairing.pairs {
+            if let Some(port) = self.host.root_port(pair.gpu) {
+                under.entry(port).or_default().push(pair);
+            }
+        }
+        for (port, pairs) in under.into_iter().filter(|(_, pairs)| pairs.len() > 1) {
+            let count = pairs.len();
+            let gpus: Vec<usize> = pairs.iter().map(|pair| pair.gpu).collect();
+            let uplink = self.uplink(port, gpus[0]);
+            let joined =
+                |&one: &usize| gpus.iter().all(|&o| o == one || self.host.nvlinked(one, o));
+            let nvlink = gpus.iter().all(joined);
+            findings.push(Finding {
+                rule: "pairs-share-root-port",
+                severity: if nvlink { Severity::Note } else { Severity::Warning },
+                what: format!(
+                    "{count} GPUs share root port {}: what goes to host memory, or to a GPU or NIC \
+                     under another port, shares one link{}",
+                    self.host.devices[port].bus_id,
+                    if nvlink { " (NVLink carries what is between GPUs)" } else { "" }
+                ),
+                devices: self.names(&gpus),
+                have_gb_per_s: uplink.map(|rate| rate / count as f64),
+                could_gb_per_s: uplink,
+                formula: format!(
+                    "have = root port's link / {count} GPUs; could = root port's link"
+                ),
+            });
+        }
+    }
+
+    /// The slowest link between a device's switch and the CPU.
+    fn uplink(&self, port: usize, device: usize) -> Option<f64> {
+        let above = self.host.above(device);
+        // The lower port and the upper one of the switch next to the root port, and the root port.
+        let near = above.iter().rev().take(if self.host.lists_ports { 2 } else { 1 });
+        let rates = near.filter_map(|&d| payload(&self.host.devices[d], self.assumptions));
+        rates.reduce(f64::min).or_else(|| payload(&self.host.devices[port], self.assumptions))
+    }
+
+    /// GPUs and NICs that do not come out even.
+    fn counts(&self, findings: &mut Vec<Finding>) {
+        let gpus = self.host.gpus();
+        let nics = self.host.nics();
+        if gpus.is_empty() {
+            return;
+        }
+        if nics.is_empty() {
+            findings.push(Finding {
+                rule: "no-nic",
+                severity: Severity::Note,
+                what: format!("{} GPUs, and no NIC: only this host can be reached", gpus.len()),
+                devices: self.names(&gpus),
+                have_gb_per_s: None,
+                could_gb_per_s: None,
+                formula: String::new(),
+            });
+            return;
+        }
+        let mut most: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for pair in &self.pairing.pairs {
+            most.entry(pair.nic).or_default().push(pair.gpu);
+        }
+        for (nic, gpus) in most.iter().filter(|(_, gpus)| gpus.len() > 1) {
+            let rate = self.nic_rate(*nic);
+            let best = self.pairing.pairs.iter().find(|pair| pair.nic == *nic);
+            let best = best.map_or(rate, |pair| self.best(pair));
+            findings.push(Finding {
+                rule: "gpus-share-nic",
+                severity: Severity::Warning,
+                what: format!(
+                    "{} GPUs share the NIC {}: a NIC for each GPU would give each all of it",
+                    gpus.len(),
+                    self.host.label(*nic)
+                ),
+                devices: self.names(gpus),
+                have_gb_per_s: Some((rate / gpus.len() as f64).min(best)),
+                could_gb_per_s: Some(best),
+                formula: format!(
+                    "have = NIC {rate:.1} GB/s / {} GPUs; could = min(NIC, PCIe links of the two)",
+                    gpus.len()
+                ),
+            });
+        }
+        let mut held: BTreeMap<usize, usize> =
+            self.pairing.pairs.iter().map(|pair| (pair.gpu, 1)).collect();
+        for pair in &self.pairing.further {
+            *held.entry(pair.gpu).or_insert(0) += 1;
+        }
+        let (least, largest) = (held.values().min(), held.values().max());
+        if least != largest {
+            let fewest = least.copied().unwrap_or(0);
+            let poor: Vec<usize> =
+                held.iter().filter(|(_, nics)| **nics == fewest).map(|(gpu, _)| *gpu).collect();
+            findings.push(Finding {
+                rule: "unequal-nics",
+                severity: Severity::Warning,
+                what: format!(
+                    "{} GPUs and {} NICs: some GPUs have {} NICs, others {fewest}, and a step that all take \
+                     goes at the pace of those",
+                    gpus.len(),
+                    gpus.len() * fewest + self.pairing.further.len(),
+                    largest.copied().unwrap_or(0),
+                ),
+                devices: self.names(&poor),
+                have_gb_per_s: None,
+                could_gb_per_s: None,
+                formula: String::new(),
+            });
+        }
+        if !self.pairing.spare.is_empty() {
+            findings.push(Finding {
+                rule: "spare-nics",
+                severity: Severity::Note,
+                what: format!(
+                    "{} NICs are beside no GPU (for storage or the host itself, it is to be hoped)",
+                    self.pairing.spare.len()
+                ),
+                devices: self.names(&self.pairing.spare),
+                have_gb_per_s: None,
+                could_gb_per_s: None,
+                formula: String::new(),
+            });
+        }
+    }
+
+    /// Whether a ring of all GPUs is faster through the NICs than over PCIe.
+    fn gpu_to_gpu(&self, findings: &mut Vec<Finding>) {
+        let pairs = &self.pairing.pairs;
+        if pairs.len() < 2 {
+            return;
+        }
+        let next = |place: usize| (place + 1) % pairs.len();
+        let flows: Vec<Flow> = (0..pairs.len())
+            .map(|place| Flow { from: pairs[place].gpu, to: pairs[next(place)].gpu })
+            .filter(|flow| !self.host.nvlinked(flow.from, flow.to))
+            .collect();
+        let shares = Shares::new(self.host, self.assumptions, &flows);
+        let rates = flows.iter().filter_map(|&flow| Some((shares.of(flow)?, flow)));
+        let Some((direct, slowest)) = rates.min_by(|one, other| one.0.total_cmp(&other.0)) else {
+            return;
+        };
+        let through = self.pair_rates().into_iter().fold(f64::INFINITY, f64::min);
+        let distance = self.host.distance(slowest.from, slowest.to);
+        let better = through > direct;
+        findings.push(Finding {
+            rule: "gpu-to-gpu",
+            severity: if better { Severity::Advice } else { Severity::Note },
+            what: format!(
+                "a ring of all GPUs runs at {direct:.1} GB/s over PCIe (slowest from {} to {}, {}) and at \
+                 {through:.1} GB/s through the NICs: {}",
+                self.host.label(slowest.from),
+                self.host.label(slowest.to),
+                distance.short(),
+                if better { "GPU-to-GPU traffic is better off there" } else { "PCIe is the better way" }
+            ),
+            devices: self.names(&pairs.iter().map(|pair| pair.gpu).collect::<Vec<_>>()),
+            have_gb_per_s: Some(direct),
+            could_gb_per_s: Some(through.max(direct)),
+            formula: format!(
+                "PCIe: min over hops of (links / hops that cross them, / {} where the root complex is \
+                 passed, {} GB/s / hops that cross NUMA nodes); NICs: min over pairs of what each has",
+                self.assumptions.root_complex_slowdown, self.assumptions.numa_gb_per_s
+            ),
+        });
+    }
+
+    /// Links of fewer lanes than both ends could have.
+    fn widths(&self, findings: &mut Vec<Finding>) {
+        for (index, device) in self.host.devices.iter().enumerate() {
+            let leaf = matches!(device.kind, DeviceKind::Gpu | DeviceKind::Nic);
+            let (most, now) = (device.link.width, device.link_now.width);
+            if !leaf || now == 0 || now >= most {
+                continue;
+            }
+            let best = payload(device, self.assumptions);
+            findings.push(Finding {
+                rule: "narrow-link",
+                severity: Severity::Warning,
+                what: format!(
+                    "{} runs on {now} of its {most} PCIe lanes: another slot, or a card not well seated",
+                    self.host.label(index)
+                ),
+                devices: self.names(&[index]),
+                have_gb_per_s: best.map(|rate| rate * f64::from(now) / f64::from(most)),
+                could_gb_per_s: best,
+                formula: format!("have = link x {now}/{most}; could = link"),
+            });
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! A server: its GPUs, its NICs, and the PCIe tree that they hang on.
+
+mod lint;
+mod model;
+mod nvml;
+mod pairs;
+mod sysfs;
+mod tree;
+mod xml;
+
+pub use lint::{Assumptions, Finding, Severity};
+pub use model::{BusId, Device, DeviceKind, Distance, Host, Interface, NvLink, PcieLink};
+pub use nvml::NvmlGpu;
+pub use pairs::{Pair, Pairing};

@@ -1,0 +1,88 @@
+//! A server as text.
+
+use super::model::{DeviceKind, Host, PcieLink};
+use std::fmt::Write as _;
+
+impl Host {
+    /// The tree, a line for each device: NUMA nodes, what hangs on each, GPUs and NICs with their links.
+    pub fn tree(&self) -> String {
+        let mut text = String::new();
+        let mut below: Vec<Vec<usize>> = vec![Vec::new(); self.devices.len()];
+        for (index, device) in self.devices.iter().enumerate() {
+            if let Some(parent) = device.parent {
+                below[parent].push(index);
+            }
+        }
+        let mut nodes: Vec<Option<u32>> = self.devices.iter().map(|device| device.numa).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        for node in nodes {
+            let tops: Vec<usize> = (0..self.devices.len())
+                .filter(|&d| self.devices[d].parent.is_none() && self.devices[d].numa == node)
+                .collect();
+            if tops.is_empty() {
+                continue;
+            }
+            let title =
+                node.map_or("NUMA node unknown".to_owned(), |node| format!("NUMA node {node}"));
+            let cpus = self.numa_nodes.iter().find(|(number, _)| Some(*number) == node);
+            let cpus = cpus.filter(|(_, cpus)| !cpus.is_empty());
+            let cpus = cpus.map_or(String::new(), |(_, cpus)| format!("  CPUs {cpus}"));
+            let _ = writeln!(text, "{title}{cpus}");
+            self.write_children(&mut text, &below, &tops, "");
+        }
+        text
+    }
+
+    fn write_children(
+        &self,
+        text: &mut String,
+        below: &[Vec<usize>],
+        children: &[usize],
+        indent: &str,
+    ) {
+        for (place, &child) in children.iter().enumerate() {
+            let last = place + 1 == children.len();
+            let branch = if last { "└─" } else { "├─" };
+            let _ = writeln!(text, "{indent}{branch} {}", self.line(child));
+            let indent = format!("{indent}{}", if last { "   " } else { "│  " });
+            self.write_children(text, below, &below[child], &indent);
+        }
+    }
+
+    fn line(&self, index: usize) -> String {
+        let device = &self.devices[index];
+        let mut line = match device.kind {
+            DeviceKind::Gpu | DeviceKind::Nic => {
+                format!("{} {}", self.label(index), device.bus_id)
+            }
+            DeviceKind::RootPort => format!("root port {}", device.bus_id),
+            DeviceKind::SwitchPort => format!("switch port {}", device.bus_id),
+            DeviceKind::Other => device.bus_id.to_string(),
+        };
+        if let Some(name) = &device.name {
+            let _ = write!(line, "  {name}");
+        }
+        if let Some(link) = link_text(&device.link) {
+            let _ = write!(line, "  {link}");
+        }
+        for interface in &device.interfaces {
+            let rate =
+                interface.gbps.map_or("rate unknown".to_owned(), |gbps| format!("{gbps} Gb/s"));
+            let _ = write!(line, "  {}:{} {rate}", interface.name, interface.port);
+        }
+        if device.mig == Some(true) {
+            line.push_str("  MIG");
+        }
+        line
+    }
+}
+
+fn link_text(link: &PcieLink) -> Option<String> {
+    let rate = link.raw_gb_per_s()?;
+    let speed = match link.generation() {
+        Some(generation) => format!("PCIe {generation}"),
+        None => format!("{} GT/s", link.gt_per_s),
+    };
+    Some(format!("{speed} x{} {rate:.1} GB/s", link.width))
+}
