@@ -11,12 +11,14 @@ mod build;
 mod cabling;
 mod describe;
 mod error;
+mod forms;
 pub mod host;
 mod json;
 mod names;
 mod network;
 mod rank_map;
 mod reach;
+pub mod report;
 mod routing;
 
 /// Builders of the usual networks.
@@ -27,6 +29,8 @@ pub use cabling::{Cable, CableEnd, cables_csv, cables_of};
 pub use describe::Description;
 /// What can go wrong.
 pub use error::{Error, Result};
+/// Rank maps for launchers.
+pub use forms::{Place, Places};
 /// Servers.
 pub use host::Host;
 /// Networks.

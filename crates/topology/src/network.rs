@@ -285,6 +285,31 @@ impl Network {
         Some(NodeId(place as u32))
     }
 
+    /// The endpoint of that name or number.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn find_endpoint(&self, name: &str) -> Result<EndpointId> {
+        if let Some(node) = self.find(name) {
+            let place = self.graph.endpoints.iter().position(|&endpoint| endpoint == node);
+            return place.map(|place| EndpointId(place as u32)).ok_or_else(|| Error::Field {
+                at: name.to_owned(),
+                reason: "it is not an endpoint".to_owned(),
+            });
+        }
+        match name.parse() {
+            Ok(endpoint) if endpoint < self.endpoints() => Ok(EndpointId(endpoint)),
+            Ok(endpoint) => {
+                Err(Error::EndpointOutOfRange { endpoint, endpoints: self.endpoints() })
+            }
+            Err(_) => Err(Error::UnknownNode {
+                at: "the network".to_owned(),
+                name: name.to_owned(),
+                hint: hint(name, self.graph.nodes.iter().map(|node| node.name.as_str())),
+            }),
+        }
+    }
+
     /// A link's name: `U0->L3`, with `#2` after it for the second of several parallel ones.
     ///
     /// # Panics
