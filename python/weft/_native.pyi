@@ -317,6 +317,20 @@ def error_classes() -> list[str]:
 def simulate(spec: str, progress: Callable[[float, str], object] | None = None) -> str:
     """Run a scenario, JSON in and JSON out; `progress` may stop it by giving False."""
 
+def topology_host(root: str, xml: str | None = None, nvml: str | None = None) -> str:
+    """The server in a copy of `/sys` or in NCCL's XML, with what NVML adds; JSON."""
+
+def topology_bigraph(spec: str, hosts: list[str] | None = None) -> str:
+    """A BiGraph's cabling, rank map in all forms, and network; JSON."""
+
+def topology_network(spec: str) -> str:
+    """Any network: its counts and its JSON; JSON."""
+
+def topology_path(
+    spec: str, source: str, target: str, routing: str = "static", seed: int = 0, flow: int = 0
+) -> str:
+    """The path between two endpoints, by name or number; JSON."""
+
 def quantise(
     values: _Array,
     hidden: int,

@@ -6,6 +6,7 @@ use weft_control::{Cause, Error as ControlError, Poison};
 use weft_fabric::{Error as FabricError, Missing};
 use weft_moe::Error as MoeError;
 use weft_predict::Error as PredictError;
+use weft_topology::Error as TopologyError;
 
 /// Every class that this module raises; `weft.errors` defines them, and a test compares.
 pub const CLASSES: &[&str] = &[
@@ -93,6 +94,8 @@ pub enum Error {
     Moe(MoeError),
     /// Of a simulation.
     Predict(PredictError),
+    /// Of a network or a server.
+    Topology(TopologyError),
     /// Something was used after its end; what was.
     Closed(&'static str),
     /// Raised by Python code that a wait called, such as a signal handler.
@@ -123,6 +126,12 @@ impl From<PredictError> for Error {
     }
 }
 
+impl From<TopologyError> for Error {
+    fn from(error: TopologyError) -> Error {
+        Error::Topology(error)
+    }
+}
+
 impl From<PyErr> for Error {
     fn from(error: PyErr) -> Error {
         Error::Python(error)
@@ -142,6 +151,9 @@ impl From<Error> for PyErr {
             Error::Predict(error) => Python::attach(|py| {
                 build(py, &of_predict(&error), &error.to_string()).unwrap_or_else(|error| error)
             }),
+            Error::Topology(error) => Python::attach(|py| {
+                build(py, &of_topology(&error), &error.to_string()).unwrap_or_else(|error| error)
+            }),
         }
     }
 }
@@ -154,6 +166,13 @@ fn of_predict(error: &PredictError) -> Raised {
         | PredictError::Nothing
         | PredictError::Cancelled { .. }
         | PredictError::Network(_) => Raised::new("SimulationError"),
+        _ => Raised::new("ConfigurationError"),
+    }
+}
+
+fn of_topology(error: &TopologyError) -> Raised {
+    match error {
+        TopologyError::TooLarge { .. } => Raised::new("SizeError"),
         _ => Raised::new("ConfigurationError"),
     }
 }

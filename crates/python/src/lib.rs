@@ -15,6 +15,7 @@ mod region;
 mod request;
 mod shared;
 mod sim;
+mod topology;
 
 /// The module `weft._native`.
 #[pyo3::pymodule]
@@ -39,4 +40,6 @@ mod _native {
     use crate::request::Request;
     #[pymodule_export]
     use crate::sim::simulate;
+    #[pymodule_export]
+    use crate::topology::{topology_bigraph, topology_host, topology_network, topology_path};
 }

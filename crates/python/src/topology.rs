@@ -1,0 +1,51 @@
+//! Servers and networks for `weft topo`: JSON out, for Python to print.
+
+use crate::errors::Error;
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use weft_topology::report;
+
+/// The server below `root` (`/sys` or a copy), or in NCCL's XML, with what NVML adds.
+#[pyfunction]
+#[pyo3(signature = (root, xml = None, nvml = None))]
+pub fn topology_host(
+    py: Python<'_>,
+    root: PathBuf,
+    xml: Option<&str>,
+    nvml: Option<&str>,
+) -> PyResult<String> {
+    Ok(py.detach(|| report::host_report(&root, xml, nvml)).map_err(Error::from)?)
+}
+
+/// A BiGraph's cabling, rank map in all forms, and network.
+#[pyfunction]
+#[pyo3(signature = (spec, hosts = None))]
+pub fn topology_bigraph(
+    py: Python<'_>,
+    spec: &str,
+    hosts: Option<Vec<String>>,
+) -> PyResult<String> {
+    Ok(py.detach(|| report::bigraph_report(spec, hosts.as_deref())).map_err(Error::from)?)
+}
+
+/// Any network: its counts and its JSON.
+#[pyfunction]
+pub fn topology_network(py: Python<'_>, spec: &str) -> PyResult<String> {
+    Ok(py.detach(|| report::network_report(spec)).map_err(Error::from)?)
+}
+
+/// The path between two endpoints, by name or number.
+#[pyfunction]
+#[pyo3(signature = (spec, source, target, routing = "static", seed = 0, flow = 0))]
+pub fn topology_path(
+    py: Python<'_>,
+    spec: &str,
+    source: &str,
+    target: &str,
+    routing: &str,
+    seed: u64,
+    flow: u64,
+) -> PyResult<String> {
+    let report = || report::path_report(spec, source, target, routing, seed, flow);
+    Ok(py.detach(report).map_err(Error::from)?)
+}
