@@ -156,7 +156,7 @@ pub fn build(
         (C::AllReduce, A::Hdrm) => Ok(HalvingDoubling::new(ranks, true).into()),
         (C::AllReduce, A::OneShot) => direct(Kind::OneShot),
         (C::AllReduce, A::TwoShot) => direct(Kind::TwoShot),
-        (C::AllReduce, A::Hierarchical) if ranks % options.local == 0 => {
+        (C::AllReduce, A::Hierarchical) if ranks.is_multiple_of(options.local) => {
             Ok(Hierarchical::new(ranks, options.local).into())
         }
         (C::AllReduce, A::Hierarchical) => {

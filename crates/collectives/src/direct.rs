@@ -49,7 +49,7 @@ impl OrderedSum {
     pub(crate) fn part(&self, index: u32) -> Part {
         let pair = |first: u32, index: u32| {
             let from = first + index / 2;
-            if index % 2 == 0 { Part::Wait(from) } else { Part::Add(from) }
+            if index.is_multiple_of(2) { Part::Wait(from) } else { Part::Add(from) }
         };
         let own = if self.member == 0 { 0 } else { 2 * self.member - 1 };
         match index {

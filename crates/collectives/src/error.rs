@@ -1,5 +1,6 @@
 //! What can go wrong, one variant per cause.
 
+use crate::contention::Collision;
 use crate::op::{Buffer, Collective, Op, Rank, Span};
 use std::fmt;
 
@@ -25,7 +26,7 @@ impl fmt::Display for At {
 }
 
 /// Why a schedule was not built, not read, or not believed.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A number is outside what is possible.
@@ -127,7 +128,7 @@ pub enum Error {
         /// The block.
         block: Span,
         /// The operation that may not be over.
-        other: At,
+        other: Box<At>,
         /// `read` or `written`.
         done: &'static str,
     },
@@ -159,7 +160,7 @@ pub enum Error {
         /// The wait.
         at: At,
         /// The write that may arrive before those that were meant.
-        write: At,
+        write: Box<At>,
     },
     /// A wait never ends.
     #[error("{at}: waits for ever: {risen} of {count} writes are posted, and rank {from} {}",
@@ -177,7 +178,7 @@ pub enum Error {
         /// For how many it waits.
         count: u32,
         /// Where that rank waits itself.
-        peer: Option<At>,
+        peer: Option<Box<At>>,
     },
     /// Nobody waits for a write.
     #[error("{write}: rank {to} does not wait for it")]
@@ -200,6 +201,28 @@ pub enum Error {
     /// The map from ranks to endpoints does not fit.
     #[error("the rank map {0}")]
     RankMap(String),
+    /// Two endpoints are in the same half of a BiGraph, and have as many paths as the other has switches.
+    #[error("{from} and {to} are in one half of the BiGraph: there is no unique path")]
+    NotUnique {
+        /// The endpoint that sends.
+        from: String,
+        /// The endpoint that receives.
+        to: String,
+    },
+    /// Writes of one step share a link.
+    #[error("{count} times a link is shared in a step; {first}")]
+    Contention {
+        /// How often.
+        count: u64,
+        /// The first.
+        first: Box<Collision>,
+    },
+    /// No algorithm could be weighed.
+    #[error("no algorithm can be chosen: {0}")]
+    NothingToChoose(String),
+    /// The network has no such path.
+    #[error(transparent)]
+    Topology(#[from] weft_topology::Error),
 }
 
 /// One block, as a span.

@@ -9,30 +9,40 @@
 
 pub mod broadcast;
 pub mod build;
+pub mod contention;
 mod cube;
 pub mod direct;
 mod error;
 pub mod halving_doubling;
 pub mod hierarchical;
+mod json;
 mod op;
 pub mod pairwise;
 mod pipeline;
+mod print;
 mod program;
 pub mod ring;
 pub mod schedule;
 pub mod shares;
 pub mod tree;
+pub mod tune;
 pub mod verify;
 
 /// Schedules by name.
 pub use build::{Algorithm, AnySchedule, Options, build};
+/// Loads of links.
+pub use contention::contention;
 /// What can go wrong.
 pub use error::{At, Error};
 /// What a schedule is made of.
 pub use op::{Buffer, Collective, Op, Rank, Span};
+/// A schedule in print.
+pub use print::Print;
 /// A schedule that was written down.
 pub use program::Program;
 /// A schedule as a value.
 pub use schedule::Schedule;
+/// The fastest algorithm.
+pub use tune::tune;
 /// What was proved.
 pub use verify::{Proof, verify};

@@ -2,9 +2,13 @@
 
 use crate::op::{Collective, Op, Rank};
 use crate::schedule::Schedule;
+use serde::{Deserialize, Serialize};
 
 /// A schedule that is written down rather than computed: made from any other, by hand, or read from JSON.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// Its fields may say anything; [`verify`](crate::verify()) tells whether they make sense.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Program {
     /// The name of the algorithm.
     pub name: String,
@@ -19,6 +23,7 @@ pub struct Program {
     /// The number of lanes from a rank to another.
     pub lanes: u32,
     /// The operations of each rank.
+    #[serde(rename = "operations")]
     pub ops: Vec<Vec<Op>>,
 }
 
@@ -58,7 +63,7 @@ impl Schedule for Program {
     }
 
     fn scratch_blocks(&self, rank: Rank) -> u32 {
-        self.scratch_blocks[rank.0 as usize]
+        self.scratch_blocks.get(rank.0 as usize).copied().unwrap_or(0)
     }
 
     fn steps(&self) -> u32 {

@@ -91,6 +91,11 @@ pub trait Schedule {
         let first = self.first_block(rank, span.buffer) + span.first;
         block_start(bytes, blocks, first + span.blocks) - block_start(bytes, blocks, first)
     }
+
+    /// The bytes of a write by `from`, of a vector of `bytes` bytes: those of the shorter of its spans.
+    fn write_bytes(&self, from: Rank, source: Span, to: Rank, target: Span, bytes: u64) -> u64 {
+        self.span_bytes(from, source, bytes).min(self.span_bytes(to, target, bytes))
+    }
 }
 
 /// Where block `block` of `blocks` begins in a vector of `units` units: `units*block/blocks`, rounded down.

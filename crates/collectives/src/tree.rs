@@ -52,9 +52,10 @@ fn parent(position: u32, count: u32) -> Option<u32> {
 /// The nodes of `rank` in both trees of `count` ranks.
 pub(crate) fn nodes(rank: u32, count: u32) -> [Node; 2] {
     let second = |position: u32| {
-        if count % 2 == 0 { count - 1 - position } else { (position + 1) % count }
+        if count.is_multiple_of(2) { count - 1 - position } else { (position + 1) % count }
     };
-    let position = if count % 2 == 0 { count - 1 - rank } else { (rank + count - 1) % count };
+    let position =
+        if count.is_multiple_of(2) { count - 1 - rank } else { (rank + count - 1) % count };
     let mirrored = node(position, count);
     let mirrored = Node {
         parent: mirrored.parent.map(second),
@@ -121,7 +122,7 @@ impl TreeAllReduce {
         let children = node.children.iter().flatten().count() as u32;
         if part < 2 * children {
             let child = (part / 2) as usize;
-            if part % 2 == 0 {
+            if part.is_multiple_of(2) {
                 return Op::Wait { from: Rank(node.children[child].unwrap_or(0)), lane, count: 1 };
             }
             let target = Span::output(block, 1);
@@ -216,7 +217,7 @@ mod tests {
     fn trees_are_trees_and_hardly_anybody_is_inside_both() {
         for count in 1..=300 {
             let all: Vec<_> = (0..count).map(|rank| nodes(rank, count)).collect();
-            for tree in 0..2 {
+            for tree in [0, 1] {
                 let mut roots = 0;
                 for rank in 0..count {
                     let node = &all[rank as usize][tree];

@@ -13,7 +13,7 @@ pub(crate) fn header(schedule: &impl Schedule) -> Result<(), Error> {
     let (ranks, blocks) = (schedule.ranks(), schedule.blocks());
     in_range("the number of ranks", ranks, MAX_RANKS)?;
     in_range("the number of blocks", blocks, u32::MAX)?;
-    if schedule.collective().shares() && blocks % ranks != 0 {
+    if schedule.collective().shares() && !blocks.is_multiple_of(ranks) {
         return Err(Error::Uneven { what: "blocks", whole: blocks, parts: ranks });
     }
     if let Collective::Broadcast { root } = schedule.collective()
@@ -22,6 +22,11 @@ pub(crate) fn header(schedule: &impl Schedule) -> Result<(), Error> {
         let (value, most) = (root.0.into(), u64::from(ranks) - 1);
         return Err(Error::OutOfRange { what: "the root", value, least: 0, most });
     }
+    Ok(())
+}
+
+/// Checks that all blocks can be kept.
+pub(super) fn size(schedule: &impl Schedule) -> Result<(), Error> {
     let needed = Memory::slots(schedule);
     if needed > MAX_SLOTS {
         let what = "blocks of all outputs and scratch together";

@@ -14,6 +14,8 @@ mod memory;
 mod order;
 mod sets;
 
+pub(crate) use checks::{header, operation};
+
 use crate::error::{At, Error, block};
 use crate::op::{Buffer, Collective, Op, Rank, Span};
 use crate::schedule::Schedule;
@@ -66,6 +68,7 @@ impl fmt::Display for Proof {
 /// do not rise along its dependencies.
 pub fn verify(schedule: &impl Schedule) -> Result<Proof, Error> {
     checks::header(schedule)?;
+    checks::size(schedule)?;
     let mut run = Run::new(schedule);
     while let Some(rank) = run.ready.pop_front() {
         run.advance(rank)?;
@@ -156,7 +159,7 @@ impl<'a, S: Schedule> Run<'a, S> {
         if let Some(waited) = lane.waited()
             && !moment.after(to.0, waited)
         {
-            return Err(Error::Ambiguous { at: self.at(to.0, waited), write: at });
+            return Err(Error::Ambiguous { at: self.at(to.0, waited), write: Box::new(at) });
         }
         lane.post(write, clock.clone());
         if self.waiting[to.0 as usize] {
@@ -179,7 +182,7 @@ impl<'a, S: Schedule> Run<'a, S> {
         }
         if lane.posted() > count {
             let write = self.order.writes[lane.write(count) as usize];
-            return Err(Error::Ambiguous { at, write: self.at(write.from, write.index) });
+            return Err(Error::Ambiguous { at, write: Box::new(self.at(write.from, write.index)) });
         }
         for (write, clock) in lane.count(at.index) {
             let write = &mut self.order.writes[write as usize];
@@ -286,7 +289,7 @@ impl<'a, S: Schedule> Run<'a, S> {
                 self.at(write.from, write.index)
             }
         };
-        Error::Race { at, use_, owner: Rank(owner), block, other, done }
+        Error::Race { at, use_, owner: Rank(owner), block, other: Box::new(other), done }
     }
 
     fn finish(mut self) -> Result<Proof, Error> {
@@ -319,8 +322,8 @@ impl<'a, S: Schedule> Run<'a, S> {
         let at = self.at(rank, self.next[rank as usize]);
         let Op::Wait { from, lane, count } = at.op else { unreachable!("only a wait blocks") };
         let risen = self.lanes.get(rank, from.0, lane).posted();
-        let peer =
-            self.waiting[from.0 as usize].then(|| self.at(from.0, self.next[from.0 as usize]));
+        let peer = self.waiting[from.0 as usize]
+            .then(|| Box::new(self.at(from.0, self.next[from.0 as usize])));
         Error::Deadlock { at, from, risen, count, peer }
     }
 }

@@ -28,7 +28,9 @@ pub fn all(ranks: u32) -> Vec<AnySchedule> {
                 _ => &[1],
             };
             let locals = match algorithm {
-                Algorithm::Hierarchical => (1..=ranks).filter(|l| ranks % l == 0).collect(),
+                Algorithm::Hierarchical => {
+                    (1..=ranks).filter(|l| ranks.is_multiple_of(*l)).collect()
+                }
                 _ => vec![1],
             };
             for &chunks in chunks {
@@ -58,7 +60,7 @@ impl Random {
     }
 
     pub fn below(&mut self, limit: u32) -> u32 {
-        ((self.next() >> 32) * u64::from(limit) >> 32) as u32
+        (((self.next() >> 32) * u64::from(limit)) >> 32) as u32
     }
 
     pub fn choose<T: Copy>(&mut self, of: &[T]) -> T {

@@ -1,0 +1,160 @@
+//! Where paths come from: a router, or arithmetic.
+
+use crate::error::Error;
+use weft_topology::{BiGraph, EndpointId, LinkId, LinkSpec, Router};
+
+/// Finds the links between endpoints.
+pub trait Paths {
+    /// The number of endpoints.
+    fn endpoints(&self) -> u32;
+
+    /// The number of links.
+    fn links(&self) -> u32;
+
+    /// A link's name.
+    fn name(&self, link: LinkId) -> String;
+
+    /// A link's bytes per second, and the seconds that a byte takes to cross it.
+    fn spec(&self, link: LinkId) -> LinkSpec;
+
+    /// Puts the links from one endpoint to another into `links`, which is emptied first. `flow` tells
+    /// connections apart where paths are chosen by a hash.
+    fn path(
+        &mut self,
+        from: EndpointId,
+        to: EndpointId,
+        flow: u64,
+        links: &mut Vec<LinkId>,
+    ) -> Result<(), Error>;
+}
+
+impl Paths for Router {
+    fn endpoints(&self) -> u32 {
+        self.network().endpoints()
+    }
+
+    fn links(&self) -> u32 {
+        self.network().links().len() as u32
+    }
+
+    fn name(&self, link: LinkId) -> String {
+        self.network().link_name(link)
+    }
+
+    fn spec(&self, link: LinkId) -> LinkSpec {
+        let link = self.network().link(link);
+        LinkSpec { bandwidth: link.bandwidth, latency: link.latency }
+    }
+
+    fn path(
+        &mut self,
+        from: EndpointId,
+        to: EndpointId,
+        flow: u64,
+        links: &mut Vec<LinkId>,
+    ) -> Result<(), Error> {
+        Ok(Router::path(self, from, to, flow, links)?)
+    }
+}
+
+/// The unique paths between the halves of a BiGraph with one trunk, computed: no network is built, so the
+/// largest can be checked.
+///
+/// Links are numbered by themselves: the way up from each endpoint, the way down to each, and the trunks from
+/// the upper to the lower half and back. They are not those of the network.
+#[derive(Clone, Debug)]
+pub struct BiGraphPaths {
+    graph: BiGraph,
+    ports: u32,
+}
+
+impl BiGraphPaths {
+    /// The paths of that BiGraph.
+    ///
+    /// # Errors
+    /// If it has more trunks than one between two switches, so that paths are not unique, shares NICs among
+    /// endpoints, or has more links than can be numbered.
+    pub fn new(graph: &BiGraph) -> Result<BiGraphPaths, Error> {
+        let one = |what, value: u32| match value {
+            1 => Ok(()),
+            _ => Err(Error::OutOfRange { what, value: value.into(), least: 1, most: 1 }),
+        };
+        one("the number of trunks", graph.trunks)?;
+        one("the number of GPUs on a NIC", graph.attach.gpus_per_nic)?;
+        let (half, ports) = (u128::from(graph.half), u128::from(graph.ports()));
+        let (needed, limit) = (2 * (half * half + ports), u64::from(u32::MAX));
+        if needed > u128::from(limit) {
+            let needed = needed.try_into().unwrap_or(u64::MAX);
+            return Err(Error::TooLarge { what: "links of the BiGraph", needed, limit });
+        }
+        Ok(BiGraphPaths { graph: graph.clone(), ports: ports as u32 })
+    }
+}
+
+impl Paths for BiGraphPaths {
+    fn endpoints(&self) -> u32 {
+        self.ports
+    }
+
+    fn links(&self) -> u32 {
+        2 * (self.ports + self.graph.half * self.graph.half)
+    }
+
+    fn name(&self, link: LinkId) -> String {
+        let (half, ports) = (self.graph.half, self.ports);
+        let end = |endpoint: u32| {
+            let port = self.graph.port(EndpointId(endpoint));
+            (self.graph.port_name(port), self.graph.switch_name(port.lower, port.switch))
+        };
+        if link.0 < 2 * ports {
+            let (port, switch) = end(link.0 % ports);
+            return if link.0 < ports {
+                format!("{port}->{switch}")
+            } else {
+                format!("{switch}->{port}")
+            };
+        }
+        let trunk = link.0 - 2 * ports;
+        let (upper, lower) = (trunk % (half * half) / half, trunk % half);
+        if trunk < half * half {
+            format!("U{upper}->L{lower}")
+        } else {
+            format!("L{lower}->U{upper}")
+        }
+    }
+
+    fn spec(&self, link: LinkId) -> LinkSpec {
+        match self.graph.trunk {
+            Some(trunk) if link.0 >= 2 * self.ports => trunk,
+            _ => self.graph.link,
+        }
+    }
+
+    fn path(
+        &mut self,
+        from: EndpointId,
+        to: EndpointId,
+        _: u64,
+        links: &mut Vec<LinkId>,
+    ) -> Result<(), Error> {
+        let (half, ports) = (self.graph.half, self.ports);
+        let (one, other) = (self.graph.port(from), self.graph.port(to));
+        links.clear();
+        if from == to {
+            return Ok(());
+        }
+        links.push(LinkId(from.0));
+        if one.lower != other.lower {
+            let (upper, lower) = if one.lower { (other, one) } else { (one, other) };
+            let back = if one.lower { half * half } else { 0 };
+            links.push(LinkId(2 * ports + back + upper.switch * half + lower.switch));
+        } else if one.switch != other.switch {
+            return Err(Error::NotUnique {
+                from: self.graph.port_name(one),
+                to: self.graph.port_name(other),
+            });
+        }
+        links.push(LinkId(ports + to.0));
+        Ok(())
+    }
+}

@@ -1,0 +1,83 @@
+//! Programs as JSON.
+
+use crate::build::MAX_RANKS;
+use crate::error::{At, Error};
+use crate::op::Rank;
+use crate::program::Program;
+use crate::verify;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+/// What the JSON says it is.
+const FORMAT: &str = "weft-schedule-1";
+
+/// The longest text that is read.
+const MAX_TEXT: u64 = 1 << 28;
+
+/// The most operations of all ranks together.
+const MAX_OPERATIONS: u64 = 1 << 24;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File<'a> {
+    format: String,
+    schedule: Cow<'a, Program>,
+}
+
+impl Program {
+    /// The program as JSON.
+    pub fn to_json(&self) -> String {
+        let file = File { format: FORMAT.to_owned(), schedule: Cow::Borrowed(self) };
+        serde_json::to_string_pretty(&file).expect("a program has nothing that JSON cannot say")
+    }
+
+    /// Reads a program that [`to_json`](Program::to_json) or somebody else has written. Every rank, lane, step and
+    /// span has been checked to exist; whether the program computes anything, [`verify`](crate::verify()) tells.
+    ///
+    /// # Errors
+    /// [`Error::Json`] with line and column, [`Error::TooLarge`], and the errors of [`Program::check`].
+    pub fn from_json(text: &str) -> Result<Program, Error> {
+        too_large("bytes of JSON", text.len() as u64, MAX_TEXT)?;
+        let file: File<'_> =
+            serde_json::from_str(text).map_err(|error| Error::Json(error.to_string()))?;
+        if file.format != FORMAT {
+            let text = format!("its format is {:?}, not {FORMAT:?}", file.format);
+            return Err(Error::Json(text));
+        }
+        let program = file.schedule.into_owned();
+        program.check()?;
+        Ok(program)
+    }
+
+    /// Checks what can be told without running the program: that it is not too large, and that every rank, lane,
+    /// step and span exists.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with rank and operation.
+    pub fn check(&self) -> Result<(), Error> {
+        too_large("ranks", self.ops.len() as u64, MAX_RANKS.into())?;
+        let operations = self.ops.iter().map(|ops| ops.len() as u64).sum();
+        too_large("operations", operations, MAX_OPERATIONS)?;
+        verify::header(self)?;
+        if self.scratch_blocks.len() != self.ops.len() {
+            return Err(Error::Json(format!(
+                "scratch_blocks has {} entries for {} ranks",
+                self.scratch_blocks.len(),
+                self.ops.len()
+            )));
+        }
+        for (rank, ops) in (0..).map(Rank).zip(&self.ops) {
+            for (index, &op) in (0..).zip(ops) {
+                verify::operation(self, At { rank, index, op })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn too_large(what: &'static str, needed: u64, limit: u64) -> Result<(), Error> {
+    if needed > limit {
+        return Err(Error::TooLarge { what, needed, limit });
+    }
+    Ok(())
+}

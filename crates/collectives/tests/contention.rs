@@ -1,0 +1,195 @@
+//! HDRM is free of contention on every BiGraph that has it; others are not.
+
+use weft_collectives::contention::{BiGraphPaths, contention};
+use weft_collectives::{Algorithm, AnySchedule, Collective, Options, Rank, Schedule, build};
+use weft_topology::{BiGraph, EndpointId, FatTree, Router, Routing};
+
+fn all_reduce(algorithm: Algorithm, ranks: u32) -> AnySchedule {
+    build(Collective::AllReduce, algorithm, ranks, &Options::default()).unwrap()
+}
+
+fn in_order(ranks: u32) -> Vec<EndpointId> {
+    (0..ranks).map(EndpointId).collect()
+}
+
+/// Every BiGraph of `least` to `most` endpoints with H a power of two and M up to H.
+fn sizes(least: u32, most: u32) -> impl Iterator<Item = (u32, u32)> {
+    let half = (0..).map(|power| 1u32 << power).take_while(move |half| 2 * half <= most);
+    half.flat_map(|half| (1..=half).map(move |endpoints| (half, endpoints)))
+        .filter(move |(half, endpoints)| (least..=most).contains(&(2 * half * endpoints)))
+}
+
+#[test]
+fn hdrm_loads_no_link_twice_on_any_bigraph_from_8_to_4096_endpoints() {
+    let (mut graphs, mut writes, mut folded) = (0, 0u64, 0);
+    for (half, endpoints) in sizes(8, 4096) {
+        let graph = BiGraph::new(half, endpoints);
+        let ranks = 2 * half * endpoints;
+        let schedule = all_reduce(Algorithm::Hdrm, ranks);
+        // The limit on the links of a network does not bind here: none is built.
+        let map: Vec<_> =
+            (0..ranks).map(|rank| graph.number(weft_topology::hdrm_port(rank, half))).collect();
+        if let Ok(theirs) = graph.rank_map() {
+            assert_eq!(theirs, map);
+        }
+        let mut paths = BiGraphPaths::new(&graph).unwrap();
+        let report = contention(&schedule, &mut paths, &map).unwrap();
+        assert_eq!(report.max_load, 1, "H {half}, M {endpoints}: {:?}", report.collisions.first());
+        assert_eq!(report.steps.len() as u32, schedule.steps());
+        report.require_no_collision().unwrap();
+        graphs += 1;
+        writes += report.steps.iter().map(|step| u64::from(step.writes)).sum::<u64>();
+        folded += u32::from(!ranks.is_power_of_two());
+    }
+    println!("{graphs} BiGraphs, {folded} of them with folded ranks, {writes} writes: load 1");
+}
+
+#[test]
+fn so_do_built_networks_and_every_smaller_number_of_ranks() {
+    for (half, endpoints) in sizes(8, 512) {
+        let graph = BiGraph::new(half, endpoints);
+        let network = graph.network().unwrap();
+        let mut router = Router::new(&network, Routing::Unique).unwrap();
+        let all = 2 * half * endpoints;
+        for ranks in [all, all - 1, all / 2 + 1, 3] {
+            let schedule = all_reduce(Algorithm::Hdrm, ranks);
+            let map = graph.rank_map_of(ranks).unwrap();
+            let report = contention(&schedule, &mut router, &map).unwrap();
+            assert_eq!(report.max_load, 1, "H {half}, M {endpoints}, {ranks} ranks");
+        }
+    }
+}
+
+#[test]
+fn computed_paths_are_those_of_the_network() {
+    let graph = BiGraph::new(4, 3);
+    let network = graph.network().unwrap();
+    let mut router = Router::new(&network, Routing::Unique).unwrap();
+    let mut computed = BiGraphPaths::new(&graph).unwrap();
+    for from in in_order(24) {
+        for to in in_order(24) {
+            use weft_collectives::contention::Paths;
+            let (mut one, mut other) = (Vec::new(), Vec::new());
+            let theirs = Paths::path(&mut router, from, to, 0, &mut one);
+            let ours = computed.path(from, to, 0, &mut other);
+            assert_eq!(theirs.is_ok(), ours.is_ok(), "{from} {to}: {theirs:?} {ours:?}");
+            if ours.is_err() {
+                continue;
+            }
+            let names = |paths: &dyn Fn(_) -> String, links: &[_]| {
+                links.iter().map(|&link| paths(link)).collect::<Vec<_>>()
+            };
+            assert_eq!(
+                names(&|link| network.link_name(link), &one),
+                names(&|link| computed.name(link), &other)
+            );
+        }
+    }
+}
+
+/// The place of a rank by HDRM's formula, whatever the half.
+fn port(rank: u32, half: u32) -> weft_topology::Port {
+    let (port, i) = (rank / (2 * half), rank % (2 * half) / 2);
+    let lower = rank.count_ones() % 2 == 1;
+    let switch = if lower { i } else { (i + port) % half };
+    weft_topology::Port { lower, switch, port }
+}
+
+#[test]
+fn other_halves_have_load_2_and_are_refused_or_embedded() {
+    // What the formula would give there: 2 once there are enough endpoints, and never more.
+    for half in [3, 5, 6, 7, 9, 10, 12, 20, 24, 48] {
+        for endpoints in 1..=half {
+            let graph = BiGraph::new(half, endpoints);
+            let ranks = 2 * half * endpoints;
+            let map: Vec<_> = (0..ranks).map(|rank| graph.number(port(rank, half))).collect();
+            let mut paths = BiGraphPaths::new(&graph).unwrap();
+            let schedule = all_reduce(Algorithm::Hdrm, ranks);
+            let load = contention(&schedule, &mut paths, &map).unwrap().max_load;
+            assert!(load <= 2, "H {half}, M {endpoints}: {load}");
+            assert!(load == 2 || endpoints < half, "H {half}, M {endpoints}: {load}");
+            assert!(load == 1 || endpoints > 2, "H {half}, M {endpoints}: {load}");
+        }
+    }
+    for (half, endpoints) in [(3, 2), (6, 2), (6, 5), (12, 12), (100, 3), (4, 5), (8, 9)] {
+        let graph = BiGraph::new(half, endpoints);
+        let error = graph.rank_map().unwrap_err().to_string();
+        assert!(error.contains("power of two") || error.contains("share"), "{error}");
+        let embedded = graph.embedded_rank_map().unwrap();
+        assert!(embedded.reason.is_some());
+        let ranks = embedded.endpoints.len() as u32;
+        let mut paths = BiGraphPaths::new(&graph).unwrap();
+        let schedule = all_reduce(Algorithm::Hdrm, ranks);
+        assert_eq!(contention(&schedule, &mut paths, &embedded.endpoints).unwrap().max_load, 1);
+    }
+    // More endpoints on a switch than ways to the other half.
+    let graph = BiGraph::new(2, 4);
+    let map: Vec<_> = (0..16).map(|rank| graph.number(weft_topology::hdrm_port(rank, 2))).collect();
+    let mut paths = BiGraphPaths::new(&graph).unwrap();
+    let report = contention(&all_reduce(Algorithm::Hdrm, 16), &mut paths, &map).unwrap();
+    assert_eq!(report.max_load, 2);
+    let error = report.require_no_collision().unwrap_err().to_string();
+    assert!(error.contains("2 writes share"), "{error}");
+}
+
+#[test]
+fn halving_doubling_without_the_map_collides_and_says_where() {
+    let graph = BiGraph::new(4, 2);
+    let network = graph.network().unwrap();
+    let mut router = Router::new(&network, Routing::Static).unwrap();
+    let schedule = all_reduce(Algorithm::HalvingDoubling, 16);
+    let report = contention(&schedule, &mut router, &in_order(16)).unwrap();
+    assert_eq!(report.max_load, 2);
+    let first = report.collisions[0].to_string();
+    assert_eq!(first, "step 1: 2 writes share L1->U0: 3 -> 1, 10 -> 8");
+    let mut router = Router::new(&network, Routing::Unique).unwrap();
+    assert!(contention(&schedule, &mut router, &in_order(16)).is_err());
+}
+
+#[test]
+fn a_ring_is_free_of_contention_on_a_fat_tree_in_order_but_not_shuffled() {
+    let network = FatTree::new(8, 8, 8).network().unwrap();
+    let ring = all_reduce(Algorithm::Ring, 64);
+    let mut router = Router::new(&network, Routing::Static).unwrap();
+    let report = contention(&ring, &mut router, &in_order(64)).unwrap();
+    assert_eq!(report.max_load, 1);
+    let shuffled: Vec<_> = (0..64).map(|rank| EndpointId(rank * 29 % 64)).collect();
+    let mut hashed = Router::new(&network, Routing::Ecmp { seed: 1 }).unwrap();
+    let report = contention(&ring, &mut hashed, &shuffled).unwrap();
+    assert!(report.max_load > 1);
+    let hd = all_reduce(Algorithm::HalvingDoubling, 64);
+    let report = contention(&hd, &mut hashed, &in_order(64)).unwrap();
+    assert!(report.max_load > 2, "{}", report.max_load);
+}
+
+#[test]
+fn maps_that_do_not_fit_are_refused() {
+    let graph = BiGraph::new(2, 2);
+    let mut paths = BiGraphPaths::new(&graph).unwrap();
+    let schedule = all_reduce(Algorithm::Hdrm, 8);
+    let mut try_map =
+        |map: Vec<EndpointId>| contention(&schedule, &mut paths, &map).unwrap_err().to_string();
+    assert_eq!(try_map(in_order(7)), "the rank map has 7 endpoints for 8 ranks");
+    let mut map = in_order(8);
+    map[5] = EndpointId(2);
+    assert_eq!(try_map(map.clone()), "the rank map puts ranks 2 and 5 on endpoint 2");
+    map[5] = EndpointId(8);
+    assert_eq!(try_map(map), "the rank map puts rank 5 on endpoint 8 of 8");
+}
+
+#[test]
+fn eight_ranks_by_hand() {
+    let graph = BiGraph::new(2, 2);
+    let map = graph.rank_map().unwrap();
+    let mut paths = BiGraphPaths::new(&graph).unwrap();
+    let report = contention(&all_reduce(Algorithm::Hdrm, 8), &mut paths, &map).unwrap();
+    // 8 ways up, 8 down, and each of the 4 trunks in both directions.
+    assert!(report.steps.iter().all(|step| step.writes == 8 && step.loads.len() == 24));
+    assert_eq!(report.steps.len(), 6);
+    let one = all_reduce(Algorithm::OneShot, 8);
+    let mut router = Router::new(&graph.network().unwrap(), Routing::Static).unwrap();
+    let report = contention(&one, &mut router, &map).unwrap();
+    assert_eq!((report.steps.len(), report.max_load), (1, 8));
+    assert_eq!(report.collisions[0].pairs[0].0, Rank(0));
+    assert_eq!(report.steps[0].writes, 56);
+}

@@ -1,0 +1,135 @@
+//! Each thing that `verify` refuses, in the smallest schedule that has it, and what it says.
+
+mod common;
+
+use common::executor::Executor;
+use weft_collectives::{
+    Algorithm, Collective, Error, Op, Options, Program, Rank, Span, build, verify,
+};
+
+fn ring(ranks: u32) -> Program {
+    Program::new(
+        &build(Collective::AllReduce, Algorithm::Ring, ranks, &Options::default()).unwrap(),
+    )
+}
+
+fn said(program: &Program) -> String {
+    verify(program).unwrap_err().to_string()
+}
+
+/// The executor finds it too, in some order.
+fn runs_wrong(program: &Program) -> bool {
+    (0..2000).any(|seed| Executor::new(program, 2 * u64::from(program.blocks), seed).run().is_err())
+}
+
+#[test]
+fn a_ring_on_one_lane_takes_one_write_for_another() {
+    let mut program = ring(3);
+    for op in program.ops.iter_mut().flatten() {
+        match op {
+            Op::Write { lane, .. } => *lane = 0,
+            Op::Wait { lane, count, .. } => (*lane, *count) = (0, *lane + 1),
+            _ => {}
+        }
+    }
+    assert!(matches!(verify(&program), Err(Error::Ambiguous { .. })));
+    let said = said(&program);
+    assert!(said.contains("may also be satisfied by a later write: rank "), "{said}");
+    assert!(runs_wrong(&program));
+}
+
+#[test]
+fn a_slot_is_written_again_while_it_may_still_be_read() {
+    let mut program = Program::new(
+        &build(Collective::ReduceScatter, Algorithm::Ring, 4, &Options::default()).unwrap(),
+    );
+    // One slot instead of two.
+    for op in program.ops.iter_mut().flatten() {
+        let (Op::Write { source, target, .. } | Op::Reduce { source, target }) = op else {
+            continue;
+        };
+        for span in [source, target] {
+            if *span == Span::scratch(1, 1) {
+                *span = Span::scratch(0, 1);
+            }
+        }
+    }
+    assert!(matches!(verify(&program), Err(Error::Race { .. })));
+    let said = said(&program);
+    assert!(said.contains("scratch[0] of rank "), "{said}");
+    assert!(said.contains("and nothing ensures that rank "), "{said}");
+    assert!(runs_wrong(&program));
+}
+
+#[test]
+fn a_chunk_without_a_wait_is_read_too_early() {
+    let mut program = ring(2);
+    let wait = program.ops[1].iter().position(|op| matches!(op, Op::Wait { .. })).unwrap();
+    program.ops[1].remove(wait);
+    let said = said(&program);
+    assert_eq!(
+        said,
+        "rank 1, operation 1 (reduce in[0] into out[0]): reads out[0] of rank 1, and nothing ensures \
+         that rank 0, operation 0 (write in[0] -> rank 1 out[0], lane 0, step 0) has written it"
+    );
+    assert!(runs_wrong(&program));
+}
+
+#[test]
+fn waits_for_nothing_are_named_with_whom_they_wait_for() {
+    let mut program = ring(2);
+    program.ops[0].remove(0);
+    assert_eq!(
+        said(&program),
+        "rank 0, operation 3 (wait rank 1 lane 1): waits for ever: 0 of 1 writes are posted, and rank 1 \
+         waits itself: rank 1, operation 1 (wait rank 0 lane 0)"
+    );
+    assert!(runs_wrong(&program));
+}
+
+#[test]
+fn other_faults() {
+    let mut program = ring(2);
+    program.ops[0].truncate(4);
+    assert_eq!(
+        said(&program),
+        "rank 1, operation 3 (write out[0] -> rank 0 out[0], lane 1, step 1): rank 0 does not wait for it"
+    );
+
+    let mut program = ring(2);
+    let reduce = program.ops[0][2];
+    program.ops[0].insert(2, reduce);
+    assert_eq!(
+        said(&program),
+        "rank 0, operation 3 (reduce in[1] into out[1]): adds rank 0's block 1 a second time"
+    );
+
+    let mut program = ring(2);
+    program.ops[0].remove(2);
+    assert_eq!(said(&program), "rank 0: in the end out[1] lacks the contribution of rank 0");
+
+    let mut program = ring(2);
+    program.ops[0][2] = Op::Reduce { source: Span::input(0, 1), target: Span::output(1, 1) };
+    assert!(matches!(verify(&program), Err(Error::WrongBlock { found: 0, expected: 1, .. })));
+
+    let mut program = ring(2);
+    program.ops[1][0] = Op::Drain { to: Rank(2) };
+    assert_eq!(said(&program), "rank 1, operation 0 (drain rank 2): there is no rank 2");
+
+    let mut program = ring(2);
+    program.ops[0].insert(0, Op::Copy { source: Span::output(0, 1), target: Span::output(1, 1) });
+    assert!(matches!(verify(&program), Err(Error::Unwritten { .. })));
+
+    let mut program = ring(3);
+    if let Op::Write { step, .. } = &mut program.ops[2][3] {
+        *step = 0;
+    }
+    assert_eq!(
+        said(&program),
+        "rank 2, operation 3 (write out[1] -> rank 0 out[1], lane 1, step 0): rank 2 has been at step 0 \
+         before"
+    );
+
+    let empty = Program { ops: vec![], ..ring(1) };
+    assert_eq!(said(&empty), "the number of ranks is 0; it must be from 1 to 16777216");
+}

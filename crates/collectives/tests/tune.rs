@@ -1,0 +1,74 @@
+//! Estimates are the formulas where no link is shared, and the choice is the known one.
+
+use weft_collectives::contention::BiGraphPaths;
+use weft_collectives::tune::{Costs, Estimate, Maps, estimate, tune};
+use weft_collectives::{Algorithm, Collective, Options, build};
+use weft_topology::{BiGraph, EndpointId, FatTree, LinkSpec, Router, Routing};
+
+const COSTS: Costs = Costs { step_s: 2e-6, post_s: 1e-7, add_bytes_per_s: 1e11 };
+
+fn graph() -> BiGraph {
+    BiGraph { link: LinkSpec { bandwidth: 12.5e9, latency: 5e-7 }, ..BiGraph::new(8, 4) }
+}
+
+fn hdrm(bytes: u64) -> Estimate {
+    let graph = graph();
+    let schedule = build(Collective::AllReduce, Algorithm::Hdrm, 64, &Options::default()).unwrap();
+    let mut paths = BiGraphPaths::new(&graph).unwrap();
+    let map = graph.rank_map().unwrap();
+    estimate(Algorithm::Hdrm, &Options::default(), &schedule, &mut paths, &map, bytes, &COSTS)
+        .unwrap()
+}
+
+#[test]
+fn hdrm_is_its_formula() {
+    let bytes = 1 << 26;
+    let found = hdrm(bytes);
+    let share = 63.0 / 64.0 * bytes as f64;
+    let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
+    assert!(close(found.latency_s, 12.0 * (2e-6 + 1e-7 + 3.0 * 5e-7)));
+    assert!(close(found.wire_s, 2.0 * share / 12.5e9));
+    assert!(close(found.add_s, share / 1e11));
+    assert_eq!((found.steps, found.max_load), (12, 1));
+}
+
+#[test]
+fn small_and_large_vectors_on_a_bigraph() {
+    let graph = graph();
+    let mut router = Router::new(&graph.network().unwrap(), Routing::Ecmp { seed: 7 }).unwrap();
+    let maps =
+        Maps { plain: (0..64).map(EndpointId).collect(), hdrm: Some(graph.rank_map().unwrap()) };
+    let mut chosen = |bytes| {
+        let choice = tune(Collective::AllReduce, bytes, 1, &mut router, &maps, &COSTS).unwrap();
+        assert!(choice.left_out.is_empty());
+        assert!(choice.weighed.windows(2).all(|two| two[0].seconds() <= two[1].seconds()));
+        choice
+    };
+    assert_eq!(chosen(64).best.algorithm, Algorithm::OneShot);
+    let large = chosen(1 << 28);
+    let of = |algorithm| large.weighed.iter().find(|one| one.algorithm == algorithm).unwrap();
+    let (hdrm, hd, ring) =
+        (of(Algorithm::Hdrm), of(Algorithm::HalvingDoubling), of(Algorithm::Ring));
+    assert!(hdrm.max_load == 1 && hd.max_load > 1);
+    assert!(hd.seconds() > 1.5 * hdrm.seconds() && ring.seconds() > hdrm.seconds());
+    assert_eq!(large.best.algorithm, Algorithm::Hdrm);
+    let why = large.to_string();
+    assert!(why.starts_with("hdrm: 44.96 ms (12 steps take 43.2 us besides 42.28 ms"), "{why}");
+    assert!(why.contains("two-shot: 44.94 ms") && why.contains(", but more load"), "{why}");
+}
+
+#[test]
+fn without_a_map_there_is_no_hdrm_and_with_nodes_there_is_a_hierarchy() {
+    let network = FatTree::new(8, 8, 8).network().unwrap();
+    let mut router = Router::new(&network, Routing::Static).unwrap();
+    let maps = Maps { plain: (0..64).map(EndpointId).collect(), hdrm: None };
+    let choice = tune(Collective::AllReduce, 1 << 28, 8, &mut router, &maps, &COSTS).unwrap();
+    assert!(choice.weighed.iter().any(|one| one.algorithm == Algorithm::Hierarchical));
+    assert!(choice.to_string().contains("not considered: hdrm, there is no rank map for it"));
+    let choice = tune(Collective::AllToAll, 1 << 20, 1, &mut router, &maps, &COSTS).unwrap();
+    assert_eq!(choice.weighed.len(), 2);
+    // Nobody has one path only.
+    let mut router = Router::new(&network, Routing::Unique).unwrap();
+    let error = tune(Collective::AllReduce, 64, 1, &mut router, &maps, &COSTS).unwrap_err();
+    assert!(error.to_string().starts_with("no algorithm can be chosen: "), "{error}");
+}
