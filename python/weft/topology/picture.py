@@ -1,0 +1,69 @@
+"""A BiGraph drawn: both halves, the ranks on each switch, and the cables between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["draw_bigraph"]
+
+#: Ranks listed at a switch; what is beyond is counted.
+LISTED: Final = 16
+#: Cables drawn; a larger network is drawn with those of its first switches.
+CABLES: Final = 4096
+
+
+def draw_bigraph(report: dict[str, Any], *paths: Path) -> None:
+    """Draw what the native module reports of a BiGraph, to files of the kinds that their names say.
+
+    `ModuleNotFoundError` without matplotlib: `pip install 'weft[plot]'`.
+    """
+    from matplotlib.figure import Figure
+
+    half = report["half"]
+    ranks: dict[str, list[int]] = {}
+    for place in (report["places"] or {"ranks": []})["ranks"]:
+        ranks.setdefault(place["switch"], []).append(place["rank"])
+    width = min(max(6.0, 1.1 * half + 2), 60.0)
+    figure = Figure(figsize=(width, 5.2), layout="constrained")
+    axes = figure.add_subplot()
+    shown = min(half, max(1, int(CABLES**0.5)))
+    for upper in range(half):
+        for lower in range(half):
+            if half <= shown or upper < 1 or lower < 1:
+                axes.plot((upper, lower), (1, 0), color="#7f9fbf", linewidth=0.6, zorder=1)
+    for name, height, beyond in (("U", 1.0, 1), ("L", 0.0, -1)):
+        axes.scatter(range(half), [height] * half, s=340, marker="s", color="#1f4e79", zorder=2)
+        for switch in range(half):
+            label = f"{name}{switch}"
+            axes.text(
+                switch, height, label, color="white", ha="center", va="center", fontsize=7, zorder=3
+            )
+            listed = sorted(ranks.get(label, []))
+            lines = [str(rank) for rank in listed[:LISTED]]
+            if len(listed) > LISTED:
+                lines.append(f"+{len(listed) - LISTED}")
+            axes.text(
+                switch,
+                height + 0.1 * beyond,
+                "\n".join(lines) or "-",
+                ha="center",
+                va="bottom" if beyond > 0 else "top",
+                fontsize=7,
+            )
+    cut = "" if half <= shown else "; only the cables of U0 and L0 are drawn"
+    axes.set_title(
+        f"BiGraph of {report['switches']} switches, {report['endpoints']} endpoints on each,"
+        f" with the ranks of HDRM{cut}",
+        fontsize=9,
+    )
+    deepest = 0.12 + 0.075 * min(LISTED + 1, max((len(r) for r in ranks.values()), default=1))
+    axes.set_xlim(-0.8, half - 0.2)
+    axes.set_ylim(-deepest, 1 + deepest)
+    axes.axis("off")
+    for path in paths:
+        # The date would make every run's file another one.
+        kind = path.suffix.lstrip(".")
+        figure.savefig(path, metadata={"Date": None} if kind == "svg" else None)
