@@ -81,8 +81,8 @@ fn halving_doubling(
     let (ranks, bits) = (case.ranks, case.ranks.trailing_zeros());
     let steps = 2 * bits;
     // The bit that a step flips, and what is sent in it.
-    let flip = |step: u32| if step < bits { bits - 1 - step } else { step - bits };
-    let bytes = |step: u32| case.bytes >> (bits - flip(step)).min(63);
+    let flip = |step: u32| if step < bits { step } else { steps - 1 - step };
+    let bytes = |step: u32| case.bytes >> (flip(step) + 1);
     let mut paths = Vec::new();
     for rank in 0..ranks {
         for bit in 0..bits {

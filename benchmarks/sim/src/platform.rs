@@ -51,48 +51,45 @@ impl Platform {
     }
 }
 
-/// Writes a case down, word by word separated by white space:
+/// Writes a case down, in numbers separated by white space:
 ///
 /// ```text
-/// ranks N  links L  steps S
-/// (bandwidth in bytes/s, latency in s)                  L times
-/// (writes W, then W times: step, to, bytes, links K, then K times: link;
-///  waits V, then V times: step, from)                   N times
+/// ranks links
+/// for each link: its bandwidth in bytes/s and its latency in s
+/// for each rank:
+///   how many peers it writes to; for each the peer, the number of links to it, and the links
+///   how many writes it makes; for each the step, the peer and the bytes
+///   how many arrivals it waits for; for each the step and the peer
 /// ```
 ///
-/// The rank does its writes and waits in this order: for each step all its writes, then all its waits.
+/// In each step a rank does all its writes, then all its waits.
 pub fn export(case: &Case, file: &Path) -> Result<(), Failure> {
     let mut platform = Platform::new(case)?;
-    let (ranks, steps) = (platform.schedule.ranks(), platform.schedule.steps());
+    let ranks = platform.schedule.ranks();
     let links = platform.network.links();
-    let mut text = format!("{ranks} {} {steps}\n", links.len());
+    let mut text = format!("{ranks} {}\n", links.len());
     for link in links {
         // Rust prints as many digits as tell a number from all others.
         writeln!(text, "{} {}", link.bandwidth, link.latency)?;
     }
-    let mut path = Vec::new();
-    for rank in (0..ranks).map(Rank) {
-        let (mut writes, mut waits) = (Vec::new(), Vec::new());
-        let mut step = 0;
-        for index in 0..platform.schedule.len(rank) {
-            match platform.schedule.op(rank, index) {
-                Op::Write { to, source, step: of_step, .. } => {
-                    step = of_step;
-                    let bytes = platform.schedule.span_bytes(rank, source, case.bytes);
-                    writes.push((step, to.0, bytes));
-                }
-                Op::Wait { from, .. } => waits.push((step, from.0)),
-                _ => {}
-            }
-        }
-        writeln!(text, "{}", writes.len())?;
-        for (step, to, bytes) in writes {
-            platform.path(rank.0, to, &mut path)?;
-            write!(text, "{step} {to} {bytes} {}", path.len())?;
+    for rank in 0..ranks {
+        let Messages { writes, waits } = platform.messages(rank, case.bytes);
+        let mut peers: Vec<u32> = writes.iter().map(|write| write.1).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        let mut path = Vec::new();
+        writeln!(text, "{}", peers.len())?;
+        for to in peers {
+            platform.path(rank, to, &mut path)?;
+            write!(text, "{to} {}", path.len())?;
             for link in &path {
                 write!(text, " {}", link.0)?;
             }
             text.push('\n');
+        }
+        writeln!(text, "{}", writes.len())?;
+        for (step, to, bytes) in writes {
+            writeln!(text, "{step} {to} {bytes}")?;
         }
         writeln!(text, "{}", waits.len())?;
         for (step, from) in waits {
@@ -100,4 +97,31 @@ pub fn export(case: &Case, file: &Path) -> Result<(), Failure> {
         }
     }
     Ok(std::fs::write(file, text)?)
+}
+
+/// What a rank sends and waits for.
+struct Messages {
+    /// The step, the peer and the bytes.
+    writes: Vec<(u32, u32, u64)>,
+    /// The step and the peer.
+    waits: Vec<(u32, u32)>,
+}
+
+impl Platform {
+    fn messages(&self, rank: u32, bytes: u64) -> Messages {
+        let (mut writes, mut waits) = (Vec::new(), Vec::new());
+        let mut now = 0;
+        for index in 0..self.schedule.len(Rank(rank)) {
+            match self.schedule.op(Rank(rank), index) {
+                Op::Write { to, source, step, .. } => {
+                    now = step;
+                    let bytes = self.schedule.span_bytes(Rank(rank), source, bytes);
+                    writes.push((step, to.0, bytes));
+                }
+                Op::Wait { from, .. } => waits.push((now, from.0)),
+                _ => {}
+            }
+        }
+        Messages { writes, waits }
+    }
 }
