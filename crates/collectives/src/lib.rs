@@ -46,3 +46,8 @@ pub use schedule::Schedule;
 pub use tune::tune;
 /// What was proved.
 pub use verify::{Proof, verify};
+
+/// The examples of `docs/collectives.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/collectives.md")]
+pub struct Docs;

@@ -219,7 +219,7 @@ fn a_program_survives_json_and_says_what_is_wrong_in_it() {
     short.scratch_blocks.pop();
     assert!(said(&short.to_json()).contains("scratch_blocks has 2 entries for 3 ranks"));
     let huge = Program { blocks: u32::MAX, ..program };
-    assert!(verify(&huge).unwrap_err().to_string().contains("at most 67108864 allowed"));
+    assert!(verify(&huge).unwrap_err().to_string().contains("at most 16777216 allowed"));
 }
 
 #[test]

@@ -72,3 +72,61 @@ fn without_a_map_there_is_no_hdrm_and_with_nodes_there_is_a_hierarchy() {
     let error = tune(Collective::AllReduce, 64, 1, &mut router, &maps, &COSTS).unwrap_err();
     assert!(error.to_string().starts_with("no algorithm can be chosen: "), "{error}");
 }
+
+#[test]
+fn costs_are_those_of_the_documents_on_one_switch() {
+    let (latency, speed) = (1e-6, 1e9);
+    for ranks in [2u32, 3, 8, 12, 16] {
+        let mut network = weft_topology::NetworkBuilder::new("star");
+        let switch = network.switch("s").unwrap();
+        for rank in 0..ranks {
+            let endpoint = network.endpoint(format!("e{rank}"), None).unwrap();
+            network.cable(switch, endpoint, LinkSpec { bandwidth: speed, latency: 0.0 }).unwrap();
+        }
+        let mut router = Router::new(&network.finish().unwrap(), Routing::Unique).unwrap();
+        let map: Vec<_> = (0..ranks).map(EndpointId).collect();
+        let costs = Costs { step_s: latency, post_s: 0.0, add_bytes_per_s: 1e10 };
+        // A multiple of every number of blocks.
+        let bytes = 48_000_000u64;
+        let mut check = |collective, algorithm, chunks, a: f64, b: f64, g: f64| {
+            let options = Options { chunks, local: 1 };
+            let schedule = build(collective, algorithm, ranks, &options).unwrap();
+            let found =
+                estimate(algorithm, &options, &schedule, &mut router, &map, bytes, &costs).unwrap();
+            let time = a * latency + b * bytes as f64 / speed + g * bytes as f64 / 1e10;
+            let error = (found.seconds() / time - 1.0).abs();
+            assert!(
+                error < 1e-9,
+                "{collective} by {algorithm}, {ranks} ranks: {found} is not {time}"
+            );
+        };
+        let n = f64::from(ranks);
+        let p = f64::from(1u32 << ranks.ilog2());
+        let fold = if p < n { 1.0 } else { 0.0 };
+        let share = (n - 1.0) / n;
+        let reduce = Collective::AllReduce;
+        check(reduce, Algorithm::Ring, 1, 2.0 * (n - 1.0), 2.0 * share, share);
+        let (levels, part) = (p.log2(), (p - 1.0) / p);
+        for algorithm in [Algorithm::Hdrm, Algorithm::HalvingDoubling] {
+            let a = 2.0 * levels + 2.0 * fold;
+            check(reduce, algorithm, 1, a, 2.0 * part + 2.0 * fold, part + fold);
+        }
+        check(reduce, Algorithm::OneShot, 1, 1.0, n - 1.0, n - 1.0);
+        check(reduce, Algorithm::TwoShot, 1, 2.0, 2.0 * share, share);
+        for algorithm in [Algorithm::Ring, Algorithm::Direct] {
+            let a = if algorithm == Algorithm::Ring { n - 1.0 } else { 1.0 };
+            check(Collective::ReduceScatter, algorithm, 1, a, share, share);
+            check(Collective::AllGather, algorithm, 1, a, share, 0.0);
+        }
+        if fold == 0.0 {
+            check(Collective::ReduceScatter, Algorithm::HalvingDoubling, 1, levels, share, share);
+            check(Collective::AllGather, Algorithm::HalvingDoubling, 1, levels, share, 0.0);
+        }
+        check(Collective::AllToAll, Algorithm::Pairwise, 1, n - 1.0, share, 0.0);
+        check(Collective::AllToAll, Algorithm::Direct, 1, 1.0, share, 0.0);
+        let root = Collective::Broadcast { root: weft_collectives::Rank(1) };
+        let steps = (n - 1.0).log2().floor() + 1.0;
+        check(root, Algorithm::Binomial, 1, steps, steps, 0.0);
+        check(root, Algorithm::Chain, 6, 6.0 + n - 2.0, (6.0 + n - 2.0) / 6.0, 0.0);
+    }
+}

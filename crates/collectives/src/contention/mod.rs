@@ -2,7 +2,7 @@
 
 mod paths;
 
-use crate::error::Error;
+use crate::error::{At, Error};
 use crate::op::{Op, Rank};
 use crate::schedule::Schedule;
 pub use paths::{BiGraphPaths, Paths};
@@ -201,17 +201,20 @@ pub(crate) fn walk<P: Paths>(
     let mut next = vec![0u32; map.len()];
     let mut crossings = Crossings { writes: Vec::new(), links: Vec::new() };
     let mut path = Vec::new();
-    for step in 0..schedule.steps() {
+    let mut step = 0;
+    loop {
         crossings.writes.clear();
         crossings.links.clear();
+        let mut following = None;
         for from in (0..schedule.ranks()).map(Rank) {
             let next = &mut next[from.0 as usize];
             while *next < schedule.len(from) {
                 let op = schedule.op(from, *next);
                 if let Op::Write { to, step: its, .. } = op {
-                    let at = crate::error::At { rank: from, index: *next, op };
+                    let at = At { rank: from, index: *next, op };
                     crate::verify::operation(schedule, at)?;
                     if its > step {
+                        following = Some(following.map_or(its, |other: u32| other.min(its)));
                         break;
                     }
                     if its < step {
@@ -230,8 +233,11 @@ pub(crate) fn walk<P: Paths>(
         if !crossings.writes.is_empty() {
             visit(paths, step, &crossings);
         }
+        match following {
+            Some(following) => step = following,
+            None => return Ok(()),
+        }
     }
-    Ok(())
 }
 
 fn check_map(map: &[EndpointId], ranks: u32, endpoints: u32) -> Result<(), Error> {

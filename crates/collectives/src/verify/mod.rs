@@ -28,7 +28,7 @@ use std::fmt;
 use std::rc::Rc;
 
 /// The most blocks, of all ranks' outputs and scratch, that a schedule to be verified may have.
-pub const MAX_SLOTS: u64 = 1 << 26;
+pub const MAX_SLOTS: u64 = 1 << 24;
 
 /// What was proved, and about how much.
 #[derive(Clone, Debug, PartialEq, Eq)]
