@@ -12,7 +12,13 @@ from weft.topology import nvml_gpus
 from weft.topology.nvml import PciInfo
 
 DATA = Path(__file__).parent.parent / "crates" / "topology" / "tests" / "data"
-CLASSES = {"port": "0x060400", "gpu": "0x030200", "ib": "0x020700", "net": "0x020000"}
+CLASSES = {
+    "port": "0x060400",
+    "gpu": "0x030200",
+    "ib": "0x020700",
+    "net": "0x020000",
+    "nvswitch": "0x068000",
+}
 
 
 def make_sysfs(root: Path, name: str) -> Path:
@@ -39,12 +45,13 @@ def make_sysfs(root: Path, name: str) -> Path:
 def write_device(path: Path, word: str, value: str) -> None:
     if word in CLASSES:
         write(path / "class", CLASSES[word])
-        vendor, _, device = value.partition(":")
-        write(path / "vendor", f"0x{vendor if word == 'gpu' else '15b3'}")
+        name, _, rate = value.partition(":")
+        vendors = {"gpu": f"0x{name}", "nvswitch": "0x10de"}
+        write(path / "vendor", vendors.get(word, "0x15b3"))
         if word == "ib":
-            write(path / f"infiniband/{vendor}/ports/1/rate", f"{device} Gb/sec (4X HDR)")
+            write(path / f"infiniband/{name}/ports/1/rate", f"{rate} Gb/sec (4X HDR)")
         if word == "net":
-            write(path / f"net/{vendor}/speed", device)
+            write(path / f"net/{name}/speed", rate)
         return
     speed, _, width = value.partition("*")
     for which in ("max", "current") if word == "link" else ("current",):
@@ -137,13 +144,15 @@ def test_a_bigraph_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(set(ports)) == len(ports)
     assert "--nnodes=16 --nproc-per-node=4" in (out / "torchrun.txt").read_text(encoding="utf-8")
     assert main(["topo", "network", str(out / "network.json")]) == 0
-    assert "rank map of its own      yes" in capsys.readouterr().out
+    assert "rank map of its own    yes" in capsys.readouterr().out
 
 
 def test_the_published_rank_map_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topo", "bigraph", "--switches", "8", "--endpoints", "2"]) == 0
     rows = dict(
-        line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line[:1] in "UL"
+        line.split(maxsplit=1)
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith(("U", "L"))
     )
     assert rows == {
         "U0": "0 15",

@@ -151,3 +151,44 @@ pub fn cables_csv(cables: &[Cable]) -> String {
 fn gbps(bandwidth: f64) -> f64 {
     bandwidth / crate::network::BYTES_PER_GIGABIT
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn no_port_is_used_twice(cables: &[Cable]) {
+        let mut used = HashSet::new();
+        for end in cables.iter().flat_map(|cable| [&cable.from, &cable.to]) {
+            let again = format!("{} has two cables in port {}", end.device, end.port);
+            assert!(end.port == 0 || used.insert((end.device.clone(), end.port)), "{again}");
+        }
+    }
+
+    #[test]
+    fn a_cabling_list_has_every_cable_once_and_names_boxes_and_switches() {
+        let shape = BiGraph { physical: Some(4), trunks: 2, ..BiGraph::new(4, 3) };
+        let cables = shape.cables().unwrap();
+        let network = shape.network().unwrap();
+        assert_eq!(2 * cables.len(), network.links().len());
+        no_port_is_used_twice(&cables);
+        // U1 is the second switch of the first box, whose first has 3 + 4 * 2 ports.
+        let end = &cables[3].to;
+        assert_eq!((end.node.as_str(), end.device.as_str(), end.port), ("U1", "switch0", 12));
+        for (cable, info) in cables.iter().zip(network.links().iter().step_by(2)) {
+            assert_eq!(cable.from.node, network.node_name(info.from));
+            assert_eq!(cable.to.node, network.node_name(info.to));
+        }
+        let csv = cables_csv(&cables);
+        assert_eq!(csv.lines().count(), cables.len() + 1);
+        assert!(csv.contains("\n4,U1.0,,U1.0,switch0,12,U1,100\n"), "{csv}");
+    }
+
+    #[test]
+    fn any_network_has_a_cabling_list() {
+        let network = Network::parse("rail:hosts=3,gpus=2,spines=2").unwrap();
+        let cables = cables_of(&network);
+        assert_eq!(2 * cables.len(), network.links().len());
+        no_port_is_used_twice(&cables);
+    }
+}

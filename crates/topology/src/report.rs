@@ -181,6 +181,7 @@ pub fn path_report(
 struct HostReport<'a> {
     devices: &'a [Device],
     nvlinks: &'a [NvLink],
+    nvswitches: u32,
     numa_nodes: &'a [(u32, String)],
     pairs: Vec<NamedPair>,
     spare_nics: Vec<String>,
@@ -218,6 +219,11 @@ pub fn host_report(root: &Path, xml: Option<&str>, nvml: Option<&str>) -> Result
         })?;
         host.add_nvml(&gpus);
     }
+    if xml.is_none() && nvml.is_none() && host.nvswitches == 0 && host.gpus().len() > 1 {
+        let note = "NVLinks are not known (NVML was not asked); if there are any, pairs-share-root-port and \
+                    gpu-to-gpu say too much";
+        host.notes.push(note.to_owned());
+    }
     let pairing = host.pairing();
     let named = |pair: &Pair, further| NamedPair {
         gpu: host.label(pair.gpu),
@@ -231,6 +237,7 @@ pub fn host_report(root: &Path, xml: Option<&str>, nvml: Option<&str>) -> Result
     Ok(json(&HostReport {
         devices: &host.devices,
         nvlinks: &host.nvlinks,
+        nvswitches: host.nvswitches,
         numa_nodes: &host.numa_nodes,
         pairs: first.chain(further).collect(),
         spare_nics: pairing.spare.iter().map(|&nic| host.label(nic)).collect(),

@@ -50,6 +50,9 @@ fn nvswitch(host: &mut Host) {
 #[test]
 fn a_dgx_a100_has_a_nic_beside_each_gpu_and_pairs_share_root_ports() {
     let mut host = host("dgx-a100");
+    // Six NVSwitches can be seen without NVML.
+    assert_eq!(host.nvswitches, 6);
+    assert!(lint(&host).iter().all(|finding| finding.severity == Severity::Note));
     nvswitch(&mut host);
     assert_eq!(
         pairs(&host),
@@ -123,11 +126,11 @@ fn a_bad_server_is_told_what_is_wrong_and_what_it_costs() {
     };
     assert_eq!(host.of_kind(DeviceKind::Gpu).count(), 6, "a management controller is no GPU");
     assert_eq!(host.nics().len(), 2, "the 1 Gb/s port is not for GPUs");
-    // Four GPUs on mlx5_0 behind another root port: 25.2 GB/s of payload by four, by 1.2.
+    // Four GPUs on mlx5_0 behind another root port, on half its lanes: 12.6 GB/s of payload by four, by 1.2.
     let split = of("pair-not-under-one-switch");
     assert_eq!(split.len(), 4);
     let have = split[0].have_gb_per_s.unwrap();
-    assert!((have - 31.507_692 * 0.8 / 4.0 / 1.2).abs() < 1e-4, "{have}");
+    assert!((have - 31.507_692 / 2.0 * 0.8 / 4.0 / 1.2).abs() < 1e-4, "{have}");
     assert!((split[0].could_gb_per_s.unwrap() - 25.0).abs() < 1e-9);
     assert!(of("pair-across-numa").is_empty());
     assert_eq!(of("pairs-share-root-port").len(), 2);
@@ -179,14 +182,17 @@ fn xml_there_and_back_is_the_same_server() {
     for name in ["dgx-a100", "p5en", "eflops", "bad"] {
         let mut one = host(name);
         nvswitch(&mut one);
+        one.devices.iter_mut().for_each(|device| device.link_now = device.link);
         let xml = one.to_nccl_xml();
         let other = Host::from_nccl_xml(&xml).unwrap();
         assert_eq!(other.to_nccl_xml(), xml);
         assert_eq!(pairs(&other), pairs(&one), "{name}");
         assert_eq!(other.nvlinks, one.nvlinks);
         let told = |host: &Host| {
-            let costs = lint(host).into_iter().filter(|finding| finding.rule != "narrow-link");
-            costs.map(|f| (f.rule, f.have_gb_per_s, f.could_gb_per_s)).collect::<Vec<_>>()
+            lint(host)
+                .into_iter()
+                .map(|f| (f.rule, f.have_gb_per_s, f.could_gb_per_s))
+                .collect::<Vec<_>>()
         };
         assert_eq!(told(&other), told(&one), "{name}");
     }
@@ -250,7 +256,7 @@ fn what_is_missing_is_told_and_not_fatal() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
     fn no_bytes_in_a_tree_make_it_panic(

@@ -129,8 +129,6 @@ def run_host(arguments: argparse.Namespace) -> int:
             arguments.write_xml.write_text(found["xml"], encoding="utf-8")
     except (WeftError, OSError, UnicodeDecodeError) as error:
         return failed(error)
-    if not recorded and gpus is None:
-        found["notes"].append("NVML is not there, so NVLink cannot be seen")
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:

@@ -118,7 +118,7 @@ impl<'a> Shares<'a> {
     fn of(&self, flow: Flow) -> Option<f64> {
         let (up, down) = self.path(flow);
         let share = |device: &usize, flows: &[u32]| {
-            let rate = payload(&self.host.devices[*device], self.assumptions)?;
+            let rate = payload_now(&self.host.devices[*device], self.assumptions)?;
             Some(rate / f64::from(flows[*device].max(1)))
         };
         let shares = up.iter().filter_map(|device| share(device, &self.up));
@@ -137,9 +137,16 @@ impl<'a> Shares<'a> {
     }
 }
 
-/// GB/s of payload that the link above a device carries.
+/// GB/s of payload that the link above a device could carry, with all its lanes.
 fn payload(device: &Device, assumptions: &Assumptions) -> Option<f64> {
     device.link.raw_gb_per_s().map(|raw| raw * assumptions.pcie_payload)
+}
+
+/// The same with the lanes that are in use.
+fn payload_now(device: &Device, assumptions: &Assumptions) -> Option<f64> {
+    let (most, now) = (device.link.width, device.link_now.width);
+    let share = if (1..most).contains(&now) { f64::from(now) / f64::from(most) } else { 1.0 };
+    payload(device, assumptions).map(|rate| rate * share)
 }
 
 impl Host {

@@ -3,6 +3,8 @@
 use serde::{Serialize, Serializer};
 use std::fmt;
 
+const NVIDIA: u16 = 0x10de;
+
 /// A PCI address: domain, bus, device, function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BusId {
@@ -219,6 +221,8 @@ pub struct Host {
     pub lists_ports: bool,
     /// NVLinks, if known.
     pub nvlinks: Vec<NvLink>,
+    /// NVSwitches on the PCI bus, which join all GPUs by NVLink; where NVML says more, it is in `nvlinks`.
+    pub nvswitches: u32,
     /// NUMA nodes and their CPUs.
     pub numa_nodes: Vec<(u32, String)>,
     /// What could not be read or believed.
@@ -278,7 +282,8 @@ impl Host {
         let direct = |link: &NvLink| {
             (link.gpu, link.target) == (one, other) || (link.gpu, link.target) == (other, one)
         };
-        self.nvlinks.iter().any(direct) || (switched(one) && switched(other))
+        let guessed = self.nvlinks.is_empty() && self.nvswitches > 0;
+        guessed || self.nvlinks.iter().any(direct) || (switched(one) && switched(other))
     }
 
     /// A device's name for people: `GPU0`, `mlx5_0`, else its address.
@@ -299,7 +304,6 @@ impl Host {
 
     /// What a device is, from its class and vendor.
     pub(crate) fn kind_of(class: u32, vendor: u16) -> DeviceKind {
-        const NVIDIA: u16 = 0x10de;
         const AMD: u16 = 0x1002;
         match class >> 8 {
             0x0604 => DeviceKind::SwitchPort,
@@ -313,6 +317,11 @@ impl Host {
 
     /// Keeps GPUs, NICs and the bridges above them, names root ports, and drops what leads nowhere.
     pub(crate) fn prune(&mut self) {
+        const BRIDGE_OF_ANOTHER_KIND: u32 = 0x0680;
+        let nvswitch = |device: &&Device| {
+            device.class >> 8 == BRIDGE_OF_ANOTHER_KIND && device.vendor == NVIDIA
+        };
+        self.nvswitches = self.devices.iter().filter(nvswitch).count() as u32;
         let mut wanted = vec![false; self.devices.len()];
         for device in (0..self.devices.len()).rev() {
             wanted[device] |=

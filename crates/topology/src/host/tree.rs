@@ -7,9 +7,15 @@ impl Host {
     /// The tree, a line for each device: NUMA nodes, what hangs on each, GPUs and NICs with their links.
     pub fn tree(&self) -> String {
         let mut text = String::new();
+        // Lower ports of switches only repeat what hangs on them.
+        let lower = |index: usize| {
+            let depth = self.above(index).len();
+            let port = self.devices[index].kind == DeviceKind::SwitchPort;
+            port && self.lists_ports && depth > 0 && depth.is_multiple_of(2)
+        };
         let mut below: Vec<Vec<usize>> = vec![Vec::new(); self.devices.len()];
-        for (index, device) in self.devices.iter().enumerate() {
-            if let Some(parent) = device.parent {
+        for index in (0..self.devices.len()).filter(|&index| !lower(index)) {
+            if let Some(parent) = self.above(index).into_iter().find(|&bridge| !lower(bridge)) {
                 below[parent].push(index);
             }
         }
@@ -57,7 +63,7 @@ impl Host {
                 format!("{} {}", self.label(index), device.bus_id)
             }
             DeviceKind::RootPort => format!("root port {}", device.bus_id),
-            DeviceKind::SwitchPort => format!("switch port {}", device.bus_id),
+            DeviceKind::SwitchPort => format!("switch {}", device.bus_id),
             DeviceKind::Other => device.bus_id.to_string(),
         };
         if let Some(name) = &device.name {

@@ -82,6 +82,7 @@ impl Tree {
             };
             match word {
                 "port" => set("0x060400", "1000", "c010"),
+                "nvswitch" => set("0x068000", "10de", "1af1"),
                 "gpu" => {
                     let (vendor, device) = value.split_once(':').unwrap();
                     set("0x030200", vendor, device);
