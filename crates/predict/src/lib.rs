@@ -11,6 +11,7 @@ pub mod collective;
 mod constants;
 mod cpu;
 pub mod dlrm;
+pub mod eflops;
 mod error;
 mod faults;
 pub mod mixture;

@@ -18,6 +18,7 @@ pub fn run_spec(spec: &Spec, progress: &mut Progress<'_>) -> Result<Outcome, Err
     match spec {
         Spec::Collective(spec) => crate::collective::run(spec, progress),
         Spec::Train(spec) => crate::train::run(spec, progress),
+        Spec::Eflops(spec) => crate::eflops::run(spec, progress),
         Spec::Mixture(spec) => crate::mixture::run(spec, progress),
         Spec::Moe(spec) => crate::moe::run(spec, progress),
         Spec::Dlrm(spec) => crate::dlrm::run(spec, progress),

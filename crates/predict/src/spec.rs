@@ -16,6 +16,8 @@ pub enum Spec {
     Collective(crate::collective::CollectiveSpec),
     /// Training.
     Train(crate::train::TrainSpec),
+    /// The EFLOPS article.
+    Eflops(crate::eflops::EflopsSpec),
     /// Several jobs that compete for links.
     Mixture(crate::mixture::MixtureSpec),
     /// Mixture-of-experts dispatch and combine.

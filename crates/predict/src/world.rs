@@ -269,6 +269,17 @@ impl World {
         Ok(workloads.iter().filter_map(|workload| workload.finished()).fold(0.0, f64::max))
     }
 
+    /// Messages sent so far.
+    pub fn flows(&self) -> u64 {
+        self.flows
+    }
+
+    /// The most flows that one link carried at one time.
+    pub fn max_link_load(&self) -> u32 {
+        let links = 0..self.network.links().len() as u32;
+        links.map(|link| self.engine.link_usage(LinkId(link)).most_flows).max().unwrap_or(0)
+    }
+
     /// What the run came to, with the `most` busiest links.
     pub fn outcome(&self, time_s: f64, cpu: CpuTime, most: usize) -> Outcome {
         let network = &self.network;

@@ -75,6 +75,9 @@ pub struct MoeJob {
     /// Rounds that are measured, one after the other.
     #[serde(default = "rounds")]
     pub rounds: u32,
+    /// Whether all ranks begin each round together, the moment that the last has ended the one before.
+    #[serde(default)]
+    pub barrier: bool,
     /// What a round costs beside its messages.
     #[serde(default)]
     pub costs: MoeCosts,
@@ -135,6 +138,9 @@ pub enum RoutingSpec {
 pub struct MoeCosts {
     /// From the call of dispatch until the header can be posted: launch and counting.
     pub dispatch_start_s: f64,
+    /// Bytes of rows for NICs that a rank copies to its send buffer in a second, before they leave; none
+    /// where they leave from where they lie.
+    pub staging_bytes_per_s: Option<f64>,
     /// From the last header until the remainder can be posted: computing offsets.
     pub route_s: f64,
     /// From the last row until the experts may begin.
@@ -174,6 +180,11 @@ impl MoeJob {
             ("costs.combine_start_s", costs.combine_start_s),
             ("costs.combine_end_s", costs.combine_end_s),
         ];
+        if let Some(rate) = costs.staging_bytes_per_s
+            && !(rate.is_finite() && rate > 0.0)
+        {
+            return Err(Error::field("costs.staging_bytes_per_s", rate, "more than 0"));
+        }
         if let Some(nvlink) = &self.nvlink {
             times.push(("nvlink.latency_s", nvlink.latency_s));
             if nvlink.ranks == 0 {

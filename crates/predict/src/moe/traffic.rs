@@ -73,7 +73,13 @@ impl Traffic {
 
     /// Rows that leave a rank, its own excepted.
     pub fn sent(&self, source: u32) -> u64 {
-        self.peers(source).map(|peer| u64::from(self.rows(source, peer))).sum()
+        self.sent_where(source, |_| true)
+    }
+
+    /// Those of them that go to such peers.
+    pub fn sent_where(&self, source: u32, such: impl Fn(u32) -> bool) -> u64 {
+        let peers = self.peers(source).filter(|peer| such(*peer));
+        peers.map(|peer| u64::from(self.rows(source, peer))).sum()
     }
 
     /// Rows that reach a rank, its own excepted.

@@ -106,6 +106,7 @@ pub struct MoeWorkload {
     stride: usize,
     first_private: u32,
     times: Times,
+    /// Ranks that have not ended: the round, if all wait for each other, or else the last one.
     left: u32,
     finished: Option<f64>,
 }
@@ -268,8 +269,13 @@ impl MoeWorkload {
         for peer in self.peers(rank) {
             self.write(world, Kind::Header, round, (rank, peer), self.weights.header_bytes)?;
         }
-        let rows = self.traffic[round as usize].sent(rank);
-        let pack_s = world.constants().copy_s(rows * self.weights.row_bytes);
+        let bytes = self.traffic[round as usize].sent(rank) * self.weights.row_bytes;
+        let staged = self.traffic[round as usize].sent_where(rank, |peer| {
+            // What stays in the domain is stored straight into the peer's memory.
+            !self.job.same_domain(rank, peer)
+        }) * self.weights.row_bytes;
+        let staging_s = self.job.costs.staging_bytes_per_s.map_or(0.0, |rate| staged as f64 / rate);
+        let pack_s = world.constants().copy_s(bytes) + staging_s;
         self.after(world, rank, round, Kind::Packed, pack_s)?;
         // A rank alone has no header to wait for.
         self.header_arrived(world, rank, round, 0)
@@ -382,14 +388,20 @@ impl MoeWorkload {
         self.note(world, rank, round, Phase::Combine);
         *self.progress_of(rank, round) = Progress::default();
         self.ranks[rank as usize].rounds_done = round + 1;
-        if round + 1 < self.job.rounds {
+        let last = round + 1 == self.job.rounds;
+        if !last && !self.job.barrier {
             return self.begin(world, rank, round + 1);
         }
         self.left -= 1;
-        if self.left == 0 {
-            self.finished = Some(world.now());
+        if self.left > 0 {
+            return Ok(());
         }
-        Ok(())
+        if last {
+            self.finished = Some(world.now());
+            return Ok(());
+        }
+        self.left = self.job.ranks;
+        (0..self.job.ranks).try_for_each(|rank| self.begin(world, rank, round + 1))
     }
 
     fn begin(&mut self, world: &mut World, rank: u32, round: u32) -> Result<(), Error> {

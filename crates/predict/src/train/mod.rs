@@ -119,23 +119,28 @@ pub(crate) fn run(spec: &TrainSpec, progress: &mut Progress<'_>) -> Result<Outco
 
 /// What training came to, by iteration.
 pub(crate) fn report(job: &TrainJob, training: &Training, ranks: u32) -> serde_json::Value {
-    let ends_s = training.ends_s();
-    let (communication_s, exposed_s) = training.communication_s();
-    // The last iteration has no start-up in it; the first one may.
-    let last_s = match ends_s {
-        [.., before, last] => last - before,
-        [only] => *only,
-        [] => 0.0,
-    };
+    let (iteration_s, communication_s) = communication_s(training);
+    let (_, exposed_s) = training.communication_s();
     json!({
         "model": job.model.name,
         "algorithm": job.reduction.algorithm,
         "ranks": ranks,
         "gradient_bytes": job.model.gradient_bytes(),
         "iterations": job.iterations,
-        "iteration_s": last_s,
+        "iteration_s": iteration_s,
         "compute_s": job.model.compute_s(),
         "communication_s": communication_s,
         "exposed_communication_s": exposed_s,
     })
+}
+
+/// How long the last iteration took, and how long an iteration's collectives ran at a rank, in the mean.
+pub(crate) fn communication_s(training: &Training) -> (f64, f64) {
+    // The last iteration has no start-up in it; the first one may.
+    let last_s = match training.ends_s() {
+        [.., before, last] => last - before,
+        [only] => *only,
+        [] => 0.0,
+    };
+    (last_s, training.communication_s().0)
 }
