@@ -25,6 +25,7 @@ NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 LOOM_MODELS := $(patsubst crates/fabric/tests/%.rs,--test %,$(wildcard crates/fabric/tests/loom_*.rs))
 
 FABRIC_BENCH := $(CARGO_TARGET_DIR)/release/weft-bench-fabric
+SIM_BENCH := $(CARGO_TARGET_DIR)/release/weft-bench-sim
 PEERS_VENV ?= $(CURDIR)/.venv-peers
 
 say = @printf '\033[1m== %s\033[0m\n' '$(1)'
@@ -156,6 +157,12 @@ bench-planner: ## Measure the planners of MoE dispatch
 	$(call say,Planners)
 	@$(PYTHON) benchmarks/planner.py --target $(CARGO_TARGET_DIR)
 
+.PHONY: bench-sim
+bench-sim: $(SIM_BENCH) ## Measure the simulator, and compare it with SimGrid if that is installed
+	$(call say,The simulator)
+	@$(PYTHON) benchmarks/simulator.py --program $(SIM_BENCH) --simgrid $(CARGO_TARGET_DIR)/simgrid \
+		--rounds $(or $(ROUNDS),5)
+
 .PHONY: bench-instructions
 bench-instructions: $(FABRIC_BENCH) ## Count instructions and compare with those committed (needs valgrind)
 	$(call say,Instructions)
@@ -216,6 +223,11 @@ $(FABRIC_BENCH): $(NATIVE_SOURCES) $(wildcard benchmarks/fabric/Cargo.toml bench
 		benchmarks/fabric/src/*/*.rs)
 	$(call say,Building the benchmarks)
 	@cargo build --locked --release --quiet -p weft-bench-fabric
+	@touch $@
+
+$(SIM_BENCH): $(NATIVE_SOURCES) $(wildcard benchmarks/sim/Cargo.toml benchmarks/sim/src/*.rs)
+	$(call say,Building the simulator's benchmark)
+	@cargo build --locked --release --quiet -p weft-bench-sim
 	@touch $@
 
 $(STAMPS)/native: $(NATIVE_SOURCES) $(STAMPS)/requirements
