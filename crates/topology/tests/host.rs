@@ -162,6 +162,30 @@ bridge pci0000:80 numa=1
 }
 
 #[test]
+fn a_virtual_machine_sees_gpus_and_nvlinks_to_what_it_does_not_see() {
+    let mut host = Host::from_sysfs(Tree::of("h200-vm").path());
+    let gpus: Vec<NvmlGpu> = (0..2)
+        .map(|index| NvmlGpu {
+            bus_id: format!("00000000:00:0{}.0", 6 + index),
+            index,
+            name: Some("NVIDIA H200".to_owned()),
+            sm: Some(90),
+            mig: Some(false),
+            nvlinks: vec!["FFFFFFFF:FF:FF.0".to_owned(); 18],
+        })
+        .collect();
+    host.add_nvml(&gpus);
+    assert!(host.notes.is_empty(), "{:?}", host.notes);
+    assert_eq!(pairs(&host), ["GPU0 eth0 PHB", "GPU1 eth0 PHB"]);
+    assert!(host.nvlinked(host.gpus()[0], host.gpus()[1]));
+    assert!(!rules(&host).iter().any(|(rule, _)| *rule == "gpu-to-gpu"));
+    assert!(host.tree().starts_with("NUMA node 0  CPUs 0-31\n"), "{}", host.tree());
+    let xml = host.to_nccl_xml();
+    assert!(xml.contains("<nvlink target=\"fffffff:ffff:ff\" count=\"18\" tclass=\"0x068000\"/>"));
+    assert_eq!(Host::from_nccl_xml(&xml).unwrap().nvlinks, host.nvlinks);
+}
+
+#[test]
 fn unequal_counts_are_found() {
     let mut text =
         String::from("bridge pci0000:00 numa=0\n  0000:00:01.0 port\n    0000:01:00.0 port\n");

@@ -19,6 +19,9 @@ pub struct BusId {
 }
 
 impl BusId {
+    /// Where NVLinks lead that end in what a virtual machine cannot see.
+    pub const UNSEEN: BusId = BusId { domain: u32::MAX, bus: 0xff, device: 0xff, function: 0 };
+
     /// Understands `0000:07:00.0`, in any case and with any width of domain.
     pub fn parse(text: &str) -> Option<BusId> {
         let mut parts = text.trim().split(':');

@@ -41,6 +41,9 @@ impl Host {
             }
         }
         host.numa_nodes = numa_nodes(root);
+        if let [(only, _)] = host.numa_nodes[..] {
+            host.devices.iter_mut().for_each(|device| device.numa = device.numa.or(Some(only)));
+        }
         host.prune();
         if host.of_kind(DeviceKind::Gpu).next().is_none() {
             host.notes.push("no GPU was found".to_owned());
@@ -153,7 +156,10 @@ fn interfaces(path: &Path) -> Vec<Interface> {
         }
     }
     if found.is_empty() {
-        for device in children(&path.join("net"), "").into_iter().take(64) {
+        // Those of virtio stand one deeper.
+        let mut folders = vec![path.join("net")];
+        folders.extend(children(path, "virtio").into_iter().map(|path| path.join("net")));
+        for device in folders.iter().flat_map(|path| children(path, "")).take(64) {
             // Mb/s; -1 where there is no link.
             let mbps = read(&device.join("speed")).and_then(|text| text.parse::<f64>().ok());
             let gbps = sensible(mbps.map(|mbps| mbps / 1000.0));

@@ -128,10 +128,14 @@ impl Host {
         text.push_str(">\n");
         for link in links {
             let class = if link.to_switch { NVSWITCH } else { "0x030200" };
+            let target = match link.target {
+                BusId::UNSEEN => UNSEEN.to_owned(),
+                target => target.to_string(),
+            };
             let _ = writeln!(
                 text,
-                "{space}  <nvlink target=\"{}\" count=\"{}\" tclass=\"{class}\"/>",
-                link.target, link.count
+                "{space}  <nvlink target=\"{target}\" count=\"{}\" tclass=\"{class}\"/>",
+                link.count
             );
         }
         let _ = writeln!(text, "{space}</gpu>");
@@ -140,6 +144,9 @@ impl Host {
 
 /// The class of a bridge of another kind, which is what NVSwitches say they are.
 const NVSWITCH: &str = "0x068000";
+
+/// What NCCL writes for the far end of an NVLink that a virtual machine cannot see.
+const UNSEEN: &str = "fffffff:ffff:ff";
 
 fn write_nic(text: &mut String, device: &Device, space: &str) {
     if device.interfaces.is_empty() {
@@ -253,10 +260,12 @@ impl Reader {
     }
 
     fn nvlink(&mut self, link: &Node<'_, '_>, gpu: BusId) -> Result<()> {
-        let target = link.attribute("target").unwrap_or_default();
-        let Some(target) = BusId::parse(target) else {
-            let reason = format!("<nvlink> leads to {target:?}, which is no PCI address");
-            return Err(Error::Xml { line: self::line(link), reason });
+        let target = match link.attribute("target").unwrap_or_default() {
+            UNSEEN => BusId::UNSEEN,
+            text => BusId::parse(text).ok_or_else(|| Error::Xml {
+                line: self::line(link),
+                reason: format!("<nvlink> leads to {text:?}, which is no PCI address"),
+            })?,
         };
         let count = number(link, "count")?.unwrap_or(1);
         let to_switch = link.attribute("tclass") == Some(NVSWITCH);

@@ -99,7 +99,8 @@ impl Tree {
                 "net" => {
                     let (name, mbps) = value.split_once(':').unwrap();
                     set("0x020000", "1d0f", "ec20");
-                    put(&format!("net/{name}/speed"), mbps);
+                    let name = if name.contains('/') { name } else { &format!("net/{name}") };
+                    put(&format!("{name}/speed"), mbps);
                 }
                 "link" => {
                     link("max");
