@@ -2,7 +2,7 @@
 
 use weft_collectives::contention::{BiGraphPaths, contention};
 use weft_collectives::{Algorithm, AnySchedule, Collective, Options, Rank, Schedule, build};
-use weft_topology::{BiGraph, EndpointId, FatTree, Router, Routing};
+use weft_topology::{BiGraph, EndpointId, FatTree, LinkSpec, Router, Routing};
 
 fn all_reduce(algorithm: Algorithm, ranks: u32) -> AnySchedule {
     build(Collective::AllReduce, algorithm, ranks, &Options::default()).unwrap()
@@ -192,4 +192,46 @@ fn eight_ranks_by_hand() {
     assert_eq!((report.steps.len(), report.max_load), (1, 8));
     assert_eq!(report.collisions[0].pairs[0].0, Rank(0));
     assert_eq!(report.steps[0].writes, 56);
+}
+
+#[test]
+fn a_hierarchy_has_one_hdrm_on_each_rail() {
+    // 16 nodes of 3 GPUs; the GPUs of each number are the endpoints of a BiGraph of their own.
+    let (nodes, local, half) = (16u32, 3u32, 4u32);
+    let mut network = weft_topology::NetworkBuilder::new("rails");
+    let link = LinkSpec::default();
+    let mut switches = Vec::new();
+    for rail in 0..local {
+        for lower in ["U", "L"] {
+            for switch in 0..half {
+                switches.push(network.switch(format!("r{rail}{lower}{switch}")).unwrap());
+            }
+        }
+        for upper in 0..half {
+            for lower in half..2 * half {
+                let at = |switch| switches[(rail * 2 * half + switch) as usize];
+                network.cable(at(upper), at(lower), link).unwrap();
+            }
+        }
+    }
+    for node in 0..nodes {
+        let host = network.host(format!("n{node}")).unwrap();
+        for rail in 0..local {
+            let port = weft_topology::hdrm_port(node, half);
+            let switch = rail * 2 * half + u32::from(port.lower) * half + port.switch;
+            let name = format!("n{node}.{rail}");
+            let gpu = network.forwarding_endpoint(name, Some(&format!("n{node}"))).unwrap();
+            network.cable(gpu, host, link).unwrap();
+            network.cable(gpu, switches[switch as usize], link).unwrap();
+        }
+    }
+    let network = network.finish().unwrap();
+    let mut router = Router::new(&network, Routing::Unique).unwrap();
+    let options = Options { local, chunks: 1 };
+    let ranks = nodes * local;
+    let schedule = build(Collective::AllReduce, Algorithm::Hierarchical, ranks, &options).unwrap();
+    let report = contention(&schedule, &mut router, &in_order(ranks)).unwrap();
+    let loads: Vec<_> = report.steps.iter().map(|step| step.max).collect();
+    // Inside the node two writes leave each GPU at once; between nodes no link is shared.
+    assert_eq!(loads, [2, 1, 1, 1, 1, 1, 1, 1, 1, 2]);
 }

@@ -5,6 +5,7 @@ mod common;
 use common::executor::Executor;
 use common::mutate::mutate;
 use common::{Random, all};
+use std::collections::BTreeMap;
 use weft_collectives::{Collective, Program, Schedule, verify};
 
 /// The elements of a vector, so that blocks are of different lengths where they may be.
@@ -43,6 +44,7 @@ fn mutations_that_run_wrong_are_refused() {
     let seeds = number("WEFT_MUTANT_SEEDS", 100);
     let schedules: Vec<_> = (2..=6).flat_map(all).collect();
     let (mut refused, mut found, mut made) = (0, 0, 0);
+    let mut kinds = BTreeMap::new();
     for mutant in 0..mutants {
         let mut random = Random::new(mutant + 1);
         let schedule = &schedules[random.below(schedules.len() as u32) as usize];
@@ -66,9 +68,14 @@ fn mutations_that_run_wrong_are_refused() {
                     );
                 }
             }
-            Err(_) => {
+            Err(error) => {
                 refused += 1;
-                found += u64::from(wrong(&program, seeds.min(40), mutant * seeds).is_some());
+                let wrong = wrong(&program, seeds.min(40), mutant * seeds).is_some();
+                found += u64::from(wrong);
+                let kind = format!("{error:?}").split([' ', '(']).next().unwrap_or("").to_owned();
+                let (all, bad) = kinds.entry(kind).or_insert((0, 0));
+                *all += 1;
+                *bad += u64::from(wrong);
             }
         }
     }
@@ -77,5 +84,8 @@ fn mutations_that_run_wrong_are_refused() {
          of them ran wrong in {seeds} orders",
         made - refused
     );
+    for (kind, (all, bad)) in kinds {
+        println!("{kind}: {all} refused, {bad} ran wrong");
+    }
     assert!(found > mutants / 2);
 }
