@@ -163,6 +163,25 @@ fn a_ring_is_free_of_contention_on_a_fat_tree_in_order_but_not_shuffled() {
 }
 
 #[test]
+fn a_ring_on_a_bigraph() {
+    let graph = BiGraph::new(4, 2);
+    let mut router = Router::new(&graph.network().unwrap(), Routing::Static).unwrap();
+    let ring = all_reduce(Algorithm::Ring, 16);
+    let mut load = |map: &[EndpointId]| contention(&ring, &mut router, map).unwrap().max_load;
+    // Neighbours on one switch, or in one half: over a switch of the other half, chosen by destination.
+    assert_eq!((load(&in_order(16)), load(&graph.rank_map().unwrap())), (2, 2));
+    // Up and down: U0 L0 U1 L1 ..., then the other ports the same way, one switch further.
+    let zigzag: Vec<_> = (0..16u32)
+        .map(|rank| {
+            let (port, lower) = (rank / 8, rank % 2 == 1);
+            let switch = (rank / 2 + if lower { 2 * port } else { 0 }) % 4;
+            graph.number(weft_topology::Port { lower, switch, port })
+        })
+        .collect();
+    assert_eq!(load(&zigzag), 1);
+}
+
+#[test]
 fn maps_that_do_not_fit_are_refused() {
     let graph = BiGraph::new(2, 2);
     let mut paths = BiGraphPaths::new(&graph).unwrap();

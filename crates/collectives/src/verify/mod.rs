@@ -1,12 +1,11 @@
 //! A proof that a schedule computes its collective, whatever the order in which its writes arrive.
 //!
-//! The schedule is run once, symbolically: a block holds the set of ranks whose contributions it sums. What
-//! a wait does not depend on the order of events, provided that it can only count the writes that it means,
-//! which is checked; so ranks take the same way in every order, and one run finds all waits that never end.
-//! Which uses of a block are ordered is told by vector clocks: each use of a block is compared with the last
-//! write to it and with the reads since. If all are ordered, every order of events gives the values of this
-//! run. Time and memory are proportional to the operations times the number of ranks (the clocks), plus the
-//! blocks that are moved.
+//! The schedule is run once, symbolically: a block holds the set of ranks whose contributions it sums. Which
+//! operations end does not depend on the order of events, as long as every wait can only count the writes that
+//! it means, which is checked; so one run finds all waits that never end. Which uses of a block are ordered is
+//! told by vector clocks: each use of a block is compared with the last write to it and with the reads since. If
+//! all are ordered, every order of events gives the values of this run. Time is proportional to the waits times
+//! the number of ranks (the clocks), plus the blocks that are moved; memory to the blocks and the writes.
 
 mod checks;
 mod lanes;
