@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 import weft
-from weft.cli import bench, demo, doctor, run
+from weft.cli import bench, demo, doctor, run, sim, topo
 
 __all__ = ["main"]
 
-SUBCOMMANDS = (run, demo, bench, doctor)
+SUBCOMMANDS = (run, demo, bench, sim, topo, doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

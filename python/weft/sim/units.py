@@ -1,0 +1,97 @@
+"""Numbers as people write them: sizes with units, lists, ranges."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["format_bytes", "format_seconds", "parse_count", "parse_range", "parse_size"]
+
+SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?B|i)?", re.IGNORECASE)
+FACTORS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+LARGEST: Final = 1 << 50
+#: More points than this on one axis are a mistake.
+MOST_POINTS: Final = 1000
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `4096`, `4K`, `4KiB` or `0.5MiB`; units are powers of 1024.
+
+    Raises:
+        ValueError: if it is none of these, not whole, less than 1 byte or more than 1 PiB.
+    """
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no size such as 4096, 64KiB or 256MiB")
+    number, unit, _ = match.groups()
+    exact = float(number) * FACTORS[unit.upper()]
+    count = int(number) * FACTORS[unit.upper()] if number.isdecimal() else int(exact)
+    if count != exact and not number.isdecimal():
+        raise ValueError(f"{text!r} is not a whole number of bytes")
+    if not 1 <= count <= LARGEST:
+        raise ValueError(f"{text!r} is {count} bytes, and must be from 1 to {LARGEST}")
+    return count
+
+
+def parse_count(text: str) -> int:
+    """A whole number of at least 1.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+def parse_range(text: str, *, sizes: bool) -> list[int]:
+    """Points of a sweep: `1,2,5`, or `1..8` in steps of a factor of 2, or `1..64:x4` of another.
+
+    Args:
+        text: what was written.
+        sizes: whether points are sizes, with units, rather than plain numbers.
+
+    Raises:
+        ValueError: if it is none of these, or goes nowhere.
+    """
+    parse = parse_size if sizes else parse_count
+    points: list[int] = []
+    for part in text.split(","):
+        first, dots, rest = part.partition("..")
+        if not dots:
+            points.append(parse(part))
+            continue
+        last, colon, step = rest.partition(":")
+        factor = 2
+        if colon:
+            if not re.fullmatch(r"x\d+", step) or int(step[1:]) < 2:
+                raise ValueError(f"{step!r} is no step such as x2 or x4")
+            factor = int(step[1:])
+        point, end = parse(first), parse(last)
+        if point > end:
+            raise ValueError(f"{part!r} begins above its end")
+        while point <= end:
+            points.append(point)
+            point *= factor
+    if len(points) > MOST_POINTS:
+        raise ValueError(f"{text!r} has {len(points)} points; {MOST_POINTS} are the most")
+    if len(set(points)) != len(points):
+        raise ValueError(f"{text!r} has a point twice")
+    return points
+
+
+def format_bytes(count: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        factor = FACTORS[unit[0]]
+        if count >= factor:
+            return f"{count / factor:.4g} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """A time with three digits that mean something."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= factor:
+            return f"{seconds / factor:.4g} {unit}"
+    return f"{seconds * 1e9:.4g} ns"
