@@ -1,5 +1,6 @@
 import ctypes
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,21 @@ def test_a_network_is_checked_and_has_paths(
     assert "there are 2 shortest paths" in capsys.readouterr().err
     assert main(["topo", "network", "fat-tree:leafs=2,spines=2,hosts=2"]) == 1
     assert 'leaves is missing; is it meant by "leafs"?' in capsys.readouterr().err
+
+
+def test_the_examples_of_the_page_are_understood(tmp_path: Path) -> None:
+    page = (DATA.parents[3] / "docs" / "topology.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert examples
+    for example in examples:
+        assert example.count("\n") <= 11
+        (tmp_path / "network.json").write_text(example, encoding="utf-8")
+        found = json.loads(_native.topology_network(str(tmp_path / "network.json")))
+        assert found["endpoints"] == 8
+    forms = re.findall(r"`((?:bigraph|fat-tree|fat-tree3|rail):[^`]+)`", page)
+    assert len(forms) == 5
+    for form in forms:
+        assert json.loads(_native.topology_network(form))["endpoints"] > 0
 
 
 def test_errors_have_classes() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weft.cli.arguments import Subparsers
 
 ROUTINGS: Final = ("static", "ecmp", "unique", "adaptive")
+LISTED: Final = 16
 SPEC_HELP: Final = (
     "a JSON file, or a short form: bigraph:switches=16,endpoints=4;"
     " fat-tree:leaves=8,spines=8,hosts=8; fat-tree3:k=8; rail:hosts=16,gpus=8;"
@@ -221,7 +222,7 @@ def show_bigraph(report: dict[str, Any], written: list[Path]) -> None:
         for place in report["places"]["ranks"]:
             ranks.setdefault(place["switch"], []).append(str(place["rank"]))
         order = sorted(ranks, key=lambda name: (name[0] == "L", int(name[1:])))
-        rows = [(name, " ".join(sorted(ranks[name], key=int))) for name in order]
+        rows = [(name, shortened(ranks[name])) for name in order]
         print(format_table(("switch", "ranks of HDRM"), rows))
     if report["reason"] is not None:
         print(f"\n{report['left_out']:,} endpoints have no rank: {report['reason']}")
@@ -229,6 +230,13 @@ def show_bigraph(report: dict[str, Any], written: list[Path]) -> None:
         print(f"\nNo {name}: {reason}")
     for path in written:
         print(f"\nWritten: {path}" if path == written[0] else f"         {path}")
+
+
+def shortened(ranks: list[str]) -> str:
+    """Ranks in their order, no more than a line holds."""
+    listed = sorted(ranks, key=int)
+    more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
+    return " ".join(listed[:LISTED]) + more
 
 
 def run_network(arguments: argparse.Namespace) -> int:

@@ -11,8 +11,8 @@ __all__ = ["draw_bigraph"]
 
 #: Ranks listed at a switch; what is beyond is counted.
 LISTED: Final = 16
-#: Cables drawn; a larger network is drawn with those of its first switches.
-CABLES: Final = 4096
+#: Switches drawn of each half; what is beyond is counted.
+DRAWN: Final = 64
 
 
 def draw_bigraph(report: dict[str, Any], *paths: Path) -> None:
@@ -20,20 +20,17 @@ def draw_bigraph(report: dict[str, Any], *paths: Path) -> None:
 
     `ModuleNotFoundError` without matplotlib: `pip install 'weft[plot]'`.
     """
+    from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
 
-    half = report["half"]
+    half = min(report["half"], DRAWN)
     ranks: dict[str, list[int]] = {}
     for place in (report["places"] or {"ranks": []})["ranks"]:
         ranks.setdefault(place["switch"], []).append(place["rank"])
-    width = min(max(6.0, 1.1 * half + 2), 60.0)
-    figure = Figure(figsize=(width, 5.2), layout="constrained")
+    figure = Figure(figsize=(max(6.0, 1.1 * half + 2), 5.2), layout="constrained")
     axes = figure.add_subplot()
-    shown = min(half, max(1, int(CABLES**0.5)))
-    for upper in range(half):
-        for lower in range(half):
-            if half <= shown or upper < 1 or lower < 1:
-                axes.plot((upper, lower), (1, 0), color="#7f9fbf", linewidth=0.6, zorder=1)
+    cables = [((upper, 1.0), (lower, 0.0)) for upper in range(half) for lower in range(half)]
+    axes.add_collection(LineCollection(cables, colors="#7f9fbf", linewidths=0.6, zorder=1))
     for name, height, beyond in (("U", 1.0, 1), ("L", 0.0, -1)):
         axes.scatter(range(half), [height] * half, s=340, marker="s", color="#1f4e79", zorder=2)
         for switch in range(half):
@@ -53,10 +50,12 @@ def draw_bigraph(report: dict[str, Any], *paths: Path) -> None:
                 va="bottom" if beyond > 0 else "top",
                 fontsize=7,
             )
-    cut = "" if half <= shown else "; only the cables of U0 and L0 are drawn"
+    trunks = report["trunks"]
     axes.set_title(
         f"BiGraph of {report['switches']} switches, {report['endpoints']} endpoints on each,"
-        f" with the ranks of HDRM{cut}",
+        " with the ranks of HDRM"
+        + (f"; each line is {trunks} cables" if trunks > 1 else "")
+        + (f"; the first {half} of each half" if half < report["half"] else ""),
         fontsize=9,
     )
     deepest = 0.12 + 0.075 * min(LISTED + 1, max((len(r) for r in ranks.values()), default=1))
