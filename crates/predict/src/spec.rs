@@ -120,8 +120,13 @@ fn one() -> f64 {
 
 impl Spec {
     /// Reads a scenario.
+    ///
+    /// The model of a training job may be the name of one that the EFLOPS article has:
+    /// `resnet50`, `million-class` or `bert`.
     pub fn from_json(json: &str) -> Result<Spec, Error> {
-        Ok(serde_json::from_str(json)?)
+        let mut value: Value = serde_json::from_str(json)?;
+        crate::eflops::name_models(&mut value)?;
+        Ok(serde_json::from_value(value)?)
     }
 }
 

@@ -143,7 +143,7 @@ def add_train_parser(scenarios: Subparsers) -> None:
         "--model",
         default="resnet50",
         metavar="NAME|FILE",
-        help="resnet50, classifier or bert, or a JSON file with layers (default %(default)s)",
+        help="resnet50, million-class or bert, or a JSON file with layers (default %(default)s)",
     )
     add_size(parser, "--bytes", "25MiB", "gradients of a bucket")
     parser.add_argument(

@@ -8,6 +8,7 @@ mod applications;
 mod bench;
 mod clusters;
 mod compare;
+mod named;
 mod published;
 mod sensitivity;
 
@@ -21,6 +22,7 @@ use crate::outcome::Outcome;
 use crate::run::Progress;
 use bench::{Bench, Measured};
 use clusters::{Layout, Net};
+pub(crate) use named::name_models;
 
 /// What of the article to run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
