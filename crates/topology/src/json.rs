@@ -206,7 +206,10 @@ fn network(file: &File) -> Result<Network> {
         let mut map = Vec::new();
         for (number, pattern) in names.iter().enumerate() {
             let at = || format!("rank_map[{number}]");
-            for name in expand(pattern, &at)? {
+            let names = expand(pattern, &at)?;
+            let ranks = map.len() + names.len();
+            limit("ranks of the rank map", ranks as u128, network.endpoints().into())?;
+            for name in names {
                 map.push(endpoint(&network, &endpoints, &name, &at)?);
             }
         }
@@ -322,7 +325,9 @@ fn add_routes(
         network.route(Route { node, to: None, via });
         return Ok(());
     }
-    for name in expand(&entry.to, &|| side("to"))? {
+    let names = expand(&entry.to, &|| side("to"))?;
+    limit("routes", network.routes() as u128 + names.len() as u128, MAX_LINKS)?;
+    for name in names {
         let to = Some(endpoint(network, endpoints, &name, &|| side("to"))?);
         network.route(Route { node, to, via });
     }

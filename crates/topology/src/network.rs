@@ -502,6 +502,11 @@ impl NetworkBuilder {
         self.nodes.iter().map(|node| node.kind)
     }
 
+    /// Routes so far.
+    pub(crate) fn routes(&self) -> usize {
+        self.routes.len()
+    }
+
     /// Endpoints so far.
     pub fn endpoints(&self) -> u32 {
         self.endpoints.len() as u32

@@ -175,10 +175,13 @@ fn a_virtual_machine_sees_gpus_and_nvlinks_to_what_it_does_not_see() {
         })
         .collect();
     host.add_nvml(&gpus);
-    assert!(host.notes.is_empty(), "{:?}", host.notes);
+    assert_eq!(host.notes.len(), 1);
+    assert!(host.notes[0].starts_with("no bridge is above any GPU"));
+    let told = rules(&host);
+    let note = ("pair-not-under-one-switch", Severity::Note);
+    assert_eq!(told, [("gpus-share-nic", Severity::Warning), note, note]);
     assert_eq!(pairs(&host), ["GPU0 eth0 PHB", "GPU1 eth0 PHB"]);
     assert!(host.nvlinked(host.gpus()[0], host.gpus()[1]));
-    assert!(!rules(&host).iter().any(|(rule, _)| *rule == "gpu-to-gpu"));
     assert!(host.tree().starts_with("NUMA node 0  CPUs 0-31\n"), "{}", host.tree());
     let xml = host.to_nccl_xml();
     assert!(xml.contains("<nvlink target=\"fffffff:ffff:ff\" count=\"18\" tclass=\"0x068000\"/>"));

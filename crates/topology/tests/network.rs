@@ -262,6 +262,11 @@ fn errors_name_the_place() {
             "\"rank_map\": [\"leaf0\"], \"links\"",
             "rank_map[0]: \"leaf0\" is not an endpoint",
         ),
+        (
+            "\"links\"",
+            "\"rank_map\": [\"gpu[0-7]\", \"gpu0\"], \"links\"",
+            "ranks of the rank map: 9 needed, 8 allowed",
+        ),
         ("\"links\"", "\"bigraph\": {}, \"links\"", "bigraph: it makes all nodes and links"),
         ("]\n}", "]\n", "line 10, column 0: EOF"),
     ] {

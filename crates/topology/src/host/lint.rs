@@ -233,9 +233,12 @@ impl Lint<'_> {
                 ),
             };
             let best = self.best(pair);
+            let bare = |device: usize| self.host.devices[device].parent.is_none();
+            // Bridges are there; we are not shown them.
+            let hidden = self.host.lists_ports && bare(pair.gpu) && bare(pair.nic);
             findings.push(Finding {
                 rule,
-                severity: Severity::Warning,
+                severity: if hidden { Severity::Note } else { Severity::Warning },
                 what,
                 devices: vec![gpu, nic],
                 have_gb_per_s: Some(rate),

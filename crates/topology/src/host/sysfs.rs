@@ -45,8 +45,13 @@ impl Host {
             host.devices.iter_mut().for_each(|device| device.numa = device.numa.or(Some(only)));
         }
         host.prune();
-        if host.of_kind(DeviceKind::Gpu).next().is_none() {
+        let gpus = host.gpus();
+        if gpus.is_empty() {
             host.notes.push("no GPU was found".to_owned());
+        } else if gpus.iter().all(|&gpu| host.devices[gpu].parent.is_none()) {
+            let note = "no bridge is above any GPU: a virtual machine hides the PCIe tree, it seems, and \
+                        distances say little";
+            host.notes.push(note.to_owned());
         }
         host
     }

@@ -13,7 +13,7 @@ pub struct Tables {
 }
 
 /// The most words that tables may have.
-const MAX_WORDS: u64 = 1 << 26;
+const MAX_WORDS: u64 = 1 << 25;
 
 impl Tables {
     pub fn new(network: &Network, hops: &mut NextHops) -> Result<Tables> {
