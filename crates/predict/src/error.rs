@@ -27,7 +27,7 @@ pub enum Error {
     Deadlock {
         /// The schedule's name.
         schedule: String,
-        /// The first rank that does not end, of those nobody of whom waits for another one first.
+        /// Who waits for a write that nobody posts any more, or has come least far.
         rank: u32,
         /// Which of its operations it stands at.
         op: u32,

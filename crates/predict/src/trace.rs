@@ -1,5 +1,7 @@
 //! What happened when, for Perfetto and chrome://tracing.
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -50,17 +52,38 @@ impl Trace {
         &self.spans
     }
 
-    /// The trace event format, in microseconds.
+    /// The trace event format, in microseconds: a process for each rank of each job, a thread for each row.
     pub fn to_json(&self) -> Value {
+        let mut rows: Vec<(u32, u32, &str)> = Vec::new();
+        let mut places = HashMap::new();
         let mut events = Vec::new();
         for span in &self.spans {
-            let thread = format!("rank {} {}", span.rank, span.row);
+            let key = (span.job, span.rank, span.row);
+            let row = *places.entry(key).or_insert_with(|| {
+                rows.push(key);
+                rows.len()
+            });
             events.push(json!({
-                "name": span.name, "cat": span.row, "ph": "X", "pid": span.job, "tid": thread,
+                "name": span.name, "cat": span.row, "ph": "X", "pid": process(span.job, span.rank), "tid": row,
                 "ts": span.begin_s * 1e6, "dur": (span.end_s - span.begin_s) * 1e6,
                 "args": {"bytes": span.bytes},
             }));
         }
+        for (row, (job, rank, name)) in rows.into_iter().enumerate() {
+            let pid = process(job, rank);
+            let whose =
+                if job == 0 { format!("rank {rank}") } else { format!("job {job}, rank {rank}") };
+            events.push(json!({
+                "name": "process_name", "ph": "M", "pid": pid, "args": {"name": whose},
+            }));
+            events.push(json!({
+                "name": "thread_name", "ph": "M", "pid": pid, "tid": row + 1, "args": {"name": name},
+            }));
+        }
         json!({"traceEvents": events, "displayTimeUnit": "ns", "dropped": self.dropped})
     }
+}
+
+fn process(job: u32, rank: u32) -> u64 {
+    u64::from(job) << 24 | u64::from(rank)
 }

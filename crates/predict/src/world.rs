@@ -1,6 +1,6 @@
 //! One network, its routes and its constants in one virtual time.
 
-use weft_netsim::{Engine, Event, Link, LinkId, PathId, Tag};
+use weft_netsim::{Engine, Event, Link, LinkId, LinkUsage, PathId, Tag};
 use weft_topology::{Description, EndpointId, Network, Router};
 
 use crate::constants::Constants;
@@ -283,26 +283,28 @@ impl World {
     /// What the run came to, with the `most` busiest links.
     pub fn outcome(&self, time_s: f64, cpu: CpuTime, most: usize) -> Outcome {
         let network = &self.network;
-        let mut links = Vec::new();
-        for (number, link) in network.links().iter().enumerate() {
-            let usage = self.engine.link_usage(LinkId(number as u32));
-            if usage.most_flows == 0 {
-                continue;
-            }
+        let usage = |number: u32| self.engine.link_usage(LinkId(number));
+        let mut used: Vec<(u32, LinkUsage)> = (0..network.links().len() as u32)
+            .map(|number| (number, usage(number)))
+            .filter(|(_, usage)| usage.most_flows > 0)
+            .collect();
+        let max_link_load = used.iter().map(|(_, usage)| usage.most_flows).max().unwrap_or(0);
+        // A stable sort: links that are equally busy stay in the order of the network.
+        used.sort_by(|(_, a), (_, b)| b.busy.total_cmp(&a.busy));
+        used.truncate(most);
+        let report = |(number, usage): (u32, LinkUsage)| {
+            let link = network.link(weft_topology::LinkId(number));
             let could = link.bandwidth * self.constants.wire_efficiency * time_s;
-            links.push(LinkReport {
+            LinkReport {
                 from: network.node_name(link.from).to_string(),
                 to: network.node_name(link.to).to_string(),
                 bytes: usage.bytes,
                 busy_s: usage.busy,
                 utilisation: if could > 0.0 { usage.bytes / could } else { 0.0 },
                 max_load: usage.most_flows,
-            });
-        }
-        let max_link_load = links.iter().map(|link| link.max_load).max().unwrap_or(0);
-        // A stable sort: links that are equally busy stay in the order of the network.
-        links.sort_by(|a, b| b.busy_s.total_cmp(&a.busy_s));
-        links.truncate(most);
+            }
+        };
+        let links = used.into_iter().map(report).collect();
         Outcome {
             time_s,
             max_link_load,

@@ -109,47 +109,52 @@ impl Connection {
     }
 }
 
-/// The connections of one rank, by peer.
+/// The connection of a rank to a peer.
+#[derive(Clone, Copy, Debug)]
+struct Peer {
+    rank: u32,
+    connection: u32,
+}
+
+/// The connections of one rank to others, by peer.
 #[derive(Clone, Debug, Default)]
 struct Peers {
-    ranks: Vec<u32>,
-    /// To the peer and from it.
-    both: Vec<[u32; 2]>,
+    list: Vec<Peer>,
+    /// The place of each rank in the list, once that is long.
     dense: Vec<u32>,
 }
 
 impl Peers {
     fn find(&self, peer: u32) -> Option<usize> {
         if self.dense.is_empty() {
-            return self.ranks.iter().position(|rank| *rank == peer);
+            return self.list.iter().position(|other| other.rank == peer);
         }
         let place = self.dense[peer as usize];
         (place != NONE).then_some(place as usize)
     }
 
-    fn entry(&mut self, peer: u32, ranks: usize) -> &mut [u32; 2] {
-        let place = self.find(peer).unwrap_or_else(|| {
-            let place = self.ranks.len();
-            self.ranks.push(peer);
-            self.both.push([NONE; 2]);
-            if !self.dense.is_empty() {
-                self.dense[peer as usize] = place as u32;
-            } else if self.ranks.len() > DENSE {
-                self.dense = vec![NONE; ranks];
-                for (place, rank) in self.ranks.iter().enumerate() {
-                    self.dense[*rank as usize] = place as u32;
-                }
+    fn add(&mut self, peer: u32, connection: u32, ranks: usize) {
+        let place = self.list.len();
+        if place == 0 {
+            // Most have a few, and growing costs more than making room for them at once.
+            self.list.reserve_exact(ranks.min(10));
+        }
+        self.list.push(Peer { rank: peer, connection });
+        if !self.dense.is_empty() {
+            self.dense[peer as usize] = place as u32;
+        } else if self.list.len() > DENSE {
+            self.dense = vec![NONE; ranks];
+            for (place, peer) in self.list.iter().enumerate() {
+                self.dense[peer.rank as usize] = place as u32;
             }
-            place
-        });
-        &mut self.both[place]
+        }
     }
 }
 
 impl Connections {
     pub fn new(endpoints: Vec<EndpointId>, group: u64) -> Connections {
         Connections {
-            list: Vec::new(),
+            list: Vec::with_capacity(endpoints.len()),
             peers: vec![Peers::default(); endpoints.len()],
             queue: Vec::new(),
             free: NONE,
@@ -166,10 +171,7 @@ impl Connections {
     /// The connection from one rank to another.
     pub fn get(&mut self, world: &mut World, from: u32, to: u32) -> Result<u32, Error> {
         if let Some(place) = self.peers[from as usize].find(to) {
-            let found = self.peers[from as usize].both[place][0];
-            if found != NONE {
-                return Ok(found);
-            }
+            return Ok(self.peers[from as usize].list[place].connection);
         }
         let ranks = self.endpoints.len() as u64;
         let flow = (self.group * ranks + u64::from(from)) * ranks + u64::from(to);
@@ -189,8 +191,7 @@ impl Connections {
             first: NONE,
             last: NONE,
         });
-        self.peers[from as usize].entry(to, ranks as usize)[0] = number;
-        self.peers[to as usize].entry(from, ranks as usize)[1] = number;
+        self.peers[from as usize].add(to, number, ranks as usize);
         Ok(number)
     }
 
@@ -257,12 +258,9 @@ impl Connections {
 
     /// Notes that a rank has posted all writes of its first round.
     pub fn end_first_round(&mut self, rank: u32) {
-        for place in 0..self.peers[rank as usize].both.len() {
-            let number = self.peers[rank as usize].both[place][0];
-            if number != NONE {
-                let connection = &mut self.list[number as usize];
-                connection.period = connection.sent;
-            }
+        for peer in &self.peers[rank as usize].list {
+            let connection = &mut self.list[peer.connection as usize];
+            connection.period = connection.sent;
         }
     }
 }

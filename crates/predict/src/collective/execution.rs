@@ -6,6 +6,8 @@
 //! workloads post at one NIC, so that the order of posts matters, does a rank that is ahead pause for the
 //! world to come after.
 
+use std::collections::VecDeque;
+
 use weft_collectives::{Op, Rank, Schedule};
 use weft_topology::EndpointId;
 
@@ -76,8 +78,9 @@ pub(crate) struct Execution<S> {
     random: Option<Random>,
     /// Seconds per byte of the slowest link of an endpoint, for jitter that grows with a message.
     seconds_per_byte: f64,
-    /// When the write that moves on a connection was posted, if a trace is kept.
-    posted_s: Vec<f64>,
+    /// By connection, when its writes that are under way were posted and how long they are, if a trace is
+    /// kept.
+    posted: Vec<VecDeque<(f64, u64)>>,
     ended: Vec<Ended>,
     last_s: f64,
     left: u32,
@@ -177,7 +180,7 @@ impl<S: Schedule> Execution<S> {
             ranks: states,
             connections: Connections::new(setup.endpoints, setup.group),
             schedule,
-            posted_s: Vec::new(),
+            posted: Vec::new(),
             ended: Vec::new(),
             last_s: 0.0,
             base: setup.base,
@@ -355,8 +358,8 @@ impl<S: Schedule> Execution<S> {
                 random.exponential() * (constants.jitter_s + constants.jitter_share * wire_s);
         }
         if world.traced() {
-            self.posted_s.resize(self.connections.list.len(), 0.0);
-            self.posted_s[number as usize] = posted_s;
+            self.posted.resize(self.connections.list.len(), VecDeque::new());
+            self.posted[number as usize].push_back((posted_s, bytes));
         }
         self.connections.send(world, number, lane, bytes, posted_s, self.base | u64::from(number))
     }
@@ -436,9 +439,9 @@ impl<S: Schedule> Execution<S> {
     fn trace_write(&mut self, world: &mut World, number: u32) {
         let connection = &self.connections.list[number as usize];
         let (rank, name) = (connection.from, format!("to {}", connection.to));
-        let begin_s = self.posted_s.get(number as usize).copied().unwrap_or(world.now());
         let end_s = world.now();
-        let bytes = 0;
+        let posted = self.posted.get_mut(number as usize).and_then(VecDeque::pop_front);
+        let (begin_s, bytes) = posted.unwrap_or((end_s, 0));
         world.span(Span { job: 0, rank, row: "network", name, begin_s, end_s, bytes });
     }
 

@@ -3,6 +3,7 @@
 mod connections;
 mod execution;
 mod placement;
+mod program;
 mod sizes;
 mod stuck;
 
@@ -45,8 +46,12 @@ pub struct CollectiveJob {
     /// `all-reduce`, `reduce-scatter`, `all-gather`, `broadcast` or `all-to-all`.
     #[serde(default = "default_collective")]
     pub collective: String,
-    /// `ring`, `tree`, `hd`, `hdrm`, ...
+    /// `ring`, `tree`, `hd`, `hdrm`, ...; of a program, how its ranks are placed.
+    #[serde(default = "default_algorithm")]
     pub algorithm: String,
+    /// A schedule that was written down, in place of an algorithm's.
+    #[serde(default)]
+    pub program: Option<serde_json::Value>,
     /// The length of the vector in bytes.
     pub bytes: u64,
     /// How many ranks; all endpoints if left out.
@@ -74,6 +79,10 @@ fn default_rounds() -> u32 {
     1
 }
 
+fn default_algorithm() -> String {
+    "ring".into()
+}
+
 fn default_collective() -> String {
     "all-reduce".into()
 }
@@ -84,8 +93,19 @@ impl CollectiveJob {
         Ok(self.algorithm.parse()?)
     }
 
+    /// How many ranks run it: what it says, or as many as its program has, or as there are endpoints.
+    pub fn ranks(&self, world: &World) -> Result<u32, Error> {
+        match &self.program {
+            Some(value) => Ok(program::program(value, self.ranks)?.ranks()),
+            None => Ok(self.ranks.unwrap_or(world.network().endpoints())),
+        }
+    }
+
     /// Its schedule among `ranks` ranks.
     pub fn schedule(&self, ranks: u32) -> Result<AnySchedule, Error> {
+        if let Some(value) = &self.program {
+            return Ok(program::program(value, Some(ranks))?.into());
+        }
         let collective = match self.collective.as_str() {
             "all-reduce" => Collective::AllReduce,
             "reduce-scatter" => Collective::ReduceScatter,
@@ -125,7 +145,7 @@ impl CollectiveWorkload<AnySchedule> {
         if job.rounds == 0 {
             return Err(Error::field("job.rounds", 0, "at least 1"));
         }
-        let ranks = job.ranks.unwrap_or(world.network().endpoints());
+        let ranks = job.ranks(world)?;
         let endpoints = job.placement.endpoints(world, job.algorithm()?, ranks)?;
         let schedule = job.schedule(ranks)?;
         CollectiveWorkload::of(world, schedule, endpoints, job.bytes, job.rounds, stragglers, group)
@@ -197,11 +217,12 @@ pub(crate) fn run(spec: &CollectiveSpec, progress: &mut Progress<'_>) -> Result<
     if spec.trace > 0 {
         world.record(spec.trace);
     }
-    spec.cluster.check(spec.job.ranks.unwrap_or(world.network().endpoints()))?;
+    spec.cluster.check(spec.job.ranks(&world)?)?;
     let stragglers = &spec.cluster.stragglers;
     let mut workload = CollectiveWorkload::new(&mut world, &spec.job, stragglers, 0)?;
     let schedule = workload.execution.schedule();
     let (ranks, steps) = (schedule.ranks(), schedule.steps());
+    let name = schedule.name().to_string();
     let time_s = world.run(&mut [&mut workload], progress)?;
     let mut outcome = world.outcome(time_s, cpu, spec.links);
     let bandwidth = spec.job.bytes as f64 * f64::from(spec.job.rounds) / time_s;
@@ -209,7 +230,7 @@ pub(crate) fn run(spec: &CollectiveSpec, progress: &mut Progress<'_>) -> Result<
         "ranks": ranks,
         "steps": steps,
         "bytes": spec.job.bytes,
-        "algorithm": spec.job.algorithm,
+        "algorithm": name,
         "collective": spec.job.collective,
         "algorithm_bandwidth_gbps": bandwidth * 8e-9,
     });

@@ -1,33 +1,27 @@
 //! Why a schedule does not end.
 
-use std::collections::HashSet;
-
 use weft_collectives::{Op, Rank, Schedule};
 
 use super::execution::{Execution, Waiting};
 use crate::error::Error;
 
 impl<S: Schedule> Execution<S> {
-    /// The error for a schedule whose ranks wait and for whom nothing is under way. It names the rank
-    /// where the chain of waits ends: one that waits for a rank that is done, or the first of a circle.
+    /// The error for a schedule whose ranks wait and for whom nothing is under way. It names a rank that
+    /// waits for a write that nobody will post any more; if there is none, ranks wait for each other in a
+    /// circle, and it names the one that has come least far.
     pub fn deadlock(&self) -> Error {
-        let stands = |rank: &u32| self.lane_of(*rank).is_some();
-        let standing: Vec<u32> = (0..self.schedule().ranks()).filter(stands).collect();
-        let Some(first) = standing.first() else {
+        let standing: Vec<u32> =
+            (0..self.schedule().ranks()).filter(|rank| self.lane_of(*rank).is_some()).collect();
+        let lost = standing.iter().find(|rank| !self.is_still_to_come(**rank));
+        let least = || standing.iter().min_by_key(|rank| (self.step(**rank), **rank));
+        let Some(&rank) = lost.or_else(least) else {
             return Error::Nothing;
         };
-        let mut seen = HashSet::new();
-        let mut rank = *first;
-        while let Some((from, _, _)) = self.lane_of(rank)
-            && seen.insert(rank)
-            && self.lane_of(from).is_some()
-        {
-            rank = from;
-        }
         let (from, lane, count) = self.lane_of(rank).unwrap_or((rank, 0, 0));
-        let does = match self.lane_of(from) {
-            Some((other, ..)) => format!("which itself waits for rank {other}"),
-            None => "which has nothing left to write".to_string(),
+        let does = match (lost, self.lane_of(from)) {
+            (Some(_), _) => "which has no write left that does".to_string(),
+            (None, Some((other, ..))) => format!("which itself waits for rank {other}"),
+            (None, None) => "which stands".to_string(),
         };
         let rises = if count == 1 { String::new() } else { format!(" for the {count}th time") };
         Error::Deadlock {
@@ -38,6 +32,16 @@ impl<S: Schedule> Execution<S> {
             waits: format!("waiting for rank {from} to raise lane {lane}{rises}, {does}"),
             others: standing.len() as u32 - 1,
         }
+    }
+
+    /// Whether whom a rank waits for has a write left that raises the lane.
+    fn is_still_to_come(&self, rank: u32) -> bool {
+        let Some((from, awaited, _)) = self.lane_of(rank) else { return true };
+        let rises = |index| match self.schedule().op(Rank(from), index) {
+            Op::Write { to, lane, .. } => to.0 == rank && lane == awaited,
+            _ => false,
+        };
+        (self.op(from)..self.schedule().len(Rank(from))).any(rises)
     }
 
     /// What a rank waits for: whose lane, which, and how often it must have risen.

@@ -83,6 +83,7 @@ impl Bench {
         CollectiveJob {
             collective: "all-reduce".into(),
             algorithm: algorithm.into(),
+            program: None,
             bytes,
             ranks: Some(ranks),
             placement: net.placement(ranks, algorithm, order),
