@@ -1,6 +1,7 @@
 //! What several tests need: schedules, randomness, a machine that runs schedules, and mutations.
 #![allow(dead_code)]
 
+pub mod credited;
 pub mod executor;
 pub mod mutate;
 
