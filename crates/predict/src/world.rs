@@ -57,8 +57,13 @@ struct Nic {
 impl World {
     /// The cluster's network, empty.
     pub fn new(cluster: &Cluster) -> Result<World, Error> {
+        World::with_domains(cluster, &[])
+    }
+
+    /// The cluster's network and links beside it; see [`World::with_private_links`].
+    pub fn with_domains(cluster: &Cluster, private: &[Link]) -> Result<World, Error> {
         let description = cluster.description()?;
-        let world = World::on(description.network()?, cluster)?;
+        let world = World::with_private_links(description.network()?, cluster, private)?;
         Ok(World { description, ..world })
     }
 

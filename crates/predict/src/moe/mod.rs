@@ -30,8 +30,7 @@ pub(crate) fn run(spec: &MoeSpec, progress: &mut Progress<'_>) -> Result<Outcome
     let cpu = CpuTime::start();
     spec.job.check()?;
     spec.cluster.check(spec.job.ranks)?;
-    let network = spec.cluster.network()?;
-    let mut world = World::with_private_links(network, &spec.cluster, &spec.job.private_links())?;
+    let mut world = World::with_domains(&spec.cluster, &spec.job.private_links())?;
     if spec.trace > 0 {
         world.record(spec.trace);
     }
