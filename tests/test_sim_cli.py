@@ -1,0 +1,301 @@
+"""`weft sim`: what it takes, what it prints, what it keeps, how it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft.cli import main
+from weft.sim.sweep import parse_axes
+from weft.sim.units import format_bytes, format_seconds, parse_range, parse_size
+
+BIGRAPH = "bigraph:switches=8,endpoints=2,gbps=100,latency_us=0.5"
+FAT_TREE = "fat-tree:leaves=4,spines=4,hosts=4,gbps=100,latency_us=0.5"
+ALWAYS = {"time_s", "max_link_load", "cpu_s", "constants"}
+
+
+def sim(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["sim", *arguments, "--json"]) == 0
+    output = capsys.readouterr()
+    assert output.err == "", "nothing but JSON is written"
+    found: dict[str, Any] = json.loads(output.out)
+    assert set(found) >= ALWAYS
+    return found
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["sim", *arguments])
+    assert ended.value.code == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    return output.err.splitlines()[-1]
+
+
+def test_an_all_reduce_takes_what_its_formula_says(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("allreduce", "--topology", BIGRAPH, "--algorithm", "hdrm", "--bytes", "1MiB")
+    found = sim(capsys, *arguments, "--set", "message_latency_s=1e-6")
+    assert found["scenario"] == "collective"
+    assert found["results"]["ranks"] == 16
+    assert found["max_link_load"] == 1
+    # 8 steps over three links each; twice 15/16 of the bytes at 12.5 GB/s.
+    expected = 8 * (1e-6 + 3 * 0.5e-6) + 2 * 15 / 16 * (1 << 20) / 12.5e9
+    assert found["time_s"] == pytest.approx(expected, rel=1e-6)
+    assert found["constants"]["message_latency_s"] == 1e-6
+    assert len(found["links"]) <= 8
+
+
+def test_one_seed_is_one_result(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("allreduce", "--topology", FAT_TREE, "--algorithm", "hd", "--routing", "ecmp")
+    runs = [sim(capsys, *arguments, "--seed", seed) for seed in ("1", "1", "2", "3", "4")]
+    for run in runs:
+        del run["cpu_s"]
+    assert runs[0] == runs[1]
+    assert len({run["time_s"] for run in runs}) > 1
+
+
+def test_a_sweep_has_every_point(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plot = tmp_path / "sweep.svg"
+    found = sim(
+        capsys,
+        *("allreduce", "--topology", BIGRAPH, "--algorithm", "ring,hdrm"),
+        *("--sweep", "bytes=1KiB..1MiB:x32", "--sweep", "ranks=8,16", "--plot", str(plot)),
+    )
+    places = {tuple(point["at"].values()) for point in found["points"]}
+    assert len(places) == len(found["points"]) == 12
+    assert ("hdrm", 1024, 16) in places
+    for point in found["points"]:
+        assert set(point) >= ALWAYS
+        assert point["results"]["bytes"] == point["at"]["bytes"]
+    assert found["plot"] == str(plot)
+    assert plot.read_text(encoding="utf-8").startswith("<?xml")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+@pytest.mark.parametrize("picture", ["links", "timeline"])
+def test_pictures_and_traces_are_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: str, picture: str
+) -> None:
+    plot, trace = tmp_path / f"run.{suffix}", tmp_path / "trace.json"
+    found = sim(
+        capsys,
+        *("moe", "--topology", FAT_TREE, "--ranks", "8", "--tokens", "16", "--experts", "16"),
+        *("--plot", str(plot), "--picture", picture, "--trace", str(trace)),
+    )
+    assert "trace" in found
+    assert plot.stat().st_size > 5000
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert {event["pid"] for event in slices} == set(range(8))
+    assert {event["name"].split()[0] for event in slices} == {"dispatch", "combine"}
+    assert all(event["dur"] > 0 for event in slices)
+
+
+def test_the_same_picture_is_the_same_bytes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ("allreduce", "--topology", BIGRAPH, "--plot")
+    for name in ("a.svg", "b.svg"):
+        sim(capsys, *arguments, str(tmp_path / name))
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_people_get_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sim", "allreduce", "--topology", BIGRAPH, "--algorithm", "ring,tree"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["algorithm", "time"]
+    assert [line.split()[0] for line in lines[2:4]] == ["ring", "tree"]
+    assert main(["sim", "query", "--topology", FAT_TREE, "--rate", "1000", "--queries", "50"]) == 0
+    assert "Busiest links" in capsys.readouterr().out
+
+
+def test_moe_plans_what_weft_plans(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shape = ("moe", "--topology", FAT_TREE, "--experts", "16", "--top-k", "2", "--hidden", "64")
+    shape = (*shape, "--ranks", "8", "--tokens", "4", "--rounds", "1")
+    # All tokens name the two experts of rank 0, once as a law and once as a file.
+    incast = sim(capsys, *shape, "--token-routing", "incast")
+    file = tmp_path / "routing.npz"
+    np.savez(file, ids=np.array([[0, 1]] * 3))
+    traced = sim(capsys, *shape, "--token-routing", str(file))
+    for found in (incast, traced):
+        rows = found["results"]["rows_per_rank"]
+        assert rows == {"nic": 7 * 4 / 8, "nvlink": 0, "kept": 4 / 8}
+        assert found["results"]["rank_imbalance"] == 8
+    assert incast["results"] == traced["results"]
+    by_expert = sim(capsys, *shape, "--token-routing", "incast", "--algorithm", "expert")
+    assert by_expert["results"]["rows_per_rank"]["nic"] == 7
+    within = sim(capsys, *shape, "--nvlink", "8:300:1")
+    assert within["results"]["rows_per_rank"]["nic"] == 0
+    assert within["max_link_load"] == 0
+    zipf = sim(capsys, *shape, "--token-routing", "zipf:2", "--sweep", "seed=1,2")
+    assert len(zipf["points"]) == 2
+
+
+def test_fusing_gains_no_more_than_what_it_hides(capsys: pytest.CaptureFixture[str]) -> None:
+    found = sim(capsys, "dlrm", "--topology", FAT_TREE, "--ranks", "16")["results"]
+    hidden = min(found["pooling_s"], found["forward_exchange_s"]["unfused"])
+    assert 0 < found["gain"] < 1
+    assert found["unfused_s"] - found["fused_s"] <= hidden * 1.001
+    assert found["forward_exchange_s"]["fused"] < found["forward_exchange_s"]["unfused"]
+    alone = sim(capsys, "dlrm", "--topology", FAT_TREE, "--ranks", "16", "--algorithm", "fused")
+    assert alone["results"]["gain"] is None
+    assert alone["results"]["fused_s"] == found["fused_s"]
+
+
+def test_queries_lose_what_the_network_cannot_carry(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("query", "--topology", FAT_TREE, "--front-ends", "1", "--accelerators", "8")
+    arguments = (*arguments, "--queries", "2000", "--service-us", "100")
+    slow = sim(capsys, *arguments, "--arrivals", "offline", "--bytes", "1MiB")["results"]
+    # A NIC of 12.5 GB/s carries 11,921 queries a second, eight accelerators take 80,000.
+    assert slow["throughput_without_network_per_s"] == pytest.approx(80_000, rel=0.01)
+    assert slow["throughput_per_s"] == pytest.approx(12.5e9 / (1 << 20), rel=0.02)
+    assert slow["throughput_loss"] == pytest.approx(0.85, abs=0.01)
+    calm = sim(capsys, *arguments, "--rate", "1000")["results"]
+    assert calm["throughput_loss"] == pytest.approx(0, abs=0.01)
+    assert calm["latency"]["min_s"] > 100e-6
+    assert calm["latency"]["p50_s"] <= calm["latency"]["p99_s"] <= calm["latency"]["max_s"]
+
+
+def test_training_hides_gradients_behind_compute(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("train", "--topology", FAT_TREE, "--model", "resnet50", "--algorithm", "ring")
+    overlapped = sim(capsys, *arguments)
+    waiting = sim(capsys, *arguments, "--no-overlap")
+    assert overlapped["time_s"] < waiting["time_s"]
+
+
+def test_a_scenario_may_come_from_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ("allreduce", "--topology", BIGRAPH, "--algorithm", "ring")
+    found = sim(capsys, *arguments)
+    file = tmp_path / "scenario.json"
+    file.write_text(json.dumps(found["spec"]), encoding="utf-8")
+    assert sim(capsys, "run", str(file))["time_s"] == found["time_s"]
+
+
+def test_jobs_on_one_network_slow_each_other_down(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    collective = {"algorithm": "ring", "bytes": 1 << 24}
+    moe = {"ranks": 16, "tokens": 128, "rounds": 2, "nvlink": {"ranks": 4, "bytes_per_s": 3e11}}
+    query = {"front_ends": 2, "accelerators": 4, "queries": 500, "rate_per_s": 1e5}
+    cluster = {"topology": FAT_TREE, "routing": "ecmp", "seed": 3}
+    times = []
+    for jobs in (
+        [{"collective": collective}],
+        [{"collective": collective}, {"moe": moe}, {"query": query}],
+    ):
+        file = tmp_path / "mixture.json"
+        mixture = {"scenario": "mixture", "cluster": cluster, "jobs": jobs}
+        file.write_text(json.dumps(mixture), encoding="utf-8")
+        found = sim(capsys, "run", str(file))
+        times.append(found["results"]["jobs"][0]["time_s"])
+    assert times[1] > 1.05 * times[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("allreduce", "--topology", "ring:nodes=3"), "ring"),
+        (("allreduce", "--topology", "bigraph:switches=0,endpoints=4"), "switches"),
+        (("allreduce", "--topology", "no-such-file.json"), "no-such-file.json"),
+        (("allreduce", "--topology", BIGRAPH, "--algorithm", "magic"), "magic"),
+        (("allreduce", "--topology", BIGRAPH, "--algorithm", "ring,ring"), "--algorithm"),
+        (("allreduce", "--topology", BIGRAPH, "--ranks", "17"), "16"),
+        (("allreduce", "--topology", BIGRAPH, "--ranks", "0"), "at least 1"),
+        (("allreduce", "--topology", BIGRAPH, "--bytes", "1.5"), "whole number of bytes"),
+        (("allreduce", "--topology", BIGRAPH, "--bytes", "lots"), "lots"),
+        (("allreduce", "--topology", BIGRAPH, "--sweep", "time=1"), "bytes=..., ranks=..."),
+        (("allreduce", "--topology", BIGRAPH, "--sweep", "bytes=2..1"), "above its end"),
+        (("allreduce", "--topology", BIGRAPH, "--set", "speed=9"), "speed"),
+        (("allreduce", "--topology", BIGRAPH, "--set", "post_s=-1"), "post_s"),
+        (("allreduce", "--topology", BIGRAPH, "--set", "post_s=nan"), "finite"),
+        (("allreduce", "--topology", BIGRAPH, "--fault", "U0,L9,0"), "L9"),
+        (("allreduce", "--topology", BIGRAPH, "--straggler", "99,2"), "99"),
+        (("allreduce", "--topology", BIGRAPH, "--plot", "picture.gif"), ".svg"),
+        (("allreduce", "--topology", BIGRAPH, "--trace", "/nowhere/t.json"), "/nowhere"),
+        (("moe", "--topology", FAT_TREE, "--ranks", "17"), "endpoints"),
+        (("moe", "--topology", FAT_TREE, "--dtype", "int4"), "int4"),
+        (("moe", "--topology", FAT_TREE, "--token-routing", "x.csv"), "x.csv"),
+        (("moe", "--topology", FAT_TREE, "--nvlink", "8"), "--nvlink"),
+        (("query", "--topology", FAT_TREE), "rate_per_s"),
+        (("query", "--topology", FAT_TREE, "--rate", "0"), "rate_per_s"),
+        (("train", "--topology", FAT_TREE, "--model", "gpt"), "gpt"),
+        (("dlrm", "--sweep", "ranks=8,16"), "--topology"),
+        (("run", "no-such-file.json"), "no-such-file.json"),
+        (("eflops", "--seed", "x"), "x"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    message = refusal(capsys, *arguments)
+    assert said in message
+
+
+def test_a_trace_of_a_sweep_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = str(tmp_path / "t.json")
+    arguments = ("allreduce", "--topology", BIGRAPH, "--sweep", "ranks=8,16", "--trace", trace)
+    assert "single run" in refusal(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "no JSON"),
+        ("[1]", "no object"),
+        ("{}", "no scenario"),
+        ('{"scenario": "nonsense"}', "nonsense"),
+        ('{"scenario": "collective", "cluster": {"topology": "x"}}', "job"),
+        ("[" * 100_000, "no JSON"),
+    ],
+)
+def test_a_file_that_is_no_scenario_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "scenario.json"
+    file.write_text(text, encoding="utf-8")
+    assert said in refusal(capsys, "run", str(file))
+
+
+def test_a_failed_link_is_an_error_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["sim", "allreduce", "--topology", BIGRAPH, "--algorithm", "hdrm"]
+    assert main([*arguments, "--fault", "U0,L0,0", "--json"]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "U0" in output.err
+    assert "L0" in output.err
+
+
+def test_sweeps_as_people_write_them() -> None:
+    assert parse_size("1KiB") == parse_size("1k") == 1024
+    assert parse_size("0.5 MiB") == 1 << 19
+    assert parse_size("3") == 3
+    assert parse_range("1KiB..8KiB", sizes=True) == [1024, 2048, 4096, 8192]
+    assert parse_range("16,32", sizes=False) == [16, 32]
+    assert parse_range("1..100:x10", sizes=False) == [1, 10, 100]
+    assert [axis.name for axis in parse_axes(["ranks=1,2"], ("ranks",))] == ["ranks"]
+    for wrong in ("", "1..", "1..8:y2", "1..8:x1", "1,1", "0", "1..2000000:x1"):
+        with pytest.raises(ValueError, match=r"."):
+            parse_range(wrong, sizes=False)
+    assert format_bytes(1536) == "1.5 KiB"
+    assert format_seconds(2.5e-6) == "2.5 µs"
+
+
+def test_without_matplotlib_a_picture_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from weft.cli import main\n"
+        f"main(['sim', 'allreduce', '--topology', {BIGRAPH!r}, '--json'])\n"
+        f"main(['sim', 'allreduce', '--topology', {BIGRAPH!r}, '--plot', 'x.svg'])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert result.returncode == 2
+    assert "time_s" in json.loads(result.stdout)
+    assert "pip install 'weft[plot]'" in result.stderr
