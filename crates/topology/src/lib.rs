@@ -8,6 +8,7 @@
 #![warn(missing_docs)]
 
 mod build;
+mod builder;
 mod cabling;
 mod describe;
 mod error;
@@ -23,6 +24,8 @@ mod routing;
 
 /// Builders of the usual networks.
 pub use build::{Attach, BiGraph, FatTree, FatTree3, Port, Rail};
+/// Networks node by node.
+pub use builder::NetworkBuilder;
 /// What is plugged into what.
 pub use cabling::{Cable, CableEnd, cables_csv, cables_of};
 /// Short forms.
@@ -35,8 +38,7 @@ pub use forms::{Place, Places};
 pub use host::Host;
 /// Networks.
 pub use network::{
-    EndpointId, LinkId, LinkInfo, LinkSpec, MAX_LINKS, MAX_NODES, Network, NetworkBuilder, NodeId,
-    NodeKind, Route,
+    EndpointId, LinkId, LinkInfo, LinkSpec, MAX_LINKS, MAX_NODES, Network, NodeId, NodeKind, Route,
 };
 /// Rank maps.
 pub use rank_map::{RankMap, hdrm_port};

@@ -1,7 +1,8 @@
 //! How endpoints hang on a switch.
 
+use crate::builder::NetworkBuilder;
 use crate::error::Result;
-use crate::network::{LinkSpec, NetworkBuilder, NodeId, counted};
+use crate::network::{LinkSpec, NodeId, counted};
 
 /// How endpoints hang on a port of a switch: alone, or several GPUs behind one NIC.
 #[derive(Clone, Copy, Debug, PartialEq)]

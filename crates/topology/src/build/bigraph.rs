@@ -1,10 +1,9 @@
 //! The BiGraph of EFLOPS (HPCA 2020): two halves of switches, each joined to all of the other half.
 
 use super::Attach;
+use crate::builder::NetworkBuilder;
 use crate::error::Result;
-use crate::network::{
-    EndpointId, LinkSpec, MAX_LINKS, MAX_NODES, Network, NetworkBuilder, counted, limit,
-};
+use crate::network::{EndpointId, LinkSpec, MAX_LINKS, MAX_NODES, Network, counted, limit};
 
 /// Two halves of `half` switches; every upper switch is joined to every lower one by `trunks` cables,
 /// and `endpoints` endpoints stand on each. Between endpoints of different halves there is one shortest
@@ -27,8 +26,7 @@ pub struct BiGraph {
     /// Physical switches that the 2H switches are cut from; `None` if each is a box of its own.
     pub physical: Option<u32>,
     /// NICs of each host. With more than one, hosts are cabled so that a host's endpoints have
-    /// consecutive ranks under HDRM, which is what torchrun can start; see
-    /// [`host_of_rank`](BiGraph::host_of_rank).
+    /// consecutive ranks under HDRM, which is what torchrun can start.
     pub nics: u32,
     /// What stands on a port.
     pub attach: Attach,

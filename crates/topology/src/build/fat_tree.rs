@@ -1,10 +1,9 @@
 //! Fat trees of two and three tiers.
 
 use super::Attach;
+use crate::builder::NetworkBuilder;
 use crate::error::{Error, Result};
-use crate::network::{
-    LinkSpec, MAX_LINKS, MAX_NODES, Network, NetworkBuilder, NodeId, counted, limit,
-};
+use crate::network::{LinkSpec, MAX_LINKS, MAX_NODES, Network, NodeId, counted, limit};
 
 /// Two tiers: every leaf is joined to every spine.
 ///

@@ -1,8 +1,9 @@
 //! Rail-optimised networks: NIC `r` of every host on the switches of rail `r`.
 
 use super::fat_tree::{join, switches};
+use crate::builder::NetworkBuilder;
 use crate::error::{Error, Result};
-use crate::network::{LinkSpec, MAX_LINKS, MAX_NODES, Network, NetworkBuilder, counted, limit};
+use crate::network::{LinkSpec, MAX_LINKS, MAX_NODES, Network, counted, limit};
 
 /// `hosts` hosts of `gpus` GPUs with a NIC each. GPU `r` of every host is on rail `r`; the GPUs of a host
 /// are joined by a switch of their own, such as NVLink.

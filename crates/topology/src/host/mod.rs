@@ -4,11 +4,13 @@ mod lint;
 mod model;
 mod nvml;
 mod pairs;
+mod shares;
 mod sysfs;
 mod tree;
 mod xml;
 
-pub use lint::{Assumptions, Finding, Severity};
+pub use lint::{Finding, Severity};
 pub use model::{BusId, Device, DeviceKind, Distance, Host, Interface, NvLink, PcieLink};
 pub use nvml::NvmlGpu;
 pub use pairs::{Pair, Pairing};
+pub use shares::Assumptions;

@@ -1,0 +1,179 @@
+//! Making a network node by node.
+
+use crate::error::{Error, Result, hint};
+use crate::network::{
+    Adjacency, EndpointId, Graph, LinkId, LinkInfo, LinkSpec, MAX_LINKS, MAX_NODES, Network, Node,
+    NodeId, NodeKind, Route, check_rank_map, limit,
+};
+use crate::reach;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Makes a [`Network`] node by node.
+#[derive(Debug, Default)]
+pub struct NetworkBuilder {
+    name: String,
+    nodes: Vec<Node>,
+    by_name: HashMap<String, NodeId>,
+    links: Vec<LinkInfo>,
+    endpoints: Vec<NodeId>,
+    routes: Vec<Route>,
+    rank_map: Option<Vec<EndpointId>>,
+}
+
+impl NetworkBuilder {
+    /// An empty network of that name.
+    pub fn new(name: impl Into<String>) -> NetworkBuilder {
+        NetworkBuilder { name: name.into(), ..NetworkBuilder::default() }
+    }
+
+    /// A switch.
+    pub fn switch(&mut self, name: impl Into<String>) -> Result<NodeId> {
+        self.node(name.into(), NodeKind::Switch, true, None)
+    }
+
+    /// What forwards inside a host.
+    pub fn host(&mut self, name: impl Into<String>) -> Result<NodeId> {
+        self.node(name.into(), NodeKind::Host, true, None)
+    }
+
+    /// An endpoint, the next in number, and the host that it is part of.
+    pub fn endpoint(&mut self, name: impl Into<String>, host: Option<&str>) -> Result<NodeId> {
+        self.node(name.into(), NodeKind::Endpoint, false, host)
+    }
+
+    /// An endpoint that also passes on what is for others, as a GPU does whose NIC its neighbours
+    /// on NVLink use.
+    pub fn forwarding_endpoint(
+        &mut self,
+        name: impl Into<String>,
+        host: Option<&str>,
+    ) -> Result<NodeId> {
+        self.node(name.into(), NodeKind::Endpoint, true, host)
+    }
+
+    fn node(
+        &mut self,
+        name: String,
+        kind: NodeKind,
+        forwards: bool,
+        host: Option<&str>,
+    ) -> Result<NodeId> {
+        let at = || format!("node {}", self.nodes.len());
+        if let Some(reason) = refused(&name) {
+            return Err(Error::BadName { at: at(), name, reason });
+        }
+        if let Some((host, reason)) = host.and_then(|host| Some((host, refused(host)?))) {
+            return Err(Error::BadName { at: at(), name: host.to_owned(), reason });
+        }
+        if self.by_name.contains_key(&name) {
+            return Err(Error::DuplicateName { at: at(), name });
+        }
+        limit("nodes", self.nodes.len() as u128 + 1, MAX_NODES)?;
+        let node = NodeId(self.nodes.len() as u32);
+        self.by_name.insert(name.clone(), node);
+        self.nodes.push(Node { name, kind, forwards, host: host.map(str::to_owned) });
+        if kind == NodeKind::Endpoint {
+            self.endpoints.push(node);
+        }
+        Ok(node)
+    }
+
+    /// The node of that name.
+    pub fn find(&self, name: &str) -> Option<NodeId> {
+        self.by_name.get(name).copied()
+    }
+
+    /// The node of that name, or the error that names the place where it stands.
+    pub(crate) fn named(&self, name: &str, at: impl FnOnce() -> String) -> Result<NodeId> {
+        self.find(name).ok_or_else(|| Error::UnknownNode {
+            at: at(),
+            name: name.to_owned(),
+            hint: hint(name, self.nodes.iter().map(|node| node.name.as_str())),
+        })
+    }
+
+    /// A cable: two links, one for each direction, of which that from `one` to `other` comes first.
+    pub fn cable(&mut self, one: NodeId, other: NodeId, spec: LinkSpec) -> Result<LinkId> {
+        let there = self.link(one, other, spec)?;
+        let back = self.link(other, one, spec)?;
+        self.links[there.0 as usize].reverse = Some(back);
+        self.links[back.0 as usize].reverse = Some(there);
+        Ok(there)
+    }
+
+    /// A link in one direction only.
+    pub fn link(&mut self, from: NodeId, to: NodeId, spec: LinkSpec) -> Result<LinkId> {
+        let name = |node: NodeId| self.nodes.get(node.0 as usize).map(|node| node.name.as_str());
+        let at = || format!("link {}", self.links.len());
+        let (Some(first), Some(second)) = (name(from), name(to)) else {
+            let node = if name(from).is_none() { from } else { to };
+            let name = format!("#{}", node.0);
+            return Err(Error::UnknownNode { at: at(), name, hint: String::new() });
+        };
+        if from == to {
+            return Err(Error::SelfLink { at: at(), name: first.to_owned() });
+        }
+        let spec = spec.checked(|| format!("{} from {first:?} to {second:?}", at()))?;
+        limit("directed links", self.links.len() as u128 + 1, MAX_LINKS)?;
+        let link = LinkId(self.links.len() as u32);
+        let LinkSpec { bandwidth, latency } = spec;
+        self.links.push(LinkInfo { from, to, bandwidth, latency, reverse: None });
+        Ok(link)
+    }
+
+    /// An entry of an explicit routing table. Checked by [`finish`](NetworkBuilder::finish).
+    pub fn route(&mut self, route: Route) {
+        self.routes.push(route);
+    }
+
+    /// Which endpoint each rank has. Checked by [`finish`](NetworkBuilder::finish).
+    pub fn rank_map(&mut self, map: Vec<EndpointId>) {
+        self.rank_map = Some(map);
+    }
+
+    /// The kind of each node so far.
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = NodeKind> {
+        self.nodes.iter().map(|node| node.kind)
+    }
+
+    /// Routes so far.
+    pub(crate) fn routes(&self) -> usize {
+        self.routes.len()
+    }
+
+    /// Endpoints so far.
+    pub fn endpoints(&self) -> u32 {
+        self.endpoints.len() as u32
+    }
+
+    /// The network, found to be one in which every endpoint reaches every other.
+    pub fn finish(self) -> Result<Network> {
+        if self.endpoints.is_empty() {
+            return Err(Error::NoEndpoints);
+        }
+        if let Some(map) = &self.rank_map {
+            check_rank_map(map, self.endpoints.len() as u32)?;
+        }
+        let out = Adjacency::new(self.nodes.len(), &self.links, |link| link.from);
+        let into = Adjacency::new(self.nodes.len(), &self.links, |link| link.to);
+        let NetworkBuilder { name, nodes, links, endpoints, routes, rank_map, .. } = self;
+        let graph = Graph { name, nodes, links, endpoints, routes, rank_map, out, into };
+        reach::check(&graph)?;
+        reach::check_routes(&graph)?;
+        Ok(Network { graph: Arc::new(graph) })
+    }
+}
+
+/// Why a text cannot be a node's name.
+fn refused(name: &str) -> Option<&'static str> {
+    if name.is_empty() {
+        Some("it is empty")
+    } else if name.len() > 256 {
+        Some("it is longer than 256 bytes")
+    } else if name.contains(|c: char| c.is_control() || matches!(c, '[' | ']' | '*' | ',' | '"')) {
+        Some("brackets, commas, quotes, asterisks and control characters mean other things")
+    } else {
+        None
+    }
+}
