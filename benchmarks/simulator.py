@@ -111,15 +111,22 @@ def main() -> int:
         lines.append(
             {"benchmark": "simulator", "side": "SimGrid", "not_installed": INSTALL, "origin": where}
         )
+        keep(arguments.results, lines)
     for case in CASES:
         if arguments.cases in case.name:
-            lines += measure(case, arguments, with_simgrid=simgrid is not None, where=where)
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    with arguments.results.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+            found = measure(case, arguments, with_simgrid=simgrid is not None, where=where)
+            keep(arguments.results, found)
+            lines += found
     wrong = any(line.get("agrees") is False for line in lines)
     slow = any(line.get("kept") is False for line in lines)
     return int(wrong or (arguments.strict and slow))
+
+
+def keep(results: Path, lines: list[dict[str, Any]]) -> None:
+    """Append lines to the results."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    with results.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 INSTALL = "apt-get install libsimgrid-dev"

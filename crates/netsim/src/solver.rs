@@ -55,7 +55,7 @@ impl Solver {
     /// Begins a new round, without flows.
     pub(crate) fn begin(&mut self, links: &mut Links, jobs: &mut Jobs) {
         self.flows.clear();
-        if self.round >= u32::MAX - 2 * ATTEMPTS - 8 {
+        if self.round == u32::MAX {
             self.round = 0;
             for link in &mut links.state {
                 link.seen = 0;
@@ -70,7 +70,6 @@ impl Solver {
     /// Adds a flow, unless it is there.
     #[inline]
     pub(crate) fn add(&mut self, flow: u32, job: &mut Job) {
-        // Attempts of this round count on from it, and none of another round comes so high.
         if job.solved != self.round {
             job.solved = self.round;
             self.flows.push((flow, job.rate));
@@ -108,7 +107,6 @@ impl Solver {
         let members = self.round;
         let mut attempt = 0;
         loop {
-            // Marks of membership are those of the first attempt; each attempt has its own for the rest.
             self.gather(members, links, paths, jobs);
             self.fill(members, links, paths, jobs);
             self.verify(members, links, jobs);
