@@ -5,6 +5,8 @@
 mod moe;
 #[path = "sim/times.rs"]
 mod times;
+#[path = "sim/timing.rs"]
+mod timing;
 #[path = "sim/worlds.rs"]
 mod worlds;
 

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::spec::{Cluster, ConstantsSpec, Preset};
 
 /// A network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Net {
     /// EFLOPS: every GPU has a NIC, four GPUs of a node on one virtual switch.
     BiGraph,
@@ -19,7 +19,7 @@ pub(crate) enum Net {
 }
 
 /// Where ranks are, for algorithms without a map of their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Order {
     /// Node after node.
     ByNode,

@@ -57,7 +57,7 @@ fn yes() -> bool {
 }
 
 fn default_seeds() -> u64 {
-    5
+    3
 }
 
 fn default_sizes() -> Vec<u64> {
