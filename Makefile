@@ -21,7 +21,7 @@ export PYO3_PYTHON := $(BIN)/python
 
 # A directory's own time changes when a file in it is removed, so directories count as inputs too.
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
-	$(shell find crates -path '*/tests' -prune -o \( -type d -o -name '*.rs' -o -name Cargo.toml \) -print)
+	$(shell find crates -path '*/tests' -prune -o \( -type d -o -name '*.rs' -o -name '*.json' -o -name Cargo.toml \) -print)
 LOOM_MODELS := $(patsubst crates/fabric/tests/%.rs,--test %,$(wildcard crates/fabric/tests/loom_*.rs))
 
 FABRIC_BENCH := $(CARGO_TARGET_DIR)/release/weft-bench-fabric
@@ -179,6 +179,14 @@ bench-peers: ## Install the Python packages of other libraries into .venv-peers
 	@$(PYTHON) -m venv $(PEERS_VENV)
 	@$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--only-binary :all: --require-hashes -r benchmarks/peers/requirements.txt
+
+.PHONY: bench-eflops
+bench-eflops: build ## Simulate the EFLOPS article, and make the tables and pictures of docs/eflops.md
+	$(call say,The EFLOPS article)
+	@$(BIN)/weft sim eflops --out $(CARGO_TARGET_DIR)/eflops
+	@cp $(CARGO_TARGET_DIR)/eflops/eflops.json benchmarks/results
+	@cp $(CARGO_TARGET_DIR)/eflops/*.svg docs/images
+	@$(BIN)/python benchmarks/eflops_page.py --write
 
 .PHONY: bench-page
 bench-page: ## Make the tables of docs/speed.md from the result files
