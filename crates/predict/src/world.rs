@@ -1,7 +1,7 @@
 //! One network, its routes and its constants in one virtual time.
 
 use weft_netsim::{Engine, Event, Link, LinkId, LinkUsage, PathId, Tag};
-use weft_topology::{Description, EndpointId, Network, Router};
+use weft_topology::{Description, EndpointId, Network, Router, Routing};
 
 use crate::constants::Constants;
 use crate::cpu::CpuTime;
@@ -43,6 +43,8 @@ pub struct World {
     events: u64,
     trace: Option<Trace>,
     faults: Faults,
+    /// How many connections go over each link, where routing is adaptive.
+    connections: Vec<u32>,
     route: Vec<weft_topology::LinkId>,
     links: Vec<LinkId>,
 }
@@ -101,6 +103,7 @@ impl World {
             events: 0,
             trace: None,
             faults,
+            connections: Vec::new(),
             route: Vec::new(),
             links: Vec::new(),
         })
@@ -139,8 +142,7 @@ impl World {
     /// The route from one endpoint to another; `flow` stands for the ports of the connection, which ECMP
     /// hashes. Callers keep it as long as the connection lives.
     pub fn path(&mut self, from: EndpointId, to: EndpointId, flow: u64) -> Result<Path, Error> {
-        self.route.clear();
-        self.router.path(from, to, flow, &mut self.route)?;
+        self.find_route(from, to, flow)?;
         let mut latency_s = self.constants.message_latency_s;
         self.links.clear();
         for link in &self.route {
@@ -156,6 +158,21 @@ impl World {
         let first = self.network.links().len() as u32;
         let links: Vec<LinkId> = links.iter().map(|link| LinkId(first + link)).collect();
         Ok(Path { id: self.engine.add_path(&links)?, latency_s })
+    }
+
+    /// Puts the route into `self.route`. Where routing is adaptive, every switch takes the link over which the
+    /// fewest connections go so far.
+    fn find_route(&mut self, from: EndpointId, to: EndpointId, flow: u64) -> Result<(), Error> {
+        if self.router.routing() != Routing::Adaptive {
+            return Ok(self.router.path(from, to, flow, &mut self.route)?);
+        }
+        self.connections.resize(self.network.links().len(), 0);
+        let load = |link: weft_topology::LinkId| f64::from(self.connections[link.0 as usize]);
+        self.router.adaptive_path(from, to, load, &mut self.route)?;
+        for link in &self.route {
+            self.connections[link.0 as usize] += 1;
+        }
+        Ok(())
     }
 
     /// Starts a flow: after `delay` seconds, to which a message's latency belongs, its bytes share the

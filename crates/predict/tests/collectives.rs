@@ -223,6 +223,8 @@ fn impossible_inputs_are_refused_before_anything_runs() {
         ("/job/placement", json!({"endpoints": [0, 1, 1, 2]})),
         ("/job/bytes", json!(-5)),
         ("/job/rounds", json!(0)),
+        ("/job/rounds", json!(4_000_000_000u32)),
+        ("/cluster/constants", json!({"set": {"segment_bytes": 0}})),
     ] {
         let mut spec = star("ring", 4, 1 << 20, json!({}));
         let (parent, field) = path.rsplit_once('/').unwrap();
@@ -239,4 +241,31 @@ fn a_run_can_be_cancelled() {
     let spec = star("ring", 256, 1 << 20, json!({}));
     let error = weft_predict::run(&spec.to_string(), &mut |_, _| false).unwrap_err();
     assert!(error.to_string().contains("cancelled"), "{error}");
+}
+
+#[test]
+fn adaptive_routes_spread_over_links() {
+    // Four pairs of ranks from leaf to leaf, four spines: hashes collide, adaptive routes do not.
+    let load = |routing: &str| {
+        let outcome = run(json!({
+            "scenario": "collective",
+            "cluster": {
+                "topology": "fat-tree:leaves=2,spines=4,hosts=4", "routing": routing, "seed": 3,
+            },
+            "job": {
+                "algorithm": "hd", "bytes": 8 << 20,
+                "placement": {"endpoints": [0, 4, 1, 5, 2, 6, 3, 7]},
+            },
+        }));
+        outcome["max_link_load"].as_u64().unwrap()
+    };
+    assert_eq!(load("adaptive"), 1);
+    assert!(load("ecmp") > 1);
+}
+
+#[test]
+fn what_takes_no_time_ends() {
+    let mut spec = star("ring", 64, 0, json!({"message_latency_s": 0.0}));
+    spec["cluster"]["topology"] = json!("fat-tree:leaves=1,spines=1,hosts=64,latency_us=0");
+    assert!(run(spec)["time_s"].as_f64().unwrap() == 0.0);
 }

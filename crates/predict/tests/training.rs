@@ -128,3 +128,23 @@ fn a_trace_has_compute_collectives_and_messages() {
     // Three iterations of 25 MB, of which each of four ranks sends three quarters twice.
     assert_eq!(bytes, 3 * 25_000_000 * 6);
 }
+
+#[test]
+fn models_that_cannot_be_are_refused() {
+    for (path, value) in [
+        ("/job/iterations", json!(0)),
+        ("/job/iterations", json!(1_000_000_000)),
+        ("/job/model/layers", json!([])),
+        ("/job/model/layers/0/forward_s", json!(-1.0)),
+        ("/job/model/layers/1/gradient_bytes", json!(1u64 << 60)),
+        ("/job/model/optimizer_s", json!(-0.5)),
+        ("/job/reduction/algorithm", json!("magic")),
+        ("/job/reduction/ranks", json!(99)),
+    ] {
+        let mut spec = train(true, 1);
+        let (parent, field) = path.rsplit_once('/').unwrap();
+        spec.pointer_mut(parent).unwrap()[field] = value;
+        let error = weft_predict::run(&spec.to_string(), &mut |_, _| true).unwrap_err();
+        assert!(error.to_string().len() > 20, "{path}: {error}");
+    }
+}

@@ -11,8 +11,9 @@ use std::collections::VecDeque;
 use weft_collectives::{Op, Rank, Schedule};
 use weft_topology::EndpointId;
 
-use super::connections::{Connections, NONE};
-use super::sizes::Sizes;
+use super::connections::Connections;
+use super::rank::{Ended, RankState, Waiting};
+use super::vectors::Vectors;
 use crate::error::Error;
 use crate::random::Random;
 use crate::spec::Straggler;
@@ -22,68 +23,22 @@ use crate::world::World;
 /// Tags with this bit are of timers that wake a rank.
 const WAKE: u64 = 1 << 32;
 
-/// Why a rank does not go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waiting {
-    /// It goes on.
-    No,
-    /// For its next round to be released.
-    Release,
-    /// For a lane of a connection to it.
-    Lane { connection: u32, lane: u32, count: u32 },
-    /// For its own writes over a connection.
-    Drain { connection: u32 },
-    /// For all its own writes, after its last operation.
-    End,
-    /// For the world's clock.
-    Clock,
-}
-
-#[derive(Clone, Debug)]
-struct RankState {
-    at_s: f64,
-    waiting: Waiting,
-    op: u32,
-    len: u32,
-    round: u32,
-    /// Vectors that it may begin.
-    released: u32,
-    /// Writes posted and not yet arrived.
-    under_way: u32,
-    /// The peers last written to and waited for, and the connections.
-    to: (u32, u32),
-    from: (u32, u32),
-    slow: f64,
-}
-
-/// A rank has ended a vector.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Ended {
-    pub rank: u32,
-    pub vector: u32,
-    pub at_s: f64,
-}
-
 /// A schedule that runs once or several times, on vectors of given lengths.
 pub(crate) struct Execution<S> {
     schedule: S,
-    ranks: Vec<RankState>,
-    connections: Connections,
-    /// The vectors, cut into segments: a round is a segment.
-    rounds: Vec<Round>,
-    /// The first round of each vector, and one past the last round.
-    starts: Vec<u32>,
-    /// When each rank may begin each vector, by vector.
-    release_s: Vec<f64>,
+    pub(super) ranks: Vec<RankState>,
+    pub(super) connections: Connections,
+    pub(super) vectors: Vectors,
     random: Option<Random>,
     /// Seconds per byte of the slowest link of an endpoint, for jitter that grows with a message.
     seconds_per_byte: f64,
     /// By connection, when its writes that are under way were posted and how long they are, if a trace is
     /// kept.
-    posted: Vec<VecDeque<(f64, u64)>>,
+    pub(super) posted: Vec<VecDeque<(f64, u64)>>,
     ended: Vec<Ended>,
     last_s: f64,
-    left: u32,
+    /// Rounds that ranks have not ended.
+    left: u64,
     base: u64,
 }
 
@@ -103,22 +58,6 @@ pub(crate) struct Setup<'a> {
     pub first: bool,
 }
 
-/// A segment of a vector.
-#[derive(Clone, Copy, Debug)]
-struct Round {
-    sizes: Sizes,
-    vector: u32,
-    first: bool,
-    last: bool,
-}
-
-/// A vector's segments: near-equal, each of at most `most` bytes.
-fn segments(bytes: u64, most: Option<u64>) -> impl Iterator<Item = u64> {
-    let count = most.map_or(1, |most| bytes.div_ceil(most).max(1));
-    let start = move |part| (u128::from(bytes) * u128::from(part) / u128::from(count)) as u64;
-    (0..count).map(move |part| start(part + 1) - start(part))
-}
-
 impl<S: Schedule> Execution<S> {
     pub fn new(world: &mut World, schedule: S, setup: Setup<'_>) -> Result<Execution<S>, Error> {
         let ranks = schedule.ranks();
@@ -126,38 +65,15 @@ impl<S: Schedule> Execution<S> {
             let must = format!("the schedule's number of ranks, {ranks}");
             return Err(Error::field("placement", setup.endpoints.len(), must));
         }
-        let mut rounds = Vec::new();
-        let mut starts = vec![0];
-        for (vector, bytes) in (0u32..).zip(setup.lengths) {
-            let from = rounds.len();
-            for bytes in segments(*bytes, world.constants().segment_bytes) {
-                let sizes = Sizes::new(&schedule, bytes)?;
-                rounds.push(Round { sizes, vector, first: rounds.len() == from, last: false });
-            }
-            if let Some(round) = rounds.last_mut() {
-                round.last = true;
-            }
-            starts.push(rounds.len() as u32);
-        }
+        let segment = world.constants().segment_bytes;
+        let vectors = Vectors::new(&schedule, setup.lengths, segment)?;
         if setup.first {
             for endpoint in &setup.endpoints {
                 world.attach(*endpoint);
             }
         }
-        let mut states: Vec<RankState> = (0..ranks)
-            .map(|rank| RankState {
-                at_s: 0.0,
-                waiting: Waiting::Release,
-                op: 0,
-                len: schedule.len(Rank(rank)),
-                round: 0,
-                released: 0,
-                under_way: 0,
-                to: (NONE, NONE),
-                from: (NONE, NONE),
-                slow: 1.0,
-            })
-            .collect();
+        let mut states: Vec<RankState> =
+            (0..ranks).map(|rank| RankState::new(schedule.len(Rank(rank)))).collect();
         for straggler in setup.stragglers {
             if let Some(state) = states.get_mut(straggler.rank as usize) {
                 state.slow = straggler.slow;
@@ -173,10 +89,8 @@ impl<S: Schedule> Execution<S> {
         Ok(Execution {
             random: jitters.then(|| world.random(setup.group)),
             seconds_per_byte,
-            release_s: vec![0.0; setup.lengths.len() * ranks as usize],
-            left: ranks * rounds.len() as u32,
-            rounds,
-            starts,
+            left: u64::from(ranks) * u64::from(vectors.rounds()),
+            vectors,
             ranks: states,
             connections: Connections::new(setup.endpoints, setup.group),
             schedule,
@@ -194,12 +108,11 @@ impl<S: Schedule> Execution<S> {
     /// Lets a rank begin its next vector that was not released yet, at `at_s` or when it has ended the one
     /// before.
     pub fn release(&mut self, world: &mut World, rank: u32, at_s: f64) -> Result<(), Error> {
-        let ranks = self.ranks.len();
         let state = &mut self.ranks[rank as usize];
-        self.release_s[state.released as usize * ranks + rank as usize] = at_s;
-        let begins = state.waiting == Waiting::Release;
+        *self.vectors.release_s(state.released, rank) = at_s;
         state.released += 1;
-        if begins && state.round < self.starts[state.released as usize] {
+        let begins = state.waiting == Waiting::Release;
+        if begins && state.round < self.vectors.allowed(state.released) {
             self.begin(world, rank);
             self.go(world, rank)?;
         }
@@ -254,13 +167,12 @@ impl<S: Schedule> Execution<S> {
     }
 
     fn begin(&mut self, world: &World, rank: u32) {
-        let ranks = self.ranks.len();
         let state = &mut self.ranks[rank as usize];
-        let round = self.rounds[state.round as usize];
+        let round = self.vectors.round(state.round);
         state.waiting = Waiting::No;
         state.op = 0;
         if round.first {
-            let release_s = self.release_s[round.vector as usize * ranks + rank as usize];
+            let release_s = *self.vectors.release_s(round.vector, rank);
             state.at_s = state.at_s.max(release_s) + world.constants().launch_s * state.slow;
         }
     }
@@ -293,7 +205,7 @@ impl<S: Schedule> Execution<S> {
                         return world
                             .timer(state.at_s - world.now(), self.base | WAKE | u64::from(rank));
                     }
-                    let sizes = self.rounds[round as usize].sizes;
+                    let sizes = self.vectors.round(round).sizes;
                     let bytes = sizes.write(&self.schedule, rank, source, to.0, target);
                     self.write(world, rank, to.0, lane, bytes)?;
                 }
@@ -317,13 +229,13 @@ impl<S: Schedule> Execution<S> {
                     }
                 }
                 Op::Reduce { source, target } => {
-                    let sizes = self.rounds[round as usize].sizes;
+                    let sizes = self.vectors.round(round).sizes;
                     let bytes = sizes.local(&self.schedule, rank, source, target);
                     let seconds = world.constants().reduce_s(bytes);
                     self.spend(world, rank, "reduce", seconds, bytes);
                 }
                 Op::Copy { source, target } => {
-                    let sizes = self.rounds[round as usize].sizes;
+                    let sizes = self.vectors.round(round).sizes;
                     let bytes = sizes.local(&self.schedule, rank, source, target);
                     let seconds = world.constants().copy_s(bytes);
                     self.spend(world, rank, "copy", seconds, bytes);
@@ -385,64 +297,19 @@ impl<S: Schedule> Execution<S> {
             state.waiting = Waiting::End;
             return false;
         }
-        let round = self.rounds[state.round as usize];
+        let round = self.vectors.round(state.round);
         if round.last {
             self.ended.push(Ended { rank, vector: round.vector, at_s: state.at_s });
         }
         self.last_s = self.last_s.max(state.at_s);
         self.left -= 1;
         state.round += 1;
-        if state.round < self.starts[state.released as usize] {
+        if state.round < self.vectors.allowed(state.released) {
             self.begin(world, rank);
             return true;
         }
         state.waiting = Waiting::Release;
         false
-    }
-
-    /// Whether a rank waits for another one.
-    pub fn stands(&self) -> bool {
-        self.ranks.iter().any(|rank| matches!(rank.waiting, Waiting::Lane { .. }))
-    }
-
-    /// What a rank stands at.
-    pub fn waiting(&self, rank: u32) -> Waiting {
-        self.ranks[rank as usize].waiting
-    }
-
-    /// Which operation a rank stands at.
-    pub fn op(&self, rank: u32) -> u32 {
-        self.ranks[rank as usize].op
-    }
-
-    /// Who sends over a connection.
-    pub fn sender(&self, connection: u32) -> u32 {
-        self.connections.list[connection as usize].from
-    }
-
-    /// Whose write has this tag.
-    pub fn describe(&self, tag: u64) -> String {
-        let connection = &self.connections.list[tag as u32 as usize];
-        format!("rank {} to rank {}", connection.from, connection.to)
-    }
-
-    /// The share of operations that are done.
-    pub fn progress(&self) -> f64 {
-        let rounds = self.rounds.len() as f64;
-        let done = |state: &RankState| {
-            f64::from(state.round) + f64::from(state.op) / f64::from(state.len.max(1))
-        };
-        let sum: f64 = self.ranks.iter().map(done).sum();
-        (sum / rounds / self.ranks.len() as f64).min(1.0)
-    }
-
-    fn trace_write(&mut self, world: &mut World, number: u32) {
-        let connection = &self.connections.list[number as usize];
-        let (rank, name) = (connection.from, format!("to {}", connection.to));
-        let end_s = world.now();
-        let posted = self.posted.get_mut(number as usize).and_then(VecDeque::pop_front);
-        let (begin_s, bytes) = posted.unwrap_or((end_s, 0));
-        world.span(Span { job: 0, rank, row: "network", name, begin_s, end_s, bytes });
     }
 
     fn outgoing(&mut self, world: &mut World, rank: u32, to: u32) -> Result<u32, Error> {

@@ -4,8 +4,11 @@ mod connections;
 mod execution;
 mod placement;
 mod program;
+mod rank;
 mod sizes;
 mod stuck;
+mod vectors;
+mod watch;
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -70,6 +73,9 @@ pub struct CollectiveJob {
     #[serde(default = "default_rounds")]
     pub rounds: u32,
 }
+
+/// The most rounds of a collective.
+const MOST_ROUNDS: u32 = 1 << 20;
 
 fn default_links() -> usize {
     16
@@ -142,8 +148,8 @@ impl CollectiveWorkload<AnySchedule> {
         stragglers: &[Straggler],
         group: u64,
     ) -> Result<CollectiveWorkload<AnySchedule>, Error> {
-        if job.rounds == 0 {
-            return Err(Error::field("job.rounds", 0, "at least 1"));
+        if !(1..=MOST_ROUNDS).contains(&job.rounds) {
+            return Err(Error::field("job.rounds", job.rounds, format!("from 1 to {MOST_ROUNDS}")));
         }
         let ranks = job.ranks(world)?;
         let endpoints = job.placement.endpoints(world, job.algorithm()?, ranks)?;

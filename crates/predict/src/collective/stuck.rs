@@ -2,7 +2,8 @@
 
 use weft_collectives::{Op, Rank, Schedule};
 
-use super::execution::{Execution, Waiting};
+use super::execution::Execution;
+use super::rank::Waiting;
 use crate::error::Error;
 
 impl<S: Schedule> Execution<S> {

@@ -53,6 +53,9 @@ pub struct TrainJob {
     pub iterations: u32,
 }
 
+/// The most iterations.
+const MOST_ITERATIONS: u32 = 1 << 16;
+
 fn default_links() -> usize {
     16
 }
@@ -78,8 +81,9 @@ impl TrainJob {
         group: u64,
     ) -> Result<Training, Error> {
         self.model.check()?;
-        if self.iterations == 0 {
-            return Err(Error::field("job.iterations", 0, "at least 1"));
+        if !(1..=MOST_ITERATIONS).contains(&self.iterations) {
+            let must = format!("from 1 to {MOST_ITERATIONS}");
+            return Err(Error::field("job.iterations", self.iterations, must));
         }
         let program = self.model.iteration(&self.reduction, self.bucket_bytes, self.overlap);
         let ranks = self.reduction.ranks.unwrap_or(world.network().endpoints());

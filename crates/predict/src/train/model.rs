@@ -51,6 +51,10 @@ pub struct Exchange {
     pub bytes: u64,
 }
 
+/// The most layers, and the most bytes of the gradients of one.
+const MOST_LAYERS: usize = 1 << 12;
+const MOST_BYTES: u64 = 1 << 48;
+
 /// What a rank does in an iteration, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Item {
@@ -83,6 +87,14 @@ impl Model {
     pub fn check(&self) -> Result<(), Error> {
         if self.layers.is_empty() {
             return Err(Error::field("model.layers", "an empty list", "at least one layer"));
+        }
+        if self.layers.len() > MOST_LAYERS {
+            let must = format!("at most {MOST_LAYERS}");
+            return Err(Error::field("layers of the model", self.layers.len(), must));
+        }
+        if let Some(layer) = self.layers.iter().find(|layer| layer.gradient_bytes > MOST_BYTES) {
+            let field = format!("model.layers.{}.gradient_bytes", layer.name);
+            return Err(Error::field(field, layer.gradient_bytes, format!("at most {MOST_BYTES}")));
         }
         let times = self.layers.iter().flat_map(|layer| {
             [("forward_s", layer.forward_s), ("backward_s", layer.backward_s)]
