@@ -5,7 +5,7 @@ use std::rc::Rc;
 use weft_fabric::PartRule;
 use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Random, World, WorldConfig};
 
-use crate::program::Program;
+use crate::program::{Program, Wrong};
 use crate::scenario::Scenario;
 use crate::{any_network, seeds};
 
@@ -35,8 +35,12 @@ fn every_round_ends_in_the_right_answer() {
             let waiting: Vec<String> = programs.iter().map(Program::waits_for).collect();
             format!("{hang}\n{}", waiting.join("\n"))
         })?;
-        if let Some(wrong) = outcomes.iter().find(|outcome| !matches!(outcome, Outcome::Done)) {
-            return Err(format!("a rank ended in {wrong:?}"));
+        for outcome in &outcomes {
+            match outcome {
+                Outcome::Done => {}
+                Outcome::Failed(Wrong::Moe(error)) => return Err(error.to_string()),
+                wrong => return Err(format!("a rank ended in {wrong:?}")),
+            }
         }
         cluster.settle().map_err(|hang| hang.to_string())?;
         world.violations().first().map_or(Ok(()), |violation| Err(violation.to_string()))

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use weft_fabric::providers::sim::{Cluster, World, WorldConfig};
-use weft_fabric::{Driver as _, Memory, Rank, Time};
+use weft_fabric::{Memory, Rank, Time};
 use weft_moe::{Config, DType, Driver, Handle, Input, Rows, RowsMut, Shape, Stage, Weighting};
 use weft_predict::{MessageCosts, SimulatedNetwork};
 use weft_topology::{EndpointId, Network, Router, Routing};

@@ -1,0 +1,222 @@
+//! Recommendation models, queries and all-to-alls: exact times where a formula has them, and what must not
+//! change with the seed, the order of ranks or the cut of a write.
+
+use serde_json::{Value, json};
+
+const STAR: &str = "fat-tree:leaves=1,spines=1,hosts=16,gbps=8,latency_us=0.5";
+/// Two links of half a microsecond each.
+const LATENCY_S: f64 = 1e-6;
+/// Bytes a second.
+const BANDWIDTH: f64 = 1e9;
+
+fn run(spec: Value) -> Value {
+    let outcome = weft_predict::run(&spec.to_string(), &mut |_, _| true);
+    serde_json::from_str(&outcome.expect("the scenario is possible")).expect("JSON comes back")
+}
+
+fn refused(spec: Value) -> String {
+    weft_predict::run(&spec.to_string(), &mut |_, _| true).expect_err("it cannot be").to_string()
+}
+
+fn seconds(value: &Value) -> f64 {
+    value.as_f64().expect("a number")
+}
+
+fn close(a: f64, b: f64) {
+    assert!((a / b - 1.0).abs() < 1e-9, "{a} is not {b}");
+}
+
+fn dlrm(changes: &[(&str, Value)]) -> Value {
+    let mut job = json!({
+        "ranks": 4, "batch": 100, "tables": 2, "dimension": 50, "element_bytes": 4, "pooling": 10.0,
+        "gather_bytes_per_s": 1e10, "bottom_flops": 0.0, "top_flops": 1e6, "flops_per_s": 1e12,
+        "update_passes": 2.0,
+    });
+    for (name, value) in changes {
+        job[*name] = value.clone();
+    }
+    let cluster = json!({"topology": STAR, "routing": "static", "constants": {"set": {"message_latency_s": 0.0}}});
+    json!({"scenario": "dlrm", "cluster": cluster, "job": job})
+}
+
+#[test]
+fn an_iteration_is_the_sum_of_its_parts() {
+    let found = run(dlrm(&[]));
+    // Each rank sends three others 40,000 bytes each; it gathers for all four.
+    let exchange_s = LATENCY_S + 3.0 * 40_000.0 / BANDWIDTH;
+    let pooling_s = 4.0 * 40_000.0 * 10.0 / 1e10;
+    let top_s = 100.0 * 1e6 / 1e12;
+    let all = pooling_s + exchange_s + 3.0 * top_s + exchange_s + 2.0 * pooling_s;
+    close(seconds(&found["results"]["unfused_s"]), all);
+    close(seconds(&found["results"]["forward_exchange_s"]["unfused"]), exchange_s);
+    // Pooling takes 160 us and the exchange 120 us: fused, only the last slice for others and its
+    // latency are not hidden, and the own slice is pooled meanwhile.
+    let slice_s = pooling_s / 4.0;
+    let last_s = 3.0 * slice_s + LATENCY_S + 40_000.0 / BANDWIDTH;
+    let fused = last_s.max(pooling_s) + 3.0 * top_s + exchange_s + 2.0 * pooling_s;
+    close(seconds(&found["results"]["fused_s"]), fused);
+    close(seconds(&found["results"]["gain"]), 1.0 - fused / all);
+    let forward = run(dlrm(&[("training", json!(false))]));
+    close(seconds(&forward["results"]["unfused_s"]), pooling_s + exchange_s + top_s);
+}
+
+#[test]
+fn smaller_slices_hide_more_of_an_exchange() {
+    let slow = ("gather_bytes_per_s", json!(2e10));
+    let time = |slices: u32| {
+        let found = run(dlrm(&[slow.clone(), ("slices_per_peer", json!(slices))]));
+        seconds(&found["results"]["fused_s"])
+    };
+    assert!(time(8) < time(2) && time(2) < time(1));
+    let one = run(dlrm(&[("ranks", json!(1))]));
+    close(seconds(&one["results"]["unfused_s"]), seconds(&one["results"]["fused_s"]));
+}
+
+fn query(changes: &[(&str, Value)]) -> Value {
+    let mut job = json!({
+        "front_ends": 1, "accelerators": 1, "queries": 1, "arrivals": "offline", "query_bytes": 3000,
+        "answer_bytes": 500, "service_s": 20e-6,
+    });
+    for (name, value) in changes {
+        job[*name] = value.clone();
+    }
+    let constants = json!({"set": {"message_latency_s": 0.0, "post_s": 1e-6}});
+    let cluster = json!({"topology": STAR, "routing": "static", "constants": constants});
+    json!({"scenario": "query", "cluster": cluster, "job": job})
+}
+
+#[test]
+fn a_query_takes_its_way_its_service_and_its_way_back() {
+    let found = run(query(&[]));
+    let there_s = 1e-6 + LATENCY_S + 3000.0 / BANDWIDTH;
+    let back_s = 1e-6 + LATENCY_S + 500.0 / BANDWIDTH;
+    let latency = &found["results"]["latency"];
+    close(seconds(&latency["p50_s"]), there_s + 20e-6 + back_s);
+    close(seconds(&found["results"]["on_the_way"]["max_s"]), there_s);
+    close(seconds(&found["results"]["latency_without_network"]["max_s"]), 20e-6);
+    // Ten at once are served one after the other; the first has come with all others beside it.
+    let ten = run(query(&[("queries", json!(10)), ("query_bytes", json!(0))]));
+    close(seconds(&ten["time_s"]), 1e-6 + LATENCY_S + 10.0 * 20e-6 + back_s);
+}
+
+#[test]
+fn one_slot_serves_one_query_at_a_time() {
+    let round_s =
+        1e-6 + LATENCY_S + 3000.0 / BANDWIDTH + 20e-6 + 1e-6 + LATENCY_S + 500.0 / BANDWIDTH;
+    let found = run(query(&[("queries", json!(7)), ("slots", json!(1))]));
+    close(seconds(&found["time_s"]), 7.0 * round_s);
+    close(seconds(&found["results"]["waiting_for_a_slot"]["max_s"]), 6.0 * round_s);
+}
+
+#[test]
+fn arrivals_depend_on_the_seed_alone() {
+    let poisson = |seed: u64, policy: &str| {
+        let mut spec = query(&[
+            ("front_ends", json!(3)),
+            ("accelerators", json!(4)),
+            ("queries", json!(3000)),
+            ("arrivals", json!("poisson")),
+            ("rate_per_s", json!(150_000.0)),
+            ("policy", json!(policy)),
+        ]);
+        spec["cluster"]["seed"] = json!(seed);
+        run(spec)["results"].clone()
+    };
+    for policy in ["round-robin", "least-loaded", "random"] {
+        assert_eq!(poisson(1, policy), poisson(1, policy));
+        assert_ne!(poisson(1, policy), poisson(2, policy));
+    }
+    let p99 = |policy: &str| seconds(&poisson(5, policy)["latency"]["p99_s"]);
+    assert!(p99("least-loaded") < p99("random"), "it looks before it asks");
+    // The mean distance of arrivals is what was asked for.
+    let rate = seconds(&poisson(9, "random")["throughput_without_network_per_s"]);
+    assert!((rate / 150_000.0 - 1.0).abs() < 0.06, "{rate}");
+}
+
+fn moe(changes: &[(&str, Value)]) -> Value {
+    let mut job = json!({
+        "ranks": 8, "experts": 16, "top_k": 2, "tokens": 32, "hidden": 128, "rounds": 2,
+    });
+    for (name, value) in changes {
+        job[*name] = value.clone();
+    }
+    let constants = json!({"set": {"message_latency_s": 2e-6, "post_s": 1e-7}});
+    let cluster = json!({"topology": STAR, "routing": "static", "constants": constants});
+    json!({"scenario": "moe", "cluster": cluster, "job": job})
+}
+
+#[test]
+fn what_stays_on_a_rank_takes_no_network() {
+    let alone = run(moe(&[("ranks", json!(1))]));
+    assert_eq!(alone["time_s"], 0.0);
+    assert_eq!(alone["flows"], 0);
+    let costs = json!({"dispatch_start_s": 1e-6, "dispatch_end_s": 2e-6, "combine_start_s": 3e-6});
+    let costly = run(moe(&[("ranks", json!(1)), ("costs", costs)]));
+    close(seconds(&costly["time_s"]), 2.0 * 6e-6);
+}
+
+#[test]
+fn a_late_rank_makes_all_others_late() {
+    let mut spec = moe(&[("rounds", json!(1))]);
+    let calm = seconds(&run(spec.clone())["time_s"]);
+    spec["cluster"]["stragglers"] = json!([{"rank": 3, "late_s": 1e-3}]);
+    let late = run(spec);
+    assert!(seconds(&late["time_s"]) > 1e-3 && seconds(&late["time_s"]) < 1e-3 + 1.5 * calm);
+    let dispatch = &late["results"]["dispatch"];
+    assert!(seconds(&dispatch["p50_s"]) > 1e-3 && seconds(&dispatch["min_s"]) < 1.5 * calm);
+}
+
+#[test]
+fn two_nics_of_half_the_speed_are_one() {
+    let one = run(moe(&[]));
+    let mut spec = moe(&[("nics_per_rank", json!(2))]);
+    spec["cluster"]["topology"] =
+        json!("fat-tree:leaves=1,spines=1,hosts=16,gbps=4,latency_us=0.5");
+    let two = run(spec);
+    let ratio = seconds(&two["time_s"]) / seconds(&one["time_s"]);
+    // Headers are too short to be cut, and take the first of them.
+    assert!((ratio - 1.0).abs() < 0.06, "{ratio}");
+}
+
+#[test]
+fn rounds_that_begin_together_end_in_order() {
+    let incast = ("token_routing", json!({"kind": "incast"}));
+    let together = |rounds: u32| {
+        run(moe(&[("barrier", json!(true)), ("rounds", json!(rounds)), incast.clone()]))
+    };
+    // All rounds are alike, so three take three times as long as one.
+    let (one, three) = (together(1), together(3));
+    assert_eq!(three["results"]["dispatch"]["count"], 24);
+    close(seconds(&three["time_s"]), 3.0 * seconds(&one["time_s"]));
+}
+
+#[test]
+fn what_cannot_be_is_named() {
+    for (spec, said) in [
+        (dlrm(&[("ranks", json!(17))]), "endpoints"),
+        (dlrm(&[("batch", json!(0))]), "batch"),
+        (dlrm(&[("pooling", json!(-1.0))]), "pooling"),
+        (dlrm(&[("flops_per_s", json!(0.0))]), "flops_per_s"),
+        (dlrm(&[("batch", json!(u32::MAX)), ("dimension", json!(u32::MAX))]), "bytes for one peer"),
+        (query(&[("queries", json!(0))]), "queries"),
+        (query(&[("rate_per_s", json!(5.0))]), "rate_per_s"),
+        (query(&[("front_ends", json!(16))]), "endpoints"),
+        (query(&[("front_ends", json!(u32::MAX))]), "front_ends"),
+        (query(&[("service_s", json!(-1.0))]), "service_s"),
+        (moe(&[("ranks", json!(17))]), "endpoints"),
+        (moe(&[("ranks", json!(0))]), "ranks"),
+        (moe(&[("tokens", json!(0))]), "max_tokens"),
+        (moe(&[("rounds", json!(65))]), "rounds"),
+        (moe(&[("nics_per_rank", json!(3))]), "endpoints"),
+        (moe(&[("nvlink", json!({"ranks": 0, "bytes_per_s": 1.0}))]), "nvlink.ranks"),
+        (moe(&[("nvlink", json!({"ranks": 8, "bytes_per_s": 0.0}))]), "nvlink.bytes_per_s"),
+        (moe(&[("token_routing", json!({"kind": "trace", "layers": [[1]]}))]), "layers"),
+        (moe(&[("token_routing", json!({"kind": "trace", "layers": [[1, 99]]}))]), "99"),
+        (moe(&[("token_routing", json!({"kind": "zipf", "exponent": -2.0}))]), "exponent"),
+        (moe(&[("costs", json!({"route_s": -1.0}))]), "route_s"),
+        (moe(&[("speed", json!(1))]), "speed"),
+    ] {
+        let message = refused(spec);
+        assert!(message.contains(said), "{message} does not name {said}");
+    }
+}
