@@ -188,6 +188,15 @@ bench-eflops: build ## Simulate the EFLOPS article, and make the tables and pict
 	@cp $(CARGO_TARGET_DIR)/eflops/*.svg docs/images
 	@$(BIN)/python benchmarks/eflops_page.py --write
 
+.PHONY: bench-articles
+bench-articles: build ## Simulate published MoE and DLRM figures, and make docs/perplexity.md and docs/dlrm.md
+	$(call say,MoE on ConnectX-7 and EFA; a recommendation model)
+	@$(BIN)/weft sim perplexity --out $(CARGO_TARGET_DIR)/articles
+	@$(BIN)/weft sim dlrm --out $(CARGO_TARGET_DIR)/articles
+	@cp $(CARGO_TARGET_DIR)/articles/*.json benchmarks/results
+	@cp $(CARGO_TARGET_DIR)/articles/*.svg docs/images
+	@$(BIN)/python benchmarks/sim_pages.py --write
+
 .PHONY: bench-page
 bench-page: ## Make the tables of docs/speed.md from the result files
 	@$(PYTHON) benchmarks/table.py --write
