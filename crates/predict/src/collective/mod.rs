@@ -127,7 +127,6 @@ impl CollectiveJob {
         let options = Options {
             chunks: self.chunks.unwrap_or(default.chunks),
             local: self.local.unwrap_or(default.local),
-            ..default
         };
         Ok(build(collective, self.algorithm()?, ranks, &options)?)
     }

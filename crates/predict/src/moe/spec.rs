@@ -208,7 +208,8 @@ impl MoeJob {
             }
             RoutingSpec::Trace { layers } => {
                 let top_k = self.top_k.max(1) as usize;
-                let empty = |layer: &Vec<i64>| layer.is_empty() || layer.len() % top_k != 0;
+                let empty =
+                    |layer: &Vec<i64>| layer.is_empty() || !layer.len().is_multiple_of(top_k);
                 if layers.is_empty() || layers.iter().any(empty) {
                     let must = "top_k ids for each of at least one token in each of its layers";
                     return Err(Error::field("token_routing.layers", "incomplete", must));
