@@ -114,8 +114,8 @@ def test_people_get_tables(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_moe_plans_what_weft_plans(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    shape = ("moe", "--topology", FAT_TREE, "--experts", "16", "--top-k", "2", "--hidden", "64")
-    shape = (*shape, "--ranks", "8", "--tokens", "4", "--rounds", "1")
+    shape = ["moe", "--topology", FAT_TREE, "--experts", "16", "--top-k", "2", "--hidden", "64"]
+    shape += ["--ranks", "8", "--tokens", "4", "--rounds", "1"]
     # All tokens name the two experts of rank 0, once as a law and once as a file.
     incast = sim(capsys, *shape, "--token-routing", "incast")
     file = tmp_path / "routing.npz"
@@ -147,8 +147,8 @@ def test_fusing_gains_no_more_than_what_it_hides(capsys: pytest.CaptureFixture[s
 
 
 def test_queries_lose_what_the_network_cannot_carry(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("query", "--topology", FAT_TREE, "--front-ends", "1", "--accelerators", "8")
-    arguments = (*arguments, "--queries", "2000", "--service-us", "100")
+    arguments = ["query", "--topology", FAT_TREE, "--front-ends", "1", "--accelerators", "8"]
+    arguments += ["--queries", "2000", "--service-us", "100"]
     slow = sim(capsys, *arguments, "--arrivals", "offline", "--bytes", "1MiB")["results"]
     # A NIC of 12.5 GB/s carries 11,921 queries a second, eight accelerators take 80,000.
     assert slow["throughput_without_network_per_s"] == pytest.approx(80_000, rel=0.01)

@@ -455,14 +455,12 @@ def keep(
     outcomes: Sequence[dict[str, Any]],
 ) -> dict[str, str]:
     """Write the trace and the picture that were asked for; where they are."""
-    from weft.report.trace import write_trace
     from weft.sim import plot
-    from weft.sim.spans import rank_events
 
     written = {}
     trace = outcomes[0].pop("trace", None)
     if arguments.trace is not None:
-        write_trace(arguments.trace, rank_events(trace, scenario))
+        arguments.trace.write_text(json.dumps(trace), encoding="utf-8")
         written["trace"] = str(arguments.trace)
     if arguments.plot is not None:
         if len(outcomes) > 1:

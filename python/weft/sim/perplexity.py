@@ -182,7 +182,7 @@ def fit_dispatch(
     eps = [ep for ep in eps if NODE < ep <= 32]
     best: tuple[float, float | None, int] | None = None
     for private in (PRIVATE_ROWS, 0):
-        for rate in (None, 4.8e12, 2.4e12, 1.6e12, 1.2e12, 0.8e12, 0.6e12, 0.5e12, 0.4e12):
+        for rate in (None, 4.8e12, 2.4e12, 1.6e12, 1.2e12, 0.8e12, 0.6e12, 0.4e12, 0.3e12):
             error = 0.0
             for phase, (_, tokens) in PHASES.items():
                 for ep in eps:

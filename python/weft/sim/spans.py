@@ -1,8 +1,7 @@
-"""What a simulated run recorded, as events of ranks: for Perfetto and for pictures."""
+"""What a simulated run recorded, as events of ranks: for pictures."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,18 +12,25 @@ if TYPE_CHECKING:
 
 __all__ = ["rank_events"]
 
-THREAD: Final = re.compile(r"rank (\d+) (.*)")
+#: A process of a trace is a job and a rank of it.
+RANK_BITS: Final = 24
 NS_PER_US: Final = 1000
 
 
 def rank_events(trace: Mapping[str, Any], name: str) -> list[RankEvents]:
-    """The spans of a trace of the simulator, rank by rank; where a host stands there is `name`."""
+    """The spans of a trace of the simulator, rank by rank; where a host stands there is `name`.
+
+    Ranks of further jobs on the same network have numbers of their own, and the job beside them.
+    """
     phases: defaultdict[int, list[Phase]] = defaultdict(list)
     for event in trace["traceEvents"]:
-        found = THREAD.fullmatch(str(event["tid"]))
-        if event["ph"] != "X" or found is None:
+        if event["ph"] != "X":
             continue
         begin = round(event["ts"] * NS_PER_US)
         end = round((event["ts"] + event["dur"]) * NS_PER_US)
-        phases[int(found[1])].append(Phase(event["name"], begin, max(begin, end)))
-    return [RankEvents(rank, name, phases=phases[rank]) for rank in sorted(phases)]
+        phases[event["pid"]].append(Phase(event["name"], begin, max(begin, end)))
+    found = []
+    for process in sorted(phases):
+        job = process >> RANK_BITS
+        found.append(RankEvents(process, f"job {job}" if job else name, phases=phases[process]))
+    return found
