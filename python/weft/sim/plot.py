@@ -178,7 +178,15 @@ def draw_links(links: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
     for link in links:
         for end in (link["from"], link["to"]):
             total[end] = total.get(end, 0.0) + link["bytes"]
-    # The busiest nodes, which are switches where endpoints are many, in the order of their names.
+    if len(total) > MOST_NODES:
+        # Endpoints have one neighbour, and as few flows as their switch lets through.
+        near: dict[str, set[str]] = {}
+        for link in links:
+            near.setdefault(link["from"], set()).add(link["to"])
+            near.setdefault(link["to"], set()).add(link["from"])
+        switches = {node: total[node] for node in total if len(near[node]) > 1}
+        total = switches or total
+    # The busiest nodes, in the order of their names.
     busiest = sorted(total, key=lambda node: -total[node])[:MOST_NODES]
     names = sorted(busiest, key=natural)
     place = {name: at for at, name in enumerate(names)}
