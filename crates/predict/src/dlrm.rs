@@ -21,7 +21,7 @@ use crate::trace::Span;
 use crate::workload::Workload;
 use crate::world::{Path, World};
 
-const MOST_RANKS: u32 = 4096;
+const MOST_RANKS: u32 = 1024;
 const SIDE_BITS: u32 = 16;
 
 /// An iteration of a recommendation model on a cluster.

@@ -18,6 +18,8 @@ use crate::workload::{TAG_BITS, Workload};
 const FAULTS: u64 = (1 << (64 - TAG_BITS)) - 1;
 /// How many events pass between two reports of progress.
 const REPORT_EVENTS: u64 = 1 << 16;
+/// The same in instants: where thousands of flows share links unevenly, one takes milliseconds.
+const REPORT_INSTANTS: u32 = 512;
 
 /// A route through the network. The engine's links have no latency of their own, so that whoever
 /// queues messages on a connection can let their latencies overlap; it is `latency_s` instead.
@@ -250,7 +252,7 @@ impl World {
             workload.start(self)?;
         }
         let mut events: Vec<Event> = Vec::new();
-        let mut reported = 0;
+        let (mut reported, mut instants) = (0, 0);
         loop {
             if workloads.iter().all(|workload| workload.finished().is_some()) {
                 break;
@@ -280,8 +282,9 @@ impl World {
                     workloads[self.job as usize].event(self, tag)?;
                 }
             }
-            if self.events - reported >= REPORT_EVENTS {
-                reported = self.events;
+            instants += 1;
+            if self.events - reported >= REPORT_EVENTS || instants == REPORT_INSTANTS {
+                (reported, instants) = (self.events, 0);
                 let done: f64 = workloads.iter().map(|workload| workload.progress()).sum();
                 if !progress(done / workloads.len() as f64, "simulating") {
                     return Err(Error::Cancelled { time_s: self.now() });

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::spec::Cluster;
 
 /// More ranks than this have more pairs than fit into tags and memory.
-const MOST_RANKS: u32 = 4096;
+const MOST_RANKS: u32 = 1024;
 const MOST_ROUNDS: u32 = 64;
 
 /// Rounds of dispatch and combine on a cluster.
