@@ -2,7 +2,7 @@
 
 use crate::broadcast::{Binomial, Pipelined};
 use crate::direct::{Direct, Kind};
-use crate::error::Error;
+use crate::error::{Error, in_range};
 use crate::halving_doubling::HalvingDoubling;
 use crate::hierarchical::Hierarchical;
 use crate::op::{Collective, Op, Rank};
@@ -179,13 +179,6 @@ pub fn build(
             known: names(Algorithm::of(collective)),
         }),
     }
-}
-
-fn in_range(what: &'static str, value: u32, least: u32, most: u32) -> Result<(), Error> {
-    if (least..=most).contains(&value) {
-        return Ok(());
-    }
-    Err(Error::OutOfRange { what, value: value.into(), least: least.into(), most: most.into() })
 }
 
 macro_rules! any_schedule {

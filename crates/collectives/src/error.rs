@@ -217,12 +217,37 @@ pub enum Error {
         /// The first.
         first: Box<Collision>,
     },
+    /// A cost that cannot be.
+    #[error("the cost {what} is {value}; it must be finite, and {}",
+        if *what == "add_bytes_per_s" { "above 0" } else { "not negative" })]
+    Cost {
+        /// Which of [`Costs`](crate::tune::Costs).
+        what: &'static str,
+        /// What it is.
+        value: f64,
+    },
     /// No algorithm could be weighed.
     #[error("no algorithm can be chosen: {0}")]
     NothingToChoose(String),
     /// The network has no such path.
     #[error(transparent)]
     Topology(#[from] weft_topology::Error),
+}
+
+/// Refuses a number that is out of range.
+pub(crate) fn in_range(what: &'static str, value: u32, least: u32, most: u32) -> Result<(), Error> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::OutOfRange { what, value: value.into(), least: least.into(), most: most.into() })
+}
+
+/// Refuses more than `limit`.
+pub(crate) fn at_most(what: &'static str, needed: u64, limit: u64) -> Result<(), Error> {
+    if needed > limit {
+        return Err(Error::TooLarge { what, needed, limit });
+    }
+    Ok(())
 }
 
 /// One block, as a span.

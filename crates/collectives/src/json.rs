@@ -1,7 +1,7 @@
 //! Programs as JSON.
 
 use crate::build::MAX_RANKS;
-use crate::error::{At, Error};
+use crate::error::{At, Error, at_most};
 use crate::op::Rank;
 use crate::program::Program;
 use crate::verify;
@@ -37,7 +37,7 @@ impl Program {
     /// # Errors
     /// [`Error::Json`] with line and column, [`Error::TooLarge`], and the errors of [`Program::check`].
     pub fn from_json(text: &str) -> Result<Program, Error> {
-        too_large("bytes of JSON", text.len() as u64, MAX_TEXT)?;
+        at_most("bytes of JSON", text.len() as u64, MAX_TEXT)?;
         let file: File<'_> =
             serde_json::from_str(text).map_err(|error| Error::Json(error.to_string()))?;
         if file.format != FORMAT {
@@ -55,9 +55,9 @@ impl Program {
     /// # Errors
     /// The first thing that is wrong, with rank and operation.
     pub fn check(&self) -> Result<(), Error> {
-        too_large("ranks", self.ops.len() as u64, MAX_RANKS.into())?;
+        at_most("ranks", self.ops.len() as u64, MAX_RANKS.into())?;
         let operations = self.ops.iter().map(|ops| ops.len() as u64).sum();
-        too_large("operations", operations, MAX_OPERATIONS)?;
+        at_most("operations", operations, MAX_OPERATIONS)?;
         verify::header(self)?;
         if self.scratch_blocks.len() != self.ops.len() {
             return Err(Error::Json(format!(
@@ -73,11 +73,4 @@ impl Program {
         }
         Ok(())
     }
-}
-
-fn too_large(what: &'static str, needed: u64, limit: u64) -> Result<(), Error> {
-    if needed > limit {
-        return Err(Error::TooLarge { what, needed, limit });
-    }
-    Ok(())
 }

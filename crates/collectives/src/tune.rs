@@ -2,14 +2,14 @@
 
 use crate::build::{Algorithm, AnySchedule, Options, build};
 use crate::contention::{Paths, walk};
-use crate::error::Error;
+use crate::error::{Error, at_most};
 use crate::op::{Collective, Op, Rank};
 use crate::schedule::Schedule;
 use std::fmt;
 use weft_topology::EndpointId;
 
-/// More writes than this are not weighed.
-const MAX_WRITES: u64 = 1 << 22;
+/// Schedules of more operations than this are not weighed.
+const MAX_OPERATIONS: u64 = 1 << 24;
 
 /// Times that differ by less than this part are as good as equal; then the lower load on links decides, since
 /// ranks that are not in step, and many writes that arrive at one endpoint, cost more than is estimated.
@@ -89,7 +89,26 @@ fn time(seconds: f64) -> String {
     }
 }
 
+impl Costs {
+    fn check(&self) -> Result<(), Error> {
+        let Costs { step_s, post_s, add_bytes_per_s } = *self;
+        for (what, value, least) in [
+            ("step_s", step_s, 0.0),
+            ("post_s", post_s, 0.0),
+            ("add_bytes_per_s", add_bytes_per_s, f64::MIN_POSITIVE),
+        ] {
+            if !(value.is_finite() && value >= least) {
+                return Err(Error::Cost { what, value });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Estimates one schedule for a vector of `bytes` bytes.
+///
+/// # Errors
+/// If a cost is impossible, the map does not fit, or the schedule or a path is not there.
 pub fn estimate(
     algorithm: Algorithm,
     options: &Options,
@@ -99,6 +118,7 @@ pub fn estimate(
     bytes: u64,
     costs: &Costs,
 ) -> Result<Estimate, Error> {
+    costs.check()?;
     let mut sum = Estimate {
         algorithm,
         options: *options,
@@ -194,11 +214,11 @@ impl fmt::Display for Choice {
 }
 
 /// Chooses the algorithm with the least [`estimate`] for a vector of `bytes` bytes; of those within 5% of it, the
-/// one that loads links least. `local` is the number of ranks
-/// of a node; above 1, hierarchical algorithms are considered.
+/// one that loads links least. `local` is the number of ranks of a node; above 1, hierarchical algorithms are
+/// considered.
 ///
 /// # Errors
-/// If the maps do not fit, or no algorithm can be weighed.
+/// If a cost is impossible, the maps do not fit, or no algorithm can be weighed.
 pub fn tune(
     collective: Collective,
     bytes: u64,
@@ -232,7 +252,7 @@ pub fn tune(
                     best = Some(found);
                 }
                 Ok(_) => {}
-                Err(error @ Error::RankMap(_)) => return Err(error),
+                Err(error @ (Error::RankMap(_) | Error::Cost { .. })) => return Err(error),
                 Err(error) => {
                     left_out.push((algorithm, error.to_string()));
                     break;
@@ -265,9 +285,5 @@ fn chunks(algorithm: Algorithm, bytes: u64) -> Vec<u32> {
 /// Refuses schedules that would take long to weigh.
 fn affordable(schedule: &impl Schedule) -> Result<(), Error> {
     let needed = (0..schedule.ranks()).map(|rank| u64::from(schedule.len(Rank(rank)))).sum();
-    let limit = 4 * MAX_WRITES;
-    if needed > limit {
-        return Err(Error::TooLarge { what: "operations to weigh", needed, limit });
-    }
-    Ok(())
+    at_most("operations to weigh", needed, MAX_OPERATIONS)
 }

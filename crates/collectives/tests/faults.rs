@@ -133,3 +133,24 @@ fn other_faults() {
     let empty = Program { ops: vec![], ..ring(1) };
     assert_eq!(said(&empty), "the number of ranks is 0; it must be from 1 to 16777216");
 }
+
+#[test]
+fn what_would_take_all_memory_or_for_ever_is_refused() {
+    // A clock of each rank has a word for each other.
+    let broadcast = Collective::Broadcast { root: Rank(0) };
+    let ranks = 1 << 15;
+    let binomial = build(broadcast, Algorithm::Binomial, ranks, &Options::default()).unwrap();
+    assert_eq!(
+        verify(&binomial).unwrap_err().to_string(),
+        "ranks of a schedule to verify: 32768, at most 16384 allowed"
+    );
+    // A few operations on very many blocks.
+    let blocks = 1 << 22;
+    let copy = Op::Copy { source: Span::input(0, blocks), target: Span::output(0, blocks) };
+    let program = Program { blocks, ops: vec![vec![copy; 17]], ..ring(1) };
+    Program::from_json(&program.to_json()).unwrap();
+    assert_eq!(
+        said(&program),
+        "blocks that all operations move: 71303168, at most 67108864 allowed"
+    );
+}

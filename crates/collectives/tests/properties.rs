@@ -6,6 +6,7 @@ use common::executor::Executor;
 use common::{Random, all};
 use proptest::prelude::*;
 use weft_collectives::contention::{BiGraphPaths, contention};
+use weft_collectives::tune::{Costs, estimate};
 use weft_collectives::{
     Algorithm, AnySchedule, Buffer, Collective, Op, Options, Program, Rank, Schedule, Span, build,
     verify,
@@ -125,6 +126,9 @@ proptest! {
         let map: Vec<_> = (0..program.ops.len() as u32).map(EndpointId).collect();
         let _ = contention(&program, &mut BiGraphPaths::new(&BiGraph::new(2, 1)).unwrap(), &map);
         let _ = program.to_string();
+        let mut paths = BiGraphPaths::new(&BiGraph::new(2, 1)).unwrap();
+        let (ring, options, costs) = (Algorithm::Ring, Options::default(), Costs::default());
+        let _ = estimate(ring, &options, &program, &mut paths, &map, u64::MAX, &costs);
     }
 
     #[test]

@@ -130,3 +130,26 @@ fn costs_are_those_of_the_documents_on_one_switch() {
         check(root, Algorithm::Chain, 6, 6.0 + n - 2.0, (6.0 + n - 2.0) / 6.0, 0.0);
     }
 }
+
+#[test]
+fn impossible_costs_are_refused() {
+    let mut paths = BiGraphPaths::new(&graph()).unwrap();
+    let maps = Maps { plain: graph().rank_map().unwrap(), hdrm: None };
+    for (costs, said) in [
+        (
+            Costs { add_bytes_per_s: 0.0, ..COSTS },
+            "the cost add_bytes_per_s is 0; it must be finite, and above 0",
+        ),
+        (
+            Costs { step_s: f64::NAN, ..COSTS },
+            "the cost step_s is NaN; it must be finite, and not negative",
+        ),
+        (
+            Costs { post_s: -1e-9, ..COSTS },
+            "the cost post_s is -0.000000001; it must be finite, and not negative",
+        ),
+    ] {
+        let error = tune(Collective::AllReduce, 64, 1, &mut paths, &maps, &costs).unwrap_err();
+        assert_eq!(error.to_string(), said);
+    }
+}

@@ -2,7 +2,7 @@
 
 mod paths;
 
-use crate::error::{At, Error};
+use crate::error::{At, Error, at_most};
 use crate::op::{Op, Rank};
 use crate::schedule::Schedule;
 pub use paths::{BiGraphPaths, Paths};
@@ -14,6 +14,9 @@ const KEPT: usize = 256;
 
 /// The most pairs that are kept of one collision.
 const PAIRS: usize = 64;
+
+/// The most links that the writes of one step may cross, each counted for each write (1 GiB of them).
+const MAX_CROSSED: u64 = 1 << 28;
 
 /// What the writes of one step do to the links. It says how many use a link if all ranks are in the same step;
 /// how they drift apart in time is for a simulation to find.
@@ -173,6 +176,8 @@ pub fn contention(
 pub(crate) struct Crossings {
     pub(crate) writes: Vec<Crossing>,
     links: Vec<LinkId>,
+    /// The most links.
+    limit: u64,
 }
 
 pub(crate) struct Crossing {
@@ -184,6 +189,15 @@ pub(crate) struct Crossing {
 }
 
 impl Crossings {
+    fn add(&mut self, from: Rank, to: Rank, op: Op, path: &[LinkId]) -> Result<(), Error> {
+        let first = self.links.len();
+        let end = first + path.len();
+        at_most("links crossed in one step", end as u64, self.limit)?;
+        self.links.extend_from_slice(path);
+        self.writes.push(Crossing { from, to, op, first: first as u32, end: end as u32 });
+        Ok(())
+    }
+
     pub(crate) fn path(&self, write: &Crossing) -> &[LinkId] {
         &self.links[write.first as usize..write.end as usize]
     }
@@ -199,7 +213,7 @@ pub(crate) fn walk<P: Paths>(
     crate::verify::header(schedule)?;
     check_map(map, schedule.ranks(), paths.endpoints())?;
     let mut next = vec![0u32; map.len()];
-    let mut crossings = Crossings { writes: Vec::new(), links: Vec::new() };
+    let mut crossings = Crossings { writes: Vec::new(), links: Vec::new(), limit: MAX_CROSSED };
     let mut path = Vec::new();
     let mut step = 0;
     loop {
@@ -210,9 +224,9 @@ pub(crate) fn walk<P: Paths>(
             let next = &mut next[from.0 as usize];
             while *next < schedule.len(from) {
                 let op = schedule.op(from, *next);
+                let at = At { rank: from, index: *next, op };
+                crate::verify::operation(schedule, at)?;
                 if let Op::Write { to, step: its, .. } = op {
-                    let at = At { rank: from, index: *next, op };
-                    crate::verify::operation(schedule, at)?;
                     if its > step {
                         following = Some(following.map_or(its, |other: u32| other.min(its)));
                         break;
@@ -222,10 +236,7 @@ pub(crate) fn walk<P: Paths>(
                     }
                     let flow = u64::from(from.0) * u64::from(schedule.ranks()) + u64::from(to.0);
                     paths.path(map[from.0 as usize], map[to.0 as usize], flow, &mut path)?;
-                    let first = crossings.links.len() as u32;
-                    crossings.links.extend_from_slice(&path);
-                    let end = crossings.links.len() as u32;
-                    crossings.writes.push(Crossing { from, to, op, first, end });
+                    crossings.add(from, to, op, &path)?;
                 }
                 *next += 1;
             }
@@ -255,4 +266,24 @@ fn check_map(map: &[EndpointId], ranks: u32, endpoints: u32) -> Result<(), Error
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::Span;
+
+    #[test]
+    fn a_step_that_crosses_too_many_links_is_refused() {
+        let (source, target) = (Span::input(0, 1), Span::output(0, 1));
+        let op = Op::Write { to: Rank(1), source, target, lane: 0, step: 0 };
+        let mut crossings = Crossings { writes: Vec::new(), links: Vec::new(), limit: 5 };
+        let path = [LinkId(0), LinkId(1)];
+        for _ in 0..2 {
+            crossings.add(Rank(0), Rank(1), op, &path).unwrap();
+        }
+        let error = crossings.add(Rank(0), Rank(1), op, &path).unwrap_err().to_string();
+        assert_eq!(error, "links crossed in one step: 6, at most 5 allowed");
+        assert_eq!(crossings.path(&crossings.writes[1]), path);
+    }
 }

@@ -1,45 +1,31 @@
 //! What can be told without running anything, and what the outputs must hold in the end.
 
-use super::MAX_SLOTS;
 use super::memory::{Memory, Value};
 use super::sets::Sets;
+use super::{MAX_SLOTS, MAX_VERIFIED_RANKS};
 use crate::build::MAX_RANKS;
-use crate::error::{At, Error, block};
+use crate::error::{At, Error, at_most, block, in_range};
 use crate::op::{Buffer, Collective, Op, Rank, Span};
 use crate::schedule::Schedule;
 
 /// Checks what a schedule says about itself.
 pub(crate) fn header(schedule: &impl Schedule) -> Result<(), Error> {
     let (ranks, blocks) = (schedule.ranks(), schedule.blocks());
-    in_range("the number of ranks", ranks, MAX_RANKS)?;
-    in_range("the number of blocks", blocks, u32::MAX)?;
+    in_range("the number of ranks", ranks, 1, MAX_RANKS)?;
+    in_range("the number of blocks", blocks, 1, u32::MAX)?;
     if schedule.collective().shares() && !blocks.is_multiple_of(ranks) {
         return Err(Error::Uneven { what: "blocks", whole: blocks, parts: ranks });
     }
-    if let Collective::Broadcast { root } = schedule.collective()
-        && root.0 >= ranks
-    {
-        let (value, most) = (root.0.into(), u64::from(ranks) - 1);
-        return Err(Error::OutOfRange { what: "the root", value, least: 0, most });
+    if let Collective::Broadcast { root } = schedule.collective() {
+        in_range("the root", root.0, 0, ranks - 1)?;
     }
     Ok(())
 }
 
-/// Checks that all blocks can be kept.
+/// Checks that all blocks and clocks can be kept.
 pub(super) fn size(schedule: &impl Schedule) -> Result<(), Error> {
-    let needed = Memory::slots(schedule);
-    if needed > MAX_SLOTS {
-        let what = "blocks of all outputs and scratch together";
-        return Err(Error::TooLarge { what, needed, limit: MAX_SLOTS });
-    }
-    Ok(())
-}
-
-fn in_range(what: &'static str, value: u32, most: u32) -> Result<(), Error> {
-    if (1..=most).contains(&value) {
-        return Ok(());
-    }
-    Err(Error::OutOfRange { what, value: value.into(), least: 1, most: most.into() })
+    at_most("ranks of a schedule to verify", schedule.ranks().into(), MAX_VERIFIED_RANKS)?;
+    at_most("blocks of all outputs and scratch together", Memory::slots(schedule), MAX_SLOTS)
 }
 
 /// Checks that an operation's ranks, lanes, step and spans exist.

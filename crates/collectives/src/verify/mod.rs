@@ -15,7 +15,7 @@ mod sets;
 
 pub(crate) use checks::{header, operation};
 
-use crate::error::{At, Error, block};
+use crate::error::{At, Error, at_most, block};
 use crate::op::{Buffer, Collective, Op, Rank, Span};
 use crate::schedule::Schedule;
 use lanes::{Lane, Lanes};
@@ -28,6 +28,13 @@ use std::rc::Rc;
 
 /// The most blocks, of all ranks' outputs and scratch, that a schedule to be verified may have.
 pub const MAX_SLOTS: u64 = 1 << 24;
+
+/// The most ranks of a schedule to be verified: each has a clock with a word for every other.
+pub const MAX_VERIFIED_RANKS: u64 = 1 << 14;
+
+/// The most blocks that the operations of a schedule to be verified may write, copy and add: a few lines of JSON
+/// can ask for more than anybody waits for.
+pub const MAX_MOVES: u64 = 1 << 26;
 
 /// What was proved, and about how much.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +96,8 @@ struct Run<'a, S> {
     order: Order,
     sets: Sets,
     operations: u64,
+    /// Blocks that were written, copied or added.
+    moves: u64,
 }
 
 impl<'a, S: Schedule> Run<'a, S> {
@@ -107,6 +116,7 @@ impl<'a, S: Schedule> Run<'a, S> {
             order: Order::default(),
             sets: Sets::new(ranks),
             operations: 0,
+            moves: 0,
         }
     }
 
@@ -120,6 +130,12 @@ impl<'a, S: Schedule> Run<'a, S> {
         while self.next[rank as usize] < len {
             let at = self.at(rank, self.next[rank as usize]);
             checks::operation(self.schedule, at)?;
+            if let Op::Write { source, .. } | Op::Reduce { source, .. } | Op::Copy { source, .. } =
+                at.op
+            {
+                self.moves += u64::from(source.blocks);
+                at_most("blocks that all operations move", self.moves, MAX_MOVES)?;
+            }
             match at.op {
                 Op::Write { source, target, .. } => self.write(at, source, target)?,
                 Op::Wait { from, lane, count } => {
