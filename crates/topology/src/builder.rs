@@ -1,6 +1,7 @@
 //! Making a network node by node.
 
 use crate::error::{Error, Result, hint};
+use crate::names::{MAX_NAME, TOO_LONG};
 use crate::network::{
     Adjacency, EndpointId, Graph, LinkId, LinkInfo, LinkSpec, MAX_LINKS, MAX_NODES, Network, Node,
     NodeId, NodeKind, Route, check_rank_map, limit,
@@ -169,8 +170,8 @@ impl NetworkBuilder {
 fn refused(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         Some("it is empty")
-    } else if name.len() > 256 {
-        Some("it is longer than 256 bytes")
+    } else if name.len() > MAX_NAME {
+        Some(TOO_LONG)
     } else if name.contains(|c: char| c.is_control() || matches!(c, '[' | ']' | '*' | ',' | '"')) {
         Some("brackets, commas, quotes, asterisks and control characters mean other things")
     } else {

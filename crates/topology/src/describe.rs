@@ -5,6 +5,7 @@ use crate::error::{Error, Result, hint};
 use crate::json;
 use crate::network::{LinkSpec, Network};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
 
 /// What a network was described as.
@@ -23,7 +24,7 @@ pub enum Description {
 }
 
 /// The largest file that is read.
-const MAX_FILE: u64 = 1 << 30;
+const MAX_FILE: u64 = 1 << 28;
 
 impl Description {
     /// Understands a short form, as `bigraph:switches=16,endpoints=4,gbps=100,latency_us=0.5`, or reads the
@@ -121,9 +122,12 @@ impl Network {
 
 fn read(path: &Path) -> Result<String> {
     let fail = |source| Error::Read { path: path.to_owned(), source };
-    let length = std::fs::metadata(path).map_err(fail)?.len();
-    crate::network::limit("bytes of a description", length.into(), MAX_FILE)?;
-    std::fs::read_to_string(path).map_err(fail)
+    let mut text = String::new();
+    // Devices and pipes do not say how long they are.
+    let mut file = std::fs::File::open(path).map_err(fail)?.take(MAX_FILE + 1);
+    file.read_to_string(&mut text).map_err(fail)?;
+    crate::network::limit("bytes of a description", text.len() as u128, MAX_FILE)?;
+    Ok(text)
 }
 
 const KINDS: [&str; 4] = ["bigraph", "fat-tree", "fat-tree3", "rail"];

@@ -3,12 +3,26 @@
 use crate::error::{Error, Result};
 use crate::network::{MAX_NODES, limit};
 
+/// The longest name of a node, in bytes.
+pub const MAX_NAME: usize = 256;
+pub const TOO_LONG: &str = "it is longer than 256 bytes";
+
+/// Letters of a pattern that an error shows.
+const SHOWN: usize = 64;
+
 /// All names that a pattern stands for, the last range fastest. Counted before any is made.
 pub fn expand(pattern: &str, at: &dyn Fn() -> String) -> Result<Vec<String>> {
-    let bad = |reason| Error::BadName { at: at(), name: pattern.to_owned(), reason };
+    let bad = |reason| {
+        let mut name: String = pattern.chars().take(SHOWN).collect();
+        if name.len() < pattern.len() {
+            name.push_str("...");
+        }
+        Error::BadName { at: at(), name, reason }
+    };
     let mut parts: Vec<(&str, u64, u64, usize)> = Vec::new();
     let mut rest = pattern;
     let mut count = 1u128;
+    let mut longest = 0;
     while let Some(open) = rest.find('[') {
         let (before, after) = rest.split_at(open);
         let Some(close) = after.find(']') else {
@@ -29,8 +43,12 @@ pub fn expand(pattern: &str, at: &dyn Fn() -> String) -> Result<Vec<String>> {
         }
         count = count.saturating_mul(u128::from(last - first) + 1);
         limit("names", count, MAX_NODES)?;
+        longest += before.len() + width.max(last.to_string().len());
         parts.push((before, first, last, width));
         rest = &after[close + 1..];
+    }
+    if longest + rest.len() > MAX_NAME {
+        return Err(bad(TOO_LONG));
     }
     let mut names = vec![String::new()];
     for (before, first, last, width) in parts {

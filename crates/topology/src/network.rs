@@ -50,14 +50,23 @@ impl LinkSpec {
         LinkSpec { bandwidth: gbps * BYTES_PER_GIGABIT, latency: latency_us * 1e-6 }
     }
 
-    /// The same numbers, or what is wrong with them.
+    /// The same numbers, or what is wrong with them. Those of any use are far inside of the bounds, within which
+    /// sums over paths and quotients with sizes stay finite.
     pub(crate) fn checked(self, at: impl Fn() -> String) -> Result<LinkSpec> {
         if !(self.bandwidth.is_finite() && self.bandwidth > 0.0) {
             let must = "a finite number above 0 bytes/s";
             return Err(Error::Number { at: at(), what: "bandwidth", value: self.bandwidth, must });
         }
+        if !(1e-30..=1e30).contains(&self.bandwidth) {
+            let must = "a number of bytes/s from 1e-30 to 1e30";
+            return Err(Error::Number { at: at(), what: "bandwidth", value: self.bandwidth, must });
+        }
         if !(self.latency.is_finite() && self.latency >= 0.0) {
             let must = "a finite number of seconds, not negative";
+            return Err(Error::Number { at: at(), what: "latency", value: self.latency, must });
+        }
+        if self.latency > 1e30 {
+            let must = "a number of seconds from 0 to 1e30";
             return Err(Error::Number { at: at(), what: "latency", value: self.latency, must });
         }
         Ok(self)

@@ -1,19 +1,21 @@
 //! Whether every endpoint reaches every other, and whether explicit routes can be followed.
 
 use crate::error::{Error, Result};
-use crate::network::{Adjacency, Graph, LinkInfo, NodeId};
-use std::collections::HashMap;
+use crate::network::{Adjacency, Graph, LinkInfo, NodeId, limit};
+use std::collections::{HashMap, VecDeque};
 
 /// Finds two endpoints without a path, if there are any.
 ///
-/// One node that forwards, that every endpoint reaches and that reaches every endpoint settles it, and
-/// nearly every network has one beside its first endpoint. Elsewhere pairs are looked at.
+/// One node that forwards, that every endpoint reaches and that reaches every endpoint settles it. Nearly every
+/// network has one beside its first endpoint, and most others half way to the farthest. Elsewhere pairs are looked
+/// at.
 pub(crate) fn check(graph: &Graph) -> Result<()> {
     const TRIED: usize = 8;
     let first = graph.endpoints[0];
     let beside = graph.out.of(first).iter().map(|link| graph.links[link.0 as usize].to);
     let forwarding = |node: &NodeId| graph.nodes[node.0 as usize].forwards;
-    for node in beside.filter(forwarding).take(TRIED) {
+    let on_the_way = std::iter::once_with(|| half_way(graph, first)).flatten();
+    for node in beside.take(TRIED).chain(on_the_way).filter(forwarding) {
         let there = reached(graph, node, &graph.out, |link| link.to);
         let back = reached(graph, node, &graph.into, |link| link.from);
         let both = |endpoint: &NodeId| there[endpoint.0 as usize] && back[endpoint.0 as usize];
@@ -23,6 +25,31 @@ pub(crate) fn check(graph: &Graph) -> Result<()> {
     }
     check_pairs(graph)
 }
+
+/// The node in the middle of a shortest path to a node as far as there is.
+fn half_way(graph: &Graph, from: NodeId) -> Option<NodeId> {
+    let mut before = vec![None; graph.nodes.len()];
+    let mut left = VecDeque::from([from]);
+    let mut last = from;
+    while let Some(node) = left.pop_front() {
+        last = node;
+        if node != from && !graph.nodes[node.0 as usize].forwards {
+            continue;
+        }
+        for link in graph.out.of(node) {
+            let next = graph.links[link.0 as usize].to;
+            if next != from && before[next.0 as usize].is_none() {
+                before[next.0 as usize] = Some(node);
+                left.push_back(next);
+            }
+        }
+    }
+    let way: Vec<_> = std::iter::successors(Some(last), |node| before[node.0 as usize]).collect();
+    way.get(way.len() / 2).copied()
+}
+
+/// The most nodes and links that are looked at to compare pairs.
+const MAX_LOOKED_AT: u64 = 1 << 34;
 
 /// Looks at one endpoint of each set of neighbours, for all with the same set reach the same.
 fn check_pairs(graph: &Graph) -> Result<()> {
@@ -36,7 +63,10 @@ fn check_pairs(graph: &Graph) -> Result<()> {
     }
     let mut representatives: Vec<NodeId> = groups.into_values().collect();
     representatives.sort_unstable();
-    for &from in &representatives {
+    let each = (graph.nodes.len() + graph.links.len()) as u128;
+    let what = "nodes and links to visit, to find whether every endpoint reaches every other";
+    for (done, &from) in (1..).zip(&representatives) {
+        limit(what, done * each, MAX_LOOKED_AT)?;
         let there = reached(graph, from, &graph.out, |link| link.to);
         for &to in &graph.endpoints {
             if !there[to.0 as usize] {

@@ -339,3 +339,19 @@ proptest! {
         let _ = Host::from_nccl_xml(&format!("<system><cpu>{text}</cpu></system>"));
     }
 }
+
+#[test]
+fn xml_that_nests_out_of_sight_is_refused_and_not_crashed_on() {
+    let deep = |open: &str| Host::from_nccl_xml(&open.repeat(60_000)).unwrap_err().to_string();
+    for open in ["<a>", "<a x='/>'>", "<a><!--</a>-->", "<a><![CDATA[</a>]]>", "<a><?p </a>?>"] {
+        let said = deep(open);
+        assert!(said.contains("nested more than 128 deep"), "{open}: {said}");
+    }
+    // What is in a comment does not nest.
+    let comment = format!("<system><!--{}--></system>", "<a>".repeat(1000));
+    assert!(Host::from_nccl_xml(&comment).is_ok());
+    // Neither takes for ever: no bracket is looked for more than once.
+    for text in ["<a/".repeat(1 << 20), "<a/".repeat(1 << 20) + ">", "<!--".repeat(1 << 20)] {
+        assert!(Host::from_nccl_xml(&text).is_err());
+    }
+}

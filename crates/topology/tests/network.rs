@@ -302,10 +302,73 @@ fn errors_name_the_place() {
 }
 
 #[test]
+fn names_that_no_node_can_have_are_refused_before_they_are_made() {
+    let zeros = "0".repeat(70_000);
+    for pattern in [
+        format!("{}[0-1048575]", "a".repeat(100_000)),
+        format!("a[{zeros}-9]"),
+        format!("a[0-1048575]{}", "b".repeat(100_000)),
+    ] {
+        let text = format!("{{\"endpoints\": [\"{pattern}\"]}}");
+        let error = Network::from_json(&text).unwrap_err().to_string();
+        assert!(error.starts_with("endpoints[0]: ") && error.len() < 400, "{}", &error[..300]);
+        assert!(error.contains("longer than 256 bytes"), "{error}");
+    }
+}
+
+#[test]
+fn a_large_network_of_one_way_links_is_checked_in_time() {
+    // Nothing beside the first endpoint is reached by all; the hub is.
+    let links = |back: &str| {
+        format!(
+            r#"{{"switches": ["hub", "up[0-99999]", "down[0-99999]"], "endpoints": ["e[0-99999]"],
+            "links": [{{"from": "e[0-99999]", "to": "up[0-99999]", "pairwise": true, "oneway": true}},
+                {{"from": "up[0-99999]", "to": "hub", "oneway": true}},
+                {{"from": "hub", "to": "down[0-99999]", "oneway": true}},
+                {{"from": "down[{back}]", "to": "e[{back}]", "pairwise": true, "oneway": true}}]}}"#
+        )
+    };
+    assert!(Network::from_json(&links("0-99999")).is_ok());
+    let error = Network::from_json(&links("0-99998")).unwrap_err().to_string();
+    assert_eq!(error, "no path leads from \"e0\" to \"e99999\"");
+}
+
+#[test]
+fn a_description_that_would_be_ignored_is_refused() {
+    let text = r#"{"default": {"gbps": 400}, "rail": {"hosts": 4, "gpus": 2}}"#;
+    let error = Network::from_json(text).unwrap_err().to_string();
+    assert_eq!(error, "default: rail does not look at it; give its gbps and latency_us there");
+}
+
+#[test]
+fn numbers_whose_sums_are_infinite_are_refused() {
+    for (spec, said) in [
+        ("gbps=1e300", "bandwidth is 1.25e308; it must be"),
+        ("gbps=1e-310", "it must be a number of bytes/s from 1e-30 to 1e30"),
+        ("latency_us=1e300", "it must be a number of seconds from 0 to 1e30"),
+    ] {
+        let spec = format!("fat-tree:leaves=1,spines=0,hosts=2,{spec}");
+        let error = Network::parse(&spec).unwrap_err().to_string();
+        assert!(error.contains(said.split("; ").last().unwrap()), "{spec}: {error}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_without_an_end_is_refused() {
+    let error = Network::parse("/dev/zero").unwrap_err().to_string();
+    assert!(error.contains("bytes of a description"), "{error}");
+}
+
+#[test]
 fn builders_stand_in_json_too() {
     let text = r#"{"bigraph": {"switches": 16, "endpoints": 4, "gbps": 50.8}}"#;
     let short = Network::parse("bigraph:switches=16,endpoints=4,gbps=50.8").unwrap();
     assert_eq!(Network::from_json(text).unwrap(), short);
+    for text in ["[\"a\", {}]", "[]", "nonsense", "", "7"] {
+        let error = Network::from_json(text).unwrap_err().to_string();
+        assert!(error.contains("line 1, column 1: a network is an object: {"), "{text}: {error}");
+    }
     let error = Network::from_json(r#"{"rail": {"hosts": "four"}}"#).unwrap_err();
     assert_eq!(error.to_string(), "rail.hosts: \"four\" is not a number");
 }

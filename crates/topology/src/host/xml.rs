@@ -321,22 +321,50 @@ fn hex(node: &Node<'_, '_>, name: &str) -> Result<Option<u32>> {
     })
 }
 
-/// Refuses text that nests deeply before a parser that recurses sees it.
+/// Refuses text that nests deeply before a parser that recurses sees it. What is not well-formed is left to the
+/// parser, which stops there.
 fn check_depth(text: &str) -> Result<()> {
     let mut depth = 0usize;
-    for (place, _) in text.match_indices('<') {
-        let rest = &text[place + 1..];
-        if rest.starts_with('/') {
+    let mut place = 0;
+    while let Some(next) = text[place..].find('<') {
+        place += next;
+        let rest = &text[place..];
+        let length = if let Some(comment) = rest.strip_prefix("<!--") {
+            comment.find("-->").map(|end| end + 7)
+        } else if rest.starts_with("<![CDATA[") {
+            rest.find("]]>").map(|end| end + 3)
+        } else if rest.starts_with("<?") {
+            rest.find("?>").map(|end| end + 2)
+        } else if rest.starts_with("</") {
             depth = depth.saturating_sub(1);
-        } else if !rest.starts_with(['!', '?']) {
-            let end = rest.find('>').unwrap_or(rest.len());
-            depth += usize::from(!rest[..end].ends_with('/'));
-        }
+            rest.find('>').map(|end| end + 1)
+        } else {
+            let length = tag_length(rest);
+            let alone = length.is_some_and(|length| rest[..length].ends_with("/>"));
+            depth += usize::from(!alone);
+            length
+        };
         if depth > 4 * MAX_DEPTH {
             let line = text[..place].matches('\n').count() as u32 + 1;
             let reason = format!("elements are nested more than {} deep", 4 * MAX_DEPTH);
             return Err(Error::Xml { line, reason });
         }
+        let Some(length) = length else { break };
+        place += length;
     }
     Ok(())
+}
+
+/// The length of the tag that a text begins with; brackets in quotes are part of it.
+fn tag_length(text: &str) -> Option<usize> {
+    let mut quote = None;
+    for (place, byte) in text.bytes().enumerate() {
+        match (quote, byte) {
+            (None, b'>') => return Some(place + 1),
+            (None, b'"' | b'\'') => quote = Some(byte),
+            (Some(open), _) if open == byte => quote = None,
+            _ => {}
+        }
+    }
+    None
 }

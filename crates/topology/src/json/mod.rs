@@ -107,6 +107,11 @@ struct RouteEntry {
 }
 
 impl Speed {
+    fn is_given(&self) -> bool {
+        let Speed { gbps, bytes_per_s, latency_us, latency_s } = self;
+        [gbps, bytes_per_s, latency_us, latency_s].iter().any(|field| field.is_some())
+    }
+
     /// What is given here, and the rest from `default`.
     fn over(self, default: LinkSpec, at: &dyn Fn() -> String) -> Result<LinkSpec> {
         let twice = |one: &str, other: &str| Error::Field {
@@ -130,6 +135,14 @@ impl Speed {
 }
 
 pub(crate) fn describe(text: &str) -> Result<Description> {
+    if !text.trim_start().starts_with('{') {
+        return Err(Error::Json {
+            what: "the network's JSON".to_owned(),
+            line: 1,
+            column: 1,
+            reason: "a network is an object: {\"endpoints\": ..., \"links\": ...}".to_owned(),
+        });
+    }
     let file: File = serde_json::from_str(text).map_err(|error| Error::Json {
         what: "the network's JSON".to_owned(),
         line: error.line(),
@@ -155,6 +168,10 @@ pub(crate) fn describe(text: &str) -> Result<Description> {
     if explicit || !file.hosts.is_empty() || !file.routes.is_empty() || file.rank_map.is_some() {
         let reason = "it makes all nodes and links; none can be given beside it";
         return Err(Error::Field { at: kind.to_owned(), reason: reason.to_owned() });
+    }
+    if file.default.is_given() {
+        let reason = format!("{kind} does not look at it; give its gbps and latency_us there");
+        return Err(Error::Field { at: "default".to_owned(), reason });
     }
     Description::from_options(kind, options_from_json(kind, options)?)
 }
