@@ -94,8 +94,8 @@ impl Schedule for Binomial {
 /// Broadcast by a chain of all ranks, or by a double tree of all but the root, in chunks.
 ///
 /// Cost, with the letters of [`ring`](crate::ring), for `C` chunks: the chain `(C + N-2) (a + n/C b)`; the
-/// tree, of depth `D` and with `C` chunks of each half, `(C + D) (a + n/C b)` (Sanders et al. 2009, see
-/// [`tree`](crate::tree)). No scratch.
+/// tree, of depth `D = ceil(log2(N-1))` and with `C` chunks of each half, `(C + D) a` and at most `(C + D) n/C b`,
+/// which it is from about four chunks on (Sanders et al. 2009, see [`tree`](crate::tree)). No scratch.
 #[derive(Clone, Debug)]
 pub struct Pipelined {
     ranks: u32,

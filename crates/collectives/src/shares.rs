@@ -3,8 +3,9 @@
 //! Source: Thakur, Rabenseifner, Gropp 2005 (see [`pairwise`](crate::pairwise)). With `P = 2^L` the largest power
 //! of two up to `N`, the first `2(N-P)` ranks are pairs of neighbours: the odd one gives what it has to the even
 //! one, its host, and gets its share from it, so that the ranks of each subtree own consecutive blocks. Cost, with
-//! the letters of [`ring`](crate::ring): `L a + (N-1)/N nb`, and `g` for each byte added; for `N > P` reduce-scatter
-//! takes `2a + (1+1/N) nb` more, all-gather the same.
+//! the letters of [`ring`](crate::ring): `L a + (N-1)/N nb`, and `g` for each byte added. For `N > P` it is `(L+2) a`,
+//! and `2^k` members own up to `2^k + min(2^k, N-P)` blocks, so `b` has the sum of these for `k < L`, and `N+1`, over
+//! `N`; `g` one block less. That is at most `7/5 n` more.
 
 use crate::op::{Collective, Op, Rank, Span};
 use crate::ring::copy_all;

@@ -67,10 +67,11 @@ pub(crate) fn nodes(rank: u32, count: u32) -> [Node; 2] {
 
 /// All-reduce by a double binary tree: chunk by chunk up to the roots and down again, the two ways overlapped.
 ///
-/// With `C` chunks of each half and trees of depth `D` (about `log2 N`), the vector has `2C` blocks and the cost,
-/// with the letters of [`ring`](crate::ring), is about `(C + 2D) (2a + 2n/C b + n/C g)`: a rank receives from
-/// two children in one tree, from its parents in both, and sends as much. The best `C` grows with the root of
-/// `n`. Each chunk leaves after the one before has left (a drain), so that they do not share the link.
+/// With `C` chunks of each half and trees of depth `D = ceil(log2 N)`, the vector has `2C` blocks. A rank receives
+/// from two children in one tree, from its parents in both, and sends as much, so the cost, with the letters of
+/// [`ring`](crate::ring), is `(C + 2D - 1) a + ng` and at most `(C + 2D - 1) 2n/C b`, less where the pipeline fills
+/// and empties. The best `C` grows with the root of `n`. Each chunk leaves after the one before has left (a drain),
+/// so that they do not share the link.
 #[derive(Clone, Debug)]
 pub struct TreeAllReduce {
     ranks: u32,

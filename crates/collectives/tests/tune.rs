@@ -76,7 +76,7 @@ fn without_a_map_there_is_no_hdrm_and_with_nodes_there_is_a_hierarchy() {
 #[test]
 fn costs_are_those_of_the_documents_on_one_switch() {
     let (latency, speed) = (1e-6, 1e9);
-    for ranks in [2u32, 3, 8, 12, 16] {
+    for ranks in [2u32, 3, 5, 8, 12, 13, 16, 20, 31, 48] {
         let mut network = weft_topology::NetworkBuilder::new("star");
         let switch = network.switch("s").unwrap();
         for rank in 0..ranks {
@@ -87,18 +87,27 @@ fn costs_are_those_of_the_documents_on_one_switch() {
         let map: Vec<_> = (0..ranks).map(EndpointId).collect();
         let costs = Costs { step_s: latency, post_s: 0.0, add_bytes_per_s: 1e10 };
         // A multiple of every number of blocks.
-        let bytes = 48_000_000u64;
-        let mut check = |collective, algorithm, chunks, a: f64, b: f64, g: f64| {
-            let options = Options { chunks, local: 1 };
+        let bytes = 13 * 31 * 240_000u64;
+        let mut estimated = |collective, algorithm, chunks, local| {
+            let options = Options { chunks, local };
             let schedule = build(collective, algorithm, ranks, &options).unwrap();
             let found =
                 estimate(algorithm, &options, &schedule, &mut router, &map, bytes, &costs).unwrap();
-            let time = a * latency + b * bytes as f64 / speed + g * bytes as f64 / 1e10;
-            let error = (found.seconds() / time - 1.0).abs();
-            assert!(
-                error < 1e-9,
-                "{collective} by {algorithm}, {ranks} ranks: {found} is not {time}"
-            );
+            let (wire, add) = (found.wire_s * speed, found.add_s * 1e10);
+            [found.latency_s / latency, wire / bytes as f64, add / bytes as f64]
+        };
+        let same = |found: [f64; 3], expected: [f64; 3], what: &str| {
+            for (found, expected) in found.into_iter().zip(expected) {
+                let error = (found - expected).abs();
+                assert!(
+                    error < 1e-9 * (1.0 + expected),
+                    "{what}, {ranks} ranks: {found} is not {expected}"
+                );
+            }
+        };
+        let mut check = |collective, algorithm, chunks, a: f64, b: f64, g: f64| {
+            let found = estimated(collective, algorithm, chunks, 1);
+            same(found, [a, b, g], &format!("{collective} by {algorithm}"));
         };
         let n = f64::from(ranks);
         let p = f64::from(1u32 << ranks.ilog2());
@@ -118,16 +127,44 @@ fn costs_are_those_of_the_documents_on_one_switch() {
             check(Collective::ReduceScatter, algorithm, 1, a, share, share);
             check(Collective::AllGather, algorithm, 1, a, share, 0.0);
         }
-        if fold == 0.0 {
-            check(Collective::ReduceScatter, Algorithm::HalvingDoubling, 1, levels, share, share);
-            check(Collective::AllGather, Algorithm::HalvingDoubling, 1, levels, share, 0.0);
-        }
+        // The most blocks of 2^k members: of the first, each has two until there are no guests left.
+        let most = |k: u32| f64::from(1u32 << k) + f64::from(1u32 << k).min(n - p);
+        let halves = (0..ranks.ilog2()).map(most).sum::<f64>() / n;
+        let (a, b, g) = (levels + 2.0 * fold, halves + fold * (1.0 + 1.0 / n), halves + fold);
+        assert!(b.max(g) <= share + fold * (7.0 / 5.0 + 1e-9));
+        check(Collective::ReduceScatter, Algorithm::HalvingDoubling, 1, a, b, g);
+        check(Collective::AllGather, Algorithm::HalvingDoubling, 1, a, b, 0.0);
         check(Collective::AllToAll, Algorithm::Pairwise, 1, n - 1.0, share, 0.0);
         check(Collective::AllToAll, Algorithm::Direct, 1, 1.0, share, 0.0);
         let root = Collective::Broadcast { root: weft_collectives::Rank(1) };
         let steps = (n - 1.0).log2().floor() + 1.0;
         check(root, Algorithm::Binomial, 1, steps, steps, 0.0);
         check(root, Algorithm::Chain, 6, 6.0 + n - 2.0, (6.0 + n - 2.0) / 6.0, 0.0);
+        for local in (1..=ranks).filter(|local| ranks.is_multiple_of(*local)) {
+            let (inside, nodes) = (f64::from(local), ranks / local);
+            let p = f64::from(1u32 << nodes.ilog2());
+            let fold = f64::from(u8::from(!nodes.is_power_of_two()));
+            let (shots, part) = (f64::from(u8::from(local > 1)), (inside - 1.0) / inside);
+            let a = 2.0 * shots + 2.0 * p.log2() + 2.0 * fold;
+            let rail = (p - 1.0) / p / inside;
+            let b = 2.0 * part + 2.0 * rail + 2.0 * fold / inside;
+            let g = part + rail + fold / inside;
+            let found = estimated(reduce, Algorithm::Hierarchical, 1, local);
+            same(found, [a, b, g], &format!("hierarchical, {local} on a node"));
+        }
+        for chunks in [1, 4, 16] {
+            let c = f64::from(chunks);
+            let steps = c + 2.0 * n.log2().ceil() - 1.0;
+            let [a, b, g] = estimated(reduce, Algorithm::Tree, chunks, 1);
+            same([a, 0.0, 0.0], [steps, 0.0, 0.0], "tree");
+            assert!(b <= 2.0 * steps / c && (b >= 2.0 || ranks < 5), "tree, {ranks} ranks: {b}");
+            same([0.0, 0.0, g], [0.0, 0.0, if ranks == 2 { 0.5 } else { 1.0 }], "tree");
+            let steps = c + (n - 1.0).log2().ceil();
+            let [a, b, g] = estimated(root, Algorithm::Tree, chunks, 1);
+            assert!(b <= steps / c + 1e-9, "broadcast by tree, {ranks} ranks: {b}");
+            let full = if chunks < 4 || ranks < 5 { b } else { steps / c };
+            same([a, b, g], [steps, full, 0.0], "broadcast by tree");
+        }
     }
 }
 
