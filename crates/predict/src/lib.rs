@@ -4,6 +4,20 @@
 //! [`run`] takes a scenario as JSON and gives back its outcome as JSON; it is what `weft sim` calls.
 //! Below it, a [`World`] is one network with its routes and [`Constants`] in one virtual time, and a
 //! [`Workload`] something that runs on it. `docs/simulator.md` says what the model covers and what not.
+//!
+//! ```
+//! let scenario = r#"{
+//!     "scenario": "collective",
+//!     "cluster": {"topology": "bigraph:switches=16,endpoints=4,gbps=100,latency_us=0.5"},
+//!     "job": {"collective": "all-reduce", "algorithm": "hdrm", "bytes": 64000}
+//! }"#;
+//! let outcome = weft_predict::run(scenario, &mut |_share, _doing| true)?;
+//! let outcome: serde_json::Value = serde_json::from_str(&outcome)?;
+//! // Twelve messages of 3 us, and 2 x 63,000 bytes at 12.5 GB/s.
+//! assert_eq!(format!("{:.3} us", outcome["time_s"].as_f64().unwrap() * 1e6), "46.080 us");
+//! assert_eq!(outcome["max_link_load"], 1);
+//! # Ok::<(), weft_predict::Error>(())
+//! ```
 
 #![warn(missing_docs)]
 

@@ -192,8 +192,8 @@ fn links_fail_and_recover() {
     let (from, to) = (names["links"][0]["from"].clone(), names["links"][0]["to"].clone());
     let even = time(spec(json!({"from": from, "to": to, "bandwidth": 1.0})));
     let half = time(spec(json!({"from": from, "to": to, "bandwidth": 0.5})));
-    // The slow link is never idle once it has begun: the messages behind the first overlap their latency with
-    // the bytes before them. Another latency passes before it begins... at the last step, behind it.
+    // The slow link is never idle once it has begun, so latencies pass while it works: all but the first, and
+    // the one of the step that others still make when it is done.
     let wire = 6.0 * f64::from(1 << 20) / BANDWIDTH;
     assert_close(half, 2.0 * LATENCY + 2.0 * wire, "half the bandwidth");
     let back = time(spec(
@@ -268,4 +268,26 @@ fn what_takes_no_time_ends() {
     let mut spec = star("ring", 64, 0, json!({"message_latency_s": 0.0}));
     spec["cluster"]["topology"] = json!("fat-tree:leaves=1,spines=1,hosts=64,latency_us=0");
     assert!(run(spec)["time_s"].as_f64().unwrap() == 0.0);
+}
+
+#[test]
+fn a_reduction_may_hide_behind_the_arrival_of_what_it_adds() {
+    let constants = |tail: Option<u64>| json!({"message_latency_s": 1.5e-6, "reduce_bytes_per_s": 1e10, "reduce_tail_bytes": tail});
+    let bare = time(star("ring", 4, 4 << 20, json!({"message_latency_s": 1.5e-6})));
+    let reduced = |bytes: u32| bare + 3.0 * f64::from(bytes) / 1e10;
+    assert_close(time(star("ring", 4, 4 << 20, constants(None))), reduced(1 << 20), "all of it");
+    assert_close(
+        time(star("ring", 4, 4 << 20, constants(Some(1 << 16)))),
+        reduced(1 << 16),
+        "its end",
+    );
+}
+
+#[test]
+fn posts_of_one_nic_queue() {
+    // Direct among four ranks: three writes are posted one after the other, and all share the rank's link.
+    let mut spec = star("two-shot", 4, 4 << 20, json!({"message_latency_s": 0.0, "post_s": 1e-3}));
+    spec["cluster"]["topology"] = json!("fat-tree:leaves=1,spines=1,hosts=4,latency_us=0");
+    let wire = f64::from(1 << 20) / BANDWIDTH;
+    assert_close(time(spec), 2.0 * (3e-3 + wire), "posts");
 }
