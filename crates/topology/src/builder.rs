@@ -1,10 +1,11 @@
 //! Making a network node by node.
 
+use crate::adjacency::Adjacency;
 use crate::error::{Error, Result, hint};
 use crate::names::{MAX_NAME, TOO_LONG};
 use crate::network::{
-    Adjacency, EndpointId, Graph, LinkId, LinkInfo, LinkSpec, MAX_LINKS, MAX_NODES, Network, Node,
-    NodeId, NodeKind, Route, check_rank_map, limit,
+    EndpointId, Graph, LinkId, LinkInfo, LinkSpec, MAX_LINKS, MAX_NODES, Network, Node, NodeId,
+    NodeKind, Route, check_rank_map, limit,
 };
 use crate::reach;
 use std::collections::HashMap;

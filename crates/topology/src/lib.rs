@@ -7,6 +7,7 @@
 
 #![warn(missing_docs)]
 
+mod adjacency;
 mod build;
 mod builder;
 mod cabling;

@@ -1,5 +1,6 @@
 //! A network as a value: nodes, directed links, endpoints.
 
+use crate::adjacency::Adjacency;
 use crate::error::{Error, Result, hint};
 use std::collections::HashMap;
 use std::fmt;
@@ -137,38 +138,6 @@ pub(crate) struct Graph {
     pub out: Adjacency,
     /// Links that enter each node.
     pub into: Adjacency,
-}
-
-/// Lists of links, one for each node.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Adjacency {
-    first: Vec<u32>,
-    links: Vec<LinkId>,
-}
-
-impl Adjacency {
-    pub fn new(nodes: usize, links: &[LinkInfo], end: impl Fn(&LinkInfo) -> NodeId) -> Adjacency {
-        let mut first = vec![0u32; nodes + 1];
-        for link in links {
-            first[end(link).0 as usize + 1] += 1;
-        }
-        for node in 0..nodes {
-            first[node + 1] += first[node];
-        }
-        let mut next = first.clone();
-        let mut lists = vec![LinkId(0); links.len()];
-        for (number, link) in links.iter().enumerate() {
-            let place = &mut next[end(link).0 as usize];
-            lists[*place as usize] = LinkId(number as u32);
-            *place += 1;
-        }
-        Adjacency { first, links: lists }
-    }
-
-    pub fn of(&self, node: NodeId) -> &[LinkId] {
-        let node = node.0 as usize;
-        &self.links[self.first[node] as usize..self.first[node + 1] as usize]
-    }
 }
 
 /// A network of endpoints, switches, hosts and directed links. A value: clones share it.

@@ -1,7 +1,8 @@
 //! Whether every endpoint reaches every other, and whether explicit routes can be followed.
 
+use crate::adjacency::Adjacency;
 use crate::error::{Error, Result};
-use crate::network::{Adjacency, Graph, LinkInfo, NodeId, limit};
+use crate::network::{Graph, LinkInfo, NodeId, limit};
 use std::collections::{HashMap, VecDeque};
 
 /// Finds two endpoints without a path, if there are any.

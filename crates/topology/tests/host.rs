@@ -31,6 +31,10 @@ fn pairs(host: &Host) -> Vec<String> {
 }
 
 /// NVML's view of GPUs that NVSwitches join.
+fn joined(host: &Host, one: usize, other: usize) -> bool {
+    host.nvlinked().joins(host.devices[one].bus_id, host.devices[other].bus_id)
+}
+
 fn nvswitch(host: &mut Host) {
     let gpus: Vec<NvmlGpu> = host
         .of_kind(DeviceKind::Gpu)
@@ -74,7 +78,7 @@ fn a_dgx_a100_has_a_nic_beside_each_gpu_and_pairs_share_root_ports() {
     let gpus: Vec<usize> = host.of_kind(DeviceKind::Gpu).collect();
     assert_eq!(host.distance(gpus[0], gpus[1]), Distance::Switches);
     assert_eq!(host.distance(gpus[1], gpus[2]), Distance::System);
-    assert!(host.nvlinked(gpus[0], gpus[7]));
+    assert!(joined(&host, gpus[0], gpus[7]));
     assert_eq!(host.nvlinks.len(), 8);
     assert_eq!(host.nvlinks[0].count, 12);
     assert!(
@@ -181,7 +185,7 @@ fn a_virtual_machine_sees_gpus_and_nvlinks_to_what_it_does_not_see() {
     let note = ("pair-not-under-one-switch", Severity::Note);
     assert_eq!(told, [("gpus-share-nic", Severity::Warning), note, note]);
     assert_eq!(pairs(&host), ["GPU0 eth0 PHB", "GPU1 eth0 PHB"]);
-    assert!(host.nvlinked(host.gpus()[0], host.gpus()[1]));
+    assert!(joined(&host, host.gpus()[0], host.gpus()[1]));
     assert!(host.tree().starts_with("NUMA node 0  CPUs 0-31\n"), "{}", host.tree());
     let xml = host.to_nccl_xml();
     assert!(xml.contains("<nvlink target=\"fffffff:ffff:ff\" count=\"18\" tclass=\"0x068000\"/>"));
@@ -354,4 +358,26 @@ fn xml_that_nests_out_of_sight_is_refused_and_not_crashed_on() {
     for text in ["<a/".repeat(1 << 20), "<a/".repeat(1 << 20) + ">", "<!--".repeat(1 << 20)] {
         assert!(Host::from_nccl_xml(&text).is_err());
     }
+}
+
+#[test]
+fn many_gpus_with_many_nvlinks_are_looked_at_in_time() {
+    let gpus = 2000;
+    let mut text =
+        String::from("<system><cpu numaid='0'><pci busid='ffff:00:00.0' class='0x060400'>");
+    for gpu in 0..gpus {
+        text += &format!("<pci busid='{gpu:04x}:01:00.0' class='0x030200'><gpu dev='{gpu}'>");
+        for link in 0..40 {
+            let target = (gpu + link) % gpus;
+            text += &format!("<nvlink target='{target:04x}:02:00.0' tclass='0x068000'/>");
+        }
+        text +=
+            &format!("</gpu></pci><pci busid='{gpu:04x}:03:00.0' class='0x020700'><nic/></pci>");
+    }
+    text += "</pci></cpu></system>";
+    let host = Host::from_nccl_xml(&text).unwrap();
+    let start = std::time::Instant::now();
+    assert!(!host.lint(&Assumptions::default()).is_empty());
+    // Looking through all links for each pair took minutes.
+    assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
 }

@@ -1,6 +1,7 @@
 //! What is wrong with a server, in the terms of EFLOPS (HPCA 2020), and what it costs.
 
 use super::model::{DeviceKind, Distance, Host};
+use super::nvlink::NvLinked;
 use super::pairs::{Pair, Pairing};
 use super::shares::{Assumptions, Flow, Shares, payload};
 use serde::Serialize;
@@ -40,7 +41,8 @@ pub struct Finding {
 impl Host {
     /// What is wrong, worst first.
     pub fn lint(&self, assumptions: &Assumptions) -> Vec<Finding> {
-        let lint = Lint { host: self, assumptions, pairing: self.pairing() };
+        let (pairing, nvlinked) = (self.pairing(), self.nvlinked());
+        let lint = Lint { host: self, assumptions, pairing, nvlinked };
         let mut findings = Vec::new();
         lint.pairs(&mut findings);
         lint.root_ports(&mut findings);
@@ -56,6 +58,7 @@ struct Lint<'a> {
     host: &'a Host,
     assumptions: &'a Assumptions,
     pairing: Pairing,
+    nvlinked: NvLinked,
 }
 
 impl Lint<'_> {
@@ -84,6 +87,12 @@ impl Lint<'_> {
             shares.of(flow).map_or(wire, |rate| rate.min(wire))
         };
         self.pairing.pairs.iter().zip(&flows).map(rate).collect()
+    }
+
+    /// Whether NVLink joins two GPUs.
+    fn joined(&self, one: usize, other: usize) -> bool {
+        let devices = &self.host.devices;
+        self.nvlinked.joins(devices[one].bus_id, devices[other].bus_id)
     }
 
     fn names(&self, devices: &[usize]) -> Vec<String> {
@@ -153,8 +162,7 @@ impl Lint<'_> {
             let count = pairs.len();
             let gpus: Vec<usize> = pairs.iter().map(|pair| pair.gpu).collect();
             let uplink = self.uplink(port, gpus[0]);
-            let joined =
-                |&one: &usize| gpus.iter().all(|&o| o == one || self.host.nvlinked(one, o));
+            let joined = |&one: &usize| gpus.iter().all(|&o| o == one || self.joined(one, o));
             let nvlink = gpus.iter().all(joined);
             findings.push(Finding {
                 rule: "pairs-share-root-port",
@@ -279,7 +287,7 @@ impl Lint<'_> {
         let next = |place: usize| (place + 1) % pairs.len();
         let flows: Vec<Flow> = (0..pairs.len())
             .map(|place| Flow { from: pairs[place].gpu, to: pairs[next(place)].gpu })
-            .filter(|flow| !self.host.nvlinked(flow.from, flow.to))
+            .filter(|flow| !self.joined(flow.from, flow.to))
             .collect();
         let shares = Shares::new(self.host, self.assumptions, &flows);
         let rates = flows.iter().filter_map(|&flow| Some((shares.of(flow)?, flow)));

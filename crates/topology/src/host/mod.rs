@@ -2,6 +2,7 @@
 
 mod lint;
 mod model;
+mod nvlink;
 mod nvml;
 mod pairs;
 mod shares;
@@ -10,7 +11,8 @@ mod tree;
 mod xml;
 
 pub use lint::{Finding, Severity};
-pub use model::{BusId, Device, DeviceKind, Distance, Host, Interface, NvLink, PcieLink};
+pub use model::{BusId, Device, DeviceKind, Distance, Host, Interface, PcieLink};
+pub use nvlink::{NvLink, NvLinked};
 pub use nvml::NvmlGpu;
 pub use pairs::{Pair, Pairing};
 pub use shares::Assumptions;

@@ -1,5 +1,6 @@
 //! What a server is made of.
 
+use super::nvlink::NvLink;
 use serde::{Serialize, Serializer};
 use std::fmt;
 
@@ -168,19 +169,6 @@ impl Device {
     }
 }
 
-/// NVLinks from a GPU to another or to a switch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct NvLink {
-    /// The GPU.
-    pub gpu: BusId,
-    /// The other GPU, or an NVSwitch.
-    pub target: BusId,
-    /// Links between them.
-    pub count: u32,
-    /// Whether the target is a switch, which joins all GPUs that have links to switches.
-    pub to_switch: bool,
-}
-
 /// How far two devices are from each other, nearest first; the short names are those of `nvidia-smi topo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -275,18 +263,6 @@ impl Host {
             _ if first.host_bridge == second.host_bridge => Distance::RootComplex,
             _ => Distance::NumaNode,
         }
-    }
-
-    /// Whether NVLink joins two GPUs, directly or by switches.
-    pub fn nvlinked(&self, one: usize, other: usize) -> bool {
-        let (one, other) = (self.devices[one].bus_id, self.devices[other].bus_id);
-        let switched =
-            |gpu: BusId| self.nvlinks.iter().any(|link| link.gpu == gpu && link.to_switch);
-        let direct = |link: &NvLink| {
-            (link.gpu, link.target) == (one, other) || (link.gpu, link.target) == (other, one)
-        };
-        let guessed = self.nvlinks.is_empty() && self.nvswitches > 0;
-        guessed || self.nvlinks.iter().any(direct) || (switched(one) && switched(other))
     }
 
     /// A device's name for people: `GPU0`, `mlx5_0`, else its address.

@@ -1,6 +1,7 @@
 //! What NVML adds: names, numbers and NVLinks of GPUs.
 
-use super::model::{BusId, DeviceKind, Host, NvLink};
+use super::model::{BusId, DeviceKind, Host};
+use super::nvlink::NvLink;
 use serde::Deserialize;
 
 /// A GPU as NVML describes it. Who asks NVML is not this crate's business: the Python side loads it where it

@@ -1,6 +1,7 @@
 //! Which way a message goes.
 
 mod next_hops;
+mod sets;
 mod tables;
 
 use crate::error::{Error, Result};

@@ -1,8 +1,18 @@
-//! Directories like `/sys` from compact descriptions; `tests/data/README.md` says how to read one.
+//! What several tests need: paths, and directories like `/sys` from compact descriptions (`tests/data/README.md` says
+//! how to read one).
+#![allow(dead_code)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use weft_topology::{EndpointId, LinkId, Router};
+
+/// The links of a path that there is.
+pub fn path(router: &mut Router, from: u32, to: u32, flow: u64) -> Vec<LinkId> {
+    let mut links = Vec::new();
+    router.path(EndpointId(from), EndpointId(to), flow, &mut links).unwrap();
+    links
+}
 
 /// A directory that goes when this does.
 pub struct Tree(PathBuf);
