@@ -220,3 +220,18 @@ fn what_cannot_be_is_named() {
         assert!(message.contains(said), "{message} does not name {said}");
     }
 }
+
+#[test]
+fn progress_only_rises_and_can_be_stopped() {
+    let spec = moe(&[("ranks", json!(16)), ("tokens", json!(256)), ("rounds", json!(16))]);
+    let mut shares = Vec::new();
+    weft_predict::run(&spec.to_string(), &mut |share, _| {
+        shares.push(share);
+        true
+    })
+    .expect("nobody stops it");
+    assert!(shares.len() > 2 && shares.is_sorted(), "{shares:?}");
+    assert!(shares[0] < 0.5 && shares[shares.len() - 1] > 0.5, "{shares:?}");
+    let stopped = weft_predict::run(&spec.to_string(), &mut |share, _| share < 0.5);
+    assert!(stopped.expect_err("it is stopped").to_string().contains("cancelled"));
+}

@@ -106,6 +106,9 @@ pub struct MoeWorkload {
     stride: usize,
     first_private: u32,
     times: Times,
+    /// Events so far, and about how many there will be.
+    events: u64,
+    expected: u64,
     /// Ranks that have not ended: the round, if all wait for each other, or else the last one.
     left: u32,
     finished: Option<f64>,
@@ -142,11 +145,14 @@ impl MoeWorkload {
             stride: job.nics_per_rank.max(2) as usize,
             first_private,
             times: Times::default(),
+            events: 0,
+            expected: 0,
             left: job.ranks,
             finished: None,
             job: job.clone(),
         };
         workload.find_paths(world)?;
+        workload.expected = workload.count_events();
         Ok(workload)
     }
 
@@ -185,6 +191,16 @@ impl MoeWorkload {
             }
         }
         Ok(())
+    }
+
+    fn count_events(&self) -> u64 {
+        let of_rank = |rank: u32, round: u32| {
+            // One for each stage of a rank, and what it receives.
+            let arrivals = self.expected_rows(rank, round) + self.expected_answers(rank, round);
+            u64::from(arrivals + self.job.ranks - 1) + KINDS.len() as u64 - 3
+        };
+        let rounds = 0..self.job.rounds;
+        rounds.map(|round| (0..self.job.ranks).map(|rank| of_rank(rank, round)).sum::<u64>()).sum()
     }
 
     /// What the rounds came to.
@@ -421,6 +437,7 @@ impl Workload for MoeWorkload {
     }
 
     fn event(&mut self, world: &mut World, tag: u64) -> Result<(), Error> {
+        self.events += 1;
         let (kind, round, from, rank) = read_tag(tag);
         match kind {
             Kind::Begin => self.begin(world, rank, round),
@@ -479,7 +496,6 @@ impl Workload for MoeWorkload {
     }
 
     fn progress(&self) -> f64 {
-        let done: u32 = self.ranks.iter().map(|rank| rank.rounds_done).sum();
-        f64::from(done) / f64::from(self.job.ranks * self.job.rounds)
+        (self.events as f64 / self.expected.max(1) as f64).min(1.0)
     }
 }
