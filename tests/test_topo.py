@@ -207,6 +207,24 @@ def test_a_network_is_checked_and_has_paths(
     assert 'leaves is missing; is it meant by "leafs"?' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("seed", "said"),
+    [
+        ("-1", "'-1' is no whole number of at least 0"),
+        ("x", "'x' is no whole number of at least 0"),
+        ("99999999999999999999", "it is 99999999999999999999, and must be at most"),
+    ],
+)
+def test_a_seed_that_cannot_be_is_refused(
+    seed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = "fat-tree:leaves=2,spines=2,hosts=2"
+    for option in ("--seed", "--flow"):
+        with pytest.raises(SystemExit):
+            main(["topo", "network", spec, "--path", "0", "3", f"{option}={seed}"])
+        assert f"argument {option}: {said}" in capsys.readouterr().err
+
+
 def test_the_examples_of_the_page_are_understood(tmp_path: Path) -> None:
     page = (DATA.parents[3] / "docs" / "topology.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)

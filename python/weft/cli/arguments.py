@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Final, TypeAlias
 
-__all__ = ["PROVIDERS", "Subparsers", "positive"]
+__all__ = ["MOST", "PROVIDERS", "Subparsers", "natural", "positive"]
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 PROVIDERS: Final = ("shm", "tcp")
+
+#: The largest whole number that the native module takes.
+MOST: Final = 2**64 - 1
 
 
 def positive(text: str) -> int:
@@ -21,3 +24,12 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"it is {value}, and must be at least 1")
     return value
+
+
+def natural(text: str) -> int:
+    """A whole number of at least 0, and of 64 bits."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+    if int(text) > MOST:
+        raise argparse.ArgumentTypeError(f"it is {text}, and must be at most {MOST}")
+    return int(text)

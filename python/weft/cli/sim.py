@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from weft.cli.arguments import positive
+from weft.cli.arguments import natural, positive
 from weft.cli.table import format_table
 
 if TYPE_CHECKING:
@@ -330,13 +330,6 @@ def count(text: str) -> int:
     from weft.sim.units import parse_count
 
     return checked(parse_count, text)
-
-
-def natural(text: str) -> int:
-    """A whole number of at least 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
-    return int(text)
 
 
 def checked(parse: Callable[[str], int], text: str) -> int:

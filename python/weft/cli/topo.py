@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from weft.cli.arguments import positive
+from weft.cli.arguments import natural, positive
 from weft.cli.table import format_table
 from weft.errors import WeftError
 
@@ -99,8 +99,12 @@ def add_network_parser(subparsers: Subparsers) -> None:
         "--path", nargs=2, metavar=("FROM", "TO"), help="endpoints, by name or number"
     )
     parser.add_argument("--routing", choices=ROUTINGS, default="static", help="of the path")
-    parser.add_argument("--seed", type=int, default=0, help="of ECMP (default %(default)s)")
-    parser.add_argument("--flow", type=int, default=0, help="which connection of the pair")
+    parser.add_argument(
+        "--seed", type=natural, default=0, metavar="S", help="of ECMP (default %(default)s)"
+    )
+    parser.add_argument(
+        "--flow", type=natural, default=0, metavar="N", help="which connection of the pair"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the network as JSON")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_network)
@@ -252,7 +256,7 @@ def run_network(arguments: argparse.Namespace) -> int:
             path = json.loads(_native.topology_path(arguments.spec, source, target, **how))
         if arguments.out is not None:
             arguments.out.write_text(found["json"], encoding="utf-8")
-    except (WeftError, OSError, OverflowError) as error:
+    except (WeftError, OSError) as error:
         return failed(error)
     if arguments.json:
         network = json.loads(found.pop("json"))
