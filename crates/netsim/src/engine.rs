@@ -3,7 +3,7 @@
 use crate::calendar::Calendar;
 use crate::error::{Error, Result};
 use crate::job::{Jobs, Phase};
-use crate::network::{Links, Paths};
+use crate::network::{Joined, Links, Paths};
 use crate::solver::Solver;
 use crate::types::{Event, FlowHandle, Link, LinkId, LinkUsage, NONE, PathId, ServerId, Tag};
 
@@ -29,6 +29,8 @@ pub struct Engine {
     touched: Vec<u32>,
     changed: Vec<u32>,
     instant: Vec<u32>,
+    /// Flows that begin to move, while their rates are settled.
+    joined: Vec<(u32, Joined)>,
     /// How many instants and ends there were at this time.
     instants: u64,
     ends: u64,
@@ -51,6 +53,7 @@ impl Engine {
             solver: Solver::default(),
             servers: Vec::new(),
             arrived: Vec::new(),
+            joined: Vec::new(),
             touched: Vec::new(),
             changed: Vec::new(),
             instant: Vec::new(),
@@ -105,9 +108,9 @@ impl Engine {
         delay: f64,
         tag: Tag,
     ) -> Result<FlowHandle> {
-        let latency = self.paths.latency(path)?;
+        let (latency, moves) = self.paths.latency(path)?;
         check_duration("delay", delay, tag)?;
-        self.start(self.now + (delay + latency), path, bytes, tag)
+        self.start(self.now + (delay + latency), path, moves, bytes, tag)
     }
 
     /// The same, but first a server spends `service` seconds on it, after all that was given to the
@@ -124,10 +127,10 @@ impl Engine {
         delay: f64,
         tag: Tag,
     ) -> Result<FlowHandle> {
-        let latency = self.paths.latency(path)?;
+        let (latency, moves) = self.paths.latency(path)?;
         check_duration("delay", delay, tag)?;
         let done = self.service_end(server, service, tag)?;
-        let handle = self.start(done + (delay + latency), path, bytes, tag)?;
+        let handle = self.start(done + (delay + latency), path, moves, bytes, tag)?;
         self.servers[server.0 as usize] = done;
         Ok(handle)
     }
@@ -258,9 +261,18 @@ impl Engine {
         }
     }
 
+    /// Starts a flow that at `time` `moves` on its links, if it has bytes, or has arrived.
     #[inline]
-    fn start(&mut self, time: f64, path: PathId, bytes: u64, tag: Tag) -> Result<FlowHandle> {
-        let slot = self.add_job(Phase::Latency, path.0, bytes as f64, time, tag)?;
+    fn start(
+        &mut self,
+        time: f64,
+        path: PathId,
+        moves: bool,
+        bytes: u64,
+        tag: Tag,
+    ) -> Result<FlowHandle> {
+        let phase = if moves && bytes > 0 { Phase::Latency } else { Phase::Timer };
+        let slot = self.add_job(phase, path.0, bytes as f64, time, tag)?;
         Ok(FlowHandle { slot, generation: self.jobs.slots[slot as usize].generation })
     }
 
@@ -308,13 +320,11 @@ impl Engine {
         for &slot in &instant {
             let job = &mut self.jobs.slots[slot as usize];
             if job.phase == Phase::Latency {
-                let path = self.paths.links(job.path);
-                if job.bytes > 0.0 && !path.is_empty() {
-                    job.phase = Phase::Arrived;
-                    self.arrived.push(slot);
-                    continue;
-                }
-            } else if job.phase == Phase::Moving {
+                job.phase = Phase::Arrived;
+                self.arrived.push(slot);
+                continue;
+            }
+            if job.phase == Phase::Moving {
                 let path = self.paths.links(job.path);
                 self.links.leave(slot, path, self.now, job.bytes, &mut self.touched);
             }
@@ -343,21 +353,26 @@ impl Engine {
             return;
         }
         self.solver.begin(&mut self.links, &mut self.jobs);
-        let mut arrived = std::mem::take(&mut self.arrived);
-        arrived.retain(|&slot| {
+        let mut joined = std::mem::take(&mut self.joined);
+        for slot in self.arrived.drain(..) {
             let job = &mut self.jobs.slots[slot as usize];
             // Else it was cancelled; the slot may have another flow by now.
-            let stays = job.phase == Phase::Arrived;
-            if stays {
+            if job.phase == Phase::Arrived {
                 job.phase = Phase::Moving;
-                self.links.join(slot, self.paths.links(job.path), self.now);
+                let path = self.paths.links(job.path);
+                joined.push((slot, self.links.join(slot, path, self.now)));
             }
-            stays
-        });
-        for slot in arrived.drain(..) {
-            self.settle_arrived(slot);
         }
-        self.arrived = arrived;
+        // Where nobody has met anybody, links need not be looked at again.
+        let met = joined.iter().any(|(_, joined)| joined.meets);
+        for (slot, alone) in joined.drain(..) {
+            if met && self.is_shared(slot) {
+                self.settle_shared(slot);
+            } else {
+                self.set_off(slot, alone);
+            }
+        }
+        self.joined = joined;
         for link in self.touched.drain(..) {
             self.links.state[link as usize].touched = false;
             self.solver.add_flows(link, false, &self.links, &mut self.jobs);
@@ -375,24 +390,27 @@ impl Engine {
         }
     }
 
-    /// A flow that has begun to move: if nobody else is on its links its rate is known, else it is one
-    /// for the solver.
+    /// Whether anybody else is on a flow's links.
     #[inline]
-    fn settle_arrived(&mut self, slot: u32) {
+    fn is_shared(&self, slot: u32) -> bool {
+        let path = self.paths.links(self.jobs.slots[slot as usize].path);
+        path.iter().any(|&link| self.links.state[link as usize].flows > 1)
+    }
+
+    /// A flow that has begun to move where nobody else is.
+    #[inline]
+    fn set_off(&mut self, slot: u32, alone: Joined) {
         let job = &mut self.jobs.slots[slot as usize];
-        let (mut rate, mut bottleneck, mut alone) = (f64::INFINITY, NONE, true);
-        for &link in self.paths.links(job.path) {
-            let state = &self.links.state[link as usize];
-            alone &= state.flows == 1;
-            if state.bandwidth < rate {
-                (rate, bottleneck) = (state.bandwidth, link);
-            }
+        job.bottleneck = alone.bottleneck;
+        if alone.rate > 0.0 {
+            (job.rate, job.since) = (alone.rate, self.now);
+            self.plan_end(slot);
         }
-        if alone {
-            (job.rate, job.bottleneck) = (rate, bottleneck);
-            self.set_rate(slot, 0.0);
-            return;
-        }
+    }
+
+    /// A flow that has begun to move where others are is one for the solver.
+    fn settle_shared(&mut self, slot: u32) {
+        let job = &mut self.jobs.slots[slot as usize];
         self.solver.add(slot, job);
         for &link in self.paths.links(job.path) {
             if self.links.state[link as usize].flows > 1 {
@@ -413,12 +431,19 @@ impl Engine {
         (job.remaining, job.since, job.rate) = (job.left(now), now, rate);
         self.calendar.remove(slot);
         if job.rate > 0.0 {
-            let time = now + job.remaining / job.rate;
-            if time.is_finite() {
-                self.calendar.insert(slot, time);
-            } else {
-                self.fault.get_or_insert(Error::Time { tag: job.tag, time });
-            }
+            self.plan_end(slot);
+        }
+    }
+
+    /// Puts a flow whose rate is known from now on down for its end.
+    #[inline]
+    fn plan_end(&mut self, slot: u32) {
+        let job = &self.jobs.slots[slot as usize];
+        let time = self.now + job.remaining / job.rate;
+        if time.is_finite() {
+            self.calendar.insert(slot, time);
+        } else {
+            self.fault.get_or_insert(Error::Time { tag: job.tag, time });
         }
     }
 

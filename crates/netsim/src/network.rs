@@ -32,6 +32,16 @@ struct Hop {
     next: u32,
 }
 
+/// How a flow has joined the links of its path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Joined {
+    /// What it moves a second if nobody else is on its links, and the link that limits it then.
+    pub(crate) rate: f64,
+    pub(crate) bottleneck: u32,
+    /// Whether somebody was there.
+    pub(crate) meets: bool,
+}
+
 /// The links and the lists of the flows on them. The hop `h` of flow `f` has the number `f << shift | h`.
 #[derive(Clone, Debug)]
 pub(crate) struct Links {
@@ -89,25 +99,31 @@ impl Links {
 
     /// A flow begins to move over the links of its path.
     #[inline]
-    pub(crate) fn join(&mut self, flow: u32, path: &[u32], now: f64) {
+    pub(crate) fn join(&mut self, flow: u32, path: &[u32], now: f64) -> Joined {
+        let mut joined = Joined { rate: f64::INFINITY, bottleneck: NONE, meets: false };
         let first = (flow << self.shift) as usize;
         if first + path.len() > self.hops.len() {
             let flows = (flow as usize + 1).next_power_of_two();
             self.hops.resize(flows << self.shift, Hop { previous: NONE, next: NONE });
         }
-        for (hop, &link) in (first..).zip(path) {
-            let link = &mut self.state[link as usize];
-            if link.flows == 0 {
-                link.busy_since = now;
+        let (state, hops) = (&mut self.state[..], &mut self.hops[..]);
+        for (hop, &number) in (first..).zip(path) {
+            let link = &mut state[number as usize];
+            if link.bandwidth < joined.rate {
+                (joined.rate, joined.bottleneck) = (link.bandwidth, number);
             }
             link.flows += 1;
             link.most_flows = link.most_flows.max(link.flows);
             let next = std::mem::replace(&mut link.head, hop as u32);
-            self.hops[hop] = Hop { previous: NONE, next };
-            if next != NONE {
-                self.hops[next as usize].previous = hop as u32;
+            hops[hop] = Hop { previous: NONE, next };
+            if next == NONE {
+                link.busy_since = now;
+            } else {
+                joined.meets = true;
+                hops[next as usize].previous = hop as u32;
             }
         }
+        joined
     }
 
     /// A flow has moved `bytes` over the links of its path and leaves them. Links on which others stay
@@ -122,8 +138,9 @@ impl Links {
         touched: &mut Vec<u32>,
     ) {
         let first = (flow << self.shift) as usize;
+        let (state, hops) = (&mut self.state[..], &mut self.hops[..]);
         for (hop, &number) in (first..).zip(path) {
-            let link = &mut self.state[number as usize];
+            let link = &mut state[number as usize];
             link.bytes += bytes;
             link.flows -= 1;
             if link.flows == 0 {
@@ -135,13 +152,13 @@ impl Links {
                 link.touched = true;
                 touched.push(number);
             }
-            let Hop { previous, next } = self.hops[hop];
+            let Hop { previous, next } = hops[hop];
             match previous {
                 NONE => link.head = next,
-                _ => self.hops[previous as usize].next = next,
+                _ => hops[previous as usize].next = next,
             }
             if next != NONE {
-                self.hops[next as usize].previous = previous;
+                hops[next as usize].previous = previous;
             }
         }
     }
@@ -203,8 +220,8 @@ struct Path {
 pub(crate) struct Paths {
     paths: Vec<Path>,
     links: Vec<u32>,
-    /// Paths by their links: a hash table with open addressing, a power of two of places at most half
-    /// full, each with the upper half of a path's hash and its number.
+    /// Paths by their links: a hash table with open addressing, a power of two of places at most two
+    /// thirds full, each with a path's hash and its number.
     table: Vec<(u32, u32)>,
 }
 
@@ -215,11 +232,11 @@ impl Paths {
         &self.links[first as usize..(first + links) as usize]
     }
 
-    /// The sum of the latencies of its links.
+    /// The sum of the latencies of its links, and whether it has any links.
     #[inline]
-    pub(crate) fn latency(&self, path: PathId) -> Result<f64> {
+    pub(crate) fn latency(&self, path: PathId) -> Result<(f64, bool)> {
         match self.paths.get(path.0 as usize) {
-            Some(path) => Ok(path.latency),
+            Some(path) => Ok((path.latency, path.links > 0)),
             None => Err(Error::UnknownPath { path: path.0, paths: self.paths.len() as u32 }),
         }
     }
@@ -232,7 +249,7 @@ impl Paths {
         moving: impl FnOnce() -> Vec<(u32, u32)>,
         most_jobs: u64,
     ) -> Result<PathId> {
-        if self.paths.len() * 2 >= self.table.len() {
+        if self.paths.len() * 3 >= self.table.len() * 2 {
             self.grow_table();
         }
         let hash = hash_of(links.iter().map(|link| link.0));
@@ -240,9 +257,7 @@ impl Paths {
         let mut place = hash as usize & mask;
         while self.table[place].1 != NONE {
             let (other, path) = self.table[place];
-            if other == (hash >> 32) as u32
-                && self.links(path).iter().eq(links.iter().map(|link| &link.0))
-            {
+            if other == hash && self.links(path).iter().eq(links.iter().map(|link| &link.0)) {
                 return Ok(PathId(path));
             }
             place = (place + 1) & mask;
@@ -275,30 +290,28 @@ impl Paths {
         }
         self.links.extend(links.iter().map(|link| link.0));
         self.paths.push(Path { first: first as u32, links: links.len() as u32, latency });
-        self.table[place] = ((hash >> 32) as u32, number as u32);
+        self.table[place] = (hash, number as u32);
         Ok(PathId(number as u32))
     }
 
     fn grow_table(&mut self) {
         let places = (self.table.len() * 2).max(16);
-        self.table.clear();
-        self.table.resize(places, (0, NONE));
-        for number in 0..self.paths.len() as u32 {
-            let hash = hash_of(self.links(number).iter().copied());
-            let mut place = hash as usize & (places - 1);
+        let old = std::mem::replace(&mut self.table, vec![(0, NONE); places]);
+        for entry in old.into_iter().filter(|&(_, path)| path != NONE) {
+            let mut place = entry.0 as usize & (places - 1);
             while self.table[place].1 != NONE {
                 place = (place + 1) & (places - 1);
             }
-            self.table[place] = ((hash >> 32) as u32, number);
+            self.table[place] = entry;
         }
     }
 }
 
-fn hash_of(links: impl Iterator<Item = u32>) -> u64 {
+fn hash_of(links: impl Iterator<Item = u32>) -> u32 {
     let hash = links.fold(0x517c_c1b7_2722_0a95_u64, |hash, link| {
         (hash ^ u64::from(link)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
     });
-    hash ^ hash >> 32
+    (hash ^ hash >> 32) as u32
 }
 
 /// An error if a link is there twice.
