@@ -185,17 +185,16 @@ fn options_from_text(spec: &str, options: &str) -> Result<Options> {
     Ok(Options { spec: spec.to_owned(), given, known: Vec::new() })
 }
 
-pub(crate) fn options_from_json(
-    kind: &str,
-    options: &serde_json::Map<String, serde_json::Value>,
-) -> Result<Options> {
+pub(crate) fn options_from_json(kind: &str, options: &json::Given) -> Result<Options> {
     let mut given = BTreeMap::new();
-    for (name, value) in options {
-        let number = value.as_f64().ok_or_else(|| Error::Field {
-            at: format!("{kind}.{name}"),
-            reason: format!("{value} is not a number"),
-        })?;
-        given.insert(name.clone(), number);
+    for (name, value) in &options.0 {
+        let fail = |reason| Err(Error::Field { at: format!("{kind}.{name}"), reason });
+        let Some(number) = value.as_f64() else {
+            return fail(format!("{value} is not a number"));
+        };
+        if given.insert(name.clone(), number).is_some() {
+            return fail("it is given twice".to_owned());
+        }
     }
     Ok(Options { spec: kind.to_owned(), given, known: Vec::new() })
 }

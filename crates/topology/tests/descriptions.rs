@@ -191,6 +191,9 @@ fn builders_stand_in_json_too() {
         let error = Network::from_json(text).unwrap_err().to_string();
         assert!(error.contains("line 1, column 1: a network is an object: {"), "{text}: {error}");
     }
+    let twice = r#"{"rail": {"hosts": 4, "gpus": 2, "hosts": 8}}"#;
+    let error = Network::from_json(twice).unwrap_err();
+    assert_eq!(error.to_string(), "rail.hosts: it is given twice");
     let error = Network::from_json(r#"{"rail": {"hosts": "four"}}"#).unwrap_err();
     assert_eq!(error.to_string(), "rail.hosts: \"four\" is not a number");
 }

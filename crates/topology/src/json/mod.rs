@@ -1,7 +1,9 @@
 //! Networks in JSON, in and out. `docs/topology.md` has the schema with examples.
 
+mod given;
 mod write;
 
+pub(crate) use given::Given;
 pub(crate) use write::write;
 
 use crate::builder::NetworkBuilder;
@@ -32,12 +34,12 @@ struct File {
     #[serde(default)]
     routes: Vec<RouteEntry>,
     rank_map: Option<Vec<String>>,
-    bigraph: Option<serde_json::Map<String, serde_json::Value>>,
+    bigraph: Option<Given>,
     #[serde(rename = "fat-tree")]
-    fat_tree: Option<serde_json::Map<String, serde_json::Value>>,
+    fat_tree: Option<Given>,
     #[serde(rename = "fat-tree3")]
-    fat_tree3: Option<serde_json::Map<String, serde_json::Value>>,
-    rail: Option<serde_json::Map<String, serde_json::Value>>,
+    fat_tree3: Option<Given>,
+    rail: Option<Given>,
 }
 
 /// Bandwidth and latency, each in one of two units.
