@@ -9,6 +9,7 @@ use crate::network::{
 };
 use crate::reach;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 /// Makes a [`Network`] node by node.
@@ -27,6 +28,17 @@ impl NetworkBuilder {
     /// An empty network of that name.
     pub fn new(name: impl Into<String>) -> NetworkBuilder {
         NetworkBuilder { name: name.into(), ..NetworkBuilder::default() }
+    }
+
+    /// The same, with room for so many nodes and links: growing costs more.
+    pub(crate) fn with_room(name: String, nodes: usize, links: usize) -> NetworkBuilder {
+        NetworkBuilder {
+            name,
+            nodes: Vec::with_capacity(nodes),
+            by_name: HashMap::with_capacity(nodes),
+            links: Vec::with_capacity(links),
+            ..NetworkBuilder::default()
+        }
     }
 
     /// A switch.
@@ -68,12 +80,14 @@ impl NetworkBuilder {
         if let Some((host, reason)) = host.and_then(|host| Some((host, refused(host)?))) {
             return Err(Error::BadName { at: at(), name: host.to_owned(), reason });
         }
-        if self.by_name.contains_key(&name) {
-            return Err(Error::DuplicateName { at: at(), name });
-        }
-        limit("nodes", self.nodes.len() as u128 + 1, MAX_NODES)?;
         let node = NodeId(self.nodes.len() as u32);
-        self.by_name.insert(name.clone(), node);
+        match self.by_name.entry(name.clone()) {
+            Entry::Occupied(_) => return Err(Error::DuplicateName { at: at(), name }),
+            Entry::Vacant(free) => {
+                limit("nodes", self.nodes.len() as u128 + 1, MAX_NODES)?;
+                free.insert(node);
+            }
+        }
         self.nodes.push(Node { name, kind, forwards, host: host.map(str::to_owned) });
         if kind == NodeKind::Endpoint {
             self.endpoints.push(node);

@@ -53,11 +53,11 @@ impl FatTree {
         limit("spines", self.spines.into(), MAX_NODES)?;
         let (leaves, spines) = (u128::from(self.leaves), u128::from(self.spines));
         let trunks = leaves * spines * u128::from(self.trunks);
-        check_size(leaves, self.hosts, &self.attach, leaves + spines, trunks)?;
-        let mut network = NetworkBuilder::new(format!(
+        let name = format!(
             "fat tree of {} leaves with {} endpoints on each, {} spines",
             self.leaves, self.hosts, self.spines
-        ));
+        );
+        let mut network = empty(name, leaves, self.hosts, &self.attach, leaves + spines, trunks)?;
         let leaves = switches(&mut network, self.leaves, |leaf| format!("leaf{leaf}"))?;
         let spines = switches(&mut network, self.spines, |spine| format!("spine{spine}"))?;
         for (number, &leaf) in leaves.iter().enumerate() {
@@ -148,12 +148,12 @@ impl FatTree3 {
             [self.pods, self.leaves, self.aggs, self.cores].map(u128::from);
         let cables = pods * (leaves * aggs + cores) * u128::from(self.trunks);
         let all = pods * (leaves + aggs) + cores;
-        check_size(pods * leaves, self.hosts, &self.attach, all, cables)?;
-        let mut network = NetworkBuilder::new(format!(
+        let name = format!(
             "fat tree of {} pods of {} leaves with {} endpoints on each, {} aggregation switches a \
              pod, {} cores",
             self.pods, self.leaves, self.hosts, self.aggs, self.cores
-        ));
+        );
+        let mut network = empty(name, pods * leaves, self.hosts, &self.attach, all, cables)?;
         let trunk = self.trunk.unwrap_or(self.link);
         let cores = switches(&mut network, self.cores, |core| format!("core{core}"))?;
         let plane = (self.cores / self.aggs) as usize;
@@ -178,18 +178,21 @@ impl FatTree3 {
     }
 }
 
-/// Refuses a tree that is too large before anything is allocated for it.
-fn check_size(
+/// Room for a tree. One that is too large is refused before anything is allocated for it.
+fn empty(
+    name: String,
     leaves: u128,
     hosts: u32,
     attach: &Attach,
     switches: u128,
     cables: u128,
-) -> Result<()> {
+) -> Result<NetworkBuilder> {
     let gpus = u128::from(attach.gpus_per_nic);
     let below = leaves.saturating_mul(u128::from(hosts)) * if gpus > 1 { gpus + 1 } else { 1 };
-    limit("nodes", switches + below, MAX_NODES)?;
-    limit("directed links", 2 * (cables + below), MAX_LINKS)
+    let (nodes, links) = (switches + below, 2 * (cables + below));
+    limit("nodes", nodes, MAX_NODES)?;
+    limit("directed links", links, MAX_LINKS)?;
+    Ok(NetworkBuilder::with_room(name, nodes as usize, links as usize))
 }
 
 pub(super) fn switches(

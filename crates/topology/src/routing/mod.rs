@@ -1,5 +1,6 @@
 //! Which way a message goes.
 
+mod neighbours;
 mod next_hops;
 mod sets;
 mod tables;
@@ -154,7 +155,7 @@ impl Router {
         if from == to {
             return Ok((1, 0));
         }
-        let found = self.hops.count(&self.network, from, to);
+        let found = self.hops.count(from, to);
         found.ok_or_else(|| self.unreachable(from, to))
     }
 
@@ -185,7 +186,7 @@ impl Router {
             return Err(self.unreachable(from, to));
         }
         links.extend(start.up);
-        self.hops.prepare(&self.network, target.node);
+        self.hops.prepare(target.node);
         let table = self.hops.table(target.node);
         let mut at = start.node;
         while at != target.node {

@@ -1,5 +1,6 @@
 //! Which links of a node lie on a shortest path to a destination.
 
+use super::neighbours::Neighbours;
 use super::sets::Sets;
 use crate::network::{EndpointId, LinkId, Network, NodeId};
 use std::collections::VecDeque;
@@ -22,8 +23,11 @@ pub struct NextHops {
     core: Vec<NodeId>,
     /// The place in the core of each node, or [`NONE`].
     places: Vec<u32>,
-    /// Links that enter each node of the core from another one, and the place of where they come from.
-    into: Vec<Vec<(LinkId, u32)>>,
+    /// Links of the core that leave each node of it, and those that enter.
+    leaving: Neighbours,
+    entering: Neighbours,
+    /// Whether each node of the core passes on what is not for itself.
+    forwards: Vec<bool>,
     /// Where each endpoint enters the core.
     doors: Vec<Door>,
     /// The place in the core of where each link leads.
@@ -99,13 +103,11 @@ impl NextHops {
             let node = if door.up.is_some() { door.node } else { endpoint.0 };
             door.node = places[node as usize];
         }
-        let into = core.iter().map(|&node| {
-            let links = graph.into.of(node).iter();
-            let from = |link: &LinkId| (*link, places[network.link(*link).from.0 as usize]);
-            links.map(from).filter(|&(_, place)| place != NONE).collect()
-        });
+        let place = |node: NodeId| places[node.0 as usize];
         NextHops {
-            into: into.collect(),
+            leaving: Neighbours::new(&core, &graph.out, |link| place(network.link(link).to)),
+            entering: Neighbours::new(&core, &graph.into, |link| place(network.link(link).from)),
+            forwards: core.iter().map(|&node| graph.nodes[node.0 as usize].forwards).collect(),
             heads: graph.links.iter().map(|link| places[link.to.0 as usize]).collect(),
             tables: vec![None; core.len()],
             made: 0,
@@ -161,14 +163,14 @@ impl NextHops {
 
     /// Makes the table of a destination in the core if this is the first time that it is wanted.
     #[inline]
-    pub fn prepare(&mut self, network: &Network, target: u32) {
+    pub fn prepare(&mut self, target: u32) {
         if self.tables[target as usize].is_none() {
             if self.made >= MAX_WORDS / self.core.len() {
                 self.tables.fill(None);
                 self.made = 0;
             }
             self.made += 1;
-            self.tables[target as usize] = Some(self.make(network, target));
+            self.tables[target as usize] = Some(self.make(target));
         }
     }
 
@@ -179,21 +181,23 @@ impl NextHops {
     }
 
     /// Links from each node of the core to the target, and the nodes in rising order of them.
-    fn distances(&self, network: &Network, target: u32) -> (Vec<u32>, Vec<u32>) {
+    fn distances(&self, target: u32) -> (Vec<u32>, Vec<u32>) {
         let mut distances = vec![NONE; self.core.len()];
         let mut order = Vec::with_capacity(self.core.len());
-        let mut left = VecDeque::from([target]);
         distances[target as usize] = 0;
-        while let Some(place) = left.pop_front() {
-            order.push(place);
-            let node = self.core[place as usize];
-            if place != target && !network.graph.nodes[node.0 as usize].forwards {
+        order.push(target);
+        let mut done = 0;
+        while let Some(&place) = order.get(done) {
+            done += 1;
+            if place != target && !self.forwards[place as usize] {
                 continue;
             }
-            for &(link, from) in &self.into[place as usize] {
-                if distances[from as usize] == NONE && !self.is_out(link) {
-                    distances[from as usize] = distances[place as usize] + 1;
-                    left.push_back(from);
+            let further = distances[place as usize] + 1;
+            for &(link, from) in self.entering.of(place) {
+                let distance = &mut distances[from as usize];
+                if *distance == NONE && !self.out[link.0 as usize] {
+                    *distance = further;
+                    order.push(from);
                 }
             }
         }
@@ -201,52 +205,44 @@ impl NextHops {
     }
 
     /// Links of a node of the core that lead nearer to the target.
-    fn nearer(
-        &self,
-        network: &Network,
-        place: u32,
-        target: u32,
-        distances: &[u32],
-        links: &mut Vec<LinkId>,
-    ) {
+    fn nearer(&self, place: u32, target: u32, distances: &[u32], links: &mut Vec<LinkId>) {
         links.clear();
+        let (forwards, out) = (&self.forwards[..], &self.out[..]);
         let nearer = distances[place as usize] - 1;
-        links.extend(network.graph.out.of(self.core[place as usize]).iter().copied().filter(
-            |&link| {
-                let head = self.heads[link.0 as usize];
-                head != NONE
-                    && distances[head as usize] == nearer
-                    && !self.is_out(link)
-                    && (head == target
-                        || network.graph.nodes[self.core[head as usize].0 as usize].forwards)
-            },
-        ));
+        for &(link, head) in self.leaving.of(place) {
+            if distances[head as usize] == nearer
+                && (head == target || forwards[head as usize])
+                && !out[link.0 as usize]
+            {
+                links.push(link);
+            }
+        }
     }
 
-    fn make(&mut self, network: &Network, target: u32) -> Box<[u32]> {
-        let (distances, order) = self.distances(network, target);
+    fn make(&mut self, target: u32) -> Box<[u32]> {
+        let (distances, order) = self.distances(target);
         let mut table = vec![NONE; self.core.len()].into_boxed_slice();
         let mut links = Vec::new();
         for &place in &order[1..] {
-            self.nearer(network, place, target, &distances, &mut links);
+            self.nearer(place, target, &distances, &mut links);
             table[place as usize] = self.sets.number(place, &links);
         }
         table
     }
 
     /// The number of shortest paths and their length.
-    pub fn count(&self, network: &Network, from: EndpointId, to: EndpointId) -> Option<(u64, u32)> {
+    pub fn count(&self, from: EndpointId, to: EndpointId) -> Option<(u64, u32)> {
         let (start, target) = (self.door(from), self.door(to));
         let ends = [start.up, target.down];
         if ends.into_iter().flatten().any(|link| self.is_out(link)) {
             return None;
         }
-        let (distances, order) = self.distances(network, target.node);
+        let (distances, order) = self.distances(target.node);
         let mut counts = vec![0u64; self.core.len()];
         counts[target.node as usize] = 1;
         let mut links = Vec::new();
         for &place in &order[1..] {
-            self.nearer(network, place, target.node, &distances, &mut links);
+            self.nearer(place, target.node, &distances, &mut links);
             let ways = links.iter().map(|&link| counts[self.head(link) as usize]);
             counts[place as usize] = ways.fold(0, u64::saturating_add);
         }

@@ -72,7 +72,7 @@ fn by_default(
     if place == target.node {
         return target.down;
     }
-    hops.prepare(network, target.node);
+    hops.prepare(target.node);
     let set = hops.table(target.node)[place as usize];
     if set == NONE {
         return None;
