@@ -10,7 +10,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A number is not one that a network can have.
-    #[error("{at}: {what} is {value}; it must be {must}")]
+    #[error("{at}: {what} is {}; it must be {must}", short(*value))]
     Number {
         /// Where it stands: a link, a field, an option.
         at: String,
@@ -211,6 +211,15 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+}
+
+/// A number as people write it, without hundreds of zeros.
+fn short(value: f64) -> String {
+    match value.abs() {
+        1e-9..1e16 | 0.0 => value.to_string(),
+        size if size.is_finite() => format!("{value:e}"),
+        _ => value.to_string(),
+    }
 }
 
 /// ", did you mean ...?" if a known name is close.

@@ -103,7 +103,7 @@ fn errors_name_the_place() {
         ("bigraph:switches=16,endpoints=4,gbs=1", "there is no option gbs; did you mean \"gbps\"?"),
         ("bigraph:switches=16,endpoints=4,gbps=NaN", "bandwidth is NaN"),
         ("bigraph:switches=16,endpoints=4,gbps=inf", "bandwidth is inf"),
-        ("bigraph:switches=1e30,endpoints=4", "switches is 1000000000000000000000000000000;"),
+        ("bigraph:switches=1e30,endpoints=4", "switches is 1e30;"),
         ("bigraph:switches=1.5,endpoints=4", "switches is 1.5; it must be a whole number"),
         ("bigraph:switches=4000000000,endpoints=4000000000", "1048576 allowed"),
         ("bigraph:switches=0,endpoints=4", "switches of each half is 0"),
@@ -165,13 +165,13 @@ fn a_description_that_would_be_ignored_is_refused() {
 #[test]
 fn numbers_whose_sums_are_infinite_are_refused() {
     for (spec, said) in [
-        ("gbps=1e300", "bandwidth is 1.25e308; it must be"),
-        ("gbps=1e-310", "it must be a number of bytes/s from 1e-30 to 1e30"),
+        ("gbps=1e300", "bandwidth is 1.25e308; it must be a number of bytes/s from 1e-30 to 1e30"),
+        ("gbps=1e-300", "it must be a number of bytes/s from 1e-30 to 1e30"),
         ("latency_us=1e300", "it must be a number of seconds from 0 to 1e30"),
     ] {
         let spec = format!("fat-tree:leaves=1,spines=0,hosts=2,{spec}");
         let error = Network::parse(&spec).unwrap_err().to_string();
-        assert!(error.contains(said.split("; ").last().unwrap()), "{spec}: {error}");
+        assert!(error.contains(said), "{spec}: {error}");
     }
 }
 
