@@ -359,8 +359,8 @@ fn sums_in_another_order_are_still_the_same_instant() {
     let durations = [0.1, 0.2, 0.3, 0.7];
     let mut engine = alike(1);
     let mut steps = [0_usize; 2];
-    for chain in 0..2 {
-        engine.timer(durations[chain], Tag(chain as u64)).unwrap();
+    for (chain, duration) in (0..2).zip(durations) {
+        engine.timer(duration, Tag(chain)).unwrap();
     }
     let (mut events, mut together) = (Vec::new(), 0);
     for _ in 0..4000 {

@@ -74,10 +74,10 @@ pub enum Error {
     },
     /// Topology or routing.
     #[error(transparent)]
-    Topology(#[from] weft_topology::Error),
+    Topology(Box<weft_topology::Error>),
     /// A schedule that cannot be built.
     #[error(transparent)]
-    Collectives(#[from] weft_collectives::Error),
+    Collectives(Box<weft_collectives::Error>),
     /// The network solver.
     #[error(transparent)]
     Network(#[from] weft_netsim::Error),
@@ -90,5 +90,18 @@ impl Error {
     /// A field that cannot be what it is.
     pub fn field(field: impl Into<String>, value: impl Display, must: impl Into<String>) -> Error {
         Error::Field { field: field.into(), value: value.to_string(), must: must.into() }
+    }
+}
+
+// Boxed, as results travel through many hands and these two are large.
+impl From<weft_topology::Error> for Error {
+    fn from(error: weft_topology::Error) -> Error {
+        Error::Topology(Box::new(error))
+    }
+}
+
+impl From<weft_collectives::Error> for Error {
+    fn from(error: weft_collectives::Error) -> Error {
+        Error::Collectives(Box::new(error))
     }
 }
