@@ -28,8 +28,6 @@ pub(crate) struct Connection {
     irregular: u32,
     /// Writes of a round, known once the sender has ended its first one; until then 0.
     period: u32,
-    /// Writes posted and not yet arrived.
-    pub under_way: u32,
     /// The first and the last write in the queue behind the one that moves.
     pub first: u32,
     pub last: u32,
@@ -58,6 +56,11 @@ pub(crate) struct Connections {
 }
 
 impl Connection {
+    /// Writes posted and not yet arrived.
+    pub fn under_way(&self) -> u32 {
+        self.sent - self.arrived
+    }
+
     /// Takes note of the lane of the next write of the first round.
     fn learn(&mut self, lane: u32, lists: &mut Vec<Vec<u32>>) {
         if self.irregular != NONE {
@@ -187,7 +190,6 @@ impl Connections {
             stride: 0,
             irregular: NONE,
             period: 0,
-            under_way: 0,
             first: NONE,
             last: NONE,
         });
@@ -210,9 +212,8 @@ impl Connections {
             connection.learn(lane, &mut self.lanes);
         }
         connection.sent += 1;
-        connection.under_way += 1;
         let ready_s = posted_s + connection.path.latency_s;
-        if connection.under_way == 1 {
+        if connection.under_way() == 1 {
             return world.start_flow(connection.path, bytes, ready_s - world.now(), tag);
         }
         let queued = Queued { bytes, ready_s, next: NONE };
@@ -238,7 +239,6 @@ impl Connections {
     pub fn arrive(&mut self, world: &mut World, number: u32, tag: u64) -> Result<(), Error> {
         let connection = &mut self.list[number as usize];
         connection.arrived += 1;
-        connection.under_way -= 1;
         let place = connection.first;
         if place == NONE {
             return Ok(());

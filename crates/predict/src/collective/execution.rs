@@ -142,7 +142,7 @@ impl<S: Schedule> Execution<S> {
         }
         self.connections.arrive(world, number, self.base | tag)?;
         let connection = &self.connections.list[number as usize];
-        let (from, to, under_way) = (connection.from, connection.to, connection.under_way);
+        let (from, to, under_way) = (connection.from, connection.to, connection.under_way());
         let state = &self.ranks[to as usize];
         if let Waiting::Lane { connection, lane, count } = state.waiting
             && connection == number
@@ -221,7 +221,7 @@ impl<S: Schedule> Execution<S> {
                 }
                 Op::Drain { to } => {
                     let number = self.outgoing(world, rank, to.0)?;
-                    if self.connections.list[number as usize].under_way > 0 {
+                    if self.connections.list[number as usize].under_way() > 0 {
                         self.ranks[rank as usize].waiting = Waiting::Drain { connection: number };
                         // The operation is done once the writes are: it is not looked at again.
                         self.ranks[rank as usize].op += 1;
