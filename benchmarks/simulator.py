@@ -1,9 +1,8 @@
 """The simulator: its speed, and its virtual times beside SimGrid's. For results/simulator.jsonl.
 
 Every case is an all-reduce that only links cost time. In each round every side simulates it once,
-in a process of its own, and says what processor time that took, from the description of the network
-on. SimGrid's C++ engine gets links, routes and messages from a file; its time is that of the run
-alone. Where SimGrid is not installed this is recorded, and the rest is measured.
+in a process of its own, and says what processor time that took once the network was there. SimGrid's
+C++ engine gets links, routes and messages from a file; Weft finds routes and connections on the way. Where SimGrid is not installed this is recorded, and the rest is measured.
 
 Exits with 1 if virtual times differ by more than 1 %, or, with --strict, if a promise is not kept.
 """
@@ -168,6 +167,8 @@ def measure(
         line |= {"routing": case.routing, "shuffled": case.shuffled, "bytes": 256 << 20}
         line |= {"time_s": found[0]["time_s"], "flows": found[0].get("flows")}
         line |= {"cpu_s": statistics.median(one["cpu_s"] for one in found)}
+        if "setup_cpu_s" in found[0]:
+            line["setup_cpu_s"] = statistics.median(one["setup_cpu_s"] for one in found)
         line |= {"round_cpu_s": [one["cpu_s"] for one in found]}
         if "peak_mib" in found[0]:
             line["peak_mib"] = max(one["peak_mib"] for one in found)

@@ -4,9 +4,11 @@
 use crate::platform::Platform;
 use crate::{Case, Failure, Found};
 use weft_netsim::{Engine, Link, LinkId, PathId, Tag};
+use weft_predict::CpuTime;
 
 /// Runs a case.
 pub fn run(case: &Case) -> Result<Found, Failure> {
+    let setup = CpuTime::start();
     let mut platform = Platform::new(case)?;
     let links: Vec<Link> = platform
         .network
@@ -15,6 +17,8 @@ pub fn run(case: &Case) -> Result<Found, Failure> {
         .map(|link| Link { bandwidth: link.bandwidth, latency: link.latency })
         .collect();
     let mut engine = Engine::new(&links)?;
+    let setup_cpu_s = setup.seconds();
+    let cpu = CpuTime::start();
     let (time_s, flows) = match case.algorithm.as_str() {
         "ring" => ring(case, &mut platform, &mut engine)?,
         "hd" | "hdrm" if case.ranks.is_power_of_two() => {
@@ -23,7 +27,8 @@ pub fn run(case: &Case) -> Result<Found, Failure> {
         other => return Err(format!("no messages by hand for {other} of {}", case.ranks).into()),
     };
     let loads = (0..links.len() as u32).map(|link| engine.link_usage(LinkId(link)).most_flows);
-    Ok(Found { time_s, flows, max_link_load: loads.max().unwrap_or(0) })
+    let (cpu_s, max_link_load) = (cpu.seconds(), loads.max().unwrap_or(0));
+    Ok(Found { time_s, setup_cpu_s, cpu_s, flows, max_link_load })
 }
 
 fn path(

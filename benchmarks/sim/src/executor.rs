@@ -1,8 +1,9 @@
 //! Through the executor of schedules.
 
 use crate::{Case, Failure, Found};
-use serde_json::{Value, json};
-use weft_predict::Spec;
+use serde_json::json;
+use weft_predict::collective::CollectiveWorkload;
+use weft_predict::{CpuTime, Spec, World};
 use weft_topology::Network;
 
 /// Runs a case as `weft sim` would.
@@ -29,7 +30,15 @@ pub fn run(case: &Case) -> Result<Found, Failure> {
             "placement": placement,
         },
     });
-    let spec: Spec = serde_json::from_value::<Value>(spec).and_then(serde_json::from_value)?;
-    let outcome = weft_predict::run_spec(&spec, &mut |_, _| true)?;
-    Ok(Found { time_s: outcome.time_s, flows: outcome.flows, max_link_load: outcome.max_link_load })
+    let Spec::Collective(spec) = serde_json::from_value(spec)? else {
+        return Err("it is no collective".into());
+    };
+    let setup = CpuTime::start();
+    let mut world = World::new(&spec.cluster)?;
+    let setup_cpu_s = setup.seconds();
+    let cpu = CpuTime::start();
+    let mut workload = CollectiveWorkload::new(&mut world, &spec.job, &[], 0)?;
+    let time_s = world.run(&mut [&mut workload], &mut |_, _| true)?;
+    let (cpu_s, flows, max_link_load) = (cpu.seconds(), world.flows(), world.max_link_load());
+    Ok(Found { time_s, setup_cpu_s, cpu_s, flows, max_link_load })
 }
