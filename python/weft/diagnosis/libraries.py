@@ -70,7 +70,7 @@ def nvml() -> Finding:
     version = ctypes.create_string_buffer(96)
     library.nvmlSystemGetDriverVersion(version, len(version))
     library.nvmlShutdown()
-    return Finding("NVML", True, f"driver {version.value.decode()}", NOT_USED_YET)
+    return Finding("NVML", True, f"driver {version.value.decode()}", "`weft topo` shows NVLinks")
 
 
 def nvrtc() -> Finding:
