@@ -243,7 +243,7 @@ $(FABRIC_BENCH): $(NATIVE_SOURCES) $(wildcard benchmarks/fabric/Cargo.toml bench
 	@touch $@
 
 $(SIM_BENCH): $(NATIVE_SOURCES) $(wildcard benchmarks/sim/Cargo.toml benchmarks/sim/src/*.rs)
-	$(call say,Building the simulator's benchmark)
+	$(call say,Building the benchmark of the simulator)
 	@cargo build --locked --release --quiet -p weft-bench-sim
 	@touch $@
 
