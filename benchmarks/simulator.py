@@ -1,8 +1,9 @@
 """The simulator: its speed, and its virtual times beside SimGrid's. For results/simulator.jsonl.
 
 Every case is an all-reduce that only links cost time. In each round every side simulates it once,
-in a process of its own, and says what processor time that took once the network was there. SimGrid's
-C++ engine gets links, routes and messages from a file; Weft finds routes and connections on the way. Where SimGrid is not installed this is recorded, and the rest is measured.
+in a process of its own, and says what processor time that took once the network was there.
+SimGrid's C++ engine gets links, routes and messages from a file; Weft finds routes and connections
+on the way. Where SimGrid is not installed this is recorded, and the rest is measured.
 
 Exits with 1 if virtual times differ by more than 1 %, or, with --strict, if a promise is not kept.
 """
