@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from weft.cli import main
-from weft.sim import perplexity
 from weft.sim.article import deviation, markdown, published
+from weft.sim.perplexity_machines import derive
 
 ALWAYS = {"time_s", "max_link_load", "cpu_s", "constants"}
 
@@ -25,7 +25,7 @@ def article(
 
 
 def test_constants_follow_from_what_was_published() -> None:
-    cx7, efa = perplexity.derive("cx7"), perplexity.derive("efa")
+    cx7, efa = derive("cx7"), derive("efa")
     # 31 MiB more take 676 and 741 µs more.
     assert cx7["bytes_per_s"] == pytest.approx(48.1e9, rel=0.01)
     assert efa["bytes_per_s"] == pytest.approx(43.9e9, rel=0.01)
