@@ -1,214 +1,39 @@
-//! A recommendation model over many nodes: embedding pooling, all-to-all, MLPs; fused or not.
-//!
-//! Each rank holds whole tables and pools them for everybody's samples; an all-to-all brings each rank the
-//! vectors of its own samples. Not fused, the exchange begins when all is pooled. Fused, each slice leaves
-//! as soon as it is computed, those for others first and its own last. In training, gradients go back by a
-//! second exchange, which waits for them in either case, and tables are updated.
-//!
-//! A rank computes on one stream, in order. The bottom MLP (and its backward pass) runs while an exchange
-//! is under way, as it needs none of it.
+//! The iteration as a state machine on a world.
 
-use serde::{Deserialize, Serialize};
-use serde_json::json;
 use weft_topology::EndpointId;
 
-use crate::cpu::CpuTime;
+use super::spec::DlrmJob;
 use crate::error::Error;
-use crate::outcome::Outcome;
-use crate::run::Progress;
 use crate::spec::Cluster;
 use crate::trace::Span;
 use crate::workload::Workload;
 use crate::world::{Path, World};
 
-const MOST_RANKS: u32 = 1024;
-const SIDE_BITS: u32 = 16;
-
-/// An iteration of a recommendation model on a cluster.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DlrmSpec {
-    /// On what; rank `r` is endpoint `r`.
-    pub cluster: Cluster,
-    /// What runs.
-    pub job: DlrmJob,
-    /// Fused, not fused, or both beside each other.
-    #[serde(default)]
-    pub variant: Variant,
-    /// How many links to report, the busiest first.
-    #[serde(default = "links")]
-    pub links: usize,
-    /// Record up to so many spans for a trace.
-    #[serde(default)]
-    pub trace: usize,
+/// The ranks of one iteration.
+pub struct DlrmWorkload {
+    job: DlrmJob,
+    fused: bool,
+    ranks: Vec<Rank>,
+    paths: Vec<Path>,
+    left: u32,
+    /// The longest time from the end of pooling until all vectors were there.
+    pub(super) exchange_s: f64,
+    finished: Option<f64>,
 }
 
-/// An iteration of a recommendation model, wherever it runs.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DlrmJob {
-    /// Nodes with an accelerator and its tables each.
-    #[serde(default = "ranks")]
-    pub ranks: u32,
-    /// Whether the backward pass and the update belong to the iteration.
-    #[serde(default = "yes")]
-    pub training: bool,
-    /// Samples of each rank.
-    #[serde(default = "batch")]
-    pub batch: u32,
-    /// Tables of each rank.
-    #[serde(default = "tables")]
-    pub tables: u32,
-    /// Elements of an embedding.
-    #[serde(default = "dimension")]
-    pub dimension: u32,
-    /// Bytes of an element.
-    #[serde(default = "element_bytes")]
-    pub element_bytes: u32,
-    /// Embeddings summed for a sample and table.
-    #[serde(default = "pooling")]
-    pub pooling: f64,
-    /// Bytes a second of embeddings that a rank gathers.
-    #[serde(default = "gather_bytes_per_s")]
-    pub gather_bytes_per_s: f64,
-    /// Floating-point operations of the bottom MLP for a sample, forward.
-    #[serde(default = "bottom_flops")]
-    pub bottom_flops: f64,
-    /// The same of interaction and top MLP.
-    #[serde(default = "top_flops")]
-    pub top_flops: f64,
-    /// Operations a second.
-    #[serde(default = "flops_per_s")]
-    pub flops_per_s: f64,
-    /// The update of the tables, in multiples of the bytes that were gathered.
-    #[serde(default = "update_passes")]
-    pub update_passes: f64,
-    /// Slices into which what goes to one peer is cut.
-    #[serde(default = "one")]
-    pub slices_per_peer: u32,
-    /// How much longer pooling takes in the fused kernel, as a share.
-    #[serde(default)]
-    pub fused_overhead: f64,
-}
-
-/// What is run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Variant {
-    /// Slices leave as they are computed.
-    Fused,
-    /// The exchange begins when all is computed.
-    Unfused,
-    /// One after the other, each on a network of its own.
-    #[default]
-    Both,
-}
-
-impl DlrmJob {
-    /// Refuses what cannot be.
-    pub fn check(&self) -> Result<(), Error> {
-        let counts = [
-            ("ranks", self.ranks, MOST_RANKS),
-            ("batch", self.batch, u32::MAX),
-            ("tables", self.tables, u32::MAX),
-            ("dimension", self.dimension, u32::MAX),
-            ("element_bytes", self.element_bytes, 64),
-            ("slices_per_peer", self.slices_per_peer, 256),
-        ];
-        for (field, value, most) in counts {
-            if !(1..=most).contains(&value) {
-                return Err(Error::field(field, value, format!("from 1 to {most}")));
-            }
-        }
-        let sizes = [self.batch, self.tables, self.dimension, self.element_bytes];
-        let bytes: u128 = sizes.into_iter().map(u128::from).product();
-        if bytes > 1 << 50 {
-            return Err(Error::field("bytes for one peer", bytes, "at most 2^50"));
-        }
-        for (field, value) in
-            [("gather_bytes_per_s", self.gather_bytes_per_s), ("flops_per_s", self.flops_per_s)]
-        {
-            if !(value.is_finite() && value > 0.0) {
-                return Err(Error::field(field, value, "more than 0"));
-            }
-        }
-        for (field, value) in [
-            ("pooling", self.pooling),
-            ("bottom_flops", self.bottom_flops),
-            ("top_flops", self.top_flops),
-            ("update_passes", self.update_passes),
-            ("fused_overhead", self.fused_overhead),
-        ] {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(Error::field(field, value, "at least 0"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Bytes of pooled vectors that one rank sends another one.
-    pub fn bytes_for_peer(&self) -> u64 {
-        let samples = u64::from(self.batch) * u64::from(self.tables);
-        samples * u64::from(self.dimension) * u64::from(self.element_bytes)
-    }
-
-    /// Seconds in which a rank pools for everybody.
-    pub fn pooling_s(&self) -> f64 {
-        let gathered = self.bytes_for_peer() as f64 * f64::from(self.ranks) * self.pooling;
-        gathered / self.gather_bytes_per_s
-    }
-
-    fn mlp_s(&self, flops: f64) -> f64 {
-        flops * f64::from(self.batch) / self.flops_per_s
-    }
-}
-
-/// Runs the scenario on its cluster.
-pub(crate) fn run(spec: &DlrmSpec, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
-    let job = &spec.job;
-    job.check()?;
-    spec.cluster.check(job.ranks)?;
-    let variants: &[bool] = match spec.variant {
-        Variant::Fused => &[true],
-        Variant::Unfused => &[false],
-        Variant::Both => &[false, true],
-    };
-    let mut times = [None; 2];
-    let mut last = None;
-    let mut cpu_s = 0.0;
-    for &fused in variants {
-        let cpu = CpuTime::start();
-        let mut world = World::new(&spec.cluster)?;
-        if spec.trace > 0 {
-            world.record(spec.trace);
-        }
-        let mut workload = DlrmWorkload::new(&mut world, job, &spec.cluster, fused)?;
-        let time_s = world.run(&mut [&mut workload], progress)?;
-        times[usize::from(fused)] = Some((time_s, workload.exchange_s));
-        let outcome = world.outcome(time_s, cpu, spec.links);
-        cpu_s += outcome.cpu_s;
-        last = Some(outcome);
-    }
-    let Some(mut outcome) = last else { return Err(Error::Nothing) };
-    outcome.cpu_s = cpu_s;
-    let [unfused, fused] = times;
-    let gain = match (unfused, fused) {
-        (Some((unfused, _)), Some((fused, _))) => Some(1.0 - fused / unfused),
-        _ => None,
-    };
-    outcome.results = json!({
-        "unfused_s": unfused.map(|times| times.0),
-        "fused_s": fused.map(|times| times.0),
-        "gain": gain,
-        "pooling_s": job.pooling_s(),
-        "forward_exchange_s": {
-            "unfused": unfused.map(|times| times.1), "fused": fused.map(|times| times.1),
-        },
-        "bottom_mlp_s": job.mlp_s(job.bottom_flops),
-        "top_mlp_s": job.mlp_s(job.top_flops),
-        "bytes_for_peer": job.bytes_for_peer(),
-    });
-    Ok(outcome)
+#[derive(Clone, Debug, Default)]
+struct Rank {
+    slow: f64,
+    late_s: f64,
+    sliced: u32,
+    vectors: u32,
+    gradients: u32,
+    bottom_done: bool,
+    bottom_back_done: bool,
+    pooled_at: f64,
+    /// When this rank's top MLP began.
+    top_at: Option<f64>,
+    updating: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,32 +64,7 @@ const KINDS: [Kind; 8] = [
     Kind::Gradients,
 ];
 
-#[derive(Clone, Debug, Default)]
-struct Rank {
-    slow: f64,
-    late_s: f64,
-    sliced: u32,
-    vectors: u32,
-    gradients: u32,
-    bottom_done: bool,
-    bottom_back_done: bool,
-    pooled_at: f64,
-    /// When this rank's top MLP began.
-    top_at: Option<f64>,
-    updating: bool,
-}
-
-/// The ranks of one iteration.
-pub struct DlrmWorkload {
-    job: DlrmJob,
-    fused: bool,
-    ranks: Vec<Rank>,
-    paths: Vec<Path>,
-    left: u32,
-    /// The longest time from the end of pooling until all vectors were there.
-    exchange_s: f64,
-    finished: Option<f64>,
-}
+const SIDE_BITS: u32 = 16;
 
 impl DlrmWorkload {
     /// One iteration, fused or not.
@@ -502,60 +302,4 @@ impl Workload for DlrmWorkload {
     fn progress(&self) -> f64 {
         1.0 - f64::from(self.left) / f64::from(self.job.ranks)
     }
-}
-
-fn yes() -> bool {
-    true
-}
-
-fn one() -> u32 {
-    1
-}
-
-fn ranks() -> u32 {
-    128
-}
-
-fn batch() -> u32 {
-    256
-}
-
-fn tables() -> u32 {
-    8
-}
-
-fn dimension() -> u32 {
-    128
-}
-
-fn element_bytes() -> u32 {
-    4
-}
-
-fn pooling() -> f64 {
-    64.0
-}
-
-fn gather_bytes_per_s() -> f64 {
-    1.6e12
-}
-
-fn bottom_flops() -> f64 {
-    10e6
-}
-
-fn top_flops() -> f64 {
-    40e6
-}
-
-fn flops_per_s() -> f64 {
-    20e12
-}
-
-fn update_passes() -> f64 {
-    1.0
-}
-
-fn links() -> usize {
-    16
 }
