@@ -118,6 +118,27 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "is not a directory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--sysfs", "--xml"])
+@pytest.mark.parametrize(
+    "network",
+    [
+        ["bigraph", "--switches", "4", "--endpoints", "2"],
+        ["network", "bigraph:switches=4,endpoints=2"],
+    ],
+)
+def test_a_recorded_server_is_refused_where_a_network_is_asked_for(
+    option: str, network: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["topo", option, str(tmp_path), *network])
+    assert ended.value.code == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    said = f"argument {option}: not allowed with {network[0]}, which reads no server"
+    assert output.err.endswith(f"weft topo: error: {said}\n")
+    assert main(["topo", *network]) == 0
+
+
 def test_a_bigraph_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "plan"

@@ -46,8 +46,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "--write-xml", type=Path, metavar="FILE", help="write it as NCCL reads it (NCCL_TOPO_FILE)"
     )
     parser.add_argument("--strict", action="store_true", help="exit with 1 if there is a warning")
-    parser.set_defaults(run=run_host)
-    networks = parser.add_subparsers(title="networks", metavar="NETWORK")
+    parser.set_defaults(run=run_host, usage_error=parser.error)
+    networks = parser.add_subparsers(title="networks", metavar="NETWORK", dest="network")
     add_bigraph_parser(networks)
     add_network_parser(networks)
 
@@ -110,6 +110,15 @@ def add_network_parser(subparsers: Subparsers) -> None:
     parser.set_defaults(run=run_network)
 
 
+def refuse_server(arguments: argparse.Namespace) -> None:
+    """Refuse a recorded server where a network is asked for: nothing would be read from it."""
+    for option in ("sysfs", "xml"):
+        if getattr(arguments, option) is not None:
+            arguments.usage_error(
+                f"argument --{option}: not allowed with {arguments.network}, which reads no server"
+            )
+
+
 def failed(error: Exception) -> int:
     """Say what went wrong."""
     print(f"weft topo: {error}", file=sys.stderr)
@@ -170,6 +179,7 @@ def run_bigraph(arguments: argparse.Namespace) -> int:
     """Plan a BiGraph; 1 if there is none of that form."""
     from weft import _native
 
+    refuse_server(arguments)
     options = {
         "switches": arguments.switches,
         "endpoints": arguments.endpoints,
@@ -247,6 +257,7 @@ def run_network(arguments: argparse.Namespace) -> int:
     """Show a network, or a path on it; 1 if there is something wrong with it."""
     from weft import _native
 
+    refuse_server(arguments)
     try:
         found: dict[str, Any] = json.loads(_native.topology_network(arguments.spec))
         path = None
