@@ -1,156 +1,33 @@
-//! Queries from front ends to accelerators and answers back, over the network.
-//!
-//! A query is written straight into a slot of an accelerator, which serves one at a time in the order of
-//! arrival, and its answer into a slot of the front end. Each connection has a number of slots; a query
-//! that finds none free waits at its front end. The same arrivals served without a network say what the
-//! network costs.
+//! A query's way as a state machine on a world.
 
 use std::collections::VecDeque;
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use weft_topology::EndpointId;
 
-use crate::cpu::CpuTime;
+use super::spec::{Arrivals, Policy, QueryJob};
 use crate::error::Error;
-use crate::outcome::Outcome;
-use crate::run::Progress;
-use crate::spec::Cluster;
+use crate::random::Random;
 use crate::statistics::Summary;
 use crate::trace::Span;
 use crate::workload::Workload;
 use crate::world::{Path, World};
 
-const MOST_QUERIES: u64 = 1 << 24;
-const MOST_CONNECTIONS: u64 = 1 << 22;
 /// The stream of random numbers that arrivals are drawn from.
 const ARRIVALS: u64 = 0x0071_7565_7279;
 
-/// Query traffic on a cluster.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct QuerySpec {
-    /// On what.
-    pub cluster: Cluster,
-    /// What runs.
-    pub job: QueryJob,
-    /// How many links to report, the busiest first.
-    #[serde(default = "links")]
-    pub links: usize,
-    /// Record up to so many spans for a trace.
-    #[serde(default)]
-    pub trace: usize,
-}
-
-/// Query traffic, wherever it runs.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct QueryJob {
-    /// Nodes that take queries: endpoints from `first_endpoint` on.
-    pub front_ends: u32,
-    /// Nodes that answer them: the endpoints after the front ends'.
-    pub accelerators: u32,
-    /// The first endpoint of the front ends.
-    #[serde(default)]
-    pub first_endpoint: u32,
-    /// Queries in all.
-    #[serde(default = "queries")]
-    pub queries: u64,
-    /// When they come.
-    #[serde(default)]
-    pub arrivals: Arrivals,
-    /// Queries a second, of all front ends together; not needed when all come at once.
-    #[serde(default)]
-    pub rate_per_s: Option<f64>,
-    /// Bytes of a query.
-    #[serde(default = "query_bytes")]
-    pub query_bytes: u64,
-    /// Bytes of an answer.
-    #[serde(default = "answer_bytes")]
-    pub answer_bytes: u64,
-    /// How long an accelerator takes for one.
-    #[serde(default = "service_s")]
-    pub service_s: f64,
-    /// Queries of one front end that may be under way to one accelerator.
-    #[serde(default = "slots")]
-    pub slots: u32,
-    /// Who answers a query.
-    #[serde(default)]
-    pub policy: Policy,
-}
-
-/// When queries come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Arrivals {
-    /// Independently of each other, at a mean rate.
-    #[default]
-    Poisson,
-    /// At equal distances.
-    Uniform,
-    /// All at the start: how much can be had.
-    Offline,
-}
-
-/// Who answers a query.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Policy {
-    /// Each front end asks accelerators in turn.
-    #[default]
-    RoundRobin,
-    /// The one that owes this front end the fewest answers; the first after the last one asked, of several.
-    LeastLoaded,
-    /// Any, alike.
-    Random,
-}
-
-impl QueryJob {
-    /// Refuses what cannot be.
-    pub fn check(&self) -> Result<(), Error> {
-        let connections = u64::from(self.front_ends) * u64::from(self.accelerators);
-        for (field, value, most) in [
-            ("front_ends", u64::from(self.front_ends), 1 << 16),
-            ("accelerators", u64::from(self.accelerators), 1 << 16),
-            ("front_ends times accelerators", connections, MOST_CONNECTIONS),
-            ("queries", self.queries, MOST_QUERIES),
-            ("slots", u64::from(self.slots), 1 << 20),
-        ] {
-            if !(1..=most).contains(&value) {
-                return Err(Error::field(field, value, format!("from 1 to {most}")));
-            }
-        }
-        if !(self.service_s.is_finite() && self.service_s >= 0.0) {
-            return Err(Error::field("service_s", self.service_s, "at least 0"));
-        }
-        match (self.arrivals, self.rate_per_s) {
-            (Arrivals::Offline, None) => Ok(()),
-            (Arrivals::Offline, Some(rate)) => {
-                Err(Error::field("rate_per_s", rate, "left out when all queries come at once"))
-            }
-            (_, Some(rate)) if rate.is_finite() && rate > 0.0 => Ok(()),
-            (_, rate) => {
-                let rate = rate.map_or_else(|| "missing".to_owned(), |rate| rate.to_string());
-                Err(Error::field("rate_per_s", rate, "more than 0"))
-            }
-        }
-    }
-}
-
-/// Runs the scenario alone on its cluster.
-pub(crate) fn run(spec: &QuerySpec, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
-    let cpu = CpuTime::start();
-    spec.job.check()?;
-    spec.cluster.check(spec.job.front_ends + spec.job.accelerators)?;
-    let mut world = World::new(&spec.cluster)?;
-    if spec.trace > 0 {
-        world.record(spec.trace);
-    }
-    let mut workload = QueryWorkload::new(&mut world, &spec.job)?;
-    let time_s = world.run(&mut [&mut workload], progress)?;
-    let mut outcome = world.outcome(time_s, cpu, spec.links);
-    outcome.results = workload.report();
-    Ok(outcome)
+/// Front ends, accelerators, and every query.
+pub struct QueryWorkload {
+    job: QueryJob,
+    queries: Vec<Query>,
+    /// By front end and accelerator.
+    connections: Vec<Connection>,
+    /// Queries that each front end has sent, to take accelerators in turn.
+    last: Vec<u32>,
+    free_at: Vec<f64>,
+    random: Random,
+    answered: u64,
+    finished: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -182,20 +59,6 @@ enum Kind {
 
 const KINDS: [Kind; 4] = [Kind::Came, Kind::Reached, Kind::Served, Kind::Answered];
 const QUERY_BITS: u32 = 32;
-
-/// Front ends, accelerators, and every query.
-pub struct QueryWorkload {
-    job: QueryJob,
-    queries: Vec<Query>,
-    /// By front end and accelerator.
-    connections: Vec<Connection>,
-    /// Queries that each front end has sent, to take accelerators in turn.
-    last: Vec<u32>,
-    free_at: Vec<f64>,
-    random: crate::random::Random,
-    answered: u64,
-    finished: Option<f64>,
-}
 
 impl QueryWorkload {
     /// Draws the arrivals and finds all paths.
@@ -436,28 +299,4 @@ impl Workload for QueryWorkload {
     fn progress(&self) -> f64 {
         self.answered as f64 / self.job.queries as f64
     }
-}
-
-fn queries() -> u64 {
-    10_000
-}
-
-fn query_bytes() -> u64 {
-    150_528
-}
-
-fn answer_bytes() -> u64 {
-    4000
-}
-
-fn service_s() -> f64 {
-    100e-6
-}
-
-fn slots() -> u32 {
-    64
-}
-
-fn links() -> usize {
-    16
 }
