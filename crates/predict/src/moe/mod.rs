@@ -9,10 +9,19 @@
 //! - `spec.rs`: what is asked, and what it costs
 //! - `traffic.rs`: who sends how much to whom, by the planner
 //! - `workload.rs`: the round as a state machine on a world
+//! - `dispatch.rs`, `combine.rs`: what a rank does in its two halves
+//! - `paths.rs`: the ways by which ranks reach each other
+//! - `rank.rs`: how far a rank is
+//! - `tag.rs`: what an event stands for
 //! - `report.rs`: what came out
 
+mod combine;
+mod dispatch;
+mod paths;
+mod rank;
 mod report;
 mod spec;
+mod tag;
 mod traffic;
 mod workload;
 

@@ -1,110 +1,27 @@
 //! A round as a state machine on a world.
-//!
-//! A rank is never more than one round ahead of another: it cannot end dispatch without everybody's
-//! header. So what has arrived is kept for two rounds, in turn.
 
 use serde_json::Value;
 use weft_moe::SendPlan;
 
+use super::paths::Paths;
+use super::rank::{Progress, Rank};
 use super::report::{Phase, Times};
 use super::spec::MoeJob;
+use super::tag::{KINDS, Kind, read_tag, tag};
 use super::traffic::{Traffic, Weights};
 use crate::error::Error;
 use crate::spec::Cluster;
 use crate::trace::Span;
 use crate::workload::Workload;
-use crate::world::{Path, World};
-
-/// What a tag stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// The rank calls dispatch.
-    Begin,
-    /// Its header can be posted.
-    Planned,
-    /// Its rows can be posted.
-    Packed,
-    /// It knows all offsets.
-    Routed,
-    /// Its experts may begin.
-    Dispatched,
-    /// It calls combine.
-    Combine,
-    /// Its answers can be posted.
-    Answered,
-    /// Its sums are there.
-    Combined,
-    /// A header has arrived.
-    Header,
-    /// A part of rows has arrived.
-    Rows,
-    /// A part of answers has arrived.
-    Answers,
-}
-
-const KINDS: [Kind; 11] = [
-    Kind::Begin,
-    Kind::Planned,
-    Kind::Packed,
-    Kind::Routed,
-    Kind::Dispatched,
-    Kind::Combine,
-    Kind::Answered,
-    Kind::Combined,
-    Kind::Header,
-    Kind::Rows,
-    Kind::Answers,
-];
-
-/// Kind, round, source and destination in one number.
-const SIDE_BITS: u32 = 16;
-const ROUND_BITS: u32 = 8;
-
-fn tag(kind: Kind, round: u32, from: u32, to: u32) -> u64 {
-    let sides = u64::from(from) << SIDE_BITS | u64::from(to);
-    (u64::from(kind as u8) << ROUND_BITS | u64::from(round)) << (2 * SIDE_BITS) | sides
-}
-
-fn read_tag(tag: u64) -> (Kind, u32, u32, u32) {
-    let side = |bits: u64| (bits & ((1 << SIDE_BITS) - 1)) as u32;
-    let head = tag >> (2 * SIDE_BITS);
-    let round = (head & ((1 << ROUND_BITS) - 1)) as u32;
-    (KINDS[(head >> ROUND_BITS) as usize], round, side(tag >> SIDE_BITS), side(tag))
-}
-
-/// What has arrived at a rank in one round, and how far the rank is.
-#[derive(Clone, Copy, Debug, Default)]
-struct Progress {
-    headers: u32,
-    rows: u32,
-    answers: u32,
-    packed: bool,
-    routed: bool,
-    dispatch_ended: bool,
-    answers_sent: bool,
-    combine_ended: bool,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Rank {
-    slow: f64,
-    late_s: f64,
-    begun_s: f64,
-    progress: [Progress; 2],
-    rounds_done: u32,
-}
+use crate::world::World;
 
 /// The ranks of an all-to-all, all their rounds.
 pub struct MoeWorkload {
-    job: MoeJob,
-    weights: Weights,
-    traffic: Vec<Traffic>,
+    pub(super) job: MoeJob,
+    pub(super) weights: Weights,
+    pub(super) traffic: Vec<Traffic>,
     ranks: Vec<Rank>,
-    /// By source and destination: the path of each NIC, or of dispatch and of combine over NVLink.
-    paths: Vec<Path>,
-    /// Paths of a pair of ranks.
-    stride: usize,
-    first_private: u32,
+    paths: Paths,
     times: Times,
     /// Events so far, and about how many there will be.
     events: u64,
@@ -141,9 +58,7 @@ impl MoeWorkload {
             weights,
             traffic: traffic?,
             ranks,
-            paths: Vec::new(),
-            stride: job.nics_per_rank.max(2) as usize,
-            first_private,
+            paths: Paths::find(world, job, first_private)?,
             times: Times::default(),
             events: 0,
             expected: 0,
@@ -151,46 +66,8 @@ impl MoeWorkload {
             finished: None,
             job: job.clone(),
         };
-        workload.find_paths(world)?;
         workload.expected = workload.count_events();
         Ok(workload)
-    }
-
-    fn find_paths(&mut self, world: &mut World) -> Result<(), Error> {
-        let job = &self.job;
-        let nothing = world.private_path(&[], 0.0)?;
-        let pairs = (job.ranks * job.ranks) as usize;
-        self.paths = vec![nothing; pairs * self.stride];
-        for source in 0..job.ranks {
-            for nic in 0..job.nics_per_rank {
-                world.attach(job.endpoint(source, nic));
-            }
-            for destination in (0..job.ranks).filter(|rank| *rank != source) {
-                let first = (source * job.ranks + destination) as usize * self.stride;
-                if let Some(nvlink) = &job.nvlink
-                    && job.same_domain(source, destination)
-                {
-                    for phase in 0..2 {
-                        let side = |rank: u32, side: u32| self.first_private + 4 * rank + side;
-                        let links = [side(source, 2 * phase), side(destination, 2 * phase + 1)];
-                        let path = world.private_path(&links, nvlink.latency_s)?;
-                        self.paths[first + phase as usize] = path;
-                    }
-                    continue;
-                }
-                for nic in 0..job.nics_per_rank {
-                    let (from, to) = (job.endpoint(source, nic), job.endpoint(destination, nic));
-                    let connection = u64::from(source) << 32 | u64::from(destination) << 8;
-                    let path = if from == to {
-                        nothing
-                    } else {
-                        world.path(from, to, connection | u64::from(nic))?
-                    };
-                    self.paths[first + nic as usize] = path;
-                }
-            }
-        }
-        Ok(())
     }
 
     fn count_events(&self) -> u64 {
@@ -208,12 +85,12 @@ impl MoeWorkload {
         self.times.report(&self.job, &self.weights, &self.traffic)
     }
 
-    fn progress_of(&mut self, rank: u32, round: u32) -> &mut Progress {
+    pub(super) fn progress_of(&mut self, rank: u32, round: u32) -> &mut Progress {
         &mut self.ranks[rank as usize].progress[(round % 2) as usize]
     }
 
     /// The other ranks, beginning behind this one, so that not all write to one first.
-    fn peers(&self, rank: u32) -> impl Iterator<Item = u32> + use<> {
+    pub(super) fn peers(&self, rank: u32) -> impl Iterator<Item = u32> + use<> {
         let ranks = self.job.ranks;
         (1..ranks).map(move |step| (rank + step) % ranks)
     }
@@ -224,7 +101,7 @@ impl MoeWorkload {
     }
 
     /// The parts of rows that a rank receives in a round.
-    fn expected_rows(&self, rank: u32, round: u32) -> u32 {
+    pub(super) fn expected_rows(&self, rank: u32, round: u32) -> u32 {
         let writes = |peer: u32| match self.traffic[round as usize].rows(peer, rank) {
             0 => 0,
             rows => u32::from(self.private(rows) > 0) + u32::from(rows > self.private(rows)),
@@ -232,17 +109,17 @@ impl MoeWorkload {
         self.peers(rank).map(|peer| writes(peer) * self.parts(peer, rank)).sum()
     }
 
-    fn expected_answers(&self, rank: u32, round: u32) -> u32 {
+    pub(super) fn expected_answers(&self, rank: u32, round: u32) -> u32 {
         let some = |peer: &u32| self.traffic[round as usize].rows(rank, *peer) > 0;
         self.peers(rank).filter(some).map(|peer| self.parts(peer, rank)).sum()
     }
 
-    fn private(&self, rows: u32) -> u32 {
+    pub(super) fn private(&self, rows: u32) -> u32 {
         rows.min(self.weights.private_rows)
     }
 
     /// Writes `bytes` to a peer: at once over NVLink, and else once the NIC has posted it.
-    fn write(
+    pub(super) fn write(
         &mut self,
         world: &mut World,
         kind: Kind,
@@ -250,10 +127,9 @@ impl MoeWorkload {
         (from, to): (u32, u32),
         bytes: u64,
     ) -> Result<(), Error> {
-        let first = (from * self.job.ranks + to) as usize * self.stride;
-        let tag = tag(kind, round, from, to);
+        let (paths, tag) = (self.paths.between(from, to), tag(kind, round, from, to));
         if self.job.same_domain(from, to) {
-            let path = self.paths[first + usize::from(kind == Kind::Answers)];
+            let path = paths[usize::from(kind == Kind::Answers)];
             return world.start_flow(path, bytes, path.latency_s, tag);
         }
         let now = world.now();
@@ -262,14 +138,14 @@ impl MoeWorkload {
         // A header is short: one part, on the first NIC.
         let parts = if kind == Kind::Header { 1 } else { u64::from(self.job.nics_per_rank) };
         for part in 0..parts {
-            let path = self.paths[first + part as usize];
+            let path = paths[part as usize];
             let bytes = bytes * (part + 1) / parts - bytes * part / parts;
             world.start_flow(path, bytes, posted - now + path.latency_s, tag)?;
         }
         Ok(())
     }
 
-    fn after(
+    pub(super) fn after(
         &self,
         world: &mut World,
         rank: u32,
@@ -279,109 +155,6 @@ impl MoeWorkload {
     ) -> Result<(), Error> {
         let slow = self.ranks[rank as usize].slow;
         world.timer(seconds * slow, tag(kind, round, rank, rank))
-    }
-
-    fn planned(&mut self, world: &mut World, rank: u32, round: u32) -> Result<(), Error> {
-        for peer in self.peers(rank) {
-            self.write(world, Kind::Header, round, (rank, peer), self.weights.header_bytes)?;
-        }
-        let bytes = self.traffic[round as usize].sent(rank) * self.weights.row_bytes;
-        let staged = self.traffic[round as usize].sent_where(rank, |peer| {
-            // What stays in the domain is stored straight into the peer's memory.
-            !self.job.same_domain(rank, peer)
-        }) * self.weights.row_bytes;
-        let staging_s = self.job.costs.staging_bytes_per_s.map_or(0.0, |rate| staged as f64 / rate);
-        let pack_s = world.constants().copy_s(bytes) + staging_s;
-        self.after(world, rank, round, Kind::Packed, pack_s)?;
-        // A rank alone has no header to wait for.
-        self.header_arrived(world, rank, round, 0)
-    }
-
-    fn header_arrived(
-        &mut self,
-        world: &mut World,
-        rank: u32,
-        round: u32,
-        headers: u32,
-    ) -> Result<(), Error> {
-        let all = self.job.ranks - 1;
-        let progress = self.progress_of(rank, round);
-        progress.headers += headers;
-        if progress.headers == all && (headers > 0 || all == 0) {
-            let route_s = self.job.costs.route_s;
-            self.after(world, rank, round, Kind::Routed, route_s)?;
-        }
-        Ok(())
-    }
-
-    fn send_private(&mut self, world: &mut World, rank: u32, round: u32) -> Result<(), Error> {
-        self.progress_of(rank, round).packed = true;
-        for peer in self.peers(rank) {
-            let rows = self.private(self.traffic[round as usize].rows(rank, peer));
-            if rows > 0 {
-                let bytes = u64::from(rows) * self.weights.row_bytes;
-                self.write(world, Kind::Rows, round, (rank, peer), bytes)?;
-            }
-        }
-        self.send_remainder(world, rank, round)
-    }
-
-    /// The rest leaves once offsets are known and the first rows have left.
-    fn send_remainder(&mut self, world: &mut World, rank: u32, round: u32) -> Result<(), Error> {
-        let progress = *self.progress_of(rank, round);
-        if !(progress.packed && progress.routed) {
-            return Ok(());
-        }
-        for peer in self.peers(rank) {
-            let all = self.traffic[round as usize].rows(rank, peer);
-            let rows = all - self.private(all);
-            if rows > 0 {
-                let bytes = u64::from(rows) * self.weights.row_bytes;
-                self.write(world, Kind::Rows, round, (rank, peer), bytes)?;
-            }
-        }
-        self.end_dispatch(world, rank, round)
-    }
-
-    /// Whatever the rank waits for in dispatch may be there.
-    fn end_dispatch(&mut self, world: &mut World, rank: u32, round: u32) -> Result<(), Error> {
-        let expected = self.expected_rows(rank, round);
-        let progress = self.progress_of(rank, round);
-        let complete = progress.packed && progress.routed && progress.rows == expected;
-        if !complete || progress.dispatch_ended {
-            return Ok(());
-        }
-        progress.dispatch_ended = true;
-        let bytes = self.traffic[round as usize].received(rank) * self.weights.row_bytes;
-        let (wait_s, unpack_s) = (world.constants().wait_s, world.constants().copy_s(bytes));
-        let end_s = wait_s + unpack_s + self.job.costs.dispatch_end_s;
-        self.after(world, rank, round, Kind::Dispatched, end_s)
-    }
-
-    fn send_answers(&mut self, world: &mut World, rank: u32, round: u32) -> Result<(), Error> {
-        for peer in self.peers(rank) {
-            let rows = self.traffic[round as usize].rows(peer, rank);
-            if rows > 0 {
-                let bytes = u64::from(rows) * self.weights.answer_bytes;
-                self.write(world, Kind::Answers, round, (rank, peer), bytes)?;
-            }
-        }
-        self.progress_of(rank, round).answers_sent = true;
-        self.end_combine(world, rank, round)
-    }
-
-    fn end_combine(&mut self, world: &mut World, rank: u32, round: u32) -> Result<(), Error> {
-        let expected = self.expected_answers(rank, round);
-        let progress = self.progress_of(rank, round);
-        let complete = progress.answers_sent && progress.answers == expected;
-        if !complete || progress.combine_ended {
-            return Ok(());
-        }
-        progress.combine_ended = true;
-        let bytes = self.traffic[round as usize].sent(rank) * self.weights.answer_bytes;
-        let (wait_s, sum_s) = (world.constants().wait_s, world.constants().reduce_s(bytes));
-        let end_s = wait_s + sum_s + self.job.costs.combine_end_s;
-        self.after(world, rank, round, Kind::Combined, end_s)
     }
 
     /// A phase of this rank has ended now.
