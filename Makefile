@@ -163,6 +163,18 @@ bench-sim: $(SIM_BENCH) ## Measure the simulator, and compare it with SimGrid if
 	@$(PYTHON) benchmarks/simulator.py --program $(SIM_BENCH) --simgrid $(CARGO_TARGET_DIR)/simgrid \
 		--rounds $(or $(ROUNDS),5)
 
+.PHONY: bench-paths
+bench-paths: ## Measure how long a route takes, and record it
+	$(call say,Routes)
+	@$(RECORD) paths cargo run --locked --release --quiet -p weft-topology --example path_speed
+
+# Schedules that were damaged at random; a test run makes a seventh of them, and each in fewer orders.
+.PHONY: mutants
+mutants: ## Prove and run 100,000 damaged schedules, and record the outcome
+	$(call say,Damaged schedules)
+	@WEFT_MUTANTS=130000 WEFT_MUTANT_SEEDS=200 $(RECORD) mutants cargo test --locked --release --quiet \
+		-p weft-collectives --test mutations -- --nocapture mutations_that
+
 .PHONY: bench-instructions
 bench-instructions: $(FABRIC_BENCH) ## Count instructions and compare with those committed (needs valgrind)
 	$(call say,Instructions)

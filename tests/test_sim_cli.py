@@ -11,7 +11,7 @@ import pytest
 
 from weft.cli import main
 from weft.sim.sweep import parse_axes
-from weft.sim.units import format_bytes, format_seconds, parse_range, parse_size
+from weft.units import format_bytes, format_seconds, parse_range, parse_size
 
 BIGRAPH = "bigraph:switches=8,endpoints=2,gbps=100,latency_us=0.5"
 FAT_TREE = "fat-tree:leaves=4,spines=4,hosts=4,gbps=100,latency_us=0.5"

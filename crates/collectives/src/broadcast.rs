@@ -55,10 +55,6 @@ impl Schedule for Binomial {
         1
     }
 
-    fn scratch_blocks(&self, _: Rank) -> u32 {
-        0
-    }
-
     fn steps(&self) -> u32 {
         if self.ranks == 1 { 0 } else { (self.ranks - 1).ilog2() + 1 }
     }
@@ -178,10 +174,6 @@ impl Schedule for Pipelined {
 
     fn blocks(&self) -> u32 {
         self.chunks * (1 + u32::from(self.tree))
-    }
-
-    fn scratch_blocks(&self, _: Rank) -> u32 {
-        0
     }
 
     fn steps(&self) -> u32 {

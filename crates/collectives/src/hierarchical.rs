@@ -70,10 +70,6 @@ impl Schedule for Hierarchical {
         self.cube.steps() + 2 * self.inside()
     }
 
-    fn lanes(&self) -> u32 {
-        self.steps()
-    }
-
     fn len(&self, rank: Rank) -> u32 {
         let (node, number) = (rank.0 / self.local, rank.0 % self.local);
         let inside =

@@ -30,10 +30,6 @@ impl Schedule for Pairwise {
         self.ranks
     }
 
-    fn scratch_blocks(&self, _: Rank) -> u32 {
-        0
-    }
-
     fn steps(&self) -> u32 {
         self.ranks - 1
     }

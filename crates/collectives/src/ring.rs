@@ -65,16 +65,8 @@ impl Schedule for RingAllReduce {
         self.ranks
     }
 
-    fn scratch_blocks(&self, _: Rank) -> u32 {
-        0
-    }
-
     fn steps(&self) -> u32 {
         2 * (self.ranks - 1)
-    }
-
-    fn lanes(&self) -> u32 {
-        self.steps()
     }
 
     fn len(&self, _: Rank) -> u32 {
@@ -133,10 +125,6 @@ impl Schedule for RingReduceScatter {
         self.ranks - 1
     }
 
-    fn lanes(&self) -> u32 {
-        self.steps()
-    }
-
     fn len(&self, _: Rank) -> u32 {
         (3 * (self.ranks - 1)).max(1)
     }
@@ -184,16 +172,8 @@ impl Schedule for RingAllGather {
         self.ranks
     }
 
-    fn scratch_blocks(&self, _: Rank) -> u32 {
-        0
-    }
-
     fn steps(&self) -> u32 {
         self.ranks - 1
-    }
-
-    fn lanes(&self) -> u32 {
-        self.steps()
     }
 
     fn len(&self, _: Rank) -> u32 {

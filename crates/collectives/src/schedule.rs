@@ -48,14 +48,19 @@ pub trait Schedule {
     /// The number of blocks that the vector is cut into; at least 1.
     fn blocks(&self) -> u32;
 
-    /// The number of slots of scratch that `rank` needs.
-    fn scratch_blocks(&self, rank: Rank) -> u32;
+    /// The number of slots of scratch that `rank` needs; none unless said otherwise.
+    fn scratch_blocks(&self, _rank: Rank) -> u32 {
+        0
+    }
 
     /// The number of steps; every write's step is below it.
     fn steps(&self) -> u32;
 
-    /// The number of lanes from a rank to another; every write's lane is below it.
-    fn lanes(&self) -> u32;
+    /// The number of lanes from a rank to another; every write's lane is below it. One for each step unless
+    /// said otherwise.
+    fn lanes(&self) -> u32 {
+        self.steps()
+    }
 
     /// The number of operations of `rank`.
     fn len(&self, rank: Rank) -> u32;

@@ -161,10 +161,6 @@ impl Schedule for Halving {
         self.members.levels + 2 * self.members.fold()
     }
 
-    fn lanes(&self) -> u32 {
-        self.steps()
-    }
-
     fn len(&self, rank: Rank) -> u32 {
         let m = &self.members;
         match m.member(rank.0) {
@@ -263,16 +259,8 @@ impl Schedule for Doubling {
         self.members.ranks
     }
 
-    fn scratch_blocks(&self, _: Rank) -> u32 {
-        0
-    }
-
     fn steps(&self) -> u32 {
         self.members.levels + 2 * self.members.fold()
-    }
-
-    fn lanes(&self) -> u32 {
-        self.steps()
     }
 
     fn len(&self, rank: Rank) -> u32 {

@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::check::{at_least_0, more_than_0};
 use crate::error::Error;
 
 /// What things cost beyond the bandwidth and the latency of links. Seconds and bytes per second;
@@ -72,19 +73,15 @@ impl Constants {
             ("jitter_share", self.jitter_share),
         ];
         for (field, value) in times {
-            if !value.is_finite() || value < 0.0 {
-                return Err(Error::field(format!("constants.{field}"), value, "at least 0"));
-            }
+            at_least_0(format!("constants.{field}"), value)?;
         }
         let rates = [
             ("reduce_bytes_per_s", self.reduce_bytes_per_s),
             ("copy_bytes_per_s", self.copy_bytes_per_s),
         ];
         for (field, value) in rates {
-            if let Some(value) = value
-                && !(value.is_finite() && value > 0.0)
-            {
-                return Err(Error::field(format!("constants.{field}"), value, "more than 0"));
+            if let Some(value) = value {
+                more_than_0(format!("constants.{field}"), value)?;
             }
         }
         if let Some(bytes @ 0) = self.segment_bytes {

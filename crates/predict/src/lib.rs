@@ -21,6 +21,7 @@
 
 #![warn(missing_docs)]
 
+mod check;
 pub mod collective;
 mod constants;
 mod cpu;

@@ -26,7 +26,7 @@ pub struct MixtureSpec {
     /// What runs.
     pub jobs: Vec<Job>,
     /// How many links to report, the busiest first.
-    #[serde(default = "default_links")]
+    #[serde(default = "crate::spec::links")]
     pub links: usize,
     /// Record up to so many spans for a trace.
     #[serde(default)]
@@ -47,10 +47,6 @@ pub enum Job {
     Dlrm(DlrmJob),
     /// Queries and answers.
     Query(QueryJob),
-}
-
-fn default_links() -> usize {
-    16
 }
 
 impl Job {

@@ -14,6 +14,7 @@ use weft_fabric::{Rank, Time};
 use weft_netsim::{Engine, Event, FlowHandle, Link, LinkId, LinkUsage, PathId, ServerId, Tag};
 use weft_topology::{EndpointId, Network, Router};
 
+use crate::check::at_least_0;
 use crate::error::Error;
 
 /// Less of a nanosecond than this is taken for rounding of `f64`, and not for a part of one more.
@@ -71,9 +72,7 @@ impl SimulatedNetwork {
         costs: MessageCosts,
     ) -> Result<SimulatedNetwork, Error> {
         for (field, value) in [("post_s", costs.post_s), ("latency_s", costs.latency_s)] {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(Error::field(field, value, "at least 0"));
-            }
+            at_least_0(field, value)?;
         }
         let links: Vec<Link> = network
             .links()

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::check::{at_least_0, more_than_0};
 use crate::constants::Constants;
 use crate::error::Error;
 use weft_topology::{Description, Network, Routing};
@@ -110,6 +111,11 @@ pub struct Straggler {
     pub late_s: f64,
 }
 
+/// How many links an outcome reports unless it is said.
+pub(crate) fn links() -> usize {
+    16
+}
+
 fn default_routing() -> String {
     "unique".into()
 }
@@ -185,12 +191,8 @@ impl Cluster {
                 let must = format!("one of 0 to {}", ranks - 1);
                 return Err(Error::field("stragglers.rank", straggler.rank, must));
             }
-            if !(straggler.slow > 0.0 && straggler.slow.is_finite()) {
-                return Err(Error::field("stragglers.slow", straggler.slow, "more than 0"));
-            }
-            if !(straggler.late_s >= 0.0 && straggler.late_s.is_finite()) {
-                return Err(Error::field("stragglers.late_s", straggler.late_s, "at least 0"));
-            }
+            more_than_0("stragglers.slow", straggler.slow)?;
+            at_least_0("stragglers.late_s", straggler.late_s)?;
         }
         Ok(())
     }

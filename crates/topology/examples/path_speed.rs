@@ -1,4 +1,4 @@
-//! How long a path takes: `cargo run --release -p weft-topology --example path_speed`.
+//! How long a path takes, as JSON lines: `make bench-paths`.
 
 use std::time::Instant;
 use weft_topology::{BiGraph, EndpointId, Network, Router, Routing};
@@ -7,12 +7,16 @@ fn main() {
     let shape = BiGraph::new(256, 128);
     let start = Instant::now();
     let network = shape.network().expect("it is a network");
-    println!("bigraph of 65,536 endpoints: made in {:.0} ms", 1e3 * start.elapsed().as_secs_f64());
+    let made_s = start.elapsed().as_secs_f64();
+    println!(
+        "{}",
+        serde_json::json!({ "network": "bigraph of 65,536 endpoints", "made_s": made_s })
+    );
     let map = shape.rank_map().expect("it has a rank map");
     let partners = |rank: u32, step: u32| (map[rank as usize], map[(rank ^ 1 << step) as usize]);
     let pairs: Vec<_> =
         (0..16).flat_map(|step| (0..65_536).map(move |rank| partners(rank, step))).collect();
-    measure("bigraph, unique", &network, Routing::Unique, &pairs);
+    measure("bigraph of 65,536 endpoints", &network, Routing::Unique, &pairs);
     for (spec, hosts) in [("fat-tree:leaves=64,spines=64,hosts=64", 4096), ("fat-tree3:k=26", 4394)]
     {
         let network = Network::parse(spec).expect("it is a network");
@@ -35,6 +39,10 @@ fn measure(name: &str, network: &Network, routing: Routing, pairs: &[(EndpointId
             router.path(from, to, flow as u64, &mut links).expect("there is a path");
         }
         let each = 1e9 * start.elapsed().as_secs_f64() / pairs.len() as f64;
-        println!("{name}, {routing:?}, {pass} pass: {each:.0} ns a path");
+        let routing = format!("{routing:?}");
+        let line = serde_json::json!({
+            "network": name, "routing": routing, "pass": pass, "ns_per_path": each.round(),
+        });
+        println!("{line}");
     }
 }

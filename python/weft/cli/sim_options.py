@@ -101,14 +101,14 @@ def add_out(parser: argparse.ArgumentParser) -> None:
 
 def size(text: str) -> int:
     """A size with a unit."""
-    from weft.sim.units import parse_size
+    from weft.units import parse_size
 
     return checked(parse_size, text)
 
 
 def count(text: str) -> int:
     """A number of ranks."""
-    from weft.sim.units import parse_count
+    from weft.units import parse_count
 
     return checked(parse_count, text)
 

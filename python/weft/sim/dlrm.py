@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weft.cli.progress import Progress
 from weft.sim.article import Table, markdown, percent, published
 from weft.sim.sweep import simulate
-from weft.sim.units import format_bytes, format_seconds
+from weft.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from weft.sim.article import deviation, published
 from weft.sim.sweep import simulate
-from weft.sim.units import parse_size
+from weft.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

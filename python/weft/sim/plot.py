@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Any, Final
 
-from weft.sim.units import format_bytes
+from weft.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

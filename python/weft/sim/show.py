@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from weft.cli.table import format_table
-from weft.sim.units import format_bytes, format_seconds
+from weft.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

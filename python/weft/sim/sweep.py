@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from weft import _native
 from weft.cli.progress import Progress
-from weft.sim.units import parse_range
+from weft.units import parse_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

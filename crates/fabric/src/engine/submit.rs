@@ -246,12 +246,10 @@ impl Engine {
     /// Posts a write to one peer as a request, which is forgotten if its only part ends at once.
     fn request(&mut self, route: &Route, aim: Aim, pages: &[Page], tag: u64) -> RequestId {
         let (id, _) = self.requests.open();
-        let is_one_part = match pages {
-            [] => true,
-            [page] => page.length <= route.parts.max_part_bytes,
-            _ => false,
-        };
-        let first = is_one_part.then(|| self.offer(route, aim, Token::of(id, 0), pages));
+        let is_one_part = pages.len() <= 1 && route.parts.count_contiguous(bytes_of(pages)) == 1;
+        let first = is_one_part.then(|| {
+            offer(&mut self.providers, &mut self.sink, route, aim, Token::of(id, 0), pages)
+        });
         if let Some(PostedPart::Done) = first {
             self.requests.close(id);
             return RequestId::DONE;
@@ -261,10 +259,6 @@ impl Engine {
             request.tag = tag;
         }
         self.post_new(id, first)
-    }
-
-    fn offer(&mut self, route: &Route, aim: Aim, token: u64, pages: &[Page]) -> PostedPart {
-        offer(&mut self.providers, &mut self.sink, route, aim, token, pages)
     }
 
     fn add(&mut self, id: RequestId, route: Route, aim: Aim, pages: &[Page]) {

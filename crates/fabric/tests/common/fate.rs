@@ -23,6 +23,31 @@ const SHORT: u64 = 400_000;
 const SILENCE: Duration = Duration::from_micros(400);
 
 impl Fate {
+    /// Five of `of` worlds fare badly, one in each way, if they have two ranks or more. `ends` are all ranks, in
+    /// a random order.
+    pub fn draw(random: &mut Random, of: u64, ends: &[Rank]) -> Fate {
+        match (random.below(of), ends) {
+            (0, [a, _, ..]) => Fate::Killed(*a),
+            (1, [a, b, ..]) => Fate::Cut(*a, *b),
+            (2, _) => Fate::FailedParts,
+            (3, _) => Fate::Paused,
+            (4, [a, _, ..]) => Fate::Silent(*a),
+            _ => Fate::Well,
+        }
+    }
+
+    /// Whether `rank`, which is not done, may say that the group was poisoned by this one. A rank that was
+    /// given up while it was paused finds that everybody has closed the connection, and says so.
+    pub fn explains(self, rank: Rank, blamed: Option<Rank>) -> bool {
+        match self {
+            Fate::Killed(killed) => blamed == Some(killed),
+            Fate::Cut(a, b) => blamed == Some(a) || blamed == Some(b),
+            Fate::FailedParts => blamed.is_some(),
+            Fate::Silent(silent) => silent == rank || blamed == Some(silent),
+            Fate::Well | Fate::Paused => false,
+        }
+    }
+
     /// Adds it to the faults of a world of so many ranks.
     pub fn befall(self, faults: &mut Faults, ranks: u32, at: Time, random: &mut Random) {
         let network = random.chance(0.5);

@@ -52,14 +52,7 @@ impl Scenario {
         let at = Time(random.below(200_000));
         let mut ends: Vec<Rank> = (0..ranks).map(Rank).collect();
         random.shuffle(&mut ends);
-        let fate = match random.below(8) {
-            0 => Fate::Killed(ends[0]),
-            1 => Fate::Cut(ends[0], ends[1]),
-            2 => Fate::FailedParts,
-            3 => Fate::Paused,
-            4 => Fate::Silent(ends[0]),
-            _ => Fate::Well,
-        };
+        let fate = Fate::draw(&mut random, 8, &ends);
         if matches!(fate, Fate::FailedParts) {
             scenario.faults.fail = 0.02;
         }
@@ -123,19 +116,12 @@ impl Scenario {
         }
     }
 
-    /// Whoever is not done was killed, or says who or what link was at fault. A rank that was given
-    /// up while it was paused finds that everybody has closed the connection, and says so.
+    /// Whoever is not done was killed, or says who or what link was at fault.
     fn is_right(&self, rank: Rank, outcome: &Outcome<Wrong>) -> bool {
         match (outcome, self.fate) {
             (Outcome::Done, _) => true,
             (Outcome::Killed, Fate::Killed(killed)) => killed == rank,
-            (Outcome::Failed(Wrong::Poisoned(poison)), fate) => match fate {
-                Fate::Killed(killed) => poison.rank == Some(killed),
-                Fate::Cut(a, b) => poison.rank == Some(a) || poison.rank == Some(b),
-                Fate::FailedParts => poison.rank.is_some(),
-                Fate::Silent(silent) => silent == rank || poison.rank == Some(silent),
-                Fate::Well | Fate::Paused => false,
-            },
+            (Outcome::Failed(Wrong::Poisoned(poison)), fate) => fate.explains(rank, poison.rank),
             _ => false,
         }
     }

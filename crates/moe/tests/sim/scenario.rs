@@ -109,14 +109,7 @@ impl Scenario {
         let mut ends: Vec<Rank> = (0..config.ranks).map(Rank).collect();
         random.shuffle(&mut ends);
         let at = Time(random.below(300_000));
-        let fate = match (random.below(10), &ends[..]) {
-            (0, [a, _, ..]) => Fate::Killed(*a),
-            (1, [a, b, ..]) => Fate::Cut(*a, *b),
-            (2, _) => Fate::FailedParts,
-            (3, _) => Fate::Paused,
-            (4, [a, _, ..]) => Fate::Silent(*a),
-            _ => Fate::Well,
-        };
+        let fate = Fate::draw(&mut random, 10, &ends);
         if matches!(fate, Fate::FailedParts) {
             faults.fail = 0.005;
         }
@@ -199,8 +192,7 @@ pub fn run(scenario: Scenario) -> Result<Vec<Time>, String> {
     }
 }
 
-/// Whoever is not done was killed, or says who or what link was at fault. A rank that was given up
-/// while it was paused finds that everybody has closed the connection, and says so.
+/// Whoever is not done was killed, or says who or what link was at fault.
 fn is_right(rank: Rank, outcome: &Outcome<Wrong>, fate: Fate) -> bool {
     match (outcome, fate) {
         (Outcome::Done, _) => true,
@@ -208,13 +200,7 @@ fn is_right(rank: Rank, outcome: &Outcome<Wrong>, fate: Fate) -> bool {
         (
             Outcome::Failed(Wrong::Moe(Error::Fabric(weft_fabric::Error::Poisoned(poison)))),
             fate,
-        ) => match fate {
-            Fate::Killed(killed) => poison.rank == Some(killed),
-            Fate::Cut(a, b) => poison.rank == Some(a) || poison.rank == Some(b),
-            Fate::FailedParts => poison.rank.is_some(),
-            Fate::Silent(silent) => silent == rank || poison.rank == Some(silent),
-            Fate::Well | Fate::Paused => false,
-        },
+        ) => fate.explains(rank, poison.rank),
         _ => false,
     }
 }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use weft_collectives::{Algorithm, AnySchedule, Collective, Options, Rank, Schedule, build};
 
+use crate::check::from_1_to;
 use crate::cpu::CpuTime;
 use crate::error::Error;
 use crate::outcome::Outcome;
@@ -35,7 +36,7 @@ pub struct CollectiveSpec {
     /// What runs.
     pub job: CollectiveJob,
     /// How many links to report, the busiest first.
-    #[serde(default = "default_links")]
+    #[serde(default = "crate::spec::links")]
     pub links: usize,
     /// Record up to so many spans for a trace.
     #[serde(default)]
@@ -76,10 +77,6 @@ pub struct CollectiveJob {
 
 /// The most rounds of a collective.
 const MOST_ROUNDS: u32 = 1 << 20;
-
-fn default_links() -> usize {
-    16
-}
 
 fn default_rounds() -> u32 {
     1
@@ -147,9 +144,7 @@ impl CollectiveWorkload<AnySchedule> {
         stragglers: &[Straggler],
         group: u64,
     ) -> Result<CollectiveWorkload<AnySchedule>, Error> {
-        if !(1..=MOST_ROUNDS).contains(&job.rounds) {
-            return Err(Error::field("job.rounds", job.rounds, format!("from 1 to {MOST_ROUNDS}")));
-        }
+        from_1_to(MOST_ROUNDS.into(), "job.rounds", job.rounds)?;
         let ranks = job.ranks(world)?;
         let endpoints = job.placement.endpoints(world, job.algorithm()?, ranks)?;
         let schedule = job.schedule(ranks)?;

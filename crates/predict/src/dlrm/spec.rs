@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::check::{at_least_0, from_1_to, more_than_0};
 use crate::error::Error;
 use crate::spec::Cluster;
 
@@ -19,7 +20,7 @@ pub struct DlrmSpec {
     #[serde(default)]
     pub variant: Variant,
     /// How many links to report, the busiest first.
-    #[serde(default = "links")]
+    #[serde(default = "crate::spec::links")]
     pub links: usize,
     /// Record up to so many spans for a trace.
     #[serde(default)]
@@ -99,9 +100,7 @@ impl DlrmJob {
             ("slices_per_peer", self.slices_per_peer, 256),
         ];
         for (field, value, most) in counts {
-            if !(1..=most).contains(&value) {
-                return Err(Error::field(field, value, format!("from 1 to {most}")));
-            }
+            from_1_to(most.into(), field, value)?;
         }
         let sizes = [self.batch, self.tables, self.dimension, self.element_bytes];
         let bytes: u128 = sizes.into_iter().map(u128::from).product();
@@ -111,9 +110,7 @@ impl DlrmJob {
         for (field, value) in
             [("gather_bytes_per_s", self.gather_bytes_per_s), ("flops_per_s", self.flops_per_s)]
         {
-            if !(value.is_finite() && value > 0.0) {
-                return Err(Error::field(field, value, "more than 0"));
-            }
+            more_than_0(field, value)?;
         }
         for (field, value) in [
             ("pooling", self.pooling),
@@ -122,9 +119,7 @@ impl DlrmJob {
             ("update_passes", self.update_passes),
             ("fused_overhead", self.fused_overhead),
         ] {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(Error::field(field, value, "at least 0"));
-            }
+            at_least_0(field, value)?;
         }
         Ok(())
     }
@@ -197,8 +192,4 @@ fn flops_per_s() -> f64 {
 
 fn update_passes() -> f64 {
     1.0
-}
-
-fn links() -> usize {
-    16
 }

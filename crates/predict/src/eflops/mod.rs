@@ -15,6 +15,7 @@ mod sensitivity;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::check::from_1_to;
 use crate::constants::Constants;
 use crate::cpu::CpuTime;
 use crate::error::Error;
@@ -82,9 +83,7 @@ impl EflopsSpec {
     }
 
     fn check(&self) -> Result<(), Error> {
-        if self.seeds == 0 || self.seeds > 1000 {
-            return Err(Error::field("seeds", self.seeds, "from 1 to 1000"));
-        }
+        from_1_to(1000, "seeds", self.seeds)?;
         if let Some(ranks) = self.ranks.iter().find(|ranks| clusters::layout(**ranks).is_none()) {
             return Err(Error::field("ranks", ranks, "a power of two from 8 to 4096"));
         }

@@ -6,6 +6,7 @@ use weft_moe::{BlockScaled, CombineMode, Config, DType, Float8, ScaleType, Shape
 use weft_netsim::Link;
 use weft_topology::{EndpointId, Network};
 
+use crate::check::{at_least_0, from_1_to, more_than_0};
 use crate::error::Error;
 use crate::spec::Cluster;
 
@@ -22,7 +23,7 @@ pub struct MoeSpec {
     /// What runs.
     pub job: MoeJob,
     /// How many links to report, the busiest first.
-    #[serde(default = "links")]
+    #[serde(default = "crate::spec::links")]
     pub links: usize,
     /// Record up to so many spans for a trace.
     #[serde(default)]
@@ -163,9 +164,7 @@ impl MoeJob {
             ("rounds", self.rounds, MOST_ROUNDS),
         ];
         for (field, value, most) in counts {
-            if !(1..=most).contains(&value) {
-                return Err(Error::field(field, value, format!("from 1 to {most}")));
-            }
+            from_1_to(most.into(), field, value)?;
         }
         if self.nics_per_rank > 1 && self.ranks_per_nic > 1 {
             let must = "1 where ranks share a NIC";
@@ -180,10 +179,8 @@ impl MoeJob {
             ("costs.combine_start_s", costs.combine_start_s),
             ("costs.combine_end_s", costs.combine_end_s),
         ];
-        if let Some(rate) = costs.staging_bytes_per_s
-            && !(rate.is_finite() && rate > 0.0)
-        {
-            return Err(Error::field("costs.staging_bytes_per_s", rate, "more than 0"));
+        if let Some(rate) = costs.staging_bytes_per_s {
+            more_than_0("costs.staging_bytes_per_s", rate)?;
         }
         if let Some(nvlink) = &self.nvlink {
             times.push(("nvlink.latency_s", nvlink.latency_s));
@@ -192,20 +189,14 @@ impl MoeJob {
             }
             for rate in [Some(nvlink.bytes_per_s), nvlink.combine_bytes_per_s].into_iter().flatten()
             {
-                if !(rate.is_finite() && rate > 0.0) {
-                    return Err(Error::field("nvlink.bytes_per_s", rate, "more than 0"));
-                }
+                more_than_0("nvlink.bytes_per_s", rate)?;
             }
         }
         for (field, value) in times {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(Error::field(field, value, "at least 0"));
-            }
+            at_least_0(field, value)?;
         }
         match &self.token_routing {
-            RoutingSpec::Zipf { exponent } if !(exponent.is_finite() && *exponent >= 0.0) => {
-                Err(Error::field("token_routing.exponent", exponent, "at least 0"))
-            }
+            RoutingSpec::Zipf { exponent } => at_least_0("token_routing.exponent", *exponent),
             RoutingSpec::Trace { layers } => {
                 let top_k = self.top_k.max(1) as usize;
                 let empty =
@@ -340,8 +331,4 @@ fn private_rows() -> u32 {
 
 fn rounds() -> u32 {
     4
-}
-
-fn links() -> usize {
-    16
 }

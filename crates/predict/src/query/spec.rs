@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::check::{at_least_0, from_1_to, more_than_0};
 use crate::error::Error;
 use crate::spec::Cluster;
 
@@ -17,7 +18,7 @@ pub struct QuerySpec {
     /// What runs.
     pub job: QueryJob,
     /// How many links to report, the busiest first.
-    #[serde(default = "links")]
+    #[serde(default = "crate::spec::links")]
     pub links: usize,
     /// Record up to so many spans for a trace.
     #[serde(default)]
@@ -98,23 +99,16 @@ impl QueryJob {
             ("queries", self.queries, MOST_QUERIES),
             ("slots", u64::from(self.slots), 1 << 20),
         ] {
-            if !(1..=most).contains(&value) {
-                return Err(Error::field(field, value, format!("from 1 to {most}")));
-            }
+            from_1_to(most, field, value)?;
         }
-        if !(self.service_s.is_finite() && self.service_s >= 0.0) {
-            return Err(Error::field("service_s", self.service_s, "at least 0"));
-        }
+        at_least_0("service_s", self.service_s)?;
         match (self.arrivals, self.rate_per_s) {
             (Arrivals::Offline, None) => Ok(()),
             (Arrivals::Offline, Some(rate)) => {
                 Err(Error::field("rate_per_s", rate, "left out when all queries come at once"))
             }
-            (_, Some(rate)) if rate.is_finite() && rate > 0.0 => Ok(()),
-            (_, rate) => {
-                let rate = rate.map_or_else(|| "missing".to_owned(), |rate| rate.to_string());
-                Err(Error::field("rate_per_s", rate, "more than 0"))
-            }
+            (_, Some(rate)) => more_than_0("rate_per_s", rate),
+            (_, None) => Err(Error::field("rate_per_s", "missing", "more than 0")),
         }
     }
 }
@@ -137,8 +131,4 @@ fn service_s() -> f64 {
 
 fn slots() -> u32 {
     64
-}
-
-fn links() -> usize {
-    16
 }

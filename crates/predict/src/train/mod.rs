@@ -6,6 +6,7 @@ mod training;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::check::from_1_to;
 use crate::collective::CollectiveJob;
 use crate::cpu::CpuTime;
 use crate::error::Error;
@@ -27,7 +28,7 @@ pub struct TrainSpec {
     /// What is trained, and how its gradients are added up.
     pub job: TrainJob,
     /// How many links to report, the busiest first.
-    #[serde(default = "default_links")]
+    #[serde(default = "crate::spec::links")]
     pub links: usize,
     /// Record up to so many spans for a trace.
     #[serde(default)]
@@ -56,10 +57,6 @@ pub struct TrainJob {
 /// The most iterations.
 const MOST_ITERATIONS: u32 = 1 << 16;
 
-fn default_links() -> usize {
-    16
-}
-
 fn default_bucket() -> u64 {
     25 << 20
 }
@@ -81,10 +78,7 @@ impl TrainJob {
         group: u64,
     ) -> Result<Training, Error> {
         self.model.check()?;
-        if !(1..=MOST_ITERATIONS).contains(&self.iterations) {
-            let must = format!("from 1 to {MOST_ITERATIONS}");
-            return Err(Error::field("job.iterations", self.iterations, must));
-        }
+        from_1_to(MOST_ITERATIONS.into(), "job.iterations", self.iterations)?;
         let program = self.model.iteration(&self.reduction, self.bucket_bytes, self.overlap);
         let ranks = self.reduction.ranks.unwrap_or(world.network().endpoints());
         let mut schedules = Vec::new();

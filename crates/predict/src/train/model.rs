@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::check::at_least_0;
 use crate::collective::CollectiveJob;
 use crate::error::Error;
 
@@ -101,9 +102,7 @@ impl Model {
                 .map(|(field, value)| (format!("model.layers.{}.{field}", layer.name), value))
         });
         for (field, value) in times.chain([("model.optimizer_s".to_string(), self.optimizer_s)]) {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(Error::field(field, value, "at least 0"));
-            }
+            at_least_0(field, value)?;
         }
         Ok(())
     }

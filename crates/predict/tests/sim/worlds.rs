@@ -17,14 +17,7 @@ fn run(seed: u64) -> Result<u64, String> {
     faults.reorder = Duration::from_nanos(random.below(20_000));
     let mut ends: Vec<Rank> = (0..ranks).map(Rank).collect();
     random.shuffle(&mut ends);
-    let fate = match random.below(8) {
-        0 => Fate::Killed(ends[0]),
-        1 => Fate::Cut(ends[0], ends[1]),
-        2 => Fate::FailedParts,
-        3 => Fate::Paused,
-        4 => Fate::Silent(ends[0]),
-        _ => Fate::Well,
-    };
+    let fate = Fate::draw(&mut random, 8, &ends);
     if matches!(fate, Fate::FailedParts) {
         faults.fail = 0.02;
     }
@@ -65,13 +58,7 @@ fn is_right(rank: Rank, outcome: &Outcome<Wrong>, fate: Fate) -> bool {
     match (outcome, fate) {
         (Outcome::Done, _) => true,
         (Outcome::Killed, Fate::Killed(killed)) => killed == rank,
-        (Outcome::Failed(Wrong::Poisoned(poison)), fate) => match fate {
-            Fate::Killed(killed) => poison.rank == Some(killed),
-            Fate::Cut(a, b) => poison.rank == Some(a) || poison.rank == Some(b),
-            Fate::FailedParts => poison.rank.is_some(),
-            Fate::Silent(silent) => silent == rank || poison.rank == Some(silent),
-            Fate::Well | Fate::Paused => false,
-        },
+        (Outcome::Failed(Wrong::Poisoned(poison)), fate) => fate.explains(rank, poison.rank),
         _ => false,
     }
 }
