@@ -1,0 +1,189 @@
+//! A device and what it can do.
+
+use crate::driver::{Driver, call, driver};
+use crate::error::Result;
+use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
+use std::ffi::{CStr, c_char};
+use std::fmt;
+
+/// A device that this process sees: a GPU, or a slice of one (MIG).
+#[derive(Clone, Copy)]
+pub struct Device {
+    pub(crate) properties: &'static Properties,
+}
+
+/// What is asked once of a device.
+pub(crate) struct Properties {
+    pub(crate) ordinal: u32,
+    pub(crate) handle: CUdevice,
+    name: String,
+    uuid: [u8; 16],
+    bus_id: String,
+    compute_capability: (u32, u32),
+    sm_count: u32,
+    memory_bytes: usize,
+    max_shared_per_block: u32,
+    is_mig: bool,
+    can_share_fds: bool,
+    pub(crate) can_rdma_virtual: bool,
+}
+
+impl Device {
+    /// Its number among the devices that this process sees.
+    pub fn ordinal(self) -> u32 {
+        self.properties.ordinal
+    }
+
+    /// The product's name.
+    pub fn name(self) -> &'static str {
+        &self.properties.name
+    }
+
+    /// What names it on every machine: a MIG slice has its own.
+    pub fn uuid(self) -> [u8; 16] {
+        self.properties.uuid
+    }
+
+    /// The PCI address, as `0000:1b:00.0`.
+    pub fn bus_id(self) -> &'static str {
+        &self.properties.bus_id
+    }
+
+    /// The compute capability: `(9, 0)` for Hopper.
+    pub fn compute_capability(self) -> (u32, u32) {
+        self.properties.compute_capability
+    }
+
+    /// How many streaming multiprocessors it has.
+    pub fn sm_count(self) -> u32 {
+        self.properties.sm_count
+    }
+
+    /// Its memory, in bytes.
+    pub fn memory_bytes(self) -> usize {
+        self.properties.memory_bytes
+    }
+
+    /// The most shared memory that a block may have, in bytes, once its kernel asks for it.
+    pub fn max_shared_per_block(self) -> u32 {
+        self.properties.max_shared_per_block
+    }
+
+    /// Whether it is a slice of a GPU. Slices reach no other device.
+    pub fn is_mig(self) -> bool {
+        self.properties.is_mig
+    }
+
+    /// Whether its memory can be passed to another process as a file descriptor.
+    pub fn can_share_fds(self) -> bool {
+        self.properties.can_share_fds
+    }
+
+    /// Whether it may load from and store to the other's memory; itself it always may.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA says.
+    pub fn can_access(self, other: Self) -> Result<bool> {
+        if self == other {
+            return Ok(true);
+        }
+        let mut can = 0;
+        let (own, peer) = (self.properties.handle, other.properties.handle);
+        // SAFETY: it writes one integer, and both are devices of the driver's.
+        unsafe { call!(driver()?, cuDeviceCanAccessPeer(&raw mut can, own, peer)) }?;
+        Ok(can != 0)
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        self.properties.ordinal == other.properties.ordinal
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "cuda:{} ({})", self.properties.ordinal, self.properties.name)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, formatter)
+    }
+}
+
+impl Driver {
+    /// Asks everything of a device that there is.
+    pub(crate) fn look_at(&self, ordinal: u32) -> Result<Properties> {
+        let mut handle = 0;
+        // SAFETY: it writes one integer.
+        unsafe { call!(self, cuDeviceGet(&raw mut handle, ordinal.cast_signed())) }?;
+
+        let mut name = [0; 256];
+        // SAFETY: it writes at most so many characters, the last of them 0.
+        unsafe { call!(self, cuDeviceGetName(name.as_mut_ptr(), 255, handle)) }?;
+        let mut bus_id = [0; 32];
+        // SAFETY: as above.
+        unsafe { call!(self, cuDeviceGetPCIBusId(bus_id.as_mut_ptr(), 31, handle)) }?;
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        // SAFETY: it writes 16 bytes.
+        unsafe { call!(self, cuDeviceGetUuid_v2(&raw mut uuid, handle)) }?;
+        let mut memory_bytes = 0;
+        // SAFETY: it writes one integer.
+        unsafe { call!(self, cuDeviceTotalMem_v2(&raw mut memory_bytes, handle)) }?;
+
+        let number = |attribute| {
+            let mut value = 0;
+            // SAFETY: it writes one integer.
+            unsafe { call!(self, cuDeviceGetAttribute(&raw mut value, attribute, handle)) }?;
+            Ok(value.unsigned_abs())
+        };
+        // What an older driver does not know, its devices cannot do.
+        let can = |attribute| number(attribute).is_ok_and(|value| value != 0);
+        let name = text(&name);
+        Ok(Properties {
+            ordinal,
+            handle,
+            is_mig: name.contains(" MIG ") || self.is_slice(handle, &uuid),
+            name,
+            uuid: uuid.bytes.map(|byte| byte as u8),
+            bus_id: text(&bus_id),
+            compute_capability: (
+                number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            sm_count: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            memory_bytes,
+            max_shared_per_block: number(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )?,
+            can_share_fds: can(
+                Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+            ) && can(
+                Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+            ),
+            can_rdma_virtual: can(
+                Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+            ),
+        })
+    }
+
+    /// Whether a device's own identifier is another than its GPU's, which the older call gives.
+    fn is_slice(&self, handle: CUdevice, own: &CUuuid) -> bool {
+        let Some(function) = self.physical_uuid else { return false };
+        let mut physical = CUuuid { bytes: [0; 16] };
+        // SAFETY: it writes 16 bytes.
+        let answer = unsafe { function(&raw mut physical, handle) };
+        answer == 0 && physical.bytes != own.bytes
+    }
+}
+
+/// A string of CUDA's, in a field longer than it.
+fn text(field: &[c_char]) -> String {
+    let bytes: Vec<u8> = field.iter().map(|&c| c as u8).collect();
+    CStr::from_bytes_until_nul(&bytes).unwrap_or_default().to_string_lossy().into_owned()
+}

@@ -1,0 +1,232 @@
+//! libcuda, loaded once.
+
+use crate::device::{Device, Properties};
+use crate::error::{Error, Result};
+use crate::library::{functions, open, too_old};
+use cudarc::driver::sys;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
+    CUfunction_attribute, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmodule,
+    CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
+};
+
+const LIBRARY: &str = "the CUDA driver (libcuda.so.1)";
+const NEEDS: &str = "a driver for CUDA 12.0 or newer";
+const SUCCESS: u32 = 0;
+
+functions! {
+    /// What is called of libcuda.
+    Api, declared in sys as CUresult;
+    cuInit(c_uint);
+    cuDriverGetVersion(*mut c_int);
+
+    cuDeviceGetCount(*mut c_int);
+    cuDeviceGet(*mut CUdevice, c_int);
+    cuDeviceGetName(*mut c_char, c_int, CUdevice);
+    cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
+    cuDeviceGetPCIBusId(*mut c_char, c_int, CUdevice);
+    cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+    cuDeviceTotalMem_v2(*mut usize, CUdevice);
+    cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+
+    cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+    cuDevicePrimaryCtxRelease_v2(CUdevice);
+    cuCtxGetCurrent(*mut CUcontext);
+    cuCtxSetCurrent(CUcontext);
+    cuCtxSynchronize();
+    cuCtxEnablePeerAccess(CUcontext, c_uint);
+    cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
+
+    cuMemAlloc_v2(*mut CUdeviceptr, usize);
+    cuMemFree_v2(CUdeviceptr);
+    cuMemGetAddressRange_v2(*mut CUdeviceptr, *mut usize, CUdeviceptr);
+    cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
+    cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
+    cuIpcCloseMemHandle(CUdeviceptr);
+    cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+    cuMemHostGetDevicePointer_v2(*mut CUdeviceptr, *mut c_void, c_uint);
+    cuMemFreeHost(*mut c_void);
+    cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+    cuMemHostUnregister(*mut c_void);
+
+    cuMemGetAllocationGranularity(
+        *mut usize, *const CUmemAllocationProp, CUmemAllocationGranularity_flags,
+    );
+    cuMemCreate(
+        *mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong,
+    );
+    cuMemRelease(CUmemGenericAllocationHandle);
+    cuMemExportToShareableHandle(
+        *mut c_void, CUmemGenericAllocationHandle, CUmemAllocationHandleType, c_ulonglong,
+    );
+    cuMemImportFromShareableHandle(
+        *mut CUmemGenericAllocationHandle, *mut c_void, CUmemAllocationHandleType,
+    );
+    cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+    cuMemAddressFree(CUdeviceptr, usize);
+    cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
+    cuMemUnmap(CUdeviceptr, usize);
+    cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+
+    cuModuleLoadData(*mut CUmodule, *const c_void);
+    cuModuleUnload(CUmodule);
+    cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+    cuModuleGetGlobal_v2(*mut CUdeviceptr, *mut usize, CUmodule, *const c_char);
+    cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int);
+    cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize);
+    cuLaunchKernel(
+        CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+        *mut *mut c_void, *mut *mut c_void,
+    );
+
+    cuStreamCreate(*mut CUstream, c_uint);
+    cuStreamDestroy_v2(CUstream);
+    cuStreamSynchronize(CUstream);
+    cuStreamWaitEvent(CUstream, CUevent, c_uint);
+    cuStreamWriteValue32_v2(CUstream, CUdeviceptr, u32, c_uint);
+    cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
+    cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
+
+    cuEventCreate(*mut CUevent, c_uint);
+    cuEventDestroy_v2(CUevent);
+    cuEventRecord(CUevent, CUstream);
+    cuEventQuery(CUevent);
+    cuEventSynchronize(CUevent);
+}
+
+// Not in `Api`: they take a result, which for cudarc is an enumeration.
+type Describe = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
+// Not in `Api`: CUDA 13's headers map this name to the newer one; the library has both.
+type GetUuid = unsafe extern "C" fn(*mut CUuuid, CUdevice) -> u32;
+
+/// The CUDA driver.
+pub struct Driver {
+    pub(crate) api: Api,
+    pub(crate) physical_uuid: Option<GetUuid>,
+    error_name: Describe,
+    error_text: Describe,
+    version: u32,
+    devices: Mutex<BTreeMap<u32, &'static Properties>>,
+}
+
+/// The CUDA driver, loaded and initialised at the first call.
+///
+/// # Errors
+///
+/// [`Error::Absent`] where there is none, [`Error::TooOld`], and what `cuInit` says, such as that no
+/// GPU is visible. The outcome is kept: a process asks once.
+pub fn driver() -> Result<&'static Driver> {
+    static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
+    DRIVER.get_or_init(Driver::load).as_ref().map_err(Clone::clone)
+}
+
+/// Calls a function of the driver; an error names it.
+macro_rules! call {
+    ($driver:expr, $name:ident($($argument:expr),* $(,)?)) => {{
+        let driver: &$crate::driver::Driver = $driver;
+        driver.check(stringify!($name), (driver.api.$name)($($argument),*))
+    }};
+}
+pub(crate) use call;
+
+impl Driver {
+    fn load() -> Result<Self> {
+        let library = open(["libcuda.so.1"]).map_err(|why| Error::Absent {
+            library: LIBRARY,
+            why,
+            remedy: "install NVIDIA's driver, or start the container with its GPUs (--gpus all)",
+        })?;
+        // Its threads and exit handlers outlive us: it is never unloaded.
+        let library = Box::leak(Box::new(library));
+        let missing = too_old(LIBRARY, NEEDS);
+        // SAFETY: it is libcuda, and never unloaded.
+        let api = unsafe { Api::look_up(library) }.map_err(&missing)?;
+        // SAFETY: as above; cuda.h declares it so, with an enumeration for the first argument.
+        let error_name = unsafe { library.get("cuGetErrorName") };
+        // SAFETY: as above.
+        let error_text = unsafe { library.get("cuGetErrorString") };
+        // SAFETY: as above; it is declared like the newer one, which `Api` has.
+        let physical_uuid = unsafe { library.get::<GetUuid>("cuDeviceGetUuid") };
+        let mut driver = Self {
+            api,
+            physical_uuid: physical_uuid.ok().map(|function| *function),
+            error_name: *error_name.map_err(|_| missing("cuGetErrorName"))?,
+            error_text: *error_text.map_err(|_| missing("cuGetErrorString"))?,
+            version: 0,
+            devices: Mutex::default(),
+        };
+        let mut version = 0;
+        // SAFETY: no flags are defined, and any thread may initialise the driver, more than once.
+        unsafe { call!(&driver, cuInit(0)) }?;
+        // SAFETY: it writes one integer.
+        unsafe { call!(&driver, cuDriverGetVersion(&raw mut version)) }?;
+        driver.version = version.unsigned_abs();
+        Ok(driver)
+    }
+
+    /// The newest CUDA that it offers, as CUDA counts: 13000 for 13.0.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// How many devices this process sees.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA says.
+    pub fn device_count(&self) -> Result<u32> {
+        let mut count = 0;
+        // SAFETY: it writes one integer.
+        unsafe { call!(self, cuDeviceGetCount(&raw mut count)) }?;
+        Ok(count.unsigned_abs())
+    }
+
+    /// The device with this number, among those that this process sees.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoDevice`], and what CUDA says.
+    pub fn device(&self, ordinal: u32) -> Result<Device> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(properties) = devices.get(&ordinal) {
+            return Ok(Device { properties });
+        }
+        let count = self.device_count()?;
+        if ordinal >= count {
+            return Err(Error::NoDevice { ordinal, count });
+        }
+        let properties: &'static Properties = Box::leak(Box::new(self.look_at(ordinal)?));
+        devices.insert(ordinal, properties);
+        Ok(Device { properties })
+    }
+
+    /// Makes an error of a result.
+    pub(crate) fn check(&self, call: &'static str, code: u32) -> Result<()> {
+        if code == SUCCESS {
+            return Ok(());
+        }
+        Err(Error::Call {
+            call,
+            code,
+            name: self.describe(self.error_name, code, "an error that this driver cannot name"),
+            text: self.describe(self.error_text, code, "no text"),
+            remedy: crate::error::remedy(code),
+        })
+    }
+
+    fn describe(&self, function: Describe, code: u32, otherwise: &str) -> String {
+        let mut text = std::ptr::null();
+        // SAFETY: any number may be asked for; it writes the address of a string, or null.
+        if unsafe { function(code, &raw mut text) } != SUCCESS || text.is_null() {
+            return otherwise.to_owned();
+        }
+        // SAFETY: the driver's strings end with a 0 and are never freed.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+}

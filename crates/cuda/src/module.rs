@@ -1,0 +1,276 @@
+//! Kernels.
+
+use crate::context::Context;
+use crate::driver::call;
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute as Attribute, CUmodule};
+use std::ffi::{CString, c_int, c_void};
+use std::sync::Arc;
+
+const ELF: &[u8] = b"\x7fELF";
+const ELF_HEADER_BYTES: usize = 64;
+
+/// A kernel's code, loaded into a context; unloaded with the last of its functions.
+pub struct Module {
+    context: Arc<Context>,
+    handle: CUmodule,
+}
+
+// SAFETY: CUDA lets any thread use a module.
+unsafe impl Send for Module {}
+// SAFETY: as above; the driver locks.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Loads what [`nvrtc::compile`](crate::nvrtc::compile) gave, all of it: the driver is not told
+    /// how long it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Cubin`] for what is none, and what CUDA says, such as that it is for another device.
+    pub fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Arc<Self>> {
+        check_cubin(cubin)?;
+        let mut handle = std::ptr::null_mut();
+        let _bound = context.enter()?;
+        // SAFETY: it writes one handle, and reads a cubin whose sections lie within the slice.
+        unsafe { call!(context.driver, cuModuleLoadData(&raw mut handle, cubin.as_ptr().cast())) }?;
+        Ok(Arc::new(Self { context: context.clone(), handle }))
+    }
+
+    /// The kernel with this name (declared `extern "C"`).
+    ///
+    /// # Errors
+    ///
+    /// What CUDA says: there may be none.
+    pub fn function(self: &Arc<Self>, name: &str) -> Result<Function> {
+        let c_name = CString::new(name)
+            .map_err(|_| Error::Text { what: "the kernel's name", text: name.to_owned() })?;
+        let mut handle = std::ptr::null_mut();
+        let _bound = self.context.enter()?;
+        // SAFETY: it writes one handle, and reads a name that ends with 0.
+        unsafe {
+            call!(
+                self.context.driver,
+                cuModuleGetFunction(&raw mut handle, self.handle, c_name.as_ptr())
+            )
+        }?;
+        Ok(Function { module: self.clone(), handle })
+    }
+
+    /// Address and bytes of the variable with this name (`__device__` or `__constant__`, declared
+    /// `extern "C"`): the device's memory, for as long as the module lives.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA says: there may be none.
+    pub fn variable(&self, name: &str) -> Result<(u64, usize)> {
+        let c_name = CString::new(name)
+            .map_err(|_| Error::Text { what: "the variable's name", text: name.to_owned() })?;
+        let (mut address, mut bytes) = (0, 0);
+        let _bound = self.context.enter()?;
+        // SAFETY: it writes two numbers, and reads a name that ends with 0.
+        unsafe {
+            call!(
+                self.context.driver,
+                cuModuleGetGlobal_v2(
+                    &raw mut address,
+                    &raw mut bytes,
+                    self.handle,
+                    c_name.as_ptr()
+                )
+            )
+        }?;
+        Ok((address, bytes))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        let Ok(_bound) = self.context.enter() else { return };
+        // SAFETY: it is ours, and no function of it is left. An error means that CUDA is gone already.
+        let _ = unsafe { call!(self.context.driver, cuModuleUnload(self.handle)) };
+    }
+}
+
+/// A kernel.
+#[derive(Clone)]
+pub struct Function {
+    module: Arc<Module>,
+    handle: CUfunction,
+}
+
+// SAFETY: CUDA lets any thread use a function.
+unsafe impl Send for Function {}
+// SAFETY: as above; the driver locks.
+unsafe impl Sync for Function {}
+
+impl Function {
+    /// Lets it be launched with so much dynamic shared memory: 48 KiB need no asking.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA says: the device may not have so much.
+    pub fn set_dynamic_shared(&self, bytes: u32) -> Result<()> {
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        let _bound = self.module.context.enter()?;
+        // SAFETY: the function lives as long as its module, which this holds.
+        unsafe {
+            call!(self.module.context.driver, cuFuncSetAttribute(self.handle, attribute, bytes))
+        }
+    }
+
+    /// Registers of a thread.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA says.
+    pub fn registers(&self) -> Result<u32> {
+        self.attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)
+    }
+
+    /// Local memory of a thread, in bytes: what its registers did not hold.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA says.
+    pub fn local_bytes(&self) -> Result<u32> {
+        self.attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
+    }
+
+    /// Shared memory of a block, in bytes, without the dynamic part.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA says.
+    pub fn shared_bytes(&self) -> Result<u32> {
+        self.attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+    }
+
+    /// How many blocks of so many threads, with so much dynamic shared memory, run on one streaming
+    /// multiprocessor at once.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA says.
+    pub fn blocks_per_sm(&self, block: u32, shared: u32) -> Result<u32> {
+        let mut blocks: c_int = 0;
+        let block = i32::try_from(block).unwrap_or(i32::MAX);
+        let _bound = self.module.context.enter()?;
+        // SAFETY: it writes one integer; the function lives as long as its module, which this holds.
+        unsafe {
+            call!(
+                self.module.context.driver,
+                cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                    &raw mut blocks,
+                    self.handle,
+                    block,
+                    shared as usize
+                )
+            )
+        }?;
+        Ok(blocks.unsigned_abs())
+    }
+
+    /// Puts the kernel on a stream: `grid` blocks of `block` threads, with `shared` bytes of dynamic
+    /// shared memory. It takes one argument, by value, which is read from `argument` before this
+    /// returns.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA says, also of work that failed earlier.
+    ///
+    /// # Safety
+    ///
+    /// The kernel takes one argument, and `argument` points at a value of just its layout; addresses
+    /// in it are good for the device until the kernel has ended. The stream is 0 or one that lives.
+    pub unsafe fn launch(
+        &self,
+        grid: u32,
+        block: u32,
+        shared: u32,
+        stream: Stream,
+        argument: *const c_void,
+    ) -> Result<()> {
+        let context = &self.module.context;
+        let mut arguments = [argument.cast_mut()];
+        let _bound = context.enter()?;
+        // SAFETY: the function lives as long as its module, which this holds; it reads the only
+        // argument, which the caller answers for.
+        unsafe {
+            call!(
+                context.driver,
+                cuLaunchKernel(
+                    self.handle,
+                    grid,
+                    1,
+                    1,
+                    block,
+                    1,
+                    1,
+                    shared,
+                    stream.raw(),
+                    arguments.as_mut_ptr(),
+                    std::ptr::null_mut()
+                )
+            )
+        }
+    }
+
+    fn attribute(&self, attribute: Attribute) -> Result<u32> {
+        let mut value: c_int = 0;
+        let _bound = self.module.context.enter()?;
+        // SAFETY: it writes one integer; the function lives as long as its module, which this holds.
+        unsafe {
+            call!(
+                self.module.context.driver,
+                cuFuncGetAttribute(&raw mut value, attribute, self.handle)
+            )
+        }?;
+        Ok(value.unsigned_abs())
+    }
+}
+
+/// Whether bytes are a whole ELF file, as cubins are: its table of sections, which stands last or
+/// names what does, must lie within them.
+pub(crate) fn check_cubin(cubin: &[u8]) -> Result<()> {
+    let refuse = |problem| Error::Cubin { bytes: cubin.len(), problem };
+    if cubin.len() < ELF_HEADER_BYTES || !cubin.starts_with(ELF) {
+        return Err(refuse("it does not begin as one"));
+    }
+    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| cubin[at + byte]));
+    let half = |at: usize| u64::from(u16::from_le_bytes([cubin[at], cubin[at + 1]]));
+    // e_phoff with e_phentsize and e_phnum, then e_shoff with e_shentsize and e_shnum.
+    for (table, size, count) in [(32, 54, 56), (40, 58, 60)] {
+        let end = word(table).checked_add(half(size) * half(count));
+        if end.is_none_or(|end| end > cubin.len() as u64) {
+            return Err(refuse("its end is missing"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_elf_files_go_to_the_driver() {
+        let problem = |cubin: &[u8]| match check_cubin(cubin) {
+            Err(Error::Cubin { problem, .. }) => problem,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(problem(b""), "it does not begin as one");
+        assert_eq!(problem(&[b'x'; 128]), "it does not begin as one");
+        let mut cubin = vec![0; 192];
+        cubin[..4].copy_from_slice(ELF);
+        cubin[40..48].copy_from_slice(&64_u64.to_le_bytes());
+        cubin[58..60].copy_from_slice(&64_u16.to_le_bytes());
+        cubin[60..62].copy_from_slice(&2_u16.to_le_bytes());
+        assert_eq!(check_cubin(&cubin), Ok(()));
+        assert_eq!(problem(&cubin[..191]), "its end is missing");
+        cubin[40..48].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert_eq!(problem(&cubin), "its end is missing");
+    }
+}

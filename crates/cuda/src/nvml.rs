@@ -1,0 +1,158 @@
+//! NVML, for what `weft doctor` says: whether GPUs are cut up (MIG), and which are joined by NVLink.
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::library::{self, functions, too_old};
+use std::ffi::{CStr, CString, c_char, c_uint, c_void};
+
+const LIBRARY: &str = "NVIDIA's management library (libnvidia-ml.so.1)";
+const NOT_SUPPORTED: u32 = 3;
+const P2P_OVER_NVLINK: u32 = 2;
+const P2P_OK: u32 = 0;
+
+type Handle = *mut c_void;
+
+functions! {
+    /// What is called of NVML.
+    Api;
+    nvmlInit_v2();
+    nvmlShutdown();
+    nvmlSystemGetDriverVersion(*mut c_char, c_uint);
+    nvmlDeviceGetHandleByPciBusId_v2(*const c_char, *mut Handle);
+    nvmlDeviceGetMigMode(Handle, *mut c_uint, *mut c_uint);
+    nvmlDeviceGetP2PStatus(Handle, Handle, c_uint, *mut c_uint);
+}
+
+// Not in `Api`: it returns text.
+type Describe = unsafe extern "C" fn(u32) -> *const c_char;
+
+/// NVML, in use; shut down with this.
+pub struct Nvml {
+    api: Api,
+    error_text: Describe,
+}
+
+/// Calls a function of NVML's; an error names it.
+macro_rules! call {
+    ($nvml:expr, $name:ident($($argument:expr),* $(,)?)) => {
+        $nvml.check(stringify!($name), ($nvml.api.$name)($($argument),*))
+    };
+}
+
+impl Nvml {
+    /// Loads NVML and makes it ready.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Absent`] where there is none, [`Error::TooOld`], and what NVML says.
+    pub fn open() -> Result<Self> {
+        let library = library::open(["libnvidia-ml.so.1"]).map_err(|why| Error::Absent {
+            library: LIBRARY,
+            why,
+            remedy: "it comes with NVIDIA's driver; a container needs the capability \"utility\"",
+        })?;
+        // The system counts how often it was opened; it is never unloaded.
+        let library = Box::leak(Box::new(library));
+        let missing = too_old(LIBRARY, "a driver for CUDA 12.0 or newer");
+        // SAFETY: it is NVML, and never unloaded.
+        let api = unsafe { Api::look_up(library) }.map_err(&missing)?;
+        // SAFETY: as above; nvml.h declares it so, with an enumeration for the argument.
+        let error_text = *unsafe { library.get::<Describe>("nvmlErrorString") }
+            .map_err(|_| missing("nvmlErrorString"))?;
+        // SAFETY: any thread may make NVML ready, any number of times.
+        let code = unsafe { (api.nvmlInit_v2)() };
+        if code != 0 {
+            return Err(failure("nvmlInit_v2", code, error_text));
+        }
+        Ok(Self { api, error_text })
+    }
+
+    /// The version of NVIDIA's driver, as in `580.95.05`.
+    ///
+    /// # Errors
+    ///
+    /// What NVML says.
+    pub fn driver_version(&self) -> Result<String> {
+        let mut version: [c_char; 96] = [0; 96];
+        // SAFETY: it writes at most so many characters, the last of them 0.
+        unsafe { call!(self, nvmlSystemGetDriverVersion(version.as_mut_ptr(), 95)) }?;
+        // SAFETY: it ends with a 0, since the last character was not written to.
+        Ok(unsafe { CStr::from_ptr(version.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
+    /// Whether the GPU that a device is, or is a slice of, is cut up; `None` if it never can be.
+    ///
+    /// # Errors
+    ///
+    /// What NVML says: a container may have been given slices and not the GPU.
+    pub fn mig_mode(&self, device: Device) -> Result<Option<bool>> {
+        let handle = self.handle(device)?;
+        let (mut now, mut pending) = (0, 0);
+        // SAFETY: it writes two integers, of a device that NVML has just named.
+        match unsafe { call!(self, nvmlDeviceGetMigMode(handle, &raw mut now, &raw mut pending)) } {
+            Ok(()) => Ok(Some(now != 0)),
+            Err(Error::Call { code: NOT_SUPPORTED, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether two GPUs reach each other's memory over NVLink, directly or through switches.
+    ///
+    /// # Errors
+    ///
+    /// What NVML says.
+    pub fn over_nvlink(&self, one: Device, other: Device) -> Result<bool> {
+        let (one, other) = (self.handle(one)?, self.handle(other)?);
+        let mut status = P2P_OK;
+        // SAFETY: it writes one integer, of devices that NVML has just named.
+        match unsafe {
+            call!(self, nvmlDeviceGetP2PStatus(one, other, P2P_OVER_NVLINK, &raw mut status))
+        } {
+            Ok(()) => Ok(status == P2P_OK),
+            Err(Error::Call { code: NOT_SUPPORTED, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn handle(&self, device: Device) -> Result<Handle> {
+        let bus_id = CString::new(device.bus_id()).unwrap_or_default();
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: it writes one handle, and reads a string that ends with 0.
+        unsafe { call!(self, nvmlDeviceGetHandleByPciBusId_v2(bus_id.as_ptr(), &raw mut handle)) }?;
+        Ok(handle)
+    }
+
+    fn check(&self, call: &'static str, code: u32) -> Result<()> {
+        if code == 0 { Ok(()) } else { Err(failure(call, code, self.error_text)) }
+    }
+}
+
+impl Drop for Nvml {
+    fn drop(&mut self) {
+        // SAFETY: it was made ready once by this. There is nothing to do about an error.
+        unsafe { (self.api.nvmlShutdown)() };
+    }
+}
+
+fn failure(call: &'static str, code: u32, describe: Describe) -> Error {
+    // SAFETY: any number may be asked for.
+    let text = unsafe { describe(code) };
+    let text = if text.is_null() {
+        "no text".to_owned()
+    } else {
+        // SAFETY: NVML's strings end with a 0 and are never freed.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    };
+    Error::Call { call, code, name: "NVML".to_owned(), text, remedy: remedy(code) }
+}
+
+/// What to do about an error of NVML's, or nothing.
+fn remedy(code: u32) -> &'static str {
+    match code {
+        4 => "the container or the system forbids it: look at its permissions",
+        9 => "NVIDIA's driver is not loaded: look at `nvidia-smi`",
+        15 => "a GPU has fallen off the bus: restart the machine",
+        18 => "the driver was updated while it was loaded: restart the machine",
+        _ => "",
+    }
+}

@@ -1,0 +1,72 @@
+//! A machine without CUDA: everything says so, and nothing is loaded or called.
+
+use weft_cuda::{Error, RelaxedCapture, Stream, nvml::Nvml, report};
+
+const STREAM: Stream = Stream(0);
+
+/// Whether this machine has no CUDA driver; if it has one, says that these tests need none.
+fn without_driver() -> bool {
+    match weft_cuda::driver() {
+        Err(Error::Absent { .. }) => true,
+        _ => {
+            eprintln!("skipped: this machine has a CUDA driver");
+            false
+        }
+    }
+}
+
+#[test]
+fn the_error_names_the_library_the_reason_and_a_remedy() {
+    if !without_driver() {
+        return;
+    }
+    let error = weft_cuda::driver().err().expect("no driver").to_string();
+    assert!(error.starts_with("the CUDA driver (libcuda.so.1) is not here ("), "{error}");
+    assert!(error.contains("cannot open shared object file"), "{error}");
+    assert!(error.ends_with("start the container with its GPUs (--gpus all)"), "{error}");
+}
+
+// All else takes a device or a context, which only a driver gives.
+#[test]
+fn whatever_needs_no_device_is_refused_before_anything_is_called() {
+    if !without_driver() {
+        return;
+    }
+    let answers = [
+        weft_cuda::copy_async(0x1000, 0x2000, 16, STREAM),
+        weft_cuda::copy_async(0x1000, 0x2000, 0, STREAM),
+        weft_cuda::set_bytes_async(0x1000, 0, 16, STREAM),
+        weft_cuda::stream_write_value32(STREAM, 0x1000, 1),
+        weft_cuda::stream_synchronize(STREAM),
+        weft_cuda::is_capturing(STREAM).map(drop),
+        RelaxedCapture::new().map(drop),
+    ];
+    for answer in answers {
+        assert!(matches!(answer, Err(Error::Absent { .. })), "{answer:?}");
+    }
+    assert!(!loaded("libcuda.so"));
+}
+
+#[test]
+fn the_report_says_what_is_absent() {
+    if !without_driver() {
+        return;
+    }
+    let report = report::look();
+    assert!(matches!(report.driver, Err(Error::Absent { .. })), "{report:?}");
+    assert!(report.devices.expect("no driver to refuse").is_empty());
+    if !loaded("libnvidia-ml.so") {
+        let error = report.nvml.expect_err("not loaded").to_string();
+        assert!(error.starts_with("NVIDIA's management library (libnvidia-ml.so.1)"), "{error}");
+        assert!(Nvml::open().is_err());
+    }
+    match report.nvrtc {
+        Ok((version, _)) => assert!(version >= (12, 0)),
+        Err(error) => assert!(error.to_string().contains("nvidia-cuda-nvrtc"), "{error}"),
+    }
+}
+
+/// Whether a library is mapped into this process.
+fn loaded(name: &str) -> bool {
+    std::fs::read_to_string("/proc/self/maps").expect("Linux").contains(name)
+}
