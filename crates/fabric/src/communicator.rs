@@ -8,6 +8,7 @@ use crate::descriptor::{Address, Grant};
 use crate::engine::{Engine, EngineConfig, Region, RemoteRegion};
 use crate::error::{Error, Result};
 use crate::provider::Provider;
+use crate::providers::copy::{CopyConfig, CopyProvider, Devices};
 use crate::providers::shm::{ShmConfig, ShmProvider};
 use crate::providers::tcp::{TcpConfig, TcpProvider};
 use crate::providers::threaded::Threaded;
@@ -38,6 +39,8 @@ pub struct CommunicatorConfig {
     /// The providers to use; a route takes the first, in the order of [`ProviderKind`], that both of
     /// its ends have and that reaches.
     pub providers: Vec<ProviderKind>,
+    /// Whose memory and copy engines the copy provider uses, if it is among the providers.
+    pub devices: Devices,
     /// The engine's limits and habits.
     pub engine: EngineConfig,
     /// Who makes progress.
@@ -53,6 +56,7 @@ impl CommunicatorConfig {
         CommunicatorConfig {
             control,
             providers: vec![ProviderKind::Shm, ProviderKind::Tcp],
+            devices: Devices::default(),
             engine: EngineConfig::default(),
             progress: Progress::default(),
             spin: None,
@@ -92,12 +96,13 @@ impl Communicator {
                         .push(Box::new(ShmProvider::new(ShmConfig { host_id: host_id.clone() })?));
                 }
                 ProviderKind::Tcp => {
-                    let tcp: Box<dyn Provider> =
-                        Box::new(TcpProvider::new(tcp_config(&control, &config))?);
-                    providers.push(match config.progress {
-                        Progress::Thread => Box::new(Threaded::new(tcp)?),
-                        Progress::Caller | Progress::Epoll => tcp,
-                    });
+                    let tcp = TcpProvider::new(tcp_config(&control, &config))?;
+                    providers.push(with_progress(Box::new(tcp), config.progress)?);
+                }
+                ProviderKind::Copy => {
+                    let (host_id, devices) = (host_id.clone(), config.devices);
+                    let copy = CopyProvider::new(CopyConfig { host_id, devices })?;
+                    providers.push(with_progress(Box::new(copy), config.progress)?);
                 }
                 ProviderKind::Sim => {
                     return Err(Error::Provider {
@@ -304,6 +309,14 @@ fn gather_addresses(control: &Control, engine: &Engine, deadline: Time) -> Resul
         })
     });
     decoded.collect()
+}
+
+/// A provider that needs progress, with whom makes it.
+fn with_progress(provider: Box<dyn Provider>, progress: Progress) -> Result<Box<dyn Provider>> {
+    Ok(match progress {
+        Progress::Thread => Box::new(Threaded::new(provider)?),
+        Progress::Caller | Progress::Epoll => provider,
+    })
 }
 
 /// Listens where the control plane is reached.

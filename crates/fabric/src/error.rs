@@ -70,6 +70,14 @@ pub enum Error {
         /// Why, and what to do.
         detail: String,
     },
+    /// Memory of a device was asked for, and no provider has any.
+    #[error(
+        "no provider has memory of device {device}: add copy to the providers (WEFT_PROVIDERS=copy,tcp)"
+    )]
+    NoDevices {
+        /// The device's ordinal.
+        device: u32,
+    },
     /// A wait's deadline passed. The write it waited for is not recalled, and the wait may be repeated.
     #[error("{what} did not finish within {waited:?}: {}", missing_text(.missing))]
     Timeout {

@@ -8,7 +8,7 @@
 //! - [`Engine::write`], [`Engine::scatter`], [`Engine::signal`], [`Engine::barrier`]: requests
 //! - [`Engine::wait`], [`Engine::count`], [`Engine::credit`]: counters, their rounds and credits
 //! - [`Engine::poll`], [`Driver`]: the same without blocking
-//! - [`providers`]: shm, tcp, sim
+//! - [`providers`]: shm, copy, tcp, sim
 
 pub mod atomics;
 pub mod bytes;

@@ -31,6 +31,7 @@ pub enum Place {
 
 enum Keep {
     Mapping { descriptor: Option<OwnedFd>, address: NonNull<u8>, length: usize },
+    Device { descriptor: Option<OwnedFd>, _owner: Box<dyn Any + Send + Sync> },
     Lent { _owner: Box<dyn Any + Send + Sync> },
 }
 
@@ -124,6 +125,22 @@ impl Memory {
         Memory { address, length, place, _keep: Keep::Lent { _owner: owner } }
     }
 
+    /// Memory of device `ordinal` that `owner` keeps, and the descriptor by which other processes can
+    /// map it: without one it is never a destination.
+    ///
+    /// # Safety
+    /// As for [`Memory::lent`], with `address` in the address space of that device.
+    pub unsafe fn on_device(
+        address: NonNull<u8>,
+        length: usize,
+        ordinal: u32,
+        descriptor: Option<OwnedFd>,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Memory {
+        let keep = Keep::Device { descriptor, _owner: owner };
+        Memory { address, length, place: Place::Device(ordinal), _keep: keep }
+    }
+
     /// A copy of `bytes` in ordinary memory, as a source.
     pub fn from_bytes(bytes: impl Into<Box<[u8]>>) -> Memory {
         let bytes = Boxed(NonNull::from(Box::leak(bytes.into())));
@@ -160,7 +177,9 @@ impl Memory {
     /// The descriptor by which other processes can map it, if it has one.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self._keep {
-            Keep::Mapping { descriptor, .. } => descriptor.as_ref().map(AsFd::as_fd),
+            Keep::Mapping { descriptor, .. } | Keep::Device { descriptor, .. } => {
+                descriptor.as_ref().map(AsFd::as_fd)
+            }
             Keep::Lent { .. } => None,
         }
     }

@@ -122,6 +122,11 @@ pub trait Provider: Send {
     /// can deadlock. Returns at the group's deadline.
     fn connect(&mut self, group: &Group<'_>) -> Result<()>;
 
+    /// Zeroed memory of a device that peers can be granted, for a provider that reaches devices.
+    fn allocate(&mut self, _device: u32, _length: usize) -> Option<Result<Memory>> {
+        None
+    }
+
     /// Makes `memory` known as `key`: as a source at once, as a destination after a grant.
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()>;
 

@@ -121,6 +121,8 @@ pub struct Page {
 pub enum ProviderKind {
     /// Many ranks in one process under virtual time.
     Sim = 0,
+    /// Ranks of one host over shared mappings, and their devices by copy engines.
+    Copy = 1,
     /// Ranks of one host over shared mappings.
     Shm = 2,
     /// Any host over sockets.
@@ -130,7 +132,7 @@ pub enum ProviderKind {
 impl ProviderKind {
     /// The kind that a peer's byte names.
     pub fn from_wire(byte: u8) -> Option<ProviderKind> {
-        [ProviderKind::Sim, ProviderKind::Shm, ProviderKind::Tcp]
+        [ProviderKind::Sim, ProviderKind::Copy, ProviderKind::Shm, ProviderKind::Tcp]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }
@@ -139,6 +141,7 @@ impl ProviderKind {
     pub fn name(self) -> &'static str {
         match self {
             ProviderKind::Sim => "sim",
+            ProviderKind::Copy => "copy",
             ProviderKind::Shm => "shm",
             ProviderKind::Tcp => "tcp",
         }

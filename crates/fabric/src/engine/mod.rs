@@ -322,6 +322,17 @@ impl Engine {
     pub fn alloc(&mut self, length: usize) -> Result<Region> {
         self.register(Memory::shared(length)?)
     }
+
+    /// A stretch of zeroed memory of the device of this ordinal, which peers that are reached over the
+    /// copy provider may be granted.
+    ///
+    /// # Errors
+    /// [`Error::NoDevices`] without that provider; [`Error::Provider`] if the device has no such memory.
+    pub fn alloc_device(&mut self, device: u32, length: usize) -> Result<Region> {
+        let mut providers = self.providers.iter_mut();
+        let memory = providers.find_map(|provider| provider.allocate(device, length));
+        self.register(memory.unwrap_or(Err(Error::NoDevices { device }))?)
+    }
 }
 
 impl Drop for Engine {

@@ -1,7 +1,7 @@
 //! Regions: memory known to every provider, granted to peers, borrowed by requests.
 
 use super::counters::Remote;
-use super::{Engine, Peer};
+use super::{Engine, Peer, Route};
 use crate::descriptor::{CounterGrant, Grant, RegionGrant};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
@@ -63,10 +63,26 @@ pub struct RemoteRegion {
 
 pub(super) struct Local {
     memory: Arc<Memory>,
+    /// The providers that cannot use it, a bit each in their order.
+    unusable: u32,
     /// Pages of requests under way that read it.
     borrows: u32,
     /// Released by its owner; forgotten when the last borrow ends.
     released: bool,
+}
+
+impl Local {
+    fn check_usable(&self, route: &Route, key: RegionKey) -> Result<()> {
+        if self.unusable & (1 << route.index) == 0 {
+            return Ok(());
+        }
+        let detail = format!(
+            "it is memory of a device, which only the copy provider moves, and this peer is reached \
+             over {}: copy it to host memory first, or use copy for this peer (WEFT_PROVIDERS)",
+            route.provider
+        );
+        Err(Error::Unusable { provider: route.provider, key, detail })
+    }
 }
 
 impl Peer {
@@ -88,21 +104,44 @@ impl Peer {
 }
 
 impl Engine {
-    /// Makes memory known to every provider: a source at once, a destination once granted.
+    /// Makes memory known to every provider: a source at once, a destination once granted. Memory of a
+    /// device is known to the providers that can use it, and can be written or granted over their
+    /// routes alone.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] if no provider can use it.
     pub fn register(&mut self, memory: Memory) -> Result<Region> {
         let memory = Arc::new(memory);
         let slot = self.regions.iter().position(Option::is_none).unwrap_or(self.regions.len());
         let key = RegionKey(slot as u32);
-        for provider in &mut self.providers {
-            provider.register(key, &memory)?;
-        }
-        let local = Local { memory: memory.clone(), borrows: 0, released: false };
+        let unusable = self.introduce(key, &memory)?;
+        let local = Local { memory: memory.clone(), unusable, borrows: 0, released: false };
         if slot == self.regions.len() {
             self.regions.push(Some(local));
         } else {
             self.regions[slot] = Some(local);
         }
         Ok(Region { key, memory })
+    }
+
+    /// Registers memory with every provider that can use it; returns those that cannot.
+    fn introduce(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<u32> {
+        let (mut unusable, mut used) = (0, self.providers.is_empty());
+        let mut refusal = None;
+        for (index, provider) in self.providers.iter_mut().enumerate() {
+            match provider.register(key, memory) {
+                Ok(()) => used = true,
+                Err(error @ Error::Unusable { .. }) if memory.host().is_none() => {
+                    unusable |= 1 << index;
+                    refusal.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match refusal {
+            Some(error) if !used => Err(error),
+            _ => Ok(unusable),
+        }
     }
 
     /// Forgets a region. Requests under way keep it until they drain. A region that was granted
@@ -148,11 +187,18 @@ impl Engine {
         }
     }
 
-    pub(super) fn check_source(&self, key: RegionKey, offset: u64, length: u64) -> Result<()> {
+    pub(super) fn check_source(
+        &self,
+        route: &Route,
+        key: RegionKey,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
         let local = self.regions.get(key.0 as usize).and_then(Option::as_ref);
         let Some(local) = local.filter(|local| !local.released) else {
             return Err(Error::Unknown { what: "region", number: key.0.into() });
         };
+        local.check_usable(route, key)?;
         in_range("local", key, offset, length, local.memory.len() as u64)
     }
 
@@ -183,6 +229,8 @@ impl Engine {
             let length = region.memory.len() as u64;
             let wanted = range.end.saturating_sub(range.start);
             in_range("local", region.key, range.start, wanted, length)?;
+            let local = self.regions.get(region.key.0 as usize).and_then(Option::as_ref);
+            local.map_or(Ok(()), |local| local.check_usable(&route, region.key))?;
             let entry = self.providers[route.index].grant(region.key, peer, range.clone())?;
             grant.regions.push(RegionGrant { key: region.key, length, entry });
         }

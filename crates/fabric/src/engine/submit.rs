@@ -67,8 +67,8 @@ impl Engine {
         }
         self.check()?;
         for write in writes {
-            self.known_route(write.peer)?;
-            self.check_pages(write.peer, write.pages)?;
+            let route = self.known_route(write.peer)?;
+            self.check_pages(&route, write.peer, write.pages)?;
             self.enter_round(write.peer, counter, round)?;
         }
         self.check_room()?;
@@ -129,9 +129,9 @@ impl Engine {
         request == RequestId::DONE || self.requests.get(request).is_none()
     }
 
-    fn check_pages(&self, peer: Rank, pages: &[Page]) -> Result<()> {
+    fn check_pages(&self, route: &Route, peer: Rank, pages: &[Page]) -> Result<()> {
         for page in pages {
-            self.check_source(page.source, page.source_offset, page.length)?;
+            self.check_source(route, page.source, page.source_offset, page.length)?;
             let (offset, length) = (page.destination_offset, page.length);
             self.check_destination(peer, page.destination, offset, length)?;
         }
@@ -158,7 +158,7 @@ impl Engine {
         tag: u64,
     ) -> Result<RequestId> {
         let route = self.known_route(peer)?;
-        self.check_pages(peer, pages)?;
+        self.check_pages(&route, peer, pages)?;
         if !route.inline {
             self.check_room()?;
         }

@@ -1,11 +1,10 @@
 //! Ranks as threads or as processes, and the traffic that they exchange to test a provider.
 #![allow(dead_code)] // Each test uses its part.
 
+mod ranks;
+
+pub use ranks::{AllGather, PATIENCE, on_processes, on_threads, process_gather, process_rank};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 use weft_fabric::descriptor::{Address, Grant};
 use weft_fabric::{
@@ -13,11 +12,6 @@ use weft_fabric::{
     Waiter, clock,
 };
 
-/// Gives every rank what every rank said, in rank order.
-pub type AllGather<'a> = dyn FnMut(Vec<u8>) -> Vec<Vec<u8>> + 'a;
-
-/// Long enough for anything that is expected to happen on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes that each rank may write to each other.
 pub const SLOT: usize = 40_000;
 
@@ -52,9 +46,53 @@ pub struct Member {
     pub patience: Duration,
 }
 
+/// Devices that a member's regions lie on; `None`: host memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Places {
+    pub source: Option<u32>,
+    pub inbox: Option<u32>,
+}
+
+/// A region in host memory, or of a device.
+pub fn region(engine: &mut Engine, place: Option<u32>, length: usize) -> Region {
+    match place {
+        None => engine.alloc(length).unwrap(),
+        Some(device) => engine.alloc_device(device, length).unwrap(),
+    }
+}
+
+/// Puts bytes into a region, also of a twin's device, whose addresses are the CPU's.
+pub fn put(region: &Region, offset: usize, bytes: &[u8]) {
+    assert!(offset + bytes.len() <= region.memory().len());
+    let to = (region.memory().address() as usize + offset) as *mut u8;
+    // SAFETY: the range was checked, and the region keeps its memory.
+    unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
+}
+
+/// Takes bytes out of a region, as [`put`] puts them in.
+pub fn take(region: &Region, offset: usize, length: usize) -> Vec<u8> {
+    assert!(offset + length <= region.memory().len());
+    let from = (region.memory().address() as usize + offset) as *const u8;
+    let mut bytes = vec![0; length];
+    // SAFETY: as in `put`.
+    unsafe { std::ptr::copy(from, bytes.as_mut_ptr(), length) };
+    bytes
+}
+
 impl Member {
     /// Joins a group of `size`; every rank calls this.
     pub fn join(
+        rank: Rank,
+        size: u32,
+        providers: Vec<Box<dyn Provider>>,
+        gather: &mut AllGather<'_>,
+    ) -> Member {
+        Member::join_on(Places::default(), rank, size, providers, gather)
+    }
+
+    /// Joins with regions on devices.
+    pub fn join_on(
+        places: Places,
         rank: Rank,
         size: u32,
         providers: Vec<Box<dyn Provider>>,
@@ -70,8 +108,8 @@ impl Member {
         engine.connect(&addresses, deadline).unwrap();
         let counter = engine.counter().unwrap();
         engine.use_for_barriers(counter);
-        let inbox = engine.alloc(SLOT * size as usize).unwrap();
-        let source = engine.alloc(SLOT).unwrap();
+        let inbox = region(&mut engine, places.inbox, SLOT * size as usize);
+        let source = region(&mut engine, places.source, SLOT);
         let mut grants: Vec<Vec<u8>> = Vec::new();
         for peer in (0..size).map(Rank) {
             let all = 0..inbox.memory().len() as u64;
@@ -111,7 +149,7 @@ impl Member {
             };
             waiting(self.patience, Duration::ZERO, wait)?;
             let (bytes, ranges) = plan(seed, me, peer, round);
-            self.source.memory().copy_in(0, &bytes);
+            put(&self.source, 0, &bytes);
             let pages: Vec<Page> = ranges
                 .iter()
                 .map(|&(offset, length)| Page {
@@ -135,8 +173,7 @@ impl Member {
                 self.engine.wait(self.counter, &[(peer, raises)], waiter)
             })?;
             for (offset, length) in ranges {
-                let mut seen = vec![0; length];
-                self.inbox.memory().copy_out(SLOT * peer.0 as usize + offset, &mut seen);
+                let seen = take(&self.inbox, SLOT * peer.0 as usize + offset, length);
                 assert!(seen == bytes[offset..offset + length], "{me} got wrong bytes of {peer}");
             }
             self.engine.credit(peer, self.counter)?;
@@ -160,101 +197,4 @@ fn plan(seed: u64, from: Rank, to: Rank, round: u64) -> (Vec<u8>, Vec<(usize, us
     }
     let bytes = (0..SLOT).map(|_| random.below(256) as u8).collect();
     (bytes, ranges)
-}
-
-/// What each rank has said so far, in order.
-struct Forum {
-    said: Mutex<Vec<Vec<Vec<u8>>>>,
-    changed: Condvar,
-}
-
-impl Forum {
-    fn new(size: u32) -> Forum {
-        Forum { said: Mutex::new(vec![Vec::new(); size as usize]), changed: Condvar::new() }
-    }
-
-    /// Panics if a rank stays silent, so that one that failed does not leave the others waiting.
-    fn gather(&self, rank: Rank, mine: Vec<u8>) -> Vec<Vec<u8>> {
-        let mut said = self.said.lock().unwrap();
-        let round = said[rank.0 as usize].len();
-        said[rank.0 as usize].push(mine);
-        self.changed.notify_all();
-        let silent = |said: &mut Vec<Vec<Vec<u8>>>| said.iter().any(|of| of.len() <= round);
-        let (said, late) = self.changed.wait_timeout_while(said, PATIENCE, silent).unwrap();
-        assert!(!late.timed_out(), "a rank did not come to gather {round}");
-        said.iter().map(|of| of[round].clone()).collect()
-    }
-}
-
-/// Runs `rank` on a thread for each of `size` ranks.
-pub fn on_threads(size: u32, rank: impl Fn(Rank, &mut AllGather<'_>) + Send + Sync) {
-    let forum = Forum::new(size);
-    std::thread::scope(|scope| {
-        for me in (0..size).map(Rank) {
-            let (forum, rank) = (&forum, &rank);
-            scope.spawn(move || rank(me, &mut |mine| forum.gather(me, mine)));
-        }
-    });
-}
-
-const RANK_VARIABLE: &str = "WEFT_TEST_RANK";
-
-/// Runs the test `name` of this binary as `size` processes, in which [`process_rank`] says who they
-/// are. Returns how each ended.
-pub fn on_processes(name: &str, size: u32) -> Vec<Result<(), String>> {
-    let spawn = |number: u32| {
-        Command::new(std::env::current_exe().unwrap())
-            .args([name, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"])
-            .env(RANK_VARIABLE, number.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap()
-    };
-    let children: Vec<Child> = (0..size).map(spawn).collect();
-    let forum = Forum::new(size);
-    std::thread::scope(|scope| {
-        let relay = |(number, child)| {
-            let forum = &forum;
-            scope.spawn(move || relay(Rank(number), child, forum))
-        };
-        let relays: Vec<_> = (0..).zip(children).map(relay).collect();
-        relays.into_iter().map(|relay| relay.join().unwrap()).collect()
-    })
-}
-
-fn relay(rank: Rank, mut child: Child, forum: &Forum) -> Result<(), String> {
-    let mut input = child.stdin.take().unwrap();
-    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
-        let line = line.unwrap();
-        // libtest may have begun the line with the test's name.
-        let Some((_, mine)) = line.split_once('@') else { continue };
-        let all = forum.gather(rank, mine.as_bytes().to_vec()).join(&b' ');
-        input.write_all(&all).unwrap();
-        input.write_all(b"\n").unwrap();
-    }
-    let status = child.wait().unwrap();
-    match status.signal() {
-        _ if status.success() => Ok(()),
-        Some(signal) => Err(format!("killed by {signal}")),
-        None => Err(status.to_string()),
-    }
-}
-
-/// In a process of [`on_processes`]: its rank.
-pub fn process_rank() -> Option<Rank> {
-    std::env::var(RANK_VARIABLE).ok().map(|rank| Rank(rank.parse().unwrap()))
-}
-
-/// In a process of [`on_processes`]: how it gathers.
-pub fn process_gather(mine: Vec<u8>) -> Vec<Vec<u8>> {
-    let hex: String = mine.iter().map(|byte| format!("{byte:02x}")).collect();
-    println!("@{hex}");
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
-    let byte = |at: &[u8]| u8::from_str_radix(std::str::from_utf8(at).unwrap(), 16).unwrap();
-    line.trim_end_matches('\n')
-        .split(' ')
-        .map(|hex| hex.as_bytes().chunks(2).map(byte).collect())
-        .collect()
 }

@@ -1,5 +1,6 @@
-//! Meeting the peers: one socket to each, both ends proved, lane tables exchanged.
+//! Meeting the peers: one socket to each, both ends proved, one message with descriptors each way.
 //!
+//! The provider's message is its lane table; [`super::exchange`] has one of its own.
 //! The lower rank of a pair connects, the higher accepts; one loop serves all pairs at once, so no
 //! order can deadlock. A stranger who finds the socket is dropped and disturbs nobody.
 
@@ -11,13 +12,12 @@ use crate::error::{Error, Result};
 use crate::lane_table::{LaneTable, LaneWords};
 use crate::memory::Memory;
 use crate::provider::Group;
-use crate::types::{Generation, ProviderKind};
+use crate::types::{Generation, ProviderKind, Time};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 use weft_control::Rank;
 
@@ -49,16 +49,27 @@ struct Pending {
     address: Address,
     link: Option<Link>,
     proved: bool,
-    table: Option<(LaneWords, OwnedFd)>,
+    given: Option<Message>,
 }
 
-struct Meeting<'a> {
+/// A peer that was met: its socket, and what it gave.
+pub(super) struct Met {
+    pub rank: Rank,
+    pub link: Link,
+    pub given: Message,
+}
+
+/// Who meets, and with what.
+pub(super) struct Meeting<'a> {
     me: Rank,
     generation: Generation,
     token: Token,
-    lanes: &'a Arc<LaneTable>,
     listener: &'a OwnedFd,
+    /// What every peer is given once it has proved itself.
+    give: &'a dyn Fn() -> io::Result<Message>,
     peers: Vec<Pending>,
+    /// In whose name errors are reported.
+    kind: ProviderKind,
     /// Accepted and not yet proved to be anybody.
     strangers: Vec<Link>,
 }
@@ -67,59 +78,88 @@ impl ShmProvider {
     /// Connects all peers of the group, or fails naming the first that is missing.
     pub(super) fn meet(&mut self, group: &Group<'_>) -> Result<()> {
         let listener = self.listener.take().ok_or_else(|| Error::Provider {
-            provider: ProviderKind::Shm,
+            provider: self.kind,
             detail: "it was connected before; make a new one for each group".into(),
         })?;
-        let mut peers = Vec::new();
-        for &(rank, address) in group.peers {
-            let address = Address::decode(address).ok_or_else(|| Error::Malformed {
-                peer: rank,
-                what: "an shm address",
-                detail: format!("{} bytes", address.len()),
-            })?;
-            peers.push(Pending { rank, address, link: None, proved: false, table: None });
-        }
-        let mut meeting = Meeting {
-            me: group.rank,
-            generation: group.generation,
-            token: self.address.token,
-            lanes: group.lanes,
-            listener: &listener,
-            peers,
-            strangers: Vec::new(),
-        };
-        while !meeting.step()? {
-            let now = clock::now();
-            if now >= group.deadline {
-                return Err(meeting.late());
-            }
-            meeting.wait(group.deadline.since(now).min(NAP));
-        }
+        let give = || table(group.lanes);
+        let (token, generation, kind) = (self.address.token, group.generation, self.kind);
+        let meeting =
+            Meeting::new(kind, group.rank, generation, token, &listener, &give, group.peers)?;
         self.peers.resize_with(group.size as usize, || None);
-        for Pending { rank, link, table, .. } in meeting.peers {
-            if let (Some(slot), Some(link), Some((words, wake))) =
-                (self.peers.get_mut(rank.0 as usize), link, table)
-            {
-                *slot = Some(Peer::new(link, words, wake, group.generation));
+        for Met { rank, link, given } in meeting.run(group.deadline)? {
+            let (words, wake) = lanes_of(given).map_err(|e| refused(kind, rank, e.to_string()))?;
+            if let Some(slot) = self.peers.get_mut(rank.index()) {
+                *slot = Some(Peer::new(link, words, wake, generation));
             }
         }
         Ok(())
     }
 }
 
-impl Meeting<'_> {
+/// The lanes of a peer, out of the message that it gave.
+fn lanes_of(given: Message) -> io::Result<(LaneWords, OwnedFd)> {
+    let Message::Table { capacity, memory, wake } = given else { return Err(wrong_order()) };
+    let length = LaneWords::bytes_for(capacity as usize);
+    let memory = Memory::map(memory, length).map_err(io::Error::other)?;
+    let words = LaneWords::new(memory.into(), capacity as usize);
+    Ok((words.ok_or_else(|| io::Error::other("its lane table is no table"))?, wake))
+}
+
+fn wrong_order() -> io::Error {
+    io::Error::other("it sent messages in the wrong order")
+}
+
+impl<'a> Meeting<'a> {
+    /// A meeting with `peers`, by rank and address, in the name of `kind`.
+    pub fn new(
+        kind: ProviderKind,
+        me: Rank,
+        generation: Generation,
+        token: Token,
+        listener: &'a OwnedFd,
+        give: &'a dyn Fn() -> io::Result<Message>,
+        peers: &[(Rank, &[u8])],
+    ) -> Result<Meeting<'a>> {
+        let mut pending = Vec::new();
+        for &(rank, address) in peers {
+            let address = Address::decode(address).ok_or_else(|| Error::Malformed {
+                peer: rank,
+                what: "an shm address",
+                detail: format!("{} bytes", address.len()),
+            })?;
+            pending.push(Pending { rank, address, link: None, proved: false, given: None });
+        }
+        let strangers = Vec::new();
+        Ok(Meeting { me, generation, token, listener, give, peers: pending, kind, strangers })
+    }
+
+    /// Meets all of them, or fails naming the first that is missing.
+    pub fn run(mut self, deadline: Time) -> Result<Vec<Met>> {
+        while !self.step()? {
+            let now = clock::now();
+            if now >= deadline {
+                return Err(self.late());
+            }
+            self.wait(deadline.since(now).min(NAP));
+        }
+        let met = self.peers.into_iter().filter_map(|Pending { rank, link, given, .. }| {
+            Some(Met { rank, link: link?, given: given? })
+        });
+        Ok(met.collect())
+    }
+
     /// Goes on with everybody as far as it goes without waiting; whether all are connected.
     fn step(&mut self) -> Result<bool> {
         self.accept();
-        self.hear_strangers();
+        self.hear_strangers()?;
         let mut all = true;
         for index in 0..self.peers.len() {
             let rank = self.peers[index].rank;
             if let Err(error) = self.step_peer(index) {
-                return Err(refused(rank, error.to_string()));
+                return Err(refused(self.kind, rank, error.to_string()));
             }
             let peer = &self.peers[index];
-            all &= peer.table.is_some() && peer.link.as_ref().is_some_and(|l| !l.has_unsent());
+            all &= peer.given.is_some() && peer.link.as_ref().is_some_and(|l| !l.has_unsent());
         }
         Ok(all)
     }
@@ -133,7 +173,7 @@ impl Meeting<'_> {
         }
         let Some(link) = &mut peer.link else { return Ok(()) };
         link.flush()?;
-        while peer.table.is_none() {
+        while peer.given.is_none() {
             match link.receive()? {
                 None => break,
                 Some(Message::Hello { from, generation, token }) if !peer.proved => {
@@ -142,17 +182,11 @@ impl Meeting<'_> {
                         return Err(io::Error::other("another process answers in its place"));
                     }
                     peer.proved = true;
-                    link.send(table(self.lanes)?)?;
+                    link.send((self.give)()?)?;
                 }
-                Some(Message::Table { capacity, memory, wake }) if peer.proved => {
-                    let length = LaneWords::bytes_for(capacity as usize);
-                    let memory = Memory::map(memory, length).map_err(io::Error::other)?;
-                    let words = LaneWords::new(Arc::new(memory), capacity as usize);
-                    let words =
-                        words.ok_or_else(|| io::Error::other("its lane table is no table"))?;
-                    peer.table = Some((words, wake));
-                }
-                Some(_) => return Err(io::Error::other("it sent messages in the wrong order")),
+                Some(Message::Hello { .. }) => return Err(wrong_order()),
+                Some(given) if peer.proved => peer.given = Some(given),
+                Some(_) => return Err(wrong_order()),
             }
         }
         Ok(())
@@ -172,7 +206,7 @@ impl Meeting<'_> {
     }
 
     /// A stranger whose first message proves a peer's token becomes that peer.
-    fn hear_strangers(&mut self) {
+    fn hear_strangers(&mut self) -> Result<()> {
         let mut index = 0;
         while index < self.strangers.len() {
             let Some(heard) = self.strangers[index].receive().transpose() else {
@@ -193,13 +227,13 @@ impl Meeting<'_> {
                     (peer.link, peer.proved) = (Some(link), true);
                     let answer = hello(self.me, self.generation, self.token);
                     let link = peer.link.as_mut().expect("was just put there");
-                    // A failure shows when the peer is served next.
-                    let _ = link.send(answer);
-                    let _ = table(self.lanes).and_then(|table| link.send(table));
+                    let sent = link.send(answer).and_then(|()| link.send((self.give)()?));
+                    sent.map_err(|error| refused(self.kind, peer.rank, error.to_string()))?;
                 }
                 None => log::warn!("dropped a connection that did not prove which rank it is"),
             }
         }
+        Ok(())
     }
 
     fn wait(&self, timeout: Duration) {
@@ -207,24 +241,24 @@ impl Meeting<'_> {
         let mut polled = vec![PollFd::new(self.listener, PollFlags::IN)];
         polled.extend(self.strangers.iter().map(|link| link.interest(true)));
         // A peer that is connected may close at any time from now on; that is not waited for.
-        let links = self.peers.iter().filter_map(|p| Some((p.link.as_ref()?, p.table.is_none())));
+        let links = self.peers.iter().filter_map(|p| Some((p.link.as_ref()?, p.given.is_none())));
         polled.extend(links.map(|(link, read)| link.interest(read)));
         sleep(&mut polled, if calling { RETRY } else { timeout });
     }
 
     fn late(&self) -> Error {
         let missing: Vec<Rank> =
-            self.peers.iter().filter(|p| p.table.is_none()).map(|p| p.rank).collect();
+            self.peers.iter().filter(|p| p.given.is_none()).map(|p| p.rank).collect();
         let detail = format!(
             "it did not answer before the deadline, nor did {} others",
             missing.len().saturating_sub(1)
         );
-        refused(missing.first().copied().unwrap_or(self.me), detail)
+        refused(self.kind, missing.first().copied().unwrap_or(self.me), detail)
     }
 }
 
-pub(super) fn refused(peer: Rank, detail: String) -> Error {
-    Error::Connect { peer, provider: ProviderKind::Shm, detail }
+pub(super) fn refused(provider: ProviderKind, peer: Rank, detail: String) -> Error {
+    Error::Connect { peer, provider, detail }
 }
 
 fn hello(from: Rank, generation: Generation, token: Token) -> Message {
@@ -249,6 +283,10 @@ fn call(name: &[u8]) -> io::Result<Option<Link>> {
         Ok(()) if is_ours(&socket) => Ok(Some(Link::new(socket))),
         Ok(()) => Err(io::Error::other("its socket belongs to another user")),
         Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(Errno::CONNREFUSED) => Err(io::Error::other(
+            "nobody listens on its socket: the process is gone, or it runs in another network \
+             namespace (another container, for one)",
+        )),
         Err(error) => Err(error.into()),
     }
 }

@@ -13,16 +13,19 @@
 //! - `connect.rs`: meeting the peers
 //! - `link.rs`: the socket and its messages
 //! - `address.rs`: what ranks know of each other before they meet
+//! - [`exchange`]: one descriptor to each peer and one from each, for whoever else shares memory
+//! - `beneath.rs`: what the `copy` provider takes from this one
 
 mod address;
+mod beneath;
 mod connect;
+pub mod exchange;
 mod link;
 
 #[cfg(any(test, feature = "fuzz"))]
 pub use address::fuzz as fuzz_address;
 
 use crate::bytes::Reader;
-use crate::clock;
 use crate::error::{Error, Result};
 use crate::lane_table::{LaneWords, wake};
 use crate::lanes::Wake;
@@ -32,7 +35,7 @@ use crate::provider::{Capabilities, Group, Posted, Provider, Sink, Work};
 use crate::types::{Generation, Lane, Page, ProviderKind, RegionKey, Time};
 use address::Address;
 use connect::refused;
-use link::{Link, Message, sleep};
+use link::{Link, Message};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -54,6 +57,8 @@ pub struct ShmConfig {
 /// The provider. One for each engine.
 #[derive(Debug)]
 pub struct ShmProvider {
+    /// In whose name errors are reported: `copy` is built on this provider.
+    kind: ProviderKind,
     address: Address,
     /// Until the peers are connected.
     listener: Option<OwnedFd>,
@@ -91,17 +96,14 @@ struct Peer {
 
 #[derive(Debug)]
 struct Mapped {
-    memory: Memory,
+    memory: Arc<Memory>,
     serial: u64,
 }
 
 impl ShmProvider {
     /// Opens the provider and starts to listen for peers.
     pub fn new(config: ShmConfig) -> Result<ShmProvider> {
-        let address = Address::new(&config.host_id)?;
-        let listener = Some(connect::listen(&address.name)?);
-        let (peers, regions) = (Vec::new(), Vec::new());
-        Ok(ShmProvider { address, listener, peers, regions, next_serial: 0, unsent: false })
+        ShmProvider::beneath(ProviderKind::Shm, &config.host_id, &[])
     }
 
     fn flush_links(&mut self) {
@@ -172,7 +174,7 @@ impl Peer {
 
 impl Provider for ShmProvider {
     fn kind(&self) -> ProviderKind {
-        ProviderKind::Shm
+        self.kind
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -194,20 +196,9 @@ impl Provider for ShmProvider {
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
         if memory.host().is_none() {
             let detail = "the CPU cannot read it; copy it to host memory first".into();
-            return Err(Error::Unusable { provider: ProviderKind::Shm, key, detail });
+            return Err(Error::Unusable { provider: self.kind, key, detail });
         }
-        let index = key.0 as usize;
-        if index >= MAX_REGIONS {
-            let (wanted, limit) = (index as u64 + 1, MAX_REGIONS as u64);
-            return Err(Error::Limit { what: "regions over shm", wanted, limit });
-        }
-        if self.regions.len() <= index {
-            self.regions.resize_with(index + 1, || None);
-        }
-        let (memory, serial, pushed) = (memory.clone(), self.next_serial, Vec::new());
-        self.next_serial += 1;
-        self.regions[index] = Some(Local { memory, serial, pushed });
-        Ok(())
+        self.keep(key, memory)
     }
 
     fn grant(&mut self, key: RegionKey, peer: Rank, _range: Range<u64>) -> Result<Vec<u8>> {
@@ -216,11 +207,7 @@ impl Provider for ShmProvider {
         let Some(descriptor) = local.memory.descriptor() else {
             let detail = "peers can write only to memory that Weft allocated: use `alloc` for what \
                           is to be a destination";
-            return Err(Error::Unusable {
-                provider: ProviderKind::Shm,
-                key,
-                detail: detail.into(),
-            });
+            return Err(Error::Unusable { provider: self.kind, key, detail: detail.into() });
         };
         if !local.pushed.contains(&peer) {
             let to = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
@@ -229,7 +216,7 @@ impl Provider for ShmProvider {
                 .try_clone_to_owned()
                 .map_err(|e| Error::system("cannot share a region", e))?;
             let message = Message::Region { key, serial: local.serial, memory };
-            to.link.send(message).map_err(|e| refused(peer, e.to_string()))?;
+            to.link.send(message).map_err(|e| refused(self.kind, peer, e.to_string()))?;
             self.unsent |= to.link.has_unsent();
             local.pushed.push(peer);
         }
@@ -248,32 +235,12 @@ impl Provider for ShmProvider {
         let serial = reader.u64().filter(|_| reader.is_at_end() && (key.0 as usize) < MAX_REGIONS);
         let malformed = |detail: String| Error::Malformed { peer, what: "a region", detail };
         let serial = serial.ok_or_else(|| malformed(format!("{} bytes", entry.len())))?;
-        let descriptor = loop {
-            self.flush_links();
-            let from = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
-            let from =
-                from.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })?;
-            let known = from.regions.get(key.0 as usize).and_then(Option::as_ref);
-            if known.is_some_and(|known| known.serial == serial) {
-                return Ok(());
-            }
-            let heard = from.hear();
-            if let Some(descriptor) = from.arrived.remove(&(key, serial)) {
-                break descriptor;
-            }
-            heard.map_err(|e| refused(peer, e.to_string()))?;
-            let now = clock::now();
-            if now >= deadline {
-                let detail = format!("region {} did not come before the deadline", key.0);
-                return Err(refused(peer, detail));
-            }
-            let timeout = deadline.since(now).min(connect::NAP);
-            let links = (0..).map(Rank).zip(&self.peers);
-            let mut polled: Vec<_> = links
-                .filter_map(|(rank, other)| Some(other.as_ref()?.link.interest(rank == peer)))
-                .collect();
-            sleep(&mut polled, timeout);
-        };
+        let from = self.peers.get(peer.0 as usize).and_then(Option::as_ref);
+        let known = from.and_then(|from| from.regions.get(key.0 as usize)?.as_ref());
+        if known.is_some_and(|known| known.serial == serial) {
+            return Ok(());
+        }
+        let descriptor = self.receive(peer, key, serial, deadline)?;
         let memory = usize::try_from(length)
             .map_err(|_| malformed(format!("{length} bytes do not fit into this process")))
             .and_then(|length| Memory::map(descriptor, length))?;
@@ -283,7 +250,7 @@ impl Provider for ShmProvider {
         if from.regions.len() <= index {
             from.regions.resize_with(index + 1, || None);
         }
-        from.regions[index] = Some(Mapped { memory, serial });
+        from.regions[index] = Some(Mapped { memory: Arc::new(memory), serial });
         Ok(())
     }
 

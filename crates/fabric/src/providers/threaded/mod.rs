@@ -123,6 +123,10 @@ impl Provider for Threaded {
         Ok(())
     }
 
+    fn allocate(&mut self, device: u32, length: usize) -> Option<Result<Memory>> {
+        self.shared.call(|worker| worker.inner.allocate(device, length))
+    }
+
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
         self.shared.call(|worker| worker.inner.register(key, memory))
     }

@@ -1,0 +1,381 @@
+//! Ranks of one host and their devices: pages of device memory travel by copy engines, which the host
+//! engine drives, so that no multiprocessor takes part; pages of host memory by plain stores, as over
+//! shm, on which this provider is built.
+//!
+//! A post puts its copies into a queue (a stream) of the device that copies, straight into the peer's
+//! memory, which is mapped here; a flush puts one mark (an event) behind all that was posted to a peer
+//! since the last. A poll that finds the mark passed raises the lanes of the parts before it and reports
+//! them as complete. Posts without device pages (signals, credits) are done when they return; they may
+//! overtake copies, as any two posts may.
+//!
+//! **Why the bytes are visible when the lane has risen.** An event is complete when the copies before it
+//! on its stream are: not when their sources were read, but when every write has been performed at its
+//! destination, in the memory of whichever device or host. Only after this process has seen that does it
+//! raise the lane, with a release store in memory that the owner maps. The owner acquires the lane, and
+//! what it does then comes after: a kernel it launches reads the bytes, as does a copy that it starts,
+//! or its CPU if they are in host memory. A kernel that was running already when the lane rose has no
+//! part in that order and must not read them.
+//!
+//! What a source holds must be there before the write is posted: work on a stream of the user that
+//! produces it must have been waited for.
+//!
+//! Copies cannot be recalled. [`Provider::fence`] waits for those under way, a bounded time; if they
+//! last longer the device is stuck, and all memory that they may touch is kept until the process ends.
+//!
+//! - this file: regions, posting, polling
+//! - `pages.rs`: from the pages of a post to stores and copies
+//! - `far.rs`: peers, `outbox.rs`: the parts under way toward one
+//! - `copier.rs`: what is asked of copy engines; `cuda.rs` and `twin.rs` do it
+//! - `ticker.rs`: what wakes an engine that waits for copies
+
+mod copier;
+mod cuda;
+mod far;
+mod outbox;
+mod pages;
+mod pins;
+mod ticker;
+mod twin;
+
+pub use copier::{Copier, Identity, Mark, Queue, Why};
+pub use twin::{Controls, Twin};
+
+use crate::clock;
+use crate::error::{Error, Result};
+use crate::memory::{Memory, Place};
+use crate::parts::PartRule;
+use crate::provider::{Capabilities, Group, Posted, Provider, Sink, Work};
+use crate::providers::shm::ShmProvider;
+use crate::types::{Page, ProviderKind, RegionKey, Time};
+use cuda::Cuda;
+use far::{Far, FarRegion};
+use outbox::Part;
+use pins::Pins;
+use std::ops::Range;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+use ticker::Ticker;
+use weft_control::Rank;
+
+/// Copies that may be under way toward one peer; then posts find the queue full.
+const DEPTH: usize = 1024;
+/// For how long copies that were under way are waited for when a peer is cut off or the engine goes.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks at copies that are waited for.
+const NAP: Duration = Duration::from_micros(50);
+/// What an entry says of the region's serial number; the rest is the identity of its device, if any.
+const SERIAL_BYTES: usize = 8;
+
+/// How to open the provider.
+#[derive(Clone, Debug)]
+pub struct CopyConfig {
+    /// Names this host, as for shm.
+    pub host_id: String,
+    /// Which devices.
+    pub devices: Devices,
+}
+
+/// What has the memory and the copy engines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Devices {
+    /// The GPUs that CUDA shows this process.
+    #[default]
+    Cuda,
+    /// Host memory in their place, for tests: see [`Twin`].
+    Twin {
+        /// Says when copies complete.
+        seed: u64,
+    },
+}
+
+/// The provider. One for each engine.
+pub struct CopyProvider {
+    copier: Box<dyn Copier>,
+    shm: ShmProvider,
+    peers: Vec<Option<Far>>,
+    /// The device of our first device region: it copies what has no device at its source.
+    home: Option<u32>,
+    /// Of our host memory.
+    pins: Pins,
+    ticker: Ticker,
+    depth: usize,
+    patience: Duration,
+}
+
+impl CopyProvider {
+    /// Opens the provider.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if there is no driver for such devices.
+    pub fn new(config: CopyConfig) -> Result<CopyProvider> {
+        let copier: Box<dyn Copier> = match config.devices {
+            Devices::Twin { seed } => Box::new(Twin::new(seed)),
+            Devices::Cuda => Box::new(Cuda::new().map_err(failed)?),
+        };
+        CopyProvider::over(copier, &config.host_id)
+    }
+
+    /// Opens the provider over these copy engines.
+    pub fn over(copier: Box<dyn Copier>, host_id: &str) -> Result<CopyProvider> {
+        let shm = ShmProvider::beneath(ProviderKind::Copy, host_id, copier.name().as_bytes())?;
+        Ok(CopyProvider {
+            copier,
+            shm,
+            peers: Vec::new(),
+            home: None,
+            pins: Pins::default(),
+            ticker: Ticker::new()?,
+            depth: DEPTH,
+            patience: PATIENCE,
+        })
+    }
+
+    /// The same with other limits: copies that may be under way toward a peer, and for how long they
+    /// are waited for when the peer is cut off.
+    pub fn with_limits(mut self, depth: usize, patience: Duration) -> CopyProvider {
+        (self.depth, self.patience) = (depth.max(1), patience);
+        self
+    }
+
+    fn far(&mut self, peer: Rank) -> Option<&mut Far> {
+        self.peers.get_mut(peer.0 as usize)?.as_mut()
+    }
+
+    /// Forgets what is held for a peer's region beside its mapping as host memory.
+    fn forget_device(&mut self, peer: Rank, key: RegionKey) {
+        let Some(far) = self.far(peer) else { return };
+        far.pins.forget(key);
+        if let Some(slot) = far.regions.get_mut(key.0 as usize) {
+            *slot = None;
+        }
+    }
+
+    /// Raises the lanes of the parts that are over and reports them.
+    fn look(&mut self, sink: &mut Sink) {
+        let CopyProvider { copier, shm, peers, .. } = self;
+        for (number, far) in peers.iter_mut().enumerate() {
+            let Some(far) = far.as_mut().filter(|far| !far.outbox.is_empty()) else { continue };
+            far.outbox.seal(&mut **copier);
+            far.outbox.take_over(&mut **copier, |part| match part.failure {
+                Some(why) => sink.failed(part.token, why),
+                // Every byte is in the peer's memory now: see the module's page.
+                None => match shm.raise(Rank(number as u32), part.lane) {
+                    Some(()) => sink.done(part.token),
+                    None => sink.failed(part.token, "it has no such lane"),
+                },
+            });
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.peers.iter().flatten().any(|far| !far.outbox.is_empty())
+    }
+
+    /// Keeps all that copies toward a peer may touch, until the process ends.
+    fn keep_forever(&mut self, peer: Rank, far: Far) {
+        log::error!(
+            "copies to {peer} did not end within {:?}: the device is stuck, and the memory that \
+             they read and write is kept until this process ends",
+            self.patience
+        );
+        let touched: Vec<Arc<Memory>> =
+            self.shm.memories().chain(self.shm.mapped_of(peer)).cloned().collect();
+        std::mem::forget((touched, far, std::mem::take(&mut self.pins)));
+    }
+}
+
+fn failed(detail: Why) -> Error {
+    Error::Provider { provider: ProviderKind::Copy, detail }
+}
+
+impl Provider for CopyProvider {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Copy
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { parts: PartRule::WHOLE, registered_destination: false, inline: false }
+    }
+
+    fn address(&self) -> Vec<u8> {
+        self.shm.address()
+    }
+
+    fn reaches(&self, address: &[u8]) -> bool {
+        self.shm.reaches(address)
+    }
+
+    fn connect(&mut self, group: &Group<'_>) -> Result<()> {
+        self.shm.connect(group)?;
+        self.peers.resize_with(group.size as usize, || None);
+        for (rank, _) in group.peers {
+            if let Some(slot) = self.peers.get_mut(rank.0 as usize) {
+                *slot = Some(Far::default());
+            }
+        }
+        Ok(())
+    }
+
+    fn allocate(&mut self, device: u32, length: usize) -> Option<Result<Memory>> {
+        Some(self.copier.allocate(device, length).map_err(failed))
+    }
+
+    fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
+        if let Place::Device(device) = memory.place() {
+            self.copier.identity(device).map_err(failed)?;
+            self.home.get_or_insert(device);
+        }
+        self.shm.keep(key, memory)
+    }
+
+    fn grant(&mut self, key: RegionKey, peer: Rank, range: Range<u64>) -> Result<Vec<u8>> {
+        let mut entry = self.shm.grant(key, peer, range)?;
+        if let Some(Place::Device(device)) = self.shm.memory(key).map(|memory| memory.place()) {
+            entry.extend_from_slice(&self.copier.identity(device).map_err(failed)?);
+        }
+        Ok(entry)
+    }
+
+    fn import(
+        &mut self,
+        peer: Rank,
+        key: RegionKey,
+        length: u64,
+        entry: &[u8],
+        deadline: Time,
+    ) -> Result<()> {
+        let malformed = || Error::Malformed {
+            peer,
+            what: "a region",
+            detail: format!("{} bytes for {length}", entry.len()),
+        };
+        let index = key.0 as usize;
+        let (serial, identity) = entry.split_at_checked(SERIAL_BYTES).ok_or_else(malformed)?;
+        if identity.is_empty() {
+            // A region that is known has kept its place; another one takes it.
+            if self.shm.knows(peer, key, entry) {
+                return Ok(());
+            }
+            self.forget_device(peer, key);
+            return self.shm.import(peer, key, length, entry, deadline);
+        }
+        let identity: Identity = identity.try_into().map_err(|_| malformed())?;
+        let serial = serial.try_into().map(u64::from_le_bytes).map_err(|_| malformed())?;
+        let length = usize::try_from(length).map_err(|_| malformed())?;
+        let known = self.far(peer).and_then(|far| far.regions.get(index)?.as_ref());
+        if known.is_some_and(|known| known.serial == serial) {
+            return Ok(());
+        }
+        let descriptor = self.shm.receive(peer, key, serial, deadline)?;
+        let home = self.home.or_else(|| self.copier.find(identity)).unwrap_or(0);
+        let mut region = FarRegion { serial, length, home, descriptor, mapped: Vec::new() };
+        // Now, so that what is wrong is said before anything is written.
+        region.reached_by(&mut *self.copier, home).map_err(|why| {
+            failed(format!("region {} of {peer} cannot be mapped on device {home}: {why}", key.0))
+        })?;
+        self.forget(peer, key);
+        let far = self.far(peer);
+        let far = far.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })?;
+        if far.regions.len() <= index {
+            far.regions.resize_with(index + 1, || None);
+        }
+        far.regions[index] = Some(region);
+        Ok(())
+    }
+
+    fn deregister(&mut self, key: RegionKey) {
+        self.pins.forget(key);
+        self.shm.deregister(key);
+    }
+
+    fn forget(&mut self, peer: Rank, key: RegionKey) {
+        self.forget_device(peer, key);
+        self.shm.forget(peer, key);
+    }
+
+    fn post(&mut self, work: &Work<'_>, _sink: &mut Sink) -> std::result::Result<Posted, String> {
+        let Work { token, peer, lane, .. } = *work;
+        let needs = |page: &&Page| page.length > 0 && self.needs_engines(peer, page) == Some(true);
+        let copies = work.pages.iter().filter(needs).count();
+        let depth = self.depth;
+        let far = self.far(peer).ok_or("it is not connected over copy")?;
+        if copies > 0 && !far.outbox.has_room(copies, depth) {
+            return Ok(Posted::Full);
+        }
+        match self.enqueue(work) {
+            (0, Some(why)) => Err(why),
+            (0, None) => {
+                self.shm.raise(peer, lane).ok_or("it has no such lane")?;
+                Ok(Posted::Done)
+            }
+            // It must not be reported as failed while some of it is still being read.
+            (added, failure) => {
+                let far = self.far(peer).ok_or("it is not connected over copy")?;
+                far.outbox.add(Part { token, lane, failure }, added);
+                Ok(Posted::InFlight)
+            }
+        }
+    }
+
+    fn flush(&mut self, _sink: &mut Sink) {
+        let CopyProvider { copier, peers, ticker, .. } = self;
+        for far in peers.iter_mut().flatten().filter(|far| !far.outbox.is_empty()) {
+            far.outbox.seal(&mut **copier);
+            ticker.set(true);
+        }
+    }
+
+    fn poll(&mut self, now: Time, sink: &mut Sink) {
+        self.shm.poll(now, sink);
+        if self.is_busy() {
+            self.ticker.heard();
+            self.look(sink);
+            self.ticker.set(self.is_busy());
+        }
+    }
+
+    fn fence(&mut self, peer: Rank, sink: &mut Sink) {
+        let far = self.peers.get_mut(peer.0 as usize).and_then(Option::take);
+        if let Some(mut far) = far {
+            let cut = |part: Part, sink: &mut Sink| {
+                sink.failed(part.token, format!("{peer} was cut off"));
+            };
+            far.outbox.seal(&mut *self.copier);
+            let deadline = clock::now().after(self.patience);
+            while !far.outbox.is_empty() && clock::now() < deadline {
+                far.outbox.take_over(&mut *self.copier, |part| cut(part, sink));
+                std::thread::sleep(NAP);
+            }
+            if far.outbox.is_empty() {
+                far.outbox.close(&mut *self.copier);
+            } else {
+                far.outbox.give_up(|part| cut(part, sink));
+                self.keep_forever(peer, far);
+            }
+        }
+        self.ticker.set(self.is_busy());
+        self.shm.fence(peer, sink);
+    }
+
+    /// Ticks while copies are under way. What peers write raises lanes without this provider's help.
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.ticker.descriptor())
+    }
+}
+
+impl Drop for CopyProvider {
+    /// A rank that leaves has written what it posted: lanes rise, as they would have over shm.
+    fn drop(&mut self) {
+        let mut sink = Sink::default();
+        let deadline = clock::now().after(self.patience);
+        while self.is_busy() && clock::now() < deadline {
+            self.look(&mut sink);
+            std::thread::sleep(NAP);
+        }
+        for rank in (0..self.peers.len()).map(|number| Rank(number as u32)) {
+            self.fence(rank, &mut sink);
+        }
+        self.pins = Pins::default();
+    }
+}

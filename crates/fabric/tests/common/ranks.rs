@@ -1,0 +1,112 @@
+//! Ranks as threads or as processes. Tests of other crates use this file too.
+#![allow(dead_code)] // Each test uses its part.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+use weft_fabric::Rank;
+
+/// Gives every rank what every rank said, in rank order.
+pub type AllGather<'a> = dyn FnMut(Vec<u8>) -> Vec<Vec<u8>> + 'a;
+
+/// Long enough for anything that is expected to happen on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What each rank has said so far, in order.
+struct Forum {
+    said: Mutex<Vec<Vec<Vec<u8>>>>,
+    changed: Condvar,
+}
+
+impl Forum {
+    fn new(size: u32) -> Forum {
+        Forum { said: Mutex::new(vec![Vec::new(); size as usize]), changed: Condvar::new() }
+    }
+
+    /// Panics if a rank stays silent, so that one that failed does not leave the others waiting.
+    fn gather(&self, rank: Rank, mine: Vec<u8>) -> Vec<Vec<u8>> {
+        let mut said = self.said.lock().unwrap();
+        let round = said[rank.0 as usize].len();
+        said[rank.0 as usize].push(mine);
+        self.changed.notify_all();
+        let silent = |said: &mut Vec<Vec<Vec<u8>>>| said.iter().any(|of| of.len() <= round);
+        let (said, late) = self.changed.wait_timeout_while(said, PATIENCE, silent).unwrap();
+        assert!(!late.timed_out(), "a rank did not come to gather {round}");
+        said.iter().map(|of| of[round].clone()).collect()
+    }
+}
+
+/// Runs `rank` on a thread for each of `size` ranks.
+pub fn on_threads(size: u32, rank: impl Fn(Rank, &mut AllGather<'_>) + Send + Sync) {
+    let forum = Forum::new(size);
+    std::thread::scope(|scope| {
+        for me in (0..size).map(Rank) {
+            let (forum, rank) = (&forum, &rank);
+            scope.spawn(move || rank(me, &mut |mine| forum.gather(me, mine)));
+        }
+    });
+}
+
+const RANK_VARIABLE: &str = "WEFT_TEST_RANK";
+
+/// Runs the test `name` of this binary as `size` processes, in which [`process_rank`] says who they
+/// are. Returns how each ended.
+pub fn on_processes(name: &str, size: u32) -> Vec<Result<(), String>> {
+    let spawn = |number: u32| {
+        Command::new(std::env::current_exe().unwrap())
+            .args([name, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"])
+            .env(RANK_VARIABLE, number.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let children: Vec<Child> = (0..size).map(spawn).collect();
+    let forum = Forum::new(size);
+    std::thread::scope(|scope| {
+        let relay = |(number, child)| {
+            let forum = &forum;
+            scope.spawn(move || relay(Rank(number), child, forum))
+        };
+        let relays: Vec<_> = (0..).zip(children).map(relay).collect();
+        relays.into_iter().map(|relay| relay.join().unwrap()).collect()
+    })
+}
+
+fn relay(rank: Rank, mut child: Child, forum: &Forum) -> Result<(), String> {
+    let mut input = child.stdin.take().unwrap();
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        // libtest may have begun the line with the test's name.
+        let Some((_, mine)) = line.split_once('@') else { continue };
+        let all = forum.gather(rank, mine.as_bytes().to_vec()).join(&b' ');
+        input.write_all(&all).unwrap();
+        input.write_all(b"\n").unwrap();
+    }
+    let status = child.wait().unwrap();
+    match status.signal() {
+        _ if status.success() => Ok(()),
+        Some(signal) => Err(format!("killed by {signal}")),
+        None => Err(status.to_string()),
+    }
+}
+
+/// In a process of [`on_processes`]: its rank.
+pub fn process_rank() -> Option<Rank> {
+    std::env::var(RANK_VARIABLE).ok().map(|rank| Rank(rank.parse().unwrap()))
+}
+
+/// In a process of [`on_processes`]: how it gathers.
+pub fn process_gather(mine: Vec<u8>) -> Vec<Vec<u8>> {
+    let hex: String = mine.iter().map(|byte| format!("{byte:02x}")).collect();
+    println!("@{hex}");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let byte = |at: &[u8]| u8::from_str_radix(std::str::from_utf8(at).unwrap(), 16).unwrap();
+    line.trim_end_matches('\n')
+        .split(' ')
+        .map(|hex| hex.as_bytes().chunks(2).map(byte).collect())
+        .collect()
+}

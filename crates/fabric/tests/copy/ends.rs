@@ -1,0 +1,134 @@
+//! Ranks with twins of devices, and two providers face to face.
+
+use crate::common::{AllGather, Member, PATIENCE, Places};
+use std::sync::Arc;
+use std::time::Duration;
+use weft_fabric::lane_table::LaneTable;
+use weft_fabric::memory::Memory;
+use weft_fabric::provider::{Group, Posted, Sink, Work};
+use weft_fabric::providers::CopyProvider;
+use weft_fabric::providers::copy::{Controls, Twin};
+use weft_fabric::{Generation, Lane, LaneId, Page, Provider, Rank, RegionKey, clock};
+
+pub fn copy(seed: u64) -> CopyProvider {
+    CopyProvider::over(Box::new(Twin::new(seed)), "this").unwrap()
+}
+
+pub fn controlled(seed: u64, controls: &Arc<Controls>) -> CopyProvider {
+    let twin = Twin::with_controls(seed, controls.clone());
+    CopyProvider::over(Box::new(twin), "this").unwrap()
+}
+
+pub fn join(places: Places, rank: Rank, size: u32, gather: &mut AllGather<'_>) -> Member {
+    let provider = Box::new(copy(u64::from(rank.0)));
+    Member::join_on(places, rank, size, vec![provider], gather)
+}
+
+/// Bytes of each region of a [`Pair`].
+pub const BYTES: usize = 10_000;
+const LANES: usize = 8;
+
+/// A provider that writes, and one that is written to, of one thread.
+pub struct Pair {
+    pub writer: CopyProvider,
+    pub owner: CopyProvider,
+    pub lanes: Arc<LaneTable>,
+    /// Of the writer on device 0 and in host memory, of the owner on device 1 and in host memory.
+    pub sources: [Arc<Memory>; 2],
+    pub inboxes: [Arc<Memory>; 2],
+    pub sink: Sink,
+}
+
+/// The region on a device, by its place in [`Pair`].
+pub const DEVICE: u32 = 0;
+/// The region of host memory.
+pub const HOST: u32 = 1;
+
+impl Pair {
+    pub fn of(mut writer: CopyProvider, mut owner: CopyProvider) -> Pair {
+        let table = || Arc::new(LaneTable::new(LANES, Generation(0)).unwrap());
+        let (lanes, writers) = (table(), table());
+        for _ in 0..LANES {
+            lanes.issue(Rank(0)).unwrap();
+        }
+        let deadline = clock::now().after(PATIENCE);
+        let (to_writer, to_owner) = (writer.address(), owner.address());
+        let join = |provider: &mut CopyProvider, rank, peers: &[(Rank, &[u8])], lanes| {
+            let (size, generation) = (2, Generation(0));
+            let group = Group { rank, size, generation, peers, lanes, deadline };
+            provider.connect(&group).unwrap();
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| join(&mut writer, Rank(0), &[(Rank(1), &to_owner)], &writers));
+            join(&mut owner, Rank(1), &[(Rank(0), &to_writer)], &lanes);
+        });
+        let regions = |provider: &mut CopyProvider, device| {
+            let on_device = provider.allocate(device, BYTES).unwrap().unwrap();
+            let regions = [Arc::new(on_device), Arc::new(Memory::shared(BYTES).unwrap())];
+            for (key, memory) in (0..).zip(&regions) {
+                provider.register(RegionKey(key), memory).unwrap();
+            }
+            regions
+        };
+        let (sources, inboxes) = (regions(&mut writer, 0), regions(&mut owner, 1));
+        for key in [DEVICE, HOST].map(RegionKey) {
+            let entry = owner.grant(key, Rank(0), 0..BYTES as u64).unwrap();
+            writer.import(Rank(1), key, BYTES as u64, &entry, deadline).unwrap();
+        }
+        Pair { writer, owner, lanes, sources, inboxes, sink: Sink::default() }
+    }
+
+    /// Posts pages of 100 bytes: from and to which region, and where.
+    pub fn post(
+        &mut self,
+        token: u64,
+        lane: u32,
+        pages: &[(u32, u32, u64)],
+    ) -> Result<Posted, String> {
+        let page = |&(from, to, at): &(u32, u32, u64)| Page {
+            source: RegionKey(from),
+            source_offset: at,
+            destination: RegionKey(to),
+            destination_offset: at,
+            length: 100,
+        };
+        let pages: Vec<Page> = pages.iter().map(page).collect();
+        let lane = Lane::new(LaneId::new(lane).unwrap(), Generation(0));
+        let work = Work { token, peer: Rank(1), lane, credits: None, rider: None, pages: &pages };
+        self.writer.post(&work, &mut self.sink)
+    }
+
+    pub fn flush(&mut self) {
+        self.writer.flush(&mut self.sink);
+    }
+
+    pub fn poll(&mut self) {
+        self.writer.poll(clock::now(), &mut self.sink);
+    }
+
+    /// Polls until as many parts have ended; their tokens, with why they failed.
+    pub fn ended(&mut self, parts: usize) -> Vec<(u64, Option<String>)> {
+        let deadline = clock::now().after(PATIENCE);
+        while self.sink.completions.len() < parts && clock::now() < deadline {
+            self.poll();
+            std::thread::sleep(Duration::from_micros(10));
+        }
+        let ended = self.sink.completions.drain(..);
+        ended.map(|completion| (completion.token, completion.result.err())).collect()
+    }
+
+    pub fn raised(&self, lane: u32) -> u64 {
+        self.lanes.value(LaneId::new(lane).unwrap())
+    }
+}
+
+pub fn fill(memory: &Memory, value: u8) {
+    // SAFETY: a twin's devices are host memory, which `memory` keeps.
+    unsafe { std::ptr::write_bytes(memory.address() as *mut u8, value, memory.len()) };
+}
+
+pub fn bytes(memory: &Memory, at: usize) -> Vec<u8> {
+    assert!(at + 100 <= memory.len());
+    // SAFETY: as in `fill`.
+    (at..at + 100).map(|at| unsafe { *((memory.address() as usize + at) as *const u8) }).collect()
+}

@@ -1,0 +1,146 @@
+//! What fails, peers that are cut off, and engines that go while copies are under way.
+
+use crate::common::{AllGather, Member, PATIENCE, Places, on_threads, put, take, waiting};
+use crate::ends::{DEVICE, HOST, Pair, bytes, controlled, copy, fill, join};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+use weft_fabric::provider::Posted;
+use weft_fabric::providers::copy::Controls;
+use weft_fabric::{Error, Page, Provider, Rank};
+
+#[test]
+fn a_copy_that_is_refused_fails_its_part_and_raises_nothing() {
+    let controls = Arc::new(Controls::default());
+    let mut pair = Pair::of(controlled(1, &controls), copy(2));
+    controls.refuse_copies.store(true, SeqCst);
+    let why = pair.post(1, 0, &[(HOST, HOST, 0), (DEVICE, DEVICE, 0)]).unwrap_err();
+    assert!(why.contains("refuse"), "{why}");
+    // A part that is beyond its region fails once what was begun of it is over, and not before.
+    controls.refuse_copies.store(false, SeqCst);
+    controls.hold.store(true, SeqCst);
+    let beyond = u64::MAX - 50;
+    assert_eq!(
+        pair.post(2, 0, &[(DEVICE, DEVICE, 0), (DEVICE, HOST, beyond)]),
+        Ok(Posted::InFlight)
+    );
+    pair.flush();
+    (0..100).for_each(|_| pair.poll());
+    assert!(pair.sink.completions.is_empty());
+    controls.hold.store(false, SeqCst);
+    let ended = pair.ended(1);
+    assert!(matches!(&ended[..], [(2, Some(why))] if why.contains("bounds")), "{ended:?}");
+    assert_eq!(pair.raised(0), 0);
+}
+
+#[test]
+fn copies_that_fail_under_way_fail_every_part_of_their_batch() {
+    let controls = Arc::new(Controls::default());
+    let mut pair = Pair::of(controlled(1, &controls), copy(2));
+    controls.fail_marks.store(true, SeqCst);
+    for token in 0..3 {
+        assert_eq!(pair.post(token, 0, &[(DEVICE, DEVICE, 0)]), Ok(Posted::InFlight));
+    }
+    let ended = pair.ended(3);
+    assert!(ended.len() == 3 && ended.iter().all(|(_, why)| why.is_some()), "{ended:?}");
+    assert_eq!(pair.raised(0), 0);
+}
+
+#[test]
+fn after_a_fence_no_byte_is_written_and_every_part_has_ended() {
+    for seed in 0..50 {
+        let controls = Arc::new(Controls::default());
+        let mut pair = Pair::of(controlled(seed, &controls), copy(2));
+        fill(&pair.sources[0], 7);
+        for token in 0..5 {
+            pair.post(token, 0, &[(DEVICE, DEVICE, 200 * token), (DEVICE, HOST, 0)]).unwrap();
+        }
+        pair.flush();
+        pair.writer.fence(Rank(1), &mut pair.sink);
+        let mut tokens: Vec<u64> = pair.sink.completions.drain(..).map(|c| c.token).collect();
+        tokens.sort_unstable();
+        assert_eq!(tokens, [0, 1, 2, 3, 4]);
+        let inbox = pair.inboxes[0].clone();
+        fill(&inbox, 1);
+        (0..100).for_each(|_| pair.poll());
+        assert_eq!(bytes(&inbox, 0), [1; 100]);
+        assert_eq!(controls.held.load(SeqCst), 0);
+        assert!(pair.post(9, 0, &[]).is_err());
+    }
+}
+
+#[test]
+fn a_fence_does_not_wait_for_ever_for_a_device_that_is_stuck() {
+    let controls = Arc::new(Controls::default());
+    let writer = controlled(1, &controls).with_limits(100, Duration::from_millis(50));
+    let mut pair = Pair::of(writer, copy(2));
+    controls.hold.store(true, SeqCst);
+    pair.post(1, 0, &[(DEVICE, DEVICE, 0)]).unwrap();
+    let begin = Instant::now();
+    pair.writer.fence(Rank(1), &mut pair.sink);
+    assert!(begin.elapsed() < PATIENCE);
+    assert_eq!(pair.sink.completions.len(), 1);
+    assert!(pair.sink.completions[0].result.is_err());
+    // What the stuck device may still touch is there though everybody has let go of it.
+    let address = pair.sources[0].address();
+    drop(pair);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(maps.contains(&format!("{address:x}-")), "the source was unmapped");
+}
+
+fn waited<T>(f: impl FnOnce(&mut weft_fabric::Waiter<'_>) -> T) -> T {
+    waiting(PATIENCE, Duration::ZERO, f)
+}
+
+fn whole(member: &Member, peer: Rank, length: usize) -> Page {
+    Page {
+        source: member.source.key(),
+        source_offset: 0,
+        destination: member.remotes[&peer].key,
+        destination_offset: 0,
+        length: length as u64,
+    }
+}
+
+const ON_DEVICES: Places = Places { source: Some(0), inbox: Some(1) };
+
+#[test]
+fn a_rank_that_goes_has_written_what_it_posted() {
+    on_threads(2, |rank, gather| {
+        let mut member = join(ON_DEVICES, rank, 2, gather);
+        let (peer, counter) = (Rank(1 - rank.0), member.counter);
+        if rank == Rank(0) {
+            put(&member.source, 0, &[5; 30_000]);
+            let page = whole(&member, peer, 30_000);
+            member.engine.write(peer, counter, 0, &[page]).unwrap();
+            drop(member);
+        } else {
+            waited(|waiter| member.engine.wait(counter, &[(peer, 1)], waiter)).unwrap();
+            assert_eq!(take(&member.inbox, 0, 30_000), [5; 30_000]);
+        }
+        gather(Vec::new());
+    });
+}
+
+#[test]
+fn a_device_that_fails_poisons_the_group_and_drains_its_requests() {
+    let failing = |rank: Rank, gather: &mut AllGather<'_>, controls: &Arc<Controls>| {
+        let provider = Box::new(controlled(1, controls));
+        Member::join_on(ON_DEVICES, rank, 2, vec![provider], gather)
+    };
+    on_threads(2, |rank, gather| {
+        let controls = Arc::new(Controls::default());
+        let mut member = failing(rank, gather, &controls);
+        let (peer, counter) = (Rank(1 - rank.0), member.counter);
+        if rank == Rank(0) {
+            controls.fail_marks.store(true, SeqCst);
+            let page = whole(&member, peer, 10_000);
+            let request = member.engine.write(peer, counter, 0, &[page]).unwrap();
+            let error = waited(|waiter| member.engine.wait(counter, &[(peer, 1)], waiter));
+            assert!(matches!(error, Err(Error::Poisoned(_))), "{error:?}");
+            assert!(member.engine.is_drained(request));
+            assert!(error.unwrap_err().to_string().contains("told to fail"));
+        }
+        gather(Vec::new());
+    });
+}

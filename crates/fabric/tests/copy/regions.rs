@@ -1,0 +1,169 @@
+//! Which memory can be a region, toward whom.
+
+use crate::common::{AllGather, Member, PATIENCE, Places, on_threads, put, take, waiting};
+use crate::ends::{Pair, copy, join};
+use std::time::Duration;
+use weft_fabric::descriptor::Grant;
+use weft_fabric::providers::copy::{CopyConfig, Devices, Twin};
+use weft_fabric::providers::{CopyProvider, ShmConfig, ShmProvider, TcpConfig, TcpProvider};
+use weft_fabric::{
+    EngineConfig, Error, Generation, Memory, Page, Place, Provider, ProviderKind, Rank, RegionKey,
+    clock,
+};
+
+#[test]
+fn memory_of_a_device_needs_the_copy_provider() {
+    let shm = ShmProvider::new(ShmConfig { host_id: "this".into() }).unwrap();
+    let engine = |provider: Box<dyn Provider>| {
+        let config = EngineConfig::default();
+        weft_fabric::Engine::new(config, Rank(0), 1, Generation(0), vec![provider]).unwrap()
+    };
+    let error = engine(Box::new(shm)).alloc_device(0, 10).unwrap_err();
+    assert!(matches!(error, Error::NoDevices { device: 0 }), "{error}");
+    assert!(error.to_string().contains("WEFT_PROVIDERS"), "{error}");
+    let mut engine = engine(Box::new(copy(0)));
+    let error = engine.alloc_device(8, 10).unwrap_err();
+    assert!(error.to_string().contains("no device 8"), "{error}");
+    let region = engine.alloc_device(7, 10).unwrap();
+    assert_eq!((region.memory().place(), region.memory().len()), (Place::Device(7), 10));
+    assert_eq!(take(&region, 0, 10), [0; 10]);
+}
+
+/// Where a peer is reached over sockets, memory of a device is refused before anything is written, and
+/// everything else goes on.
+#[test]
+fn memory_of_a_device_does_not_travel_over_tcp() {
+    let join = |rank: Rank, gather: &mut AllGather<'_>| {
+        let here = format!("host {}", rank.0);
+        let providers: Vec<Box<dyn Provider>> = vec![
+            Box::new(CopyProvider::over(Box::new(Twin::new(0)), &here).unwrap()),
+            Box::new(TcpProvider::new(TcpConfig::default()).unwrap()),
+        ];
+        Member::join(rank, 2, providers, gather)
+    };
+    on_threads(2, |rank, gather| {
+        let mut member = join(rank, gather);
+        let (peer, counter) = (Rank(1 - rank.0), member.counter);
+        assert_eq!(member.engine.route(peer).unwrap().provider, ProviderKind::Tcp);
+        let region = member.engine.alloc_device(0, 8).unwrap();
+        let error = member.engine.grant(peer, &[(&region, 0..8)], &[]).unwrap_err();
+        assert!(matches!(error, Error::Unusable { provider: ProviderKind::Tcp, .. }), "{error}");
+        let page = Page {
+            source: region.key(),
+            source_offset: 0,
+            destination: member.remotes[&peer].key,
+            destination_offset: 0,
+            length: 8,
+        };
+        let error = member.engine.write(peer, counter, 0, &[page]).unwrap_err();
+        assert!(error.to_string().contains("copy it to host memory"), "{error}");
+        for round in 0..5 {
+            member.round(1, round).unwrap();
+        }
+        gather(Vec::new());
+    });
+}
+
+#[test]
+fn a_key_may_be_of_host_memory_now_and_of_a_device_then() {
+    on_threads(2, |rank, gather| {
+        let mut member = join(Places::default(), rank, 2, gather);
+        let peer = Rank(1 - rank.0);
+        let mut keys = Vec::new();
+        for turn in 0..4u8 {
+            let engine = &mut member.engine;
+            let place = (turn % 2 == 0).then_some(turn.into());
+            let region = crate::common::region(engine, place, 8);
+            keys.push(region.key());
+            let said = gather(engine.grant(peer, &[(&region, 0..8)], &[]).unwrap().encode());
+            let theirs = Grant::decode(&said[peer.0 as usize]).unwrap();
+            let deadline = clock::now().after(PATIENCE);
+            let remote = engine.import(peer, &theirs, &[], deadline).unwrap()[0];
+            // Again: it is known.
+            engine.import(peer, &theirs, &[], deadline).unwrap();
+            put(&member.source, 0, &[turn + 1; 8]);
+            let page = Page {
+                source: member.source.key(),
+                source_offset: 0,
+                destination: remote.key,
+                destination_offset: 0,
+                length: 8,
+            };
+            let counter = member.counter;
+            waiting(PATIENCE, Duration::ZERO, |waiter| {
+                engine.wait_for_credit(counter, peer, turn.into(), waiter).unwrap();
+                let request = engine.write(peer, counter, turn.into(), &[page]).unwrap();
+                engine.wait(counter, &[(peer, 1)], waiter).unwrap();
+                assert_eq!(take(&region, 0, 8), [turn + 1; 8]);
+                engine.wait_for_request(request, waiter).unwrap();
+                engine.credit(peer, counter).unwrap();
+            });
+            engine.release(&region);
+        }
+        assert!(keys.iter().all(|key| *key == keys[0]));
+        gather(Vec::new());
+    });
+}
+
+#[test]
+fn entries_that_are_none_are_refused() {
+    let mut pair = Pair::of(copy(1), copy(2));
+    let deadline = clock::now().after(PATIENCE);
+    let entry = pair.owner.grant(RegionKey(0), Rank(0), 0..10).unwrap();
+    assert_eq!(entry.len(), 24);
+    for length in [0, 1, 7, 9, 23] {
+        let error = pair.writer.import(Rank(1), RegionKey(5), 10, &entry[..length], deadline);
+        assert!(matches!(error, Err(Error::Malformed { .. })), "{error:?}");
+    }
+    // A descriptor that never comes.
+    let error = pair.writer.import(Rank(1), RegionKey(5), 10, &entry, clock::now());
+    assert!(matches!(error, Err(Error::Connect { provider: ProviderKind::Copy, .. })), "{error:?}");
+    // One that holds less than is announced.
+    let memory = pair.owner.allocate(0, 10).unwrap().unwrap();
+    pair.owner.register(RegionKey(2), &memory.into()).unwrap();
+    let entry = pair.owner.grant(RegionKey(2), Rank(0), 0..10).unwrap();
+    let error = pair.writer.import(Rank(1), RegionKey(2), 1 << 20, &entry, deadline).unwrap_err();
+    assert!(error.to_string().contains("cannot be mapped"), "{error}");
+}
+
+#[test]
+fn lent_memory_of_a_device_is_a_source_and_no_destination() {
+    on_threads(2, |rank, gather| {
+        let mut member = join(Places { source: None, inbox: Some(0) }, rank, 2, gather);
+        let bytes = Box::leak(Box::new([3u8; 100]));
+        let address = std::ptr::NonNull::from(bytes).cast();
+        // SAFETY: the bytes are never freed.
+        let memory = unsafe { Memory::lent(address, 100, Place::Device(1), Box::new(())) };
+        let region = member.engine.register(memory).unwrap();
+        let peer = Rank(1 - rank.0);
+        let error = member.engine.grant(peer, &[(&region, 0..3)], &[]).unwrap_err();
+        assert!(error.to_string().contains("alloc"), "{error}");
+        let page = Page {
+            source: region.key(),
+            source_offset: 0,
+            destination: member.remotes[&peer].key,
+            destination_offset: 50,
+            length: 100,
+        };
+        let counter = member.counter;
+        waiting(PATIENCE, Duration::ZERO, |waiter| {
+            let request = member.engine.write(peer, counter, 0, &[page]).unwrap();
+            member.engine.wait_for_request(request, waiter).unwrap();
+            member.engine.wait(counter, &[(peer, 1)], waiter).unwrap();
+        });
+        assert_eq!(take(&member.inbox, 50, 100), [3; 100]);
+        gather(Vec::new());
+    });
+}
+
+#[test]
+fn only_ranks_of_one_host_with_the_same_devices_reach_each_other() {
+    let twin = |host: &str| {
+        let devices = Devices::Twin { seed: 0 };
+        CopyProvider::new(CopyConfig { host_id: host.into(), devices }).unwrap()
+    };
+    let shm = ShmProvider::new(ShmConfig { host_id: "a".into() }).unwrap();
+    assert!(twin("a").reaches(&twin("a").address()));
+    assert!(!twin("a").reaches(&twin("b").address()));
+    assert!(!twin("a").reaches(&shm.address()) && !shm.reaches(&twin("a").address()));
+}

@@ -1,0 +1,128 @@
+//! Every byte of random writes between every kind of memory, threads and processes.
+
+use crate::common::{
+    self, Member, PATIENCE, Places, on_processes, on_threads, process_gather, put, region, take,
+    waiting,
+};
+use crate::ends::{copy, join};
+use std::time::{Duration, Instant};
+use weft_fabric::providers::Threaded;
+use weft_fabric::{Page, Provider, Rank, clock};
+
+/// Where sources and inboxes of the ranks may lie.
+const PLACES: [Places; 4] = [
+    Places { source: Some(0), inbox: Some(1) },
+    Places { source: Some(2), inbox: None },
+    Places { source: None, inbox: Some(0) },
+    Places { source: None, inbox: None },
+];
+
+#[test]
+fn threads_write_random_pages_between_all_kinds_of_memory() {
+    for shift in 0..4 {
+        on_threads(4, |rank, gather| {
+            let places = PLACES[(rank.0 as usize + shift) % 4];
+            let mut member = join(places, rank, 4, gather);
+            for round in 0..40 {
+                member.round(shift as u64, round).unwrap();
+            }
+            gather(Vec::new());
+        });
+    }
+}
+
+#[test]
+fn a_thread_that_makes_progress_moves_the_same_pages() {
+    on_threads(2, |rank, gather| {
+        let inner = Box::new(copy(7 + u64::from(rank.0)));
+        let provider: Box<dyn Provider> = Box::new(Threaded::new(inner).unwrap());
+        let mut member = Member::join_on(PLACES[0], rank, 2, vec![provider], gather);
+        for round in 0..100 {
+            member.round(5, round).unwrap();
+        }
+        gather(Vec::new());
+    });
+}
+
+#[test]
+fn processes_write_random_pages_to_each_others_devices() {
+    let name = "traffic::processes_write_random_pages_to_each_others_devices";
+    let Some(rank) = common::process_rank() else {
+        let ended = on_processes(name, 3);
+        assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+        return;
+    };
+    let mut member = join(PLACES[0], rank, 3, &mut process_gather);
+    for round in 0..60 {
+        member.round(12, round).unwrap();
+    }
+    drop(member);
+    process_gather(Vec::new());
+}
+
+/// Four kinds of pages under one lane, from sources on two devices.
+#[test]
+fn one_write_may_mix_devices_and_host_memory() {
+    const EACH: usize = 3000;
+    on_threads(2, |rank, gather| {
+        let mut member = join(Places::default(), rank, 2, gather);
+        let (engine, peer) = (&mut member.engine, Rank(1 - rank.0));
+        let sources = [None, Some(0), Some(3)].map(|place| region(engine, place, EACH));
+        let inboxes = [None, Some(1)].map(|place| region(engine, place, 3 * EACH));
+        let ranges = inboxes.each_ref().map(|inbox| (inbox, 0..3 * EACH as u64));
+        let said = gather(engine.grant(peer, &ranges, &[]).unwrap().encode());
+        let theirs = weft_fabric::descriptor::Grant::decode(&said[peer.0 as usize]).unwrap();
+        let remotes = engine.import(peer, &theirs, &[], clock::now().after(PATIENCE)).unwrap();
+        for round in 0..20 {
+            for (value, source) in (1..).zip(&sources) {
+                put(source, 0, &[10 * round as u8 + value; EACH]);
+            }
+            let mut pages = Vec::new();
+            for remote in &remotes {
+                for (index, source) in sources.iter().enumerate() {
+                    for at in [0, 1000, 2000] {
+                        pages.push(Page {
+                            source: source.key(),
+                            source_offset: at,
+                            destination: remote.key,
+                            destination_offset: (index * EACH) as u64 + at,
+                            length: 1000,
+                        });
+                    }
+                    pages.push(Page { length: 0, ..pages[0] });
+                }
+            }
+            waiting(PATIENCE, Duration::ZERO, |waiter| {
+                engine.wait_for_credit(member.counter, peer, round, waiter).unwrap();
+                let request = engine.write(peer, member.counter, round, &pages).unwrap();
+                engine.wait(member.counter, &[(peer, 1)], waiter).unwrap();
+                for inbox in &inboxes {
+                    for value in 0..3 {
+                        let seen = take(inbox, value * EACH, EACH);
+                        assert_eq!(seen, [10 * round as u8 + 1 + value as u8; EACH]);
+                    }
+                }
+                engine.wait_for_request(request, waiter).unwrap();
+                engine.credit(peer, member.counter).unwrap();
+            });
+        }
+        engine.flush();
+        gather(Vec::new());
+    });
+}
+
+/// Nobody but the one who wrote can see that a copy is over, so its engine must not sleep on.
+#[test]
+fn an_engine_that_sleeps_is_woken_for_its_copies() {
+    const TURNS: u64 = 100;
+    on_threads(2, |rank, gather| {
+        let mut member = join(PLACES[0], rank, 2, gather);
+        let begin = Instant::now();
+        for turn in 0..TURNS {
+            member.round(3, turn).unwrap();
+        }
+        // A sleeper that is not woken sleeps 50 ms, at least once a turn.
+        assert!(begin.elapsed() < TURNS as u32 * Duration::from_millis(50), "wake-ups were lost");
+        gather(Vec::new());
+    });
+}
