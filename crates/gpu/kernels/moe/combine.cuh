@@ -1,0 +1,280 @@
+// Combine: a rank's experts' outputs for a row are summed where the experts are, and one answer returns.
+//
+// The answer for row (source, slot) of rank d lands in place (d, slot) at the source, with a flag of its own;
+// the source adds up a token's answers in rank order. Flags and copies are ordered as in dispatch.cuh.
+//
+// Every rank also signals every other, rows or not. The signal says that this rank has read all rows
+// that the other dispatched to it: their metadata in dispatch_recv, and, where rows stay in place, their
+// tokens by the experts, whose kernels ran before this one on the stream. So the other may write rows again
+// once it has the signals of all. Its places for answers are free by then, too: they are written
+// only by a rank that has received the counts of the next round, which are sent after this is over.
+#pragma once
+#include "moe/elements.cuh"
+#include "moe/launch.cuh"
+
+namespace weft::moe {
+
+// Of a team that sums. Two launches shall fit on an SM, by registers too, so that kernels of two communicators
+// that wait for each other's peers cannot keep each other out.
+constexpr u32 COMBINE_THREADS = 224;
+constexpr u32 ANSWER_THREADS = COMBINE_THREADS + 32; // with a warp before it, which fetches for it
+// Outputs of experts on their way to a team. Elsewhere two launches shall fit on an SM.
+constexpr u32 RING = OUTPUT_BYTES <= 8192 || (PATH == BANDWIDTH && OUTPUT_BYTES <= 16384) ? 6 : 3;
+constexpr u32 ANSWER_STAGES = ANSWER_BYTES <= 8192 ? 6 : ANSWER_BYTES <= 16384 ? 4 : 3; // answers on their way out
+constexpr u32 COMBINE_SHARED = RING * OUTPUT_BYTES + ANSWER_STAGES * ANSWER_BYTES;
+
+constexpr u32 IN_16 = per_16(WEFT_COMBINE_TYPE); // elements that a thread sums at a time
+constexpr u32 SUM_TURNS = (HIDDEN / IN_16 + COMBINE_THREADS - 1) / COMBINE_THREADS;
+
+// The outputs of experts for rows, one after the other, as a warp fetches them and a team sums them.
+struct Ring {
+    enum What : u32 { TERM = 0, LAST = 1, NOTHING = 2, STOP = 3 }; // LAST: of its row; NOTHING: a row without terms
+    u64 full[RING], empty[RING];
+    u32 what[RING], source[RING], slot[RING];
+    float weight[RING];
+    u32 rows[RANKS], overflowed, item;
+};
+
+// What senders do while the block enters. ANSWER_THREADS threads.
+WEFT_DEVICE void prepare_answers(const Arguments &a, Ring &ring) {
+    const Channel mine = channel(a, a.rank);
+    if (threadIdx.x == 32) ring.item = atomicAdd(&mine.state()->combine_ticket, 1);
+    if (threadIdx.x >= 64 && threadIdx.x <= 64 + RANKS) {
+        const u32 source = threadIdx.x - 64;
+        const u32 value = a.release ? 0 : mine.received()[source];
+        if (source < RANKS) ring.rows[source] = value;
+        else ring.overflowed = value;
+    }
+    if (threadIdx.x == 33) {
+        for (u32 i = 0; i < RING; ++i) ptx::mbarrier_init(ring.full + i, 1), ptx::mbarrier_init(ring.empty + i, COMBINE_THREADS / 32);
+        ptx::fence_proxy_async();
+    }
+}
+
+// Fetches what is to be summed, row by row, as tickets say. One warp.
+//
+// The outputs were written by kernels before this one, and so lie in memory for the copy engine too.
+WEFT_DEVICE void fetch_outputs(const Arguments &a, const Round &round, Ring &ring, u8 *shared) {
+    const u32 lane = threadIdx.x % 32;
+    const Channel mine = channel(a, a.rank);
+    const u8 *outputs = reinterpret_cast<const u8 *>(a.outputs);
+    u32 *ticket = &mine.state()->combine_ticket;
+    u32 item = ring.item, head = 0;
+    // The first ticket is for the signals, which any block can send for all.
+    if (item == 0) {
+        const u32 status = a.release ? LET_GO : ring.overflowed != 0 ? OVERFLOWED : FINE;
+        for (u32 to = lane; to < RANKS; to += 32)
+            ptx::store_release_sys(channel(a, to).signals() + a.rank, packet(round.epoch, status));
+        if (lane == 0) item = atomicAdd(ticket, 1);
+        item = __shfl_sync(~0u, item, 0);
+    }
+    const auto push = [&](u32 what, u32 source, u32 slot, const Entry &entry) { // the first lane
+        const u32 at = head % RING;
+        if (head >= RING)
+            while (!ptx::mbarrier_try_wait(ring.empty + at, (head / RING - 1) % 2)) {}
+        ring.what[at] = what, ring.source[at] = source, ring.slot[at] = slot, ring.weight[at] = entry.weight;
+        if (entry.position >= 0) {
+            ptx::mbarrier_expect(ring.full + at, OUTPUT_BYTES);
+            ptx::bulk_load(shared + at * OUTPUT_BYTES, outputs + static_cast<u64>(entry.position) * OUTPUT_BYTES, OUTPUT_BYTES, ring.full + at);
+        } else {
+            ptx::mbarrier_arrive(ring.full + at);
+        }
+        ++head;
+    };
+    u32 source, slot;
+    bool some = locate(ring.rows, item - 1, a.rank, source, slot);
+    Entry entry{-1, 0.0f};
+    if (some && lane < TOP_K) entry = mine.entries(source, slot)[lane];
+    while (some) {
+        // The next row's ticket and experts are fetched while this one's outputs are.
+        if (lane == 0) item = atomicAdd(ticket, 1);
+        const u32 terms = __popc(__ballot_sync(~0u, entry.position >= 0)); // they stand in front
+        for (u32 k = 0; k < terms; ++k) {
+            const Entry term{__shfl_sync(~0u, entry.position, k), __shfl_sync(~0u, entry.weight, k)};
+            if (lane == 0) push(k + 1 == terms ? Ring::LAST : Ring::TERM, source, slot, term);
+        }
+        if (terms == 0 && lane == 0) push(Ring::NOTHING, source, slot, Entry{-1, 0.0f});
+        item = __shfl_sync(~0u, item, 0);
+        some = locate(ring.rows, item - 1, a.rank, source, slot);
+        entry = Entry{-1, 0.0f};
+        if (some && lane < TOP_K) entry = mine.entries(source, slot)[lane];
+    }
+    if (lane == 0) push(Ring::STOP, 0, 0, Entry{-1, 0.0f});
+}
+
+// Sums each row's outputs (float32 from +0, products rounded, in top-k order, rounded once) and sends the
+// answer. One team of COMBINE_THREADS threads.
+WEFT_DEVICE void send_answers(const Arguments &a, const Round &round, Ring &ring, u8 *shared) {
+    const Team team{1, threadIdx.x - 32, COMBINE_THREADS};
+    u8 *stages = shared + RING * OUTPUT_BYTES;
+    // The first thread issues copies. Others write a stage as soon as they have met it at the barrier of the
+    // row before, so all but these must be complete when it comes there.
+    constexpr u32 PENDING = ANSWER_STAGES - 2, NONE = ~0u;
+    u32 pending[PENDING]; // source and slot of each, oldest first
+#pragma unroll
+    for (u32 i = 0; i < PENDING; ++i) pending[i] = NONE;
+    const auto release = [&](u32 which) {
+        if (which != NONE) signal(channel(a, which / MAX_TOKENS).answer_flag(a.rank, which % MAX_TOKENS), round.epoch);
+    };
+    float sum[SUM_TURNS][IN_16] = {};
+    for (u32 tail = 0, row = 0;; ++tail) {
+        const u32 at = tail % RING;
+        while (!ptx::mbarrier_try_wait(ring.full + at, tail / RING % 2)) {}
+        const u32 what = ring.what[at];
+        if (what == Ring::STOP) break;
+        const float weight = WEIGHT_AT_COMBINE ? ring.weight[at] : 1.0f;
+#pragma unroll
+        for (u32 n = 0; n < SUM_TURNS; ++n) {
+            const u32 byte = 16 * (n * COMBINE_THREADS + team.thread);
+            if (what == Ring::NOTHING || byte >= OUTPUT_BYTES) continue;
+            float x[IN_16];
+            widen<WEFT_COMBINE_TYPE>(*reinterpret_cast<const uint4 *>(shared + at * OUTPUT_BYTES + byte), x);
+#pragma unroll
+            for (u32 j = 0; j < IN_16; ++j) sum[n][j] = __fadd_rn(sum[n][j], __fmul_rn(weight, x[j]));
+        }
+        const u32 source = ring.source[at], slot = ring.slot[at];
+        __syncwarp();
+        if (team.thread % 32 == 0) ptx::mbarrier_arrive(ring.empty + at);
+        if (what == Ring::TERM) continue;
+
+        u8 *stage = stages + row++ % ANSWER_STAGES * ANSWER_BYTES;
+#pragma unroll
+        for (u32 n = 0; n < SUM_TURNS; ++n) {
+            const u32 element = IN_16 * (n * COMBINE_THREADS + team.thread);
+            if (element < HIDDEN) narrow<WEFT_ANSWER_TYPE>(stage + element * bytes_of(WEFT_ANSWER_TYPE), sum[n]);
+#pragma unroll
+            for (u32 j = 0; j < IN_16; ++j) sum[n][j] = 0.0f;
+        }
+        u8 *answer = channel(a, source).answer(a.rank, slot);
+        if constexpr (PATH == PACKETS) {
+            team.sync();
+            for (u32 i = team.thread; i < ANSWER_BYTES / 8; i += COMBINE_THREADS) {
+                const uint2 v = reinterpret_cast<const uint2 *>(stage)[i];
+                ptx::store_relaxed_sys_pair(answer + 16 * i, packet(round.epoch, v.x), packet(round.epoch, v.y));
+            }
+        } else {
+            ptx::fence_proxy_async();
+            team.sync();
+            if (team.thread == 0) {
+                ptx::bulk_store(answer, stage, ANSWER_BYTES);
+                ptx::bulk_commit();
+                ptx::bulk_wait<PENDING>();
+                release(pending[0]);
+#pragma unroll
+                for (u32 i = 0; i + 1 < PENDING; ++i) pending[i] = pending[i + 1];
+                pending[PENDING - 1] = source * MAX_TOKENS + slot;
+            }
+        }
+    }
+    if (PATH != PACKETS && team.thread == 0) {
+        ptx::bulk_wait<0>();
+#pragma unroll
+        for (u32 i = 0; i < PENDING; ++i) release(pending[i]);
+    }
+}
+
+// 16 bytes of an answer, once they are there.
+WEFT_DEVICE bool load_answer(const Watch &watching, const u8 *answer, u32 at, u32 epoch, u32 from, u32 slot, uint4 &v) {
+    if constexpr (PATH == PACKETS) {
+        Patience patience;
+        for (;;) {
+            const ulonglong2 low = ptx::load_relaxed_sys_pair(answer + 2 * at), high = ptx::load_relaxed_sys_pair(answer + 2 * at + 16);
+            v = make_uint4(static_cast<u32>(low.x), static_cast<u32>(low.y), static_cast<u32>(high.x), static_cast<u32>(high.y));
+            if (low.x >> 32 == epoch && low.y >> 32 == epoch && high.x >> 32 == epoch && high.y >> 32 == epoch) return true;
+            if (!patience.more(watching, from, slot, epoch, low.x >> 32)) return false;
+        }
+    } else {
+        v = ptx::load_stream(answer + at);
+        return true;
+    }
+}
+
+constexpr u32 FROM_16 = per_16(WEFT_ANSWER_TYPE); // elements that a thread adds at a time
+constexpr u32 ADD_TURNS = (HIDDEN / FROM_16 + COMBINE_THREADS - 1) / COMBINE_THREADS;
+// Few tokens are shared out by pieces of a row.
+constexpr u32 PIECES = PATH == PACKETS ? ADD_TURNS : 1;
+// Answers that a thread loads together, as far as its registers go.
+constexpr u32 TOGETHER = PATH == PACKETS ? 1 : 3;
+
+// The receive half. One team of COMBINE_THREADS threads, number `number` of `teams` in a block; `thread` in it.
+// False if this thread saw it fail.
+WEFT_DEVICE bool receive_answers(const Arguments &a, const Round &round, u32 number, u32 teams, u32 thread) {
+    const Channel mine = channel(a, a.rank);
+    const Watch watching = watch(a, COMBINE_RECV);
+    const u32 lane = threadIdx.x % 32;
+    const u32 items = a.release ? 0 : token_count(a) * PIECES;
+
+    // Everybody's signal. Each warp waits by itself, so that no warp waits for another.
+    bool here = true;
+    u32 status = FINE;
+    for (u32 from = lane; from < RANKS; from += 32) {
+        u32 said = FINE;
+        here &= wait_packet(watching, mine.signals() + from, round.epoch, from, 0, said);
+        if (here && said != FINE && status != LET_GO) {
+            status = said;
+            if (said == LET_GO && !a.release) watching.fail(RELEASED, from, 0, FINE, LET_GO);
+            if (said == OVERFLOWED && !a.release && blockIdx.x == 0 && from != a.rank && thread < 32)
+                watching.notice(CAPACITY, from, 0, 0, 0);
+        }
+    }
+    if (__any_sync(~0u, !here)) return false;
+    status = __reduce_max_sync(~0u, status);
+    if (status != FINE && !a.release) {
+        // The last block's poison is for the dead; this round alone is lost.
+        for (u64 at = 16ull * ((blockIdx.x * teams + number) * COMBINE_THREADS + thread); at < static_cast<u64>(token_count(a)) * COMBINED_BYTES; at += 16ull * gridDim.x * teams * COMBINE_THREADS)
+            ptx::store_stream(reinterpret_cast<u8 *>(a.combined) + at, make_uint4(~0u, ~0u, ~0u, ~0u));
+        return true;
+    }
+
+    constexpr u32 TURNS = (RANKS + 31) / 32;
+    for (u32 item = blockIdx.x * teams + number; item < items; item += gridDim.x * teams) {
+        const u32 token = item / PIECES;
+        i32 slot[TURNS];
+#pragma unroll
+        for (u32 n = 0; n < TURNS; ++n) {
+            const u32 from = n * 32 + lane;
+            slot[n] = from < RANKS ? mine.slots(token)[from] : -1;
+            if (PATH != PACKETS && slot[n] >= 0) here &= wait(watching, mine.answer_flag(from, slot[n]), round.epoch, from, slot[n]);
+        }
+        if (__any_sync(~0u, !here)) return false;
+        const u32 first_turn = item % PIECES, last_turn = PIECES == 1 ? ADD_TURNS : first_turn + 1;
+        for (u32 turn = first_turn; turn < last_turn; ++turn) {
+            const u32 element = FROM_16 * (turn * COMBINE_THREADS + thread);
+            const bool real = element < HIDDEN;
+            float sum[FROM_16] = {};
+#pragma unroll
+            for (u32 n = 0; n < TURNS; ++n) {
+                // Loaded together, and added in rank order.
+                for (u32 has = __ballot_sync(~0u, slot[n] >= 0); has != 0;) {
+                    uint4 v[TOGETHER];
+                    const u32 some = min(TOGETHER, static_cast<u32>(__popc(has)));
+#pragma unroll
+                    for (u32 i = 0; i < TOGETHER; ++i) {
+                        if (i >= some) continue;
+                        const u32 which = __ffs(has) - 1, from = n * 32 + which;
+                        has &= has - 1;
+                        const u32 at_slot = __shfl_sync(~0u, slot[n], which);
+                        if (real) here &= load_answer(watching, mine.answer(from, at_slot), element * bytes_of(WEFT_ANSWER_TYPE), round.epoch, from, at_slot, v[i]);
+                    }
+#pragma unroll
+                    for (u32 i = 0; i < TOGETHER; ++i) {
+                        if (i >= some || !real) continue;
+                        float x[FROM_16];
+                        widen<WEFT_ANSWER_TYPE>(v[i], x);
+#pragma unroll
+                        for (u32 j = 0; j < FROM_16; ++j) sum[j] = __fadd_rn(sum[j], x[j]);
+                    }
+                }
+            }
+            if (real) narrow<WEFT_OUTPUT_TYPE>(reinterpret_cast<u8 *>(a.combined) + static_cast<u64>(token) * COMBINED_BYTES + element * bytes_of(WEFT_OUTPUT_TYPE), sum);
+        }
+        if (__any_sync(~0u, !here)) return false;
+    }
+    return true;
+}
+
+WEFT_DEVICE void poison_combine(const Arguments &a) {
+    if (!a.release) poison(a.combined, static_cast<u64>(token_count(a)) * COMBINED_BYTES);
+}
+
+} // namespace weft::moe

@@ -1,0 +1,96 @@
+// How the blocks of a launch begin and end, and how they share out work.
+#pragma once
+#include "moe/shape.cuh"
+
+namespace weft::moe {
+
+// What a block knows once it has begun.
+struct Round {
+    u32 epoch;
+    bool live; // false: the communicator is dead, and there is nothing to do but to end
+};
+
+// All threads of the block. `first` is the first phase of this launch. `meanwhile()` runs in all threads while
+// memory answers; it must not depend on the round, nor write what another launch may still read.
+//
+// A block takes its round from how many blocks have ended this phase: as it is not among them, those of its
+// own launch do not make up another round. So nobody has to raise an epoch, and a replayed graph finds
+// the next one. Phases before this one must have ended one round more, those after it as many. Two launches
+// at once on one channel, or calls out of order, show in that, here or at the next phase, and kill the
+// communicator.
+template <class Meanwhile>
+WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &watch, u32 first, Meanwhile meanwhile) {
+    __shared__ Round round;
+    State *state = mine.state();
+    u64 left[4];
+    u32 dead = 0, first_epoch = 0;
+    const bool asks = threadIdx.x == blockDim.x - 1; // whose warp has the least to do meanwhile
+    if (asks) {
+#pragma unroll
+        for (u32 p = 0; p < 4; ++p) left[p] = *reinterpret_cast<volatile u64 *>(&state->left[p]);
+        first_epoch = *reinterpret_cast<volatile u32 *>(&state->first_epoch);
+        dead = *reinterpret_cast<volatile u32 *>(&watch.global->dead);
+    }
+    meanwhile();
+    if (asks) {
+        const u64 rounds = left[first] / gridDim.x;
+        round.epoch = epoch_of(first_epoch, rounds);
+        round.live = dead == 0;
+#pragma unroll
+        for (u32 p = 0; p < 4; ++p) {
+            const u64 expected = (rounds + (p < first ? 1 : 0)) * a.blocks[p / 2];
+            if (p == first || (p / 2 == first / 2 && p > first) || left[p] == expected || !round.live) continue;
+            const bool running = left[p] % a.blocks[p / 2] != 0;
+            watch.fail(running ? CONCURRENT : ORDER, a.rank, p, expected / a.blocks[p / 2], left[p] / a.blocks[p / 2]);
+            round.live = false;
+        }
+    }
+    __syncthreads();
+    return round;
+}
+
+// All threads of the block, at its end; `failed` if one of its waits did. True if outputs are to be poisoned.
+WEFT_DEVICE bool leave(const Channel &mine, u32 first, u32 last, bool failed) {
+    const bool poisoned = __syncthreads_or(failed);
+    if (threadIdx.x == 0) {
+        State *state = mine.state();
+        if (first == DISPATCH_SEND && blockIdx.x == 0) state->combine_ticket = 0;
+        if (first == COMBINE_SEND && blockIdx.x == 0) state->send_ticket = 0;
+        for (u32 p = first; p <= last; ++p) atomicAdd(&state->left[p], 1ull);
+    }
+    return poisoned;
+}
+
+// Every byte of `bytes` becomes 0xFF: a number that is none, in every type.
+__device__ __noinline__ void poison(u64 address, u64 bytes) {
+    if (address == 0) return;
+    u8 *to = reinterpret_cast<u8 *>(address);
+    const u64 whole = bytes / 16 * 16;
+    for (u64 at = 16ull * threadIdx.x; at < whole; at += 16ull * blockDim.x)
+        ptx::store_stream(to + at, make_uint4(~0u, ~0u, ~0u, ~0u));
+    for (u64 at = whole + threadIdx.x; at < bytes; at += blockDim.x) to[at] = 0xFF;
+}
+
+// The `item`th of all rows, taken from the sources in turn while they have any, beginning behind `rank`, so
+// that ranks do not all write to one. False if there are not so many.
+WEFT_DEVICE bool locate(const u32 *rows, u32 item, u32 rank, u32 &source, u32 &slot) {
+    for (u32 level = 0;;) {
+        u32 active = 0, next = ~0u;
+        for (u32 s = 0; s < RANKS; ++s)
+            if (rows[s] > level) active += 1, next = min(next, rows[s]);
+        if (active == 0) return false;
+        const u64 here = static_cast<u64>(next - level) * active;
+        if (item < here) {
+            slot = level + item / active;
+            u32 nth = item % active;
+            for (u32 step = 1;; ++step) {
+                source = rank + step < RANKS ? rank + step : rank + step - RANKS;
+                if (rows[source] > level && nth-- == 0) return true;
+            }
+        }
+        item -= static_cast<u32>(here);
+        level = next;
+    }
+}
+
+} // namespace weft::moe

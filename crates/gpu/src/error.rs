@@ -1,0 +1,316 @@
+//! What can go wrong, one variant per cause, worded for whoever must act on it.
+
+use crate::watch::Phase;
+use std::path::PathBuf;
+use weft_control::Rank;
+
+/// The result of a call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a heap, a kernel or a wait on the device failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A heap of no bytes, or a group of no ranks.
+    #[error(
+        "a heap needs at least one byte and one rank; {bytes} bytes at {ranks} ranks were asked for"
+    )]
+    Empty {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Ranks asked for.
+        ranks: usize,
+    },
+    /// The list of offers does not fit to this rank.
+    #[error(
+        "rank {rank} was to connect its heap with {offers} offers, of which the one at its own place is \
+         not its own: gather the offers of all ranks in rank order"
+    )]
+    WrongOffers {
+        /// The rank.
+        rank: u32,
+        /// The offers given.
+        offers: usize,
+    },
+    /// A peer's offer does not have the form it should.
+    #[error(
+        "{peer} sent an offer of memory that cannot be understood: {detail}; run one version of Weft on every rank"
+    )]
+    Malformed {
+        /// The peer.
+        peer: Rank,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// A peer made another heap.
+    #[error(
+        "{peer} has a heap of {theirs}, this rank one of {ours}: give every rank the same configuration"
+    )]
+    Disagreement {
+        /// The peer.
+        peer: Rank,
+        /// What this rank has.
+        ours: String,
+        /// What the peer has.
+        theirs: String,
+    },
+    /// A peer is not on this host.
+    #[error(
+        "{peer} is on another host ({detail}): a heap joins the memory of ranks of one host only; make \
+         the group of ranks that share a host"
+    )]
+    OtherHost {
+        /// The peer.
+        peer: Rank,
+        /// How that is known.
+        detail: String,
+    },
+    /// A peer is on this host, but descriptors cannot be passed to it.
+    #[error(
+        "{peer} is on this host but {detail}, so memory cannot be passed to it by descriptor: {remedy}"
+    )]
+    Namespace {
+        /// The peer.
+        peer: Rank,
+        /// What separates them.
+        detail: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The peer's descriptor could not be fetched.
+    #[error("{source}; {remedy}")]
+    Exchange {
+        /// What the sockets said; it names the peer.
+        source: weft_fabric::Error,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Two GPUs do not reach each other's memory.
+    #[error(
+        "the GPU of rank {rank} ({here}) cannot access the memory of the GPU of {peer} ({there}): the \
+         two need NVLink, or PCIe with peer-to-peer access (`nvidia-smi topo -p2p r` shows which do); \
+         choose GPUs that have it"
+    )]
+    NoPeerAccess {
+        /// This rank.
+        rank: u32,
+        /// The peer.
+        peer: Rank,
+        /// This rank's GPU.
+        here: String,
+        /// The peer's GPU.
+        there: String,
+    },
+    /// A peer's memory cannot be mapped.
+    #[error("rank {rank} ({here}) cannot map the memory of {peer} ({there}): {source}; {remedy}")]
+    Map {
+        /// This rank.
+        rank: u32,
+        /// The peer.
+        peer: Rank,
+        /// This rank's GPU.
+        here: String,
+        /// The peer's GPU.
+        there: String,
+        /// What CUDA said.
+        source: Box<weft_cuda::Error>,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A GPU's memory was asked for on the CPU.
+    #[error(
+        "memory=\"twin\" is the CPU's, and {device} is a GPU: its heap is memory=\"fd\" or \"ipc\""
+    )]
+    TwinOnDevice {
+        /// The GPU.
+        device: String,
+    },
+    /// A peer failed where all must succeed.
+    #[error("{peer} could not make its part of the heap: {detail}")]
+    Peer {
+        /// The peer.
+        peer: Rank,
+        /// What it said.
+        detail: String,
+    },
+    /// No kernel has this name.
+    #[error("there is no kernel source {name:?} in this build; it has {known}")]
+    NoKernel {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// A compile-time constant cannot be one.
+    #[error(
+        "{name:?} cannot be defined for a kernel: a name is a letter or _, then letters, digits and _"
+    )]
+    Define {
+        /// Its name.
+        name: String,
+    },
+    /// What was compiled ahead of time cannot be kept.
+    #[error("compiled kernels cannot be kept in {}: {detail}; set WEFT_CACHE_DIR to a folder that can be written", .directory.display())]
+    Cache {
+        /// The folder.
+        directory: PathBuf,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// A wait on the device expired.
+    #[error(
+        "{rank} waited {}in {phase} (channel {channel}, slot {slot}) and gave up: epoch {expected} was \
+         expected, {seen} was seen; {} is lost, stuck or further behind than skew_timeout allows",
+        for_whom(.peer), who(.peer, "a peer")
+    )]
+    Timeout {
+        /// Who waited.
+        rank: Rank,
+        /// Where.
+        phase: Phase,
+        /// For whom.
+        peer: Option<Rank>,
+        /// The channel.
+        channel: u32,
+        /// The row.
+        slot: u32,
+        /// The epoch that was waited for.
+        expected: u64,
+        /// The epoch that was there.
+        seen: u64,
+    },
+    /// The host ended the waits on the device.
+    #[error(
+        "{rank} stopped in {phase} (channel {channel}): its host ended all waits, because the group failed or was closed"
+    )]
+    Aborted {
+        /// Who stopped.
+        rank: Rank,
+        /// Where.
+        phase: Phase,
+        /// The channel.
+        channel: u32,
+    },
+    /// Two launches at once on one channel.
+    #[error(
+        "{rank} launched {phase} on channel {channel} while an earlier launch on it was still running: \
+         use one stream for a channel, or order the streams with events"
+    )]
+    Overlap {
+        /// Who launched.
+        rank: Rank,
+        /// What.
+        phase: Phase,
+        /// The channel.
+        channel: u32,
+    },
+    /// The phases of a round out of order.
+    #[error(
+        "{rank} launched {phase} of round {expected} on channel {channel} where the phase before it has \
+         come to round {seen}: each round is dispatch send, dispatch receive, combine send, combine receive"
+    )]
+    OutOfOrder {
+        /// Who launched.
+        rank: Rank,
+        /// What.
+        phase: Phase,
+        /// The channel.
+        channel: u32,
+        /// The round of the launch.
+        expected: u64,
+        /// The round of the phase before it.
+        seen: u64,
+    },
+    /// An expert that does not exist, or one named twice.
+    #[error(
+        "token {token} names expert {expert}{} ({rank}, channel {channel}); the batch is lost",
+        expert_text(*.expert, *.experts)
+    )]
+    Expert {
+        /// Whose token.
+        rank: Rank,
+        /// The token's number in the batch.
+        token: u32,
+        /// The id given.
+        expert: u64,
+        /// The number of experts.
+        experts: u64,
+        /// The channel.
+        channel: u32,
+    },
+    /// A rank has no room for what is on its way to it.
+    #[error(
+        "{rank} would receive {needed} positions but has room for {room}, {} too few (channel {channel}): \
+         raise max_positions or expert_capacity there, or send smaller batches; nothing was placed and \
+         the batch is lost",
+        .needed.saturating_sub(*.room)
+    )]
+    Capacity {
+        /// Who lacks room.
+        rank: Rank,
+        /// The channel.
+        channel: u32,
+        /// Positions needed.
+        needed: u64,
+        /// Positions there are.
+        room: u64,
+    },
+    /// A peer released a round that this rank combines.
+    #[error(
+        "{rank} combines a round of channel {channel} that {} released without answers ({phase}): either \
+         every rank combines a round or every rank releases it",
+        who(.peer, "a peer")
+    )]
+    Released {
+        /// Who combines.
+        rank: Rank,
+        /// Where.
+        phase: Phase,
+        /// Who released.
+        peer: Option<Rank>,
+        /// The channel.
+        channel: u32,
+    },
+    /// A record that this build does not know.
+    #[error(
+        "the device recorded code {code} at {rank} in {phase}{} (expected {expected}, seen {seen}), which \
+         this build does not know: its memory is damaged, or kernels of another version ran",
+        .peer.map(|peer| format!(" about {peer}")).unwrap_or_default()
+    )]
+    UnknownRecord {
+        /// Who recorded.
+        rank: Rank,
+        /// The number.
+        code: u32,
+        /// Where.
+        phase: Phase,
+        /// About whom.
+        peer: Option<Rank>,
+        /// A number.
+        expected: u64,
+        /// Another.
+        seen: u64,
+    },
+    /// CUDA failed, or is not here.
+    #[error(transparent)]
+    Cuda(#[from] weft_cuda::Error),
+    /// The fabric or the control plane failed.
+    #[error(transparent)]
+    Fabric(#[from] weft_fabric::Error),
+}
+
+fn for_whom(peer: &Option<Rank>) -> String {
+    peer.map(|peer| format!("for {peer} ")).unwrap_or_default()
+}
+
+fn who(peer: &Option<Rank>, nobody: &str) -> String {
+    peer.map_or(nobody.to_owned(), |peer| peer.to_string())
+}
+
+fn expert_text(expert: u64, experts: u64) -> String {
+    if expert >= experts {
+        format!(", but there are {experts} experts; a negative id means no expert")
+    } else {
+        " twice; add up its weights and name it once".to_owned()
+    }
+}

@@ -1,0 +1,24 @@
+//! Memory that the GPUs of one host share, the kernels that use it, and what they tell the host.
+//!
+//! A [`Heap`] is one allocation of equal size for each rank, mapped by all of them: a kernel stores
+//! straight into a peer's part. [`jit`] compiles kernels for the shapes at hand and keeps them; their
+//! sources are in [`kernels`]. A kernel that gives up waiting says so in a [`Watch`], and ends when
+//! the host asks for it there.
+//!
+//! Without a GPU everything is here all the same: [`Place::Twin`] is a heap on the CPU that several
+//! processes share, with the same addresses and areas, in which the kernels' twins run.
+//!
+//! - [`heap`]: allocating, offering, connecting, and who may die when
+//! - [`jit`]: requests, the cache, compiling ahead of time
+//! - [`watch`]: records and the abort word
+//! - [`kernels`]: the source files
+
+pub mod error;
+pub mod heap;
+pub mod jit;
+pub mod kernels;
+pub mod watch;
+
+pub use error::{Error, Result};
+pub use heap::{Heap, HeapBuilder, Memory, Place, Window};
+pub use watch::{Code, Phase, Record, Severity, Watch};

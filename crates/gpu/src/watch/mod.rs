@@ -1,0 +1,287 @@
+//! What a kernel tells the host without stopping, and how the host tells it to stop.
+//!
+//! A device wait that expires never traps, for that would kill the context and with it the program.
+//! It writes a [`Record`] into memory that the host reads, poisons its output and exits; the host
+//! finds the record at its next call. The other way there is one word: once the host has set it,
+//! every wait on the device ends.
+//!
+//! A [`Watch`] is 192 bytes, three lines of 64: the fatal record, the notice, the abort word. For a
+//! GPU they are pinned host memory, for the CPU twin they are ordinary memory.
+//!
+//! Whoever writes a record fills in its fields and then stores `code` with release; the reader loads
+//! `code` with acquire, so a record is read whole. The first fatal record stays: those that follow
+//! are its consequences. A notice is taken once, which makes room for the next. Of several writers
+//! one must be chosen first: [`Watch::report`] does so with word 6 of the record, and a kernel may do
+//! it in memory of its own, as taking a notice clears both.
+
+mod record;
+
+pub use record::{Code, Phase, Record};
+
+use crate::error::Result;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use weft_cuda::{Context, PinnedMemory};
+
+/// Words of one line.
+const LINE: usize = 16;
+const CODE: usize = 0;
+const CLAIM: usize = 6;
+const EXPECTED: usize = 8;
+const SEEN: usize = 10;
+
+/// Which of the two records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Severity {
+    /// The group cannot go on.
+    Fatal,
+    /// A batch was spoilt; the group goes on.
+    Notice,
+}
+
+impl Severity {
+    fn line(self) -> usize {
+        match self {
+            Severity::Fatal => 0,
+            Severity::Notice => 1,
+        }
+    }
+}
+
+const ABORT_LINE: usize = 2;
+
+/// A line of its own, so that no two parties write to the same one.
+#[repr(C, align(64))]
+#[derive(Default)]
+struct Line([AtomicU32; LINE]);
+
+/// The records and the abort word of one rank.
+///
+/// It must outlive every kernel that was given its addresses.
+pub struct Watch {
+    place: Place,
+    /// Two takers must not hand out the same notice.
+    taking: Mutex<()>,
+}
+
+enum Place {
+    /// What both the CPU and devices reach, of at least three lines, zero at first.
+    Pinned(PinnedMemory),
+    Host(Box<[Line; 3]>),
+}
+
+impl Watch {
+    /// For a GPU: pinned memory, which every device of this process reaches.
+    ///
+    /// # Errors
+    /// What CUDA says.
+    pub fn on_device(context: &Arc<Context>) -> Result<Watch> {
+        let memory = PinnedMemory::alloc(context, size_of::<[Line; 3]>())?;
+        Ok(Watch { place: Place::Pinned(memory), taking: Mutex::default() })
+    }
+
+    /// For the CPU twin: ordinary memory, whose addresses hold in this process.
+    pub fn on_host() -> Watch {
+        Watch { place: Place::Host(Box::default()), taking: Mutex::default() }
+    }
+
+    fn lines(&self) -> &[Line; 3] {
+        match &self.place {
+            // SAFETY: page-aligned, as long as three lines, zeroed, alive as long as `self`; nobody
+            // reaches them but by atomics and the device.
+            Place::Pinned(memory) => unsafe { &*memory.host().cast::<[Line; 3]>() },
+            Place::Host(lines) => lines,
+        }
+    }
+
+    fn word(&self, line: usize, word: usize) -> &AtomicU32 {
+        &self.lines()[line].0[word]
+    }
+
+    /// The 64-bit value that begins at this word.
+    fn wide(&self, line: usize, word: usize) -> &AtomicU64 {
+        debug_assert!(word.is_multiple_of(2) && word + 1 < LINE);
+        let address = self.word(line, word).as_ptr().cast::<u64>();
+        // SAFETY: two words at an even place of a line, so eight aligned bytes that live as long as
+        // `self`; nobody reaches them but through this function and the device.
+        unsafe { AtomicU64::from_ptr(address) }
+    }
+
+    fn device_address(&self) -> u64 {
+        match &self.place {
+            Place::Pinned(memory) => memory.device_address(),
+            Place::Host(lines) => lines.as_ptr() as u64,
+        }
+    }
+
+    /// Where the records are, as the device (or the twin) addresses them: fatal, then notice.
+    pub fn record_address(&self) -> u64 {
+        self.device_address()
+    }
+
+    /// Where the abort word is, as the device (or the twin) addresses it.
+    pub fn abort_address(&self) -> u64 {
+        self.device_address() + (ABORT_LINE * size_of::<Line>()) as u64
+    }
+
+    /// What ended the group, if the device has recorded it. It stays.
+    pub fn fatal(&self) -> Option<Record> {
+        self.read(Severity::Fatal)
+    }
+
+    /// The notice that waits, if there is one. The next can then be written.
+    pub fn take_notice(&self) -> Option<Record> {
+        let _one = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let record = self.read(Severity::Notice)?;
+        let line = Severity::Notice.line();
+        self.word(line, CODE).store(0, Ordering::Release);
+        self.word(line, CLAIM).store(0, Ordering::Release);
+        Some(record)
+    }
+
+    /// What [`Watch::fatal`] says, as an error; otherwise what [`Watch::take_notice`] says.
+    pub fn check(&self) -> Result<()> {
+        match self.fatal().or_else(|| self.take_notice()) {
+            Some(record) => Err(record.error()),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends every wait on the device, now and later.
+    pub fn abort(&self) {
+        self.word(ABORT_LINE, 0).store(1, Ordering::Release);
+    }
+
+    /// Whether [`Watch::abort`] was called.
+    pub fn is_aborted(&self) -> bool {
+        self.word(ABORT_LINE, 0).load(Ordering::Acquire) != 0
+    }
+
+    /// Writes a record from the CPU, as the twin does. Returns whether it was the first: one that
+    /// comes while another stands is dropped.
+    pub fn report(&self, severity: Severity, record: &Record) -> bool {
+        let line = severity.line();
+        let word = |number| self.word(line, number);
+        let claimed = word(CLAIM).compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
+        if claimed.is_err() || word(CODE).load(Ordering::Relaxed) != 0 {
+            return false;
+        }
+        let [code, fields @ ..] = record.words();
+        for (number, field) in fields.into_iter().enumerate() {
+            word(1 + number).store(field, Ordering::Relaxed);
+        }
+        self.wide(line, EXPECTED).store(record.expected, Ordering::Relaxed);
+        self.wide(line, SEEN).store(record.seen, Ordering::Relaxed);
+        word(CODE).store(code, Ordering::Release);
+        true
+    }
+
+    fn read(&self, severity: Severity) -> Option<Record> {
+        let line = severity.line();
+        let code = self.word(line, CODE).load(Ordering::Acquire);
+        if code == 0 {
+            return None;
+        }
+        let word = |number| self.word(line, number).load(Ordering::Relaxed);
+        let words = [code, word(1), word(2), word(3), word(4), word(5)];
+        let (expected, seen) = (self.wide(line, EXPECTED), self.wide(line, SEEN));
+        let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        Some(Record::from_words(words, load(expected), load(seen)))
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch")
+            .field("fatal", &self.fatal())
+            .field("notice", &self.read(Severity::Notice))
+            .field("aborted", &self.is_aborted())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(code: Code, peer: u32) -> Record {
+        Record {
+            code,
+            rank: 2,
+            phase: Phase::DispatchRecv,
+            peer: Some(peer),
+            channel: 1,
+            slot: 17,
+            expected: (9 << 32) | 7,
+            seen: 6,
+        }
+    }
+
+    #[test]
+    fn a_record_lies_in_memory_as_the_kernels_write_it() {
+        let watch = Watch::on_host();
+        assert!(watch.record_address().is_multiple_of(64));
+        assert_eq!(watch.abort_address(), watch.record_address() + 128);
+        assert!(watch.report(Severity::Notice, &record(Code::Capacity, 3)));
+        let at = (watch.record_address() + 64) as *const u32;
+        // SAFETY: the second line of a live watch, which nobody writes to now.
+        let words: Vec<u32> = (0..16).map(|word| unsafe { at.add(word).read() }).collect();
+        assert_eq!(words, [6, 2, 1, 3, 1, 17, 1, 0, 7, 9, 6, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn the_first_fatal_record_stays_and_each_notice_is_taken_once() {
+        let watch = Watch::on_host();
+        assert_eq!((watch.fatal(), watch.take_notice()), (None, None));
+        watch.check().unwrap();
+        assert!(watch.report(Severity::Fatal, &record(Code::Timeout, 3)));
+        assert!(!watch.report(Severity::Fatal, &record(Code::Timeout, 4)));
+        for _ in 0..2 {
+            assert_eq!(watch.fatal(), Some(record(Code::Timeout, 3)));
+        }
+        for peer in 5..8 {
+            assert!(watch.report(Severity::Notice, &record(Code::Capacity, peer)));
+            assert!(!watch.report(Severity::Notice, &record(Code::Capacity, 9)));
+            assert_eq!(watch.take_notice(), Some(record(Code::Capacity, peer)));
+            assert_eq!(watch.take_notice(), None);
+        }
+        watch.check().unwrap_err();
+    }
+
+    #[test]
+    fn an_abort_is_seen_where_the_device_looks() {
+        let watch = Watch::on_host();
+        // SAFETY: the abort word of a live watch, read as the device reads it.
+        let word = unsafe { AtomicU32::from_ptr(watch.abort_address() as *mut u32) };
+        assert_eq!(word.load(Ordering::Acquire), 0);
+        watch.abort();
+        assert_eq!(word.load(Ordering::Acquire), 1);
+        assert!(watch.is_aborted());
+    }
+
+    #[test]
+    fn of_many_writers_one_is_read_whole() {
+        for _ in 0..50 {
+            let watch = Watch::on_host();
+            let taken = std::thread::scope(|scope| {
+                for peer in 0..4u64 {
+                    let watch = &watch;
+                    scope.spawn(move || {
+                        let mut mine = record(Code::Timeout, peer as u32);
+                        (mine.expected, mine.seen) = (peer, peer);
+                        watch.report(Severity::Fatal, &mine)
+                    });
+                }
+                loop {
+                    if let Some(record) = watch.fatal() {
+                        break record;
+                    }
+                    std::thread::yield_now();
+                }
+            });
+            let peer = u64::from(taken.peer.unwrap());
+            assert_eq!((taken.expected, taken.seen), (peer, peer));
+            assert_eq!(watch.fatal(), Some(taken));
+        }
+    }
+}
