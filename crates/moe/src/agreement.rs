@@ -11,10 +11,50 @@ use crate::token_type::TokenType;
 const MOST_SHOWN: usize = 40;
 const ABSENT: &str = "nothing";
 
+/// A field's name and its value, in words.
+pub(crate) type Field = (&'static str, String);
+
+/// Fields as they are told to the other ranks.
+pub(crate) fn encode(fields: &[Field]) -> Vec<u8> {
+    fields.iter().map(|(name, value)| format!("{name}={value}\n")).collect::<String>().into_bytes()
+}
+
+/// Compares this rank's fields with those that all `ranks` encoded; see [`Config::agree`].
+pub(crate) fn agree(fields: &[Field], ranks: u32, encoded: &[Vec<u8>]) -> Result<(), Error> {
+    let (expected, given) = (ranks as usize, encoded.len());
+    for (peer, theirs) in (0..).zip(encoded) {
+        compare(fields, peer, &String::from_utf8_lossy(theirs))?;
+    }
+    if given != expected {
+        return Err(Error::WrongLength { what: "the ranks' configurations", expected, given });
+    }
+    Ok(())
+}
+
+fn compare(fields: &[Field], peer: u32, encoded: &str) -> Result<(), Error> {
+    let differ = |field: &str, ours: &str, theirs: &str| {
+        let shown = |text: &str| text.chars().take(MOST_SHOWN).collect();
+        let (field, ours, theirs) = (shown(field), shown(ours), shown(theirs));
+        Err(Error::Disagreement { peer, field, ours, theirs })
+    };
+    let mut lines = encoded.lines();
+    for (name, value) in fields {
+        match lines.next().map(|line| line.split_once('=').unwrap_or((line, ""))) {
+            Some((field, theirs)) if field == *name && theirs == value => {}
+            Some((field, theirs)) if field == *name => return differ(name, value, theirs),
+            _ => return differ(name, value, ABSENT),
+        }
+    }
+    lines.next().map_or(Ok(()), |line| {
+        let (field, theirs) = line.split_once('=').unwrap_or((line, ""));
+        differ(field, ABSENT, theirs)
+    })
+}
+
 impl Config {
     /// Every field that is the same on all ranks, for [`Config::agree`].
     pub fn encode(&self) -> Vec<u8> {
-        self.fields().map(|(name, value)| format!("{name}={value}\n")).concat().into_bytes()
+        encode(&self.fields())
     }
 
     /// Compares this configuration with those that all ranks encoded, in rank order, this rank's among
@@ -24,38 +64,11 @@ impl Config {
     /// [`Error::Disagreement`], which names the first rank and the first field that differ;
     /// [`Error::WrongLength`] if there are not as many as ranks.
     pub fn agree(&self, encoded: &[Vec<u8>]) -> Result<(), Error> {
-        let (expected, given) = (self.ranks as usize, encoded.len());
-        for (peer, theirs) in (0..).zip(encoded) {
-            self.compare(peer, &String::from_utf8_lossy(theirs))?;
-        }
-        if given != expected {
-            return Err(Error::WrongLength { what: "the ranks' configurations", expected, given });
-        }
-        Ok(())
-    }
-
-    fn compare(&self, peer: u32, encoded: &str) -> Result<(), Error> {
-        let differ = |field: &str, ours: &str, theirs: &str| {
-            let shown = |text: &str| text.chars().take(MOST_SHOWN).collect();
-            let (field, ours, theirs) = (shown(field), shown(ours), shown(theirs));
-            Err(Error::Disagreement { peer, field, ours, theirs })
-        };
-        let mut lines = encoded.lines();
-        for (name, value) in self.fields() {
-            match lines.next().map(|line| line.split_once('=').unwrap_or((line, ""))) {
-                Some((field, theirs)) if field == name && theirs == value => {}
-                Some((field, theirs)) if field == name => return differ(name, &value, theirs),
-                _ => return differ(name, &value, ABSENT),
-            }
-        }
-        lines.next().map_or(Ok(()), |line| {
-            let (field, theirs) = line.split_once('=').unwrap_or((line, ""));
-            differ(field, ABSENT, theirs)
-        })
+        agree(&self.fields(), self.ranks, encoded)
     }
 
     /// Names and values; what comes first is compared first.
-    fn fields(&self) -> [(&'static str, String); 18] {
+    fn fields(&self) -> [Field; 18] {
         let Config { ranks, rank: _, experts, top_k, hidden, max_tokens, .. } = self;
         let layout = match self.layout {
             Layout::Contiguous { .. } => "contiguous",

@@ -2,6 +2,7 @@
 
 use crate::exchange::Stage;
 use crate::rows::Area;
+use crate::token_type::TokenType;
 use std::time::Duration;
 use weft_fabric::{Missing, Place};
 
@@ -238,6 +239,104 @@ pub enum Error {
         /// Whom it waits for.
         missing: Vec<Missing>,
     },
+    /// A field is beyond what kernels can do.
+    #[error("{field} is {given}; on a device it is at most {limit}, since {reason}")]
+    DeviceLimit {
+        /// The field.
+        field: &'static str,
+        /// What was asked for.
+        given: u64,
+        /// The most there may be.
+        limit: u64,
+        /// Why.
+        reason: &'static str,
+    },
+    /// Two parts of a device's configuration exclude each other.
+    #[error("{what} cannot be had: {reason}")]
+    Unsuitable {
+        /// What was asked for.
+        what: &'static str,
+        /// Why not, and what to do.
+        reason: &'static str,
+    },
+    /// Tokens cannot be cast from one type to the other.
+    #[error(
+        "tokens of {token} cannot travel as {wire}: a device sends tokens and scales as they are, or casts          float32, bfloat16 and float16 to float8_e4m3fn"
+    )]
+    Cast {
+        /// What tokens are made of.
+        token: TokenType,
+        /// What they would be on their way.
+        wire: TokenType,
+    },
+    /// A device cannot cast to blocks of this size.
+    #[error("a device casts tokens in blocks of 32, 64, 128 or 256 elements, not {block}")]
+    CastBlock {
+        /// Elements of a block.
+        block: u32,
+    },
+    /// Rows do not consist of whole pieces.
+    #[error(
+        "a row of {what} has {bytes} bytes; on a device rows are multiples of 16 bytes: make hidden a          multiple of {multiple}"
+    )]
+    RowPieces {
+        /// The array.
+        what: &'static str,
+        /// Bytes of a row.
+        bytes: u64,
+        /// What hidden needs to be a multiple of.
+        multiple: u64,
+    },
+    /// The heap of a rank is larger than allowed.
+    #[error(
+        "the symmetric heap needs {needed} bytes, {limit} allowed, {} too many; lower max_tokens, hidden          or buffers",
+        needed - u128::from(*limit)
+    )]
+    HeapTooLarge {
+        /// Bytes needed.
+        needed: u128,
+        /// Bytes allowed.
+        limit: u64,
+    },
+    /// A peer could not make its part of a device all-to-all.
+    #[error("rank {peer} could not make its part of the all-to-all: {detail}")]
+    PeerFailed {
+        /// The peer.
+        peer: u32,
+        /// What it said.
+        detail: String,
+    },
+    /// A channel that there is not.
+    #[error("there is no channel {channel}: {channels} were asked for (buffers), numbered from 0")]
+    NoChannel {
+        /// The channel given.
+        channel: u32,
+        /// Channels there are.
+        channels: u32,
+    },
+    /// An array that a call needs was not given.
+    #[error("no array was given for {what}")]
+    NoAddress {
+        /// The array.
+        what: &'static str,
+    },
+    /// An array begins where a device cannot move whole pieces of it.
+    #[error(
+        "the array of {what} begins at {address:#x}, which is not a multiple of 16: copy it into one \
+         of its own"
+    )]
+    Misaligned {
+        /// The array.
+        what: &'static str,
+        /// Where it begins.
+        address: u64,
+    },
+    /// The heap, the kernels' compiler, or what a kernel recorded.
+    #[error(transparent)]
+    Gpu(#[from] weft_gpu::Error),
+    /// CUDA failed.
+    #[error(transparent)]
+    Cuda(#[from] weft_cuda::Error),
     /// The fabric failed.
     #[error(transparent)]
     Fabric(#[from] weft_fabric::Error),

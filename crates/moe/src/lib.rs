@@ -5,6 +5,7 @@
 //! and a [`ReceivePlan`] says where each row lies and which expert finds it where. All three are
 //! functions of values: they touch plain bytes and know no network. [`Driver`] is the polled state
 //! machine that makes them a protocol over a fabric, and [`AllToAll`] the calls that run it.
+//! Between the GPUs of one host kernels do all of this; [`device`] is what they agree on and their twin.
 //! `docs/moe.md` tells the protocol.
 
 #![warn(missing_docs)]
@@ -13,6 +14,7 @@ mod agreement;
 mod all_to_all;
 mod areas;
 mod connect;
+pub mod device;
 mod driver;
 mod dtype;
 mod error;

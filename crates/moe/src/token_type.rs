@@ -187,7 +187,7 @@ impl ScaleType {
     }
 
     /// Chooses the scale of a block, writes it to `out` and returns it.
-    fn store(self, largest: f32, max: f32, out: &mut [u8]) -> f32 {
+    pub(crate) fn store(self, largest: f32, max: f32, out: &mut [u8]) -> f32 {
         let least = f64::from(largest) / f64::from(max);
         match self {
             ScaleType::F32 => {

@@ -1,0 +1,361 @@
+//! Dispatch and combine between GPUs as calls: each puts kernels on a stream, or runs their twin, and
+//! returns.
+
+use crate::device::alarm::{Alarm, Group};
+use crate::device::areas::DeviceArea;
+use crate::device::arguments::{DispatchInputs, DispatchOutputs};
+use crate::device::given;
+use crate::device::launch::Operation;
+use crate::device::program::{Build, Call, Launcher};
+use crate::device::shape::DeviceShape;
+use crate::device::twin::Twin;
+use crate::error::Error;
+use std::ops::Range;
+use std::sync::Arc;
+use weft_cuda::Stream;
+use weft_gpu::Heap;
+
+/// Expert-parallel all-to-all between the GPUs of one host: tokens to the ranks of their experts, results
+/// back.
+///
+/// Every rank makes the same calls, in the same order on each channel. Calls do not wait: they put work
+/// on a stream of the caller's, and what goes wrong there is raised by a later call or by
+/// [`DeviceAllToAll::check`]. Only the CPU twin works at once, and its receive halves wait.
+///
+/// Every call first looks whether the group is alive. What a kernel recorded poisons the group, so that
+/// all ranks raise; what the control plane hears of lost peers ends the waits of kernels.
+///
+/// Dropping it waits until the device is done, so that memory is never freed under a kernel. Peers may
+/// then still write to this rank's part, which stays for as long as they need it.
+pub struct DeviceAllToAll {
+    shape: Arc<DeviceShape>,
+    group: Group,
+    /// `None` once closed.
+    parts: Option<Parts>,
+}
+
+/// What kernels use: let go of once no kernel runs, in this order.
+pub(super) struct Parts {
+    pub backend: Backend,
+    pub heap: Heap,
+    pub alarm: Arc<Alarm>,
+}
+
+pub(super) enum Backend {
+    Cuda(Box<Launcher>),
+    Twin(Twin),
+}
+
+/// Rows that have landed, where they landed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Landed {
+    /// The first.
+    pub address: u64,
+    /// Bytes from one to the next.
+    pub stride: u64,
+    /// How many there is room for: `max_tokens` from each source.
+    pub rows: u32,
+}
+
+impl DeviceAllToAll {
+    pub(super) fn new(shape: Arc<DeviceShape>, group: Group, parts: Parts) -> DeviceAllToAll {
+        DeviceAllToAll { shape, group, parts: Some(parts) }
+    }
+
+    /// What was agreed on.
+    pub fn shape(&self) -> &DeviceShape {
+        &self.shape
+    }
+
+    /// The experts of this rank.
+    pub fn experts(&self) -> Range<u32> {
+        self.shape.placement().experts_of(self.shape.config().rank)
+    }
+
+    /// Streaming multiprocessors that a dispatch takes; 0 for the twin.
+    pub fn num_sms(&self) -> u32 {
+        match self.parts.as_ref().map(|parts| &parts.backend) {
+            Some(Backend::Cuda(launcher)) => launcher.num_sms(),
+            Some(Backend::Twin(_)) | None => 0,
+        }
+    }
+
+    /// What it took to get the kernels; the twin has none.
+    pub fn build(&self) -> Build {
+        match self.parts.as_ref().map(|parts| &parts.backend) {
+            Some(Backend::Cuda(launcher)) => launcher.build(),
+            Some(Backend::Twin(_)) | None => Build::default(),
+        }
+    }
+
+    /// Whether calls run at once on the calling thread, where receive halves wait.
+    pub fn is_twin(&self) -> bool {
+        matches!(self.parts.as_ref().map(|parts| &parts.backend), Some(Backend::Twin(_)))
+    }
+
+    /// The rows of `channel`, as the indexed layout names them: that of source `s` in slot `j` is number
+    /// `s * max_tokens + j`.
+    ///
+    /// # Errors
+    /// [`Error::NoChannel`].
+    pub fn landed(&self, channel: u32) -> Result<Landed, Error> {
+        let parts = self.begin(channel)?;
+        let config = self.shape.config();
+        Ok(Landed {
+            address: parts.heap.own() + self.shape.at(channel, DeviceArea::Rows),
+            stride: self.shape.areas().row_stride,
+            rows: config.ranks * config.max_tokens,
+        })
+    }
+
+    /// Tokens leave for the ranks of their experts.
+    ///
+    /// # Errors
+    /// Why the group is dead, if it is; [`Error::TooManyTokens`], [`Error::NoChannel`],
+    /// [`Error::NoAddress`] and [`Error::Misaligned`]; CUDA's.
+    ///
+    /// # Safety
+    /// The arrays are where `inputs` says, on this rank's device (for the twin, on the CPU), as long as it
+    /// says, and stay so until the call has run on `stream`, which is one of that device.
+    pub unsafe fn dispatch_send(
+        &self,
+        stream: Stream,
+        channel: u32,
+        inputs: &DispatchInputs,
+    ) -> Result<(), Error> {
+        let parts = self.begin(channel)?;
+        parts.alarm.all_are_there()?;
+        self.shape.check_inputs(inputs)?;
+        match &parts.backend {
+            Backend::Cuda(launcher) => {
+                let call = Call { channel, inputs: *inputs, ..Call::default() };
+                // SAFETY: the caller's promise; `parts` live until the device is done.
+                unsafe { launcher.launch(Operation::DispatchSend, stream, &call) }
+            }
+            Backend::Twin(twin) => {
+                // SAFETY: the caller's promise.
+                unsafe { twin.dispatch_send(channel, inputs) };
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits, on the device, for the tokens of all ranks, and lays them out.
+    ///
+    /// # Errors
+    /// As [`DeviceAllToAll::dispatch_send`].
+    ///
+    /// # Safety
+    /// As [`DeviceAllToAll::dispatch_send`], and nobody else touches the arrays meanwhile.
+    pub unsafe fn dispatch_recv(
+        &self,
+        stream: Stream,
+        channel: u32,
+        outputs: &DispatchOutputs,
+    ) -> Result<(), Error> {
+        let parts = self.begin(channel)?;
+        self.shape.check_outputs(outputs)?;
+        match &parts.backend {
+            Backend::Cuda(launcher) => {
+                let call = Call { channel, received: *outputs, ..Call::default() };
+                // SAFETY: as in `dispatch_send`.
+                unsafe { launcher.launch(Operation::DispatchRecv, stream, &call) }
+            }
+            Backend::Twin(twin) => {
+                // SAFETY: the caller's promise.
+                unsafe { twin.dispatch_recv(channel, outputs) };
+                Ok(())
+            }
+        }
+    }
+
+    /// Both halves of dispatch, in one launch.
+    ///
+    /// # Errors
+    /// As [`DeviceAllToAll::dispatch_send`].
+    ///
+    /// # Safety
+    /// That of the halves.
+    pub unsafe fn dispatch(
+        &self,
+        stream: Stream,
+        channel: u32,
+        inputs: &DispatchInputs,
+        outputs: &DispatchOutputs,
+    ) -> Result<(), Error> {
+        let parts = self.begin(channel)?;
+        parts.alarm.all_are_there()?;
+        self.shape.check_inputs(inputs)?;
+        self.shape.check_outputs(outputs)?;
+        match &parts.backend {
+            Backend::Cuda(launcher) => {
+                let (inputs, received) = (*inputs, *outputs);
+                let call = Call { channel, inputs, received, ..Call::default() };
+                // SAFETY: as in `dispatch_send`.
+                unsafe { launcher.launch(Operation::Dispatch, stream, &call) }
+            }
+            Backend::Twin(twin) => {
+                // SAFETY: the caller's promise.
+                unsafe { twin.dispatch(channel, inputs, outputs) };
+                Ok(())
+            }
+        }
+    }
+
+    /// Answers leave: `outputs` has a row in the combine type for every position. With `release` the
+    /// rows are only given back, and `outputs` is not read.
+    ///
+    /// # Errors
+    /// As [`DeviceAllToAll::dispatch_send`].
+    ///
+    /// # Safety
+    /// As [`DeviceAllToAll::dispatch_send`].
+    pub unsafe fn combine_send(
+        &self,
+        stream: Stream,
+        channel: u32,
+        outputs: u64,
+        release: bool,
+    ) -> Result<(), Error> {
+        let parts = self.begin(channel)?;
+        given::aligned("outputs", outputs)?;
+        match &parts.backend {
+            Backend::Cuda(launcher) => {
+                let call = Call { channel, outputs, release, ..Call::default() };
+                // SAFETY: as in `dispatch_send`.
+                unsafe { launcher.launch(Operation::CombineSend, stream, &call) }
+            }
+            Backend::Twin(twin) => {
+                // SAFETY: the caller's promise.
+                unsafe { twin.combine_send(channel, outputs, release) };
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits, on the device, for the answers, and adds them up into `combined`: `[given, hidden]` in the
+    /// output type. `count` and `given` are those of dispatch.
+    ///
+    /// # Errors
+    /// As [`DeviceAllToAll::dispatch_send`].
+    ///
+    /// # Safety
+    /// As [`DeviceAllToAll::dispatch_recv`].
+    pub unsafe fn combine_recv(
+        &self,
+        stream: Stream,
+        channel: u32,
+        combined: u64,
+        count: u64,
+        given: u32,
+        release: bool,
+    ) -> Result<(), Error> {
+        let parts = self.begin(channel)?;
+        self.shape.check_combined(combined, given, release)?;
+        match &parts.backend {
+            Backend::Cuda(launcher) => {
+                let inputs = DispatchInputs { count, given, ..DispatchInputs::default() };
+                let call = Call { channel, inputs, combined, release, ..Call::default() };
+                // SAFETY: as in `dispatch_send`.
+                unsafe { launcher.launch(Operation::CombineRecv, stream, &call) }
+            }
+            Backend::Twin(twin) => {
+                // SAFETY: the caller's promise.
+                unsafe { twin.combine_recv(channel, combined, count, given, release) };
+                Ok(())
+            }
+        }
+    }
+
+    /// Both halves of combine, in one launch.
+    ///
+    /// # Errors
+    /// As [`DeviceAllToAll::dispatch_send`].
+    ///
+    /// # Safety
+    /// That of the halves.
+    #[expect(clippy::too_many_arguments, reason = "those of the two halves")]
+    pub unsafe fn combine(
+        &self,
+        stream: Stream,
+        channel: u32,
+        outputs: u64,
+        combined: u64,
+        count: u64,
+        given: u32,
+        release: bool,
+    ) -> Result<(), Error> {
+        let parts = self.begin(channel)?;
+        given::aligned("outputs", outputs)?;
+        self.shape.check_combined(combined, given, release)?;
+        match &parts.backend {
+            Backend::Cuda(launcher) => {
+                let inputs = DispatchInputs { count, given, ..DispatchInputs::default() };
+                let call = Call { channel, inputs, outputs, combined, release, ..Call::default() };
+                // SAFETY: as in `dispatch_send`.
+                unsafe { launcher.launch(Operation::Combine, stream, &call) }
+            }
+            Backend::Twin(twin) => {
+                // SAFETY: the caller's promise.
+                unsafe { twin.combine(channel, outputs, combined, count, given, release) };
+                Ok(())
+            }
+        }
+    }
+
+    /// What the device has recorded so far: why the group is dead, or what was wrong with a batch, which
+    /// is raised once. It does not wait: to know that a batch went well, synchronise before.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] with the record, or [`weft_fabric::Error::Poisoned`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.parts()?.alarm.check(&self.group)
+    }
+
+    /// Waits until this rank's device has done all that was asked of it, by whomever.
+    ///
+    /// # Errors
+    /// CUDA's, of whatever failed there.
+    pub fn settle(&self) -> Result<(), Error> {
+        match self.parts.as_ref().map(|parts| &parts.backend) {
+            Some(Backend::Cuda(launcher)) => launcher.settle(),
+            Some(Backend::Twin(_)) | None => Ok(()),
+        }
+    }
+
+    /// Takes away what kernels use; `None` if it is to stay, since kernels may be using it still.
+    pub(super) fn take(&mut self) -> Option<Parts> {
+        let settled = self.settle();
+        let parts = self.parts.take();
+        match settled {
+            Ok(()) => parts,
+            Err(error) => {
+                log::warn!("GPU memory of an all-to-all stays allocated: {error}");
+                std::mem::forget(parts);
+                None
+            }
+        }
+    }
+
+    fn parts(&self) -> Result<&Parts, Error> {
+        self.parts.as_ref().ok_or(Error::Fabric(weft_control::Error::Closed.into()))
+    }
+
+    /// Looks at what every call looks at.
+    #[inline]
+    fn begin(&self, channel: u32) -> Result<&Parts, Error> {
+        let parts = self.parts()?;
+        parts.alarm.look(&self.group)?;
+        let channels = self.shape.config().channels;
+        if channel >= channels {
+            return Err(Error::NoChannel { channel, channels });
+        }
+        Ok(parts)
+    }
+}
+
+impl Drop for DeviceAllToAll {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}

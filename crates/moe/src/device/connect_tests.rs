@@ -1,0 +1,192 @@
+use super::*;
+use crate::device::{DeviceLayout, DispatchInputs, DispatchOutputs};
+use crate::dtype::DType;
+use weft_control::Cause;
+
+const HIDDEN: usize = 8;
+const STREAM: Stream = Stream(0);
+
+fn config() -> DeviceConfig {
+    let config = DeviceConfig::new(2, 0, 4, 2).sized(4, HIDDEN as u32).tokens(DType::F32.into());
+    DeviceConfig {
+        combine_dtype: DType::F32,
+        answer_dtype: DType::F32,
+        output_dtype: DType::F32,
+        ..config
+    }
+}
+
+fn twins(skew: Duration) -> Vec<DeviceAllToAll> {
+    let setup = DeviceSetup { skew_timeout: skew, ..DeviceSetup::new(Place::Twin) };
+    DeviceAllToAll::local_group(&config(), &[setup.clone(), setup]).unwrap()
+}
+
+/// Arrays of one rank for one round. Rows begin at multiples of 16 bytes.
+#[repr(align(16))]
+#[derive(Clone)]
+struct Row([f32; HIDDEN]);
+
+struct Arrays {
+    tokens: Vec<Row>,
+    ids: Vec<i64>,
+    rows: Vec<Row>,
+    counts: Vec<i32>,
+    offsets: Vec<i32>,
+    from: Vec<i32>,
+    weights: Vec<f32>,
+    combined: Vec<Row>,
+}
+
+impl Arrays {
+    fn new(shape: &DeviceShape, rank: usize) -> Arrays {
+        let positions = shape.positions() as usize;
+        let local = shape.local_experts() as usize;
+        let row = |value: f32| Row([value; HIDDEN]);
+        Arrays {
+            tokens: (0..4).map(|token| row((10 * rank + token) as f32)).collect(),
+            // Every token goes to an expert of each rank.
+            ids: (0..4).flat_map(|token| [token % 2, 2 + token % 2]).collect(),
+            rows: vec![row(0.0); positions],
+            counts: vec![0; local],
+            offsets: vec![0; local + 1],
+            from: vec![0; positions],
+            weights: vec![0.0; positions],
+            combined: vec![row(0.0); 4],
+        }
+    }
+
+    fn inputs(&mut self) -> DispatchInputs {
+        DispatchInputs {
+            tokens: self.tokens.as_mut_ptr().expose_provenance() as u64,
+            ids: self.ids.as_mut_ptr().expose_provenance() as u64,
+            given: 4,
+            ..DispatchInputs::default()
+        }
+    }
+
+    fn outputs(&mut self) -> DispatchOutputs {
+        DispatchOutputs {
+            tokens: self.rows.as_mut_ptr().expose_provenance() as u64,
+            scales: 0,
+            counts: self.counts.as_mut_ptr().expose_provenance() as u64,
+            offsets: self.offsets.as_mut_ptr().expose_provenance() as u64,
+            rows: self.from.as_mut_ptr().expose_provenance() as u64,
+            weights: self.weights.as_mut_ptr().expose_provenance() as u64,
+        }
+    }
+}
+
+fn send(rank: &DeviceAllToAll, arrays: &mut Arrays) -> Result<(), Error> {
+    // SAFETY: the arrays are as long as the shape says, and nobody else has them.
+    unsafe { rank.dispatch_send(STREAM, 0, &arrays.inputs()) }
+}
+
+fn receive(rank: &DeviceAllToAll, arrays: &mut Arrays) -> Result<(), Error> {
+    // SAFETY: as above.
+    unsafe { rank.dispatch_recv(STREAM, 0, &arrays.outputs()) }
+}
+
+#[test]
+fn a_round_between_ranks_of_one_process() {
+    let ranks = twins(Duration::from_secs(10));
+    let mut arrays: Vec<Arrays> =
+        ranks.iter().enumerate().map(|(rank, each)| Arrays::new(each.shape(), rank)).collect();
+    for (rank, arrays) in ranks.iter().zip(&mut arrays) {
+        send(rank, arrays).unwrap();
+    }
+    for (rank, arrays) in ranks.iter().zip(&mut arrays) {
+        receive(rank, arrays).unwrap();
+        assert_eq!(arrays.counts, [4, 4]);
+        assert_eq!(arrays.offsets, [0, 4, 8]);
+        let first: Vec<f32> = arrays.rows[..8].iter().map(|row| row.0[0]).collect();
+        assert_eq!(first, [0.0, 2.0, 10.0, 12.0, 1.0, 3.0, 11.0, 13.0]);
+        let outputs = arrays.rows.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: a row for each position.
+        unsafe { rank.combine_send(STREAM, 0, outputs, false) }.unwrap();
+    }
+    for (number, (rank, arrays)) in ranks.iter().zip(&mut arrays).enumerate() {
+        let combined = arrays.combined.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: a row for each token.
+        unsafe { rank.combine_recv(STREAM, 0, combined, 0, 4, false) }.unwrap();
+        rank.check().unwrap();
+        // Each token came back from two experts that changed nothing.
+        for (token, row) in arrays.combined.iter().enumerate() {
+            assert_eq!(row.0, [2.0 * (10 * number + token) as f32; HIDDEN]);
+        }
+    }
+}
+
+#[test]
+fn a_wait_that_expires_is_raised_by_the_next_call_of_every_rank() {
+    let ranks = twins(Duration::from_millis(50));
+    let mut arrays = Arrays::new(ranks[0].shape(), 0);
+    send(&ranks[0], &mut arrays).unwrap();
+    // As on a device: the call itself says nothing.
+    receive(&ranks[0], &mut arrays).unwrap();
+    for _ in 0..2 {
+        let error = send(&ranks[0], &mut arrays).unwrap_err();
+        assert!(matches!(error, Error::Gpu(weft_gpu::Error::Timeout { .. })), "{error}");
+    }
+    let Error::Fabric(weft_fabric::Error::Poisoned(cause)) = ranks[1].check().unwrap_err() else {
+        panic!("the other rank is told by poison")
+    };
+    assert_eq!(cause.kind, Cause::User);
+    assert!(cause.detail.contains("rank 0 waited for rank 1 in dispatch_recv"), "{}", cause.detail);
+}
+
+#[test]
+fn what_no_kernel_may_be_given_is_refused_and_ends_nothing() {
+    let ranks = twins(Duration::from_secs(10));
+    let mut arrays = Arrays::new(ranks[0].shape(), 0);
+    let inputs = arrays.inputs();
+    let refused = |channel, inputs: DispatchInputs| {
+        // SAFETY: it is refused before any array is looked at.
+        unsafe { ranks[0].dispatch_send(STREAM, channel, &inputs) }.unwrap_err()
+    };
+    assert!(matches!(refused(2, inputs), Error::NoChannel { channel: 2, channels: 2 }));
+    let error = refused(0, DispatchInputs { given: 5, ..inputs });
+    assert!(matches!(error, Error::TooManyTokens { tokens: 5, max_tokens: 4 }));
+    for (what, wrong) in [
+        ("tokens", DispatchInputs { tokens: 0, ..inputs }),
+        ("ids", DispatchInputs { ids: 0, ..inputs }),
+    ] {
+        let error = refused(0, wrong).to_string();
+        assert_eq!(error, format!("no array was given for {what}"));
+    }
+    let error = refused(0, DispatchInputs { tokens: inputs.tokens + 8, ..inputs });
+    assert!(matches!(error, Error::Misaligned { what: "tokens", .. }));
+    let outputs = DispatchOutputs { offsets: 0, ..arrays.outputs() };
+    // SAFETY: as above.
+    let error = unsafe { ranks[0].dispatch_recv(STREAM, 0, &outputs) }.unwrap_err();
+    assert!(matches!(error, Error::NoAddress { what: "expert offsets" }));
+    send(&ranks[0], &mut arrays).unwrap();
+    ranks[0].check().unwrap();
+}
+
+#[test]
+fn ranks_may_end_in_any_order() {
+    for order in [[0, 1], [1, 0]] {
+        let mut ranks: Vec<_> = twins(Duration::from_secs(10)).into_iter().map(Some).collect();
+        let mut arrays = Arrays::new(ranks[0].as_ref().unwrap().shape(), 0);
+        let (first, last) = (order[0], order[1]);
+        ranks[first] = None;
+        // It writes to the part of the rank that is gone, which must still be there.
+        send(ranks[last].as_ref().unwrap(), &mut arrays).unwrap();
+    }
+}
+
+#[test]
+fn an_impossible_configuration_is_refused_before_anything_is_allocated() {
+    let setup = DeviceSetup::new(Place::Twin);
+    let setups = [setup.clone(), setup];
+    let refused = |config: DeviceConfig| {
+        DeviceAllToAll::local_group(&config, &setups).err().expect("it is refused")
+    };
+    let (layout, max_tokens) = (DeviceLayout::Contiguous { pad_to: 0 }, 0);
+    assert!(matches!(refused(DeviceConfig { layout, ..config() }), Error::Zero { .. }));
+    assert!(matches!(refused(DeviceConfig { max_tokens, ..config() }), Error::Zero { .. }));
+    let error = refused(DeviceConfig { max_bytes: Some(10), ..config() });
+    assert!(matches!(error, Error::HeapTooLarge { limit: 10, .. }));
+    let none = DeviceAllToAll::local_group(&config(), &[]).err().expect("it is refused");
+    assert!(matches!(none, Error::Gpu(weft_gpu::Error::Empty { ranks: 0, .. })), "{none}");
+}

@@ -1,0 +1,264 @@
+//! The kernels of a shape on one GPU: compiled, loaded and launched.
+
+use crate::device::arguments::{Arguments, DispatchInputs, DispatchOutputs};
+use crate::device::config::{MOST_RANKS, Path};
+use crate::device::launch::{Block, Entry, Launch, Operation, Sms, launch_of};
+use crate::device::shape::DeviceShape;
+use crate::error::Error;
+use std::sync::Arc;
+use weft_cuda::{Context, Device, Function, Module, PinnedMemory, Stream, copy_async};
+use weft_gpu::jit::{self, Cache, Request};
+
+/// The source that has all entry points.
+const SOURCE: &str = "moe.cu";
+/// Where it says how they are launched: u32 pairs in the order of [`Entry::ALL`], threads and bytes.
+const BLOCKS: &str = "weft_moe_launch";
+type Pairs = [[u32; 2]; Entry::ALL.len()];
+
+/// Words of the kernels' argument behind the peers.
+const WORDS: usize = 18;
+const MOST_WORDS: usize = MOST_RANKS as usize + WORDS;
+
+/// What it took to get the kernels.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Build {
+    /// Seconds.
+    pub seconds: f64,
+    /// Whether they had been compiled before.
+    pub cached: bool,
+}
+
+/// Kernels, ready to be launched once there is a heap.
+pub(super) struct Program {
+    context: Arc<Context>,
+    kernels: [Option<(Function, Block)>; Entry::ALL.len()],
+    path: Path,
+    sms: Sms,
+    build: Build,
+}
+
+/// What the kernels call the GPU. Those that move rows use instructions of just this generation.
+fn arch((major, minor): (u32, u32)) -> String {
+    let only = if major >= 9 { "a" } else { "" };
+    format!("sm_{major}{minor}{only}")
+}
+
+impl Program {
+    /// Compiles and loads the kernels of `shape`, or takes them from the cache.
+    pub fn new(
+        shape: &DeviceShape,
+        device: Device,
+        sms: Sms,
+        cache: &Cache,
+    ) -> Result<Program, Error> {
+        let context = Context::primary(device)?;
+        let request = Request {
+            defines: shape.defines(),
+            ..Request::kernel(SOURCE, &arch(device.compute_capability()))
+        };
+        let compiled = jit::cubin(&request, cache)?;
+        let module = Module::load(&context, &compiled.cubin)?;
+        let (path, pairs) = (shape.path(), read_pairs(&context, &module)?);
+        let mut kernels = [const { None }; Entry::ALL.len()];
+        for entry in Entry::ALL.into_iter().filter(|entry| entry.is_of(path)) {
+            let function = module.function(entry.name())?;
+            let [threads, shared] = pairs[entry as usize];
+            let limit = device.max_shared_per_block();
+            if shared > limit {
+                return Err(Error::DeviceLimit {
+                    field: "the shared memory of a block, which hidden and top_k decide,",
+                    given: shared.into(),
+                    limit: limit.into(),
+                    reason: "the GPU has no more",
+                });
+            }
+            // This also loads the kernel now. CUDA would otherwise do so at the first launch, and
+            // may then wait for kernels that run: for a peer's, which waits for this one.
+            function.set_dynamic_shared(shared)?;
+            log::debug!(
+                "{}: {threads} threads, {shared} bytes of shared memory, {} registers, {} bytes spilt",
+                entry.name(),
+                function.registers()?,
+                function.local_bytes()?,
+            );
+            kernels[entry as usize] = Some((function, Block { threads, shared }));
+        }
+        let build = Build { seconds: compiled.seconds, cached: compiled.cached };
+        Ok(Program { context, kernels, path, sms, build })
+    }
+
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+}
+
+/// What the program says of its kernels.
+fn read_pairs(context: &Arc<Context>, module: &Module) -> Result<Pairs, Error> {
+    const BYTES: usize = size_of::<Pairs>();
+    let (address, bytes) = module.variable(BLOCKS)?;
+    if bytes != BYTES {
+        let (cubin, problem) = (bytes, "it is of another version of Weft");
+        return Err(weft_cuda::Error::Cubin { bytes: cubin, problem }.into());
+    }
+    let _current = context.enter()?;
+    let pinned = PinnedMemory::alloc(context, BYTES)?;
+    let stream = Stream::create(context)?;
+    copy_async(pinned.device_address(), address, BYTES, stream.stream())?;
+    stream.synchronize()?;
+    // SAFETY: as many bytes as were allocated, on a page's boundary, and the copy into them is done.
+    Ok(unsafe { pinned.host().cast::<Pairs>().read() })
+}
+
+/// What a call gives the kernels; the rest of their argument never changes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Call {
+    pub channel: u32,
+    pub inputs: DispatchInputs,
+    pub received: DispatchOutputs,
+    pub outputs: u64,
+    pub combined: u64,
+    pub release: bool,
+}
+
+/// A program, and the part of its argument that never changes.
+pub(super) struct Launcher {
+    program: Program,
+    /// Peers, the addresses of records and abort word, and last the numbers of blocks.
+    fixed: [u64; MOST_WORDS],
+    ranks: usize,
+    rank: u32,
+}
+
+impl Launcher {
+    pub fn new(program: Program, peers: &[u64], rank: u32, record: u64, abort: u64) -> Launcher {
+        let Program { sms, path, .. } = &program;
+        let blocks = [sms.of_dispatch(*path), sms.of_combine(*path)];
+        let peers = peers.to_vec();
+        let arguments = Arguments { peers, record, abort, rank, blocks, ..Arguments::default() };
+        let mut fixed = [0; MOST_WORDS];
+        let words = arguments.encode();
+        fixed[..words.len()].copy_from_slice(&words);
+        Launcher { program, fixed, ranks: arguments.peers.len(), rank }
+    }
+
+    pub fn build(&self) -> Build {
+        self.program.build
+    }
+
+    /// SMs of a dispatch.
+    pub fn num_sms(&self) -> u32 {
+        self.program.sms.of_dispatch(self.program.path)
+    }
+
+    /// Waits until the device has done all that was asked of it.
+    pub fn settle(&self) -> Result<(), Error> {
+        Ok(self.program.context.synchronize()?)
+    }
+
+    /// Puts the kernels of a call on a stream.
+    ///
+    /// # Safety
+    /// The addresses of `call` are the device's and stay good until the kernels have ended, each with as
+    /// many bytes as the shape and `given` say; the heap and the watch live as long; the stream is
+    /// one of the program's context.
+    pub unsafe fn launch(
+        &self,
+        operation: Operation,
+        stream: Stream,
+        call: &Call,
+    ) -> Result<(), Error> {
+        let Program { kernels, path, sms, .. } = &self.program;
+        let argument = argument(&self.fixed, self.ranks, self.rank, call);
+        for &entry in operation.entries(*path) {
+            // Every entry of the path is there: see `Program::new`.
+            let Some((function, block)) = &kernels[entry as usize] else { continue };
+            let Launch { grid, block } = launch_of(entry, *block, *path, *sms, call.inputs.given);
+            let Block { threads, shared } = block;
+            // SAFETY: the argument has the layout of the kernels' struct (see `Arguments::encode`), and
+            // the caller answers for what it names.
+            unsafe { function.launch(grid, threads, shared, stream, argument.as_ptr().cast()) }?;
+        }
+        Ok(())
+    }
+}
+
+/// The kernels' argument, without an allocation; it is [`Arguments::encode`], word for word.
+fn argument(fixed: &[u64; MOST_WORDS], ranks: usize, rank: u32, call: &Call) -> [u64; MOST_WORDS] {
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let (given, got) = (&call.inputs, &call.received);
+    let mut words = *fixed;
+    // Between the record and the abort word, and the numbers of blocks.
+    words[ranks + 2..ranks + WORDS - 1].copy_from_slice(&[
+        given.tokens,
+        given.scales,
+        given.ids,
+        given.weights,
+        given.count,
+        got.tokens,
+        got.scales,
+        got.counts,
+        got.offsets,
+        got.rows,
+        got.weights,
+        call.outputs,
+        call.combined,
+        pair(rank, call.channel),
+        pair(given.given, call.release.into()),
+    ]);
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_argument_of_a_call_is_the_one_that_is_documented() {
+        let inputs =
+            DispatchInputs { tokens: 31, scales: 32, ids: 33, weights: 34, count: 35, given: 5 };
+        let received = DispatchOutputs {
+            tokens: 41,
+            scales: 42,
+            counts: 43,
+            offsets: 44,
+            rows: 45,
+            weights: 46,
+        };
+        let (outputs, combined, channel) = (51, 52, 1);
+        let call = Call { channel, inputs, received, outputs, combined, release: true };
+        for ranks in [1, 8, MOST_RANKS as usize] {
+            let documented = Arguments {
+                peers: (100..).take(ranks).collect(),
+                record: 21,
+                abort: 22,
+                inputs,
+                received,
+                outputs,
+                combined,
+                rank: 0,
+                channel,
+                release: true,
+                blocks: [7, 9],
+            };
+            let peers = Arguments {
+                peers: documented.peers.clone(),
+                record: 21,
+                abort: 22,
+                blocks: [7, 9],
+                ..Arguments::default()
+            };
+            let mut fixed = [0; MOST_WORDS];
+            fixed[..ranks + WORDS].copy_from_slice(&peers.encode());
+            let words = argument(&fixed, ranks, 0, &call);
+            assert_eq!(words[..ranks + WORDS], documented.encode());
+            assert!(words[ranks + WORDS..].iter().all(|&word| word == 0));
+        }
+    }
+
+    #[test]
+    fn gpus_with_instructions_of_their_own_are_named_with_them() {
+        assert_eq!(arch((9, 0)), "sm_90a");
+        assert_eq!(arch((10, 0)), "sm_100a");
+        assert_eq!(arch((8, 0)), "sm_80");
+    }
+}
