@@ -12,6 +12,7 @@ from typing import Any
 TRANSPORTS: dict[str, tuple[dict[str, str], list[str]]] = {
     "shm": ({"WEFT_PROVIDERS": "shm"}, []),
     "tcp": ({"WEFT_PROVIDERS": "tcp"}, []),
+    "copy": ({"WEFT_PROVIDERS": "copy-twin"}, []),
     "mixed": ({}, ["--pretend-hosts", "2"]),
 }
 

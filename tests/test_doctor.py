@@ -4,7 +4,7 @@ import pytest
 
 from weft import diagnosis
 from weft.cli import main
-from weft.diagnosis import Finding, libraries, machine
+from weft.diagnosis import Finding, cuda, libraries, machine
 
 
 def test_everything_required_is_found_here() -> None:
@@ -29,6 +29,7 @@ def test_what_is_required_and_missing_decides(
     absent = Finding("memfd", False, "Operation not permitted", "no region can be allocated", True)
     monkeypatch.setattr(machine, "LOOKS", (lambda: absent,))
     monkeypatch.setattr(libraries, "LOOKS", ())
+    monkeypatch.setattr(cuda, "findings", lambda _: [])
     assert main(["doctor"]) == 1
     assert "MISSING" in capsys.readouterr().out
     assert main(["doctor", "--json"]) == 1

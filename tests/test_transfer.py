@@ -43,6 +43,7 @@ WRITES = [[], [5 * MIB], [5 * MIB + 1], [MIB], [8] * 257, [600_000, 600_000], [3
     [
         ("shm", ["shm", None, None], [1, 1, 1, 1, 1, 1, 1]),
         ("tcp", ["tcp", MIB, 256], [1, 5, 6, 1, 2, 2, 4]),
+        ("copy", ["copy", None, None], [1, 1, 1, 1, 1, 1, 1]),
     ],
 )
 def test_a_write_raises_its_lane_by_its_parts(

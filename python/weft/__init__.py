@@ -14,6 +14,7 @@ from weft.communicator import (
     init,
 )
 from weft.errors import WeftError
+from weft.moe import check
 
 __all__ = [
     "BuildInfo",
@@ -28,6 +29,7 @@ __all__ = [
     "WeftError",
     "__version__",
     "build_info",
+    "check",
     "errors",
     "float8",
     "init",

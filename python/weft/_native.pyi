@@ -1,7 +1,7 @@
 """What the native module offers. `weft` re-exports what is public, and documents it."""
 
-from collections.abc import Callable
-from typing import TypeAlias, final
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypedDict, final
 
 #: A contiguous array that the Python layer has checked: address, bytes, and its owner.
 _Array: TypeAlias = tuple[int, int, object]
@@ -32,6 +32,10 @@ class BuildInfo:
 class View:
     """A stretch of a region's memory, as a buffer; it stays while any array on it lives."""
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """CUDA's array interface, of bytes, if this is memory of a device."""
+
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -47,8 +51,11 @@ class Region:
         """Whether its memory may be written to."""
 
     def __len__(self) -> int: ...
+    def address(self) -> int:
+        """Where it begins: an address of the CPU's, or of its device's."""
+
     def view(self) -> View:
-        """Its bytes, as a buffer."""
+        """Its bytes, as a buffer; as CUDA's array interface if it is memory of a device."""
 
     def release(self) -> None:
         """Forget the region; requests under way keep it until they drain."""
@@ -101,8 +108,8 @@ class Communicator:
     def barrier(self, timeout: float) -> None:
         """Every rank has entered before any leaves."""
 
-    def alloc(self, length: int) -> Region:
-        """Memory that peers can be granted."""
+    def alloc(self, length: int, device: int | None = None) -> Region:
+        """Memory that peers can be granted, of the host or of a device."""
 
     def register(self, address: int, length: int, owner: object, writable: bool) -> Region:
         """The user's memory: a source, and where the provider can and it is writable a target."""
@@ -292,6 +299,184 @@ class AllToAll:
     def abandon(self) -> None:
         """End it on this rank alone; the communicator keeps memory that peers may write to."""
 
+@final
+class DeviceAllToAll:
+    """Dispatch and combine on a device: see `weft.cuda.AllToAll`.
+
+    Tensors are given as addresses on the device, 0 for one that is not given; streams as CUDA's
+    handle, 0 for a twin. Calls return at once, those of a twin once they have done their work.
+    """
+
+    def __new__(
+        cls,
+        communicator: Communicator,
+        *,
+        device: str,
+        experts: int,
+        top_k: int,
+        hidden: int,
+        max_tokens: int,
+        token_dtype: str,
+        wire_dtype: str,
+        scales: tuple[str, int] | None,
+        combine_dtype: str,
+        answer_dtype: str,
+        output_dtype: str,
+        ids_dtype: str,
+        layout: str,
+        pad_to: int,
+        expert_capacity: int | None,
+        max_positions: int | None,
+        weighting: str,
+        buffers: int,
+        num_sms: int | None,
+        path: str | None,
+        memory: str,
+        skew_timeout: float,
+        max_bytes: int | None,
+        timeout: float,
+    ) -> DeviceAllToAll: ...
+    @staticmethod
+    def local_group(
+        world_size: int,
+        devices: list[str],
+        *,
+        experts: int,
+        top_k: int,
+        hidden: int,
+        max_tokens: int,
+        token_dtype: str,
+        wire_dtype: str,
+        scales: tuple[str, int] | None,
+        combine_dtype: str,
+        answer_dtype: str,
+        output_dtype: str,
+        ids_dtype: str,
+        layout: str,
+        pad_to: int,
+        expert_capacity: int | None,
+        max_positions: int | None,
+        weighting: str,
+        buffers: int,
+        num_sms: int | None,
+        path: str | None,
+        memory: str,
+        skew_timeout: float,
+        max_bytes: int | None,
+        timeout: float,
+    ) -> list[DeviceAllToAll]:
+        """All ranks in this process, in rank order."""
+
+    @property
+    def positions(self) -> int:
+        """The most positions of a rank in one round."""
+
+    @property
+    def path(self) -> str:
+        """How tokens travel: "packets", "latency" or "bandwidth"."""
+
+    @property
+    def num_sms(self) -> int:
+        """Multiprocessors that a kernel takes."""
+
+    @property
+    def local_experts(self) -> tuple[int, int]:
+        """The first and one past the last expert of this rank."""
+
+    @property
+    def build(self) -> dict[str, Any]:
+        """How its kernels were made: seconds, and whether they were cached."""
+
+    def sizes(self) -> tuple[str, int]:
+        """What it takes in memory: a table, and bytes in all."""
+
+    def received(self, channel: int) -> tuple[int, int, int]:
+        """Where rows land: address, bytes from one row to the next, rows."""
+
+    def dispatch_send(
+        self,
+        stream: int,
+        channel: int,
+        tokens: int,
+        scales: int,
+        ids: int,
+        weights: int,
+        count: int,
+        given: int,
+    ) -> None:
+        """Launch the send half of dispatch, of at most `given` tokens."""
+
+    def dispatch_recv(
+        self,
+        stream: int,
+        channel: int,
+        tokens: int,
+        scales: int,
+        counts: int,
+        offsets: int,
+        rows: int,
+        weights: int,
+    ) -> None:
+        """Launch the receive half of dispatch."""
+
+    def dispatch(
+        self,
+        stream: int,
+        channel: int,
+        tokens: int,
+        scales: int,
+        ids: int,
+        weights: int,
+        count: int,
+        given: int,
+        out_tokens: int,
+        out_scales: int,
+        out_counts: int,
+        out_offsets: int,
+        out_rows: int,
+        out_weights: int,
+        /,
+    ) -> None:
+        """Launch both halves of dispatch as one kernel."""
+
+    def combine_send(self, stream: int, channel: int, outputs: int, release: bool) -> None:
+        """Launch the send half of combine, or of what takes its place at a release."""
+
+    def combine_recv(
+        self, stream: int, channel: int, combined: int, count: int, given: int, release: bool
+    ) -> None:
+        """Launch the receive half of combine."""
+
+    def combine(
+        self,
+        stream: int,
+        channel: int,
+        outputs: int,
+        combined: int,
+        count: int,
+        given: int,
+        release: bool,
+    ) -> None:
+        """Launch both halves of combine as one kernel."""
+
+    def check(self) -> None:
+        """Raise what the device recorded; what does not end the group is forgotten then."""
+
+    def close(self, timeout: float) -> None:
+        """Give all memory back; every rank calls this."""
+
+    def abandon(self) -> None:
+        """End it on this rank alone."""
+
+def add_nvrtc_directory(directory: str) -> None:
+    """Have NVRTC, which compiles kernels, looked for there too, before its first use."""
+
+def device_defines(ranks: int, **options: Any) -> list[tuple[str, str]]:
+    """Names and values of the macros of a shape; options as those of `DeviceAllToAll`."""
+
+def device_source(arch: str) -> tuple[str, list[tuple[str, str]], list[str]]:
+    """The kernels' program: its name, path and text of each file, options but for macros."""
+
 def build_info() -> BuildInfo:
     """What the native module was built from."""
 
@@ -313,6 +498,44 @@ def init(
 
 def error_classes() -> list[str]:
     """The names of the classes of `weft.errors` that this module raises."""
+
+class CudaDevice(TypedDict):
+    """A device that this process sees, for typing only."""
+
+    ordinal: int
+    name: str
+    #: As `nvidia-smi -L` writes it.
+    uuid: str
+    bus_id: str
+    compute_capability: tuple[int, int]
+    sm_count: int
+    memory_bytes: int
+    #: Whether it is a slice of a GPU.
+    mig_slice: bool
+    #: Whether the GPU is cut up; `None` if NVML does not say.
+    mig_mode: bool | None
+    #: Whether its memory can be shared by file descriptor.
+    file_descriptors: bool
+    #: The other devices whose memory it reaches.
+    reaches: list[int]
+    #: Those that it reaches over NVLink; `None` if NVML does not say.
+    nvlink: list[int] | None
+
+class CudaReport(TypedDict):
+    """What this machine has of CUDA, for typing only; `None` for what it has not."""
+
+    #: The newest CUDA that the driver offers.
+    driver: tuple[int, int] | None
+    devices: list[CudaDevice]
+    #: The version of NVIDIA's driver, by NVML.
+    nvml: str | None
+    #: The version of NVRTC, and its file.
+    nvrtc: tuple[tuple[int, int], str] | None
+    #: By the keys above: why there is none, in a few words.
+    errors: dict[str, str]
+
+def cuda_report(nvrtc_folders: Sequence[str] = ()) -> CudaReport:
+    """What this machine has of CUDA; NVRTC is looked for in these folders too."""
 
 def simulate(spec: str, progress: Callable[[float, str], object] | None = None) -> str:
     """Run a scenario, JSON in and JSON out; `progress` may stop it by giving False."""

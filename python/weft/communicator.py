@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import platform
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from weft import _native
 from weft._array import buffer
-from weft.errors import RegionError
+from weft.errors import ConfigurationError, RegionError
 from weft.report.collect import ArrivalRecord, RankTrace, WriteRecord
 from weft.report.events import Phase
 
@@ -62,7 +63,7 @@ class Route(NamedTuple):
     """How a peer is reached.
 
     Attributes:
-        provider: "shm" or "tcp".
+        provider: "shm", "tcp" or "copy".
         max_part_bytes: the most bytes of a part of a write; `None` if writes are not cut.
         max_pages_per_part: the most pages of one; `None` likewise.
     """
@@ -95,11 +96,22 @@ class Statistics(NamedTuple):
 class Region:
     """Memory of this rank: a source of writes, and a destination once it was shared."""
 
-    def __init__(self, native: _native.Region) -> None:
+    def __init__(self, native: _native.Region, device: str | None = None) -> None:
         self._native = native
+        self._device = device
 
     def __len__(self) -> int:
         return len(self._native)
+
+    @property
+    def device(self) -> str | None:
+        """The device whose memory it is, such as "cuda:0"; `None` for CPU memory."""
+        return self._device
+
+    @property
+    def address(self) -> int:
+        """Where it begins: an address of the CPU's, or of its device's."""
+        return self._native.address()
 
     @property
     def writable(self) -> bool:
@@ -112,8 +124,32 @@ class Region:
 
         It stays readable while the array lives, also when the region was released or the
         communicator closed; nothing arrives in it any more then.
+
+        Raises:
+            RegionError: if it is memory of a device: see `cuda`.
         """
+        if self._device is not None:
+            raise RegionError(
+                f"this region is memory of {self._device}, which the CPU does not read: "
+                "torch.as_tensor(region.cuda) is a tensor there"
+            )
         return np.frombuffer(memoryview(self._native.view()), dtype=np.uint8)
+
+    @property
+    def cuda(self) -> _native.View:
+        """The memory of a device, for what speaks CUDA's array interface: `[length]` uint8.
+
+        `torch.as_tensor(region.cuda)` is a tensor of it, without a copy; `.view(torch.float32)` of
+        that has another dtype. It stays valid as `bytes` does. What a kernel is to read must have
+        been waited for before the kernel is launched, and what a kernel writes must be there
+        (`torch.cuda.synchronize()`, or an event) before it is sent.
+
+        Raises:
+            RegionError: if it is CPU memory: see `bytes`.
+        """
+        if self._device is None:
+            raise RegionError("this region is CPU memory: `bytes` is an array of it")
+        return self._native.view()
 
     def release(self) -> None:
         """Forget the region. Requests under way keep it until they have ended."""
@@ -244,9 +280,23 @@ class Communicator:
         """Each rank's bytes, in rank order, over the control plane: for small things."""
         return self._native.all_gather(payload, timeout)
 
-    def alloc(self, length: int) -> Region:
-        """`length` zeroed bytes that peers can be granted."""
-        return Region(self._native.alloc(length))
+    def alloc(self, length: int, *, device: object = None) -> Region:
+        """`length` zeroed bytes that peers can be granted.
+
+        Args:
+            length: in bytes.
+            device: whose memory: "cuda" (the current device), "cuda:1" or a torch.device; `None`
+                for the CPU's. Peers write to it by copy engines, so they must be reached over copy
+                (WEFT_PROVIDERS).
+
+        Raises:
+            ProviderError: if no provider has memory of that device.
+            ConfigurationError: if it is not the name of a device.
+        """
+        if device is None or str(device) == "cpu":
+            return Region(self._native.alloc(length))
+        kind, number = device_number(device)
+        return Region(self._native.alloc(length, number), f"{kind}:{number}")
 
     def register(self, value: Any) -> Region:
         """Memory of the caller as a region, without a copy; it is kept alive until released.
@@ -477,6 +527,19 @@ class Communicator:
         self.close()
 
 
+def device_number(device: object) -> tuple[str, int]:
+    """The kind and ordinal of a device given as "cuda", "cuda:1" or a torch.device."""
+    kind, _, number = str(device).partition(":")
+    if kind not in ("cuda", "twin") or not (number.isdecimal() or not number):
+        raise ConfigurationError(f'{device!r} is not a device: "cuda" or "cuda:1" would be one')
+    if number:
+        return kind, int(number)
+    torch = sys.modules.get("torch")
+    if kind == "cuda" and torch is not None and torch.cuda.is_available():
+        return kind, torch.cuda.current_device()
+    return kind, 0
+
+
 OPEN: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
@@ -494,7 +557,7 @@ def init(
     address: str | None = None,
     secret: bytes | None = None,
     host_id: str | None = None,
-    providers: Sequence[Literal["shm", "tcp"]] | None = None,
+    providers: Sequence[Literal["shm", "tcp", "copy", "copy-twin"]] | None = None,
     progress: Literal["caller", "thread", "epoll"] = "caller",
     spin: float | None = None,
     timeout: float | None = None,
@@ -514,6 +577,8 @@ def init(
             one.
         host_id: ranks of the same host identity share memory; by default the machine's.
         providers: which to use; by default WEFT_PROVIDERS (names with commas), else shm and tcp.
+            copy is shm with memory of GPUs besides (`Communicator.alloc`), by copy engines;
+            copy-twin the same with host memory in place of GPUs, for tests.
         progress: who makes progress on connections: "caller", in each call; "thread"; "epoll", the
             caller's event loop (`Communicator.fileno`).
         spin: seconds that a wait spins before it parks; by default 50 us if every rank of this host

@@ -72,6 +72,13 @@ class ProviderError(WeftError):
     """A provider cannot be used on this machine."""
 
 
+class DeviceError(WeftError, RuntimeError):
+    """A GPU, its driver or the compiler of its kernels refused something, here or at a peer.
+
+    What a GPU says may be about work that was put on it earlier, also by others.
+    """
+
+
 class AllocationError(WeftError, MemoryError):
     """Memory could not be had."""
 

@@ -19,18 +19,21 @@ Tokens may be 8-bit floats with a scale for each block of elements::
     all_to_all = weft.moe.AllToAll(communicator, ..., dtype="float8_e4m3fn", block=128)
     with all_to_all.dispatch(codes, ids, weights, scales=scales) as received:
         run_experts(received.tokens, received.scales)
+
+With `device="cuda"` tokens, ids and weights are torch tensors on a GPU, kernels do what the CPU
+does here, and nothing waits on the host: see `weft.cuda`.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 import numpy as np
 
 from weft import _native
 from weft._array import DTYPES, FLOAT8, SCALES, Array, array, dtype_name, empty_like, view
-from weft.errors import ClosedError, ShapeError, StageError
+from weft.errors import ClosedError, ConfigurationError, ShapeError, StageError
 from weft.float8 import scale_array, scale_count
 
 if TYPE_CHECKING:
@@ -38,7 +41,24 @@ if TYPE_CHECKING:
 
     from weft.communicator import Communicator
 
-__all__ = ["AllToAll", "Combine", "Dispatch", "Received"]
+__all__ = ["AllToAll", "Combine", "DeviceOptions", "Dispatch", "Received", "check"]
+
+#: Those on devices: what goes wrong there waits until somebody looks.
+_ON_DEVICES: weakref.WeakSet[AllToAll] = weakref.WeakSet()
+
+
+class DeviceOptions(TypedDict, total=False):
+    """Arguments of an all-to-all that have a meaning on a device only: see `weft.cuda.AllToAll`."""
+
+    wire_dtype: object
+    expert_capacity: int | None
+    max_positions: int | None
+    ids_dtype: object
+    num_sms: int | None
+    path: Literal["packets", "latency", "bandwidth"] | None
+    memory: Literal["fd", "ipc"]
+    skew_timeout: float
+    watchdog: bool
 
 
 class AllToAll:
@@ -63,7 +83,8 @@ class AllToAll:
             `combine_dtype`.
         output_dtype: of the combined result; by default as for expert outputs.
         layout: "contiguous": received tokens are copied so that each expert's stand together;
-            "indexed": they stay where they arrived, and each expert has a list of row numbers.
+            "indexed": they stay where they arrived, and each expert has a list of row numbers;
+            "padded", on a device only: each expert has `expert_capacity` rows of its own.
         pad_to: in the contiguous layout, each expert's group is padded with zeros to a multiple of
             this many rows.
         combine: "reduce": one answer per token and rank, summed there; "per_expert": one per token
@@ -77,11 +98,28 @@ class AllToAll:
         buffers: rounds that may be under way or held at a time.
         max_bytes: refuse to allocate more than this.
         timeout: seconds to wait for all ranks to make the same call.
+        device: where tokens are. `None` or "cpu": in CPU memory. Anything else makes a
+            `weft.cuda.AllToAll`, which has `options` of its own; this needs PyTorch.
+        options: `DeviceOptions`.
 
     Raises:
         SizeError: before anything is allocated, if it cannot fit; says by how much.
         ConfigurationMismatchError: if the ranks' arguments differ.
     """
+
+    def __new__(cls, *_: object, device: object = None, **__: object) -> Self:
+        """As `pathlib.Path` does, the class for where it is."""
+        if cls is AllToAll and not _on_cpu(device):
+            try:
+                from weft.cuda import AllToAll as OnDevice
+            except ModuleNotFoundError as error:
+                if error.name != "torch":
+                    raise
+                raise ConfigurationError(
+                    f"device {device} needs PyTorch: pip install 'weft[torch]'"
+                ) from error
+            return object.__new__(OnDevice)  # type: ignore[return-value]
+        return object.__new__(cls)
 
     def __init__(
         self,
@@ -97,7 +135,7 @@ class AllToAll:
         combine_dtype: object | None = None,
         answer_dtype: object | None = None,
         output_dtype: object | None = None,
-        layout: Literal["contiguous", "indexed"] = "contiguous",
+        layout: Literal["contiguous", "indexed", "padded"] = "contiguous",
         pad_to: int = 1,
         combine: Literal["reduce", "per_expert"] = "reduce",
         weighting: Literal["combine", "expert"] = "combine",
@@ -106,10 +144,20 @@ class AllToAll:
         buffers: int = 2,
         max_bytes: int | None = None,
         timeout: float = 60.0,
+        device: object = None,
+        **options: Unpack[DeviceOptions],
     ) -> None:
+        if not _on_cpu(device):
+            raise ConfigurationError(
+                f"{type(self).__name__} is for the CPU: derive from weft.cuda.AllToAll for {device}"
+            )
+        if options or layout == "padded":
+            named = ", ".join(options) or "layout='padded'"
+            raise ConfigurationError(f"{named} is for devices: pass device='cuda' as well")
         self.communicator = communicator
         self.experts, self.top_k, self.hidden = experts, top_k, hidden
-        self.max_tokens, self.layout = max_tokens, layout
+        self.max_tokens = max_tokens
+        self.layout: str = layout
         self.dtype = dtype_name(dtype, (*DTYPES, *FLOAT8))
         #: The scales' dtype and elements of a block, if tokens have scales.
         self.scales = (dtype_name(scale_dtype, SCALES), block) if self.dtype in FLOAT8 else None
@@ -233,6 +281,14 @@ class AllToAll:
         """`combine_send` and then `Combine.recv`."""
         return self.combine_send(received, outputs).recv(out=out, timeout=timeout)
 
+    def check(self) -> None:
+        """Raise what went wrong where no call of this rank was waiting.
+
+        Raises:
+            GroupPoisonedError: and its kinds, if the group is dead; on a device others as well.
+        """
+        self.communicator.check()
+
     def close(self, *, timeout: float = 30.0) -> None:
         """Give all memory back; every rank makes this call. A second call does nothing.
 
@@ -285,6 +341,25 @@ class AllToAll:
             raise ShapeError(f"{what} has shape {given.shape}; {shape} is needed")
         if given.dtype != dtype:
             raise ShapeError(f"{what} is of dtype {given.dtype}; {dtype} is needed")
+
+
+def check() -> None:
+    """Raise what went wrong on a device, in any open all-to-all of this process.
+
+    Nothing there waits on the host, so an error is only recorded: ask when a step is done, after
+    its stream was synchronised. Also called `weft.check`.
+
+    Raises:
+        WaitTimeoutError, PeerLostError, StageError: a wait on the device ended in vain, and outputs
+            are no numbers (all bytes 0xFF) since then.
+        ExpertError, CapacityError: of a round that is over; they are forgotten once raised.
+    """
+    for all_to_all in list(_ON_DEVICES):
+        all_to_all.check()
+
+
+def _on_cpu(device: object) -> bool:
+    return device is None or str(device) == "cpu"
 
 
 class Dispatch:
@@ -395,7 +470,7 @@ class Received:
     def _rows_of(self, expert: int) -> slice | NDArray[np.int64]:
         begin = int(self.expert_offsets[expert])
         positions = slice(begin, begin + int(self.expert_counts[expert]))
-        return positions if self._all_to_all.layout == "contiguous" else self.rows[positions]
+        return self.rows[positions] if self._all_to_all.layout == "indexed" else positions
 
     def _alive(self) -> None:
         if self._all_to_all._closed:

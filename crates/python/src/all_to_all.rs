@@ -364,7 +364,7 @@ impl AllToAll {
     }
 }
 
-fn dtype(py: Python<'_>, name: &str) -> PyResult<DType> {
+pub fn dtype(py: Python<'_>, name: &str) -> PyResult<DType> {
     DType::from_name(name).ok_or_else(|| {
         let known: Vec<&str> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
         let message = format!("dtype {name:?} is not supported: {} are", known.join(", "));
@@ -383,7 +383,7 @@ pub fn token_type(py: Python<'_>, name: &str, scales: Option<(&str, u32)>) -> Py
     Ok(TokenType::Scaled(BlockScaled { format, scale, block }))
 }
 
-fn choose<T: Copy>(py: Python<'_>, what: &str, name: &str, known: &[(&str, T)]) -> PyResult<T> {
+pub fn choose<T: Copy>(py: Python<'_>, what: &str, name: &str, known: &[(&str, T)]) -> PyResult<T> {
     if let Some((_, value)) = known.iter().find(|(known, _)| *known == name) {
         return Ok(*value);
     }

@@ -132,9 +132,15 @@ impl Communicator {
         self.shared.wait(py, timeout, |fabric, waiter| Ok(fabric.barrier(waiter)?))
     }
 
-    /// Memory that peers can be granted.
-    fn alloc(&self, py: Python<'_>, length: usize) -> PyResult<Region> {
-        let region = self.shared.with(py, |fabric| Ok(fabric.engine().alloc(length)?))?;
+    /// Memory that peers can be granted, of the host or of a device.
+    #[pyo3(signature = (length, device=None))]
+    fn alloc(&self, py: Python<'_>, length: usize, device: Option<u32>) -> PyResult<Region> {
+        let region = self.shared.with(py, |fabric| {
+            Ok(match device {
+                None => fabric.engine().alloc(length)?,
+                Some(device) => fabric.engine().alloc_device(device, length)?,
+            })
+        })?;
         Ok(Region::new(&region, true, &self.shared))
     }
 

@@ -2,8 +2,10 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyType;
-use weft_control::{Cause, Error as ControlError, Poison};
+use weft_control::{Cause, Error as ControlError, Poison, Rank};
+use weft_cuda::Error as CudaError;
 use weft_fabric::{Error as FabricError, Missing};
+use weft_gpu::Error as GpuError;
 use weft_moe::Error as MoeError;
 use weft_predict::Error as PredictError;
 use weft_topology::Error as TopologyError;
@@ -20,6 +22,7 @@ pub const CLASSES: &[&str] = &[
     "ConfigurationMismatchError",
     "ConnectError",
     "CreditError",
+    "DeviceError",
     "ExcludedError",
     "ExpertError",
     "ForkError",
@@ -65,6 +68,10 @@ impl Raised {
         Raised { rank: Some(rank), ..self }
     }
 
+    fn about(self, rank: Option<Rank>) -> Raised {
+        Raised { rank: rank.map(|rank| rank.0), ..self }
+    }
+
     fn lacking(self, missing: &[Missing]) -> Raised {
         let missing = missing.iter().map(|m| (m.rank.0, m.expected, m.seen)).collect();
         Raised { missing, ..self }
@@ -90,7 +97,7 @@ fn build(py: Python<'_>, raised: &Raised, message: &str) -> PyResult<PyErr> {
 
 /// An error of any crate below.
 pub enum Error {
-    /// Of the all-to-all.
+    /// Of an all-to-all.
     Moe(MoeError),
     /// Of a simulation.
     Predict(PredictError),
@@ -199,8 +206,66 @@ fn of_moe(error: &MoeError) -> Raised {
         MoeError::InUse { .. } => Raised::new("BufferInUseError"),
         MoeError::WrongStage { .. } => Raised::new("StageError"),
         MoeError::Timeout { missing, .. } => Raised::new("WaitTimeoutError").lacking(missing),
+        MoeError::DeviceLimit { .. }
+        | MoeError::Unsuitable { .. }
+        | MoeError::Cast { .. }
+        | MoeError::CastBlock { .. }
+        | MoeError::RowPieces { .. } => Raised::new("ConfigurationError"),
+        MoeError::HeapTooLarge { .. } => Raised::new("SizeError"),
+        MoeError::PeerFailed { peer, .. } => Raised::new("DeviceError").at(*peer),
+        MoeError::NoChannel { .. } => Raised::new("UnknownError"),
+        MoeError::NoAddress { .. } | MoeError::Misaligned { .. } => Raised::new("ShapeError"),
+        MoeError::Gpu(error) => of_gpu(error),
+        MoeError::Cuda(error) => of_cuda(error),
         MoeError::Fabric(error) => of_fabric(error),
         _ => Raised::new("UnknownError"),
+    }
+}
+
+/// CUDA's number for memory that there is not.
+const CUDA_OUT_OF_MEMORY: u32 = 2;
+
+fn of_cuda(error: &CudaError) -> Raised {
+    match error {
+        CudaError::Absent { .. }
+        | CudaError::TooOld { .. }
+        | CudaError::NoDevice { .. }
+        | CudaError::Unsupported { .. } => Raised::new("ProviderError"),
+        CudaError::Size { .. } => Raised::new("AllocationError"),
+        _ if error.code() == Some(CUDA_OUT_OF_MEMORY) => Raised::new("AllocationError"),
+        _ => Raised::new("DeviceError"),
+    }
+}
+
+fn of_gpu(error: &GpuError) -> Raised {
+    match error {
+        // What a kernel recorded.
+        GpuError::Timeout { peer, expected, seen, .. } => {
+            let missing = peer.map(|rank| Missing { rank, expected: *expected, seen: *seen });
+            Raised::new("WaitTimeoutError").about(*peer).lacking(missing.as_slice())
+        }
+        GpuError::Aborted { .. } => Raised::new("GroupPoisonedError"),
+        GpuError::Overlap { .. } | GpuError::OutOfOrder { .. } => Raised::new("StageError"),
+        GpuError::Released { peer, .. } => Raised::new("StageError").about(*peer),
+        GpuError::Expert { rank, .. } => Raised::new("ExpertError").at(rank.0),
+        GpuError::Capacity { rank, .. } => Raised::new("CapacityError").at(rank.0),
+        GpuError::UnknownRecord { peer, .. } => Raised::new("ProtocolError").about(*peer),
+        // What a heap or a kernel is made of.
+        GpuError::Empty { .. } | GpuError::TwinOnDevice { .. } | GpuError::Define { .. } => {
+            Raised::new("ConfigurationError")
+        }
+        GpuError::Disagreement { peer, .. } => Raised::new("ConfigurationMismatchError").at(peer.0),
+        GpuError::Malformed { peer, .. } => Raised::new("MalformedError").at(peer.0),
+        GpuError::OtherHost { peer, .. }
+        | GpuError::Namespace { peer, .. }
+        | GpuError::NoPeerAccess { peer, .. } => Raised::new("NoRouteError").at(peer.0),
+        GpuError::Map { peer, .. } | GpuError::Peer { peer, .. } => {
+            Raised::new("DeviceError").at(peer.0)
+        }
+        GpuError::Exchange { source, .. } | GpuError::Fabric(source) => of_fabric(source),
+        GpuError::Cache { .. } => Raised::new("SystemCallError"),
+        GpuError::Cuda(error) => of_cuda(error),
+        _ => Raised::new("DeviceError"),
     }
 }
 
@@ -210,7 +275,9 @@ fn of_fabric(error: &FabricError) -> Raised {
         FabricError::NoRoute { peer, .. } => Raised::new("NoRouteError").at(peer.0),
         FabricError::Malformed { peer, .. } => Raised::new("MalformedError").at(peer.0),
         FabricError::Connect { peer, .. } => Raised::new("ConnectError").at(peer.0),
-        FabricError::Provider { .. } => Raised::new("ProviderError"),
+        FabricError::Provider { .. } | FabricError::NoDevices { .. } => {
+            Raised::new("ProviderError")
+        }
         FabricError::Timeout { missing, .. } => Raised::new("WaitTimeoutError").lacking(missing),
         FabricError::Poisoned(poison) => of_poison(poison),
         FabricError::NoCredit { peer, .. } | FabricError::OldRound { peer, .. } => {

@@ -9,7 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use weft_control::{Config, Overrides, Secret};
 use weft_fabric::communicator::{CommunicatorConfig, Progress};
+use weft_fabric::providers::Devices;
 use weft_fabric::{Communicator as Fabric, ProviderKind};
+
+/// The copy provider with host memory in place of devices, so that programs can be tested without.
+const TWIN: &str = "copy-twin";
 
 /// Joins the group that the launcher or the arguments name; see `weft.init`.
 #[pyfunction]
@@ -57,6 +61,9 @@ pub fn init(
     let mut config = CommunicatorConfig::new(control);
     if let Some(names) = providers {
         config.providers = names.iter().map(|n| provider(py, n)).collect::<PyResult<_>>()?;
+        if names.iter().any(|name| name == TWIN) {
+            config.devices = Devices::Twin { seed: 0 };
+        }
     }
     config.progress = match progress {
         "caller" => Progress::Caller,
@@ -77,10 +84,10 @@ pub fn init(
 }
 
 fn provider(py: Python<'_>, name: &str) -> PyResult<ProviderKind> {
-    [ProviderKind::Shm, ProviderKind::Tcp].into_iter().find(|kind| kind.name() == name).ok_or_else(
-        || {
-            let message = format!("provider {name:?} is not known: shm and tcp are");
-            raise(py, "ConfigurationError", &message)
-        },
-    )
+    let known = [ProviderKind::Copy, ProviderKind::Shm, ProviderKind::Tcp];
+    let plain = if name == TWIN { ProviderKind::Copy.name() } else { name };
+    known.into_iter().find(|kind| kind.name() == plain).ok_or_else(|| {
+        let message = format!("provider {name:?} is not known: copy, shm and tcp are");
+        raise(py, "ConfigurationError", &message)
+    })
 }

@@ -5,6 +5,8 @@
 mod all_to_all;
 mod build;
 mod communicator;
+mod cuda;
+mod device;
 mod errors;
 mod finished;
 mod float8;
@@ -26,6 +28,10 @@ mod _native {
     use crate::build::{BuildInfo, build_info};
     #[pymodule_export]
     use crate::communicator::Communicator;
+    #[pymodule_export]
+    use crate::cuda::cuda_report;
+    #[pymodule_export]
+    use crate::device::{DeviceAllToAll, add_nvrtc_directory, device_defines, device_source};
     #[pymodule_export]
     use crate::errors::error_classes;
     #[pymodule_export]

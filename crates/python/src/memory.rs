@@ -2,10 +2,10 @@
 //! buffers, and DLPack tensors as addresses.
 
 use crate::errors::raise;
-use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
+use pyo3::types::{PyCapsule, PyDict};
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -47,6 +47,22 @@ impl View {
 impl View {
     fn __len__(&self) -> usize {
         self.range.len()
+    }
+
+    /// What `torch.as_tensor` and CuPy make an array of bytes of, without a copy. The array keeps this,
+    /// and this its memory.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if self.memory.host().is_some() {
+            return Err(PyAttributeError::new_err("this memory is the CPU's, not a device's"));
+        }
+        let interface = PyDict::new(py);
+        let address = self.memory.address() + self.range.start as u64;
+        interface.set_item("shape", (self.range.len(),))?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("data", (address, !self.writable))?;
+        interface.set_item("version", 3)?;
+        Ok(interface)
     }
 
     /// SAFETY (as PyO3 demands of this slot): fills `view` with a reference to `self`, whose memory

@@ -57,7 +57,13 @@ impl Region {
         self.length
     }
 
-    /// Its bytes, as a buffer.
+    /// Where it begins: an address of the CPU's, or of its device's.
+    fn address(&self, py: Python<'_>) -> PyResult<u64> {
+        let region = self.shared.with(py, |_| self.get())?;
+        Ok(region.memory().address())
+    }
+
+    /// Its bytes, as a buffer; as CUDA's array interface if it is memory of a device.
     fn view(&self, py: Python<'_>) -> PyResult<View> {
         let region = self.shared.with(py, |_| self.get())?;
         Ok(View::new(region.memory().clone(), 0..self.length, self.writable))

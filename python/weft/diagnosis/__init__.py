@@ -3,7 +3,7 @@
 Nothing here imports torch or needs any library: what may be absent is looked for by name.
 """
 
-from weft.diagnosis import libraries, machine
+from weft.diagnosis import cuda, libraries, machine
 from weft.diagnosis.finding import Finding
 
 __all__ = ["Finding", "examine"]
@@ -11,4 +11,5 @@ __all__ = ["Finding", "examine"]
 
 def examine() -> list[Finding]:
     """Look for everything that Weft uses."""
-    return [look() for look in (*machine.LOOKS, *libraries.LOOKS)]
+    found = [look() for look in (*machine.LOOKS, *libraries.LOOKS)]
+    return [*found, *cuda.findings(cuda.report())]

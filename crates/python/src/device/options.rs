@@ -1,0 +1,122 @@
+//! What `DeviceAllToAll` is asked to be, from Python's names and numbers.
+
+use crate::all_to_all::{choose, dtype, token_type};
+use crate::errors::{Error, raise};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::time::Duration;
+use weft_gpu::{Memory, Place};
+use weft_moe::device::{DeviceConfig, DeviceLayout, DeviceSetup, IdWidth, Path};
+use weft_moe::{Error as MoeError, Weighting};
+
+/// The keyword arguments that both constructors take, all of them required.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Options {
+    experts: u32,
+    top_k: u32,
+    hidden: u32,
+    max_tokens: u32,
+    token_dtype: String,
+    wire_dtype: String,
+    scales: Option<(String, u32)>,
+    combine_dtype: String,
+    answer_dtype: String,
+    output_dtype: String,
+    ids_dtype: String,
+    layout: String,
+    pad_to: u32,
+    expert_capacity: Option<u32>,
+    max_positions: Option<u32>,
+    weighting: String,
+    buffers: u32,
+    num_sms: Option<u32>,
+    path: Option<String>,
+    memory: String,
+    skew_timeout: f64,
+    max_bytes: Option<u64>,
+    pub timeout: f64,
+}
+
+/// How many those are.
+const COUNT: usize = 23;
+
+impl Options {
+    /// From the keyword arguments of a call.
+    ///
+    /// # Errors
+    /// `TypeError` or `KeyError` if some are missing, of another type or not known.
+    pub fn of(arguments: Option<&Bound<'_, PyDict>>) -> PyResult<Options> {
+        let given = arguments.map_or(0, |arguments| arguments.len());
+        if let Some(arguments) = arguments
+            && given <= COUNT
+        {
+            return arguments.extract();
+        }
+        Err(PyTypeError::new_err(format!("{given} keyword arguments were given, of {COUNT} known")))
+    }
+
+    /// The shape, as `rank` of `ranks` has it.
+    pub fn config(&self, py: Python<'_>, ranks: u32, rank: u32) -> PyResult<DeviceConfig> {
+        let scales = self.scales.as_ref().map(|(dtype, block)| (dtype.as_str(), *block));
+        let ids = [("int64", IdWidth::I64), ("int32", IdWidth::I32)];
+        let weighting = [("combine", Weighting::AtCombine), ("expert", Weighting::AtExpert)];
+        let paths = Path::ALL.map(|path| (path.name(), path));
+        let path = self.path.as_deref().map(|name| choose(py, "path", name, &paths)).transpose()?;
+        let config = DeviceConfig::new(ranks, rank, self.experts, self.top_k);
+        Ok(DeviceConfig {
+            channels: self.buffers,
+            token_type: token_type(py, &self.token_dtype, scales)?,
+            wire: token_type(py, &self.wire_dtype, scales)?,
+            combine_dtype: dtype(py, &self.combine_dtype)?,
+            answer_dtype: dtype(py, &self.answer_dtype)?,
+            output_dtype: dtype(py, &self.output_dtype)?,
+            ids: choose(py, "ids_dtype", &self.ids_dtype, &ids)?,
+            layout: self.layout(py)?,
+            max_positions: self.max_positions,
+            weighting: choose(py, "weighting", &self.weighting, &weighting)?,
+            path,
+            max_bytes: self.max_bytes,
+            ..config.sized(self.max_tokens, self.hidden)
+        })
+    }
+
+    fn layout(&self, py: Python<'_>) -> PyResult<DeviceLayout> {
+        let (pad_to, expert_capacity) = (self.pad_to, self.expert_capacity);
+        let known = [
+            ("contiguous", DeviceLayout::Contiguous { pad_to }),
+            ("indexed", DeviceLayout::Indexed),
+            ("padded", DeviceLayout::Padded { expert_capacity }),
+        ];
+        let layout = choose(py, "layout", &self.layout, &known)?;
+        if expert_capacity.is_some() && !matches!(layout, DeviceLayout::Padded { .. }) {
+            let message = format!("expert_capacity is for layout='padded', not {:?}", self.layout);
+            return Err(raise(py, "ConfigurationError", &message));
+        }
+        Ok(layout)
+    }
+
+    /// Where a rank runs: on `device`, "cuda:0" and on, or "twin".
+    pub fn setup(&self, py: Python<'_>, device: &str) -> PyResult<DeviceSetup> {
+        let memory = [("fd", Memory::Fd), ("ipc", Memory::Ipc)];
+        let memory = choose(py, "memory", &self.memory, &memory)?;
+        let place = match (device, device.strip_prefix("cuda:").map(str::parse)) {
+            ("twin", _) => Place::Twin,
+            (_, Some(Ok(ordinal))) => {
+                let device = py.detach(|| weft_cuda::driver()?.device(ordinal));
+                Place::Cuda { device: device.map_err(MoeError::from).map_err(Error::from)?, memory }
+            }
+            _ => {
+                let message = format!("device is {device:?}: cuda:0 and on, and twin, are known");
+                return Err(raise(py, "ConfigurationError", &message));
+            }
+        };
+        let skew_timeout = Duration::try_from_secs_f64(self.skew_timeout).map_err(|_| {
+            let message =
+                format!("skew_timeout is {}: seconds from 0 on are needed", self.skew_timeout);
+            raise(py, "ConfigurationError", &message)
+        })?;
+        Ok(DeviceSetup { place, skew_timeout, num_sms: self.num_sms })
+    }
+}

@@ -1,0 +1,156 @@
+"""CUDA: its driver, its devices and how they reach each other, and its compiler."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from weft import _native
+from weft.diagnosis.finding import Finding
+from weft.diagnosis.libraries import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from weft._native import CudaDevice, CudaReport
+
+    Pair: TypeAlias = tuple[CudaDevice, CudaDevice]
+
+__all__ = ["findings", "nvrtc_folders", "report"]
+
+#: What the kernels are compiled for, as a compute capability.
+KERNELS_NEED: Final = (9, 0)
+
+
+def report() -> CudaReport:
+    """What this machine has of CUDA. This initialises CUDA, but makes no context."""
+    return _native.cuda_report(nvrtc_folders())
+
+
+def nvrtc_folders() -> list[str]:
+    """Folders of NVIDIA's Python packages, which may have NVRTC."""
+    package = importlib.util.find_spec("nvidia")
+    places = (package.submodule_search_locations or ()) if package else ()
+    found = (folder for place in places for folder in sorted(Path(place).glob("*/lib")))
+    return [str(folder) for folder in found if any(folder.glob("libnvrtc.so.*"))]
+
+
+def findings(found: CudaReport) -> list[Finding]:
+    """What follows from a report; of devices only if there are any."""
+    devices = found["devices"]
+    looks = (whole, together, shareable) if devices else ()
+    return [driver(found), *(look(devices) for look in looks), nvml(found), nvrtc(found)]
+
+
+def driver(found: CudaReport) -> Finding:
+    """The driver and its devices."""
+    name, devices = "CUDA driver", found["devices"]
+    error = found["errors"].get("driver") or found["errors"].get("devices")
+    if found["driver"] is None or error:
+        return Finding(name, False, error or "unknown", "regions are in the CPU's memory only")
+    detail = f"{version(found['driver'])}, {models(devices)}"
+    if unfit := [gpu for gpu in devices if gpu["compute_capability"] != KERNELS_NEED]:
+        follows = f"no kernels for {numbers(unfit)}: they are for compute capability "
+        return Finding(name, True, detail, follows + version(KERNELS_NEED))
+    if not devices:
+        return Finding(name, True, detail, "regions are in the CPU's memory only")
+    return Finding(name, True, detail, "kernels can exchange tokens in the GPUs' memory")
+
+
+def whole(devices: list[CudaDevice]) -> Finding:
+    """Whether devices are GPUs and not slices of one (MIG)."""
+    name = "whole GPUs"
+    if cut := [gpu for gpu in devices if gpu["mig_slice"] or gpu["mig_mode"]]:
+        follows = (
+            "slices reach no other device, so there is no symmetric heap over NVLink, and Weft"
+            " refuses them: `nvidia-smi -mig 0` makes them whole"
+        )
+        return Finding(name, False, f"MIG is on: {numbers(cut)}", follows)
+    if any(gpu["mig_mode"] is None for gpu in devices):
+        return Finding(name, True, "no slices (MIG)", "they can reach each other's memory")
+    return Finding(name, True, "MIG is off", "they can reach each other's memory")
+
+
+def together(devices: list[CudaDevice]) -> Finding:
+    """Whether devices reach each other's memory, and over NVLink."""
+    name = "NVLink"
+    pairs = list(combinations(devices, 2))
+    if not pairs:
+        return Finding(name, False, "one device", "nothing to exchange between GPUs here")
+    reached = [pair for pair in pairs if mutual(pair, lambda gpu: gpu["reaches"])]
+    joined = [pair for pair in pairs if mutual(pair, lambda gpu: gpu["nvlink"] or [])]
+    if any(gpu["nvlink"] is None for gpu in devices):
+        detail = f"unknown without NVML; {share(reached, pairs)} by some way"
+        return Finding(name, False, detail, "how fast GPUs exchange tokens cannot be told")
+    if not joined:
+        detail = f"none; {share(reached, pairs)} by PCI Express" if reached else "none"
+        follows = "GPUs exchange tokens slowly" if reached else "no heap spans these GPUs"
+        return Finding(name, False, detail, follows)
+    follows = "kernels store straight into the memory of peers"
+    if len(reached) < len(pairs):
+        follows += "; a group must keep to GPUs that reach each other"
+    elif len(joined) < len(pairs):
+        follows += ", slowly where PCI Express joins them"
+    return Finding(name, True, share(joined, pairs), follows)
+
+
+def shareable(devices: list[CudaDevice]) -> Finding:
+    """Whether device memory can be shared by file descriptor."""
+    name = "shared GPU memory"
+    if unable := [gpu for gpu in devices if not gpu["file_descriptors"]]:
+        follows = 'IPC handles share it: memory="ipc"'
+        return Finding(name, False, f"no file descriptors: {numbers(unable)}", follows)
+    return Finding(name, True, "by file descriptor", "ranks of a host map each other's GPU memory")
+
+
+def nvml(found: CudaReport) -> Finding:
+    """NVIDIA's management library, which tells how GPUs are connected."""
+    if found["nvml"] is None:
+        return Finding("NVML", False, found["errors"]["nvml"], "NVLink cannot be seen")
+    return Finding("NVML", True, f"driver {found['nvml']}", "`weft topo` shows NVLinks")
+
+
+def nvrtc(found: CudaReport) -> Finding:
+    """The compiler for CUDA kernels at run time."""
+    if found["nvrtc"] is None:
+        follows = "CUDA kernels cannot be compiled here"
+        return Finding("NVRTC", False, found["errors"]["nvrtc"], follows)
+    (major, minor), _ = found["nvrtc"]
+    offered = found["driver"]
+    if offered is not None and offered[0] < major:
+        follows = f"the driver is for CUDA {version(offered)}: it may not load what this compiles"
+    else:
+        follows = "CUDA kernels are compiled here"
+    return Finding("NVRTC", True, f"{major}.{minor}", follows)
+
+
+def mutual(pair: Pair, reached: Callable[[CudaDevice], list[int]]) -> bool:
+    """Whether each of two devices reaches the other."""
+    one, other = pair
+    return other["ordinal"] in reached(one) and one["ordinal"] in reached(other)
+
+
+def share(some: list[Pair], pairs: list[Pair]) -> str:
+    """How many of the pairs."""
+    every = len(some) == len(pairs)
+    return "every pair" if every else f"{len(some)} of {plural(len(pairs), 'pair')}"
+
+
+def models(devices: list[CudaDevice]) -> str:
+    """How many devices of which product."""
+    counts = Counter(gpu["name"] for gpu in devices)
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no device"
+
+
+def numbers(devices: list[CudaDevice]) -> str:
+    """Devices by number."""
+    return ", ".join(f"cuda:{gpu['ordinal']}" for gpu in devices)
+
+
+def version(parts: tuple[int, int]) -> str:
+    """A version of CUDA's."""
+    return f"{parts[0]}.{parts[1]}"

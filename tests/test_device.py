@@ -1,0 +1,63 @@
+"""The switch between the CPU and devices, without what a device needs."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import weft
+
+SHAPE: dict[str, Any] = {"experts": 4, "top_k": 2, "hidden": 32, "max_tokens": 8}
+
+
+def run(text: str) -> str:
+    process = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_importing_weft_does_not_import_torch() -> None:
+    assert run("import sys, weft, weft.moe; weft.check(); print('torch' in sys.modules)") == (
+        "False\n"
+    )
+
+
+def test_a_device_without_torch_says_what_to_install() -> None:
+    said = run(
+        "import sys, weft\n"
+        "sys.modules['torch'] = None\n"
+        "try:\n"
+        "    weft.moe.AllToAll(None, device='cuda')\n"
+        "except weft.errors.ConfigurationError as error:\n"
+        "    print(error)\n"
+    )
+    assert said == "device cuda needs PyTorch: pip install 'weft[torch]'\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_sms": 8, "path": "latency"}, "num_sms, path is for devices"),
+        ({"layout": "padded"}, "layout='padded' is for devices"),
+    ],
+)
+def test_arguments_of_devices_are_refused_on_the_cpu(options: dict[str, Any], named: str) -> None:
+    with (
+        weft.init(rank=0, world_size=1) as communicator,
+        pytest.raises(weft.errors.ConfigurationError, match=named),
+    ):
+        weft.moe.AllToAll(communicator, **SHAPE, **options)
+
+
+def test_a_class_made_from_the_cpus_stays_there() -> None:
+    class Mine(weft.moe.AllToAll):
+        pass
+
+    with (
+        weft.init(rank=0, world_size=1) as communicator,
+        pytest.raises(weft.errors.ConfigurationError, match=r"derive from weft\.cuda\.AllToAll"),
+    ):
+        Mine(communicator, **SHAPE, device="cuda")
