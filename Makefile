@@ -209,6 +209,21 @@ bench-articles: build ## Simulate published MoE and DLRM figures, and make docs/
 	@cp $(CARGO_TARGET_DIR)/articles/*.svg docs/images
 	@$(BIN)/python benchmarks/sim_pages.py --write
 
+# On a machine with GPUs: WEFT_PYTHON can import weft and torch, and nothing is built.
+.PHONY: gpu-test
+gpu-test: ## Run the tests that need a GPU with WEFT_PYTHON (python3)
+	$(call say,Tests on GPUs)
+	@benchmarks/gpu/run.sh test
+
+.PHONY: gpu-bench
+gpu-bench: ## Measure on GPUs with WEFT_PYTHON (python3), in at most BUDGET (1800) seconds
+	$(call say,Dispatch and combine on GPUs)
+	@benchmarks/gpu/run.sh bench --budget $(or $(BUDGET),1800)
+
+.PHONY: bench-gpu-page
+bench-gpu-page: build ## Make the tables and the picture of docs/gpu.md from the result file
+	@$(BIN)/python benchmarks/gpu_page.py --write
+
 .PHONY: bench-page
 bench-page: ## Make the tables of docs/speed.md from the result files
 	@$(PYTHON) benchmarks/table.py --write
@@ -217,7 +232,7 @@ bench-page: ## Make the tables of docs/speed.md from the result files
 requirements: ## Pin the newest releases that pyproject.toml allows (needs uv)
 	$(call say,Pinning requirements)
 	@uv pip compile $(PIN) --extra dev --extra demo --extra bench pyproject.toml -o requirements/dev.txt
-	@uv pip compile $(PIN) --extra torch -c requirements/dev.txt pyproject.toml -o requirements/torch.txt
+	@uv pip compile $(PIN) --extra torch --extra layer -c requirements/dev.txt pyproject.toml -o requirements/torch.txt
 
 PIN := --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url

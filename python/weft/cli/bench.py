@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from weft.cli import bench_device
 from weft.cli.arguments import PROVIDERS, positive
 from weft.cli.table import format_table
 from weft.errors import WeftError
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     from weft.cli.arguments import Subparsers
 
 RESULTS: Final = Path("benchmarks/results")
+#: Of `weft bench moe` on the CPU.
+DEFAULTS: Final = {
+    "ranks": 4,
+    "tokens": 128,
+    "hidden": 1024,
+    "experts": 16,
+    "top_k": 2,
+    "rounds": 100,
+}
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -36,20 +46,19 @@ def add_moe_parser(subparsers: Subparsers) -> None:
         " every element of every result to the error bound that is promised. Under a launcher,"
         " its ranks are used.",
     )
-    for name, default, what in (
-        ("ranks", 4, "ranks to start"),
-        ("tokens", 128, "tokens of each rank in each round"),
-        ("hidden", 1024, "elements of a token"),
-        ("experts", 16, "experts of all ranks together"),
-        ("top-k", 2, "experts that a token names"),
-        ("rounds", 100, "rounds to measure"),
+    for name, on_gpus, what in (
+        ("ranks", "one for each visible GPU", "ranks to start"),
+        ("tokens", "128", "tokens of each rank in each round"),
+        ("hidden", "7168", "elements of a token"),
+        ("experts", "256", "experts of all ranks together"),
+        ("top_k", "8", "experts that a token names"),
+        ("rounds", "400", "rounds to measure"),
     ):
         parser.add_argument(
-            f"--{name}",
+            f"--{name.replace('_', '-')}",
             type=positive,
-            default=default,
             metavar="N",
-            help=f"{what} (default %(default)s)",
+            help=f"{what} (default {DEFAULTS[name]}; on GPUs {on_gpus})",
         )
     parser.add_argument("--dtype", default="bfloat16", help="of tokens (default %(default)s)")
     parser.add_argument(
@@ -63,7 +72,8 @@ def add_moe_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the data (default %(default)s)")
     parser.add_argument("--provider", choices=PROVIDERS, help="default: the best there is")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto")
-    add_output(parser, "moe.jsonl")
+    add_output(parser, "moe.jsonl", "; gpu_moe.jsonl with a device")
+    bench_device.add_options(parser)
     parser.set_defaults(run=run_moe, usage_error=parser.error)
 
 
@@ -91,28 +101,35 @@ def add_transfer_parser(subparsers: Subparsers) -> None:
     parser.set_defaults(run=run_transfer, usage_error=parser.error)
 
 
-def add_output(parser: argparse.ArgumentParser, name: str) -> None:
+def add_output(parser: argparse.ArgumentParser, name: str, more: str = "") -> None:
     """Declare how results are shown and kept."""
+    parser.set_defaults(record_name=name)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--record",
         nargs="?",
         type=Path,
-        const=RESULTS / name,
+        const=Path(),
         metavar="FILE",
-        help="append the result to a file of JSON lines (default %(const)s)",
+        help=f"append the result to a file of JSON lines (default {RESULTS / name}{more})",
     )
 
 
 def run_moe(arguments: argparse.Namespace) -> int:
     """Measure; 1 if a result was wrong."""
+    if arguments.device != "cpu":
+        return bench_device.run(arguments)
+    bench_device.refuse_options(arguments)
     from weft.bench import moe
     from weft.bench.group import GroupError
     from weft.bench.moe_workload import Workload
 
-    fields = ("ranks", "tokens", "hidden", "experts", "top_k", "dtype", "routing", "rounds", "seed")
+    given: dict[str, Any] = {
+        name: getattr(arguments, name) or default for name, default in DEFAULTS.items()
+    }
+    fields = ("dtype", "routing", "seed")
     try:
-        workload = Workload(**{name: getattr(arguments, name) for name in fields})
+        workload = Workload(**given, **{name: getattr(arguments, name) for name in fields})
         if arguments.trace is not None and not arguments.trace.parent.is_dir():
             raise ValueError(f"there is no directory {arguments.trace.parent} for the trace")
     except ValueError as error:
@@ -163,7 +180,9 @@ def finish(arguments: argparse.Namespace, found: dict[str, Any], show: Any) -> N
             print("This is a debug build of Weft: its figures mean nothing.\n")
         show(found)
     if arguments.record is not None:
-        append_record(arguments.record, found)
+        # An option without a value is an empty path.
+        named = arguments.record.name != ""
+        append_record(arguments.record if named else RESULTS / arguments.record_name, found)
 
 
 def show_moe(found: dict[str, Any]) -> None:

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Tests Weft on a machine with GPUs, or measures it there. No compiler is needed: only a Python that
+# can import weft and torch, WEFT_PYTHON or else python3, by an installed wheel or by PYTHONPATH.
+#
+#     benchmarks/gpu/run.sh test [ARGUMENTS OF PYTEST]
+#     benchmarks/gpu/run.sh bench [--budget SECONDS] [--cases NAMES] [--ranks N] [--record FILE]
+#
+# A case of the benchmark that fails is recorded as failed, and the others go on.
+set -euo pipefail
+what=${1:-}
+case $what in
+test | bench) shift ;;
+*)
+    sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+    ;;
+esac
+
+root=$(cd "$(dirname "$0")/../.." && pwd)
+cd "$root"
+python=${WEFT_PYTHON:-python3}
+
+command -v "$python" >/dev/null || {
+    echo "run.sh: there is no $python: set WEFT_PYTHON to a Python with weft and torch" >&2
+    exit 2
+}
+"$python" - <<'END' || exit 2
+import importlib.util
+import sys
+
+if sys.version_info < (3, 11):
+    sys.exit(f"run.sh: Weft needs Python 3.11 or later, and this is {sys.version.split()[0]}")
+missing = [name for name in ("torch", "numpy", "ml_dtypes", "weft") if not importlib.util.find_spec(name)]
+if missing:
+    sys.exit(f"run.sh: {sys.executable} lacks {', '.join(missing)}: install Weft's wheel, or set PYTHONPATH")
+import torch
+
+if not torch.cuda.is_available():
+    sys.exit(f"run.sh: torch {torch.__version__} of {sys.executable} sees no GPU")
+END
+
+case $what in
+test)
+    if ! "$python" -c 'import pytest' 2>/dev/null; then
+        echo "run.sh: $python lacks pytest" >&2
+        exit 2
+    fi
+    options=(-q -m gpu --confcutdir tests/gpu)
+    if ! "$python" -c 'import pytest_timeout' 2>/dev/null; then
+        # The project's settings need that plugin; without it no test is stopped when it hangs.
+        echo "run.sh: $python lacks pytest-timeout: tests that hang are not stopped" >&2
+        options+=(-c /dev/null --rootdir .)
+    fi
+    exec "$python" -m pytest "${options[@]}" tests/gpu "$@"
+    ;;
+bench)
+    exec "$python" -m weft bench moe --device cuda --cases all \
+        --record benchmarks/results/gpu_moe.jsonl "$@"
+    ;;
+esac

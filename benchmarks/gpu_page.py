@@ -1,0 +1,449 @@
+"""The tables and the picture of docs/gpu.md: `gpu_page.py --write` puts them there.
+
+Between a line `<!-- table: NAME -->` and the next `<!-- end -->` stands what `TABLES[NAME]` makes
+of `results/gpu_moe.jsonl`, to which `weft bench moe --device cuda --cases all --record` appends. Of
+each machine and case the last record counts. Rows of others are from `reference/gpu_moe.json`, with
+the machine that they were measured on. Without results, tables say that nothing was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from table import NOTHING, markdown, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "gpu.md"
+PICTURE = ROOT / "docs" / "images" / "gpu-moe.svg"
+RESULTS = ROOT / "benchmarks" / "results" / "gpu_moe.jsonl"
+REFERENCE = ROOT / "benchmarks" / "reference" / "gpu_moe.json"
+SECTION = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+#: What follows each case of decode and of prefill in its tables.
+DECODE = {
+    "decode": "cast to fp8 by the kernel, contiguous",
+    "decode given fp8": "fp8 given, contiguous",
+    "decode indexed": "cast to fp8, indexed",
+    "decode bf16": "bf16 on the wire, contiguous",
+    "one token": "1 token, cast to fp8",
+}
+PREFILL = {
+    "prefill 24": "fp8, 24 SMs",
+    "prefill 32": "fp8, 32 SMs",
+    "prefill 64": "fp8, 64 SMs",
+    "prefill": "fp8, Weft's choice of SMs",
+    "prefill bf16": "bf16, 24 SMs",
+}
+
+Record = dict[str, Any]
+
+
+def main() -> int:
+    """Print the page, or write it and draw its picture."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write the page and the picture")
+    arguments = parser.parse_args()
+    records = read(RESULTS)
+    if arguments.write and draw(records, PICTURE):
+        print(f"{PICTURE.relative_to(ROOT)} is drawn")
+    page = with_tables(PAGE.read_text(encoding="utf-8"), records)
+    if arguments.write:
+        PAGE.write_text(page, encoding="utf-8")
+    else:
+        print(page)
+    return 0
+
+
+def with_tables(page: str, records: list[Record]) -> str:
+    """The page with every table made anew."""
+
+    def table(section: re.Match[str]) -> str:
+        return f"{section[1]}\n{TABLES[section[2]](records)}\n\n{section[4]}"
+
+    return SECTION.sub(table, page)
+
+
+def read(path: Path) -> list[Record]:
+    """The last record of each machine and case, those of the largest machine first."""
+    if not path.exists():
+        return []
+    last: dict[tuple[str, str], Record] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        # What was not begun says nothing, and the twin's times mean nothing.
+        if record["status"] != "skipped" and record["origin"].get("device") == "cuda":
+            last[machine(record), record["case"]] = record
+    return sorted(
+        last.values(), key=lambda record: (-len(record["origin"]["gpus"]), machine(record))
+    )
+
+
+def reference() -> dict[str, Any]:
+    """What others measured and published."""
+    found: dict[str, Any] = json.loads(REFERENCE.read_text(encoding="utf-8"))
+    return found
+
+
+def machine(record: Record) -> str:
+    """Where it was measured, in a few words."""
+    origin = record["origin"]
+    gpus = origin["gpus"]
+    named = f"{len(gpus)} {gpus[0]}" if gpus else "no GPU"
+    return named if origin["ranks"] == len(gpus) else f"{origin['ranks']} ranks on {named}"
+
+
+def good(records: list[Record], kind: str | None = None) -> list[Record]:
+    """Those with a result, of a kind."""
+    return [
+        record
+        for record in records
+        if record["status"] == "ok" and (kind is None or record["kind"] == kind)
+    ]
+
+
+def times(result: dict[str, Any], name: str, *, p99: bool = True) -> str:
+    """The slowest rank's p50 and p99, in microseconds."""
+    time = result.get("times", {}).get(name)
+    if time is None:
+        return ""
+    middle = number(time["slowest_p50_us"])
+    return f"{middle} / {number(time['slowest_p99_us'])}" if p99 else middle
+
+
+def cell(value: float | None) -> str:
+    """A number, if there is one."""
+    return "" if value is None else number(value)
+
+
+def where(records: list[Record]) -> str:
+    """Machines, versions and commits."""
+    rows: dict[str, list[str]] = {}
+    for record in records:
+        origin, versions = record["origin"], record["origin"]["versions"]
+        rows[machine(record)] = [
+            machine(record),
+            origin["links"],
+            f"driver {versions['driver']}, CUDA {versions['cuda']}, torch {versions['torch']},"
+            f" NCCL {versions['nccl']}",
+            ", ".join(
+                sorted(
+                    {
+                        str(other["origin"]["commit"])[:12]
+                        for other in records
+                        if machine(other) == machine(record)
+                    }
+                )
+            ),
+            origin["at"][:10],
+        ]
+    return left(["ranks and GPUs", "links", "versions", "commits", "date"], list(rows.values()))
+
+
+def left(headers: list[str], rows: list[list[str]]) -> str:
+    """A table of text."""
+    if not rows:
+        return NOTHING
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def exchanges(cases: dict[str, str], key: str) -> Callable[[list[Record]], str]:
+    """Dispatch and combine of these cases, NCCL beside them, and what others have."""
+
+    def table(records: list[Record]) -> str:
+        rows = []
+        for record in good(records):
+            if record["case"] not in cases:
+                continue
+            result = record["result"]
+            moved, beside = result["bytes"], result.get("beside", {})
+            rows.append(
+                [
+                    f"Weft, {machine(record)}: {cases[record['case']]}",
+                    times(result, "dispatch"),
+                    times(result, "combine"),
+                    times(result, "round"),
+                    cell(moved["dispatch_gb_per_s"]),
+                    cell(moved["combine_gb_per_s"]),
+                    times(beside, "dispatch", p99=False),
+                    times(beside, "combine", p99=False),
+                ]
+            )
+        headers = ["µs, p50 / p99", "dispatch", "combine", "both", "dispatch, GB/s"]
+        headers += ["combine, GB/s", "NCCL, dispatch's bytes", "NCCL, combine's bytes"]
+        return markdown(headers, [*rows, *others(key)])
+
+    return table
+
+
+def others(key: str) -> list[list[str]]:
+    """Rows of what others measured and published."""
+    known = reference()
+    measured, published = known["measured"], known["published"]
+    system = measured["deepep_v1"]
+    name = f"{system['name']}, {measured['label']} (measured)"
+    empty = [""] * 4
+    rows = []
+    if key == "decode":
+        ours = system["decode"]
+        both = f"{number(ours['pair_mean_us'])} (mean)"
+        rows.append([name, cell(ours["dispatch_us"]), cell(ours["combine_us"]), both, *empty])
+    else:
+        ours = system["prefill"]
+        for wire in ("fp8", "bf16"):
+            dispatch = cell(ours[f"dispatch_{wire}_us"])
+            label = f"{name}: {wire}, 24 SMs"
+            rows.append([label, dispatch, cell(ours["combine_bf16_us"]), "", *empty])
+    for row in published[key]["rows"]:
+        label = f"{row['name']} (published)"
+        rows.append([label, cell(row["dispatch_us"]), cell(row["combine_us"]), "", *empty])
+    return rows
+
+
+def halves(records: list[Record]) -> str:
+    """Send and receive halves."""
+    names = ("dispatch send", "dispatch recv", "combine send", "combine recv")
+    rows = [
+        [f"Weft, {machine(record)}: {DECODE.get(record['case'], record['case'])}"]
+        + [times(record["result"], name) for name in names]
+        for record in good(records, "rounds")
+        if names[0] in record["result"]["times"]
+    ]
+    measured = reference()["measured"]
+    system = measured["deepep_v1"]
+    sides = [*system["decode"]["dispatch_halves_us"], *system["decode"]["combine_halves_us"]]
+    label = f"{system['name']}, {measured['label']} (measured)"
+    rows.append([label, *map(number, sides)])
+    return markdown(["µs, p50 / p99", *names], rows)
+
+
+def cold(records: list[Record]) -> str:
+    """With warm and with cold caches."""
+    rows = [
+        [
+            f"Weft, {machine(record)}: {DECODE.get(record['case'], record['case'])}",
+            *(times(record["result"], f"{cache}{phase}") for cache, phase in PAIRS),
+        ]
+        for record in good(records, "rounds")
+        if "cold dispatch" in record["result"]["times"]
+    ]
+    headers = [f"{phase}, {'cold' if cache else 'as replayed'}" for cache, phase in PAIRS]
+    return markdown(["µs, p50 / p99", *headers], rows)
+
+
+PAIRS = [(cache, phase) for phase in ("dispatch", "combine") for cache in ("", "cold ")]
+
+
+def harness(records: list[Record]) -> str:
+    """Pairs in a loop, means."""
+    rows = []
+    for record in good(records, "harness"):
+        found = record["result"]["times"]
+        for name, time in found.items():
+            how, flush = name.split(" ")[:2]
+            label = "a graph of one pair" if how == "graph" else "calls"
+            rows.append(
+                [
+                    f"Weft, {machine(record)}: {label}, caches flushed"
+                    f" {'before each pair' if flush == 'between' else 'before the loop'}",
+                    number(time["slowest_mean_us"]),
+                    number(time["mean_us"]),
+                    number(time["min_us"]),
+                ]
+            )
+    measured = reference()["measured"]
+    system = measured["deepep_v1"]
+    ours = system["decode"]
+    label = f"{system['name']}, {measured['label']} (measured): calls"
+    rows.append([label, "", number(ours["pair_mean_us"]), number(ours["pair_min_us"])])
+    return markdown(["dispatch and combine, µs", "mean, slowest rank", "mean", "least"], rows)
+
+
+def modes(records: list[Record]) -> str:
+    """Eager, compiled, in a graph, and what a call takes of the host."""
+    rows = []
+    for record in good(records, "modes"):
+        result = record["result"]
+        calls = result["host_us"]
+        rows.append(
+            [
+                f"Weft, {machine(record)}",
+                *(times(result, f"{how} round", p99=False) for how in ("graph", "eager")),
+                times(result, "compiled round", p99=False),
+                *(number(calls[name]) for name in ("dispatch", "combine")),
+                number(max(result["compile_seconds"])),
+            ]
+        )
+    headers = ["a round of decode, µs", "graph", "calls", "`torch.compile`"]
+    headers += ["host, dispatch", "host, combine", "compiling, s"]
+    return markdown(headers, rows)
+
+
+def late(records: list[Record]) -> str:
+    """A rank that comes late, from its own arrival."""
+    rows = []
+    for record in good(records, "late"):
+        result = record["result"]
+        last = result["of_late_rank"]
+        rows.append(
+            [
+                f"Weft, {machine(record)}, {result['late_us']:.0f} µs late",
+                times(result, "on time dispatch"),
+                times({"times": last}, "late dispatch"),
+                times(result, "on time combine"),
+                times({"times": last}, "late combine"),
+            ]
+        )
+    headers = ["µs, p50 / p99", "dispatch, all on time", "dispatch, of the late rank"]
+    headers += ["combine, all on time", "combine, of the late rank"]
+    return markdown(headers, rows)
+
+
+def gemm(records: list[Record]) -> str:
+    """Beside a matrix product."""
+    rows = []
+    for record in good(records, "gemm"):
+        found = {name: time["slowest_p50_us"] for name, time in record["result"]["times"].items()}
+        rows.append(
+            [
+                f"Weft, {machine(record)}, {record['workload']['num_sms']} SMs",
+                number(found["alone"]),
+                f"{number(found['with gemm'])} ({found['with gemm'] / found['alone']:.2f})",
+                number(found["gemm alone"]),
+                f"{number(found['gemm with rounds'])}"
+                f" ({found['gemm with rounds'] / found['gemm alone']:.2f})",
+            ]
+        )
+    headers = ["prefill, µs (ratio)", "round alone", "round beside a product"]
+    headers += ["product alone", "product beside rounds"]
+    return markdown(headers, rows)
+
+
+def start(records: list[Record]) -> str:
+    """Seconds until the first round is through."""
+    rows = []
+    for record in good(records, "start"):
+        result = record["result"]
+        builds = [build["seconds"] for build in result["builds"] if build]
+        rows.append(
+            [
+                f"Weft, {machine(record)}, cache {record['workload']['cache']}",
+                number(max(result["constructor_seconds"])),
+                cell(max(builds) if builds else None),
+                number(max(result["first_round_seconds"])),
+                f"{result['heap_bytes'] / 2**20:.0f} MiB",
+            ]
+        )
+    headers = ["decode, seconds of the slowest rank", "constructor", "of it, kernels"]
+    return markdown([*headers, "first round", "symmetric memory"], rows)
+
+
+def sweep(records: list[Record]) -> str:
+    """One number of decode changed at a time."""
+    rows = []
+    for record in good(records, "rounds"):
+        if record["case"] != "decode" and not record["case"].startswith("sweep "):
+            continue
+        result, moved = record["result"], record["result"]["bytes"]
+        rows.append(
+            [
+                f"{machine(record)}: {record['case'].removeprefix('sweep ').replace('_', '-')}",
+                times(result, "dispatch"),
+                times(result, "combine"),
+                times(result, "round"),
+                cell(moved["dispatch_gb_per_s"]),
+                cell(moved["combine_gb_per_s"]),
+            ]
+        )
+    headers = ["µs, p50 / p99", "dispatch", "combine", "both", "dispatch, GB/s", "combine, GB/s"]
+    return markdown(headers, rows)
+
+
+def not_measured(records: list[Record]) -> str:
+    """Cases whose last run failed or gave wrong results."""
+    rows = [
+        [
+            f"{record['case']}, {machine(record)}",
+            record["status"],
+            # The last line of a trace back says what was wrong.
+            (record["reason"] or "").strip().splitlines()[-1].strip().replace("|", "\\|")[:200],
+        ]
+        for record in records
+        if record["status"] != "ok"
+    ]
+    if records and not rows:
+        return "None: every case that was begun ended, and every result was right."
+    return left(["case", "outcome", "why"], rows)
+
+
+def picture(records: list[Record]) -> str:
+    """The picture, once there is something to show."""
+    if not bars(records):
+        return NOTHING
+    return f"![Dispatch, combine and both of decode, beside others](images/{PICTURE.name})"
+
+
+def bars(records: list[Record]) -> dict[str, list[float | None]]:
+    """Of decode, by system: dispatch, combine, both."""
+    found: dict[str, list[float | None]] = {}
+    for record in good(records):
+        if record["case"] == "decode":
+            taken = record["result"]["times"]
+            found[f"Weft, {machine(record)}"] = [
+                taken[name]["slowest_p50_us"] for name in ("dispatch", "combine", "round")
+            ]
+            beside = record["result"].get("beside", {}).get("times")
+            if beside:
+                found[f"NCCL, as many bytes, {machine(record)}"] = [
+                    beside[name]["slowest_p50_us"] for name in ("dispatch", "combine", "round")
+                ]
+    if not found:
+        return {}
+    known = reference()
+    measured = known["measured"]
+    ours = measured["deepep_v1"]["decode"]
+    label = f"{measured['deepep_v1']['name']}, {measured['label']}, measured"
+    found[label] = [ours["dispatch_us"], ours["combine_us"], ours["pair_mean_us"]]
+    for row in known["published"]["decode"]["rows"]:
+        found[f"{row['name']}, published"] = [row["dispatch_us"], row["combine_us"], None]
+    return found
+
+
+def draw(records: list[Record], path: Path) -> bool:
+    """Draw the picture, if there is anything to show; whether there was."""
+    systems = bars(records)
+    if not systems:
+        return False
+    from weft.sim.plot import draw_bars, save
+
+    title = "128 tokens a rank, hidden 7168, 256 experts, top-8, fp8 out, bf16 back"
+    # The palette has eight colours: Weft and NCCL of the largest machines come first.
+    shown = dict(list(systems.items())[:8])
+    save(draw_bars(["dispatch", "combine", "both"], shown, title=title, y="µs, slowest rank"), path)
+    return True
+
+
+TABLES: dict[str, Callable[[list[Record]], str]] = {
+    "where": where,
+    "picture": picture,
+    "decode": exchanges(DECODE, "decode"),
+    "halves": halves,
+    "cold": cold,
+    "harness": harness,
+    "prefill": exchanges(PREFILL, "prefill"),
+    "modes": modes,
+    "late": late,
+    "gemm": gemm,
+    "start": start,
+    "sweep": sweep,
+    "not-measured": not_measured,
+}
+
+if __name__ == "__main__":
+    raise SystemExit(main())

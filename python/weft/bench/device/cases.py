@@ -1,0 +1,224 @@
+"""The cases of the benchmark, the most important ones first."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from weft._array import DTYPES, FLOAT8
+from weft.bench.moe_workload import Workload
+
+__all__ = ["BLOCK", "CASES", "KINDS", "Case", "choose", "small"]
+
+#: Elements that share a scale.
+BLOCK: Final = 128
+LAYOUTS: Final = ("contiguous", "indexed", "padded")
+KINDS: Final = ("rounds", "modes", "harness", "late", "gemm", "start")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure. Raises `ValueError`, which says why, for what has no meaning."""
+
+    name: str
+    #: Which function of `measures`.
+    kind: str = "rounds"
+    #: Of each rank, in each round.
+    tokens: int = 128
+    hidden: int = 7168
+    experts: int = 256
+    top_k: int = 8
+    #: What dispatch is given: bfloat16 or another wide type, or codes of an 8-bit one with scales.
+    dtype: str = "bfloat16"
+    #: What travels: `dtype`, or an 8-bit type to which the kernel casts.
+    wire: str = "float8_e4m3fn"
+    layout: str = "contiguous"
+    #: Blocks of the launches; None leaves it to Weft.
+    num_sms: int | None = None
+    #: The protocol's path; None leaves it to Weft.
+    path: str | None = None
+    routing: str = "uniform"
+    seed: int = 0
+    #: Rounds of a graph, each with inputs of its own.
+    slots: int = 8
+    #: Replays that are measured.
+    samples: int = 50
+    #: Measure the send and receive halves as well.
+    halves: bool = False
+    #: Measure with the caches flushed before each round as well.
+    cold: bool = False
+    #: Measure NCCL with the same bytes beside it.
+    beside: bool = True
+    #: Of kind "start": whether what was compiled is kept from the ranks ("cold") or there already.
+    cache: str | None = None
+    #: Of kind "late": how much later the last rank comes, in microseconds.
+    late_us: float = 0.0
+    #: About how long it takes: it is not begun with less time left.
+    seconds: float = 15.0
+    #: After this many seconds it counts as hanging, and its ranks are ended.
+    limit: float = 150.0
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "hidden", "experts", "top_k", "slots", "samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
+        if self.kind not in KINDS:
+            raise ValueError(f"a case is one of {', '.join(KINDS)}, not {self.kind!r}")
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout {self.layout!r} is none of {', '.join(LAYOUTS)}")
+        if self.dtype not in (*DTYPES, "float8_e4m3fn"):
+            wide = ", ".join((*DTYPES, "float8_e4m3fn"))
+            raise ValueError(f"dtype {self.dtype} is not measured here: {wide} are")
+        if self.wire not in (self.dtype, "float8_e4m3fn"):
+            raise ValueError(
+                f"{self.dtype} travels as it is or as float8_e4m3fn, not as {self.wire}"
+            )
+        if self.top_k > self.experts:
+            raise ValueError(
+                f"a token cannot name {self.top_k} different experts of {self.experts}:"
+                " lower top_k or raise experts"
+            )
+
+    @property
+    def casts(self) -> bool:
+        """Whether the kernel casts tokens on their way."""
+        return self.wire != self.dtype
+
+    @property
+    def scales(self) -> int:
+        """Scales of a token on the wire; 0 if it has none."""
+        return -(-self.hidden // BLOCK) if self.wire in FLOAT8 else 0
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token and its scales on the wire."""
+        return self.hidden * (DTYPES | FLOAT8)[self.wire].itemsize + 4 * self.scales
+
+    @property
+    def answer_bytes(self) -> int:
+        """Bytes of an answer, which is in bfloat16 if tokens travel in 8 bits."""
+        return self.hidden * DTYPES[self.wide].itemsize
+
+    @property
+    def wide(self) -> str:
+        """The type of experts' outputs, of answers and of the result."""
+        return "bfloat16" if self.dtype in FLOAT8 else self.dtype
+
+    def expert_capacity(self, ranks: int) -> int | None:
+        """Rows of each expert, in the padded layout: the worst case."""
+        return ranks * self.tokens if self.layout == "padded" else None
+
+    def max_positions(self, ranks: int) -> int | None:
+        """Room at a rank, if not for the worst case: outputs of long batches would fill a GPU.
+
+        Twice of what routes that are uniform bring.
+        """
+        if self.routing != "uniform" or self.layout == "padded" or self.tokens <= 1024:
+            return None
+        return min(2, ranks) * self.tokens * self.top_k
+
+    def routes(self, ranks: int) -> Workload:
+        """What says who gets which token; tokens are made elsewhere, so they have one element."""
+        return Workload(
+            ranks=ranks,
+            tokens=self.tokens,
+            hidden=1,
+            experts=self.experts,
+            top_k=self.top_k,
+            dtype="float32",
+            routing=self.routing,
+            rounds=1,
+            seed=self.seed,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A value that `json` can write, and `Case(**value)` takes."""
+        return asdict(self)
+
+
+DECODE: Final = Case("decode")
+PREFILL: Final = Case(
+    "prefill", tokens=4096, layout="indexed", slots=2, samples=30, seconds=25, limit=240
+)
+
+
+def sweep() -> list[Case]:
+    """One number of decode changed at a time."""
+    quick = replace(DECODE, slots=4, samples=20, beside=False, seconds=10)
+    axes: dict[str, tuple[Any, ...]] = {
+        "routing": ("zipf", "incast"),
+        "hidden": (2048, 4096, 6144, 8192),
+        "top_k": (1, 2, 4, 6, 12),
+        "experts": (8, 32, 64, 128, 512),
+    }
+    return [
+        replace(quick, **{"name": f"sweep {axis} {value}", axis: value})
+        for axis, values in axes.items()
+        for value in values
+    ]
+
+
+def start(cache: str) -> Case:
+    """Ranks that are started anew, all of which want the same kernels at once."""
+    return replace(
+        DECODE, name=f"start {cache}", kind="start", cache=cache, seconds=30, beside=False
+    )
+
+
+#: The order in which they are run.
+CASES: Final = (
+    replace(DECODE, halves=True, cold=True, seconds=30),
+    replace(DECODE, name="harness", kind="harness"),
+    replace(DECODE, name="one token", tokens=1),
+    replace(PREFILL, name="prefill 24", num_sms=24),
+    replace(PREFILL, name="prefill 64", num_sms=64),
+    replace(DECODE, name="modes", kind="modes", seconds=25),
+    replace(DECODE, name="late", kind="late", late_us=200.0, slots=4),
+    replace(DECODE, name="decode given fp8", dtype="float8_e4m3fn", beside=False),
+    replace(DECODE, name="decode indexed", layout="indexed", halves=True, beside=False),
+    replace(PREFILL, name="prefill 32", num_sms=32, beside=False),
+    start("cold"),
+    start("warm"),
+    replace(DECODE, name="decode bf16", wire="bfloat16", beside=False),
+    replace(PREFILL, name="prefill", beside=False),
+    *(
+        replace(PREFILL, name=f"gemm {sms}", kind="gemm", num_sms=sms, beside=False)
+        for sms in (16, 24, 32, 64)
+    ),
+    replace(PREFILL, name="prefill bf16", wire="bfloat16", num_sms=24, beside=False),
+    *sweep(),
+)
+
+
+def choose(names: str, cases: tuple[Case, ...] = CASES) -> list[Case]:
+    """The cases that were named, with commas, or `all`; a name stands for all that begin with it.
+
+    Raises:
+        ValueError: names one that does not exist, and those that do.
+    """
+    if names.strip() == "all":
+        return list(cases)
+    chosen: list[Case] = []
+    for name in (part.strip() for part in names.split(",")):
+        exact = [case for case in cases if case.name == name]
+        found = exact or [case for case in cases if name and case.name.split(" ")[0] == name]
+        if not found:
+            every = ", ".join(case.name for case in cases)
+            raise ValueError(f"there is no case {name!r}; there are {every}")
+        chosen += [case for case in found if case not in chosen]
+    return chosen
+
+
+def small(case: Case) -> Case:
+    """The same on a CPU: the protocol as it is, few and short tokens, few rounds."""
+    experts = min(case.experts, 16)
+    return replace(
+        case,
+        tokens=min(case.tokens, 6),
+        hidden=min(case.hidden, 2 * BLOCK),
+        experts=experts,
+        top_k=min(case.top_k, 4, experts),
+        num_sms=None,
+        slots=2,
+        samples=2,
+    )
