@@ -1,0 +1,229 @@
+"""A rank is killed or stopped while kernels of all ranks store to each other.
+
+    python tests/gpu/loss.py --times 10
+
+prints a line of JSON for each way of sharing memory, of launching, and of losing a rank: after how
+long the survivors raised and what, and whether their GPU still computes. Where one line says
+`"survived": false`, that way of sharing memory is no good on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+#: After how long a silent rank counts as lost, and a kernel gives up.
+SILENCE_SECONDS, SKEW_SECONDS = 2.0, 3.0
+#: When all survivors must have raised, from the loss on.
+DEADLINE_SECONDS = SKEW_SECONDS + 2.0
+#: How long starting, compiling and ending may take on a machine that is busy.
+SOON_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One way to lose a rank."""
+
+    device: Literal["cuda", "twin"] = "cuda"
+    ranks: int = 2
+    memory: Literal["fd", "ipc"] = "fd"
+    launches: Literal["eager", "graph"] = "eager"
+    how: Literal["kill", "stop"] = "kill"
+
+
+def survive(pipe: Connection, options: dict[str, Any], spec: Spec) -> None:
+    """A rank: rounds until one raises. Says when it is at it, what was raised, and what is left."""
+    import torch
+
+    import weft
+
+    on_gpu = spec.device == "cuda"
+    place = f"cuda:{options['rank'] % torch.cuda.device_count()}" if on_gpu else "cpu"
+    if on_gpu:
+        torch.cuda.set_device(place)
+    stream = torch.cuda.Stream() if on_gpu else None
+    with weft.init(**options, silence_timeout=SILENCE_SECONDS) as communicator:
+        all_to_all = weft.moe.AllToAll(
+            communicator,
+            experts=8,
+            top_k=4,
+            hidden=2048,
+            max_tokens=256,
+            dtype="bfloat16",
+            device=place if on_gpu else "twin",
+            memory=spec.memory,
+            skew_timeout=SKEW_SECONDS,
+            timeout=SOON_SECONDS,
+        )
+        tokens = torch.ones(256, 2048, dtype=torch.bfloat16, device=place)
+        ids = torch.rand(256, 8, device=place).topk(4).indices
+        combined = torch.empty_like(tokens)
+
+        def round() -> None:
+            received = all_to_all.dispatch(tokens, ids)
+            all_to_all.combine(received, received.tokens, out=combined)
+            received.release()
+
+        def synchronise() -> None:
+            if stream is not None:
+                stream.synchronize()
+
+        play = round
+        with torch.cuda.stream(stream):
+            round()
+            synchronise()
+            communicator.barrier(timeout=SOON_SECONDS)
+            if spec.launches == "graph" and on_gpu:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    round()
+                play = graph.replay
+                communicator.barrier(timeout=SOON_SECONDS)
+            pipe.send("running")
+            rounds = 0
+            try:
+                while True:
+                    play()
+                    synchronise()
+                    all_to_all.check()
+                    communicator.check()
+                    rounds += 1
+            except weft.WeftError as error:
+                named = {error.rank} | {each[0] for each in error.missing}
+                outcome = {
+                    "at": time.monotonic(),
+                    "error": type(error).__name__,
+                    "named": sorted(rank for rank in named if rank is not None),
+                    "message": str(error),
+                    "rounds": rounds,
+                }
+            # A store into memory that is gone would have ended the context as well.
+            synchronise()
+            sum = float(torch.ones(1000, device=place).sum())
+        pipe.send(outcome | {"computes": sum == 1000})
+
+
+# Processes are forked from one that has imported what they need, and has not touched a GPU.
+CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def lose(spec: Spec, chance: random.Random) -> dict[str, Any]:
+    """Lose a rank once, and say what the others made of it."""
+    CONTEXT.set_forkserver_preload(["torch", "weft", "gpu.loss"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    victim = chance.randrange(spec.ranks)
+    survivors = [rank for rank in range(spec.ranks) if rank != victim]
+    with ExitStack() as stack:
+        processes: list[BaseProcess] = []
+        pipes: list[Connection] = []
+        for rank in range(spec.ranks):
+            ours, theirs = CONTEXT.Pipe()
+            stack.enter_context(ours)
+            options = {"rank": rank, "world_size": spec.ranks, "address": f"127.0.0.1:{port}"}
+            options |= {"secret": b"a secret of this test, long enough", "host_id": "one"}
+            process = CONTEXT.Process(target=survive, args=(theirs, options, spec))
+            process.start()
+            theirs.close()
+            stack.callback(end, process)
+            processes.append(process)
+            pipes.append(ours)
+        for rank, pipe in enumerate(pipes):
+            said = receive(pipe, SOON_SECONDS)
+            if said != "running":
+                return {"failed": f"rank {rank} did not begin: {said}"}
+        time.sleep(chance.uniform(0, 0.2))
+        lost, lost_at = processes[victim].pid, time.monotonic()
+        assert lost is not None
+        os.kill(lost, signal.SIGKILL if spec.how == "kill" else signal.SIGSTOP)
+        told = [receive(pipes[rank], DEADLINE_SECONDS + 10) for rank in survivors]
+        for rank in survivors:
+            processes[rank].join(SOON_SECONDS)
+        exits = [processes[rank].exitcode for rank in survivors]
+    if any(not isinstance(each, dict) for each in told):
+        return {"failed": f"survivors said {told}, and ended with {exits}"}
+    outcome: dict[str, Any] = {"told": told}
+    outcome["noticed_s"] = max(each["at"] for each in told) - lost_at
+    wrong = [each for each in told if each["named"] != [victim] or not each["computes"]]
+    if wrong or any(code != 0 for code in exits) or outcome["noticed_s"] > DEADLINE_SECONDS:
+        outcome["failed"] = f"victim {victim}, exits {exits}: {told}"
+    return outcome
+
+
+def end(process: BaseProcess) -> None:
+    """Whatever became of it."""
+    if process.is_alive():
+        process.kill()
+    process.join(SOON_SECONDS)
+    process.close()
+
+
+def receive(pipe: Connection, seconds: float) -> Any:
+    """What a rank says; in words, if it says nothing."""
+    if not wait([pipe], seconds):
+        return f"nothing for {seconds:.0f} s"
+    try:
+        return pipe.recv()
+    except EOFError:
+        return "it ended"
+
+
+def summary(spec: Spec, times: int, seed: int) -> dict[str, Any]:
+    """Lose a rank so many times: one line of outcome."""
+    chance = random.Random(seed)
+    outcomes = [lose(spec, chance) for _ in range(times)]
+    noticed = sorted(each["noticed_s"] for each in outcomes if "noticed_s" in each)
+    raised = Counter(
+        each["error"] for one in outcomes if "noticed_s" in one for each in one["told"]
+    )
+    failed = [each["failed"] for each in outcomes if "failed" in each]
+    line: dict[str, Any] = asdict(spec) | {"times": times, "seed": seed, "survived": not failed}
+    if noticed:
+        middle, most = noticed[len(noticed) // 2], noticed[-1]
+        line["noticed_s"] = {"median": round(middle, 3), "most": round(most, 3)}
+    return line | {"raised": dict(raised), "failed": failed}
+
+
+def main() -> int:
+    """Every way, as lines of JSON; 1 if one was not survived."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", choices=["cuda", "twin"], default="cuda")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--memory", choices=["fd", "ipc"], action="append")
+    parser.add_argument("--times", type=int, default=3, help="of each way (default: 3)")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    arguments = parser.parse_args()
+    failed = False
+    for memory in arguments.memory or ["fd", "ipc"]:
+        for launches in ("eager", "graph"):
+            for how in ("kill", "stop"):
+                spec = Spec(arguments.device, arguments.ranks, memory, launches, how)
+                line = summary(spec, arguments.times, arguments.seed)
+                failed |= not line["survived"]
+                print(json.dumps(line), flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    # Under its importable name, so that other processes find what they are to run.
+    from gpu import loss
+
+    sys.exit(loss.main())

@@ -1,0 +1,217 @@
+"""Dispatch and combine by arithmetic on whole arrays, without areas, slots of memory or rounds.
+
+It shares nothing with the kernels or their CPU twin but the description of the result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from gpu.case import BYTES, POISON, UNWRITTEN, Batch, Result, Shape
+from gpu.experts import run_experts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Pairs(NamedTuple):
+    """Every (token, expert) pair of all ranks, in the order of positions: expert, source, token."""
+
+    expert: NDArray[np.int64]
+    source: NDArray[np.int64]
+    token: NDArray[np.int64]
+    choice: NDArray[np.int64]
+    weight: NDArray[np.float32]
+
+
+class Reference:
+    """Looks like `gpu.side.Side`, and computes what that should give."""
+
+    def __init__(self, shape: Shape, positions: int) -> None:
+        self.shape, self.positions = shape, positions
+
+    def run(self, batches: list[Batch], channel: int = 0, mode: str = "halves") -> list[Result]:
+        """A round; channel and mode make no difference."""
+        shape = self.shape
+        pairs = all_pairs(shape, batches)
+        sent = [wire(shape, batch) for batch in batches]
+        slots = [slots_of(shape, batch) for batch in batches]
+        placed = [self._offsets(pairs, rank) for rank in range(shape.ranks)]
+        overflow = any(offsets is None for offsets in placed)
+        results, outputs = [], []
+        where = np.full(len(pairs.expert), -1, dtype=np.int64)
+        for rank, offsets in enumerate(placed):
+            result = self._nothing(rank)
+            if offsets is not None:
+                self._place(rank, pairs, offsets, sent, slots, where, result)
+            outputs.append(run_experts(shape, result.tokens, batches[rank].factors))
+            results.append(result)
+        for rank, batch in enumerate(batches):
+            exist = batch.tokens_that_exist
+            if overflow:
+                results[rank].combined[:exist] = POISON
+                results[rank] = results[rank]._replace(error="CapacityError")
+            elif exist:
+                combined = self._combine(rank, exist, pairs, where, outputs)
+                results[rank].combined[:exist] = combined.view(torch.uint8)
+        return results
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _nothing(self, rank: int) -> Result:
+        """A result to which nothing has been written but that there are no tokens."""
+        shape, own = self.shape, len(self.shape.experts_of(rank))
+
+        def unwritten(*size: int) -> torch.Tensor:
+            return torch.full(size, UNWRITTEN, dtype=torch.uint8)
+
+        def numbers(count: int) -> torch.Tensor:
+            return unwritten(count * 4).view(torch.int32)
+
+        scale = 4 if shape.scales and shape.scales[0] == "float32" else 1
+        return Result(
+            tokens=unwritten(self.positions, shape.hidden * BYTES[shape.wire]),
+            scales=unwritten(self.positions, shape.scale_count * scale),
+            counts=torch.zeros(own, dtype=torch.int32),
+            offsets=torch.zeros(own + 1, dtype=torch.int32),
+            rows=numbers(self.positions),
+            weights=numbers(self.positions),
+            combined=unwritten(shape.max_tokens, shape.hidden * BYTES[shape.output]),
+            error=None,
+        )
+
+    def _offsets(self, pairs: Pairs, rank: int) -> NDArray[np.int64] | None:
+        """Where each local expert's group begins and the last one ends; `None`: it does not fit."""
+        shape, mine = self.shape, self.shape.experts_of(rank)
+        local = pairs.expert[(pairs.expert >= mine.start) & (pairs.expert < mine.stop)] - mine.start
+        totals = np.bincount(local, minlength=len(mine))
+        if shape.layout == "padded":
+            room = np.full(len(totals), shape.capacity)
+            fits = bool((totals <= room).all())
+        else:
+            room = -(-totals // shape.pad_to) * shape.pad_to
+            fits = int(room.sum()) <= self.positions
+        return np.concatenate([[0], np.cumsum(room)]) if fits else None
+
+    def _place(
+        self,
+        rank: int,
+        pairs: Pairs,
+        offsets: NDArray[np.int64],
+        sent: list[tuple[torch.Tensor, torch.Tensor]],
+        slots: list[NDArray[np.int64]],
+        where: NDArray[np.int64],
+        result: Result,
+    ) -> None:
+        """Write what `rank` receives; note in `where` the position of each of its pairs."""
+        shape, mine = self.shape, self.shape.experts_of(rank)
+        result.offsets[:] = torch.from_numpy(offsets)
+        result.rows[: offsets[-1]] = -1
+        result.weights[: offsets[-1]] = 0
+        for local, expert in enumerate(mine):
+            group = np.flatnonzero(pairs.expert == expert)
+            result.counts[local] = len(group)
+            if not len(group):
+                continue
+            at = offsets[local] + np.arange(len(group))
+            where[group] = at
+            source, token = pairs.source[group], pairs.token[group]
+            rows = [
+                s * shape.max_tokens + slots[s][t, rank] for s, t in zip(source, token, strict=True)
+            ]
+            result.rows[at] = torch.tensor(rows, dtype=torch.int32)
+            weights = torch.from_numpy(pairs.weight[group])
+            result.weights[at] = weights.view(torch.int32)
+            for each in np.unique(source):
+                from_it = source == each
+                tokens, scales = sent[each]
+                result.tokens[at[from_it]] = tokens[token[from_it]]
+                result.scales[at[from_it]] = scales[token[from_it]]
+
+    def _combine(
+        self,
+        rank: int,
+        exist: int,
+        pairs: Pairs,
+        where: NDArray[np.int64],
+        outputs: list[torch.Tensor],
+    ) -> torch.Tensor:
+        """`[exist, hidden]`: float32 sums at each rank in top-k order, rounded, then over ranks."""
+        shape = self.shape
+        answer: torch.dtype = getattr(torch, shape.answer)
+        total = torch.zeros(exist, shape.hidden)
+        for owner in range(shape.ranks):
+            mine = shape.experts_of(owner)
+            here = (
+                (pairs.source == rank) & (pairs.expert >= mine.start) & (pairs.expert < mine.stop)
+            )
+            partial = torch.zeros(exist, shape.hidden)
+            for choice in range(shape.top_k):
+                chosen = np.flatnonzero(here & (pairs.choice == choice))
+                rows = outputs[owner][where[chosen]].float()
+                if shape.weighting == "combine":
+                    rows = rows * torch.from_numpy(pairs.weight[chosen])[:, None]
+                partial[pairs.token[chosen]] += rows
+            asked = np.unique(pairs.token[here])
+            total[asked] += partial[asked].to(answer).float()
+        output: torch.dtype = getattr(torch, shape.output)
+        return total.to(output)
+
+
+def all_pairs(shape: Shape, batches: list[Batch]) -> Pairs:
+    columns: list[list[NDArray[np.int64]]] = []
+    weights: list[NDArray[np.float32]] = []
+    for source, batch in enumerate(batches):
+        ids = batch.ids[: batch.tokens_that_exist]
+        token, choice = np.nonzero(ids >= 0)
+        columns.append([ids[token, choice], np.full(len(token), source), token, choice])
+        given = batch.weights
+        ones = np.ones(len(token), dtype=np.float32)
+        weights.append(ones if given is None else given[token, choice])
+    expert, sources, token, choice = (np.concatenate(each) for each in zip(*columns, strict=True))
+    order = np.lexsort((token, sources, expert))
+    flat = np.concatenate(weights)
+    return Pairs(expert[order], sources[order], token[order], choice[order], flat[order])
+
+
+def slots_of(shape: Shape, batch: Batch) -> NDArray[np.int64]:
+    """`[tokens, ranks]`: how many earlier tokens of this rank go to that rank."""
+    ids = batch.ids[: batch.tokens_that_exist]
+    goes = np.zeros((len(ids), shape.ranks), dtype=np.int64)
+    token, choice = np.nonzero(ids >= 0)
+    goes[token, shape.owner(ids[token, choice])] = 1
+    slots: NDArray[np.int64] = np.cumsum(goes, axis=0) - goes
+    return slots
+
+
+def wire(shape: Shape, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and scales as they travel, in bytes."""
+    if not shape.cast:
+        none = torch.empty((batch.given, 0), dtype=torch.uint8)
+        return batch.tokens.view(torch.uint8), none if batch.scales is None else batch.scales
+    assert shape.scales is not None
+    kind, block = shape.scales
+    values = torch.nn.functional.pad(batch.tokens.float(), (0, -shape.hidden % block))
+    blocks = values.reshape(batch.given, shape.scale_count, block)
+    largest = torch.nan_to_num(blocks.abs(), nan=0.0, posinf=torch.inf).amax(dim=2)
+    scale = torch.clamp(largest / 448, min=2.0**-126)
+    if kind != "float32":
+        # The smallest power of two that is not less; frexp's mantissa is at least a half.
+        mantissa, exponent = torch.frexp(largest.double() / 448)
+        exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(min=-127)
+        power = torch.pow(2.0, exponent.double()).float()
+        scale = torch.where(largest.isinf(), torch.inf, power)
+    scale = torch.where(largest == 0, 1.0, scale)
+    scale = scale.clone(memory_format=torch.contiguous_format)
+    scaled = (blocks * (1 / scale)[:, :, None]).clamp(-448, 448)
+    codes = scaled.to(torch.float8_e4m3fn).view(torch.uint8)
+    codes = torch.where(scaled.isnan(), 0x7F, codes)
+    codes = codes.flatten(1)[:, : shape.hidden].contiguous()
+    if kind == "float32":
+        return codes, scale.view(torch.uint8)
+    # The exponent of a float32, but for the smallest power, which is subnormal there: 0 as well.
+    return codes, (scale.view(torch.int32) >> 23).to(torch.uint8)

@@ -1,0 +1,131 @@
+"""Kernels compiled for a shape, and what their machine code consists of. Needs no GPU."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft import _native
+
+
+class Kernel(NamedTuple):
+    """One kernel.
+
+    Attributes:
+        registers: of a thread.
+        local: bytes of a thread's memory that are no registers, its stack included.
+        code: instructions in order, operands included, without predicates.
+    """
+
+    registers: int
+    local: int
+    code: list[str]
+
+    def having(self, *parts: str) -> list[str]:
+        """Instructions whose name has all of `parts` between its dots."""
+        return [line for line in self.code if set(parts) <= set(line.split()[0].split("."))]
+
+    def each(self, name: str) -> list[int]:
+        """Where instructions of exactly this name stand."""
+        return [at for at, line in enumerate(self.code) if line.split()[0] == name]
+
+
+def compiled(
+    defines: list[tuple[str, str]], arch: str, source: str | None = None
+) -> dict[str, Kernel]:
+    """Every kernel, by name, compiled as it is where Weft runs.
+
+    Args:
+        defines: macros.
+        arch: as the compiler names it.
+        source: another program, in place of Weft's own, that includes its headers.
+
+    Raises:
+        AssertionError: with the compiler's words, if it refuses.
+    """
+    return _kernels(tuple(defines), arch, source)
+
+
+@functools.cache
+def _kernels(
+    defines: tuple[tuple[str, str], ...], arch: str, source: str | None
+) -> dict[str, Kernel]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin(defines, arch, source))
+        file.flush()
+        usage, listing = (_dump(option, file.name) for option in ("-res-usage", "-sass"))
+    resources = {
+        name: (int(registers), int(stack) + int(local))
+        for name, registers, stack, local in re.findall(
+            r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage
+        )
+    }
+    functions = re.split(r"^\s*Function : (\w+)$", listing, flags=re.MULTILINE)[1:]
+    code = dict(zip(functions[::2], functions[1::2], strict=True))
+    assert code.keys() == resources.keys()
+    return {name: Kernel(*resources[name], _instructions(code[name])) for name in code}
+
+
+def cubin(defines: tuple[tuple[str, str], ...], arch: str, source: str | None = None) -> bytes:
+    """Machine code, by the NVRTC that comes with PyTorch."""
+    nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
+    program_name, files, options = _native.device_source(arch)
+    headers = {name: text.encode() for name, text in files}
+    own = headers.pop(program_name)
+    text = own if source is None else source.encode()
+    names = [name.encode() for name in headers]
+    arguments = [option.encode() for option in options]
+    arguments += [f"-D{name}={value}".encode() for name, value in defines]
+    _, program = nvrtc.nvrtcCreateProgram(
+        text, program_name.encode(), len(names), list(headers.values()), names
+    )
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
+        assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
+        # A warning is a mistake that has not been looked at.
+        assert "warning" not in log.decode(), log.decode()
+        _, size = nvrtc.nvrtcGetCUBINSize(program)
+        code: bytes = b" " * size
+        nvrtc.nvrtcGetCUBIN(program, code)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return code
+
+
+def tools() -> Path | None:
+    """Where cuobjdump and nvdisasm are, if they are: in Triton's package."""
+    found = importlib.util.find_spec("triton")
+    if found is None or found.origin is None:
+        return None
+    folder = Path(found.origin).parent / "backends" / "nvidia" / "bin"
+    return folder if all((folder / name).exists() for name in ("cuobjdump", "nvdisasm")) else None
+
+
+def _dump(option: str, file: str) -> str:
+    folder = tools()
+    assert folder is not None
+    # cuobjdump looks for nvdisasm on the path.
+    environment = os.environ | {"PATH": f"{folder}:{os.environ.get('PATH', '')}"}
+    return subprocess.run(
+        [folder / "cuobjdump", option, file],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+
+
+def _instructions(listing: str) -> list[str]:
+    """Instructions of a listing: `/*0010*/ @P0 LDG.E R2, desc[UR4][R2.64] ; /* 0x... */`."""
+    found = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w[^;]*?)\s*;", listing)
+    return [line for line in found if not line.startswith("0x")]

@@ -1,0 +1,173 @@
+"""Kernels compile for every kind of shape, and their machine code is what it has to be.
+
+Nothing runs here: NVRTC, which comes with PyTorch, needs no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+if TYPE_CHECKING:
+    from machine_code import Kernel
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+FP8 = {"wire_dtype": "float8_e4m3fn", "scales": ("float32", 128)}
+DEEPSEEK: dict[str, Any] = {"ranks": 8, "experts": 256, "top_k": 8, "hidden": 7168}
+NARROW: dict[str, Any] = {"ranks": 8, "experts": 64, "top_k": 6, "hidden": 2880}
+E8M0 = NARROW | {"max_tokens": 64, "token_dtype": "float8_e4m3fn", "scales": ("float8_e8m0fnu", 32)}
+FLOAT32 = {"token_dtype": "float32", "combine_dtype": "float32"}
+FLOAT16 = {"token_dtype": "float16", "combine_dtype": "float16"}
+#: As published models have them, and what lies at the edges.
+SHAPES: dict[str, dict[str, Any]] = {
+    "decode": DEEPSEEK | FP8 | {"max_tokens": 128},
+    "one token": DEEPSEEK | FP8 | {"max_tokens": 1},
+    "prefill": DEEPSEEK | FP8 | {"max_tokens": 4096},
+    "prefill in bfloat16": DEEPSEEK | {"max_tokens": 4096},
+    "8-bit floats given": E8M0 | {"ids_dtype": "int32"},
+    "float32": NARROW | FLOAT32 | {"max_tokens": 256, "weighting": "expert"},
+    "indexed in float16": NARROW | FLOAT16 | {"max_tokens": 512, "layout": "indexed"},
+    "padded": DEEPSEEK | FP8 | {"max_tokens": 128, "layout": "padded", "answer_dtype": "float32"},
+    "odd": {"ranks": 3, "experts": 7, "top_k": 3, "hidden": 1000, "max_tokens": 33, "pad_to": 8},
+    "one rank": {"ranks": 1, "experts": 1, "top_k": 1, "hidden": 16, "max_tokens": 8},
+}
+#: The newest architecture takes a few of them: it is compiled for, and never run on here.
+CASES = [(name, "sm_90a") for name in SHAPES]
+CASES += [(name, "sm_100a") for name in ("decode", "one token", "prefill", "float32")]
+
+HALVES = ("moe_dispatch_send", "moe_dispatch_recv", "moe_combine_send", "moe_combine_recv")
+FUSED = {"moe_dispatch": HALVES[:2], "moe_combine": HALVES[2:]}
+PLAN = ("moe_plan_count", "moe_plan_scan")
+#: The most registers of a thread. Where blocks have few warps, there may be more of them.
+MOST_REGISTERS = {"moe_dispatch_recv": 168}
+USUAL_REGISTERS = 128
+#: The most bytes of a thread that did not fit in registers, and go to memory and back.
+MOST_SPILT = {"sm_90a": 0, "sm_100a": 16}
+
+
+def need_tools() -> None:
+    """Skip, unless kernels can be compiled and their machine code be read."""
+    if importlib.util.find_spec("cuda") is None:
+        pytest.skip("needs cuda-bindings, which comes with PyTorch for CUDA")
+    from machine_code import tools
+
+    if tools() is None:
+        pytest.skip("needs cuobjdump and nvdisasm, which come with Triton")
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}, {case[1]}")
+def case(request: pytest.FixtureRequest) -> tuple[dict[str, Kernel], dict[str, int], str]:
+    """The kernels of a shape, the macros that they were compiled with, and the architecture."""
+    need_tools()
+    from gpu.case import Shape
+    from gpu.side import PLACED
+    from machine_code import compiled
+    from weft import _native
+
+    if not hasattr(_native, "device_defines"):
+        pytest.skip("needs a native module with device_defines; this one was built without")
+    name, arch = request.param
+    shape = Shape(**SHAPES[name])
+    defines = _native.device_defines(shape.ranks, **shape.options(), **PLACED)
+    macros = {name: int(value.removesuffix("ull")) for name, value in defines}
+    return compiled(defines, arch), macros, arch
+
+
+Case: TypeAlias = tuple[dict[str, "Kernel"], dict[str, int], str]
+
+
+def test_every_kernel_keeps_to_its_registers(case: Case) -> None:
+    kernels, macros, arch = case
+    needed = {*HALVES, *FUSED} | (set(PLAN) if macros["WEFT_PATH"] == 2 else set())
+    assert needed <= set(kernels)
+    for name, kernel in kernels.items():
+        assert kernel.registers <= MOST_REGISTERS.get(name, USUAL_REGISTERS), name
+        assert kernel.local <= MOST_SPILT[arch], name
+        if not MOST_SPILT[arch]:
+            assert not kernel.having("LDL") + kernel.having("STL"), name
+
+
+def test_rows_move_by_16_bytes_or_in_bulk(case: Case) -> None:
+    kernels, macros, _ = case
+    packets = macros["WEFT_PATH"] == 0
+    for name in ("moe_dispatch_send", "moe_combine_send", "moe_dispatch", "moe_combine"):
+        assert kernels[name].having("LDG", "128") or kernels[name].each("UBLKCP.S.G"), name
+        # On the packets path each word has an epoch beside it, so threads store them.
+        stored = kernels[name].having("STG", "128") if packets else kernels[name].each("UBLKCP.G.S")
+        assert stored, name
+        assert not packets or not kernels[name].each("UBLKCP.G.S"), name
+    receive = kernels["moe_dispatch_recv"]
+    if packets:
+        assert receive.having("LDG", "128")
+    # In the indexed layout rows stay where they have landed.
+    if macros["WEFT_LAYOUT"] != 1:
+        assert receive.having("STG", "128") or receive.each("UBLKCP.G.S")
+    receive = kernels["moe_combine_recv"]
+    assert receive.having("LDG", "128") or receive.each("UBLKCP.S.G")
+    # A thread rounds 16 bytes of answers to as many, twice or half of the output's.
+    assert receive.having("STG", "128") or macros["WEFT_ANSWER_TYPE"] != macros["WEFT_OUTPUT_TYPE"]
+
+
+#: Instructions in which a fence and the store that it is for may lie.
+NEAR = 5
+
+
+def test_whatever_a_peer_waits_for_is_released(case: Case) -> None:
+    kernels, macros, _ = case
+    for name, kernel in kernels.items():
+        fences = [at for at, line in enumerate(kernel.code) if fence(line)]
+        stores = kernel.each("STG.E.STRONG.SYS")
+        for at in stores:
+            before = kernel.code[max(0, at - NEAR) : at]
+            assert any(fence(line) for line in before), (name, before, kernel.code[at])
+        # Packets are whole in themselves and need no fence; flags and signals do.
+        if name in ("moe_dispatch_send", "moe_dispatch") and macros["WEFT_PATH"] != 0:
+            assert stores, name
+        if name in ("moe_combine_send", "moe_combine"):
+            signals = kernel.each("STG.E.64.STRONG.SYS")
+            assert any(any(0 < at - fence <= NEAR for fence in fences) for at in signals), name
+        if name in ("moe_dispatch_recv", "moe_combine_recv"):
+            # An acquire is a strong load, after which the first cache is not believed any more.
+            assert kernel.having("LDG", "STRONG", "SYS"), name
+            assert kernel.having("CCTL", "IVALL"), name
+
+
+#: What a kernel of somebody else does with Weft's device functions.
+EXCHANGE = """
+#include "weft/device.cuh"
+using namespace weft;
+extern "C" __global__ void exchange(Watch watching, void *to, const void *from, u64 bytes,
+                                    u32 *const *words, u32 ranks, u32 epoch, u32 *failed) {
+    const Team team{1, threadIdx.x, blockDim.x};
+    put_signal(team, to, from, bytes, words[1] + ranks, epoch);
+    bool here = wait(watching, words[0] + ranks, epoch, 1, 0);
+    here &= barrier(watching, team, words, ranks, epoch);
+    if (!here) *failed = 1;
+}
+"""
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_device_functions_order_what_they_put_before_their_signal(arch: str) -> None:
+    need_tools()
+    from machine_code import compiled
+
+    kernel = compiled([], arch, EXCHANGE)["exchange"]
+    assert kernel.local == 0
+    names = [set(line.split()[0].split(".")) for line in kernel.code]
+    puts = [at for at, name in enumerate(names) if {"STG", "128"} <= name]
+    signals = kernel.each("STG.E.STRONG.SYS")
+    assert puts
+    assert signals
+    # All have stored, then all have met, then one makes it visible, and then it signals.
+    first = next(at for at in signals if at > puts[0])
+    order = [at for at in range(puts[0], first) if "BAR" in names[at] or fence(kernel.code[at])]
+    assert ["BAR" in names[at] for at in order][:2] == [True, False]
+
+
+def fence(line: str) -> bool:
+    """Whether an instruction orders what was stored before it, for the whole system."""
+    return line.split()[0] in ("MEMBAR.ALL.SYS", "MEMBAR.SC.SYS")
