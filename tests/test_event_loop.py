@@ -21,6 +21,12 @@ def test_asyncio_drives_a_communicator(transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_what_another_call_came_across_is_not_slept_on(transport: str) -> None:
+    first, _ = ranks.run("loops.come_across", 2, transport)
+    assert first == [False, True, True]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_poison_wakes_a_loop_that_sleeps(transport: str) -> None:
     for result in ranks.run("loops.poisoned", 2, transport):
         assert result == "GroupPoisonedError: rank 0 poisoned the group: wake up"

@@ -50,6 +50,28 @@ def selected(rounds: int, length: int) -> dict[str, Any]:
         return {"right": right, "credits": counter.credits(peer)}
 
 
+def come_across() -> list[object]:
+    """Rank 0's look at its credits takes notice of what rank 1 sends: it may not sleep on that."""
+    with weft.init(progress="epoll") as communicator:
+        peer = 1 - communicator.rank
+        counter = communicator.counter()
+        communicator.share([], [counter])
+        seen: list[object] = []
+        if communicator.rank == 1:
+            communicator.signal(peer, counter, 0)
+        else:
+            while counter.count(peer) == 0:
+                counter.credits(peer)
+            # Over shm a count is seen a moment before the mark that wakes.
+            time.sleep(0.1)
+            counter.credits(peer)
+            told = [communicator.arm(), communicator.poll(), communicator.arm()]
+            seen = [told[0], told[1] == [(counter.number, peer, 1)], told[2]]
+            communicator.disarm()
+        communicator.barrier()
+        return seen
+
+
 def driven_by_asyncio(messages: int) -> dict[str, Any]:
     """Every rank signals the next, whose event loop answers with a credit, beside another task."""
 

@@ -300,7 +300,7 @@ impl Engine {
             self.sleep_on_word(timeout);
             return;
         }
-        if self.arm() {
+        if self.may_sleep() {
             let timeout = Timespec {
                 tv_sec: timeout.as_secs() as i64,
                 tv_nsec: timeout.subsec_nanos().into(),

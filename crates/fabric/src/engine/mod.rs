@@ -112,6 +112,8 @@ pub struct Engine {
     namespaces: u16,
     /// Lanes that [`Engine::progress`] saw rise.
     rose: Vec<(CounterId, Rank)>,
+    /// Whether [`Engine::progress`] came across something that [`Engine::raised`] has not told since.
+    news: bool,
     sink: Sink,
     poison: Arc<PoisonFlag>,
     /// Readable when a sleeping owner should poll: the lane table's descriptor and the providers'.
@@ -175,6 +177,7 @@ impl Engine {
             held: Vec::with_capacity(1024),
             namespaces: 0,
             rose: Vec::new(),
+            news: false,
             sink: Sink::default(),
             poison,
             epoll,

@@ -72,6 +72,8 @@ impl Engine {
             Event::Raised { counter, peer, .. } => Some((*counter, *peer)),
             _ => None,
         }));
+        let rise = |event: &Event| matches!(event, Event::Raised { .. } | Event::Credited { .. });
+        self.news |= events.iter().any(rise);
         self.events = events;
     }
 
@@ -79,6 +81,7 @@ impl Engine {
     /// What a wait or a driver has seen meanwhile is not among them, and neither is the barriers' counter.
     pub fn raised(&mut self) -> Vec<Raised> {
         self.progress();
+        self.news = false;
         let mut rose = std::mem::take(&mut self.rose);
         rose.sort_unstable();
         rose.dedup();

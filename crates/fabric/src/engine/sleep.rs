@@ -35,8 +35,16 @@ impl Engine {
     }
 
     /// Before sleeping on [`Engine::descriptor`]: returns whether there is nothing to do. If there
-    /// is, or when awake again, call [`Engine::disarm`] and poll.
+    /// is, or when awake again, call [`Engine::disarm`] and poll, or ask [`Engine::raised`].
+    ///
+    /// What [`Engine::progress`] came across since that was last asked is something to do: it will wake
+    /// nobody a second time.
     pub fn arm(&mut self) -> bool {
+        !self.news && self.may_sleep()
+    }
+
+    /// Whether nothing rose since the last poll, whoever made it.
+    pub(crate) fn may_sleep(&mut self) -> bool {
         self.lanes.prepare_sleep_on_descriptor(&mut self.pending)
     }
 
