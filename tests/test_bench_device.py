@@ -392,7 +392,7 @@ def test_a_case_that_fails_is_kept_and_the_others_go_on(tmp_path: Path) -> None:
     check_record(second)
     assert (first["status"], second["status"]) == ("failed", "ok")
     assert "rank 0" in first["reason"]
-    assert "multiple of 16" in first["reason"]
+    assert "make hidden a multiple of 8" in first["reason"]
 
 
 @pytest.mark.torch

@@ -261,7 +261,8 @@ pub enum Error {
     },
     /// Tokens cannot be cast from one type to the other.
     #[error(
-        "tokens of {token} cannot travel as {wire}: a device sends tokens and scales as they are, or casts          float32, bfloat16 and float16 to float8_e4m3fn"
+        "tokens of {token} cannot travel as {wire}: a device sends tokens and scales as they are, or \
+         casts float32, bfloat16 and float16 to float8_e4m3fn"
     )]
     Cast {
         /// What tokens are made of.
@@ -277,7 +278,8 @@ pub enum Error {
     },
     /// Rows do not consist of whole pieces.
     #[error(
-        "a row of {what} has {bytes} bytes; on a device rows are multiples of 16 bytes: make hidden a          multiple of {multiple}"
+        "a row of {what} has {bytes} bytes; on a device rows are multiples of 16 bytes: make hidden a \
+         multiple of {multiple}"
     )]
     RowPieces {
         /// The array.
