@@ -2,19 +2,13 @@
 
 from weft import errors, float8, moe
 from weft._native import BuildInfo, build_info
-from weft.communicator import (
-    Communicator,
-    Counter,
-    Page,
-    Region,
-    RemoteRegion,
-    Request,
-    Route,
-    Statistics,
-    init,
-)
+from weft.communicator import Communicator, init
+from weft.counter import Counter
 from weft.errors import WeftError
 from weft.moe import check
+from weft.region import Page, Region, RemoteRegion
+from weft.request import Request
+from weft.route import Route, Statistics
 
 __all__ = [
     "BuildInfo",

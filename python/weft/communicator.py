@@ -7,212 +7,25 @@ import os
 import platform
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from weft import _native
 from weft._array import buffer
+from weft.counter import Counter
 from weft.errors import ConfigurationError, RegionError
+from weft.region import Page, Region, RemoteRegion
 from weft.report.collect import ArrivalRecord, RankTrace, WriteRecord
 from weft.report.events import Phase
+from weft.request import Request
+from weft.route import Route, Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Mapping, Sequence
 
     from weft.moe import AllToAll
+    from weft.request import Done
 
-__all__ = [
-    "Communicator",
-    "Counter",
-    "Page",
-    "Region",
-    "RemoteRegion",
-    "Request",
-    "Route",
-    "Statistics",
-    "init",
-]
-
-
-#: Told of the end of a request: `None`, or the error if it failed.
-Done: TypeAlias = "Callable[[Exception | None], object]"
-
-
-class RemoteRegion(NamedTuple):
-    """A peer's region that this rank may write to."""
-
-    peer: int
-    key: int
-    length: int
-
-
-class Page(NamedTuple):
-    """A slice of a local region that goes to a slice of equal length of a peer's region (bytes)."""
-
-    source: Region
-    source_offset: int
-    destination: RemoteRegion
-    destination_offset: int
-    length: int
-
-
-class Route(NamedTuple):
-    """How a peer is reached.
-
-    Attributes:
-        provider: "shm", "tcp" or "copy".
-        max_part_bytes: the most bytes of a part of a write; `None` if writes are not cut.
-        max_pages_per_part: the most pages of one; `None` likewise.
-    """
-
-    provider: str
-    max_part_bytes: int | None
-    max_pages_per_part: int | None
-
-
-class Statistics(NamedTuple):
-    """What went to and came from one peer since the communicator was made.
-
-    Attributes:
-        peer: its rank.
-        provider: of the route to it.
-        bytes: payload sent to it.
-        parts: sent to it, signals and credits included.
-        arrivals: looks at its lanes that found them risen; several raises may be one arrival.
-        errors: parts to it that failed.
-    """
-
-    peer: int
-    provider: str
-    bytes: int
-    parts: int
-    arrivals: int
-    errors: int
-
-
-class Region:
-    """Memory of this rank: a source of writes, and a destination once it was shared."""
-
-    def __init__(self, native: _native.Region, device: str | None = None) -> None:
-        self._native = native
-        self._device = device
-
-    def __len__(self) -> int:
-        return len(self._native)
-
-    @property
-    def device(self) -> str | None:
-        """The device whose memory it is, such as "cuda:0"; `None` for CPU memory."""
-        return self._device
-
-    @property
-    def address(self) -> int:
-        """Where it begins: an address of the CPU's, or of its device's."""
-        return self._native.address()
-
-    @property
-    def writable(self) -> bool:
-        """Whether it may be a destination; not so if it is an array that is read-only."""
-        return self._native.writable
-
-    @property
-    def bytes(self) -> NDArray[np.uint8]:
-        """The memory itself, `[length]` uint8: what peers write appears here.
-
-        It stays readable while the array lives, also when the region was released or the
-        communicator closed; nothing arrives in it any more then.
-
-        Raises:
-            RegionError: if it is memory of a device: see `cuda`.
-        """
-        if self._device is not None:
-            raise RegionError(
-                f"this region is memory of {self._device}, which the CPU does not read: "
-                "torch.as_tensor(region.cuda) is a tensor there"
-            )
-        return np.frombuffer(memoryview(self._native.view()), dtype=np.uint8)
-
-    @property
-    def cuda(self) -> _native.View:
-        """The memory of a device, for what speaks CUDA's array interface: `[length]` uint8.
-
-        `torch.as_tensor(region.cuda)` is a tensor of it, without a copy; `.view(torch.float32)` of
-        that has another dtype. It stays valid as `bytes` does. What a kernel is to read must have
-        been waited for before the kernel is launched, and what a kernel writes must be there
-        (`torch.cuda.synchronize()`, or an event) before it is sent.
-
-        Raises:
-            RegionError: if it is CPU memory: see `bytes`.
-        """
-        if self._device is None:
-            raise RegionError("this region is CPU memory: `bytes` is an array of it")
-        return self._native.view()
-
-    def release(self) -> None:
-        """Forget the region. Requests under way keep it until they have ended."""
-        self._native.release()
-
-
-class Request:
-    """A write under way."""
-
-    def __init__(self, native: _native.Request) -> None:
-        self._native = native
-
-    @property
-    def done(self) -> bool:
-        """Whether the source may be reused. Arrival is known from the peer's answer alone."""
-        return self._native.done()
-
-    def wait(self, *, timeout: float = 30.0) -> None:
-        """Wait until the source may be reused."""
-        self._native.wait(timeout)
-
-
-class Counter:
-    """A counter: one lane for each peer, raised by that peer alone.
-
-    Rounds on a lane are numbered from 0; a peer may start round r once it has been given r credits.
-    Ranks that create their counters in the same order and share them raise those of equal position.
-    """
-
-    def __init__(self, communicator: Communicator, number: int) -> None:
-        self._native = communicator._native
-        self.number = number
-
-    def wait(self, expected: Mapping[int, int], *, timeout: float = 30.0) -> None:
-        """Wait until every peer has raised its lane by as much as is expected in this round.
-
-        Args:
-            expected: raises by peer; a write raises its lane by `Communicator.parts`.
-            timeout: seconds; the wait may be repeated after `WaitTimeoutError`.
-        """
-        self._native.wait(self.number, list(expected.items()), timeout)
-
-    def count(self, peer: int) -> int:
-        """Raises by a peer since the last credit to it; their bytes are visible."""
-        return self._native.count(self.number, peer)
-
-    def raised(self) -> dict[int, int]:
-        """The peers whose lanes stand above the last credit to them, with `count` of each."""
-        peers = (peer for peer in range(self._native.world_size) if peer != self._native.rank)
-        counts = {peer: self.count(peer) for peer in peers}
-        return {peer: count for peer, count in counts.items() if count}
-
-    def credits(self, peer: int) -> int:
-        """Credits that a peer has given: its round r may be started once there are r."""
-        return self._native.credits(self.number, peer)
-
-    def credit(self, peer: int) -> None:
-        """Tell a peer that its round has been read: it may write these bytes again."""
-        self._native.credit(peer, self.number)
-
-    def wait_for_credit(self, peer: int, round: int, *, timeout: float = 30.0) -> None:
-        """Wait until a peer has given the credit that `round` needs."""
-        self._native.wait_for_credit(peer, self.number, round, timeout)
+__all__ = ["Communicator", "init"]
 
 
 class Communicator:

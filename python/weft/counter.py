@@ -1,0 +1,55 @@
+"""Counters, by whose lanes arrival is known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weft.communicator import Communicator
+
+__all__ = ["Counter"]
+
+
+class Counter:
+    """A counter: one lane for each peer, raised by that peer alone.
+
+    Rounds on a lane are numbered from 0; a peer may start round r once it has been given r credits.
+    Ranks that create their counters in the same order and share them raise those of equal position.
+    """
+
+    def __init__(self, communicator: Communicator, number: int) -> None:
+        self._native = communicator._native
+        self.number = number
+
+    def wait(self, expected: Mapping[int, int], *, timeout: float = 30.0) -> None:
+        """Wait until every peer has raised its lane by as much as is expected in this round.
+
+        Args:
+            expected: raises by peer; a write raises its lane by `Communicator.parts`.
+            timeout: seconds; the wait may be repeated after `WaitTimeoutError`.
+        """
+        self._native.wait(self.number, list(expected.items()), timeout)
+
+    def count(self, peer: int) -> int:
+        """Raises by a peer since the last credit to it; their bytes are visible."""
+        return self._native.count(self.number, peer)
+
+    def raised(self) -> dict[int, int]:
+        """The peers whose lanes stand above the last credit to them, with `count` of each."""
+        peers = (peer for peer in range(self._native.world_size) if peer != self._native.rank)
+        counts = {peer: self.count(peer) for peer in peers}
+        return {peer: count for peer, count in counts.items() if count}
+
+    def credits(self, peer: int) -> int:
+        """Credits that a peer has given: its round r may be started once there are r."""
+        return self._native.credits(self.number, peer)
+
+    def credit(self, peer: int) -> None:
+        """Tell a peer that its round has been read: it may write these bytes again."""
+        self._native.credit(peer, self.number)
+
+    def wait_for_credit(self, peer: int, round: int, *, timeout: float = 30.0) -> None:
+        """Wait until a peer has given the credit that `round` needs."""
+        self._native.wait_for_credit(peer, self.number, round, timeout)

@@ -1,0 +1,31 @@
+"""Writes under way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weft import _native
+
+__all__ = ["Done", "Request"]
+
+#: Told of the end of a request: `None`, or the error if it failed.
+Done: TypeAlias = "Callable[[Exception | None], object]"
+
+
+class Request:
+    """A write under way."""
+
+    def __init__(self, native: _native.Request) -> None:
+        self._native = native
+
+    @property
+    def done(self) -> bool:
+        """Whether the source may be reused. Arrival is known from the peer's answer alone."""
+        return self._native.done()
+
+    def wait(self, *, timeout: float = 30.0) -> None:
+        """Wait until the source may be reused."""
+        self._native.wait(timeout)
