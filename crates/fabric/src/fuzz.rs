@@ -4,7 +4,7 @@
 use crate::bytes::{Reader, put_block};
 use crate::descriptor::{Address, Grant};
 
-pub use crate::providers::shm::fuzz_address as shm_address;
+pub use crate::local::fuzz_address as shm_address;
 pub use crate::providers::tcp::{fuzz_stream as tcp_stream, fuzz_wire as tcp_wire};
 
 /// A parser of bytes from outside, and what its corpus is called.

@@ -9,6 +9,7 @@
 //! - [`Engine::wait`], [`Engine::count`], [`Engine::credit`]: counters, their rounds and credits
 //! - [`Engine::poll`], [`Driver`]: the same without blocking
 //! - [`providers`]: shm, copy, tcp, sim
+//! - [`local`]: ranks of one host: meeting, passing descriptors, mapped memory
 
 pub mod atomics;
 pub mod bytes;
@@ -22,6 +23,7 @@ pub mod error;
 pub mod fuzz;
 pub mod lane_table;
 pub mod lanes;
+pub mod local;
 pub mod memory;
 pub mod model;
 pub mod parts;

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use weft_control::Rank;
 use weft_fabric::Time;
+use weft_fabric::local::WaitLimit;
 
 impl HeapBuilder {
     /// Maps the peers' parts. Every rank calls this with the offers of all ranks, in rank order.
@@ -76,8 +77,9 @@ impl HeapBuilder {
             && let Some(own) = part.descriptor()?
         {
             let failed = |source| Error::Exchange { source, remedy: SAME_NAMESPACE };
-            let swapped =
-                exchange.swap(Rank(rank), &addresses, own.as_fd(), deadline).map_err(failed)?;
+            let mut limit = WaitLimit { deadline, give_up: &mut || Ok(()) };
+            let swapped = exchange.swap(Rank(rank), &addresses, own.as_fd(), &mut limit);
+            let swapped = swapped.map_err(failed)?;
             given = addresses.iter().map(|(peer, _)| *peer).zip(swapped).collect();
         }
         let leaks = offer.memory == Memory::Ipc && offers.len() > 1;

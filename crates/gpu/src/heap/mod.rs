@@ -48,7 +48,7 @@ use part::Part;
 use std::sync::Arc;
 use surroundings::Surroundings;
 use weft_cuda::Device;
-use weft_fabric::providers::shm::exchange::Exchange;
+use weft_fabric::local::Exchange;
 
 /// How a heap's memory is made and shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,6 @@
 //! Ranks of one host and their devices: pages of device memory travel by copy engines, which the host
 //! engine drives, so that no multiprocessor takes part; pages of host memory by plain stores, as over
-//! shm, on which this provider is built.
+//! shm: both providers stand on [`crate::local`].
 //!
 //! A post puts its copies into a queue (a stream) of the device that copies, straight into the peer's
 //! memory, which is mapped here; a flush puts one mark (an event) behind all that was posted to a peer
@@ -24,15 +24,17 @@
 //!
 //! - this file: regions, posting, polling
 //! - `pages.rs`: from the pages of a post to stores and copies
-//! - `far.rs`: peers, `outbox.rs`: the parts under way toward one
-//! - `copier.rs`: what is asked of copy engines; `cuda.rs` and `twin.rs` do it
-//! - `ticker.rs`: what wakes an engine that waits for copies
+//! - `peer_devices.rs`: per-peer device state: reachable regions and their mappings
+//! - `outbox.rs`: the parts under way toward one peer
+//! - `pins.rs`: host memory that is pinned for copy engines
+//! - `copier.rs`: the trait of copy engines; `cuda.rs` and `twin.rs` implement it
+//! - `ticker.rs`: the timer that wakes an engine which waits for copies
 
 mod copier;
 mod cuda;
-mod far;
 mod outbox;
 mod pages;
+mod peer_devices;
 mod pins;
 mod ticker;
 mod twin;
@@ -42,14 +44,14 @@ pub use twin::{Controls, Twin};
 
 use crate::clock;
 use crate::error::{Error, Result};
+use crate::local::{ENTRY_BYTES, LocalPeers, WaitLimit};
 use crate::memory::{Memory, Place};
 use crate::parts::PartRule;
 use crate::provider::{Capabilities, Group, Posted, Provider, Sink, Work};
-use crate::providers::shm::ShmProvider;
 use crate::types::{Page, ProviderKind, RegionKey, Time};
 use cuda::Cuda;
-use far::{Far, FarRegion};
 use outbox::Part;
+use peer_devices::{DeviceRegion, PeerDevices};
 use pins::Pins;
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -62,10 +64,8 @@ use weft_control::Rank;
 const DEPTH: usize = 1024;
 /// For how long copies that were under way are waited for when a peer is cut off or the engine goes.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks at copies that are waited for.
-const NAP: Duration = Duration::from_micros(50);
-/// What an entry says of the region's serial number; the rest is the identity of its device, if any.
-const SERIAL_BYTES: usize = 8;
+/// Sleep between two polls of copies that are waited for.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// How to open the provider.
 #[derive(Clone, Debug)]
@@ -92,8 +92,8 @@ pub enum Devices {
 /// The provider. One for each engine.
 pub struct CopyProvider {
     copier: Box<dyn Copier>,
-    shm: ShmProvider,
-    peers: Vec<Option<Far>>,
+    local: LocalPeers,
+    peers: Vec<Option<PeerDevices>>,
     /// The device of our first device region: it copies what has no device at its source.
     home: Option<u32>,
     /// Of our host memory.
@@ -118,10 +118,10 @@ impl CopyProvider {
 
     /// Opens the provider over these copy engines.
     pub fn over(copier: Box<dyn Copier>, host_id: &str) -> Result<CopyProvider> {
-        let shm = ShmProvider::beneath(ProviderKind::Copy, host_id, copier.name().as_bytes())?;
+        let local = LocalPeers::open(ProviderKind::Copy, host_id, copier.name().as_bytes())?;
         Ok(CopyProvider {
             copier,
-            shm,
+            local,
             peers: Vec::new(),
             home: None,
             pins: Pins::default(),
@@ -138,29 +138,32 @@ impl CopyProvider {
         self
     }
 
-    fn far(&mut self, peer: Rank) -> Option<&mut Far> {
+    fn devices(&mut self, peer: Rank) -> Option<&mut PeerDevices> {
         self.peers.get_mut(peer.0 as usize)?.as_mut()
     }
 
     /// Forgets what is held for a peer's region beside its mapping as host memory.
     fn forget_device(&mut self, peer: Rank, key: RegionKey) {
-        let Some(far) = self.far(peer) else { return };
-        far.pins.forget(key);
-        if let Some(slot) = far.regions.get_mut(key.0 as usize) {
+        let Some(devices) = self.devices(peer) else { return };
+        devices.pins.forget(key);
+        if let Some(slot) = devices.regions.get_mut(key.0 as usize) {
             *slot = None;
         }
     }
 
     /// Raises the lanes of the parts that are over and reports them.
     fn look(&mut self, sink: &mut Sink) {
-        let CopyProvider { copier, shm, peers, .. } = self;
-        for (number, far) in peers.iter_mut().enumerate() {
-            let Some(far) = far.as_mut().filter(|far| !far.outbox.is_empty()) else { continue };
-            far.outbox.seal(&mut **copier);
-            far.outbox.take_over(&mut **copier, |part| match part.failure {
+        let CopyProvider { copier, local, peers, .. } = self;
+        for (number, devices) in peers.iter_mut().enumerate() {
+            let Some(devices) = devices.as_mut().filter(|devices| !devices.outbox.is_empty())
+            else {
+                continue;
+            };
+            devices.outbox.seal(&mut **copier);
+            devices.outbox.take_over(&mut **copier, |part| match part.failure {
                 Some(why) => sink.failed(part.token, why),
                 // Every byte is in the peer's memory now: see the module's page.
-                None => match shm.raise(Rank(number as u32), part.lane) {
+                None => match local.raise(Rank(number as u32), part.lane) {
                     Some(()) => sink.done(part.token),
                     None => sink.failed(part.token, "it has no such lane"),
                 },
@@ -169,19 +172,19 @@ impl CopyProvider {
     }
 
     fn is_busy(&self) -> bool {
-        self.peers.iter().flatten().any(|far| !far.outbox.is_empty())
+        self.peers.iter().flatten().any(|devices| !devices.outbox.is_empty())
     }
 
     /// Keeps all that copies toward a peer may touch, until the process ends.
-    fn keep_forever(&mut self, peer: Rank, far: Far) {
+    fn keep_forever(&mut self, peer: Rank, devices: PeerDevices) {
         log::error!(
             "copies to {peer} did not end within {:?}: the device is stuck, and the memory that \
              they read and write is kept until this process ends",
             self.patience
         );
         let touched: Vec<Arc<Memory>> =
-            self.shm.memories().chain(self.shm.mapped_of(peer)).cloned().collect();
-        std::mem::forget((touched, far, std::mem::take(&mut self.pins)));
+            self.local.memories().chain(self.local.mapped_of(peer)).cloned().collect();
+        std::mem::forget((touched, devices, std::mem::take(&mut self.pins)));
     }
 }
 
@@ -199,19 +202,20 @@ impl Provider for CopyProvider {
     }
 
     fn address(&self) -> Vec<u8> {
-        self.shm.address()
+        self.local.address()
     }
 
     fn reaches(&self, address: &[u8]) -> bool {
-        self.shm.reaches(address)
+        self.local.reaches(address)
     }
 
     fn connect(&mut self, group: &Group<'_>) -> Result<()> {
-        self.shm.connect(group)?;
+        let mut limit = WaitLimit { deadline: group.deadline, give_up: &mut || Ok(()) };
+        self.local.connect(group, &mut limit)?;
         self.peers.resize_with(group.size as usize, || None);
         for (rank, _) in group.peers {
             if let Some(slot) = self.peers.get_mut(rank.0 as usize) {
-                *slot = Some(Far::default());
+                *slot = Some(PeerDevices::default());
             }
         }
         Ok(())
@@ -226,12 +230,12 @@ impl Provider for CopyProvider {
             self.copier.identity(device).map_err(failed)?;
             self.home.get_or_insert(device);
         }
-        self.shm.keep(key, memory)
+        self.local.register(key, memory)
     }
 
-    fn grant(&mut self, key: RegionKey, peer: Rank, range: Range<u64>) -> Result<Vec<u8>> {
-        let mut entry = self.shm.grant(key, peer, range)?;
-        if let Some(Place::Device(device)) = self.shm.memory(key).map(|memory| memory.place()) {
+    fn grant(&mut self, key: RegionKey, peer: Rank, _range: Range<u64>) -> Result<Vec<u8>> {
+        let mut entry = self.local.grant(key, peer)?.to_vec();
+        if let Some(Place::Device(device)) = self.local.memory(key).map(|memory| memory.place()) {
             entry.extend_from_slice(&self.copier.identity(device).map_err(failed)?);
         }
         Ok(entry)
@@ -250,48 +254,50 @@ impl Provider for CopyProvider {
             what: "a region",
             detail: format!("{} bytes for {length}", entry.len()),
         };
+        let mut limit = WaitLimit { deadline, give_up: &mut || Ok(()) };
         let index = key.0 as usize;
-        let (serial, identity) = entry.split_at_checked(SERIAL_BYTES).ok_or_else(malformed)?;
+        let (serial, identity) = entry.split_at_checked(ENTRY_BYTES).ok_or_else(malformed)?;
         if identity.is_empty() {
             // A region that is known has kept its place; another one takes it.
-            if self.shm.knows(peer, key, entry) {
+            if self.local.is_mapped(peer, key, entry) {
                 return Ok(());
             }
             self.forget_device(peer, key);
-            return self.shm.import(peer, key, length, entry, deadline);
+            return self.local.import(peer, key, length, entry, &mut limit);
         }
         let identity: Identity = identity.try_into().map_err(|_| malformed())?;
         let serial = serial.try_into().map(u64::from_le_bytes).map_err(|_| malformed())?;
         let length = usize::try_from(length).map_err(|_| malformed())?;
-        let known = self.far(peer).and_then(|far| far.regions.get(index)?.as_ref());
+        let known = self.devices(peer).and_then(|devices| devices.regions.get(index)?.as_ref());
         if known.is_some_and(|known| known.serial == serial) {
             return Ok(());
         }
-        let descriptor = self.shm.receive(peer, key, serial, deadline)?;
+        let descriptor = self.local.receive(peer, key, serial, &mut limit)?;
         let home = self.home.or_else(|| self.copier.find(identity)).unwrap_or(0);
-        let mut region = FarRegion { serial, length, home, descriptor, mapped: Vec::new() };
+        let mut region = DeviceRegion { serial, length, home, descriptor, mapped: Vec::new() };
         // Now, so that what is wrong is said before anything is written.
         region.reached_by(&mut *self.copier, home).map_err(|why| {
             failed(format!("region {} of {peer} cannot be mapped on device {home}: {why}", key.0))
         })?;
         self.forget(peer, key);
-        let far = self.far(peer);
-        let far = far.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })?;
-        if far.regions.len() <= index {
-            far.regions.resize_with(index + 1, || None);
+        let devices = self.devices(peer);
+        let devices =
+            devices.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })?;
+        if devices.regions.len() <= index {
+            devices.regions.resize_with(index + 1, || None);
         }
-        far.regions[index] = Some(region);
+        devices.regions[index] = Some(region);
         Ok(())
     }
 
     fn deregister(&mut self, key: RegionKey) {
         self.pins.forget(key);
-        self.shm.deregister(key);
+        self.local.deregister(key);
     }
 
     fn forget(&mut self, peer: Rank, key: RegionKey) {
         self.forget_device(peer, key);
-        self.shm.forget(peer, key);
+        self.local.forget(peer, key);
     }
 
     fn post(&mut self, work: &Work<'_>, _sink: &mut Sink) -> std::result::Result<Posted, String> {
@@ -299,20 +305,20 @@ impl Provider for CopyProvider {
         let needs = |page: &&Page| page.length > 0 && self.needs_engines(peer, page) == Some(true);
         let copies = work.pages.iter().filter(needs).count();
         let depth = self.depth;
-        let far = self.far(peer).ok_or("it is not connected over copy")?;
-        if copies > 0 && !far.outbox.has_room(copies, depth) {
+        let devices = self.devices(peer).ok_or("it is not connected over copy")?;
+        if copies > 0 && !devices.outbox.has_room(copies, depth) {
             return Ok(Posted::Full);
         }
         match self.enqueue(work) {
             (0, Some(why)) => Err(why),
             (0, None) => {
-                self.shm.raise(peer, lane).ok_or("it has no such lane")?;
+                self.local.raise(peer, lane).ok_or("it has no such lane")?;
                 Ok(Posted::Done)
             }
             // It must not be reported as failed while some of it is still being read.
             (added, failure) => {
-                let far = self.far(peer).ok_or("it is not connected over copy")?;
-                far.outbox.add(Part { token, lane, failure }, added);
+                let devices = self.devices(peer).ok_or("it is not connected over copy")?;
+                devices.outbox.add(Part { token, lane, failure }, added);
                 Ok(Posted::InFlight)
             }
         }
@@ -320,14 +326,14 @@ impl Provider for CopyProvider {
 
     fn flush(&mut self, _sink: &mut Sink) {
         let CopyProvider { copier, peers, ticker, .. } = self;
-        for far in peers.iter_mut().flatten().filter(|far| !far.outbox.is_empty()) {
-            far.outbox.seal(&mut **copier);
+        for devices in peers.iter_mut().flatten().filter(|devices| !devices.outbox.is_empty()) {
+            devices.outbox.seal(&mut **copier);
             ticker.set(true);
         }
     }
 
-    fn poll(&mut self, now: Time, sink: &mut Sink) {
-        self.shm.poll(now, sink);
+    fn poll(&mut self, _now: Time, sink: &mut Sink) {
+        self.local.flush();
         if self.is_busy() {
             self.ticker.heard();
             self.look(sink);
@@ -336,26 +342,26 @@ impl Provider for CopyProvider {
     }
 
     fn fence(&mut self, peer: Rank, sink: &mut Sink) {
-        let far = self.peers.get_mut(peer.0 as usize).and_then(Option::take);
-        if let Some(mut far) = far {
+        let devices = self.peers.get_mut(peer.0 as usize).and_then(Option::take);
+        if let Some(mut devices) = devices {
             let cut = |part: Part, sink: &mut Sink| {
                 sink.failed(part.token, format!("{peer} was cut off"));
             };
-            far.outbox.seal(&mut *self.copier);
+            devices.outbox.seal(&mut *self.copier);
             let deadline = clock::now().after(self.patience);
-            while !far.outbox.is_empty() && clock::now() < deadline {
-                far.outbox.take_over(&mut *self.copier, |part| cut(part, sink));
-                std::thread::sleep(NAP);
+            while !devices.outbox.is_empty() && clock::now() < deadline {
+                devices.outbox.take_over(&mut *self.copier, |part| cut(part, sink));
+                std::thread::sleep(POLL_INTERVAL);
             }
-            if far.outbox.is_empty() {
-                far.outbox.close(&mut *self.copier);
+            if devices.outbox.is_empty() {
+                devices.outbox.close(&mut *self.copier);
             } else {
-                far.outbox.give_up(|part| cut(part, sink));
-                self.keep_forever(peer, far);
+                devices.outbox.give_up(|part| cut(part, sink));
+                self.keep_forever(peer, devices);
             }
         }
         self.ticker.set(self.is_busy());
-        self.shm.fence(peer, sink);
+        self.local.disconnect(peer);
     }
 
     /// Ticks while copies are under way. What peers write raises lanes without this provider's help.
@@ -371,7 +377,7 @@ impl Drop for CopyProvider {
         let deadline = clock::now().after(self.patience);
         while self.is_busy() && clock::now() < deadline {
             self.look(&mut sink);
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
         for rank in (0..self.peers.len()).map(|number| Rank(number as u32)) {
             self.fence(rank, &mut sink);

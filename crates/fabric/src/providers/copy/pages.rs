@@ -18,22 +18,24 @@ struct Copy {
 impl CopyProvider {
     /// Whether copy engines are needed for a page; `None` if one of its regions is not known.
     pub(super) fn needs_engines(&self, peer: Rank, page: &Page) -> Option<bool> {
-        let far = self.peers.get(peer.0 as usize)?.as_ref()?;
-        let to_device = far.regions.get(page.destination.0 as usize).is_some_and(Option::is_some);
-        let source = self.shm.memory(page.source)?;
+        let devices = self.peers.get(peer.0 as usize)?.as_ref()?;
+        let to_device =
+            devices.regions.get(page.destination.0 as usize).is_some_and(Option::is_some);
+        let source = self.local.memory(page.source)?;
         Some(to_device || source.place() != Place::Host)
     }
 
     /// The copy that moves a page.
     fn plan(&mut self, peer: Rank, page: &Page) -> std::result::Result<Copy, Why> {
         const OUTSIDE: &str = "a page is out of bounds";
-        let CopyProvider { copier, shm, peers, pins, .. } = self;
+        let CopyProvider { copier, local, peers, pins, .. } = self;
         let copier = &mut **copier;
-        let source = shm.memory(page.source).ok_or(OUTSIDE)?;
+        let source = local.memory(page.source).ok_or(OUTSIDE)?;
         let from = at(source, page.source_offset, page.length).ok_or(OUTSIDE)?;
-        let far = peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
-        let far = far.ok_or("it is not connected over copy")?;
-        let to_device = far.regions.get_mut(page.destination.0 as usize).and_then(Option::as_mut);
+        let devices = peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
+        let devices = devices.ok_or("it is not connected over copy")?;
+        let to_device =
+            devices.regions.get_mut(page.destination.0 as usize).and_then(Option::as_mut);
         let device = match (source.place(), &to_device) {
             (Place::Device(device), _) => device,
             (Place::Host, Some(region)) => region.home,
@@ -47,9 +49,9 @@ impl CopyProvider {
         let destination = match to_device {
             Some(region) => region.reached_by(copier, device)?,
             None => {
-                let memory = shm.mapped(peer, page.destination).ok_or(OUTSIDE)?;
+                let memory = local.mapped(peer, page.destination).ok_or(OUTSIDE)?;
                 // SAFETY: the pin is forgotten before the mapping in `forget`, `import` and `fence`.
-                unsafe { far.pins.pin(copier, device, page.destination, memory) };
+                unsafe { devices.pins.pin(copier, device, page.destination, memory) };
                 memory
             }
         };
@@ -63,7 +65,7 @@ impl CopyProvider {
         for page in work.pages.iter().filter(|page| page.length > 0) {
             let moved = match self.needs_engines(work.peer, page) {
                 Some(true) => self.add_copy(work.peer, page).map(|()| added += 1),
-                _ => self.shm.store(work.peer, page).ok_or("a page is out of bounds".into()),
+                _ => self.local.store(work.peer, page).ok_or("a page is out of bounds".into()),
             };
             if let Err(why) = moved {
                 return (added, Some(why));
@@ -74,9 +76,9 @@ impl CopyProvider {
 
     fn add_copy(&mut self, peer: Rank, page: &Page) -> std::result::Result<(), Why> {
         let Copy { device, from, to, length } = self.plan(peer, page)?;
-        let far = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
-        let far = far.ok_or("it is not connected over copy")?;
-        let queue = far.outbox.queue(&mut *self.copier, device)?;
+        let devices = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
+        let devices = devices.ok_or("it is not connected over copy")?;
+        let queue = devices.outbox.queue(&mut *self.copier, device)?;
         // SAFETY: `plan` checked that both ranges lie inside their regions and had the destination
         // mapped for this device. The engine keeps the source, and keeps `forget` and `deregister`
         // away from both, until the part is reported; that is after its mark, or a fence.

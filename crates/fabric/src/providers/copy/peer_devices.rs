@@ -1,4 +1,4 @@
-//! Peers, as far as devices are concerned.
+//! Per-peer device state: reachable regions and their mappings, and the parts under way.
 
 use super::copier::{Copier, Why};
 use super::outbox::Outbox;
@@ -6,21 +6,21 @@ use super::pins::Pins;
 use crate::memory::Memory;
 use rustix::fd::{AsFd, OwnedFd};
 
-/// A peer, as far as devices are concerned.
+/// The device state of one peer.
 #[derive(Default)]
-pub(super) struct Far {
+pub(super) struct PeerDevices {
     /// Its regions of device memory, by its keys.
-    pub regions: Vec<Option<FarRegion>>,
-    /// Of its host memory, as it is mapped here.
+    pub regions: Vec<Option<DeviceRegion>>,
+    /// Pins of its host memory, as it is mapped here.
     pub pins: Pins,
     pub outbox: Outbox,
 }
 
 /// A peer's region of device memory.
-pub(super) struct FarRegion {
+pub(super) struct DeviceRegion {
     pub serial: u64,
     pub length: usize,
-    /// Copies what has no device at its source.
+    /// The device that copies from sources of host memory.
     pub home: u32,
     /// To map it for one more device.
     pub descriptor: OwnedFd,
@@ -28,7 +28,7 @@ pub(super) struct FarRegion {
     pub mapped: Vec<(u32, Memory)>,
 }
 
-impl FarRegion {
+impl DeviceRegion {
     /// The region as `device` reaches it.
     pub fn reached_by(&mut self, copier: &mut dyn Copier, device: u32) -> Result<&Memory, Why> {
         let known = self.mapped.iter().position(|(by, _)| *by == device);

@@ -1,11 +1,12 @@
 //! A Unix socket to one peer: small messages that carry descriptors.
 //!
-//! Neither end ever blocks on it. What the socket does not take waits in a queue, which every import,
-//! grant and poll tries again; so two ranks that push more than a socket holds cannot stop each other.
+//! Neither end ever blocks on it. Messages that the socket does not take at once wait in a queue, which
+//! every import, grant and poll tries again; so two ranks that push more than a socket holds cannot stop
+//! each other.
 
 use crate::bytes::Reader;
 use crate::types::{Generation, RegionKey};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -15,19 +16,19 @@ use rustix::net::{
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::time::Duration;
 use weft_control::Rank;
 
-use super::address::Token;
+use super::Token;
 
-/// What one end tells the other.
+/// A message from one end to the other.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// First in both directions: who this is, proved by the token of its address.
+    /// First in both directions: the sender's rank, proved by the token of its address.
     Hello { from: Rank, generation: Generation, token: Token },
-    /// The lanes of this end, and the descriptor that wakes it. Once the other end has proved itself.
+    /// The lane table of the sender, and the descriptor that wakes it. Sent to a peer that has proved
+    /// its rank.
     Table { capacity: u32, memory: OwnedFd, wake: OwnedFd },
-    /// Memory that was granted. The serial tells it from earlier regions of the same key.
+    /// Memory that was granted. The serial separates it from earlier regions of the same key.
     Region { key: RegionKey, serial: u64, memory: OwnedFd },
 }
 
@@ -106,13 +107,13 @@ impl Link {
         Link { socket, unsent: VecDeque::new() }
     }
 
-    /// Sends now if it can be, later if not.
+    /// Sends now if the socket has room, at a later [`Link::flush`] if not.
     pub fn send(&mut self, message: Message) -> io::Result<()> {
         self.unsent.push_back(message);
         self.flush()
     }
 
-    /// Sends what was left over, as far as the socket takes it.
+    /// Sends the queued messages, as many as the socket takes.
     pub fn flush(&mut self) -> io::Result<()> {
         while let Some(message) = self.unsent.front() {
             let descriptors = message.descriptors();
@@ -136,7 +137,7 @@ impl Link {
         Ok(())
     }
 
-    /// Whether something is left to send.
+    /// Whether messages wait in the queue.
     pub fn has_unsent(&self) -> bool {
         !self.unsent.is_empty()
     }
@@ -171,22 +172,15 @@ impl Link {
         }
         match Message::decode(&bytes[..received.bytes], descriptors) {
             Some(message) if !received.flags.contains(ReturnFlags::TRUNC) => Ok(Some(message)),
-            _ => Err(io::Error::other("it sent a message that cannot be understood")),
+            _ => Err(io::Error::other("it sent a malformed message")),
         }
     }
 
-    /// What to poll for; reading only if `read` says so.
+    /// The events to poll for: room for what is unsent, and messages if `read`.
     pub fn interest(&self, read: bool) -> PollFd<'_> {
         let mut events = PollFlags::empty();
         events.set(PollFlags::IN, read);
         events.set(PollFlags::OUT, self.has_unsent());
         PollFd::new(&self.socket, events)
     }
-}
-
-/// Sleeps until one of `polled` is ready, at most `timeout`. Errors only mean that one looks again.
-pub(super) fn sleep(polled: &mut [PollFd<'_>], timeout: Duration) {
-    let timeout =
-        Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    let _ = poll(polled, Some(&timeout));
 }

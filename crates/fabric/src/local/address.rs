@@ -1,24 +1,24 @@
-//! How a rank of this host is found, and how it is known to be the right one.
+//! Address of a process of this host: the name of its socket, and the token that proves it.
 
 use crate::bytes::{Reader, put_block};
 use crate::error::{Error, Result};
 
-/// Proves to a peer that the other end of a socket is the rank that the control plane spoke of.
+/// Proof to a peer that the other end of a socket is the rank that the control plane named.
 pub(super) type Token = [u8; 16];
 
-/// What [`crate::Provider::address`] says for shm.
+/// What [`crate::Provider::address`] returns for shm and copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     /// Ranks with equal domains can pass descriptors to each other.
     pub domain: Vec<u8>,
-    /// Told through the authenticated control plane, and shown on the socket.
+    /// Sent over the authenticated control plane, and shown on the socket.
     pub token: Token,
     /// Of the listening socket, in the abstract namespace: it is gone when the socket is.
     pub name: Vec<u8>,
 }
 
 impl Address {
-    /// The address of a new provider on the host of this name.
+    /// A new address on the host of this name.
     pub fn new(host_id: &str) -> Result<Address> {
         let mut random = [0; 32];
         getrandom::fill(&mut random).map_err(|e| {
@@ -30,7 +30,7 @@ impl Address {
         Ok(Address { domain: domain(host_id), token, name: format!("weft-{name}").into_bytes() })
     }
 
-    /// The bytes that travel.
+    /// Its bytes on the wire.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = self.token.to_vec();
         put_block(&mut out, &self.domain);
@@ -38,7 +38,7 @@ impl Address {
         out
     }
 
-    /// What a peer sent, or `None` if it is not an address.
+    /// The address in a peer's bytes, or `None` if they are none.
     pub fn decode(bytes: &[u8]) -> Option<Address> {
         let mut reader = Reader::new(bytes);
         let token = reader.bytes(16)?.try_into().ok()?;
@@ -48,8 +48,8 @@ impl Address {
     }
 }
 
-/// The host, and what else two processes of one host must share to meet on an abstract socket and to
-/// trust each other there: the network namespace and the user.
+/// The bounds within which processes can meet on an abstract socket and trust each other there: the host,
+/// the network namespace and the user.
 fn domain(host_id: &str) -> Vec<u8> {
     let mut domain = Vec::new();
     put_block(&mut domain, host_id.as_bytes());
@@ -59,7 +59,7 @@ fn domain(host_id: &str) -> Vec<u8> {
     domain
 }
 
-/// What is an address survives being said again; see `crate::fuzz`.
+/// An address that decodes encodes to the same bytes; see `crate::fuzz`.
 #[cfg(any(test, feature = "fuzz"))]
 pub fn fuzz(data: &[u8]) {
     if let Some(address) = Address::decode(data) {

@@ -1,0 +1,34 @@
+//! Waiting for sockets, within bounds.
+
+use crate::clock;
+use crate::error::Result;
+use crate::types::Time;
+use rustix::event::{PollFd, Timespec, poll};
+use std::time::Duration;
+
+/// The longest sleep between two checks of a [`WaitLimit`].
+pub(super) const MAX_PARK: Duration = Duration::from_millis(50);
+
+/// Bounds of a wait: its deadline, and a check for every other reason to stop.
+pub struct WaitLimit<'a> {
+    /// When the wait fails, with an error that names the peer it waited for.
+    pub deadline: Time,
+    /// Called each time around the loop, at least every 50 ms. Its error ends the wait.
+    pub give_up: &'a mut dyn FnMut() -> Result<()>,
+}
+
+impl WaitLimit<'_> {
+    /// How long to sleep before the next check; `None` once the deadline has passed.
+    pub(super) fn park(&mut self) -> Result<Option<Duration>> {
+        (self.give_up)()?;
+        let now = clock::now();
+        Ok((now < self.deadline).then(|| self.deadline.since(now).min(MAX_PARK)))
+    }
+}
+
+/// Sleeps until one of `polled` is ready, at most `timeout`. An error ends the sleep early.
+pub(super) fn sleep(polled: &mut [PollFd<'_>], timeout: Duration) {
+    let timeout =
+        Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+    let _ = poll(polled, Some(&timeout));
+}
