@@ -33,6 +33,7 @@ pub mod providers;
 pub mod request;
 pub mod ring;
 pub mod statistics;
+mod strangers;
 pub mod trace;
 pub mod types;
 pub mod wait;

@@ -1,34 +1,29 @@
-//! Connecting to all peers at once, and telling them from strangers.
+//! Connecting to all peers at once, among strangers.
 //!
-//! Every engine listens from its construction on, so whoever dials finds a port whether or not that
+//! Every engine listens from its construction on, so a dialler finds a port whether or not that
 //! engine has come here yet, and no order of connecting can deadlock. Of two ranks the higher dials.
-//! Both ends say hello with the token of the other one, which only the control plane told them.
+//! Both ends send a hello with the token of the other one, which came over the control plane alone.
 //! Strangers are counted and closed; the port closes as soon as the group is complete.
 
 use super::TcpCounters;
-use super::handshake::{Heard, dial, say};
+use super::handshake::{HelloReader, dial, send_hello};
 use super::wire::{Address, HELLO, Hello, Role, same_token};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::provider::Group;
+use crate::strangers::{MAX_STRANGERS, Strangers};
 use crate::types::{ProviderKind, Time};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{self, SocketFlags};
-use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use weft_control::Rank;
 
-/// Connections that have not said who they are; the oldest is closed for one more.
-const MAX_STRANGERS: usize = 128;
-/// How long a connection may take to say who it is.
-const HELLO_TIME: Duration = Duration::from_secs(2);
-/// After how long a dialler tries again that was turned away before it was answered.
+/// Pause of a dialler that was turned away before it was answered.
 const REDIAL: Duration = Duration::from_millis(50);
-
-/// How long to wait for somebody else to close a descriptor when there is none left.
+/// Pause when this process has no descriptor left for a connection.
 const NO_ROOM: Duration = Duration::from_millis(10);
 
 /// Bytes that the kernel may hold of a stream within one host. With more they leave the processor's
@@ -106,16 +101,14 @@ struct Dial {
 enum Dialling {
     Again(Time),
     Connecting(OwnedFd),
-    Asked(OwnedFd, Heard),
+    Asked(OwnedFd, HelloReader),
     Done,
 }
 
-/// An accepted connection that has not said who it is.
+/// An accepted connection whose hello has not come.
 struct Stranger {
-    number: u64,
     socket: OwnedFd,
-    since: Time,
-    heard: Heard,
+    hello: HelloReader,
 }
 
 struct Meeting<'a> {
@@ -124,9 +117,7 @@ struct Meeting<'a> {
     epoll: OwnedFd,
     expected: Vec<Expected>,
     dials: Vec<Dial>,
-    strangers: VecDeque<Stranger>,
-    next_stranger: u64,
-    logged: HashSet<&'static str>,
+    strangers: Strangers<Stranger>,
 }
 
 impl<'a> Meeting<'a> {
@@ -165,16 +156,7 @@ impl<'a> Meeting<'a> {
         }
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| Error::system("cannot create an epoll descriptor", e))?;
-        Ok(Meeting {
-            here,
-            group,
-            epoll,
-            expected,
-            dials,
-            strangers: VecDeque::new(),
-            next_stranger: 0,
-            logged: HashSet::new(),
-        })
+        Ok(Meeting { here, group, epoll, expected, dials, strangers: Strangers::new() })
     }
 
     fn is_complete(&self) -> bool {
@@ -213,7 +195,7 @@ impl<'a> Meeting<'a> {
         .encode()
     }
 
-    /// Dials what is due, drops strangers that are silent; returns when to look again.
+    /// Dials what is due, drops strangers that are silent; returns when to do so next.
     fn redial(&mut self, now: Time) -> Result<Time> {
         let mut next = Time::MAX;
         for index in 0..self.dials.len() {
@@ -230,16 +212,10 @@ impl<'a> Meeting<'a> {
                 .map_err(|e| Error::system("cannot wait for a connection", e))?;
             self.dials[index].state = Dialling::Connecting(socket);
         }
-        while let Some(oldest) = self.strangers.front() {
-            let expires = oldest.since.after(HELLO_TIME);
-            if expires > now {
-                next = next.min(expires);
-                break;
-            }
-            self.strangers.pop_front();
-            self.refuse("it did not say who it is in time");
+        while self.strangers.drop_expired(now).is_some() {
+            self.refuse("its hello did not come in time");
         }
-        Ok(next)
+        Ok(self.strangers.next_expiry().map_or(next, |expires| expires.min(next)))
     }
 
     fn dial_ready(&mut self, index: usize) -> Result<()> {
@@ -253,17 +229,17 @@ impl<'a> Meeting<'a> {
                 let refused = |e: Errno| failed(peer.rank, format!("{to}: {e}"));
                 net::sockopt::socket_error(&socket).map_err(refused)?.map_err(refused)?;
                 let hello = self.hello(peer, Role::Dialler, stream);
-                if say(&socket, &hello) {
+                if send_hello(&socket, &hello) {
                     let data = epoll::EventData::new_u64(DIAL | index as u64);
                     epoll::modify(&self.epoll, &socket, data, epoll::EventFlags::IN)
                         .map_err(|e| Error::system("cannot wait for a connection", e))?;
-                    Dialling::Asked(socket, Heard::default())
+                    Dialling::Asked(socket, HelloReader::default())
                 } else {
                     Dialling::Again(clock::now().after(REDIAL))
                 }
             }
-            Dialling::Asked(socket, mut heard) => match heard.listen(&socket) {
-                Ok(None) => Dialling::Asked(socket, heard),
+            Dialling::Asked(socket, mut answer) => match answer.read(&socket) {
+                Ok(None) => Dialling::Asked(socket, answer),
                 Ok(Some(bytes)) => {
                     let rank = peer.rank;
                     self.check_answer(&bytes, rank, stream).map_err(|why| {
@@ -320,8 +296,8 @@ impl<'a> Meeting<'a> {
                 // What the connection died of, not the listener.
                 Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => continue,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    // Whoever has been silent for longest gives up its descriptor to the next.
-                    if self.strangers.pop_front().is_none() {
+                    // The oldest stranger gives up its descriptor to the next connection.
+                    if self.strangers.drop_oldest().is_none() {
                         std::thread::sleep(NO_ROOM);
                     }
                     self.refuse("there were no descriptors left");
@@ -329,36 +305,34 @@ impl<'a> Meeting<'a> {
                 }
                 Err(e) => return Err(Error::system("cannot accept connections", e)),
             };
-            let number = self.next_stranger;
-            self.next_stranger += 1;
-            let data = epoll::EventData::new_u64(number);
-            epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN)
-                .map_err(|e| Error::system("cannot wait for a connection", e))?;
-            if self.strangers.len() == MAX_STRANGERS {
-                self.strangers.pop_front();
-                self.refuse("too many had not said who they are");
+            let stranger = Stranger { socket, hello: HelloReader::default() };
+            let (id, dropped) = self.strangers.add(stranger, clock::now());
+            if dropped.is_some() {
+                self.refuse("too many connections had sent no hello");
             }
-            let since = clock::now();
-            self.strangers.push_back(Stranger { number, socket, since, heard: Heard::default() });
-            // A peer has said hello already.
-            self.stranger_ready(number);
+            let data = epoll::EventData::new_u64(id);
+            if let Some(Stranger { socket, .. }) = self.strangers.get_mut(id) {
+                epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN)
+                    .map_err(|e| Error::system("cannot wait for a connection", e))?;
+            }
+            // The hello of a peer has come already.
+            self.stranger_ready(id);
         }
         Ok(())
     }
 
-    fn stranger_ready(&mut self, number: u64) {
-        let Some(index) = self.strangers.iter().position(|s| s.number == number) else { return };
-        let stranger = &mut self.strangers[index];
-        let outcome = match stranger.heard.listen(&stranger.socket) {
+    fn stranger_ready(&mut self, id: u64) {
+        let Some(stranger) = self.strangers.get_mut(id) else { return };
+        let outcome = match stranger.hello.read(&stranger.socket) {
             Ok(None) => return,
             Ok(Some(bytes)) => self.recognise(&bytes),
             Err(why) => Err(why),
         };
-        let Some(stranger) = self.strangers.remove(index) else { return };
+        let Some(stranger) = self.strangers.take(id) else { return };
         match outcome {
             Ok((peer, stream)) => {
                 let hello = self.hello(&self.expected[peer], Role::Acceptor, stream);
-                if say(&stranger.socket, &hello) {
+                if send_hello(&stranger.socket, &hello) {
                     self.seat(peer, stream, stranger.socket);
                 }
             }
@@ -391,7 +365,7 @@ impl<'a> Meeting<'a> {
 
     fn refuse(&mut self, why: &'static str) {
         self.here.counters.refused_connections.fetch_add(1, Ordering::Relaxed);
-        if self.logged.insert(why) {
+        if self.strangers.is_new_reason(why) {
             log::warn!("closed a connection to {}: {why}", self.here.address.socket);
         }
     }

@@ -6,8 +6,8 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::net::SocketAddr;
 
-/// Says hello on a fresh connection, whose buffer has room for it; whether it went out whole.
-pub(super) fn say(socket: &OwnedFd, hello: &[u8; HELLO]) -> bool {
+/// Sends a hello on a fresh connection, whose buffer has room for it; returns whether it went out whole.
+pub(super) fn send_hello(socket: &OwnedFd, hello: &[u8; HELLO]) -> bool {
     // Only delays small frames if the kernel refuses.
     let _ = net::sockopt::set_tcp_nodelay(socket, true);
     net::send(socket, hello, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) == Ok(HELLO)
@@ -38,22 +38,22 @@ fn new_socket(to: SocketAddr) -> rustix::io::Result<OwnedFd> {
     net::socket_with(family, SocketType::STREAM, flags, None)
 }
 
-/// A hello as far as it has come.
+/// Reader of a hello that comes in pieces.
 #[derive(Default)]
-pub(super) struct Heard {
+pub(super) struct HelloReader {
     bytes: Vec<u8>,
 }
 
-impl Heard {
-    /// Reads on. `Some` once it is whole; an error ends the connection.
-    pub fn listen(&mut self, socket: &OwnedFd) -> Result<Option<[u8; HELLO]>, &'static str> {
+impl HelloReader {
+    /// Reads on; `Some` once the hello is whole. An error ends the connection.
+    pub fn read(&mut self, socket: &OwnedFd) -> Result<Option<[u8; HELLO]>, &'static str> {
         let mut buffer = [0; HELLO];
         let room = &mut buffer[self.bytes.len()..];
         match net::recv(socket, room, RecvFlags::DONTWAIT) {
-            Ok((0, _)) => return Err("it closed the connection before it said who it is"),
+            Ok((0, _)) => return Err("it closed the connection before its hello"),
             Ok((got, _)) => self.bytes.extend_from_slice(&buffer[self.bytes.len()..][..got]),
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(_) => return Err("its connection broke before it said who it is"),
+            Err(_) => return Err("its connection broke before its hello"),
         }
         Ok(self.bytes.first_chunk().copied())
     }
