@@ -1,13 +1,16 @@
 //! The handle a program holds.
 
+mod messages;
+
 use crate::clock::{Offset, align};
-use crate::core::{Core, OnPoison};
+use crate::core::{Core, OnPoison, Payload};
 use crate::deadline::Deadline;
 use crate::handshake::{Identity, Job};
 use crate::mesh::{self, LINGER, Shared};
 use crate::secret::Key;
-use crate::wire::MAX_PAYLOAD;
-use crate::{Config, Error, Interrupt, Member, PeerStatus, Poison, Rank, Result, WIRE_VERSIONS};
+use crate::{
+    Config, Error, Interrupt, Member, Operation, PeerStatus, Poison, Rank, Result, WIRE_VERSIONS,
+};
 use crate::{bootstrap, monotonic_ns};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -96,47 +99,6 @@ impl Control {
     /// All members, by rank, this one among them.
     pub fn members(&self) -> &[Member] {
         &self.members
-    }
-
-    /// Gives every rank every rank's payload, in rank order.
-    ///
-    /// All ranks make the same calls in the same order: the first call of one belongs to the first
-    /// of the others, and so on, also after a timeout. At most [`crate::MAX_PAYLOAD`] bytes each.
-    pub fn all_gather(&self, payload: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        self.gather(payload, &self.deadline(timeout), "all_gather")
-    }
-
-    /// Waits until every rank is here.
-    pub fn barrier(&self, timeout: Duration) -> Result<()> {
-        self.gather(&[], &self.deadline(timeout), "barrier").map(drop)
-    }
-
-    fn gather(
-        &self,
-        payload: &[u8],
-        deadline: &Deadline,
-        operation: &'static str,
-    ) -> Result<Vec<Vec<u8>>> {
-        if payload.len() > MAX_PAYLOAD {
-            return Err(Error::TooLarge { size: payload.len(), limit: MAX_PAYLOAD });
-        }
-        let (shared, generation) = (&self.owner.shared, self.generation);
-        let sequence = shared.with(|core| core.gather(generation, payload))?;
-        let waited = shared
-            .wait(deadline, operation, |core| core.gather_done(generation, sequence, operation));
-        let result = match waited {
-            Ok(Some(result)) => result,
-            Ok(None) => Err(Error::Timeout {
-                operation,
-                missing: shared.with(|core| core.gather_missing(generation, sequence)),
-                waited: deadline.waited(),
-            }),
-            Err(interrupted) => Err(interrupted),
-        };
-        if result.is_err() {
-            shared.with(|core| core.gather_abandon(generation, sequence));
-        }
-        result
     }
 
     /// Fails the group at every rank. The first cause wins; later ones change nothing.
@@ -275,7 +237,7 @@ impl Control {
             }
         }
         let payload = [best.nanoseconds.to_le_bytes(), best.error.to_le_bytes()].concat();
-        let parts = match self.gather(&payload, deadline, CONNECTING) {
+        let parts = match self.gather(Operation::Connect, Payload::Same(&payload), deadline) {
             Err(Error::Timeout { missing, waited, .. }) => {
                 let hint = "they joined but did not finish connecting: look at their errors";
                 return Err(Error::Bootstrap { missing, waited, last: None, hint });

@@ -1,17 +1,25 @@
-//! What a rank knows and says, without sockets, threads or a clock.
+//! The state of a rank and its protocol, without sockets, threads or a clock.
 //!
 //! The mesh thread puts in what arrived ([`Core::receive`], [`Core::link_down`]), the handle puts in
-//! what the program asks for; out come frames to send and news to pass on.
+//! what the program asks for; out come frames to send and callbacks to run.
+//!
+//! `gather` has the collective calls, `mail` the point-to-point messages, `reform` the agreement on
+//! the survivors.
 
-use crate::agreement::{Agreement, Outcome, View};
+mod gather;
+mod mail;
+mod reform;
+
+use crate::agreement::{Agreement, View};
 use crate::message::Message;
-use crate::wire::{MAX_PAYLOAD, Malformed};
-use crate::{Cause, Error, Member, PeerStatus, Poison, Rank, Result, member};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::wire::Malformed;
+use crate::{Cause, Error, Member, PeerStatus, Poison, Rank, Result};
+pub(crate) use gather::Payload;
+use gather::{Call, Part};
+use mail::Mail;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// How many bytes a peer may send ahead of this rank's own calls.
-const MAX_AHEAD: usize = 4 * MAX_PAYLOAD;
 /// How many generations a peer may be ahead.
 const MAX_GENERATIONS_AHEAD: u32 = 64;
 
@@ -54,8 +62,14 @@ pub(crate) struct Core {
 
 struct Peer {
     status: PeerStatus,
-    /// Bytes it sent that no call has asked for yet.
+    /// Bytes of collective calls that it sent before this rank made the same calls.
     ahead: usize,
+    /// Bytes of point-to-point messages that it sent and this rank has not received.
+    queued: usize,
+}
+
+impl Peer {
+    const NEW: Peer = Peer { status: PeerStatus::Alive, ahead: 0, queued: 0 };
 }
 
 /// One generation. Peers may speak of it before this rank knows that it is a member.
@@ -66,10 +80,11 @@ struct Group {
     on_poison: Vec<OnPoison>,
     on_left: Vec<OnLeft>,
     next_sequence: u64,
-    /// The parts of all-gathers, by sequence and sender.
-    gathers: BTreeMap<u64, BTreeMap<Rank, Vec<u8>>>,
-    /// Those that a call waits for.
-    awaited: BTreeSet<u64>,
+    /// The parts of collective calls, by sequence and sender.
+    gathers: BTreeMap<u64, BTreeMap<Rank, Part>>,
+    /// The collective calls that this rank has begun and not ended, by sequence.
+    calls: BTreeMap<u64, Call>,
+    mail: Mail,
 }
 
 impl Group {
@@ -89,9 +104,8 @@ pub(crate) enum Down {
 
 impl Core {
     pub(crate) fn new(me: Rank, members: Vec<Member>) -> Core {
-        let alive = || Peer { status: PeerStatus::Alive, ahead: 0 };
         let others = members.iter().map(|m| m.original_rank).filter(|rank| *rank != me);
-        let peers = others.map(|rank| (rank, alive())).collect();
+        let peers = others.map(|rank| (rank, Peer::NEW)).collect();
         let group = Group { members: members.into(), ..Group::default() };
         Core {
             me,
@@ -125,9 +139,13 @@ impl Core {
         }
         match message {
             Message::Heartbeat => {}
-            Message::Gather { generation, sequence, payload } => {
-                return self.gathered(from, generation, sequence, payload);
+            Message::Gather { generation, sequence, operation, payload } => {
+                return self.gathered(from, generation, sequence, Part { operation, payload });
             }
+            Message::Mail { generation, channel, payload } => {
+                return self.mailed(from, generation, channel, payload);
+            }
+            Message::Taken { generation, bytes } => return self.taken(from, generation, bytes),
             Message::Poison { generation, poison } => {
                 self.known_generation(generation)?;
                 self.poison(generation, poison);
@@ -250,224 +268,6 @@ impl Core {
         group.members.iter().filter(left).map(|m| m.rank).collect()
     }
 
-    // All-gather.
-
-    /// Starts an all-gather and says which one it is.
-    pub(crate) fn gather(&mut self, generation: u32, payload: &[u8]) -> Result<u64> {
-        self.usable(generation)?;
-        let me = self.me;
-        let group = self.groups.entry(generation).or_default();
-        let sequence = group.next_sequence;
-        group.next_sequence += 1;
-        group.awaited.insert(sequence);
-        let parts = group.gathers.entry(sequence).or_default();
-        for (sender, part) in parts.iter() {
-            if let Some(peer) = self.peers.get_mut(sender) {
-                peer.ahead = peer.ahead.saturating_sub(weight(part));
-            }
-        }
-        parts.insert(me, payload.to_vec());
-        let payload = payload.to_vec();
-        self.broadcast(&Message::Gather { generation, sequence, payload });
-        Ok(sequence)
-    }
-
-    /// Whether an all-gather is done, and if so how.
-    pub(crate) fn gather_done(
-        &mut self,
-        generation: u32,
-        sequence: u64,
-        operation: &'static str,
-    ) -> Option<Result<Vec<Vec<u8>>>> {
-        let missing = self.gather_missing(generation, sequence);
-        let group = self.groups.get_mut(&generation)?;
-        if missing.is_empty() {
-            let mut parts = group.gathers.remove(&sequence)?;
-            group.awaited.remove(&sequence);
-            let in_order = group.members.iter().filter_map(|m| parts.remove(&m.original_rank));
-            return Some(Ok(in_order.collect()));
-        }
-        let left = missing.iter().find(|rank| {
-            let member = group.members.get(rank.index());
-            member.is_some_and(|m| {
-                self.peers.get(&m.original_rank).is_some_and(|p| p.status == PeerStatus::Left)
-            })
-        });
-        let error = match (&group.poison, left) {
-            (Some(poison), _) => Error::Poisoned(poison.clone()),
-            (None, Some(rank)) => Error::Left { rank: *rank, operation },
-            (None, None) if self.closed || self.leaving => Error::Closed,
-            (None, None) => return None,
-        };
-        Some(Err(error))
-    }
-
-    /// The ranks, in that generation, whose part has not come.
-    pub(crate) fn gather_missing(&self, generation: u32, sequence: u64) -> Vec<Rank> {
-        let Some(group) = self.groups.get(&generation) else { return Vec::new() };
-        let parts = group.gathers.get(&sequence);
-        let here = |m: &Member| parts.is_some_and(|parts| parts.contains_key(&m.original_rank));
-        group.members.iter().filter(|m| !here(m)).map(|m| m.rank).collect()
-    }
-
-    /// Gives an all-gather up. What still comes for it is dropped.
-    pub(crate) fn gather_abandon(&mut self, generation: u32, sequence: u64) {
-        if let Some(group) = self.groups.get_mut(&generation) {
-            group.gathers.remove(&sequence);
-            group.awaited.remove(&sequence);
-        }
-    }
-
-    fn gathered(
-        &mut self,
-        from: Rank,
-        generation: u32,
-        sequence: u64,
-        payload: Vec<u8>,
-    ) -> std::result::Result<(), Malformed> {
-        self.known_generation(generation)?;
-        if generation < self.newest {
-            return Ok(());
-        }
-        let group = self.groups.entry(generation).or_default();
-        if sequence < group.next_sequence && !group.awaited.contains(&sequence) {
-            return Ok(());
-        }
-        if sequence >= group.next_sequence
-            && let Some(peer) = self.peers.get_mut(&from)
-        {
-            peer.ahead += weight(&payload);
-            if peer.ahead > MAX_AHEAD {
-                return Err(Malformed("it is too far ahead of this rank's own calls"));
-            }
-        }
-        if group.gathers.entry(sequence).or_default().insert(from, payload).is_some() {
-            return Err(Malformed("it sent the same part of an all-gather twice"));
-        }
-        Ok(())
-    }
-
-    // The agreement on the survivors.
-
-    /// Starts to form a new group out of whoever is left.
-    pub(crate) fn reform(&mut self, generation: u32) -> Result<()> {
-        if self.closed || self.leaving {
-            return Err(Error::Closed);
-        }
-        if generation != self.newest || self.agreement.is_some() {
-            return Err(Error::Superseded);
-        }
-        if let Some(by) = self.excluded_by {
-            return Err(Error::Excluded { by });
-        }
-        let group = self.groups.entry(generation).or_default();
-        let members = group.members.clone();
-        let rank = group.rank_of(self.me);
-        let detail = "it began to form a new group".to_string();
-        self.poison(generation, Poison { kind: Cause::User, rank, detail });
-        let alive = members
-            .iter()
-            .map(|m| m.original_rank)
-            .filter(|rank| self.status(*rank) == PeerStatus::Alive)
-            .collect();
-        let proposal = generation.max(self.proposed) + 1;
-        let mut agreement = Agreement::new(self.me, alive, proposal);
-        for (peer, view) in &self.views {
-            if view.generation > generation {
-                agreement.receive(*peer, view.clone());
-            }
-        }
-        self.agreement = Some(agreement);
-        self.advance_agreement();
-        Ok(())
-    }
-
-    /// Where the agreement stands. Once it is agreed, the new group is there.
-    pub(crate) fn reform_outcome(&mut self) -> Option<Result<View>> {
-        match self.agreement.as_ref()?.outcome() {
-            _ if self.closed || self.leaving => Some(Err(Error::Closed)),
-            Outcome::Agreed(view) => Some(Ok(view)),
-            Outcome::Excluded(by) => Some(Err(Error::Excluded { by })),
-            Outcome::Pending(_) => self.excluded_by.map(|by| Err(Error::Excluded { by })),
-        }
-    }
-
-    /// Who has not agreed yet, by ranks of the old generation.
-    pub(crate) fn reform_missing(&self, generation: u32) -> Vec<Rank> {
-        let (Some(agreement), Some(group)) = (&self.agreement, self.groups.get(&generation)) else {
-            return Vec::new();
-        };
-        match agreement.outcome() {
-            Outcome::Pending(missing) => {
-                missing.into_iter().filter_map(|rank| group.rank_of(rank)).collect()
-            }
-            _ => Vec::new(),
-        }
-    }
-
-    /// Ends this rank's part in an agreement that came to nothing, and says so: a proposal that
-    /// nobody stands behind must not be agreed to later.
-    pub(crate) fn reform_abandon(&mut self) {
-        if let Some(agreement) = self.agreement.take() {
-            let view = View { generation: agreement.generation(), members: BTreeSet::new() };
-            self.broadcast(&Message::View(view));
-        }
-    }
-
-    /// Makes what was agreed the newest group and parts from everybody else.
-    pub(crate) fn form(&mut self, view: &View) -> Arc<[Member]> {
-        let old = self.groups.get(&self.newest).map(|group| group.members.clone());
-        let survivors = old.iter().flat_map(|members| members.iter());
-        let survivors = survivors.filter(|m| view.members.contains(&m.original_rank)).cloned();
-        let members: Arc<[Member]> = member::number(survivors).into();
-        for (rank, peer) in &mut self.peers {
-            if !view.members.contains(rank) && peer.status == PeerStatus::Alive {
-                peer.status = PeerStatus::Lost;
-                self.actions.push(Action::Close(*rank));
-            }
-        }
-        self.groups.retain(|generation, _| *generation >= self.newest);
-        self.groups.entry(view.generation).or_default().members = members.clone();
-        self.newest = view.generation;
-        self.agreement = None;
-        members
-    }
-
-    fn viewed(&mut self, from: Rank, view: View) {
-        if !view.members.is_empty() && !view.members.contains(&self.me) {
-            self.excluded_by.get_or_insert(from);
-        }
-        if view.members.is_empty() {
-            self.views.remove(&from);
-        } else {
-            self.views.insert(from, view.clone());
-        }
-        if let Some(agreement) = &mut self.agreement {
-            agreement.receive(from, view);
-            self.advance_agreement();
-            return;
-        }
-        let Some(group) = self.groups.get(&self.newest) else { return };
-        let (Some(rank), false) = (group.rank_of(from), view.generation < self.newest) else {
-            return;
-        };
-        let same = group.members.iter().map(|m| m.original_rank).eq(view.members.iter().copied());
-        if view.generation == self.newest && same {
-            return;
-        }
-        // It agrees with others on another group, so it is no longer with this one.
-        let detail = "it forms a new group".to_string();
-        self.poison(self.newest, Poison { kind: Cause::Lost, rank: Some(rank), detail });
-    }
-
-    fn advance_agreement(&mut self) {
-        let Some(agreement) = &mut self.agreement else { return };
-        self.proposed = agreement.generation();
-        if let Some(view) = agreement.announcement() {
-            self.broadcast(&Message::View(view));
-        }
-    }
-
     // Leaving.
 
     pub(crate) fn leave(&mut self) {
@@ -512,7 +312,33 @@ impl Core {
     }
 }
 
-/// What a stored part costs.
-fn weight(part: &[u8]) -> usize {
-    part.len() + 64
+#[cfg(test)]
+mod tests {
+    //! What the tests of the parts have in common.
+
+    use super::*;
+
+    pub(super) fn member(rank: u32) -> Member {
+        Member {
+            rank: Rank(rank),
+            original_rank: Rank(rank),
+            host_id: "h".into(),
+            pid: rank,
+            local_index: 0,
+            address: [127, 0, 0, 1].into(),
+        }
+    }
+
+    /// The messages for one peer that wait to be sent, which are taken away.
+    pub(super) fn sent(core: &mut Core, to: Rank) -> Vec<Message> {
+        let parse = |action: &Action| match action {
+            Action::Send(peer, frame) if *peer == to => {
+                Some(Message::parse(frame.get(4..).unwrap_or_default()).unwrap())
+            }
+            _ => None,
+        };
+        let messages = core.actions.iter().filter_map(parse).collect();
+        core.actions.retain(|action| !matches!(action, Action::Send(peer, _) if *peer == to));
+        messages
+    }
 }

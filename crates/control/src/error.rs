@@ -1,7 +1,7 @@
 //! Everything that can go wrong here, worded for the user.
 
 use crate::member::list;
-use crate::{Poison, Rank};
+use crate::{Operation, Poison, Rank};
 use std::time::Duration;
 
 /// A result of this crate.
@@ -174,6 +174,52 @@ pub enum Error {
         /// What was asked for.
         size: usize,
         /// The limit.
+        limit: usize,
+    },
+    /// Another rank makes another collective call.
+    #[error(
+        "{peer} called {theirs}, this rank {ours}: every rank makes the same collective calls in the same \
+         order; correct the program at one of them"
+    )]
+    OtherCall {
+        /// The other rank.
+        peer: Rank,
+        /// Its call.
+        theirs: Operation,
+        /// This rank's call.
+        ours: Operation,
+    },
+    /// A call takes one element for each rank.
+    #[error(
+        "{operation} of {given} elements: expected {world_size}, one for each rank; pass b\"\" where there is nothing to send"
+    )]
+    WrongCount {
+        /// The call.
+        operation: &'static str,
+        /// Elements given.
+        given: usize,
+        /// Ranks in the group.
+        world_size: usize,
+    },
+    /// The group has no such rank.
+    #[error("{rank}: the group has {world_size} ranks; use 0 to {}", world_size.saturating_sub(1))]
+    NoSuchRank {
+        /// The rank.
+        rank: Rank,
+        /// Ranks in the group.
+        world_size: u32,
+    },
+    /// Too many messages to a rank wait there.
+    #[error(
+        "{queued} bytes wait to be received by {peer}: the limit is {limit}; receive them there before \
+         sending more"
+    )]
+    Backlog {
+        /// The rank.
+        peer: Rank,
+        /// Bytes sent to it that it has not received, with 256 for each message.
+        queued: usize,
+        /// The most that may wait.
         limit: usize,
     },
     /// The survivors go on without this rank.

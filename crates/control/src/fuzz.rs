@@ -3,13 +3,13 @@
 
 use crate::agreement::View;
 use crate::config::{Config, Overrides};
-use crate::core::{Action, Core};
+use crate::core::{Action, Core, Payload};
 use crate::handshake::{Acceptor, AcceptorStep, Dialer, DialerStep, Identity};
 use crate::member::number;
 use crate::message::{Details, Message};
 use crate::secret::Key;
 use crate::wire::{MAX_UNPROVED_FRAME, Parser, Reader, Writer};
-use crate::{Member, Rank, Secret, WIRE_VERSIONS, nodelist};
+use crate::{Member, Operation, Rank, Secret, WIRE_VERSIONS, nodelist};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -140,7 +140,24 @@ pub fn core(data: &[u8]) {
         rest = tail;
         match who / 4 {
             0..32 => {}
-            32..40 => drop(core.gather(u32::from(*length) % 3, b"mine")),
+            32..36 => {
+                drop(core.gather(
+                    u32::from(*length) % 3,
+                    Operation::AllGather,
+                    Payload::Same(b"mine"),
+                ));
+            }
+            36..38 => {
+                let to_each = [b"0".to_vec(), b"1".to_vec(), b"2".to_vec()];
+                let given = to_each.get(..3 - usize::from(*length) % 2).unwrap_or_default();
+                drop(core.gather(
+                    u32::from(*length) % 3,
+                    Operation::Exchange,
+                    Payload::Each(given),
+                ));
+            }
+            38 => drop(core.post(u32::from(*length) % 3, Rank(u32::from(who % 4)), 7, b"mine")),
+            39 => drop(core.take(u32::from(*length) % 3, Rank(u32::from(who % 4)), 7)),
             40..48 => drop(core.reform(u32::from(*length) % 3)),
             48..56 => core.reform_abandon(),
             _ => {

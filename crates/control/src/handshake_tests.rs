@@ -43,7 +43,10 @@ fn every_refusal_reaches_the_dialer() {
     let other_size = Identity { world_size: 5, ..identity(3) };
     assert_eq!(shake(other_size, identity(0)).0, Err(Failure::Refused(Refusal::WorldSize(4))));
     let newer = Identity { versions: (8, 9), ..identity(3) };
-    assert_eq!(shake(newer, identity(0)).0, Err(Failure::Refused(Refusal::Version(1))));
+    assert_eq!(
+        shake(newer, identity(0)).0,
+        Err(Failure::Refused(Refusal::Version(WIRE_VERSIONS.1)))
+    );
     assert_eq!(
         shake(identity(3), identity(2)).0,
         Err(Failure::Refused(Refusal::NotExpected)),

@@ -1,9 +1,10 @@
 //! The control plane of Weft: how ranks find each other, notice a loss and agree on who is left.
 //!
 //! [`Config::from_env`] reads what a launcher has set; [`Control::connect`] joins the group and
-//! returns the handle everything else goes through: a small [`Control::all_gather`] to exchange
-//! descriptors, [`Control::poison`] to fail the group everywhere, and [`Control::reform`] to go on
-//! with the survivors. No bulk data travels here.
+//! returns the handle everything else goes through: a small [`Control::all_gather`] or
+//! [`Control::exchange`] of descriptors, [`Control::send`] to one rank, [`Control::poison`] to fail
+//! the group everywhere, and [`Control::reform`] to go on with the survivors. No bulk data travels
+//! here.
 //!
 //! Read next: [`config`] (where rank, size and address come from), `handshake` (who may join),
 //! `core` (what the ranks tell each other, without sockets), `agreement` (who survives),
@@ -27,6 +28,7 @@ mod member;
 mod mesh;
 mod message;
 mod nodelist;
+mod operation;
 mod poison;
 mod reception;
 mod secret;
@@ -37,9 +39,10 @@ pub use config::{Config, Interrupt, Overrides};
 pub use control::{Control, local_world};
 pub use error::{Error, Result};
 pub use member::{Member, PeerStatus, Rank};
+pub use operation::Operation;
 pub use poison::{Cause, Poison};
 pub use secret::Secret;
 pub use wire::MAX_PAYLOAD;
 
 /// The oldest and newest wire version this build speaks.
-pub const WIRE_VERSIONS: (u16, u16) = (1, 1);
+pub const WIRE_VERSIONS: (u16, u16) = (2, 2);

@@ -53,7 +53,11 @@ impl Shared {
     ) -> Result<Option<T>> {
         let mut core = self.lock();
         loop {
-            if let Some(result) = done(&mut core) {
+            let result = done(&mut core);
+            if !core.actions.is_empty() {
+                self.wake();
+            }
+            if let Some(result) = result {
                 return Ok(Some(result));
             }
             if deadline.expired() {
@@ -65,6 +69,11 @@ impl Shared {
             deadline.check(operation)?;
             core = self.lock();
         }
+    }
+
+    /// Lets those that wait look again.
+    pub(crate) fn notify(&self) {
+        self.changed.notify_all();
     }
 
     pub(crate) fn abandon(&self) {

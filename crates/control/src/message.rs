@@ -1,8 +1,8 @@
 //! What ranks say to each other once both have proved themselves.
 
 use crate::agreement::View;
-use crate::wire::{Malformed, Reader, Writer};
-use crate::{Cause, Poison, Rank};
+use crate::wire::{MAX_PAYLOAD, Malformed, Reader, Writer};
+use crate::{Cause, Operation, Poison, Rank};
 use std::net::IpAddr;
 
 /// Longest explanation in a poison, in bytes.
@@ -12,8 +12,8 @@ const MAX_DETAIL: usize = 4096;
 pub(crate) enum Message {
     /// A sign of life.
     Heartbeat,
-    /// One rank's part of an all-gather.
-    Gather { generation: u32, sequence: u64, payload: Vec<u8> },
+    /// One rank's part of a collective call.
+    Gather { generation: u32, sequence: u64, operation: Operation, payload: Vec<u8> },
     /// The group is poisoned; ranks are those of that generation.
     Poison { generation: u32, poison: Poison },
     /// Goodbye: nothing follows.
@@ -28,6 +28,10 @@ pub(crate) enum Message {
     Waiting(Vec<Rank>),
     /// From rank 0: everybody is here, in rank order.
     Roster(Vec<Details>),
+    /// A point-to-point message.
+    Mail { generation: u32, channel: u32, payload: Vec<u8> },
+    /// So much of the receiver's point-to-point messages was taken by the sender's program.
+    Taken { generation: u32, bytes: u64 },
 }
 
 const HEARTBEAT: u8 = 1;
@@ -39,13 +43,16 @@ const PING: u8 = 6;
 const PONG: u8 = 7;
 const WAITING: u8 = 8;
 const ROSTER: u8 = 9;
+const MAIL: u8 = 10;
+const TAKEN: u8 = 11;
 
 impl Message {
     pub(crate) fn frame(&self) -> Vec<u8> {
         match self {
             Message::Heartbeat => Writer::new(HEARTBEAT),
-            Message::Gather { generation, sequence, payload } => {
-                Writer::new(GATHER).u32(*generation).u64(*sequence).bytes(payload)
+            Message::Gather { generation, sequence, operation, payload } => {
+                let writer = Writer::new(GATHER).u32(*generation).u64(*sequence);
+                writer.u8(operation.code()).bytes(payload)
             }
             Message::Poison { generation, poison } => {
                 let rank = poison.rank.map_or(u32::MAX, |rank| rank.0);
@@ -64,6 +71,10 @@ impl Message {
                     details.write(writer.u32(rank))
                 })
             }
+            Message::Mail { generation, channel, payload } => {
+                Writer::new(MAIL).u32(*generation).u32(*channel).bytes(payload)
+            }
+            Message::Taken { generation, bytes } => Writer::new(TAKEN).u32(*generation).u64(*bytes),
         }
         .finish()
     }
@@ -74,8 +85,10 @@ impl Message {
             HEARTBEAT => Message::Heartbeat,
             GATHER => {
                 let (generation, sequence) = (reader.u32()?, reader.u64()?);
-                let payload = reader.rest().to_vec();
-                return Ok(Message::Gather { generation, sequence, payload });
+                let operation = Operation::from_code(reader.u8()?)
+                    .ok_or(Malformed("a collective call of an unknown kind"))?;
+                let payload = payload(reader)?;
+                return Ok(Message::Gather { generation, sequence, operation, payload });
             }
             POISON => {
                 let generation = reader.u32()?;
@@ -103,6 +116,12 @@ impl Message {
                 }
                 Message::Roster(roster)
             }
+            MAIL => {
+                let (generation, channel) = (reader.u32()?, reader.u32()?);
+                let payload = payload(reader)?;
+                return Ok(Message::Mail { generation, channel, payload });
+            }
+            TAKEN => Message::Taken { generation: reader.u32()?, bytes: reader.u64()? },
             _ => return Err(Malformed("a message of an unknown kind")),
         };
         reader.end()?;
@@ -120,6 +139,15 @@ fn remaining_ranks(mut reader: Reader) -> Result<Vec<Rank>, Malformed> {
         ranks.push(Rank(reader.u32()?));
     }
     Ok(ranks)
+}
+
+/// The rest of a message, which a program sent.
+fn payload(reader: Reader) -> Result<Vec<u8>, Malformed> {
+    let payload = reader.rest();
+    if payload.len() > MAX_PAYLOAD {
+        return Err(Malformed("a payload is longer than allowed"));
+    }
+    Ok(payload.to_vec())
 }
 
 fn clip(detail: &str) -> String {
@@ -162,7 +190,15 @@ mod tests {
         let members = [Rank(0), Rank(3)];
         for message in [
             Message::Heartbeat,
-            Message::Gather { generation: 1, sequence: 2, payload: b"abc".to_vec() },
+            Message::Gather {
+                generation: 1,
+                sequence: 2,
+                operation: Operation::Share,
+                payload: b"abc".to_vec(),
+            },
+            Message::Mail { generation: 1, channel: 7, payload: b"abc".to_vec() },
+            Message::Mail { generation: 1, channel: u32::MAX, payload: Vec::new() },
+            Message::Taken { generation: 1, bytes: 1 << 40 },
             Message::Poison { generation: 3, poison: poison.clone() },
             Message::Poison { generation: 3, poison: Poison { rank: Some(Rank(2)), ..poison } },
             Message::Leave,
@@ -178,7 +214,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn garbage_never_panics(kind in 0u8..12, body in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn point_to_point_messages_survive_their_frame(
+            generation in any::<u32>(), channel in any::<u32>(), bytes in any::<u64>(),
+            payload in prop::collection::vec(any::<u8>(), 0..80),
+        ) {
+            for message in [
+                Message::Mail { generation, channel, payload: payload.clone() },
+                Message::Taken { generation, bytes },
+            ] {
+                let frame = message.frame();
+                prop_assert_eq!(Message::parse(&frame[4..]), Ok(message.clone()));
+                for end in 4..frame.len() {
+                    prop_assert!(Message::parse(&frame[4..end]) != Ok(message.clone()));
+                }
+            }
+        }
+
+        #[test]
+        fn garbage_never_panics(kind in 0u8..14, body in prop::collection::vec(any::<u8>(), 0..80)) {
             let _ = Message::parse(&[&[kind], body.as_slice()].concat());
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use weft_control::{Cause, Control, Error, PeerStatus, Poison, Rank, local_world};
+use weft_control::{Cause, Control, Error, Operation, PeerStatus, Poison, Rank, local_world};
 
 const LONG: Duration = Duration::from_secs(20);
 /// A loss is noticed within this time, everywhere.
@@ -63,6 +63,82 @@ fn an_all_gather_takes_parts_of_any_size_in_rank_order() {
             assert!(parts == expected);
         }
     }
+}
+
+#[test]
+fn an_exchange_gives_each_rank_its_own_bytes() {
+    let world = world(4);
+    let part = |from: Rank, to: u32| vec![from.0 as u8; (to as usize + 1) * 100_000];
+    for parts in each(&world, |c| {
+        let to_each: Vec<Vec<u8>> = (0..4).map(|to| part(c.rank(), to)).collect();
+        (c.rank(), c.exchange(&to_each, LONG).unwrap())
+    }) {
+        let expected: Vec<Vec<u8>> = (0..4).map(|from| part(Rank(from), parts.0.0)).collect();
+        assert!(parts.1 == expected);
+    }
+    let refused = world[0].exchange(&[Vec::new()], LONG).unwrap_err();
+    assert!(matches!(refused, Error::WrongCount { given: 1, world_size: 4, .. }), "{refused}");
+    let large = vec![vec![0; weft_control::MAX_PAYLOAD + 1]; 4];
+    assert!(matches!(world[0].exchange(&large, LONG), Err(Error::TooLarge { .. })));
+}
+
+#[test]
+fn ranks_that_make_different_calls_are_named_with_both() {
+    let world = world(3);
+    for (rank, result) in each(&world, |c| {
+        let shares = c.rank() == Rank(1);
+        (
+            c.rank(),
+            if shares {
+                c.exchange_as(Operation::Share, &vec![b"internal".to_vec(); 3], LONG)
+            } else {
+                c.all_gather(b"data", LONG)
+            },
+        )
+    }) {
+        let error = result.unwrap_err();
+        let Error::OtherCall { peer, theirs, ours } = &error else { panic!("{error:?}") };
+        let (share, gather) = (Operation::Share, Operation::AllGather);
+        if rank == Rank(1) {
+            assert_eq!((*theirs, *ours), (gather, share));
+        } else {
+            assert_eq!((*peer, *theirs, *ours), (Rank(1), share, gather));
+        }
+        let text = error.to_string();
+        assert!(text.contains("share") && text.contains("all_gather"), "{text}");
+    }
+    // The calls after it belong together again.
+    each(&world, |c| c.barrier(LONG).unwrap());
+}
+
+#[test]
+fn messages_go_to_one_rank_in_the_order_of_sending() {
+    let world = world(3);
+    each(&world, |c| {
+        let next = Rank((c.rank().0 + 1) % 3);
+        let before = Rank((c.rank().0 + 2) % 3);
+        for number in 0u32..500 {
+            c.send(next, number % 2, &number.to_le_bytes()).unwrap();
+            c.send(c.rank(), 9, &number.to_le_bytes()).unwrap();
+        }
+        for channel in [1, 0] {
+            for number in (0u32..500).filter(|number| number % 2 == channel) {
+                assert_eq!(c.receive(before, channel, LONG).unwrap(), number.to_le_bytes());
+            }
+        }
+        for number in 0u32..500 {
+            assert_eq!(c.try_receive(c.rank(), 9).unwrap().unwrap(), number.to_le_bytes());
+        }
+        assert_eq!(c.try_receive(before, 0).unwrap(), None);
+    });
+    let late = world[0].receive(Rank(2), 5, Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(&late, Error::Timeout { missing, .. } if missing == &[Rank(2)]), "{late}");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| world[0].receive(Rank(2), 5, LONG));
+        world[2].abandon();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Poisoned(_)), "{error}");
+    });
 }
 
 #[test]

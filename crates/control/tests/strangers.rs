@@ -232,7 +232,7 @@ fn ten_thousand_connections_hold_nobody_up() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let slow: Vec<TcpStream> = (0..50).map_while(|_| knock().ok()).collect();
-            for byte in hello((1, 1), 0, 2).iter().take(40).cycle() {
+            for byte in hello(weft_control::WIRE_VERSIONS, 0, 2).iter().take(40).cycle() {
                 for mut socket in &slow {
                     let _ = socket.write_all(&[*byte]);
                 }
@@ -244,11 +244,12 @@ fn ten_thousand_connections_hold_nobody_up() {
         });
         let wrong: [Vec<u8>; 8] = [
             hello((99, 99), 0, 2),
-            hello((1, 1), 7, 2),
-            hello((1, 1), 0, 2)[..30].to_vec(),
+            hello(weft_control::WIRE_VERSIONS, 7, 2),
+            hello(weft_control::WIRE_VERSIONS, 0, 2)[..30].to_vec(),
             u32::MAX.to_le_bytes().to_vec(),
             1025u32.to_le_bytes().to_vec(),
-            [&hello((1, 1), 0, 2)[..], &[33, 0, 0, 0, 0x82], &[7; 32]].concat(),
+            [&hello(weft_control::WIRE_VERSIONS, 0, 2)[..], &[33, 0, 0, 0, 0x82], &[7; 32]]
+                .concat(),
             b"GET / HTTP/1.1\r\n\r\n".to_vec(),
             vec![0; 64],
         ];

@@ -17,7 +17,7 @@ use crate::wait::Waiter;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use weft_control::{Control, Poison, Rank};
+use weft_control::{Control, Operation, Poison, Rank};
 
 /// Who makes progress on connections that need it. Stores to peers of the same host never do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -201,7 +201,9 @@ impl Communicator {
             });
         }
         let mut remotes = Vec::new();
-        for (number, bytes) in self.trade(&grants, deadline)?.into_iter().enumerate() {
+        for (number, bytes) in
+            self.trade_as(Operation::Share, &grants, deadline)?.into_iter().enumerate()
+        {
             let peer = Rank(number as u32);
             if peer == self.rank() {
                 remotes.push(Vec::new());
@@ -219,27 +221,17 @@ impl Communicator {
 
     /// Gives each rank its own bytes, over the control plane; returns what each gave to this one.
     pub fn trade(&self, to_each: &[Vec<u8>], deadline: Time) -> Result<Vec<Vec<u8>>> {
-        let mut table = Vec::new();
-        for bytes in to_each {
-            crate::bytes::put_block(&mut table, bytes);
-        }
+        self.trade_as(Operation::Exchange, to_each, deadline)
+    }
+
+    fn trade_as(
+        &self,
+        operation: Operation,
+        to_each: &[Vec<u8>],
+        deadline: Time,
+    ) -> Result<Vec<Vec<u8>>> {
         let timeout = deadline.since(clock::now());
-        let tables = self.control.all_gather(&table, timeout)?;
-        let mut received = Vec::new();
-        for (number, table) in tables.iter().enumerate() {
-            let mut reader = crate::bytes::Reader::new(table);
-            let mut mine = None;
-            for _ in 0..=self.rank().0 {
-                mine = reader.block();
-            }
-            let mine = mine.ok_or_else(|| Error::Malformed {
-                peer: Rank(number as u32),
-                what: "a table of grants",
-                detail: format!("{} bytes", table.len()),
-            })?;
-            received.push(mine.to_vec());
-        }
-        Ok(received)
+        Ok(self.control.exchange_as(operation, to_each, timeout)?)
     }
 
     /// Every rank has entered before any leaves.
@@ -259,7 +251,7 @@ impl Communicator {
                 raised[peer.index()].extend(total.to_le_bytes());
             }
         }
-        let told = self.trade(&raised, waiter.deadline)?;
+        let told = self.trade_as(Operation::Settle, &raised, waiter.deadline)?;
         let mut expected = Vec::new();
         for peer in peers {
             let mut totals = crate::bytes::Reader::new(&told[peer.index()]);
@@ -300,7 +292,8 @@ impl Communicator {
 
 fn gather_addresses(control: &Control, engine: &Engine, deadline: Time) -> Result<Vec<Address>> {
     let timeout = deadline.since(clock::now());
-    let gathered = control.all_gather(&engine.address().encode(), timeout)?;
+    let gathered =
+        control.all_gather_as(Operation::Addresses, &engine.address().encode(), timeout)?;
     let decoded = gathered.iter().enumerate().map(|(number, bytes)| {
         Address::decode(bytes).ok_or_else(|| Error::Malformed {
             peer: Rank(number as u32),

@@ -326,6 +326,12 @@ fn of_control(error: &ControlError) -> Raised {
         ControlError::Poisoned(poison) => of_poison(poison),
         ControlError::Left { rank, .. } => Raised::new("PeerLeftError").at(rank.0),
         ControlError::TooLarge { .. } => Raised::new("LimitError"),
+        ControlError::Backlog { peer, .. } => Raised::new("LimitError").at(peer.0),
+        ControlError::OtherCall { peer, .. } => {
+            Raised::new("ConfigurationMismatchError").at(peer.0)
+        }
+        ControlError::WrongCount { .. } => Raised::new("ConfigurationError"),
+        ControlError::NoSuchRank { .. } => Raised::new("UnknownError"),
         ControlError::Excluded { .. } => Raised::new("ExcludedError"),
         ControlError::Superseded => Raised::new("SupersededError"),
         ControlError::Closed => Raised::new("ClosedError"),

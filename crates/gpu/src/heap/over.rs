@@ -4,7 +4,7 @@ use super::offer::{Offer, Said};
 use super::{Heap, HeapBuilder, Place};
 use crate::error::{Error, Result};
 use std::time::Duration;
-use weft_control::{Control, Rank};
+use weft_control::{Control, Operation, Rank};
 use weft_fabric::{Communicator, Time, clock};
 
 /// How long past the deadline a rank still tells the others that it failed.
@@ -30,7 +30,7 @@ impl Heap {
             Ok(builder) => builder.offer(),
             Err(error) => Said::refusal(error).encode(),
         };
-        let told = gather(control, &said, deadline);
+        let told = gather(control, Operation::Heap, &said, deadline);
         let builder = built?;
         let told = told?;
         let rank = control.rank().0;
@@ -52,7 +52,7 @@ impl Heap {
     pub fn close(mut self, communicator: &Communicator, deadline: Time) -> Result<()> {
         let own = self.parts.get(self.rank as usize).cloned();
         self.parts.clear();
-        let came = gather(communicator.control(), &[], deadline);
+        let came = gather(communicator.control(), Operation::Close, &[], deadline);
         if came.is_err() {
             // Dropping it then leaves the memory where peers may still need that.
             self.parts = own.into_iter().collect();
@@ -96,7 +96,7 @@ fn agree<T>(control: &Control, outcome: Result<T>, deadline: Time) -> Result<T> 
         Ok(_) => Vec::new(),
         Err(error) => Said::refusal(error).encode(),
     };
-    let told = gather(control, &said, deadline);
+    let told = gather(control, Operation::Heap, &said, deadline);
     let outcome = outcome?;
     for (peer, said) in (0..).map(Rank).zip(told?) {
         if !said.is_empty() {
@@ -110,9 +110,14 @@ fn agree<T>(control: &Control, outcome: Result<T>, deadline: Time) -> Result<T> 
     Ok(outcome)
 }
 
-fn gather(control: &Control, said: &[u8], deadline: Time) -> Result<Vec<Vec<u8>>> {
+fn gather(
+    control: &Control,
+    operation: Operation,
+    said: &[u8],
+    deadline: Time,
+) -> Result<Vec<Vec<u8>>> {
     let timeout = deadline.since(clock::now()).max(GRACE);
-    Ok(control.all_gather(said, timeout).map_err(weft_fabric::Error::from)?)
+    Ok(control.all_gather_as(operation, said, timeout).map_err(weft_fabric::Error::from)?)
 }
 
 #[cfg(test)]

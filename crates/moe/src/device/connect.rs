@@ -11,6 +11,7 @@ use crate::device::twin::Twin;
 use crate::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
+use weft_control::Operation;
 use weft_cuda::{PinnedMemory, Stream, copy_async};
 use weft_fabric::{Communicator, Time};
 use weft_gpu::jit::Cache;
@@ -132,8 +133,11 @@ impl DeviceAllToAll {
         // The others are met in any case, so that they need not wait for this rank until their deadline.
         let settled = self.settle();
         let Some(Parts { backend, heap, alarm }) = self.take() else {
-            let met = communicator.control().barrier(deadline.since(weft_fabric::clock::now()));
-            return settled.and(met.map_err(|error| weft_fabric::Error::from(error).into()));
+            let timeout = deadline.since(weft_fabric::clock::now());
+            // The peers make this call in `Heap::close`.
+            let met = communicator.control().all_gather_as(Operation::Close, &[], timeout);
+            return settled
+                .and(met.map(drop).map_err(|error| weft_fabric::Error::from(error).into()));
         };
         drop(backend);
         let closed = heap.close(communicator, deadline);

@@ -1,0 +1,191 @@
+//! Collective calls: every rank gives a part and gets everybody's.
+//!
+//! Calls are numbered; the first call of one rank belongs to the first of the others, and so on. Each
+//! part carries its operation, so that different calls under one number are found.
+
+use super::{Core, PeerStatus};
+use crate::message::Message;
+use crate::wire::{MAX_PAYLOAD, Malformed};
+use crate::{Error, Member, Operation, Rank, Result};
+
+/// How many bytes of collective calls a peer may send ahead of this rank's own calls.
+const MAX_AHEAD: usize = 4 * MAX_PAYLOAD;
+
+/// What this rank gives to a collective call.
+#[derive(Clone, Copy)]
+pub(crate) enum Payload<'a> {
+    /// The same bytes to every rank.
+    Same(&'a [u8]),
+    /// To each rank its own, by rank.
+    Each(&'a [Vec<u8>]),
+}
+
+impl Payload<'_> {
+    fn of(&self, rank: Rank) -> &[u8] {
+        match self {
+            Payload::Same(bytes) => bytes,
+            Payload::Each(bytes) => bytes.get(rank.index()).map_or(&[], Vec::as_slice),
+        }
+    }
+
+    /// Bytes of the longest part.
+    pub(crate) fn longest(&self) -> usize {
+        match self {
+            Payload::Same(bytes) => bytes.len(),
+            Payload::Each(bytes) => bytes.iter().map(Vec::len).max().unwrap_or(0),
+        }
+    }
+}
+
+/// One rank's part of a call.
+pub(super) struct Part {
+    pub operation: Operation,
+    pub payload: Vec<u8>,
+}
+
+impl Part {
+    /// What it costs to store.
+    pub(super) fn weight(&self) -> usize {
+        self.payload.len() + 64
+    }
+}
+
+/// A call that this rank has begun.
+pub(super) struct Call {
+    operation: Operation,
+}
+
+impl Core {
+    /// Begins a collective call and returns its number.
+    pub(crate) fn gather(
+        &mut self,
+        generation: u32,
+        operation: Operation,
+        payload: Payload,
+    ) -> Result<u64> {
+        self.usable(generation)?;
+        let group = self.groups.entry(generation).or_default();
+        let members = group.members.clone();
+        if let Payload::Each(bytes) = payload
+            && bytes.len() != members.len()
+        {
+            let (given, world_size) = (bytes.len(), members.len());
+            return Err(Error::WrongCount { operation: operation.name(), given, world_size });
+        }
+        let sequence = group.next_sequence;
+        group.next_sequence += 1;
+        group.calls.insert(sequence, Call { operation });
+        let parts = group.gathers.entry(sequence).or_default();
+        for (sender, part) in parts.iter() {
+            if let Some(peer) = self.peers.get_mut(sender) {
+                peer.ahead = peer.ahead.saturating_sub(part.weight());
+            }
+        }
+        let own = group.rank_of(self.me).unwrap_or_default();
+        let part = Part { operation, payload: payload.of(own).to_vec() };
+        group.gathers.entry(sequence).or_default().insert(self.me, part);
+        let message = |payload: &[u8]| Message::Gather {
+            generation,
+            sequence,
+            operation,
+            payload: payload.to_vec(),
+        };
+        match payload {
+            Payload::Same(bytes) => self.broadcast(&message(bytes)),
+            Payload::Each(_) => {
+                for member in members.iter().filter(|m| m.rank != own) {
+                    if self.status(member.original_rank) == PeerStatus::Alive {
+                        self.send(member.original_rank, &message(payload.of(member.rank)));
+                    }
+                }
+            }
+        }
+        Ok(sequence)
+    }
+
+    /// Whether a call has ended, and if so how.
+    pub(crate) fn gather_done(
+        &mut self,
+        generation: u32,
+        sequence: u64,
+    ) -> Option<Result<Vec<Vec<u8>>>> {
+        let outcome = self.gather_outcome(generation, sequence)?;
+        let group = self.groups.get_mut(&generation)?;
+        group.calls.remove(&sequence);
+        let mut parts = group.gathers.remove(&sequence).unwrap_or_default();
+        let in_order = group.members.iter().filter_map(|m| parts.remove(&m.original_rank));
+        Some(outcome.map(|()| in_order.map(|part| part.payload).collect()))
+    }
+
+    fn gather_outcome(&self, generation: u32, sequence: u64) -> Option<Result<()>> {
+        let missing = self.gather_missing(generation, sequence);
+        let group = self.groups.get(&generation)?;
+        let ours = group.calls.get(&sequence)?.operation;
+        let parts = group.gathers.get(&sequence)?;
+        let other = group.members.iter().find_map(|member| {
+            let part = parts.get(&member.original_rank).filter(|part| part.operation != ours)?;
+            Some((member.rank, part.operation))
+        });
+        if let Some((peer, theirs)) = other {
+            return Some(Err(Error::OtherCall { peer, theirs, ours }));
+        }
+        if missing.is_empty() {
+            return Some(Ok(()));
+        }
+        let left = missing.iter().find(|rank| {
+            let member = group.members.get(rank.index());
+            member.is_some_and(|m| self.status(m.original_rank) == PeerStatus::Left)
+        });
+        match (&group.poison, left) {
+            (Some(poison), _) => Some(Err(Error::Poisoned(poison.clone()))),
+            (None, Some(rank)) => Some(Err(Error::Left { rank: *rank, operation: ours.name() })),
+            (None, None) if self.closed || self.leaving => Some(Err(Error::Closed)),
+            (None, None) => None,
+        }
+    }
+
+    /// The ranks, in that generation, whose part has not come.
+    pub(crate) fn gather_missing(&self, generation: u32, sequence: u64) -> Vec<Rank> {
+        let Some(group) = self.groups.get(&generation) else { return Vec::new() };
+        let parts = group.gathers.get(&sequence);
+        let here = |m: &Member| parts.is_some_and(|parts| parts.contains_key(&m.original_rank));
+        group.members.iter().filter(|m| !here(m)).map(|m| m.rank).collect()
+    }
+
+    /// Gives a call up. What still comes for it is dropped.
+    pub(crate) fn gather_abandon(&mut self, generation: u32, sequence: u64) {
+        if let Some(group) = self.groups.get_mut(&generation) {
+            group.gathers.remove(&sequence);
+            group.calls.remove(&sequence);
+        }
+    }
+
+    pub(super) fn gathered(
+        &mut self,
+        from: Rank,
+        generation: u32,
+        sequence: u64,
+        part: Part,
+    ) -> std::result::Result<(), Malformed> {
+        self.known_generation(generation)?;
+        if generation < self.newest {
+            return Ok(());
+        }
+        let group = self.groups.entry(generation).or_default();
+        if sequence < group.next_sequence && !group.calls.contains_key(&sequence) {
+            return Ok(());
+        }
+        if sequence >= group.next_sequence
+            && let Some(peer) = self.peers.get_mut(&from)
+        {
+            peer.ahead += part.weight();
+            if peer.ahead > MAX_AHEAD {
+                return Err(Malformed("it is too far ahead of this rank's own calls"));
+            }
+        }
+        if group.gathers.entry(sequence).or_default().insert(from, part).is_some() {
+            return Err(Malformed("it sent the same part of a collective call twice"));
+        }
+        Ok(())
+    }
+}
