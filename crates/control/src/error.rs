@@ -189,6 +189,15 @@ pub enum Error {
         /// This rank's call.
         ours: Operation,
     },
+    /// A collective call is unfinished and was repeated with another payload.
+    #[error(
+        "{operation} with another payload than the call before, which ended early and is unfinished: the \
+         payload of the first call stands; repeat the call with the same bytes"
+    )]
+    RepeatDiffers {
+        /// The call.
+        operation: Operation,
+    },
     /// A call takes one element for each rank.
     #[error(
         "{operation} of {given} elements: expected {world_size}, one for each rank; pass b\"\" where there is nothing to send"

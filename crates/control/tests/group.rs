@@ -173,6 +173,39 @@ fn a_timeout_names_who_is_missing() {
 }
 
 #[test]
+fn a_call_that_timed_out_is_continued_by_the_same_call() {
+    let world = world(3);
+    let part = |c: &Control, round: u8| vec![round, c.rank().0 as u8];
+    let short = Duration::from_millis(30);
+    for control in &world[..2] {
+        let late = control.all_gather(&part(control, 0), short).unwrap_err();
+        assert!(matches!(&late, Error::Timeout { missing, .. } if missing.contains(&Rank(2))));
+        let other = control.all_gather(b"other", short).unwrap_err();
+        assert!(
+            matches!(other, Error::RepeatDiffers { operation: Operation::AllGather }),
+            "{other}"
+        );
+    }
+    for round in 0..3 {
+        for parts in each(&world, |c| c.all_gather(&part(c, round), LONG).unwrap()) {
+            assert_eq!(parts, [[round, 0], [round, 1], [round, 2]]);
+        }
+    }
+}
+
+#[test]
+fn an_unfinished_call_is_given_up_by_another_one() {
+    let world = world(2);
+    world[0].barrier(Duration::from_millis(30)).unwrap_err();
+    std::thread::scope(|scope| {
+        let zero = scope.spawn(|| world[0].all_gather(b"0", LONG).unwrap());
+        world[1].barrier(LONG).unwrap();
+        assert_eq!(world[1].all_gather(b"1", LONG).unwrap(), [b"0", b"1"]);
+        assert_eq!(zero.join().unwrap(), [b"0", b"1"]);
+    });
+}
+
+#[test]
 fn a_lost_rank_fails_everybody_at_once() {
     let world = world(4);
     std::thread::scope(|scope| {

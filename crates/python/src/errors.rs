@@ -330,6 +330,7 @@ fn of_control(error: &ControlError) -> Raised {
         ControlError::OtherCall { peer, .. } => {
             Raised::new("ConfigurationMismatchError").at(peer.0)
         }
+        ControlError::RepeatDiffers { .. } => Raised::new("StageError"),
         ControlError::WrongCount { .. } => Raised::new("ConfigurationError"),
         ControlError::NoSuchRank { .. } => Raised::new("UnknownError"),
         ControlError::Excluded { .. } => Raised::new("ExcludedError"),

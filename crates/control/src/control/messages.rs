@@ -11,11 +11,15 @@ impl Control {
     /// Gives every rank every rank's payload, in rank order.
     ///
     /// All ranks make the same collective calls in the same order: the first call of one belongs to
-    /// the first of the others, and so on, also after a timeout. At most [`crate::MAX_PAYLOAD`]
-    /// bytes each.
+    /// the first of the others, and so on. At most [`crate::MAX_PAYLOAD`] bytes each.
+    ///
+    /// A call that ends with [`Error::Timeout`] or [`Error::Interrupted`] is unfinished: this rank's
+    /// payload was sent and stands. The same call with the same payload continues it. Any other
+    /// collective call gives it up, here only: to the other ranks this rank has made it.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; [`Error::OtherCall`] if a rank makes another call; [`Error::Left`];
+    /// [`Error::Timeout`]; [`Error::RepeatDiffers`] if an unfinished call is repeated with another
+    /// payload; [`Error::OtherCall`] if a rank makes another call; [`Error::Left`];
     /// [`Error::Poisoned`]; [`Error::TooLarge`].
     pub fn all_gather(&self, payload: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         self.all_gather_as(Operation::AllGather, payload, timeout)
@@ -74,19 +78,15 @@ impl Control {
         let sequence = shared.with(|core| core.gather(generation, operation, payload))?;
         let waited =
             shared.wait(deadline, operation.name(), |core| core.gather_done(generation, sequence));
-        let result = match waited {
-            Ok(Some(result)) => result,
-            Ok(None) => Err(Error::Timeout {
-                operation: operation.name(),
-                missing: shared.with(|core| core.gather_missing(generation, sequence)),
-                waited: deadline.waited(),
-            }),
-            Err(interrupted) => Err(interrupted),
-        };
-        if result.is_err() {
-            shared.with(|core| core.gather_abandon(generation, sequence));
+        if let Ok(Some(result)) = waited {
+            return result;
         }
-        result
+        let missing = shared.with(|core| {
+            core.gather_pause(generation, sequence);
+            core.gather_missing(generation, sequence)
+        });
+        let (operation, waited_for) = (operation.name(), deadline.waited());
+        waited.and(Err(Error::Timeout { operation, missing, waited: waited_for }))
     }
 
     /// Sends a message to one rank, at most [`crate::MAX_PAYLOAD`] bytes. Messages to one rank on one

@@ -1,12 +1,14 @@
 //! Collective calls: every rank gives a part and gets everybody's.
 //!
 //! Calls are numbered; the first call of one rank belongs to the first of the others, and so on. Each
-//! part carries its operation, so that different calls under one number are found.
+//! part carries its operation, so that different calls under one number are found. A call whose wait
+//! ended early keeps its number: the same call once more continues it.
 
 use super::{Core, PeerStatus};
 use crate::message::Message;
 use crate::wire::{MAX_PAYLOAD, Malformed};
 use crate::{Error, Member, Operation, Rank, Result};
+use sha2::{Digest, Sha256};
 
 /// How many bytes of collective calls a peer may send ahead of this rank's own calls.
 const MAX_AHEAD: usize = 4 * MAX_PAYLOAD;
@@ -26,6 +28,20 @@ impl Payload<'_> {
             Payload::Same(bytes) => bytes,
             Payload::Each(bytes) => bytes.get(rank.index()).map_or(&[], Vec::as_slice),
         }
+    }
+
+    /// SHA-256 of all parts: two calls with the same one have the same payload.
+    fn digest(&self) -> [u8; 32] {
+        let parts: Vec<&[u8]> = match self {
+            Payload::Same(bytes) => vec![bytes],
+            Payload::Each(bytes) => bytes.iter().map(Vec::as_slice).collect(),
+        };
+        let mut digest = Sha256::new();
+        for part in parts {
+            digest.update((part.len() as u64).to_le_bytes());
+            digest.update(part);
+        }
+        digest.finalize().into()
     }
 
     /// Bytes of the longest part.
@@ -53,10 +69,14 @@ impl Part {
 /// A call that this rank has begun.
 pub(super) struct Call {
     operation: Operation,
+    digest: [u8; 32],
+    /// Whether the program waits for it, or stopped waiting before it ended.
+    waiting: bool,
 }
 
 impl Core {
-    /// Begins a collective call and returns its number.
+    /// Begins a collective call, or continues the same one whose wait ended early, and returns its
+    /// number. Any other call gives an unfinished one up.
     pub(crate) fn gather(
         &mut self,
         generation: u32,
@@ -72,9 +92,24 @@ impl Core {
             let (given, world_size) = (bytes.len(), members.len());
             return Err(Error::WrongCount { operation: operation.name(), given, world_size });
         }
+        let digest = payload.digest();
+        let mut unfinished = group.calls.iter_mut().filter(|(_, call)| !call.waiting);
+        if let Some((sequence, call)) = unfinished.find(|(_, call)| call.operation == operation) {
+            if call.digest != digest {
+                return Err(Error::RepeatDiffers { operation });
+            }
+            call.waiting = true;
+            return Ok(*sequence);
+        }
+        group.calls.retain(|sequence, call| {
+            if !call.waiting {
+                group.gathers.remove(sequence);
+            }
+            call.waiting
+        });
         let sequence = group.next_sequence;
         group.next_sequence += 1;
-        group.calls.insert(sequence, Call { operation });
+        group.calls.insert(sequence, Call { operation, digest, waiting: true });
         let parts = group.gathers.entry(sequence).or_default();
         for (sender, part) in parts.iter() {
             if let Some(peer) = self.peers.get_mut(sender) {
@@ -152,11 +187,11 @@ impl Core {
         group.members.iter().filter(|m| !here(m)).map(|m| m.rank).collect()
     }
 
-    /// Gives a call up. What still comes for it is dropped.
-    pub(crate) fn gather_abandon(&mut self, generation: u32, sequence: u64) {
-        if let Some(group) = self.groups.get_mut(&generation) {
-            group.gathers.remove(&sequence);
-            group.calls.remove(&sequence);
+    /// The program stops waiting for a call, which stays unfinished.
+    pub(crate) fn gather_pause(&mut self, generation: u32, sequence: u64) {
+        let group = self.groups.get_mut(&generation);
+        if let Some(call) = group.and_then(|group| group.calls.get_mut(&sequence)) {
+            call.waiting = false;
         }
     }
 
@@ -189,3 +224,7 @@ impl Core {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "gather_tests.rs"]
+mod tests;
