@@ -3,7 +3,7 @@
 mod messages;
 
 use crate::clock::{Offset, align};
-use crate::core::{Core, OnPoison, Payload};
+use crate::core::{Core, Formed, OnPoison, Payload};
 use crate::deadline::Deadline;
 use crate::handshake::{Identity, Job};
 use crate::mesh::{self, LINGER, Shared};
@@ -31,6 +31,8 @@ pub struct Control {
     generation: u32,
     rank: Rank,
     members: Arc<[Member]>,
+    /// Shared by the handles of this generation.
+    _handle: Arc<()>,
 }
 
 /// What all generations of one process have in common.
@@ -64,7 +66,8 @@ impl Control {
         let (rank, world_size) = (config.rank, config.world_size);
         let identity = Identity { rank, world_size, key: key.clone(), versions: WIRE_VERSIONS };
         let joined = bootstrap::join(&config, &identity, listener, &deadline)?;
-        let core = Core::new(rank, joined.members.clone());
+        let mut core = Core::new(rank, joined.members.clone());
+        let handle = core.first_handle();
         let (shared, thread) = mesh::start(core, joined.links, config.silence_timeout)?;
         let owner = Owner {
             shared,
@@ -75,7 +78,8 @@ impl Control {
             job: joined.job,
         };
         let members = joined.members.into();
-        let control = Control { owner: Arc::new(owner), generation: 0, rank, members };
+        let control =
+            Control { owner: Arc::new(owner), generation: 0, rank, members, _handle: handle };
         control.align_clocks(&deadline)?;
         Ok(control)
     }
@@ -164,37 +168,42 @@ impl Control {
 
     /// Forms a new group out of the ranks that are left, over the connections that are there.
     ///
-    /// All survivors call it; it returns when they agree. The new ranks are consecutive, in the
-    /// order of the old. This generation is of no more use afterwards: if it was not poisoned, it
-    /// is now. A further loss may hit the new group before everybody has it; it is then poisoned,
-    /// and its members reform once more. There is no quorum: if the network is cut in two, both parts form a group.
+    /// All survivors call it; it returns once all of them have formed the new group. The new ranks
+    /// are consecutive, in the order of the old. This generation is of no more use afterwards: if it
+    /// was not poisoned, it is now. A loss on the way makes the survivors agree once more, within the
+    /// same call.
+    ///
+    /// After [`Error::Timeout`] or [`Error::Interrupted`] a repeat on this handle goes on. So it does
+    /// if all handles of the new group were dropped: that group is poisoned then, and a newer one
+    /// formed.
+    ///
+    /// There is no quorum: if the network is cut in two, both parts form a group.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], which names who is missing by ranks of this generation;
+    /// [`Error::Excluded`] if the others go on without this rank; [`Error::Superseded`] if there is a
+    /// handle of a newer group, or another thread is in this call.
     pub fn reform(&self, timeout: Duration) -> Result<Control> {
         const REFORM: &str = "reform";
-        let (shared, generation) = (&self.owner.shared, self.generation);
+        let shared = &self.owner.shared;
         let deadline = self.deadline(timeout);
-        shared.with(|core| core.reform(generation))?;
-        let waited = shared.wait(&deadline, REFORM, |core| {
-            // The group is formed under the same lock under which the agreement was found, so that
-            // a loss is either part of it or poisons the new group.
-            core.reform_outcome()
-                .map(|outcome| outcome.map(|view| (view.generation, core.form(&view))))
-        });
+        shared.with(|core| core.reform(self.generation))?;
+        let waited = shared.wait(&deadline, REFORM, Core::reform_poll);
         let missing = shared.with(|core| {
-            let missing = core.reform_missing(generation);
-            core.reform_abandon();
+            let missing = core.reform_missing();
+            core.reform_pause();
             missing
         });
-        let (generation, members) = match waited? {
-            Some(outcome) => outcome?,
-            None => {
-                let waited = deadline.waited();
-                return Err(Error::Timeout { operation: REFORM, missing, waited });
-            }
+        let Some(formed) = waited? else {
+            let here = |m: &&Member| missing.contains(&m.original_rank);
+            let missing = self.members.iter().filter(here).map(|m| m.rank).collect();
+            return Err(Error::Timeout { operation: REFORM, missing, waited: deadline.waited() });
         };
+        let Formed { generation, members, handle } = formed?;
         let original = self.members.get(self.rank.index()).map(|member| member.original_rank);
         let rank = members.iter().find(|member| Some(member.original_rank) == original);
         let rank = rank.map_or(Rank(0), |member| member.rank);
-        Ok(Control { owner: self.owner.clone(), generation, rank, members })
+        Ok(Control { owner: self.owner.clone(), generation, rank, members, _handle: handle })
     }
 
     /// Says goodbye to everybody and closes the connections. Whoever needs this rank afterwards

@@ -17,8 +17,10 @@ use crate::{Cause, Error, Member, PeerStatus, Poison, Rank, Result};
 pub(crate) use gather::Payload;
 use gather::{Call, Part};
 use mail::Mail;
+pub(crate) use reform::Formed;
+use reform::Phase;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// How many generations a peer may be ahead.
 const MAX_GENERATIONS_AHEAD: u32 = 64;
@@ -48,6 +50,11 @@ pub(crate) struct Core {
     /// The highest generation this rank ever proposed.
     proposed: u32,
     agreement: Option<Agreement>,
+    phase: Phase,
+    /// The newest group was formed here, and not by all of its members as far as is known.
+    unconfirmed: bool,
+    /// Alive while the program has a handle of the newest group.
+    held: Weak<()>,
     /// The last view of each peer.
     views: BTreeMap<Rank, View>,
     /// The first peer that said it goes on without this rank.
@@ -114,6 +121,9 @@ impl Core {
             newest: 0,
             proposed: 0,
             agreement: None,
+            phase: Phase::Idle,
+            unconfirmed: false,
+            held: Weak::new(),
             views: BTreeMap::new(),
             excluded_by: None,
             actions: Vec::new(),
@@ -121,6 +131,13 @@ impl Core {
             closed: false,
             leaving: false,
         }
+    }
+
+    /// What the handles of the first generation keep.
+    pub(crate) fn first_handle(&mut self) -> Arc<()> {
+        let handle = Arc::new(());
+        self.held = Arc::downgrade(&handle);
+        handle
     }
 
     pub(crate) fn status(&self, peer: Rank) -> PeerStatus {
@@ -228,6 +245,9 @@ impl Core {
 
     /// Poisons a generation, unless something was before. The first to know tells everybody.
     pub(crate) fn poison(&mut self, generation: u32, poison: Poison) {
+        if generation < self.newest && !self.groups.contains_key(&generation) {
+            return;
+        }
         let group = self.groups.entry(generation).or_default();
         if group.poison.is_some() {
             return;

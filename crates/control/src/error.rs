@@ -240,7 +240,10 @@ pub enum Error {
         by: Rank,
     },
     /// This handle's group was replaced, or is being replaced, by a newer one.
-    #[error("this group was replaced by a newer generation: use the handle that `reform` returned")]
+    #[error(
+        "this group was replaced by a newer generation, or another thread is in `reform`: use the handle \
+         that `reform` returns"
+    )]
     Superseded,
     /// This rank has left.
     #[error("this rank has left the group")]

@@ -1,7 +1,6 @@
 //! What takes bytes from outside, each as a function of any bytes: for the fuzzer (`fuzz/`) and the
 //! tests, never part of the library. A function panics if a promise was broken.
 
-use crate::agreement::View;
 use crate::config::{Config, Overrides};
 use crate::core::{Action, Core, Payload};
 use crate::handshake::{Acceptor, AcceptorStep, Dialer, DialerStep, Identity};
@@ -159,12 +158,11 @@ pub fn core(data: &[u8]) {
             38 => drop(core.post(u32::from(*length) % 3, Rank(u32::from(who % 4)), 7, b"mine")),
             39 => drop(core.take(u32::from(*length) % 3, Rank(u32::from(who % 4)), 7)),
             40..48 => drop(core.reform(u32::from(*length) % 3)),
-            48..56 => core.reform_abandon(),
+            48..56 => core.reform_pause(),
             _ => {
-                let agreed: Option<View> = core.reform_outcome().and_then(Result::ok);
-                if let Some(view) = agreed {
-                    assert!(view.members.contains(&Rank(0)), "agreed on a group without this rank");
-                    core.form(&view);
+                if let Some(Ok(formed)) = core.reform_poll() {
+                    let us = formed.members.iter().any(|member| member.original_rank == Rank(0));
+                    assert!(us, "agreed on a group without this rank");
                 }
             }
         }

@@ -292,23 +292,62 @@ fn survivors_go_on_from_four_to_three_to_two() {
     assert!(two.iter().all(|control| control.generation() == 2));
 }
 
+/// What a program does that builds something on a new group: if that fails, all it has is the handle
+/// of the group before.
+fn reform_and_meet(old: &Control) -> Control {
+    loop {
+        let next = old.reform(LONG).unwrap();
+        match next.barrier(LONG) {
+            Ok(()) => return next,
+            Err(Error::Poisoned(_)) => drop(next),
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}
+
 #[test]
-fn reform_names_who_does_not_come() {
+fn a_second_loss_during_reform_leads_to_a_group_of_those_that_are_left() {
+    for round in 0..30 {
+        let world = world(5);
+        world[4].abandon();
+        std::thread::scope(|scope| {
+            let dying = scope.spawn(|| world[3].reform(LONG));
+            let survivors: Vec<_> =
+                world[..3].iter().map(|old| scope.spawn(|| reform_and_meet(old))).collect();
+            // Over the rounds it dies before, while and after the others agree.
+            std::thread::sleep(Duration::from_micros(100 * round));
+            world[3].abandon();
+            let next: Vec<Control> = survivors.into_iter().map(|t| t.join().unwrap()).collect();
+            drop(dying.join().unwrap());
+            for (rank, control) in (0..).map(Rank).zip(&next) {
+                assert_eq!((control.rank(), control.world_size()), (rank, 3), "round {round}");
+                assert_eq!(control.generation(), next[0].generation(), "round {round}");
+            }
+        });
+    }
+}
+
+#[test]
+fn an_old_handle_is_superseded_while_there_is_a_newer_one() {
+    let world = world(2);
+    let next = each(&world, |old| old.reform(LONG).unwrap());
+    assert!(matches!(world[0].reform(LONG), Err(Error::Superseded)));
+    assert_eq!(next[0].poisoned(), None);
+    drop(next);
+    let after = each(&world, |old| old.reform(LONG).unwrap());
+    each(&after, |control| control.barrier(LONG).unwrap());
+}
+
+#[test]
+fn reform_names_who_does_not_come_and_a_repeat_goes_on() {
     let world = world(3);
     world[2].abandon();
     let error = world[0].reform(Duration::from_millis(300)).unwrap_err();
     let Error::Timeout { missing, .. } = error else { panic!("{error:?}") };
     assert!(missing.contains(&Rank(1)), "{missing:?}");
-    // The late one may still find the proposal of the first try before it hears that it was taken
-    // back. The group it then forms is poisoned, and it tries again like the other.
-    let pair = each(&world[..2], |control| {
-        let mut next = control.reform(LONG).unwrap();
-        while next.barrier(LONG).is_err() {
-            next = next.reform(LONG).unwrap();
-        }
-        next
-    });
+    let pair = each(&world[..2], |control| control.reform(LONG).unwrap());
     assert_eq!(pair[0].generation(), pair[1].generation());
+    each(&pair, |control| control.barrier(LONG).unwrap());
 }
 
 #[test]

@@ -125,7 +125,7 @@ proptest! {
         // By rank: how many calls ended, and the number of the one that it waits for.
         let mut ended = [0usize; 3];
         let mut waits: [Option<u64>; 3] = [None; 3];
-        let rest = (0..3 * 200).map(|n: usize| (n % 3, if n % 2 == 0 { 3 } else { 0 }));
+        let rest = (0..3 * 200).map(|n: usize| (n % 3, if n.is_multiple_of(2) { 3 } else { 0 }));
         for (rank, step) in steps.into_iter().chain(rest) {
             match (step, waits[rank]) {
                 (1, Some(sequence)) => {
