@@ -17,8 +17,10 @@ pub enum Operation {
     Barrier,
     /// [`crate::Control::exchange`].
     Exchange,
-    /// Addresses of providers.
+    /// Addresses of links.
     Addresses,
+    /// Introductions of links to each other.
+    Introductions,
     /// Grants of regions and lanes.
     Share,
     /// Totals of counters.
@@ -30,13 +32,14 @@ pub enum Operation {
 }
 
 impl Operation {
-    const ALL: [Operation; 10] = [
+    const ALL: [Operation; 11] = [
         Operation::Connect,
         Operation::Reform,
         Operation::AllGather,
         Operation::Barrier,
         Operation::Exchange,
         Operation::Addresses,
+        Operation::Introductions,
         Operation::Share,
         Operation::Settle,
         Operation::Heap,
@@ -56,6 +59,7 @@ impl Operation {
             Operation::Settle => 8,
             Operation::Heap => 9,
             Operation::Close => 10,
+            Operation::Introductions => 11,
         }
     }
 
@@ -71,7 +75,8 @@ impl Operation {
             Operation::AllGather => "all_gather",
             Operation::Barrier => "barrier",
             Operation::Exchange => "exchange",
-            Operation::Addresses => "connect (addresses of providers)",
+            Operation::Addresses => "connect (addresses of links)",
+            Operation::Introductions => "connect (introductions of links)",
             Operation::Share => "share",
             Operation::Settle => "settle",
             Operation::Heap => "heap",

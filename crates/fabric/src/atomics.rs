@@ -8,10 +8,10 @@ use std::time::Duration;
 pub trait Word32: Send + Sync {
     /// Acquire load.
     fn load(&self) -> u32;
-    /// Acquire-release swap.
-    fn swap(&self, value: u32) -> u32;
     /// Acquire-release bitwise or; returns what was there.
     fn fetch_or(&self, bits: u32) -> u32;
+    /// Acquire-release bitwise and; returns what was there.
+    fn fetch_and(&self, bits: u32) -> u32;
     /// Sleeps while the word equals `expected`, at most `timeout`; may return early.
     fn wait(&self, expected: u32, timeout: Duration);
     /// Wakes whoever sleeps on this word.
@@ -32,6 +32,8 @@ pub trait Word64: Send + Sync {
     fn swap(&self, value: u64) -> u64;
     /// Acquire-release bitwise or; returns what was there.
     fn fetch_or(&self, bits: u64) -> u64;
+    /// Acquire-release exchange of `expected` for `value`; whether it took place.
+    fn replace(&self, expected: u64, value: u64) -> bool;
 }
 
 /// A value alone on its cache line, so that two writers never share one.
@@ -42,11 +44,6 @@ pub struct Line<T>(pub T);
 /// A place that two threads hand to each other; loom checks that they never hold it at once.
 #[cfg(loom)]
 pub(crate) use loom::cell::UnsafeCell as Place;
-/// A count of owners; under loom, one whose last drop it sees to come after all others.
-#[cfg(loom)]
-pub(crate) use loom::sync::Arc;
-#[cfg(not(loom))]
-pub(crate) use std::sync::Arc;
 
 /// A place that two threads hand to each other.
 #[cfg(not(loom))]
@@ -69,12 +66,12 @@ impl Word32 for AtomicU32 {
         AtomicU32::load(self, Ordering::Acquire)
     }
 
-    fn swap(&self, value: u32) -> u32 {
-        AtomicU32::swap(self, value, Ordering::AcqRel)
-    }
-
     fn fetch_or(&self, bits: u32) -> u32 {
         AtomicU32::fetch_or(self, bits, Ordering::AcqRel)
+    }
+
+    fn fetch_and(&self, bits: u32) -> u32 {
+        AtomicU32::fetch_and(self, bits, Ordering::AcqRel)
     }
 
     fn wait(&self, expected: u32, timeout: Duration) {
@@ -113,5 +110,10 @@ impl Word64 for AtomicU64 {
 
     fn fetch_or(&self, bits: u64) -> u64 {
         AtomicU64::fetch_or(self, bits, Ordering::AcqRel)
+    }
+
+    fn replace(&self, expected: u64, value: u64) -> bool {
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        AtomicU64::compare_exchange(self, expected, value, success, failure).is_ok()
     }
 }

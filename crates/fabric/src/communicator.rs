@@ -5,29 +5,30 @@
 
 use crate::clock;
 use crate::descriptor::{Address, Grant};
+use crate::device::Device;
 use crate::engine::{Engine, EngineConfig, Region, RemoteRegion};
 use crate::error::{Error, Result};
-use crate::provider::Provider;
-use crate::providers::copy::{CopyConfig, CopyProvider, Devices};
-use crate::providers::shm::{ShmConfig, ShmProvider};
-use crate::providers::tcp::{TcpConfig, TcpProvider};
-use crate::providers::threaded::Threaded;
-use crate::types::{CounterId, Generation, ProviderKind, Time};
-use crate::wait::Waiter;
+use crate::inbox::Submitter;
+use crate::local::WaitLimit;
+use crate::providers::copy::Devices;
+use crate::registry::{self, DeviceConfig};
+use crate::shared::{EngineGuard, ProgressThread, SharedEngine, SharedHost};
+use crate::types::{CounterId, Generation, ProviderKind, RequestId, Time};
+use crate::wait::{self, Waiter};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use weft_control::{Control, Operation, Poison, Rank};
 
-/// Who makes progress on connections that need it. Stores to peers of the same host never do.
+/// Source of progress on links that need it. Stores to peers of the same host need none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Progress {
-    /// Whoever submits or waits.
+    /// Threads that submit or wait.
     #[default]
     Caller,
-    /// A thread for each provider that needs one.
+    /// A thread of the communicator's own, beside those.
     Thread,
-    /// The caller, from its own event loop: see [`Engine::descriptor`].
+    /// The program's event loop: see [`Engine::descriptor`].
     Epoll,
 }
 
@@ -55,7 +56,7 @@ impl CommunicatorConfig {
     pub fn new(control: weft_control::Config) -> CommunicatorConfig {
         CommunicatorConfig {
             control,
-            providers: vec![ProviderKind::Shm, ProviderKind::Tcp],
+            providers: registry::defaults(),
             devices: Devices::default(),
             engine: EngineConfig::default(),
             progress: Progress::default(),
@@ -64,11 +65,15 @@ impl CommunicatorConfig {
     }
 }
 
-/// A group of ranks that can write to each other.
+/// A group of ranks that can write to each other. Any thread may call at any time: no call waits for
+/// another thread's wait.
 pub struct Communicator {
     config: CommunicatorConfig,
     control: Control,
-    engine: Engine,
+    /// Keeps the devices open: groups made later share them.
+    _devices: Vec<Arc<dyn Device>>,
+    shared: Arc<SharedEngine>,
+    thread: Mutex<Option<ProgressThread>>,
     spin: Duration,
 }
 
@@ -77,46 +82,31 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Control`] if the ranks do not find each other, [`Error::NoRoute`] and
-    /// [`Error::Connect`] if two of them do not reach each other.
+    /// [`Error::Connect`] if two of them do not reach each other, [`Error::Poisoned`] if a rank is lost
+    /// meanwhile.
     pub fn init(config: CommunicatorConfig) -> Result<Communicator> {
         let control = Control::connect(config.control.clone())?;
-        Communicator::over(control, config)
+        let deadline = clock::now().after(config.control.connect_timeout);
+        Communicator::over(control, config, deadline)
     }
 
     /// A communicator over a group that has been formed.
-    pub fn over(control: Control, config: CommunicatorConfig) -> Result<Communicator> {
-        let deadline = clock::now().after(config.control.connect_timeout);
+    pub fn over(
+        control: Control,
+        config: CommunicatorConfig,
+        deadline: Time,
+    ) -> Result<Communicator> {
         let rank = control.rank();
-        let host_id = &config.control.host_id;
-        let mut providers: Vec<Box<dyn Provider>> = Vec::new();
-        for kind in &config.providers {
-            match kind {
-                ProviderKind::Shm => {
-                    providers
-                        .push(Box::new(ShmProvider::new(ShmConfig { host_id: host_id.clone() })?));
-                }
-                ProviderKind::Tcp => {
-                    let tcp = TcpProvider::new(tcp_config(&control, &config))?;
-                    providers.push(with_progress(Box::new(tcp), config.progress)?);
-                }
-                ProviderKind::Copy => {
-                    let (host_id, devices) = (host_id.clone(), config.devices);
-                    let copy = CopyProvider::new(CopyConfig { host_id, devices })?;
-                    providers.push(with_progress(Box::new(copy), config.progress)?);
-                }
-                ProviderKind::Sim => {
-                    return Err(Error::Provider {
-                        provider: ProviderKind::Sim,
-                        detail: "it joins ranks of one process: use it through its World".into(),
-                    });
-                }
-            }
-        }
+        let device_config = device_config(&control, &config);
+        let devices: Vec<Arc<dyn Device>> = config
+            .providers
+            .iter()
+            .map(|kind| registry::open(*kind, &device_config))
+            .collect::<Result<_>>()?;
         let generation = Generation(control.generation() as u8);
         let size = control.world_size();
-        let mut engine = Engine::new(config.engine.clone(), rank, size, generation, providers)?;
-        let addresses = gather_addresses(&control, &engine, deadline)?;
-        engine.connect(&addresses, deadline)?;
+        let mut engine = Engine::new(config.engine.clone(), rank, size, generation, &devices)?;
+        connect(&control, &mut engine, deadline)?;
 
         // The flag keeps the control plane, so the control plane must not keep the flag: neither
         // would ever go.
@@ -132,23 +122,42 @@ impl Communicator {
                 flag.peer_left(rank);
             }
         }));
-        let told = control.clone();
-        engine.poison_flag().on_poison(Box::new(move |poison| told.poison(poison)));
+        let spreader = control.clone();
+        engine.poison_flag().on_poison(Box::new(move |poison| spreader.poison(poison)));
 
-        let spin = config.spin.unwrap_or_else(|| default_spin(&control, host_id));
-        let mut communicator = Communicator { config, control, engine, spin };
-        let barrier = communicator.engine.counter()?;
+        let spin = config.spin.unwrap_or_else(|| default_spin(&control, &config.control.host_id));
+        let barrier = engine.counter()?;
+        engine.use_for_barriers(barrier);
+        let shared = Arc::new(SharedEngine::new(engine));
+        let thread = Mutex::new(None);
+        let communicator =
+            Communicator { config, control, _devices: devices, shared, thread, spin };
         communicator.share(&[], &[barrier], deadline)?;
-        communicator.engine.use_for_barriers(barrier);
+        communicator.start_thread()?;
         communicator.log_routes();
         Ok(communicator)
+    }
+
+    /// Starts the progress thread if the configuration or a device in use asks for one.
+    fn start_thread(&self) -> Result<()> {
+        let demanded = self._devices.iter().any(|device| {
+            let peers = self.engine().peers();
+            let uses = |peer| self.engine().route(peer).map(|route| route.provider);
+            device.demands_thread() && peers.into_iter().any(|p| uses(p) == Some(device.kind()))
+        });
+        if self.config.progress == Progress::Thread || demanded {
+            let thread = ProgressThread::start(&self.shared, THREAD_SPIN)?;
+            *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        }
+        Ok(())
     }
 
     fn log_routes(&self) {
         let (rank, size) = (self.rank(), self.world_size());
         log::info!("{rank} of {size} joined generation {}", self.control.generation());
-        for peer in self.engine.peers() {
-            if let Some(route) = self.engine.route(peer) {
+        let engine = self.engine();
+        for peer in engine.peers() {
+            if let Some(route) = engine.route(peer) {
                 log::debug!("{rank} reaches {peer} over {}", route.provider);
             }
         }
@@ -164,9 +173,54 @@ impl Communicator {
         self.control.world_size()
     }
 
-    /// The engine.
-    pub fn engine(&mut self) -> &mut Engine {
-        &mut self.engine
+    /// The engine, locked for one step. Waits of other threads never hold it; hold it for no wait.
+    pub fn engine(&self) -> EngineGuard<'_> {
+        self.shared.lock()
+    }
+
+    /// A waiting thread's access to the engine, for [`wait::drive`] and patterns built on it.
+    pub fn host(&self) -> SharedHost<'_> {
+        self.shared.host()
+    }
+
+    /// A queue of submissions in front of the engine, for threads that must not wait for its lock.
+    pub fn submitter(&self) -> Submitter {
+        self.shared.submitter()
+    }
+
+    /// [`Engine::wait`].
+    ///
+    /// # Errors
+    /// As [`Engine::wait`]; [`weft_control::Error::Closed`] once the communicator was closed.
+    pub fn wait(
+        &self,
+        counter: CounterId,
+        expected: &[(Rank, u64)],
+        waiter: &mut Waiter<'_>,
+    ) -> Result<()> {
+        wait::wait(&mut self.host(), counter, expected, waiter)
+    }
+
+    /// [`Engine::wait_for_credit`].
+    ///
+    /// # Errors
+    /// As [`Communicator::wait`].
+    pub fn wait_for_credit(
+        &self,
+        counter: CounterId,
+        peer: Rank,
+        round: u64,
+        waiter: &mut Waiter<'_>,
+    ) -> Result<()> {
+        wait::wait_for_credit(&mut self.host(), counter, peer, round, waiter)
+    }
+
+    /// [`Engine::wait_for_request`].
+    ///
+    /// # Errors
+    /// As [`Communicator::wait`].
+    pub fn wait_for_request(&self, request: RequestId, waiter: &mut Waiter<'_>) -> Result<()> {
+        wait::wait_for_request(&mut self.host(), request, waiter)
     }
 
     /// The control plane.
@@ -187,20 +241,23 @@ impl Communicator {
     /// rank calls this with as many of both. Returns, by rank, the regions that it granted to us (none
     /// for this rank itself).
     pub fn share(
-        &mut self,
+        &self,
         regions: &[(&Region, Range<u64>)],
         counters: &[CounterId],
         deadline: Time,
     ) -> Result<Vec<Vec<RemoteRegion>>> {
         let mut grants = Vec::new();
+        let mut engine = self.engine();
         for rank in (0..self.world_size()).map(Rank) {
             grants.push(if rank == self.rank() {
                 Vec::new()
             } else {
-                self.engine.grant(rank, regions, counters)?.encode()
+                engine.grant(rank, regions, counters)?.encode()
             });
         }
+        drop(engine);
         let mut remotes = Vec::new();
+        let mut give_up = || Ok(self.shared.check_open()?);
         for (number, bytes) in
             self.trade_as(Operation::Share, &grants, deadline)?.into_iter().enumerate()
         {
@@ -214,7 +271,8 @@ impl Communicator {
                 what: "a grant",
                 detail: format!("{} bytes", bytes.len()),
             })?;
-            remotes.push(self.engine.import(peer, &grant, counters, deadline)?);
+            let mut limit = WaitLimit { deadline, give_up: &mut give_up };
+            remotes.push(self.engine().import_within(peer, &grant, counters, &mut limit)?);
         }
         Ok(remotes)
     }
@@ -235,22 +293,27 @@ impl Communicator {
     }
 
     /// Every rank has entered before any leaves.
-    pub fn barrier(&mut self, waiter: &mut Waiter<'_>) -> Result<()> {
-        self.engine.barrier(waiter)
+    ///
+    /// # Errors
+    /// As [`Communicator::wait`]. After [`Error::Timeout`] a repeat continues the same barrier.
+    pub fn barrier(&self, waiter: &mut Waiter<'_>) -> Result<()> {
+        wait::barrier(&mut self.host(), waiter)
     }
 
     /// Waits until all that any rank has written toward these counters has arrived here. Every rank
     /// calls this with the same counters, once its own requests have drained, and writes toward them
     /// no more: regions that only they count may be released then.
-    pub fn settle(&mut self, counters: &[CounterId], waiter: &mut Waiter<'_>) -> Result<()> {
-        let peers: Vec<Rank> = self.engine.peers().collect();
+    pub fn settle(&self, counters: &[CounterId], waiter: &mut Waiter<'_>) -> Result<()> {
+        let mut engine = self.engine();
+        let peers: Vec<Rank> = engine.peers().collect();
         let mut raised = vec![Vec::new(); self.world_size() as usize];
         for &peer in &peers {
             for &counter in counters {
-                let total = self.engine.raised_in_all(counter, peer)?;
+                let total = engine.raised_in_all(counter, peer)?;
                 raised[peer.index()].extend(total.to_le_bytes());
             }
         }
+        drop(engine);
         let told = self.trade_as(Operation::Settle, &raised, waiter.deadline)?;
         let mut expected = Vec::new();
         for peer in peers {
@@ -264,30 +327,63 @@ impl Communicator {
                 expected.push((counter, peer, total));
             }
         }
-        self.engine.wait_for_totals(&expected, waiter)
+        wait::wait_for_totals(&mut self.host(), &expected, waiter)
     }
 
     /// After a loss: agrees with the other survivors on who is left and makes a new communicator,
     /// with new ranks in the old order, new connections and new memory. This one's memory is not
     /// reused.
     pub fn reform(&self, timeout: Duration) -> Result<Communicator> {
-        if self.control.poisoned().is_none()
-            && let Some(cause) = self.engine.poison_flag().get()
-        {
-            self.control.poison(cause);
+        let deadline = clock::now().after(timeout);
+        if self.control.poisoned().is_none() {
+            let cause = self.engine().poison_flag().get().cloned();
+            if let Some(cause) = cause {
+                self.control.poison(&cause);
+            }
         }
-        Communicator::over(self.control.reform(timeout)?, self.config.clone())
+        Communicator::over(self.control.reform(timeout)?, self.config.clone(), deadline)
     }
 
     /// Poisons the group at every rank.
     pub fn poison(&self, cause: Poison) {
-        self.engine.poison(cause);
+        self.engine().poison(cause);
     }
 
-    /// Says goodbye: the peers then know that this rank left, and did not die.
+    /// Sends a goodbye: the peers then see that this rank left, and did not die.
     pub fn leave(&self) {
         self.control.leave();
     }
+
+    /// Ends every wait of this process on this communicator with [`weft_control::Error::Closed`], and
+    /// the progress thread.
+    pub fn close(&self) {
+        self.shared.close();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(thread);
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// For how long an idle progress thread spins before it parks.
+const THREAD_SPIN: Duration = Duration::from_micros(20);
+
+/// Exchanges addresses and introductions, and connects.
+fn connect(control: &Control, engine: &mut Engine, deadline: Time) -> Result<()> {
+    let addresses = gather_addresses(control, engine, deadline)?;
+    let introductions = engine.introduce(&addresses)?;
+    let timeout = deadline.since(clock::now());
+    let messages = control.exchange_as(Operation::Introductions, &introductions, timeout)?;
+    let mut give_up = || match control.poisoned() {
+        Some(cause) => Err(Error::Poisoned(cause)),
+        None => Ok(()),
+    };
+    let mut limit = WaitLimit { deadline, give_up: &mut give_up };
+    engine.connect(&addresses, &messages, &mut limit)
 }
 
 fn gather_addresses(control: &Control, engine: &Engine, deadline: Time) -> Result<Vec<Address>> {
@@ -304,22 +400,18 @@ fn gather_addresses(control: &Control, engine: &Engine, deadline: Time) -> Resul
     decoded.collect()
 }
 
-/// A provider that needs progress, with whom makes it.
-fn with_progress(provider: Box<dyn Provider>, progress: Progress) -> Result<Box<dyn Provider>> {
-    Ok(match progress {
-        Progress::Thread => Box::new(Threaded::new(provider)?),
-        Progress::Caller | Progress::Epoll => provider,
-    })
-}
-
-/// Listens where the control plane is reached.
-fn tcp_config(control: &Control, config: &CommunicatorConfig) -> TcpConfig {
+/// Sockets listen where the control plane is reached.
+fn device_config(control: &Control, config: &CommunicatorConfig) -> DeviceConfig {
     let reached = control.members()[control.rank().index()].address;
-    let bind = config.control.bind.unwrap_or(reached);
-    TcpConfig { bind, advertise: config.control.advertise, ..TcpConfig::default() }
+    DeviceConfig {
+        host_id: config.control.host_id.clone(),
+        bind: config.control.bind.unwrap_or(reached),
+        advertise: config.control.advertise,
+        devices: config.devices,
+    }
 }
 
-/// Spinning pays only where nobody else needs the core.
+/// Spinning pays only where no other rank needs the core.
 fn default_spin(control: &Control, host_id: &str) -> Duration {
     let local = control.members().iter().filter(|member| member.host_id == host_id).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -14,6 +14,12 @@ const ADDRESS: u8 = b'A';
 const GRANT: u8 = b'G';
 
 impl Address {
+    /// The entry of one provider.
+    pub fn of(&self, kind: ProviderKind) -> Option<&[u8]> {
+        let entry = self.providers.iter().find(|(of, _)| *of == kind)?;
+        Some(&entry.1)
+    }
+
     /// The bytes that travel.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![ADDRESS, self.providers.len() as u8];
@@ -54,10 +60,12 @@ pub struct RegionGrant {
 /// A counter as one peer may raise it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterGrant {
-    /// The lane that the peer raises.
+    /// The first lane that the peer raises.
     pub data: Lane,
     /// The lane on which the peer gives credit for its own counter of the same position.
     pub credit: Lane,
+    /// Rounds that may be open at a time.
+    pub window: u32,
 }
 
 /// What one rank grants to one peer.
@@ -85,6 +93,7 @@ impl Grant {
                 out.extend_from_slice(&lane.id().get().to_le_bytes());
                 out.push(lane.generation().0);
             }
+            out.extend_from_slice(&counter.window.to_le_bytes());
         }
         out
     }
@@ -108,7 +117,8 @@ impl Grant {
                 let id = LaneId::new(reader.u32()?)?;
                 Some(Lane::new(id, Generation(reader.u8()?)))
             };
-            grant.counters.push(CounterGrant { data: lane()?, credit: lane()? });
+            let (data, credit) = (lane()?, lane()?);
+            grant.counters.push(CounterGrant { data, credit, window: reader.u32()? });
         }
         reader.is_at_end().then_some(grant)
     }
@@ -128,7 +138,7 @@ mod tests {
         #[test]
         fn grants_survive_the_wire(
             regions in prop::collection::vec((any::<u32>(), any::<u64>(), any::<Vec<u8>>()), 0..4),
-            counters in prop::collection::vec((lane(), lane()), 0..4),
+            counters in prop::collection::vec((lane(), lane(), any::<u32>()), 0..4),
         ) {
             let grant = Grant {
                 regions: regions
@@ -137,7 +147,7 @@ mod tests {
                     .collect(),
                 counters: counters
                     .into_iter()
-                    .map(|(data, credit)| CounterGrant { data, credit })
+                    .map(|(data, credit, window)| CounterGrant { data, credit, window })
                     .collect(),
             };
             prop_assert_eq!(Grant::decode(&grant.encode()), Some(grant.clone()));

@@ -14,9 +14,11 @@ pub enum Event {
     Raised {
         /// Ours.
         counter: CounterId,
-        /// Who raised it.
+        /// The peer that raised it.
         peer: Rank,
-        /// Raises since the last credit to this peer, all of which are visible now.
+        /// The round that the lane counts, open and without a credit.
+        round: u64,
+        /// Raises in that round, all of which are visible now.
         count: u64,
     },
     /// A peer gave credit: its bytes may be written in one more round.

@@ -92,7 +92,7 @@ pub enum Error {
     #[error("{0}")]
     Poisoned(Poison),
     /// A write was started in a round for which the owner has not given credit.
-    #[error("round {round} of counter {} at {peer} needs {round} credits from it, {credits} have come: wait until the peer has released the bytes of the round before", .counter.0)]
+    #[error("round {round} of counter {} at {peer} is not open, {credits} credits have come: wait until the peer has released the bytes of an earlier round", .counter.number())]
     NoCredit {
         /// The peer.
         peer: Rank,
@@ -104,7 +104,7 @@ pub enum Error {
         credits: u64,
     },
     /// A round that is over was named again.
-    #[error("round {round} of counter {} at {peer} is over; the current one is {current}", .counter.0)]
+    #[error("round {round} of counter {} at {peer} is over; the current one is {current}", .counter.number())]
     OldRound {
         /// The peer.
         peer: Rank,
@@ -114,6 +114,28 @@ pub enum Error {
         round: u64,
         /// The current round.
         current: u64,
+    },
+    /// A counter was used before its grants were exchanged.
+    #[error("counter {} is not shared: share it with the peers first", .counter.number())]
+    NotLinked {
+        /// The counter.
+        counter: CounterId,
+    },
+    /// A counter was shared a second time.
+    #[error("counter {} is shared already: share each counter once", .counter.number())]
+    AlreadyLinked {
+        /// The counter.
+        counter: CounterId,
+    },
+    /// A credit was given for a round of which nothing has arrived.
+    #[error("round {round} of counter {} by {peer} has no arrivals: credit a round once, after it is complete", .counter.number())]
+    NothingToCredit {
+        /// The peer.
+        peer: Rank,
+        /// The counter.
+        counter: CounterId,
+        /// The oldest round without a credit.
+        round: u64,
     },
     /// A slice is not inside its region.
     #[error("bytes {offset}..{end} are outside of {side} region {}, which has {length}", .key.0, end = .offset.saturating_add(*.wanted))]

@@ -7,8 +7,9 @@ use crate::memory::Memory;
 use crate::types::{Generation, Lane, LaneId};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weft_control::Rank;
 
@@ -72,15 +73,23 @@ pub fn wake(lanes: Lanes<'_, AtomicU32, AtomicU64>, wake: Wake, descriptor: Borr
     match wake {
         Wake::No => {}
         Wake::Word => lanes.bell.0.wake(),
-        // The counter of an eventfd cannot overflow by ones before it is read.
-        Wake::Descriptor => drop(rustix::io::write(descriptor, &1u64.to_ne_bytes())),
+        Wake::Descriptor => signal(descriptor),
+        Wake::WordAndDescriptor => {
+            lanes.bell.0.wake();
+            signal(descriptor);
+        }
     }
+}
+
+fn signal(descriptor: BorrowedFd<'_>) {
+    // The counter of an eventfd cannot overflow by ones before it is read.
+    let _ = rustix::io::write(descriptor, &1u64.to_ne_bytes());
 }
 
 /// Arrivals that named a lane wrongly, by reason. They are dropped.
 #[derive(Debug, Default)]
 pub struct Refused {
-    /// A lane that was never issued, or to somebody else.
+    /// A lane that is free, or issued to another peer.
     pub ungranted: AtomicU64,
     /// A lane of another generation.
     pub stale: AtomicU64,
@@ -91,15 +100,39 @@ pub struct Refused {
 pub struct LaneTable {
     words: LaneWords,
     generation: Generation,
-    issued: AtomicU32,
-    /// To which rank each lane is granted, plus one.
-    granted: Box<[AtomicU32]>,
+    /// To whom each lane is granted, and in which generation: see [`Holder`].
+    holders: Box<[AtomicU64]>,
+    blocks: Mutex<Blocks>,
     wake: OwnedFd,
     refused: Refused,
 }
 
+/// A lane's holder in one word: the rank plus one above the generation, zero for a lane that is free.
+struct Holder;
+
+impl Holder {
+    fn of(peer: Rank, generation: Generation) -> u64 {
+        (u64::from(peer.0) + 1) << 8 | u64::from(generation.0)
+    }
+
+    fn peer(word: u64) -> Option<Rank> {
+        (word >> 8).checked_sub(1).map(|rank| Rank(rank as u32))
+    }
+
+    fn generation(word: u64) -> Generation {
+        Generation(word as u8)
+    }
+}
+
+/// Lanes by blocks: those never issued, and those that were given back, by the length of their block.
+#[derive(Debug, Default)]
+struct Blocks {
+    issued: u32,
+    free: HashMap<u32, Vec<Lane>>,
+}
+
 impl LaneTable {
-    /// An empty table.
+    /// An empty table. Lanes that are never issued take no memory.
     pub fn new(capacity: usize, generation: Generation) -> Result<LaneTable> {
         let memory = Arc::new(Memory::shared(LaneWords::bytes_for(capacity))?);
         let words = LaneWords::new(memory, capacity).ok_or(Error::Limit {
@@ -109,59 +142,94 @@ impl LaneTable {
         })?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::system("cannot create an event descriptor", e))?;
-        let granted = (0..capacity).map(|_| AtomicU32::new(0)).collect();
-        Ok(LaneTable {
-            words,
-            generation,
-            issued: AtomicU32::new(0),
-            granted,
-            wake,
-            refused: Refused::default(),
-        })
+        let holders = zeroed(capacity);
+        let (blocks, refused) = (Mutex::default(), Refused::default());
+        Ok(LaneTable { words, generation, holders, blocks, wake, refused })
     }
 
-    /// Issues a lane to `peer`. Every second one shares a cache line with the one before it, so issue
-    /// two at a time to a peer.
-    pub fn issue(&self, peer: Rank) -> Result<Lane> {
-        let number = self.issued.fetch_add(1, Ordering::Relaxed);
-        let Some(granted) = self.granted.get(number as usize) else {
-            self.issued.fetch_sub(1, Ordering::Relaxed);
-            return Err(Error::Limit {
-                what: "lanes in one engine",
-                wanted: u64::from(number) + 1,
-                limit: self.granted.len() as u64,
-            });
+    fn blocks(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Issues `count` lanes in a row to `peer`, all at zero; returns the first. Lanes 2i and 2i+1 share a
+    /// cache line, so `count` is even. A block of lanes that was given back is issued again in the next
+    /// generation.
+    pub fn issue(&self, peer: Rank, count: u32) -> Result<Lane> {
+        debug_assert!(count.is_multiple_of(2));
+        let mut blocks = self.blocks();
+        let first = match blocks.free.get_mut(&count).and_then(Vec::pop) {
+            Some(first) => first,
+            None => {
+                let wanted = u64::from(blocks.issued) + u64::from(count);
+                let limit = self.holders.len() as u64;
+                let first = LaneId::new(blocks.issued).filter(|_| wanted <= limit);
+                let first =
+                    first.ok_or(Error::Limit { what: "lanes in one engine", wanted, limit })?;
+                blocks.issued += count;
+                Lane::new(first, self.generation)
+            }
         };
-        granted.store(peer.0 + 1, Ordering::Release);
-        let id = LaneId::new(number).expect("the capacity is below the limit");
-        Ok(Lane::new(id, self.generation))
+        let begin = first.id().get() as usize;
+        for number in begin..begin + count as usize {
+            self.words.lanes().reset(number);
+            self.holders[number].store(Holder::of(peer, first.generation()), Ordering::Release);
+        }
+        Ok(first)
     }
 
-    /// Raises a lane by one on behalf of `peer`, whose agent the caller is: one thread at a time.
-    /// An arrival that names a lane wrongly is dropped and counted; returns whether it was right.
-    pub fn arrive(&self, peer: Rank, lane: Lane) -> bool {
+    /// Takes a block of lanes back, which no peer raises any more: later arrivals that name them are
+    /// dropped and counted. After 256 generations a block is retired.
+    pub fn release(&self, first: Lane, count: u32) {
+        let begin = first.id().get() as usize;
+        for number in begin..begin + count as usize {
+            self.holders[number].store(0, Ordering::Release);
+        }
+        let next = Generation(first.generation().0.wrapping_add(1));
+        if next != self.generation {
+            let renewed = Lane::new(first.id(), next);
+            self.blocks().free.entry(count).or_default().push(renewed);
+        }
+    }
+
+    /// Raises a lane by one. The caller is the agent of the lane's holder, one thread at a time. Returns
+    /// the holder. An arrival that names a free lane or another generation is dropped and counted.
+    pub fn arrive(&self, lane: Lane) -> Option<Rank> {
         let number = lane.id().get() as usize;
-        let granted = self.granted.get(number).map(|g| g.load(Ordering::Acquire));
-        if granted != Some(peer.0 + 1) {
+        let word = self.holders.get(number).map_or(0, |holder| holder.load(Ordering::Acquire));
+        let Some(peer) = Holder::peer(word) else {
+            if is_worth_a_line(&self.refused.ungranted) {
+                log::warn!("dropped an arrival: lane {number} is not granted");
+            }
+            return None;
+        };
+        if lane.generation() != Holder::generation(word) {
+            if is_worth_a_line(&self.refused.stale) {
+                log::warn!(
+                    "dropped an arrival: lane {number} of generation {}, this is {}",
+                    lane.generation().0,
+                    Holder::generation(word).0
+                );
+            }
+            return None;
+        }
+        let lanes = self.words.lanes();
+        let asleep = lanes.raise(number, lanes.value(number) + 1);
+        wake(lanes, asleep, self.wake.as_fd());
+        Some(peer)
+    }
+
+    /// [`LaneTable::arrive`] for a transport that knows the sender: a lane granted to another peer is
+    /// dropped and counted, too. Returns whether the lane rose.
+    pub fn arrive_from(&self, peer: Rank, lane: Lane) -> bool {
+        let number = lane.id().get() as usize;
+        let word = self.holders.get(number).map_or(0, |holder| holder.load(Ordering::Acquire));
+        if Holder::peer(word).is_some_and(|holder| holder != peer) {
             if is_worth_a_line(&self.refused.ungranted) {
                 log::warn!("dropped an arrival from {peer}: lane {number} is not granted to it");
             }
             return false;
         }
-        if lane.generation() != self.generation {
-            if is_worth_a_line(&self.refused.stale) {
-                log::warn!(
-                    "dropped an arrival from {peer}: lane {number} of generation {}, this is {}",
-                    lane.generation().0,
-                    self.generation.0
-                );
-            }
-            return false;
-        }
-        let lanes = self.words.lanes();
-        let asleep = lanes.raise(number, lanes.value(number) + 1);
-        wake(lanes, asleep, self.wake.as_fd());
-        true
+        self.arrive(lane).is_some()
     }
 
     /// Wakes the owner without a raise.
@@ -176,30 +244,29 @@ impl LaneTable {
     }
 
     /// Owner: see [`Lanes::take_raised`].
-    pub fn take_raised(&self, pending: &mut u32, rose: impl FnMut(usize)) -> bool {
-        self.words.lanes().take_raised(pending, rose)
+    pub fn take_raised(&self, rose: impl FnMut(usize)) -> bool {
+        self.words.lanes().take_raised(rose)
     }
 
-    /// Owner: sleeps on the bell word until something rises, is nudged, or `timeout` is over.
-    pub fn sleep_on_word(&self, pending: &mut u32, timeout: Duration) {
-        let lanes = self.words.lanes();
-        if lanes.prepare_sleep(pending, Sleep::Word) {
-            lanes.sleep_on_word(timeout);
+    /// Owner: see [`Lanes::prepare_sleep`].
+    pub fn prepare_sleep(&self, how: Sleep) -> bool {
+        self.words.lanes().prepare_sleep(how)
+    }
+
+    /// Owner: sleeps on the bell word until something rises, is nudged, or `timeout` is over. Follows a
+    /// [`LaneTable::prepare_sleep`] that returned `true`.
+    pub fn sleep_on_word(&self, timeout: Duration) {
+        self.words.lanes().sleep_on_word(timeout);
+    }
+
+    /// Owner: ends what [`LaneTable::prepare_sleep`] began. Clears the descriptor when no other sleeper
+    /// needs it.
+    pub fn finish_sleep(&self, how: Sleep) {
+        if self.words.lanes().finish_sleep(how) && how != Sleep::Word {
+            let mut count = [0; 8];
+            // Empty is the usual case: another descriptor became readable.
+            let _ = rustix::io::read(&self.wake, &mut count);
         }
-        lanes.finish_sleep(pending);
-    }
-
-    /// Owner: announces that it will sleep on [`LaneTable::descriptor`]; whether it may.
-    pub fn prepare_sleep_on_descriptor(&self, pending: &mut u32) -> bool {
-        self.words.lanes().prepare_sleep(pending, Sleep::Descriptor)
-    }
-
-    /// Owner: ends what [`LaneTable::prepare_sleep_on_descriptor`] began and clears the descriptor.
-    pub fn finish_sleep_on_descriptor(&self, pending: &mut u32) {
-        self.words.lanes().finish_sleep(pending);
-        let mut count = [0; 8];
-        // Empty is the usual case: somebody else woke us.
-        let _ = rustix::io::read(&self.wake, &mut count);
     }
 
     /// Becomes readable when a raise finds the owner asleep on it.
@@ -212,7 +279,7 @@ impl LaneTable {
         &self.words
     }
 
-    /// The generation of every lane in this table.
+    /// The generation in which lanes are first issued.
     pub fn generation(&self) -> Generation {
         self.generation
     }
@@ -221,6 +288,13 @@ impl LaneTable {
     pub fn refused(&self) -> &Refused {
         &self.refused
     }
+}
+
+/// Words at zero, whose pages take no memory before they are written.
+fn zeroed(length: usize) -> Box<[AtomicU64]> {
+    let words = Box::into_raw(vec![0u64; length].into_boxed_slice());
+    // SAFETY: an AtomicU64 has the size, alignment and bit validity of a u64; the box is owned here.
+    unsafe { Box::from_raw(words as *mut [AtomicU64]) }
 }
 
 /// Counts one more, and says whether it is the first, second, fourth, eighth...: whoever goes on saying
@@ -239,18 +313,23 @@ mod tests {
 
     fn table() -> (LaneTable, Lane) {
         let table = LaneTable::new(4, Generation(1)).unwrap();
-        let lane = table.issue(Rank(0)).unwrap();
+        let lane = table.issue(Rank(0), 2).unwrap();
         (table, lane)
     }
 
     /// Waits for a lane now by looking, now asleep; under miri by looking only, as rustix makes a pointer
     /// of a number to call futex.
     fn wait(table: &LaneTable, lane: Lane, round: u64) {
-        let (begin, mut pending) = (Instant::now(), 0);
+        let begin = Instant::now();
         while table.value(lane.id()) < round {
             assert!(begin.elapsed() < Duration::from_secs(30), "round {round} does not come");
             if round.is_multiple_of(3) && !cfg!(miri) {
-                table.sleep_on_word(&mut pending, Duration::from_millis(50));
+                if table.prepare_sleep(Sleep::Word) {
+                    table.sleep_on_word(Duration::from_millis(50));
+                    table.finish_sleep(Sleep::Word);
+                } else {
+                    table.take_raised(|_| {});
+                }
             } else {
                 std::thread::yield_now();
             }
@@ -267,7 +346,7 @@ mod tests {
             scope.spawn(|| {
                 for round in 1..=ROUNDS {
                     Memory::from_bytes([round as u8; BYTES]).copy_to(0, &inbox, 0, BYTES);
-                    assert!(owner.arrive(Rank(0), data));
+                    assert_eq!(owner.arrive(data), Some(Rank(0)));
                     wait(&writer, credit, round);
                 }
             });
@@ -276,8 +355,34 @@ mod tests {
                 let mut seen = [0; BYTES];
                 inbox.copy_out(0, &mut seen);
                 assert_eq!(seen, [round as u8; BYTES]);
-                assert!(writer.arrive(Rank(0), credit));
+                assert!(writer.arrive_from(Rank(0), credit));
             }
         });
+    }
+
+    #[test]
+    fn a_block_that_is_issued_again_drops_late_arrivals_until_its_generations_are_used_up() {
+        let table = LaneTable::new(4, Generation(7)).unwrap();
+        let first = table.issue(Rank(1), 4).unwrap();
+        assert_eq!(table.arrive(first), Some(Rank(1)));
+        assert!(!table.arrive_from(Rank(2), first));
+        table.release(first, 4);
+        assert_eq!(table.arrive(first), None);
+        let again = table.issue(Rank(2), 4).unwrap();
+        assert_eq!((again.id(), again.generation()), (first.id(), Generation(8)));
+        assert_eq!((table.arrive(first), table.value(first.id())), (None, 0));
+        assert_eq!(table.arrive(again), Some(Rank(2)));
+        assert!(matches!(table.issue(Rank(1), 2), Err(Error::Limit { wanted: 6, limit: 4, .. })));
+        let refused = table.refused();
+        let counts = [&refused.ungranted, &refused.stale].map(|n| n.load(Ordering::Relaxed));
+        assert_eq!(counts, [2, 1]);
+        let mut lane = again;
+        for _ in 0..254 {
+            table.release(lane, 4);
+            lane = table.issue(Rank(1), 4).unwrap();
+        }
+        assert_eq!(lane.generation(), Generation(6));
+        table.release(lane, 4);
+        assert!(table.issue(Rank(1), 4).is_err());
     }
 }

@@ -12,12 +12,13 @@
 use crate::atomics::{Line, Word32, Word64};
 use std::time::Duration;
 
-/// The bell's bits: 29 groups of leaves, a nudge from within the process, and how the owner sleeps.
-pub const GROUPS: u32 = 29;
-const GROUP_BITS: u32 = (1 << GROUPS) - 1;
-const NUDGE: u32 = 1 << 29;
+/// The bell's bits: 28 groups of leaves, a nudge from within the process, and how its owners sleep.
+pub const GROUPS: u32 = 28;
+const NUDGE: u32 = 1 << 28;
+const ARMED: u32 = 1 << 29;
 const ASLEEP_ON_FD: u32 = 1 << 30;
 const ASLEEP_ON_WORD: u32 = 1 << 31;
+const MARKS: u32 = (1 << GROUPS) - 1 | NUDGE;
 
 /// What a raising agent must do after a raise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,19 +26,33 @@ const ASLEEP_ON_WORD: u32 = 1 << 31;
 pub enum Wake {
     /// The owner is awake.
     No,
-    /// The owner sleeps on the bell word itself.
+    /// A thread of the owner sleeps on the bell word itself.
     Word,
-    /// The owner sleeps on its event descriptor.
+    /// A thread of the owner, or its event loop, sleeps on the event descriptor.
     Descriptor,
+    /// Both.
+    WordAndDescriptor,
 }
 
-/// How the owner is about to sleep.
+/// How the owner is about to sleep. At most one thread sleeps in each way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sleep {
     /// On the bell word.
     Word,
     /// On a descriptor, together with others.
     Descriptor,
+    /// In an event loop of the program, on the same descriptor.
+    EventLoop,
+}
+
+impl Sleep {
+    fn flag(self) -> u32 {
+        match self {
+            Sleep::Word => ASLEEP_ON_WORD,
+            Sleep::Descriptor => ASLEEP_ON_FD,
+            Sleep::EventLoop => ARMED,
+        }
+    }
 }
 
 /// A lane table as both sides see it, over borrowed words.
@@ -86,12 +101,11 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
     }
 
     fn wake_for(before: u32) -> Wake {
-        if before & ASLEEP_ON_WORD != 0 {
-            Wake::Word
-        } else if before & ASLEEP_ON_FD != 0 {
-            Wake::Descriptor
-        } else {
-            Wake::No
+        match (before & ASLEEP_ON_WORD != 0, before & (ASLEEP_ON_FD | ARMED) != 0) {
+            (false, false) => Wake::No,
+            (true, false) => Wake::Word,
+            (false, true) => Wake::Descriptor,
+            (true, true) => Wake::WordAndDescriptor,
         }
     }
 
@@ -100,22 +114,32 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         self.word(lane).load()
     }
 
+    /// Owner: sets a lane back to zero that no agent raises: it is about to be issued anew.
+    pub fn reset(&self, lane: usize) {
+        if self.word(lane).load() != 0 {
+            self.word(lane).store(0);
+        }
+    }
+
     fn word(&self, lane: usize) -> &W64 {
         &self.words[lane / 2].0[lane % 2]
     }
 
     /// Owner: takes the marks and calls `rose` for each lane marked since the last call. Returns
-    /// whether there was anything, a nudge included.
-    pub fn take_raised(&self, pending: &mut u32, mut rose: impl FnMut(usize)) -> bool {
-        if self.bell.0.load() != 0 {
-            *pending |= self.bell.0.swap(0);
+    /// whether there was anything, a nudge included. Announcements of sleep stay.
+    pub fn take_raised(&self, mut rose: impl FnMut(usize)) -> bool {
+        if self.bell.0.load() & MARKS == 0 {
+            return false;
         }
-        let marks = std::mem::take(pending);
-        let mut groups = marks & GROUP_BITS;
+        let marks = self.bell.0.fetch_and(!MARKS) & MARKS;
+        let mut groups = marks & !NUDGE;
         while groups != 0 {
             let group = groups.trailing_zeros();
             groups &= groups - 1;
             for leaf in (group as usize..self.leaves.len()).step_by(GROUPS as usize) {
+                if self.leaves[leaf].0.load() == 0 {
+                    continue;
+                }
                 let mut bits = self.leaves[leaf].0.swap(0);
                 while bits != 0 {
                     rose(leaf * 64 + bits.trailing_zeros() as usize);
@@ -123,28 +147,32 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
                 }
             }
         }
-        marks & (GROUP_BITS | NUDGE) != 0
+        marks != 0
     }
 
-    /// Owner: announces sleep. Marks that were there are moved to `pending`, so any later mark
-    /// changes the bell; returns whether sleeping is right, that is, whether nothing was pending.
-    pub fn prepare_sleep(&self, pending: &mut u32, how: Sleep) -> bool {
-        let flag = match how {
-            Sleep::Word => ASLEEP_ON_WORD,
-            Sleep::Descriptor => ASLEEP_ON_FD,
-        };
-        *pending |= self.bell.0.swap(flag) & (GROUP_BITS | NUDGE);
-        *pending == 0
+    /// Owner: announces sleep. Returns whether sleeping is right, that is, whether no mark was there;
+    /// the announcement stands only then.
+    pub fn prepare_sleep(&self, how: Sleep) -> bool {
+        let idle = self.bell.0.fetch_or(how.flag()) & MARKS == 0;
+        if !idle {
+            self.finish_sleep(how);
+        }
+        idle
     }
 
-    /// Owner: sleeps on the bell after [`Lanes::prepare_sleep`] with [`Sleep::Word`] said so.
+    /// Owner: sleeps on the bell after [`Lanes::prepare_sleep`] with [`Sleep::Word`] returned `true`.
     pub fn sleep_on_word(&self, timeout: Duration) {
-        self.bell.0.wait(ASLEEP_ON_WORD, timeout);
+        let bell = self.bell.0.load();
+        if bell & MARKS == 0 {
+            self.bell.0.wait(bell, timeout);
+        }
     }
 
-    /// Owner: withdraws the announcement.
-    pub fn finish_sleep(&self, pending: &mut u32) {
-        *pending |= self.bell.0.swap(0) & (GROUP_BITS | NUDGE);
+    /// Owner: withdraws the announcement. Returns whether the descriptor is of no further use to any
+    /// sleeper, so that it may be cleared.
+    pub fn finish_sleep(&self, how: Sleep) -> bool {
+        let before = self.bell.0.fetch_and(!how.flag());
+        before & (ASLEEP_ON_FD | ARMED) & !how.flag() == 0
     }
 }
 
@@ -174,9 +202,9 @@ mod tests {
         }
     }
 
-    fn taken(table: &Table, pending: &mut u32) -> Vec<usize> {
+    fn taken(table: &Table) -> Vec<usize> {
         let mut rose = Vec::new();
-        table.lanes().take_raised(pending, |lane| rose.push(lane));
+        table.lanes().take_raised(|lane| rose.push(lane));
         rose.sort_unstable();
         rose
     }
@@ -186,47 +214,50 @@ mod tests {
         #[test]
         fn what_rose_is_told_once(mut raised in prop::collection::btree_set(0usize..64 * 70, 0..40)) {
             let table = Table::new(70);
-            let mut pending = 0;
             for &lane in &raised {
                 prop_assert_eq!(table.lanes().raise(lane, 5), Wake::No);
                 prop_assert_eq!(table.lanes().raise(lane, 6), Wake::No);
             }
-            let rose = taken(&table, &mut pending);
+            let rose = taken(&table);
             prop_assert!(rose.iter().all(|&lane| table.lanes().value(lane) == 6));
             for lane in rose {
                 prop_assert!(raised.remove(&lane));
             }
             prop_assert!(raised.is_empty());
-            prop_assert!(taken(&table, &mut pending).is_empty());
+            prop_assert!(taken(&table).is_empty());
         }
     }
 
     #[test]
     fn two_lanes_of_a_line_rise_together() {
         let table = Table::new(2);
-        let mut pending = 0;
         assert_eq!(table.lanes().raise_both(67, 2, 9), Wake::No);
         assert_eq!((table.lanes().value(66), table.lanes().value(67)), (9, 2));
         assert_eq!(table.lanes().raise_both(0, 3, 4), Wake::No);
         assert_eq!((table.lanes().value(0), table.lanes().value(1)), (3, 4));
-        assert_eq!(taken(&table, &mut pending), [0, 1, 66, 67]);
+        assert_eq!(taken(&table), [0, 1, 66, 67]);
     }
 
     #[test]
-    fn a_sleeper_is_woken_the_way_it_sleeps_and_keeps_its_marks() {
+    fn each_sleeper_is_woken_the_way_it_sleeps_and_its_announcement_outlives_other_looks() {
         let table = Table::new(2);
         let lanes = table.lanes();
-        let mut pending = 0;
         assert_eq!(lanes.raise(3, 1), Wake::No);
-        assert!(!lanes.prepare_sleep(&mut pending, Sleep::Word), "a mark was there");
-        assert_eq!(lanes.raise(70, 1), Wake::Word);
-        lanes.finish_sleep(&mut pending);
-        assert_eq!(taken(&table, &mut pending), [3, 70]);
-        assert!(lanes.prepare_sleep(&mut pending, Sleep::Descriptor));
+        assert!(!lanes.prepare_sleep(Sleep::Word), "a mark is there");
+        assert_eq!(lanes.raise(70, 1), Wake::No);
+        assert_eq!(taken(&table), [3, 70]);
+        assert!(lanes.prepare_sleep(Sleep::Word));
+        assert!(lanes.prepare_sleep(Sleep::EventLoop));
+        assert_eq!(lanes.raise(5, 1), Wake::WordAndDescriptor);
+        assert_eq!(taken(&table), [5]);
+        assert_eq!(lanes.raise(6, 1), Wake::WordAndDescriptor, "a look by another thread");
+        assert!(!lanes.finish_sleep(Sleep::Word), "the event loop still needs its descriptor");
         assert_eq!(lanes.nudge(), Wake::Descriptor);
-        lanes.finish_sleep(&mut pending);
-        assert!(lanes.take_raised(&mut pending, |_| panic!("a nudge raises nothing")));
-        assert!(!lanes.take_raised(&mut pending, |_| panic!("nothing rose")));
+        assert!(lanes.finish_sleep(Sleep::EventLoop));
+        assert_eq!(taken(&table), [6]);
+        assert!(!lanes.take_raised(|_| panic!("nothing rose")));
+        assert_eq!(lanes.nudge(), Wake::No);
+        assert!(lanes.take_raised(|_| panic!("a nudge raises nothing")));
     }
 
     #[test]
@@ -240,10 +271,10 @@ mod tests {
                     (1..=raises).for_each(|value| assert_eq!(lanes.raise(lane, value), Wake::No))
                 });
             }
-            let (mut pending, mut done) = (0, 0);
+            let mut done = 0;
             let mut seen = [0; 65];
             while done < 3 {
-                table.lanes().take_raised(&mut pending, |lane| {
+                table.lanes().take_raised(|lane| {
                     let value = table.lanes().value(lane);
                     assert!(value >= seen[lane]);
                     done += usize::from(value == raises && seen[lane] != raises);

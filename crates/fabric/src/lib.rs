@@ -2,8 +2,8 @@
 //!
 //! Between hosts a rank does exactly one thing to another: it writes bytes into memory that the
 //! other has granted, and raises a counter there. [`Engine`] is one rank's end of a group that does
-//! so; [`Provider`] is a way of reaching peers; [`Communicator`] puts an engine on top of the control
-//! plane, which is what most programs start with.
+//! so; a [`Device`] is a way of reaching peers, which groups share, and a [`Link`] one group's use of it;
+//! [`Communicator`] puts an engine on top of the control plane, which is what most programs start with.
 //!
 //! - [`Engine::write`], [`Engine::scatter`], [`Engine::signal`], [`Engine::barrier`]: requests
 //! - [`Engine::wait`], [`Engine::count`], [`Engine::credit`]: counters, their rounds and credits
@@ -16,22 +16,25 @@ pub mod bytes;
 pub mod clock;
 pub mod communicator;
 pub mod descriptor;
+pub mod device;
 pub mod driver;
 pub mod engine;
 pub mod error;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
+pub mod inbox;
 pub mod lane_table;
 pub mod lanes;
+pub mod link;
 pub mod local;
 pub mod memory;
 pub mod model;
 pub mod parts;
 pub mod poison;
-pub mod provider;
 pub mod providers;
+pub mod registry;
 pub mod request;
-pub mod ring;
+pub mod shared;
 pub mod statistics;
 mod strangers;
 pub mod trace;
@@ -39,16 +42,18 @@ pub mod types;
 pub mod wait;
 
 pub use communicator::Communicator;
+pub use device::Device;
 pub use driver::{Driver, Event, Requests};
 pub use engine::{
-    Engine, EngineConfig, PeerWrite, Raised, Region, RemoteRegion, Route, WeakRegion,
+    CounterConfig, Engine, EngineConfig, PeerWrite, Raised, Region, RemoteRegion, Route, WeakRegion,
 };
 pub use error::{Error, Missing, Result};
+pub use link::{Link, RouteRule};
+pub use local::WaitLimit;
 pub use memory::{Memory, Place};
 pub use parts::PartRule;
-pub use provider::Provider;
 pub use types::{
-    CounterId, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, RequestId, Time,
+    Class, CounterId, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, RequestId, Time,
 };
-pub use wait::Waiter;
+pub use wait::{Host, Waiter};
 pub use weft_control::{Cause, Poison, Rank};

@@ -10,22 +10,46 @@ use crate::types::Page;
 pub struct PartRule {
     /// The most bytes that one part carries; at least 1.
     pub max_part_bytes: u64,
-    /// The most pages that one part carries; at least 1 (1 where each work request is one page).
+    /// The most pages that one part carries; at least 1. A page is one destination range and one gather
+    /// entry, so this is the smaller of the two limits (1 where each work request is one range).
     pub max_pages_per_part: u32,
+    /// Paths that a large write is spread over; at least 1.
+    pub stripes: u32,
+    /// The shortest write, in bytes, that is spread over all stripes.
+    pub stripe_from: u64,
 }
+
+/// Stripes are cut at multiples of this, so that no two of them share a page of memory.
+const STRIPE_ALIGNMENT: u64 = 4096;
 
 impl PartRule {
     /// The rule of a route that takes any write in one part.
-    pub const WHOLE: PartRule = PartRule { max_part_bytes: u64::MAX, max_pages_per_part: u32::MAX };
+    pub const WHOLE: PartRule = PartRule {
+        max_part_bytes: u64::MAX,
+        max_pages_per_part: u32::MAX,
+        stripes: 1,
+        stripe_from: u64::MAX,
+    };
+
+    /// The longest part of a write of `total` bytes: a striped write has parts of equal length.
+    fn longest(&self, total: u64) -> u64 {
+        if self.stripes <= 1 || total < self.stripe_from {
+            return self.max_part_bytes;
+        }
+        let stripe = total.div_ceil(u64::from(self.stripes));
+        let aligned = stripe.checked_next_multiple_of(STRIPE_ALIGNMENT).unwrap_or(stripe);
+        aligned.clamp(1, self.max_part_bytes)
+    }
 
     /// The number of parts, and so of raises, of a write of pages of these lengths.
     ///
     /// A write of no pages, or of no bytes, is a signal and has one part.
-    pub fn count(&self, lengths: impl IntoIterator<Item = u64>) -> u64 {
+    pub fn count(&self, lengths: impl IntoIterator<Item = u64, IntoIter: Clone>) -> u64 {
         if *self == PartRule::WHOLE {
             return 1;
         }
-        let mut cutter = Cutter::new(*self);
+        let lengths = lengths.into_iter();
+        let mut cutter = Cutter::new(*self, lengths.clone().fold(0, u64::saturating_add));
         for length in lengths {
             cutter.page(length, |_, _, _| {});
         }
@@ -34,37 +58,38 @@ impl PartRule {
 
     /// The number of parts of a contiguous write of `length` bytes.
     pub fn count_contiguous(&self, length: u64) -> u64 {
-        length.div_ceil(self.max_part_bytes).max(1)
+        length.div_ceil(self.longest(length)).max(1)
     }
 }
 
-/// Walks pages and says where each part ends. Both [`PartRule::count`] and [`Parts`] use it, so that
-/// they cannot disagree.
+/// Walk over pages that ends each part. Both [`PartRule::count`] and [`Parts`] use it, so that they
+/// cannot disagree.
 struct Cutter {
-    rule: PartRule,
+    max_bytes: u64,
+    max_pages: u32,
     closed: u64,
     bytes: u64,
     pages: u32,
 }
 
 impl Cutter {
-    fn new(rule: PartRule) -> Self {
-        Cutter { rule, closed: 0, bytes: 0, pages: 0 }
+    fn new(rule: PartRule, total: u64) -> Self {
+        let (max_bytes, max_pages) = (rule.longest(total), rule.max_pages_per_part);
+        Cutter { max_bytes, max_pages, closed: 0, bytes: 0, pages: 0 }
     }
 
     /// Cuts one page; calls `piece(part, offset in page, length)` for each piece of it.
     fn page(&mut self, length: u64, mut piece: impl FnMut(u64, u64, u64)) {
         let mut offset = 0;
         while offset < length {
-            if self.pages == self.rule.max_pages_per_part || self.bytes == self.rule.max_part_bytes
-            {
+            if self.pages == self.max_pages || self.bytes == self.max_bytes {
                 self.closed += 1;
                 self.bytes = 0;
                 self.pages = 0;
             }
-            let take = (length - offset).min(self.rule.max_part_bytes - self.bytes);
+            let take = (length - offset).min(self.max_bytes - self.bytes);
             // A page that fits into a part of its own is not split over two.
-            if offset == 0 && take < length && length <= self.rule.max_part_bytes {
+            if offset == 0 && take < length && length <= self.max_bytes {
                 self.closed += 1;
                 self.bytes = 0;
                 self.pages = 0;
@@ -95,7 +120,7 @@ impl Parts {
     pub fn cut(&mut self, rule: PartRule, pages: &[Page]) {
         self.pages.clear();
         self.ends.clear();
-        let mut cutter = Cutter::new(rule);
+        let mut cutter = Cutter::new(rule, crate::types::bytes_of(pages));
         for page in pages {
             let (list, ends) = (&mut self.pages, &mut self.ends);
             cutter.page(page.length, |part, offset, length| {
@@ -148,12 +173,22 @@ mod tests {
 
     #[test]
     fn a_signal_is_one_part() {
-        let rule = PartRule { max_part_bytes: 10, max_pages_per_part: 2 };
+        let rule = PartRule { max_part_bytes: 10, max_pages_per_part: 2, ..PartRule::WHOLE };
         assert_eq!(rule.count([]), 1);
         assert_eq!(rule.count([0]), 1);
         let mut parts = Parts::default();
         parts.cut(rule, &[]);
         assert_eq!((parts.len(), parts.part(0).len()), (1, 0));
+    }
+
+    #[test]
+    fn a_large_write_is_spread_over_all_stripes() {
+        let rule = PartRule { stripes: 4, stripe_from: 1 << 20, ..PartRule::WHOLE };
+        assert_eq!(rule.count_contiguous((1 << 20) - 1), 1);
+        assert_eq!(rule.count_contiguous(1 << 20), 4);
+        let bounded = PartRule { max_part_bytes: 1 << 20, ..rule };
+        assert_eq!(bounded.count_contiguous(1 << 20), 4);
+        assert_eq!(bounded.count_contiguous(64 << 20), 64);
     }
 
     proptest! {
@@ -162,8 +197,10 @@ mod tests {
             lengths in prop::collection::vec(0u64..50, 0..20),
             max_part_bytes in 1u64..40,
             max_pages_per_part in 1u32..5,
+            stripes in 1u32..4,
+            stripe_from in 0u64..200,
         ) {
-            let rule = PartRule { max_part_bytes, max_pages_per_part };
+            let rule = PartRule { max_part_bytes, max_pages_per_part, stripes, stripe_from };
             let pages: Vec<Page> =
                 lengths.iter().enumerate().map(|(i, &l)| page(l, 1000 * i as u64)).collect();
             let mut parts = Parts::default();
@@ -187,8 +224,13 @@ mod tests {
         }
 
         #[test]
-        fn a_contiguous_write_is_a_write_of_one_page(length in 0u64..500, max_part_bytes in 1u64..60) {
-            let rule = PartRule { max_part_bytes, max_pages_per_part: 3 };
+        fn a_contiguous_write_is_a_write_of_one_page(
+            length in 0u64..500_000,
+            max_part_bytes in 1u64..60_000,
+            stripes in 1u32..9,
+            stripe_from in 0u64..200_000,
+        ) {
+            let rule = PartRule { max_part_bytes, max_pages_per_part: 3, stripes, stripe_from };
             prop_assert_eq!(rule.count_contiguous(length), rule.count([length]));
         }
     }

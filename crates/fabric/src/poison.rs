@@ -10,6 +10,7 @@ pub struct PoisonFlag {
     set: AtomicBool,
     cause: OnceLock<Poison>,
     left: Box<[AtomicBool]>,
+    any_left: AtomicBool,
     lanes: Arc<LaneTable>,
     tell: OnceLock<Tell>,
 }
@@ -24,6 +25,7 @@ impl PoisonFlag {
             set: AtomicBool::new(false),
             cause: OnceLock::new(),
             left,
+            any_left: AtomicBool::new(false),
             lanes,
             tell: OnceLock::new(),
         }
@@ -66,8 +68,14 @@ impl PoisonFlag {
     pub fn peer_left(&self, rank: Rank) {
         if let Some(left) = self.left.get(rank.0 as usize) {
             left.store(true, Ordering::Release);
+            self.any_left.store(true, Ordering::Release);
             self.lanes.nudge();
         }
+    }
+
+    /// Whether some peer has said goodbye.
+    pub fn any_has_left(&self) -> bool {
+        self.any_left.load(Ordering::Acquire)
     }
 
     /// Whether a peer has said goodbye.

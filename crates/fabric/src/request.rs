@@ -3,23 +3,21 @@
 //! ```text
 //!            submit
 //!              |
-//!           Posting ---- a provider's queue is full: parts wait here, posted again on each poll
-//!              |
-//!           InFlight --- every part is with its provider; the source stays borrowed
+//!           Queued ----- the queue toward a peer is full: the rest of that peer's write waits in the
+//!              |         peer's own queue ([`crate::engine`]) and delays no other peer
+//!           InFlight --- every part is with its link; the sources stay borrowed
 //!              |
 //!      +-------+--------+
 //!      |                |
-//!   Drained(Ok)   Drained(Err)     the source is free; callback and event are delivered
+//!   Drained(Ok)   Drained(Err)     the sources are free; callback and event are delivered
 //! ```
 //!
-//! Completion means only that the source may be reused. A wait whose deadline passes leaves the
-//! request where it is: memory stays borrowed until the parts drain, or their peer is fenced, which
-//! drains them with an error. An error means that nobody knows what was written; the engine then
-//! poisons the group. No part is ever posted twice.
+//! A request under way is a token and a number of parts left. Completion means only that the source may
+//! be reused. A wait whose deadline passes leaves the request where it is: memory stays borrowed until
+//! the parts drain, or their peer is fenced, which drains them with an error. After an error the outcome
+//! of the write is unknown; the engine then poisons the group. No part is ever posted twice.
 
-use crate::parts::{PartRule, Parts};
-use crate::types::{Lane, Page, RequestId};
-use std::ops::Range;
+use crate::types::{Lane, RegionKey, RequestId};
 use weft_control::Rank;
 
 /// Called once with the outcome, on the thread that makes progress.
@@ -31,26 +29,15 @@ pub(crate) struct Aim {
     pub peer: Rank,
     /// The peer's lane that it raises.
     pub lane: Lane,
-    /// If this is a credit, the lane of ours that it refers to.
+    /// For a credit, the lane of ours that it answers.
     pub credits: Option<Lane>,
 }
 
-/// A peer that a request writes to.
-#[derive(Clone, Debug)]
-pub(crate) struct Target {
-    pub aim: Aim,
-    pub rule: PartRule,
-    /// Its pages in the request's list.
-    pub pages: Range<usize>,
-    /// The number of its first part in the request, once that was offered.
-    pub first_part: u32,
-}
-
-/// Why a request failed, and toward whom.
+/// Why a request failed, and toward which peer.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub why: String,
-    pub target: Option<(Rank, Lane)>,
+    pub peer: Rank,
 }
 
 /// A request that did not end inside its submit.
@@ -59,102 +46,24 @@ pub(crate) struct Request {
     reuse: u32,
     live: bool,
     pub tag: u64,
-    pub targets: Vec<Target>,
-    pub pages: Vec<Page>,
-    /// First target and part not yet taken by a provider.
-    next_target: usize,
-    next_part: usize,
-    /// The parts of that target, once they were cut: a full queue may refuse them many times.
-    parts: Parts,
-    is_cut: bool,
-    /// Parts that providers have taken, and which of those are under way, a bit each.
-    taken: u32,
-    in_flight: u32,
-    open: Vec<u64>,
-    failure: Option<Failure>,
+    /// Parts that have not ended: queued, or under way.
+    pub left: u32,
+    /// Regions that it reads, each once.
+    pub sources: Vec<RegionKey>,
+    pub failure: Option<Failure>,
     pub callback: Option<Callback>,
 }
 
-/// What a poster says of one part.
-pub(crate) enum PostedPart {
-    Done,
-    InFlight,
-    Full,
-    Failed(String),
-}
-
 impl Request {
-    /// Offers every part that no provider has taken yet, with its number, until one is refused.
-    /// Returns whether all were taken.
-    pub fn post(&mut self, mut post: impl FnMut(&Target, u32, &[Page]) -> PostedPart) -> bool {
-        while let Some(target) = self.targets.get_mut(self.next_target) {
-            if !std::mem::replace(&mut self.is_cut, true) {
-                target.first_part = self.taken;
-                self.parts.cut(target.rule, &self.pages[target.pages.clone()]);
-            }
-            while self.next_part < self.parts.len() {
-                match post(target, self.taken, self.parts.part(self.next_part)) {
-                    PostedPart::Done => {}
-                    PostedPart::InFlight => {
-                        let (word, bit) = place(self.taken);
-                        self.open.resize(self.open.len().max(word + 1), 0);
-                        self.open[word] |= bit;
-                        self.in_flight += 1;
-                    }
-                    PostedPart::Full => return false,
-                    PostedPart::Failed(why) => {
-                        let target = Some((target.aim.peer, target.aim.lane));
-                        self.abandon(Failure { why, target });
-                        return true;
-                    }
-                }
-                self.taken += 1;
-                self.next_part += 1;
-            }
-            (self.next_part, self.is_cut) = (0, false);
-            self.next_target += 1;
+    /// Records that it reads a region; whether that is new.
+    #[inline]
+    pub fn reads(&mut self, source: RegionKey) -> bool {
+        let new = self.sources.last() != Some(&source) && !self.sources.contains(&source);
+        if new {
+            self.sources.push(source);
         }
-        true
+        new
     }
-
-    /// Gives up the parts that no provider has taken.
-    pub fn abandon(&mut self, failure: Failure) {
-        self.next_target = self.targets.len();
-        (self.next_part, self.is_cut) = (0, false);
-        self.failure.get_or_insert(failure);
-    }
-
-    /// A part has ended; `false` if it was not in flight.
-    fn ended(&mut self, part: u32, result: Result<(), String>) -> bool {
-        let (word, bit) = place(part);
-        let Some(open) = self.open.get_mut(word).filter(|open| **open & bit != 0) else {
-            return false;
-        };
-        *open &= !bit;
-        self.in_flight -= 1;
-        if let Err(why) = result {
-            let toward = self.targets.iter().rev().find(|target| target.first_part <= part);
-            let target = toward.map(|target| (target.aim.peer, target.aim.lane));
-            self.abandon(Failure { why, target });
-        }
-        true
-    }
-
-    /// Whether no provider holds or will hold any part.
-    pub fn is_drained(&self) -> bool {
-        self.in_flight == 0 && self.next_target == self.targets.len()
-    }
-
-    /// The outcome, once drained.
-    pub fn outcome(&mut self) -> Result<(), Failure> {
-        self.failure.take().map_or(Ok(()), Err)
-    }
-}
-
-/// Where the bit of a part is: its word and its mask.
-fn place(part: u32) -> (usize, u64) {
-    let part = part & Token::PART;
-    (part as usize / 64, 1 << (part % 64))
 }
 
 /// All requests under way; their memory is reused.
@@ -171,7 +80,8 @@ impl Table {
         Table { slots: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity), live: 0 }
     }
 
-    /// A blank request.
+    /// A blank request, with one part left that stands for its submit.
+    #[inline]
     pub fn open(&mut self) -> (RequestId, &mut Request) {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Request::default());
@@ -179,16 +89,14 @@ impl Table {
         });
         let request = &mut self.slots[index as usize];
         request.live = true;
-        request.targets.clear();
-        request.pages.clear();
-        request.open.clear();
-        (request.next_target, request.next_part, request.is_cut) = (0, 0, false);
-        (request.taken, request.in_flight) = (0, 0);
+        (request.tag, request.left) = (0, 1);
+        request.sources.clear();
         self.live += 1;
         (RequestId { index, reuse: request.reuse }, request)
     }
 
-    /// Forgets a drained request.
+    /// Removes a drained request.
+    #[inline]
     pub fn close(&mut self, id: RequestId) {
         if let Some(request) = self.get(id) {
             request.live = false;
@@ -199,20 +107,24 @@ impl Table {
     }
 
     /// The request, unless it has been closed.
+    #[inline]
     pub fn get(&mut self, id: RequestId) -> Option<&mut Request> {
         self.slots.get_mut(id.index as usize).filter(|r| r.live && r.reuse == id.reuse)
     }
 
-    /// A provider says that a part ended. Returns the request, or `None` if that part was not in
-    /// flight: it has been completed before, or was never posted.
+    /// A part ended. Returns its request, or `None` if that was closed before.
+    #[inline]
     pub fn ended(&mut self, token: u64, result: Result<(), String>) -> Option<RequestId> {
-        let (index, reuse, part) = Token::read(token);
-        let request = self.slots.get(index as usize)?;
-        let id = RequestId { index, reuse: request.reuse };
-        if !request.live || request.reuse & Token::REUSE != reuse {
+        let (index, reuse, peer) = Token::read(token);
+        let request = self.slots.get_mut(index as usize)?;
+        if !request.live || request.reuse & Token::REUSE != reuse || request.left == 0 {
             return None;
         }
-        self.get(id)?.ended(part, result).then_some(id)
+        request.left -= 1;
+        if let Err(why) = result {
+            request.failure.get_or_insert(Failure { why, peer });
+        }
+        Some(RequestId { index, reuse: request.reuse })
     }
 
     /// How many are under way.
@@ -226,62 +138,53 @@ impl RequestId {
     pub(crate) const DONE: RequestId = RequestId { index: u32::MAX, reuse: 0 };
 }
 
-/// What providers see of a part: its request's place (24 bits), how often that was reused (16), and
-/// the part's number (24). The last two wrap around, so a completion is taken for that of another part
-/// only if 65,536 requests or 16 million parts lie between them.
+/// What links see of a part: its request's place (24 bits), how often that was reused (16, wrapping), and
+/// the peer (24).
 pub(crate) struct Token;
 
 impl Token {
     /// The number of places for requests.
     pub const PLACES: usize = 1 << 24;
     const REUSE: u32 = 0xffff;
-    const PART: u32 = 0xff_ffff;
+    const PEER: u32 = 0xff_ffff;
 
-    pub fn of(id: RequestId, part: u32) -> u64 {
+    #[inline]
+    pub fn of(id: RequestId, peer: Rank) -> u64 {
         let reuse = u64::from(id.reuse & Token::REUSE);
-        (u64::from(id.index) << 40) | (reuse << 24) | u64::from(part & Token::PART)
+        (u64::from(id.index) << 40) | (reuse << 24) | u64::from(peer.0 & Token::PEER)
     }
 
-    fn read(token: u64) -> (u32, u32, u32) {
-        ((token >> 40) as u32, (token >> 24) as u32 & Token::REUSE, token as u32 & Token::PART)
+    #[inline]
+    fn read(token: u64) -> (u32, u32, Rank) {
+        let peer = Rank(token as u32 & Token::PEER);
+        ((token >> 40) as u32, (token >> 24) as u32 & Token::REUSE, peer)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Generation, LaneId};
 
     fn posted(table: &mut Table, peers: &[u32]) -> (RequestId, Vec<u64>) {
         let (id, request) = table.open();
-        for &peer in peers {
-            let lane = Lane::new(LaneId::new(peer).unwrap(), Generation(0));
-            let aim = Aim { peer: Rank(peer), lane, credits: None };
-            let rule = PartRule::WHOLE;
-            request.targets.push(Target { aim, rule, pages: 0..0, first_part: u32::MAX });
-        }
-        let mut tokens = Vec::new();
-        let all = request.post(|_, part, _| {
-            tokens.push(Token::of(id, part));
-            PostedPart::InFlight
-        });
-        assert!(all);
-        (id, tokens)
+        request.left = peers.len() as u32;
+        (id, peers.iter().map(|&peer| Token::of(id, Rank(peer))).collect())
     }
 
     #[test]
-    fn a_part_ends_once_however_often_it_is_completed() {
+    fn a_completion_of_a_request_that_was_closed_touches_no_other() {
         let mut table = Table::default();
         let (id, tokens) = posted(&mut table, &[1, 2]);
         assert_eq!(table.ended(tokens[0], Ok(())), Some(id));
-        assert_eq!(table.ended(tokens[0], Ok(())), None);
-        assert!(!table.get(id).unwrap().is_drained());
+        assert_eq!(table.get(id).unwrap().left, 1);
         assert_eq!(table.ended(tokens[1], Ok(())), Some(id));
-        assert!(table.get(id).unwrap().is_drained());
+        assert_eq!(table.get(id).unwrap().left, 0);
+        assert_eq!(table.ended(tokens[1], Ok(())), None);
         table.close(id);
-        let (_, next) = posted(&mut table, &[1]);
+        let (next, others) = posted(&mut table, &[1]);
         assert_eq!(table.ended(tokens[0], Ok(())), None);
-        assert_ne!(next[0], tokens[0]);
+        assert_ne!(others[0], tokens[0]);
+        assert_eq!(table.get(next).unwrap().left, 1);
         assert_eq!(table.ended(u64::MAX, Ok(())), None);
     }
 
@@ -292,7 +195,15 @@ mod tests {
         table.ended(tokens[1], Err("broken".into()));
         table.ended(tokens[0], Ok(()));
         table.ended(tokens[2], Ok(()));
-        let failure = table.get(id).unwrap().outcome().unwrap_err();
-        assert_eq!(failure.target.map(|(peer, _)| peer), Some(Rank(8)));
+        let failure = table.get(id).unwrap().failure.take().unwrap();
+        assert_eq!(failure.peer, Rank(8));
+    }
+
+    #[test]
+    fn a_region_is_borrowed_once_by_each_request() {
+        let mut table = Table::default();
+        let (_, request) = table.open();
+        let keys = [1, 1, 2, 1].map(|key| request.reads(RegionKey(key)));
+        assert_eq!(keys, [true, false, true, false]);
     }
 }

@@ -73,7 +73,7 @@ impl Lane {
     }
 
     /// The lane that 32 bits of immediate data name.
-    pub fn from_immediate(immediate: u32) -> Lane {
+    pub const fn from_immediate(immediate: u32) -> Lane {
         Lane(immediate)
     }
 }
@@ -88,10 +88,41 @@ impl fmt::Debug for Lane {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionKey(pub u32);
 
-/// A counter's number in this engine. Ranks that create their counters in the same order link
-/// those of equal position (see [`crate::Engine::import`]).
+/// A counter of this engine: its index in the low 24 bits, and in the high 8 how often that index was
+/// reused. Grants link counters by position (see [`crate::Engine::import`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct CounterId(pub u32);
+pub struct CounterId(u32);
+
+impl CounterId {
+    /// Counters that one engine can hold.
+    pub const LIMIT: u32 = 1 << 24;
+
+    /// The counter at `index` after `reuse` releases, or `None` if the index needs more than 24 bits.
+    pub fn new(index: u32, reuse: u8) -> Option<CounterId> {
+        (index < Self::LIMIT).then_some(CounterId(u32::from(reuse) << 24 | index))
+    }
+
+    /// The counter with this number.
+    pub fn from_number(number: u32) -> CounterId {
+        CounterId(number)
+    }
+
+    /// Index and reuse count in one number.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
+    #[inline]
+    pub(crate) fn index(self) -> usize {
+        (self.0 & (Self::LIMIT - 1)) as usize
+    }
+
+    /// The next counter at the same index; `None` after 256 of them, when the index is retired.
+    pub(crate) fn renewed(self) -> Option<CounterId> {
+        let reuse = ((self.0 >> 24) as u8).checked_add(1)?;
+        CounterId::new(self.index() as u32, reuse)
+    }
+}
 
 /// A request in the life that `request.rs` describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -113,6 +144,21 @@ pub struct Page {
     pub destination_offset: u64,
     /// Bytes; may be zero.
     pub length: u64,
+}
+
+/// Bytes in all of these pages.
+pub(crate) fn bytes_of(pages: &[Page]) -> u64 {
+    pages.iter().fold(0, |sum, page| sum.saturating_add(page.length))
+}
+
+/// Traffic class of a counter: bulk transfers never delay latency-critical ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Class {
+    /// Small or urgent: queries, pages, counts, credits.
+    #[default]
+    Latency,
+    /// Large transfers that may wait behind latency-critical ones.
+    Bulk,
 }
 
 /// The kinds of provider, in the order in which a route prefers them.

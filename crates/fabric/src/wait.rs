@@ -1,15 +1,16 @@
 //! Blocking calls: thin loops around [`Engine::poll`], at the edge.
 //!
 //! A waiter spins for a bounded time, then parks: on the bell word if peers' stores alone can wake
-//! it, on descriptors if a provider needs to be polled. No wait is unbounded.
+//! it, on descriptors if a link needs to be polled. No wait is unbounded. The same loops run over an
+//! engine that the caller holds alone, and over one that threads share ([`crate::shared`]).
 
 use crate::clock;
 use crate::driver::{Driver, Event, Requests};
-use crate::engine::Engine;
+use crate::engine::{Engine, MAX_PARK};
 use crate::error::{Error, Missing, Result};
 use crate::types::{CounterId, RequestId, Time};
-use rustix::event::{PollFd, PollFlags, Timespec};
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use weft_control::{Cause, Poison, Rank};
 
@@ -19,116 +20,381 @@ pub struct Waiter<'a> {
     pub deadline: Time,
     /// For how long to spin before parking.
     pub spin: Duration,
-    /// Asked a few times a second while parked; `true` ends the wait with [`Error::Interrupted`].
+    /// Asked a few times a second while parked; `true` ends the wait with [`Error::Interrupted`]. No lock
+    /// is held during the call.
     pub interrupted: &'a mut dyn FnMut() -> bool,
 }
 
-/// How often a spinning wait looks at nothing but what it waits for before it polls again: some
+/// How often a spinning wait looks only at what it waits for before it polls again: some
 /// microseconds. A poll in between costs more than the store of a peer takes to be seen.
 const GLANCES: u32 = 100;
 /// Pauses between two glances: each look takes the line away from the peer that is about to store to it.
 const PAUSES: u32 = 2;
-/// The longest sleep between two looks at deadlines and interruptions.
-const NAP: Duration = Duration::from_millis(50);
 /// How long a wait goes on for a peer that has said goodbye, whose last writes may be under way.
 const LEFT_GRACE: Duration = Duration::from_secs(1);
 
-impl Engine {
-    /// Polls until `step` returns a value. `step` sees each poll's events, or none if it is only to
-    /// look again; `missing` is asked whom the wait lacks, when it fails or a peer has left.
-    fn run<T, E: From<Error>>(
-        &mut self,
-        what: &'static str,
-        namespace: u16,
-        waiter: &mut Waiter<'_>,
-        mut step: impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
-        mut missing: impl FnMut(&mut Engine) -> Vec<Missing>,
-    ) -> Result<T, E> {
+/// Access of a waiting thread to its engine: an [`Engine`] that it holds alone, or one that threads share
+/// ([`crate::Communicator::host`]).
+pub trait Host {
+    /// Runs `work` on the engine. Other threads may run between two calls.
+    fn with<R>(&mut self, work: impl FnOnce(&mut Engine) -> R) -> R;
+
+    /// As [`Host::with`], with the number of callers that want the engine: a thread that spins on it
+    /// gives way to them.
+    fn spin<R>(&mut self, work: impl FnOnce(&mut Engine, Option<&AtomicU32>) -> R) -> R;
+
+    /// Identifies what has happened so far, for [`Host::park`].
+    fn ticket(&self) -> u32;
+
+    /// Sleeps until something may have happened since `ticket`, at most until `until`.
+    fn park(&mut self, ticket: u32, until: Time);
+
+    /// The error that ends every wait, once the engine was closed.
+    fn closed(&self) -> Result<()>;
+}
+
+impl Host for Engine {
+    #[inline(always)]
+    fn with<R>(&mut self, work: impl FnOnce(&mut Engine) -> R) -> R {
+        work(self)
+    }
+
+    #[inline(always)]
+    fn spin<R>(&mut self, work: impl FnOnce(&mut Engine, Option<&AtomicU32>) -> R) -> R {
+        work(self, None)
+    }
+
+    fn ticket(&self) -> u32 {
+        0
+    }
+
+    fn park(&mut self, _ticket: u32, until: Time) {
+        if let Some(park) = self.prepare_park() {
+            park.sleep(until);
+            self.finish_park(&park);
+        }
+    }
+
+    fn closed(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What one turn of a wait came to.
+enum Turn<T, E> {
+    Ended(Result<T, E>),
+    /// Something happened.
+    Busy,
+    Idle,
+}
+
+/// Polls until `step` returns a value. `step` sees each poll's events, or none if it is only to
+/// look again; `missing` names the peers that the wait lacks, when it fails or a peer has left.
+pub(crate) fn run<T, E: From<Error>>(
+    host: &mut impl Host,
+    what: &'static str,
+    namespace: u16,
+    waiter: &mut Waiter<'_>,
+    mut step: impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
+    mut missing: impl FnMut(&mut Engine) -> Vec<Missing>,
+) -> Result<T, E> {
+    let spins = namespace == 0 && !waiter.spin.is_zero();
+    let found = host.with(|engine| {
+        engine.flush();
         // Without a driver, `step` only reads; if peers' stores are all that can bring what it waits for,
         // it is worth a few looks before the first poll.
-        let glances = match waiter.spin {
-            Duration::ZERO => 0,
-            _ if namespace == 0 && self.is_told_by_stores() => GLANCES,
-            _ => 0,
-        };
-        self.flush();
-        if let Some(value) = self.glance(glances, &mut step)? {
-            return Ok(value);
-        }
-        let begin = clock::now();
-        let mut events = std::mem::take(self.event_buffer());
-        let mut idle_since = begin;
-        let mut left_since = None;
-        let result = loop {
-            let now = clock::now();
+        let glances = if spins && engine.is_raised_by_stores() { GLANCES } else { 0 };
+        glance(engine, glances, None, &mut step)
+    });
+    if let Some(value) = found? {
+        return Ok(value);
+    }
+    let begin = clock::now();
+    let mut idle_since = begin;
+    let mut left_since = None;
+    loop {
+        let ticket = host.ticket();
+        let now = clock::now();
+        host.closed()?;
+        let turn = host.with(|engine| {
+            let mut events = std::mem::take(engine.event_buffer());
             events.clear();
-            self.poll_for(namespace, now, &mut events);
-            match step(self, &events) {
-                Ok(Some(value)) => break Ok(value),
+            engine.poll_for(namespace, now, &mut events);
+            let busy = !events.is_empty();
+            let stepped = step(engine, &events);
+            *engine.event_buffer() = events;
+            match stepped {
                 Ok(None) => {}
-                Err(error) => break Err(error),
+                Ok(Some(value)) => return Turn::Ended(Ok(value)),
+                Err(error) => return Turn::Ended(Err(error)),
             }
-            if let Err(error) = self.check() {
-                break Err(error.into());
+            if let Err(error) = engine.check() {
+                return Turn::Ended(Err(error.into()));
             }
             if now >= waiter.deadline {
-                break Err(Error::timeout(what, begin, now, missing(self)).into());
+                let error = Error::timeout(what, begin, now, missing(engine));
+                return Turn::Ended(Err(error.into()));
             }
-            if !events.is_empty() {
+            if busy { Turn::Busy } else { Turn::Idle }
+        });
+        match turn {
+            Turn::Ended(result) => return result,
+            Turn::Busy => {
                 idle_since = now;
                 continue;
             }
-            if now.since(idle_since) < waiter.spin {
-                match self.glance(glances, &mut step) {
-                    Ok(Some(value)) => break Ok(value),
-                    Ok(None) => continue,
-                    Err(error) => break Err(error),
+            Turn::Idle => {}
+        }
+        if now.since(idle_since) < waiter.spin {
+            match spin(host, spins, &mut step) {
+                Ok(Some(value)) => return Ok(value),
+                Ok(None) => continue,
+                Err(error) => return Err(error),
+            }
+        }
+        if (waiter.interrupted)() {
+            return Err(Error::Interrupted.into());
+        }
+        let gone = host.with(|engine| missing_left(engine, &mut missing));
+        if let Some(gone) = gone
+            && now.since(*left_since.get_or_insert(now)) >= LEFT_GRACE
+        {
+            let detail = format!("{gone} finished before this rank's {what} was complete");
+            host.with(|engine| {
+                engine.poison(Poison { kind: Cause::Left, rank: Some(gone), detail });
+            });
+            continue;
+        }
+        host.park(ticket, waiter.deadline.min(now.after(MAX_PARK)));
+    }
+}
+
+/// One spell of spinning between two polls.
+fn spin<T, E>(
+    host: &mut impl Host,
+    spins: bool,
+    step: &mut impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
+) -> Result<Option<T>, E> {
+    host.spin(|engine, callers| {
+        let glances = if spins && engine.is_raised_by_stores() { GLANCES } else { 0 };
+        glance(engine, glances, callers, step)
+    })
+}
+
+/// Looks that often whether `step` has what it waits for; gives way to `callers`.
+fn glance<T, E>(
+    engine: &mut Engine,
+    glances: u32,
+    callers: Option<&AtomicU32>,
+    step: &mut impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
+) -> Result<Option<T>, E> {
+    for _ in 0..glances {
+        if let Some(value) = step(engine, &[])? {
+            return Ok(Some(value));
+        }
+        if callers.is_some_and(|callers| callers.load(Ordering::Relaxed) > 0) {
+            break;
+        }
+        for _ in 0..PAUSES {
+            std::hint::spin_loop();
+        }
+    }
+    Ok(None)
+}
+
+fn missing_left(
+    engine: &mut Engine,
+    missing: &mut impl FnMut(&mut Engine) -> Vec<Missing>,
+) -> Option<Rank> {
+    if !engine.poison_flag().any_has_left() {
+        return None;
+    }
+    let missing = missing(engine);
+    missing.into_iter().map(|m| m.rank).find(|rank| engine.poison_flag().has_left(*rank))
+}
+
+/// Runs a driver until `done` returns a value.
+///
+/// # Errors
+/// The driver's own; [`Error::Timeout`] with what `missing` names; [`Error::Poisoned`];
+/// [`Error::Interrupted`].
+pub fn drive<D, T>(
+    host: &mut impl Host,
+    what: &'static str,
+    driver: &mut D,
+    requests: &mut Requests,
+    waiter: &mut Waiter<'_>,
+    done: impl Fn(&D) -> Option<T>,
+    missing: impl Fn(&D) -> Vec<Missing>,
+) -> Result<T, D::Error>
+where
+    D: Driver,
+    D::Error: From<Error>,
+{
+    let mut polls = host.with(|engine| {
+        engine.turn(driver, requests)?;
+        Ok::<u64, D::Error>(engine.polls())
+    })?;
+    let namespace = driver.namespace();
+    let driver = RefCell::new(driver);
+    run(
+        host,
+        what,
+        namespace,
+        waiter,
+        |engine, events| {
+            let driver = &mut **driver.borrow_mut();
+            let before = std::mem::replace(&mut polls, engine.polls());
+            if polls != before + 1 {
+                // Another thread polled meanwhile and took events of this driver.
+                engine.turn_with(driver, requests, events)?;
+            } else {
+                driver.poll(clock::now(), events, requests)?;
+                engine.submit(requests)?;
+            }
+            Ok(done(driver))
+        },
+        |_| missing(&driver.borrow()),
+    )
+}
+
+/// [`Engine::wait`] over any host.
+pub(crate) fn wait(
+    host: &mut impl Host,
+    counter: CounterId,
+    expected: &[(Rank, u64)],
+    waiter: &mut Waiter<'_>,
+) -> Result<()> {
+    run(
+        host,
+        "a wait on a counter",
+        0,
+        waiter,
+        |engine, _| {
+            for &(rank, expected) in expected {
+                if engine.count(counter, rank)? < expected {
+                    return Ok(None);
                 }
             }
-            if (waiter.interrupted)() {
-                break Err(Error::Interrupted.into());
+            for &(rank, _) in expected {
+                engine.unlist(counter, rank);
             }
-            if let Some(gone) = self.missing_left(&mut missing)
-                && now.since(*left_since.get_or_insert(now)) >= LEFT_GRACE
-            {
-                let detail = format!("{gone} finished before this rank's {what} was complete");
-                self.poison(Poison { kind: Cause::Left, rank: Some(gone), detail });
-                continue;
-            }
-            self.park(waiter.deadline.min(now.after(NAP)));
-        };
-        *self.event_buffer() = events;
-        result
-    }
+            Ok(Some(()))
+        },
+        |engine| {
+            let short = |&(rank, expected): &(Rank, u64)| {
+                let seen = engine.count(counter, rank).unwrap_or_default();
+                (seen < expected).then_some(Missing { rank, expected, seen })
+            };
+            expected.iter().filter_map(short).collect()
+        },
+    )
+}
 
-    /// Looks that often whether `step` has what it waits for.
-    fn glance<T, E>(
-        &mut self,
-        glances: u32,
-        step: &mut impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
-    ) -> Result<Option<T>, E> {
-        for _ in 0..glances {
-            if let Some(value) = step(self, &[])? {
-                return Ok(Some(value));
-            }
-            for _ in 0..PAUSES {
-                std::hint::spin_loop();
+/// Waits until counters have been raised by peers as often, since they were linked, as is
+/// expected of each.
+pub(crate) fn wait_for_totals(
+    host: &mut impl Host,
+    expected: &[(CounterId, Rank, u64)],
+    waiter: &mut Waiter<'_>,
+) -> Result<()> {
+    let lacking = |engine: &mut Engine| -> Result<Vec<Missing>> {
+        let mut missing = Vec::new();
+        for &(counter, rank, expected) in expected {
+            let seen = engine.count_in_all(counter, rank)?;
+            if seen < expected {
+                missing.push(Missing { rank, expected, seen });
             }
         }
-        Ok(None)
-    }
+        Ok(missing)
+    };
+    run(
+        host,
+        "a wait for all that was written",
+        0,
+        waiter,
+        |engine, _| Ok(lacking(engine)?.is_empty().then_some(())),
+        |engine| lacking(engine).unwrap_or_default(),
+    )
+}
 
-    fn missing_left(
-        &mut self,
-        missing: &mut impl FnMut(&mut Engine) -> Vec<Missing>,
-    ) -> Option<Rank> {
-        if !self.peers().any(|rank| self.poison_flag().has_left(rank)) {
-            return None;
+/// [`Engine::wait_for_credit`] over any host.
+pub(crate) fn wait_for_credit(
+    host: &mut impl Host,
+    counter: CounterId,
+    peer: Rank,
+    round: u64,
+    waiter: &mut Waiter<'_>,
+) -> Result<()> {
+    run(
+        host,
+        "a wait for credit",
+        0,
+        waiter,
+        |engine, _| Ok(engine.has_credit(counter, peer, round)?.then_some(())),
+        |engine| {
+            let seen = engine.credits(counter, peer).unwrap_or_default();
+            vec![Missing { rank: peer, expected: round, seen }]
+        },
+    )
+}
+
+/// [`Engine::wait_for_request`] over any host.
+pub(crate) fn wait_for_request(
+    host: &mut impl Host,
+    request: RequestId,
+    waiter: &mut Waiter<'_>,
+) -> Result<()> {
+    run(
+        host,
+        "a request",
+        0,
+        waiter,
+        |engine, _| Ok(engine.is_drained(request).then_some(())),
+        |_| Vec::new(),
+    )
+}
+
+/// A barrier that has begun: the peers before this place in their order have been signalled.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BarrierState {
+    signalled: usize,
+}
+
+/// [`Engine::barrier`] over any host.
+pub(crate) fn barrier(host: &mut impl Host, waiter: &mut Waiter<'_>) -> Result<()> {
+    let (peers, counter) = host.with(|engine| {
+        let peers: Vec<Rank> = engine.peers().collect();
+        engine.barrier_counter().map(|counter| (peers, counter))
+    })?;
+    loop {
+        let next = host.with(|engine| -> Result<Option<(Rank, u64)>> {
+            let signalled = engine.barrier_state().signalled;
+            let Some(&peer) = peers.get(signalled) else { return Ok(None) };
+            Ok(Some((peer, engine.next_round(counter, peer)?)))
+        })?;
+        let Some((peer, round)) = next else { break };
+        wait_for_credit(host, counter, peer, round, waiter)?;
+        host.with(|engine| {
+            engine.signal(peer, counter, round)?;
+            engine.barrier_state().signalled += 1;
+            Ok::<(), Error>(())
+        })?;
+    }
+    let expected: Vec<(Rank, u64)> = peers.iter().map(|&peer| (peer, 1)).collect();
+    wait(host, counter, &expected, waiter)?;
+    host.with(|engine| {
+        *engine.barrier_state() = BarrierState::default();
+        for peer in peers {
+            engine.credit(peer, counter)?;
         }
-        missing(self).into_iter().map(|m| m.rank).find(|rank| self.poison_flag().has_left(*rank))
-    }
+        engine.flush();
+        Ok(())
+    })
+}
 
-    /// Runs a driver until `done` says so.
+impl Engine {
+    /// Runs a driver until `done` returns a value.
     ///
     /// # Errors
     /// The driver's own; [`Error::Timeout`] with what `missing` names; [`Error::Poisoned`];
@@ -146,21 +412,7 @@ impl Engine {
         D: Driver,
         D::Error: From<Error>,
     {
-        self.turn(driver, requests)?;
-        let namespace = driver.namespace();
-        let driver = RefCell::new(driver);
-        self.run(
-            what,
-            namespace,
-            waiter,
-            |engine, events| {
-                let driver = &mut **driver.borrow_mut();
-                driver.poll(clock::now(), events, requests)?;
-                engine.submit(requests)?;
-                Ok(done(driver))
-            },
-            |_| missing(&driver.borrow()),
-        )
+        drive(self, what, driver, requests, waiter, done, missing)
     }
 
     /// Polls a driver once, with all that has happened since it was polled last.
@@ -169,19 +421,37 @@ impl Engine {
         D: Driver,
         D::Error: From<Error>,
     {
-        let now = clock::now();
         let mut events = std::mem::take(self.event_buffer());
         events.clear();
-        self.poll_for(driver.namespace(), now, &mut events);
-        self.catch_up(driver.namespace(), driver.counters(), &mut events);
-        let result = driver.poll(now, &events, requests);
+        self.poll_for(driver.namespace(), clock::now(), &mut events);
+        let result = self.turn_with(driver, requests, &events);
         *self.event_buffer() = events;
+        result
+    }
+
+    /// Polls a driver with these events of a poll and with all that other polls took from it.
+    fn turn_with<D>(
+        &mut self,
+        driver: &mut D,
+        requests: &mut Requests,
+        events: &[Event],
+    ) -> Result<(), D::Error>
+    where
+        D: Driver,
+        D::Error: From<Error>,
+    {
+        let mut all = std::mem::take(&mut self.caught_up);
+        all.clear();
+        all.extend_from_slice(events);
+        self.catch_up(driver.namespace(), driver.counters(), &mut all);
+        let result = driver.poll(clock::now(), &all, requests);
+        self.caught_up = all;
         result?;
         Ok(self.submit(requests)?)
     }
 
-    /// Waits until every peer named has raised `counter` by as much as is expected of it in this
-    /// round.
+    /// Waits until every peer named has raised `counter` by as much as is expected of it in its oldest
+    /// round without a credit.
     ///
     /// # Errors
     /// [`Error::Timeout`], which names who is missing and may be waited for again;
@@ -192,56 +462,7 @@ impl Engine {
         expected: &[(Rank, u64)],
         waiter: &mut Waiter<'_>,
     ) -> Result<()> {
-        let lacking = |engine: &mut Engine| -> Result<Vec<Missing>> {
-            let mut missing = Vec::new();
-            for &(rank, expected) in expected {
-                let seen = engine.count(counter, rank)?;
-                if seen < expected {
-                    missing.push(Missing { rank, expected, seen });
-                }
-            }
-            Ok(missing)
-        };
-        self.run(
-            "a wait on a counter",
-            0,
-            waiter,
-            |engine, _| {
-                for &(rank, expected) in expected {
-                    if engine.count(counter, rank)? < expected {
-                        return Ok(None);
-                    }
-                }
-                Ok(Some(()))
-            },
-            |engine| lacking(engine).unwrap_or_default(),
-        )
-    }
-
-    /// Waits until counters have been raised by peers as often, since they were linked, as is
-    /// expected of each.
-    pub(crate) fn wait_for_totals(
-        &mut self,
-        expected: &[(CounterId, Rank, u64)],
-        waiter: &mut Waiter<'_>,
-    ) -> Result<()> {
-        let lacking = |engine: &mut Engine| -> Result<Vec<Missing>> {
-            let mut missing = Vec::new();
-            for &(counter, rank, expected) in expected {
-                let seen = engine.count_in_all(counter, rank)?;
-                if seen < expected {
-                    missing.push(Missing { rank, expected, seen });
-                }
-            }
-            Ok(missing)
-        };
-        self.run(
-            "a wait for all that was written",
-            0,
-            waiter,
-            |engine, _| Ok(lacking(engine)?.is_empty().then_some(())),
-            |engine| lacking(engine).unwrap_or_default(),
-        )
+        wait(self, counter, expected, waiter)
     }
 
     /// Waits until `peer` has given the credit that `round` needs.
@@ -252,64 +473,17 @@ impl Engine {
         round: u64,
         waiter: &mut Waiter<'_>,
     ) -> Result<()> {
-        self.run(
-            "a wait for credit",
-            0,
-            waiter,
-            |engine, _| Ok(engine.has_credit(counter, peer, round)?.then_some(())),
-            |engine| {
-                let seen = engine.credits(counter, peer).unwrap_or_default();
-                vec![Missing { rank: peer, expected: round, seen }]
-            },
-        )
+        wait_for_credit(self, counter, peer, round, waiter)
     }
 
     /// Waits until the request's sources may be reused.
     pub fn wait_for_request(&mut self, request: RequestId, waiter: &mut Waiter<'_>) -> Result<()> {
-        self.run(
-            "a request",
-            0,
-            waiter,
-            |engine, _| Ok(engine.is_drained(request).then_some(())),
-            |_| Vec::new(),
-        )
+        wait_for_request(self, request, waiter)
     }
 
-    /// Every rank has entered before any leaves. It orders control, not data.
+    /// Returns after every rank has entered. It orders control, not data. After a timeout, a repeat
+    /// continues the same barrier.
     pub fn barrier(&mut self, waiter: &mut Waiter<'_>) -> Result<()> {
-        let peers: Vec<Rank> = self.peers().collect();
-        let counter = self.barrier_counter()?;
-        for &peer in &peers {
-            let round = self.next_round(counter, peer)?;
-            self.wait_for_credit(counter, peer, round, waiter)?;
-            self.signal(peer, counter, round)?;
-        }
-        let expected: Vec<(Rank, u64)> = peers.iter().map(|&peer| (peer, 1)).collect();
-        self.wait(counter, &expected, waiter)?;
-        for peer in peers {
-            self.credit(peer, counter)?;
-        }
-        self.flush();
-        Ok(())
-    }
-
-    /// Sleeps until something may have happened, at most until `until`.
-    fn park(&mut self, until: Time) {
-        let timeout = until.since(clock::now());
-        if !self.needs_descriptors() {
-            self.sleep_on_word(timeout);
-            return;
-        }
-        if self.may_sleep() {
-            let timeout = Timespec {
-                tv_sec: timeout.as_secs() as i64,
-                tv_nsec: timeout.subsec_nanos().into(),
-            };
-            let descriptor = self.descriptor();
-            let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
-            // A signal ends it early, which is right.
-            let _ = rustix::event::poll(&mut polled, Some(&timeout));
-        }
-        self.disarm();
+        barrier(self, waiter)
     }
 }

@@ -28,11 +28,11 @@ impl Word32 for Futex {
     fn load(&self) -> u32 {
         self.word.load(Ordering::Acquire)
     }
-    fn swap(&self, value: u32) -> u32 {
-        self.word.swap(value, Ordering::AcqRel)
-    }
     fn fetch_or(&self, bits: u32) -> u32 {
         self.word.fetch_or(bits, Ordering::AcqRel)
+    }
+    fn fetch_and(&self, bits: u32) -> u32 {
+        self.word.fetch_and(bits, Ordering::AcqRel)
     }
     fn wait(&self, expected: u32, _: Duration) {
         let queue = self.queue.lock().unwrap();
@@ -50,6 +50,20 @@ impl Word32 for Futex {
 struct Event {
     readable: Mutex<bool>,
     changed: Condvar,
+}
+
+impl Event {
+    fn signal(&self) {
+        *self.readable.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+
+    fn sleep(&self) {
+        let mut readable = self.readable.lock().unwrap();
+        while !*readable {
+            readable = self.changed.wait(readable).unwrap();
+        }
+    }
 }
 
 /// A table of two leaves, of which each model uses a few lanes, and a payload for each raise.
@@ -102,9 +116,10 @@ impl Table {
         match wake {
             Wake::No => {}
             Wake::Word => self.bell.0.wake(),
-            Wake::Descriptor => {
-                *self.event.readable.lock().unwrap() = true;
-                self.event.changed.notify_all();
+            Wake::Descriptor => self.event.signal(),
+            Wake::WordAndDescriptor => {
+                self.bell.0.wake();
+                self.event.signal();
             }
         }
     }
@@ -118,26 +133,20 @@ impl Table {
     /// Owner: takes marks and sleeps until `done`, which is called for each lane that rose and
     /// once for each time awake.
     fn own(&self, how: Sleep, mut done: impl FnMut(Option<usize>) -> bool) {
-        let mut pending = 0;
         loop {
             let mut finished = false;
-            self.lanes().take_raised(&mut pending, |lane| finished |= done(Some(lane)));
+            self.lanes().take_raised(|lane| finished |= done(Some(lane)));
             if finished || done(None) {
                 return;
             }
-            if self.lanes().prepare_sleep(&mut pending, how) {
-                match how {
-                    Sleep::Word => self.lanes().sleep_on_word(Duration::MAX),
-                    Sleep::Descriptor => {
-                        let mut readable = self.event.readable.lock().unwrap();
-                        while !*readable {
-                            readable = self.event.changed.wait(readable).unwrap();
-                        }
-                    }
-                }
+            if !self.lanes().prepare_sleep(how) {
+                continue;
             }
-            self.lanes().finish_sleep(&mut pending);
-            if how == Sleep::Descriptor {
+            match how {
+                Sleep::Word => self.lanes().sleep_on_word(Duration::MAX),
+                Sleep::Descriptor | Sleep::EventLoop => self.event.sleep(),
+            }
+            if self.lanes().finish_sleep(how) && how != Sleep::Word {
                 *self.event.readable.lock().unwrap() = false;
             }
         }
@@ -261,5 +270,68 @@ fn a_nudge_beside_a_raise_wakes_the_owner() {
         });
         agent.join().unwrap();
         nudger.join().unwrap();
+    });
+}
+
+/// A second thread of the owner takes the marks. Whatever it takes it passes on with a nudge, so the
+/// thread that sleeps misses nothing.
+fn a_thread_sleeps_while_another_looks(how: Sleep) {
+    check(move || {
+        let table = Table::new();
+        let taken = Arc::new(AtomicU32::new(0));
+        let agent = table.clone();
+        let agent = loom::thread::spawn(move || agent.write(0, 0, 1));
+        let (other, by_other) = (table.clone(), taken.clone());
+        let other = loom::thread::spawn(move || {
+            let mut rose = false;
+            if other.lanes().take_raised(|_| rose = true) {
+                by_other.fetch_or(u32::from(rose), Ordering::AcqRel);
+                other.wake(other.lanes().nudge());
+            }
+        });
+        let mut rose = false;
+        table.own(how, |lane| {
+            rose |= lane.is_some();
+            rose || taken.load(Ordering::Acquire) == 1
+        });
+        assert_eq!(table.lanes().value(0), 1);
+        agent.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_thread_asleep_on_the_bell_misses_nothing_that_another_takes() {
+    a_thread_sleeps_while_another_looks(Sleep::Word);
+}
+
+#[test]
+fn an_event_loop_misses_nothing_that_another_thread_takes() {
+    a_thread_sleeps_while_another_looks(Sleep::EventLoop);
+}
+
+#[test]
+fn two_threads_asleep_in_different_ways_are_both_woken() {
+    check(|| {
+        let table = Table::new();
+        let agent = table.clone();
+        let agent = loom::thread::spawn(move || agent.write(0, 0, 1));
+        let looped = table.clone();
+        let event_loop = loom::thread::spawn(move || {
+            while looped.lanes().value(0) == 0 {
+                if looped.lanes().prepare_sleep(Sleep::EventLoop) {
+                    looped.event.sleep();
+                    looped.lanes().finish_sleep(Sleep::EventLoop);
+                }
+            }
+        });
+        while table.lanes().value(0) == 0 {
+            if table.lanes().prepare_sleep(Sleep::Word) {
+                table.lanes().sleep_on_word(Duration::MAX);
+                table.lanes().finish_sleep(Sleep::Word);
+            }
+        }
+        agent.join().unwrap();
+        event_loop.join().unwrap();
     });
 }

@@ -7,7 +7,7 @@ use crate::round::{Handle, Received};
 use crate::rows::{Area, Rows, RowsMut};
 use crate::shape::{Config, Shape, Weighting};
 use weft_fabric::trace::PhaseRecord;
-use weft_fabric::{Cause, Engine, Poison, Rank, Requests, Time, Waiter, clock};
+use weft_fabric::{Cause, Engine, Host, Poison, Rank, Requests, Time, Waiter, clock, wait};
 
 /// Expert-parallel all-to-all: tokens to the ranks of their experts, results back.
 ///
@@ -50,17 +50,17 @@ impl AllToAll {
     /// Those of [`Driver::begin`], and those of the fabric. The round has not begun then.
     pub fn dispatch_send<I: Copy + Into<i64>>(
         &mut self,
-        engine: &mut Engine,
+        host: &mut impl Host,
         tokens: Input,
         ids: &[I],
         weights: Option<&[f32]>,
         scales: Option<&[u8]>,
     ) -> Result<Handle, Error> {
         let begin = clock::now();
-        engine.check()?;
+        host.with(|engine| engine.check())?;
         let handle = self.driver.begin(tokens, ids, weights, scales)?;
-        self.turn(engine)?;
-        phase(engine, "dispatch send", begin);
+        self.turn(host)?;
+        phase(host, "dispatch send", begin);
         Ok(handle)
     }
 
@@ -72,16 +72,16 @@ impl AllToAll {
     /// losses, after which the group is poisoned.
     pub fn dispatch_recv(
         &mut self,
-        engine: &mut Engine,
+        host: &mut impl Host,
         handle: Handle,
         waiter: &mut Waiter<'_>,
     ) -> Result<(), Error> {
         let begin = clock::now();
         if !self.driver.receive(handle)? {
-            self.run(engine, handle, Stage::Dispatching, waiter)?;
+            self.run(host, handle, Stage::Dispatching, waiter)?;
             self.driver.receive(handle)?;
         }
-        phase(engine, "dispatch recv", begin);
+        phase(host, "dispatch recv", begin);
         Ok(())
     }
 
@@ -100,22 +100,22 @@ impl AllToAll {
     /// leave while those for the next are computed.
     pub fn combine_send(
         &mut self,
-        engine: &mut Engine,
+        host: &mut impl Host,
         handle: Handle,
         outputs: Rows<'_>,
         weighting: Weighting,
     ) -> Result<(), Error> {
         let begin = clock::now();
-        engine.check()?;
+        host.with(|engine| engine.check())?;
         self.driver.expect(handle, &[Stage::Dispatched], "combine_send")?;
         loop {
             let more = self.driver.answer(handle, outputs, weighting)?;
-            self.turn(engine)?;
+            self.turn(host)?;
             if !more {
                 break;
             }
         }
-        phase(engine, "combine send", begin);
+        phase(host, "combine send", begin);
         Ok(())
     }
 
@@ -125,7 +125,7 @@ impl AllToAll {
     /// As [`AllToAll::dispatch_recv`].
     pub fn combine_recv(
         &mut self,
-        engine: &mut Engine,
+        host: &mut impl Host,
         handle: Handle,
         out: RowsMut<'_>,
         weighting: Weighting,
@@ -135,16 +135,16 @@ impl AllToAll {
         self.driver.expect(handle, &[Stage::Combining, Stage::Combined], "combine_recv")?;
         let row_bytes = self.shape().area_row_bytes(Area::Output);
         out.require(Area::Output, self.driver.tokens(handle), row_bytes)?;
-        self.run(engine, handle, Stage::Combining, waiter)?;
+        self.run(host, handle, Stage::Combining, waiter)?;
         self.driver.sum_answers(handle, out, weighting)?;
-        phase(engine, "combine recv", begin);
+        phase(host, "combine recv", begin);
         Ok(())
     }
 
     /// Ends a round; see [`Driver::release`].
-    pub fn release(&mut self, engine: &mut Engine, handle: Handle) -> Result<(), Error> {
+    pub fn release(&mut self, host: &mut impl Host, handle: Handle) -> Result<(), Error> {
         self.driver.release(handle, &mut self.requests)?;
-        engine.submit(&mut self.requests)?;
+        host.with(|engine| engine.submit(&mut self.requests))?;
         Ok(())
     }
 
@@ -165,34 +165,36 @@ impl AllToAll {
     }
 
     /// One look at what has arrived, and what follows from it.
-    pub fn turn(&mut self, engine: &mut Engine) -> Result<(), Error> {
+    pub fn turn(&mut self, host: &mut impl Host) -> Result<(), Error> {
         let AllToAll { driver, requests } = self;
-        let result = engine.turn(driver, requests);
-        Self::blame(engine, result)
+        let result = host.with(|engine| engine.turn(driver, requests));
+        Self::blame(host, result)
     }
 
     /// Waits until no write of this rank is under way.
     pub(crate) fn drain(
         &mut self,
-        engine: &mut Engine,
+        host: &mut impl Host,
         waiter: &mut Waiter<'_>,
     ) -> Result<(), Error> {
         let AllToAll { driver, requests } = self;
         let drained = |driver: &Driver| driver.is_drained().then_some(());
-        let result = engine.drive("closing", driver, requests, waiter, drained, |_| Vec::new());
-        Self::blame(engine, result)
+        let nothing = |_: &Driver| Vec::new();
+        let result = wait::drive(host, "closing", driver, requests, waiter, drained, nothing);
+        Self::blame(host, result)
     }
 
     /// Waits until the round has left a stage.
     fn run(
         &mut self,
-        engine: &mut Engine,
+        host: &mut impl Host,
         handle: Handle,
         stage: Stage,
         waiter: &mut Waiter<'_>,
     ) -> Result<(), Error> {
         let AllToAll { driver, requests } = self;
-        let result = engine.drive(
+        let result = wait::drive(
+            host,
             "a round",
             driver,
             requests,
@@ -208,23 +210,26 @@ impl AllToAll {
             }
             other => other,
         };
-        Self::blame(engine, result)
+        Self::blame(host, result)
     }
 
     /// A peer that breaks the protocol poisons the group.
-    fn blame<T>(engine: &mut Engine, result: Result<T, Error>) -> Result<T, Error> {
+    fn blame<T>(host: &mut impl Host, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &result
             && let Some(rank) = error.offender()
         {
             let (kind, rank) = (Cause::Protocol, Some(Rank(rank)));
-            engine.poison(Poison { kind, rank, detail: error.to_string() });
+            let detail = error.to_string();
+            host.with(|engine| engine.poison(Poison { kind, rank, detail }));
         }
         result
     }
 }
 
-fn phase(engine: &mut Engine, name: &str, begin: Time) {
-    if let Some(trace) = engine.trace() {
-        trace.phase(PhaseRecord { name: name.to_owned(), begin, end: clock::now() });
-    }
+fn phase(host: &mut impl Host, name: &str, begin: Time) {
+    host.with(|engine| {
+        if let Some(trace) = engine.trace() {
+            trace.phase(PhaseRecord { name: name.to_owned(), begin, end: clock::now() });
+        }
+    });
 }

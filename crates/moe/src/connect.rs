@@ -14,19 +14,19 @@ impl AllToAll {
     /// Those of [`crate::Shape::new`]; [`Error::Disagreement`] if the ranks' configurations differ,
     /// before anything is allocated; those of the fabric.
     pub fn connect(
-        communicator: &mut Communicator,
+        communicator: &Communicator,
         config: Config,
         deadline: Time,
     ) -> Result<AllToAll, Error> {
         let copies = vec![config.encode(); communicator.world_size() as usize];
         config.agree(&communicator.trade(&copies, deadline)?)?;
-        let mut all_to_all = AllToAll::allocate(communicator.engine(), config)?;
+        let mut all_to_all = AllToAll::allocate(&mut communicator.engine(), config)?;
         let mut grants = Vec::new();
         for rank in (0..communicator.world_size()).map(Rank) {
             grants.push(if rank == communicator.rank() {
                 Vec::new()
             } else {
-                all_to_all.driver().grant(communicator.engine(), rank)?.encode()
+                all_to_all.driver().grant(&mut communicator.engine(), rank)?.encode()
             });
         }
         for (number, bytes) in communicator.trade(&grants, deadline)?.into_iter().enumerate() {
@@ -39,7 +39,7 @@ impl AllToAll {
                 what: "a grant",
                 detail: format!("{} bytes", bytes.len()),
             })?;
-            all_to_all.driver().link(communicator.engine(), peer, &grant, deadline)?;
+            all_to_all.driver().link(&mut communicator.engine(), peer, &grant, deadline)?;
         }
         Ok(all_to_all)
     }
@@ -53,17 +53,17 @@ impl AllToAll {
     /// nothing is waited for.
     pub fn close(
         mut self,
-        communicator: &mut Communicator,
+        communicator: &Communicator,
         waiter: &mut Waiter<'_>,
     ) -> Result<(), Error> {
-        let settled = self.drain(communicator.engine(), waiter).and_then(|()| {
+        let settled = self.drain(&mut communicator.host(), waiter).and_then(|()| {
             communicator.settle(self.driver().counters(), waiter).map_err(Error::from)
         });
         if settled.is_ok() {
-            self.into_driver().give_back(communicator.engine());
+            self.into_driver().give_back(&mut communicator.engine());
             return Ok(());
         }
-        if self.abandon(communicator.engine()) { Ok(()) } else { settled }
+        if self.abandon(&mut communicator.engine()) { Ok(()) } else { settled }
     }
 
     /// As [`AllToAll::close`], by this rank alone. Peers may go on writing here, so the memory stays

@@ -95,6 +95,10 @@ impl Driver {
 
     /// Gives the buffers back, and forgets those of the peers. Nobody writes to either any more.
     pub(crate) fn give_back(self, engine: &mut Engine) {
+        for counter in self.counters {
+            // Released with the last call that used it; a second release is refused and harmless.
+            let _ = engine.release_counter(counter);
+        }
         for set in self.sets {
             engine.release(set.areas.region());
             for rank in engine.peers() {
@@ -149,7 +153,7 @@ impl weft_fabric::Driver for Driver {
     fn poll(&mut self, _: Time, events: &[Event], requests: &mut Requests) -> Result<(), Error> {
         for event in events {
             match event {
-                Event::Raised { counter, peer, count } => {
+                Event::Raised { counter, peer, count, .. } => {
                     for set in &mut self.sets {
                         set.note(*counter, *peer, Some(*count), None);
                     }

@@ -151,7 +151,7 @@ impl Member {
 }
 
 fn run(config: &Config, seed: u64) {
-    let parts = PartRule { max_part_bytes: 50, max_pages_per_part: 3 };
+    let parts = PartRule { max_part_bytes: 50, max_pages_per_part: 3, ..PartRule::WHOLE };
     let world = WorldConfig::new(config.ranks, seed).with_faults(Faults::rough());
     let mut cluster = Cluster::new(&World::new(WorldConfig { parts, ..world })).unwrap();
     let rounds: Vec<Vec<Batch>> = (0..ROUNDS as u64)

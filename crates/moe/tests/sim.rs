@@ -55,7 +55,11 @@ fn well(test: &str, seeds: u64, scenario: impl Fn(u64) -> Scenario + Sync) {
 #[test]
 fn a_header_may_come_in_many_parts() {
     well("a_header", 40, |seed| {
-        let parts = PartRule { max_part_bytes: 1 + seed % 20, max_pages_per_part: u32::MAX };
+        let parts = PartRule {
+            max_part_bytes: 1 + seed % 20,
+            max_pages_per_part: u32::MAX,
+            ..PartRule::WHOLE
+        };
         Scenario { parts, ..Scenario::well(seed) }
     });
 }

@@ -9,7 +9,8 @@ use pyo3::prelude::*;
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard};
-use weft_fabric::{Region, Waiter};
+use std::thread::ThreadId;
+use weft_fabric::{Communicator as Fabric, Region, Waiter};
 use weft_moe::{
     AllToAll as Moe, Area, BlockScaled, CombineMode, Config, DType, Float8, Handle, Input, Layout,
     Rows, RowsMut, ScaleType, Shape, TokenType, Weighting,
@@ -26,8 +27,7 @@ struct Round {
 #[pyclass(frozen, module = "weft._native")]
 pub struct AllToAll {
     shared: Shared,
-    /// `None` once closed.
-    moe: Mutex<Option<Moe>>,
+    moe: Slot,
     rounds: Mutex<HashMap<u64, Round>>,
     shape: Shape,
     weighting: Weighting,
@@ -51,18 +51,57 @@ pub struct Received {
     expert_load: Vec<u64>,
 }
 
+/// The all-to-all, one call at a time; `None` once closed.
+struct Slot {
+    moe: Mutex<Option<Moe>>,
+    /// The thread whose call is under way.
+    holder: Mutex<Option<ThreadId>>,
+}
+
+/// The right to make a call.
+struct Call<'a> {
+    moe: MutexGuard<'a, Option<Moe>>,
+    holder: &'a Mutex<Option<ThreadId>>,
+}
+
+impl Slot {
+    fn new(moe: Moe) -> Slot {
+        Slot { moe: Mutex::new(Some(moe)), holder: Mutex::default() }
+    }
+
+    /// Waits for the calls of other threads. A signal handler that interrupts a call of its own thread is
+    /// refused: it would wait for ever.
+    fn call(&self) -> Result<Call<'_>, Error> {
+        let me = std::thread::current().id();
+        if *lock(&self.holder) == Some(me) {
+            return Err(Error::Busy("the all-to-all"));
+        }
+        let moe = lock(&self.moe);
+        *lock(&self.holder) = Some(me);
+        Ok(Call { moe, holder: &self.holder })
+    }
+}
+
+impl Call<'_> {
+    /// What the call works on, unless it was closed.
+    fn open(&mut self) -> Result<&mut Moe, Error> {
+        self.moe.as_mut().ok_or(Error::Closed("the all-to-all"))
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        *lock(self.holder) = None;
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// What a call works on, unless it was closed.
-fn open(moe: &mut Option<Moe>) -> Result<&mut Moe, Error> {
-    moe.as_mut().ok_or(Error::Closed("the all-to-all"))
-}
-
 impl AllToAll {
     fn handle(&self, py: Python<'_>, round: u64) -> PyResult<Handle> {
-        py.detach(|| open(&mut lock(&self.moe)).map(drop))?;
+        py.detach(|| self.moe.call()?.open().map(drop))?;
         let rounds = lock(&self.rounds);
         rounds.get(&round).map(|round| round.handle).ok_or_else(|| {
             raise(py, "StageError", &format!("round {round} has been released, or never began"))
@@ -74,11 +113,10 @@ impl AllToAll {
         &self,
         py: Python<'_>,
         timeout: f64,
-        call: impl FnOnce(&mut Moe, &mut weft_fabric::Engine, &mut Waiter<'_>) -> Result<T, Error>
-        + Send,
+        call: impl FnOnce(&mut Moe, &Fabric, &mut Waiter<'_>) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         self.shared.wait(py, timeout, |fabric, waiter| {
-            call(open(&mut lock(&self.moe))?, fabric.engine(), waiter)
+            call(self.moe.call()?.open()?, fabric, waiter)
         })
     }
 
@@ -180,7 +218,7 @@ impl AllToAll {
         )?;
         let shape = Shape::new(config.clone()).map_err(Error::from)?;
         let moe = shared.with(py, |fabric| Ok(Moe::connect(fabric, config, deadline(timeout))?))?;
-        let (moe, rounds) = (Mutex::new(Some(moe)), Mutex::default());
+        let (moe, rounds) = (Slot::new(moe), Mutex::default());
         Ok(AllToAll { shared, moe, rounds, shape, weighting })
     }
 
@@ -222,12 +260,12 @@ impl AllToAll {
                 let weights = weights.as_ref().map(|array| bytes(array).align_to::<f32>().1);
                 (ids, weights, scales.as_ref().map(|array| bytes(array)))
             };
-            let engine = fabric.engine();
-            let mut moe = lock(&self.moe);
-            let moe = open(&mut moe)?;
+            let mut call = self.moe.call()?;
+            let moe = call.open()?;
+            let mut engine = fabric.engine();
             let region = engine.register(memory)?;
             let input = Input { region: region.key(), memory: region.memory().clone() };
-            match moe.dispatch_send(engine, input, ids, weights, scales) {
+            match moe.dispatch_send(&mut *engine, input, ids, weights, scales) {
                 Ok(handle) => Ok((handle.round(), Round { handle, input: Some(region) })),
                 Err(error) => {
                     engine.release(&region);
@@ -242,14 +280,14 @@ impl AllToAll {
     /// Waits until every token for this rank's experts is here.
     fn dispatch_recv(&self, py: Python<'_>, round: u64, timeout: f64) -> PyResult<Received> {
         let handle = self.handle(py, round)?;
-        let received = self.wait(py, timeout, |moe, engine, waiter| {
-            let result = moe.dispatch_recv(engine, handle, waiter);
+        let received = self.wait(py, timeout, |moe, fabric, waiter| {
+            let result = moe.dispatch_recv(&mut fabric.host(), handle, waiter);
             let over = moe.is_released(handle);
             let mut rounds = lock(&self.rounds);
             if (result.is_ok() || over)
                 && let Some(region) = rounds.get_mut(&round).and_then(|round| round.input.take())
             {
-                engine.release(&region);
+                fabric.engine().release(&region);
             }
             if over {
                 rounds.remove(&round);
@@ -291,8 +329,7 @@ impl AllToAll {
             // SAFETY: the owner is an argument of this call, and the docstring forbids changing the
             // array while it runs.
             let outputs = Rows::new(unsafe { bytes(&outputs) }, row, row);
-            let mut moe = lock(&self.moe);
-            open(&mut moe)?.combine_send(fabric.engine(), handle, outputs, self.weighting)?;
+            self.moe.call()?.open()?.combine_send(&mut fabric.host(), handle, outputs, self.weighting)?;
             Ok(())
         })
     }
@@ -311,11 +348,11 @@ impl AllToAll {
         if out.1 < needed {
             return Err(Self::shape_error(py, "the output", needed, out.1));
         }
-        self.wait(py, timeout, |moe, engine, waiter| {
+        self.wait(py, timeout, |moe, fabric, waiter| {
             // SAFETY: the owner is an argument of this call, and the docstring forbids touching the
             // array while it runs.
             let out = RowsMut::new(unsafe { bytes_mut(&mut out) }, row, row);
-            Ok(moe.combine_recv(engine, handle, out, self.weighting, waiter)?)
+            Ok(moe.combine_recv(&mut fabric.host(), handle, out, self.weighting, waiter)?)
         })
     }
 
@@ -323,7 +360,7 @@ impl AllToAll {
     fn release(&self, py: Python<'_>, round: u64) -> PyResult<()> {
         let handle = self.handle(py, round)?;
         self.shared
-            .with(py, |fabric| Ok(open(&mut lock(&self.moe))?.release(fabric.engine(), handle)?))?;
+            .with(py, |fabric| Ok(self.moe.call()?.open()?.release(&mut *fabric.engine(), handle)?))?;
         lock(&self.rounds).remove(&round);
         Ok(())
     }
@@ -331,20 +368,20 @@ impl AllToAll {
     /// The number of tokens that this rank sent in a round.
     fn tokens(&self, py: Python<'_>, round: u64) -> PyResult<usize> {
         let handle = self.handle(py, round)?;
-        Ok(py.detach(|| open(&mut lock(&self.moe)).map(|moe| moe.tokens(handle)))?)
+        Ok(py.detach(|| self.moe.call()?.open().map(|moe| moe.tokens(handle)))?)
     }
 
     /// Rows that left this rank in a round, and rows that a copy per expert would have sent.
     fn copies_sent(&self, py: Python<'_>, round: u64) -> PyResult<(usize, usize)> {
         let handle = self.handle(py, round)?;
-        Ok(py.detach(|| open(&mut lock(&self.moe)).map(|moe| moe.copies_sent(handle)))?)
+        Ok(py.detach(|| self.moe.call()?.open().map(|moe| moe.copies_sent(handle)))?)
     }
 
     /// Gives all memory back; every rank calls this.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         self.shared.wait(py, timeout, |fabric, waiter| {
-            let Some(moe) = lock(&self.moe).take() else { return Ok(()) };
-            self.release_inputs(fabric.engine());
+            let Some(moe) = self.moe.call()?.moe.take() else { return Ok(()) };
+            self.release_inputs(&mut fabric.engine());
             Ok(moe.close(fabric, waiter)?)
         })
     }
@@ -355,9 +392,9 @@ impl AllToAll {
             return Ok(());
         }
         self.shared.with(py, |fabric| {
-            if let Some(moe) = lock(&self.moe).take() {
-                self.release_inputs(fabric.engine());
-                moe.abandon(fabric.engine());
+            if let Some(moe) = self.moe.call()?.moe.take() {
+                self.release_inputs(&mut fabric.engine());
+                moe.abandon(&mut fabric.engine());
             }
             Ok(())
         })

@@ -1,7 +1,6 @@
 //! What `weft.init()` returns.
 
 use crate::errors::Error;
-use crate::fork;
 use crate::memory::lent;
 use crate::region::Region;
 use crate::request::Request;
@@ -86,7 +85,8 @@ impl Communicator {
     fn routes(&self, py: Python<'_>) -> PyResult<Vec<Option<&'static str>>> {
         self.shared.with(py, |fabric| {
             let ranks = (0..fabric.world_size()).map(Rank);
-            Ok(ranks.map(|r| fabric.engine().route(r).map(|route| route.provider.name())).collect())
+            let engine = fabric.engine();
+            Ok(ranks.map(|r| engine.route(r).map(|route| route.provider.name())).collect())
         })
     }
 
@@ -160,7 +160,7 @@ impl Communicator {
 
     /// A counter with a lane for each peer.
     fn counter(&self, py: Python<'_>) -> PyResult<u32> {
-        self.shared.with(py, |fabric| Ok(fabric.engine().counter()?.0))
+        self.shared.with(py, |fabric| Ok(fabric.engine().counter()?.number()))
     }
 
     /// Grants all of `regions` to every peer and links `counters`. By rank: (key, length) of the
@@ -177,7 +177,7 @@ impl Communicator {
             let regions: Vec<FabricRegion> = regions.collect::<Result<_, Error>>()?;
             let regions: Vec<_> =
                 regions.iter().map(|region| (region, 0..region.memory().len() as u64)).collect();
-            let counters: Vec<_> = counters.into_iter().map(CounterId).collect();
+            let counters: Vec<_> = counters.into_iter().map(CounterId::from_number).collect();
             let remotes = fabric.share(&regions, &counters, deadline(timeout))?;
             let of_rank = |list: Vec<weft_fabric::RemoteRegion>| {
                 list.into_iter().map(|remote| (remote.key.0, remote.length)).collect()
@@ -201,10 +201,10 @@ impl Communicator {
             let writes: Vec<(Rank, Vec<Page>)> = writes.collect();
             let writes: Vec<PeerWrite<'_>> =
                 writes.iter().map(|(peer, pages)| PeerWrite { peer: *peer, pages }).collect();
-            let engine = fabric.engine();
+            let mut engine = fabric.engine();
             let done = done.map(|done| self.shared.finished.callback(done));
             let (done, accepted) = done.unzip();
-            let id = engine.scatter(&writes, CounterId(counter), round, done)?;
+            let id = engine.scatter(&writes, CounterId::from_number(counter), round, done)?;
             if let Some(accepted) = accepted {
                 accepted.store(true, Ordering::Relaxed);
             }
@@ -223,7 +223,7 @@ impl Communicator {
     ) -> PyResult<()> {
         self.shared.wait(py, timeout, move |fabric, waiter| {
             let expected: Vec<_> = expected.into_iter().map(|(r, n)| (Rank(r), n)).collect();
-            Ok(fabric.engine().wait(CounterId(counter), &expected, waiter)?)
+            Ok(fabric.wait(CounterId::from_number(counter), &expected, waiter)?)
         })
     }
 
@@ -237,16 +237,17 @@ impl Communicator {
         timeout: f64,
     ) -> PyResult<()> {
         self.shared.wait(py, timeout, move |fabric, waiter| {
-            let (counter, peer) = (CounterId(counter), Rank(peer));
-            Ok(fabric.engine().wait_for_credit(counter, peer, round, waiter)?)
+            let (counter, peer) = (CounterId::from_number(counter), Rank(peer));
+            Ok(fabric.wait_for_credit(counter, peer, round, waiter)?)
         })
     }
 
     /// Raises by a peer since the last credit to it.
     fn count(&self, py: Python<'_>, counter: u32, peer: u32) -> PyResult<u64> {
         self.shared.with(py, move |fabric| {
-            fabric.engine().progress();
-            Ok(fabric.engine().count(CounterId(counter), Rank(peer))?)
+            let mut engine = fabric.engine();
+            engine.progress();
+            Ok(engine.count(CounterId::from_number(counter), Rank(peer))?)
         })
     }
 
@@ -254,7 +255,7 @@ impl Communicator {
     fn raised(&self, py: Python<'_>) -> PyResult<Vec<PyRaised>> {
         self.shared.with(py, |fabric| {
             let raised = fabric.engine().raised();
-            Ok(raised.into_iter().map(|r| (r.counter.0, r.peer.0, r.count)).collect())
+            Ok(raised.into_iter().map(|r| (r.counter.number(), r.peer.0, r.count)).collect())
         })
     }
 
@@ -265,7 +266,8 @@ impl Communicator {
 
     /// Before sleeping on the descriptor: whether there is nothing to do.
     fn arm(&self, py: Python<'_>) -> PyResult<bool> {
-        self.shared.with(py, |fabric| Ok(fabric.engine().arm()))
+        // A callback that is due runs with the next call.
+        self.shared.with(py, |fabric| Ok(self.shared.finished.is_empty() && fabric.engine().arm()))
     }
 
     /// After sleeping on the descriptor.
@@ -279,16 +281,18 @@ impl Communicator {
     /// Credits that a peer has given on a counter.
     fn credits(&self, py: Python<'_>, counter: u32, peer: u32) -> PyResult<u64> {
         self.shared.with(py, move |fabric| {
-            fabric.engine().progress();
-            Ok(fabric.engine().credits(CounterId(counter), Rank(peer))?)
+            let mut engine = fabric.engine();
+            engine.progress();
+            Ok(engine.credits(CounterId::from_number(counter), Rank(peer))?)
         })
     }
 
     /// Gives a peer credit for its round.
     fn credit(&self, py: Python<'_>, peer: u32, counter: u32) -> PyResult<()> {
         self.shared.with(py, move |fabric| {
-            fabric.engine().credit(Rank(peer), CounterId(counter))?;
-            fabric.engine().flush();
+            let mut engine = fabric.engine();
+            engine.credit(Rank(peer), CounterId::from_number(counter))?;
+            engine.flush();
             Ok(())
         })
     }
@@ -309,7 +313,8 @@ impl Communicator {
     /// (ns, peer, lane, value), phases (name, begin ns, end ns), and how many found no room.
     fn take_trace(&self, py: Python<'_>) -> PyResult<PyTrace> {
         self.shared.with(py, |fabric| {
-            let Some(trace) = fabric.engine().trace() else {
+            let mut engine = fabric.engine();
+            let Some(trace) = engine.trace() else {
                 return Ok((Vec::new(), Vec::new(), Vec::new(), 0));
             };
             let writes = trace.writes.drain(..);
@@ -342,18 +347,10 @@ impl Communicator {
             .map(|fabric| Communicator::wrap(fabric, self.shared.raised.clone()))
     }
 
-    /// Says goodbye and gives everything back. In a forked child it only forgets.
+    /// Leaves the group and gives everything back; waits of other threads end with an error. In a forked
+    /// child it does nothing.
     fn close(&self, py: Python<'_>) {
-        let taken = py.detach(|| self.shared.close());
-        match taken {
-            // The parent's connections and threads are not this process's to close.
-            Some(fabric) if fork::is_child() => std::mem::forget(fabric),
-            Some(fabric) => py.detach(move || {
-                fabric.leave();
-                drop(fabric);
-            }),
-            None => {}
-        }
+        py.detach(|| self.shared.close());
         // Requests that had not ended by then.
         self.shared.finished.run(py);
     }

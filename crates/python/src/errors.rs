@@ -105,6 +105,8 @@ pub enum Error {
     Topology(TopologyError),
     /// Something was used after its end; what was.
     Closed(&'static str),
+    /// Another call of the same thread is under way on it.
+    Busy(&'static str),
     /// Raised by Python code that a wait called, such as a signal handler.
     Python(PyErr),
 }
@@ -152,6 +154,10 @@ impl From<Error> for PyErr {
             Error::Closed(what) => {
                 Python::attach(|py| raise(py, "ClosedError", &format!("{what} was closed")))
             }
+            Error::Busy(what) => Python::attach(|py| {
+                let message = format!("{what}: a call of this thread is under way; call after it");
+                raise(py, "StageError", &message)
+            }),
             Error::Moe(error) => Python::attach(|py| {
                 build(py, &of_moe(&error), &error.to_string()).unwrap_or_else(|error| error)
             }),

@@ -1,8 +1,8 @@
 //! Python's callbacks for requests that have ended.
 //!
-//! The engine ends requests while a thread holds the communicator's lock and not the GIL, and a
-//! callback will want to make the next call. So what ended waits here until that call has given the
-//! lock back and taken the GIL; then the same thread runs the callbacks.
+//! The engine ends requests while a thread holds its lock and not the GIL, and a callback may make the
+//! next call. So callbacks wait here until a call has given the lock back and taken the GIL; then its
+//! thread runs them.
 
 use crate::errors::raise;
 use pyo3::prelude::*;
@@ -77,6 +77,11 @@ impl Finished {
                 raised.write_unraisable(py, Some(callable.bind(py)));
             }
         }
+    }
+
+    /// Whether no callback is due.
+    pub fn is_empty(&self) -> bool {
+        self.lock().callbacks.is_empty()
     }
 
     fn next(&self) -> Option<(Py<PyAny>, Result<(), String>)> {

@@ -16,15 +16,16 @@ impl Request {
     /// Whether the source may be reused.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         self.shared.with(py, |fabric| {
-            fabric.engine().progress();
-            Ok(fabric.engine().is_drained(self.id))
+            let mut engine = fabric.engine();
+            engine.progress();
+            Ok(engine.is_drained(self.id))
         })
     }
 
     /// Waits until the source may be reused.
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         self.shared.wait(py, timeout, |fabric, waiter| {
-            Ok(fabric.engine().wait_for_request(self.id, waiter)?)
+            Ok(fabric.wait_for_request(self.id, waiter)?)
         })
     }
 }

@@ -1,45 +1,69 @@
 //! The communicator as all that was made on it shares it.
 //!
-//! Every call that can wait gives up the GIL first and takes the communicator's lock then, never the
-//! other way round; while it waits it looks several times a second whether a signal has come.
+//! Every call that can wait gives up the GIL first. No call waits for another thread's wait, so a signal
+//! handler may call anything while its thread waits; a waiting thread looks several times a second
+//! whether a signal has come.
 
 use crate::errors::Error;
 use crate::finished::Finished;
 use crate::fork;
 use pyo3::prelude::*;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use weft_fabric::{Communicator as Fabric, Time, Waiter, clock};
 
-/// What a signal handler raised while the control plane waited.
+/// An exception that a signal handler raised while the control plane waited.
 pub type Raised = Arc<Mutex<Option<PyErr>>>;
+
+/// A communicator that is dropped in the process that made it alone: a forked child has neither its
+/// threads nor a right to its connections.
+struct Owned(ManuallyDrop<Fabric>);
+
+impl Deref for Owned {
+    type Target = Fabric;
+
+    fn deref(&self) -> &Fabric {
+        &self.0
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if !fork::is_child() {
+            // SAFETY: it is dropped here alone, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        }
+    }
+}
 
 /// The communicator, shared by all that was made on it; `None` once closed.
 #[derive(Clone)]
 pub struct Shared {
-    fabric: Arc<Mutex<Option<Fabric>>>,
+    fabric: Arc<Mutex<Option<Arc<Owned>>>>,
     pub raised: Raised,
     pub finished: Finished,
 }
 
 impl Shared {
     pub fn new(fabric: Fabric, raised: Raised) -> Shared {
+        let fabric = Arc::new(Owned(ManuallyDrop::new(fabric)));
         let fabric = Arc::new(Mutex::new(Some(fabric)));
         Shared { fabric, raised, finished: Finished::default() }
     }
 
-    /// Runs `work` without the GIL and with the communicator. If a signal ended it, what the signal's
-    /// handler raised takes the place of its error.
+    /// Runs `work` without the GIL and with the communicator. If a signal ended it, the exception of the
+    /// signal's handler takes the place of its error.
     pub fn with<T: Send>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut Fabric) -> Result<T, Error> + Send,
+        work: impl FnOnce(&Fabric) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         fork::check(py)?;
         let result = py.detach(|| {
-            let mut guard = self.lock();
-            let fabric = guard.as_mut().ok_or(weft_control::Error::Closed)?;
-            work(fabric)
+            let fabric = self.lock().clone().ok_or(weft_control::Error::Closed)?;
+            work(&fabric)
         });
         self.finished.run(py);
         result.map_err(|error| take(&self.raised).unwrap_or_else(|| error.into()))
@@ -51,7 +75,7 @@ impl Shared {
         &self,
         py: Python<'_>,
         timeout: f64,
-        work: impl FnOnce(&mut Fabric, &mut Waiter<'_>) -> Result<T, Error> + Send,
+        work: impl FnOnce(&Fabric, &mut Waiter<'_>) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         self.with(py, |fabric| {
             let mut raised = None;
@@ -65,12 +89,20 @@ impl Shared {
         })
     }
 
-    /// Takes the communicator away from everybody; `None` if it was closed before.
-    pub fn close(&self) -> Option<Fabric> {
-        self.lock().take()
+    /// Takes the communicator away from all users, ends their waits and leaves the group. The last thread that
+    /// is inside a call drops it.
+    pub fn close(&self) {
+        if fork::is_child() {
+            return;
+        }
+        let taken = self.lock().take();
+        if let Some(fabric) = taken {
+            fabric.close();
+            fabric.leave();
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Fabric>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Owned>>> {
         self.fabric.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

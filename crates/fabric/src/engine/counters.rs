@@ -1,31 +1,59 @@
 //! Counters, rounds and credits.
 //!
-//! Ranks that create counters in the same order link those of equal position: raising counter `c`
-//! toward a peer raises the peer's own counter `c`. Each counter has, for each peer, a lane that the
-//! peer raises and a return lane on which the peer gives us credit. Owner and source thus count rounds
-//! without asking each other.
+//! Ranks link counters by position: raising counter `c` toward a peer raises the peer's own counter at
+//! the same position of the grant. Toward each peer a counter has one data lane for each round that may
+//! be open at a time (its window) and a return lane for credits. Owner and source thus count rounds
+//! without asking each other, also where writes of different rounds overtake each other.
 
-use super::{Engine, LaneUse};
+use super::Engine;
 use crate::error::{Error, Result};
-use crate::types::{CounterId, Lane};
+use crate::types::{Class, CounterId, Lane, LaneId};
 use weft_control::Rank;
 
+/// Shape of a counter.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CounterConfig<'a> {
+    /// Rounds that may be open at a time, from 1 to [`CounterConfig::MAX_WINDOW`]; 0 counts as 1. Round
+    /// `r` may start while it is less than credits + window: a ring of `window` slots is one counter.
+    pub window: u32,
+    /// Peers that it connects; `None`: every peer. The window must be equal at both ends.
+    pub peers: Option<&'a [Rank]>,
+    /// Traffic class of its writes.
+    pub class: Class,
+}
+
+impl CounterConfig<'_> {
+    /// The widest window.
+    pub const MAX_WINDOW: u32 = 1 << 16;
+}
+
 pub(super) struct Counter {
+    /// By rank; `None` where it connects no peer.
     pub ends: Vec<Option<End>>,
+    pub class: Class,
+    /// A driver's, whose raises no caller of [`Engine::raised`] asks for.
+    pub internal: bool,
 }
 
 /// A counter toward one peer, both ways.
 pub(super) struct End {
-    /// Ours, raised by the peer.
+    /// Ours, raised by the peer in rounds that are multiples of the window.
     pub data: Lane,
     /// Ours, raised by the peer to give us credit.
     pub credit: Lane,
+    pub window: u32,
     /// The peer's, once imported.
     pub remote: Option<Remote>,
-    /// The value of `data` up to which we have given credit.
+    /// Credits given: the oldest round that the peer may write.
+    pub given: u64,
+    /// Value of the oldest round's data lane when that round began.
     pub base: u64,
-    /// The value of `credit` when it was last read.
+    /// The same for every slot of a window of more than one; `base` is one of them.
+    bases: Box<[u64]>,
+    /// Value of `credit` when it was last read.
     pub credits: u64,
+    /// Listed in [`Engine`]'s `rose`.
+    pub listed: bool,
 }
 
 /// The peer's side of a counter.
@@ -33,51 +61,217 @@ pub(super) struct End {
 pub(super) struct Remote {
     pub data: Lane,
     pub credit: Lane,
-    /// By how much we have raised `data` in all.
+    /// Raises of its data lanes by us in all.
     pub raised: u64,
-    /// By how much we have raised `credit` in all.
+    /// Raises of `credit` by us in all.
     pub credited: u64,
-    /// The round that we are in.
-    pub round: u64,
+    /// Rounds below this one have been entered.
+    pub started: u64,
+}
+
+/// Lanes of one end: data lane 0 and the credit lane share a cache line, the other data lanes follow.
+fn lanes_for(window: u32) -> u32 {
+    (window + 1).next_multiple_of(2)
+}
+
+/// Offset of a round's data lane behind data lane 0.
+fn offset_of(round: u64, window: u32) -> u32 {
+    match window {
+        1 => 0,
+        _ => match (round % u64::from(window)) as u32 {
+            0 => 0,
+            slot => slot + 1,
+        },
+    }
+}
+
+/// The lane `offset` places behind `first`, of the same generation.
+fn lane_at(first: Lane, offset: u32) -> Lane {
+    let id = LaneId::new(first.id().get() + offset).unwrap_or(first.id());
+    Lane::new(id, first.generation())
+}
+
+impl End {
+    fn new(first: Lane, window: u32) -> End {
+        End {
+            data: first,
+            credit: lane_at(first, 1),
+            window,
+            remote: None,
+            given: 0,
+            base: 0,
+            bases: if window > 1 { vec![0; window as usize].into() } else { Box::default() },
+            credits: 0,
+            listed: false,
+        }
+    }
+
+    /// Our data lane for a round.
+    pub fn data_of(&self, round: u64) -> LaneId {
+        lane_at(self.data, offset_of(round, self.window)).id()
+    }
+
+    fn base_of(&self, round: u64) -> u64 {
+        if self.window == 1 {
+            return self.base;
+        }
+        self.bases[(round % u64::from(self.window)) as usize]
+    }
+
+    /// The open round that the lane at `offset` behind data lane 0 counts.
+    pub fn round_of(&self, offset: u32) -> u64 {
+        let (window, slot) = (u64::from(self.window), u64::from(offset.saturating_sub(1)));
+        self.given + (slot + window - self.given % window) % window
+    }
+
+    /// Raises in an open round, by the value of its lane.
+    pub fn count_at(&self, round: u64, value: u64) -> u64 {
+        value.saturating_sub(self.base_of(round))
+    }
+
+    /// Closes the oldest round, whose lane has this value.
+    fn close_round(&mut self, value: u64) {
+        if self.window > 1 {
+            let window = u64::from(self.window);
+            self.bases[(self.given % window) as usize] = value;
+            self.base = self.bases[((self.given + 1) % window) as usize];
+        } else {
+            self.base = value;
+        }
+        self.given += 1;
+    }
+
+    /// The peer's data lane for a round.
+    #[inline(always)]
+    pub fn remote_data(remote: &Remote, window: u32, round: u64) -> Lane {
+        if window == 1 { remote.data } else { lane_at(remote.data, offset_of(round, window)) }
+    }
 }
 
 impl Engine {
-    /// A counter with a lane for every peer. It counts nothing until grants were exchanged
-    /// ([`Engine::grant`], [`Engine::import`]).
+    /// A counter with a window of one round and lanes for every peer. It counts nothing until grants
+    /// were exchanged ([`Engine::grant`], [`Engine::import`]).
     pub fn counter(&mut self) -> Result<CounterId> {
-        let id = CounterId(self.counters.len() as u32);
-        let mut ends = Vec::with_capacity(self.peers.len());
-        for rank in (0..self.size()).map(Rank) {
-            if rank == self.rank {
-                ends.push(None);
-                continue;
-            }
-            let mut issue = |credit| -> Result<Lane> {
-                let lane = self.lanes.issue(rank)?;
-                debug_assert_eq!(lane.id().get() as usize, self.lane_uses.len());
-                self.lane_uses.push(LaneUse { counter: id, peer: rank, credit });
-                Ok(lane)
-            };
-            let (data, credit) = (issue(false)?, issue(true)?);
-            ends.push(Some(End { data, credit, remote: None, base: 0, credits: 0 }));
+        self.counter_with(CounterConfig::default())
+    }
+
+    /// A counter of this shape.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if the window is too wide or the lanes are used up; [`Error::Unknown`] for a
+    /// rank that is no peer. Nothing was taken then.
+    pub fn counter_with(&mut self, config: CounterConfig<'_>) -> Result<CounterId> {
+        let window = config.window.max(1);
+        if window > CounterConfig::MAX_WINDOW {
+            let (wanted, limit) = (window.into(), CounterConfig::MAX_WINDOW.into());
+            return Err(Error::Limit { what: "rounds in a counter's window", wanted, limit });
         }
-        self.counters.push(Counter { ends });
+        let all: Vec<Rank>;
+        let peers = match config.peers {
+            Some(peers) => peers,
+            None => {
+                all = self.peers().collect();
+                &all
+            }
+        };
+        let known = |peer: &&Rank| peer.index() < self.peers.len() && **peer != self.rank;
+        if let Some(unknown) = peers.iter().find(|peer| !known(peer)) {
+            return Err(Error::Unknown { what: "rank", number: unknown.0.into() });
+        }
+        let id = self.next_counter()?;
+        let mut counter = Counter { ends: Vec::new(), class: config.class, internal: false };
+        counter.ends.resize_with(self.peers.len(), || None);
+        for &peer in peers {
+            match self.lanes.issue(peer, lanes_for(window)) {
+                Ok(first) => {
+                    self.note_uses(first, window, id, peer);
+                    counter.ends[peer.index()].get_or_insert_with(|| End::new(first, window));
+                }
+                Err(error) => {
+                    self.give_lanes_back(&counter);
+                    self.free_counters.push(id);
+                    return Err(error);
+                }
+            }
+        }
+        self.counters[id.index()] = Some((id, counter));
         Ok(id)
     }
 
+    /// A number for a counter: one that was released, with a new generation, or the next.
+    fn next_counter(&mut self) -> Result<CounterId> {
+        if let Some(id) = self.free_counters.pop() {
+            return Ok(id);
+        }
+        let index = self.counters.len();
+        let id = CounterId::new(index as u32, 0).ok_or(Error::Limit {
+            what: "counters in one engine",
+            wanted: index as u64 + 1,
+            limit: CounterId::LIMIT.into(),
+        })?;
+        self.counters.push(None);
+        Ok(id)
+    }
+
+    fn note_uses(&mut self, first: Lane, window: u32, counter: CounterId, peer: Rank) {
+        let begin = first.id().get() as usize;
+        let end = begin + lanes_for(window) as usize;
+        if self.lane_uses.len() < end {
+            self.lane_uses.resize(end, None);
+        }
+        for (offset, usage) in (0..).zip(&mut self.lane_uses[begin..end]) {
+            *usage = Some(super::LaneUse { counter, peer, offset });
+        }
+    }
+
+    fn give_lanes_back(&mut self, counter: &Counter) {
+        for end in counter.ends.iter().flatten() {
+            let (begin, count) = (end.data.id().get() as usize, lanes_for(end.window));
+            self.lane_uses[begin..begin + count as usize].fill(None);
+            self.lanes.release(end.data, count);
+        }
+    }
+
+    /// Gives a counter's lanes and number back. They are issued again under a new generation, so a late
+    /// arrival that names them is dropped and counted. Every rank releases the counters of one position
+    /// together, after all that was written toward them has arrived
+    /// ([`crate::Communicator::settle`]). In a poisoned group nothing is issued again.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if it was released before.
+    pub fn release_counter(&mut self, counter: CounterId) -> Result<()> {
+        self.known_counter(counter)?;
+        let Some((id, released)) = self.counters[counter.index()].take() else { return Ok(()) };
+        self.rose.retain(|(listed, _)| *listed != counter);
+        self.flush();
+        if self.poison.get().is_none() {
+            self.give_lanes_back(&released);
+            self.free_counters.extend(id.renewed());
+        }
+        Ok(())
+    }
+
+    fn known_counter(&self, counter: CounterId) -> Result<&Counter> {
+        match self.counters.get(counter.index()) {
+            Some(Some((id, known))) if *id == counter => Ok(known),
+            _ => Err(unknown(counter)),
+        }
+    }
+
     pub(super) fn end(&mut self, counter: CounterId, peer: Rank) -> Result<&mut End> {
-        find(&mut self.counters, counter, peer)
+        find(&mut self.counters, counter, peer).map(|(end, _)| end)
     }
 
     /// The peer's side, if it was imported.
     pub(super) fn remote(&mut self, counter: CounterId, peer: Rank) -> Result<&mut Remote> {
-        self.end(counter, peer)?.remote.as_mut().ok_or_else(|| not_linked(counter))
+        self.end(counter, peer)?.remote.as_mut().ok_or(Error::NotLinked { counter })
     }
 
-    /// Raises by `peer` since our last credit to it. All bytes counted by them are visible.
+    /// Raises by `peer` in the oldest round without a credit. All bytes counted by them are visible.
     pub fn count(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
-        let end = find(&mut self.counters, counter, peer)?;
-        let count = self.lanes.value(end.data.id()) - end.base;
+        let (end, _) = find(&mut self.counters, counter, peer)?;
+        let lane = if end.window == 1 { end.data.id() } else { end.data_of(end.given) };
+        let count = self.lanes.value(lane) - end.base;
         if count > 0 {
             // It shares the cache line that has just come, and the next round will ask for it.
             end.credits = self.lanes.value(end.credit.id());
@@ -85,17 +279,40 @@ impl Engine {
         Ok(count)
     }
 
-    /// Credits that `peer` has given us on this counter; round r may start when there are r.
+    /// Raises by `peer` in an open round: the oldest without a credit or a later one of its window.
+    ///
+    /// # Errors
+    /// [`Error::OldRound`] if the round was credited; [`Error::NoCredit`] if it is beyond the window.
+    pub fn count_in(&mut self, counter: CounterId, peer: Rank, round: u64) -> Result<u64> {
+        let (end, _) = find(&mut self.counters, counter, peer)?;
+        if round < end.given {
+            return Err(Error::OldRound { peer, counter, round, current: end.given });
+        }
+        if round - end.given >= u64::from(end.window) {
+            return Err(Error::NoCredit { peer, counter, round, credits: end.given });
+        }
+        Ok(end.count_at(round, self.lanes.value(end.data_of(round))))
+    }
+
+    /// The oldest round of `peer` that has no credit yet.
+    pub fn open_round(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
+        Ok(self.end(counter, peer)?.given)
+    }
+
+    /// Credits that `peer` has given us on this counter; round r may start while r is less than these
+    /// plus the window.
     pub fn credits(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
-        let end = find(&mut self.counters, counter, peer)?;
+        let (end, _) = find(&mut self.counters, counter, peer)?;
         end.credits = self.lanes.value(end.credit.id());
         Ok(end.credits)
     }
 
-    /// Whether `round` may be written to `peer`, so that there is nothing to wait for. Reads the lane only
-    /// if what was read before does not say so.
+    /// Whether `round` may be written to `peer`. Reads the lane only if the value read before does not
+    /// suffice.
     pub fn has_credit(&mut self, counter: CounterId, peer: Rank, round: u64) -> Result<bool> {
-        Ok(round <= self.end(counter, peer)?.credits || round <= self.credits(counter, peer)?)
+        let end = self.end(counter, peer)?;
+        let window = u64::from(end.window);
+        Ok(round < end.credits + window || round < self.credits(counter, peer)? + window)
     }
 
     /// By how much we have raised `peer`'s end of `counter` since it was linked.
@@ -105,53 +322,91 @@ impl Engine {
 
     /// By how much `peer` has raised our end of `counter` since it was linked.
     pub(crate) fn count_in_all(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
-        let id = self.end(counter, peer)?.data.id();
-        Ok(self.lanes.value(id))
+        let (end, _) = find(&mut self.counters, counter, peer)?;
+        Ok((0..u64::from(end.window)).map(|slot| self.lanes.value(end.data_of(slot))).sum())
     }
 
-    /// Checks that `round` may be written and makes it the current one.
+    /// Checks that `round` may be written, without entering it.
+    pub(super) fn check_round(&mut self, peer: Rank, counter: CounterId, round: u64) -> Result<()> {
+        let (end, _) = find(&mut self.counters, counter, peer)?;
+        let Some(remote) = &end.remote else { return Err(Error::NotLinked { counter }) };
+        let window = u64::from(end.window);
+        if round < remote.started || round >= end.credits + window {
+            end.credits = self.lanes.value(end.credit.id());
+        }
+        let credits = end.credits;
+        if round >= credits + window {
+            return Err(Error::NoCredit { peer, counter, round, credits });
+        }
+        if round < credits {
+            return Err(Error::OldRound { peer, counter, round, current: credits });
+        }
+        Ok(())
+    }
+
+    /// Checks that `round` may be written and enters it. Returns the peer's side, its data lane of the
+    /// round and the counter's class.
     #[inline(always)]
     pub(super) fn enter_round(
         &mut self,
         peer: Rank,
         counter: CounterId,
         round: u64,
-    ) -> Result<&mut Remote> {
-        let end = find(&mut self.counters, counter, peer)?;
-        let Some(remote) = &mut end.remote else { return Err(not_linked(counter)) };
-        if round < remote.round {
-            return Err(Error::OldRound { peer, counter, round, current: remote.round });
-        }
-        if round > end.credits {
+    ) -> Result<(&mut Remote, Lane, Class)> {
+        let (end, class) = find(&mut self.counters, counter, peer)?;
+        let Some(remote) = &mut end.remote else { return Err(Error::NotLinked { counter }) };
+        let window = u64::from(end.window);
+        // A round that was entered may have been credited since; a new one needs a look at the lane only
+        // if the credits known do not reach it.
+        if round < remote.started || round >= end.credits + window {
             end.credits = self.lanes.value(end.credit.id());
         }
-        if round > end.credits {
+        if round >= end.credits + window {
             return Err(Error::NoCredit { peer, counter, round, credits: end.credits });
         }
-        remote.round = round;
-        Ok(remote)
+        if round < end.credits {
+            return Err(Error::OldRound { peer, counter, round, current: end.credits });
+        }
+        remote.started = remote.started.max(round + 1);
+        let lane = End::remote_data(remote, end.window, round);
+        Ok((remote, lane, class))
     }
 
-    /// Tells `peer` that all it wrote under `counter` so far has been read: its bytes may be written
-    /// again and its next round may start. Call it once a round, when the round is complete.
+    /// Releases the oldest open round of `peer`: its bytes may be written again and one more round may
+    /// start. Call it once a round, when the round is complete.
     ///
-    /// Nobody waits for a credit as one waits for data: it leaves behind what is submitted next, or with
-    /// the next wait or poll. Call [`Engine::flush`] if none of these follows soon.
+    /// A credit leaves with what is submitted next, or with the next wait or poll. Call
+    /// [`Engine::flush`] if none of these follows soon.
+    ///
+    /// # Errors
+    /// [`Error::NothingToCredit`] if nothing of the round has arrived: it was credited before, or is
+    /// still to come.
     pub fn credit(&mut self, peer: Rank, counter: CounterId) -> Result<()> {
+        let (end, _) = find(&mut self.counters, counter, peer)?;
+        let (round, lane) = (end.given, end.data_of(end.given));
+        if self.lanes.value(lane) == end.base {
+            self.check()?;
+            return Err(Error::NothingToCredit { peer, counter, round });
+        }
+        self.credit_round(peer, counter)
+    }
+
+    /// [`Engine::credit`] for drivers, in whose protocols a round may be empty.
+    pub(super) fn credit_round(&mut self, peer: Rank, counter: CounterId) -> Result<()> {
         self.check()?;
-        let end = find(&mut self.counters, counter, peer)?;
-        let remote = end.remote.as_mut().ok_or_else(|| not_linked(counter))?;
-        end.base = self.lanes.value(end.data.id());
+        let (end, _) = find(&mut self.counters, counter, peer)?;
+        let Some(remote) = &mut end.remote else { return Err(Error::NotLinked { counter }) };
         remote.credited += 1;
         let (lane, ours) = (remote.credit, end.data);
+        let value = self.lanes.value(end.data_of(end.given));
+        end.close_round(value);
         self.owe_credit(peer, lane, ours);
         Ok(())
     }
 
-    /// The round after the current one toward `peer`, or the first.
+    /// The first round toward `peer` that has not been entered.
     pub fn next_round(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
-        let remote = self.remote(counter, peer)?;
-        Ok(if remote.raised == 0 { 0 } else { remote.round + 1 })
+        Ok(self.remote(counter, peer)?.started)
     }
 
     /// Makes `counter` the one that [`Engine::barrier`] uses; it must be linked with every peer.
@@ -169,13 +424,23 @@ impl Engine {
     }
 }
 
-fn not_linked(counter: CounterId) -> Error {
-    Error::Unknown { what: "counter", number: counter.0.into() }
+fn unknown(counter: CounterId) -> Error {
+    Error::Unknown { what: "counter", number: counter.number().into() }
 }
 
-fn find(counters: &mut [Counter], counter: CounterId, peer: Rank) -> Result<&mut End> {
-    let known = counters.get_mut(counter.0 as usize);
-    let counter = known.ok_or_else(|| not_linked(counter))?;
-    let end = counter.ends.get_mut(peer.0 as usize).and_then(Option::as_mut);
-    end.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })
+/// The counters of an engine, by index.
+pub(super) type Counters = Vec<Option<(CounterId, Counter)>>;
+
+#[inline(always)]
+fn find(counters: &mut Counters, counter: CounterId, peer: Rank) -> Result<(&mut End, Class)> {
+    let Some(Some((id, known))) = counters.get_mut(counter.index()) else {
+        return Err(unknown(counter));
+    };
+    if *id != counter {
+        return Err(unknown(counter));
+    }
+    match known.ends.get_mut(peer.0 as usize) {
+        Some(Some(end)) => Ok((end, known.class)),
+        _ => Err(Error::Unknown { what: "rank", number: peer.0.into() }),
+    }
 }

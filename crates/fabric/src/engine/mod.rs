@@ -8,34 +8,39 @@
 //! - this file: construction, and the routes
 //! - `counters.rs`: counters, rounds, credits
 //! - `regions.rs`: regions, grants, imports
-//! - `submit.rs`: from a request to parts with a provider
+//! - `submit.rs`, `queue.rs`: from a request to parts with a link, and parts that wait for one
 //! - `progress.rs`: polling, completions, loss
-//! - `sleep.rs`: how an owner with nothing to do is woken
+//! - `sleep.rs`: descriptors, deadlines and sleep
 
 mod counters;
 mod progress;
+mod queue;
 mod regions;
 mod sleep;
 mod submit;
 
+pub use counters::CounterConfig;
 pub use progress::Raised;
 pub use regions::{Region, RemoteRegion, WeakRegion};
+pub(crate) use sleep::MAX_PARK;
 pub use submit::PeerWrite;
 
 use crate::descriptor::Address;
+use crate::device::Device;
 use crate::driver::Event;
 use crate::error::{Error, Result};
 use crate::lane_table::LaneTable;
+use crate::link::{Introduction, Link, Membership, RouteRule, Sink};
+use crate::local::WaitLimit;
 use crate::memory::Memory;
-use crate::parts::PartRule;
+use crate::parts::{PartRule, Parts};
 use crate::poison::PoisonFlag;
-use crate::provider::{Group, Provider, Sink};
 use crate::request::{Aim, Table};
 use crate::statistics::{PeerStatistics, Statistics, Totals};
 use crate::trace::Trace;
 use crate::types::{CounterId, Generation, ProviderKind, RegionKey, Time};
-use counters::Counter;
-use rustix::fd::OwnedFd;
+use counters::Counters;
+use queue::PeerQueue;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_control::{Poison, Rank};
@@ -43,7 +48,8 @@ use weft_control::{Poison, Rank};
 /// Limits and habits of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Lanes in the table: two for each counter and peer, 32 bytes each.
+    /// Lanes in the table: two for each counter and peer, more for a window of more than one round. A
+    /// lane takes 32 bytes of shared memory once it is issued.
     pub lanes: usize,
     /// Requests that may be under way; more are refused with [`Error::Limit`].
     pub max_requests: usize,
@@ -57,7 +63,7 @@ pub struct EngineConfig {
 impl Default for EngineConfig {
     fn default() -> Self {
         EngineConfig {
-            lanes: 4096,
+            lanes: 65_536,
             max_requests: 65_536,
             loss_grace: Duration::from_secs(1),
             trace_limit: 0,
@@ -72,6 +78,8 @@ pub struct Route {
     pub provider: ProviderKind,
     /// How writes to it are cut; the peer cuts its writes to us alike.
     pub parts: PartRule,
+    /// Arrivals keep the order of their posts.
+    pub ordered: bool,
     inline: bool,
     index: usize,
 }
@@ -80,10 +88,16 @@ struct Peer {
     /// `None` for this rank itself.
     route: Option<Route>,
     totals: Totals,
-    /// Since when its connection has been broken with nobody saying why.
-    suspect: Option<(Time, String)>,
     /// Lengths of its regions, by key, in the order of keys.
     regions: Vec<(RegionKey, u64)>,
+    queue: PeerQueue,
+}
+
+/// A peer whose connection broke, and for which the control plane has not given a reason.
+struct Suspect {
+    rank: Rank,
+    since: Time,
+    why: String,
 }
 
 /// One rank's end of one peer group. See the module's page.
@@ -91,153 +105,190 @@ pub struct Engine {
     config: EngineConfig,
     rank: Rank,
     generation: Generation,
-    providers: Vec<Box<dyn Provider>>,
+    links: Vec<Box<dyn Link>>,
     peers: Vec<Peer>,
     lanes: Arc<LaneTable>,
-    /// Marks taken from the bell and not yet looked at.
-    pending: u32,
-    /// What each of our lanes is for, by its number.
-    lane_uses: Vec<LaneUse>,
-    counters: Vec<Counter>,
+    /// Use of each of our lanes, by its number.
+    lane_uses: Vec<Option<LaneUse>>,
+    counters: Counters,
+    free_counters: Vec<CounterId>,
     regions: Vec<Option<regions::Local>>,
     requests: Table,
-    /// Requests with parts that no provider has taken yet.
-    posting: Vec<crate::types::RequestId>,
+    /// Peers with writes that no link has taken yet.
+    queued: Vec<Rank>,
+    spare_parts: Vec<Parts>,
+    /// Slices of the descriptor that is being submitted.
+    slices: Vec<crate::types::Page>,
     /// Credits that leave with the next flush.
     owed: Vec<Aim>,
-    /// Tags of requests that ended inside submit, to be reported by the next poll.
+    /// Tags of requests that ended inside submit; the next poll reports them.
     ended: Vec<u64>,
-    /// Tags that a poll on somebody else's behalf came across.
+    /// Tags of other drivers that a poll came across.
     held: Vec<u64>,
     namespaces: u16,
-    /// Lanes that [`Engine::progress`] saw rise.
+    /// Lanes that [`Engine::progress`] saw rise, each once.
     rose: Vec<(CounterId, Rank)>,
-    /// Whether [`Engine::progress`] came across something that [`Engine::raised`] has not told since.
+    /// [`Engine::progress`] came across something that [`Engine::raised`] has not returned yet.
     news: bool,
+    /// An event loop sleeps, or is about to, on [`Engine::descriptor`].
+    armed: bool,
+    /// Polls that found something, for callers that were not polled meanwhile.
+    epoch: u64,
+    polls: u64,
     sink: Sink,
+    suspects: Vec<Suspect>,
     poison: Arc<PoisonFlag>,
-    /// Readable when a sleeping owner should poll: the lane table's descriptor and the providers'.
-    epoll: OwnedFd,
-    /// Whether some route's provider must be polled for what peers do.
-    needs_descriptors: bool,
+    sleeper: sleep::Sleeper,
     poison_reported: bool,
     barrier: Option<CounterId>,
+    barrier_state: crate::wait::BarrierState,
     events: Vec<Event>,
+    /// Reused by drivers that catch up.
+    pub(crate) caught_up: Vec<Event>,
     trace: Option<Trace>,
 }
 
+/// Use of a lane: the counter and peer, and its place behind that end's first lane (1 for credits).
 #[derive(Clone, Copy)]
 struct LaneUse {
     counter: CounterId,
     peer: Rank,
-    credit: bool,
+    offset: u32,
 }
 
 impl Engine {
-    /// An engine over these providers, not yet connected. `rank` is this one's of `size`.
+    /// An engine with a link on each of these devices, not yet connected. `rank` is this one's of `size`.
     pub fn new(
         config: EngineConfig,
         rank: Rank,
         size: u32,
         generation: Generation,
-        mut providers: Vec<Box<dyn Provider>>,
+        devices: &[Arc<dyn Device>],
     ) -> Result<Engine> {
         if rank.0 >= size {
             return Err(Error::Unknown { what: "rank", number: rank.0.into() });
         }
-        providers.sort_by_key(|provider| provider.kind());
         let lanes = Arc::new(LaneTable::new(config.lanes, generation)?);
+        let group = Membership { rank, size, generation, lanes: lanes.clone() };
+        let links = devices.iter().map(|device| device.open(group.clone()));
+        let mut links: Vec<Box<dyn Link>> = links.collect::<Result<_>>()?;
+        links.sort_by_key(|link| link.kind());
         let poison = Arc::new(PoisonFlag::new(size, lanes.clone()));
-        let peers = (0..size)
-            .map(|_| Peer {
-                route: None,
-                totals: Totals::default(),
-                suspect: None,
-                regions: Vec::new(),
-            })
-            .collect();
-        let epoll = sleep::epoll(&lanes, &providers)?;
+        let peers = (0..size).map(|_| Peer {
+            route: None,
+            totals: Totals::default(),
+            regions: Vec::new(),
+            queue: PeerQueue::default(),
+        });
+        let peers = peers.collect();
+        let sleeper = sleep::Sleeper::new(&lanes)?;
         let trace = (config.trace_limit > 0).then(|| Trace::with_limit(config.trace_limit));
-        let requests = Table::with_capacity(config.max_requests.min(1024));
+        let room = config.max_requests.min(1024);
         Ok(Engine {
             config,
             rank,
             generation,
-            providers,
+            links,
             peers,
             lanes,
-            pending: 0,
             lane_uses: Vec::new(),
             counters: Vec::new(),
+            free_counters: Vec::new(),
             regions: Vec::new(),
-            requests,
-            posting: Vec::with_capacity(64),
-            owed: Vec::with_capacity(1024),
-            ended: Vec::with_capacity(1024),
-            held: Vec::with_capacity(1024),
+            requests: Table::with_capacity(room),
+            queued: Vec::new(),
+            spare_parts: Vec::new(),
+            slices: Vec::new(),
+            owed: Vec::with_capacity(room),
+            ended: Vec::with_capacity(room),
+            held: Vec::with_capacity(room),
             namespaces: 0,
             rose: Vec::new(),
             news: false,
+            armed: false,
+            epoch: 0,
+            polls: 0,
             sink: Sink::default(),
+            suspects: Vec::new(),
             poison,
-            epoll,
-            needs_descriptors: false,
+            sleeper,
             poison_reported: false,
             barrier: None,
-            events: Vec::with_capacity(1024),
+            barrier_state: crate::wait::BarrierState::default(),
+            events: Vec::with_capacity(room),
+            caught_up: Vec::with_capacity(room),
             trace,
         })
     }
 
-    /// What the other ranks need to connect to this engine.
+    /// What the other ranks need to route to this engine.
     pub fn address(&self) -> Address {
-        Address { providers: self.providers.iter().map(|p| (p.kind(), p.address())).collect() }
+        Address { providers: self.links.iter().map(|link| (link.kind(), link.address())).collect() }
     }
 
-    /// Resolves a route to every peer. `addresses` holds every rank's [`Engine::address`], in rank
-    /// order, and every rank of the group calls this.
-    pub fn connect(&mut self, addresses: &[Address], deadline: Time) -> Result<()> {
+    /// Resolves a route to every peer and makes the message for each. `addresses` holds every rank's
+    /// [`Engine::address`], in rank order. Returns a message for each rank, empty for this one; the
+    /// messages that the peers made for this rank enter [`Engine::connect`].
+    ///
+    /// # Errors
+    /// [`Error::NoRoute`] if no link reaches a peer.
+    pub fn introduce(&mut self, addresses: &[Address]) -> Result<Vec<Vec<u8>>> {
         if addresses.len() != self.peers.len() {
             return Err(Error::Unknown { what: "rank", number: addresses.len() as u64 });
         }
+        let mut messages = vec![Vec::new(); addresses.len()];
         for (number, address) in addresses.iter().enumerate() {
-            if number as u32 != self.rank.0 {
-                self.peers[number].route = Some(self.resolve(Rank(number as u32), address)?);
+            if number as u32 == self.rank.0 {
+                continue;
             }
+            let peer = Rank(number as u32);
+            let (route, entry) = self.resolve(peer, address)?;
+            messages[number] = self.links[route.index].introduce(peer, entry)?;
+            self.peers[number].route = Some(route);
         }
-        for index in 0..self.providers.len() {
-            let provider = &mut self.providers[index];
-            let kind = provider.kind();
-            let entry = |rank: usize| {
-                let found = addresses[rank].providers.iter().find(|(k, _)| *k == kind);
-                found.map_or(&[][..], |(_, entry)| entry.as_slice())
-            };
-            let peers: Vec<(Rank, &[u8])> = (0..self.peers.len())
-                .filter(|&rank| self.peers[rank].route.is_some_and(|r| r.index == index))
-                .map(|rank| (Rank(rank as u32), entry(rank)))
+        Ok(messages)
+    }
+
+    /// Connects every peer. `addresses` are those of [`Engine::introduce`], `messages` what each rank's
+    /// `introduce` made for this one, in rank order. Every rank of the group calls this.
+    ///
+    /// # Errors
+    /// [`Error::Connect`], also after the deadline; the error of [`WaitLimit::give_up`].
+    pub fn connect(
+        &mut self,
+        addresses: &[Address],
+        messages: &[Vec<u8>],
+        limit: &mut WaitLimit<'_>,
+    ) -> Result<()> {
+        if addresses.len() != self.peers.len() || messages.len() != self.peers.len() {
+            return Err(Error::Unknown { what: "rank", number: messages.len() as u64 });
+        }
+        for (index, link) in self.links.iter_mut().enumerate() {
+            let kind = link.kind();
+            let routed = (0..self.peers.len())
+                .filter(|&rank| self.peers[rank].route.is_some_and(|route| route.index == index));
+            let peers: Vec<Introduction<'_>> = routed
+                .map(|rank| Introduction {
+                    peer: Rank(rank as u32),
+                    address: addresses[rank].of(kind).unwrap_or_default(),
+                    message: &messages[rank],
+                })
                 .collect();
-            provider.connect(&Group {
-                rank: self.rank,
-                size: self.peers.len() as u32,
-                generation: self.generation,
-                peers: &peers,
-                lanes: &self.lanes,
-                deadline,
-            })?;
-            self.needs_descriptors |= !peers.is_empty() && provider.descriptor().is_some();
+            link.connect(&peers, limit)?;
+            if !peers.is_empty() {
+                self.sleeper.watch(link.descriptors())?;
+            }
         }
         Ok(())
     }
 
-    /// The first provider, in the order of [`ProviderKind`], that both ends have and that reaches.
-    fn resolve(&self, peer: Rank, address: &Address) -> Result<Route> {
-        for (index, provider) in self.providers.iter().enumerate() {
-            let kind = provider.kind();
-            let entry = address.providers.iter().find(|(k, _)| *k == kind);
-            if entry.is_some_and(|(_, entry)| provider.reaches(entry)) {
-                let capabilities = provider.capabilities();
-                let (parts, inline) = (capabilities.parts, capabilities.inline);
-                return Ok(Route { provider: kind, parts, inline, index });
+    /// The first link, in the order of [`ProviderKind`], whose kind both ends have and that reaches.
+    fn resolve<'a>(&self, peer: Rank, address: &'a Address) -> Result<(Route, &'a [u8])> {
+        for (index, link) in self.links.iter().enumerate() {
+            let provider = link.kind();
+            let Some(entry) = address.of(provider) else { continue };
+            if let Some(RouteRule { parts, ordered, inline }) = link.route(entry) {
+                return Ok((Route { provider, parts, ordered, inline, index }, entry));
             }
         }
         let names = |kinds: Vec<ProviderKind>| {
@@ -246,7 +297,7 @@ impl Engine {
         };
         Err(Error::NoRoute {
             peer,
-            here: names(self.providers.iter().map(|p| p.kind()).collect()),
+            here: names(self.links.iter().map(|link| link.kind()).collect()),
             there: names(address.providers.iter().map(|(kind, _)| *kind).collect()),
         })
     }
@@ -275,6 +326,10 @@ impl Engine {
     /// The route to a peer; `None` for this rank itself, for an unknown one, and before connect.
     pub fn route(&self, peer: Rank) -> Option<Route> {
         self.peers.get(peer.0 as usize)?.route
+    }
+
+    pub(crate) fn lane_table(&self) -> &Arc<LaneTable> {
+        &self.lanes
     }
 
     /// The mark of this group's death, to poison it from elsewhere.
@@ -315,13 +370,17 @@ impl Engine {
         self.trace.as_mut()
     }
 
+    pub(crate) fn barrier_state(&mut self) -> &mut crate::wait::BarrierState {
+        &mut self.barrier_state
+    }
+
     /// A number for a driver to mark its tags with. Several drivers may share an engine.
     pub fn namespace(&mut self) -> u16 {
         self.namespaces += 1;
         self.namespaces
     }
 
-    /// A stretch of shareable, zeroed memory, known to every provider.
+    /// A stretch of shareable, zeroed memory, registered with every link.
     pub fn alloc(&mut self, length: usize) -> Result<Region> {
         self.register(Memory::shared(length)?)
     }
@@ -332,8 +391,7 @@ impl Engine {
     /// # Errors
     /// [`Error::NoDevices`] without that provider; [`Error::Provider`] if the device has no such memory.
     pub fn alloc_device(&mut self, device: u32, length: usize) -> Result<Region> {
-        let mut providers = self.providers.iter_mut();
-        let memory = providers.find_map(|provider| provider.allocate(device, length));
+        let memory = self.links.iter_mut().find_map(|link| link.allocate(device, length));
         self.register(memory.unwrap_or(Err(Error::NoDevices { device }))?)
     }
 }

@@ -1,10 +1,9 @@
-//! Polling: what arrived, what ended, who is lost.
+//! Polling: arrivals, completions, losses.
 
-use super::Engine;
+use super::{Engine, Suspect};
 use crate::driver::Event;
-use crate::request::Failure;
 use crate::trace::ArrivalRecord;
-use crate::types::{CounterId, RequestId, Time};
+use crate::types::{CounterId, Time};
 use weft_control::{Cause, Poison, Rank};
 
 /// A lane that rose.
@@ -12,23 +11,28 @@ use weft_control::{Cause, Poison, Rank};
 pub struct Raised {
     /// Ours.
     pub counter: CounterId,
-    /// Who raised it.
+    /// The peer that raised it.
     pub peer: Rank,
-    /// Raises since the last credit to this peer.
+    /// Raises in the oldest round without a credit to this peer.
     pub count: u64,
 }
+
+/// Place of the credit lane behind an end's first lane.
+const CREDIT: u32 = 1;
 
 impl Engine {
     /// Makes progress and appends what happened since the last poll to `events`. Never blocks.
     ///
-    /// [`Event::Raised`] carries the whole count of the lane's round, so a driver that was told
-    /// twice of one raise is none the worse.
+    /// [`Event::Raised`] carries the whole count of the lane's round, so a driver may see one raise
+    /// twice.
     pub fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
+        let before = events.len();
+        self.polls += 1;
         if !self.owed.is_empty() {
             self.flush_all();
         }
-        for provider in &mut self.providers {
-            provider.poll(now, &mut self.sink);
+        for link in &mut self.links {
+            link.poll(now, &mut self.sink);
         }
         self.take_completions();
         self.post_waiting();
@@ -43,6 +47,19 @@ impl Engine {
             self.fence_all();
             events.push(Event::Poisoned(cause));
         }
+        if events.len() > before {
+            self.epoch += 1;
+        }
+    }
+
+    /// Counts polls that found something, completions that no driver waits for included.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Counts all polls.
+    pub(crate) fn polls(&self) -> u64 {
+        self.polls
     }
 
     /// As [`Engine::poll`], for the driver of this namespace (0: none): completions that belong to
@@ -62,39 +79,57 @@ impl Engine {
         });
     }
 
-    /// Polls for whoever uses the engine without a driver: completions that belong to drivers are
-    /// kept for them, and what rose can be asked with [`Engine::raised`].
+    /// Polls for callers without a driver: completions that belong to drivers are kept for them, and
+    /// [`Engine::raised`] returns the lanes that rose.
     pub fn progress(&mut self) {
         let mut events = std::mem::take(&mut self.events);
         events.clear();
         self.poll_for(0, crate::clock::now(), &mut events);
-        self.rose.extend(events.iter().filter_map(|event| match event {
-            Event::Raised { counter, peer, .. } => Some((*counter, *peer)),
-            _ => None,
-        }));
-        let rise = |event: &Event| matches!(event, Event::Raised { .. } | Event::Credited { .. });
-        self.news |= events.iter().any(rise);
         self.events = events;
     }
 
-    /// The lanes that rose since this was last asked, each once, with the raises since the last credit.
-    /// What a wait or a driver has seen meanwhile is not among them, and neither is the barriers' counter.
+    /// The lanes that rose since this was last asked, each once, with the raises in the oldest round
+    /// without a credit. Lanes whose wait has succeeded meanwhile are left out, as are the counters of
+    /// drivers and of barriers.
     pub fn raised(&mut self) -> Vec<Raised> {
         self.progress();
         self.news = false;
         let mut rose = std::mem::take(&mut self.rose);
         rose.sort_unstable();
-        rose.dedup();
-        rose.retain(|(counter, _)| Some(*counter) != self.barrier);
-        let count = |(counter, peer): (CounterId, Rank)| {
+        let mut raised = Vec::new();
+        for &(counter, peer) in &rose {
+            let Ok(end) = self.end(counter, peer) else { continue };
+            end.listed = false;
+            if self.is_internal(counter) {
+                continue;
+            }
             let count = self.count(counter, peer).unwrap_or_default();
-            (count > 0).then_some(Raised { counter, peer, count })
-        };
-        rose.into_iter().filter_map(count).collect()
+            if count > 0 {
+                raised.push(Raised { counter, peer, count });
+            }
+        }
+        rose.clear();
+        self.rose = rose;
+        raised
     }
 
-    /// Where a driver's counters stand, and its completions that others came across: what it must
-    /// know after a time in which it was not polled.
+    /// A wait has returned what rose here: [`Engine::raised`] need not.
+    pub(crate) fn unlist(&mut self, counter: CounterId, peer: Rank) {
+        if let Ok(end) = self.end(counter, peer)
+            && std::mem::take(&mut end.listed)
+        {
+            self.rose.retain(|entry| *entry != (counter, peer));
+            self.news &= !self.rose.is_empty();
+        }
+    }
+
+    fn is_internal(&self, counter: CounterId) -> bool {
+        let known = self.counters.get(counter.index()).and_then(Option::as_ref);
+        Some(counter) == self.barrier || known.is_some_and(|(_, known)| known.internal)
+    }
+
+    /// Where a driver's counters stand, and its completions that others came across: what it has
+    /// missed while it was not polled.
     pub(crate) fn catch_up(
         &mut self,
         namespace: u16,
@@ -102,10 +137,17 @@ impl Engine {
         events: &mut Vec<Event>,
     ) {
         for &counter in counters {
+            if let Some(Some((_, known))) = self.counters.get_mut(counter.index()) {
+                known.internal = true;
+            }
             for peer in self.peers() {
-                let count = self.count(counter, peer).unwrap_or_default();
-                if count > 0 {
-                    events.push(Event::Raised { counter, peer, count });
+                let Ok(end) = self.end(counter, peer) else { continue };
+                let (given, window) = (end.given, u64::from(end.window));
+                for round in given..given + window {
+                    let count = self.count_in(counter, peer, round).unwrap_or_default();
+                    if count > 0 {
+                        events.push(Event::Raised { counter, peer, round, count });
+                    }
                 }
                 let credits = self.credits(counter, peer).unwrap_or_default();
                 if credits > 0 {
@@ -124,93 +166,90 @@ impl Engine {
 
     fn take_completions(&mut self) {
         while let Some(completion) = self.sink.completions.pop() {
+            self.epoch += 1;
             if let Some(id) = self.requests.ended(completion.token, completion.result) {
                 self.close_if_drained(id, true);
             } else {
-                log::warn!("a provider completed a part that was not under way");
+                log::warn!("a link completed a part that was not under way");
             }
         }
     }
 
-    /// Offers parts that found a full queue again.
-    fn post_waiting(&mut self) {
-        if self.posting.is_empty() {
-            return;
-        }
-        let mut waiting = std::mem::take(&mut self.posting);
-        waiting.retain(|&id| {
-            let taken = self.post(id, None);
-            if taken {
-                self.close_if_drained(id, true);
-            }
-            !taken
-        });
-        waiting.append(&mut self.posting);
-        self.posting = waiting;
-        self.flush_all();
-    }
-
-    /// A broken connection is not yet a death: the control plane may be about to say that the peer
-    /// has left in peace. If it says nothing for a while, it is.
+    /// A broken connection is not yet a death: the control plane may report next that the peer has left
+    /// in peace. Without such a report within the grace period, it is.
     fn take_losses(&mut self, now: Time) {
         while let Some((rank, why)) = self.sink.lost.pop() {
-            if let Some(peer) = self.peers.get_mut(rank.0 as usize) {
-                peer.suspect.get_or_insert((now, why));
+            if !self.suspects.iter().any(|suspect| suspect.rank == rank) {
+                self.suspects.push(Suspect { rank, since: now, why });
             }
         }
-        for (number, peer) in self.peers.iter().enumerate() {
-            let rank = Rank(number as u32);
-            if let Some((since, why)) = &peer.suspect
-                && now.since(*since) >= self.config.loss_grace
-                && !self.poison.has_left(rank)
-            {
-                let detail = format!("{rank} is lost: {why}");
-                self.poison.poison(Poison { kind: Cause::Lost, rank: Some(rank), detail });
-            }
+        if self.suspects.is_empty() {
+            return;
         }
+        let mut suspects = std::mem::take(&mut self.suspects);
+        suspects.retain(|Suspect { rank, since, why }| {
+            if self.poison.has_left(*rank) {
+                self.fence(*rank, "the peer has left");
+                return false;
+            }
+            if now.since(*since) < self.config.loss_grace {
+                return true;
+            }
+            let detail = format!("{rank} is lost: {why}");
+            self.poison.poison(Poison { kind: Cause::Lost, rank: Some(*rank), detail });
+            false
+        });
+        self.suspects = suspects;
     }
 
     fn take_raises(&mut self, now: Time, events: &mut Vec<Event>) {
-        let Engine { lanes, pending, lane_uses, counters, peers, trace, .. } = self;
-        lanes.take_raised(pending, |number| {
-            let Some(usage) = lane_uses.get(number).copied() else { return };
-            let end = counters[usage.counter.0 as usize].ends[usage.peer.0 as usize].as_ref();
-            let Some(end) = end else { return };
-            let lane = if usage.credit { end.credit.id() } else { end.data.id() };
-            let value = lanes.value(lane);
-            peers[usage.peer.0 as usize].totals.arrivals += 1;
-            if usage.credit {
-                let (counter, peer) = (usage.counter, usage.peer);
-                events.push(Event::Credited { counter, peer, credits: value });
+        let Engine { lanes, lane_uses, counters, peers, trace, rose, news, barrier, .. } = self;
+        let had_news = *news;
+        lanes.take_raised(|number| {
+            let Some(Some(usage)) = lane_uses.get(number).copied() else { return };
+            let super::LaneUse { counter, peer, offset } = usage;
+            let Some(Some((_, known))) = counters.get_mut(counter.index()) else { return };
+            let internal = known.internal || *barrier == Some(counter);
+            let Some(end) = known.ends[peer.0 as usize].as_mut() else { return };
+            peers[peer.0 as usize].totals.arrivals += 1;
+            *news |= !internal;
+            if offset == CREDIT {
+                let credits = lanes.value(end.credit.id());
+                events.push(Event::Credited { counter, peer, credits });
                 return;
             }
+            let round = end.round_of(offset);
+            let value = lanes.value(end.data_of(round));
             if let Some(trace) = trace {
-                let (peer, lane) = (usage.peer, lane.get());
+                let lane = number as u32;
                 trace.arrival(ArrivalRecord { at: now, peer, lane, value });
             }
-            let count = value - end.base;
+            let count = end.count_at(round, value);
             if count > 0 {
-                events.push(Event::Raised { counter: usage.counter, peer: usage.peer, count });
+                events.push(Event::Raised { counter, peer, round, count });
+                if !internal && !std::mem::replace(&mut end.listed, true) {
+                    rose.push((counter, peer));
+                }
             }
         });
+        if self.news && !had_news {
+            self.ring_event_loop();
+        }
     }
 
-    /// Cuts every peer off and drains every request with an error. Called once, when the group is
-    /// found poisoned.
+    /// Cuts one peer off; what was under way or waited for it drains with an error.
+    fn fence(&mut self, rank: Rank, why: &str) {
+        if let Some(route) = self.peers[rank.index()].route {
+            self.links[route.index].fence(rank, &mut self.sink);
+        }
+        self.abandon_queued(rank, why);
+        self.take_completions();
+    }
+
+    /// Cuts every peer off. Called once, when the group is found poisoned.
     fn fence_all(&mut self) {
         for rank in 0..self.peers.len() {
-            if let Some(route) = self.peers[rank].route {
-                self.providers[route.index].fence(Rank(rank as u32), &mut self.sink);
-            }
-        }
-        self.take_completions();
-        let waiting: Vec<RequestId> = std::mem::take(&mut self.posting);
-        for id in waiting {
-            if let Some(request) = self.requests.get(id) {
-                let why = "the group is poisoned".into();
-                request.abandon(Failure { why, target: None });
-            }
-            self.close_if_drained(id, true);
+            self.fence(Rank(rank as u32), "the group is poisoned");
         }
     }
 }

@@ -4,13 +4,14 @@ use super::counters::Remote;
 use super::{Engine, Peer, Route};
 use crate::descriptor::{CounterGrant, Grant, RegionGrant};
 use crate::error::{Error, Result};
+use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::types::{CounterId, RegionKey, Time};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use weft_control::Rank;
 
-/// Memory that this engine's providers know. Clones are the same region.
+/// Memory that this engine's links have registered. Clones are the same region.
 ///
 /// It stays known until [`Engine::release`]; its memory lives until then and until no clone is left.
 #[derive(Clone, Debug)]
@@ -63,9 +64,9 @@ pub struct RemoteRegion {
 
 pub(super) struct Local {
     memory: Arc<Memory>,
-    /// The providers that cannot use it, a bit each in their order.
+    /// The links that cannot use it, a bit each in their order.
     unusable: u32,
-    /// Pages of requests under way that read it.
+    /// Requests under way that read it.
     borrows: u32,
     /// Released by its owner; forgotten when the last borrow ends.
     released: bool,
@@ -114,7 +115,7 @@ impl Engine {
         let memory = Arc::new(memory);
         let slot = self.regions.iter().position(Option::is_none).unwrap_or(self.regions.len());
         let key = RegionKey(slot as u32);
-        let unusable = self.introduce(key, &memory)?;
+        let unusable = self.register_with_links(key, &memory)?;
         let local = Local { memory: memory.clone(), unusable, borrows: 0, released: false };
         if slot == self.regions.len() {
             self.regions.push(Some(local));
@@ -125,11 +126,11 @@ impl Engine {
     }
 
     /// Registers memory with every provider that can use it; returns those that cannot.
-    fn introduce(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<u32> {
-        let (mut unusable, mut used) = (0, self.providers.is_empty());
+    fn register_with_links(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<u32> {
+        let (mut unusable, mut used) = (0, self.links.is_empty());
         let mut refusal = None;
-        for (index, provider) in self.providers.iter_mut().enumerate() {
-            match provider.register(key, memory) {
+        for (index, link) in self.links.iter_mut().enumerate() {
+            match link.register(key, memory) {
                 Ok(()) => used = true,
                 Err(error @ Error::Unusable { .. }) if memory.host().is_none() => {
                     unusable |= 1 << index;
@@ -161,7 +162,7 @@ impl Engine {
     pub fn forget(&mut self, peer: Rank, key: RegionKey) {
         let Some(route) = self.route(peer) else { return };
         self.peers[peer.0 as usize].forget(key);
-        self.providers[route.index].forget(peer, key);
+        self.links[route.index].forget(peer, key);
     }
 
     pub(super) fn borrow(&mut self, key: RegionKey) {
@@ -181,8 +182,8 @@ impl Engine {
         let slot = &mut self.regions[key.0 as usize];
         if slot.as_ref().is_some_and(|local| local.released && local.borrows == 0) {
             *slot = None;
-            for provider in &mut self.providers {
-                provider.deregister(key);
+            for link in &mut self.links {
+                link.deregister(key);
             }
         }
     }
@@ -231,12 +232,16 @@ impl Engine {
             in_range("local", region.key, range.start, wanted, length)?;
             let local = self.regions.get(region.key.0 as usize).and_then(Option::as_ref);
             local.map_or(Ok(()), |local| local.check_usable(&route, region.key))?;
-            let entry = self.providers[route.index].grant(region.key, peer, range.clone())?;
+            let entry = self.links[route.index].grant(region.key, peer, range.clone())?;
             grant.regions.push(RegionGrant { key: region.key, length, entry });
         }
-        for counter in counters {
-            let end = self.end(*counter, peer)?;
-            grant.counters.push(CounterGrant { data: end.data, credit: end.credit });
+        for &counter in counters {
+            let end = self.end(counter, peer)?;
+            if end.remote.is_some() {
+                return Err(Error::AlreadyLinked { counter });
+            }
+            let (data, credit, window) = (end.data, end.credit, end.window);
+            grant.counters.push(CounterGrant { data, credit, window });
         }
         Ok(grant)
     }
@@ -250,6 +255,18 @@ impl Engine {
         counters: &[CounterId],
         deadline: Time,
     ) -> Result<Vec<RemoteRegion>> {
+        let mut limit = WaitLimit { deadline, give_up: &mut || Ok(()) };
+        self.import_within(peer, grant, counters, &mut limit)
+    }
+
+    /// [`Engine::import`] with a check for every other reason to stop.
+    pub(crate) fn import_within(
+        &mut self,
+        peer: Rank,
+        grant: &Grant,
+        counters: &[CounterId],
+        limit: &mut WaitLimit<'_>,
+    ) -> Result<Vec<RemoteRegion>> {
         let route = self.route(peer);
         let route = route.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })?;
         if grant.counters.len() != counters.len() {
@@ -262,13 +279,25 @@ impl Engine {
         }
         let mut remotes = Vec::with_capacity(grant.regions.len());
         for RegionGrant { key, length, entry } in &grant.regions {
-            self.providers[route.index].import(peer, *key, *length, entry, deadline)?;
+            self.links[route.index].import(peer, *key, *length, entry, limit)?;
             self.peers[peer.0 as usize].learn(*key, *length);
             remotes.push(RemoteRegion { peer, key: *key, length: *length });
         }
-        for (counter, CounterGrant { data, credit }) in counters.iter().zip(&grant.counters) {
-            let remote = Remote { data: *data, credit: *credit, raised: 0, credited: 0, round: 0 };
-            self.end(*counter, peer)?.remote = Some(remote);
+        for (&counter, grant) in counters.iter().zip(&grant.counters) {
+            let CounterGrant { data, credit, window } = *grant;
+            let end = self.end(counter, peer)?;
+            if end.remote.is_some() {
+                return Err(Error::AlreadyLinked { counter });
+            }
+            if end.window != window {
+                let (number, ours) = (counter.number(), end.window);
+                let detail = format!(
+                    "its counter has a window of {window} rounds, counter {number} here has {ours}: \
+                     create both alike"
+                );
+                return Err(Error::Malformed { peer, what: "a grant", detail });
+            }
+            end.remote = Some(Remote { data, credit, raised: 0, credited: 0, started: 0 });
         }
         Ok(remotes)
     }

@@ -1,28 +1,35 @@
-//! From a request to parts with a provider.
+//! From a request to parts with a link.
 //!
-//! Everything is checked before anything is posted, so a refused request has done nothing. A part
-//! that its provider takes and ends at once (shm) leaves no trace here; only what is still under way
-//! when submit returns becomes a [`crate::request::Request`].
+//! Everything is checked before anything is posted, so a refused request has no effect. A part that its
+//! link takes and ends at once (shm) leaves no trace here; what is still under way when submit returns is
+//! a [`crate::request::Request`]. `queue.rs` keeps what found a full queue.
 
 use super::{Engine, Route};
 use crate::clock;
 use crate::driver::{Ask, Requests};
 use crate::error::{Error, Result};
-use crate::provider::{Posted, Provider, Sink, Work};
-use crate::request::{Aim, Callback, PostedPart, Target, Token};
+use crate::inbox::{Descriptor, Operation, Outcomes};
+use crate::link::{Posted, Work};
+use crate::request::{Aim, Callback, Failure, Token};
 use crate::trace::WriteRecord;
-use crate::types::{CounterId, Lane, Page, RequestId};
+use crate::types::{Class, CounterId, Lane, Page, RegionKey, RequestId, bytes_of};
+use std::sync::Arc;
 use weft_control::{Cause, Poison, Rank};
 
-/// The tag of credits, which nobody waits for.
+/// The tag of credits, whose completion nothing waits for.
 const CREDIT_TAG: u64 = u64::MAX;
+
+/// Where a slice begins. An offset that does not fit is out of range, and refused as such.
+fn at(offset: u64, slice: u64, stride: u64) -> u64 {
+    offset.saturating_add(slice.saturating_mul(stride))
+}
 
 /// One write of a scatter: a peer and what goes to it.
 #[derive(Clone, Debug)]
 pub struct PeerWrite<'a> {
-    /// To whom.
+    /// The peer written to.
     pub peer: Rank,
-    /// What; a signal if empty.
+    /// What is written; a signal if empty.
     pub pages: &'a [Page],
 }
 
@@ -33,8 +40,9 @@ impl Engine {
     /// the bytes have arrived; the sources stay borrowed until [`Engine::is_drained`].
     ///
     /// # Errors
-    /// [`Error::NoCredit`] if the peer has not released the round before; [`Error::OutOfRange`],
-    /// [`Error::Unknown`], [`Error::Limit`], [`Error::Poisoned`]. Nothing was written then.
+    /// [`Error::NoCredit`] if the peer has not released the round before; [`Error::OldRound`] if it has
+    /// released this one; [`Error::OutOfRange`], [`Error::Unknown`], [`Error::NotLinked`],
+    /// [`Error::Limit`], [`Error::Poisoned`]. Nothing was written then.
     pub fn write(
         &mut self,
         peer: Rank,
@@ -53,8 +61,12 @@ impl Engine {
         self.write(peer, counter, round, &[])
     }
 
-    /// Several peers' writes under one request. `done` is called once, by whoever makes progress,
-    /// when every source may be reused or the request has failed; from within this call if that is now.
+    /// Several peers' writes under one request. `done` is called once, on the thread that makes
+    /// progress, when every source may be reused or the request has failed; from within this call if
+    /// that is now.
+    ///
+    /// # Errors
+    /// As [`Engine::write`], for the first write that is refused. Nothing was written then.
     pub fn scatter(
         &mut self,
         writes: &[PeerWrite<'_>],
@@ -69,25 +81,23 @@ impl Engine {
         for write in writes {
             let route = self.known_route(write.peer)?;
             self.check_pages(&route, write.peer, write.pages)?;
-            self.enter_round(write.peer, counter, round)?;
+            self.check_round(write.peer, counter, round)?;
         }
         self.check_room()?;
-        let (id, _) = self.requests.open();
+        let (id, request) = self.requests.open();
+        request.callback = done;
         for write in writes {
-            let route = self.known_route(write.peer)?;
-            let (aim, raises) = self.aim(route, write.peer, counter, round, write.pages)?;
-            self.add(id, route, aim, write.pages);
+            let Some(route) = self.route(write.peer) else { continue };
+            let (aim, class, raises) = self.aim(route, write.peer, counter, round, write.pages)?;
+            self.start(id, &route, aim, class, write.pages);
             self.tally(write.peer, raises, write.pages);
         }
-        if let Some(request) = self.requests.get(id) {
-            (request.tag, request.callback) = (0, done);
-        }
-        let id = self.post_new(id, None);
+        let id = self.end_submit(id);
         self.flush_all();
         Ok(id)
     }
 
-    /// Does everything that a driver asked for, and empties `requests`.
+    /// Submits everything that a driver asked for, and empties `requests`.
     pub fn submit(&mut self, requests: &mut Requests) -> Result<()> {
         if requests.is_empty() {
             return Ok(());
@@ -103,7 +113,7 @@ impl Engine {
         self.check()?;
         for ask in &requests.asks {
             match ask {
-                Ask::Credit { peer, counter } => self.credit(*peer, *counter)?,
+                Ask::Credit { peer, counter } => self.credit_round(*peer, *counter)?,
                 Ask::Write { peer, counter, round, pages, tag } => {
                     let pages = &requests.pages[pages.clone()];
                     let id = self.write_tagged(*peer, *counter, *round, pages, *tag)?;
@@ -116,10 +126,49 @@ impl Engine {
         Ok(())
     }
 
+    /// Submits a descriptor. Its outcome, unless it is refused here, goes to `outcomes`.
+    ///
+    /// # Errors
+    /// As [`Engine::write`] and [`Engine::credit`]. Nothing was written then, and `outcomes` is not
+    /// called.
+    pub(crate) fn submit_one(
+        &mut self,
+        descriptor: &Descriptor,
+        outcomes: &Arc<Outcomes>,
+    ) -> Result<()> {
+        let (peer, counter, tag) = (descriptor.peer, descriptor.counter, descriptor.tag);
+        if descriptor.operation == Operation::Credit {
+            self.credit(peer, counter)?;
+            self.flush_all();
+            outcomes(tag, Ok(()));
+            return Ok(());
+        }
+        let mut pages = std::mem::take(&mut self.slices);
+        pages.clear();
+        let slices = if descriptor.length == 0 { 0 } else { u64::from(descriptor.count) };
+        pages.extend((0..slices).map(|slice| Page {
+            source: descriptor.source,
+            source_offset: at(descriptor.source_offset, slice, descriptor.source_stride),
+            destination: descriptor.destination,
+            destination_offset: at(
+                descriptor.destination_offset,
+                slice,
+                descriptor.destination_stride,
+            ),
+            length: descriptor.length,
+        }));
+        let outcomes = outcomes.clone();
+        let done: Callback = Box::new(move |result| outcomes(tag, result));
+        let write = [PeerWrite { peer, pages: &pages }];
+        let result = self.scatter(&write, counter, descriptor.round, Some(done));
+        self.slices = pages;
+        result.map(drop)
+    }
+
     pub(super) fn flush_all(&mut self) {
         self.pay_credits();
-        for provider in &mut self.providers {
-            provider.flush(&mut self.sink);
+        for link in &mut self.links {
+            link.flush(&mut self.sink);
         }
     }
 
@@ -149,7 +198,7 @@ impl Engine {
 
     /// Writes to one peer, without a flush. [`RequestId::DONE`] if that has ended already.
     #[inline(always)]
-    fn write_tagged(
+    pub(super) fn write_tagged(
         &mut self,
         peer: Rank,
         counter: CounterId,
@@ -162,15 +211,15 @@ impl Engine {
         if !route.inline {
             self.check_room()?;
         }
-        let (aim, raises) = self.aim(route, peer, counter, round, pages)?;
-        let id = self.launch(route, aim, pages, tag);
+        let (aim, class, raises) = self.aim(route, peer, counter, round, pages)?;
+        let id = self.launch(route, aim, class, pages, tag);
         // The peer need not wait for this.
         self.tally(peer, raises, pages);
         Ok(id)
     }
 
-    /// Enters the round and says where a write goes and how often it raises its lane. The last check:
-    /// what fails here or before has written nothing.
+    /// Enters the round; returns where the write goes, its class, and how often it raises its lane. The
+    /// last check: what fails here or before has written nothing.
     // What it returns costs more to hand over than to make, so it is inlined, as is `launch`.
     #[inline(always)]
     fn aim(
@@ -180,16 +229,16 @@ impl Engine {
         counter: CounterId,
         round: u64,
         pages: &[Page],
-    ) -> Result<(Aim, u64)> {
+    ) -> Result<(Aim, Class, u64)> {
         let raises = route.parts.count(pages.iter().map(|page| page.length));
-        let remote = self.enter_round(peer, counter, round)?;
+        let (remote, lane, class) = self.enter_round(peer, counter, round)?;
         remote.raised += raises;
-        let (lane, value) = (remote.data, remote.raised);
+        let value = remote.raised;
         if let Some(trace) = &mut self.trace {
             let (lane, bytes) = (lane.id().get(), bytes_of(pages));
             trace.write(WriteRecord { at: clock::now(), peer, lane, value, bytes });
         }
-        Ok((Aim { peer, lane, credits: None }, raises))
+        Ok((Aim { peer, lane, credits: None }, class, raises))
     }
 
     fn tally(&mut self, peer: Rank, raises: u64, pages: &[Page]) {
@@ -213,7 +262,7 @@ impl Engine {
         if self.poison.get().is_none() {
             for aim in owed.drain(..) {
                 if let Some(route) = self.route(aim.peer) {
-                    self.launch(route, aim, &[], CREDIT_TAG);
+                    self.launch(route, aim, Class::Latency, &[], CREDIT_TAG);
                 }
             }
         }
@@ -225,134 +274,140 @@ impl Engine {
         self.route(peer).ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })
     }
 
-    /// Posts a write to one peer. A provider that ends posts inline sees it at once, with no request.
+    /// Posts a write to one peer. An inline route needs no request.
     #[inline(always)]
-    fn launch(&mut self, route: Route, aim: Aim, pages: &[Page], tag: u64) -> RequestId {
-        if !route.inline {
-            return self.request(&route, aim, pages, tag);
-        }
-        let Aim { peer, lane, credits } = aim;
-        let rider = self.owed.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
-        let provider = &mut self.providers[route.index];
-        let work = Work { token: 0, peer, lane, credits, rider, pages };
-        let posted = provider.post(&work, &mut self.sink);
-        debug_assert!(!matches!(posted, Ok(Posted::InFlight | Posted::Full)));
-        if let Err(why) = posted {
-            self.write_failed(Some((peer, lane)), &why);
-        }
-        RequestId::DONE
-    }
-
-    /// Posts a write to one peer as a request, which is forgotten if its only part ends at once.
-    fn request(&mut self, route: &Route, aim: Aim, pages: &[Page], tag: u64) -> RequestId {
-        let (id, _) = self.requests.open();
-        let is_one_part = pages.len() <= 1 && route.parts.count_contiguous(bytes_of(pages)) == 1;
-        let first = is_one_part.then(|| {
-            offer(&mut self.providers, &mut self.sink, route, aim, Token::of(id, 0), pages)
-        });
-        if let Some(PostedPart::Done) = first {
-            self.requests.close(id);
+    fn launch(
+        &mut self,
+        route: Route,
+        aim: Aim,
+        class: Class,
+        pages: &[Page],
+        tag: u64,
+    ) -> RequestId {
+        if route.inline {
+            self.post_inline(&route, aim, class, pages);
             return RequestId::DONE;
         }
-        self.add(id, *route, aim, pages);
-        if let Some(request) = self.requests.get(id) {
-            request.tag = tag;
-        }
-        self.post_new(id, first)
+        self.request(&route, aim, class, pages, tag)
     }
 
-    fn add(&mut self, id: RequestId, route: Route, aim: Aim, pages: &[Page]) {
-        for page in pages {
-            self.borrow(page.source);
-        }
-        if let Some(request) = self.requests.get(id) {
-            let begin = request.pages.len();
-            request.pages.extend_from_slice(pages);
-            let (pages, rule) = (begin..request.pages.len(), route.parts);
-            request.targets.push(Target { aim, rule, pages, first_part: u32::MAX });
+    #[inline(always)]
+    fn post_inline(&mut self, route: &Route, aim: Aim, class: Class, pages: &[Page]) {
+        let Aim { peer, lane, credits } = aim;
+        let rider = self.owed.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
+        let link = &mut self.links[route.index];
+        let work = Work { token: 0, peer, lane, credits, rider, class, pages };
+        let posted = link.post(&work, &mut self.sink);
+        debug_assert!(!matches!(posted, Ok(Posted::InFlight | Posted::Full)));
+        if let Err(why) = posted {
+            self.write_failed(peer, &why);
         }
     }
 
-    fn post_new(&mut self, id: RequestId, first: Option<PostedPart>) -> RequestId {
-        if !self.post(id, first) {
-            self.posting.push(id);
+    /// Posts a write to one peer as a request, which is closed at once if its only part ends at once.
+    fn request(
+        &mut self,
+        route: &Route,
+        aim: Aim,
+        class: Class,
+        pages: &[Page],
+        tag: u64,
+    ) -> RequestId {
+        let (id, request) = self.requests.open();
+        request.tag = tag;
+        self.start(id, route, aim, class, pages);
+        self.end_submit(id)
+    }
+
+    /// All writes of a request have been started. [`RequestId::DONE`] if all have ended.
+    fn end_submit(&mut self, id: RequestId) -> RequestId {
+        if let Some(request) = self.requests.get(id) {
+            request.left -= 1;
         }
         if self.close_if_drained(id, false) { RequestId::DONE } else { id }
     }
 
-    /// Offers a request's remaining parts; whether all were taken. `first` is what became of the first of
-    /// them, if it was offered already.
-    pub(super) fn post(&mut self, id: RequestId, mut first: Option<PostedPart>) -> bool {
-        let Engine { requests, providers, peers, sink, .. } = self;
-        let Some(request) = requests.get(id) else { return true };
-        request.post(|target, part, pages| {
-            if let Some(posted) = first.take() {
-                return posted;
-            }
-            match peers[target.aim.peer.0 as usize].route {
-                Some(route) => {
-                    offer(providers, sink, &route, target.aim, Token::of(id, part), pages)
+    /// Posts one peer's write of a request as far as its link takes it; the rest waits in the peer's
+    /// queue.
+    fn start(&mut self, id: RequestId, route: &Route, aim: Aim, class: Class, pages: &[Page]) {
+        if route.inline {
+            return self.post_inline(route, aim, class, pages);
+        }
+        if self.peers[aim.peer.0 as usize].queue.is_waiting(class) {
+            return self.enqueue(id, route, aim, class, pages);
+        }
+        let is_one_part = pages.len() <= 1 && route.parts.count_contiguous(bytes_of(pages)) == 1;
+        if !is_one_part {
+            self.enqueue(id, route, aim, class, pages);
+            return self.post_queued(aim.peer);
+        }
+        let token = Token::of(id, aim.peer);
+        let Aim { peer, lane, credits } = aim;
+        let work = Work { token, peer, lane, credits, rider: None, class, pages };
+        match self.links[route.index].post(&work, &mut self.sink) {
+            Ok(Posted::Done) => {}
+            Ok(Posted::InFlight) => {
+                if let Some(request) = self.requests.get(id) {
+                    request.left += 1;
                 }
-                None => PostedPart::Failed("the peer has no route".into()),
+                if let [page] = pages {
+                    self.borrow_for(id, page.source);
+                }
             }
-        })
+            Ok(Posted::Full) => self.enqueue(id, route, aim, class, pages),
+            Err(why) => self.fail_request(id, peer, why),
+        }
     }
 
-    /// Ends a request of which no provider holds a part any more.
+    /// A request's sources stay where they are until it is closed.
+    pub(super) fn borrow_for(&mut self, id: RequestId, source: RegionKey) {
+        if self.requests.get(id).is_some_and(|request| request.reads(source)) {
+            self.borrow(source);
+        }
+    }
+
+    pub(super) fn fail_request(&mut self, id: RequestId, peer: Rank, why: String) {
+        if let Some(request) = self.requests.get(id) {
+            request.failure.get_or_insert(Failure { why, peer });
+        }
+    }
+
+    /// Closes a request of which every part has ended.
     pub(super) fn close_if_drained(&mut self, id: RequestId, report: bool) -> bool {
         let Some(request) = self.requests.get(id) else { return true };
-        if !request.is_drained() {
+        if request.left > 0 {
             return false;
         }
-        let outcome = request.outcome();
-        let callback = request.callback.take();
+        let (failure, callback) = (request.failure.take(), request.callback.take());
         let tag = request.tag;
-        let pages = std::mem::take(&mut request.pages);
-        for page in &pages {
-            self.unborrow(page.source);
+        let mut sources = std::mem::take(&mut request.sources);
+        for source in sources.drain(..) {
+            self.unborrow(source);
         }
         if let Some(request) = self.requests.get(id) {
-            request.pages = pages;
+            request.sources = sources;
         }
         self.requests.close(id);
-        if report && outcome.is_ok() && tag != CREDIT_TAG {
+        // To a peer that has left in peace nothing can be lost: its sources are free, that is all.
+        let failure = failure.filter(|failure| !self.poison.has_left(failure.peer));
+        if report && failure.is_none() && tag != CREDIT_TAG {
             self.ended.push(tag);
         }
-        if let Err(failure) = &outcome {
-            self.write_failed(failure.target, &failure.why);
+        if let Some(failure) = &failure {
+            self.write_failed(failure.peer, &failure.why);
         }
         if let Some(callback) = callback {
-            callback(outcome.map_err(|failure| failure.why));
+            callback(failure.map_or(Ok(()), |failure| Err(failure.why)));
+            // What the callback left behind may be the event loop's to run.
+            self.news = true;
+            self.ring_event_loop();
         }
         true
     }
 
-    fn write_failed(&mut self, target: Option<(Rank, Lane)>, why: &str) {
-        let Some((peer, lane)) = target else { return };
+    fn write_failed(&mut self, peer: Rank, why: &str) {
         self.peers[peer.0 as usize].totals.errors += 1;
-        let detail = format!("a write to {peer} on its lane {} failed: {why}", lane.id().get());
+        let detail = format!("a write to {peer} failed: {why}");
         self.poison.poison(Poison { kind: Cause::Failed, rank: Some(peer), detail });
     }
-}
-
-/// Offers one part to the provider of its route.
-fn offer(
-    providers: &mut [Box<dyn Provider>],
-    sink: &mut Sink,
-    route: &Route,
-    Aim { peer, lane, credits }: Aim,
-    token: u64,
-    pages: &[Page],
-) -> PostedPart {
-    let work = Work { token, peer, lane, credits, rider: None, pages };
-    match providers[route.index].post(&work, sink) {
-        Ok(Posted::Done) => PostedPart::Done,
-        Ok(Posted::InFlight) => PostedPart::InFlight,
-        Ok(Posted::Full) => PostedPart::Full,
-        Err(why) => PostedPart::Failed(why),
-    }
-}
-
-fn bytes_of(pages: &[Page]) -> u64 {
-    pages.iter().map(|page| page.length).sum()
 }

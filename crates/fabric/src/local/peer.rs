@@ -5,7 +5,7 @@ use super::{Link, MAX_REGIONS, Message};
 use crate::lane_table::{LaneWords, wake};
 use crate::lanes::Wake;
 use crate::memory::Memory;
-use crate::types::{Generation, Lane, Page, RegionKey};
+use crate::types::{Lane, Page, RegionKey};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::io;
@@ -17,13 +17,24 @@ pub(crate) struct Peer {
     /// By the peer's keys.
     regions: Vec<Option<MappedRegion>>,
     words: LaneWords,
-    /// The value of each of its lanes that this rank raises; this rank is their only agent.
-    raised: Vec<u64>,
+    /// The lanes of the peer that this rank has raised; this rank is their only agent.
+    raised: Vec<RaisedLane>,
     wake: OwnedFd,
-    generation: Generation,
     pub(super) link: Link,
     /// Descriptors that came and were not imported yet, by key and serial.
     pub(super) arrived: HashMap<(RegionKey, u64), OwnedFd>,
+}
+
+/// A lane of a peer and the value that this rank raised it to.
+#[derive(Clone, Copy, Debug)]
+struct RaisedLane {
+    lane: Lane,
+    value: u64,
+}
+
+impl RaisedLane {
+    /// No lane at zero differs from a lane that was begun at zero in nothing that is read.
+    const NONE: RaisedLane = RaisedLane { lane: Lane::from_immediate(0), value: 0 };
 }
 
 #[derive(Debug)]
@@ -34,11 +45,7 @@ pub(super) struct MappedRegion {
 
 impl Peer {
     /// A peer whose introduction is its lane table.
-    pub(super) fn new(
-        link: Link,
-        introduction: Message,
-        generation: Generation,
-    ) -> io::Result<Peer> {
+    pub(super) fn new(link: Link, introduction: Message) -> io::Result<Peer> {
         let Message::Table { capacity, memory, wake } = introduction else {
             return Err(wrong_order());
         };
@@ -46,9 +53,8 @@ impl Peer {
         let memory = Memory::map(memory, length).map_err(io::Error::other)?;
         let words = LaneWords::new(memory.into(), capacity as usize);
         let words = words.ok_or_else(|| io::Error::other("its lane table is no table"))?;
-        let raised = vec![0; words.capacity()];
-        let (regions, arrived) = (Vec::new(), HashMap::new());
-        Ok(Peer { regions, words, raised, wake, generation, link, arrived })
+        let (raised, regions, arrived) = (Vec::new(), Vec::new(), HashMap::new());
+        Ok(Peer { regions, words, raised, wake, link, arrived })
     }
 
     /// Copies a page with the CPU; `None` if it is not inside both regions, or one of them is not of
@@ -85,9 +91,27 @@ impl Peer {
     #[inline]
     fn next(&mut self, lane: Lane) -> Option<(usize, u64)> {
         let number = lane.id().get() as usize;
-        let value = self.raised.get_mut(number).filter(|_| lane.generation() == self.generation)?;
-        *value += 1;
-        Some((number, *value))
+        let raised = match self.raised.get_mut(number) {
+            Some(raised) if raised.lane == lane => raised,
+            _ => self.begin(lane)?,
+        };
+        raised.value += 1;
+        Some((number, raised.value))
+    }
+
+    /// A lane that is raised for the first time since it was issued, and so stands at zero.
+    #[cold]
+    fn begin(&mut self, lane: Lane) -> Option<&mut RaisedLane> {
+        let number = lane.id().get() as usize;
+        if number >= self.words.capacity() {
+            return None;
+        }
+        if self.raised.len() <= number {
+            let room = (number + 1).next_power_of_two().min(self.words.capacity());
+            self.raised.resize(room, RaisedLane::NONE);
+        }
+        self.raised[number] = RaisedLane { lane, value: 0 };
+        Some(&mut self.raised[number])
     }
 
     #[inline]

@@ -7,8 +7,8 @@ use super::{
 use crate::bytes::Reader;
 use crate::error::{Error, Result};
 use crate::lane_table::LaneTable;
+use crate::link::{Introduction, Membership, Work};
 use crate::memory::Memory;
-use crate::provider::{Group, Work};
 use crate::types::{Lane, Page, ProviderKind, RegionKey};
 use rustix::fd::OwnedFd;
 use std::io;
@@ -62,18 +62,23 @@ impl LocalPeers {
         })
     }
 
-    /// See [`crate::Provider::address`].
+    /// See [`crate::Link::address`].
     pub fn address(&self) -> Vec<u8> {
         self.address.encode()
     }
 
-    /// See [`crate::Provider::reaches`].
+    /// Whether the process with this address can be met.
     pub fn reaches(&self, address: &[u8]) -> bool {
         Address::decode(address).is_some_and(|address| address.domain == self.address.domain)
     }
 
-    /// Connects all peers of the group, or fails naming the first that is missing.
-    pub fn connect(&mut self, group: &Group<'_>, limit: &mut WaitLimit<'_>) -> Result<()> {
+    /// Connects these peers, or fails naming the first that is missing.
+    pub fn connect(
+        &mut self,
+        group: &Membership,
+        peers: &[Introduction<'_>],
+        limit: &mut WaitLimit<'_>,
+    ) -> Result<()> {
         let (kind, generation) = (self.kind, group.generation);
         let listener = self.listener.take().ok_or_else(|| Error::Provider {
             provider: kind,
@@ -85,12 +90,13 @@ impl LocalPeers {
             generation,
             token: self.address.token,
             listener: &listener,
-            introduction: &|| table(group.lanes),
+            introduction: &|| table(&group.lanes),
         };
-        let met = Meeting::new(party, group.peers)?.run(limit)?;
+        let peers: Vec<_> = peers.iter().map(|peer| (peer.peer, peer.address)).collect();
+        let met = Meeting::new(party, &peers)?.run(limit)?;
         self.peers.resize_with(group.size as usize, || None);
         for MetPeer { rank, link, introduction } in met {
-            let peer = Peer::new(link, introduction, generation);
+            let peer = Peer::new(link, introduction);
             let peer = peer.map_err(|error| refused(kind, rank, error))?;
             if let Some(slot) = self.peers.get_mut(rank.index()) {
                 *slot = Some(peer);

@@ -1,12 +1,10 @@
-//! The ways of reaching peers, a folder each, and one that gives any of them a thread.
+//! The ways of reaching peers, a folder each; [`crate::registry`] lists them.
 
 pub mod copy;
 pub mod shm;
 pub mod sim;
 pub mod tcp;
-pub mod threaded;
 
-pub use copy::{CopyConfig, CopyProvider, Devices};
-pub use shm::{ShmConfig, ShmProvider};
-pub use tcp::{TcpConfig, TcpProvider};
-pub use threaded::Threaded;
+pub use copy::{CopyConfig, CopyDevice, Devices};
+pub use shm::{ShmConfig, ShmDevice};
+pub use tcp::{TcpConfig, TcpDevice};

@@ -21,4 +21,8 @@ impl Word64 for Word {
     fn fetch_or(&self, bits: u64) -> u64 {
         self.0.fetch_or(bits, Ordering::AcqRel)
     }
+    fn replace(&self, expected: u64, value: u64) -> bool {
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        self.0.compare_exchange(expected, value, success, failure).is_ok()
+    }
 }

@@ -92,6 +92,8 @@ fn parts(random: &mut Random) -> PartRule {
     PartRule {
         max_part_bytes: 1 + random.below(most),
         max_pages_per_part: pick(random, &[1, 2, 5, u32::MAX]),
+        stripes: pick(random, &[1, 1, 2, 3]),
+        stripe_from: random.below(300),
     }
 }
 
@@ -103,9 +105,7 @@ impl Scenario {
         let rounds =
             (0..within(&mut random, 1, MOST_ROUNDS)).map(|_| round(&config, &mut random)).collect();
         let mut faults = if random.chance(0.1) { Faults::default() } else { Faults::rough() };
-        if random.chance(0.05) {
-            faults.duplicate = 1.0;
-        }
+        if random.chance(0.05) {}
         let mut ends: Vec<Rank> = (0..config.ranks).map(Rank).collect();
         random.shuffle(&mut ends);
         let at = Time(random.below(300_000));

@@ -18,7 +18,11 @@ fn every_round_ends_in_the_right_answer() {
         let faults = if random.chance(0.2) { Faults::default() } else { Faults::rough() };
         let parts = match random.below(3) {
             0 => PartRule::WHOLE,
-            _ => PartRule { max_part_bytes: 1 + random.below(400), max_pages_per_part: 5 },
+            _ => PartRule {
+                max_part_bytes: 1 + random.below(400),
+                max_pages_per_part: 5,
+                ..PartRule::WHOLE
+            },
         };
         let world = World::new(WorldConfig {
             parts,

@@ -29,6 +29,7 @@ fn run(seed: u64) -> Result<u64, String> {
         parts: PartRule {
             max_part_bytes: 8 + random.below(100),
             max_pages_per_part: 1 + random.below(4) as u32,
+            ..PartRule::WHOLE
         },
         model: Box::new(model),
         ..WorldConfig::new(ranks, seed).with_faults(faults)

@@ -19,7 +19,7 @@
 //! What a source holds must be there before the write is posted: work on a stream of the user that
 //! produces it must have been waited for.
 //!
-//! Copies cannot be recalled. [`Provider::fence`] waits for those under way, a bounded time; if they
+//! Copies cannot be recalled. [`Link::fence`] waits for those under way, a bounded time; if they
 //! last longer the device is stuck, and all memory that they may touch is kept until the process ends.
 //!
 //! - this file: regions, posting, polling
@@ -43,11 +43,11 @@ pub use copier::{Copier, Identity, Mark, Queue, Why};
 pub use twin::{Controls, Twin};
 
 use crate::clock;
+use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::link::{Introduction, Link, Membership, Posted, RouteRule, Sink, Work};
 use crate::local::{ENTRY_BYTES, LocalPeers, WaitLimit};
 use crate::memory::{Memory, Place};
-use crate::parts::PartRule;
-use crate::provider::{Capabilities, Group, Posted, Provider, Sink, Work};
 use crate::types::{Page, ProviderKind, RegionKey, Time};
 use cuda::Cuda;
 use outbox::Part;
@@ -89,10 +89,77 @@ pub enum Devices {
     },
 }
 
-/// The provider. One for each engine.
-pub struct CopyProvider {
+/// Opens copy engines, once for each link.
+type OpenCopier = dyn Fn() -> Result<Box<dyn Copier>> + Send + Sync;
+
+/// The copy engines of this host.
+pub struct CopyDevice {
+    host_id: String,
+    open: Box<OpenCopier>,
+    depth: usize,
+    patience: Duration,
+}
+
+impl CopyDevice {
+    /// The copy engines that `config` names.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if there is no driver for such devices.
+    pub fn new(config: CopyConfig) -> Result<CopyDevice> {
+        let open = move || -> Result<Box<dyn Copier>> {
+            Ok(match config.devices {
+                Devices::Twin { seed } => Box::new(Twin::new(seed)),
+                Devices::Cuda => Box::new(Cuda::new().map_err(failed)?),
+            })
+        };
+        open()?;
+        Ok(CopyDevice::over(open, &config.host_id))
+    }
+
+    /// The copy engines that `open` opens for each link.
+    pub fn over(
+        open: impl Fn() -> Result<Box<dyn Copier>> + Send + Sync + 'static,
+        host_id: &str,
+    ) -> CopyDevice {
+        let (host_id, open) = (host_id.to_owned(), Box::new(open));
+        CopyDevice { host_id, open, depth: DEPTH, patience: PATIENCE }
+    }
+
+    /// The same with other limits: copies that may be under way toward a peer, and for how long they
+    /// are waited for when the peer is cut off.
+    pub fn with_limits(mut self, depth: usize, patience: Duration) -> CopyDevice {
+        (self.depth, self.patience) = (depth.max(1), patience);
+        self
+    }
+}
+
+impl Device for CopyDevice {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Copy
+    }
+
+    fn open(&self, group: Membership) -> Result<Box<dyn Link>> {
+        let copier = (self.open)()?;
+        let flavour = copier.name().as_bytes().to_vec();
+        Ok(Box::new(CopyLink {
+            copier,
+            local: LocalPeers::open(ProviderKind::Copy, &self.host_id, &flavour)?,
+            group,
+            peers: Vec::new(),
+            home: None,
+            pins: Pins::default(),
+            ticker: Ticker::new()?,
+            depth: self.depth,
+            patience: self.patience,
+        }))
+    }
+}
+
+/// One group's copies.
+struct CopyLink {
     copier: Box<dyn Copier>,
     local: LocalPeers,
+    group: Membership,
     peers: Vec<Option<PeerDevices>>,
     /// The device of our first device region: it copies what has no device at its source.
     home: Option<u32>,
@@ -103,41 +170,7 @@ pub struct CopyProvider {
     patience: Duration,
 }
 
-impl CopyProvider {
-    /// Opens the provider.
-    ///
-    /// # Errors
-    /// [`Error::Provider`] if there is no driver for such devices.
-    pub fn new(config: CopyConfig) -> Result<CopyProvider> {
-        let copier: Box<dyn Copier> = match config.devices {
-            Devices::Twin { seed } => Box::new(Twin::new(seed)),
-            Devices::Cuda => Box::new(Cuda::new().map_err(failed)?),
-        };
-        CopyProvider::over(copier, &config.host_id)
-    }
-
-    /// Opens the provider over these copy engines.
-    pub fn over(copier: Box<dyn Copier>, host_id: &str) -> Result<CopyProvider> {
-        let local = LocalPeers::open(ProviderKind::Copy, host_id, copier.name().as_bytes())?;
-        Ok(CopyProvider {
-            copier,
-            local,
-            peers: Vec::new(),
-            home: None,
-            pins: Pins::default(),
-            ticker: Ticker::new()?,
-            depth: DEPTH,
-            patience: PATIENCE,
-        })
-    }
-
-    /// The same with other limits: copies that may be under way toward a peer, and for how long they
-    /// are waited for when the peer is cut off.
-    pub fn with_limits(mut self, depth: usize, patience: Duration) -> CopyProvider {
-        (self.depth, self.patience) = (depth.max(1), patience);
-        self
-    }
-
+impl CopyLink {
     fn devices(&mut self, peer: Rank) -> Option<&mut PeerDevices> {
         self.peers.get_mut(peer.0 as usize)?.as_mut()
     }
@@ -153,7 +186,7 @@ impl CopyProvider {
 
     /// Raises the lanes of the parts that are over and reports them.
     fn look(&mut self, sink: &mut Sink) {
-        let CopyProvider { copier, local, peers, .. } = self;
+        let CopyLink { copier, local, peers, .. } = self;
         for (number, devices) in peers.iter_mut().enumerate() {
             let Some(devices) = devices.as_mut().filter(|devices| !devices.outbox.is_empty())
             else {
@@ -192,29 +225,25 @@ fn failed(detail: Why) -> Error {
     Error::Provider { provider: ProviderKind::Copy, detail }
 }
 
-impl Provider for CopyProvider {
+impl Link for CopyLink {
     fn kind(&self) -> ProviderKind {
         ProviderKind::Copy
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { parts: PartRule::WHOLE, registered_destination: false, inline: false }
     }
 
     fn address(&self) -> Vec<u8> {
         self.local.address()
     }
 
-    fn reaches(&self, address: &[u8]) -> bool {
-        self.local.reaches(address)
+    fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
+        let rule = RouteRule { inline: false, ordered: false, ..RouteRule::STORES };
+        self.local.reaches(theirs).then_some(rule)
     }
 
-    fn connect(&mut self, group: &Group<'_>) -> Result<()> {
-        let mut limit = WaitLimit { deadline: group.deadline, give_up: &mut || Ok(()) };
-        self.local.connect(group, &mut limit)?;
-        self.peers.resize_with(group.size as usize, || None);
-        for (rank, _) in group.peers {
-            if let Some(slot) = self.peers.get_mut(rank.0 as usize) {
+    fn connect(&mut self, peers: &[Introduction<'_>], limit: &mut WaitLimit<'_>) -> Result<()> {
+        self.local.connect(&self.group, peers, limit)?;
+        self.peers.resize_with(self.group.size as usize, || None);
+        for Introduction { peer, .. } in peers {
+            if let Some(slot) = self.peers.get_mut(peer.index()) {
                 *slot = Some(PeerDevices::default());
             }
         }
@@ -247,14 +276,13 @@ impl Provider for CopyProvider {
         key: RegionKey,
         length: u64,
         entry: &[u8],
-        deadline: Time,
+        limit: &mut WaitLimit<'_>,
     ) -> Result<()> {
         let malformed = || Error::Malformed {
             peer,
             what: "a region",
             detail: format!("{} bytes for {length}", entry.len()),
         };
-        let mut limit = WaitLimit { deadline, give_up: &mut || Ok(()) };
         let index = key.0 as usize;
         let (serial, identity) = entry.split_at_checked(ENTRY_BYTES).ok_or_else(malformed)?;
         if identity.is_empty() {
@@ -263,7 +291,7 @@ impl Provider for CopyProvider {
                 return Ok(());
             }
             self.forget_device(peer, key);
-            return self.local.import(peer, key, length, entry, &mut limit);
+            return self.local.import(peer, key, length, entry, limit);
         }
         let identity: Identity = identity.try_into().map_err(|_| malformed())?;
         let serial = serial.try_into().map(u64::from_le_bytes).map_err(|_| malformed())?;
@@ -272,7 +300,7 @@ impl Provider for CopyProvider {
         if known.is_some_and(|known| known.serial == serial) {
             return Ok(());
         }
-        let descriptor = self.local.receive(peer, key, serial, &mut limit)?;
+        let descriptor = self.local.receive(peer, key, serial, limit)?;
         let home = self.home.or_else(|| self.copier.find(identity)).unwrap_or(0);
         let mut region = DeviceRegion { serial, length, home, descriptor, mapped: Vec::new() };
         // Now, so that what is wrong is said before anything is written.
@@ -325,7 +353,7 @@ impl Provider for CopyProvider {
     }
 
     fn flush(&mut self, _sink: &mut Sink) {
-        let CopyProvider { copier, peers, ticker, .. } = self;
+        let CopyLink { copier, peers, ticker, .. } = self;
         for devices in peers.iter_mut().flatten().filter(|devices| !devices.outbox.is_empty()) {
             devices.outbox.seal(&mut **copier);
             ticker.set(true);
@@ -365,12 +393,12 @@ impl Provider for CopyProvider {
     }
 
     /// Ticks while copies are under way. What peers write raises lanes without this provider's help.
-    fn descriptor(&self) -> Option<RawFd> {
-        Some(self.ticker.descriptor())
+    fn descriptors(&self) -> Vec<RawFd> {
+        vec![self.ticker.descriptor()]
     }
 }
 
-impl Drop for CopyProvider {
+impl Drop for CopyLink {
     /// A rank that leaves has written what it posted: lanes rise, as they would have over shm.
     fn drop(&mut self) {
         let mut sink = Sink::default();

@@ -1,9 +1,9 @@
 //! From the pages of a post to stores and copies.
 
-use super::CopyProvider;
+use super::CopyLink;
 use super::copier::Why;
+use crate::link::Work;
 use crate::memory::{Memory, Place};
-use crate::provider::Work;
 use crate::types::Page;
 use weft_control::Rank;
 
@@ -15,7 +15,7 @@ struct Copy {
     length: u64,
 }
 
-impl CopyProvider {
+impl CopyLink {
     /// Whether copy engines are needed for a page; `None` if one of its regions is not known.
     pub(super) fn needs_engines(&self, peer: Rank, page: &Page) -> Option<bool> {
         let devices = self.peers.get(peer.0 as usize)?.as_ref()?;
@@ -28,7 +28,7 @@ impl CopyProvider {
     /// The copy that moves a page.
     fn plan(&mut self, peer: Rank, page: &Page) -> std::result::Result<Copy, Why> {
         const OUTSIDE: &str = "a page is out of bounds";
-        let CopyProvider { copier, local, peers, pins, .. } = self;
+        let CopyLink { copier, local, peers, pins, .. } = self;
         let copier = &mut **copier;
         let source = local.memory(page.source).ok_or(OUTSIDE)?;
         let from = at(source, page.source_offset, page.length).ok_or(OUTSIDE)?;

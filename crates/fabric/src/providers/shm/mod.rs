@@ -1,22 +1,21 @@
 //! Ranks of one host: a write is stores into the peer's mapping and one release store of its lane.
 //!
-//! A [`Provider`] over [`crate::local`], which meets the peers, maps their memory and says whom that
-//! trusts. No lock, and a system call only to wake a peer that sleeps. A post is done when it returns,
-//! so no progress is ever needed; [`Provider::poll`] only sends descriptors that a socket did not take
-//! at once. Nothing is left behind when the processes end.
+//! A [`Device`] over [`crate::local`], which meets the peers and maps their memory; its page states who
+//! is trusted with that. No lock, and a system call only to wake a peer that sleeps. A post is done when
+//! it returns, so no progress is ever needed; [`Link::poll`] only sends descriptors that a socket did not
+//! take at once. Nothing is left behind when the processes end.
 
+use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::link::{Introduction, Link, Membership, Posted, RouteRule, Sink, Work};
 use crate::local::{LocalPeers, WaitLimit};
 use crate::memory::Memory;
-use crate::parts::PartRule;
-use crate::provider::{Capabilities, Group, Posted, Provider, Sink, Work};
 use crate::types::{ProviderKind, RegionKey, Time};
 use std::ops::Range;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use weft_control::Rank;
 
-/// How to open the provider.
+/// How to open the device.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
     /// Names this host. Ranks with different names do not reach each other here, so tests can pretend
@@ -24,42 +23,52 @@ pub struct ShmConfig {
     pub host_id: String,
 }
 
-/// The provider. One for each engine.
-#[derive(Debug)]
-pub struct ShmProvider {
-    local: LocalPeers,
+/// Shared memory of this host.
+#[derive(Clone, Debug)]
+pub struct ShmDevice {
+    config: ShmConfig,
 }
 
-impl ShmProvider {
-    /// Opens the provider and starts to listen for peers.
-    ///
-    /// # Errors
-    /// [`Error::System`] if the system gives no socket.
-    pub fn new(config: ShmConfig) -> Result<ShmProvider> {
-        Ok(ShmProvider { local: LocalPeers::open(ProviderKind::Shm, &config.host_id, &[])? })
+impl ShmDevice {
+    /// Shared memory of the host of this name.
+    pub fn new(config: ShmConfig) -> ShmDevice {
+        ShmDevice { config }
     }
 }
 
-impl Provider for ShmProvider {
+impl Device for ShmDevice {
     fn kind(&self) -> ProviderKind {
         ProviderKind::Shm
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { parts: PartRule::WHOLE, registered_destination: false, inline: true }
+    fn open(&self, group: Membership) -> Result<Box<dyn Link>> {
+        let local = LocalPeers::open(ProviderKind::Shm, &self.config.host_id, &[])?;
+        Ok(Box::new(ShmLink { local, group }))
+    }
+}
+
+/// One group's mappings of its peers' memory.
+#[derive(Debug)]
+struct ShmLink {
+    local: LocalPeers,
+    group: Membership,
+}
+
+impl Link for ShmLink {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Shm
     }
 
     fn address(&self) -> Vec<u8> {
         self.local.address()
     }
 
-    fn reaches(&self, address: &[u8]) -> bool {
-        self.local.reaches(address)
+    fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
+        self.local.reaches(theirs).then_some(RouteRule::STORES)
     }
 
-    fn connect(&mut self, group: &Group<'_>) -> Result<()> {
-        let mut limit = WaitLimit { deadline: group.deadline, give_up: &mut || Ok(()) };
-        self.local.connect(group, &mut limit)
+    fn connect(&mut self, peers: &[Introduction<'_>], limit: &mut WaitLimit<'_>) -> Result<()> {
+        self.local.connect(&self.group, peers, limit)
     }
 
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
@@ -80,10 +89,9 @@ impl Provider for ShmProvider {
         key: RegionKey,
         length: u64,
         entry: &[u8],
-        deadline: Time,
+        limit: &mut WaitLimit<'_>,
     ) -> Result<()> {
-        let mut limit = WaitLimit { deadline, give_up: &mut || Ok(()) };
-        self.local.import(peer, key, length, entry, &mut limit)
+        self.local.import(peer, key, length, entry, limit)
     }
 
     fn deregister(&mut self, key: RegionKey) {
@@ -108,9 +116,5 @@ impl Provider for ShmProvider {
     /// Drops everything that is mapped of the peer. Nothing is ever in flight.
     fn fence(&mut self, peer: Rank, _sink: &mut Sink) {
         self.local.disconnect(peer);
-    }
-
-    fn descriptor(&self) -> Option<RawFd> {
-        None
     }
 }

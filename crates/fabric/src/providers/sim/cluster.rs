@@ -3,8 +3,9 @@
 use super::{Random, World};
 use crate::descriptor::Address;
 use crate::driver::{Driver, Event, Requests};
-use crate::engine::{Engine, EngineConfig, Region, RemoteRegion};
+use crate::engine::{CounterConfig, Engine, EngineConfig, Region, RemoteRegion};
 use crate::error::{Error, Result};
+use crate::local::WaitLimit;
 use crate::types::{CounterId, Generation, Time};
 use std::fmt;
 use std::ops::Range;
@@ -97,13 +98,19 @@ impl Cluster {
         let size = world.ranks();
         let mut engines = Vec::with_capacity(size as usize);
         for rank in (0..size).map(Rank) {
-            let providers = vec![world.provider(rank)];
-            engines.push(Engine::new(config.clone(), rank, size, Generation(1), providers)?);
+            let devices = [world.device(rank)];
+            engines.push(Engine::new(config.clone(), rank, size, Generation(1), &devices)?);
         }
         world.state().loss_grace = config.loss_grace;
         let addresses: Vec<Address> = engines.iter().map(Engine::address).collect();
+        let mut messages = Vec::new();
         for engine in &mut engines {
-            engine.connect(&addresses, Time::MAX)?;
+            messages.push(engine.introduce(&addresses)?);
+        }
+        let mut limit = WaitLimit { deadline: Time::MAX, give_up: &mut || Ok(()) };
+        for (number, engine) in engines.iter_mut().enumerate() {
+            let mine: Vec<Vec<u8>> = messages.iter().map(|of| of[number].clone()).collect();
+            engine.connect(&addresses, &mine, &mut limit)?;
         }
         Ok(Cluster {
             world: world.clone(),
@@ -142,9 +149,14 @@ impl Cluster {
 
     /// A counter on every rank; they have the same number everywhere.
     pub fn counter(&mut self) -> Result<CounterId> {
-        let mut made = CounterId(0);
+        self.counter_with(CounterConfig::default())
+    }
+
+    /// A counter of this shape on every rank; see [`Cluster::counter`].
+    pub fn counter_with(&mut self, config: CounterConfig<'_>) -> Result<CounterId> {
+        let mut made = CounterId::from_number(0);
         for engine in &mut self.engines {
-            made = engine.counter()?;
+            made = engine.counter_with(config)?;
         }
         Ok(made)
     }

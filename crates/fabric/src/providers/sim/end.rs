@@ -3,15 +3,17 @@
 use super::World;
 use super::part::Taken;
 use crate::bytes::Reader;
+use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::link::{Introduction, Link, Membership, Posted, RouteRule, Sink, Work};
+use crate::local::WaitLimit;
 use crate::memory::Memory;
-use crate::provider::{Capabilities, Group, Posted, Provider, Sink, Work};
 use crate::types::{ProviderKind, RegionKey, Time};
 use std::ops::Range;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use weft_control::Rank;
 
+/// One rank's device: it has one link, as a rank of a world is in one group.
 pub(super) struct End {
     world: World,
     rank: Rank,
@@ -21,33 +23,48 @@ impl End {
     pub fn new(world: World, rank: Rank) -> End {
         End { world, rank }
     }
+}
 
+impl Device for End {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Sim
+    }
+
+    fn open(&self, group: Membership) -> Result<Box<dyn Link>> {
+        Ok(Box::new(SimLink { world: self.world.clone(), rank: self.rank, group }))
+    }
+}
+
+struct SimLink {
+    world: World,
+    rank: Rank,
+    group: Membership,
+}
+
+impl SimLink {
     /// Ranks of one world reach each other; its address in memory names it.
     fn world_name(&self) -> u64 {
         Arc::as_ptr(&self.world.state).addr() as u64
     }
 }
 
-impl Provider for End {
+impl Link for SimLink {
     fn kind(&self) -> ProviderKind {
         ProviderKind::Sim
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        let parts = self.world.state().part_rule();
-        Capabilities { parts, registered_destination: true, inline: false }
     }
 
     fn address(&self) -> Vec<u8> {
         self.world_name().to_le_bytes().to_vec()
     }
 
-    fn reaches(&self, address: &[u8]) -> bool {
-        address == self.world_name().to_le_bytes()
+    fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
+        let parts = self.world.state().part_rule();
+        let rule = RouteRule { parts, ordered: false, inline: false };
+        (theirs == self.world_name().to_le_bytes()).then_some(rule)
     }
 
-    fn connect(&mut self, group: &Group<'_>) -> Result<()> {
-        self.world.state().join(self.rank, group.lanes);
+    fn connect(&mut self, _: &[Introduction<'_>], _: &mut WaitLimit<'_>) -> Result<()> {
+        self.world.state().join(self.rank, &self.group.lanes);
         Ok(())
     }
 
@@ -71,7 +88,7 @@ impl Provider for End {
         key: RegionKey,
         length: u64,
         entry: &[u8],
-        _deadline: Time,
+        _limit: &mut WaitLimit<'_>,
     ) -> Result<()> {
         let mut reader = Reader::new(entry);
         let range = (|| Some(reader.u64()?..reader.u64()?))();
@@ -102,13 +119,9 @@ impl Provider for End {
     fn fence(&mut self, peer: Rank, sink: &mut Sink) {
         self.world.state().fence(self.rank, peer, sink);
     }
-
-    fn descriptor(&self) -> Option<RawFd> {
-        None
-    }
 }
 
-impl Drop for End {
+impl Drop for SimLink {
     fn drop(&mut self) {
         self.world.state().leave(self.rank);
     }

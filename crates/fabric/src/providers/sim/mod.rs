@@ -1,6 +1,6 @@
 //! Many ranks in one process, under virtual time and a seed.
 //!
-//! A [`World`] is the network and everything that goes wrong in it; [`World::provider`] is one rank's
+//! A [`World`] is the network and everything that goes wrong in it; [`World::device`] is one rank's
 //! end of it, for an [`crate::Engine`] to stand on; [`Cluster`] makes the engines, connects them and
 //! runs a driver on each. Nothing here reads a clock or starts a thread: [`World::step`] moves to the
 //! next thing that is due, so one seed is one run, and a run in which nothing is due any more while
@@ -15,7 +15,7 @@
 //! - `part.rs`: a part's way from post to completion
 //! - `ranks.rs`: ranks that join, pause, die and fence each other
 //! - `checks.rs`: the rules and the ledger of claimed bytes
-//! - `end.rs`: the [`crate::Provider`]
+//! - `end.rs`: the [`crate::Device`] and its [`crate::Link`]
 //! - `cluster.rs`: engines and drivers over a world
 
 mod checks;
@@ -30,9 +30,9 @@ pub use checks::{Breach, Violation};
 pub use cluster::{Cluster, Hang, Outcome};
 pub use random::Random;
 
+use crate::device::Device;
 use crate::model::{LatencyBandwidth, NetworkModel};
 use crate::parts::PartRule;
-use crate::provider::Provider;
 use crate::types::Time;
 use end::End;
 use state::{Happening, State};
@@ -55,8 +55,6 @@ pub struct Faults {
     pub early_completion: f64,
     /// The completion comes up to this much later than it could.
     pub completion_delay: Duration,
-    /// How often a completion is reported a second time, up to a hundred microseconds later.
-    pub duplicate: f64,
     /// How often a post finds the queue full although it is not.
     pub full: f64,
     /// How often a part fails. Its lane is not raised; some of its bytes may have landed.
@@ -91,8 +89,8 @@ pub struct Pause {
 }
 
 impl Faults {
-    /// Everything that a correct program survives: disorder, pauses, late reads, delayed, early and
-    /// repeated completions, back-pressure.
+    /// Everything that a correct program survives: disorder, pauses, late reads, delayed and early completions,
+    /// back-pressure.
     pub fn rough() -> Faults {
         Faults {
             reorder: Duration::from_micros(20),
@@ -101,7 +99,6 @@ impl Faults {
             late_source: 0.5,
             early_completion: 0.3,
             completion_delay: Duration::from_micros(10),
-            duplicate: 0.05,
             full: 0.05,
             detection: Duration::from_micros(100),
             ..Faults::default()
@@ -167,9 +164,9 @@ impl World {
     ///
     /// # Panics
     /// If there is no such rank.
-    pub fn provider(&self, rank: Rank) -> Box<dyn Provider> {
+    pub fn device(&self, rank: Rank) -> Arc<dyn Device> {
         assert!(rank.0 < self.ranks(), "{rank} is not in a world of {}", self.ranks());
-        Box::new(End::new(self.clone(), rank))
+        Arc::new(End::new(self.clone(), rank))
     }
 
     /// Number of ranks, dead ones included.

@@ -12,8 +12,8 @@
 use super::checks::Breach;
 use super::random::digest;
 use super::state::{Happening, State};
+use crate::link::{Completion, Work};
 use crate::model::FlowId;
-use crate::provider::{Completion, Work};
 use crate::types::{Lane, Page, RegionKey};
 use std::ops::Range;
 use std::time::Duration;
@@ -59,7 +59,6 @@ impl Part {
     }
 }
 
-const REPEAT_WITHIN: Duration = Duration::from_micros(100);
 const FULL_FOR: Duration = Duration::from_micros(1);
 
 impl State {
@@ -228,7 +227,7 @@ impl State {
         self.note(4, [u64::from(from.0), u64::from(to.0), id]);
         self.end(id);
         let raised = self.at(to).lanes.clone().is_some_and(|lanes| {
-            lanes.arrive(from, lane);
+            lanes.arrive_from(from, lane);
             lanes.value(lane.id()) > self.at(to).ledger.posted_to(lane.id())
         });
         if raised {
@@ -321,10 +320,6 @@ impl State {
         }
         self.note(5, [u64::from(from.0), token, result.is_ok().into()]);
         self.unqueue(from, to, bytes);
-        if result.is_ok() && self.random.chance(self.faults.duplicate) {
-            let later = self.random.up_to(REPEAT_WITHIN);
-            self.schedule_in(later, Happening::Repeat { rank: from, token });
-        }
         self.at_mut(from).completions.push(Completion { token, result });
         self.forget_if_over(id);
     }

@@ -5,10 +5,10 @@ use super::part::Part;
 use super::random::{Random, mix};
 use super::{Faults, Pause, WorldConfig};
 use crate::lane_table::LaneTable;
+use crate::link::Completion;
 use crate::memory::Memory;
 use crate::model::{FlowId, NetworkModel};
 use crate::parts::PartRule;
-use crate::provider::Completion;
 use crate::types::{Lane, RegionKey, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -22,7 +22,6 @@ pub(super) enum Happening {
     Depart(u64),
     Arrive(u64),
     Complete(u64),
-    Repeat { rank: Rank, token: u64 },
     Notice { at: Rank, lost: Rank, why: &'static str },
     Pause(Pause),
     Silence(Rank),
@@ -180,10 +179,6 @@ impl State {
             Happening::Depart(part) => self.depart(part),
             Happening::Arrive(part) => self.arrive(part),
             Happening::Complete(part) => self.complete(part),
-            Happening::Repeat { rank, token } => {
-                self.note(1, [u64::from(rank.0), token, 0]);
-                self.at_mut(rank).completions.push(Completion { token, result: Ok(()) });
-            }
             Happening::Notice { at, lost, why } => {
                 self.note(2, [u64::from(at.0), u64::from(lost.0), 0]);
                 self.at_mut(at).lost.push((lost, why.to_owned()));

@@ -2,15 +2,16 @@
 //!
 //! Every engine listens from its construction on, so a dialler finds a port whether or not that
 //! engine has come here yet, and no order of connecting can deadlock. Of two ranks the higher dials.
-//! Both ends send a hello with the token of the other one, which came over the control plane alone.
+//! Both ends send a hello with the token that the other one issued to them alone, over the control plane.
 //! Strangers are counted and closed; the port closes as soon as the group is complete.
 
 use super::TcpCounters;
 use super::handshake::{HelloReader, dial, send_hello};
-use super::wire::{Address, HELLO, Hello, Role, same_token};
+use super::wire::{Address, HELLO, Hello, Role, Token, same_token};
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::provider::Group;
+use crate::link::Membership;
+use crate::local::WaitLimit;
 use crate::strangers::{MAX_STRANGERS, Strangers};
 use crate::types::{ProviderKind, Time};
 use rustix::event::{Timespec, epoll};
@@ -33,33 +34,52 @@ const SAME_HOST_BUFFER: usize = 512 << 10;
 const LISTENER: u64 = u64::MAX;
 const DIAL: u64 = 1 << 63;
 
-/// What connecting needs of the provider.
+/// The longest sleep between two checks of a [`WaitLimit`].
+const MAX_PARK: Duration = Duration::from_millis(50);
+
+/// What connecting needs of the link.
 pub(super) struct Here<'a> {
+    pub group: &'a Membership,
     pub address: &'a Address,
     pub listener: &'a OwnedFd,
     pub counters: &'a TcpCounters,
 }
 
+/// A peer that is to be connected.
+pub(super) struct Expected {
+    pub rank: Rank,
+    pub address: Address,
+    /// The token that this engine issued to the peer, and that the peer shows.
+    pub issued: Token,
+    /// The token that the peer issued to this engine.
+    pub shown: Token,
+    /// Connections to it, by the pair's rule.
+    pub streams: u32,
+}
+
 /// A peer and the sockets of its streams, in their order.
 pub(super) type Connected = (Rank, Vec<OwnedFd>);
 
-/// Connects every peer of the group, or says which one could not be.
-pub(super) fn connect(here: &Here<'_>, group: &Group<'_>) -> Result<Vec<Connected>> {
-    let mut meeting = Meeting::new(here, group)?;
+/// Connects these peers; the error names one that could not be.
+pub(super) fn connect(
+    here: &Here<'_>,
+    expected: Vec<Expected>,
+    limit: &mut WaitLimit<'_>,
+) -> Result<Vec<Connected>> {
+    let mut meeting = Meeting::new(here, expected)?;
     let system = |e| Error::system("cannot wait for connections", e);
     let flags = epoll::EventFlags::IN;
     epoll::add(&meeting.epoll, here.listener, epoll::EventData::new_u64(LISTENER), flags)
         .map_err(system)?;
     let mut events = Vec::with_capacity(64);
     while !meeting.is_complete() {
+        (limit.give_up)()?;
         let now = clock::now();
-        if now >= group.deadline {
+        if now >= limit.deadline {
             return Err(meeting.missing());
         }
-        let next = meeting.redial(now)?.min(group.deadline);
-        let wait = next.since(now);
-        let timeout =
-            Timespec { tv_sec: wait.as_secs().min(60) as i64, tv_nsec: wait.subsec_nanos().into() };
+        let wait = meeting.redial(now)?.min(limit.deadline).since(now).min(MAX_PARK);
+        let timeout = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
         events.clear();
         match epoll::wait(
             &meeting.epoll,
@@ -77,15 +97,9 @@ pub(super) fn connect(here: &Here<'_>, group: &Group<'_>) -> Result<Vec<Connecte
             }
         }
     }
-    let done = meeting.expected.into_iter();
-    Ok(done.map(|e| (e.rank, e.streams.into_iter().flatten().collect())).collect())
-}
-
-/// A peer that is to be connected.
-struct Expected {
-    rank: Rank,
-    address: Address,
-    streams: Vec<Option<OwnedFd>>,
+    let ranks = meeting.expected.iter().map(|peer| peer.rank);
+    let sockets = meeting.seats.into_iter().map(|seats| seats.into_iter().flatten().collect());
+    Ok(ranks.zip(sockets).collect())
 }
 
 /// A connection that this engine makes.
@@ -113,59 +127,39 @@ struct Stranger {
 
 struct Meeting<'a> {
     here: &'a Here<'a>,
-    group: &'a Group<'a>,
     epoll: OwnedFd,
     expected: Vec<Expected>,
+    /// For each of those expected, the sockets of its streams that are connected.
+    seats: Vec<Vec<Option<OwnedFd>>>,
     dials: Vec<Dial>,
     strangers: Strangers<Stranger>,
 }
 
 impl<'a> Meeting<'a> {
-    fn new(here: &'a Here<'a>, group: &'a Group<'a>) -> Result<Self> {
-        let mut expected = Vec::new();
-        let mut dials = Vec::new();
-        for &(rank, bytes) in group.peers {
-            let address = Address::decode(bytes).ok_or_else(|| Error::Malformed {
-                peer: rank,
-                what: "a tcp address",
-                detail: "it is of another wire version or damaged".into(),
-            })?;
-            let (ours, theirs) = (here.address, &address);
-            if ours.rule != theirs.rule || ours.streams != theirs.streams {
-                let detail = format!(
-                    "it has {} streams and parts of {} bytes, this rank {} and {}: configure all \
-                     ranks alike",
-                    theirs.streams,
-                    theirs.rule.max_part_bytes,
-                    ours.streams,
-                    ours.rule.max_part_bytes
-                );
-                return Err(failed(rank, detail));
+    fn new(here: &'a Here<'a>, expected: Vec<Expected>) -> Result<Self> {
+        let (mut dials, mut seats) = (Vec::new(), Vec::new());
+        for (peer, Expected { rank, streams, .. }) in expected.iter().enumerate() {
+            if here.group.rank > *rank {
+                let dial = |stream| {
+                    let state = Dialling::Again(Time(0));
+                    Dial { peer, stream, state, failure: None }
+                };
+                dials.extend((0..*streams).map(dial));
             }
-            if group.rank > rank {
-                let state = || Dialling::Again(Time(0));
-                dials.extend((0..ours.streams).map(|stream| Dial {
-                    peer: expected.len(),
-                    stream,
-                    state: state(),
-                    failure: None,
-                }));
-            }
-            let streams = (0..ours.streams).map(|_| None).collect();
-            expected.push(Expected { rank, address, streams });
+            seats.push((0..*streams).map(|_| None).collect());
         }
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| Error::system("cannot create an epoll descriptor", e))?;
-        Ok(Meeting { here, group, epoll, expected, dials, strangers: Strangers::new() })
+        Ok(Meeting { here, epoll, expected, seats, dials, strangers: Strangers::new() })
     }
 
     fn is_complete(&self) -> bool {
-        self.expected.iter().all(|peer| peer.streams.iter().all(Option::is_some))
+        self.seats.iter().flatten().all(Option::is_some)
     }
 
     /// The error that names a peer which is not there at the deadline.
     fn missing(&self) -> Error {
-        let missing = self.expected.iter().position(|p| p.streams.iter().any(Option::is_none));
+        let missing = self.seats.iter().position(|seats| seats.iter().any(Option::is_none));
         let Some(number) = missing else { return Error::Interrupted };
         let peer = &self.expected[number];
         let dial =
@@ -185,12 +179,12 @@ impl<'a> Meeting<'a> {
 
     fn hello(&self, peer: &Expected, role: Role, stream: u32) -> [u8; HELLO] {
         Hello {
-            generation: self.group.generation,
+            generation: self.here.group.generation,
             role,
-            from: self.group.rank.0,
+            from: self.here.group.rank.0,
             to: peer.rank.0,
             stream,
-            token: peer.address.token,
+            token: peer.shown,
         }
         .encode()
     }
@@ -266,25 +260,28 @@ impl<'a> Meeting<'a> {
         rank: Rank,
         stream: u32,
     ) -> Result<(), &'static str> {
-        let hello = self.check_hello(bytes, Role::Acceptor)?;
+        let (hello, _) = self.check_hello(bytes, Role::Acceptor)?;
         if hello.from != rank.0 || hello.stream != stream {
             return Err("it answers for another rank or stream");
         }
         Ok(())
     }
 
-    fn check_hello(&self, bytes: &[u8; HELLO], role: Role) -> Result<Hello, &'static str> {
+    /// A hello that is right, and the place of its sender among those expected.
+    fn check_hello(&self, bytes: &[u8; HELLO], role: Role) -> Result<(Hello, usize), &'static str> {
         let hello = Hello::decode(bytes)?;
-        if !same_token(&hello.token, &self.here.address.token) {
-            return Err("it does not know this engine's token");
+        let peer = self.expected.iter().position(|peer| peer.rank.0 == hello.from);
+        let peer = peer.ok_or("its rank is not expected")?;
+        if !same_token(&hello.token, &self.expected[peer].issued) {
+            return Err("it does not show the token that this engine issued to its rank");
         }
-        if hello.generation != self.group.generation {
+        if hello.generation != self.here.group.generation {
             return Err("it is of another generation");
         }
-        if hello.role != role || hello.to != self.group.rank.0 {
-            return Err("it speaks to somebody else");
+        if hello.role != role || hello.to != self.here.group.rank.0 {
+            return Err("it is meant for another rank");
         }
-        Ok(hello)
+        Ok((hello, peer))
     }
 
     fn accept(&mut self) -> Result<()> {
@@ -342,11 +339,11 @@ impl<'a> Meeting<'a> {
 
     /// Which peer and stream a hello is from.
     fn recognise(&self, bytes: &[u8; HELLO]) -> Result<(usize, u32), &'static str> {
-        let hello = self.check_hello(bytes, Role::Dialler)?;
-        let peer = self.expected.iter().position(|peer| peer.rank.0 == hello.from);
-        let peer =
-            peer.filter(|_| hello.from > self.group.rank.0).ok_or("its rank does not dial")?;
-        match self.expected[peer].streams.get(hello.stream as usize) {
+        let (hello, peer) = self.check_hello(bytes, Role::Dialler)?;
+        if hello.from <= self.here.group.rank.0 {
+            return Err("its rank does not dial");
+        }
+        match self.seats[peer].get(hello.stream as usize) {
             Some(None) => Ok((peer, hello.stream)),
             Some(Some(_)) => Err("its stream is connected already"),
             None => Err("there is no stream of its number"),
@@ -358,9 +355,9 @@ impl<'a> Meeting<'a> {
             // Only makes long writes slower if the kernel refuses.
             let _ = net::sockopt::set_socket_send_buffer_size(&socket, SAME_HOST_BUFFER);
         }
-        // It is registered with the provider's own epoll next.
+        // It is registered with the link's own epoll next.
         let _ = epoll::delete(&self.epoll, &socket);
-        self.expected[peer].streams[stream as usize] = Some(socket);
+        self.seats[peer][stream as usize] = Some(socket);
     }
 
     fn refuse(&mut self, why: &'static str) {

@@ -12,7 +12,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use weft_control::Rank;
 
-const RULE: PartRule = PartRule { max_part_bytes: 1 << 20, max_pages_per_part: MAX_PAGES };
+const RULE: PartRule =
+    PartRule { max_part_bytes: 1 << 20, max_pages_per_part: MAX_PAGES, ..PartRule::WHOLE };
 const LENGTH: usize = 300;
 const GRANTED: std::ops::Range<usize> = 100..200;
 

@@ -27,15 +27,18 @@ pub use fuzz::{stream as fuzz_stream, wire as fuzz_wire};
 
 use crate::bytes::Reader;
 use crate::clock;
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::lane_table::LaneTable;
+use crate::link::{Introduction, Link, Membership, Posted, RouteRule, Sink, Work};
+use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::parts::PartRule;
-use crate::provider::{Capabilities, Group, Posted, Provider, Sink, Work};
 use crate::types::{ProviderKind, RegionKey, Time};
+use connect::Expected;
 use peer::{Peer, Shared};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsRawFd, OwnedFd};
+use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
@@ -45,10 +48,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use weft_control::Rank;
-use wire::Address;
+use wire::{Address, Pair, Token};
 
-/// How a [`TcpProvider`] listens, cuts and queues. `streams` and `max_part_bytes` must be the same on
-/// all ranks.
+/// How a [`TcpDevice`] listens, cuts and queues. A pair of ranks takes the smaller of their `streams` and
+/// of their `max_part_bytes`.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
     /// The address to listen on. Loopback unless told otherwise.
@@ -96,31 +99,40 @@ const LINGER: Duration = Duration::from_secs(1);
 const EVENTS: usize = 64;
 /// While a caller spins, the stream that alone had news last is read without asking epoll first, but for
 /// every so many polls. Whoever polls less often than this does not spin.
-const GUESSES: u32 = 8;
+const HOT_READS: u32 = 8;
 const SPINNING: Duration = Duration::from_micros(20);
 
-/// The tcp provider. See the module's page.
-pub struct TcpProvider {
+/// Sockets of this host. See the module's page.
+#[derive(Clone, Debug)]
+pub struct TcpDevice {
     config: TcpConfig,
+    counters: Arc<TcpCounters>,
+}
+
+/// One group's sockets.
+struct TcpLink {
+    config: TcpConfig,
+    group: Membership,
     address: Address,
+    /// The token issued to each peer, until the group is connected.
+    issued: HashMap<Rank, Token>,
     /// Until the group is connected.
     listener: Option<OwnedFd>,
     counters: Arc<TcpCounters>,
     epoll: OwnedFd,
     regions: Vec<Option<Arc<Memory>>>,
-    lanes: Option<Arc<LaneTable>>,
     /// By rank; `None` where another provider has the route.
     peers: Vec<Option<Peer>>,
-    /// Streams that have something to send which nobody has tried to send yet: rank and stream.
+    /// Streams with unsent output that no flush has attended to: rank and stream.
     dirty: Vec<(u32, u32)>,
     /// Ranks whose connections have begun to end.
     ending: Vec<u32>,
-    guess: Guess,
+    hot: HotStream,
 }
 
-/// Where the next bytes are looked for first.
+/// The stream that is read first while a caller spins.
 #[derive(Default)]
-struct Guess {
+struct HotStream {
     /// Rank and stream that alone had news when epoll was last asked.
     stream: Option<(usize, usize)>,
     /// How often it was followed since.
@@ -128,13 +140,13 @@ struct Guess {
     polled: Time,
 }
 
-impl Guess {
+impl HotStream {
     /// The stream to read at this poll instead of asking epoll.
     fn take(&mut self, now: Time) -> Option<(usize, usize)> {
         let spinning = now.since(self.polled) < SPINNING;
         self.polled = now;
         self.followed += 1;
-        self.stream.filter(|_| spinning && self.followed < GUESSES)
+        self.stream.filter(|_| spinning && self.followed < HOT_READS)
     }
 
     /// What epoll said.
@@ -145,56 +157,36 @@ impl Guess {
     }
 }
 
-impl TcpProvider {
-    /// Listens.
+impl TcpDevice {
+    /// Sockets with this configuration.
     ///
     /// # Errors
-    /// [`Error::Provider`] if the configuration makes no sense or the address cannot be listened on.
-    pub fn new(config: TcpConfig) -> Result<TcpProvider> {
-        let refused = |detail: String| Error::Provider { provider: ProviderKind::Tcp, detail };
+    /// [`Error::Provider`] if a value is out of range or the address cannot be listened on.
+    pub fn new(config: TcpConfig) -> Result<TcpDevice> {
         let limits = [
-            ("streams", u64::from(config.streams), 64),
+            ("streams", u64::from(config.streams), u64::from(wire::MAX_STREAMS)),
             ("max_part_bytes", config.max_part_bytes, 1 << 30),
             ("queue_parts", config.queue_parts.into(), u64::from(u32::MAX)),
         ];
         for (name, value, limit) in limits {
             if !(1..=limit).contains(&value) {
-                return Err(refused(format!("{name} is {value}; choose 1 to {limit}")));
+                return Err(unusable(format!("{name} {value}: choose 1 to {limit}")));
             }
         }
-        let ip = config.advertise.unwrap_or(config.bind);
-        if ip.is_unspecified() {
+        if config.advertise.unwrap_or(config.bind).is_unspecified() {
             let bind = config.bind;
-            let detail = format!("it listens on {bind}; say which address peers shall dial");
-            return Err(refused(detail));
+            let detail = format!("bind address {bind}: name the address that peers dial, too");
+            return Err(unusable(detail));
         }
-        let (listener, bound) = handshake::listen(SocketAddr::new(config.bind, 0))
-            .map_err(|e| refused(format!("cannot listen on {}: {e}", config.bind)))?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|e| Error::system("cannot create an epoll descriptor", e))?;
-        let address = Address {
-            host: this_host(),
-            token: new_token()?,
-            rule: PartRule {
-                max_part_bytes: config.max_part_bytes,
-                max_pages_per_part: wire::MAX_PAGES,
-            },
-            streams: config.streams,
-            socket: SocketAddr::new(ip, bound.port()),
-        };
-        Ok(TcpProvider {
-            config,
-            address,
-            listener: Some(listener),
-            counters: Arc::default(),
-            epoll,
-            regions: Vec::new(),
-            lanes: None,
-            peers: Vec::new(),
-            dirty: Vec::new(),
-            ending: Vec::new(),
-            guess: Guess::default(),
-        })
+        let device = TcpDevice { config, counters: Arc::default() };
+        device.listen()?;
+        Ok(device)
+    }
+
+    fn listen(&self) -> Result<(OwnedFd, SocketAddr)> {
+        let bind = self.config.bind;
+        handshake::listen(SocketAddr::new(bind, 0))
+            .map_err(|e| unusable(format!("cannot listen on {bind}: {e}")))
     }
 
     /// What was refused, to be watched from elsewhere.
@@ -203,13 +195,47 @@ impl TcpProvider {
     }
 }
 
-impl Provider for TcpProvider {
+impl Device for TcpDevice {
     fn kind(&self) -> ProviderKind {
         ProviderKind::Tcp
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { parts: self.address.rule, registered_destination: true, inline: false }
+    fn open(&self, group: Membership) -> Result<Box<dyn Link>> {
+        let (listener, bound) = self.listen()?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|e| Error::system("cannot create an epoll descriptor", e))?;
+        let config = self.config.clone();
+        let address = Address {
+            host: this_host(),
+            max_part_bytes: config.max_part_bytes,
+            max_pages: wire::MAX_PAGES,
+            streams: config.streams,
+            socket: SocketAddr::new(config.advertise.unwrap_or(config.bind), bound.port()),
+        };
+        Ok(Box::new(TcpLink {
+            config,
+            group,
+            address,
+            issued: HashMap::new(),
+            listener: Some(listener),
+            counters: self.counters.clone(),
+            epoll,
+            regions: Vec::new(),
+            peers: Vec::new(),
+            dirty: Vec::new(),
+            ending: Vec::new(),
+            hot: HotStream::default(),
+        }))
+    }
+}
+
+fn unusable(detail: String) -> Error {
+    Error::Provider { provider: ProviderKind::Tcp, detail }
+}
+
+impl Link for TcpLink {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Tcp
     }
 
     fn address(&self) -> Vec<u8> {
@@ -217,28 +243,52 @@ impl Provider for TcpProvider {
     }
 
     /// A loopback address reaches from its own host only. Both sides compare the same two addresses.
-    fn reaches(&self, address: &[u8]) -> bool {
-        let Some(other) = Address::decode(address) else { return false };
+    fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
+        let other = Address::decode(theirs)?;
         let loopback = |address: &Address| address.socket.ip().is_loopback();
         let public = !loopback(&self.address) && !loopback(&other);
-        public || self.address.is_on_host_of(&other)
+        let Pair { parts, streams } = self.address.pair(&other);
+        let rule = RouteRule { parts, ordered: streams == 1, inline: false };
+        (public || self.address.is_on_host_of(&other)).then_some(rule)
     }
 
-    fn connect(&mut self, group: &Group<'_>) -> Result<()> {
-        // Closed when this returns: whoever belongs to the group is connected by then.
-        let listener = self.listener.take().ok_or_else(|| Error::Provider {
-            provider: ProviderKind::Tcp,
-            detail: "it was connected before; make a new one for each group".into(),
-        })?;
-        let here =
-            connect::Here { address: &self.address, listener: &listener, counters: &self.counters };
-        self.peers.resize_with(group.size as usize, || None);
-        for (rank, sockets) in connect::connect(&here, group)? {
-            let peer = Peer::new(rank, sockets, &self.epoll)
+    /// A token for the peer alone, which it shows on every connection.
+    fn introduce(&mut self, peer: Rank, _address: &[u8]) -> Result<Vec<u8>> {
+        let token = new_token()?;
+        self.issued.insert(peer, token);
+        Ok(token.to_vec())
+    }
+
+    fn connect(&mut self, peers: &[Introduction<'_>], limit: &mut WaitLimit<'_>) -> Result<()> {
+        // Closed when this returns: every peer of the group is connected by then.
+        let listener = self.listener.take();
+        let listener = listener.ok_or_else(|| unusable("its link is connected already".into()))?;
+        let issued = std::mem::take(&mut self.issued);
+        let expected = |peer: &Introduction<'_>| {
+            let malformed = |what| {
+                let detail = "it is of another wire version or damaged".into();
+                Error::Malformed { peer: peer.peer, what, detail }
+            };
+            let address = Address::decode(peer.address);
+            let address = address.ok_or_else(|| malformed("a tcp address"))?;
+            let shown = peer.message.try_into().map_err(|_| malformed("a tcp token"))?;
+            let issued = issued.get(&peer.peer);
+            let issued = *issued.ok_or_else(|| unusable(format!("{} has no token", peer.peer)))?;
+            let streams = self.address.pair(&address).streams;
+            Ok(Expected { rank: peer.peer, address, issued, shown, streams })
+        };
+        let expected: Vec<Expected> = peers.iter().map(expected).collect::<Result<_>>()?;
+        let rules: Vec<PartRule> =
+            expected.iter().map(|peer| self.address.pair(&peer.address).parts).collect();
+        let (group, address, counters) = (&self.group, &self.address, &self.counters);
+        let here = connect::Here { group, address, listener: &listener, counters };
+        self.peers.resize_with(self.group.size as usize, || None);
+        let connected = connect::connect(&here, expected, limit)?;
+        for ((rank, sockets), rule) in connected.into_iter().zip(rules) {
+            let peer = Peer::new(rank, rule, sockets, &self.epoll)
                 .map_err(|e| Error::system("cannot watch a connection", e))?;
             self.peers[rank.0 as usize] = Some(peer);
         }
-        self.lanes = Some(group.lanes.clone());
         Ok(())
     }
 
@@ -270,7 +320,7 @@ impl Provider for TcpProvider {
         key: RegionKey,
         length: u64,
         entry: &[u8],
-        _deadline: Time,
+        _limit: &mut WaitLimit<'_>,
     ) -> Result<()> {
         let mut reader = Reader::new(entry);
         let range = reader.u64().zip(reader.u64()).map(|(start, end)| start..end);
@@ -313,7 +363,7 @@ impl Provider for TcpProvider {
             }
             payload += page.length;
         }
-        let rule = self.address.rule;
+        let rule = peer.rule();
         if payload > rule.max_part_bytes || work.pages.len() > rule.max_pages_per_part as usize {
             return Err(format!("a part of {} pages and {payload} bytes", work.pages.len()));
         }
@@ -337,39 +387,32 @@ impl Provider for TcpProvider {
     fn poll(&mut self, now: Time, sink: &mut Sink) {
         // Credits may have been posted with nobody flushing after them.
         self.flush(sink);
-        let Some(lanes) = &self.lanes else { return };
-        let shared = Shared {
-            epoll: &self.epoll,
-            rule: self.address.rule,
-            regions: &self.regions,
-            lanes,
-            counters: &self.counters,
-        };
+        let TcpLink { epoll, regions, counters, group, peers, ending, hot, .. } = self;
+        let shared = Shared { epoll, regions, lanes: &group.lanes, counters };
         let mut ready = |rank: usize, stream, flags| {
-            if let Some(peer) = self.peers.get_mut(rank).and_then(Option::as_mut) {
+            if let Some(peer) = peers.get_mut(rank).and_then(Option::as_mut) {
                 peer.ready(stream, flags, &shared, sink);
-                note_ending(&mut self.ending, peer);
+                note_ending(ending, peer);
             }
         };
-        if let Some((rank, stream)) = self.guess.take(now) {
+        if let Some((rank, stream)) = hot.take(now) {
             ready(rank, stream, epoll::EventFlags::IN);
         } else {
             let mut room = [const { MaybeUninit::uninit() }; EVENTS];
             // Without a timeout nothing can interrupt it, and the descriptor is ours.
-            let events = epoll::wait(&self.epoll, &mut room, Some(&Timespec::default()));
+            let events = epoll::wait(&*epoll, &mut room, Some(&Timespec::default()));
             let events = events.map_or(&[][..], |(events, _)| &*events);
             for event in events {
                 let (rank, stream) = peer::of_event(event);
                 ready(rank, stream, event.flags);
             }
             match events {
-                [] => self.guess.learn(None),
-                [event] => self.guess.learn(Some(peer::of_event(event))),
-                _ => self.guess = Guess::default(),
+                [] => hot.learn(None),
+                [event] => hot.learn(Some(peer::of_event(event))),
+                _ => *hot = HotStream::default(),
             }
         }
-        let peers = &mut self.peers;
-        self.ending.retain(|&rank| {
+        ending.retain(|&rank| {
             peers[rank as usize].as_mut().is_some_and(|peer| !peer.has_ended(now, sink))
         });
     }
@@ -380,12 +423,22 @@ impl Provider for TcpProvider {
         }
     }
 
-    fn descriptor(&self) -> Option<RawFd> {
-        Some(self.epoll.as_raw_fd())
+    fn prepare_sleep(&mut self) -> bool {
+        // Epoll is level-triggered: what it has to report keeps its descriptor readable.
+        self.dirty.is_empty()
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        vec![self.epoll.as_raw_fd()]
+    }
+
+    fn next_deadline(&self) -> Option<Time> {
+        let ending = self.ending.iter().filter_map(|&rank| self.peers[rank as usize].as_ref());
+        ending.filter_map(Peer::deadline).min()
     }
 }
 
-impl TcpProvider {
+impl TcpLink {
     fn peer(&mut self, rank: Rank) -> Result<&mut Peer> {
         let peer = self.peers.get_mut(rank.0 as usize).and_then(Option::as_mut);
         peer.ok_or_else(|| Error::Unknown { what: "rank", number: rank.0.into() })
@@ -398,7 +451,7 @@ fn note_ending(ending: &mut Vec<u32>, peer: &Peer) {
     }
 }
 
-impl Drop for TcpProvider {
+impl Drop for TcpLink {
     /// What was posted shall arrive although its sender leaves: closing a socket that holds unread
     /// credits resets the connection, and what the peer has not acknowledged by then is thrown away.
     fn drop(&mut self) {
@@ -419,8 +472,8 @@ impl Drop for TcpProvider {
 }
 
 /// Sixteen bytes that nobody can guess.
-fn new_token() -> Result<wire::Token> {
-    let mut token = wire::Token::default();
+fn new_token() -> Result<Token> {
+    let mut token = Token::default();
     getrandom::fill(&mut token).map_err(|e| Error::Provider {
         provider: ProviderKind::Tcp,
         detail: format!("the system gives no random bytes: {e}"),

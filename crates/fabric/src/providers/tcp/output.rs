@@ -6,8 +6,8 @@
 use super::pieces::Pieces;
 use super::socket::Sources;
 use super::wire::put_head;
+use crate::link::Sink;
 use crate::memory::Memory;
-use crate::provider::Sink;
 use crate::types::{Lane, Page};
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -4,10 +4,10 @@ use super::granted::Granted;
 use super::stream::{CLOSED, Ended, Gate, Stream};
 use super::{TcpConfig, TcpCounters};
 use crate::lane_table::LaneTable;
+use crate::link::{Posted, Sink, Work};
 use crate::memory::Memory;
 use crate::parts::PartRule;
-use crate::provider::{Posted, Sink, Work};
-use crate::types::Time;
+use crate::types::{Class, Time};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -23,6 +23,7 @@ const LAST_WORDS: Duration = Duration::from_millis(250);
 
 pub(super) struct Peer {
     rank: Rank,
+    rule: PartRule,
     streams: Vec<Stream>,
     state: State,
     /// A part has found the queue full: whoever posted it waits to be woken when there is room.
@@ -48,7 +49,6 @@ enum State {
 /// What all peers of a provider share.
 pub(super) struct Shared<'a> {
     pub epoll: &'a OwnedFd,
-    pub rule: PartRule,
     pub regions: &'a [Option<Arc<Memory>>],
     pub lanes: &'a LaneTable,
     pub counters: &'a TcpCounters,
@@ -65,12 +65,18 @@ fn event_data(rank: Rank, stream: usize) -> epoll::EventData {
 }
 
 impl Peer {
-    pub fn new(rank: Rank, sockets: Vec<OwnedFd>, epoll: &OwnedFd) -> rustix::io::Result<Peer> {
+    pub fn new(
+        rank: Rank,
+        rule: PartRule,
+        sockets: Vec<OwnedFd>,
+        epoll: &OwnedFd,
+    ) -> rustix::io::Result<Peer> {
         for (index, socket) in sockets.iter().enumerate() {
             epoll::add(epoll, socket, event_data(rank, index), epoll::EventFlags::IN)?;
         }
         Ok(Peer {
             rank,
+            rule,
             streams: sockets.into_iter().map(Stream::new).collect(),
             state: State::Open,
             refused: false,
@@ -81,6 +87,19 @@ impl Peer {
 
     pub fn rank(&self) -> Rank {
         self.rank
+    }
+
+    /// How writes to and from it are cut.
+    pub fn rule(&self) -> PartRule {
+        self.rule
+    }
+
+    /// When an ending peer counts as lost.
+    pub fn deadline(&self) -> Option<Time> {
+        match &self.state {
+            State::Ending { since, .. } => Some(since.map_or(Time(0), |at| at.after(LAST_WORDS))),
+            _ => None,
+        }
     }
 
     pub fn is_ending(&self) -> bool {
@@ -120,7 +139,9 @@ impl Peer {
             let waits = if copied { stream.watched_for_room.into() } else { stream.output.bytes() };
             (stream.socket.is_none(), waits)
         };
-        let lightest = (0..self.streams.len()).min_by_key(|&index| load(&self.streams[index]));
+        // Bulk leaves the first stream to parts that must not wait behind it.
+        let first = usize::from(work.class == Class::Bulk && self.streams.len() > 1);
+        let lightest = (first..self.streams.len()).min_by_key(|&index| load(&self.streams[index]));
         let index = lightest.ok_or("it has no streams")?;
         let stream = &mut self.streams[index];
         let posted = if copied {
@@ -194,7 +215,7 @@ impl Peer {
         }
         let gate = Gate {
             peer: self.rank,
-            rule: shared.rule,
+            rule: self.rule,
             granted: &self.granted,
             regions: shared.regions,
             lanes: shared.lanes,

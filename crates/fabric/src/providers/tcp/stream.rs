@@ -9,9 +9,9 @@ use super::pieces::Pieces;
 use super::socket::Room;
 use super::wire::{Head, MAX_HEAD};
 use crate::lane_table::LaneTable;
+use crate::link::Sink;
 use crate::memory::Memory;
 use crate::parts::PartRule;
-use crate::provider::Sink;
 use crate::types::Lane;
 use rustix::fd::{AsFd, OwnedFd};
 use std::io;
@@ -198,7 +198,7 @@ impl Input {
                 self.landing.clear();
                 self.lane = None;
                 // A lane named wrongly is dropped, counted and logged by the table.
-                gate.lanes.arrive(gate.peer, lane);
+                gate.lanes.arrive_from(gate.peer, lane);
             }
             let bytes = &self.buffer[self.begin..self.end];
             let Some(head) = Head::parse(bytes, gate.rule)? else { break };

@@ -9,7 +9,7 @@ use crate::types::{Generation, Lane, Page};
 use std::net::{IpAddr, SocketAddr};
 
 /// Changes whenever anything in this file does; both ends must have the same.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 /// The most pages in one frame.
 pub(super) const MAX_PAGES: u32 = 256;
 const HEADER: usize = 12;
@@ -19,10 +19,12 @@ pub(super) const MAX_HEAD: usize = HEADER + MAX_PAGES as usize * PAGE;
 /// The length of a hello.
 pub(super) const HELLO: usize = 36;
 
+/// The most connections between two ranks.
+pub(super) const MAX_STREAMS: u32 = 64;
 const MAGIC: [u8; 4] = *b"WEFT";
 const COUNTED_WRITE: u8 = 1;
 
-/// Known only to an engine and to whom the control plane told it.
+/// Issued by an engine to one peer, over the control plane.
 pub(super) type Token = [u8; 16];
 
 /// How a provider is reached, told to every rank through the control plane.
@@ -30,10 +32,17 @@ pub(super) type Token = [u8; 16];
 pub(super) struct Address {
     /// Two loopback addresses mean the same only if these are equal.
     pub host: Vec<u8>,
-    pub token: Token,
-    pub rule: PartRule,
+    pub max_part_bytes: u64,
+    pub max_pages: u32,
     pub streams: u32,
     pub socket: SocketAddr,
+}
+
+/// The rule of a pair of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pair {
+    pub parts: PartRule,
+    pub streams: u32,
 }
 
 impl Address {
@@ -42,12 +51,19 @@ impl Address {
         !self.host.is_empty() && self.host == other.host
     }
 
+    /// The rule that both ends derive: of each limit the smaller, and at least one of everything.
+    pub fn pair(&self, other: &Address) -> Pair {
+        let max_part_bytes = self.max_part_bytes.min(other.max_part_bytes).max(1);
+        let max_pages_per_part = self.max_pages.min(other.max_pages).max(1);
+        let streams = self.streams.min(other.streams).clamp(1, MAX_STREAMS);
+        Pair { parts: PartRule { max_part_bytes, max_pages_per_part, ..PartRule::WHOLE }, streams }
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let mut out = VERSION.to_le_bytes().to_vec();
         put_block(&mut out, &self.host);
-        out.extend_from_slice(&self.token);
-        out.extend_from_slice(&self.rule.max_part_bytes.to_le_bytes());
-        out.extend_from_slice(&self.rule.max_pages_per_part.to_le_bytes());
+        out.extend_from_slice(&self.max_part_bytes.to_le_bytes());
+        out.extend_from_slice(&self.max_pages.to_le_bytes());
         out.extend_from_slice(&self.streams.to_le_bytes());
         match self.socket.ip() {
             IpAddr::V4(ip) => put_block(&mut out, &ip.octets()),
@@ -64,16 +80,14 @@ impl Address {
             return None;
         }
         let host = reader.block()?.to_vec();
-        let token = reader.bytes(16)?.try_into().ok()?;
-        let rule = PartRule { max_part_bytes: reader.u64()?, max_pages_per_part: reader.u32()? };
-        let streams = reader.u32()?;
+        let (max_part_bytes, max_pages, streams) = (reader.u64()?, reader.u32()?, reader.u32()?);
         let ip = reader.block()?;
         let ip = match ip.len() {
             4 => IpAddr::from(<[u8; 4]>::try_from(ip).ok()?),
             _ => IpAddr::from(<[u8; 16]>::try_from(ip).ok()?),
         };
         let socket = SocketAddr::new(ip, reader.u16()?);
-        reader.is_at_end().then_some(Address { host, token, rule, streams, socket })
+        reader.is_at_end().then_some(Address { host, max_part_bytes, max_pages, streams, socket })
     }
 }
 
@@ -97,7 +111,7 @@ pub(super) struct Hello {
     pub to: u32,
     /// Which of the pair's streams this connection is.
     pub stream: u32,
-    /// The token of the engine that it is said to: whoever knows it was told by the control plane.
+    /// The token that the receiver issued to the sender over the control plane.
     pub token: Token,
 }
 
@@ -231,7 +245,8 @@ mod tests {
     use crate::types::RegionKey;
     use proptest::prelude::*;
 
-    const RULE: PartRule = PartRule { max_part_bytes: 1 << 20, max_pages_per_part: MAX_PAGES };
+    const RULE: PartRule =
+        PartRule { max_part_bytes: 1 << 20, max_pages_per_part: MAX_PAGES, ..PartRule::WHOLE };
 
     fn page() -> impl Strategy<Value = Page> {
         (any::<u32>(), any::<u64>(), 0u64..1 << 12).prop_map(|(key, offset, length)| Page {

@@ -1,0 +1,322 @@
+//! Inbox: submissions of threads that must not wait for an engine's lock.
+//!
+//! A bounded queue without locks, from many threads to the one that holds the engine, of descriptors of
+//! fixed size. The proxy of a GPU and a query dispatcher push the same format.
+//!
+//! A place of the ring carries a turn number. A producer claims the place at the tail when its turn is
+//! that of the tail, writes, and passes the turn on; the consumer takes the place at the head when its
+//! turn is one further, and passes it on to the next round of the ring.
+
+use crate::atomics::{Line, Place, Word64};
+use crate::error::{Error, Result};
+use crate::shared::SharedEngine;
+use crate::types::{CounterId, RegionKey};
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use weft_control::Rank;
+
+/// Submissions that may wait for an engine.
+const DEPTH: usize = 1024;
+
+/// One request in a fixed number of bytes: a write of `count` slices of `length` bytes at regular
+/// distances, a signal if the length is zero, or a credit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Descriptor {
+    /// What to do.
+    pub operation: Operation,
+    /// The peer written to.
+    pub peer: Rank,
+    /// The counter raised or credited.
+    pub counter: CounterId,
+    /// Slices; at least 1.
+    pub count: u32,
+    /// The round written in.
+    pub round: u64,
+    /// The local region that is read.
+    pub source: RegionKey,
+    /// The peer's region that is written.
+    pub destination: RegionKey,
+    /// First byte read.
+    pub source_offset: u64,
+    /// Bytes from one slice read to the next.
+    pub source_stride: u64,
+    /// First byte written.
+    pub destination_offset: u64,
+    /// Bytes from one slice written to the next.
+    pub destination_stride: u64,
+    /// Bytes of each slice.
+    pub length: u64,
+    /// Returned with the outcome.
+    pub tag: u64,
+}
+
+/// What a [`Descriptor`] asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Operation {
+    /// Write slices and raise the peer's counter by their parts.
+    Write = 1,
+    /// Give the peer credit for its oldest open round.
+    Credit = 2,
+}
+
+impl Descriptor {
+    /// A write of `length` bytes.
+    pub fn write(
+        peer: Rank,
+        counter: CounterId,
+        round: u64,
+        page: crate::types::Page,
+        tag: u64,
+    ) -> Descriptor {
+        Descriptor {
+            operation: Operation::Write,
+            peer,
+            counter,
+            count: 1,
+            round,
+            source: page.source,
+            destination: page.destination,
+            source_offset: page.source_offset,
+            source_stride: 0,
+            destination_offset: page.destination_offset,
+            destination_stride: 0,
+            length: page.length,
+            tag,
+        }
+    }
+
+    /// A credit to `peer`.
+    pub fn credit(peer: Rank, counter: CounterId, tag: u64) -> Descriptor {
+        let (operation, zero) = (Operation::Credit, RegionKey(0));
+        Descriptor {
+            operation,
+            peer,
+            counter,
+            count: 1,
+            round: 0,
+            source: zero,
+            destination: zero,
+            source_offset: 0,
+            source_stride: 0,
+            destination_offset: 0,
+            destination_stride: 0,
+            length: 0,
+            tag,
+        }
+    }
+}
+
+/// Receives the outcome of each submission, on the thread that makes progress: its tag, and the error if
+/// it was refused or failed.
+pub type Outcomes = dyn Fn(u64, Result<(), String>) + Send + Sync;
+
+/// A descriptor and where its outcome goes.
+pub(crate) struct Submission {
+    pub descriptor: Descriptor,
+    pub outcomes: Arc<Outcomes>,
+}
+
+/// A producer of submissions; clones push to the same engine.
+#[derive(Clone)]
+pub struct Submitter {
+    shared: Arc<SharedEngine>,
+}
+
+impl Submitter {
+    pub(crate) fn new(shared: Arc<SharedEngine>) -> Submitter {
+        shared.inbox().used.store(true, Ordering::SeqCst);
+        Submitter { shared }
+    }
+
+    /// Submits a descriptor. `outcomes` is called once with its tag: when its source may be reused, or
+    /// with the error if it was refused or failed.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if the queue is full: progress is behind, try again later.
+    pub fn push(&self, descriptor: Descriptor, outcomes: &Arc<Outcomes>) -> Result<()> {
+        let submission = Submission { descriptor, outcomes: outcomes.clone() };
+        if self.shared.inbox().ring.put(submission).is_err() {
+            let (wanted, limit) = (DEPTH as u64 + 1, DEPTH as u64);
+            return Err(Error::Limit { what: "submissions in an inbox", wanted, limit });
+        }
+        self.shared.drain_inbox();
+        Ok(())
+    }
+}
+
+/// The queue in front of a [`SharedEngine`].
+pub(crate) struct Inbox {
+    ring: Ring<Submission, AtomicU64>,
+    used: AtomicBool,
+}
+
+impl Default for Inbox {
+    fn default() -> Inbox {
+        Inbox { ring: Ring::new(DEPTH), used: AtomicBool::new(false) }
+    }
+}
+
+impl Inbox {
+    /// Whether there ever was a [`Submitter`].
+    pub fn is_used(&self) -> bool {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ring.is_empty()
+    }
+
+    /// Takes everything. The caller holds the engine's lock, so it is the only consumer.
+    pub fn drain(&self, mut take: impl FnMut(Submission)) {
+        if !self.is_used() {
+            return;
+        }
+        while let Some(submission) = self.ring.take() {
+            take(submission);
+        }
+    }
+}
+
+/// A bounded queue from many threads to one at a time.
+pub struct Ring<T, W: Word64> {
+    /// The next place to claim.
+    tail: Line<W>,
+    /// The next place to take; only the consumer writes it.
+    head: Line<W>,
+    places: Box<[Turned<T, W>]>,
+}
+
+struct Turned<T, W> {
+    turn: W,
+    item: Place<MaybeUninit<T>>,
+}
+
+// SAFETY: an item is moved in by the thread that claimed its place and out by the consumer, each while the
+// turn says that the place is its own.
+unsafe impl<T: Send, W: Word64> Send for Ring<T, W> {}
+// SAFETY: as above.
+unsafe impl<T: Send, W: Word64> Sync for Ring<T, W> {}
+
+impl<T, W: Word64> Ring<T, W> {
+    /// A ring for `capacity` items, rounded up to a power of two, at least two.
+    pub fn new(capacity: usize) -> Ring<T, W> {
+        let capacity = capacity.next_power_of_two().max(2) as u64;
+        let place = |turn| Turned { turn: W::new(turn), item: Place::new(MaybeUninit::uninit()) };
+        Ring {
+            tail: Line(W::new(0)),
+            head: Line(W::new(0)),
+            places: (0..capacity).map(place).collect(),
+        }
+    }
+
+    fn place(&self, index: u64) -> &Turned<T, W> {
+        &self.places[(index & (self.places.len() as u64 - 1)) as usize]
+    }
+
+    /// Puts an item, or gives it back if the ring is full. Any thread.
+    pub fn put(&self, item: T) -> Result<(), T> {
+        let mut tail = self.tail.0.load();
+        loop {
+            let place = self.place(tail);
+            match place.turn.load() {
+                turn if turn == tail => {
+                    if self.tail.0.replace(tail, tail + 1) {
+                        // SAFETY: the turn was this one's, and the claim of the tail was won.
+                        place.item.with_mut(|place| unsafe { (*place).write(item) });
+                        place.turn.store(tail + 1);
+                        return Ok(());
+                    }
+                    tail = self.tail.0.load();
+                }
+                turn if turn < tail => return Err(item),
+                _ => tail = self.tail.0.load(),
+            }
+        }
+    }
+
+    /// Takes the oldest item. One thread at a time.
+    pub fn take(&self) -> Option<T> {
+        let head = self.head.0.load();
+        let place = self.place(head);
+        if place.turn.load() != head + 1 {
+            return None;
+        }
+        // SAFETY: the turn says that the item was written, and the only consumer reads it once.
+        let item = place.item.with_mut(|place| unsafe { (*place).assume_init_read() });
+        place.turn.store(head + self.places.len() as u64);
+        self.head.0.store(head + 1);
+        Some(item)
+    }
+
+    /// Whether there is nothing to take.
+    pub fn is_empty(&self) -> bool {
+        let head = self.head.0.load();
+        self.place(head).turn.load() != head + 1
+    }
+}
+
+impl<T, W: Word64> Drop for Ring<T, W> {
+    fn drop(&mut self) {
+        while self.take().is_some() {}
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_fills_empties_and_wraps() {
+        let ring = Ring::<u32, AtomicU64>::new(4);
+        for round in 0..10 {
+            assert!(ring.is_empty());
+            (0..4).for_each(|item| ring.put(10 * round + item).unwrap());
+            assert_eq!(ring.put(99), Err(99));
+            (0..4).for_each(|item| assert_eq!(ring.take(), Some(10 * round + item)));
+            assert_eq!(ring.take(), None);
+        }
+    }
+
+    #[test]
+    fn items_left_are_dropped_once() {
+        let item = Arc::new(());
+        let ring = Ring::<_, AtomicU64>::new(4);
+        (0..3).for_each(|_| ring.put(item.clone()).unwrap());
+        drop(ring.take());
+        assert_eq!(Arc::strong_count(&item), 3);
+        drop(ring);
+        assert_eq!(Arc::strong_count(&item), 1);
+    }
+
+    #[test]
+    fn what_each_thread_puts_is_taken_once_and_in_its_order() {
+        let many: u64 = if cfg!(miri) { 40 } else { 20_000 };
+        let ring = Ring::<(usize, u64), AtomicU64>::new(8);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let ring = &ring;
+                scope.spawn(move || {
+                    for number in 0..many {
+                        while ring.put((thread, number)).is_err() {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            let mut next = [0; 3];
+            while next != [many; 3] {
+                match ring.take() {
+                    Some((thread, number)) => {
+                        assert_eq!(number, next[thread]);
+                        next[thread] += 1;
+                    }
+                    None => std::thread::yield_now(),
+                }
+            }
+        });
+        assert!(ring.is_empty());
+    }
+}

@@ -1,0 +1,206 @@
+//! Link: one group's use of a [`crate::Device`].
+//!
+//! A link moves pages into a peer's granted memory and raises one lane there once they are visible.
+//! Two posts have no order. Rounds, credits and parts belong to the [`crate::Engine`] above it.
+//!
+//! Life of a link:
+//!
+//! 1. [`Link::address`] goes to every peer, the same bytes to each.
+//! 2. [`Link::route`] decides from both addresses whether and by which rule a pair is connected.
+//! 3. [`Link::introduce`] makes one message for each routed peer; the peers' answers enter
+//!    [`Link::connect`].
+//! 4. Regions are registered and granted; entries travel in a descriptor and are imported.
+//! 5. Posts, flushes, polls. [`Link::prepare_sleep`] arms the link before its owner sleeps.
+
+use crate::error::Result;
+use crate::lane_table::LaneTable;
+use crate::local::WaitLimit;
+use crate::memory::Memory;
+use crate::parts::PartRule;
+use crate::types::{Class, Generation, Lane, Page, ProviderKind, RegionKey, Time};
+use std::ops::Range;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use weft_control::Rank;
+
+/// The group that a link belongs to.
+#[derive(Clone, Debug)]
+pub struct Membership {
+    /// This engine's rank.
+    pub rank: Rank,
+    /// Ranks in the group.
+    pub size: u32,
+    /// Generation of the group.
+    pub generation: Generation,
+    /// Lanes that the link raises on arrival. The table also carries the engine's bell.
+    pub lanes: Arc<LaneTable>,
+}
+
+/// How one pair of ranks is connected. Both ends derive the same rule from the two addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteRule {
+    /// How writes are cut: longest part, ranges and gather entries per part, stripes.
+    pub parts: PartRule,
+    /// Arrivals keep the order of their posts.
+    pub ordered: bool,
+    /// Posts complete inside [`Link::post`]: nothing is ever under way, and nothing needs progress.
+    pub inline: bool,
+}
+
+impl RouteRule {
+    /// Stores into a peer's mapping: any write is one part and done when its post returns.
+    pub const STORES: RouteRule = RouteRule { parts: PartRule::WHOLE, ordered: true, inline: true };
+}
+
+/// A routed peer, with what it sent to this engine alone.
+#[derive(Clone, Copy, Debug)]
+pub struct Introduction<'a> {
+    /// The peer.
+    pub peer: Rank,
+    /// Its [`Link::address`].
+    pub address: &'a [u8],
+    /// What its [`Link::introduce`] made for this engine.
+    pub message: &'a [u8],
+}
+
+/// One part of a write, or a signal if it has no pages.
+#[derive(Clone, Copy, Debug)]
+pub struct Work<'a> {
+    /// Returned in the [`Completion`].
+    pub token: u64,
+    /// The peer written to.
+    pub peer: Rank,
+    /// The peer's lane that this part raises by one.
+    pub lane: Lane,
+    /// For a credit: the lane of this engine's own table that it answers.
+    pub credits: Option<Lane>,
+    /// A credit to the same peer that travels with this part: its lane rises together with that of
+    /// the part. Inline routes only ([`RouteRule::inline`]).
+    pub rider: Option<Lane>,
+    /// Traffic class. Bulk parts never delay latency-critical ones.
+    pub class: Class,
+    /// What is written. Valid during the call.
+    pub pages: &'a [Page],
+}
+
+/// Outcome of a post.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// Complete: the source may be reused, no completion follows.
+    Done,
+    /// Under way: exactly one completion with the token follows.
+    InFlight,
+    /// Not taken, the queue toward this peer is full: post again after a poll.
+    Full,
+}
+
+/// End of a part that was under way.
+#[derive(Debug)]
+pub struct Completion {
+    /// The token of its [`Work`].
+    pub token: u64,
+    /// `Ok`: the source may be reused. `Err`: the outcome of the write is unknown.
+    pub result: std::result::Result<(), String>,
+}
+
+/// Where a link reports what happened; the engine owns and drains it.
+#[derive(Debug, Default)]
+pub struct Sink {
+    /// Parts that ended, each exactly once.
+    pub completions: Vec<Completion>,
+    /// Peers that cannot be reached any more, with the reason.
+    pub lost: Vec<(Rank, String)>,
+}
+
+impl Sink {
+    /// Reports that the source of a part may be reused.
+    pub fn done(&mut self, token: u64) {
+        self.completions.push(Completion { token, result: Ok(()) });
+    }
+
+    /// Reports that a part failed.
+    pub fn failed(&mut self, token: u64, why: impl Into<String>) {
+        self.completions.push(Completion { token, result: Err(why.into()) });
+    }
+}
+
+/// One group's use of a device.
+pub trait Link: Send {
+    /// Its provider.
+    fn kind(&self) -> ProviderKind;
+
+    /// Address for every peer, opaque to all but links of the same kind.
+    fn address(&self) -> Vec<u8>;
+
+    /// The rule of the pair, or `None` if this link does not reach that address. A pure function of
+    /// both addresses, and symmetric: the peer's link derives the same rule.
+    fn route(&self, theirs: &[u8]) -> Option<RouteRule>;
+
+    /// The message for one routed peer: a queue pair number, a token. Empty by default.
+    fn introduce(&mut self, _peer: Rank, _address: &[u8]) -> Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+
+    /// Connects all routed peers at once, so that no order of connecting can deadlock.
+    ///
+    /// # Errors
+    /// [`crate::Error::Connect`], also after the deadline; the error of [`WaitLimit::give_up`].
+    fn connect(&mut self, peers: &[Introduction<'_>], limit: &mut WaitLimit<'_>) -> Result<()>;
+
+    /// Zeroed device memory that peers can be granted; `None` if the link reaches no devices.
+    fn allocate(&mut self, _device: u32, _length: usize) -> Option<Result<Memory>> {
+        None
+    }
+
+    /// Registers `memory` under `key`: a source at once, a destination after a grant.
+    fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()>;
+
+    /// Lets `peer` write to `range` of region `key`; returns the entry that the peer imports.
+    fn grant(&mut self, key: RegionKey, peer: Rank, range: Range<u64>) -> Result<Vec<u8>>;
+
+    /// Makes a peer's region of `length` bytes writable from here.
+    fn import(
+        &mut self,
+        peer: Rank,
+        key: RegionKey,
+        length: u64,
+        entry: &[u8],
+        limit: &mut WaitLimit<'_>,
+    ) -> Result<()>;
+
+    /// Removes a region. No post that names it is under way.
+    fn deregister(&mut self, key: RegionKey);
+
+    /// Removes a peer's region. No post that names it is under way.
+    fn forget(&mut self, _peer: Rank, _key: RegionKey) {}
+
+    /// Takes one part. It may be held back until [`Link::flush`], so that a batch costs one doorbell.
+    /// An error means that the peer cannot be written to any more.
+    fn post(&mut self, work: &Work<'_>, sink: &mut Sink) -> std::result::Result<Posted, String>;
+
+    /// Sends what posts have held back.
+    fn flush(&mut self, sink: &mut Sink);
+
+    /// Makes progress: receives, raises lanes through the table, reports completions.
+    fn poll(&mut self, now: Time, sink: &mut Sink);
+
+    /// Arms the link: from now on one of its descriptors becomes readable when [`Link::poll`] has
+    /// something to do. Returns `false` if there is something to do already.
+    fn prepare_sleep(&mut self) -> bool {
+        true
+    }
+
+    /// Descriptors to sleep on. None if peers raise lanes without this link's help.
+    fn descriptors(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
+
+    /// When [`Link::poll`] must be called even if no descriptor becomes readable.
+    fn next_deadline(&self) -> Option<Time> {
+        None
+    }
+
+    /// Cuts a peer off. After this returns no byte of this engine's memory is read for it or written
+    /// by it through this link, and its parts under way have been reported as failed.
+    fn fence(&mut self, peer: Rank, sink: &mut Sink);
+}
