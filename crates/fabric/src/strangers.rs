@@ -71,6 +71,11 @@ impl<S> Strangers<S> {
         self.queue.remove(index).map(|stranger| stranger.connection)
     }
 
+    /// Ids and connections, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &S)> {
+        self.queue.iter().map(|stranger| (stranger.id, &stranger.connection))
+    }
+
     /// Records a refusal; returns whether it is the first for this reason, which is the one to log.
     pub fn is_new_reason(&mut self, reason: &'static str) -> bool {
         self.reasons.insert(reason)
@@ -98,7 +103,7 @@ mod tests {
         assert_eq!(strangers.add(3000, Time(0)), (130, Some(2)));
         assert_eq!(strangers.get_mut(129), Some(&mut 2000));
         assert!(strangers.get_mut(2).is_none() && strangers.take(1).is_none());
-        assert_eq!(strangers.queue.len(), MAX_STRANGERS);
+        assert_eq!(strangers.iter().count(), MAX_STRANGERS);
     }
 
     #[test]

@@ -2,11 +2,14 @@
 //!
 //! An introduction is a message with descriptors: a provider's is its lane table, that of an
 //! [`super::Exchange`] one region. The lower rank of a pair dials, the higher accepts; one loop serves
-//! all pairs at once, so no order can deadlock. A stranger that finds the socket is dropped.
+//! all pairs at once, so no order can deadlock. Strangers that find the socket are bounded in number and
+//! time ([`crate::strangers`]); a peer that was closed among them dials again.
 
 use super::{Address, Link, Message, Token, WaitLimit, refused, socket, wait};
+use crate::clock;
 use crate::error::{Error, Result};
-use crate::types::{Generation, ProviderKind};
+use crate::strangers::{MAX_STRANGERS, Strangers};
+use crate::types::{Generation, ProviderKind, Time};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -14,10 +17,12 @@ use std::io;
 use std::time::Duration;
 use weft_control::Rank;
 
-/// Sleep before dialling again a peer whose backlog is full: no event announces room in it.
-const REDIAL: Duration = Duration::from_millis(1);
-/// Accepted connections that have not proved a rank, at a time.
-const MAX_STRANGERS: usize = 64;
+/// Pause before dialling again a peer whose backlog is full: no event announces room in it.
+const BACKLOG_FULL: Duration = Duration::from_millis(1);
+/// Pause before dialling again a peer that closed the connection before its hello.
+const REDIAL: Duration = Duration::from_millis(50);
+/// Pause when this process has no descriptor left for a connection.
+const NO_ROOM: Duration = Duration::from_millis(10);
 
 /// This rank's part in a meeting.
 pub(super) struct Party<'a> {
@@ -45,6 +50,10 @@ struct Pending {
     link: Option<Link>,
     is_proved: bool,
     introduction: Option<Message>,
+    /// When it is dialled next.
+    dial_at: Time,
+    /// The end of the attempt before.
+    failure: Option<io::Error>,
 }
 
 /// The state of the loop.
@@ -52,7 +61,7 @@ pub(super) struct Meeting<'a> {
     party: Party<'a>,
     peers: Vec<Pending>,
     /// Accepted connections that have not proved a rank.
-    strangers: Vec<Link>,
+    strangers: Strangers<Link>,
 }
 
 impl Party<'_> {
@@ -78,13 +87,43 @@ impl Pending {
     }
 
     /// Goes on as far as it goes without waiting.
-    fn step(&mut self, party: &Party<'_>) -> io::Result<()> {
-        if self.link.is_none() && self.is_dialled_by(party) {
-            let Some(socket) = socket::dial(&self.address.name)? else { return Ok(()) };
-            let mut link = Link::new(socket);
-            link.send(party.hello())?;
-            self.link = Some(link);
+    fn step(&mut self, party: &Party<'_>, now: Time) -> io::Result<()> {
+        if self.link.is_none() && self.is_dialled_by(party) && self.dial_at <= now {
+            let Some(socket) = socket::dial(&self.address.name)? else {
+                self.dial_at = now.after(BACKLOG_FULL);
+                return Ok(());
+            };
+            self.link = Some(Link::new(socket));
+            let sent = self.link.as_mut().map_or(Ok(()), |link| link.send(party.hello()));
+            return self.dial_again_if_closed(sent, party, now);
         }
+        let received = self.receive_all(party);
+        self.dial_again_if_closed(received, party, now)
+    }
+
+    /// A peer that had no room for one more stranger closed the connection: it is dialled again.
+    fn dial_again_if_closed(
+        &mut self,
+        result: io::Result<()>,
+        party: &Party<'_>,
+        now: Time,
+    ) -> io::Result<()> {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        match result {
+            Err(error)
+                if !self.is_proved
+                    && self.is_dialled_by(party)
+                    && matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof) =>
+            {
+                (self.link, self.failure) = (None, Some(error));
+                self.dial_at = now.after(REDIAL);
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    fn receive_all(&mut self, party: &Party<'_>) -> io::Result<()> {
         let Some(link) = &mut self.link else { return Ok(()) };
         link.flush()?;
         while self.introduction.is_none() {
@@ -128,10 +167,18 @@ impl<'a> Meeting<'a> {
                 what: "an shm address",
                 detail: format!("{} bytes", bytes.len()),
             })?;
-            Ok(Pending { rank, address, link: None, is_proved: false, introduction: None })
+            Ok(Pending {
+                rank,
+                address,
+                link: None,
+                is_proved: false,
+                introduction: None,
+                dial_at: Time(0),
+                failure: None,
+            })
         };
         let peers = peers.iter().map(pending).collect::<Result<_>>()?;
-        Ok(Meeting { party, peers, strangers: Vec::new() })
+        Ok(Meeting { party, peers, strangers: Strangers::new() })
     }
 
     /// Meets all peers, or fails naming the first that is missing.
@@ -151,73 +198,105 @@ impl<'a> Meeting<'a> {
 
     /// Goes on with all peers as far as it goes without waiting; returns whether all are met.
     fn step(&mut self) -> Result<bool> {
-        self.accept();
+        let now = clock::now();
+        self.accept(now)?;
         self.receive_hellos()?;
+        while self.strangers.drop_expired(now).is_some() {
+            self.refuse("its hello did not come in time");
+        }
         let Meeting { party, peers, .. } = self;
         for peer in peers.iter_mut() {
-            peer.step(party).map_err(|error| refused(party.kind, peer.rank, error))?;
+            peer.step(party, now).map_err(|error| refused(party.kind, peer.rank, error))?;
         }
         Ok(peers.iter().all(Pending::is_met))
     }
 
-    fn accept(&mut self) {
-        while self.strangers.len() < MAX_STRANGERS {
-            match socket::accept(self.party.listener) {
-                Ok(socket) if socket::is_of_this_user(&socket) => {
-                    self.strangers.push(Link::new(socket));
+    fn accept(&mut self, now: Time) -> Result<()> {
+        for _ in 0..MAX_STRANGERS {
+            let socket = match socket::accept(self.party.listener) {
+                Ok(socket) => socket,
+                // The error of one connection, not of the listener.
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    // The oldest stranger gives up its descriptor to the next connection.
+                    if self.strangers.drop_oldest().is_none() {
+                        std::thread::sleep(NO_ROOM);
+                    }
+                    self.refuse("there were no descriptors left");
+                    break;
                 }
-                Ok(_) => log::warn!("dropped a connection from a process of another user"),
-                Err(Errno::INTR) => {}
-                // No connection waits, or no descriptor is left for it: the deadline ends that.
-                Err(_) => return,
-            }
-        }
-    }
-
-    /// A stranger whose first message proves a peer's token becomes that peer.
-    fn receive_hellos(&mut self) -> Result<()> {
-        let mut index = 0;
-        while index < self.strangers.len() {
-            let Some(hello) = self.strangers[index].receive().transpose() else {
-                index += 1;
-                continue;
+                // No connection waits.
+                Err(_) => break,
             };
-            let link = self.strangers.swap_remove(index);
-            let Meeting { party, peers, .. } = self;
-            let peer = hello.ok().and_then(|hello| {
-                let mut expected =
-                    peers.iter_mut().filter(|p| p.link.is_none() && !p.is_dialled_by(party));
-                expected.find(|peer| peer.is_proved_by(party, &hello))
-            });
-            match peer {
-                Some(peer) => {
-                    let rank = peer.rank;
-                    peer.seat(party, link).map_err(|e| refused(party.kind, rank, e))?;
-                }
-                None => log::warn!("dropped a connection that did not prove which rank it is"),
+            if !socket::is_of_this_user(&socket) {
+                self.refuse("it is from a process of another user");
+                continue;
             }
+            let (id, dropped) = self.strangers.add(Link::new(socket), now);
+            if dropped.is_some() {
+                self.refuse("too many connections had sent no hello");
+            }
+            // The hello of a peer has come already, or comes soon.
+            self.receive_hello(id)?;
         }
         Ok(())
     }
 
+    fn receive_hellos(&mut self) -> Result<()> {
+        let ids: Vec<u64> = self.strangers.iter().map(|(id, _)| id).collect();
+        ids.into_iter().try_for_each(|id| self.receive_hello(id))
+    }
+
+    /// A stranger whose first message proves a peer's token becomes that peer.
+    fn receive_hello(&mut self, id: u64) -> Result<()> {
+        let message = self.strangers.get_mut(id).map_or(Ok(None), Link::receive).transpose();
+        let Some(message) = message else { return Ok(()) };
+        let Some(link) = self.strangers.take(id) else { return Ok(()) };
+        let Meeting { party, peers, .. } = self;
+        let peer = message.ok().and_then(|hello| {
+            let expected = |p: &Pending| p.link.is_none() && !p.is_dialled_by(party);
+            peers.iter_mut().find(|p| expected(p) && p.is_proved_by(party, &hello))
+        });
+        match peer {
+            Some(peer) => {
+                let rank = peer.rank;
+                peer.seat(party, link).map_err(|e| refused(party.kind, rank, e))?;
+            }
+            None => self.refuse("it did not prove a rank"),
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, reason: &'static str) {
+        if self.strangers.is_new_reason(reason) {
+            log::warn!("closed a connection to the socket of {}: {reason}", self.party.rank);
+        }
+    }
+
+    /// Sleeps until a connection or a message comes, or a peer is to be dialled; at most `timeout`.
     fn sleep(&self, timeout: Duration) {
-        let undialled = |peer: &Pending| peer.link.is_none() && peer.is_dialled_by(&self.party);
-        let redials = self.peers.iter().any(undialled);
+        let undialled = |p: &&Pending| p.link.is_none() && p.is_dialled_by(&self.party);
+        let next = self.peers.iter().filter(undialled).map(|peer| peer.dial_at).min();
+        let until_next = next.map_or(timeout, |at| at.since(clock::now()));
         let mut polled = vec![PollFd::new(self.party.listener, PollFlags::IN)];
-        polled.extend(self.strangers.iter().map(|link| link.interest(true)));
+        polled.extend(self.strangers.iter().map(|(_, link)| link.interest(true)));
         // A peer that is met may close its link at any time from now on; that is no event here.
         let links =
             self.peers.iter().filter_map(|p| Some((p.link.as_ref()?, p.introduction.is_none())));
         polled.extend(links.map(|(link, read)| link.interest(read)));
-        wait::sleep(&mut polled, if redials { REDIAL } else { timeout });
+        wait::sleep(&mut polled, until_next.min(timeout));
     }
 
     /// The error that names a peer which is missing at the deadline.
     fn late(&self) -> Error {
-        let mut missing = self.peers.iter().filter(|p| p.introduction.is_none()).map(|p| p.rank);
-        let first = missing.next().unwrap_or(self.party.rank);
-        let detail =
+        let mut missing = self.peers.iter().filter(|peer| peer.introduction.is_none());
+        let first = missing.next();
+        let mut detail =
             format!("it did not answer before the deadline, nor did {} others", missing.count());
+        if let Some(failure) = first.and_then(|peer| peer.failure.as_ref()) {
+            detail = format!("{detail}; at the last attempt {failure}");
+        }
+        let first = first.map_or(self.party.rank, |peer| peer.rank);
         refused(self.party.kind, first, detail)
     }
 }

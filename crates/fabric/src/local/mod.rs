@@ -25,6 +25,8 @@ mod meeting;
 mod peer;
 mod peers;
 mod socket;
+#[cfg(test)]
+mod tests;
 mod wait;
 
 #[cfg(any(test, feature = "fuzz"))]
