@@ -13,6 +13,7 @@
 
 mod agreement;
 mod bootstrap;
+pub mod bytes;
 mod clock;
 pub mod config;
 mod control;

@@ -3,6 +3,8 @@
 //! The parser is fed whatever arrived. It keeps what it was given and never reserves memory
 //! because a length said so.
 
+use crate::bytes;
+
 /// The largest payload of one control message: 64 MiB.
 pub const MAX_PAYLOAD: usize = 64 << 20;
 /// The largest frame between ranks that trust each other.
@@ -110,56 +112,54 @@ impl Writer {
     }
 }
 
-/// Takes a frame's body apart.
-pub(crate) struct Reader<'a>(&'a [u8]);
+/// Reader of a frame's body: [`bytes::Reader`] with an error in place of `None`.
+pub(crate) struct Reader<'a>(bytes::Reader<'a>);
+
+const CUT_SHORT: Malformed = Malformed("a frame is cut short");
 
 impl<'a> Reader<'a> {
     pub(crate) fn new(body: &'a [u8]) -> Reader<'a> {
-        Reader(body)
+        Reader(bytes::Reader::new(body))
     }
 
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        let (array, rest) = self.0.split_first_chunk().ok_or(Malformed("a frame is cut short"))?;
-        self.0 = rest;
-        Ok(*array)
+        self.0.array().ok_or(CUT_SHORT)
     }
 
     pub(crate) fn u8(&mut self) -> Result<u8, Malformed> {
-        self.array().map(u8::from_le_bytes)
+        self.0.u8().ok_or(CUT_SHORT)
     }
 
     pub(crate) fn u16(&mut self) -> Result<u16, Malformed> {
-        self.array().map(u16::from_le_bytes)
+        self.0.u16().ok_or(CUT_SHORT)
     }
 
     pub(crate) fn u32(&mut self) -> Result<u32, Malformed> {
-        self.array().map(u32::from_le_bytes)
+        self.0.u32().ok_or(CUT_SHORT)
     }
 
     pub(crate) fn u64(&mut self) -> Result<u64, Malformed> {
-        self.array().map(u64::from_le_bytes)
+        self.0.u64().ok_or(CUT_SHORT)
     }
 
     pub(crate) fn text(&mut self) -> Result<String, Malformed> {
         let length = usize::from(self.u16()?);
-        let (text, rest) =
-            self.0.split_at_checked(length).ok_or(Malformed("a frame is cut short"))?;
-        self.0 = rest;
+        let text = self.0.bytes(length).ok_or(CUT_SHORT)?;
         String::from_utf8(text.to_vec()).map_err(|_| Malformed("a text is not UTF-8"))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.0.is_at_end()
     }
 
-    /// All that is left.
+    /// All bytes that are left.
     pub(crate) fn rest(self) -> &'a [u8] {
-        self.0
+        self.0.rest()
     }
 
-    /// Nothing may be left.
+    /// An error if bytes are left.
     pub(crate) fn end(self) -> Result<(), Malformed> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed("a frame has bytes to spare")) }
+        if self.0.is_at_end() { Ok(()) } else { Err(Malformed("a frame has bytes to spare")) }
     }
 }
 

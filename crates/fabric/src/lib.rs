@@ -12,7 +12,6 @@
 //! - [`local`]: ranks of one host: meeting, passing descriptors, mapped memory
 
 pub mod atomics;
-pub mod bytes;
 pub mod clock;
 pub mod communicator;
 pub mod descriptor;
@@ -56,4 +55,4 @@ pub use types::{
     Class, CounterId, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, RequestId, Time,
 };
 pub use wait::{Host, Waiter};
-pub use weft_control::{Cause, Poison, Rank};
+pub use weft_control::{Cause, Poison, Rank, bytes};
