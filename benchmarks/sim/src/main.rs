@@ -11,6 +11,7 @@ mod platform;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::json;
 use std::path::PathBuf;
+use weft_predict::SplitMix64;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -115,15 +116,10 @@ fn main() -> Result<(), Failure> {
 impl Case {
     /// The endpoint of each rank, or nothing if the network's own order is meant.
     fn shuffled(&self, endpoints: u32) -> Option<Vec<u32>> {
-        let mut state = self.shuffle?;
+        let mut random = SplitMix64::new(self.shuffle?);
         let mut order: Vec<u32> = (0..endpoints).collect();
         for left in (2..=order.len()).rev() {
-            // SplitMix64.
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut word = state;
-            word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-            order.swap(left - 1, ((word ^ word >> 31) % left as u64) as usize);
+            order.swap(left - 1, (random.bits() % left as u64) as usize);
         }
         order.truncate(self.ranks as usize);
         Some(order)

@@ -2,19 +2,16 @@
 //! link delivers next and when a rank dies or is found dead.
 
 use super::*;
+use crate::random::SplitMix64;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
 /// A small generator, so that a run is a function of its seed.
-struct Dice(u64);
+struct Dice(SplitMix64);
 
 impl Dice {
     fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((mixed ^ (mixed >> 31)) % limit as u64) as usize
+        (self.0.bits() % limit as u64) as usize
     }
 }
 
@@ -123,7 +120,7 @@ proptest! {
         seed in any::<u64>(),
         deaths in prop::collection::vec(0usize..8, 0..4),
     ) {
-        let mut dice = Dice(seed);
+        let mut dice = Dice(SplitMix64::new(seed));
         let mut network = Network::new(size, &mut dice);
         let deaths: Vec<usize> = deaths.into_iter().filter(|rank| *rank < size).collect();
         network.run(deaths, &mut dice);

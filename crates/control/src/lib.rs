@@ -31,6 +31,7 @@ mod message;
 mod nodelist;
 mod operation;
 mod poison;
+pub mod random;
 mod reception;
 mod secret;
 mod wire;

@@ -55,4 +55,4 @@ pub use types::{
     Class, CounterId, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, RequestId, Time,
 };
 pub use wait::{Host, Waiter};
-pub use weft_control::{Cause, Poison, Rank, bytes};
+pub use weft_control::{Cause, Poison, Rank, bytes, random};

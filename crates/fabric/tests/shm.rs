@@ -70,7 +70,7 @@ fn a_killed_process_leaves_the_others_with_a_timeout_that_names_it() {
     };
     let mut member = join(rank, 3, &mut process_gather);
     if rank == Rank(1) {
-        let moment = Random(u64::from(std::process::id())).below(20_000);
+        let moment = Random::new(u64::from(std::process::id())).below(20_000);
         std::thread::spawn(move || {
             std::thread::sleep(Duration::from_micros(moment));
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::placement::Placement;
+use weft_fabric::random::SplitMix64;
 
 /// How a made-up router picks experts. The experts of a token are distinct; where there are fewer
 /// experts than top-k slots, the last slots name none (-1).
@@ -24,7 +25,8 @@ pub enum Routing {
 impl Routing {
     /// The ids (`tokens * top_k`) of `rank`'s batch; the same arguments give the same ids.
     pub fn ids(self, seed: u64, rank: u32, tokens: usize, top_k: usize, experts: u32) -> Vec<i64> {
-        let mut random = Random::new(seed ^ u64::from(rank).wrapping_mul(0xA24B_AED4_963E_E407));
+        let mut random =
+            SplitMix64::new(seed ^ u64::from(rank).wrapping_mul(0xA24B_AED4_963E_E407));
         let order = popularity(self, seed, experts);
         let heights = cumulative(self, experts);
         let mut ids = Vec::with_capacity(tokens * top_k);
@@ -48,7 +50,8 @@ impl Routing {
 
     /// Router weights (`tokens * top_k`) that are positive and add up to 1 for each token.
     pub fn weights(seed: u64, rank: u32, tokens: usize, top_k: usize) -> Vec<f32> {
-        let mut random = Random::new(!seed ^ u64::from(rank).wrapping_mul(0x9FB2_1C65_1E98_DF25));
+        let mut random =
+            SplitMix64::new(!seed ^ u64::from(rank).wrapping_mul(0x9FB2_1C65_1E98_DF25));
         let mut weights: Vec<f32> =
             (0..tokens * top_k).map(|_| 0.05 + random.unit() as f32).collect();
         for weights in weights.chunks_exact_mut(top_k) {
@@ -63,7 +66,7 @@ impl Routing {
 fn popularity(routing: Routing, seed: u64, experts: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..experts).collect();
     if let Routing::Zipf { .. } = routing {
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::new(seed);
         for last in (1..order.len()).rev() {
             order.swap(last, random.below(last as u64 + 1) as usize);
         }
@@ -87,7 +90,7 @@ fn cumulative(routing: Routing, experts: u32) -> Vec<f64> {
 
 /// A place that this token did not take yet. After some tries in vain, the first free one after the last
 /// try, so that a steep law cannot hold it up.
-fn pick(random: &mut Random, heights: &[f64], taken: &[usize], token: usize) -> usize {
+fn pick(random: &mut SplitMix64, heights: &[f64], taken: &[usize], token: usize) -> usize {
     let total = heights.last().copied().unwrap_or(0.0);
     let mut place = 0;
     for _ in 0..32 {
@@ -101,36 +104,6 @@ fn pick(random: &mut Random, heights: &[f64], taken: &[usize], token: usize) -> 
         .map(|step| (place + step) % heights.len())
         .find(|place| taken[*place] != token)
         .unwrap_or(place)
-}
-
-/// The generator of this module: SplitMix64 (Steele, Lea and Flood, 2014). Not for secrets.
-#[derive(Clone, Debug)]
-pub struct Random(u64);
-
-impl Random {
-    /// The sequence of this seed.
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    /// The next 64 bits.
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        bits ^ (bits >> 31)
-    }
-
-    /// A number from 0 up to, but not including, 1.
-    pub fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// A number below `limit`, which is at least 1.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        ((u128::from(self.bits()) * u128::from(limit)) >> 64) as u64
-    }
 }
 
 /// How a routing loads experts and ranks, gathered over the batches of all ranks.

@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 use std::ops::Range;
-use weft_moe::routing::{Random, Routing};
+use weft_fabric::random::SplitMix64 as Random;
+use weft_moe::routing::Routing;
 use weft_moe::{
     Area, Config, Counts, Error, Layout, PADDING, ReceivePlan, Rows, RowsMut, SendPlan, Shape,
     header, metadata,

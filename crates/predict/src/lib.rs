@@ -54,7 +54,7 @@ pub use network_model::{MessageCosts, SimulatedNetwork};
 /// What a run came to.
 pub use outcome::{LinkReport, Outcome};
 /// Seeded.
-pub use random::Random;
+pub use random::{Random, SplitMix64};
 /// JSON in, JSON out.
 pub use run::{Progress, run, run_spec};
 /// Scenarios.

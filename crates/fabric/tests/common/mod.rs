@@ -7,6 +7,7 @@ pub use ranks::{AllGather, PATIENCE, on_processes, on_threads, process_gather, p
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weft_fabric::descriptor::{Address, Grant};
+use weft_fabric::random::SplitMix64;
 use weft_fabric::{
     CounterId, Engine, EngineConfig, Generation, Page, Provider, Rank, Region, RemoteRegion,
     Waiter, clock,
@@ -16,16 +17,16 @@ use weft_fabric::{
 pub const SLOT: usize = 40_000;
 
 /// A repeatable source of numbers.
-pub struct Random(pub u64);
+pub struct Random(SplitMix64);
 
 impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(SplitMix64::new(seed))
+    }
+
     /// The next number below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit
+        self.0.bits() % limit
     }
 }
 
@@ -185,7 +186,8 @@ impl Member {
 
 /// What one rank writes to another in a round: a slot's bytes, and the ranges of it that travel.
 fn plan(seed: u64, from: Rank, to: Rank, round: u64) -> (Vec<u8>, Vec<(usize, usize)>) {
-    let mut random = Random(seed ^ (u64::from(from.0) << 40) ^ (u64::from(to.0) << 20) ^ round);
+    let mut random =
+        Random::new(seed ^ (u64::from(from.0) << 40) ^ (u64::from(to.0) << 20) ^ round);
     let mut ranges = Vec::new();
     let mut offset = 0;
     for _ in 0..random.below(8) {

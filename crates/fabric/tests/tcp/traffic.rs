@@ -2,13 +2,11 @@
 
 use crate::ends::{End, linked, on_threads, waiting};
 use weft_fabric::providers::TcpConfig;
+use weft_fabric::random::{self, SplitMix64};
 use weft_fabric::{Page, Rank};
 
 fn mix(seed: u64) -> u64 {
-    let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    random::mix(seed.wrapping_mul(SplitMix64::INCREMENT))
 }
 
 /// What `from` writes to `to` in a round: offsets within the slot and lengths, in an order of its own.

@@ -1,8 +1,9 @@
 //! Batches, a toy expert, and the answers that one process would get.
 
 use std::collections::{BTreeMap, HashSet};
+use weft_fabric::random::SplitMix64 as Random;
 use weft_moe::reference::{Reference, toy_expert};
-use weft_moe::routing::{Random, Routing};
+use weft_moe::routing::Routing;
 use weft_moe::{
     BlockScaled, CombineMode, Config, DType, Float8, Rows, ScaleType, Shape, TokenType, Weighting,
 };

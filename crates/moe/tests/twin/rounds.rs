@@ -1,8 +1,9 @@
 //! Rounds of a group and what must come out of them.
 
 use std::thread;
+use weft_fabric::random::SplitMix64 as Random;
 use weft_moe::device::{DeviceArea, DeviceConfig, DeviceLayout};
-use weft_moe::routing::{Random, Routing};
+use weft_moe::routing::Routing;
 use weft_moe::{Config, TokenType, Weighting};
 
 use crate::common::{Batch, batches, busiest, check_output};

@@ -1,10 +1,11 @@
 //! A twin of copy engines in host memory, so that the provider's protocol is tested without devices.
 //!
-//! Its copies complete late: only when somebody looks at a mark, and then as many and in whatever order a
-//! seeded source of numbers says, in pieces. A provider that raises a lane early is thus seen to.
+//! Its copies complete late: only when a mark is polled, and then in a number, an order and pieces that a
+//! seeded generator draws. A provider that raises a lane early is thus found out.
 
 use super::copier::{Copier, Identity, Mark, Queue, Why};
 use crate::memory::Memory;
+use crate::random::SplitMix64;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -51,7 +52,7 @@ enum Step {
 
 /// Devices that are memory files, and copy engines that are whoever looks.
 pub struct Twin {
-    random: u64,
+    random: SplitMix64,
     controls: Arc<Controls>,
     queues: HashMap<Queue, VecDeque<Step>>,
     /// Marks, and whether all before them is over.
@@ -68,15 +69,11 @@ impl Twin {
     /// One that a test can do things to.
     pub fn with_controls(seed: u64, controls: Arc<Controls>) -> Twin {
         let (queues, marks) = (HashMap::new(), HashMap::new());
-        Twin { random: seed, controls, queues, marks, issued: 0 }
+        Twin { random: SplitMix64::new(seed), controls, queues, marks, issued: 0 }
     }
 
     fn below(&mut self, limit: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit
+        self.random.bits() % limit
     }
 
     fn issue(&mut self) -> u32 {

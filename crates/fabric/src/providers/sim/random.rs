@@ -1,33 +1,35 @@
-//! The one source of chance: splitmix64, so that a seed means the same everywhere.
+//! The one source of chance: SplitMix64, so that a seed means the same everywhere.
 
+use crate::random::SplitMix64;
 use std::time::Duration;
+
+pub(super) use crate::random::mix;
 
 /// A generator; equal seeds give equal numbers.
 #[derive(Clone, Debug)]
 pub struct Random {
-    state: u64,
+    numbers: SplitMix64,
 }
 
 impl Random {
     /// From a seed.
     pub fn new(seed: u64) -> Random {
-        Random { state: seed }
+        Random { numbers: SplitMix64::new(seed) }
     }
 
     /// The next 64 bits.
     pub fn word(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.state)
+        self.numbers.bits()
     }
 
     /// A number below `limit`; zero if that is zero.
     pub fn below(&mut self, limit: u64) -> u64 {
-        ((u128::from(self.word()) * u128::from(limit)) >> 64) as u64
+        self.numbers.below(limit)
     }
 
     /// `true` with this probability. Draws nothing if there is no question.
     pub fn chance(&mut self, probability: f64) -> bool {
-        probability > 0.0 && (self.word() >> 11) as f64 / (1u64 << 53) as f64 <= probability
+        probability > 0.0 && self.numbers.unit() <= probability
     }
 
     /// A duration of at most `limit`.
@@ -52,13 +54,6 @@ impl Random {
             chunk.copy_from_slice(&self.word().to_le_bytes()[..chunk.len()]);
         }
     }
-}
-
-/// Scatters the bits of a word.
-pub(super) fn mix(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }
 
 /// A number that stands for `bytes`, folded into `digest`.
