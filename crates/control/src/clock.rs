@@ -2,8 +2,9 @@
 
 use crate::Member;
 
-/// This process's monotonic clock in nanoseconds, the one that [`crate::Control::clock_offset`]
-/// is about (and the one behind [`std::time::Instant`]).
+/// This host's monotonic clock in nanoseconds, which all its processes share: the clock of
+/// [`crate::Control::clock_offset`] and of [`std::time::Instant`].
+#[inline]
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
