@@ -12,7 +12,7 @@
 //! | which ranks share memory | `WEFT_HOST_ID` |
 //! | patience, in seconds | `WEFT_CONNECT_TIMEOUT`, `WEFT_SILENCE_TIMEOUT` |
 
-use crate::{Error, Rank, Result, Secret, host, nodelist};
+use crate::{Error, HostIdentity, Rank, Result, Secret, nodelist};
 use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
@@ -94,7 +94,7 @@ impl Config {
             bind: None,
             advertise: None,
             secret: None,
-            host_id: host::identity(),
+            host_id: HostIdentity::here().host_id(),
             connect_timeout: Duration::from_secs(60),
             silence_timeout: Duration::from_secs(15),
             interrupt: None,
@@ -141,7 +141,7 @@ impl Config {
             host_id: overrides
                 .host_id
                 .or_else(|| variables.get("WEFT_HOST_ID"))
-                .unwrap_or_else(host::identity),
+                .unwrap_or_else(|| HostIdentity::here().host_id()),
             ..config
         };
         config.validate()?;

@@ -1,30 +1,68 @@
-//! Which ranks can share memory with this one: those with the same identity.
+//! Host identity: the machine, namespaces and user of a process, which decide what it can share.
 
-/// The identity of this host: its boot, and the namespaces in which shared memory and sockets are
-/// found. Two containers of one machine that cannot reach each other's are two hosts.
-pub(crate) fn identity() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|id| id.trim().to_string())
-        .unwrap_or_else(|_| host_name());
-    let namespaces = ["net", "ipc"].map(|kind| {
-        std::fs::read_link(format!("/proc/self/ns/{kind}"))
-            .map(|link| link.to_string_lossy().into_owned())
-            .unwrap_or_default()
-    });
-    format!("{boot}/{}", namespaces.join("/"))
+/// The identity of a process's surroundings. A field that the system does not report is empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostIdentity {
+    /// The boot of the machine.
+    pub boot: String,
+    /// The network namespace: loopback and abstract sockets are found within one.
+    pub network: String,
+    /// The IPC namespace.
+    pub ipc: String,
+    /// The PID namespace.
+    pub processes: String,
+    /// The effective user.
+    pub user: u32,
+}
+
+impl HostIdentity {
+    /// Of this process.
+    pub fn here() -> HostIdentity {
+        HostIdentity {
+            boot: read("/proc/sys/kernel/random/boot_id"),
+            network: namespace("net"),
+            ipc: namespace("ipc"),
+            processes: namespace("pid"),
+            user: rustix::process::geteuid().as_raw(),
+        }
+    }
+
+    /// The default `host_id`. Ranks with equal ones can share memory: two containers of one machine that
+    /// have namespaces of their own are two hosts.
+    pub fn host_id(&self) -> String {
+        let boot = if self.boot.is_empty() { host_name() } else { self.boot.clone() };
+        format!("{boot}/{}/{}", self.network, self.ipc)
+    }
 }
 
 fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .map(|name| name.trim().to_string())
-        .unwrap_or_else(|_| "unknown host".to_string())
+    let name = read("/proc/sys/kernel/hostname");
+    if name.is_empty() { "unknown host".to_string() } else { name }
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_string()
+}
+
+fn namespace(kind: &str) -> String {
+    let link = std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
+    link.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn the_identity_is_stable_and_short() {
-        assert_eq!(super::identity(), super::identity());
-        assert!(!super::identity().is_empty() && super::identity().len() < 200);
+        let here = HostIdentity::here();
+        assert_eq!(here, HostIdentity::here());
+        assert!(!here.host_id().is_empty() && here.host_id().len() < 200);
+    }
+
+    #[test]
+    fn a_machine_without_a_boot_id_goes_by_its_name() {
+        let here = HostIdentity { boot: String::new(), ..HostIdentity::here() };
+        assert!(!here.host_id().starts_with('/'), "{}", here.host_id());
     }
 }

@@ -40,6 +40,7 @@ pub use clock::monotonic_ns;
 pub use config::{Config, Interrupt, Overrides};
 pub use control::{Control, local_world};
 pub use error::{Error, Result};
+pub use host::HostIdentity;
 pub use member::{Member, PeerStatus, Rank};
 pub use operation::Operation;
 pub use poison::{Cause, Poison};

@@ -42,6 +42,8 @@ pub(super) struct End {
     /// Ours, raised by the peer to give us credit.
     pub credit: Lane,
     pub window: u32,
+    /// Granted to the peer.
+    pub granted: bool,
     /// The peer's, once imported.
     pub remote: Option<Remote>,
     /// Credits given: the oldest round that the peer may write.
@@ -97,6 +99,7 @@ impl End {
             data: first,
             credit: lane_at(first, 1),
             window,
+            granted: false,
             remote: None,
             given: 0,
             base: 0,

@@ -237,9 +237,10 @@ impl Engine {
         }
         for &counter in counters {
             let end = self.end(counter, peer)?;
-            if end.remote.is_some() {
+            if end.granted && end.remote.is_some() {
                 return Err(Error::AlreadyLinked { counter });
             }
+            end.granted = true;
             let (data, credit, window) = (end.data, end.credit, end.window);
             grant.counters.push(CounterGrant { data, credit, window });
         }

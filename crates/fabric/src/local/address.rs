@@ -2,6 +2,7 @@
 
 use crate::bytes::{Reader, put_block};
 use crate::error::{Error, Result};
+use weft_control::HostIdentity;
 
 /// Proof to a peer that the other end of a socket is the rank that the control plane named.
 pub(super) type Token = [u8; 16];
@@ -53,9 +54,9 @@ impl Address {
 fn domain(host_id: &str) -> Vec<u8> {
     let mut domain = Vec::new();
     put_block(&mut domain, host_id.as_bytes());
-    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    put_block(&mut domain, network.as_os_str().as_encoded_bytes());
-    domain.extend_from_slice(&rustix::process::geteuid().as_raw().to_le_bytes());
+    let HostIdentity { network, user, .. } = HostIdentity::here();
+    put_block(&mut domain, network.as_bytes());
+    domain.extend_from_slice(&user.to_le_bytes());
     domain
 }
 

@@ -1,7 +1,7 @@
 //! Where a process runs: what decides whether memory can be passed to it.
 
 use crate::error::Error;
-use weft_control::Rank;
+use weft_control::{HostIdentity, Rank};
 use weft_fabric::bytes::{Reader, put_block};
 
 /// The host, the namespaces and the user of a process. What the system does not tell is empty, and
@@ -18,18 +18,8 @@ pub(super) struct Surroundings {
 impl Surroundings {
     /// Of this process.
     pub fn here() -> Surroundings {
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-        let namespace = |kind: &str| {
-            let link = std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
-            link.to_string_lossy().into_owned()
-        };
-        Surroundings {
-            boot: boot.unwrap_or_default().trim().to_owned(),
-            network: namespace("net"),
-            processes: namespace("pid"),
-            user: rustix::process::geteuid().as_raw(),
-            process: std::process::id(),
-        }
+        let HostIdentity { boot, network, processes, user, .. } = HostIdentity::here();
+        Surroundings { boot, network, processes, user, process: std::process::id() }
     }
 
     pub fn encode(&self, out: &mut Vec<u8>) {

@@ -43,11 +43,10 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::RawFd;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-use weft_control::Rank;
+use weft_control::{HostIdentity, Rank};
 use wire::{Address, Pair, Token};
 
 /// How a [`TcpDevice`] listens, cuts and queues. A pair of ranks takes the smaller of their `streams` and
@@ -481,12 +480,10 @@ fn new_token() -> Result<Token> {
     Ok(token)
 }
 
-/// Tells hosts, and network namespaces of one host, apart. Empty if that cannot be known.
+/// Equal for two processes if they share a loopback: the boot and the network namespace. Empty if the
+/// system does not report both.
 fn this_host() -> Vec<u8> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    let namespace = std::fs::metadata("/proc/self/ns/net");
-    match (boot, namespace) {
-        (Ok(boot), Ok(namespace)) => format!("{} {}", boot.trim(), namespace.ino()).into_bytes(),
-        _ => Vec::new(),
-    }
+    let HostIdentity { boot, network, .. } = HostIdentity::here();
+    let is_known = !boot.is_empty() && !network.is_empty();
+    if is_known { format!("{boot} {network}").into_bytes() } else { Vec::new() }
 }
