@@ -184,3 +184,8 @@ impl Link {
         PollFd::new(&self.socket, events)
     }
 }
+
+/// A message that this state of the protocol excludes.
+pub(super) fn wrong_order() -> io::Error {
+    io::Error::other("it sent messages in the wrong order")
+}

@@ -12,7 +12,7 @@
 //! - [`LocalPeers`] (`peers.rs`): this rank's regions, and the table of its peers
 //! - [`Peer`] (`peer.rs`): one peer's mapped regions and lanes: stores, raises
 //! - [`Exchange`] (`exchange.rs`): one descriptor to each peer and one from each, for the GPU heap
-//! - [`Meeting`] (`meeting.rs`): the loop in which all pairs of ranks meet
+//! - [`Meeting`] (`meeting.rs`): the loop in which all pairs of ranks meet; `pending.rs`: one peer in it
 //! - [`Link`] (`link.rs`): a Unix socket whose messages carry descriptors
 //! - [`Address`] (`address.rs`): a process of this host, and which processes can meet
 //! - [`WaitLimit`] (`wait.rs`): the deadline of a wait, and its other reasons to stop
@@ -24,6 +24,7 @@ mod link;
 mod meeting;
 mod peer;
 mod peers;
+mod pending;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -36,8 +37,9 @@ use crate::error::Error;
 use crate::types::ProviderKind;
 use address::{Address, Token};
 use link::{Link, Message};
-use meeting::{Meeting, MetPeer, Party};
+use meeting::{Meeting, MetPeer};
 use peer::Peer;
+use pending::Party;
 use weft_control::Rank;
 
 pub use exchange::Exchange;

@@ -1,6 +1,6 @@
 //! One peer of this host: its regions and lanes as they are mapped here.
 
-use super::meeting::wrong_order;
+use super::link::wrong_order;
 use super::{Link, MAX_REGIONS, Message};
 use crate::lane_table::{LaneWords, wake};
 use crate::lanes::Wake;
