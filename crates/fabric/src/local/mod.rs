@@ -9,12 +9,12 @@
 //! and what it has mapped cannot be taken back. That is why a poisoned group's memory is never used
 //! again. A peer's death is noticed by the control plane.
 //!
-//! - [`LocalPeers`] (`peers.rs`): this rank's regions, and the table of its peers
-//! - [`Peer`] (`peer.rs`): one peer's mapped regions and lanes: stores, raises
+//! - `LocalPeers` (`peers.rs`): this rank's regions, and the table of its peers
+//! - `Peer` (`peer.rs`): one peer's mapped regions and lanes: stores, raises
 //! - [`Exchange`] (`exchange.rs`): one descriptor to each peer and one from each, for the GPU heap
-//! - [`Meeting`] (`meeting.rs`): the loop in which all pairs of ranks meet; `pending.rs`: one peer in it
-//! - [`Link`] (`link.rs`): a Unix socket whose messages carry descriptors
-//! - [`Address`] (`address.rs`): a process of this host, and which processes can meet
+//! - `Meeting` (`meeting.rs`): the loop in which all pairs of ranks meet; `pending.rs`: one peer in it
+//! - `Link` (`link.rs`): a Unix socket whose messages carry descriptors
+//! - `Address` (`address.rs`): a process of this host, and which processes can meet
 //! - [`WaitLimit`] (`wait.rs`): the deadline of a wait, and its other reasons to stop
 //! - `socket.rs`: the system calls for sockets
 
