@@ -23,6 +23,9 @@ BASELINE = Path(__file__).parent / "instructions.json"
 TOLERANCE = 0.02
 CASES = [
     ("null", "write"),
+    ("later", "write"),
+    ("null", "scatter"),
+    ("later", "scatter"),
     ("shm", "write"),
     ("shm", "arrival"),
     ("tcp", "write"),
@@ -75,17 +78,18 @@ def compare(
 
 def count(fabric: str, over: str, what: str) -> float:
     """Instructions of one operation."""
+    function = "completed_writes" if (over, what) == ("later", "write") else f"{what}s"
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "callgrind.out"
         valgrind = [
             "valgrind",
             "--quiet",
             "--tool=callgrind",
-            f"--toggle-collect=weft_bench_fabric::instructions::{what}s",
+            f"--toggle-collect=weft_bench_fabric::instructions::{function}",
             f"--callgrind-out-file={file}",
         ]
         command = [fabric, "instructions", "--over", over, "--operation", what]
-        if over == "null":
+        if over in ("null", "later"):
             command = [*valgrind, *command]
         else:
             command += ["--under", *valgrind]

@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> Outcome<()> {
 
 /// One rank's part.
 fn rank(options: &Options) -> Outcome<Found> {
-    let mut communicator = join(options.path, None)?;
+    let communicator = join(options.path, None)?;
     // What the communicator itself would choose.
     let spin = {
         let mut never = || false;
@@ -94,7 +94,7 @@ fn rank(options: &Options) -> Outcome<Found> {
     let counters = [communicator.engine().counter()?, communicator.engine().counter()?];
     let deadline = clock::now().after(PATIENCE);
     let remotes = communicator.share(&[(&inbox, 0..2 * length as u64)], &counters, deadline)?;
-    let engine = communicator.engine();
+    let mut engine = communicator.engine();
     let peers: Vec<Rank> = engine.peers().collect();
     let everybody: Vec<(Rank, u64)> = peers.iter().map(|&peer| (peer, 1)).collect();
     let mut found = Found { rounds_us: Vec::new(), wrong: 0 };

@@ -40,14 +40,14 @@ pub fn run(options: &Options) -> Outcome<()> {
 
 /// One rank's part: percent of a core that all threads of its process took.
 fn rank(options: &Options) -> Outcome<f64> {
-    let mut communicator = join(options.path, None)?;
+    let communicator = join(options.path, None)?;
     let peer = Rank(1 - communicator.rank().0);
     let counter = communicator.engine().counter()?;
     communicator.share(&[], &[counter], clock::now().after(Duration::from_secs(30)))?;
     let mut never = || false;
     let deadline = clock::now().after(Duration::from_secs(options.seconds));
     let spin = communicator.waiter(deadline, &mut never).spin;
-    let engine = communicator.engine();
+    let mut engine = communicator.engine();
     let (began, taken) = (Instant::now(), processor_time());
     let mut waiter = Waiter { deadline, spin, interrupted: &mut never };
     match engine.wait(counter, &[(peer, 1)], &mut waiter) {

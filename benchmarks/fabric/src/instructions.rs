@@ -11,11 +11,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_fabric::descriptor::Address;
+use weft_fabric::link::{Introduction, Membership, Posted, Sink, Work};
 use weft_fabric::memory::Memory;
-use weft_fabric::provider::{Capabilities, Group, Posted, Sink, Work};
 use weft_fabric::{
-    CounterId, Engine, EngineConfig, Generation, Page, PartRule, Provider, ProviderKind, Rank,
-    Region, RegionKey, RemoteRegion, Time, clock,
+    CounterId, Device, Engine, EngineConfig, Generation, Link, Page, PeerWrite, ProviderKind, Rank,
+    Region, RegionKey, RemoteRegion, RouteRule, Time, WaitLimit, clock,
 };
 
 /// What to do.
@@ -34,8 +34,10 @@ pub struct Options {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Over {
-    /// A provider that does nothing: what is left is the engine's.
+    /// A device whose writes complete at once and do nothing: what is left is the engine's.
     Null,
+    /// A device whose writes complete at the next poll, as those of a NIC do.
+    Later,
     Shm,
     Tcp,
 }
@@ -46,39 +48,51 @@ enum Operation {
     Write,
     /// Waiting for a write that is there, and crediting it.
     Arrival,
+    /// Writes of 8 bytes to 63 peers as one request; counted for each of them.
+    Scatter,
 }
 
 /// How often it is done.
 const REPEATS: usize = 256;
+/// How many scatters, and to how many peers each.
+const SCATTERS: usize = 8;
+const PEERS: u32 = 63;
 const LENGTH: u64 = 8;
 
 /// Does it, and says how often.
 pub fn run(options: &Options) -> Outcome<()> {
-    if options.over == Over::Null {
-        if options.operation == Operation::Arrival {
-            return Err("nothing arrives over the null provider".into());
+    if matches!(options.over, Over::Null | Over::Later) {
+        let later = options.over == Over::Later;
+        match options.operation {
+            Operation::Arrival => return Err("nothing arrives over these devices".into()),
+            Operation::Write => null_writes(later)?,
+            Operation::Scatter => null_scatters(later)?,
         }
-        null()?;
     } else {
         on_processes_under(&options.under, 2, || rank(options))?;
     }
-    println!("{}", serde_json::json!({ "repeats": REPEATS }));
+    let repeats = match options.operation {
+        Operation::Scatter => SCATTERS * PEERS as usize,
+        Operation::Write | Operation::Arrival => REPEATS,
+    };
+    println!("{}", serde_json::json!({ "repeats": repeats }));
     Ok(())
 }
 
 /// One rank's part. Rank 0 is the one that is counted.
 fn rank(options: &Options) -> Outcome<()> {
     let path = if options.over == Over::Shm { Path::Shm } else { Path::Tcp };
-    let mut communicator = join(path, Some(Duration::ZERO))?;
+    let communicator = join(path, Some(Duration::ZERO))?;
     let (me, peer) = (communicator.rank(), Rank(1 - communicator.rank().0));
-    let engine = communicator.engine();
+    let mut engine = communicator.engine();
     let (source, inbox) = (engine.alloc(4096)?, engine.alloc(4096)?);
     let counters = (0..REPEATS).map(|_| engine.counter()).collect::<Result<Vec<_>, _>>()?;
+    drop(engine);
     let deadline = clock::now().after(PATIENCE);
     let remotes = communicator.share(&[(&inbox, 0..4096)], &counters, deadline)?;
     let remote = remotes[peer.0 as usize][0];
     let control = communicator.control().clone();
-    let engine = communicator.engine();
+    let engine = &mut *communicator.engine();
     match (options.operation, me.0) {
         (Operation::Write, 0) => {
             writes(engine, counters[0], &page(&source, remote))?;
@@ -94,6 +108,7 @@ fn rank(options: &Options) -> Outcome<()> {
             }
             arrivals(engine, &counters)?;
         }
+        (Operation::Scatter, _) => return Err("scatters need 64 ranks: use null or later".into()),
         (Operation::Arrival, _) => {
             for &counter in &counters {
                 engine.write(peer, counter, 0, &[page(&source, remote)])?;
@@ -128,6 +143,37 @@ fn writes(engine: &mut Engine, counter: CounterId, page: &Page) -> Outcome<()> {
     Ok(())
 }
 
+/// As [`writes`], with the completion of each.
+#[inline(never)]
+fn completed_writes(engine: &mut Engine, counter: CounterId, page: &Page) -> Outcome<()> {
+    let mut events = Vec::with_capacity(16);
+    for _ in 0..REPEATS {
+        let request = engine.write(Rank(1), counter, 0, std::slice::from_ref(page))?;
+        events.clear();
+        engine.poll(Time(0), &mut events);
+        if !engine.is_drained(request) {
+            return Err("a write did not complete".into());
+        }
+    }
+    Ok(())
+}
+
+/// What callgrind counts for scatters, with their completions. Its name is known to
+/// `benchmarks/instructions.py`.
+#[inline(never)]
+fn scatters(engine: &mut Engine, counter: CounterId, writes: &[PeerWrite<'_>]) -> Outcome<()> {
+    let mut events = Vec::with_capacity(16);
+    for _ in 0..SCATTERS {
+        let request = engine.scatter(writes, counter, 0, None)?;
+        events.clear();
+        engine.poll(Time(0), &mut events);
+        if !engine.is_drained(request) {
+            return Err("a scatter did not complete".into());
+        }
+    }
+    Ok(())
+}
+
 /// What callgrind counts for an arrival. Its name is known to `benchmarks/instructions.py`.
 #[inline(never)]
 fn arrivals(engine: &mut Engine, counters: &[CounterId]) -> Outcome<()> {
@@ -140,45 +186,101 @@ fn arrivals(engine: &mut Engine, counters: &[CounterId]) -> Outcome<()> {
     Ok(())
 }
 
-/// Writes over the null provider, to a second engine of this process.
-fn null() -> Outcome<()> {
-    let new = |rank| -> Outcome<Engine> {
-        let providers: Vec<Box<dyn Provider>> = vec![Box::new(Null)];
-        Ok(Engine::new(EngineConfig::default(), Rank(rank), 2, Generation(0), providers)?)
-    };
-    let (mut here, mut there) = (new(0)?, new(1)?);
-    let addresses: Vec<Address> = vec![here.address(), there.address()];
-    let deadline = clock::now().after(PATIENCE);
-    here.connect(&addresses, deadline)?;
-    there.connect(&addresses, deadline)?;
-    let (source, inbox) = (here.alloc(4096)?, there.alloc(4096)?);
-    let (counter, its_counter) = (here.counter()?, there.counter()?);
-    let grant = there.grant(Rank(0), &[(&inbox, 0..4096)], &[its_counter])?;
-    let remotes = here.import(Rank(1), &grant, &[counter], deadline)?;
-    writes(&mut here, counter, &page(&source, remotes[0]))
+/// Rank 0 of a group whose peers exist as grants alone.
+struct Lone {
+    engine: Engine,
+    counter: CounterId,
+    source: Region,
+    remotes: Vec<RemoteRegion>,
 }
 
-/// Takes every post and does nothing.
-struct Null;
+fn lone(ranks: u32, later: bool) -> Outcome<Lone> {
+    let deadline = clock::now().after(PATIENCE);
+    let mut engines = Vec::new();
+    for rank in 0..ranks {
+        let devices: [Arc<dyn Device>; 1] = [Arc::new(Null { later })];
+        let config = EngineConfig { lanes: 256, ..EngineConfig::default() };
+        engines.push(Engine::new(config, Rank(rank), ranks, Generation(0), &devices)?);
+    }
+    let addresses: Vec<Address> = engines.iter().map(Engine::address).collect();
+    let messages = vec![Vec::new(); ranks as usize];
+    for engine in &mut engines {
+        engine.introduce(&addresses)?;
+        let mut limit = WaitLimit { deadline, give_up: &mut || Ok(()) };
+        engine.connect(&addresses, &messages, &mut limit)?;
+    }
+    let mut peers = engines.into_iter();
+    let mut engine = peers.next().ok_or("there is no rank 0")?;
+    let (source, counter) = (engine.alloc(4096)?, engine.counter()?);
+    let mut remotes = Vec::new();
+    for mut peer in peers {
+        let (inbox, its_counter) = (peer.alloc(4096)?, peer.counter()?);
+        let grant = peer.grant(Rank(0), &[(&inbox, 0..4096)], &[its_counter])?;
+        remotes.extend(engine.import(peer.rank(), &grant, &[counter], deadline)?);
+    }
+    Ok(Lone { engine, counter, source, remotes })
+}
 
-impl Provider for Null {
+fn null_writes(later: bool) -> Outcome<()> {
+    let Lone { mut engine, counter, source, remotes } = lone(2, later)?;
+    let page = page(&source, remotes[0]);
+    if later {
+        return completed_writes(&mut engine, counter, &page);
+    }
+    writes(&mut engine, counter, &page)
+}
+
+fn null_scatters(later: bool) -> Outcome<()> {
+    let Lone { mut engine, counter, source, remotes } = lone(1 + PEERS, later)?;
+    let pages: Vec<[Page; 1]> = remotes.iter().map(|&remote| [page(&source, remote)]).collect();
+    let writes: Vec<PeerWrite<'_>> = remotes
+        .iter()
+        .zip(&pages)
+        .map(|(remote, pages)| PeerWrite { peer: remote.peer, pages })
+        .collect();
+    scatters(&mut engine, counter, &writes)
+}
+
+/// Takes every post and moves nothing.
+struct Null {
+    /// Whether posts complete at the next poll.
+    later: bool,
+}
+
+struct NullLink {
+    later: bool,
+    /// Tokens of posts that complete at the next poll.
+    posted: Vec<u64>,
+}
+
+impl Device for Null {
     fn kind(&self) -> ProviderKind {
         ProviderKind::Shm
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { parts: PartRule::WHOLE, registered_destination: true, inline: true }
+    fn open(&self, _group: Membership) -> weft_fabric::Result<Box<dyn Link>> {
+        Ok(Box::new(NullLink { later: self.later, posted: Vec::with_capacity(1024) }))
+    }
+}
+
+impl Link for NullLink {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Shm
     }
 
     fn address(&self) -> Vec<u8> {
         Vec::new()
     }
 
-    fn reaches(&self, _address: &[u8]) -> bool {
-        true
+    fn route(&self, _theirs: &[u8]) -> Option<RouteRule> {
+        Some(RouteRule { inline: !self.later, ..RouteRule::STORES })
     }
 
-    fn connect(&mut self, _group: &Group<'_>) -> weft_fabric::Result<()> {
+    fn connect(
+        &mut self,
+        _: &[Introduction<'_>],
+        _: &mut WaitLimit<'_>,
+    ) -> weft_fabric::Result<()> {
         Ok(())
     }
 
@@ -196,24 +298,26 @@ impl Provider for Null {
         _key: RegionKey,
         _length: u64,
         _entry: &[u8],
-        _deadline: Time,
+        _limit: &mut WaitLimit<'_>,
     ) -> weft_fabric::Result<()> {
         Ok(())
     }
 
     fn deregister(&mut self, _key: RegionKey) {}
 
-    fn post(&mut self, _work: &Work<'_>, _sink: &mut Sink) -> Result<Posted, String> {
-        Ok(Posted::Done)
+    fn post(&mut self, work: &Work<'_>, _sink: &mut Sink) -> Result<Posted, String> {
+        if !self.later {
+            return Ok(Posted::Done);
+        }
+        self.posted.push(work.token);
+        Ok(Posted::InFlight)
     }
 
     fn flush(&mut self, _sink: &mut Sink) {}
 
-    fn poll(&mut self, _now: Time, _sink: &mut Sink) {}
+    fn poll(&mut self, _now: Time, sink: &mut Sink) {
+        self.posted.drain(..).for_each(|token| sink.done(token));
+    }
 
     fn fence(&mut self, _peer: Rank, _sink: &mut Sink) {}
-
-    fn descriptor(&self) -> Option<std::os::fd::RawFd> {
-        None
-    }
 }

@@ -99,13 +99,14 @@ pub fn run(options: &Options) -> Outcome<()> {
 
 /// One rank's part.
 fn rank(options: &Options) -> Outcome<Found> {
-    let mut communicator = join(options.path, None)?;
+    let communicator = join(options.path, None)?;
     let (me, peer) = (communicator.rank(), Rank(1 - communicator.rank().0));
-    let engine = communicator.engine();
+    let mut engine = communicator.engine();
     let (source, inbox) = (engine.alloc(REGION)?, engine.alloc(REGION)?);
     arena::fill_source(source.memory(), me.0);
     inbox.memory().fill(0, REGION, 0);
     let counters = [engine.counter()?, engine.counter()?];
+    drop(engine);
     let deadline = clock::now().after(PATIENCE);
     let remotes = communicator.share(&[(&inbox, 0..REGION as u64)], &counters, deadline)?;
     let spin = {
@@ -122,7 +123,7 @@ fn rank(options: &Options) -> Outcome<Found> {
         out: Plan::new(options.seed ^ u64::from(me.0) << 32),
         back: Plan::new(options.seed ^ u64::from(peer.0) << 32),
     };
-    let found = end.go_on(&communicator.control().clone(), communicator.engine(), options)?;
+    let found = end.go_on(&communicator.control().clone(), &mut communicator.engine(), options)?;
     communicator.leave();
     Ok(found)
 }

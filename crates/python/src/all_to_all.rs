@@ -115,9 +115,8 @@ impl AllToAll {
         timeout: f64,
         call: impl FnOnce(&mut Moe, &Fabric, &mut Waiter<'_>) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
-        self.shared.wait(py, timeout, |fabric, waiter| {
-            call(self.moe.call()?.open()?, fabric, waiter)
-        })
+        self.shared
+            .wait(py, timeout, |fabric, waiter| call(self.moe.call()?.open()?, fabric, waiter))
     }
 
     /// Forgets what rounds have borrowed of the user; writes under way keep it until they drain.
@@ -329,7 +328,12 @@ impl AllToAll {
             // SAFETY: the owner is an argument of this call, and the docstring forbids changing the
             // array while it runs.
             let outputs = Rows::new(unsafe { bytes(&outputs) }, row, row);
-            self.moe.call()?.open()?.combine_send(&mut fabric.host(), handle, outputs, self.weighting)?;
+            self.moe.call()?.open()?.combine_send(
+                &mut fabric.host(),
+                handle,
+                outputs,
+                self.weighting,
+            )?;
             Ok(())
         })
     }
@@ -359,8 +363,9 @@ impl AllToAll {
     /// Ends a round.
     fn release(&self, py: Python<'_>, round: u64) -> PyResult<()> {
         let handle = self.handle(py, round)?;
-        self.shared
-            .with(py, |fabric| Ok(self.moe.call()?.open()?.release(&mut *fabric.engine(), handle)?))?;
+        self.shared.with(py, |fabric| {
+            Ok(self.moe.call()?.open()?.release(&mut *fabric.engine(), handle)?)
+        })?;
         lock(&self.rounds).remove(&round);
         Ok(())
     }

@@ -24,8 +24,10 @@ impl Request {
 
     /// Waits until the source may be reused.
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        self.shared.wait(py, timeout, |fabric, waiter| {
-            Ok(fabric.wait_for_request(self.id, waiter)?)
-        })
+        self.shared.wait(
+            py,
+            timeout,
+            |fabric, waiter| Ok(fabric.wait_for_request(self.id, waiter)?),
+        )
     }
 }

@@ -131,7 +131,7 @@ fn show(options: &Options, ranks: &[Vec<Sample>]) -> Outcome<()> {
 
 /// One rank's part.
 fn rank(options: &Options) -> Outcome<Vec<Sample>> {
-    let mut communicator = join(options.path, Some(SPIN))?;
+    let communicator = join(options.path, Some(SPIN))?;
     let rank = communicator.rank();
     let bytes = arena::region_bytes();
     let source = communicator.engine().alloc(bytes)?;
@@ -140,7 +140,7 @@ fn rank(options: &Options) -> Outcome<Vec<Sample>> {
     inbox.memory().fill(0, bytes, 0);
 
     let mut bare = open_bare(options, communicator.control(), &source, &inbox)?;
-    let mut weft = weft::Weft::open(&mut communicator, &source, &inbox)?;
+    let mut weft = weft::Weft::open(&communicator, &source, &inbox)?;
     let mut plan =
         Plan { rank: rank.0, source, inbox, slots: Slots::new(bytes), samples: Vec::new() };
 

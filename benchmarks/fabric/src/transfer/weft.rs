@@ -4,16 +4,15 @@
 use super::{Side, page, parts, spinning};
 use crate::Outcome;
 use crate::group::PATIENCE;
-use weft_fabric::{
-    Communicator, CounterId, Engine, Error, Rank, Region, RemoteRegion, RequestId, clock,
-};
+use weft_fabric::shared::EngineGuard;
+use weft_fabric::{Communicator, CounterId, Error, Rank, Region, RemoteRegion, RequestId, clock};
 
 /// Counters used in turn.
 const BUFFERS: usize = 2;
 
 /// Counted writes toward the other rank.
 pub struct Weft<'a> {
-    engine: &'a mut Engine,
+    engine: EngineGuard<'a>,
     peer: Rank,
     source: Region,
     inbox: RemoteRegion,
@@ -28,7 +27,7 @@ pub struct Weft<'a> {
 impl<'a> Weft<'a> {
     /// Both ranks call this.
     pub fn open(
-        communicator: &'a mut Communicator,
+        communicator: &'a Communicator,
         source: &Region,
         inbox: &Region,
     ) -> Outcome<Weft<'a>> {
@@ -92,7 +91,7 @@ impl Side for Weft<'_> {
 
     fn receive_window(&mut self, offsets: &[usize], length: usize) -> Outcome<()> {
         let (counter, _) = self.round(self.received);
-        let expected = offsets.len() as u64 * parts(self.engine, self.peer, length);
+        let expected = offsets.len() as u64 * parts(&self.engine, self.peer, length);
         spinning(|waiter| self.engine.wait(counter, &[(self.peer, expected)], waiter))?;
         // It leaves behind the next write, or with the next wait.
         self.engine.credit(self.peer, counter)?;

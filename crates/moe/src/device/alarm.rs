@@ -48,7 +48,7 @@ impl Alarm {
 
     /// Listens to the control plane for as long as the alarm lives. The callbacks run on the control
     /// thread and touch host memory only: no call of CUDA, which could wait for a kernel that spins.
-    pub fn listen(self: &Arc<Alarm>, communicator: &mut Communicator) -> Group {
+    pub fn listen(self: &Arc<Alarm>, communicator: &Communicator) -> Group {
         let told = Arc::downgrade(self);
         communicator.control().on_poison(Box::new(move |poison| {
             if let Some(alarm) = told.upgrade() {

@@ -67,7 +67,7 @@ impl DeviceAllToAll {
     /// anything is allocated; CUDA's and the heap's; [`Error::PeerFailed`] with a peer's; those of the
     /// fabric. A rank that fails tells the others, so that none waits for it.
     pub fn over(
-        communicator: &mut Communicator,
+        communicator: &Communicator,
         config: DeviceConfig,
         setup: &DeviceSetup,
         deadline: Time,
@@ -129,7 +129,7 @@ impl DeviceAllToAll {
     /// CUDA's, and [`weft_fabric::Error::Timeout`] if the other ranks do not come: their kernels may be
     /// writing here, so memory that they have mapped stays until they let go of it. In a poisoned group
     /// nobody can come, and nothing is waited for.
-    pub fn close(mut self, communicator: &mut Communicator, deadline: Time) -> Result<(), Error> {
+    pub fn close(mut self, communicator: &Communicator, deadline: Time) -> Result<(), Error> {
         // The others are met in any case, so that they need not wait for this rank until their deadline.
         let settled = self.settle();
         let Some(Parts { backend, heap, alarm }) = self.take() else {
@@ -207,7 +207,7 @@ fn write_limit(program: &Program, heap: u64, limit: Duration) -> Result<(), Erro
 
 /// Tells all ranks how it went here, and fails where it failed anywhere.
 fn together<T>(
-    communicator: &mut Communicator,
+    communicator: &Communicator,
     outcome: Result<T, Error>,
     deadline: Time,
 ) -> Result<T, Error> {
