@@ -8,6 +8,7 @@ use crate::types::{Generation, Lane, LaneId};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::HashMap;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,11 +18,18 @@ use weft_control::Rank;
 #[derive(Debug)]
 pub struct LaneWords {
     memory: Arc<Memory>,
+    /// Its first byte.
+    base: NonNull<u8>,
     capacity: usize,
     leaves: usize,
     /// Lines of two words.
     pairs: usize,
 }
+
+// SAFETY: `base` points into `memory`, which is Send; the words are only ever accessed atomically.
+unsafe impl Send for LaneWords {}
+// SAFETY: as above.
+unsafe impl Sync for LaneWords {}
 
 const LINE: usize = size_of::<Line<AtomicU64>>();
 
@@ -34,16 +42,17 @@ impl LaneWords {
 
     /// A view of `memory` as a table of `capacity` lanes, or `None` if it is too small for one.
     pub fn new(memory: Arc<Memory>, capacity: usize) -> Option<LaneWords> {
-        let aligned = memory.host()?.as_ptr().addr().is_multiple_of(align_of::<Line<AtomicU64>>());
+        let base = memory.host()?;
+        let aligned = base.as_ptr().addr().is_multiple_of(align_of::<Line<AtomicU64>>());
         let fits = capacity <= LaneId::LIMIT as usize && Self::bytes_for(capacity) <= memory.len();
         let (leaves, pairs) = (capacity.div_ceil(64), capacity.div_ceil(2));
-        (aligned && fits).then_some(LaneWords { memory, capacity, leaves, pairs })
+        (aligned && fits).then_some(LaneWords { memory, base, capacity, leaves, pairs })
     }
 
     /// The words.
     #[inline]
     pub fn lanes(&self) -> Lanes<'_, AtomicU32, AtomicU64> {
-        let base = self.memory.host().expect("checked at construction").as_ptr();
+        let base = self.base.as_ptr();
         // SAFETY: `new` checked alignment and size; every bit pattern is a valid atomic; the words
         // are only ever accessed atomically, here and in every process that maps them.
         unsafe {
@@ -54,6 +63,22 @@ impl LaneWords {
                 words: std::slice::from_raw_parts(line(1 + self.leaves).cast(), self.pairs),
             }
         }
+    }
+
+    /// A lane's value, with all that its agent wrote before it.
+    ///
+    /// # Panics
+    /// If there is no such lane.
+    #[inline(always)]
+    pub fn value(&self, lane: usize) -> u64 {
+        assert!(lane < self.capacity);
+        let base = self.base;
+        // SAFETY: as in `lanes`; lane words lie two to a line behind the bell and the leaves.
+        let word = unsafe {
+            let line = base.as_ptr().add((1 + self.leaves + lane / 2) * LINE);
+            &*line.cast::<AtomicU64>().add(lane % 2)
+        };
+        word.load(Ordering::Acquire)
     }
 
     /// Number of lanes.
@@ -239,8 +264,9 @@ impl LaneTable {
     }
 
     /// The lane's value.
+    #[inline(always)]
     pub fn value(&self, id: LaneId) -> u64 {
-        self.words.lanes().value(id.get() as usize)
+        self.words.value(id.get() as usize)
     }
 
     /// Owner: see [`Lanes::take_raised`].

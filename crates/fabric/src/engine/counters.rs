@@ -114,6 +114,12 @@ impl End {
         lane_at(self.data, offset_of(round, self.window)).id()
     }
 
+    /// Our data lane for the oldest round without a credit.
+    #[inline(always)]
+    pub fn oldest(&self) -> LaneId {
+        if self.window == 1 { self.data.id() } else { self.data_of(self.given) }
+    }
+
     fn base_of(&self, round: u64) -> u64 {
         if self.window == 1 {
             return self.base;
@@ -273,8 +279,7 @@ impl Engine {
     /// Raises by `peer` in the oldest round without a credit. All bytes counted by them are visible.
     pub fn count(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
         let (end, _) = find(&mut self.counters, counter, peer)?;
-        let lane = if end.window == 1 { end.data.id() } else { end.data_of(end.given) };
-        let count = self.lanes.value(lane) - end.base;
+        let count = self.lanes.value(end.oldest()) - end.base;
         if count > 0 {
             // It shares the cache line that has just come, and the next round will ask for it.
             end.credits = self.lanes.value(end.credit.id());
@@ -385,23 +390,26 @@ impl Engine {
     /// [`Error::NothingToCredit`] if nothing of the round has arrived: it was credited before, or is
     /// still to come.
     pub fn credit(&mut self, peer: Rank, counter: CounterId) -> Result<()> {
-        let (end, _) = find(&mut self.counters, counter, peer)?;
-        let (round, lane) = (end.given, end.data_of(end.given));
-        if self.lanes.value(lane) == end.base {
-            self.check()?;
-            return Err(Error::NothingToCredit { peer, counter, round });
-        }
-        self.credit_round(peer, counter)
+        self.credit_round(peer, counter, false)
     }
 
-    /// [`Engine::credit`] for drivers, in whose protocols a round may be empty.
-    pub(super) fn credit_round(&mut self, peer: Rank, counter: CounterId) -> Result<()> {
+    /// [`Engine::credit`]; drivers, in whose protocols a round may be empty, may credit that, too.
+    #[inline(always)]
+    pub(super) fn credit_round(
+        &mut self,
+        peer: Rank,
+        counter: CounterId,
+        empty: bool,
+    ) -> Result<()> {
         self.check()?;
         let (end, _) = find(&mut self.counters, counter, peer)?;
+        let value = self.lanes.value(end.oldest());
         let Some(remote) = &mut end.remote else { return Err(Error::NotLinked { counter }) };
+        if value == end.base && !empty {
+            return Err(Error::NothingToCredit { peer, counter, round: end.given });
+        }
         remote.credited += 1;
         let (lane, ours) = (remote.credit, end.data);
-        let value = self.lanes.value(end.data_of(end.given));
         end.close_round(value);
         self.owe_credit(peer, lane, ours);
         Ok(())

@@ -80,12 +80,24 @@ pub struct Route {
     pub parts: PartRule,
     /// Arrivals keep the order of their posts.
     pub ordered: bool,
-    inline: bool,
     index: usize,
+}
+
+/// The part of a route that every post reads.
+#[derive(Clone, Copy)]
+struct Path {
+    /// Place of the link.
+    link: u16,
+    /// Posts complete inside the post.
+    inline: bool,
+    /// Any write is one part.
+    whole: bool,
 }
 
 struct Peer {
     /// `None` for this rank itself.
+    path: Option<Path>,
+    /// As `path`.
     route: Option<Route>,
     totals: Totals,
     /// Lengths of its regions, by key, in the order of keys.
@@ -175,6 +187,7 @@ impl Engine {
         links.sort_by_key(|link| link.kind());
         let poison = Arc::new(PoisonFlag::new(size, lanes.clone()));
         let peers = (0..size).map(|_| Peer {
+            path: None,
             route: None,
             totals: Totals::default(),
             regions: Vec::new(),
@@ -242,9 +255,10 @@ impl Engine {
                 continue;
             }
             let peer = Rank(number as u32);
-            let (route, entry) = self.resolve(peer, address)?;
+            let (route, path, entry) = self.resolve(peer, address)?;
             messages[number] = self.links[route.index].introduce(peer, entry)?;
             self.peers[number].route = Some(route);
+            self.peers[number].path = Some(path);
         }
         Ok(messages)
     }
@@ -283,12 +297,13 @@ impl Engine {
     }
 
     /// The first link, in the order of [`ProviderKind`], whose kind both ends have and that reaches.
-    fn resolve<'a>(&self, peer: Rank, address: &'a Address) -> Result<(Route, &'a [u8])> {
+    fn resolve<'a>(&self, peer: Rank, address: &'a Address) -> Result<(Route, Path, &'a [u8])> {
         for (index, link) in self.links.iter().enumerate() {
             let provider = link.kind();
             let Some(entry) = address.of(provider) else { continue };
             if let Some(RouteRule { parts, ordered, inline }) = link.route(entry) {
-                return Ok((Route { provider, parts, ordered, inline, index }, entry));
+                let path = Path { link: index as u16, inline, whole: parts == PartRule::WHOLE };
+                return Ok((Route { provider, parts, ordered, index }, path, entry));
             }
         }
         let names = |kinds: Vec<ProviderKind>| {

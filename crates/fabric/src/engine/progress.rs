@@ -115,7 +115,8 @@ impl Engine {
 
     /// A wait has returned what rose here: [`Engine::raised`] need not.
     pub(crate) fn unlist(&mut self, counter: CounterId, peer: Rank) {
-        if let Ok(end) = self.end(counter, peer)
+        if !self.rose.is_empty()
+            && let Ok(end) = self.end(counter, peer)
             && std::mem::take(&mut end.listed)
         {
             self.rose.retain(|entry| *entry != (counter, peer));

@@ -3,9 +3,9 @@
 //! A full queue toward one peer delays no other peer. Within a peer and class, writes leave in the order
 //! in which they were submitted, so no newer write overtakes an older one for ever.
 
-use super::{Engine, Route};
+use super::Engine;
 use crate::link::{Posted, Work};
-use crate::parts::Parts;
+use crate::parts::{PartRule, Parts};
 use crate::request::{Aim, Token};
 use crate::types::{Class, Page, RequestId};
 use std::collections::VecDeque;
@@ -54,16 +54,10 @@ impl PeerQueue {
 
 impl Engine {
     /// Puts one peer's write of a request behind those that wait.
-    pub(super) fn enqueue(
-        &mut self,
-        request: RequestId,
-        route: &Route,
-        aim: Aim,
-        class: Class,
-        pages: &[Page],
-    ) {
+    pub(super) fn enqueue(&mut self, request: RequestId, aim: Aim, class: Class, pages: &[Page]) {
         let mut parts = self.spare_parts.pop().unwrap_or_default();
-        parts.cut(route.parts, pages);
+        let route = self.peers[aim.peer.0 as usize].route;
+        parts.cut(route.map_or(PartRule::WHOLE, |route| route.parts), pages);
         if let Some(request) = self.requests.get(request) {
             request.left += parts.len() as u32;
         }

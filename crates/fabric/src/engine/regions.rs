@@ -1,12 +1,12 @@
 //! Regions: memory known to every provider, granted to peers, borrowed by requests.
 
 use super::counters::Remote;
-use super::{Engine, Peer, Route};
+use super::{Engine, Path, Peer};
 use crate::descriptor::{CounterGrant, Grant, RegionGrant};
 use crate::error::{Error, Result};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
-use crate::types::{CounterId, RegionKey, Time};
+use crate::types::{CounterId, ProviderKind, RegionKey, Time};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use weft_control::Rank;
@@ -73,20 +73,29 @@ pub(super) struct Local {
 }
 
 impl Local {
-    fn check_usable(&self, route: &Route, key: RegionKey) -> Result<()> {
-        if self.unusable & (1 << route.index) == 0 {
+    /// Checks that the link at this place can use it; `provider` is that link's.
+    #[inline(always)]
+    fn check_usable(
+        &self,
+        link: u16,
+        key: RegionKey,
+        provider: impl FnOnce() -> ProviderKind,
+    ) -> Result<()> {
+        if self.unusable & (1 << link) == 0 {
             return Ok(());
         }
+        let provider = provider();
         let detail = format!(
             "it is memory of a device, which only the copy provider moves, and this peer is reached \
-             over {}: copy it to host memory first, or use copy for this peer (WEFT_PROVIDERS)",
-            route.provider
+             over {provider}: copy it to host memory first, or use copy for this peer \
+             (WEFT_PROVIDERS)"
         );
-        Err(Error::Unusable { provider: route.provider, key, detail })
+        Err(Error::Unusable { provider, key, detail })
     }
 }
 
 impl Peer {
+    #[inline]
     fn length_of(&self, key: RegionKey) -> Option<u64> {
         let place = self.regions.binary_search_by_key(&key, |(key, _)| *key).ok()?;
         Some(self.regions[place].1)
@@ -165,12 +174,6 @@ impl Engine {
         self.links[route.index].forget(peer, key);
     }
 
-    pub(super) fn borrow(&mut self, key: RegionKey) {
-        if let Some(Some(local)) = self.regions.get_mut(key.0 as usize) {
-            local.borrows += 1;
-        }
-    }
-
     pub(super) fn unborrow(&mut self, key: RegionKey) {
         if let Some(Some(local)) = self.regions.get_mut(key.0 as usize) {
             local.borrows -= 1;
@@ -188,9 +191,10 @@ impl Engine {
         }
     }
 
+    #[inline(always)]
     pub(super) fn check_source(
         &self,
-        route: &Route,
+        path: Path,
         key: RegionKey,
         offset: u64,
         length: u64,
@@ -199,10 +203,11 @@ impl Engine {
         let Some(local) = local.filter(|local| !local.released) else {
             return Err(Error::Unknown { what: "region", number: key.0.into() });
         };
-        local.check_usable(route, key)?;
+        local.check_usable(path.link, key, || self.links[usize::from(path.link)].kind())?;
         in_range("local", key, offset, length, local.memory.len() as u64)
     }
 
+    #[inline(always)]
     pub(super) fn check_destination(
         &self,
         peer: Rank,
@@ -231,7 +236,9 @@ impl Engine {
             let wanted = range.end.saturating_sub(range.start);
             in_range("local", region.key, range.start, wanted, length)?;
             let local = self.regions.get(region.key.0 as usize).and_then(Option::as_ref);
-            local.map_or(Ok(()), |local| local.check_usable(&route, region.key))?;
+            let link = route.index as u16;
+            local
+                .map_or(Ok(()), |local| local.check_usable(link, region.key, || route.provider))?;
             let entry = self.links[route.index].grant(region.key, peer, range.clone())?;
             grant.regions.push(RegionGrant { key: region.key, length, entry });
         }
@@ -304,6 +311,14 @@ impl Engine {
     }
 }
 
+/// A request under way reads this region.
+pub(super) fn borrow(regions: &mut [Option<Local>], key: RegionKey) {
+    if let Some(Some(local)) = regions.get_mut(key.0 as usize) {
+        local.borrows += 1;
+    }
+}
+
+#[inline(always)]
 fn in_range(
     side: &'static str,
     key: RegionKey,

@@ -4,7 +4,7 @@
 //! link takes and ends at once (shm) leaves no trace here; what is still under way when submit returns is
 //! a [`crate::request::Request`]. `queue.rs` keeps what found a full queue.
 
-use super::{Engine, Route};
+use super::{Engine, Path, Peer, regions};
 use crate::clock;
 use crate::driver::{Ask, Requests};
 use crate::error::{Error, Result};
@@ -79,17 +79,17 @@ impl Engine {
         }
         self.check()?;
         for write in writes {
-            let route = self.known_route(write.peer)?;
-            self.check_pages(&route, write.peer, write.pages)?;
+            let path = self.known_path(write.peer)?;
+            self.check_pages(path, write.peer, write.pages)?;
             self.check_round(write.peer, counter, round)?;
         }
         self.check_room()?;
         let (id, request) = self.requests.open();
         request.callback = done;
         for write in writes {
-            let Some(route) = self.route(write.peer) else { continue };
-            let (aim, class, raises) = self.aim(route, write.peer, counter, round, write.pages)?;
-            self.start(id, &route, aim, class, write.pages);
+            let path = self.known_path(write.peer)?;
+            let (aim, class, raises) = self.aim(path, write.peer, counter, round, write.pages)?;
+            self.start(id, path, aim, class, write.pages);
             self.tally(write.peer, raises, write.pages);
         }
         let id = self.end_submit(id);
@@ -113,7 +113,7 @@ impl Engine {
         self.check()?;
         for ask in &requests.asks {
             match ask {
-                Ask::Credit { peer, counter } => self.credit_round(*peer, *counter)?,
+                Ask::Credit { peer, counter } => self.credit_round(*peer, *counter, true)?,
                 Ask::Write { peer, counter, round, pages, tag } => {
                     let pages = &requests.pages[pages.clone()];
                     let id = self.write_tagged(*peer, *counter, *round, pages, *tag)?;
@@ -178,9 +178,10 @@ impl Engine {
         request == RequestId::DONE || self.requests.get(request).is_none()
     }
 
-    fn check_pages(&self, route: &Route, peer: Rank, pages: &[Page]) -> Result<()> {
+    #[inline]
+    fn check_pages(&self, path: Path, peer: Rank, pages: &[Page]) -> Result<()> {
         for page in pages {
-            self.check_source(route, page.source, page.source_offset, page.length)?;
+            self.check_source(path, page.source, page.source_offset, page.length)?;
             let (offset, length) = (page.destination_offset, page.length);
             self.check_destination(peer, page.destination, offset, length)?;
         }
@@ -206,13 +207,13 @@ impl Engine {
         pages: &[Page],
         tag: u64,
     ) -> Result<RequestId> {
-        let route = self.known_route(peer)?;
-        self.check_pages(&route, peer, pages)?;
-        if !route.inline {
+        let path = self.known_path(peer)?;
+        self.check_pages(path, peer, pages)?;
+        if !path.inline {
             self.check_room()?;
         }
-        let (aim, class, raises) = self.aim(route, peer, counter, round, pages)?;
-        let id = self.launch(route, aim, class, pages, tag);
+        let (aim, class, raises) = self.aim(path, peer, counter, round, pages)?;
+        let id = self.launch(path, aim, class, pages, tag);
         // The peer need not wait for this.
         self.tally(peer, raises, pages);
         Ok(id)
@@ -224,13 +225,13 @@ impl Engine {
     #[inline(always)]
     fn aim(
         &mut self,
-        route: Route,
+        path: Path,
         peer: Rank,
         counter: CounterId,
         round: u64,
         pages: &[Page],
     ) -> Result<(Aim, Class, u64)> {
-        let raises = route.parts.count(pages.iter().map(|page| page.length));
+        let raises = if path.whole { 1 } else { self.count_parts(peer, pages) };
         let (remote, lane, class) = self.enter_round(peer, counter, round)?;
         remote.raised += raises;
         let value = remote.raised;
@@ -261,8 +262,8 @@ impl Engine {
         let mut owed = std::mem::take(&mut self.owed);
         if self.poison.get().is_none() {
             for aim in owed.drain(..) {
-                if let Some(route) = self.route(aim.peer) {
-                    self.launch(route, aim, Class::Latency, &[], CREDIT_TAG);
+                if let Ok(path) = self.known_path(aim.peer) {
+                    self.launch(path, aim, Class::Latency, &[], CREDIT_TAG);
                 }
             }
         }
@@ -270,32 +271,42 @@ impl Engine {
         self.owed = owed;
     }
 
-    fn known_route(&self, peer: Rank) -> Result<Route> {
-        self.route(peer).ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })
+    #[inline(always)]
+    fn known_path(&self, peer: Rank) -> Result<Path> {
+        match self.peers.get(peer.0 as usize) {
+            Some(Peer { path: Some(path), .. }) => Ok(*path),
+            _ => Err(Error::Unknown { what: "rank", number: peer.0.into() }),
+        }
+    }
+
+    /// Parts of a write to a peer, by the route's rule.
+    pub(super) fn count_parts(&self, peer: Rank, pages: &[Page]) -> u64 {
+        let route = self.peers[peer.0 as usize].route.as_ref();
+        route.map_or(1, |route| route.parts.count(pages.iter().map(|page| page.length)))
     }
 
     /// Posts a write to one peer. An inline route needs no request.
     #[inline(always)]
     fn launch(
         &mut self,
-        route: Route,
+        path: Path,
         aim: Aim,
         class: Class,
         pages: &[Page],
         tag: u64,
     ) -> RequestId {
-        if route.inline {
-            self.post_inline(&route, aim, class, pages);
+        if path.inline {
+            self.post_inline(path, aim, class, pages);
             return RequestId::DONE;
         }
-        self.request(&route, aim, class, pages, tag)
+        self.request(path, aim, class, pages, tag)
     }
 
     #[inline(always)]
-    fn post_inline(&mut self, route: &Route, aim: Aim, class: Class, pages: &[Page]) {
+    fn post_inline(&mut self, path: Path, aim: Aim, class: Class, pages: &[Page]) {
         let Aim { peer, lane, credits } = aim;
         let rider = self.owed.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
-        let link = &mut self.links[route.index];
+        let link = &mut self.links[usize::from(path.link)];
         let work = Work { token: 0, peer, lane, credits, rider, class, pages };
         let posted = link.post(&work, &mut self.sink);
         debug_assert!(!matches!(posted, Ok(Posted::InFlight | Posted::Full)));
@@ -307,7 +318,7 @@ impl Engine {
     /// Posts a write to one peer as a request, which is closed at once if its only part ends at once.
     fn request(
         &mut self,
-        route: &Route,
+        path: Path,
         aim: Aim,
         class: Class,
         pages: &[Page],
@@ -315,7 +326,7 @@ impl Engine {
     ) -> RequestId {
         let (id, request) = self.requests.open();
         request.tag = tag;
-        self.start(id, route, aim, class, pages);
+        self.start(id, path, aim, class, pages);
         self.end_submit(id)
     }
 
@@ -329,32 +340,34 @@ impl Engine {
 
     /// Posts one peer's write of a request as far as its link takes it; the rest waits in the peer's
     /// queue.
-    fn start(&mut self, id: RequestId, route: &Route, aim: Aim, class: Class, pages: &[Page]) {
-        if route.inline {
-            return self.post_inline(route, aim, class, pages);
+    fn start(&mut self, id: RequestId, path: Path, aim: Aim, class: Class, pages: &[Page]) {
+        if path.inline {
+            return self.post_inline(path, aim, class, pages);
         }
-        if self.peers[aim.peer.0 as usize].queue.is_waiting(class) {
-            return self.enqueue(id, route, aim, class, pages);
-        }
-        let is_one_part = pages.len() <= 1 && route.parts.count_contiguous(bytes_of(pages)) == 1;
-        if !is_one_part {
-            self.enqueue(id, route, aim, class, pages);
-            return self.post_queued(aim.peer);
-        }
-        let token = Token::of(id, aim.peer);
         let Aim { peer, lane, credits } = aim;
+        if self.peers[peer.0 as usize].queue.is_waiting(class) {
+            return self.enqueue(id, aim, class, pages);
+        }
+        let is_one_part = path.whole || pages.is_empty() || self.count_parts(peer, pages) == 1;
+        if !is_one_part {
+            self.enqueue(id, aim, class, pages);
+            return self.post_queued(peer);
+        }
+        let token = Token::of(id, peer);
         let work = Work { token, peer, lane, credits, rider: None, class, pages };
-        match self.links[route.index].post(&work, &mut self.sink) {
+        match self.links[usize::from(path.link)].post(&work, &mut self.sink) {
             Ok(Posted::Done) => {}
             Ok(Posted::InFlight) => {
-                if let Some(request) = self.requests.get(id) {
-                    request.left += 1;
-                }
-                if let [page] = pages {
-                    self.borrow_for(id, page.source);
+                let Engine { requests, regions, .. } = self;
+                let Some(request) = requests.get(id) else { return };
+                request.left += 1;
+                for page in pages {
+                    if request.reads(page.source) {
+                        regions::borrow(regions, page.source);
+                    }
                 }
             }
-            Ok(Posted::Full) => self.enqueue(id, route, aim, class, pages),
+            Ok(Posted::Full) => self.enqueue(id, aim, class, pages),
             Err(why) => self.fail_request(id, peer, why),
         }
     }
@@ -362,7 +375,7 @@ impl Engine {
     /// A request's sources stay where they are until it is closed.
     pub(super) fn borrow_for(&mut self, id: RequestId, source: RegionKey) {
         if self.requests.get(id).is_some_and(|request| request.reads(source)) {
-            self.borrow(source);
+            regions::borrow(&mut self.regions, source);
         }
     }
 
