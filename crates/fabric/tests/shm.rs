@@ -3,25 +3,26 @@
 mod common;
 
 use common::{
-    AllGather, Member, PATIENCE, Random, on_processes, on_threads, process_gather, waiting,
+    AllGather, Member, PATIENCE, Random, bare_link, connect_bare, on_processes, on_threads,
+    process_gather, waiting,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use weft_fabric::lane_table::LaneTable;
+use weft_fabric::link::{Posted, Sink, Work};
 use weft_fabric::memory::Memory;
-use weft_fabric::provider::{Group, Posted, Sink, Work};
-use weft_fabric::providers::{ShmConfig, ShmProvider};
+use weft_fabric::providers::{ShmConfig, ShmDevice};
 use weft_fabric::{
-    CounterId, Engine, Error, Generation, Lane, LaneId, Provider, Rank, Waiter, clock,
+    Class, CounterId, Device, Engine, Error, Generation, Lane, LaneId, Link, Rank, Waiter, clock,
 };
 
-fn shm() -> Box<dyn Provider> {
-    Box::new(ShmProvider::new(ShmConfig { host_id: "this".into() }).unwrap())
+fn shm() -> ShmDevice {
+    ShmDevice::new(ShmConfig { host_id: "this".into() })
 }
 
 fn join(rank: Rank, size: u32, gather: &mut AllGather<'_>) -> Member {
-    Member::join(rank, size, vec![shm()], gather)
+    let devices: [Arc<dyn Device>; 1] = [Arc::new(shm())];
+    Member::join(rank, size, &devices, gather)
 }
 
 #[test]
@@ -228,40 +229,31 @@ fn a_region_that_takes_an_old_key_is_a_new_region() {
     });
 }
 
-/// A part and the credit that rides with it, between two providers: in one cache line, in two, and far
+/// A part and the credit that rides with it, between two links: in one cache line, in two, and far
 /// apart. Each lane rises by one, whichever of the two is first.
 #[test]
 fn a_credit_rides_with_a_part_wherever_its_lane_lies() {
     const LANES: u32 = 130;
     on_threads(2, |rank, gather| {
         let peer = Rank(1 - rank.0);
-        let lanes = Arc::new(LaneTable::new(LANES as usize, Generation(0)).unwrap());
-        for _ in 0..LANES {
-            lanes.issue(peer).unwrap();
-        }
-        let mut provider = shm();
-        let said = gather(provider.address());
-        let group = Group {
-            rank,
-            size: 2,
-            generation: Generation(0),
-            peers: &[(peer, &said[peer.0 as usize])],
-            lanes: &lanes,
-            deadline: clock::now().after(PATIENCE),
-        };
-        provider.connect(&group).unwrap();
+        let (mut link, lanes) = bare_link(&shm(), rank, LANES as usize);
+        lanes.issue(peer, LANES).unwrap();
+        let addresses = gather(link.address());
+        let deadline = clock::now().after(PATIENCE);
+        connect_bare(&mut *link, peer, &addresses[peer.0 as usize], deadline).unwrap();
         let lane = |number| Lane::new(LaneId::new(number).unwrap(), Generation(0));
         let mut sink = Sink::default();
         for (part, rider) in [(0, 1), (3, 2), (4, 7), (129, 5)] {
             let (lane, rider) = (lane(part), Some(lane(rider)));
-            let work = Work { token: 0, peer, lane, credits: None, rider, pages: &[] };
-            assert_eq!(provider.post(&work, &mut sink), Ok(Posted::Done));
+            let class = Class::Latency;
+            let work = Work { token: 0, peer, lane, credits: None, rider, class, pages: &[] };
+            assert_eq!(link.post(&work, &mut sink), Ok(Posted::Done));
         }
         gather(Vec::new());
         let rose = (0..LANES).filter(|&number| lanes.value(lane(number).id()) == 1);
         assert_eq!(rose.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 7, 129]);
         let mut marked = Vec::new();
-        lanes.take_raised(&mut 0, |number| marked.push(number));
+        lanes.take_raised(|number| marked.push(number));
         marked.sort_unstable();
         assert_eq!(marked, [0, 1, 2, 3, 4, 5, 7, 129]);
         gather(Vec::new());
@@ -281,46 +273,32 @@ fn registered_memory_is_a_source_and_no_destination() {
 
 #[test]
 fn pretended_hosts_do_not_reach_each_other() {
-    let provider = |host: &str| ShmProvider::new(ShmConfig { host_id: host.into() }).unwrap();
-    let (a, b, c) = (provider("a"), provider("b"), provider("a"));
-    assert!(a.reaches(&c.address()) && c.reaches(&a.address()));
-    assert!(!a.reaches(&b.address()) && !b.reaches(&a.address()));
-    assert!(!a.reaches(b"garbage"));
+    let open =
+        |host: &str| bare_link(&ShmDevice::new(ShmConfig { host_id: host.into() }), Rank(0), 4).0;
+    let (a, b, c) = (open("a"), open("b"), open("a"));
+    let reaches = |link: &dyn Link, address: &[u8]| link.route(address).is_some();
+    assert!(reaches(&*a, &c.address()) && reaches(&*c, &a.address()));
+    assert!(!reaches(&*a, &b.address()) && !reaches(&*b, &a.address()));
+    assert!(!reaches(&*a, b"garbage"));
 }
 
 #[test]
 fn connecting_ends_at_the_deadline_and_names_who_is_missing() {
-    let (mut here, there) = (shm(), shm());
-    let lanes = weft_fabric::lane_table::LaneTable::new(4, Generation(0)).unwrap();
-    let address = there.address();
-    let group = Group {
-        rank: Rank(0),
-        size: 2,
-        generation: Generation(0),
-        peers: &[(Rank(1), &address)],
-        lanes: &Arc::new(lanes),
-        deadline: clock::now().after(Duration::from_millis(50)),
-    };
-    let error = here.connect(&group).unwrap_err();
+    let [(mut here, _), (there, _)] = [0, 1].map(|rank| bare_link(&shm(), Rank(rank), 4));
+    let deadline = clock::now().after(Duration::from_millis(50));
+    let error = connect_bare(&mut *here, Rank(1), &there.address(), deadline).unwrap_err();
     assert!(matches!(error, Error::Connect { peer: Rank(1), .. }), "{error}");
 }
 
 #[test]
 fn a_peer_that_is_gone_refuses_the_connection_at_once() {
-    let (mut here, there) = (shm(), shm());
+    let [(mut here, _), (there, _)] = [0, 1].map(|rank| bare_link(&shm(), Rank(rank), 4));
     let address = there.address();
     drop(there);
-    let lanes = weft_fabric::lane_table::LaneTable::new(4, Generation(0)).unwrap();
-    let group = Group {
-        rank: Rank(0),
-        size: 2,
-        generation: Generation(0),
-        peers: &[(Rank(1), &address)],
-        lanes: &Arc::new(lanes),
-        deadline: clock::now().after(PATIENCE),
-    };
     let begin = Instant::now();
-    assert!(matches!(here.connect(&group), Err(Error::Connect { .. })));
+    let deadline = clock::now().after(PATIENCE);
+    let connected = connect_bare(&mut *here, Rank(1), &address, deadline);
+    assert!(matches!(connected, Err(Error::Connect { .. })));
     assert!(begin.elapsed() < PATIENCE);
 }
 

@@ -1,16 +1,19 @@
 //! Ranks as threads or as processes, and the traffic that they exchange to test a provider.
-#![allow(dead_code)] // Each test uses its part.
+#![allow(dead_code, unused_imports)] // Each test uses its part.
 
+mod connect;
 mod ranks;
 
+pub use connect::{Introduced, bare_link, connect, connect_all, connect_bare, soon, until};
 pub use ranks::{AllGather, PATIENCE, on_processes, on_threads, process_gather, process_rank};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
-use weft_fabric::descriptor::{Address, Grant};
+use weft_fabric::descriptor::Grant;
 use weft_fabric::random::SplitMix64;
 use weft_fabric::{
-    CounterId, Engine, EngineConfig, Generation, Page, Provider, Rank, Region, RemoteRegion,
-    Waiter, clock,
+    CounterId, Device, Engine, EngineConfig, Generation, Page, Rank, Region, RemoteRegion, Waiter,
+    clock,
 };
 
 /// Bytes that each rank may write to each other.
@@ -85,10 +88,10 @@ impl Member {
     pub fn join(
         rank: Rank,
         size: u32,
-        providers: Vec<Box<dyn Provider>>,
+        devices: &[Arc<dyn Device>],
         gather: &mut AllGather<'_>,
     ) -> Member {
-        Member::join_on(Places::default(), rank, size, providers, gather)
+        Member::join_on(Places::default(), rank, size, devices, gather)
     }
 
     /// Joins with regions on devices.
@@ -96,17 +99,13 @@ impl Member {
         places: Places,
         rank: Rank,
         size: u32,
-        providers: Vec<Box<dyn Provider>>,
+        devices: &[Arc<dyn Device>],
         gather: &mut AllGather<'_>,
     ) -> Member {
         let deadline = clock::now().after(PATIENCE);
         let config = EngineConfig::default();
-        let mut engine = Engine::new(config, rank, size, Generation(3), providers).unwrap();
-        let addresses: Vec<Address> = gather(engine.address().encode())
-            .iter()
-            .map(|bytes| Address::decode(bytes).unwrap())
-            .collect();
-        engine.connect(&addresses, deadline).unwrap();
+        let mut engine = Engine::new(config, rank, size, Generation(3), devices).unwrap();
+        connect(&mut engine, gather, deadline).unwrap();
         let counter = engine.counter().unwrap();
         engine.use_for_barriers(counter);
         let inbox = region(&mut engine, places.inbox, SLOT * size as usize);

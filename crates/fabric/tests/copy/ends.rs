@@ -1,37 +1,38 @@
-//! Ranks with twins of devices, and two providers face to face.
+//! Ranks with twins of devices, and two links face to face.
 
-use crate::common::{AllGather, Member, PATIENCE, Places};
+use crate::common::{AllGather, Member, PATIENCE, Places, bare_link, connect_bare, until};
 use std::sync::Arc;
 use std::time::Duration;
 use weft_fabric::lane_table::LaneTable;
+use weft_fabric::link::{Posted, Sink, Work};
 use weft_fabric::memory::Memory;
-use weft_fabric::provider::{Group, Posted, Sink, Work};
-use weft_fabric::providers::CopyProvider;
+use weft_fabric::providers::CopyDevice;
 use weft_fabric::providers::copy::{Controls, Twin};
-use weft_fabric::{Generation, Lane, LaneId, Page, Provider, Rank, RegionKey, clock};
+use weft_fabric::{Class, Device, Generation, Lane, LaneId, Link, Page, Rank, RegionKey, clock};
 
-pub fn copy(seed: u64) -> CopyProvider {
-    CopyProvider::over(Box::new(Twin::new(seed)), "this").unwrap()
+pub fn copy(seed: u64) -> CopyDevice {
+    CopyDevice::over(move || Ok(Box::new(Twin::new(seed))), "this")
 }
 
-pub fn controlled(seed: u64, controls: &Arc<Controls>) -> CopyProvider {
-    let twin = Twin::with_controls(seed, controls.clone());
-    CopyProvider::over(Box::new(twin), "this").unwrap()
+pub fn controlled(seed: u64, controls: &Arc<Controls>) -> CopyDevice {
+    let controls = controls.clone();
+    let twin = move || Twin::with_controls(seed, controls.clone());
+    CopyDevice::over(move || Ok(Box::new(twin())), "this")
 }
 
 pub fn join(places: Places, rank: Rank, size: u32, gather: &mut AllGather<'_>) -> Member {
-    let provider = Box::new(copy(u64::from(rank.0)));
-    Member::join_on(places, rank, size, vec![provider], gather)
+    let devices: [Arc<dyn Device>; 1] = [Arc::new(copy(u64::from(rank.0)))];
+    Member::join_on(places, rank, size, &devices, gather)
 }
 
 /// Bytes of each region of a [`Pair`].
 pub const BYTES: usize = 10_000;
 const LANES: usize = 8;
 
-/// A provider that writes, and one that is written to, of one thread.
+/// A link that writes, and one that is written to, of one thread.
 pub struct Pair {
-    pub writer: CopyProvider,
-    pub owner: CopyProvider,
+    pub writer: Box<dyn Link>,
+    pub owner: Box<dyn Link>,
     pub lanes: Arc<LaneTable>,
     /// Of the writer on device 0 and in host memory, of the owner on device 1 and in host memory.
     pub sources: [Arc<Memory>; 2],
@@ -45,35 +46,29 @@ pub const DEVICE: u32 = 0;
 pub const HOST: u32 = 1;
 
 impl Pair {
-    pub fn of(mut writer: CopyProvider, mut owner: CopyProvider) -> Pair {
-        let table = || Arc::new(LaneTable::new(LANES, Generation(0)).unwrap());
-        let (lanes, writers) = (table(), table());
-        for _ in 0..LANES {
-            lanes.issue(Rank(0)).unwrap();
-        }
+    pub fn of(writer: CopyDevice, owner: CopyDevice) -> Pair {
+        let (mut writer, _) = bare_link(&writer, Rank(0), LANES);
+        let (mut owner, lanes) = bare_link(&owner, Rank(1), LANES);
+        lanes.issue(Rank(0), LANES as u32).unwrap();
         let deadline = clock::now().after(PATIENCE);
         let (to_writer, to_owner) = (writer.address(), owner.address());
-        let join = |provider: &mut CopyProvider, rank, peers: &[(Rank, &[u8])], lanes| {
-            let (size, generation) = (2, Generation(0));
-            let group = Group { rank, size, generation, peers, lanes, deadline };
-            provider.connect(&group).unwrap();
-        };
         std::thread::scope(|scope| {
-            scope.spawn(|| join(&mut writer, Rank(0), &[(Rank(1), &to_owner)], &writers));
-            join(&mut owner, Rank(1), &[(Rank(0), &to_writer)], &lanes);
+            scope.spawn(|| connect_bare(&mut *writer, Rank(1), &to_owner, deadline).unwrap());
+            connect_bare(&mut *owner, Rank(0), &to_writer, deadline).unwrap();
         });
-        let regions = |provider: &mut CopyProvider, device| {
-            let on_device = provider.allocate(device, BYTES).unwrap().unwrap();
+        let regions = |link: &mut dyn Link, device| {
+            let on_device = link.allocate(device, BYTES).unwrap().unwrap();
             let regions = [Arc::new(on_device), Arc::new(Memory::shared(BYTES).unwrap())];
             for (key, memory) in (0..).zip(&regions) {
-                provider.register(RegionKey(key), memory).unwrap();
+                link.register(RegionKey(key), memory).unwrap();
             }
             regions
         };
-        let (sources, inboxes) = (regions(&mut writer, 0), regions(&mut owner, 1));
+        let (sources, inboxes) = (regions(&mut *writer, 0), regions(&mut *owner, 1));
         for key in [DEVICE, HOST].map(RegionKey) {
             let entry = owner.grant(key, Rank(0), 0..BYTES as u64).unwrap();
-            writer.import(Rank(1), key, BYTES as u64, &entry, deadline).unwrap();
+            let bytes = BYTES as u64;
+            until(deadline, |limit| writer.import(Rank(1), key, bytes, &entry, limit)).unwrap();
         }
         Pair { writer, owner, lanes, sources, inboxes, sink: Sink::default() }
     }
@@ -94,7 +89,8 @@ impl Pair {
         };
         let pages: Vec<Page> = pages.iter().map(page).collect();
         let lane = Lane::new(LaneId::new(lane).unwrap(), Generation(0));
-        let work = Work { token, peer: Rank(1), lane, credits: None, rider: None, pages: &pages };
+        let (class, pages) = (Class::Latency, &pages);
+        let work = Work { token, peer: Rank(1), lane, credits: None, rider: None, class, pages };
         self.writer.post(&work, &mut self.sink)
     }
 

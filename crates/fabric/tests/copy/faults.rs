@@ -5,9 +5,9 @@ use crate::ends::{DEVICE, HOST, Pair, bytes, controlled, copy, fill, join};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
-use weft_fabric::provider::Posted;
+use weft_fabric::link::Posted;
 use weft_fabric::providers::copy::Controls;
-use weft_fabric::{Error, Page, Provider, Rank};
+use weft_fabric::{Device, Error, Page, Rank};
 
 #[test]
 fn a_copy_that_is_refused_fails_its_part_and_raises_nothing() {
@@ -125,8 +125,9 @@ fn a_rank_that_goes_has_written_what_it_posted() {
 #[test]
 fn a_device_that_fails_poisons_the_group_and_drains_its_requests() {
     let failing = |rank: Rank, gather: &mut AllGather<'_>, controls: &Arc<Controls>| {
-        let provider = Box::new(controlled(1, controls));
-        Member::join_on(ON_DEVICES, rank, 2, vec![provider], gather)
+        let device = controlled(1, controls);
+        let devices: [Arc<dyn Device>; 1] = [Arc::new(device)];
+        Member::join_on(ON_DEVICES, rank, 2, &devices, gather)
     };
     on_threads(2, |rank, gather| {
         let controls = Arc::new(Controls::default());

@@ -4,9 +4,9 @@ use crate::ends::{DEVICE, HOST, Pair, bytes, controlled, copy, fill};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-use weft_fabric::provider::Posted;
+use weft_fabric::link::Posted;
 use weft_fabric::providers::copy::Controls;
-use weft_fabric::{Provider, Rank, RegionKey};
+use weft_fabric::{Rank, RegionKey};
 
 #[test]
 fn a_lane_rises_only_when_every_byte_is_there() {

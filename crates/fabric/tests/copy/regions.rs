@@ -1,27 +1,30 @@
 //! Which memory can be a region, toward whom.
 
-use crate::common::{AllGather, Member, PATIENCE, Places, on_threads, put, take, waiting};
+use crate::common::{
+    AllGather, Member, PATIENCE, Places, bare_link, on_threads, put, take, until, waiting,
+};
 use crate::ends::{Pair, copy, join};
+use std::sync::Arc;
 use std::time::Duration;
 use weft_fabric::descriptor::Grant;
 use weft_fabric::providers::copy::{CopyConfig, Devices, Twin};
-use weft_fabric::providers::{CopyProvider, ShmConfig, ShmProvider, TcpConfig, TcpProvider};
+use weft_fabric::providers::{CopyDevice, ShmConfig, ShmDevice, TcpConfig, TcpDevice};
 use weft_fabric::{
-    EngineConfig, Error, Generation, Memory, Page, Place, Provider, ProviderKind, Rank, RegionKey,
-    clock,
+    Device, EngineConfig, Error, Generation, Link, Memory, Page, Place, ProviderKind, Rank,
+    RegionKey, clock,
 };
 
 #[test]
 fn memory_of_a_device_needs_the_copy_provider() {
-    let shm = ShmProvider::new(ShmConfig { host_id: "this".into() }).unwrap();
-    let engine = |provider: Box<dyn Provider>| {
+    let shm = ShmDevice::new(ShmConfig { host_id: "this".into() });
+    let engine = |device: Arc<dyn Device>| {
         let config = EngineConfig::default();
-        weft_fabric::Engine::new(config, Rank(0), 1, Generation(0), vec![provider]).unwrap()
+        weft_fabric::Engine::new(config, Rank(0), 1, Generation(0), &[device]).unwrap()
     };
-    let error = engine(Box::new(shm)).alloc_device(0, 10).unwrap_err();
+    let error = engine(Arc::new(shm)).alloc_device(0, 10).unwrap_err();
     assert!(matches!(error, Error::NoDevices { device: 0 }), "{error}");
     assert!(error.to_string().contains("WEFT_PROVIDERS"), "{error}");
-    let mut engine = engine(Box::new(copy(0)));
+    let mut engine = engine(Arc::new(copy(0)));
     let error = engine.alloc_device(8, 10).unwrap_err();
     assert!(error.to_string().contains("no device 8"), "{error}");
     let region = engine.alloc_device(7, 10).unwrap();
@@ -35,11 +38,11 @@ fn memory_of_a_device_needs_the_copy_provider() {
 fn memory_of_a_device_does_not_travel_over_tcp() {
     let join = |rank: Rank, gather: &mut AllGather<'_>| {
         let here = format!("host {}", rank.0);
-        let providers: Vec<Box<dyn Provider>> = vec![
-            Box::new(CopyProvider::over(Box::new(Twin::new(0)), &here).unwrap()),
-            Box::new(TcpProvider::new(TcpConfig::default()).unwrap()),
+        let devices: [Arc<dyn Device>; 2] = [
+            Arc::new(CopyDevice::over(|| Ok(Box::new(Twin::new(0))), &here)),
+            Arc::new(TcpDevice::new(TcpConfig::default()).unwrap()),
         ];
-        Member::join(rank, 2, providers, gather)
+        Member::join(rank, 2, &devices, gather)
     };
     on_threads(2, |rank, gather| {
         let mut member = join(rank, gather);
@@ -108,21 +111,25 @@ fn a_key_may_be_of_host_memory_now_and_of_a_device_then() {
 #[test]
 fn entries_that_are_none_are_refused() {
     let mut pair = Pair::of(copy(1), copy(2));
+    let import = |pair: &mut Pair, key, length, entry: &[u8], deadline| {
+        let writer = &mut pair.writer;
+        until(deadline, |limit| writer.import(Rank(1), RegionKey(key), length, entry, limit))
+    };
     let deadline = clock::now().after(PATIENCE);
     let entry = pair.owner.grant(RegionKey(0), Rank(0), 0..10).unwrap();
     assert_eq!(entry.len(), 24);
     for length in [0, 1, 7, 9, 23] {
-        let error = pair.writer.import(Rank(1), RegionKey(5), 10, &entry[..length], deadline);
+        let error = import(&mut pair, 5, 10, &entry[..length], deadline);
         assert!(matches!(error, Err(Error::Malformed { .. })), "{error:?}");
     }
     // A descriptor that never comes.
-    let error = pair.writer.import(Rank(1), RegionKey(5), 10, &entry, clock::now());
+    let error = import(&mut pair, 5, 10, &entry, clock::now());
     assert!(matches!(error, Err(Error::Connect { provider: ProviderKind::Copy, .. })), "{error:?}");
     // One that holds less than is announced.
     let memory = pair.owner.allocate(0, 10).unwrap().unwrap();
     pair.owner.register(RegionKey(2), &memory.into()).unwrap();
     let entry = pair.owner.grant(RegionKey(2), Rank(0), 0..10).unwrap();
-    let error = pair.writer.import(Rank(1), RegionKey(2), 1 << 20, &entry, deadline).unwrap_err();
+    let error = import(&mut pair, 2, 1 << 20, &entry, deadline).unwrap_err();
     assert!(error.to_string().contains("cannot be mapped"), "{error}");
 }
 
@@ -160,10 +167,12 @@ fn lent_memory_of_a_device_is_a_source_and_no_destination() {
 fn only_ranks_of_one_host_with_the_same_devices_reach_each_other() {
     let twin = |host: &str| {
         let devices = Devices::Twin { seed: 0 };
-        CopyProvider::new(CopyConfig { host_id: host.into(), devices }).unwrap()
+        let device = CopyDevice::new(CopyConfig { host_id: host.into(), devices }).unwrap();
+        bare_link(&device, Rank(0), 4).0
     };
-    let shm = ShmProvider::new(ShmConfig { host_id: "a".into() }).unwrap();
-    assert!(twin("a").reaches(&twin("a").address()));
-    assert!(!twin("a").reaches(&twin("b").address()));
-    assert!(!twin("a").reaches(&shm.address()) && !shm.reaches(&twin("a").address()));
+    let shm = bare_link(&ShmDevice::new(ShmConfig { host_id: "a".into() }), Rank(0), 4).0;
+    let reaches = |link: &dyn Link, address: &[u8]| link.route(address).is_some();
+    assert!(reaches(&*twin("a"), &twin("a").address()));
+    assert!(!reaches(&*twin("a"), &twin("b").address()));
+    assert!(!reaches(&*twin("a"), &shm.address()) && !reaches(&*shm, &twin("a").address()));
 }

@@ -1,13 +1,11 @@
 //! Every byte of random writes between every kind of memory, threads and processes.
 
 use crate::common::{
-    self, Member, PATIENCE, Places, on_processes, on_threads, process_gather, put, region, take,
-    waiting,
+    self, PATIENCE, Places, on_processes, on_threads, process_gather, put, region, take, waiting,
 };
-use crate::ends::{copy, join};
+use crate::ends::join;
 use std::time::{Duration, Instant};
-use weft_fabric::providers::Threaded;
-use weft_fabric::{Page, Provider, Rank, clock};
+use weft_fabric::{Page, Rank, clock};
 
 /// Where sources and inboxes of the ranks may lie.
 const PLACES: [Places; 4] = [
@@ -29,19 +27,6 @@ fn threads_write_random_pages_between_all_kinds_of_memory() {
             gather(Vec::new());
         });
     }
-}
-
-#[test]
-fn a_thread_that_makes_progress_moves_the_same_pages() {
-    on_threads(2, |rank, gather| {
-        let inner = Box::new(copy(7 + u64::from(rank.0)));
-        let provider: Box<dyn Provider> = Box::new(Threaded::new(inner).unwrap());
-        let mut member = Member::join_on(PLACES[0], rank, 2, vec![provider], gather);
-        for round in 0..100 {
-            member.round(5, round).unwrap();
-        }
-        gather(Vec::new());
-    });
 }
 
 #[test]

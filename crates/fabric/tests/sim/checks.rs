@@ -4,14 +4,14 @@ use crate::traffic::Wrong;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_fabric::lane_table::LaneTable;
+use weft_fabric::link::{Introduction, Link, Membership, Posted, Sink, Work};
 use weft_fabric::model::LatencyBandwidth;
-use weft_fabric::provider::{Group, Posted, Sink, Work};
 use weft_fabric::providers::sim::{
     Breach, Cluster, Faults, Outcome, Violation, World, WorldConfig,
 };
 use weft_fabric::{
-    CounterId, Event, Generation, Lane, Memory, Page, Provider, Rank, Region, RegionKey,
-    RemoteRegion, Time,
+    Class, CounterId, Event, Generation, Lane, LaneId, Memory, Page, Rank, Region, RegionKey,
+    RemoteRegion, Time, WaitLimit,
 };
 
 const KEY: RegionKey = RegionKey(0);
@@ -21,7 +21,7 @@ const GRANTED: u64 = 128;
 /// One rank's end with no engine on it, so that nothing keeps it from doing wrong.
 struct Bare {
     rank: Rank,
-    end: Box<dyn Provider>,
+    end: Box<dyn Link>,
     lanes: Arc<LaneTable>,
     memory: Arc<Memory>,
     /// Its lane that the peer may raise, and the one for the peer's credits.
@@ -34,15 +34,21 @@ fn bare(world: &World) -> [Bare; 2] {
         let (rank, peer) = (Rank(rank), Rank(1 - rank));
         let generation = Generation(3);
         let lanes = Arc::new(LaneTable::new(16, generation).unwrap());
-        let mut end = world.provider(rank);
-        let (peers, deadline) = (&[(peer, &[][..])][..], Time::MAX);
-        end.connect(&Group { rank, size: 2, generation, peers, lanes: &lanes, deadline }).unwrap();
+        let group = Membership { rank, size: 2, generation, lanes: lanes.clone() };
+        let mut end = world.device(rank).open(group).unwrap();
+        let mut limit = WaitLimit { deadline: Time::MAX, give_up: &mut || Ok(()) };
+        end.connect(&[Introduction { peer, address: &[], message: &[] }], &mut limit).unwrap();
         let memory = Arc::new(Memory::from_bytes(vec![rank.0 as u8 + 1; LENGTH]));
         end.register(KEY, &memory).unwrap();
         end.grant(KEY, peer, 0..GRANTED).unwrap();
-        let (data, credit) = (lanes.issue(peer).unwrap(), lanes.issue(peer).unwrap());
+        let data = lanes.issue(peer, 2).unwrap();
+        let credit = Lane::new(LaneId::new(data.id().get() + 1).unwrap(), data.generation());
         Bare { rank, end, lanes, memory, data, credit }
     })
+}
+
+fn work(peer: Rank, lane: Lane, credits: Option<Lane>, pages: &[Page]) -> Work<'_> {
+    Work { token: 0, peer, lane, credits, rider: None, class: Class::Latency, pages }
 }
 
 impl Bare {
@@ -54,15 +60,13 @@ impl Bare {
             destination_offset: begin,
             length,
         };
-        let pages = &[page];
-        let work =
-            Work { token: 0, peer: to.rank, lane: to.data, credits: None, rider: None, pages };
+        let pages = [page];
+        let work = work(to.rank, to.data, None, &pages);
         assert_eq!(self.end.post(&work, &mut Sink::default()), Ok(Posted::InFlight));
     }
 
     fn credit(&mut self, to: &Bare) {
-        let (lane, credits) = (to.credit, Some(self.data));
-        let work = Work { token: 0, peer: to.rank, lane, credits, rider: None, pages: &[] };
+        let work = work(to.rank, to.credit, Some(self.data), &[]);
         assert_eq!(self.end.post(&work, &mut Sink::default()), Ok(Posted::InFlight));
     }
 
@@ -223,7 +227,7 @@ fn credit_before_all_of_the_round_has_arrived_is_found() {
 fn a_lane_raised_by_somebody_else_is_found() {
     let world = quiet_world();
     let [mut a, b] = bare(&world);
-    assert!(b.lanes.arrive(Rank(0), b.data));
+    assert_eq!(b.lanes.arrive(b.data), Some(Rank(0)));
     a.write(&b, 0, 1);
     finish(&world);
     assert_eq!(breaches(&world), [Breach::RaisedBeyondPosted]);

@@ -4,9 +4,10 @@ use crate::traffic::Wrong;
 use std::sync::mpsc;
 use std::time::Duration;
 use weft_control::Cause;
+use weft_fabric::descriptor::Grant;
 use weft_fabric::engine::EngineConfig;
 use weft_fabric::model::LatencyBandwidth;
-use weft_fabric::providers::sim::{Cluster, Faults, Hang, Outcome, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Hang, Outcome, World, WorldConfig};
 use weft_fabric::{
     CounterId, Error, Event, Page, PartRule, PeerWrite, Rank, Region, RegionKey, RemoteRegion, Time,
 };
@@ -62,7 +63,7 @@ fn a_write_takes_exactly_what_the_model_says() {
     group.cluster.engine(Rank(0)).write(Rank(1), counter, 0, &[page]).unwrap();
     let mut arrived = None;
     let outcomes = group.cluster.run(|engine, now, events, _| {
-        let raised = Event::Raised { counter, peer: Rank(0), count: 1 };
+        let raised = Event::Raised { counter, peer: Rank(0), round: 0, count: 1 };
         if events.contains(&raised) {
             arrived = Some(now);
         }
@@ -91,7 +92,7 @@ fn wrong_requests_are_refused_and_do_nothing() {
     let unknown = Page { destination: RegionKey(9), ..page };
     assert!(matches!(write(0, unknown), Error::Unknown { what: "remote region", .. }));
     assert!(matches!(
-        engine.signal(Rank(1), CounterId(9), 0),
+        engine.signal(Rank(1), CounterId::from_number(9), 0),
         Err(Error::Unknown { what: "counter", .. })
     ));
     assert!(matches!(engine.signal(Rank(2), counter, 0), Err(Error::Unknown { what: "rank", .. })));
@@ -110,11 +111,73 @@ fn a_credit_opens_one_round_and_closes_the_one_before() {
     group.cluster.engine(Rank(1)).credit(Rank(0), counter).unwrap();
     group.cluster.settle().unwrap();
     let engine = group.cluster.engine(Rank(0));
+    let over = engine.signal(Rank(1), counter, 0).unwrap_err();
+    assert!(matches!(over, Error::OldRound { round: 0, current: 1, .. }), "{over}");
     engine.signal(Rank(1), counter, 1).unwrap();
     let old = engine.signal(Rank(1), counter, 0).unwrap_err();
     assert!(matches!(old, Error::OldRound { round: 0, current: 1, .. }));
     let early = engine.signal(Rank(1), counter, 2).unwrap_err();
     assert!(matches!(early, Error::NoCredit { round: 2, credits: 1, .. }));
+}
+
+#[test]
+fn a_round_is_credited_once_and_not_before_something_of_it_has_arrived() {
+    let mut group = group(WorldConfig::new(2, 0));
+    let counter = group.counter;
+    let refused = |group: &mut Group, expected| {
+        let error = group.cluster.engine(Rank(1)).credit(Rank(0), counter).unwrap_err();
+        let Error::NothingToCredit { peer: Rank(0), round, .. } = error else { panic!("{error}") };
+        assert_eq!(round, expected);
+    };
+    refused(&mut group, 0);
+    group.cluster.engine(Rank(0)).signal(Rank(1), counter, 0).unwrap();
+    refused(&mut group, 0);
+    group.cluster.settle().unwrap();
+    group.cluster.engine(Rank(1)).credit(Rank(0), counter).unwrap();
+    refused(&mut group, 1);
+    group.cluster.settle().unwrap();
+    assert_eq!(group.cluster.engine(Rank(0)).credits(counter, Rank(1)).unwrap(), 1);
+}
+
+#[test]
+fn a_counter_is_granted_and_imported_once_in_either_order() {
+    let world = World::new(WorldConfig::new(2, 0));
+    let mut cluster = Cluster::new(&world).unwrap();
+    let (one, two) = (cluster.counter().unwrap(), cluster.counter().unwrap());
+    let unlinked = cluster.engine(Rank(0)).signal(Rank(1), one, 0);
+    assert!(matches!(unlinked, Err(Error::NotLinked { counter }) if counter == one));
+    let grant = |cluster: &mut Cluster, from: u32, counter| {
+        cluster.engine(Rank(from)).grant(Rank(1 - from), &[], &[counter])
+    };
+    let import = |cluster: &mut Cluster, at: u32, grant: &Grant, counter| {
+        cluster.engine(Rank(at)).import(Rank(1 - at), grant, &[counter], Time::MAX)
+    };
+    // Both grant first, and rank 0 repeats its grant before anything was imported.
+    let granted = grant(&mut cluster, 0, one).unwrap();
+    assert_eq!(grant(&mut cluster, 0, one).unwrap(), granted);
+    let back = grant(&mut cluster, 1, one).unwrap();
+    import(&mut cluster, 1, &granted, one).unwrap();
+    import(&mut cluster, 0, &back, one).unwrap();
+    // Rank 1 imports before it grants.
+    let granted = grant(&mut cluster, 0, two).unwrap();
+    import(&mut cluster, 1, &granted, two).unwrap();
+    let back = grant(&mut cluster, 1, two).unwrap();
+    import(&mut cluster, 0, &back, two).unwrap();
+    for counter in [one, two] {
+        for rank in 0..2 {
+            let again = grant(&mut cluster, rank, counter).unwrap_err();
+            assert!(matches!(again, Error::AlreadyLinked { .. }), "{again}");
+            let again = import(&mut cluster, rank, &back, counter).unwrap_err();
+            assert!(matches!(again, Error::AlreadyLinked { .. }), "{again}");
+            let peer = Rank(1 - rank);
+            cluster.engine(Rank(rank)).signal(peer, counter, 0).unwrap();
+        }
+    }
+    cluster.settle().unwrap();
+    for counter in [one, two] {
+        assert_eq!(cluster.engine(Rank(0)).count(counter, Rank(1)).unwrap(), 1);
+        assert_eq!(cluster.engine(Rank(1)).count(counter, Rank(0)).unwrap(), 1);
+    }
 }
 
 #[test]
@@ -135,7 +198,7 @@ fn more_requests_than_the_limit_are_refused() {
 
 #[test]
 fn parts_wait_for_room_in_the_queue() {
-    let parts = PartRule { max_part_bytes: 10, max_pages_per_part: 1 };
+    let parts = PartRule { max_part_bytes: 10, max_pages_per_part: 1, ..PartRule::WHOLE };
     let config = WorldConfig { parts, queue_parts: 3, ..WorldConfig::new(2, 0) };
     let mut group = group(config);
     let (page, counter) = (group.page(0, 1), group.counter);
@@ -170,24 +233,6 @@ fn a_scatter_that_fails_names_the_peer_it_failed_toward() {
     let poison = group.poison(Rank(3));
     assert_eq!((poison.kind, poison.rank), (Cause::Failed, Some(Rank(2))));
     assert_eq!(outcome.recv().unwrap(), Err("the link is cut".to_owned()));
-}
-
-#[test]
-fn repeated_completions_are_ignored() {
-    let faults = Faults { duplicate: 1.0, ..Faults::default() };
-    let parts = PartRule { max_part_bytes: 10, max_pages_per_part: 1 };
-    let mut group = group(WorldConfig { parts, ..WorldConfig::new(2, 0).with_faults(faults) });
-    let (page, counter) = (group.page(0, 1), group.counter);
-    let mut ends = 0;
-    group.cluster.engine(Rank(0)).write(Rank(1), counter, 0, &[page]).unwrap();
-    let outcomes = group.cluster.run(|engine, _, events, _| {
-        ends += events.iter().filter(|event| matches!(event, Event::Completed { .. })).count();
-        Ok::<bool, Error>(engine.count(counter, Rank(0)).unwrap_or(LENGTH) >= LENGTH / 10)
-    });
-    assert!(outcomes.is_ok());
-    group.cluster.settle().unwrap();
-    assert!(ends <= 1);
-    assert_eq!(group.cluster.engine(Rank(0)).statistics().requests, 0);
 }
 
 #[test]
@@ -268,7 +313,7 @@ fn a_rank_that_is_done_early_misses_nothing_of_the_next_run() {
     });
     assert!(outcomes.is_ok());
     group.cluster.settle().unwrap();
-    let raised = Event::Raised { counter, peer: Rank(0), count: 1 };
+    let raised = Event::Raised { counter, peer: Rank(0), round: 0, count: 1 };
     let outcomes = group.cluster.run(|engine, _, events, _| {
         Ok::<bool, Error>(engine.rank() == Rank(0) || events.contains(&raised))
     });

@@ -43,12 +43,10 @@ impl Scenario {
             parts: PartRule {
                 max_part_bytes: 8 + random.below(100),
                 max_pages_per_part: 1 + random.below(4) as u32,
+                ..PartRule::WHOLE
             },
             serialised: random.chance(0.5),
         };
-        if random.chance(0.05) {
-            scenario.faults.duplicate = 1.0;
-        }
         let at = Time(random.below(200_000));
         let mut ends: Vec<Rank> = (0..ranks).map(Rank).collect();
         random.shuffle(&mut ends);

@@ -1,16 +1,50 @@
-//! Configurations that are refused, and who reaches whom.
+//! Configurations that differ, those that are refused, and the ranks that reach each other.
 
-use crate::ends::{engine, soon};
-use weft_fabric::providers::{TcpConfig, TcpProvider};
-use weft_fabric::{Error, Provider};
+use crate::common::{bare_link, connect_all};
+use crate::ends::{End, engine, link, waiting};
+use weft_fabric::providers::{TcpConfig, TcpDevice};
+use weft_fabric::{Engine, Error, Link, Page, PartRule, Rank};
 
 #[test]
-fn ranks_configured_differently_are_told_so() {
-    let other = TcpConfig { max_part_bytes: 4096, ..TcpConfig::default() };
-    let mut here = engine(0, 2, TcpProvider::new(TcpConfig::default()).unwrap());
-    let there = engine(1, 2, TcpProvider::new(other).unwrap());
-    let error = here.connect(&[here.address(), there.address()], soon(5)).unwrap_err();
-    assert!(error.to_string().contains("configure all ranks alike"), "{error}");
+fn ranks_configured_differently_meet_by_the_smaller_of_each_limit() {
+    const LENGTH: u64 = 10_000;
+    let few = TcpConfig { max_part_bytes: 4096, streams: 3, ..TcpConfig::default() };
+    let long = TcpConfig { max_part_bytes: 1 << 20, streams: 1, ..TcpConfig::default() };
+    let device = |config: &TcpConfig| TcpDevice::new(config.clone()).unwrap();
+    for configs in [[&few, &long], [&long, &few]] {
+        let mut engines: Vec<Engine> =
+            (0..).zip(configs).map(|(rank, config)| engine(rank, 2, device(config))).collect();
+        connect_all(&mut engines);
+        let mut ends: Vec<End> = link(engines, LENGTH as usize);
+        for from in 0..2 {
+            let to = 1 - from;
+            let (writer, owner) = (Rank(from as u32), Rank(to as u32));
+            let route = ends[from].engine.route(owner).unwrap();
+            let rule =
+                PartRule { max_part_bytes: 4096, max_pages_per_part: 256, ..PartRule::WHOLE };
+            assert_eq!((route.parts, route.ordered), (rule, true));
+            let bytes: Vec<u8> = (0..LENGTH).map(|at| (at * 7 + from as u64) as u8).collect();
+            let end = &mut ends[from];
+            end.source.memory().copy_in(0, &bytes);
+            let page = Page {
+                source: end.source.key(),
+                source_offset: 0,
+                destination: end.remotes[to].unwrap().key,
+                destination_offset: from as u64 * LENGTH,
+                length: LENGTH,
+            };
+            let request = end.engine.write(owner, end.counter, 0, &[page]).unwrap();
+            waiting(|w| end.engine.wait_for_request(request, w)).unwrap();
+            let end = &mut ends[to];
+            let parts = end.engine.route(writer).unwrap().parts.count_contiguous(LENGTH);
+            assert_eq!(parts, 3);
+            waiting(|w| end.engine.wait(end.counter, &[(writer, parts)], w)).unwrap();
+            let mut seen = vec![0; LENGTH as usize];
+            end.destination.memory().copy_out(from * LENGTH as usize, &mut seen);
+            assert_eq!(seen, bytes);
+            assert_eq!(end.engine.count(end.counter, writer).unwrap(), parts);
+        }
+    }
 }
 
 #[test]
@@ -25,15 +59,15 @@ fn configurations_that_make_no_sense_are_refused() {
         TcpConfig { bind: "192.0.2.1".parse().unwrap(), ..base() },
     ];
     for config in refused {
-        let told = TcpProvider::new(config.clone());
-        assert!(matches!(told, Err(Error::Provider { .. })), "{config:?}");
+        let made = TcpDevice::new(config.clone());
+        assert!(matches!(made, Err(Error::Provider { .. })), "{config:?}");
     }
     let everywhere = TcpConfig {
         bind: "0.0.0.0".parse().unwrap(),
         advertise: Some("127.0.0.1".parse().unwrap()),
         ..base()
     };
-    assert!(TcpProvider::new(everywhere).is_ok());
+    assert!(TcpDevice::new(everywhere).is_ok());
 }
 
 #[test]
@@ -43,16 +77,17 @@ fn loopback_reaches_only_its_own_host() {
         advertise: Some(ip.parse().unwrap()),
         ..TcpConfig::default()
     };
-    let here = TcpProvider::new(at("127.0.0.1")).unwrap();
-    let public = TcpProvider::new(at("192.0.2.1")).unwrap();
-    // Its own host's addresses reach; the same addresses told by another host do not.
-    assert!(here.reaches(&here.address()) && here.reaches(&public.address()));
-    let elsewhere = |provider: &TcpProvider| {
-        let mut address = provider.address();
+    let open = |ip: &str| bare_link(&TcpDevice::new(at(ip)).unwrap(), Rank(0), 4).0;
+    let (here, public) = (open("127.0.0.1"), open("192.0.2.1"));
+    let reaches = |link: &dyn Link, address: &[u8]| link.route(address).is_some();
+    // Addresses of the same host reach; the same addresses of another host do not.
+    assert!(reaches(&*here, &here.address()) && reaches(&*here, &public.address()));
+    let elsewhere = |link: &dyn Link| {
+        let mut address = link.address();
         address[6] ^= 1;
         address
     };
-    assert!(!here.reaches(&elsewhere(&here)) && !here.reaches(&elsewhere(&public)));
-    assert!(!public.reaches(&elsewhere(&here)) && public.reaches(&elsewhere(&public)));
-    assert!(!here.reaches(b"garbage"));
+    assert!(!reaches(&*here, &elsewhere(&*here)) && !reaches(&*here, &elsewhere(&*public)));
+    assert!(!reaches(&*public, &elsewhere(&*here)) && reaches(&*public, &elsewhere(&*public)));
+    assert!(!reaches(&*here, b"garbage"));
 }

@@ -1,11 +1,13 @@
 //! Ranks of this process that reach each other over real sockets.
 
+use crate::common::connect_all;
+pub use crate::common::soon;
+use std::sync::Arc;
 use std::time::Duration;
-use weft_fabric::descriptor::{Address, Grant};
-use weft_fabric::providers::{TcpConfig, TcpProvider};
+use weft_fabric::descriptor::Grant;
+use weft_fabric::providers::{TcpConfig, TcpDevice};
 use weft_fabric::{
-    CounterId, Engine, EngineConfig, Generation, Provider, Rank, Region, RemoteRegion, Time,
-    Waiter, clock,
+    CounterId, Device, Engine, EngineConfig, Generation, Rank, Region, RemoteRegion, Waiter,
 };
 
 pub const GENERATION: Generation = Generation(3);
@@ -20,44 +22,41 @@ pub struct End {
     pub remotes: Vec<Option<RemoteRegion>>,
 }
 
-pub fn soon(seconds: u64) -> Time {
-    clock::now().after(Duration::from_secs(seconds))
-}
-
 /// Waits without spinning, so that every wait depends on the descriptors.
 pub fn waiting<T>(wait: impl FnOnce(&mut Waiter<'_>) -> T) -> T {
     let deadline = soon(30);
     wait(&mut Waiter { deadline, spin: Duration::ZERO, interrupted: &mut || false })
 }
 
-pub fn engine(rank: u32, size: u32, provider: TcpProvider) -> Engine {
-    let providers: Vec<Box<dyn Provider>> = vec![Box::new(provider)];
-    Engine::new(EngineConfig::default(), Rank(rank), size, GENERATION, providers).unwrap()
+pub fn engine(rank: u32, size: u32, device: TcpDevice) -> Engine {
+    let devices: [Arc<dyn Device>; 1] = [Arc::new(device)];
+    Engine::new(EngineConfig::default(), Rank(rank), size, GENERATION, &devices).unwrap()
 }
 
 pub fn connected(size: u32, config: &TcpConfig) -> Vec<Engine> {
-    let provider = || TcpProvider::new(config.clone()).unwrap();
-    let mut engines: Vec<Engine> = (0..size).map(|rank| engine(rank, size, provider())).collect();
-    let addresses: Vec<Address> = engines.iter().map(Engine::address).collect();
-    std::thread::scope(|scope| {
-        for engine in &mut engines {
-            scope.spawn(|| engine.connect(&addresses, soon(20)).unwrap());
-        }
-    });
+    let device = || TcpDevice::new(config.clone()).unwrap();
+    let mut engines: Vec<Engine> = (0..size).map(|rank| engine(rank, size, device())).collect();
+    connect_all(&mut engines);
     engines
 }
 
-/// Grants every rank its slot of every other's destination.
+/// Connected ranks, each with its slot of every other's destination.
 pub fn linked(size: u32, config: &TcpConfig, slot: usize) -> Vec<End> {
+    link(connected(size, config), slot)
+}
+
+/// Grants every rank its slot of every other's destination.
+pub fn link(engines: Vec<Engine>, slot: usize) -> Vec<End> {
+    let size = engines.len();
     let end = |mut engine: Engine| {
         let counter = engine.counter().unwrap();
-        let source = engine.alloc(slot * size as usize).unwrap();
-        let destination = engine.alloc(slot * size as usize).unwrap();
-        End { engine, counter, source, destination, remotes: vec![None; size as usize] }
+        let source = engine.alloc(slot * size).unwrap();
+        let destination = engine.alloc(slot * size).unwrap();
+        End { engine, counter, source, destination, remotes: vec![None; size] }
     };
-    let mut ends: Vec<End> = connected(size, config).into_iter().map(end).collect();
-    for owner in 0..size as usize {
-        for writer in (0..size as usize).filter(|writer| *writer != owner) {
+    let mut ends: Vec<End> = engines.into_iter().map(end).collect();
+    for owner in 0..size {
+        for writer in (0..size).filter(|writer| *writer != owner) {
             let begin = (writer * slot) as u64;
             let end = &mut ends[owner];
             let range = begin..begin + slot as u64;

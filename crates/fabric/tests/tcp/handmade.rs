@@ -1,32 +1,30 @@
 //! A peer made by hand, from what docs/wire-format.md says.
 
+use crate::common::until;
 use crate::ends::{GENERATION, engine, soon, waiting};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weft_fabric::bytes::Reader;
-use weft_fabric::descriptor::Address;
 use weft_fabric::providers::tcp::TcpCounters;
-use weft_fabric::providers::{TcpConfig, TcpProvider};
-use weft_fabric::{CounterId, Engine, Error, Provider, Rank, Region, RemoteRegion};
+use weft_fabric::providers::{TcpConfig, TcpDevice};
+use weft_fabric::{CounterId, Engine, Error, ProviderKind, Rank, Region, RemoteRegion};
 
-/// The fields of a tcp address that a client needs.
-pub struct Known {
-    pub token: [u8; 16],
-    pub socket: SocketAddr,
-}
+/// The token that the handmade rank issues.
+pub const TOKEN: [u8; 16] = [7; 16];
 
-pub fn read_address(address: &[u8]) -> Known {
-    let mut reader = Reader::new(address);
-    assert_eq!(reader.u16(), Some(1));
+/// The socket that an engine listens on.
+pub fn socket_of(engine: &Engine) -> SocketAddr {
+    let address = engine.address();
+    let mut reader = Reader::new(address.of(ProviderKind::Tcp).unwrap());
+    assert_eq!(reader.u16(), Some(2));
     reader.block().unwrap();
-    let token = reader.bytes(16).unwrap().try_into().unwrap();
     reader.bytes(8 + 4 + 4).unwrap();
     let ip: [u8; 4] = reader.block().unwrap().try_into().unwrap();
     let socket = SocketAddr::from((ip, reader.u16().unwrap()));
     assert!(reader.is_at_end());
-    Known { token, socket }
+    socket
 }
 
 pub fn hello(
@@ -37,7 +35,7 @@ pub fn hello(
     stream: u32,
     token: [u8; 16],
 ) -> Vec<u8> {
-    let mut bytes = b"WEFT\x01\0".to_vec();
+    let mut bytes = b"WEFT\x02\0".to_vec();
     bytes.extend([generation, role]);
     for number in [from, to, stream] {
         bytes.extend(number.to_le_bytes());
@@ -75,28 +73,34 @@ pub struct Handmade {
 impl Handmade {
     /// Grants bytes 100..200 of 300.
     pub fn new() -> Handmade {
-        let provider = TcpProvider::new(TcpConfig::default()).unwrap();
-        let counters = provider.counters().clone();
-        let here = read_address(&provider.address());
-        let other = TcpProvider::new(TcpConfig::default()).unwrap();
-        let there = read_address(&other.address());
-        let mut engine = engine(0, 2, provider);
-        let kind = other.kind();
-        let addresses = [engine.address(), Address { providers: vec![(kind, other.address())] }];
+        Handmade::with(TcpConfig::default())
+    }
+
+    /// [`Handmade::new`] with another configuration of rank 0.
+    pub fn with(config: TcpConfig) -> Handmade {
+        let streams = config.streams;
+        let device = TcpDevice::new(config).unwrap();
+        let counters = device.counters().clone();
+        let other = engine(1, 2, device.clone());
+        let mut engine = engine(0, 2, device);
+        let socket = socket_of(&engine);
+        let addresses = [engine.address(), other.address()];
+        let issued: [u8; 16] = engine.introduce(&addresses).unwrap()[1][..].try_into().unwrap();
         let streams = std::thread::scope(|scope| {
             let dialling = scope.spawn(move || {
                 let dial = |stream: u32| {
-                    let mut socket = TcpStream::connect(here.socket).unwrap();
-                    let said = hello(GENERATION.0, 1, 1, 0, stream, here.token);
+                    let mut socket = TcpStream::connect(socket).unwrap();
+                    let said = hello(GENERATION.0, 1, 1, 0, stream, issued);
                     socket.write_all(&said).unwrap();
                     let mut answer = [0; 36];
                     socket.read_exact(&mut answer).unwrap();
-                    assert_eq!(answer[..], hello(GENERATION.0, 2, 0, 1, stream, there.token));
+                    assert_eq!(answer[..], hello(GENERATION.0, 2, 0, 1, stream, TOKEN));
                     socket
                 };
-                (0..TcpConfig::default().streams).map(dial).collect()
+                (0..streams).map(dial).collect()
             });
-            engine.connect(&addresses, soon(20)).unwrap();
+            let messages = [Vec::new(), TOKEN.to_vec()];
+            until(soon(20), |limit| engine.connect(&addresses, &messages, limit)).unwrap();
             dialling.join().unwrap()
         });
         let counter = engine.counter().unwrap();

@@ -96,11 +96,10 @@ fn the_last_words_of_a_peer_that_leaves_are_heard() {
     let mut ends = linked(2, &TcpConfig::default(), BYTES);
     let (mut leaver, mut stayer) = (ends.pop().unwrap(), ends.pop().unwrap());
     let peer = Rank(1);
-    // Unread credits at the leaver: closing its sockets will reset the connections.
+    // Unread signals at the leaver: closing its sockets will reset the connections.
     for _ in 0..100 {
-        stayer.engine.credit(peer, stayer.counter).unwrap();
+        stayer.engine.signal(peer, stayer.counter, 0).unwrap();
     }
-    stayer.engine.flush();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             leaver.source.memory().fill(0, BYTES, 0x5a);
@@ -123,11 +122,11 @@ fn the_last_words_of_a_peer_that_leaves_are_heard() {
     assert!(seen.iter().all(|byte| *byte == 0x5a));
     // It has said goodbye, so neither its closed connection nor what is still meant for it matters.
     stayer.engine.poison_flag().peer_left(peer);
+    stayer.engine.credit(peer, stayer.counter).unwrap();
     let until = soon(2);
     while clock::now() < until {
         stayer.engine.poll(clock::now(), &mut Vec::new());
-        stayer.engine.credit(peer, stayer.counter).unwrap();
-        stayer.engine.flush();
+        stayer.engine.signal(peer, stayer.counter, 0).unwrap();
     }
     stayer.engine.check().unwrap();
 }

@@ -1,25 +1,26 @@
 //! Whoever knocks without being expected.
 
-use crate::ends::{GENERATION, engine, soon};
-use crate::handmade::{hello, read_address};
+use crate::common::{Introduced, soon, until};
+use crate::ends::{GENERATION, engine};
+use crate::handmade::{TOKEN, hello, socket_of};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use weft_fabric::descriptor::Address;
-use weft_fabric::providers::{TcpConfig, TcpProvider};
-use weft_fabric::{Engine, Provider};
+use weft_fabric::Engine;
+use weft_fabric::providers::{TcpConfig, TcpDevice};
 
 #[test]
 fn strangers_are_refused_and_the_group_forms_among_them() {
-    let mut providers: Vec<TcpProvider> =
-        (0..2).map(|_| TcpProvider::new(TcpConfig::default()).unwrap()).collect();
-    let counters = providers[0].counters().clone();
-    let known = read_address(&providers[0].address());
+    let devices = [(); 3].map(|()| TcpDevice::new(TcpConfig::default()).unwrap());
+    let counters = devices[0].counters().clone();
     let mut engines: Vec<Engine> =
-        (0..2).map(|rank| engine(rank, 2, providers.remove(0))).collect();
-    let addresses: Vec<Address> = engines.iter().map(Engine::address).collect();
-    let mut wrong = known.token;
+        (0..).zip(devices).map(|(rank, device)| engine(rank, 3, device)).collect();
+    let socket = socket_of(&engines[0]);
+    let introduced = &Introduced::of(&mut engines);
+    let token = |rank: usize| -> [u8; 16] { introduced.messages[0][rank][..].try_into().unwrap() };
+    let (token, anothers) = (token(1), token(2));
+    let mut wrong = token;
     wrong[15] ^= 1;
     let good = GENERATION.0;
     let strangers: Vec<Vec<u8>> = vec![
@@ -28,29 +29,30 @@ fn strangers_are_refused_and_the_group_forms_among_them() {
         b"WEFT".to_vec(),
         Vec::new(),
         hello(good, 1, 1, 0, 0, wrong),
-        hello(good + 1, 1, 1, 0, 0, known.token),
-        hello(good, 2, 1, 0, 0, known.token),
-        hello(good, 1, 7, 0, 0, known.token),
-        hello(good, 1, 1, 3, 0, known.token),
-        hello(good, 1, 1, 0, 99, known.token),
+        hello(good, 1, 1, 0, 0, anothers),
+        hello(good + 1, 1, 1, 0, 0, token),
+        hello(good, 2, 1, 0, 0, token),
+        hello(good, 1, 7, 0, 0, token),
+        hello(good, 1, 1, 3, 0, token),
+        hello(good, 1, 1, 0, 99, token),
     ];
     // They are there before anybody else, and stay; the silent ones must not hold anybody up.
     let held: Vec<TcpStream> = (0..20)
         .flat_map(|_| &strangers)
         .map(|bytes| {
-            let mut socket = TcpStream::connect(known.socket).unwrap();
-            socket.write_all(bytes).unwrap();
-            socket
+            let mut stranger = TcpStream::connect(socket).unwrap();
+            stranger.write_all(bytes).unwrap();
+            stranger
         })
         .collect();
     std::thread::scope(|scope| {
         for engine in &mut engines {
-            scope.spawn(|| engine.connect(&addresses, soon(20)).unwrap());
+            scope.spawn(|| introduced.connect(engine, soon(20)).unwrap());
         }
     });
-    assert!(counters.refused_connections.load(Ordering::Relaxed) >= 20 * 8);
+    assert!(counters.refused_connections.load(Ordering::Relaxed) >= 20 * 9);
     // The group is complete: there is no port any more to knock at.
-    assert!(TcpStream::connect(known.socket).is_err());
+    assert!(TcpStream::connect(socket).is_err());
     drop(held);
 }
 
@@ -65,20 +67,22 @@ fn resident() -> u64 {
 /// a time: the group forms among them, and little of them is kept.
 #[test]
 fn ten_thousand_connections_hold_nobody_up() {
-    let provider = || TcpProvider::new(TcpConfig::default()).unwrap();
-    let (zero, one) = (provider(), provider());
+    let device = || TcpDevice::new(TcpConfig::default()).unwrap();
+    let (zero, one) = (device(), device());
     let counters = zero.counters().clone();
-    let known = read_address(&zero.address());
-    let (mut zero, mut one) = (engine(0, 2, zero), engine(1, 2, one));
-    let addresses = [zero.address(), one.address()];
+    let mut engines = [engine(0, 2, zero), engine(1, 2, one)];
+    let introduced = Introduced::of(&mut engines);
+    let token: [u8; 16] = introduced.messages[0][1][..].try_into().unwrap();
+    let [mut zero, mut one] = engines;
+    let address = socket_of(&zero);
     let before = resident();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let forming = scope.spawn(|| zero.connect(&addresses, soon(60)).unwrap());
+        let forming = scope.spawn(|| introduced.connect(&mut zero, soon(60)).unwrap());
         let loris = scope.spawn(|| {
             let slow: Vec<TcpStream> =
-                (0..50).map_while(|_| TcpStream::connect(known.socket).ok()).collect();
-            let said = hello(GENERATION.0, 1, 1, 0, 0, known.token);
+                (0..50).map_while(|_| TcpStream::connect(address).ok()).collect();
+            let said = hello(GENERATION.0, 1, 1, 0, 0, token);
             for byte in said.iter().take(35).cycle() {
                 for mut socket in &slow {
                     let _ = socket.write_all(&[*byte]);
@@ -90,11 +94,11 @@ fn ten_thousand_connections_hold_nobody_up() {
             }
         });
         for number in 0..10_000u32 {
-            let mut socket = TcpStream::connect(known.socket).unwrap();
-            let mut said = hello(GENERATION.0, 1, 1, 0, 0, known.token);
+            let mut socket = TcpStream::connect(address).unwrap();
+            let mut said = hello(GENERATION.0, 1, 1, 0, 0, token);
             match number % 4 {
                 0 => said[20 + number as usize % 16] ^= 1,
-                1 => said[4] = 2,
+                1 => said[4] = 1,
                 2 => said[6] = said[6].wrapping_sub(1),
                 _ => said.truncate(number as usize % 36),
             }
@@ -103,7 +107,7 @@ fn ten_thousand_connections_hold_nobody_up() {
         let grown = resident().saturating_sub(before);
         assert!(grown < 64 << 20, "{grown} bytes for ten thousand strangers");
         assert!(!forming.is_finished());
-        one.connect(&addresses, soon(60)).unwrap();
+        introduced.connect(&mut one, soon(60)).unwrap();
         forming.join().unwrap();
         stop.store(true, Ordering::Relaxed);
         loris.join().unwrap();
@@ -114,18 +118,21 @@ fn ten_thousand_connections_hold_nobody_up() {
 /// What the real rank said can be heard on the wire; saying it again gives nobody a place that is taken.
 #[test]
 fn a_hello_said_again_takes_nobodys_place() {
-    let provider = TcpProvider::new(TcpConfig::default()).unwrap();
-    let counters = provider.counters().clone();
-    let here = read_address(&provider.address());
-    let other = TcpProvider::new(TcpConfig::default()).unwrap();
-    let mut engine = engine(0, 2, provider);
-    let addresses =
-        [engine.address(), Address { providers: vec![(other.kind(), other.address())] }];
+    let device = TcpDevice::new(TcpConfig::default()).unwrap();
+    let counters = device.counters().clone();
+    let other = engine(1, 2, device.clone());
+    let mut engine = engine(0, 2, device);
+    let address = socket_of(&engine);
+    let addresses = [engine.address(), other.address()];
+    let token: [u8; 16] = engine.introduce(&addresses).unwrap()[1][..].try_into().unwrap();
+    let messages = [Vec::new(), TOKEN.to_vec()];
     std::thread::scope(|scope| {
-        let forming = scope.spawn(|| engine.connect(&addresses, soon(20)).unwrap());
+        let forming = scope.spawn(|| {
+            until(soon(20), |limit| engine.connect(&addresses, &messages, limit)).unwrap();
+        });
         let dial = |stream: u32| {
-            let mut socket = TcpStream::connect(here.socket).unwrap();
-            socket.write_all(&hello(GENERATION.0, 1, 1, 0, stream, here.token)).unwrap();
+            let mut socket = TcpStream::connect(address).unwrap();
+            socket.write_all(&hello(GENERATION.0, 1, 1, 0, stream, token)).unwrap();
             let answered = socket.read_exact(&mut [0; 36]).is_ok();
             (socket, answered)
         };

@@ -48,8 +48,8 @@ pub fn stream(data: &[u8]) {
     else {
         return;
     };
-    let (Ok(()), Ok(lane)) = (here.set_nonblocking(true), lanes.issue(Rank(1))) else { return };
-    let Ok(foreign) = lanes.issue(Rank(2)) else { return };
+    let (Ok(()), Ok(lane)) = (here.set_nonblocking(true), lanes.issue(Rank(1), 2)) else { return };
+    let Ok(foreign) = lanes.issue(Rank(2), 2) else { return };
     let memory = Arc::new(Memory::from_bytes(vec![0; LENGTH]));
     let mut granted = Granted::default();
     granted.add(0, GRANTED.start as u64..GRANTED.end as u64);

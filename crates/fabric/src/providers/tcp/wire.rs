@@ -302,16 +302,41 @@ mod tests {
         #[test]
         fn addresses_survive_the_wire(
             host in any::<Vec<u8>>(),
-            token in any::<Token>(),
+            limits in any::<(u64, u32, u32)>(),
             ip in any::<IpAddr>(),
             port in any::<u16>(),
         ) {
             let socket = SocketAddr::new(ip, port);
-            let address = Address { host, token, rule: RULE, streams: 2, socket };
+            let (max_part_bytes, max_pages, streams) = limits;
+            let address = Address { host, max_part_bytes, max_pages, streams, socket };
             let bytes = address.encode();
             prop_assert_eq!(Address::decode(&bytes), Some(address));
             for end in 0..bytes.len() {
                 prop_assert_eq!(Address::decode(&bytes[..end]), None);
+            }
+        }
+
+        #[test]
+        fn both_ends_of_a_pair_derive_the_smaller_of_each_limit(
+            here in any::<(u64, u32, u32)>(),
+            there in any::<(u64, u32, u32)>(),
+        ) {
+            let address = |(max_part_bytes, max_pages, streams)| Address {
+                host: Vec::new(),
+                max_part_bytes,
+                max_pages,
+                streams,
+                socket: SocketAddr::from(([127, 0, 0, 1], 1)),
+            };
+            let (here, there) = (address(here), address(there));
+            let Pair { parts, streams } = here.pair(&there);
+            prop_assert_eq!(there.pair(&here), Pair { parts, streams });
+            prop_assert!(parts.max_part_bytes >= 1 && parts.max_pages_per_part >= 1);
+            prop_assert!((1..=MAX_STREAMS).contains(&streams));
+            for address in [here, there] {
+                prop_assert!(parts.max_part_bytes <= address.max_part_bytes.max(1));
+                prop_assert!(parts.max_pages_per_part <= address.max_pages.max(1));
+                prop_assert!(streams <= address.streams.max(1));
             }
         }
 

@@ -1,0 +1,109 @@
+//! Every interleaving of two producers and the consumer of a ring.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p weft-fabric --release --test loom_inbox`
+//!
+//! The items are boxes, so an item that is lost, taken twice or dropped twice shows as a leak or a double
+//! free, besides the assertions.
+#![cfg(loom)]
+
+#[path = "common/loom_word.rs"]
+mod loom_word;
+
+use loom::sync::Arc;
+use loom::thread;
+use loom_word::Word;
+use weft_fabric::inbox::Ring;
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// An item, counted while it is alive.
+struct Item {
+    number: usize,
+    alive: Arc<()>,
+}
+
+impl Item {
+    fn new(number: usize, alive: &Arc<()>) -> Box<Item> {
+        Box::new(Item { number, alive: alive.clone() })
+    }
+}
+
+fn put(ring: &Ring<Box<Item>, Word>, mut item: Box<Item>) {
+    while let Err(back) = ring.put(item) {
+        item = back;
+        thread::yield_now();
+    }
+}
+
+/// Three items through a ring of two: one producer finds it full unless the consumer is in time.
+#[test]
+fn what_two_producers_put_is_taken_once_and_in_the_order_of_each() {
+    check(|| {
+        let alive = Arc::new(());
+        let ring = Arc::new(Ring::<Box<Item>, Word>::new(2));
+        let produce = |numbers: &'static [usize]| {
+            let (ring, alive) = (ring.clone(), alive.clone());
+            thread::spawn(move || {
+                for &number in numbers {
+                    put(&ring, Item::new(number, &alive));
+                }
+            })
+        };
+        let threads = [produce(&[10, 11]), produce(&[20])];
+        let mut taken = Vec::new();
+        while taken.len() < 3 {
+            match ring.take() {
+                Some(item) => taken.push(item.number),
+                None => thread::yield_now(),
+            }
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(ring.take().is_none() && ring.is_empty());
+        let of = |tens: usize| taken.iter().copied().filter(move |number| number / 10 == tens);
+        assert_eq!(of(1).collect::<Vec<_>>(), [10, 11]);
+        assert_eq!(of(2).collect::<Vec<_>>(), [20]);
+        assert_eq!(Arc::strong_count(&alive), 1);
+    });
+}
+
+/// Two producers for the last free place: one gets it, the other gets its item back.
+#[test]
+fn a_full_ring_gives_the_item_back() {
+    check(|| {
+        let alive = Arc::new(());
+        let ring = Arc::new(Ring::<Box<Item>, Word>::new(2));
+        put(&ring, Item::new(0, &alive));
+        let produce = |number| {
+            let (ring, item) = (ring.clone(), Item::new(number, &alive));
+            thread::spawn(move || ring.put(item).is_ok())
+        };
+        let threads = [produce(1), produce(2)];
+        let [one, two] = threads.map(|thread| thread.join().unwrap());
+        assert!(one != two, "one place was given to both, or to neither");
+        assert_eq!(ring.take().unwrap().number, 0);
+        assert_eq!(ring.take().unwrap().number, if one { 1 } else { 2 });
+        assert!(ring.take().is_none());
+        assert_eq!(Arc::strong_count(&alive), 1);
+    });
+}
+
+#[test]
+fn items_that_are_left_are_dropped_with_the_ring() {
+    check(|| {
+        let alive = Arc::new(());
+        let ring = Arc::new(Ring::<Box<Item>, Word>::new(2));
+        let produce = |number| {
+            let (ring, item) = (ring.clone(), Item::new(number, &alive));
+            thread::spawn(move || drop(ring.put(item)))
+        };
+        let threads = [produce(1), produce(2)];
+        drop(ring.take());
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        drop(ring);
+        assert_eq!(Arc::strong_count(&alive), 1);
+    });
+}
