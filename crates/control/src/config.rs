@@ -21,6 +21,13 @@ use std::time::Duration;
 
 /// The port of rank 0 where nothing says otherwise.
 pub const DEFAULT_PORT: u16 = 29501;
+/// The most ranks of a group. Every rank keeps a connection to every other, and a table entry; the
+/// roster with all addresses has to fit one control message ([`crate::MAX_PAYLOAD`]), which it does
+/// about three times over at this size. A mistyped size fails at once rather than with tables for
+/// billions of ranks.
+pub const MAX_WORLD_SIZE: u32 = 65_536;
+/// The shortest silence timeout. Signs of life are sent four times as often.
+pub const MIN_SILENCE_TIMEOUT: Duration = Duration::from_millis(10);
 /// Longest host identity, in bytes.
 pub(crate) const MAX_HOST_ID: usize = 256;
 
@@ -157,6 +164,14 @@ impl Config {
                 value: self.host_id.clone(),
                 problem: format!("it has {} bytes", self.host_id.len()),
                 remedy: format!("use 1 to {MAX_HOST_ID} bytes"),
+            });
+        }
+        if self.silence_timeout < MIN_SILENCE_TIMEOUT {
+            return Err(Error::Variable {
+                variable: "WEFT_SILENCE_TIMEOUT".into(),
+                value: format!("{:?}", self.silence_timeout),
+                problem: "ranks cannot give signs of life that often".into(),
+                remedy: format!("use at least {MIN_SILENCE_TIMEOUT:?}"),
             });
         }
         if self.world_size > 1 && self.secret.is_none() && !is_loopback(&self.host) {
@@ -305,6 +320,11 @@ fn check_rank((rank_name, rank): (&str, u32), (size_name, size): (&str, u32)) ->
     if size == 0 {
         let remedy = "set it to the number of ranks, at least 1".into();
         return refuse(size_name, size, "there is no world without ranks".into(), remedy);
+    }
+    if size > MAX_WORLD_SIZE {
+        let problem = format!("a group has at most {MAX_WORLD_SIZE} ranks");
+        let remedy = format!("set it to the number of ranks, 1 to {MAX_WORLD_SIZE}");
+        return refuse(size_name, size, problem, remedy);
     }
     if rank >= size {
         let problem = format!("{size_name} is {size}, so there is no such rank");

@@ -101,7 +101,7 @@ fn open_mpi_and_slurm() {
 #[test]
 fn contradictions_name_the_variable_and_the_remedy() {
     type Case = (&'static [(&'static str, &'static str)], &'static [&'static str]);
-    let cases: [Case; 8] = [
+    let cases: [Case; 11] = [
         (&[("RANK", "1")], &["RANK is set", "WORLD_SIZE is not"]),
         (&[("WEFT_WORLD_SIZE", "1")], &["WEFT_WORLD_SIZE is set", "WEFT_RANK is not"]),
         (&[("RANK", "4"), ("WORLD_SIZE", "4")], &["RANK is \"4\"", "WORLD_SIZE is 4", "0 to 3"]),
@@ -109,6 +109,15 @@ fn contradictions_name_the_variable_and_the_remedy() {
         (&[("RANK", "0"), ("WORLD_SIZE", "0")], &["WORLD_SIZE is \"0\"", "at least 1"]),
         (&[("MASTER_PORT", "65535")], &["MASTER_PORT", "WEFT_PORT"]),
         (&[("WEFT_PORT", "65536")], &["WEFT_PORT", "a port from 0 to 65535"]),
+        (
+            &[("RANK", "0"), ("WORLD_SIZE", "65537")],
+            &["WORLD_SIZE is \"65537\"", "at most 65536", "1 to 65536"],
+        ),
+        (
+            &[("WEFT_RANK", "7"), ("WEFT_WORLD_SIZE", "4294967295")],
+            &["WEFT_WORLD_SIZE", "at most 65536"],
+        ),
+        (&[("WEFT_SILENCE_TIMEOUT", "0.001")], &["WEFT_SILENCE_TIMEOUT", "1ms", "10ms"]),
         (&[("WEFT_SILENCE_TIMEOUT", "-1")], &["WEFT_SILENCE_TIMEOUT", "seconds"]),
     ];
     for (variables, words) in cases {
@@ -133,6 +142,49 @@ fn a_secret_file_that_is_missing_is_named() {
     assert!(
         refusal(&[("WEFT_SECRET_FILE", "/nonexistent/secret")]).contains("/nonexistent/secret")
     );
+}
+
+#[test]
+fn a_secret_file_is_a_regular_one_of_at_most_64_kib() {
+    let folder = std::env::temp_dir().join(format!("weft-secret-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = |name: &str| folder.join(name).to_string_lossy().into_owned();
+    std::fs::write(file("good"), [b"x".repeat(64 << 10), b"".to_vec()].concat()).unwrap();
+    assert!(resolve(&[("WEFT_SECRET_FILE", &file("good"))]).unwrap().secret.is_some());
+    std::fs::write(file("large"), b"x".repeat((64 << 10) + 1)).unwrap();
+    // A file of a terabyte that takes no room: it must not be read.
+    std::fs::File::create(file("huge")).unwrap().set_len(1 << 40).unwrap();
+    for (path, word) in [
+        (file("large"), "65537 bytes"),
+        (file("huge"), "at most 65536"),
+        ("/dev/zero".into(), "not a regular file"),
+        (file(""), "not a regular file"),
+    ] {
+        let message = refusal(&[("WEFT_SECRET_FILE", &path)]);
+        assert!(message.contains(word) && message.contains(&path), "{message}");
+    }
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        file("fifo"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .unwrap();
+    // No writer will ever come.
+    assert!(refusal(&[("WEFT_SECRET_FILE", &file("fifo"))]).contains("not a regular file"));
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_time_that_is_no_number_or_has_no_end_is_refused() {
+    for text in ["inf", "-inf", "nan", "1e300", "0", "-1"] {
+        for name in ["WEFT_CONNECT_TIMEOUT", "WEFT_SILENCE_TIMEOUT"] {
+            assert!(refusal(&[(name, text)]).contains(name), "{name}={text}");
+        }
+    }
+    let long = resolve(&[("WEFT_CONNECT_TIMEOUT", "1e19"), ("WEFT_SILENCE_TIMEOUT", "1e19")]);
+    assert!(long.unwrap().connect_timeout > Duration::from_secs(1 << 60));
 }
 
 #[test]

@@ -49,3 +49,17 @@ impl Deadline {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_beyond_every_clock_is_one_that_never_comes() {
+        let deadline = Deadline::after(Duration::MAX, None);
+        assert!(!deadline.expired() && deadline.left() > Duration::from_secs(1 << 60));
+        assert_eq!(deadline.slice(), INTERRUPT_INTERVAL);
+        assert!(!deadline.at_most(Duration::MAX).expired());
+        assert!(deadline.at_most(Duration::ZERO).expired());
+    }
+}

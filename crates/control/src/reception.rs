@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 pub(crate) const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// How many unproved connections are kept besides one for each expected rank.
 const SPARE_STRANGERS: usize = 128;
+/// How many connections are accepted before those that are there are read, and the deadline checked.
+const ACCEPTED_AT_ONCE: usize = 64;
 
 /// A rank that has proved itself.
 pub(crate) struct Arrival {
@@ -76,12 +78,12 @@ impl Reception {
         self.arrived.remove(&rank);
     }
 
-    /// Serves the sockets until somebody arrives or the time is over.
+    /// Serves the sockets until a rank arrives or `patience` is over, however many connect meanwhile.
     pub(crate) fn serve(&mut self, patience: Duration) -> Result<Vec<Arrival>> {
-        let until = Instant::now() + patience;
+        let began = Instant::now();
         let mut arrivals = Vec::new();
         loop {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = patience.saturating_sub(began.elapsed());
             if left.is_zero() || !arrivals.is_empty() {
                 return Ok(arrivals);
             }
@@ -110,8 +112,9 @@ impl Reception {
         }
     }
 
+    /// Takes in some of those that have connected. A flood has more at every turn.
     fn accept(&mut self) {
-        loop {
+        for _ in 0..ACCEPTED_AT_ONCE {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
@@ -225,5 +228,33 @@ pub(crate) fn timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(duration.subsec_nanos()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::WIRE_VERSIONS;
+    use crate::secret::Key;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "miri has no sockets")]
+    fn one_turn_takes_in_a_part_of_a_flood_and_the_oldest_make_room() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let identity =
+            Identity { rank: Rank(0), world_size: 2, key: Key::new(None), versions: WIRE_VERSIONS };
+        let mut reception =
+            Reception::new(listener, identity, [0; 16], false, [Rank(1)].into()).unwrap();
+        let mut flood = Vec::new();
+        for turn in 1..=4 {
+            // More than a turn takes in, fewer than the system queues.
+            flood.extend((0..100).map(|_| TcpStream::connect(address).unwrap()));
+            reception.accept();
+            let kept = (turn * ACCEPTED_AT_ONCE).min(1 + SPARE_STRANGERS);
+            assert_eq!(reception.strangers.len(), kept, "turn {turn}");
+            // What is left over would fill the queue.
+            (0..100 - ACCEPTED_AT_ONCE).for_each(|_| drop(reception.listener.accept().unwrap()));
+        }
     }
 }

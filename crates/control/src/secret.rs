@@ -2,9 +2,15 @@
 
 use crate::{Error, Result};
 use hmac::{Hmac, Mac};
+use rustix::fs::{Mode, OFlags};
 use sha2::Sha256;
 use std::fmt;
+use std::fs::{File, Metadata};
+use std::io::Read as _;
 use std::path::Path;
+
+/// The largest file that is read as a secret: 64 KiB.
+const MAX_FILE_BYTES: u64 = 64 << 10;
 
 /// What every rank of a job knows and nobody else does.
 #[derive(Clone, PartialEq, Eq)]
@@ -25,11 +31,24 @@ impl Secret {
         Ok(Secret(bytes))
     }
 
-    /// The secret that a file holds, without the white space around it.
+    /// The secret that a file holds, without the white space around it. A regular file of at most
+    /// 64 KiB: others may never end.
     pub fn from_file(path: &Path) -> Result<Secret> {
         let refuse =
             |problem: String| Error::SecretFile { path: path.display().to_string(), problem };
-        let bytes = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
+        let failed = |error: std::io::Error| refuse(error.to_string());
+        // A pipe would block until it has a writer, so the kind is looked at before it is opened,
+        // and once more after that: the name may mean another file by then.
+        check_file(&std::fs::metadata(path).map_err(failed)?).map_err(refuse)?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
+        let file = File::from(file);
+        check_file(&file.metadata().map_err(failed)?).map_err(refuse)?;
+        let mut bytes = Vec::new();
+        file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+        if bytes.len() as u64 > MAX_FILE_BYTES {
+            return Err(refuse(format!("it has more than {MAX_FILE_BYTES} bytes")));
+        }
         let bytes = bytes.trim_ascii();
         if bytes.is_empty() {
             Err(refuse("it is empty".into()))
@@ -43,6 +62,17 @@ impl Secret {
         let bytes: [u8; 32] = random()?;
         Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
     }
+}
+
+fn check_file(metadata: &Metadata) -> std::result::Result<(), String> {
+    if !metadata.is_file() {
+        return Err("it is not a regular file".into());
+    }
+    let length = metadata.len();
+    if length > MAX_FILE_BYTES {
+        return Err(format!("it has {length} bytes, at most {MAX_FILE_BYTES} are read"));
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Secret {

@@ -37,6 +37,20 @@ fn a_world_of_one_needs_nobody() {
 }
 
 #[test]
+fn times_without_an_end_are_taken() {
+    let world = local_world(2, |config| {
+        config.connect_timeout = Duration::MAX;
+        config.silence_timeout = Duration::MAX;
+    })
+    .unwrap();
+    each(&world, |c| c.barrier(Duration::MAX).unwrap());
+    world[0].send(Rank(1), 0, b"one").unwrap();
+    assert_eq!(world[1].receive(Rank(0), 0, Duration::MAX).unwrap(), b"one");
+    let next = each(&world, |c| c.reform(Duration::MAX).unwrap());
+    each(&next, |c| c.barrier(Duration::MAX).unwrap());
+}
+
+#[test]
 fn everybody_knows_everybody() {
     let world = local_world(5, |config| {
         config.host_id = format!("host {}", config.rank.0 % 2);

@@ -1,7 +1,9 @@
 //! What must not get in, and what a rank that cannot get in is told.
 
+use std::collections::VecDeque;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -179,6 +181,43 @@ fn several_hosts_without_a_secret_are_refused() {
     open.host = "10.0.0.1".into();
     open.secret = None;
     assert!(matches!(Control::connect(open), Err(Error::SecretMissing { .. })));
+}
+
+/// A connection that may not be through yet: a blocking one would wait a second where the queue is full.
+fn knock_without_waiting(port: u16) -> Option<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).ok()?;
+    let _ = connect(&socket, &SocketAddr::from(([127, 0, 0, 1], port)));
+    Some(socket)
+}
+
+/// Threads that connect as fast as they can, until the end.
+#[test]
+fn a_flood_of_connections_holds_no_deadline_up() {
+    let patience = Duration::from_secs(1);
+    let (port, zero) = rank_0(2, |config| config.connect_timeout = patience);
+    let (start, stop) = (Instant::now(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let mut kept = VecDeque::new();
+                while !stop.load(Ordering::Relaxed) && start.elapsed() < LONG {
+                    kept.extend(knock_without_waiting(port));
+                    if kept.len() > 100 {
+                        kept.pop_front();
+                    }
+                }
+            });
+        }
+        let error = zero.join().unwrap().unwrap_err();
+        stop.store(true, Ordering::Relaxed);
+        assert!(
+            matches!(&error, Error::Bootstrap { missing, .. } if missing == &[Rank(1)]),
+            "{error}"
+        );
+        assert!(start.elapsed() < patience + Duration::from_secs(2), "{:?}", start.elapsed());
+    });
 }
 
 static LINES: AtomicUsize = AtomicUsize::new(0);
