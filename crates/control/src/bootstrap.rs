@@ -1,8 +1,10 @@
 //! How the ranks find each other.
 //!
-//! Every rank dials rank 0 and says where it can be reached. When all have come, rank 0 sends
-//! everybody the roster; then each rank dials those between rank 0 and itself and is dialed by
-//! those above it. The listeners are closed again, and from here on rank 0 is one of many.
+//! Every rank dials rank 0 and sends the address it can be reached at: the one that it reached rank 0
+//! from. Where that is loopback, it shares rank 0's host and sends no address: it is reached at rank
+//! 0's, as the ranks of other hosts see that. When all have come, rank 0 sends everybody the roster;
+//! then each rank dials those between rank 0 and itself and is dialed by those above it. The
+//! listeners are closed again, and from here on rank 0 is one of many.
 
 use crate::config::is_loopback;
 use crate::deadline::Deadline;
@@ -23,6 +25,9 @@ use std::time::{Duration, Instant};
 const ROUND: Duration = Duration::from_millis(100);
 const WRITE_TIME: Duration = Duration::from_secs(5);
 const START_THEM: &str = "check that every rank was started and reaches the address of rank 0";
+
+/// Stands for the address of rank 0's host in what a rank sends of itself.
+const RANK_0_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// A connection to a peer, both sides proved.
 pub(crate) struct Link {
@@ -102,24 +107,79 @@ fn gather(
             }
         }
     }
-    let advertised = config.advertise.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    let advertised = config.advertise.unwrap_or(RANK_0_ADDRESS);
     let mut roster = vec![own_details(config, advertised, 0)];
     roster.extend(present.values().map(|(_, details)| details.clone()));
-    tell(&mut present, &Message::Roster(roster.clone()));
+    let own = address_for_other_hosts(&present);
+    send_rosters(&mut present, &roster, own);
+    let members = members(&roster, own);
+    for (rank, (link, _)) in &present {
+        if !is_beside(&link.stream)
+            && let Some(member) = members.get(rank.index())
+        {
+            check_reachable(member, &config.host_id)?;
+        }
+    }
     let links: Vec<Link> = present.into_values().map(|(link, _)| link).collect();
-    let seen_from = links.first().and_then(|link| link.stream.local_addr().ok());
-    let own = seen_from.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip());
-    Ok(Joined { members: members(&roster, own), links, job })
+    Ok(Joined { members, links, job })
+}
+
+/// The address of rank 0's host: as ranks of other hosts reached it, if there are any.
+fn address_for_other_hosts(present: &BTreeMap<Rank, (Link, Details)>) -> IpAddr {
+    let addresses = present.values().filter_map(|(link, _)| link.stream.local_addr().ok());
+    let addresses: Vec<IpAddr> = addresses.map(|address| address.ip().to_canonical()).collect();
+    let outside = addresses.iter().find(|address| !address.is_loopback());
+    *outside.or(addresses.first()).unwrap_or(&IpAddr::V4(Ipv4Addr::LOCALHOST))
+}
+
+/// Ranks beside rank 0 know it by loopback only, so their roster has its other address filled in.
+fn send_rosters(present: &mut BTreeMap<Rank, (Link, Details)>, roster: &[Details], own: IpAddr) {
+    let filled = roster.iter().map(|details| Details {
+        address: if details.address == RANK_0_ADDRESS { own } else { details.address },
+        ..details.clone()
+    });
+    let beside = Message::Roster(filled.collect()).frame();
+    let elsewhere = Message::Roster(roster.to_vec()).frame();
+    for (link, _) in present.values_mut() {
+        let frame = if is_beside(&link.stream) { &beside } else { &elsewhere };
+        let _ = link.stream.write_all(frame);
+    }
+}
+
+/// Whether a connection is one within this host.
+fn is_beside(stream: &TcpStream) -> bool {
+    stream.peer_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback())
+}
+
+/// A rank of another host must not be at an address that only its own host reaches.
+fn check_reachable(member: &Member, host_id: &str) -> Result<()> {
+    if member.address.is_loopback() && member.host_id != host_id {
+        let (rank, address) = (member.rank, member.address);
+        return Err(Error::LoopbackAddress { rank, address });
+    }
+    Ok(())
 }
 
 /// Any other rank: dial rank 0, learn who there is, meet them.
 fn enter(config: &Config, identity: &Identity, deadline: &Deadline) -> Result<Joined> {
     let mut own_listener = None;
     let mut make_details = |stream: &TcpStream| {
-        let local = stream.local_addr().map_err(Error::system("asking for the own address"))?.ip();
-        let listener = listen(SocketAddr::new(config.bind.unwrap_or(local), 0))?;
+        let local = stream.local_addr().map_err(Error::system("asking for the own address"))?;
+        let local = local.ip().to_canonical();
+        // The name of rank 0's host may mean loopback on that host (Debian's 127.0.1.1), and ranks of
+        // other hosts come in from outside all the same.
+        let default = match local {
+            _ if !local.is_loopback() || is_loopback(&config.host) => local,
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let listener = listen(SocketAddr::new(config.bind.unwrap_or(default), 0))?;
         let bound = listener.local_addr().map_err(Error::system("asking for the own port"))?;
-        let reachable = if bound.ip().is_unspecified() { local } else { bound.ip() };
+        let reachable = match bound.ip() {
+            bound if !bound.is_unspecified() => bound,
+            _ if local.is_loopback() => RANK_0_ADDRESS,
+            _ => local,
+        };
         own_listener = Some(listener);
         let details = own_details(config, config.advertise.unwrap_or(reachable), bound.port());
         // As a body without a frame around it.
@@ -128,13 +188,17 @@ fn enter(config: &Config, identity: &Identity, deadline: &Deadline) -> Result<Jo
     let target = Target { rank: Rank(0), host: config.host.clone(), port: config.port };
     let connection = dial::dial(&target, identity, None, &mut make_details, deadline)?;
     let Connection { mut stream, mut parser, job } = connection;
-    let rank_0 = stream.peer_addr().map_err(Error::system("asking for rank 0's address"))?.ip();
+    let rank_0 = stream.peer_addr().map_err(Error::system("asking for rank 0's address"))?;
+    let rank_0 = rank_0.ip().to_canonical();
     let roster = await_roster(&mut stream, &mut parser, deadline)?;
     if roster.len() != config.world_size as usize {
         let problem = format!("its roster has {} ranks", roster.len());
         return Err(Error::Protocol { peer: Rank(0), problem });
     }
     let members = members(&roster, rank_0);
+    if !rank_0.is_loopback() {
+        members.iter().try_for_each(|member| check_reachable(member, &config.host_id))?;
+    }
     let Some(listener) = own_listener else {
         let problem = "it let this rank in without a handshake".to_string();
         return Err(Error::Protocol { peer: Rank(0), problem });
@@ -256,7 +320,7 @@ fn own_details(config: &Config, address: IpAddr, port: u16) -> Details {
     Details { host_id: config.host_id.clone(), pid: std::process::id(), address, port }
 }
 
-/// The members of generation 0. Rank 0 knows its own address only as others see it.
+/// The members of generation 0.
 fn members(roster: &[Details], rank_0: IpAddr) -> Vec<Member> {
     number((0..).zip(roster).map(|(rank, details)| Member {
         rank: Rank(rank),
@@ -264,7 +328,7 @@ fn members(roster: &[Details], rank_0: IpAddr) -> Vec<Member> {
         host_id: details.host_id.clone(),
         pid: details.pid,
         local_index: 0,
-        address: if details.address.is_unspecified() { rank_0 } else { details.address },
+        address: if details.address == RANK_0_ADDRESS { rank_0 } else { details.address },
     }))
 }
 

@@ -1,5 +1,6 @@
 //! Connecting to a rank that may not be there yet.
 
+use crate::config::is_loopback;
 use crate::deadline::Deadline;
 use crate::handshake::{Dialer, DialerStep, Failure, Identity, Job, Refusal};
 use crate::reception::HANDSHAKE_TIME;
@@ -101,14 +102,32 @@ fn attempt(
         Err(error) => return Err(Attempt::Again(error.to_string())),
     };
     let mut problem = "the name has no address".to_string();
-    for address in addresses {
+    for address in &addresses {
         let patience = CONNECT_TIME.min(deadline.left()).max(Duration::from_millis(1));
-        match TcpStream::connect_timeout(&address, patience) {
-            Ok(stream) => return shake(stream, target, identity, job, details, deadline),
+        match TcpStream::connect_timeout(address, patience) {
+            // Another address of the same name may be the right one.
+            Ok(stream) => match shake(stream, target, identity, job, details, deadline) {
+                Err(Attempt::Again(answer)) => problem = answer,
+                done => return done,
+            },
             Err(error) => problem = error.to_string(),
         }
     }
-    Err(Attempt::Again(problem))
+    Err(Attempt::Again(problem + &name_of_loopback(&target.host, &addresses)))
+}
+
+/// What to add where a name that should mean another host means this one.
+fn name_of_loopback(host: &str, addresses: &[SocketAddr]) -> String {
+    match addresses {
+        [first, ..] if !is_loopback(host) && addresses.iter().all(|a| a.ip().is_loopback()) => {
+            format!(
+                "; on this host the name is {}, its loopback: unless rank 0 is on this host, correct \
+                 /etc/hosts or set WEFT_ADDR to an address of rank 0's host",
+                first.ip()
+            )
+        }
+        _ => String::new(),
+    }
 }
 
 fn shake(
@@ -213,5 +232,21 @@ pub(crate) fn read_frame(
                 _ => return Ok(Read::Ended(error.to_string())),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_loopback_is_pointed_out_and_loopback_itself_is_not() {
+        let debian = [SocketAddr::from(([127, 0, 1, 1], 1))];
+        let text = name_of_loopback("node1", &debian);
+        assert!(text.contains("127.0.1.1") && text.contains("WEFT_ADDR"), "{text}");
+        assert_eq!(name_of_loopback("127.0.1.1", &debian), "");
+        let both = [debian[0], SocketAddr::from(([10, 0, 0, 1], 1))];
+        assert_eq!(name_of_loopback("node1", &both), "");
+        assert_eq!(name_of_loopback("node1", &[]), "");
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::member::list;
 use crate::{Operation, Poison, Rank};
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// A result of this crate.
@@ -85,6 +86,18 @@ pub enum Error {
         host: String,
         /// What the system said.
         problem: String,
+    },
+    /// A rank of another host is to be reached at a loopback address.
+    #[error(
+        "{rank} is on another host and its address is {address}, which only its own host reaches: set \
+         WEFT_ADVERTISE (and WEFT_BIND, if it listens there too) on that rank to an address that other \
+         hosts reach, or WEFT_ADDR to one of rank 0's host"
+    )]
+    LoopbackAddress {
+        /// The rank.
+        rank: Rank,
+        /// Its address.
+        address: IpAddr,
     },
     /// The two sides of a connection hold different secrets.
     #[error(
@@ -245,6 +258,12 @@ pub enum Error {
          that `reform` returns"
     )]
     Superseded,
+    /// This process was forked from one that joined the group.
+    #[error(
+        "this process was forked after the group was joined: the connections belong to its parent; start \
+         processes with the spawn or forkserver method, or join in the child"
+    )]
+    Forked,
     /// This rank has left.
     #[error("this rank has left the group")]
     Closed,

@@ -320,6 +320,7 @@ fn of_control(error: &ControlError) -> Raised {
         ControlError::NoAddress { .. } | ControlError::Resolve { .. } => {
             Raised::new("AddressError")
         }
+        ControlError::LoopbackAddress { rank, .. } => Raised::new("AddressError").at(rank.0),
         ControlError::SecretMissing { .. }
         | ControlError::SecretFile { .. }
         | ControlError::WrongSecret { .. } => Raised::new("SecretError"),
@@ -341,6 +342,7 @@ fn of_control(error: &ControlError) -> Raised {
         ControlError::NoSuchRank { .. } => Raised::new("UnknownError"),
         ControlError::Excluded { .. } => Raised::new("ExcludedError"),
         ControlError::Superseded => Raised::new("SupersededError"),
+        ControlError::Forked => Raised::new("ForkError"),
         ControlError::Closed => Raised::new("ClosedError"),
         ControlError::Protocol { .. } => Raised::new("ProtocolError"),
         _ => Raised::new("SystemCallError"),
