@@ -11,7 +11,7 @@ use crate::secret::Key;
 use crate::{
     Config, Error, Interrupt, Member, Operation, PeerStatus, Poison, Rank, Result, WIRE_VERSIONS,
 };
-use crate::{bootstrap, monotonic_ns};
+use crate::{bootstrap, fork_guard, monotonic_ns};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -44,6 +44,9 @@ struct Owner {
     interrupt: Option<Interrupt>,
     key: Key,
     job: Job,
+    /// The forks behind the process that joined. In another process, a forked child, the connections
+    /// and the thread are not there, and a lock may be held for ever.
+    forks: u64,
 }
 
 impl Control {
@@ -61,6 +64,7 @@ impl Control {
 
     fn connect_from(config: Config, listener: Option<TcpListener>) -> Result<Control> {
         config.validate()?;
+        fork_guard::watch();
         let deadline = Deadline::after(config.connect_timeout, config.interrupt.clone());
         let key = Key::new(config.secret.as_ref());
         let (rank, world_size) = (config.rank, config.world_size);
@@ -76,6 +80,7 @@ impl Control {
             interrupt: config.interrupt,
             key,
             job: joined.job,
+            forks: fork_guard::forks(),
         };
         let members = joined.members.into();
         let control =
@@ -107,17 +112,26 @@ impl Control {
 
     /// Fails the group at every rank. The first cause wins; later ones change nothing.
     pub fn poison(&self, cause: &Poison) {
+        if self.owner.is_copy() {
+            return;
+        }
         self.owner.shared.with(|core| core.poison(self.generation, cause.clone()));
     }
 
     /// What the group was poisoned with, if it was.
     pub fn poisoned(&self) -> Option<Poison> {
+        if self.owner.is_copy() {
+            return None;
+        }
         self.owner.shared.with(|core| core.poisoned(self.generation))
     }
 
     /// Calls `call` once when the group is poisoned, on the control thread; at once and here if it
     /// is already. It must not wait for anything of the control plane.
     pub fn on_poison(&self, call: OnPoison) {
+        if self.owner.is_copy() {
+            return;
+        }
         let already = self.owner.shared.with(|core| core.on_poison(self.generation, call));
         if let Some((call, poison)) = already {
             call(&poison);
@@ -127,6 +141,9 @@ impl Control {
     /// Calls `call` on the control thread for every rank that says goodbye; at once and here for
     /// those that have. That a rank left is no poison: it only matters to who still needs it.
     pub fn on_peer_left(&self, call: Box<dyn Fn(Rank) + Send + Sync>) {
+        if self.owner.is_copy() {
+            return;
+        }
         let call: Arc<dyn Fn(Rank) + Send + Sync> = call.into();
         let left = self.owner.shared.with(|core| core.on_left(self.generation, call.clone()));
         left.into_iter().for_each(|rank| call(rank));
@@ -135,8 +152,10 @@ impl Control {
     /// What is known about a rank of this generation. A rank that never was is lost.
     pub fn peer_status(&self, rank: Rank) -> PeerStatus {
         match self.members.get(rank.index()) {
-            Some(member) => self.owner.shared.with(|core| core.status(member.original_rank)),
-            None => PeerStatus::Lost,
+            Some(member) if !self.owner.is_copy() => {
+                self.owner.shared.with(|core| core.status(member.original_rank))
+            }
+            _ => PeerStatus::Lost,
         }
     }
 
@@ -185,7 +204,7 @@ impl Control {
     /// handle of a newer group, or another thread is in this call.
     pub fn reform(&self, timeout: Duration) -> Result<Control> {
         const REFORM: &str = "reform";
-        let shared = &self.owner.shared;
+        let shared = self.owner.shared()?;
         let deadline = self.deadline(timeout);
         shared.with(|core| core.reform(self.generation))?;
         let waited = shared.wait(&deadline, REFORM, Core::reform_poll);
@@ -215,6 +234,9 @@ impl Control {
     /// Closes every connection without a goodbye, as a crash would. For tests of what the others
     /// make of it.
     pub fn abandon(&self) {
+        if self.owner.is_copy() {
+            return;
+        }
         self.owner.shared.abandon();
     }
 
@@ -293,7 +315,19 @@ impl std::fmt::Debug for Control {
 }
 
 impl Owner {
+    /// Whether this is a copy in a forked child.
+    fn is_copy(&self) -> bool {
+        self.forks != fork_guard::forks()
+    }
+
+    fn shared(&self) -> Result<&Shared> {
+        if self.is_copy() { Err(Error::Forked) } else { Ok(&self.shared) }
+    }
+
     fn leave(&self) {
+        if self.is_copy() {
+            return;
+        }
         self.shared.with(Core::leave);
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         let on_the_thread =
@@ -313,6 +347,11 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.leave();
+        if self.is_copy() {
+            let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+            // The system has no such thread here, not even to forget it.
+            std::mem::forget(thread.take());
+        }
     }
 }
 

@@ -8,7 +8,8 @@
 //!
 //! Read next: [`config`] (where rank, size and address come from), `handshake` (who may join),
 //! `core` (what the ranks tell each other, without sockets), `agreement` (who survives),
-//! `mesh` (the one background thread and its sockets), `bootstrap` (how the mesh comes to be).
+//! `mesh` (the one background thread and its sockets), `bootstrap` (how the mesh comes to be),
+//! [`fork_guard`] (why a forked child keeps no connection open).
 #![warn(missing_docs)]
 
 mod agreement;
@@ -21,6 +22,7 @@ mod core;
 mod deadline;
 mod dial;
 mod error;
+pub mod fork_guard;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod handshake;

@@ -3,6 +3,7 @@
 use crate::bootstrap::Link;
 use crate::core::{Action, Core, Down};
 use crate::deadline::Deadline;
+use crate::fork_guard::{self, Registration};
 use crate::message::Message;
 use crate::monotonic_ns;
 use crate::reception::timespec;
@@ -290,6 +291,8 @@ fn guarded(call: impl FnOnce()) {
 /// One peer's socket.
 struct Connection {
     peer: Rank,
+    /// Before the stream, to be dropped first.
+    _guard: Registration,
     stream: TcpStream,
     parser: Parser,
     queue: VecDeque<Arc<[u8]>>,
@@ -311,6 +314,7 @@ impl Connection {
             .map_err(Error::system("setting up a connection"))?;
         Ok(Connection {
             peer,
+            _guard: fork_guard::register(&stream),
             stream,
             parser,
             queue: VecDeque::new(),

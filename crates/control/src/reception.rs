@@ -3,6 +3,7 @@
 //! Everything is one loop over sockets that do not block, so a stranger that dawdles, floods or
 //! talks nonsense holds nobody up: it has [`HANDSHAKE_TIME`] and no more memory than its frames.
 
+use crate::fork_guard::{self, Registration};
 use crate::handshake::{Acceptor, AcceptorStep, Failure, Identity, Job, Refusal};
 use crate::wire::{MAX_FRAME, MAX_UNPROVED_FRAME, Parser};
 use crate::{Error, Rank, Result};
@@ -28,6 +29,7 @@ pub(crate) struct Arrival {
 }
 
 pub(crate) struct Reception {
+    _guard: Registration,
     listener: TcpListener,
     identity: Identity,
     job: Job,
@@ -57,6 +59,7 @@ impl Reception {
     ) -> Result<Reception> {
         listener.set_nonblocking(true).map_err(Error::system("setting up the listener"))?;
         Ok(Reception {
+            _guard: fork_guard::register(&listener),
             listener,
             identity,
             job,

@@ -1,6 +1,6 @@
 //! Ranks as processes that are killed or stopped. The test binary starts itself for each rank.
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -39,6 +39,11 @@ impl Drop for RankProcess {
 }
 
 fn start(silence: &str) -> Vec<RankProcess> {
+    start_with(silence, "")
+}
+
+/// Ranks whose last one forks once it has connected, as `this_is_a_rank` has it.
+fn start_with(silence: &str, fork: &str) -> Vec<RankProcess> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut ranks: Vec<RankProcess> = (0..SIZE)
         .map(|rank| {
@@ -48,6 +53,7 @@ fn start(silence: &str) -> Vec<RankProcess> {
                 .env("WEFT_WORLD_SIZE", SIZE.to_string())
                 .env("WEFT_ADDR", format!("127.0.0.1:{port}"))
                 .env("WEFT_SILENCE_TIMEOUT", silence)
+                .env("TEST_FORK", fork)
                 .stdout(Stdio::piped())
                 .spawn()
                 .unwrap();
@@ -64,9 +70,34 @@ fn start(silence: &str) -> Vec<RankProcess> {
 #[ignore = "started by the other tests of this file"]
 fn this_is_a_rank() {
     let control = Control::connect(Config::from_env(Overrides::default()).unwrap()).unwrap();
-    println!("rank says: connected");
-    // The last rank never comes, so the others wait for it.
     let wait = Duration::from_secs(30);
+    if control.rank().0 == SIZE - 1 {
+        match std::env::var("TEST_FORK").as_deref() {
+            Ok("lives on") => drop(fork(|| {
+                loop {
+                    std::thread::sleep(Duration::from_secs(1));
+                }
+            })),
+            Ok("ends") => {
+                let child = fork(|| {
+                    let refused = control.barrier(wait).is_err_and(|e| matches!(e, Error::Forked));
+                    control.leave();
+                    drop(control.clone());
+                    std::process::exit(if refused { 0 } else { 1 });
+                });
+                let ended = rustix::process::waitpid(Some(child), WaitOptions::empty()).unwrap();
+                assert_eq!(ended.and_then(|(_, status)| status.exit_status()), Some(0));
+            }
+            _ => {}
+        }
+    }
+    println!("rank says: connected");
+    if std::env::var("TEST_FORK").as_deref() == Ok("ends") {
+        control.barrier(wait).unwrap();
+        println!("rank says: {:?}", control.poisoned());
+        return;
+    }
+    // The last rank never comes, so the others wait for it.
     if control.rank().0 == SIZE - 1 {
         while control.poisoned().is_none() {
             std::thread::sleep(Duration::from_millis(10));
@@ -91,6 +122,43 @@ fn a_killed_process_is_noticed_in_time_and_the_others_go_on() {
     }
     for survivor in &mut ranks[..2] {
         assert_eq!(survivor.says(), "2 left");
+    }
+}
+
+/// Runs something in a child, which ends after a while if it does not before.
+fn fork(work: impl FnOnce()) -> Pid {
+    // SAFETY: a copy of this process with this thread alone. It takes no lock that another thread may
+    // have held: the harness waits for this test, and the control thread's locks are not touched.
+    match unsafe { libc::fork() } {
+        0 => {
+            // SAFETY: no pointers; the default action ends the process.
+            unsafe { libc::alarm(8) };
+            work();
+            std::process::exit(1);
+        }
+        child => Pid::from_raw(child).expect("a child"),
+    }
+}
+
+/// The child has copies of all sockets, so the system does not close them.
+#[test]
+fn a_killed_process_whose_child_lives_on_is_noticed_in_time() {
+    let mut ranks = start_with("15", "lives on");
+    let start = Instant::now();
+    ranks[2].signal(Signal::KILL);
+    for survivor in &mut ranks[..2] {
+        assert_eq!(survivor.says(), "Lost Some(2)");
+        assert!(start.elapsed() < Duration::from_secs(2));
+    }
+    for survivor in &mut ranks[..2] {
+        assert_eq!(survivor.says(), "2 left");
+    }
+}
+
+#[test]
+fn a_forked_child_ends_at_once_and_disturbs_no_connection() {
+    for rank in &mut start_with("15", "ends") {
+        assert_eq!(rank.says(), "None");
     }
 }
 

@@ -74,7 +74,7 @@ impl Control {
         if payload.longest() > MAX_PAYLOAD {
             return Err(Error::TooLarge { size: payload.longest(), limit: MAX_PAYLOAD });
         }
-        let (shared, generation) = (&self.owner.shared, self.generation);
+        let (shared, generation) = (self.owner.shared()?, self.generation);
         let sequence = shared.with(|core| core.gather(generation, operation, payload))?;
         let waited =
             shared.wait(deadline, operation.name(), |core| core.gather_done(generation, sequence));
@@ -100,9 +100,10 @@ impl Control {
         if bytes.len() > MAX_PAYLOAD {
             return Err(Error::TooLarge { size: bytes.len(), limit: MAX_PAYLOAD });
         }
-        self.owner.shared.with(|core| core.post(self.generation, peer, channel, bytes))?;
+        let shared = self.owner.shared()?;
+        shared.with(|core| core.post(self.generation, peer, channel, bytes))?;
         if peer == self.rank {
-            self.owner.shared.notify();
+            shared.notify();
         }
         Ok(())
     }
@@ -115,7 +116,7 @@ impl Control {
     pub fn receive(&self, peer: Rank, channel: u32, timeout: Duration) -> Result<Vec<u8>> {
         const RECEIVE: &str = "receive";
         let deadline = self.deadline(timeout);
-        let received = self.owner.shared.wait(&deadline, RECEIVE, |core| {
+        let received = self.owner.shared()?.wait(&deadline, RECEIVE, |core| {
             core.take(self.generation, peer, channel).transpose()
         })?;
         received.unwrap_or_else(|| {
@@ -129,6 +130,6 @@ impl Control {
     /// # Errors
     /// Those of [`Control::receive`] except [`Error::Timeout`].
     pub fn try_receive(&self, peer: Rank, channel: u32) -> Result<Option<Vec<u8>>> {
-        self.owner.shared.with(|core| core.take(self.generation, peer, channel))
+        self.owner.shared()?.with(|core| core.take(self.generation, peer, channel))
     }
 }

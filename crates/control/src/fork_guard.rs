@@ -1,0 +1,159 @@
+//! Descriptors that a forked child must not keep open.
+//!
+//! A child of `fork` has copies of all descriptors. While it lives, the system does not close the
+//! connections of a parent that was killed, and peers see no more than its silence. So a child gives
+//! up its copies of what is registered here before `fork` returns in it. What the parent has stays as
+//! it is.
+//!
+//! The handler runs where only async-signal-safe calls are allowed: the registry is a table of
+//! atomics that only ever grows, and the handler calls `dup3` and `close`. A copy is replaced by one
+//! of `/dev/null` rather than closed, so that its number is not given to another file, which a
+//! destructor in the child would then close.
+
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, RawFd};
+use std::ptr::null_mut;
+use std::sync::Once;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+const CHUNK_SLOTS: usize = 1024;
+/// With [`CHUNK_SLOTS`], four descriptors for each rank of the largest world.
+const CHUNKS: usize = 256;
+const FREE: RawFd = -1;
+
+type Chunk = [AtomicI32; CHUNK_SLOTS];
+
+/// Chunks of slots, each with a descriptor or [`FREE`]. Chunks are made in order and never freed.
+static TABLE: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(null_mut()) }; CHUNKS];
+/// Where to begin to look for a free slot.
+static HINT: AtomicUsize = AtomicUsize::new(0);
+/// `/dev/null`, or [`FREE`].
+static NULL: AtomicI32 = AtomicI32::new(FREE);
+/// How many forks lie between this process and the one that was started.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+static WATCH: Once = Once::new();
+
+/// Keeps a descriptor registered. A field of this type stands before the one that closes the
+/// descriptor, so that it is dropped first.
+#[derive(Debug)]
+#[must_use = "the descriptor is registered as long as this lives"]
+pub struct Registration {
+    slot: Option<&'static AtomicI32>,
+    descriptor: RawFd,
+}
+
+/// Registers a descriptor: children of this process give up their copies of it.
+pub fn register(descriptor: &impl AsFd) -> Registration {
+    watch();
+    let descriptor = descriptor.as_fd().as_raw_fd();
+    let first = HINT.load(Ordering::Relaxed);
+    let all = CHUNKS * CHUNK_SLOTS;
+    for number in (first..all).chain(0..first) {
+        let slot = &chunk(number / CHUNK_SLOTS)[number % CHUNK_SLOTS];
+        let taken = slot.compare_exchange(FREE, descriptor, Ordering::Release, Ordering::Relaxed);
+        if taken.is_ok() {
+            HINT.store((number + 1) % all, Ordering::Relaxed);
+            return Registration { slot: Some(slot), descriptor };
+        }
+    }
+    log::warn!("{all} descriptors are registered: a forked child will keep another one");
+    Registration { slot: None, descriptor }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot {
+            // In a child the slot is free already, or another descriptor's.
+            let own = self.descriptor;
+            let _ = slot.compare_exchange(own, FREE, Ordering::Release, Ordering::Relaxed);
+        }
+    }
+}
+
+/// How many forks lie behind this process. An object that remembers the number of its making is in
+/// a forked child where it differs.
+pub fn forks() -> u64 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// From now on, forks are counted and registered descriptors given up in children.
+pub(crate) fn watch() {
+    WATCH.call_once(|| {
+        match std::fs::File::options().read(true).write(true).open("/dev/null") {
+            Ok(null) => NULL.store(null.into_raw_fd(), Ordering::Relaxed),
+            Err(error) => log::debug!("/dev/null cannot be opened: {error}"),
+        }
+        // SAFETY: the handler makes async-signal-safe calls only and is part of this library, which
+        // is never unloaded.
+        let refused = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        if refused != 0 {
+            log::warn!("forked children will keep connections open: pthread_atfork: {refused}");
+        }
+    });
+}
+
+fn chunk(number: usize) -> &'static Chunk {
+    let place = &TABLE[number];
+    let mut chunk = place.load(Ordering::Acquire);
+    if chunk.is_null() {
+        let new = Box::into_raw(Box::new([const { AtomicI32::new(FREE) }; CHUNK_SLOTS]));
+        match place.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => chunk = new,
+            Err(other) => {
+                // SAFETY: `new` came from a box above and was given to no one.
+                drop(unsafe { Box::from_raw(new) });
+                chunk = other;
+            }
+        }
+    }
+    // SAFETY: a chunk in the table came from a box and is never freed.
+    unsafe { &*chunk }
+}
+
+extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    let null = NULL.load(Ordering::Relaxed);
+    for place in &TABLE {
+        let chunk = place.load(Ordering::Acquire);
+        if chunk.is_null() {
+            return;
+        }
+        // SAFETY: a chunk in the table came from a box and is never freed.
+        for slot in unsafe { &*chunk } {
+            let descriptor = slot.swap(FREE, Ordering::Relaxed);
+            if descriptor == FREE {
+                continue;
+            }
+            // SAFETY: system calls without pointers. The descriptor is this child's copy of one that
+            // its owner keeps open while it is registered; the owner's copy of the handle, if it is
+            // used here, finds /dev/null.
+            unsafe {
+                if null == FREE || libc::dup3(null, descriptor, libc::O_CLOEXEC) < 0 {
+                    libc::close(descriptor);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "miri has no sockets")]
+    fn slots_are_reused_and_a_registration_frees_its_own_only() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let held = |slot: &AtomicI32| slot.load(Ordering::Relaxed);
+        let first = register(&socket);
+        let slot = first.slot.unwrap();
+        assert_eq!(held(slot), socket.as_raw_fd());
+        drop(first);
+        let other = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for _ in 0..3 * CHUNK_SLOTS {
+            drop(register(&other));
+        }
+        let kept: Vec<_> = (0..2 * CHUNK_SLOTS).map(|_| register(&other)).collect();
+        assert!(kept.iter().all(|each| each.slot.is_some()));
+    }
+}
