@@ -56,7 +56,8 @@ pub struct Config {
     pub secret: Option<Secret>,
     /// Ranks with the same identity can share memory.
     pub host_id: String,
-    /// How long to wait for all ranks to come.
+    /// How long connecting may take, all phases together: see
+    /// [`crate::Control::connect_deadline`].
     pub connect_timeout: Duration,
     /// After how long without a sign of life a rank is held for lost.
     pub silence_timeout: Duration,

@@ -15,7 +15,7 @@ use crate::{bootstrap, fork_guard, monotonic_ns};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pings to rank 0 at the start; the fastest counts.
 const PINGS: usize = 8;
@@ -31,6 +31,8 @@ pub struct Control {
     generation: u32,
     rank: Rank,
     members: Arc<[Member]>,
+    /// Of the call that formed this generation.
+    deadline: Deadline,
     /// Shared by the handles of this generation.
     _handle: Arc<()>,
 }
@@ -51,7 +53,8 @@ struct Owner {
 
 impl Control {
     /// Joins the group: waits until every rank is there and connected to every other, at most
-    /// `config.connect_timeout`.
+    /// `config.connect_timeout` for all of its phases together.
+    /// [`Control::connect_deadline`] is the end of that time, for what is connected on top of it.
     pub fn connect(config: Config) -> Result<Control> {
         Control::connect_from(config, None)
     }
@@ -83,9 +86,9 @@ impl Control {
             forks: fork_guard::forks(),
         };
         let members = joined.members.into();
-        let control =
-            Control { owner: Arc::new(owner), generation: 0, rank, members, _handle: handle };
-        control.align_clocks(&deadline)?;
+        let owner = Arc::new(owner);
+        let control = Control { owner, generation: 0, rank, members, deadline, _handle: handle };
+        control.align_clocks(&control.deadline)?;
         Ok(control)
     }
 
@@ -108,6 +111,31 @@ impl Control {
     /// All members, by rank, this one among them.
     pub fn members(&self) -> &[Member] {
         &self.members
+    }
+
+    /// The end of the time that the program gave to the call that formed this generation: the
+    /// `connect_timeout` of [`Control::connect`], or the timeout of [`Control::reform`]. `None` if
+    /// that is beyond what the clock can represent.
+    pub fn connect_deadline(&self) -> Option<Instant> {
+        self.deadline.end()
+    }
+
+    /// The time until [`Control::connect_deadline`]; zero once it has passed.
+    pub fn connect_time_left(&self) -> Duration {
+        self.deadline.left()
+    }
+
+    /// An error if what is under way on this group cannot end well: for waits outside of the control
+    /// plane, cheap enough for every 50 ms.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`]; [`Error::Left`] if any member has left; [`Error::Superseded`] after
+    /// [`Control::reform`]; [`Error::Closed`]; [`Error::Forked`]; [`Error::Interrupted`] if the
+    /// program's interrupt asks for it.
+    pub fn check(&self) -> Result<()> {
+        const CHECK: &str = "the other ranks";
+        self.owner.shared()?.with(|core| core.check(self.generation, CHECK))?;
+        self.deadline.check(CHECK)
     }
 
     /// Fails the group at every rank. The first cause wins; later ones change nothing.
@@ -222,7 +250,14 @@ impl Control {
         let original = self.members.get(self.rank.index()).map(|member| member.original_rank);
         let rank = members.iter().find(|member| Some(member.original_rank) == original);
         let rank = rank.map_or(Rank(0), |member| member.rank);
-        Ok(Control { owner: self.owner.clone(), generation, rank, members, _handle: handle })
+        Ok(Control {
+            owner: self.owner.clone(),
+            generation,
+            rank,
+            members,
+            deadline,
+            _handle: handle,
+        })
     }
 
     /// Says goodbye to everybody and closes the connections. Whoever needs this rank afterwards

@@ -310,6 +310,14 @@ impl Core {
         }
     }
 
+    /// An error unless the generation is usable and all of its members are here.
+    pub(crate) fn check(&self, generation: u32, operation: &'static str) -> Result<()> {
+        self.usable(generation)?;
+        let members = self.groups.get(&generation).map(|group| &*group.members).unwrap_or_default();
+        let gone = members.iter().find(|m| self.status(m.original_rank) != PeerStatus::Alive);
+        gone.map_or(Ok(()), |member| Err(Error::Left { rank: member.rank, operation }))
+    }
+
     fn known_generation(&self, generation: u32) -> std::result::Result<(), Malformed> {
         let newest = self.newest.max(self.proposed).saturating_add(MAX_GENERATIONS_AHEAD);
         if generation > newest { Err(Malformed("a generation out of nowhere")) } else { Ok(()) }

@@ -32,6 +32,11 @@ impl Deadline {
         self.patience.saturating_sub(self.waited())
     }
 
+    /// When it ends; `None` if the clock has no such time.
+    pub(crate) fn end(&self) -> Option<Instant> {
+        self.started.checked_add(self.patience)
+    }
+
     pub(crate) fn expired(&self) -> bool {
         self.left().is_zero()
     }
@@ -57,6 +62,7 @@ mod tests {
     #[test]
     fn a_deadline_beyond_every_clock_is_one_that_never_comes() {
         let deadline = Deadline::after(Duration::MAX, None);
+        assert_eq!(deadline.end(), None);
         assert!(!deadline.expired() && deadline.left() > Duration::from_secs(1 << 60));
         assert_eq!(deadline.slice(), INTERRUPT_INTERVAL);
         assert!(!deadline.at_most(Duration::MAX).expired());

@@ -378,7 +378,42 @@ fn clocks_of_one_machine_agree_within_the_bound() {
 }
 
 #[test]
-fn an_interrupt_ends_a_wait() {
+fn a_check_finds_what_ends_a_group() {
+    let world = world(3);
+    each(&world, |c| c.check().unwrap());
+    world[2].leave();
+    let left = loop {
+        match world[0].check() {
+            Ok(()) => std::thread::yield_now(),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(left, Error::Left { rank: Rank(2), .. }), "{left}");
+    assert!(matches!(world[2].check(), Err(Error::Closed)));
+    world[1].poison(&Poison { kind: Cause::User, rank: None, detail: String::new() });
+    poison_of(&world[0]);
+    assert!(matches!(world[0].check(), Err(Error::Poisoned(_))));
+    let next = each(&world[..2], |c| c.reform(LONG).unwrap());
+    each(&next, |c| c.check().unwrap());
+    assert!(matches!(world[0].check(), Err(Error::Superseded)));
+}
+
+#[test]
+fn one_deadline_covers_all_of_connecting() {
+    let before = Instant::now();
+    let world = local_world(2, |config| config.connect_timeout = LONG).unwrap();
+    let after = Instant::now();
+    for control in &world {
+        let deadline = control.connect_deadline().unwrap();
+        assert!(deadline >= before + LONG && deadline <= after + LONG);
+        assert!(control.connect_time_left() <= LONG);
+    }
+    let next = each(&world, |c| c.reform(Duration::MAX).unwrap());
+    assert_eq!(next[0].connect_deadline(), None);
+}
+
+#[test]
+fn an_interrupt_ends_a_wait_and_a_check() {
     let world = local_world(2, |config| {
         let since = Instant::now();
         config.interrupt =
@@ -386,4 +421,5 @@ fn an_interrupt_ends_a_wait() {
     })
     .unwrap();
     assert!(matches!(world[0].barrier(LONG), Err(Error::Interrupted { .. })));
+    assert!(matches!(world[0].check(), Err(Error::Interrupted { .. })));
 }
