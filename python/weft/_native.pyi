@@ -108,8 +108,14 @@ class Communicator:
     def barrier(self, timeout: float) -> None:
         """Every rank has entered before any leaves."""
 
-    def alloc(self, length: int, device: int | None = None) -> Region:
-        """Memory that peers can be granted, of the host or of a device."""
+    def alloc(
+        self,
+        length: int,
+        device: int | None = None,
+        numa_node: int | None = None,
+        huge_pages: bool = False,
+    ) -> Region:
+        """Memory that peers can be granted, of the host (placed as asked for) or of a device."""
 
     def register(self, address: int, length: int, owner: object, writable: bool) -> Region:
         """The user's memory: a source, and where the provider can and it is writable a target."""

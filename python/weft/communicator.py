@@ -93,7 +93,14 @@ class Communicator:
         """Each rank's bytes, in rank order, over the control plane: for small things."""
         return self._native.all_gather(payload, timeout)
 
-    def alloc(self, length: int, *, device: object = None) -> Region:
+    def alloc(
+        self,
+        length: int,
+        *,
+        device: object = None,
+        numa_node: int | None = None,
+        huge_pages: bool = False,
+    ) -> Region:
         """`length` zeroed bytes that peers can be granted.
 
         Args:
@@ -101,13 +108,27 @@ class Communicator:
             device: whose memory: "cuda" (the current device), "cuda:1" or a torch.device; `None`
                 for the CPU's. Peers write to it by copy engines, so they must be reached over copy
                 (WEFT_PROVIDERS).
+            numa_node: the NUMA node of all pages of CPU memory, strictly (`MPOL_BIND`); `None`
+                leaves it to the kernel. `weft topo` shows which node is next to which GPU and NIC.
+            huge_pages: CPU memory in huge pages of 2 MiB that the system has reserved
+                (`sysctl -w vm.nr_hugepages=...`), all allocated at once. It takes up whole pages;
+                the region is as long as asked for.
 
         Raises:
             ProviderError: if no provider has memory of that device.
-            ConfigurationError: if it is not the name of a device.
+            ConfigurationError: if it is not the name of a device, there is no such NUMA node (the
+                message lists those there are), or a device's memory is to be placed.
+            AllocationError: if the memory, or so many huge pages, cannot be had.
         """
         if device is None or str(device) == "cpu":
-            return Region(self._native.alloc(length))
+            if numa_node is not None and not 0 <= numa_node < 1 << 32:
+                raise ConfigurationError(f"numa_node={numa_node}: expected the number of a node")
+            return Region(self._native.alloc(length, None, numa_node, huge_pages))
+        if numa_node is not None or huge_pages:
+            raise ConfigurationError(
+                f"device={str(device)!r} with numa_node or huge_pages: these place CPU memory "
+                "alone; leave them out"
+            )
         kind, number = device_number(device)
         return Region(self._native.alloc(length, number), f"{kind}:{number}")
 

@@ -30,6 +30,39 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A NUMA node without memory on this machine.
+    #[error(
+        "NUMA node {node}: expected a node that has memory (here: {}); pass one of these, or leave numa_node out",
+        numbers(.nodes)
+    )]
+    NoNumaNode {
+        /// The node asked for.
+        node: u32,
+        /// The nodes that have memory.
+        nodes: Vec<u32>,
+    },
+    /// The system refused to bind pages to a NUMA node.
+    #[error(
+        "memory of NUMA node {node}: the system refused to bind pages to it ({source}); {remedy}"
+    )]
+    NumaBind {
+        /// The node.
+        node: u32,
+        /// The system's error.
+        source: std::io::Error,
+        /// The remedy.
+        remedy: &'static str,
+    },
+    /// Huge pages could not be had.
+    #[error("{length} bytes in huge pages of 2 MiB: {detail}")]
+    HugePages {
+        /// Bytes asked for.
+        length: usize,
+        /// Pages needed and free, and the remedy.
+        detail: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// No provider that both ranks have reaches the peer.
     #[error(
         "no provider reaches {peer}: this rank has {here}, the peer has {there}; enable one that both have (WEFT_PROVIDERS)"
@@ -205,6 +238,12 @@ impl Error {
     pub fn timeout(what: &'static str, since: Time, now: Time, missing: Vec<Missing>) -> Error {
         Error::Timeout { what, waited: now.since(since), missing }
     }
+}
+
+/// Numbers with commas between them.
+fn numbers(list: &[u32]) -> String {
+    let list: Vec<String> = list.iter().map(u32::to_string).collect();
+    list.join(", ")
 }
 
 /// Who is missing, in words.

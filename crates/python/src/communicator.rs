@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use weft_control::{Cause, Poison};
 use weft_fabric::{
-    Communicator as Fabric, CounterId, Page, PeerWrite, Rank, Region as FabricRegion, RegionKey,
-    Route,
+    Communicator as Fabric, CounterId, Memory, Page, PeerWrite, Placement, Rank,
+    Region as FabricRegion, RegionKey, Route,
 };
 
 /// A group of ranks that can write to each other.
@@ -132,13 +132,22 @@ impl Communicator {
         self.shared.wait(py, timeout, |fabric, waiter| Ok(fabric.barrier(waiter)?))
     }
 
-    /// Memory that peers can be granted, of the host or of a device.
-    #[pyo3(signature = (length, device=None))]
-    fn alloc(&self, py: Python<'_>, length: usize, device: Option<u32>) -> PyResult<Region> {
+    /// Memory that peers can be granted, of the host (placed as asked for) or of a device.
+    #[pyo3(signature = (length, device=None, numa_node=None, huge_pages=false))]
+    fn alloc(
+        &self,
+        py: Python<'_>,
+        length: usize,
+        device: Option<u32>,
+        numa_node: Option<u32>,
+        huge_pages: bool,
+    ) -> PyResult<Region> {
+        let placement = Placement { numa_node, huge_pages };
         let region = self.shared.with(py, |fabric| {
+            let engine = fabric.engine();
             Ok(match device {
-                None => fabric.engine().alloc(length)?,
-                Some(device) => fabric.engine().alloc_device(device, length)?,
+                None => engine.register(Memory::shared_with(length, placement)?)?,
+                Some(device) => engine.alloc_device(device, length)?,
             })
         })?;
         Ok(Region::new(&region, true, &self.shared))

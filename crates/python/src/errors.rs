@@ -277,7 +277,10 @@ fn of_gpu(error: &GpuError) -> Raised {
 
 fn of_fabric(error: &FabricError) -> Raised {
     match error {
-        FabricError::Allocate { .. } => Raised::new("AllocationError"),
+        FabricError::Allocate { .. }
+        | FabricError::NumaBind { .. }
+        | FabricError::HugePages { .. } => Raised::new("AllocationError"),
+        FabricError::NoNumaNode { .. } => Raised::new("ConfigurationError"),
         FabricError::NoRoute { peer, .. } => Raised::new("NoRouteError").at(peer.0),
         FabricError::Malformed { peer, .. } => Raised::new("MalformedError").at(peer.0),
         FabricError::Connect { peer, .. } => Raised::new("ConnectError").at(peer.0),

@@ -4,7 +4,11 @@
 //! [`Memory::host`] and handles its absence. All access goes through raw copies, never through
 //! references, because a peer may be writing other bytes of the same memory at the same time.
 
+mod huge;
+mod numa;
 mod shared;
+
+pub use shared::Placement;
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::mm::munmap;

@@ -1,28 +1,56 @@
-//! Shareable memory: pages of a sealed memory file, and the mapping of a peer's.
+//! Shareable memory: pages of a sealed memory file, placed on request, and the mapping of a peer's.
 
-use super::{Keep, Memory, Place};
+use super::{Keep, Memory, Place, huge, numa};
 use crate::error::{Error, Result};
 use rustix::fd::AsFd;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+use std::io;
 use std::ptr::NonNull;
+
+/// Where the pages of shareable memory lie, and of which size they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// The NUMA node of every page. The binding is strict (`MPOL_BIND`): no page comes from another
+    /// node, whichever process touches it first. `None` leaves the node to the kernel.
+    pub numa_node: Option<u32>,
+    /// Huge pages of 2 MiB that the system has reserved (hugetlb). All of them are allocated at once,
+    /// so that a lack of them is an error here and no signal at the first access.
+    pub huge_pages: bool,
+}
 
 impl Memory {
     /// Zeroed pages without a name, shareable by descriptor. Nothing is left behind when the last
     /// process that maps them ends.
     pub fn shared(length: usize) -> Result<Memory> {
+        Memory::shared_with(length, Placement::default())
+    }
+
+    /// As [`Memory::shared`], with pages placed as `placement` demands. Huge pages round the mapping
+    /// up to a multiple of 2 MiB; the memory keeps the length that was asked for.
+    ///
+    /// # Errors
+    /// [`Error::Allocate`]; [`Error::NoNumaNode`] and [`Error::NumaBind`] for a node;
+    /// [`Error::HugePages`] if the system has too few.
+    pub fn shared_with(length: usize, placement: Placement) -> Result<Memory> {
         if cfg!(miri) {
             return Memory::unshared(length);
         }
-        let failed = |source: rustix::io::Errno| Error::Allocate { length, source: source.into() };
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let descriptor = rustix::fs::memfd_create("weft", flags).map_err(failed)?;
-        rustix::fs::ftruncate(&descriptor, length.max(1) as u64).map_err(failed)?;
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&descriptor, seals).map_err(failed)?;
-        let mut memory = Memory::map(&descriptor, length)?;
-        if let Keep::Mapping { descriptor: keep, .. } = &mut memory._keep {
-            *keep = Some(descriptor);
+        let node = placement.numa_node.map(numa::find).transpose()?;
+        let failed = |source: io::Error| match placement.huge_pages {
+            true => huge::refused(length, placement.numa_node, source),
+            false => Error::Allocate { length, source },
+        };
+        let memory = create(length, placement.huge_pages).map_err(failed)?;
+        if let Some(node) = node {
+            node.bind(memory.address, memory.mapped())?;
+        }
+        if placement.huge_pages
+            && let Err(source) = huge::populate(memory.address, memory.mapped())
+        {
+            // The pages that there were go back before those that are free are counted.
+            drop(memory);
+            return Err(failed(source));
         }
         Ok(memory)
     }
@@ -41,38 +69,145 @@ impl Memory {
         Ok(Memory { address, length, place: Place::Host, _keep: keep })
     }
 
-    /// Maps pages that a peer shared by descriptor. They must be sealed as [`Memory::shared`] seals
-    /// them: were they to shrink, touching them would kill this process. The mapping outlives the
-    /// descriptor, so that many regions of many peers do not use up a process's descriptors.
+    /// Maps pages that a peer shared by descriptor, huge ones too. They must be sealed as
+    /// [`Memory::shared`] seals them: were they to shrink, touching them would kill this process. The
+    /// mapping outlives the descriptor, so that many regions of many peers do not use up a process's
+    /// descriptors.
     pub fn map(descriptor: impl AsFd, length: usize) -> Result<Memory> {
-        let failed = |source: std::io::Error| Error::Allocate { length, source };
-        let seals = rustix::fs::fcntl_get_seals(&descriptor).unwrap_or(SealFlags::empty());
-        if !seals.contains(SealFlags::SHRINK) {
-            return Err(failed(std::io::Error::other(
-                "the descriptor is not sealed against shrinking",
-            )));
+        map(descriptor, length).map_err(|source| Error::Allocate { length, source })
+    }
+
+    /// Bytes of its mapping: its length, rounded up to whole pages of the file.
+    fn mapped(&self) -> usize {
+        match &self._keep {
+            Keep::Mapping { length, .. } => *length,
+            _ => self.length,
         }
-        let held = rustix::fs::fstat(&descriptor).map_err(|e| failed(e.into()))?.st_size;
-        if (held as u64) < length as u64 {
-            return Err(failed(std::io::Error::other(format!(
-                "the descriptor holds {held} bytes, {length} were announced"
-            ))));
+    }
+}
+
+/// A new memory file, sealed and mapped.
+fn create(length: usize, huge_pages: bool) -> io::Result<Memory> {
+    let (kind, page) = match huge_pages {
+        true => (MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, huge::PAGE),
+        false => (MemfdFlags::empty(), 1),
+    };
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind;
+    let descriptor = rustix::fs::memfd_create("weft", flags)?;
+    rustix::fs::ftruncate(&descriptor, round_up(length, page)? as u64)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&descriptor, seals)?;
+    let mut memory = map(&descriptor, length)?;
+    if let Keep::Mapping { descriptor: keep, .. } = &mut memory._keep {
+        *keep = Some(descriptor);
+    }
+    Ok(memory)
+}
+
+fn map(descriptor: impl AsFd, length: usize) -> io::Result<Memory> {
+    let seals = rustix::fs::fcntl_get_seals(&descriptor).unwrap_or(SealFlags::empty());
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err(io::Error::other("the descriptor is not sealed against shrinking"));
+    }
+    let file = rustix::fs::fstat(&descriptor)?;
+    if (file.st_size as u64) < length as u64 {
+        let held = file.st_size;
+        return Err(io::Error::other(format!(
+            "the descriptor holds {held} bytes, {length} were announced"
+        )));
+    }
+    // The kernel unmaps huge pages as a whole or not at all.
+    let mapped = round_up(length, usize::try_from(file.st_blksize).unwrap_or(1))?;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let anywhere = std::ptr::null_mut();
+    // SAFETY: a fresh mapping at an address that the kernel picks aliases nothing.
+    let address = unsafe { mmap(anywhere, mapped, access, MapFlags::SHARED, &descriptor, 0) }?;
+    let address = NonNull::new(address.cast::<u8>());
+    let address = address.ok_or_else(|| io::Error::other("mapped at address zero"))?;
+    let keep = Keep::Mapping { descriptor: None, address, length: mapped };
+    Ok(Memory { address, length, place: Place::Host, _keep: keep })
+}
+
+/// The least multiple of `page` that holds `length` bytes, and at least one page.
+fn round_up(length: usize, page: usize) -> io::Result<usize> {
+    let whole = length.max(1).checked_next_multiple_of(page.max(1));
+    whole.ok_or_else(|| io::Error::other("more bytes than there are addresses"))
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use super::*;
+
+    const HUGE: Placement = Placement { numa_node: None, huge_pages: true };
+
+    /// Memory of huge pages; without any, the error was checked.
+    fn huge(length: usize, placement: Placement) -> Option<Memory> {
+        match Memory::shared_with(length, placement) {
+            Ok(memory) => Some(memory),
+            Err(Error::HugePages { detail, .. }) => {
+                assert!(detail.contains("leave huge_pages out"), "{detail}");
+                eprintln!("skipped: {detail}");
+                None
+            }
+            Err(error) => panic!("{error}"),
         }
-        // SAFETY: a fresh mapping at an address that the kernel picks aliases nothing.
-        let address = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                length.max(1),
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                &descriptor,
-                0,
-            )
+    }
+
+    #[test]
+    fn huge_pages_are_mapped_by_their_descriptor_and_given_back() {
+        for placement in [HUGE, Placement { numa_node: Some(0), ..HUGE }] {
+            let Some(memory) = huge(huge::PAGE + 5, placement) else { continue };
+            assert_eq!(memory.len(), huge::PAGE + 5);
+            assert_eq!(memory.mapped(), 2 * huge::PAGE);
+            assert_eq!(memory.address() % huge::PAGE as u64, 0);
+            memory.copy_in(huge::PAGE, b"woven");
+            let peer = Memory::map(memory.descriptor().expect("shareable"), memory.len());
+            let peer = peer.expect("mapped");
+            let mut bytes = [1; 6];
+            peer.copy_out(huge::PAGE - 1, &mut bytes);
+            assert_eq!(&bytes, b"\0woven");
+            // Dropping both asserts that each was unmapped, which a length of no whole pages prevents.
         }
-        .map_err(|e| failed(e.into()))?;
-        let address = NonNull::new(address.cast::<u8>())
-            .ok_or_else(|| failed(std::io::Error::other("mapped at address zero")))?;
-        let keep = Keep::Mapping { descriptor: None, address, length: length.max(1) };
-        Ok(Memory { address, length, place: Place::Host, _keep: keep })
+    }
+
+    #[test]
+    fn huge_pages_are_sealed() {
+        let Some(memory) = huge(5, HUGE) else { return };
+        let descriptor = memory.descriptor().expect("shareable");
+        let shrunk = rustix::fs::ftruncate(descriptor, 0);
+        assert_eq!(shrunk, Err(rustix::io::Errno::PERM));
+    }
+
+    #[test]
+    fn more_huge_pages_than_there_are_is_an_error_that_counts_them() {
+        let error = Memory::shared_with(1 << 44, HUGE).expect_err("16 TiB").to_string();
+        assert!(error.starts_with("17592186044416 bytes in huge pages of 2 MiB: "), "{error}");
+        assert!(error.ends_with("leave huge_pages out"), "{error}");
+        let none = error.contains("this kernel has none");
+        assert!(none || error.contains("8388608 pages needed"), "{error}");
+        assert!(none || error.contains("sysctl -w vm.nr_hugepages="), "{error}");
+    }
+
+    #[test]
+    fn a_length_beyond_all_addresses_is_an_error() {
+        for placement in [HUGE, Placement::default()] {
+            assert!(Memory::shared_with(usize::MAX, placement).is_err());
+        }
+    }
+
+    #[test]
+    fn memory_that_could_shrink_is_not_mapped() {
+        let open = rustix::fs::memfd_create("weft", MemfdFlags::ALLOW_SEALING).expect("a file");
+        let error = Memory::map(&open, 1).expect_err("not sealed").to_string();
+        assert!(error.contains("not sealed against shrinking"), "{error}");
+    }
+
+    #[test]
+    fn no_more_is_mapped_than_the_descriptor_holds() {
+        let memory = Memory::shared(5).expect("memory");
+        let descriptor = memory.descriptor().expect("shareable");
+        let error = Memory::map(descriptor, 6).expect_err("a byte too many").to_string();
+        assert!(error.contains("holds 5 bytes, 6 were announced"), "{error}");
     }
 }

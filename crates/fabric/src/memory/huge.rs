@@ -1,0 +1,119 @@
+//! Huge pages of 2 MiB, as the system reserves them (hugetlb).
+
+use crate::error::Error;
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+use std::fs::read_to_string;
+use std::io;
+use std::path::Path;
+use std::ptr::NonNull;
+
+/// Bytes of a huge page.
+pub(super) const PAGE: usize = 2 << 20;
+
+const FOLDER: &str = "hugepages/hugepages-2048kB";
+
+/// Allocates the pages of a mapping now, by its policy. Left to the first access, a lack of pages would
+/// be a signal (SIGBUS): reservations are of the system, not of a node or of a control group.
+pub(super) fn populate(address: NonNull<u8>, length: usize) -> io::Result<()> {
+    // SAFETY: the mapping was made by the caller and holds no bytes yet; the call only fills it.
+    match unsafe { madvise(address.as_ptr().cast(), length, Advice::LinuxPopulateWrite) } {
+        Err(Errno::INVAL) => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "allocating them at once needs Linux 5.14",
+        )),
+        answer => Ok(answer?),
+    }
+}
+
+/// The error for huge pages that the system refused.
+pub(super) fn refused(length: usize, node: Option<u32>, source: io::Error) -> Error {
+    let folder = match node {
+        Some(node) => format!("/sys/devices/system/node/node{node}/{FOLDER}"),
+        None => format!("/sys/kernel/mm/{FOLDER}"),
+    };
+    let detail = explain(length, node, &Pages::of(Path::new(&folder)), &source);
+    Error::HugePages { length, detail, source }
+}
+
+/// Counts of huge pages, system-wide or of a node.
+struct Pages {
+    all: u64,
+    free: u64,
+}
+
+impl Pages {
+    /// The counts in a folder of the kernel's; `None` if it has no pages of this size.
+    fn of(folder: &Path) -> Option<Pages> {
+        let number = |name: &str| read_to_string(folder.join(name)).ok()?.trim().parse().ok();
+        let free: u64 = number("free_hugepages")?;
+        // A node has no count of its own: what is reserved may come from any.
+        let reserved = number("resv_hugepages").unwrap_or(0);
+        Some(Pages { all: number("nr_hugepages")?, free: free.saturating_sub(reserved) })
+    }
+}
+
+fn explain(length: usize, node: Option<u32>, pages: &Option<Pages>, source: &io::Error) -> String {
+    let Some(pages) = pages else {
+        return "this kernel has none; leave huge_pages out".into();
+    };
+    let needed = length.max(1).div_ceil(PAGE) as u64;
+    // Where there seem to be enough, something else is the reason: the limit of a control group.
+    if pages.free >= needed {
+        return format!(
+            "{source}, with {needed} pages needed and {} free; leave huge_pages out",
+            { pages.free }
+        );
+    }
+    let wanted = pages.all.saturating_add(needed - pages.free);
+    let (place, command) = match node {
+        Some(node) => (
+            format!(" on NUMA node {node}"),
+            format!("echo {wanted} > /sys/devices/system/node/node{node}/{FOLDER}/nr_hugepages"),
+        ),
+        None => (String::new(), format!("sysctl -w vm.nr_hugepages={wanted}")),
+    };
+    format!(
+        "{needed} pages needed, {} free{place}; reserve them as root (`{command}`), or leave \
+         huge_pages out",
+        pages.free
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn none() -> io::Error {
+        io::Error::from_raw_os_error(libc::ENOMEM)
+    }
+
+    #[test]
+    fn the_remedy_reserves_what_is_lacking() {
+        let pages = Some(Pages { all: 10, free: 1 });
+        assert_eq!(
+            explain(3 * PAGE + 1, None, &pages, &none()),
+            "4 pages needed, 1 free; reserve them as root (`sysctl -w vm.nr_hugepages=13`), or leave \
+             huge_pages out"
+        );
+        let of_node = explain(PAGE, Some(1), &Some(Pages { all: 2, free: 0 }), &none());
+        assert!(of_node.contains("1 pages needed, 0 free on NUMA node 1"), "{of_node}");
+        let command =
+            "echo 3 > /sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages";
+        assert!(of_node.contains(command), "{of_node}");
+    }
+
+    #[test]
+    fn another_reason_than_a_lack_of_pages_is_given() {
+        let enough = explain(PAGE, None, &Some(Pages { all: 2, free: 2 }), &none());
+        assert!(enough.contains("Cannot allocate memory"), "{enough}");
+        let never = explain(PAGE, None, &None, &none());
+        assert_eq!(never, "this kernel has none; leave huge_pages out");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "miri has no files")]
+    fn a_kernel_without_huge_pages_has_no_counts() {
+        assert!(Pages::of(Path::new("/nowhere")).is_none());
+    }
+}
