@@ -26,6 +26,7 @@ pub(crate) struct Properties {
     is_mig: bool,
     can_share_fds: bool,
     pub(crate) can_rdma_virtual: bool,
+    can_export_dma_buf: bool,
 }
 
 impl Device {
@@ -77,6 +78,11 @@ impl Device {
     /// Whether its memory can be passed to another process as a file descriptor.
     pub fn can_share_fds(self) -> bool {
         self.properties.can_share_fds
+    }
+
+    /// Whether its memory can be exported as a dma-buf, by which NICs reach it.
+    pub fn can_export_dma_buf(self) -> bool {
+        self.properties.can_export_dma_buf
     }
 
     /// Whether it may load from and store to the other's memory; itself it always may.
@@ -166,6 +172,7 @@ impl Driver {
             ) && can(
                 Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
             ),
+            can_export_dma_buf: can(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
             can_rdma_virtual: can(
                 Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
             ),

@@ -10,8 +10,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
     CUfunction_attribute, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationGranularity_flags,
-    CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmodule,
-    CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle,
+    CUmemRangeHandleType, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus, CUuuid,
 };
 
 const LIBRARY: &str = "the CUDA driver (libcuda.so.1)";
@@ -44,6 +45,7 @@ functions! {
     cuMemAlloc_v2(*mut CUdeviceptr, usize);
     cuMemFree_v2(CUdeviceptr);
     cuMemGetAddressRange_v2(*mut CUdeviceptr, *mut usize, CUdeviceptr);
+    cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
     cuIpcGetMemHandle(*mut CUipcMemHandle, CUdeviceptr);
     cuIpcOpenMemHandle_v2(*mut CUdeviceptr, CUipcMemHandle, c_uint);
     cuIpcCloseMemHandle(CUdeviceptr);
@@ -104,10 +106,16 @@ functions! {
 type Describe = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
 // Not in `Api`: CUDA 13's headers map this name to the newer one; the library has both.
 type GetUuid = unsafe extern "C" fn(*mut CUuuid, CUdevice) -> u32;
+// Not in `Api`: a driver without it is of use for everything else.
+pub(crate) type GetRangeHandle =
+    unsafe extern "C" fn(*mut c_void, CUdeviceptr, usize, CUmemRangeHandleType, c_ulonglong) -> u32;
+const _: unsafe fn(*mut c_void, CUdeviceptr, usize, CUmemRangeHandleType, c_ulonglong) -> CUresult =
+    sys::cuMemGetHandleForAddressRange;
 
 /// The CUDA driver.
 pub struct Driver {
     pub(crate) api: Api,
+    pub(crate) range_handle: Option<GetRangeHandle>,
     pub(crate) physical_uuid: Option<GetUuid>,
     error_name: Describe,
     error_text: Describe,
@@ -153,8 +161,11 @@ impl Driver {
         let error_text = unsafe { library.get("cuGetErrorString") };
         // SAFETY: as above; it is declared like the newer one, which `Api` has.
         let physical_uuid = unsafe { library.get::<GetUuid>("cuDeviceGetUuid") };
+        // SAFETY: as above; cuda.h declares it so, and the constant above compares.
+        let range_handle = unsafe { library.get("cuMemGetHandleForAddressRange") };
         let mut driver = Self {
             api,
+            range_handle: range_handle.ok().map(|function| *function),
             physical_uuid: physical_uuid.ok().map(|function| *function),
             error_name: *error_name.map_err(|_| missing("cuGetErrorName"))?,
             error_text: *error_text.map_err(|_| missing("cuGetErrorString"))?,

@@ -53,6 +53,14 @@ pub enum Error {
         /// How many devices there are.
         count: u32,
     },
+    /// An address that is no device's.
+    #[error(
+        "address {address:#x}: expected memory of a CUDA device; pass memory of the CPU as a numpy array"
+    )]
+    NotOfDevice {
+        /// The address.
+        address: u64,
+    },
     /// A device cannot do what is asked of it.
     #[error("{device} cannot {what}: {remedy}")]
     Unsupported {

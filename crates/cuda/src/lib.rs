@@ -7,6 +7,7 @@
 //! - [`Context`]: a device's primary context, which PyTorch uses too
 //! - [`DeviceMemory`] and [`PeerMemory`] (by IPC handle), [`VirtualMemory`] (by file descriptor),
 //!   [`PinnedMemory`] and [`RegisteredMemory`] (the host's): memory, and how another process comes to it
+//! - [`DmaBuf`]: a device's memory for NICs; [`device_of`]: the device that an address is of
 //! - [`Stream`], [`OwnedStream`], [`Event`], [`copy_async`], [`set_bytes_async`],
 //!   [`stream_write_value32`]: work in order
 //! - [`Module`], [`Function`]: kernels
@@ -39,7 +40,8 @@ pub use driver::{Driver, driver};
 pub use error::{Error, Result};
 pub use event::{Event, stream_wait};
 pub use memory::{
-    DeviceMemory, IpcHandle, PeerMemory, PinnedMemory, RegisteredMemory, VirtualMemory,
+    DeviceMemory, DmaBuf, IpcHandle, PeerMemory, PinnedMemory, RegisteredMemory, VirtualMemory,
+    device_of,
 };
 pub use module::{Function, Module};
 pub use stream::{

@@ -39,6 +39,7 @@ fn whatever_needs_no_device_is_refused_before_anything_is_called() {
         weft_cuda::stream_write_value32(STREAM, 0x1000, 1),
         weft_cuda::stream_synchronize(STREAM),
         weft_cuda::is_capturing(STREAM).map(drop),
+        weft_cuda::device_of(0x1000).map(drop),
         RelaxedCapture::new().map(drop),
     ];
     for answer in answers {

@@ -3,9 +3,9 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 use weft_cuda::{
-    Context, Device, DeviceMemory, Error, Event, Module, PeerMemory, PinnedMemory, RelaxedCapture,
-    Stream, VirtualMemory, copy_async, driver, is_capturing, nvrtc, set_bytes_async,
-    stream_synchronize, stream_wait, stream_write_value32,
+    Context, Device, DeviceMemory, DmaBuf, Error, Event, Module, PeerMemory, PinnedMemory,
+    RelaxedCapture, Stream, VirtualMemory, copy_async, device_of, driver, is_capturing, nvrtc,
+    set_bytes_async, stream_synchronize, stream_wait, stream_write_value32,
 };
 
 const MIB: usize = 1 << 20;
@@ -161,6 +161,36 @@ fn a_handle_tells_where_in_its_allocation_a_stretch_begins() {
     assert!(matches!(long, Err(Error::Size { .. })), "{long:?}");
     let own = PeerMemory::open_ipc(&context, &handle).err().expect("one's own").to_string();
     assert!(own.contains("cuIpcOpenMemHandle_v2"), "{own}");
+}
+
+#[test]
+fn memory_is_exported_as_a_dma_buf_of_whole_pages() {
+    let Some(context) = context() else { return };
+    let memory = DeviceMemory::alloc(&context, 4 * MIB).expect("memory");
+    if !context.device().can_export_dma_buf() {
+        let error = DmaBuf::of(&context, memory.address(), memory.len()).expect_err("unsupported");
+        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+        return eprintln!("skipped: {error}");
+    }
+    let whole = DmaBuf::of(&context, memory.address(), memory.len()).expect("a dma-buf");
+    assert_eq!((whole.offset, whole.bytes), (0, 4 * MIB as u64));
+    // PyTorch gives out parts of its allocations, which begin anywhere.
+    let part = DmaBuf::of(&context, memory.address() + 512, 16).expect("a dma-buf");
+    assert_eq!((part.offset, part.bytes), (512, 16));
+    assert!(matches!(DmaBuf::of(&context, memory.address(), 0), Err(Error::Size { .. })));
+    assert!(DmaBuf::of(&context, memory.address(), 1 << 46).is_err());
+}
+
+#[test]
+fn an_address_names_its_device() {
+    let Some(context) = context() else { return };
+    let memory = DeviceMemory::alloc(&context, MIB).expect("memory");
+    assert_eq!(device_of(memory.address() + 512), Ok(context.device().ordinal()));
+    let pinned = PinnedMemory::alloc(&context, 64).expect("pinned memory");
+    let ordinary = [0_u8; 64];
+    for host in [pinned.host() as u64, ordinary.as_ptr() as u64] {
+        assert_eq!(device_of(host), Err(Error::NotOfDevice { address: host }));
+    }
 }
 
 #[test]

@@ -63,6 +63,14 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
+    /// Memory of a device could not be exported as a dma-buf.
+    #[error("memory of device {device} as a dma-buf: {source}")]
+    DmaBuf {
+        /// The device's ordinal.
+        device: u32,
+        /// The driver's error, with its remedy.
+        source: Box<weft_cuda::Error>,
+    },
     /// No provider that both ranks have reaches the peer.
     #[error(
         "no provider reaches {peer}: this rank has {here}, the peer has {there}; enable one that both have (WEFT_PROVIDERS)"

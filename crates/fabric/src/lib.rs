@@ -49,7 +49,7 @@ pub use engine::{
 pub use error::{Error, Missing, Result};
 pub use link::{Link, RouteRule};
 pub use local::WaitLimit;
-pub use memory::{Memory, Place, Placement};
+pub use memory::{DmaBuf, Memory, Place, Placement};
 pub use parts::PartRule;
 pub use types::{
     Class, CounterId, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, RequestId, Time,

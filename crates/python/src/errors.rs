@@ -237,6 +237,7 @@ fn of_cuda(error: &CudaError) -> Raised {
         | CudaError::TooOld { .. }
         | CudaError::NoDevice { .. }
         | CudaError::Unsupported { .. } => Raised::new("ProviderError"),
+        CudaError::NotOfDevice { .. } => Raised::new("RegionError"),
         CudaError::Size { .. } => Raised::new("AllocationError"),
         _ if error.code() == Some(CUDA_OUT_OF_MEMORY) => Raised::new("AllocationError"),
         _ => Raised::new("DeviceError"),
@@ -280,6 +281,7 @@ fn of_fabric(error: &FabricError) -> Raised {
         FabricError::Allocate { .. }
         | FabricError::NumaBind { .. }
         | FabricError::HugePages { .. } => Raised::new("AllocationError"),
+        FabricError::DmaBuf { source, .. } => of_cuda(source),
         FabricError::NoNumaNode { .. } => Raised::new("ConfigurationError"),
         FabricError::NoRoute { peer, .. } => Raised::new("NoRouteError").at(peer.0),
         FabricError::Malformed { peer, .. } => Raised::new("MalformedError").at(peer.0),

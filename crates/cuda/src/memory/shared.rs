@@ -1,6 +1,6 @@
 //! A device's memory that other processes are given by file descriptor.
 
-use super::check_size;
+use super::{check_size, own};
 use crate::context::Context;
 use crate::device::Device;
 use crate::driver::call;
@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
     CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
 };
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 const DESCRIPTOR: CUmemAllocationHandleType =
@@ -92,14 +92,8 @@ impl VirtualMemory {
                 cuMemExportToShareableHandle(answer, self.handle.handle, DESCRIPTOR, 0)
             )
         }?;
-        if number < 0 {
-            return Err(Error::Descriptor(format!("the driver gave the number {number}")));
-        }
         // SAFETY: the driver has just opened it for us, and nothing else owns it.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
-        rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC)
-            .map_err(|error| Error::Descriptor(error.to_string()))?;
-        Ok(descriptor)
+        unsafe { own(number) }
     }
 
     /// Lets another device of this process use the memory too, at the same address.

@@ -10,10 +10,13 @@ mod shared;
 
 pub use shared::Placement;
 
+use crate::error::{Error, Result};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::mm::munmap;
 use std::any::Any;
 use std::ptr::NonNull;
+pub use weft_cuda::DmaBuf;
+use weft_cuda::{Context, RelaxedCapture};
 
 /// A stretch of memory with an owner that keeps it alive.
 pub struct Memory {
@@ -118,6 +121,23 @@ impl Memory {
             }
             Keep::Lent { .. } => None,
         }
+    }
+
+    /// The dma-buf by which a NIC reaches memory of a device: a new descriptor, and where in it this
+    /// memory begins. `None` for memory of the host, which NICs register by its address.
+    ///
+    /// # Errors
+    /// [`Error::DmaBuf`], such as for a driver before CUDA 11.7.
+    pub fn dma_buf(&self) -> Result<Option<DmaBuf>> {
+        let Place::Device(device) = self.place else { return Ok(None) };
+        let export = || {
+            let driver = weft_cuda::driver()?;
+            // Any thread may register memory, also while a graph is captured on another stream.
+            let _relaxed = RelaxedCapture::new()?;
+            let context = Context::primary(driver.device(device)?)?;
+            DmaBuf::of(&context, self.address(), self.length)
+        };
+        export().map(Some).map_err(|error| Error::DmaBuf { device, source: Box::new(error) })
     }
 
     /// The address of `length` bytes at `offset`.
@@ -240,6 +260,21 @@ impl std::fmt::Debug for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn host_memory_has_no_dma_buf() {
+        assert!(matches!(Memory::from_bytes([1]).dma_buf(), Ok(None)));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "miri loads no libraries")]
+    fn a_dma_buf_that_the_driver_cannot_give_is_an_error_that_names_the_device() {
+        let address = NonNull::dangling();
+        // SAFETY: its bytes are never used; the driver refuses an address that it did not give out.
+        let memory = unsafe { Memory::on_device(address, 16, 7, None, Box::new(())) };
+        let error = memory.dma_buf().expect_err("no device has memory there").to_string();
+        assert!(error.starts_with("memory of device 7 as a dma-buf: "), "{error}");
+    }
 
     /// Miri sees to it that the address is still good once the memory has moved.
     #[test]
