@@ -10,6 +10,7 @@ import pytest
 import ranks
 import weft
 from workers.buffers import Tensor
+from workers.device_tensor import EXPORTED, DeviceTensor
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -33,12 +34,19 @@ def test_an_array_cannot_be_a_destination_over_shm() -> None:
 class OnDevice:
     """An array that only CUDA's own interface describes."""
 
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"data": (1 << 40, False), "shape": (4,), "typestr": "<f4", "version": 3}
+    def __init__(self, shape: tuple[int, ...] = (4,), **more: Any) -> None:
+        data = (1 << 40 if 0 not in shape else 0, False)
+        self.__cuda_array_interface__ = {
+            "data": data,
+            "shape": shape,
+            "typestr": "<f4",
+            "version": 3,
+        } | more
 
 
-UNUSABLE: dict[str, tuple[Any, type[weft.WeftError], str]] = {
+Kinds = type[weft.WeftError] | tuple[type[weft.WeftError], ...]
+
+UNUSABLE: dict[str, tuple[Any, Kinds, str]] = {
     "a transposed array": (np.ones((3, 4)).T, weft.errors.ShapeError, "ascontiguousarray"),
     "every second element": (np.arange(8)[::2], weft.errors.ShapeError, "not contiguous"),
     "an array read backwards": (np.arange(8)[::-1], weft.errors.ShapeError, "not contiguous"),
@@ -47,8 +55,43 @@ UNUSABLE: dict[str, tuple[Any, type[weft.WeftError], str]] = {
     "Python objects": (np.array([{}]), weft.errors.ShapeError, "Python objects"),
     "a list": ([1, 2], weft.errors.ShapeError, "a list, which has no bytes"),
     "nothing": (None, weft.errors.ShapeError, "NoneType"),
-    "a tensor of a GPU": (Tensor(np.ones(3), device=2), weft.errors.RegionError, "CPU memory"),
-    "an array of a GPU": (OnDevice(), weft.errors.RegionError, "memory of a GPU"),
+    "a tensor of ROCm": (Tensor(np.ones(3), device=10), weft.errors.RegionError, "type 10"),
+    "a transposed tensor of a GPU": (
+        DeviceTensor(np.ones((3, 4)).T),
+        weft.errors.ShapeError,
+        "not contiguous",
+    ),
+    "a tensor that is not where it says": (
+        DeviceTensor(np.ones(3), (2, 0), held=(2, 1)),
+        weft.errors.RegionError,
+        "expected memory of CUDA device 0.*number 1",
+    ),
+    "a CPU tensor that says it is a GPU's": (
+        DeviceTensor(np.ones(3), (2, 0), held=(1, 0)),
+        weft.errors.RegionError,
+        "expected memory of CUDA device 0.*device type 1",
+    ),
+    "a GPU's tensor that says it is the CPU's": (
+        DeviceTensor(np.ones(3), (1, 0), held=(2, 0)),
+        weft.errors.RegionError,
+        "not in CPU memory",
+    ),
+    "a tensor whose library refuses the stream": (
+        Tensor(np.ones(3), device=2),
+        weft.errors.RegionError,
+        "cannot be shared by DLPack",
+    ),
+    "a transposed array of a GPU": (
+        OnDevice((3, 4), strides=(4, 12)),
+        weft.errors.ShapeError,
+        "not contiguous",
+    ),
+    "a masked array of a GPU": (OnDevice(mask=OnDevice()), weft.errors.ShapeError, "mask"),
+    "an address that is no GPU's": (
+        OnDevice(strides=(4,)),
+        (weft.errors.ProviderError, weft.errors.RegionError),
+        "CUDA",
+    ),
 }
 
 
@@ -84,6 +127,54 @@ def test_the_owner_lives_as_long_as_the_region_and_what_looks_at_it() -> None:
         del seen
         gc.collect()
         assert alive() is None
+
+
+def test_a_tensor_of_a_gpu_is_a_region_of_its_device() -> None:
+    with weft.init(rank=0, world_size=1, providers=["copy-twin"]) as communicator:
+        tensor = DeviceTensor(np.ones((2, 3), np.float32), (2, 1))
+        region = communicator.register(tensor)
+        assert tensor.streams == [1], "the legacy default stream, as the array API numbers it"
+        assert (region.device, len(region)) == ("cuda:1", 24)
+        assert region.address == tensor.values.ctypes.data
+        assert region.cuda.__cuda_array_interface__["data"] == (region.address, False)
+        with pytest.raises(weft.errors.RegionError, match="memory of cuda:1"):
+            _ = region.bytes
+
+
+def test_a_tensor_of_a_gpu_lives_as_long_as_its_region() -> None:
+    with weft.init(rank=0, world_size=1, providers=["copy-twin"]) as communicator:
+        before = len(EXPORTED)
+        region = communicator.register(DeviceTensor(np.ones(3, np.float32)))
+        gc.collect()
+        assert len(EXPORTED) == before + 1
+        region.release()
+        gc.collect()
+        assert len(EXPORTED) == before
+
+
+def test_a_tensor_of_a_gpu_is_a_source_over_copy_and_no_destination() -> None:
+    results = ranks.run("device_tensor.sent", 2, "copy", kind="twin")
+    for result in results:
+        assert (result["device"], result["length"]) == ("cuda:0", 20_000)
+        assert "use `alloc`" in result["shared"]
+    assert results[1]["arrived"]
+    assert results[1]["arrived on the host"]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_tensor_of_a_gpu_that_no_provider_can_use_is_refused_with_the_remedy(
+    transport: str,
+) -> None:
+    for message in ranks.run("device_tensor.refused", 2, transport):
+        assert message.startswith(f"RegionError: {transport} cannot use region")
+        assert "WEFT_PROVIDERS=copy,tcp" in message
+
+
+def test_an_empty_tensor_of_a_gpu_is_a_region_of_no_bytes() -> None:
+    with weft.init(rank=0, world_size=1, providers=["copy-twin"]) as communicator:
+        for value in (DeviceTensor(np.empty((0, 3), np.float32)), OnDevice((0, 3))):
+            region = communicator.register(value)
+            assert (len(region), region.device) == (0, "cuda:0")
 
 
 def test_a_bytearray_cannot_shrink_while_it_is_registered() -> None:

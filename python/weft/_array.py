@@ -48,6 +48,10 @@ _ARRAYS: Final = DTYPES | FLOAT8 | SCALES | {"uint8": np.dtype(np.uint8)}
 
 #: DLPack's kinds of memory that the CPU may load and store: its own, and what CUDA and ROCm pinned.
 CPU_MEMORY: Final = (1, 3, 11)
+#: DLPack's kind of memory of a CUDA device.
+CUDA_MEMORY: Final = 2
+#: CUDA's legacy default stream, as DLPack and the array API number it.
+DEFAULT_STREAM: Final = 1
 
 
 class Array(NamedTuple):
@@ -115,20 +119,23 @@ def array(value: object, what: str, *, writable: bool = False) -> Array:
 
 
 class Buffer(NamedTuple):
-    """Contiguous bytes in CPU memory, of whatever dtype."""
+    """Contiguous bytes of whatever dtype, in CPU memory or in that of the CUDA device `device`."""
 
     address: int
     nbytes: int
     owner: object
     writable: bool
+    device: int | None = None
 
 
 def buffer(value: object, what: str) -> Buffer:
-    """The bytes of `value`, called `what` in errors: numpy, DLPack or the buffer protocol.
+    """The bytes of `value`, called `what` in errors.
+
+    It is numpy, DLPack (CPU or CUDA), CUDA's array interface or the buffer protocol.
 
     Raises:
         ShapeError: if it is not C-contiguous, or has no bytes of its own.
-        RegionError: if it is not in CPU memory.
+        RegionError: if it is in memory of neither the CPU nor a CUDA device.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
@@ -137,11 +144,12 @@ def buffer(value: object, what: str) -> Buffer:
             raise ShapeError(f"{what} is not contiguous: pass numpy.ascontiguousarray of it")
         return Buffer(value.ctypes.data, value.nbytes, value, value.flags.writeable)
     if hasattr(value, "__dlpack__"):
-        capsule = dlpack(value, what)
-        address, _, _, length = _native.dlpack_tensor(capsule)
-        return Buffer(address, length, capsule, True)
+        device = cuda_device(value)
+        capsule = dlpack(value, what, device)
+        address, _, _, length = _native.dlpack_tensor(capsule, device)
+        return Buffer(address, length, capsule, True, device)
     if hasattr(value, "__cuda_array_interface__"):
-        raise RegionError(f"{what} is in the memory of a GPU: copy it to CPU memory first")
+        return cuda_array(value, what)
     try:
         exported = memoryview(value)  # type: ignore[arg-type]
     except TypeError as error:
@@ -155,18 +163,59 @@ def buffer(value: object, what: str) -> Buffer:
     return Buffer(flat.ctypes.data, flat.nbytes, flat, not exported.readonly)
 
 
-def dlpack(value: Any, what: str) -> object:
-    """The capsule of a tensor in CPU memory.
+def cuda_array(value: Any, what: str) -> Buffer:
+    """The bytes of an object with CUDA's array interface (version 2 or 3).
+
+    Raises:
+        ShapeError: if it is not C-contiguous, or masked.
+        RegionError: if its address is not of a CUDA device.
+        ProviderError: if there is no CUDA driver.
+    """
+    interface = value.__cuda_array_interface__
+    shape, strides = tuple(interface["shape"]), interface.get("strides")
+    size = np.dtype(interface["typestr"]).itemsize
+    nbytes = prod(shape) * size
+    if interface.get("mask") is not None:
+        raise ShapeError(f"{what} has a mask: pass its data and its mask as arrays of their own")
+    expected = size
+    for extent, stride in reversed(list(zip(shape, strides or (), strict=False))):
+        if nbytes and extent > 1 and stride != expected:
+            raise ShapeError(f"{what} is not contiguous: pass a contiguous copy")
+        expected *= extent
+    address, read_only = interface["data"]
+    # The interface names no device, and no bytes have no address.
+    device = _native.cuda_device_of(address) if nbytes else 0
+    return Buffer(address, nbytes, value, not read_only, device)
+
+
+def cuda_device(value: Any) -> int | None:
+    """The ordinal of the CUDA device that a DLPack tensor names; `None` for another kind."""
+    if not hasattr(value, "__dlpack_device__"):
+        return None
+    kind, number = value.__dlpack_device__()
+    return int(number) if kind == CUDA_MEMORY else None
+
+
+def dlpack(value: Any, what: str, device: int | None = None) -> object:
+    """The capsule of a tensor in CPU memory, or in that of the CUDA device of this ordinal.
+
+    What the producer has put on its stream is ordered before what is put on the legacy default
+    stream of that device from now on.
 
     Raises:
         RegionError: if it is elsewhere, or cannot be shared.
     """
-    if hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] not in CPU_MEMORY:
-        raise RegionError(f"{what} is not in CPU memory: copy it there first")
+    if device is None and hasattr(value, "__dlpack_device__"):
+        kind, number = value.__dlpack_device__()
+        if kind not in CPU_MEMORY:
+            raise RegionError(
+                f"{what} is not in CPU memory (DLPack device type {kind}, number {number}): copy "
+                "it there first"
+            )
     if getattr(value, "requires_grad", False):
         value = value.detach()
     try:
-        return value.__dlpack__()
+        return value.__dlpack__() if device is None else value.__dlpack__(stream=DEFAULT_STREAM)
     except (BufferError, TypeError, RuntimeError) as error:
         raise RegionError(f"{what} cannot be shared by DLPack: {error}") from error
 

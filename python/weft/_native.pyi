@@ -117,8 +117,13 @@ class Communicator:
     ) -> Region:
         """Memory that peers can be granted, of the host (placed as asked for) or of a device."""
 
-    def register(self, address: int, length: int, owner: object, writable: bool) -> Region:
-        """The user's memory: a source, and where the provider can and it is writable a target."""
+    def register(
+        self, address: int, length: int, owner: object, writable: bool, device: int | None = None
+    ) -> Region:
+        """The user's memory: a source, and where the provider can and it is writable a target.
+
+        It is the CPU's, or that of the CUDA device of this ordinal.
+        """
 
     def counter(self) -> int:
         """The number of a new counter, with a lane for each peer."""
@@ -582,5 +587,11 @@ def dequantise(
 ) -> None:
     """Widen rows of codes and scales to float32."""
 
-def dlpack_tensor(capsule: object) -> tuple[int, list[int], str, int]:
-    """Address, shape, dtype and bytes of a contiguous CPU tensor; keep the capsule meanwhile."""
+def dlpack_tensor(capsule: object, device: int | None = None) -> tuple[int, list[int], str, int]:
+    """Address, shape, dtype and bytes of a contiguous tensor; keep the capsule meanwhile.
+
+    It is in CPU memory, or in that of the CUDA device of this ordinal.
+    """
+
+def cuda_device_of(address: int) -> int:
+    """The ordinal of the CUDA device that the memory at an address is of."""

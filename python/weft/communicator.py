@@ -136,17 +136,26 @@ class Communicator:
         """Memory of the caller as a region, without a copy; it is kept alive until released.
 
         Args:
-            value: of any dtype, C-contiguous and in CPU memory: a numpy array, or what speaks
-                DLPack (torch) or the buffer protocol (`bytes`, `bytearray`, `mmap`). To Weft it is
-                bytes. A source may be read-only. Over tcp it may be a destination too; over shm
-                only what `alloc` made can be one.
+            value: of any dtype and C-contiguous: a numpy array, or an object with DLPack (torch,
+                JAX, CuPy), CUDA's array interface or the buffer protocol (`bytes`, `bytearray`,
+                `mmap`). To Weft it is bytes. A source may be read-only. CPU memory may be a
+                destination too over tcp; over shm only memory of `alloc` can be one. A tensor on a
+                GPU is a source, toward peers that are reached over copy (WEFT_PROVIDERS); a
+                destination there is memory of `alloc(device=...)`.
+
+        What is in the tensor when it is written from must be there: after kernels that write to a
+        tensor on a GPU, synchronise (`torch.cuda.synchronize()`, or an event) before `write`.
+        Registering orders the tensor's stream before the device's legacy default stream, which Weft
+        does not copy on.
 
         Raises:
             ShapeError: if it is not contiguous, or has no bytes.
-            RegionError: if it is in the memory of a device.
+            RegionError: if no provider can use memory of that device; the message has the remedy.
+            ProviderError: if only CUDA's array interface describes it, and there is no CUDA driver.
         """
         given = buffer(value, "the array")
-        return Region(self._native.register(*given))
+        device = None if given.device is None else f"cuda:{given.device}"
+        return Region(self._native.register(*given), device)
 
     def counter(self) -> Counter:
         """A counter with a lane for every peer. It counts once it was shared."""

@@ -249,7 +249,7 @@ impl AllToAll {
         weights: Option<Array>,
         scales: Option<Array>,
     ) -> PyResult<u64> {
-        let memory = lent(tokens.0, tokens.1, tokens.2)?;
+        let memory = lent(tokens.0, tokens.1, tokens.2, None)?;
         let (round, started) = self.shared.with(py, |fabric| {
             // The Python layer made ids and weights in the dtypes int64 and float32, aligned by numpy.
             // SAFETY: the arrays' owners are arguments of this call, and its docstring forbids

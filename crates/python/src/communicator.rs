@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use weft_control::{Cause, Poison};
 use weft_fabric::{
-    Communicator as Fabric, CounterId, Memory, Page, PeerWrite, Placement, Rank,
-    Region as FabricRegion, RegionKey, Route,
+    Communicator as Fabric, CounterId, Error as FabricError, Memory, Page, PeerWrite, Placement,
+    Rank, Region as FabricRegion, RegionKey, Route,
 };
 
 /// A group of ranks that can write to each other.
@@ -153,7 +153,8 @@ impl Communicator {
         Ok(Region::new(&region, true, &self.shared))
     }
 
-    /// The user's memory.
+    /// The user's memory, of the host or of the CUDA device of this ordinal.
+    #[pyo3(signature = (address, length, owner, writable, device=None))]
     fn register(
         &self,
         py: Python<'_>,
@@ -161,9 +162,12 @@ impl Communicator {
         length: usize,
         owner: Py<PyAny>,
         writable: bool,
+        device: Option<u32>,
     ) -> PyResult<Region> {
-        let memory = lent(address, length, owner)?;
-        let region = self.shared.with(py, |fabric| Ok(fabric.engine().register(memory)?))?;
+        let memory = lent(address, length, owner, device)?;
+        let region = self.shared.with(py, |fabric| {
+            Ok(fabric.engine().register(memory).map_err(|error| with_remedy(error, device))?)
+        })?;
         Ok(Region::new(&region, writable, &self.shared))
     }
 
@@ -362,6 +366,20 @@ impl Communicator {
         py.detach(|| self.shared.close());
         // Requests that had not ended by then.
         self.shared.finished.run(py);
+    }
+}
+
+/// Adds the remedy for memory of a device that none of the providers can use.
+fn with_remedy(error: FabricError, device: Option<u32>) -> FabricError {
+    match (error, device) {
+        (FabricError::Unusable { provider, key, detail }, Some(device)) => {
+            let detail = format!(
+                "{detail}; to send it from cuda:{device} itself, add copy to the providers \
+                 (WEFT_PROVIDERS=copy,tcp)"
+            );
+            FabricError::Unusable { provider, key, detail }
+        }
+        (error, _) => error,
     }
 }
 

@@ -1,5 +1,6 @@
 //! What this machine has of CUDA, for `weft doctor`.
 
+use crate::errors::Error as Raised;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
@@ -24,6 +25,13 @@ pub fn cuda_report(py: Python<'_>, nvrtc_folders: Vec<PathBuf>) -> PyResult<Boun
     answer.set_item("nvrtc", nvrtc)?;
     answer.set_item("errors", errors)?;
     Ok(answer)
+}
+
+/// The ordinal of the CUDA device that the memory at an address is of.
+#[pyfunction]
+pub fn cuda_device_of(address: u64) -> PyResult<u32> {
+    let device = weft_cuda::device_of(address);
+    Ok(device.map_err(|error| Raised::from(weft_moe::Error::Cuda(error)))?)
 }
 
 /// What there is; or else nothing, and the reason among the errors.

@@ -29,7 +29,7 @@ mod _native {
     #[pymodule_export]
     use crate::communicator::Communicator;
     #[pymodule_export]
-    use crate::cuda::cuda_report;
+    use crate::cuda::{cuda_device_of, cuda_report};
     #[pymodule_export]
     use crate::device::{DeviceAllToAll, add_nvrtc_directory, device_defines, device_source};
     #[pymodule_export]

@@ -12,19 +12,31 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use weft_fabric::{Memory, Place};
 
-/// The user's bytes, kept alive by the Python object that owns them.
+/// The user's bytes, of the host or of the device of this ordinal, kept alive by the Python object that
+/// owns them.
 ///
 /// # Errors
 /// `ValueError` if the address is zero though there are bytes.
-pub fn lent(address: usize, length: usize, owner: Py<PyAny>) -> PyResult<Memory> {
+pub fn lent(
+    address: usize,
+    length: usize,
+    owner: Py<PyAny>,
+    device: Option<u32>,
+) -> PyResult<Memory> {
     let address = match NonNull::new(address as *mut u8) {
         Some(address) => address,
         None if length == 0 => NonNull::dangling(),
         None => return Err(PyValueError::new_err("an array at address zero")),
     };
-    // SAFETY: the Python layer took address and length from the array `owner`, which keeps its bytes
-    // where they are while it lives.
-    Ok(unsafe { Memory::lent(address, length, Place::Host, Box::new(owner)) })
+    let owner = Box::new(owner);
+    // SAFETY: the Python layer took address, length and device from the array `owner`, which keeps its
+    // bytes where they are while it lives.
+    Ok(unsafe {
+        match device {
+            None => Memory::lent(address, length, Place::Host, owner),
+            Some(device) => Memory::on_device(address, length, device, None, owner),
+        }
+    })
 }
 
 /// A stretch of a region's memory that Python may look at (the buffer protocol, bytes), and write to
@@ -111,14 +123,18 @@ struct DlTensor {
 const DLPACK_NAME: &[u8] = b"dltensor\0";
 /// Memory that the CPU may load and store: its own, and what CUDA and ROCm have pinned.
 const DLPACK_CPU: [i32; 3] = [1, 3, 11];
+/// Memory of a CUDA device.
+const DLPACK_CUDA: i32 = 2;
 
 /// Address, shape, dtype and bytes of a tensor.
 type Tensor = (usize, Vec<i64>, String, usize);
 
-/// Address, shape, dtype and bytes of a DLPack capsule whose tensor is on the CPU and contiguous. The
-/// capsule is not consumed: it owns the tensor, so keep it as long as the address is used.
+/// Address, shape, dtype and bytes of a DLPack capsule whose tensor is contiguous, and in memory of the
+/// CPU or, if one is given, of that CUDA device. The capsule is not consumed: it owns the tensor, so
+/// keep it as long as the address is used.
 #[pyfunction]
-pub fn dlpack_tensor(capsule: &Bound<'_, PyCapsule>) -> PyResult<Tensor> {
+#[pyo3(signature = (capsule, device=None))]
+pub fn dlpack_tensor(capsule: &Bound<'_, PyCapsule>, device: Option<i32>) -> PyResult<Tensor> {
     let py = capsule.py();
     let name = DLPACK_NAME.as_ptr().cast::<c_char>();
     // SAFETY: a live capsule; the name is checked by the call itself.
@@ -129,12 +145,20 @@ pub fn dlpack_tensor(capsule: &Bound<'_, PyCapsule>) -> PyResult<Tensor> {
     // SAFETY: a capsule of that name holds a DLManagedTensor, which begins with a DLTensor, and
     // owns it while the capsule lives.
     let tensor = unsafe { &*pointer.cast::<DlTensor>() };
-    if !DLPACK_CPU.contains(&tensor.device.kind) {
-        return Err(raise(
-            py,
-            "RegionError",
-            "the tensor is not in CPU memory: copy it there first",
-        ));
+    let DlDevice { kind, number } = tensor.device;
+    match device {
+        None if !DLPACK_CPU.contains(&kind) => {
+            let message = "the tensor is not in CPU memory: copy it there first";
+            return Err(raise(py, "RegionError", message));
+        }
+        Some(device) if (kind, number) != (DLPACK_CUDA, device) => {
+            let message = format!(
+                "a tensor's DLPack capsule: expected memory of CUDA device {device}, which its \
+                 __dlpack_device__ names, and it is of device type {kind}, number {number}"
+            );
+            return Err(raise(py, "RegionError", &message));
+        }
+        _ => {}
     }
     let dimensions = if tensor.shape.is_null() { 0 } else { tensor.dimensions.max(0) as usize };
     // SAFETY: DLPack promises `ndim` entries of shape, and of strides unless that is null.
