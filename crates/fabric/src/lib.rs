@@ -10,6 +10,7 @@
 //! - [`Engine::poll`], [`Driver`]: the same without blocking
 //! - [`providers`]: shm, copy, tcp, sim
 //! - [`local`]: ranks of one host: meeting, passing descriptors, mapped memory
+//! - [`RegistrationCache`], [`LentCache`]: registrations with NICs, once for each allocation
 
 pub mod atomics;
 pub mod clock;
@@ -32,6 +33,7 @@ pub mod parts;
 pub mod poison;
 pub mod providers;
 pub mod registry;
+pub mod registration;
 pub mod request;
 pub mod shared;
 pub mod statistics;
@@ -49,8 +51,9 @@ pub use engine::{
 pub use error::{Error, Missing, Result};
 pub use link::{Link, RouteRule};
 pub use local::WaitLimit;
-pub use memory::{DmaBuf, Memory, Place, Placement};
+pub use memory::{DmaBuf, Memory, MemoryId, Place, Placement};
 pub use parts::PartRule;
+pub use registration::{LentCache, Registration, RegistrationCache};
 pub use types::{
     Class, CounterId, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, RequestId, Time,
 };

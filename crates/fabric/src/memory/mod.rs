@@ -5,30 +5,36 @@
 //! references, because a peer may be writing other bytes of the same memory at the same time.
 
 mod huge;
+mod identity;
 mod numa;
 mod shared;
 
+pub use identity::{MemoryId, MemoryWatcher};
 pub use shared::Placement;
 
 use crate::error::{Error, Result};
+use identity::Watchers;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::mm::munmap;
 use std::any::Any;
 use std::ptr::NonNull;
+use std::sync::Arc;
 pub use weft_cuda::DmaBuf;
 use weft_cuda::{Context, RelaxedCapture};
 
 /// A stretch of memory with an owner that keeps it alive.
 pub struct Memory {
+    id: MemoryId,
     address: NonNull<u8>,
     length: usize,
     place: Place,
+    watchers: Watchers,
     // Held for its Drop alone.
     _keep: Keep,
 }
 
 /// Where memory lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// The CPU may load and store it.
     Host,
@@ -49,6 +55,11 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
+    fn new(address: NonNull<u8>, length: usize, place: Place, keep: Keep) -> Memory {
+        let (id, watchers) = (MemoryId::next(), Watchers::default());
+        Memory { id, address, length, place, watchers, _keep: keep }
+    }
+
     /// Bytes that belong to `owner`, who keeps them where they are until it is dropped.
     ///
     /// # Safety
@@ -61,7 +72,7 @@ impl Memory {
         place: Place,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Memory {
-        Memory { address, length, place, _keep: Keep::Lent { _owner: owner } }
+        Memory::new(address, length, place, Keep::Lent { _owner: owner })
     }
 
     /// Memory of device `ordinal` that `owner` keeps, and the descriptor by which other processes can
@@ -77,7 +88,7 @@ impl Memory {
         owner: Box<dyn Any + Send + Sync>,
     ) -> Memory {
         let keep = Keep::Device { descriptor, _owner: owner };
-        Memory { address, length, place: Place::Device(ordinal), _keep: keep }
+        Memory::new(address, length, Place::Device(ordinal), keep)
     }
 
     /// A copy of `bytes` in ordinary memory, as a source.
@@ -86,6 +97,16 @@ impl Memory {
         let (address, length) = (bytes.0.cast(), bytes.0.len());
         // SAFETY: the bytes stay where they are until `bytes` is dropped, and nobody else knows them.
         unsafe { Memory::lent(address, length, Place::Host, Box::new(bytes)) }
+    }
+
+    /// Its identity, which no other memory of this process has or will have.
+    pub fn id(&self) -> MemoryId {
+        self.id
+    }
+
+    /// Has `watcher` get notice before this memory goes, unless it has gone itself by then.
+    pub fn watch(&self, watcher: &Arc<impl MemoryWatcher + 'static>) {
+        self.watchers.add(watcher);
     }
 
     /// Length in bytes.
@@ -235,6 +256,13 @@ impl Drop for Boxed {
 unsafe impl Send for Boxed {}
 // SAFETY: as above.
 unsafe impl Sync for Boxed {}
+
+impl Drop for Memory {
+    /// The bytes go after this, with `_keep`.
+    fn drop(&mut self) {
+        self.watchers.end(self.id);
+    }
+}
 
 impl Drop for Keep {
     fn drop(&mut self) {

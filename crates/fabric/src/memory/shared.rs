@@ -66,7 +66,7 @@ impl Memory {
                 .map_err(|source| Error::Allocate { length, source: source.into() })?;
         let address = NonNull::new(address.cast::<u8>()).expect("a mapping has an address");
         let keep = Keep::Mapping { descriptor: None, address, length: mapped };
-        Ok(Memory { address, length, place: Place::Host, _keep: keep })
+        Ok(Memory::new(address, length, Place::Host, keep))
     }
 
     /// Maps pages that a peer shared by descriptor, huge ones too. They must be sealed as
@@ -125,7 +125,7 @@ fn map(descriptor: impl AsFd, length: usize) -> io::Result<Memory> {
     let address = NonNull::new(address.cast::<u8>());
     let address = address.ok_or_else(|| io::Error::other("mapped at address zero"))?;
     let keep = Keep::Mapping { descriptor: None, address, length: mapped };
-    Ok(Memory { address, length, place: Place::Host, _keep: keep })
+    Ok(Memory::new(address, length, Place::Host, keep))
 }
 
 /// The least multiple of `page` that holds `length` bytes, and at least one page.

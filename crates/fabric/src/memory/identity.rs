@@ -1,0 +1,59 @@
+//! Identity of a memory, and notice of its end.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Identity of a [`Memory`](super::Memory): unique in this process and never used again, unlike its
+/// address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemoryId(u64);
+
+impl MemoryId {
+    /// One that no memory has had.
+    pub(super) fn next() -> MemoryId {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        MemoryId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Receiver of notice that a memory is about to go. Its bytes and its owner are still there then.
+pub trait MemoryWatcher: Send + Sync {
+    /// The memory with this id is being dropped, on this thread.
+    fn ended(&self, memory: MemoryId);
+}
+
+/// The watchers of a memory.
+#[derive(Default)]
+pub(super) struct Watchers(Mutex<Vec<Weak<dyn MemoryWatcher>>>);
+
+impl Watchers {
+    /// Adds a watcher, unless it is one already.
+    pub fn add(&self, watcher: &Arc<impl MemoryWatcher + 'static>) {
+        let mut watchers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |known: &Weak<dyn MemoryWatcher>| {
+            known.as_ptr().cast::<()>() == Arc::as_ptr(watcher).cast::<()>()
+        };
+        // A weak reference keeps its address from being used again, so equal ones are of one watcher.
+        if watchers.iter().any(same) {
+            return;
+        }
+        watchers.retain(|known| known.strong_count() > 0);
+        let watcher: Arc<dyn MemoryWatcher> = watcher.clone();
+        watchers.push(Arc::downgrade(&watcher));
+    }
+
+    /// Gives notice to all, once.
+    pub fn end(&mut self, memory: MemoryId) {
+        let watchers = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for watcher in watchers.drain(..).filter_map(|watcher| watcher.upgrade()) {
+            watcher.ended(memory);
+        }
+    }
+}
+
+impl fmt::Debug for Watchers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watchers").finish_non_exhaustive()
+    }
+}

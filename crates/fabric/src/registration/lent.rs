@@ -1,0 +1,251 @@
+//! Lent memory by the bytes that it is: the same tensor, registered in each step, is one memory.
+
+use super::IdleLimits;
+use crate::memory::{Memory, MemoryId, MemoryWatcher, Place};
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Memories that users have lent, by place, address and length.
+///
+/// An address alone says nothing: it may have been freed and given out again. But a [`Memory`] keeps its
+/// owner, and the owner keeps the bytes. So while an earlier memory *lives*, nothing else can have come
+/// to lie at its address, and memory lent there with the same length is the same bytes, whichever object
+/// lends it. [`LentCache::intern`] then returns the earlier one, with its [`MemoryId`] and so with its
+/// registrations; a memory that has ended is never returned.
+///
+/// With limits other than [`IdleLimits::NONE`] it also keeps that many memories that were interned last,
+/// and so their owners, when nothing else does: a step that registers, writes and releases finds its
+/// memory again. The price is that the user's memory is freed later than released.
+pub struct LentCache {
+    inner: Arc<Inner>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    place: Place,
+    address: u64,
+    length: usize,
+}
+
+struct Inner {
+    limits: IdleLimits,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    memories: HashMap<Key, (MemoryId, Weak<Memory>)>,
+    keys: HashMap<MemoryId, Key>,
+    /// Those that are kept, the one interned last at the back.
+    kept: VecDeque<Arc<Memory>>,
+    kept_bytes: u64,
+}
+
+impl LentCache {
+    /// An empty cache, which keeps memories up to these limits, in use or not.
+    pub fn new(limits: IdleLimits) -> LentCache {
+        LentCache { inner: Arc::new(Inner { limits, state: Mutex::default() }) }
+    }
+
+    /// The memory that has these bytes already, if it lives; `memory` is then dropped with its owner.
+    /// Else `memory` itself.
+    pub fn intern(&self, memory: Memory) -> Arc<Memory> {
+        if memory.is_empty() {
+            return Arc::new(memory);
+        }
+        let key = Key { place: memory.place(), address: memory.address(), length: memory.len() };
+        let mut state = self.inner.lock();
+        let known = state.memories.get(&key).and_then(|(_, known)| known.upgrade());
+        let interned = match &known {
+            Some(known) => known.clone(),
+            None => {
+                let memory = Arc::new(memory);
+                memory.watch(&self.inner);
+                state.memories.insert(key, (memory.id(), Arc::downgrade(&memory)));
+                state.keys.insert(memory.id(), key);
+                memory
+            }
+        };
+        let evicted = state.keep(&interned, self.inner.limits);
+        // What ends, does so without the lock, which its notice takes.
+        drop(state);
+        drop(evicted);
+        interned
+    }
+
+    /// Memories that live, and of which memory lent at the same place is the same.
+    pub fn live(&self) -> usize {
+        self.inner.lock().keys.len()
+    }
+
+    /// Keeps nothing any more of what was interned until now.
+    pub fn clear(&self) {
+        let mut state = self.inner.lock();
+        state.kept_bytes = 0;
+        let kept = std::mem::take(&mut state.kept);
+        drop(state);
+        drop(kept);
+    }
+}
+
+impl fmt::Debug for LentCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LentCache").field("live", &self.live()).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Keeps a memory as the last one; returns those that the limits push out.
+    fn keep(&mut self, memory: &Arc<Memory>, limits: IdleLimits) -> Vec<Arc<Memory>> {
+        if limits.entries == 0 || memory.len() as u64 > limits.bytes {
+            return Vec::new();
+        }
+        match self.kept.iter().position(|kept| Arc::ptr_eq(kept, memory)) {
+            Some(place) => drop(self.kept.remove(place)),
+            None => self.kept_bytes += memory.len() as u64,
+        }
+        self.kept.push_back(memory.clone());
+        let mut evicted = Vec::new();
+        while self.kept.len() > limits.entries || self.kept_bytes > limits.bytes {
+            let Some(first) = self.kept.pop_front() else { break };
+            self.kept_bytes -= first.len() as u64;
+            evicted.push(first);
+        }
+        evicted
+    }
+}
+
+impl MemoryWatcher for Inner {
+    fn ended(&self, memory: MemoryId) {
+        let mut state = self.lock();
+        let Some(key) = state.keys.remove(&memory) else { return };
+        // Another memory may have been lent there since.
+        if state.memories.get(&key).is_some_and(|(id, _)| *id == memory) {
+            state.memories.remove(&key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::NonNull;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Bytes that live as long as the test.
+    static BYTES: [u8; 64] = [0; 64];
+    const KEEP_TWO: IdleLimits = IdleLimits { entries: 2, bytes: 40 };
+
+    /// An owner that counts how many there are.
+    struct Owner(Arc<AtomicUsize>);
+
+    impl Owner {
+        fn new(count: &Arc<AtomicUsize>) -> Owner {
+            count.fetch_add(1, Ordering::SeqCst);
+            Owner(count.clone())
+        }
+    }
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    fn lent_in(place: Place, at: usize, length: usize, owners: &Arc<AtomicUsize>) -> Memory {
+        let address = NonNull::from(&BYTES[at]);
+        // SAFETY: the bytes are never freed, and only their address is used.
+        unsafe { Memory::lent(address, length, place, Box::new(Owner::new(owners))) }
+    }
+
+    fn lent(at: usize, length: usize, owners: &Arc<AtomicUsize>) -> Memory {
+        lent_in(Place::Host, at, length, owners)
+    }
+
+    #[test]
+    fn the_same_bytes_are_one_memory_while_it_lives() {
+        let (cache, owners) = (LentCache::new(IdleLimits::NONE), Arc::default());
+        let first = cache.intern(lent(0, 8, &owners));
+        let again = cache.intern(lent(0, 8, &owners));
+        assert!(Arc::ptr_eq(&first, &again));
+        assert_eq!((owners.load(Ordering::SeqCst), cache.live()), (1, 1), "the second owner went");
+        drop(first);
+        assert!(Arc::ptr_eq(&again, &cache.intern(lent(0, 8, &owners))));
+    }
+
+    #[test]
+    fn memory_at_an_address_that_was_freed_is_another() {
+        let (cache, owners) = (LentCache::new(IdleLimits::NONE), Arc::default());
+        let first = cache.intern(lent(0, 8, &owners));
+        let id = first.id();
+        drop(first);
+        assert_eq!((owners.load(Ordering::SeqCst), cache.live()), (0, 0));
+        assert_ne!(cache.intern(lent(0, 8, &owners)).id(), id);
+    }
+
+    #[test]
+    fn other_bytes_are_other_memories() {
+        let (cache, owners) = (LentCache::new(IdleLimits::NONE), Arc::default());
+        let all = [
+            cache.intern(lent(0, 8, &owners)),
+            cache.intern(lent(0, 9, &owners)),
+            cache.intern(lent(1, 8, &owners)),
+            cache.intern(lent_in(Place::Device(0), 0, 8, &owners)),
+            cache.intern(lent_in(Place::Device(1), 0, 8, &owners)),
+            cache.intern(lent(0, 0, &owners)),
+            cache.intern(lent(0, 0, &owners)),
+        ];
+        let mut ids: Vec<MemoryId> = all.iter().map(|memory| memory.id()).collect();
+        ids.dedup();
+        assert_eq!(ids.len(), all.len());
+        assert_eq!(cache.live(), 5, "memory of no bytes is not looked up");
+    }
+
+    #[test]
+    fn memory_that_is_lent_in_each_step_is_found_again_if_it_is_kept() {
+        let (cache, owners) = (LentCache::new(KEEP_TWO), Arc::default());
+        let id = cache.intern(lent(0, 8, &owners)).id();
+        for _ in 0..5 {
+            assert_eq!(cache.intern(lent(0, 8, &owners)).id(), id);
+        }
+        assert_eq!(owners.load(Ordering::SeqCst), 1);
+        cache.clear();
+        assert_eq!((owners.load(Ordering::SeqCst), cache.live()), (0, 0));
+    }
+
+    #[test]
+    fn the_memory_that_was_lent_longest_ago_is_let_go_first() {
+        let (cache, owners) = (LentCache::new(KEEP_TWO), Arc::default());
+        let first = cache.intern(lent(0, 8, &owners)).id();
+        let second = cache.intern(lent(8, 8, &owners)).id();
+        assert_eq!(cache.intern(lent(0, 8, &owners)).id(), first);
+        // Entries are full.
+        cache.intern(lent(16, 8, &owners));
+        assert_eq!(owners.load(Ordering::SeqCst), 2);
+        assert_eq!(cache.intern(lent(0, 8, &owners)).id(), first);
+        assert_ne!(cache.intern(lent(8, 8, &owners)).id(), second);
+        // Bytes are full.
+        cache.intern(lent(24, 36, &owners));
+        assert_eq!(owners.load(Ordering::SeqCst), 1);
+        // More than may be kept at all pushes nothing out.
+        cache.intern(lent(0, 41, &owners));
+        assert_eq!(owners.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn memory_outlives_the_cache() {
+        let (cache, owners) = (LentCache::new(KEEP_TWO), Arc::default());
+        let memory = cache.intern(lent(0, 8, &owners));
+        drop(cache);
+        assert_eq!(owners.load(Ordering::SeqCst), 1);
+        drop(memory);
+        assert_eq!(owners.load(Ordering::SeqCst), 0);
+    }
+}

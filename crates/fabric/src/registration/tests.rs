@@ -1,0 +1,382 @@
+//! The cache against a model, and what it promises to a NIC.
+
+use super::*;
+use crate::error::Error;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::ptr::NonNull;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Bytes that live as long as the test, so that memories lie at one address one after the other.
+static BYTES: [u8; 64] = [0; 64];
+
+/// What a NIC has registered, by memory.
+#[derive(Clone, Debug, Default)]
+struct Nic(Arc<Mutex<BTreeSet<MemoryId>>>);
+
+/// A registration, which takes itself back; it must do so while the memory's owner is there.
+struct Token {
+    nic: Nic,
+    of: MemoryId,
+    owner_gone: Arc<AtomicBool>,
+}
+
+/// The owner of a memory.
+struct Owner(Arc<AtomicBool>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        let mut registered = self.nic.0.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(registered.remove(&self.of), "given back twice");
+        assert!(!self.owner_gone.load(Ordering::SeqCst), "given back after its memory was freed");
+    }
+}
+
+/// A memory at the one address, and whether its owner is gone.
+struct Lent {
+    memory: Arc<Memory>,
+    owner_gone: Arc<AtomicBool>,
+}
+
+fn lent(length: usize) -> Lent {
+    let owner_gone = Arc::new(AtomicBool::new(false));
+    let owner = Box::new(Owner(owner_gone.clone()));
+    // SAFETY: the bytes are never freed, and only their address is used.
+    let memory = unsafe {
+        Memory::lent(NonNull::from(&BYTES[0]), length, crate::memory::Place::Host, owner)
+    };
+    Lent { memory: Arc::new(memory), owner_gone }
+}
+
+impl Nic {
+    fn register(&self, lent: &Lent) -> Result<Token> {
+        let of = lent.memory.id();
+        assert!(self.0.lock().expect("whole").insert(of), "registered twice");
+        Ok(Token { nic: self.clone(), of, owner_gone: lent.owner_gone.clone() })
+    }
+
+    fn get(&self, cache: &RegistrationCache<Token>, lent: &Lent) -> Registration<Token> {
+        cache.get(&lent.memory, |_| self.register(lent)).expect("registered")
+    }
+
+    fn count(&self) -> usize {
+        self.0.lock().expect("whole").len()
+    }
+}
+
+fn refused() -> Error {
+    Error::Limit { what: "pinned pages", wanted: 2, limit: 1 }
+}
+
+#[test]
+fn memory_is_registered_once_however_many_rounds_there_are() {
+    let (cache, nic) = (RegistrationCache::new(IdleLimits::default()), Nic::default());
+    let inbox = lent(16);
+    for _ in 0..100 {
+        let registration = nic.get(&cache, &inbox);
+        assert_eq!(registration.of, inbox.memory.id());
+        assert!(Arc::ptr_eq(registration.memory(), &inbox.memory));
+    }
+    let expected =
+        RegistrationStatistics { hits: 99, misses: 1, evicted: 0, live: 1, idle: 1, bytes: 16 };
+    assert_eq!(cache.statistics(), expected);
+}
+
+#[test]
+fn memory_at_the_address_of_memory_that_was_freed_is_registered_anew() {
+    let (cache, nic) = (RegistrationCache::new(IdleLimits::default()), Nic::default());
+    for round in 1..=3 {
+        let memory = lent(16);
+        assert_eq!(memory.memory.address(), BYTES.as_ptr() as u64);
+        drop(nic.get(&cache, &memory));
+        assert_eq!(cache.statistics().misses, round);
+        drop(memory);
+        assert_eq!((nic.count(), cache.statistics().live), (0, 0), "it went with its memory");
+    }
+}
+
+#[test]
+fn a_handle_keeps_the_memory_and_its_registration() {
+    let (cache, nic) = (RegistrationCache::new(IdleLimits::NONE), Nic::default());
+    let Lent { memory, owner_gone } = lent(16);
+    let inbox = Lent { memory, owner_gone: owner_gone.clone() };
+    let registration = nic.get(&cache, &inbox);
+    drop(inbox);
+    cache.evict_idle();
+    assert_eq!((nic.count(), owner_gone.load(Ordering::SeqCst)), (1, false));
+    drop(registration);
+    assert_eq!((nic.count(), owner_gone.load(Ordering::SeqCst)), (0, true));
+}
+
+#[test]
+fn memory_that_ends_with_its_handle_pushes_no_other_registration_out() {
+    let limits = IdleLimits { entries: 1, bytes: u64::MAX };
+    let (cache, nic) = (RegistrationCache::new(limits), Nic::default());
+    let (inbox, passing) = (lent(16), lent(16));
+    drop(nic.get(&cache, &inbox));
+    let registration = nic.get(&cache, &passing);
+    drop(passing);
+    drop(registration);
+    drop(nic.get(&cache, &inbox));
+    let statistics = cache.statistics();
+    assert_eq!((statistics.hits, statistics.evicted, nic.count()), (1, 0, 1));
+}
+
+#[test]
+fn the_registration_that_was_used_longest_ago_goes_first() {
+    let limits = IdleLimits { entries: 2, bytes: 40 };
+    let (cache, nic) = (RegistrationCache::new(limits), Nic::default());
+    let memories = [lent(16), lent(16), lent(16), lent(32)];
+    let has = |number: usize| nic.0.lock().expect("whole").contains(&memories[number].memory.id());
+    drop(nic.get(&cache, &memories[0]));
+    drop(nic.get(&cache, &memories[1]));
+    drop(nic.get(&cache, &memories[0]));
+    drop(nic.get(&cache, &memories[2]));
+    assert_eq!([has(0), has(1), has(2)], [true, false, true]);
+    // One of 32 bytes leaves no room for another of 16 within 40.
+    drop(nic.get(&cache, &memories[3]));
+    assert_eq!([has(0), has(2), has(3)], [false, false, true]);
+    assert_eq!(cache.statistics().evicted, 3);
+}
+
+#[test]
+fn a_refusal_is_returned_and_the_next_call_tries_again() {
+    let (cache, nic) = (RegistrationCache::new(IdleLimits::default()), Nic::default());
+    let inbox = lent(16);
+    let refusal = cache.get(&inbox.memory, |_| Err(refused())).err().expect("an error");
+    assert!(matches!(refusal, Error::Limit { .. }));
+    assert_eq!(cache.statistics(), RegistrationStatistics::default());
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        cache.get(&inbox.memory, |_| panic!("a fault of the driver's"))
+    }));
+    assert!(panicked.is_err());
+    let registration = nic.get(&cache, &inbox);
+    // In use, it is found, and nothing is registered.
+    let again = cache.get(&inbox.memory, |_| Err(refused())).expect("found");
+    assert_eq!(again.of, registration.of);
+    assert_eq!((cache.statistics().hits, cache.statistics().misses), (1, 1));
+}
+
+#[test]
+fn threads_that_ask_at_once_share_one_registration() {
+    const THREADS: usize = 4;
+    let (cache, nic) = (RegistrationCache::new(IdleLimits::NONE), Nic::default());
+    let (inbox, gate, made) = (lent(16), Barrier::new(THREADS), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                gate.wait();
+                let registration = cache.get(&inbox.memory, |_| {
+                    made.fetch_add(1, Ordering::SeqCst);
+                    nic.register(&inbox)
+                });
+                // Each still has its own when the last one gets it.
+                gate.wait();
+                drop(registration);
+            });
+        }
+    });
+    assert_eq!((made.load(Ordering::SeqCst), nic.count()), (1, 0));
+}
+
+#[test]
+fn threads_that_get_and_free_leave_nothing_behind() {
+    const ROUNDS: usize = if cfg!(miri) { 5 } else { 500 };
+    let limits = IdleLimits { entries: 1, bytes: u64::MAX };
+    let (cache, nic) = (RegistrationCache::new(limits), Nic::default());
+    let shared = [lent(8), lent(8)];
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for round in 0..ROUNDS {
+                    let own = lent(8);
+                    let held = nic.get(&cache, &shared[round % 2]);
+                    let mine = nic.get(&cache, &own);
+                    drop(own);
+                    drop(held);
+                    drop(mine);
+                    if round % 7 == 0 {
+                        cache.evict_idle();
+                    }
+                }
+            });
+        }
+    });
+    assert!(cache.statistics().live <= 1, "{cache:?}");
+    drop(shared);
+    assert_eq!((nic.count(), cache.statistics().live), (0, 0));
+}
+
+#[test]
+fn registrations_go_with_the_cache_and_its_last_handle() {
+    let (cache, nic) = (RegistrationCache::new(IdleLimits::default()), Nic::default());
+    let (inbox, outbox) = (lent(16), lent(16));
+    let registration = nic.get(&cache, &inbox);
+    drop(nic.get(&cache.clone(), &outbox));
+    drop(cache);
+    assert_eq!(nic.count(), 2);
+    drop(registration);
+    assert_eq!(nic.count(), 0);
+}
+
+/// A step of a random run, on one of a few places for memories.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Frees what is there and allocates anew.
+    Allocate(usize, usize),
+    Free(usize),
+    Get(usize),
+    /// As `Get`, when the NIC refuses.
+    Refuse(usize),
+    /// Drops the handle that is the nth in hand.
+    Release(usize),
+    EvictIdle,
+}
+
+const PLACES: usize = 5;
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => (0..PLACES, 1_usize..40).prop_map(|(place, length)| Step::Allocate(place, length)),
+        1 => (0..PLACES).prop_map(Step::Free),
+        6 => (0..PLACES).prop_map(Step::Get),
+        1 => (0..PLACES).prop_map(Step::Refuse),
+        5 => (0_usize..8).prop_map(Step::Release),
+        1 => Just(Step::EvictIdle),
+    ]
+}
+
+/// What the cache should have: a list, searched from end to end.
+#[derive(Default)]
+struct Model {
+    /// Id, bytes, users; in the order of their last use once idle.
+    live: Vec<(MemoryId, u64, usize)>,
+    expected: RegistrationStatistics,
+}
+
+impl Model {
+    fn place(&self, id: MemoryId) -> Option<usize> {
+        self.live.iter().position(|(known, ..)| *known == id)
+    }
+
+    fn get(&mut self, id: MemoryId, bytes: u64, refuse: bool) -> bool {
+        match self.place(id) {
+            Some(place) => {
+                self.live[place].2 += 1;
+                self.expected.hits += 1;
+            }
+            None if refuse => return false,
+            None => {
+                self.live.push((id, bytes, 1));
+                self.expected.misses += 1;
+            }
+        }
+        true
+    }
+
+    fn release(&mut self, id: MemoryId, is_last: bool, limits: IdleLimits) {
+        let place = self.place(id).expect("in use");
+        let mut entry = self.live.remove(place);
+        entry.2 -= 1;
+        if !is_last {
+            self.live.push(entry);
+            self.evict(limits);
+        }
+    }
+
+    fn evict(&mut self, limits: IdleLimits) {
+        loop {
+            let idle = || self.live.iter().filter(|(.., users)| *users == 0);
+            let bytes: u64 = idle().map(|(_, bytes, _)| bytes).sum();
+            if idle().count() <= limits.entries && bytes <= limits.bytes {
+                return;
+            }
+            let first = self.live.iter().position(|(.., users)| *users == 0).expect("one");
+            self.live.remove(first);
+            self.expected.evicted += 1;
+        }
+    }
+
+    /// The memory has no owner any more but handles.
+    fn free(&mut self, id: MemoryId) {
+        self.live.retain(|(known, _, users)| *known != id || *users > 0);
+    }
+
+    fn statistics(&self) -> RegistrationStatistics {
+        RegistrationStatistics {
+            live: self.live.len() as u64,
+            idle: self.live.iter().filter(|(.., users)| *users == 0).count() as u64,
+            bytes: self.live.iter().map(|(_, bytes, _)| bytes).sum(),
+            ..self.expected
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_sequence_leaves_what_the_model_has(
+        steps in prop::collection::vec(step(), 1..80),
+        entries in 0_usize..4,
+        bytes in 0_u64..100,
+    ) {
+        let limits = IdleLimits { entries, bytes };
+        let (cache, nic) = (RegistrationCache::new(limits), Nic::default());
+        let mut model = Model::default();
+        let mut memories: Vec<Option<Lent>> = (0..PLACES).map(|_| None).collect();
+        let mut handles: Vec<Registration<Token>> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Allocate(place, length) => {
+                    if let Some(old) = memories[place].replace(lent(length)) {
+                        let id = old.memory.id();
+                        drop(old);
+                        model.free(id);
+                    }
+                }
+                Step::Free(place) => {
+                    if let Some(old) = memories[place].take() {
+                        let id = old.memory.id();
+                        drop(old);
+                        model.free(id);
+                    }
+                }
+                Step::Get(place) | Step::Refuse(place) => {
+                    let Some(lent) = &memories[place] else { continue };
+                    let refuse = matches!(step, Step::Refuse(_));
+                    let register = |_: &Memory| if refuse { Err(refused()) } else { nic.register(lent) };
+                    let got = cache.get(&lent.memory, register);
+                    let (id, length) = (lent.memory.id(), lent.memory.len() as u64);
+                    prop_assert_eq!(got.is_ok(), model.get(id, length, refuse));
+                    handles.extend(got);
+                }
+                Step::Release(number) => {
+                    if handles.is_empty() {
+                        continue;
+                    }
+                    let handle = handles.swap_remove(number % handles.len());
+                    let id = handle.memory().id();
+                    drop(handle);
+                    let owned = memories.iter().flatten().any(|lent| lent.memory.id() == id);
+                    let held = handles.iter().any(|handle| handle.memory().id() == id);
+                    model.release(id, !owned && !held, limits);
+                }
+                Step::EvictIdle => {
+                    cache.evict_idle();
+                    model.evict(IdleLimits::NONE);
+                }
+            }
+            prop_assert_eq!(cache.statistics(), model.statistics());
+            let expected: BTreeSet<MemoryId> = model.live.iter().map(|(id, ..)| *id).collect();
+            prop_assert_eq!(&*nic.0.lock().expect("whole"), &expected);
+        }
+        drop((handles, memories));
+        prop_assert_eq!(nic.count(), 0);
+    }
+}
