@@ -239,6 +239,29 @@ mod tests {
         assert_eq!(owners.load(Ordering::SeqCst), 1);
     }
 
+    /// Lends the bytes of a memory again as it ends, as another thread might.
+    struct Lending(LentCache, Arc<AtomicUsize>, Mutex<Option<Arc<Memory>>>);
+
+    impl MemoryWatcher for Lending {
+        fn ended(&self, _: MemoryId) {
+            let again = self.0.intern(lent(0, 8, &self.1));
+            *self.2.lock().expect("whole") = Some(again);
+        }
+    }
+
+    #[test]
+    fn memory_that_is_lent_while_the_one_before_it_ends_is_found() {
+        let (cache, owners) = (LentCache::new(IdleLimits::NONE), Arc::default());
+        let first = lent(0, 8, &owners);
+        let shared = LentCache { inner: cache.inner.clone() };
+        let lending = Arc::new(Lending(shared, owners.clone(), Mutex::default()));
+        first.watch(&lending);
+        drop(cache.intern(first));
+        let again = lending.2.lock().expect("whole").take().expect("lent as the first one ended");
+        assert!(Arc::ptr_eq(&again, &cache.intern(lent(0, 8, &owners))));
+        assert_eq!((owners.load(Ordering::SeqCst), cache.live()), (1, 1));
+    }
+
     #[test]
     fn memory_outlives_the_cache() {
         let (cache, owners) = (LentCache::new(KEEP_TWO), Arc::default());

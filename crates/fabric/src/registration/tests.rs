@@ -199,9 +199,15 @@ fn threads_that_get_and_free_leave_nothing_behind() {
                     let own = lent(8);
                     let held = nic.get(&cache, &shared[round % 2]);
                     let mine = nic.get(&cache, &own);
-                    drop(own);
+                    // Idle or in use as its memory goes.
+                    if round % 2 == 0 {
+                        drop(mine);
+                        drop(own);
+                    } else {
+                        drop(own);
+                        drop(mine);
+                    }
                     drop(held);
-                    drop(mine);
                     if round % 7 == 0 {
                         cache.evict_idle();
                     }
@@ -212,6 +218,60 @@ fn threads_that_get_and_free_leave_nothing_behind() {
     assert!(cache.statistics().live <= 1, "{cache:?}");
     drop(shared);
     assert_eq!((nic.count(), cache.statistics().live), (0, 0));
+}
+
+/// A registration in whose end another thread lets go of the memory.
+struct LastOwner {
+    owner: Arc<Mutex<Option<Arc<Memory>>>>,
+    owner_gone: Arc<AtomicBool>,
+    gone_before: Arc<AtomicBool>,
+}
+
+impl Drop for LastOwner {
+    fn drop(&mut self) {
+        drop(self.owner.lock().expect("whole").take());
+        self.gone_before.store(self.owner_gone.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_registration_that_is_evicted_goes_before_memory_that_ends_meanwhile() {
+    let cache = RegistrationCache::new(IdleLimits::default());
+    let Lent { memory, owner_gone } = lent(16);
+    let owner = Arc::new(Mutex::new(Some(memory.clone())));
+    let gone_before = Arc::new(AtomicBool::new(true));
+    let registered = LastOwner {
+        owner: owner.clone(),
+        owner_gone: owner_gone.clone(),
+        gone_before: gone_before.clone(),
+    };
+    drop(cache.get(&memory, |_| Ok(registered)).expect("registered"));
+    drop(memory);
+    cache.evict_idle();
+    assert_eq!(cache.statistics().evicted, 1);
+    assert!(!gone_before.load(Ordering::SeqCst));
+    assert!(owner_gone.load(Ordering::SeqCst));
+}
+
+/// A thread that evicts while memory ends.
+struct Evicting(RegistrationCache<Token>);
+
+impl MemoryWatcher for Evicting {
+    fn ended(&self, _: MemoryId) {
+        self.0.evict_idle();
+    }
+}
+
+#[test]
+fn memory_that_is_ending_takes_its_registration_along_and_none_evicts_it() {
+    let (cache, nic) = (RegistrationCache::new(IdleLimits::default()), Nic::default());
+    let inbox = lent(16);
+    let evicting = Arc::new(Evicting(cache.clone()));
+    inbox.memory.watch(&evicting);
+    drop(nic.get(&cache, &inbox));
+    drop(inbox);
+    let expected = RegistrationStatistics { misses: 1, ..Default::default() };
+    assert_eq!((cache.statistics(), nic.count()), (expected, 0));
 }
 
 #[test]
