@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+import ranks
 import weft
 
 
@@ -60,3 +61,11 @@ def test_memory_of_a_device_is_not_placed(placement: dict[str, Any]) -> None:
         pytest.raises(weft.errors.ConfigurationError, match="CPU memory alone"),
     ):
         communicator.alloc(1, device="cuda:0", **placement)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_memory_that_was_placed_is_written_to_by_peers(transport: str) -> None:
+    _, arrived = ranks.run("placement.sent", 2, transport)
+    assert arrived.pop("node")
+    # Where enough huge pages are reserved.
+    assert all(arrived.values())

@@ -144,7 +144,7 @@ impl Communicator {
     ) -> PyResult<Region> {
         let placement = Placement { numa_node, huge_pages };
         let region = self.shared.with(py, |fabric| {
-            let engine = fabric.engine();
+            let mut engine = fabric.engine();
             Ok(match device {
                 None => engine.register(Memory::shared_with(length, placement)?)?,
                 Some(device) => engine.alloc_device(device, length)?,
