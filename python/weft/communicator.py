@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from weft import _native
 from weft._array import buffer
+from weft._timeout import seconds
 from weft.counter import Counter
 from weft.errors import ConfigurationError, RegionError
 from weft.region import Page, Region, RemoteRegion
@@ -29,7 +30,11 @@ __all__ = ["Communicator", "init"]
 
 
 class Communicator:
-    """A group of ranks; `init` makes it. Closing it frees everything that was made on it."""
+    """A group of ranks; `init` makes it. Closing it frees everything that was made on it.
+
+    Every `timeout` is a finite number of seconds from 0 on. NaN, infinity and negative numbers are
+    refused with `ConfigurationError` (a `ValueError`): no wait is unbounded.
+    """
 
     def __init__(self, native: _native.Communicator) -> None:
         self._native = native
@@ -87,11 +92,11 @@ class Communicator:
 
     def barrier(self, *, timeout: float = 30.0) -> None:
         """Every rank has entered before any leaves. It orders control, not data."""
-        self._native.barrier(timeout)
+        self._native.barrier(seconds(timeout))
 
     def all_gather(self, payload: bytes, *, timeout: float = 30.0) -> list[bytes]:
         """Each rank's bytes, in rank order, over the control plane: for small things."""
-        return self._native.all_gather(payload, timeout)
+        return self._native.all_gather(payload, seconds(timeout))
 
     def alloc(
         self,
@@ -186,7 +191,7 @@ class Communicator:
         shared = self._native.share(
             [region._native for region in regions],
             [counter.number for counter in counters],
-            timeout,
+            seconds(timeout),
         )
         return [
             [RemoteRegion(peer, key, length) for key, length in granted]
@@ -350,7 +355,7 @@ class Communicator:
 
         This one's memory is not used again; make regions, counters and all-to-alls anew.
         """
-        return Communicator(self._native.reform(timeout))
+        return Communicator(self._native.reform(seconds(timeout)))
 
     def close(self) -> None:
         """Say goodbye to the peers and give everything back. A second call does nothing.
@@ -426,7 +431,7 @@ def init(
             caller's event loop (`Communicator.fileno`).
         spin: seconds that a wait spins before it parks; by default 50 us if every rank of this host
             can have a core of its own, else 0.
-        timeout: seconds to wait for all ranks to come; by default 60.
+        timeout: seconds to wait for all ranks to come, finite; by default 60.
         silence_timeout: seconds without a sign of life after which a rank counts as lost; by
             default 15.
         trace_limit: records of each sort to keep for a trace; 0 keeps none.
@@ -446,9 +451,11 @@ def init(
             host_id=host_id,
             providers=None if providers is None else list(providers),
             progress=progress,
-            spin=spin,
-            timeout=timeout,
-            silence_timeout=silence_timeout,
+            spin=None if spin is None else seconds(spin, "spin"),
+            timeout=None if timeout is None else seconds(timeout),
+            silence_timeout=None
+            if silence_timeout is None
+            else seconds(silence_timeout, "silence_timeout"),
             trace_limit=trace_limit,
         )
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weft._timeout import seconds
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -28,9 +30,9 @@ class Counter:
 
         Args:
             expected: raises by peer; a write raises its lane by `Communicator.parts`.
-            timeout: seconds; the wait may be repeated after `WaitTimeoutError`.
+            timeout: seconds, finite; the wait may be repeated after `WaitTimeoutError`.
         """
-        self._native.wait(self.number, list(expected.items()), timeout)
+        self._native.wait(self.number, list(expected.items()), seconds(timeout))
 
     def count(self, peer: int) -> int:
         """Raises by a peer since the last credit to it; their bytes are visible."""
@@ -51,5 +53,11 @@ class Counter:
         self._native.credit(peer, self.number)
 
     def wait_for_credit(self, peer: int, round: int, *, timeout: float = 30.0) -> None:
-        """Wait until a peer has given the credit that `round` needs."""
-        self._native.wait_for_credit(peer, self.number, round, timeout)
+        """Wait until a peer has given the credit that `round` needs.
+
+        Args:
+            peer: the owner of the memory that the round writes to.
+            round: from 0; round r needs r credits.
+            timeout: seconds, finite; the wait may be repeated after `WaitTimeoutError`.
+        """
+        self._native.wait_for_credit(peer, self.number, round, seconds(timeout))

@@ -33,6 +33,7 @@ import numpy as np
 
 from weft import _native
 from weft._array import DTYPES, FLOAT8, SCALES, Array, array, dtype_name, empty_like, view
+from weft._timeout import seconds
 from weft.errors import ClosedError, ConfigurationError, ShapeError, StageError
 from weft.float8 import scale_array, scale_count
 
@@ -97,7 +98,7 @@ class AllToAll:
             `CapacityError` on every rank.
         buffers: rounds that may be under way or held at a time.
         max_bytes: refuse to allocate more than this.
-        timeout: seconds to wait for all ranks to make the same call.
+        timeout: seconds to wait for all ranks to make the same call; finite, as every timeout.
         device: where tokens are. `None` or "cpu": in CPU memory. Anything else makes a
             `weft.cuda.AllToAll`, which has `options` of its own; this needs PyTorch.
         options: `DeviceOptions`.
@@ -184,7 +185,7 @@ class AllToAll:
             max_receive_rows=max_receive_rows,
             buffers=buffers,
             max_bytes=max_bytes,
-            timeout=timeout,
+            timeout=seconds(timeout),
         )
         self._received: weakref.WeakSet[Received] = weakref.WeakSet()
         self._closed = False
@@ -258,6 +259,7 @@ class AllToAll:
         timeout: float = 30.0,
     ) -> Received:
         """`dispatch_send` and then `Dispatch.recv`."""
+        timeout = seconds(timeout)
         return self.dispatch_send(tokens, ids, weights, scales=scales).recv(timeout=timeout)
 
     def combine_send(self, received: Received, outputs: Any) -> Combine:
@@ -279,6 +281,7 @@ class AllToAll:
         self, received: Received, outputs: Any, *, out: Any | None = None, timeout: float = 30.0
     ) -> Any:
         """`combine_send` and then `Combine.recv`."""
+        timeout = seconds(timeout)
         return self.combine_send(received, outputs).recv(out=out, timeout=timeout)
 
     def check(self) -> None:
@@ -301,6 +304,7 @@ class AllToAll:
                 its memory stays until the communicator is closed: peers may be writing to it.
         """
         if not self._closed:
+            timeout = seconds(timeout)
             self._end()
             self._native.close(timeout)
 
@@ -379,7 +383,7 @@ class Dispatch:
             CapacityError: on every rank alike; the round is over.
             PeerLostError: and the others of `GroupPoisonedError`.
         """
-        native = self._all_to_all._native.dispatch_recv(self.round, timeout)
+        native = self._all_to_all._native.dispatch_recv(self.round, seconds(timeout))
         return Received(self._all_to_all, self, native, self._like)
 
 
@@ -517,5 +521,5 @@ class Combine:
             out = empty_like(self._received._like, shape, all_to_all.output_dtype)
         given = array(out, "out", writable=True)
         AllToAll._check(given, shape, all_to_all.output_dtype, "out")
-        all_to_all._native.combine_recv(self._received.round, given.native(), timeout)
+        all_to_all._native.combine_recv(self._received.round, given.native(), seconds(timeout))
         return out

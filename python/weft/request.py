@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from weft._timeout import seconds
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -27,5 +29,9 @@ class Request:
         return self._native.done()
 
     def wait(self, *, timeout: float = 30.0) -> None:
-        """Wait until the source may be reused."""
-        self._native.wait(timeout)
+        """Wait until the source may be reused.
+
+        Args:
+            timeout: seconds; finite.
+        """
+        self._native.wait(seconds(timeout))

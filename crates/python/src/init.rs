@@ -39,7 +39,10 @@ pub fn init(
     // Nothing is written unless WEFT_LOG asks for it; a logger that exists already stays.
     let _ = env_logger::Builder::from_env(env_logger::Env::new().filter_or("WEFT_LOG", "off"))
         .try_init();
-    let seconds = |value: Option<f64>| value.map(|v| Duration::from_secs_f64(v.max(0.0)));
+    // The Python layer refuses what is no time.
+    let seconds = |value: Option<f64>| {
+        value.map(|v| Duration::try_from_secs_f64(v.max(0.0)).unwrap_or(Duration::MAX))
+    };
     let overrides = Overrides {
         rank,
         world_size,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Required, TypedDict
 
 from weft._array import DTYPES, FLOAT8, SCALES, dtype_name
+from weft._timeout import seconds
 from weft.errors import ConfigurationError
 from weft.float8 import scale_count
 
@@ -157,9 +158,9 @@ def make(
         num_sms=num_sms,
         path=path,
         memory=memory,
-        skew_timeout=skew_timeout,
+        skew_timeout=seconds(skew_timeout, "skew_timeout"),
         max_bytes=max_bytes,
-        timeout=timeout,
+        timeout=seconds(timeout),
     )
 
 
