@@ -27,7 +27,7 @@ def main() -> None:
             communicator.write(peer, arrived, round, [page]).wait()
 
         def receive() -> int:
-            arrived.wait({peer: 1})
+            arrived.wait({peer: [8]})
             number = int(received[0])
             arrived.credit(peer)
             return number

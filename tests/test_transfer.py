@@ -57,6 +57,12 @@ def test_a_write_raises_its_lane_by_its_parts(
     assert first[-1]["sent"] >= sum(parts)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_wait_for_lengths_ends_when_all_bytes_are_there(transport: str) -> None:
+    _, right, *_ = ranks.run("transfer.by_lengths", 2, transport, writes=[[3 * MIB], *WRITES])
+    assert right == [True] * (len(WRITES) + 1)
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_timeout_names_who_is_missing_and_may_be_repeated(transport: str) -> None:
     result, *_ = ranks.run("transfer.signals", 4, transport)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft._timeout import seconds
 
@@ -25,14 +25,30 @@ class Counter:
         self._native = communicator._native
         self.number = number
 
-    def wait(self, expected: Mapping[int, int], *, timeout: float = 30.0) -> None:
+    def wait(
+        self,
+        expected: Mapping[int, int | list[int] | tuple[int, ...]],
+        *,
+        timeout: float = 30.0,
+    ) -> None:
         """Wait until every peer has raised its lane by as much as is expected in this round.
 
+        How often a write raises its lane follows from the lengths of its pages and from the route:
+        over tcp a long write is several parts. So pass the lengths::
+
+            counter.wait({source: [len(inbox)]})
+
         Args:
-            expected: raises by peer; a write raises its lane by `Communicator.parts`.
+            expected: by peer, the bytes of each page of its write, in order (none for a signal);
+                or a number of raises, such as a sum of `Communicator.parts`.
             timeout: seconds, finite; the wait may be repeated after `WaitTimeoutError`.
         """
-        self._native.wait(self.number, list(expected.items()), seconds(timeout))
+        raises: Any = list(expected.items())
+        for _, each in raises:
+            if type(each) is not int:
+                raises = [(peer, self._raises(peer, each)) for peer, each in expected.items()]
+                break
+        self._native.wait(self.number, raises, seconds(timeout))
 
     def count(self, peer: int) -> int:
         """Raises by a peer since the last credit to it; their bytes are visible."""
@@ -61,3 +77,9 @@ class Counter:
             timeout: seconds, finite; the wait may be repeated after `WaitTimeoutError`.
         """
         self._native.wait_for_credit(peer, self.number, round, seconds(timeout))
+
+    def _raises(self, peer: int, expected: int | list[int] | tuple[int, ...]) -> int:
+        """By how much a lane rises by one write of pages of these lengths; a number stays one."""
+        if isinstance(expected, (list, tuple)):
+            return self._native.parts(peer, list(expected))
+        return expected

@@ -96,6 +96,34 @@ def long_writes(writes: list[list[int]]) -> list[dict[str, Any]]:
         return results
 
 
+def by_lengths(writes: list[list[int]]) -> list[bool]:
+    """Rank 0 writes pages of these lengths; rank 1 waits for the lengths, and looks at once."""
+    with weft.init() as communicator:
+        rank, longest = communicator.rank, max(sum(lengths) for lengths in writes)
+        mine, counter = communicator.alloc(longest), communicator.counter()
+        granted = communicator.share([mine], [counter])
+        right = []
+        for round, lengths in enumerate(writes):
+            if rank == 0:
+                counter.wait_for_credit(1, round)
+                mine.bytes[:] = round + 1
+                starts = np.cumsum([0, *lengths])
+                pages = [
+                    weft.Page(mine, int(at), granted[1][0], int(at), each)
+                    for at, each in zip(starts, lengths, strict=False)
+                ]
+                communicator.write(1, counter, round, pages)
+            else:
+                # Both kinds of sequences, and a number that is not an int.
+                expected: Any = [lengths, tuple(lengths)][round % 2]
+                counter.wait({0: expected})
+                right.append(bool((mine.bytes[: sum(lengths)] == round + 1).all()))
+                counter.wait({0: np.int64(counter.count(0))})  # type: ignore[dict-item]
+                counter.credit(0)
+        communicator.barrier()
+        return right
+
+
 def signals() -> dict[str, Any]:
     """Rank 0 is signalled by all; who is missing is named, and the wait may be repeated."""
     with weft.init() as communicator:
