@@ -6,15 +6,20 @@ import atexit
 import os
 import platform
 import sys
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from weft import _native
 from weft._array import buffer
+from weft._sharing import check_alike, check_shared
 from weft._timeout import seconds
 from weft.counter import Counter
-from weft.errors import ConfigurationError, RegionError
-from weft.region import Page, Region, RemoteRegion
+from weft.errors import (
+    ConfigurationError,
+    WeftError,
+)
+from weft.region import Page, Region, RemoteRegion, check_group, rows
 from weft.report.collect import ArrivalRecord, RankTrace, WriteRecord
 from weft.report.events import Phase
 from weft.request import Request
@@ -77,9 +82,10 @@ class Communicator:
         """By how much a write of pages of these lengths raises its lane.
 
         A write over tcp that is longer than the limit of a part raises the lane once for each part,
-        and the owner waits for all of them. Both ends of a route get the same answer::
+        and the owner waits for all of them. Both ends of a route get the same answer.
+        `Counter.wait` takes lengths itself; a round of several writes is a sum of this::
 
-            counter.wait({source: communicator.parts(source, [len(inbox)])})
+            counter.wait({source: sum(communicator.parts(source, [each]) for each in lengths)})
 
         Args:
             peer: the other end, whichever of the two writes.
@@ -128,14 +134,14 @@ class Communicator:
         if device is None or str(device) == "cpu":
             if numa_node is not None and not 0 <= numa_node < 1 << 32:
                 raise ConfigurationError(f"numa_node={numa_node}: expected the number of a node")
-            return Region(self._native.alloc(length, None, numa_node, huge_pages))
+            return Region(self._native.alloc(length, None, numa_node, huge_pages), self._native)
         if numa_node is not None or huge_pages:
             raise ConfigurationError(
                 f"device={str(device)!r} with numa_node or huge_pages: these place CPU memory "
                 "alone; leave them out"
             )
         kind, number = device_number(device)
-        return Region(self._native.alloc(length, number), f"{kind}:{number}")
+        return Region(self._native.alloc(length, number), self._native, f"{kind}:{number}")
 
     def register(self, value: Any) -> Region:
         """Memory of the caller as a region, without a copy; it is kept alive until released.
@@ -160,7 +166,7 @@ class Communicator:
         """
         given = buffer(value, "the array")
         device = None if given.device is None else f"cuda:{given.device}"
-        return Region(self._native.register(*given), device)
+        return Region(self._native.register(*given), self._native, device)
 
     def counter(self) -> Counter:
         """A counter with a lane for every peer. It counts once it was shared."""
@@ -175,26 +181,40 @@ class Communicator:
     ) -> list[list[RemoteRegion]]:
         """Grant regions to every peer and link counters; every rank passes as many of both.
 
+        Lengths may differ: each region is granted with its own.
+
         Returns:
             By rank, the regions that it granted; none for this rank itself.
 
         Raises:
+            ConfigurationMismatchError: on every rank, before anything is granted, if the ranks pass
+                different numbers of regions or counters, or an argument is refused on another rank;
+                names the ranks with what each passed.
             RegionError: if a region cannot be a destination: it is read-only, or it was registered
-                and a peer is reached over shm. The other ranks then wait until they time out.
+                and a peer is reached over shm. In the latter case the other ranks wait until they
+                time out.
+            WrongGroupError: if a region or counter belongs to another communicator, or to the group
+                before `reform`.
         """
-        for region in regions:
-            if not region.writable:
-                raise RegionError(
-                    "a read-only array cannot be a destination: register one that may be written "
-                    "to, or use `alloc`"
-                )
-        shared = self._native.share(
+        timeout = seconds(timeout)
+        until = time.monotonic() + timeout
+        group, refused = self._native, None
+        passed = f"{len(regions)} regions and {len(counters)} counters"
+        try:
+            check_shared(regions, counters, group)
+        except WeftError as error:
+            refused, passed = error, f"arguments that it refused ({type(error).__name__})"
+        told = group.all_gather(passed.encode(), timeout)
+        if refused is not None:
+            raise refused
+        check_alike(told, group.rank)
+        shared = group.share(
             [region._native for region in regions],
             [counter.number for counter in counters],
-            seconds(timeout),
+            max(until - time.monotonic(), 0.0),
         )
         return [
-            [RemoteRegion(peer, key, length) for key, length in granted]
+            [RemoteRegion(peer, key, length, group) for key, length in granted]
             for peer, granted in enumerate(shared)
         ]
 
@@ -226,6 +246,9 @@ class Communicator:
         Raises:
             CreditError: if the peer has not released the round before. As with every error that is
                 raised here, nothing was written and `done` is not called.
+            WrongGroupError: if a region or the counter belongs to another communicator, or to the
+                group before `reform`.
+            RegionError: if a page's destination is memory of another rank than `peer`.
         """
         return self.scatter({peer: pages}, counter, round, done=done)
 
@@ -251,22 +274,10 @@ class Communicator:
             round: as in `write`, the same toward every peer.
             done: as in `write`, called once for all.
         """
-        numbers = [
-            (
-                peer,
-                [
-                    (
-                        page.source._native.key(),
-                        page.source_offset,
-                        page.destination.key,
-                        page.destination_offset,
-                        page.length,
-                    )
-                    for page in pages
-                ],
-            )
-            for peer, pages in writes.items()
-        ]
+        group = self._native
+        if counter._native is not group:
+            check_group(counter._native, group, "the counter")
+        numbers = [(peer, rows(pages, peer, group)) for peer, pages in writes.items()]
         return Request(self._native.scatter(numbers, counter.number, round, done))
 
     def raised(self) -> list[tuple[int, int, int]]:

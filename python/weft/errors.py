@@ -87,6 +87,10 @@ class RegionError(WeftError, ValueError):
     """Memory of this kind cannot be used in this way."""
 
 
+class WrongGroupError(WeftError, ValueError):
+    """A region or counter of another communicator, or of the group before `reform`."""
+
+
 class OutOfRangeError(WeftError, IndexError):
     """A slice is not inside its region."""
 

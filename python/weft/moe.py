@@ -270,11 +270,26 @@ class AllToAll:
             outputs: `[positions, hidden]` of `combine_dtype`: a row for each position of the
                 received tokens, in the same order (`Received.tokens` in the contiguous layout,
                 `Received.rows` in the indexed one). It may be changed once this returns.
+
+        Raises:
+            StageError: if another all-to-all received the round, or it was combined before or
+                released.
         """
+        if received._all_to_all is not self:
+            raise StageError(
+                f"round {received.round} was received by another all-to-all: pass what `dispatch` "
+                "of this one returned"
+            )
         received._alive()
+        if received._sent:
+            raise StageError(
+                f"round {received.round} was combined before: a round is combined once; dispatch "
+                "the next one"
+            )
         given = array(outputs, "outputs")
         self._check(given, (received.positions, self.hidden), self.combine_dtype, "outputs")
         self._native.combine_send(received.round, given.native())
+        received._sent = True
         return Combine(self, received)
 
     def combine(
@@ -406,6 +421,8 @@ class Received:
         self._all_to_all = all_to_all
         self._like = like
         self._released = False
+        #: Whether its outputs were sent back.
+        self._sent: object = False
         self.round = dispatch.round
         self.sent = dispatch.sent
         self.positions = len(native.slots)

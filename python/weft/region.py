@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from weft.errors import RegionError
+from weft.errors import RegionError, UnknownError, WrongGroupError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from weft import _native
 
 __all__ = ["Page", "Region", "RemoteRegion"]
 
+#: Source region, its offset, the peer's region, its offset, length.
+Row: TypeAlias = tuple[int, int, int, int, int]
 
-class RemoteRegion(NamedTuple):
-    """A peer's region that this rank may write to."""
+
+@dataclass(frozen=True, slots=True)
+class RemoteRegion:
+    """A peer's region that this rank may write to; `Communicator.share` returns them.
+
+    Attributes:
+        peer: the rank that granted it.
+        key: its number there.
+        length: in bytes.
+    """
 
     peer: int
     key: int
     length: int
+    #: The communicator that it was shared on.
+    _group: _native.Communicator = field(repr=False)
 
 
 class Page(NamedTuple):
@@ -37,8 +52,12 @@ class Page(NamedTuple):
 class Region:
     """Memory of this rank: a source of writes, and a destination once it was shared."""
 
-    def __init__(self, native: _native.Region, device: str | None = None) -> None:
+    def __init__(
+        self, native: _native.Region, group: _native.Communicator, device: str | None = None
+    ) -> None:
         self._native = native
+        #: The communicator that it was made on.
+        self._group = group
         self._device = device
 
     def __len__(self) -> int:
@@ -95,3 +114,54 @@ class Region:
     def release(self) -> None:
         """Forget the region. Requests under way keep it until they have ended."""
         self._native.release()
+
+
+def rows(pages: Iterable[Page], peer: int, group: _native.Communicator) -> list[Row]:
+    """Pages of a write to `peer`, as the native module takes them.
+
+    Raises:
+        WrongGroupError: if a region belongs to another communicator.
+        RegionError: if a destination is memory of another rank.
+        UnknownError: if there is no such rank.
+    """
+    taken = []
+    for page in pages:
+        source, offset, destination, destination_offset, length = page
+        if (
+            source._group is not group
+            or destination._group is not group
+            or destination.peer != peer
+        ):
+            refuse(page, peer, group)
+        taken.append((source._native.key(), offset, destination.key, destination_offset, length))
+    return taken
+
+
+def refuse(page: Page, peer: int, group: _native.Communicator) -> None:
+    """Raise what is wrong with a page to `peer`."""
+    check_group(page.source._group, group, "the source of a page")
+    check_group(page.destination._group, group, "the destination of a page")
+    if not 0 <= peer < group.world_size:
+        raise UnknownError(f"rank {peer}: ranks 0 to {group.world_size - 1} exist; write to one")
+    raise RegionError(
+        f"the destination of a page: memory of rank {page.destination.peer}, in a write to rank "
+        f"{peer}; pass regions that `share` returned for rank {peer}"
+    )
+
+
+def check_group(its: _native.Communicator, group: _native.Communicator, what: str) -> None:
+    """Raise unless `what` belongs to this communicator.
+
+    Raises:
+        WrongGroupError: if it belongs to another one, or to the group before `reform`.
+    """
+    if its is not group:
+        raise WrongGroupError(
+            f"{what} belongs to another communicator ({described(its)}): one of this communicator "
+            f"({described(group)}) is needed; make it on this one"
+        )
+
+
+def described(group: _native.Communicator) -> str:
+    """A communicator, for errors."""
+    return f"rank {group.rank} of {group.world_size}, generation {group.generation}"

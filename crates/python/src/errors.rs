@@ -50,6 +50,7 @@ pub const CLASSES: &[&str] = &[
     "WireVersionError",
     "WorldSizeError",
     "WriteFailedError",
+    "WrongGroupError",
 ];
 
 /// What a Python exception is made of.
@@ -192,9 +193,10 @@ fn of_topology(error: &TopologyError) -> Raised {
 
 fn of_moe(error: &MoeError) -> Raised {
     match error {
-        MoeError::Zero { .. } | MoeError::RankOutOfRange { .. } | MoeError::WrongGroup { .. } => {
+        MoeError::Zero { .. } | MoeError::RankOutOfRange { .. } => {
             Raised::new("ConfigurationError")
         }
+        MoeError::WrongGroup { .. } => Raised::new("WrongGroupError"),
         MoeError::TooLarge { .. } => Raised::new("SizeError"),
         MoeError::TooManyTokens { .. }
         | MoeError::WrongLength { .. }
