@@ -23,7 +23,7 @@ def test_tensors_go_in_and_out(torch: Any, dtype: str, layout: Any) -> None:
         all_to_all = weft.moe.AllToAll(
             communicator, experts=2, top_k=1, hidden=3, max_tokens=4, dtype=kind, layout=layout
         )
-        tokens = torch.arange(12, dtype=torch.float32).reshape(4, 3).to(kind).requires_grad_()
+        tokens = torch.arange(12, dtype=torch.float32).reshape(4, 3).to(kind)
         ids = torch.tensor([[0], [1], [0], [1]])
         weights = torch.full((4, 1), 0.5)
         for _ in range(3):
@@ -36,7 +36,7 @@ def test_tensors_go_in_and_out(torch: Any, dtype: str, layout: Any) -> None:
                 combined = all_to_all.combine(received, (rows * 2).contiguous())
             assert isinstance(combined, torch.Tensor)
             assert combined.dtype == kind
-            assert torch.equal(combined, tokens.detach())
+            assert torch.equal(combined, tokens)
 
 
 def test_received_tensors_are_views_of_one_buffer(torch: Any) -> None:
@@ -46,7 +46,9 @@ def test_received_tensors_are_views_of_one_buffer(torch: Any) -> None:
         )
         addresses = set()
         for count in (4, 2, 3):
-            with all_to_all.dispatch(torch.ones(count, 3), torch.zeros(count, 1)) as received:
+            with all_to_all.dispatch(
+                torch.ones(count, 3), torch.zeros(count, 1, dtype=torch.int32)
+            ) as received:
                 addresses.add(received.tokens.data_ptr())
                 part = received.of_expert(0)
                 assert part.data_ptr() == received.tokens.data_ptr()
@@ -56,7 +58,9 @@ def test_received_tensors_are_views_of_one_buffer(torch: Any) -> None:
 def test_no_tokens_give_no_tokens(torch: Any) -> None:
     with weft.init(rank=0, world_size=1) as communicator:
         all_to_all = weft.moe.AllToAll(communicator, experts=2, top_k=1, hidden=3, max_tokens=4)
-        with all_to_all.dispatch(torch.empty(0, 3), torch.empty(0, 1)) as received:
+        with all_to_all.dispatch(
+            torch.empty(0, 3), torch.empty(0, 1, dtype=torch.int64)
+        ) as received:
             assert received.tokens.shape == (0, 3)
             assert all_to_all.combine(received, torch.empty(0, 3)).shape == (0, 3)
 
@@ -90,3 +94,20 @@ def test_scaled_tensors_go_in_and_out(
                 codes, factors = received.of_expert(expert), received.scales_of_expert(expert)
                 assert torch.equal(codes.view(torch.uint8), tokens[sent].view(torch.uint8))
                 assert torch.equal(factors.float(), scales[sent].float())
+
+
+def test_gradients_and_ids_that_are_no_integers_are_refused(torch: Any) -> None:
+    with weft.init(rank=0, world_size=1) as communicator:
+        all_to_all = weft.moe.AllToAll(communicator, experts=2, top_k=1, hidden=3, max_tokens=4)
+        tokens, ids = torch.ones(4, 3, requires_grad=True), torch.zeros(4, 1, dtype=torch.int64)
+        weights = torch.ones(4, 1, requires_grad=True)
+        refused = weft.errors.ConfigurationError
+        with pytest.raises(refused, match=r"tokens requires a gradient.*tokens\.detach\(\)"):
+            all_to_all.dispatch_send(tokens, ids)
+        with pytest.raises(refused, match=r"weights requires a gradient"):
+            all_to_all.dispatch_send(tokens.detach(), ids, weights)
+        for kind in (torch.float32, torch.bool, torch.bfloat16):
+            with pytest.raises(weft.errors.ShapeError, match="ids"):
+                all_to_all.dispatch_send(tokens.detach(), ids.to(kind))
+        with torch.no_grad(), all_to_all.dispatch(tokens, ids, weights) as received:
+            assert torch.equal(all_to_all.combine(received, received.tokens), tokens)

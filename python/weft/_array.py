@@ -25,6 +25,9 @@ __all__ = [
     "buffer",
     "dtype_name",
     "empty_like",
+    "is_torch",
+    "refuse_foreign_order",
+    "refuse_gradient",
     "view",
 ]
 
@@ -45,6 +48,9 @@ SCALES: Final[dict[str, np.dtype[Any]]] = {
     "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 _ARRAYS: Final = DTYPES | FLOAT8 | SCALES | {"uint8": np.dtype(np.uint8)}
+
+#: How a format of the buffer protocol marks the other byte order.
+_FOREIGN: Final = (">", "!") if sys.byteorder == "little" else ("<",)
 
 #: DLPack's kinds of memory that the CPU may load and store: its own, and what CUDA and ROCm pinned.
 CPU_MEMORY: Final = (1, 3, 11)
@@ -93,10 +99,12 @@ def array(value: object, what: str, *, writable: bool = False) -> Array:
     """The array `value`, called `what` in errors.
 
     Raises:
-        ShapeError: if it is not contiguous or not of a supported dtype.
+        ShapeError: if it is not contiguous, not in native byte order or not of a supported dtype.
         RegionError: if it is not in CPU memory, or read-only though it must be `writable`.
+        ConfigurationError: if it requires a gradient.
     """
     if isinstance(value, np.ndarray):
+        refuse_foreign_order(value.dtype, what)
         if value.dtype.name not in _ARRAYS:
             raise ShapeError(f"{what} is of dtype {value.dtype}; {', '.join(DTYPES)} are supported")
         if not value.flags.c_contiguous:
@@ -106,6 +114,7 @@ def array(value: object, what: str, *, writable: bool = False) -> Array:
         return Array(value.ctypes.data, value.shape, value.dtype.name, value)
     if not hasattr(value, "__dlpack__"):
         raise ShapeError(f"{what} is a {type(value).__name__}, not an array: pass numpy or DLPack")
+    refuse_gradient(value, what)
     name = str(value.dtype).removeprefix("torch.") if is_torch(value) else ""  # type: ignore[attr-defined]
     if name in FLOAT8 or name == "float8_e8m0fnu":
         # Not every version of torch shares 8-bit floats by DLPack; bytes they all do.
@@ -134,10 +143,12 @@ def buffer(value: object, what: str) -> Buffer:
     It is numpy, DLPack (CPU or CUDA), CUDA's array interface or the buffer protocol.
 
     Raises:
-        ShapeError: if it is not C-contiguous, or has no bytes of its own.
+        ShapeError: if it is not C-contiguous or not in native byte order, or has no bytes of its
+            own.
         RegionError: if it is in memory of neither the CPU nor a CUDA device.
     """
     if isinstance(value, np.ndarray):
+        refuse_foreign_order(value.dtype, what)
         if value.dtype.hasobject:
             raise ShapeError(f"{what} holds Python objects (dtype {value.dtype}), not bytes")
         if not value.flags.c_contiguous:
@@ -157,6 +168,11 @@ def buffer(value: object, what: str) -> Buffer:
             f"{what} is a {type(value).__name__}, which has no bytes: pass a numpy array, or what "
             "speaks DLPack or the buffer protocol"
         ) from error
+    if any(mark in exported.format for mark in _FOREIGN):
+        raise ShapeError(
+            f"{what} has elements of format {exported.format!r}: native byte order is needed; pass "
+            "array.astype(array.dtype.newbyteorder('=')), where array is numpy.asarray of it"
+        )
     if not exported.c_contiguous:
         raise ShapeError(f"{what} is not contiguous: pass bytes of it, or a contiguous copy")
     flat = np.frombuffer(exported, dtype=np.uint8)
@@ -218,6 +234,35 @@ def dlpack(value: Any, what: str, device: int | None = None) -> object:
         return value.__dlpack__() if device is None else value.__dlpack__(stream=DEFAULT_STREAM)
     except (BufferError, TypeError, RuntimeError) as error:
         raise RegionError(f"{what} cannot be shared by DLPack: {error}") from error
+
+
+def refuse_foreign_order(dtype: np.dtype[Any], what: str) -> None:
+    """Raise unless elements are in this machine's byte order, in which every rank reads them.
+
+    Raises:
+        ShapeError: if they are not.
+    """
+    if not dtype.isnative:
+        raise ShapeError(
+            f"{what} is of dtype {dtype}: native byte order is needed; pass "
+            "array.astype(array.dtype.newbyteorder('='))"
+        )
+
+
+def refuse_gradient(value: object, what: str) -> None:
+    """Raise if `value` is a tensor whose gradient would be lost.
+
+    Raises:
+        ConfigurationError: if it requires a gradient, unless under `torch.no_grad()`.
+    """
+    if not getattr(value, "requires_grad", False):
+        return
+    torch = sys.modules.get("torch")
+    if torch is None or torch.is_grad_enabled():
+        raise ConfigurationError(
+            f"{what} requires a gradient, and there is none through dispatch and combine: pass "
+            f"{what}.detach(), or call under torch.no_grad()"
+        )
 
 
 def is_torch(value: object) -> bool:

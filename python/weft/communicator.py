@@ -147,7 +147,7 @@ class Communicator:
         """Memory of the caller as a region, without a copy; it is kept alive until released.
 
         Args:
-            value: of any dtype and C-contiguous: a numpy array, or an object with DLPack (torch,
+            value: of any dtype, C-contiguous and in native byte order: a numpy array, or an object with DLPack (torch,
                 JAX, CuPy), CUDA's array interface or the buffer protocol (`bytes`, `bytearray`,
                 `mmap`). To Weft it is bytes. A source may be read-only. CPU memory may be a
                 destination too over tcp; over shm only memory of `alloc` can be one. A tensor on a
@@ -160,7 +160,7 @@ class Communicator:
         does not copy on.
 
         Raises:
-            ShapeError: if it is not contiguous, or has no bytes.
+            ShapeError: if it is not contiguous or not in native byte order, or has no bytes.
             RegionError: if no provider can use memory of that device; the message has the remedy.
             ProviderError: if only CUDA's array interface describes it, and there is no CUDA driver.
         """

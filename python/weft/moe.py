@@ -33,6 +33,7 @@ import numpy as np
 
 from weft import _native
 from weft._array import DTYPES, FLOAT8, SCALES, Array, array, dtype_name, empty_like, view
+from weft._routing import expert_ids, router_weights
 from weft._timeout import seconds
 from weft.errors import ClosedError, ConfigurationError, ShapeError, StageError
 from weft.float8 import scale_array, scale_count
@@ -217,29 +218,24 @@ class AllToAll:
 
         Args:
             tokens: `[tokens, hidden]` of `dtype`; contiguous, in CPU memory, sent from where it
-                lies. Do not change it before `Dispatch.recv` has returned.
-            ids: `[tokens, top_k]` expert ids; a negative one means none.
-            weights: `[tokens, top_k]` router weights, float32; 1 if not given.
+                lies. Do not change it before `Dispatch.recv` has returned. No argument may require
+                a gradient: there is none through dispatch and combine.
+            ids: `[tokens, top_k]` expert ids, of an integer dtype; a negative one means none.
+            weights: `[tokens, top_k]` router weights, rounded to float32; 1 if not given.
             scales: `[tokens, ceil(hidden / block)]` of `scale_dtype`, if tokens are 8-bit floats;
                 may be changed once this returns. float8_e8m0fnu may be given as uint8.
 
         Raises:
             BufferInUseError: if as many rounds as there are buffers have not been released.
-            ShapeError, ExpertError: if the arrays do not fit; nothing was sent.
+            ShapeError, ExpertError: if the arrays do not fit, or are not in native byte order;
+                nothing was sent.
+            ConfigurationError: if a tensor requires a gradient: pass it detached.
         """
         given = array(tokens, "tokens")
         count = given.shape[0] if given.shape else 0
         self._check(given, (count, self.hidden), self.dtype, "tokens")
-        routed = np.ascontiguousarray(ids, dtype=np.int64)
-        if routed.shape != (count, self.top_k):
-            raise ShapeError(
-                f"ids has shape {routed.shape}; {(count, self.top_k)} is needed (tokens, top_k)"
-            )
-        scaled = None
-        if weights is not None:
-            scaled = np.ascontiguousarray(weights, dtype=np.float32)
-            if scaled.shape != routed.shape:
-                raise ShapeError(f"weights has shape {scaled.shape}; {routed.shape} is needed")
+        routed = expert_ids(ids, (count, self.top_k))
+        scaled = None if weights is None else router_weights(weights, (count, self.top_k))
         factors = self._scales(scales, count)
         number = self._native.dispatch_send(
             given.native(),
@@ -297,6 +293,8 @@ class AllToAll:
     ) -> Any:
         """`combine_send` and then `Combine.recv`."""
         timeout = seconds(timeout)
+        if out is not None:
+            self._out(out, received.sent)
         return self.combine_send(received, outputs).recv(out=out, timeout=timeout)
 
     def check(self) -> None:
@@ -353,6 +351,12 @@ class AllToAll:
             return None
         dtype, block = self.scales
         return scale_array(scales, (count, scale_count(self.hidden, block)), dtype)
+
+    def _out(self, out: object, sent: int) -> Array:
+        """The array that `sent` combined tokens go to, if they fit it."""
+        given = array(out, "out", writable=True)
+        self._check(given, (sent, self.hidden), self.output_dtype, "out")
+        return given
 
     @staticmethod
     def _check(given: Array, shape: tuple[int, int], dtype: str, what: str) -> None:
@@ -533,10 +537,9 @@ class Combine:
             WaitTimeoutError, PeerLostError: as `Dispatch.recv`.
         """
         all_to_all = self._all_to_all
-        shape = (self._received.sent, all_to_all.hidden)
         if out is None:
+            shape = (self._received.sent, all_to_all.hidden)
             out = empty_like(self._received._like, shape, all_to_all.output_dtype)
-        given = array(out, "out", writable=True)
-        AllToAll._check(given, shape, all_to_all.output_dtype, "out")
+        given = all_to_all._out(out, self._received.sent)
         all_to_all._native.combine_recv(self._received.round, given.native(), seconds(timeout))
         return out

@@ -37,7 +37,6 @@ def of_every_kind() -> dict[str, tuple[Any, bytes]]:
         "uint8": np.arange(7, dtype=np.uint8),
         "bool": np.array([True, False, True]),
         "complex": np.array([1 + 2j]),
-        "big-endian": np.arange(4, dtype=">u4"),
         "bfloat16": np.arange(6).astype(ml_dtypes.bfloat16),
         "float8": np.arange(6).astype(ml_dtypes.float8_e4m3fn),
         "datetime": np.array(["2000-01-01"], dtype="datetime64[D]"),

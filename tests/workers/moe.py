@@ -288,7 +288,10 @@ def refused() -> list[list[str]]:
             "no array": (tokens.tolist(), ids),
             "ids' shape": (tokens, ids[:, :1]),
             "weights' shape": (tokens, ids, np.ones((3, 1))),
-            "too many tokens": (np.ones((17, 8), dtype=np.float32), np.zeros((17, 2)) - [0, 1]),
+            "too many tokens": (
+                np.ones((17, 8), dtype=np.float32),
+                np.zeros((17, 2), int) - [0, 1],
+            ),
             "expert out of range": (tokens, ids + 1),
             "expert twice": (tokens, ids * 0),
         }
@@ -332,7 +335,7 @@ def refused_scales() -> dict[str, str]:
             communicator, **given, dtype="float8_e4m3fn", block=10, scale_dtype="float8_e8m0fnu"
         )
         plain = AllToAll(communicator, **given)
-        tokens, ids = np.zeros((3, 24), dtype=ml_dtypes.float8_e4m3fn), np.zeros((3, 1))
+        tokens, ids = np.zeros((3, 24), dtype=ml_dtypes.float8_e4m3fn), np.zeros((3, 1), int)
         attempts: dict[str, tuple[AllToAll, Any, Any]] = {
             "none": (scaled, tokens, None),
             "shape": (scaled, tokens, np.ones((3, 4), np.float32)),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from weft import _native, moe
+from weft._array import refuse_gradient
 from weft.cuda import config as configuration
 from weft.cuda.device import place_of
 from weft.cuda.launcher import Batch, Launcher
@@ -342,10 +343,7 @@ class AllToAll(moe.AllToAll):
         if tensor.device != self.device:
             raise ShapeError(f"{what} is on {tensor.device}; this all-to-all is on {self.device}")
         if tensor.requires_grad and torch.is_grad_enabled():
-            raise ConfigurationError(
-                f"{what} requires a gradient, and there is none through dispatch and combine: pass "
-                f"{what}.detach(), or call under torch.no_grad()"
-            )
+            refuse_gradient(tensor, what)
 
     def _open(self) -> None:
         if self._closed:
