@@ -100,3 +100,33 @@ def test_a_group_that_is_poisoned_ends_everywhere(transport: str) -> None:
     for result in ranks.run("transfer.poisoned", 4, transport):
         assert result["error"] == "GroupPoisonedError"
         assert "the sea is rough" in result["message"]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    ("end", "detail"),
+    [
+        ("an error", "ValueError: no such file"),
+        ("a long error", "RuntimeError: " + "x" * 183 + "..."),
+        ("no text", "KeyError"),
+        ("unprintable", "UnprintableError: (it has no text)"),
+        ("Ctrl-C", "KeyboardInterrupt"),
+        ("exit 3", "SystemExit: 3"),
+    ],
+)
+def test_an_exception_in_the_block_is_named_by_the_other_ranks(
+    transport: str, end: str, detail: str
+) -> None:
+    results = ranks.run("transfer.raises_in_block", 3, transport, end=end)
+    failed = results.pop(1)
+    assert failed["raised"] == detail.partition(":")[0]
+    for result in results:
+        assert (result["error"], result["rank"]) == ("GroupPoisonedError", 1)
+        assert result["message"] == f"rank 1 poisoned the group: {detail}"
+
+
+@pytest.mark.parametrize("end", ["exit 0", "exit"])
+def test_a_program_that_ends_in_the_block_with_status_0_leaves_in_peace(end: str) -> None:
+    results = ranks.run("transfer.raises_in_block", 3, "shm", end=end)
+    assert results.pop(1)["raised"] == "SystemExit"
+    assert [(each["error"], each["rank"]) for each in results] == [("PeerLeftError", 1)] * 2

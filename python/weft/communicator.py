@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import platform
 import sys
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from weft import _native
 from weft._array import buffer
@@ -33,9 +34,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator", "init"]
 
+#: More characters of an exception than this are not told to the other ranks.
+MOST_TOLD: Final = 200
+
 
 class Communicator:
     """A group of ranks; `init` makes it. Closing it frees everything that was made on it.
+
+    As a context manager it closes itself at the end of the block. If the block raises, the group is
+    poisoned with the exception's class and text first: the other ranks raise `GroupPoisonedError`,
+    which names this rank and the exception. `SystemExit` with status 0 is no failure.
 
     Every `timeout` is a finite number of seconds from 0 on. NaN, infinity and negative numbers are
     refused with `ConfigurationError` (a `ValueError`): no wait is unbounded.
@@ -382,8 +390,29 @@ class Communicator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if error is not None and not is_success(error):
+            # A closed or superseded group, and that of a forked parent, cannot be poisoned.
+            with contextlib.suppress(WeftError):
+                self._native.poison(one_line(error))
         self.close()
+
+
+def is_success(error: BaseException) -> bool:
+    """Whether an exception ends a program that has done its work."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def one_line(error: BaseException) -> str:
+    """Class and text of an exception, short enough to be told to every rank."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = "(it has no text)"
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return line if len(line) <= MOST_TOLD else line[: MOST_TOLD - 3] + "..."
 
 
 def device_number(device: object) -> tuple[str, int]:

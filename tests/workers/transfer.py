@@ -219,3 +219,46 @@ def poisoned() -> dict[str, Any]:
         else:
             error = raised_by(share_and_wait)
         return {"error": type(error).__name__, "message": str(error)}
+
+
+class UnprintableError(Exception):
+    """An exception whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+#: What ends the block of rank 1, by name.
+ENDS: dict[str, BaseException] = {
+    "an error": ValueError("no\n  such\tfile"),
+    "a long error": RuntimeError("x" * 10_000),
+    "no text": KeyError(),
+    "unprintable": UnprintableError(),
+    "Ctrl-C": KeyboardInterrupt(),
+    "exit 3": SystemExit(3),
+    "exit 0": SystemExit(0),
+    "exit": SystemExit(),
+}
+
+
+def raises_in_block(end: str) -> dict[str, Any]:
+    """Rank 1 leaves its block by an exception, while the others wait for it."""
+    raised: BaseException | None = None
+    error: weft.WeftError | None = None
+    try:
+        with weft.init() as communicator:
+            counter = communicator.counter()
+            communicator.share([], [counter])
+            # Nobody is still in `share` when the exception comes.
+            communicator.all_gather(b"")
+            if communicator.rank == 1:
+                raise ENDS[end]
+            error = raised_by(lambda: counter.wait({1: 1}, timeout=20))
+    except BaseException as caught:
+        raised = caught
+    return {
+        "raised": type(raised).__name__,
+        "error": type(error).__name__,
+        "message": str(error),
+        "rank": None if error is None else error.rank,
+    }
