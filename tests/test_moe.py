@@ -160,3 +160,39 @@ def test_arguments_without_meaning_are_refused(options: dict[str, Any], error: s
 def test_ranks_that_were_told_different_things_are_refused(differing: dict[str, Any]) -> None:
     for error, _ in ranks.run("moe.constructed", 2, differing=differing):
         assert error == "ConfigurationMismatchError"
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "default"),
+    [
+        ("weighting", "expert", "combine"),
+        ("combine", "per_expert", "reduce"),
+        ("layout", "indexed", "contiguous"),
+        ("pad_to", 8, 1),
+        ("buffers", 3, 2),
+        ("max_tokens", 17, 16),
+        ("experts", 5, 4),
+        # Neither of these is possible by itself.
+        ("top_k", 0, 2),
+        ("hidden", 2**31, 8),
+        ("private_rows", 3, 16),
+        ("max_receive_rows", 20, "none"),
+        ("max_bytes", 1 << 30, "none"),
+    ],
+)
+def test_an_argument_that_differs_is_named_with_both_values(
+    argument: str, value: object, default: object
+) -> None:
+    first, second = ranks.run("moe.constructed", 2, differing={argument: value})
+    assert f"rank 1 has {argument} {value}, this rank {default}" in first[1]
+    assert f"rank 0 has {argument} {default}, this rank {value}" in second[1]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("device", [False, True])
+def test_an_all_to_all_that_finds_no_memory_keeps_none(transport: str, device: bool) -> None:
+    results = ranks.run("moe.no_memory", 2, transport, device=device)
+    class_of_peer = "DeviceError" if device else "AllocationError"
+    assert [each["error"] for each in results] == [class_of_peer, "AllocationError"]
+    assert results[0]["rank"] == 1
+    assert [each["after"] for each in results] == ["right"] * 2

@@ -1,5 +1,7 @@
 """Dispatch and combine against a dense reference."""
 
+import resource
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
@@ -7,7 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import weft
+from weft import _native
 from weft.moe import AllToAll, Received
+from workers.device_native import OPTIONS
+from workers.transfer import raised_by
 
 DTYPES: dict[str, Any] = {
     "float32": np.float32,
@@ -389,3 +394,41 @@ def constructed(differing: dict[str, Any], **options: Any) -> list[str]:
         except weft.WeftError as error:
             return [type(error).__name__, str(error)]
         return ["nothing", ""]
+
+
+def no_memory(device: bool) -> dict[str, Any]:
+    """Rank 1 has memory for one and a half sets of buffers: two are refused, and less is not."""
+
+    def make(**given: int) -> Any:
+        shape = {"experts": 4, "top_k": 2, "hidden": 4096} | given
+        if device:
+            options: dict[str, Any] = OPTIONS | shape
+            return _native.DeviceAllToAll(communicator._native, device="twin", **options)
+        return AllToAll(communicator, **shape, timeout=20)  # type: ignore[arg-type]
+
+    with weft.init() as communicator:
+        largest = make(max_tokens=4096, buffers=1)
+        set_bytes = largest.sizes()[1] if device else largest.memory_bytes
+        largest.close(20.0) if device else largest.close()
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        if communicator.rank == 1:
+            pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+            limit = pages * resource.getpagesize() + set_bytes * 3 // 2
+            resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+        error = raised_by(lambda: make(max_tokens=4096, buffers=2))
+        # Five eighths of that set here, and over shm as much of the peer's.
+        smaller = make(max_tokens=1280, buffers=2)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        after = "right"
+        if not device:
+            sent = batch(np.random.default_rng(communicator.rank), smaller, "random")
+            with dispatch(smaller, sent) as received:
+                combined = smaller.combine(received, run_experts(smaller, received))
+            after = compare(smaller, sent, combined, "reduce", "combine") or "right"
+        communicator.barrier()
+        return {
+            "error": type(error).__name__,
+            "message": str(error),
+            "rank": None if error is None else error.rank,
+            "after": after,
+        }

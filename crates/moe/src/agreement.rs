@@ -4,7 +4,7 @@
 //! name and a value, so that whoever differs can be told in what, even by another version of Weft.
 
 use crate::error::Error;
-use crate::shape::{CombineMode, Config, Layout};
+use crate::shape::{CombineMode, Config, Layout, Weighting};
 use crate::token_type::TokenType;
 
 /// More of a peer's text than this is not repeated in an error.
@@ -68,7 +68,7 @@ impl Config {
     }
 
     /// Names and values; what comes first is compared first.
-    fn fields(&self) -> [Field; 18] {
+    fn fields(&self) -> [Field; 19] {
         let Config { ranks, rank: _, experts, top_k, hidden, max_tokens, .. } = self;
         let layout = match self.layout {
             Layout::Contiguous { .. } => "contiguous",
@@ -77,6 +77,10 @@ impl Config {
         let combine = match self.combine {
             CombineMode::ReduceAtExpert => "reduce",
             CombineMode::PerExpert => "per_expert",
+        };
+        let weighting = match self.weighting {
+            Weighting::AtCombine => "combine",
+            Weighting::AtExpert => "expert",
         };
         let scale = match self.token_type {
             TokenType::Plain(_) => "none".to_owned(),
@@ -102,6 +106,7 @@ impl Config {
             ("layout", layout.to_owned()),
             ("pad_to", self.layout.pad_to().to_string()),
             ("combine", combine.to_owned()),
+            ("weighting", weighting.to_owned()),
             ("max_bytes", or_none(self.max_bytes)),
         ]
     }
@@ -135,7 +140,7 @@ mod tests {
 
     #[test]
     fn every_field_is_compared_and_named() {
-        let changes: [(&str, Change); 15] = [
+        let changes: [(&str, Change); 17] = [
             ("ranks", |c| c.ranks = 4),
             ("experts", |c| c.experts = 9),
             ("top_k", |c| c.top_k = 1),
@@ -151,6 +156,8 @@ mod tests {
             ("layout", |c| c.layout = Layout::Indexed),
             ("pad_to", |c| c.layout = Layout::Contiguous { pad_to: 8 }),
             ("combine", |c| c.combine = CombineMode::PerExpert),
+            ("weighting", |c| c.weighting = Weighting::AtExpert),
+            ("max_bytes", |c| c.max_bytes = Some(1 << 30)),
         ];
         for (field, change) in changes {
             let mut theirs = config();

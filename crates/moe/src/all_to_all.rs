@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::exchange::{Input, Stage};
 use crate::round::{Handle, Received};
 use crate::rows::{Area, Rows, RowsMut};
-use crate::shape::{Config, Shape, Weighting};
+use crate::shape::{Config, Shape};
 use weft_fabric::trace::PhaseRecord;
 use weft_fabric::{Cause, Engine, Host, Poison, Rank, Requests, Time, Waiter, clock, wait};
 
@@ -103,11 +103,11 @@ impl AllToAll {
         host: &mut impl Host,
         handle: Handle,
         outputs: Rows<'_>,
-        weighting: Weighting,
     ) -> Result<(), Error> {
         let begin = clock::now();
         host.with(|engine| engine.check())?;
         self.driver.expect(handle, &[Stage::Dispatched], "combine_send")?;
+        let weighting = self.shape().config().weighting;
         loop {
             let more = self.driver.answer(handle, outputs, weighting)?;
             self.turn(host)?;
@@ -128,7 +128,6 @@ impl AllToAll {
         host: &mut impl Host,
         handle: Handle,
         out: RowsMut<'_>,
-        weighting: Weighting,
         waiter: &mut Waiter<'_>,
     ) -> Result<(), Error> {
         let begin = clock::now();
@@ -136,6 +135,7 @@ impl AllToAll {
         let row_bytes = self.shape().area_row_bytes(Area::Output);
         out.require(Area::Output, self.driver.tokens(handle), row_bytes)?;
         self.run(host, handle, Stage::Combining, waiter)?;
+        let weighting = self.shape().config().weighting;
         self.driver.sum_answers(handle, out, weighting)?;
         phase(host, "combine recv", begin);
         Ok(())

@@ -2,6 +2,7 @@
 
 use crate::all_to_all::AllToAll;
 use crate::error::Error;
+use crate::outcome;
 use crate::shape::Config;
 use weft_fabric::descriptor::Grant;
 use weft_fabric::{Communicator, Driver as _, Rank, Time, Waiter};
@@ -12,7 +13,8 @@ impl AllToAll {
     ///
     /// # Errors
     /// Those of [`crate::Shape::new`]; [`Error::Disagreement`] if the ranks' configurations differ,
-    /// before anything is allocated; those of the fabric.
+    /// before anything is allocated; those of the fabric; [`Error::PeerRefused`] if a peer could not
+    /// allocate its part. Nothing stays allocated, here or there, unless grants were exchanged.
     pub fn connect(
         communicator: &Communicator,
         config: Config,
@@ -20,7 +22,8 @@ impl AllToAll {
     ) -> Result<AllToAll, Error> {
         let copies = vec![config.encode(); communicator.world_size() as usize];
         config.agree(&communicator.trade(&copies, deadline)?)?;
-        let mut all_to_all = AllToAll::allocate(&mut communicator.engine(), config)?;
+        let made = AllToAll::allocate(&mut communicator.engine(), config);
+        let mut all_to_all = made_by_all(communicator, made, deadline)?;
         let mut grants = Vec::new();
         for rank in (0..communicator.world_size()).map(Rank) {
             grants.push(if rank == communicator.rank() {
@@ -77,4 +80,22 @@ impl AllToAll {
         }
         poisoned
     }
+}
+
+/// An all-to-all if every rank has allocated its own. Otherwise it is given back: no peer was granted any
+/// of it yet.
+fn made_by_all(
+    communicator: &Communicator,
+    made: Result<AllToAll, Error>,
+    deadline: Time,
+) -> Result<AllToAll, Error> {
+    let outcomes = outcome::trade(communicator, &made, deadline);
+    let all_to_all = made?;
+    let refusal = match outcomes {
+        Ok(None) => return Ok(all_to_all),
+        Ok(Some((peer, detail))) => Error::PeerRefused { peer, detail },
+        Err(error) => error,
+    };
+    all_to_all.into_driver().give_back(&mut communicator.engine());
+    Err(refusal)
 }

@@ -26,7 +26,7 @@ impl Driver {
     /// linked.
     ///
     /// # Errors
-    /// [`Error::WrongGroup`]; those of the fabric.
+    /// [`Error::WrongGroup`]; those of the fabric. What was allocated by then is given back.
     pub fn allocate(engine: &mut Engine, shape: &Shape) -> Result<Driver, Error> {
         let (rank, ranks) = (shape.config().rank, shape.config().ranks);
         let (engine_rank, engine_ranks) = (engine.rank().0, engine.size());
@@ -34,16 +34,15 @@ impl Driver {
             return Err(Error::WrongGroup { rank, ranks, engine_rank, engine_ranks });
         }
         let namespace = engine.namespace();
-        let mut sets = Vec::new();
-        let mut counters = Vec::new();
-        for number in 0..u64::from(shape.config().buffers) {
-            let areas = Areas::new(engine, shape)?;
-            let of_set = [engine.counter()?, engine.counter()?, engine.counter()?];
-            counters.extend(of_set);
-            let namespaced = u64::from(namespace) << Event::NAMESPACE_SHIFT;
-            let tag = namespaced + number * u64::from(ranks);
-            sets.push(Exchange::new(shape, areas, of_set, tag));
-        }
+        let (areas, of_sets) = memory_and_counters(engine, shape)?;
+        let tag = |number: u64| {
+            (u64::from(namespace) << Event::NAMESPACE_SHIFT) + number * u64::from(ranks)
+        };
+        let sets = (0..).zip(areas).zip(&of_sets);
+        let sets: Vec<_> = sets
+            .map(|((number, areas), of_set)| Exchange::new(shape, areas, *of_set, tag(number)))
+            .collect();
+        let counters = of_sets.concat();
         Ok(Driver { shape: shape.clone(), sets, counters, namespace, next_round: 0 })
     }
 
@@ -137,6 +136,34 @@ impl Driver {
         let sets = self.sets.len();
         Requests::with_capacity(7 * peers * sets, (rows + 4 * peers) * sets)
     }
+}
+
+/// The memory of every set of buffers, and the counters of each; nothing if one of them cannot be had.
+fn memory_and_counters(
+    engine: &mut Engine,
+    shape: &Shape,
+) -> Result<(Vec<Areas>, Vec<[CounterId; 3]>), Error> {
+    let buffers = shape.config().buffers as usize;
+    let mut areas = Vec::with_capacity(buffers);
+    let mut counters = Vec::with_capacity(buffers);
+    let mut fill = || {
+        // Memory first: counters are not given back.
+        for _ in 0..buffers {
+            areas.push(Areas::new(engine, shape)?);
+        }
+        for _ in 0..buffers {
+            counters.push([engine.counter()?, engine.counter()?, engine.counter()?]);
+        }
+        Ok(())
+    };
+    let filled: weft_fabric::Result<()> = fill();
+    if let Err(error) = filled {
+        for each in &areas {
+            engine.release(each.region());
+        }
+        return Err(error.into());
+    }
+    Ok((areas, counters))
 }
 
 impl weft_fabric::Driver for Driver {

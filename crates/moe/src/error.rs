@@ -300,6 +300,14 @@ pub enum Error {
         /// Bytes allowed.
         limit: u64,
     },
+    /// A peer could not allocate its part of an all-to-all.
+    #[error("rank {peer} could not allocate its part of the all-to-all: {detail}; ask for less")]
+    PeerRefused {
+        /// The peer.
+        peer: u32,
+        /// The text of its error.
+        detail: String,
+    },
     /// A peer could not make its part of a device all-to-all.
     #[error("rank {peer} could not make its part of the all-to-all: {detail}")]
     PeerFailed {

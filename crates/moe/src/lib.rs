@@ -25,6 +25,7 @@ pub mod fuzz;
 pub mod header;
 pub mod metadata;
 mod missing;
+mod outcome;
 mod peer;
 mod placement;
 mod plan;

@@ -46,6 +46,8 @@ pub struct Config {
     pub layout: Layout,
     /// What an expert's rank sends back.
     pub combine: CombineMode,
+    /// Who multiplies by the router's weights.
+    pub weighting: Weighting,
     /// The most bytes that the areas may take, for those who want a limit of their own.
     pub max_bytes: Option<u64>,
 }
@@ -118,6 +120,7 @@ impl Config {
             output_dtype: DType::F32,
             layout: Layout::Contiguous { pad_to: 1 },
             combine: CombineMode::ReduceAtExpert,
+            weighting: Weighting::default(),
             max_bytes: None,
         }
     }

@@ -30,7 +30,6 @@ pub struct AllToAll {
     moe: Slot,
     rounds: Mutex<HashMap<u64, Round>>,
     shape: Shape,
-    weighting: Weighting,
 }
 
 /// An array that the Python layer has checked to be contiguous: address, bytes, and who owns it.
@@ -206,19 +205,20 @@ impl AllToAll {
                 combine,
                 &[("reduce", CombineMode::ReduceAtExpert), ("per_expert", CombineMode::PerExpert)],
             )?,
+            weighting: choose(
+                py,
+                "weighting",
+                weighting,
+                &[("combine", Weighting::AtCombine), ("expert", Weighting::AtExpert)],
+            )?,
             max_bytes,
             ..Config::new(ranks, rank, experts, top_k).sized(max_tokens, hidden)
         };
-        let weighting = choose(
-            py,
-            "weighting",
-            weighting,
-            &[("combine", Weighting::AtCombine), ("expert", Weighting::AtExpert)],
-        )?;
-        let shape = Shape::new(config.clone()).map_err(Error::from)?;
+        // Ranks compare before any of them looks whether its own makes sense.
         let moe = shared.with(py, |fabric| Ok(Moe::connect(fabric, config, deadline(timeout))?))?;
+        let shape = moe.shape().clone();
         let (moe, rounds) = (Slot::new(moe), Mutex::default());
-        Ok(AllToAll { shared, moe, rounds, shape, weighting })
+        Ok(AllToAll { shared, moe, rounds, shape })
     }
 
     /// Bytes of a token with its scales, and of an answer, as the wire has them.
@@ -328,12 +328,7 @@ impl AllToAll {
             // SAFETY: the owner is an argument of this call, and the docstring forbids changing the
             // array while it runs.
             let outputs = Rows::new(unsafe { bytes(&outputs) }, row, row);
-            self.moe.call()?.open()?.combine_send(
-                &mut fabric.host(),
-                handle,
-                outputs,
-                self.weighting,
-            )?;
+            self.moe.call()?.open()?.combine_send(&mut fabric.host(), handle, outputs)?;
             Ok(())
         })
     }
@@ -356,7 +351,7 @@ impl AllToAll {
             // SAFETY: the owner is an argument of this call, and the docstring forbids touching the
             // array while it runs.
             let out = RowsMut::new(unsafe { bytes_mut(&mut out) }, row, row);
-            Ok(moe.combine_recv(&mut fabric.host(), handle, out, self.weighting, waiter)?)
+            Ok(moe.combine_recv(&mut fabric.host(), handle, out, waiter)?)
         })
     }
 
@@ -382,8 +377,11 @@ impl AllToAll {
         Ok(py.detach(|| self.moe.call()?.open().map(|moe| moe.copies_sent(handle)))?)
     }
 
-    /// Gives all memory back; every rank calls this.
+    /// Gives all memory back; every rank calls this. In a forked child it only forgets.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        if fork::is_child() {
+            return Ok(());
+        }
         self.shared.wait(py, timeout, |fabric, waiter| {
             let Some(moe) = self.moe.call()?.moe.take() else { return Ok(()) };
             self.release_inputs(&mut fabric.engine());
@@ -391,7 +389,8 @@ impl AllToAll {
         })
     }
 
-    /// Ends it on this rank alone; the engine keeps memory that peers may write to.
+    /// Ends it on this rank alone; the engine keeps memory that peers may write to. In a forked child it
+    /// only forgets.
     fn abandon(&self, py: Python<'_>) -> PyResult<()> {
         if fork::is_child() {
             return Ok(());

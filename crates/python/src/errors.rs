@@ -220,6 +220,7 @@ fn of_moe(error: &MoeError) -> Raised {
         | MoeError::CastBlock { .. }
         | MoeError::RowPieces { .. } => Raised::new("ConfigurationError"),
         MoeError::HeapTooLarge { .. } => Raised::new("SizeError"),
+        MoeError::PeerRefused { peer, .. } => Raised::new("AllocationError").at(*peer),
         MoeError::PeerFailed { peer, .. } => Raised::new("DeviceError").at(*peer),
         MoeError::NoChannel { .. } => Raised::new("UnknownError"),
         MoeError::NoAddress { .. } | MoeError::Misaligned { .. } => Raised::new("ShapeError"),

@@ -25,14 +25,9 @@ impl Heap {
         deadline: Time,
     ) -> Result<Heap> {
         let control = communicator.control();
-        let built = Heap::allocate(place, bytes);
-        let said = match &built {
-            Ok(builder) => builder.offer(),
-            Err(error) => Said::refusal(error).encode(),
-        };
-        let told = gather(control, Operation::Heap, &said, deadline);
-        let builder = built?;
-        let told = told?;
+        // A step of its own: after one that failed, every rank has made as many calls.
+        let builder = agree(control, Heap::allocate(place, bytes), deadline)?;
+        let told = gather(control, Operation::Heap, &builder.offer(), deadline)?;
         let rank = control.rank().0;
         let checked = builder.check(rank, &told).and_then(|offers| {
             builder.same_members(control, &offers)?;

@@ -9,6 +9,7 @@ use crate::device::program::{Launcher, Program};
 use crate::device::shape::DeviceShape;
 use crate::device::twin::Twin;
 use crate::error::Error;
+use crate::outcome;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_control::Operation;
@@ -45,9 +46,6 @@ impl DeviceSetup {
 
 /// Where `limit_ns` stands in a heap.
 const LIMIT_AT: u64 = crate::device::areas::GlobalWord::Limit as u64;
-
-/// More of an error than this is not told to the peers.
-const MOST_TOLD: usize = 2000;
 
 /// One rank's part before there is a heap.
 struct Prepared {
@@ -211,21 +209,11 @@ fn together<T>(
     outcome: Result<T, Error>,
     deadline: Time,
 ) -> Result<T, Error> {
-    let said = match &outcome {
-        Ok(_) => Vec::new(),
-        Err(error) => {
-            let text: String = error.to_string().chars().take(MOST_TOLD).collect();
-            text.into_bytes()
-        }
-    };
-    let told = communicator.trade(&vec![said; communicator.world_size() as usize], deadline);
-    let outcome = outcome?;
-    match (0..).zip(told?).find(|(_, said)| !said.is_empty()) {
-        None => Ok(outcome),
-        Some((peer, said)) => {
-            let detail = String::from_utf8_lossy(&said).chars().take(MOST_TOLD).collect();
-            Err(Error::PeerFailed { peer, detail })
-        }
+    let failed = outcome::trade(communicator, &outcome, deadline);
+    let made = outcome?;
+    match failed? {
+        None => Ok(made),
+        Some((peer, detail)) => Err(Error::PeerFailed { peer, detail }),
     }
 }
 
