@@ -16,6 +16,13 @@ def test_a_fork_after_init_is_refused_and_the_parent_goes_on() -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("forget", [False, True])
+def test_a_child_forked_while_a_thread_waits_can_exit(transport: str, forget: bool) -> None:
+    first, _ = ranks.run("process.fork_while_waiting", 2, transport, forget=forget)
+    assert first["ends"] == ["exit 7", "WaitTimeoutError"]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("wait", ["dispatch", "signal", "all_gather", "construct"])
 def test_control_c_ends_a_wait(transport: str, wait: str) -> None:
     took, _ = ranks.run("process.interrupt", 2, transport, wait=wait)

@@ -51,6 +51,7 @@ class Communicator:
 
     def __init__(self, native: _native.Communicator) -> None:
         self._native = native
+        self._process = os.getpid()
         self._all_to_alls: weakref.WeakSet[AllToAll] = weakref.WeakSet()
         OPEN.add(self)
 
@@ -380,9 +381,12 @@ class Communicator:
         """Say goodbye to the peers and give everything back. A second call does nothing.
 
         Memory that an array still shows stays until that array is gone. Every later call on this
-        communicator, or on what was made on it, raises `ClosedError`.
+        communicator, or on what was made on it, raises `ClosedError`. In a child that was forked
+        after `init` this forgets the communicator, which is the parent's.
         """
         OPEN.discard(self)
+        if os.getpid() != self._process:
+            return
         for all_to_all in list(self._all_to_alls):
             all_to_all._abandon()
         self._native.close()

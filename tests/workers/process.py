@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,59 @@ def fork() -> dict[str, Any]:
         os.waitpid(child, 0)
         communicator.barrier()
         return {"told": told}
+
+
+#: A child that has not ended by then hangs.
+CHILD_SECONDS = 5.0
+
+
+def fork_while_waiting(forget: bool) -> dict[str, Any]:
+    """How long children of rank 0 take to exit that were forked while a thread of it waits."""
+    with weft.init() as communicator:
+        all_to_all = AllToAll(communicator, experts=2, top_k=1, hidden=4, max_tokens=4)
+        region, counter = communicator.alloc(64), communicator.counter()
+        communicator.share([region], [counter])
+        ends: list[str] = []
+        if communicator.rank == 0:
+            ended: list[str] = []
+
+            def wait() -> None:
+                try:
+                    counter.wait({1: 1}, timeout=2.0)
+                except weft.errors.WaitTimeoutError:
+                    ended.append("WaitTimeoutError")
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            time.sleep(0.3)
+            child = os.fork()
+            if child == 0:
+                if forget:
+                    # What is left to do is garbage collection's.
+                    weft.communicator.OPEN.clear()
+                    communicator.close = all_to_all.close = lambda **_: None  # type: ignore[method-assign]
+                else:
+                    all_to_all.close()
+                    communicator.close()
+                sys.exit(7)
+            ends = [exit_of(child)]
+            thread.join()
+            ends += ended
+        communicator.barrier()
+        return {"ends": ends}
+
+
+def exit_of(child: int) -> str:
+    """The status of a child, once it has ended; one that hangs is killed."""
+    until = time.monotonic() + CHILD_SECONDS
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return f"exit {os.waitstatus_to_exitcode(status)}"
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hung"
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 //! What `weft.init()` returns.
 
 use crate::errors::Error;
+use crate::fork;
 use crate::memory::lent;
 use crate::region::Region;
 use crate::request::Request;
@@ -363,6 +364,10 @@ impl Communicator {
     /// Leaves the group and gives everything back; waits of other threads end with an error. In a forked
     /// child it does nothing.
     fn close(&self, py: Python<'_>) {
+        // A thread of the parent may hold any lock here, and no thread of this process gives it back.
+        if fork::is_child() {
+            return;
+        }
         py.detach(|| self.shared.close());
         // Requests that had not ended by then.
         self.shared.finished.run(py);

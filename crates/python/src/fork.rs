@@ -1,5 +1,6 @@
 //! A process that forks after `weft.init()` has a copy of the handles and of none of the threads, and
-//! shares the memory and the connections with its parent: every call in the child is refused.
+//! shares the memory and the connections with its parent: every call in the child is refused. Closing and
+//! garbage collection there only forget, and take no lock: a thread of the parent may have held it.
 
 use crate::errors::raise;
 use pyo3::prelude::*;

@@ -311,9 +311,11 @@ impl DeviceAllToAll {
         self.call(py, Moe::check)
     }
 
-    /// Gives all memory back; every rank calls this.
+    /// Gives all memory back; every rank calls this. In a forked child it only forgets.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        fork::check(py)?;
+        if fork::is_child() {
+            return Ok(());
+        }
         let Some(shared) = &self.shared else {
             py.detach(|| drop(self.take()));
             return Ok(());
@@ -332,7 +334,9 @@ impl DeviceAllToAll {
 
     /// Ends it on this rank alone. In a forked child it only forgets.
     fn abandon(&self, py: Python<'_>) {
-        py.detach(|| end(self.take()));
+        if !fork::is_child() {
+            py.detach(|| end(self.take()));
+        }
     }
 }
 
