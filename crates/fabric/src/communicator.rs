@@ -86,17 +86,13 @@ impl Communicator {
     /// meanwhile.
     pub fn init(config: CommunicatorConfig) -> Result<Communicator> {
         let control = Control::connect(config.control.clone())?;
-        let deadline = clock::now().after(config.control.connect_timeout);
-        Communicator::over(control, config, deadline)
+        Communicator::over(control, config)
     }
 
-    /// A communicator over a group that has been formed.
-    pub fn over(
-        control: Control,
-        config: CommunicatorConfig,
-        deadline: Time,
-    ) -> Result<Communicator> {
+    /// A communicator over a group that has been formed, within the time that its program gave for that.
+    pub fn over(control: Control, config: CommunicatorConfig) -> Result<Communicator> {
         let rank = control.rank();
+        let deadline = clock::now().after(control.connect_time_left());
         let device_config = device_config(&control, &config);
         let devices: Vec<Arc<dyn Device>> = config
             .providers
@@ -257,7 +253,10 @@ impl Communicator {
         }
         drop(engine);
         let mut remotes = Vec::new();
-        let mut give_up = || Ok(self.shared.check_open()?);
+        let mut give_up = || {
+            self.shared.check_open()?;
+            Ok(self.control.check()?)
+        };
         for (number, bytes) in
             self.trade_as(Operation::Share, &grants, deadline)?.into_iter().enumerate()
         {
@@ -334,14 +333,13 @@ impl Communicator {
     /// with new ranks in the old order, new connections and new memory. This one's memory is not
     /// reused.
     pub fn reform(&self, timeout: Duration) -> Result<Communicator> {
-        let deadline = clock::now().after(timeout);
         if self.control.poisoned().is_none() {
             let cause = self.engine().poison_flag().get().cloned();
             if let Some(cause) = cause {
                 self.control.poison(&cause);
             }
         }
-        Communicator::over(self.control.reform(timeout)?, self.config.clone(), deadline)
+        Communicator::over(self.control.reform(timeout)?, self.config.clone())
     }
 
     /// Poisons the group at every rank.
@@ -378,10 +376,7 @@ fn connect(control: &Control, engine: &mut Engine, deadline: Time) -> Result<()>
     let introductions = engine.introduce(&addresses)?;
     let timeout = deadline.since(clock::now());
     let messages = control.exchange_as(Operation::Introductions, &introductions, timeout)?;
-    let mut give_up = || match control.poisoned() {
-        Some(cause) => Err(Error::Poisoned(cause)),
-        None => Ok(()),
-    };
+    let mut give_up = || Ok(control.check()?);
     let mut limit = WaitLimit { deadline, give_up: &mut give_up };
     engine.connect(&addresses, &messages, &mut limit)
 }

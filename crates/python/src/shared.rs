@@ -107,16 +107,6 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
-    /// In a forked child nothing is given back: the connections and threads are the parent's, and one of
-    /// its threads may hold any lock.
-    fn drop(&mut self) {
-        if fork::is_child() {
-            std::mem::forget(self.fabric.clone());
-        }
-    }
-}
-
 /// What was raised, if anything.
 pub fn take(raised: &Raised) -> Option<PyErr> {
     raised.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
