@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_alike", "check_shared"]
 
-#: More bytes of what a peer passed than this are not repeated in an error.
-_MOST_SHOWN: Final = 80
+#: Longest text of a peer that an error repeats, in bytes.
+_MAX_SHOWN: Final = 80
 
 
 def check_shared(
@@ -39,17 +39,17 @@ def check_shared(
         check_group(counter._native, group, "a counter")
 
 
-def check_alike(told: Sequence[bytes], rank: int) -> None:
+def check_alike(gathered: Sequence[bytes], rank: int) -> None:
     """Raise unless all ranks passed as many regions and counters to `share` as this one.
 
     Raises:
         ConfigurationMismatchError: names all ranks, by what they passed.
     """
-    if all(each == told[rank] for each in told):
+    if all(each == gathered[rank] for each in gathered):
         return
     by_text: dict[str, list[int]] = {}
-    for peer, each in enumerate(told):
-        by_text.setdefault(each[:_MOST_SHOWN].decode(errors="replace"), []).append(peer)
+    for peer, each in enumerate(gathered):
+        by_text.setdefault(each[:_MAX_SHOWN].decode(errors="replace"), []).append(peer)
     passed = "; ".join(
         f"{'rank' if len(peers) == 1 else 'ranks'} {', '.join(map(str, peers))} passed {text}"
         for text, peers in by_text.items()
@@ -58,5 +58,5 @@ def check_alike(told: Sequence[bytes], rank: int) -> None:
         f"share: {passed}: as many of both are needed on every rank; nothing was granted, pass as "
         "many everywhere"
     )
-    mismatch.rank = next(peer for peer, each in enumerate(told) if each != told[rank])
+    mismatch.rank = next(peer for peer, each in enumerate(gathered) if each != gathered[rank])
     raise mismatch

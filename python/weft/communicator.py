@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator", "init"]
 
-#: More characters of an exception than this are not told to the other ranks.
-MOST_TOLD: Final = 200
+#: Longest text of an exception that the other ranks are sent, in characters.
+MAX_DETAIL: Final = 200
 
 
 class Communicator:
@@ -213,10 +213,10 @@ class Communicator:
             check_shared(regions, counters, group)
         except WeftError as error:
             refused, passed = error, f"arguments that it refused ({type(error).__name__})"
-        told = group.all_gather(passed.encode(), timeout)
+        gathered = group.all_gather(passed.encode(), timeout)
         if refused is not None:
             raise refused
-        check_alike(told, group.rank)
+        check_alike(gathered, group.rank)
         shared = group.share(
             [region._native for region in regions],
             [counter.number for counter in counters],
@@ -410,13 +410,13 @@ def is_success(error: BaseException) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """Class and text of an exception, short enough to be told to every rank."""
+    """Class and text of an exception, on one line of at most `MAX_DETAIL` characters."""
     try:
         text = " ".join(str(error).split())
     except Exception:
         text = "(it has no text)"
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return line if len(line) <= MOST_TOLD else line[: MOST_TOLD - 3] + "..."
+    return line if len(line) <= MAX_DETAIL else line[: MAX_DETAIL - 3] + "..."
 
 
 def device_number(device: object) -> tuple[str, int]:

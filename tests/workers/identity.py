@@ -10,7 +10,7 @@ from weft.moe import AllToAll
 from workers.transfer import raised_by
 
 
-def told(call: Callable[[], Any]) -> list[str]:
+def refusal(call: Callable[[], Any]) -> list[str]:
     """The class and the text of what a call raises."""
     error = raised_by(call)
     return [type(error).__name__, str(error)]
@@ -37,11 +37,11 @@ def before_reform() -> dict[str, list[str]]:
             source = weft.Page(stale, 0, granted, 0, 8)
             destination = weft.Page(region, 0, old_granted[peer][0], 0, 8)
             raised = {
-                "source": told(lambda: new.write(peer, counter, 0, [source])),
-                "destination": told(lambda: new.write(peer, counter, 0, [good, destination])),
-                "counter": told(lambda: new.write(peer, old_counter, 0, [good])),
-                "shared region": told(lambda: new.share([stale], [])),
-                "shared counter": told(lambda: new.share([], [old_counter])),
+                "source": refusal(lambda: new.write(peer, counter, 0, [source])),
+                "destination": refusal(lambda: new.write(peer, counter, 0, [good, destination])),
+                "counter": refusal(lambda: new.write(peer, old_counter, 0, [good])),
+                "shared region": refusal(lambda: new.share([stale], [])),
+                "shared counter": refusal(lambda: new.share([], [old_counter])),
             }
             new.write(peer, counter, 0, [good]).wait()
             counter.wait({peer: [8]})
@@ -60,9 +60,9 @@ def another_peer() -> dict[str, Any]:
             source = communicator.alloc(64)
             source.bytes[:] = 7
             pages = {peer: [weft.Page(source, 0, granted[peer][0], 0, 8)] for peer in (1, 2)}
-            result["write"] = told(lambda: communicator.write(1, counter, 0, pages[2]))
+            result["write"] = refusal(lambda: communicator.write(1, counter, 0, pages[2]))
             swapped = {1: pages[2], 2: pages[1]}
-            result["scatter"] = told(lambda: communicator.scatter(swapped, counter, 0))
+            result["scatter"] = refusal(lambda: communicator.scatter(swapped, counter, 0))
             # Nothing of that was sent: the round is still to be started.
             communicator.scatter(pages, counter, 0).wait()
         else:
@@ -99,17 +99,17 @@ def another_round() -> dict[str, list[str]]:
         received = [each.dispatch(tokens * n, ids) for n, each in enumerate((first, second), 1)]
         outputs = [each.tokens.copy() for each in received]
         raised = {
-            "another's": told(lambda: first.combine(received[1], outputs[1])),
-            "another's, sent": told(lambda: second.combine_send(received[0], outputs[0])),
+            "another's": refusal(lambda: first.combine(received[1], outputs[1])),
+            "another's, sent": refusal(lambda: second.combine_send(received[0], outputs[0])),
         }
         combined = [
             each.combine(mine, out)
             for each, mine, out in zip((first, second), received, outputs, strict=True)
         ]
         assert [each.tolist() for each in combined] == [[[1.0] * 4] * 4, [[2.0] * 4] * 4]
-        raised["twice"] = told(lambda: first.combine(received[0], outputs[0]))
+        raised["twice"] = refusal(lambda: first.combine(received[0], outputs[0]))
         received[0].release()
-        raised["released"] = told(lambda: first.combine(received[0], outputs[0]))
+        raised["released"] = refusal(lambda: first.combine(received[0], outputs[0]))
         received[1].release()
         communicator.barrier()
         return raised

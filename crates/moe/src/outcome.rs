@@ -1,12 +1,12 @@
-//! How a step of making an all-to-all went on every rank, so that none waits for one that failed.
+//! Outcome exchange: every rank gets the error of a rank whose step failed, so that none waits for it.
 
 use crate::error::Error;
 use weft_fabric::{Communicator, Time};
 
-/// Most characters of an error that the peers are sent, and that are taken of a peer's.
+/// Longest text of an error that is sent, or taken of a peer, in characters.
 const MAX_DETAIL: usize = 2000;
 
-/// Sends every rank how it went here. Returns the first rank where it failed, with the text of its error.
+/// Sends every rank this rank's outcome. Returns the first rank that failed, with the text of its error.
 ///
 /// # Errors
 /// Those of [`Communicator::trade`].

@@ -46,7 +46,7 @@ pub struct Config {
     pub layout: Layout,
     /// What an expert's rank sends back.
     pub combine: CombineMode,
-    /// Who multiplies by the router's weights.
+    /// Where the router's weights are applied.
     pub weighting: Weighting,
     /// The most bytes that the areas may take, for those who want a limit of their own.
     pub max_bytes: Option<u64>,

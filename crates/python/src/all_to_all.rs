@@ -214,7 +214,7 @@ impl AllToAll {
             max_bytes,
             ..Config::new(ranks, rank, experts, top_k).sized(max_tokens, hidden)
         };
-        // Ranks compare before any of them looks whether its own makes sense.
+        // Arguments are compared first: impossible ones on one rank are an error on every rank.
         let moe = shared.with(py, |fabric| Ok(Moe::connect(fabric, config, deadline(timeout))?))?;
         let shape = moe.shape().clone();
         let (moe, rounds) = (Slot::new(moe), Mutex::default());

@@ -25,7 +25,7 @@ impl Heap {
         deadline: Time,
     ) -> Result<Heap> {
         let control = communicator.control();
-        // A step of its own: after one that failed, every rank has made as many calls.
+        // A collective of its own: every rank makes the same calls when one cannot allocate.
         let builder = agree(control, Heap::allocate(place, bytes), deadline)?;
         let told = gather(control, Operation::Heap, &builder.offer(), deadline)?;
         let rank = control.rank().0;
