@@ -255,7 +255,7 @@ def closing() -> dict[str, Any]:
 
 
 def fork() -> dict[str, Any]:
-    """A child may call nothing, and its end takes nothing from its parent."""
+    """A child may call nothing but what closes, and its end takes nothing from its parent."""
     with weft.init() as communicator:
         rank = make(communicator)
         sent = rank.batch(np.random.default_rng(0), 4)
