@@ -61,17 +61,17 @@ UNUSABLE: dict[str, tuple[Any, Kinds, str]] = {
         weft.errors.ShapeError,
         "not contiguous",
     ),
-    "a tensor that is not where it says": (
+    "a tensor that is on another device than it names": (
         DeviceTensor(np.ones(3), (2, 0), held=(2, 1)),
         weft.errors.RegionError,
         "expected memory of CUDA device 0.*number 1",
     ),
-    "a CPU tensor that says it is a GPU's": (
+    "a CPU tensor that names a GPU": (
         DeviceTensor(np.ones(3), (2, 0), held=(1, 0)),
         weft.errors.RegionError,
         "expected memory of CUDA device 0.*device type 1",
     ),
-    "a GPU's tensor that says it is the CPU's": (
+    "a tensor of a GPU that names the CPU": (
         DeviceTensor(np.ones(3), (1, 0), held=(2, 0)),
         weft.errors.RegionError,
         "not in CPU memory",

@@ -142,7 +142,7 @@ class Communicator:
         """
         if device is None or str(device) == "cpu":
             if numa_node is not None and not 0 <= numa_node < 1 << 32:
-                raise ConfigurationError(f"numa_node={numa_node}: expected the number of a node")
+                raise ConfigurationError(f"numa_node={numa_node}: expected a node; pass 0 or more")
             return Region(self._native.alloc(length, None, numa_node, huge_pages), self._native)
         if numa_node is not None or huge_pages:
             raise ConfigurationError(
@@ -156,17 +156,17 @@ class Communicator:
         """Memory of the caller as a region, without a copy; it is kept alive until released.
 
         Args:
-            value: of any dtype, C-contiguous and in native byte order: a numpy array, or an object with DLPack (torch,
-                JAX, CuPy), CUDA's array interface or the buffer protocol (`bytes`, `bytearray`,
-                `mmap`). To Weft it is bytes. A source may be read-only. CPU memory may be a
+            value: of any dtype, C-contiguous and in native byte order: a numpy array, or an object
+                with DLPack (torch, JAX, CuPy), CUDA's array interface or the buffer protocol
+                (`bytes`, `bytearray`, `mmap`). To Weft it is bytes. A source may be read-only. CPU memory may be a
                 destination too over tcp; over shm only memory of `alloc` can be one. A tensor on a
                 GPU is a source, toward peers that are reached over copy (WEFT_PROVIDERS); a
                 destination there is memory of `alloc(device=...)`.
 
-        What is in the tensor when it is written from must be there: after kernels that write to a
-        tensor on a GPU, synchronise (`torch.cuda.synchronize()`, or an event) before `write`.
-        Registering orders the tensor's stream before the device's legacy default stream, which Weft
-        does not copy on.
+        Kernels that write to a tensor on a GPU must have ended before each `write` from it:
+        synchronise first (`torch.cuda.synchronize()`, or an event). Registering orders the
+        tensor's stream before the device's legacy default stream; Weft copies on streams of its
+        own.
 
         Raises:
             ShapeError: if it is not contiguous or not in native byte order, or has no bytes.

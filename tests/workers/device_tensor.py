@@ -52,7 +52,7 @@ _end = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_forget)
 class DeviceTensor:
     """A tensor on a CUDA device, of a library that Weft does not know; its bytes are the CPU's.
 
-    `device` is what it names, `held` where its capsule says that it is.
+    `device` is the device that it names, `held` the one that its capsule names.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ impl Device {
         self.properties.can_share_fds
     }
 
-    /// Whether its memory can be exported as a dma-buf, by which NICs reach it.
+    /// True if its memory can be exported as a dma-buf, by which NICs reach it.
     pub fn can_export_dma_buf(self) -> bool {
         self.properties.can_export_dma_buf
     }

@@ -14,7 +14,7 @@ pub(super) const PAGE: usize = 2 << 20;
 const FOLDER: &str = "hugepages/hugepages-2048kB";
 
 /// Allocates the pages of a mapping now, by its policy. Left to the first access, a lack of pages would
-/// be a signal (SIGBUS): reservations are of the system, not of a node or of a control group.
+/// be a signal (SIGBUS): a reservation covers the system, and neither a node nor a control group.
 pub(super) fn populate(address: NonNull<u8>, length: usize) -> io::Result<()> {
     // SAFETY: the mapping was made by the caller and holds no bytes yet; the call only fills it.
     match unsafe { madvise(address.as_ptr().cast(), length, Advice::LinuxPopulateWrite) } {
@@ -47,7 +47,7 @@ impl Pages {
     fn of(folder: &Path) -> Option<Pages> {
         let number = |name: &str| read_to_string(folder.join(name)).ok()?.trim().parse().ok();
         let free: u64 = number("free_hugepages")?;
-        // A node has no count of its own: what is reserved may come from any.
+        // Nodes have no such count: a reserved page may come from any of them.
         let reserved = number("resv_hugepages").unwrap_or(0);
         Some(Pages { all: number("nr_hugepages")?, free: free.saturating_sub(reserved) })
     }
@@ -58,7 +58,7 @@ fn explain(length: usize, node: Option<u32>, pages: &Option<Pages>, source: &io:
         return "this kernel has none; leave huge_pages out".into();
     };
     let needed = length.max(1).div_ceil(PAGE) as u64;
-    // Where there seem to be enough, something else is the reason: the limit of a control group.
+    // Enough are free, so another limit applies, such as that of a control group.
     if pages.free >= needed {
         return format!(
             "{source}, with {needed} pages needed and {} free; leave huge_pages out",

@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 pub struct MemoryId(u64);
 
 impl MemoryId {
-    /// One that no memory has had.
+    /// A fresh id.
     pub(super) fn next() -> MemoryId {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         MemoryId(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// Receiver of notice that a memory is about to go. Its bytes and its owner are still there then.
+/// Callback at the end of a memory, while its bytes and its owner are still valid.
 pub trait MemoryWatcher: Send + Sync {
     /// The memory with this id is being dropped, on this thread.
     fn ended(&self, memory: MemoryId);
@@ -43,7 +43,7 @@ impl Watchers {
         watchers.push(Arc::downgrade(&watcher));
     }
 
-    /// Gives notice to all, once.
+    /// Calls all watchers, once.
     pub fn end(&mut self, memory: MemoryId) {
         let watchers = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
         for watcher in watchers.drain(..).filter_map(|watcher| watcher.upgrade()) {

@@ -104,7 +104,7 @@ impl Memory {
         self.id
     }
 
-    /// Has `watcher` get notice before this memory goes, unless it has gone itself by then.
+    /// Calls `watcher` before this memory is freed, if the watcher is still alive then.
     pub fn watch(&self, watcher: &Arc<impl MemoryWatcher + 'static>) {
         self.watchers.add(watcher);
     }

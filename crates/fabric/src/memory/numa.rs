@@ -55,7 +55,7 @@ impl Node {
     }
 }
 
-/// Whether the call itself is barred or absent, whatever its arguments.
+/// True if the call itself is barred or absent, whatever its arguments.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS))
 }
@@ -63,7 +63,7 @@ fn is_refusal(error: &io::Error) -> bool {
 fn bind(address: NonNull<u8>, length: usize, node: u32) -> io::Result<()> {
     let mut mask = vec![0 as libc::c_ulong; node as usize / BITS + 1];
     mask[node as usize / BITS] = 1 << (node as usize % BITS);
-    // The kernel reads one bit less than it is told of.
+    // The kernel reads one bit fewer than the count that it is passed.
     let bits = mask.len() * BITS + 1;
     // SAFETY: it changes the policy of pages that the caller has mapped, and reads the mask, which
     // has as many bits and lives through the call.
@@ -89,7 +89,7 @@ fn nodes(folder: &Path) -> Vec<u32> {
     read("has_memory").or_else(|| read("online")).unwrap_or_else(|| vec![0])
 }
 
-/// The numbers in a list such as `0-3,8`; `None` if it is none, or empty.
+/// The numbers in a list such as `0-3,8`; `None` for any other text.
 fn parse(list: &str) -> Option<Vec<u32>> {
     let mut nodes = Vec::new();
     for range in list.split(',') {

@@ -8,14 +8,14 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use std::io;
 use std::ptr::NonNull;
 
-/// Where the pages of shareable memory lie, and of which size they are.
+/// Placement of the pages of shareable memory: their NUMA node and their size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// The NUMA node of every page. The binding is strict (`MPOL_BIND`): no page comes from another
     /// node, whichever process touches it first. `None` leaves the node to the kernel.
     pub numa_node: Option<u32>,
     /// Huge pages of 2 MiB that the system has reserved (hugetlb). All of them are allocated at once,
-    /// so that a lack of them is an error here and no signal at the first access.
+    /// so that a lack of them is an error here rather than a signal at the first access.
     pub huge_pages: bool,
 }
 
@@ -48,7 +48,7 @@ impl Memory {
         if placement.huge_pages
             && let Err(source) = huge::populate(memory.address, memory.mapped())
         {
-            // The pages that there were go back before those that are free are counted.
+            // Pages allocated so far are freed before the error counts the free ones.
             drop(memory);
             return Err(failed(source));
         }
@@ -167,7 +167,7 @@ mod tests {
             let mut bytes = [1; 6];
             peer.copy_out(huge::PAGE - 1, &mut bytes);
             assert_eq!(&bytes, b"\0woven");
-            // Dropping both asserts that each was unmapped, which a length of no whole pages prevents.
+            // Drop asserts that `munmap` succeeded, which it does for whole huge pages only.
         }
     }
 

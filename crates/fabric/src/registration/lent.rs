@@ -1,4 +1,4 @@
-//! Lent memory by the bytes that it is: the same tensor, registered in each step, is one memory.
+//! Interning of lent memory: the same tensor, registered in each step, is one memory.
 
 use super::IdleLimits;
 use crate::memory::{Memory, MemoryId, MemoryWatcher, Place};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Memories that users have lent, by place, address and length.
 ///
-/// An address alone says nothing: it may have been freed and given out again. But a [`Memory`] keeps its
+/// An address alone identifies nothing: it may have been freed and allocated again. But a [`Memory`] keeps its
 /// owner, and the owner keeps the bytes. So while an earlier memory *lives*, nothing else can have come
 /// to lie at its address, and memory lent there with the same length is the same bytes, whichever object
 /// lends it. [`LentCache::intern`] then returns the earlier one, with its [`MemoryId`] and so with its
@@ -68,7 +68,7 @@ impl LentCache {
             }
         };
         let evicted = state.keep(&interned, self.inner.limits);
-        // What ends, does so without the lock, which its notice takes.
+        // Memories end without the lock, since their watcher takes it.
         drop(state);
         drop(evicted);
         interned

@@ -26,7 +26,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// Bounds on what is kept without being in use. Whichever is reached first counts.
+/// Bounds on entries that are kept without being in use; both hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleLimits {
     /// The most entries.
@@ -114,7 +114,7 @@ impl<T: Send + Sync + 'static> RegistrationCache<T> {
         drop(evicted);
     }
 
-    /// What it did and has.
+    /// Totals so far, and current sizes.
     pub fn statistics(&self) -> RegistrationStatistics {
         let state = self.inner.lock();
         let Totals { hits, misses, evicted, live, bytes } = state.totals;
@@ -194,14 +194,14 @@ struct Idle {
     next: u64,
 }
 
-/// Where a registration is made, once.
+/// Slot of a registration, filled once.
 struct Slot<T> {
     registered: OnceLock<T>,
     making: Mutex<()>,
 }
 
 impl<T> Slot<T> {
-    /// Whether it was filled by this call.
+    /// Fills the slot, unless it is filled already. Returns true if this call did.
     fn fill(&self, make: impl FnOnce() -> Result<T>) -> Result<bool> {
         let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         if self.registered.get().is_some() {
@@ -213,7 +213,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// What leaves the cache, to be dropped without its lock: the registration goes before the memory.
+/// Entry taken out of the cache, to be dropped without its lock: the registration before the memory.
 struct Evicted<T> {
     _slot: Arc<Slot<T>>,
     _memory: Arc<Memory>,
@@ -221,7 +221,7 @@ struct Evicted<T> {
 
 impl<T> Inner<T> {
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // No call of others' code is made under this lock, so what it guards is whole even so.
+        // No foreign code runs under this lock, so its state is consistent even if it is poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -253,7 +253,7 @@ impl<T> Inner<T> {
         }
     }
 
-    /// A user is gone, who is about to let go of the memory. Returns what is to be dropped.
+    /// Removes a user, which is about to drop its reference to the memory. Returns entries to drop.
     fn leave(&self, memory: &Arc<Memory>) -> Vec<Evicted<T>> {
         let id = memory.id();
         let mut state = self.lock();

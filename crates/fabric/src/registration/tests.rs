@@ -1,4 +1,4 @@
-//! The cache against a model, and what it promises to a NIC.
+//! The cache against a reference model, and its promises to a NIC.
 
 use super::*;
 use crate::error::Error;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// Bytes that live as long as the test, so that memories lie at one address one after the other.
 static BYTES: [u8; 64] = [0; 64];
 
-/// What a NIC has registered, by memory.
+/// Registrations of a NIC, by memory.
 #[derive(Clone, Debug, Default)]
 struct Nic(Arc<Mutex<BTreeSet<MemoryId>>>);
 
@@ -313,7 +313,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the cache should have: a list, searched from end to end.
+/// Reference model of the cache: a list, searched linearly.
 #[derive(Default)]
 struct Model {
     /// Id, bytes, users; in the order of their last use once idle.
