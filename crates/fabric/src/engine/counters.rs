@@ -409,9 +409,18 @@ impl Engine {
             return Err(Error::NothingToCredit { peer, counter, round: end.given });
         }
         remote.credited += 1;
-        let (lane, ours) = (remote.credit, end.data);
+        let ours = match end.window {
+            1 => end.data,
+            window => lane_at(end.data, offset_of(end.given, window)),
+        };
+        let lane = remote.credit;
         end.close_round(value);
+        let is_next_here =
+            end.window > 1 && self.lanes.value(end.data_of(end.given)) > end.base && !end.listed;
         self.owe_credit(peer, lane, ours);
+        if is_next_here && !self.is_internal(counter) {
+            self.list(counter, peer);
+        }
         Ok(())
     }
 

@@ -124,7 +124,17 @@ impl Engine {
         }
     }
 
-    fn is_internal(&self, counter: CounterId) -> bool {
+    /// The round that has become the oldest had risen before: [`Engine::raised`] reports it now.
+    pub(super) fn list(&mut self, counter: CounterId, peer: Rank) {
+        if let Ok(end) = self.end(counter, peer) {
+            end.listed = true;
+            self.rose.push((counter, peer));
+            self.news = true;
+            self.ring_event_loop();
+        }
+    }
+
+    pub(super) fn is_internal(&self, counter: CounterId) -> bool {
         let known = self.counters.get(counter.index()).and_then(Option::as_ref);
         Some(counter) == self.barrier || known.is_some_and(|(_, known)| known.internal)
     }
