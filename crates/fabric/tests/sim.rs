@@ -14,3 +14,5 @@ mod scenario;
 mod seeds;
 #[path = "sim/traffic.rs"]
 mod traffic;
+#[path = "sim/windows.rs"]
+mod windows;
