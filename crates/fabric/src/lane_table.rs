@@ -205,13 +205,22 @@ impl LaneTable {
     /// Takes a block of lanes back, which no peer raises any more: later arrivals that name them are
     /// dropped and counted. After 256 generations a block is retired.
     pub fn release(&self, first: Lane, count: u32) {
+        let next = Generation(first.generation().0.wrapping_add(1));
+        let renewed = (next != self.generation).then_some(Lane::new(first.id(), next));
+        self.take_back(first, count, renewed);
+    }
+
+    /// Takes a block of lanes back that was granted to no peer: it is issued again in the same generation.
+    pub fn cancel(&self, first: Lane, count: u32) {
+        self.take_back(first, count, Some(first));
+    }
+
+    fn take_back(&self, first: Lane, count: u32, renewed: Option<Lane>) {
         let begin = first.id().get() as usize;
         for number in begin..begin + count as usize {
             self.holders[number].store(0, Ordering::Release);
         }
-        let next = Generation(first.generation().0.wrapping_add(1));
-        if next != self.generation {
-            let renewed = Lane::new(first.id(), next);
+        if let Some(renewed) = renewed {
             self.blocks().free.entry(count).or_default().push(renewed);
         }
     }

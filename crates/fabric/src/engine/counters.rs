@@ -7,6 +7,7 @@
 
 use super::Engine;
 use crate::error::{Error, Result};
+use crate::lane_table::LaneTable;
 use crate::types::{Class, CounterId, Lane, LaneId};
 use weft_control::Rank;
 
@@ -197,7 +198,7 @@ impl Engine {
                     counter.ends[peer.index()].get_or_insert_with(|| End::new(first, window));
                 }
                 Err(error) => {
-                    self.give_lanes_back(&counter);
+                    self.give_lanes_back(&counter, LaneTable::cancel);
                     self.free_counters.push(id);
                     return Err(error);
                 }
@@ -233,11 +234,11 @@ impl Engine {
         }
     }
 
-    fn give_lanes_back(&mut self, counter: &Counter) {
+    fn give_lanes_back(&mut self, counter: &Counter, give: impl Fn(&LaneTable, Lane, u32)) {
         for end in counter.ends.iter().flatten() {
             let (begin, count) = (end.data.id().get() as usize, lanes_for(end.window));
             self.lane_uses[begin..begin + count as usize].fill(None);
-            self.lanes.release(end.data, count);
+            give(&self.lanes, end.data, count);
         }
     }
 
@@ -254,7 +255,7 @@ impl Engine {
         self.rose.retain(|(listed, _)| *listed != counter);
         self.flush();
         if self.poison.get().is_none() {
-            self.give_lanes_back(&released);
+            self.give_lanes_back(&released, LaneTable::release);
             self.free_counters.extend(id.renewed());
         }
         Ok(())
