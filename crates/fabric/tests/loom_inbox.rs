@@ -16,7 +16,8 @@ use weft_fabric::inbox::Ring;
 
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(2);
+    builder.max_branches = 20_000;
     builder.check(model);
 }
 

@@ -2,6 +2,8 @@
 
 #[path = "sim/checks.rs"]
 mod checks;
+#[path = "sim/counters.rs"]
+mod counters;
 #[path = "sim/engine.rs"]
 mod engine;
 #[path = "common/fate.rs"]
