@@ -47,6 +47,7 @@ impl Engine {
             self.fence_all();
             events.push(Event::Poisoned(cause));
         }
+        self.renew_timer();
         if events.len() > before {
             self.epoch += 1;
         }

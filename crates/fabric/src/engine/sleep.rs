@@ -31,6 +31,8 @@ pub(super) struct Sleeper {
     epoll: Arc<OwnedFd>,
     /// In `epoll`; made when a deadline first has to wake an event loop.
     timer: Option<OwnedFd>,
+    /// What the timer is set to.
+    deadline: Option<Time>,
     /// Whether peers' stores alone cannot wake this engine.
     has_links: bool,
 }
@@ -41,7 +43,7 @@ impl Sleeper {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&epoll, lanes.descriptor(), epoll::EventData::new_u64(0), READABLE)
             .map_err(failed)?;
-        Ok(Sleeper { epoll: Arc::new(epoll), timer: None, has_links: false })
+        Ok(Sleeper { epoll: Arc::new(epoll), timer: None, deadline: None, has_links: false })
     }
 
     /// Covers the descriptors of a link that has peers.
@@ -59,6 +61,10 @@ impl Sleeper {
     /// Makes the epoll descriptor readable at `deadline`, or no more for want of one. A timer that
     /// cannot be had leaves the deadline to the next poll.
     fn set_timer(&mut self, deadline: Option<Time>) {
+        if deadline == self.deadline {
+            return;
+        }
+        self.deadline = deadline;
         if self.timer.is_none() && deadline.is_some() {
             let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
             let timer = timerfd_create(TimerfdClockId::Monotonic, flags);
@@ -129,9 +135,17 @@ impl Engine {
             return false;
         }
         self.armed = true;
-        let deadline = self.next_deadline();
-        self.sleeper.set_timer(deadline);
+        self.renew_timer();
         true
+    }
+
+    /// Lets an event loop that sleeps wake for the engine's next deadline, which may have come up after
+    /// it armed.
+    pub(super) fn renew_timer(&mut self) {
+        if self.armed {
+            let deadline = self.next_deadline();
+            self.sleeper.set_timer(deadline);
+        }
     }
 
     /// After sleeping on [`Engine::descriptor`].
