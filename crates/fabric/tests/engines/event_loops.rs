@@ -1,0 +1,181 @@
+//! Event loops of the program: armed, asleep on the engine's descriptor, while other calls go on.
+
+use crate::common::{AllGather, PATIENCE};
+use crate::{KINDS, peer_of, shared, two};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::time::{Duration, Instant};
+use weft_fabric::{
+    Cause, CounterId, Engine, EngineConfig, Error, Event, ProviderKind, Raised, Waiter, clock,
+};
+
+/// Whether the descriptor becomes readable within a time.
+fn becomes_readable(engine: &Engine, within: Duration) -> bool {
+    let timeout =
+        Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
+    let descriptor = engine.descriptor();
+    poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&timeout)).unwrap() > 0
+}
+
+/// A call that makes progress, and so takes what has happened.
+type Other = fn(&mut Engine, CounterId);
+
+fn wait_for_nothing(engine: &mut Engine, other: CounterId) {
+    let peer = peer_of(engine);
+    let mut never = || false;
+    let deadline = clock::now().after(Duration::from_millis(1));
+    let mut waiter = Waiter { deadline, spin: Duration::ZERO, interrupted: &mut never };
+    let late = engine.wait(other, &[(peer, 1)], &mut waiter);
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+}
+
+const OTHERS: [(&str, Other); 3] = [
+    ("progress", |engine, _| engine.progress()),
+    ("is_drained", |engine, other| {
+        let peer = peer_of(engine);
+        let request = engine.signal(peer, other, 0).unwrap();
+        while !engine.is_drained(request) {
+            engine.progress();
+        }
+        engine.progress();
+    }),
+    ("another counter's wait", wait_for_nothing),
+];
+
+#[test]
+fn news_that_other_calls_take_make_the_descriptor_readable_all_the_same() {
+    for kind in KINDS {
+        for (what, other) in OTHERS {
+            two(kind, &EngineConfig::default(), |engine, gather| {
+                take_news(engine, gather, &format!("{kind}, {what}"), other);
+            });
+        }
+    }
+}
+
+fn take_news(mut engine: Engine, gather: &mut AllGather<'_>, what: &str, other: Other) {
+    let peer = peer_of(&engine);
+    let (counter, another) = (shared(&mut engine, gather), shared(&mut engine, gather));
+    if engine.rank().0 == 0 {
+        // Whatever connecting left behind.
+        while !engine.arm() {
+            engine.disarm();
+            engine.raised();
+        }
+        assert!(!becomes_readable(&engine, Duration::from_millis(5)), "{what}: nothing happened");
+        gather(Vec::new());
+        gather(Vec::new());
+        // The signal was sent; other calls take it, as a thread of the program beside the loop would.
+        let begin = Instant::now();
+        while engine.count(counter, peer).unwrap() == 0 {
+            assert!(begin.elapsed() < PATIENCE);
+            other(&mut engine, another);
+        }
+        other(&mut engine, another);
+        assert!(becomes_readable(&engine, PATIENCE), "{what}: the loop sleeps on");
+        engine.disarm();
+        assert_eq!(engine.raised(), [Raised { counter, peer, count: 1 }], "{what}");
+        assert!(engine.arm(), "{what}: there is nothing more");
+        assert!(!becomes_readable(&engine, Duration::from_millis(5)), "{what}: it is asleep again");
+        engine.disarm();
+        // Taken before the loop arms: it has something to do.
+        gather(Vec::new());
+        gather(Vec::new());
+        while engine.count(counter, peer).unwrap() == 1 {
+            assert!(begin.elapsed() < PATIENCE);
+            other(&mut engine, another);
+        }
+        other(&mut engine, another);
+        assert!(!engine.arm(), "{what}: the second signal is forgotten");
+        assert_eq!(engine.raised(), [Raised { counter, peer, count: 2 }], "{what}");
+    } else {
+        for _ in 0..2 {
+            gather(Vec::new());
+            engine.signal(peer, counter, 0).unwrap();
+            gather(Vec::new());
+        }
+    }
+    gather(Vec::new());
+}
+
+/// Within this, a loop that is not woken counts as asleep for good.
+const ASLEEP: Duration = Duration::from_secs(5);
+
+/// A peer's connections break while the loop is armed. `first` runs while it still is.
+fn loses_its_peer(first: fn(&mut Engine)) {
+    let config = EngineConfig { loss_grace: Duration::from_millis(200), ..EngineConfig::default() };
+    two(ProviderKind::Tcp, &config, |mut engine, gather| {
+        let counter = shared(&mut engine, gather);
+        if engine.rank().0 == 1 {
+            gather(Vec::new());
+            drop(engine);
+            gather(Vec::new());
+            return;
+        }
+        while !engine.arm() {
+            engine.disarm();
+            engine.raised();
+        }
+        gather(Vec::new());
+        gather(Vec::new());
+        first(&mut engine);
+        let (begin, mut events) = (Instant::now(), Vec::new());
+        loop {
+            assert!(becomes_readable(&engine, ASLEEP), "the loop sleeps past the loss of its peer");
+            engine.disarm();
+            engine.poll(clock::now(), &mut events);
+            if let Some(Event::Poisoned(cause)) = events.pop() {
+                assert_eq!((cause.kind, cause.rank), (Cause::Lost, Some(peer_of(&engine))));
+                break;
+            }
+            while !engine.arm() {
+                engine.disarm();
+                engine.poll(clock::now(), &mut events);
+            }
+        }
+        assert!(begin.elapsed() < ASLEEP);
+        assert!(engine.signal(peer_of(&engine), counter, 0).is_err());
+    });
+}
+
+#[test]
+fn a_loop_that_sleeps_finds_its_peer_lost_when_the_grace_is_over() {
+    loses_its_peer(|_| {});
+}
+
+/// The break is taken by another call, so no descriptor but the timer is left to wake the loop.
+#[test]
+fn a_loop_finds_its_peer_lost_although_another_call_took_the_break() {
+    loses_its_peer(|engine| {
+        let begin = Instant::now();
+        while engine.next_deadline().is_none() {
+            assert!(begin.elapsed() < PATIENCE);
+            engine.progress();
+        }
+    });
+}
+
+#[test]
+fn a_poison_of_another_thread_wakes_a_loop() {
+    for kind in KINDS {
+        two(kind, &EngineConfig::default(), |mut engine, gather| {
+            shared(&mut engine, gather);
+            while !engine.arm() {
+                engine.disarm();
+                engine.raised();
+            }
+            let flag = engine.poison_flag().clone();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let (kind, detail) = (Cause::User, "enough".into());
+                    flag.poison(weft_fabric::Poison { kind, rank: None, detail });
+                });
+                assert!(becomes_readable(&engine, ASLEEP), "{kind}");
+            });
+            let mut events = Vec::new();
+            engine.disarm();
+            engine.poll(clock::now(), &mut events);
+            assert!(matches!(events[..], [Event::Poisoned(_)]), "{kind}: {events:?}");
+            gather(Vec::new());
+        });
+    }
+}
