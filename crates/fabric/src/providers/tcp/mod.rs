@@ -63,9 +63,11 @@ pub struct TcpConfig {
     /// The longest part of a write, at most 1 GiB. Shorter parts spread better over the streams,
     /// longer ones cost fewer system calls.
     pub max_part_bytes: u64,
-    /// Bytes that may wait to be sent to one peer. One part is always taken.
+    /// Bulk bytes that may wait to be sent to one peer, and twice as many bytes of both classes. One part
+    /// is always taken.
     pub queue_bytes: u64,
-    /// Parts that may wait to be sent to one peer, signals and credits included; at least 1.
+    /// Bulk parts that may wait to be sent to one peer, and twice as many parts of both classes, signals
+    /// and credits included; at least 1.
     pub queue_parts: u32,
 }
 

@@ -130,7 +130,13 @@ impl Peer {
             bytes += stream.output.bytes();
             parts += stream.output.parts();
         }
-        if parts >= config.queue_parts || (parts > 0 && bytes + payload > config.queue_bytes) {
+        // Bulk fills one queue, so that there is always room for as much that must not wait behind it.
+        let queues = if work.class == Class::Bulk { 1 } else { 2 };
+        let (most_parts, most_bytes) = (
+            config.queue_parts.saturating_mul(queues),
+            config.queue_bytes.saturating_mul(queues.into()),
+        );
+        if parts >= most_parts || (parts > 0 && bytes + payload > most_bytes) {
             self.refused = true;
             return Ok((Posted::Full, None));
         }
