@@ -18,7 +18,7 @@ const NUDGE: u32 = 1 << 28;
 const ARMED: u32 = 1 << 29;
 const ASLEEP_ON_FD: u32 = 1 << 30;
 const ASLEEP_ON_WORD: u32 = 1 << 31;
-const MARKS: u32 = (1 << GROUPS) - 1 | NUDGE;
+const MARKS: u32 = ((1 << GROUPS) - 1) | NUDGE;
 
 /// What a raising agent must do after a raise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

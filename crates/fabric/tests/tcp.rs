@@ -1,6 +1,8 @@
 //! Engines over real sockets: every byte of random writes, back-pressure, strangers, hostile peers,
 //! and every way in which a peer can go.
 
+#[path = "tcp/classes.rs"]
+mod classes;
 #[path = "common/mod.rs"]
 mod common;
 #[path = "tcp/configuration.rs"]

@@ -210,6 +210,63 @@ fn parts_wait_for_room_in_the_queue() {
     assert_eq!(group.cluster.engine(Rank(1)).count(counter, Rank(0)).unwrap(), LENGTH / 10);
 }
 
+/// Rank 1 takes nothing, so rank 0's queue toward it fills up. What goes to rank 2 arrives all the same.
+#[test]
+fn a_full_queue_toward_one_peer_delays_no_other() {
+    let parts = PartRule { max_part_bytes: 10, max_pages_per_part: 1, ..PartRule::WHOLE };
+    let config = WorldConfig { parts, queue_parts: 1, ..WorldConfig::new(3, 0) };
+    let mut group = group(config);
+    let (world, counter) = (group.cluster.world().clone(), group.counter);
+    let (to_stopped, to_running) = (group.page(0, 1), group.page(0, 2));
+    world.stop(Rank(1));
+    let engine = group.cluster.engine(Rank(0));
+    let stuck = engine.write(Rank(1), counter, 0, &[to_stopped]).unwrap();
+    let writes = [1, 2].map(|peer| PeerWrite { peer: Rank(peer), pages: &[] });
+    let signals = engine.scatter(&writes, counter, 0, None).unwrap();
+    let fine = engine.write(Rank(2), counter, 0, &[to_running]).unwrap();
+    group.cluster.settle().unwrap();
+    let engine = group.cluster.engine(Rank(0));
+    assert!(engine.is_drained(fine));
+    assert!(!engine.is_drained(stuck) && !engine.is_drained(signals));
+    let count = |group: &mut Group, at: u32| {
+        group.cluster.engine(Rank(at)).count(counter, Rank(0)).unwrap()
+    };
+    assert_eq!((count(&mut group, 1), count(&mut group, 2)), (0, LENGTH / 10 + 1));
+    world.resume(Rank(1));
+    group.cluster.settle().unwrap();
+    let engine = group.cluster.engine(Rank(0));
+    assert!(engine.is_drained(stuck) && engine.is_drained(signals));
+    assert_eq!(count(&mut group, 1), LENGTH / 10 + 1);
+}
+
+/// The queue has one place. Whenever it is free, before the engine is polled, a newer write is submitted:
+/// it waits behind the older one, all of whose parts arrive first.
+#[test]
+fn a_stream_of_newer_writes_never_overtakes_an_older_one() {
+    let parts = PartRule { max_part_bytes: 10, max_pages_per_part: 1, ..PartRule::WHOLE };
+    let config = WorldConfig { parts, queue_parts: 1, ..WorldConfig::new(2, 0) };
+    let mut group = group(config);
+    let newer = group.cluster.counter().unwrap();
+    group.cluster.share(|_, _| Vec::new(), &[newer]).unwrap();
+    let (world, older, page) = (group.cluster.world().clone(), group.counter, group.page(0, 1));
+    group.cluster.engine(Rank(0)).write(Rank(1), older, 0, &[page]).unwrap();
+    let mut signals = 0;
+    for _ in 0..4 * LENGTH {
+        world.step();
+        let engine = group.cluster.engine(Rank(0));
+        engine.signal(Rank(1), newer, 0).unwrap();
+        signals += 1;
+        engine.poll(world.now(), &mut Vec::new());
+        let engine = group.cluster.engine(Rank(1));
+        let (of_older, of_newer) =
+            (engine.count(older, Rank(0)).unwrap(), engine.count(newer, Rank(0)).unwrap());
+        assert!(of_newer == 0 || of_older == LENGTH / 10, "{of_older} parts, {of_newer} signals");
+    }
+    assert_eq!(group.cluster.engine(Rank(1)).count(older, Rank(0)).unwrap(), LENGTH / 10);
+    group.cluster.settle().unwrap();
+    assert_eq!(group.cluster.engine(Rank(1)).count(newer, Rank(0)).unwrap(), signals);
+}
+
 #[test]
 fn a_killed_rank_is_named_by_every_survivor() {
     let mut group = group(WorldConfig::new(4, 0));

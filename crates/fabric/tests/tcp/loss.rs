@@ -56,6 +56,38 @@ fn writes_toward_a_peer_that_dies_drain_with_its_loss() {
     assert_eq!(Arc::strong_count(&memory), 1, "nothing holds the source any more");
 }
 
+/// A peer leaves with a write toward it half sent, and one that no link has taken: both drain, as does
+/// what is written after it has gone, and the group goes on.
+#[test]
+fn requests_toward_a_peer_that_left_drain_and_poison_nothing() {
+    let mut peer = Handmade::new();
+    let length = 64 << 20;
+    let source = peer.engine.alloc(length).unwrap();
+    let page = Page {
+        source: source.key(),
+        source_offset: 0,
+        destination: peer.remote.key,
+        destination_offset: 0,
+        length: length as u64,
+    };
+    let write = |peer: &mut Handmade| peer.engine.write(Rank(1), peer.counter, 0, &[page]).unwrap();
+    let requests = [write(&mut peer), write(&mut peer)];
+    peer.streams[0].read_exact(&mut [0; 1000]).unwrap();
+    assert!(requests.iter().all(|request| !peer.engine.is_drained(*request)));
+    peer.engine.poison_flag().peer_left(Rank(1));
+    peer.streams.clear();
+    for request in requests {
+        waiting(|w| peer.engine.wait_for_request(request, w)).unwrap();
+    }
+    let late = write(&mut peer);
+    waiting(|w| peer.engine.wait_for_request(late, w)).unwrap();
+    let memory = source.memory().clone();
+    peer.engine.release(&source);
+    drop(source);
+    assert_eq!(Arc::strong_count(&memory), 1, "nothing holds the source any more");
+    peer.engine.check().unwrap();
+}
+
 #[test]
 fn a_fence_under_load_gives_every_source_back() {
     let mut peer = Handmade::new();
