@@ -4,7 +4,7 @@ use super::{LocalPeers, WaitLimit};
 use crate::clock;
 use crate::error::Error;
 use crate::lane_table::LaneTable;
-use crate::provider::Group;
+use crate::link::{Introduction, Membership};
 use crate::types::{Generation, ProviderKind, RegionKey};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,11 +22,10 @@ fn connected() -> [LocalPeers; 2] {
             let address = addresses[peer as usize].as_slice();
             scope.spawn(move || {
                 let lanes = Arc::new(LaneTable::new(4, generation).unwrap());
-                let peers = &[(Rank(peer), address)];
-                let rank = Rank(rank);
-                let group = Group { rank, size: 2, generation, peers, lanes: &lanes, deadline };
+                let peers = &[Introduction { peer: Rank(peer), address, message: &[] }];
+                let group = Membership { rank: Rank(rank), size: 2, generation, lanes };
                 let mut limit = WaitLimit { deadline, give_up: &mut || Ok(()) };
-                end.connect(&group, &mut limit).unwrap();
+                end.connect(&group, peers, &mut limit).unwrap();
             });
         }
     });

@@ -105,7 +105,6 @@ impl Scenario {
         let rounds =
             (0..within(&mut random, 1, MOST_ROUNDS)).map(|_| round(&config, &mut random)).collect();
         let mut faults = if random.chance(0.1) { Faults::default() } else { Faults::rough() };
-        if random.chance(0.05) {}
         let mut ends: Vec<Rank> = (0..config.ranks).map(Rank).collect();
         random.shuffle(&mut ends);
         let at = Time(random.below(300_000));
