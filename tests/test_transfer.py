@@ -68,7 +68,7 @@ def test_a_timeout_names_who_is_missing_and_may_be_repeated(transport: str) -> N
     result, *_ = ranks.run("transfer.signals", 4, transport)
     assert result == {
         "missing": [[2, 1, 0], [3, 1, 0]],
-        "early": [],
+        "early": [[1, 1, 1]],
         "counts": [1, 1, 1],
         "credited": [0, 0, 0],
     }

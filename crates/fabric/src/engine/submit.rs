@@ -401,8 +401,9 @@ impl Engine {
             request.sources = sources;
         }
         self.requests.close(id);
-        // To a peer that has left in peace nothing can be lost: its sources are free, that is all.
-        let failure = failure.filter(|failure| !self.poison.has_left(failure.peer));
+        // Nothing is lost toward a peer that has left a sound group: the sources are free, that is all.
+        let failure = failure
+            .filter(|failure| self.poison.get().is_some() || !self.poison.has_left(failure.peer));
         if report && failure.is_none() && tag != CREDIT_TAG {
             self.ended.push(tag);
         }
