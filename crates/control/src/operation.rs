@@ -103,6 +103,6 @@ mod tests {
             assert_eq!(same.count(), 1, "{operation}");
         }
         assert_eq!(Operation::from_code(0), None);
-        assert_eq!(Operation::from_code(11), None);
+        assert_eq!(Operation::from_code(12), None);
     }
 }

@@ -8,6 +8,8 @@ mod counters;
 mod engine;
 #[path = "common/fate.rs"]
 mod fate;
+#[path = "sim/groups.rs"]
+mod groups;
 #[path = "sim/runs.rs"]
 mod runs;
 #[path = "sim/scenario.rs"]

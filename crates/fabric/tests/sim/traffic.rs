@@ -201,7 +201,7 @@ impl Driver for Traffic {
 /// Connected traffic on every rank.
 pub fn traffic(cluster: &mut Cluster, rounds: u64) -> Result<Vec<Traffic>, Error> {
     let counter = cluster.counter()?;
-    let size = u64::from(cluster.world().ranks());
+    let size = cluster.ranks().count() as u64;
     let mut sources = Vec::new();
     let mut inboxes = Vec::new();
     for rank in cluster.ranks() {

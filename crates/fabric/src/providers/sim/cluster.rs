@@ -64,9 +64,12 @@ struct News {
     cause: Poison,
 }
 
-/// A connected engine for each rank of a world.
+/// A group: connected engines on ranks of a world. A world carries many.
 pub struct Cluster {
     world: World,
+    /// The rank of the world that each rank is, and its end of this group.
+    hosts: Vec<Rank>,
+    ends: Vec<Rank>,
     engines: Vec<Engine>,
     /// What each rank's next step will see, and what it asks for.
     events: Vec<Vec<Event>>,
@@ -95,12 +98,22 @@ impl Cluster {
 
     /// Connected engines. Choose a short [`EngineConfig::loss_grace`]: it passes in virtual time.
     pub fn with_config(world: &World, config: EngineConfig) -> Result<Cluster> {
-        let size = world.ranks();
-        let mut engines = Vec::with_capacity(size as usize);
-        for rank in (0..size).map(Rank) {
-            let devices = [world.device(rank)];
+        let hosts: Vec<Rank> = (0..world.ranks()).map(Rank).collect();
+        Cluster::among(world, &hosts, config)
+    }
+
+    /// A group of these ranks of the world, who are ranks 0, 1, ... of it. Groups can be made at any time.
+    pub fn among(world: &World, hosts: &[Rank], config: EngineConfig) -> Result<Cluster> {
+        let size = hosts.len() as u32;
+        let mut engines = Vec::with_capacity(hosts.len());
+        let mut ends = Vec::with_capacity(hosts.len());
+        for (rank, host) in (0..size).map(Rank).zip(hosts) {
+            let devices = [world.device(*host)];
             engines.push(Engine::new(config.clone(), rank, size, Generation(1), &devices)?);
+            ends.push(world.state().ends_of(*host).into_iter().max().unwrap_or(*host));
         }
+        let first = ends_seed(&ends);
+        let seed = world.seed() ^ 0x5eed_c105 ^ first;
         world.state().loss_grace = config.loss_grace;
         let addresses: Vec<Address> = engines.iter().map(Engine::address).collect();
         let mut messages = Vec::new();
@@ -114,10 +127,12 @@ impl Cluster {
         }
         Ok(Cluster {
             world: world.clone(),
+            hosts: hosts.to_vec(),
+            ends,
             events: engines.iter().map(|_| Vec::new()).collect(),
             requests: engines.iter().map(|_| Requests::default()).collect(),
             engines,
-            random: Random::new(world.seed() ^ 0x5eed_c105),
+            random: Random::new(seed),
             order: (0..size as usize).collect(),
             news: Vec::new(),
             max_steps: 10_000_000,
@@ -193,20 +208,11 @@ impl Cluster {
         &mut self,
         mut step: impl FnMut(&mut Engine, Time, &[Event], &mut Requests) -> Result<bool, E>,
     ) -> Result<Vec<Outcome<E>>, Hang> {
-        let mut outcomes: Vec<Option<Outcome<E>>> = self.engines.iter().map(|_| None).collect();
-        let mut idle = 0;
-        for _ in 0..self.max_steps {
-            let busy = self.pass(&mut outcomes, &mut step);
-            if outcomes.iter().all(Option::is_some) {
-                return Ok(outcomes.into_iter().flatten().collect());
-            }
-            idle = if busy || self.world.step() { 0 } else { idle + 1 };
-            if idle > PATIENCE {
-                let (at, waiting) = (self.world.now(), waiting(&outcomes));
-                return Err(Hang::Deadlock { at, waiting });
-            }
-        }
-        Err(Hang::TooManySteps { steps: self.max_steps, waiting: waiting(&outcomes) })
+        let mut outcomes =
+            run_groups(std::slice::from_mut(self), |_, engine, now, events, requests| {
+                step(engine, now, events, requests)
+            })?;
+        Ok(outcomes.pop().unwrap_or_default())
     }
 
     /// [`Cluster::run`] with a [`Driver`] for each rank, in rank order.
@@ -262,9 +268,9 @@ impl Cluster {
         outcome: &mut Option<Outcome<E>>,
         step: &mut impl FnMut(&mut Engine, Time, &[Event], &mut Requests) -> Result<bool, E>,
     ) -> bool {
-        let rank = Rank(index as u32);
-        if !self.world.is_running(rank) {
-            if outcome.is_none() && !self.world.is_alive(rank) {
+        let (rank, host) = (Rank(index as u32), self.hosts[index]);
+        if !self.world.is_running(host) {
+            if outcome.is_none() && !self.world.is_alive(host) {
                 *outcome = Some(Outcome::Killed);
             }
             return false;
@@ -297,7 +303,7 @@ impl Cluster {
             busy |= outcome.is_some();
         }
         if let Some(cause) = poisoned {
-            self.world.state().check_fenced(rank);
+            self.world.state().check_fenced(self.ends[index]);
             self.spread(rank, cause);
         }
         busy
@@ -313,15 +319,62 @@ impl Cluster {
     }
 
     fn deliver_news(&mut self) {
-        let (world, engines) = (&self.world, &self.engines);
+        let (world, engines, hosts) = (&self.world, &self.engines, &self.hosts);
         let now = world.now();
         self.news.retain(|news| {
-            let due = news.at <= now && world.is_running(news.to);
+            let due = news.at <= now && world.is_running(hosts[news.to.index()]);
             if due {
                 engines[news.to.0 as usize].poison(news.cause.clone());
             }
             !due
         });
+    }
+}
+
+/// Runs several groups of one world together, as [`Cluster::run`] runs one; `step` is also given the place
+/// of the group. Returns each group's outcomes. What happens to one group leaves the others alone, but for
+/// the ranks of the world that they share.
+pub fn run_groups<E: From<Error>>(
+    groups: &mut [Cluster],
+    mut step: impl FnMut(usize, &mut Engine, Time, &[Event], &mut Requests) -> Result<bool, E>,
+) -> Result<Vec<Vec<Outcome<E>>>, Hang> {
+    let Some(world) = groups.first().map(|group| group.world.clone()) else {
+        return Ok(Vec::new());
+    };
+    let max_steps = groups.iter().map(|group| group.max_steps).max().unwrap_or(0);
+    let mut outcomes: Vec<Vec<Option<Outcome<E>>>> =
+        groups.iter().map(|group| group.engines.iter().map(|_| None).collect()).collect();
+    let mut idle = 0;
+    for _ in 0..max_steps {
+        let mut busy = false;
+        for (place, (group, outcomes)) in groups.iter_mut().zip(&mut outcomes).enumerate() {
+            busy |= group.pass(
+                outcomes,
+                &mut |engine: &mut Engine, now, events: &[Event], requests: &mut Requests| {
+                    step(place, engine, now, events, requests)
+                },
+            );
+        }
+        if outcomes.iter().flatten().all(Option::is_some) {
+            return Ok(outcomes.into_iter().map(|of| of.into_iter().flatten().collect()).collect());
+        }
+        idle = if busy || world.step() { 0 } else { idle + 1 };
+        if idle > PATIENCE {
+            let waiting = outcomes.iter().flat_map(|outcomes| waiting(outcomes)).collect();
+            return Err(Hang::Deadlock { at: world.now(), waiting });
+        }
+    }
+    let waiting = outcomes.iter().flat_map(|outcomes| waiting(outcomes)).collect();
+    Err(Hang::TooManySteps { steps: max_steps, waiting })
+}
+
+/// Tells groups of one world apart; the first, whose ends have their ranks' numbers, is zero.
+fn ends_seed(ends: &[Rank]) -> u64 {
+    let apart = (0..).map(Rank).zip(ends).any(|(rank, end)| rank != *end);
+    if apart {
+        ends.iter().fold(0x9e37, |seed, end| seed.wrapping_mul(31).wrapping_add(end.0.into()))
+    } else {
+        0
     }
 }
 

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use weft_control::Rank;
 
-/// One rank's device: it has one link, as a rank of a world is in one group.
+/// One rank's device. Each group that the rank is in opens a link on it, which is an end of its own.
 pub(super) struct End {
     world: World,
     rank: Rank,
@@ -31,20 +31,34 @@ impl Device for End {
     }
 
     fn open(&self, group: Membership) -> Result<Box<dyn Link>> {
-        Ok(Box::new(SimLink { world: self.world.clone(), rank: self.rank, group }))
+        let end = self.world.state().open_end(self.rank);
+        Ok(Box::new(SimLink { world: self.world.clone(), end, ends: Vec::new(), group }))
     }
 }
 
 struct SimLink {
     world: World,
-    rank: Rank,
+    /// This end's number in the world.
+    end: Rank,
+    /// The ends of the group, by rank.
+    ends: Vec<Rank>,
     group: Membership,
 }
 
 impl SimLink {
     /// Ranks of one world reach each other; its address in memory names it.
-    fn world_name(&self) -> u64 {
-        Arc::as_ptr(&self.world.state).addr() as u64
+    fn world_name(&self) -> [u8; 8] {
+        (Arc::as_ptr(&self.world.state).addr() as u64).to_le_bytes()
+    }
+
+    /// The end of a rank of the group.
+    fn end_of(&self, peer: Rank) -> Option<Rank> {
+        self.ends.get(peer.index()).copied()
+    }
+
+    /// The rank of an end of the group.
+    fn rank_of(&self, end: Rank) -> Option<Rank> {
+        self.ends.iter().position(|other| *other == end).map(|rank| Rank(rank as u32))
     }
 }
 
@@ -54,17 +68,27 @@ impl Link for SimLink {
     }
 
     fn address(&self) -> Vec<u8> {
-        self.world_name().to_le_bytes().to_vec()
+        [&self.world_name()[..], &self.end.0.to_le_bytes()].concat()
     }
 
     fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
         let parts = self.world.state().part_rule();
         let rule = RouteRule { parts, ordered: false, inline: false };
-        (theirs == self.world_name().to_le_bytes()).then_some(rule)
+        theirs.starts_with(&self.world_name()).then_some(rule)
     }
 
-    fn connect(&mut self, _: &[Introduction<'_>], _: &mut WaitLimit<'_>) -> Result<()> {
-        self.world.state().join(self.rank, &self.group.lanes);
+    fn connect(&mut self, peers: &[Introduction<'_>], _: &mut WaitLimit<'_>) -> Result<()> {
+        self.ends = vec![self.end; self.group.size as usize];
+        for Introduction { peer, address, .. } in peers {
+            let mut reader = Reader::new(address);
+            let end = reader.u64().and_then(|_| reader.u32()).filter(|_| reader.is_at_end());
+            let malformed = || {
+                let detail = format!("{} bytes", address.len());
+                Error::Malformed { peer: *peer, what: "an address of the simulator", detail }
+            };
+            self.ends[peer.index()] = Rank(end.ok_or_else(malformed)?);
+        }
+        self.world.state().join(self.end, &self.ends, &self.group.lanes);
         Ok(())
     }
 
@@ -73,12 +97,14 @@ impl Link for SimLink {
             let detail = "it lies on a device; the simulator copies with the CPU".to_owned();
             return Err(Error::Unusable { provider: ProviderKind::Sim, key, detail });
         }
-        self.world.state().register(self.rank, key, memory);
+        self.world.state().register(self.end, key, memory);
         Ok(())
     }
 
     fn grant(&mut self, key: RegionKey, peer: Rank, range: Range<u64>) -> Result<Vec<u8>> {
-        self.world.state().grant(self.rank, key, peer, range.clone());
+        let unknown = || Error::Unknown { what: "rank", number: peer.0.into() };
+        let end = self.end_of(peer).ok_or_else(unknown)?;
+        self.world.state().grant(self.end, key, end, range.clone());
         Ok([range.start.to_le_bytes(), range.end.to_le_bytes()].concat())
     }
 
@@ -100,11 +126,12 @@ impl Link for SimLink {
     }
 
     fn deregister(&mut self, key: RegionKey) {
-        self.world.state().deregister(self.rank, key);
+        self.world.state().deregister(self.end, key);
     }
 
     fn post(&mut self, work: &Work<'_>, _sink: &mut Sink) -> std::result::Result<Posted, String> {
-        match self.world.state().post(self.rank, work)? {
+        let peer = self.end_of(work.peer).ok_or("it is not connected in the simulator")?;
+        match self.world.state().post(self.end, &Work { peer, ..*work })? {
             Taken::Yes => Ok(Posted::InFlight),
             Taken::QueueFull => Ok(Posted::Full),
         }
@@ -113,16 +140,23 @@ impl Link for SimLink {
     fn flush(&mut self, _sink: &mut Sink) {}
 
     fn poll(&mut self, _now: Time, sink: &mut Sink) {
-        self.world.state().collect(self.rank, sink);
+        let known = sink.lost.len();
+        self.world.state().collect(self.end, sink);
+        // The world reports ends, the engine knows ranks.
+        for (peer, _) in &mut sink.lost[known..] {
+            *peer = self.rank_of(*peer).unwrap_or(*peer);
+        }
     }
 
     fn fence(&mut self, peer: Rank, sink: &mut Sink) {
-        self.world.state().fence(self.rank, peer, sink);
+        if let Some(end) = self.end_of(peer) {
+            self.world.state().fence(self.end, end, sink);
+        }
     }
 }
 
 impl Drop for SimLink {
     fn drop(&mut self) {
-        self.world.state().leave(self.rank);
+        self.world.state().leave(self.end);
     }
 }

@@ -27,7 +27,7 @@ mod ranks;
 mod state;
 
 pub use checks::{Breach, Violation};
-pub use cluster::{Cluster, Hang, Outcome};
+pub use cluster::{Cluster, Hang, Outcome, run_groups};
 pub use random::Random;
 
 use crate::device::Device;

@@ -64,7 +64,7 @@ const FULL_FOR: Duration = Duration::from_micros(1);
 impl State {
     pub fn post(&mut self, from: Rank, work: &Work<'_>) -> Result<Taken, String> {
         let to = work.peer;
-        let cut_off = to.0 >= self.size() || self.at(from).fenced.contains(&to);
+        let cut_off = self.at(from).fenced.contains(&to);
         if cut_off || self.at(from).dead {
             return Err(format!("{to} is cut off"));
         }
@@ -118,7 +118,7 @@ impl State {
         let delay = self.random.up_to(self.faults.reorder);
         self.schedule_in(delay, Happening::Depart(id));
         if self.random.chance(self.faults.stall) {
-            self.stop(from);
+            self.stop_end(from);
             let pause = self.random.up_to(self.faults.stall_for);
             self.schedule_in(pause, Happening::Resume(from));
         }
@@ -199,7 +199,8 @@ impl State {
         } else if !self.accepts(to, from) {
             self.vanish(id);
         } else {
-            self.model.start(self.now, FlowId(id), from, to, bytes);
+            let (source, destination) = (self.host_of(from), self.host_of(to));
+            self.model.start(self.now, FlowId(id), source, destination, bytes);
             if self.parts[&id].completes_early && !self.parts[&id].doomed {
                 self.finish(id, Ok(()));
             }
@@ -226,8 +227,10 @@ impl State {
         self.land(id, u64::MAX);
         self.note(4, [u64::from(from.0), u64::from(to.0), id]);
         self.end(id);
+        let sender = self.at(to).members.iter().position(|member| *member == from);
+        let sender = Rank(sender.unwrap_or(usize::MAX) as u32);
         let raised = self.at(to).lanes.clone().is_some_and(|lanes| {
-            lanes.arrive_from(from, lane);
+            lanes.arrive_from(sender, lane);
             lanes.value(lane.id()) > self.at(to).ledger.posted_to(lane.id())
         });
         if raised {

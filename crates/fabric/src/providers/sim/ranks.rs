@@ -13,8 +13,11 @@ use std::sync::Arc;
 use weft_control::Rank;
 
 impl State {
-    pub fn join(&mut self, rank: Rank, lanes: &Arc<LaneTable>) {
-        self.at_mut(rank).lanes = Some(lanes.clone());
+    /// An end joins the group of these ends, by their rank in it.
+    pub fn join(&mut self, end: Rank, members: &[Rank], lanes: &Arc<LaneTable>) {
+        let state = self.at_mut(end);
+        state.lanes = Some(lanes.clone());
+        state.members = members.to_vec();
     }
 
     pub fn register(&mut self, rank: Rank, key: RegionKey, memory: &Arc<Memory>) {
@@ -63,9 +66,11 @@ impl State {
         self.note(10, [u64::from(pause.rank.0), pause.length.as_nanos() as u64, 0]);
         if pause.network {
             self.stop(pause.rank);
-            self.schedule_in(pause.length, Happening::Resume(pause.rank));
+            self.schedule_in(pause.length, Happening::ResumeHost(pause.rank));
         } else {
-            self.at_mut(pause.rank).frozen += 1;
+            for end in self.ends_of(pause.rank) {
+                self.at_mut(end).frozen += 1;
+            }
             self.schedule_in(pause.length, Happening::Thaw(pause.rank));
         }
         if let Some(silence) = self.faults.silence {
@@ -74,21 +79,37 @@ impl State {
     }
 
     pub fn thaw(&mut self, rank: Rank) {
-        self.at_mut(rank).frozen -= 1;
+        for end in self.ends_of(rank) {
+            self.at_mut(end).frozen -= 1;
+        }
     }
 
     /// The peers of a rank that is still paused have waited long enough.
     pub fn silence(&mut self, rank: Rank) {
-        if self.is_alive(rank) && self.is_paused(rank) {
-            self.notify(rank, "it has been silent for too long");
+        for end in self.ends_of(rank) {
+            if self.is_alive(end) && self.is_paused(end) {
+                self.notify(end, "it has been silent for too long");
+            }
         }
     }
 
     pub fn stop(&mut self, rank: Rank) {
-        self.at_mut(rank).stops += 1;
+        for end in self.ends_of(rank) {
+            self.stop_end(end);
+        }
+    }
+
+    pub fn stop_end(&mut self, end: Rank) {
+        self.at_mut(end).stops += 1;
     }
 
     pub fn resume(&mut self, rank: Rank) {
+        for end in self.ends_of(rank) {
+            self.resume_end(end);
+        }
+    }
+
+    pub fn resume_end(&mut self, rank: Rank) {
         let state = self.at_mut(rank);
         state.stops = state.stops.saturating_sub(1);
         if state.stops == 0 {
@@ -101,6 +122,12 @@ impl State {
     /// The rank takes no further part. Half of what it had under way still arrives; half of what was
     /// under way to it fails when its peers notice, the rest is drained by their fences.
     pub fn kill(&mut self, rank: Rank) {
+        for end in self.ends_of(rank) {
+            self.kill_end(end);
+        }
+    }
+
+    fn kill_end(&mut self, rank: Rank) {
         if std::mem::replace(&mut self.at_mut(rank).dead, true) {
             return;
         }
@@ -122,7 +149,7 @@ impl State {
 
     /// Every peer that is still connected notices that `rank` is gone.
     fn notify(&mut self, rank: Rank, why: &'static str) {
-        for peer in (0..self.size()).map(Rank).filter(|peer| *peer != rank) {
+        for peer in self.at(rank).members.clone().into_iter().filter(|peer| *peer != rank) {
             self.notify_one(peer, rank, why);
         }
     }
@@ -139,14 +166,22 @@ impl State {
     pub fn cut(&mut self, a: Rank, b: Rank) {
         self.note(7, [u64::from(a.0), u64::from(b.0), 0]);
         self.cuts.insert((a.min(b), a.max(b)));
-        let on_it = |from: Rank, to: Rank| (from, to) == (a, b) || (from, to) == (b, a);
-        for id in self.parts_where(|part| on_it(part.from, part.to) && !part.ended) {
+        let on_it = |state: &State, from: Rank, to: Rank| {
+            let hosts = (state.host_of(from), state.host_of(to));
+            hosts == (a, b) || hosts == (b, a)
+        };
+        for id in self.parts_where(|part| on_it(self, part.from, part.to) && !part.ended) {
             self.model.cancel(FlowId(id));
             self.fail(id, "the link is cut");
         }
     }
 
+    pub fn host_of(&self, end: Rank) -> Rank {
+        Rank(self.at(end).host)
+    }
+
     pub fn is_cut(&self, a: Rank, b: Rank) -> bool {
+        let (a, b) = (self.host_of(a), self.host_of(b));
         self.cuts.contains(&(a.min(b), a.max(b)))
     }
 
@@ -158,7 +193,7 @@ impl State {
 
     /// The engine of `rank` said that its group is poisoned: from here on its memory may go.
     pub fn check_fenced(&mut self, rank: Rank) {
-        for peer in (0..self.size()).map(Rank).filter(|peer| *peer != rank) {
+        for peer in self.at(rank).members.clone().into_iter().filter(|peer| *peer != rank) {
             if self.accepts(rank, peer) {
                 self.violated(Breach::NotFenced, rank, peer, None, None);
             }

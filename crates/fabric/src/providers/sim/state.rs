@@ -27,13 +27,21 @@ pub(super) enum Happening {
     Silence(Rank),
     Thaw(Rank),
     Resume(Rank),
+    ResumeHost(Rank),
     Kill(Rank),
     Cut(Rank, Rank),
     Wake,
 }
 
+/// One end of a group: a rank of the world in one of its groups. The first that a rank opens has the
+/// rank's own number.
 #[derive(Default)]
 pub(super) struct RankState {
+    /// The rank of the world whose end it is.
+    pub host: u32,
+    pub is_open: bool,
+    /// The ends of its group, by their rank in it, this one included.
+    pub members: Vec<Rank>,
     pub lanes: Option<Arc<LaneTable>>,
     pub regions: BTreeMap<RegionKey, Arc<Memory>>,
     pub grants: BTreeMap<(RegionKey, Rank), Vec<Range<u64>>>,
@@ -63,6 +71,9 @@ pub(super) struct State {
     pub now: Time,
     pub due: BTreeMap<(Time, u64), Happening>,
     pub scheduled: u64,
+    /// Ranks of the world.
+    pub hosts: u32,
+    /// Their ends: one for each at least, more where a rank is in several groups.
     pub ranks: Vec<RankState>,
     pub parts: BTreeMap<u64, Part>,
     pub posted: u64,
@@ -88,7 +99,10 @@ impl State {
             now: Time(0),
             due: BTreeMap::new(),
             scheduled: 0,
-            ranks: (0..config.ranks).map(|_| RankState::default()).collect(),
+            hosts: config.ranks,
+            ranks: (0..config.ranks)
+                .map(|host| RankState { host, ..RankState::default() })
+                .collect(),
             parts: BTreeMap::new(),
             posted: 0,
             cuts: BTreeSet::new(),
@@ -115,7 +129,27 @@ impl State {
     }
 
     pub fn size(&self) -> u32 {
-        self.ranks.len() as u32
+        self.hosts
+    }
+
+    /// The ends of a rank of the world.
+    pub fn ends_of(&self, host: Rank) -> Vec<Rank> {
+        let ends = (0..).map(Rank).zip(&self.ranks);
+        ends.filter(|(_, end)| end.host == host.0).map(|(end, _)| end).collect()
+    }
+
+    /// One more end of a rank of the world.
+    pub fn open_end(&mut self, host: Rank) -> Rank {
+        let first = &mut self.ranks[host.0 as usize];
+        if !std::mem::replace(&mut first.is_open, true) {
+            return host;
+        }
+        let state = self.at(host);
+        let (dead, frozen, stops) = (state.dead, state.frozen, state.stops);
+        let end =
+            RankState { host: host.0, is_open: true, dead, frozen, stops, ..RankState::default() };
+        self.ranks.push(end);
+        Rank(self.ranks.len() as u32 - 1)
     }
 
     pub fn now(&self) -> Time {
@@ -134,6 +168,7 @@ impl State {
         self.log
     }
 
+    /// Whether an end has not died.
     pub fn is_alive(&self, rank: Rank) -> bool {
         !self.at(rank).dead
     }
@@ -186,7 +221,8 @@ impl State {
             Happening::Pause(pause) => self.pause(&pause),
             Happening::Silence(rank) => self.silence(rank),
             Happening::Thaw(rank) => self.thaw(rank),
-            Happening::Resume(rank) => self.resume(rank),
+            Happening::Resume(end) => self.resume_end(end),
+            Happening::ResumeHost(rank) => self.resume(rank),
             Happening::Kill(rank) => self.kill(rank),
             Happening::Cut(a, b) => self.cut(a, b),
             Happening::Wake => {}
