@@ -57,8 +57,12 @@ RECORD := python3 benchmarks/record.py
 .PHONY: seeds
 seeds: ## Run SEEDS random simulations of both suites, and record the outcome
 	$(call say,$(SEEDS) seeds)
-	@WEFT_SEEDS=$$(($(SEEDS) * 9 / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
+	@WEFT_SEEDS=$$(($(SEEDS) * 7 / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
 		-p weft-fabric --test sim -- --nocapture random_traffic
+	@WEFT_SEEDS=$$(($(SEEDS) / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
+		-p weft-fabric --test sim -- --nocapture a_loss_costs
+	@WEFT_SEEDS=$$(($(SEEDS) / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
+		-p weft-fabric --test sim -- --nocapture a_window_of_rounds
 	@WEFT_SEEDS=$$(($(SEEDS) / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
 		-p weft-moe --test sim -- --nocapture every_run
 
