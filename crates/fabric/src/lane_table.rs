@@ -278,6 +278,12 @@ impl LaneTable {
         self.words.value(id.get() as usize)
     }
 
+    /// Owner: see [`Lanes::has_raised`].
+    #[inline(always)]
+    pub fn has_raised(&self) -> bool {
+        self.words.lanes().has_raised()
+    }
+
     /// Owner: see [`Lanes::take_raised`].
     pub fn take_raised(&self, rose: impl FnMut(usize)) -> bool {
         self.words.lanes().take_raised(rose)

@@ -125,10 +125,16 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         &self.words[lane / 2].0[lane % 2]
     }
 
+    /// Owner: whether there are marks to take, a nudge included.
+    #[inline(always)]
+    pub fn has_raised(&self) -> bool {
+        self.bell.0.load() & MARKS != 0
+    }
+
     /// Owner: takes the marks and calls `rose` for each lane marked since the last call. Returns
     /// whether there was anything, a nudge included. Announcements of sleep stay.
     pub fn take_raised(&self, mut rose: impl FnMut(usize)) -> bool {
-        if self.bell.0.load() & MARKS == 0 {
+        if !self.has_raised() {
             return false;
         }
         let marks = self.bell.0.fetch_and(!MARKS) & MARKS;

@@ -56,6 +56,12 @@ impl PartRule {
         cutter.parts()
     }
 
+    /// The most pages and bytes of a write that is surely one part.
+    pub(crate) fn single(&self) -> (usize, u64) {
+        let striped = if self.stripes <= 1 { u64::MAX } else { self.stripe_from.saturating_sub(1) };
+        (self.max_pages_per_part as usize, self.max_part_bytes.min(striped))
+    }
+
     /// The number of parts of a contiguous write of `length` bytes.
     pub fn count_contiguous(&self, length: u64) -> u64 {
         length.div_ceil(self.longest(length)).max(1)
@@ -215,6 +221,11 @@ mod tests {
                 for p in part {
                     bytes.extend((0..p.length).map(|b| (p.source_offset + b, p.destination_offset + b)));
                 }
+            }
+            let (most_pages, most_bytes) = rule.single();
+            let bytes_in_all = lengths.iter().sum::<u64>();
+            if pages.len() <= most_pages && bytes_in_all <= most_bytes {
+                prop_assert_eq!(parts.len(), 1);
             }
             let expected: Vec<_> = pages
                 .iter()

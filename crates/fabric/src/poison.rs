@@ -59,7 +59,14 @@ impl PoisonFlag {
         first
     }
 
+    /// Whether the group is poisoned.
+    #[inline]
+    pub(crate) fn is_set(&self) -> bool {
+        self.set.load(Ordering::Acquire)
+    }
+
     /// The cause, if the group is poisoned.
+    #[inline]
     pub fn get(&self) -> Option<&Poison> {
         if self.set.load(Ordering::Acquire) { self.cause.get() } else { None }
     }

@@ -44,25 +44,69 @@ pub(crate) struct Failure {
 #[derive(Default)]
 pub(crate) struct Request {
     reuse: u32,
-    live: bool,
-    pub tag: u64,
-    /// Parts that have not ended: queued, or under way.
+    /// Parts that have not ended: queued, or under way. Zero in a free place.
     pub left: u32,
-    /// Regions that it reads, each once.
-    pub sources: Vec<RegionKey>,
-    pub failure: Option<Failure>,
-    pub callback: Option<Callback>,
+    pub tag: u64,
+    /// The first region that it reads.
+    source: Option<RegionKey>,
+    /// It has one of the fields below; most requests have none.
+    has_more: bool,
+    /// Further regions that it reads, each once.
+    more_sources: Vec<RegionKey>,
+    failure: Option<Failure>,
+    callback: Option<Callback>,
 }
 
 impl Request {
     /// Records that it reads a region; whether that is new.
     #[inline]
     pub fn reads(&mut self, source: RegionKey) -> bool {
-        let new = self.sources.last() != Some(&source) && !self.sources.contains(&source);
+        match self.source {
+            None => {
+                self.source = Some(source);
+                true
+            }
+            Some(first) => first != source && self.reads_more(source),
+        }
+    }
+
+    #[inline(never)]
+    fn reads_more(&mut self, source: RegionKey) -> bool {
+        let new = !self.more_sources.contains(&source);
         if new {
-            self.sources.push(source);
+            self.more_sources.push(source);
+            self.has_more = true;
         }
         new
+    }
+
+    /// Records why a part failed; the first reason stays.
+    #[cold]
+    pub fn fail(&mut self, why: String, peer: Rank) {
+        self.failure.get_or_insert(Failure { why, peer });
+        self.has_more = true;
+    }
+
+    /// Sets the function that its end calls.
+    pub fn call_at_end(&mut self, callback: Option<Callback>) {
+        self.has_more |= callback.is_some();
+        self.callback = callback;
+    }
+
+    /// The only region that it reads, if it has neither failed nor a callback.
+    #[inline(always)]
+    pub fn plain(&self) -> Option<Option<RegionKey>> {
+        (!self.has_more).then_some(self.source)
+    }
+
+    /// Its failure and its callback, which it then lacks.
+    pub fn take_outcome(&mut self) -> (Option<Failure>, Option<Callback>) {
+        (self.failure.take(), self.callback.take())
+    }
+
+    /// A region that it reads, which it then lacks.
+    pub fn take_source(&mut self) -> Option<RegionKey> {
+        self.more_sources.pop().or_else(|| self.source.take())
     }
 }
 
@@ -71,65 +115,74 @@ impl Request {
 pub(crate) struct Table {
     slots: Vec<Request>,
     free: Vec<u32>,
-    live: usize,
 }
 
 impl Table {
     /// A table with room for `capacity` requests before it allocates.
     pub fn with_capacity(capacity: usize) -> Table {
-        Table { slots: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity), live: 0 }
+        Table { slots: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity) }
     }
 
-    /// A blank request, with one part left that stands for its submit.
-    #[inline]
-    pub fn open(&mut self) -> (RequestId, &mut Request) {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Request::default());
-            self.slots.len() as u32 - 1
-        });
-        let request = &mut self.slots[index as usize];
-        request.live = true;
-        (request.tag, request.left) = (0, 1);
-        request.sources.clear();
-        self.live += 1;
-        (RequestId { index, reuse: request.reuse }, request)
+    /// The identity of the request that [`Table::open`] opens next.
+    #[inline(always)]
+    pub fn next(&mut self) -> RequestId {
+        match self.free.last() {
+            Some(&index) => RequestId { index, reuse: self.slots[index as usize].reuse },
+            None => self.grow(),
+        }
     }
 
-    /// Removes a drained request.
+    #[cold]
+    fn grow(&mut self) -> RequestId {
+        let index = self.slots.len() as u32;
+        self.slots.push(Request::default());
+        self.free.push(index);
+        RequestId { index, reuse: 0 }
+    }
+
+    /// A blank request, with one part left, which a submit holds until all its parts are counted.
+    #[inline(always)]
+    pub fn open(&mut self, tag: u64) -> (RequestId, &mut Request) {
+        let id = self.next();
+        self.free.pop();
+        let request = &mut self.slots[id.index as usize];
+        (request.tag, request.left, request.source) = (tag, 1, None);
+        (id, request)
+    }
+
+    /// Removes a request of which no part is left.
     #[inline]
     pub fn close(&mut self, id: RequestId) {
         if let Some(request) = self.get(id) {
-            request.live = false;
+            request.left = 0;
+            request.has_more = false;
             request.reuse = request.reuse.wrapping_add(1);
             self.free.push(id.index);
-            self.live -= 1;
         }
     }
 
     /// The request, unless it has been closed.
     #[inline]
     pub fn get(&mut self, id: RequestId) -> Option<&mut Request> {
-        self.slots.get_mut(id.index as usize).filter(|r| r.live && r.reuse == id.reuse)
+        self.slots.get_mut(id.index as usize).filter(|request| request.reuse == id.reuse)
     }
 
     /// A part ended. Returns its request, or `None` if that was closed before.
-    #[inline]
-    pub fn ended(&mut self, token: u64, result: Result<(), String>) -> Option<RequestId> {
-        let (index, reuse, peer) = Token::read(token);
+    #[inline(always)]
+    pub fn ended(&mut self, token: u64) -> Option<(RequestId, &mut Request)> {
+        let (index, reuse) = Token::place(token);
         let request = self.slots.get_mut(index as usize)?;
-        if !request.live || request.reuse & Token::REUSE != reuse || request.left == 0 {
+        if request.reuse & Token::REUSE != reuse || request.left == 0 {
             return None;
         }
         request.left -= 1;
-        if let Err(why) = result {
-            request.failure.get_or_insert(Failure { why, peer });
-        }
-        Some(RequestId { index, reuse: request.reuse })
+        Some((RequestId { index, reuse: request.reuse }, request))
     }
 
     /// How many are under way.
+    #[inline]
     pub fn len(&self) -> usize {
-        self.live
+        self.slots.len() - self.free.len()
     }
 }
 
@@ -154,10 +207,15 @@ impl Token {
         (u64::from(id.index) << 40) | (reuse << 24) | u64::from(peer.0 & Token::PEER)
     }
 
-    #[inline]
-    fn read(token: u64) -> (u32, u32, Rank) {
-        let peer = Rank(token as u32 & Token::PEER);
-        ((token >> 40) as u32, (token >> 24) as u32 & Token::REUSE, peer)
+    /// The request's place, and how often that was reused.
+    #[inline(always)]
+    fn place(token: u64) -> (u32, u32) {
+        ((token >> 40) as u32, (token >> 24) as u32 & Token::REUSE)
+    }
+
+    /// The peer of the part.
+    pub fn peer(token: u64) -> Rank {
+        Rank(token as u32 & Token::PEER)
     }
 }
 
@@ -166,7 +224,7 @@ mod tests {
     use super::*;
 
     fn posted(table: &mut Table, peers: &[u32]) -> (RequestId, Vec<u64>) {
-        let (id, request) = table.open();
+        let (id, request) = table.open(0);
         request.left = peers.len() as u32;
         (id, peers.iter().map(|&peer| Token::of(id, Rank(peer))).collect())
     }
@@ -175,35 +233,45 @@ mod tests {
     fn a_completion_of_a_request_that_was_closed_touches_no_other() {
         let mut table = Table::default();
         let (id, tokens) = posted(&mut table, &[1, 2]);
-        assert_eq!(table.ended(tokens[0], Ok(())), Some(id));
+        let ended = |table: &mut Table, token| table.ended(token).map(|(id, _)| id);
+        assert_eq!(ended(&mut table, tokens[0]), Some(id));
         assert_eq!(table.get(id).unwrap().left, 1);
-        assert_eq!(table.ended(tokens[1], Ok(())), Some(id));
+        assert_eq!(ended(&mut table, tokens[1]), Some(id));
         assert_eq!(table.get(id).unwrap().left, 0);
-        assert_eq!(table.ended(tokens[1], Ok(())), None);
+        assert_eq!(ended(&mut table, tokens[1]), None);
         table.close(id);
+        assert_eq!(ended(&mut table, tokens[1]), None);
+        assert_eq!((table.len(), table.get(id).is_none()), (0, true));
         let (next, others) = posted(&mut table, &[1]);
-        assert_eq!(table.ended(tokens[0], Ok(())), None);
+        assert_eq!(ended(&mut table, tokens[0]), None);
         assert_ne!(others[0], tokens[0]);
         assert_eq!(table.get(next).unwrap().left, 1);
-        assert_eq!(table.ended(u64::MAX, Ok(())), None);
+        assert_eq!(ended(&mut table, u64::MAX), None);
     }
 
     #[test]
     fn a_failure_names_the_peer_of_the_part_that_failed() {
         let mut table = Table::default();
         let (id, tokens) = posted(&mut table, &[7, 8, 9]);
-        table.ended(tokens[1], Err("broken".into()));
-        table.ended(tokens[0], Ok(()));
-        table.ended(tokens[2], Ok(()));
-        let failure = table.get(id).unwrap().failure.take().unwrap();
+        for (&token, why) in tokens.iter().zip(["broken", "cut off", "late"]).skip(1) {
+            let (_, request) = table.ended(token).unwrap();
+            request.fail(why.into(), Token::peer(token));
+        }
+        assert!(table.get(id).unwrap().plain().is_none());
+        let failure = table.get(id).unwrap().take_outcome().0.unwrap();
         assert_eq!(failure.peer, Rank(8));
     }
 
     #[test]
     fn a_region_is_borrowed_once_by_each_request() {
         let mut table = Table::default();
-        let (_, request) = table.open();
-        let keys = [1, 1, 2, 1].map(|key| request.reads(RegionKey(key)));
-        assert_eq!(keys, [true, false, true, false]);
+        let (id, request) = table.open(0);
+        let keys = [1, 1, 2, 1, 2].map(|key| request.reads(RegionKey(key)));
+        assert_eq!(keys, [true, false, true, false, false]);
+        let taken = std::iter::from_fn(|| request.take_source()).map(|key| key.0);
+        assert_eq!(taken.collect::<Vec<_>>(), [2, 1]);
+        table.close(id);
+        let (_, request) = table.open(0);
+        assert!(request.reads(RegionKey(1)) && request.plain() == Some(Some(RegionKey(1))));
     }
 }

@@ -335,50 +335,20 @@ impl Engine {
         Ok((0..u64::from(end.window)).map(|slot| self.lanes.value(end.data_of(slot))).sum())
     }
 
-    /// Checks that `round` may be written, without entering it.
+    /// Why a round may not be written, by the credits known.
     pub(super) fn check_round(&mut self, peer: Rank, counter: CounterId, round: u64) -> Result<()> {
         let (end, _) = find(&mut self.counters, counter, peer)?;
-        let Some(remote) = &end.remote else { return Err(Error::NotLinked { counter }) };
-        let window = u64::from(end.window);
-        if round < remote.started || round >= end.credits + window {
-            end.credits = self.lanes.value(end.credit.id());
+        if end.remote.is_none() {
+            return Err(Error::NotLinked { counter });
         }
         let credits = end.credits;
-        if round >= credits + window {
+        if round >= credits + u64::from(end.window) {
             return Err(Error::NoCredit { peer, counter, round, credits });
         }
         if round < credits {
             return Err(Error::OldRound { peer, counter, round, current: credits });
         }
         Ok(())
-    }
-
-    /// Checks that `round` may be written and enters it. Returns the peer's side, its data lane of the
-    /// round and the counter's class.
-    #[inline(always)]
-    pub(super) fn enter_round(
-        &mut self,
-        peer: Rank,
-        counter: CounterId,
-        round: u64,
-    ) -> Result<(&mut Remote, Lane, Class)> {
-        let (end, class) = find(&mut self.counters, counter, peer)?;
-        let Some(remote) = &mut end.remote else { return Err(Error::NotLinked { counter }) };
-        let window = u64::from(end.window);
-        // A round that was entered may have been credited since; a new one needs a look at the lane only
-        // if the credits known do not reach it.
-        if round < remote.started || round >= end.credits + window {
-            end.credits = self.lanes.value(end.credit.id());
-        }
-        if round >= end.credits + window {
-            return Err(Error::NoCredit { peer, counter, round, credits: end.credits });
-        }
-        if round < end.credits {
-            return Err(Error::OldRound { peer, counter, round, current: end.credits });
-        }
-        remote.started = remote.started.max(round + 1);
-        let lane = End::remote_data(remote, end.window, round);
-        Ok((remote, lane, class))
     }
 
     /// Releases the oldest open round of `peer`: its bytes may be written again and one more round may
@@ -445,6 +415,8 @@ impl Engine {
     }
 }
 
+#[cold]
+#[inline(never)]
 fn unknown(counter: CounterId) -> Error {
     Error::Unknown { what: "counter", number: counter.number().into() }
 }
@@ -452,16 +424,26 @@ fn unknown(counter: CounterId) -> Error {
 /// The counters of an engine, by index.
 pub(super) type Counters = Vec<Option<(CounterId, Counter)>>;
 
+/// A counter, unless it was released.
+#[inline(always)]
+pub(super) fn get(counters: &mut Counters, counter: CounterId) -> Option<&mut Counter> {
+    match counters.get_mut(counter.index()) {
+        Some(Some((id, known))) if *id == counter => Some(known),
+        _ => None,
+    }
+}
+
 #[inline(always)]
 fn find(counters: &mut Counters, counter: CounterId, peer: Rank) -> Result<(&mut End, Class)> {
-    let Some(Some((id, known))) = counters.get_mut(counter.index()) else {
-        return Err(unknown(counter));
-    };
-    if *id != counter {
-        return Err(unknown(counter));
-    }
-    match known.ends.get_mut(peer.0 as usize) {
+    let Some(known) = get(counters, counter) else { return Err(unknown(counter)) };
+    match known.ends.get_mut(peer.index()) {
         Some(Some(end)) => Ok((end, known.class)),
-        _ => Err(Error::Unknown { what: "rank", number: peer.0.into() }),
+        _ => Err(unknown_rank(peer)),
     }
+}
+
+#[cold]
+#[inline(never)]
+fn unknown_rank(peer: Rank) -> Error {
+    Error::Unknown { what: "rank", number: peer.0.into() }
 }

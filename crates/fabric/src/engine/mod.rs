@@ -35,7 +35,7 @@ use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::parts::{PartRule, Parts};
 use crate::poison::PoisonFlag;
-use crate::request::{Aim, Table};
+use crate::request::{Aim, Table, Token};
 use crate::statistics::{PeerStatistics, Statistics, Totals};
 use crate::trace::Trace;
 use crate::types::{CounterId, Generation, ProviderKind, RegionKey, Time};
@@ -90,8 +90,9 @@ struct Path {
     link: u16,
     /// Posts complete inside the post.
     inline: bool,
-    /// Any write is one part.
-    whole: bool,
+    /// The most pages and bytes of a write that is surely one part.
+    single_pages: usize,
+    single_bytes: u64,
 }
 
 struct Peer {
@@ -102,6 +103,8 @@ struct Peer {
     totals: Totals,
     /// Lengths of its regions, by key, in the order of keys.
     regions: Vec<(RegionKey, u64)>,
+    /// Place in `regions` of the one that was written last.
+    recent: usize,
     queue: PeerQueue,
 }
 
@@ -128,6 +131,8 @@ pub struct Engine {
     requests: Table,
     /// Peers with writes that no link has taken yet.
     queued: Vec<Rank>,
+    /// Links that have taken posts since they were flushed, a bit each in their order.
+    unflushed: u32,
     spare_parts: Vec<Parts>,
     /// Slices of the descriptor that is being submitted.
     slices: Vec<crate::types::Page>,
@@ -180,6 +185,8 @@ impl Engine {
         if rank.0 >= size {
             return Err(Error::Unknown { what: "rank", number: rank.0.into() });
         }
+        let max_requests = config.max_requests.min(Token::PLACES);
+        let config = EngineConfig { max_requests, ..config };
         let lanes = Arc::new(LaneTable::new(config.lanes, generation)?);
         let group = Membership { rank, size, generation, lanes: lanes.clone() };
         let links = devices.iter().map(|device| device.open(group.clone()));
@@ -191,6 +198,7 @@ impl Engine {
             route: None,
             totals: Totals::default(),
             regions: Vec::new(),
+            recent: 0,
             queue: PeerQueue::default(),
         });
         let peers = peers.collect();
@@ -210,6 +218,7 @@ impl Engine {
             regions: Vec::new(),
             requests: Table::with_capacity(room),
             queued: Vec::new(),
+            unflushed: 0,
             spare_parts: Vec::new(),
             slices: Vec::new(),
             owed: Vec::with_capacity(room),
@@ -302,7 +311,8 @@ impl Engine {
             let provider = link.kind();
             let Some(entry) = address.of(provider) else { continue };
             if let Some(RouteRule { parts, ordered, inline }) = link.route(entry) {
-                let path = Path { link: index as u16, inline, whole: parts == PartRule::WHOLE };
+                let (single_pages, single_bytes) = parts.single();
+                let path = Path { link: index as u16, inline, single_pages, single_bytes };
                 return Ok((Route { provider, parts, ordered, index }, path, entry));
             }
         }
@@ -353,9 +363,10 @@ impl Engine {
     }
 
     /// The cause, as an error, if the group is poisoned.
+    #[inline]
     pub fn check(&self) -> Result<()> {
         match self.poison.get() {
-            Some(cause) => Err(Error::Poisoned(cause.clone())),
+            Some(cause) => Err(poisoned(cause)),
             None => Ok(()),
         }
     }
@@ -409,6 +420,12 @@ impl Engine {
         let memory = self.links.iter_mut().find_map(|link| link.allocate(device, length));
         self.register(memory.unwrap_or(Err(Error::NoDevices { device }))?)
     }
+}
+
+#[cold]
+#[inline(never)]
+fn poisoned(cause: &Poison) -> Error {
+    Error::Poisoned(cause.clone())
 }
 
 impl Drop for Engine {

@@ -2,6 +2,7 @@
 
 use super::{Engine, Suspect};
 use crate::driver::Event;
+use crate::link::Completion;
 use crate::trace::ArrivalRecord;
 use crate::types::{CounterId, Time};
 use weft_control::{Cause, Poison, Rank};
@@ -28,29 +29,39 @@ impl Engine {
     pub fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
         let before = events.len();
         self.polls += 1;
-        if !self.owed.is_empty() {
-            self.flush_all();
-        }
+        self.flush_all();
         for link in &mut self.links {
             link.poll(now, &mut self.sink);
         }
         self.take_completions();
-        self.post_waiting();
-        self.take_losses(now);
-        self.take_raises(now, events);
-        events.extend(self.ended.drain(..).map(|tag| Event::Completed { tag }));
-        if !self.poison_reported
-            && let Some(cause) = self.poison.get()
-        {
-            let cause = cause.clone();
-            self.poison_reported = true;
-            self.fence_all();
-            events.push(Event::Poisoned(cause));
+        if !self.queued.is_empty() {
+            self.post_waiting();
+        }
+        if !self.sink.lost.is_empty() || !self.suspects.is_empty() {
+            self.take_losses(now);
+        }
+        if self.lanes.has_raised() {
+            self.take_raises(now, events);
+        }
+        if !self.ended.is_empty() {
+            events.extend(self.ended.iter().map(|&tag| Event::Completed { tag }));
+            self.ended.clear();
+        }
+        if self.poison.is_set() && !self.poison_reported {
+            self.report_poison(events);
         }
         self.renew_timer();
         if events.len() > before {
             self.epoch += 1;
         }
+    }
+
+    #[cold]
+    fn report_poison(&mut self, events: &mut Vec<Event>) {
+        let Some(cause) = self.poison.get().cloned() else { return };
+        self.poison_reported = true;
+        self.fence_all();
+        events.push(Event::Poisoned(cause));
     }
 
     /// Counts polls that found something, completions that no driver waits for included.
@@ -67,6 +78,9 @@ impl Engine {
     /// other drivers are kept for them.
     pub(crate) fn poll_for(&mut self, namespace: u16, now: Time, events: &mut Vec<Event>) {
         self.poll(now, events);
+        if events.is_empty() {
+            return;
+        }
         let mine = |tag: u64| tag >> Event::NAMESPACE_SHIFT == u64::from(namespace);
         let held = &mut self.held;
         events.retain(|event| match event {
@@ -176,13 +190,13 @@ impl Engine {
         });
     }
 
+    #[inline(always)]
     fn take_completions(&mut self) {
-        while let Some(completion) = self.sink.completions.pop() {
+        while let Some(Completion { token, result }) = self.sink.completions.pop() {
             self.epoch += 1;
-            if let Some(id) = self.requests.ended(completion.token, completion.result) {
-                self.close_if_drained(id, true);
-            } else {
-                log::warn!("a link completed a part that was not under way");
+            match result {
+                Ok(()) => self.part_done(token),
+                Err(why) => self.part_failed(token, why),
             }
         }
     }
@@ -194,9 +208,6 @@ impl Engine {
             if !self.suspects.iter().any(|suspect| suspect.rank == rank) {
                 self.suspects.push(Suspect { rank, since: now, why });
             }
-        }
-        if self.suspects.is_empty() {
-            return;
         }
         let mut suspects = std::mem::take(&mut self.suspects);
         suspects.retain(|Suspect { rank, since, why }| {

@@ -47,6 +47,12 @@ impl PeerQueue {
         }
     }
 
+    /// Whether anything may be waiting.
+    #[inline(always)]
+    pub fn is_listed(&self) -> bool {
+        self.listed
+    }
+
     fn is_empty(&self) -> bool {
         self.latency.is_empty() && self.bulk.is_empty()
     }
@@ -97,7 +103,7 @@ impl Engine {
 
     /// Offers the oldest write of a class; whether all of it was taken.
     fn post_front(&mut self, peer: Rank, class: Class) -> bool {
-        let Engine { links, peers, sink, requests, .. } = self;
+        let Engine { links, peers, sink, requests, unflushed, .. } = self;
         let state = &mut peers[peer.0 as usize];
         let Some(route) = state.route else { return false };
         let Some(waiting) = state.queue.of(class).front_mut() else { return false };
@@ -107,10 +113,11 @@ impl Engine {
         while waiting.next < waiting.parts.len() {
             let pages = waiting.parts.part(waiting.next);
             let work = Work { token, peer, lane, credits, rider: None, class, pages };
+            *unflushed |= 1 << route.index;
             match links[route.index].post(&work, sink) {
                 Ok(Posted::Full) => return false,
                 Ok(Posted::InFlight) => {}
-                Ok(Posted::Done) => drop(requests.ended(token, Ok(()))),
+                Ok(Posted::Done) => drop(requests.ended(token)),
                 Err(why) => {
                     failure = Some(why);
                     break;

@@ -1,12 +1,12 @@
 //! Regions: memory known to every provider, granted to peers, borrowed by requests.
 
 use super::counters::Remote;
-use super::{Engine, Path, Peer};
+use super::{Engine, Peer, Route};
 use crate::descriptor::{CounterGrant, Grant, RegionGrant};
 use crate::error::{Error, Result};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
-use crate::types::{CounterId, ProviderKind, RegionKey, Time};
+use crate::types::{CounterId, Page, ProviderKind, RegionKey, Time};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use weft_control::Rank;
@@ -64,17 +64,29 @@ pub struct RemoteRegion {
 
 pub(super) struct Local {
     memory: Arc<Memory>,
-    /// The links that cannot use it, a bit each in their order.
+    length: u64,
+    /// The links that cannot use it, a bit each in their order; [`Local::RELEASED`] if none may, since
+    /// its owner released it. It is forgotten then when the last borrow ends.
     unusable: u32,
     /// Requests under way that read it.
     borrows: u32,
-    /// Released by its owner; forgotten when the last borrow ends.
-    released: bool,
 }
 
 impl Local {
-    /// Checks that the link at this place can use it; `provider` is that link's.
+    const RELEASED: u32 = u32::MAX;
+
+    /// Whether the link at this place may read this slice of it.
     #[inline(always)]
+    pub fn may_read(&self, link: u16, offset: u64, length: u64) -> bool {
+        self.unusable >> (link % 32) & 1 == 0 && is_inside(offset, length, self.length)
+    }
+
+    #[inline(always)]
+    fn is_free(&self) -> bool {
+        self.borrows == 0 && self.unusable == Local::RELEASED
+    }
+
+    /// Checks that the link at this place can use it; `provider` is that link's.
     fn check_usable(
         &self,
         link: u16,
@@ -95,10 +107,19 @@ impl Local {
 }
 
 impl Peer {
-    #[inline]
-    fn length_of(&self, key: RegionKey) -> Option<u64> {
-        let place = self.regions.binary_search_by_key(&key, |(key, _)| *key).ok()?;
-        Some(self.regions[place].1)
+    /// Length of the peer's region of this key.
+    #[inline(always)]
+    pub(super) fn length_of(&mut self, key: RegionKey) -> Option<u64> {
+        match self.regions.get(self.recent) {
+            Some((recent, length)) if *recent == key => Some(*length),
+            _ => self.find_length(key),
+        }
+    }
+
+    #[inline(never)]
+    fn find_length(&mut self, key: RegionKey) -> Option<u64> {
+        self.recent = self.regions.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+        Some(self.regions[self.recent].1)
     }
 
     fn learn(&mut self, key: RegionKey, length: u64) {
@@ -125,7 +146,8 @@ impl Engine {
         let slot = self.regions.iter().position(Option::is_none).unwrap_or(self.regions.len());
         let key = RegionKey(slot as u32);
         let unusable = self.register_with_links(key, &memory)?;
-        let local = Local { memory: memory.clone(), unusable, borrows: 0, released: false };
+        let length = memory.len() as u64;
+        let local = Local { memory: memory.clone(), length, unusable, borrows: 0 };
         if slot == self.regions.len() {
             self.regions.push(Some(local));
         } else {
@@ -160,7 +182,7 @@ impl Engine {
         if let Some(Some(local)) = self.regions.get_mut(region.key.0 as usize) {
             // Its number may have gone to another region since.
             if Arc::ptr_eq(&local.memory, &region.memory) {
-                local.released = true;
+                local.unusable = Local::RELEASED;
                 self.forget_if_free(region.key);
             }
         }
@@ -175,15 +197,14 @@ impl Engine {
     }
 
     pub(super) fn unborrow(&mut self, key: RegionKey) {
-        if let Some(Some(local)) = self.regions.get_mut(key.0 as usize) {
-            local.borrows -= 1;
+        if unborrow(&mut self.regions, key) {
             self.forget_if_free(key);
         }
     }
 
-    fn forget_if_free(&mut self, key: RegionKey) {
+    pub(super) fn forget_if_free(&mut self, key: RegionKey) {
         let slot = &mut self.regions[key.0 as usize];
-        if slot.as_ref().is_some_and(|local| local.released && local.borrows == 0) {
+        if slot.as_ref().is_some_and(Local::is_free) {
             *slot = None;
             for link in &mut self.links {
                 link.deregister(key);
@@ -191,33 +212,22 @@ impl Engine {
         }
     }
 
-    #[inline(always)]
-    pub(super) fn check_source(
-        &self,
-        path: Path,
-        key: RegionKey,
-        offset: u64,
-        length: u64,
-    ) -> Result<()> {
+    /// Why a page cannot be written to a peer.
+    pub(super) fn check_page(&mut self, peer: Rank, page: &Page) -> Result<()> {
+        let key = page.source;
         let local = self.regions.get(key.0 as usize).and_then(Option::as_ref);
-        let Some(local) = local.filter(|local| !local.released) else {
+        let Some(local) = local.filter(|local| local.unusable != Local::RELEASED) else {
             return Err(Error::Unknown { what: "region", number: key.0.into() });
         };
-        local.check_usable(path.link, key, || self.links[usize::from(path.link)].kind())?;
-        in_range("local", key, offset, length, local.memory.len() as u64)
-    }
-
-    #[inline(always)]
-    pub(super) fn check_destination(
-        &self,
-        peer: Rank,
-        key: RegionKey,
-        offset: u64,
-        length: u64,
-    ) -> Result<()> {
-        let known = self.peers.get(peer.0 as usize).and_then(|peer| peer.length_of(key));
+        let state = &mut self.peers[peer.index()];
+        if let Some(Route { index, provider, .. }) = state.route {
+            local.check_usable(index as u16, key, || provider)?;
+        }
+        in_range("local", key, page.source_offset, page.length, local.length)?;
+        let key = page.destination;
         let unknown = || Error::Unknown { what: "remote region", number: key.0.into() };
-        in_range("remote", key, offset, length, known.ok_or_else(unknown)?)
+        let known = state.length_of(key).ok_or_else(unknown)?;
+        in_range("remote", key, page.destination_offset, page.length, known)
     }
 
     /// What `peer` needs in order to write to these ranges of these regions and to raise these
@@ -236,6 +246,7 @@ impl Engine {
             let wanted = range.end.saturating_sub(range.start);
             in_range("local", region.key, range.start, wanted, length)?;
             let local = self.regions.get(region.key.0 as usize).and_then(Option::as_ref);
+            let local = local.filter(|local| local.unusable != Local::RELEASED);
             let link = route.index as u16;
             local
                 .map_or(Ok(()), |local| local.check_usable(link, region.key, || route.provider))?;
@@ -312,13 +323,27 @@ impl Engine {
 }
 
 /// A request under way reads this region.
+#[inline(always)]
 pub(super) fn borrow(regions: &mut [Option<Local>], key: RegionKey) {
     if let Some(Some(local)) = regions.get_mut(key.0 as usize) {
         local.borrows += 1;
     }
 }
 
+/// A request that reads this region has ended. Returns whether the region may be forgotten.
 #[inline(always)]
+pub(super) fn unborrow(regions: &mut [Option<Local>], key: RegionKey) -> bool {
+    let Some(Some(local)) = regions.get_mut(key.0 as usize) else { return false };
+    local.borrows -= 1;
+    local.is_free()
+}
+
+/// Whether a slice is inside of a region of this length.
+#[inline(always)]
+pub(super) fn is_inside(offset: u64, wanted: u64, length: u64) -> bool {
+    offset.checked_add(wanted).is_some_and(|end| end <= length)
+}
+
 fn in_range(
     side: &'static str,
     key: RegionKey,
@@ -326,8 +351,8 @@ fn in_range(
     wanted: u64,
     length: u64,
 ) -> Result<()> {
-    match offset.checked_add(wanted) {
-        Some(end) if end <= length => Ok(()),
-        _ => Err(Error::OutOfRange { side, key, offset, wanted, length }),
+    if is_inside(offset, wanted, length) {
+        return Ok(());
     }
+    Err(Error::OutOfRange { side, key, offset, wanted, length })
 }

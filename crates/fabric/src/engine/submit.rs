@@ -4,20 +4,23 @@
 //! link takes and ends at once (shm) leaves no trace here; what is still under way when submit returns is
 //! a [`crate::request::Request`]. `queue.rs` keeps what found a full queue.
 
-use super::{Engine, Path, Peer, regions};
+use super::counters::{self, Counter, End, Remote};
+use super::regions::{self, Local, is_inside};
+use super::{Engine, Path, Peer};
 use crate::clock;
 use crate::driver::{Ask, Requests};
 use crate::error::{Error, Result};
 use crate::inbox::{Descriptor, Operation, Outcomes};
+use crate::lane_table::LaneTable;
 use crate::link::{Posted, Work};
-use crate::request::{Aim, Callback, Failure, Token};
+use crate::request::{Aim, Callback, Token};
 use crate::trace::WriteRecord;
 use crate::types::{Class, CounterId, Lane, Page, RegionKey, RequestId, bytes_of};
 use std::sync::Arc;
 use weft_control::{Cause, Poison, Rank};
 
 /// The tag of credits, whose completion nothing waits for.
-const CREDIT_TAG: u64 = u64::MAX;
+pub(super) const CREDIT_TAG: u64 = u64::MAX;
 
 /// Where a slice begins. An offset that does not fit is out of range, and refused as such.
 fn at(offset: u64, slice: u64, stride: u64) -> u64 {
@@ -79,18 +82,23 @@ impl Engine {
         }
         self.check()?;
         for write in writes {
-            let path = self.known_path(write.peer)?;
-            self.check_pages(path, write.peer, write.pages)?;
-            self.check_round(write.peer, counter, round)?;
+            let Engine { peers, regions, counters, lanes, .. } = self;
+            let target = Target::of(peers, counters::get(counters, counter), write.peer);
+            let admitted = target.and_then(|t| t.admits(regions, lanes, round, write.pages));
+            if admitted.is_none() {
+                return Err(self.refused(write.peer, counter, round, write.pages));
+            }
         }
         self.check_room()?;
-        let (id, request) = self.requests.open();
-        request.callback = done;
+        let (id, request) = self.requests.open(0);
+        request.call_at_end(done);
         for write in writes {
-            let path = self.known_path(write.peer)?;
-            let (aim, class, raises) = self.aim(path, write.peer, counter, round, write.pages)?;
-            self.start(id, path, aim, class, write.pages);
-            self.tally(write.peer, raises, write.pages);
+            let Engine { peers, counters, .. } = self;
+            let target = Target::of(peers, counters::get(counters, counter), write.peer);
+            let Some(target) = target else { continue };
+            let entry = target.enter(write.peer, round, write.pages, bytes_of(write.pages));
+            self.record(&entry, write.pages);
+            self.start(id, &entry, write.pages);
         }
         let id = self.end_submit(id);
         self.flush_all();
@@ -165,36 +173,44 @@ impl Engine {
         result.map(drop)
     }
 
+    #[inline(always)]
     pub(super) fn flush_all(&mut self) {
-        self.pay_credits();
-        for link in &mut self.links {
-            link.flush(&mut self.sink);
+        if !self.owed.is_empty() {
+            self.pay_credits();
+        }
+        if self.unflushed != 0 {
+            self.flush_links();
+        }
+    }
+
+    /// Flushes the links that have taken posts. Those of inline routes hold nothing back.
+    fn flush_links(&mut self) {
+        let mut unflushed = std::mem::take(&mut self.unflushed);
+        while unflushed != 0 {
+            self.links[unflushed.trailing_zeros() as usize].flush(&mut self.sink);
+            unflushed &= unflushed - 1;
         }
     }
 
     /// Whether the request's sources may be reused. A failed request is drained too, and the group
     /// is then poisoned.
     pub fn is_drained(&mut self, request: RequestId) -> bool {
-        request == RequestId::DONE || self.requests.get(request).is_none()
+        self.requests.get(request).is_none()
     }
 
-    #[inline]
-    fn check_pages(&self, path: Path, peer: Rank, pages: &[Page]) -> Result<()> {
-        for page in pages {
-            self.check_source(path, page.source, page.source_offset, page.length)?;
-            let (offset, length) = (page.destination_offset, page.length);
-            self.check_destination(peer, page.destination, offset, length)?;
-        }
-        Ok(())
-    }
-
+    #[inline(always)]
     fn check_room(&self) -> Result<()> {
-        let limit = self.config.max_requests.min(Token::PLACES) as u64;
-        let wanted = self.requests.len() as u64 + 1;
-        if wanted > limit {
-            return Err(Error::Limit { what: "requests under way", wanted, limit });
+        if self.requests.len() < self.config.max_requests {
+            return Ok(());
         }
-        Ok(())
+        Err(self.no_room())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn no_room(&self) -> Error {
+        let (wanted, limit) = (self.requests.len() as u64 + 1, self.config.max_requests as u64);
+        Error::Limit { what: "requests under way", wanted, limit }
     }
 
     /// Writes to one peer, without a flush. [`RequestId::DONE`] if that has ended already.
@@ -207,45 +223,42 @@ impl Engine {
         pages: &[Page],
         tag: u64,
     ) -> Result<RequestId> {
-        let path = self.known_path(peer)?;
-        self.check_pages(path, peer, pages)?;
-        if !path.inline {
-            self.check_room()?;
+        let has_room = self.requests.len() < self.config.max_requests;
+        let Engine { peers, regions, counters, lanes, .. } = self;
+        let Some(target) = Target::of(peers, counters::get(counters, counter), peer) else {
+            return Err(self.refused(peer, counter, round, pages));
+        };
+        let Some((target, bytes)) = target.admits(regions, lanes, round, pages) else {
+            return Err(self.refused(peer, counter, round, pages));
+        };
+        if !has_room && !target.path.inline {
+            return Err(self.no_room());
         }
-        let (aim, class, raises) = self.aim(path, peer, counter, round, pages)?;
-        let id = self.launch(path, aim, class, pages, tag);
-        // The peer need not wait for this.
-        self.tally(peer, raises, pages);
-        Ok(id)
+        let entry = target.enter(peer, round, pages, bytes);
+        self.record(&entry, pages);
+        Ok(self.launch(&entry, pages, tag))
     }
 
-    /// Enters the round; returns where the write goes, its class, and how often it raises its lane. The
-    /// last check: what fails here or before has written nothing.
-    // What it returns costs more to hand over than to make, so it is inlined, as is `launch`.
+    /// Why a write was refused.
+    #[cold]
+    #[inline(never)]
+    fn refused(&mut self, peer: Rank, counter: CounterId, round: u64, pages: &[Page]) -> Error {
+        let refusal = self
+            .known_path(peer)
+            .and_then(|_| pages.iter().try_for_each(|page| self.check_page(peer, page)))
+            .and_then(|()| self.check_round(peer, counter, round));
+        // All other checks have passed.
+        refusal.err().unwrap_or(Error::NotLinked { counter })
+    }
+
+    /// Adds a write to the trace.
     #[inline(always)]
-    fn aim(
-        &mut self,
-        path: Path,
-        peer: Rank,
-        counter: CounterId,
-        round: u64,
-        pages: &[Page],
-    ) -> Result<(Aim, Class, u64)> {
-        let raises = if path.whole { 1 } else { self.count_parts(peer, pages) };
-        let (remote, lane, class) = self.enter_round(peer, counter, round)?;
-        remote.raised += raises;
-        let value = remote.raised;
+    fn record(&mut self, entry: &Entry, pages: &[Page]) {
         if let Some(trace) = &mut self.trace {
+            let Entry { aim: Aim { peer, lane, .. }, value, .. } = *entry;
             let (lane, bytes) = (lane.id().get(), bytes_of(pages));
             trace.write(WriteRecord { at: clock::now(), peer, lane, value, bytes });
         }
-        Ok((Aim { peer, lane, credits: None }, class, raises))
-    }
-
-    fn tally(&mut self, peer: Rank, raises: u64, pages: &[Page]) {
-        let totals = &mut self.peers[peer.0 as usize].totals;
-        totals.bytes += bytes_of(pages);
-        totals.parts += raises;
     }
 
     /// A credit, on the peer's return lane, to leave with the next flush.
@@ -256,19 +269,22 @@ impl Engine {
 
     /// Posts the credits that are owed.
     fn pay_credits(&mut self) {
-        if self.owed.is_empty() {
-            return;
-        }
-        let mut owed = std::mem::take(&mut self.owed);
         if self.poison.get().is_none() {
-            for aim in owed.drain(..) {
+            let mut next = 0;
+            while let Some(&aim) = self.owed.get(next) {
+                next += 1;
                 if let Ok(path) = self.known_path(aim.peer) {
-                    self.launch(path, aim, Class::Latency, &[], CREDIT_TAG);
+                    let class = Class::Latency;
+                    let entry = Entry { path, aim, class, raises: 1, value: 0, has_queue: true };
+                    if path.inline {
+                        self.post_inline(&entry, None, &[]);
+                    } else {
+                        self.request(&entry, &[], CREDIT_TAG);
+                    }
                 }
             }
         }
-        owed.clear();
-        self.owed = owed;
+        self.owed.clear();
     }
 
     #[inline(always)]
@@ -279,33 +295,41 @@ impl Engine {
         }
     }
 
-    /// Parts of a write to a peer, by the route's rule.
-    pub(super) fn count_parts(&self, peer: Rank, pages: &[Page]) -> u64 {
-        let route = self.peers[peer.0 as usize].route.as_ref();
-        route.map_or(1, |route| route.parts.count(pages.iter().map(|page| page.length)))
-    }
-
-    /// Posts a write to one peer. An inline route needs no request.
+    /// Posts a write to one peer. An inline route needs no request, and neither does a part that its link
+    /// ends at once.
     #[inline(always)]
-    fn launch(
-        &mut self,
-        path: Path,
-        aim: Aim,
-        class: Class,
-        pages: &[Page],
-        tag: u64,
-    ) -> RequestId {
+    fn launch(&mut self, entry: &Entry, pages: &[Page], tag: u64) -> RequestId {
+        let Entry { path, aim: Aim { peer, lane, credits }, class, .. } = *entry;
         if path.inline {
-            self.post_inline(path, aim, class, pages);
+            let rider = self.owed.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
+            self.post_inline(entry, rider, pages);
             return RequestId::DONE;
         }
-        self.request(path, aim, class, pages, tag)
+        if entry.has_queue || entry.raises != 1 {
+            return self.request(entry, pages, tag);
+        }
+        self.unflushed |= 1 << path.link;
+        let Engine { requests, regions, links, sink, .. } = self;
+        let token = Token::of(requests.next(), peer);
+        let work = Work { token, peer, lane, credits, rider: None, class, pages };
+        match links[usize::from(path.link)].post(&work, sink) {
+            Ok(Posted::InFlight) => {
+                let (id, request) = requests.open(tag);
+                for page in pages {
+                    if request.reads(page.source) {
+                        regions::borrow(regions, page.source);
+                    }
+                }
+                id
+            }
+            Ok(Posted::Done) => RequestId::DONE,
+            other => self.request_with(entry, pages, tag, other),
+        }
     }
 
     #[inline(always)]
-    fn post_inline(&mut self, path: Path, aim: Aim, class: Class, pages: &[Page]) {
-        let Aim { peer, lane, credits } = aim;
-        let rider = self.owed.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
+    fn post_inline(&mut self, entry: &Entry, rider: Option<Lane>, pages: &[Page]) {
+        let Entry { path, aim: Aim { peer, lane, credits }, class, .. } = *entry;
         let link = &mut self.links[usize::from(path.link)];
         let work = Work { token: 0, peer, lane, credits, rider, class, pages };
         let posted = link.post(&work, &mut self.sink);
@@ -315,18 +339,26 @@ impl Engine {
         }
     }
 
-    /// Posts a write to one peer as a request, which is closed at once if its only part ends at once.
-    fn request(
+    /// Posts a write to one peer as a request, which is closed at once if its parts end at once.
+    #[inline(never)]
+    fn request(&mut self, entry: &Entry, pages: &[Page], tag: u64) -> RequestId {
+        let (id, _) = self.requests.open(tag);
+        self.start(id, entry, pages);
+        self.end_submit(id)
+    }
+
+    /// A request whose only part its link did not take: that waits, or has failed.
+    #[cold]
+    #[inline(never)]
+    fn request_with(
         &mut self,
-        path: Path,
-        aim: Aim,
-        class: Class,
+        entry: &Entry,
         pages: &[Page],
         tag: u64,
+        posted: Result<Posted, String>,
     ) -> RequestId {
-        let (id, request) = self.requests.open();
-        request.tag = tag;
-        self.start(id, path, aim, class, pages);
+        let (id, _) = self.requests.open(tag);
+        self.note_posted(id, entry, pages, posted);
         self.end_submit(id)
     }
 
@@ -340,35 +372,60 @@ impl Engine {
 
     /// Posts one peer's write of a request as far as its link takes it; the rest waits in the peer's
     /// queue.
-    fn start(&mut self, id: RequestId, path: Path, aim: Aim, class: Class, pages: &[Page]) {
+    #[inline(always)]
+    fn start(&mut self, id: RequestId, entry: &Entry, pages: &[Page]) {
+        let Entry { path, aim: Aim { peer, lane, credits }, class, .. } = *entry;
         if path.inline {
-            return self.post_inline(path, aim, class, pages);
+            return self.post_inline(entry, None, pages);
         }
-        let Aim { peer, lane, credits } = aim;
-        if self.peers[peer.0 as usize].queue.is_waiting(class) {
-            return self.enqueue(id, aim, class, pages);
-        }
-        let is_one_part = path.whole || pages.is_empty() || self.count_parts(peer, pages) == 1;
-        if !is_one_part {
-            self.enqueue(id, aim, class, pages);
-            return self.post_queued(peer);
+        self.unflushed |= 1 << path.link;
+        if (entry.has_queue || entry.raises != 1) && self.start_queued(id, entry, pages) {
+            return;
         }
         let token = Token::of(id, peer);
         let work = Work { token, peer, lane, credits, rider: None, class, pages };
-        match self.links[usize::from(path.link)].post(&work, &mut self.sink) {
-            Ok(Posted::Done) => {}
-            Ok(Posted::InFlight) => {
-                let Engine { requests, regions, .. } = self;
-                let Some(request) = requests.get(id) else { return };
-                request.left += 1;
-                for page in pages {
-                    if request.reads(page.source) {
-                        regions::borrow(regions, page.source);
-                    }
+        let posted = self.links[usize::from(path.link)].post(&work, &mut self.sink);
+        if let Ok(Posted::InFlight) = posted {
+            let Engine { requests, regions, .. } = self;
+            let Some(request) = requests.get(id) else { return };
+            request.left += 1;
+            for page in pages {
+                if request.reads(page.source) {
+                    regions::borrow(regions, page.source);
                 }
             }
-            Ok(Posted::Full) => self.enqueue(id, aim, class, pages),
-            Err(why) => self.fail_request(id, peer, why),
+        } else {
+            self.note_posted(id, entry, pages, posted);
+        }
+    }
+
+    /// Starts a write through the peer's queue, if others wait there or it has several parts.
+    #[inline(never)]
+    fn start_queued(&mut self, id: RequestId, entry: &Entry, pages: &[Page]) -> bool {
+        let Entry { aim, class, .. } = *entry;
+        let waits = self.peers[aim.peer.index()].queue.is_waiting(class);
+        if waits || entry.raises != 1 {
+            self.enqueue(id, aim, class, pages);
+        }
+        if !waits && entry.raises != 1 {
+            self.post_queued(aim.peer);
+        }
+        waits || entry.raises != 1
+    }
+
+    /// Notes what became of a part that is not under way.
+    #[inline(never)]
+    fn note_posted(
+        &mut self,
+        id: RequestId,
+        entry: &Entry,
+        pages: &[Page],
+        posted: Result<Posted, String>,
+    ) {
+        match posted {
+            Ok(Posted::Done | Posted::InFlight) => {}
+            Ok(Posted::Full) => self.enqueue(id, entry.aim, entry.class, pages),
+            Err(why) => self.fail_request(id, entry.aim.peer, why),
         }
     }
 
@@ -381,25 +438,55 @@ impl Engine {
 
     pub(super) fn fail_request(&mut self, id: RequestId, peer: Rank, why: String) {
         if let Some(request) = self.requests.get(id) {
-            request.failure.get_or_insert(Failure { why, peer });
+            request.fail(why, peer);
         }
+    }
+
+    /// A part under way has ended well.
+    #[inline(always)]
+    pub(super) fn part_done(&mut self, token: u64) {
+        let Engine { requests, regions, ended, .. } = self;
+        let Some((id, request)) = requests.ended(token) else { return stray_completion() };
+        if request.left > 0 {
+            return;
+        }
+        let Some(source) = request.plain() else { return self.close(id, true) };
+        let tag = request.tag;
+        requests.close(id);
+        if tag != CREDIT_TAG {
+            ended.push(tag);
+        }
+        if let Some(source) = source
+            && regions::unborrow(regions, source)
+        {
+            self.forget_if_free(source);
+        }
+    }
+
+    /// A part under way has failed.
+    #[cold]
+    pub(super) fn part_failed(&mut self, token: u64, why: String) {
+        let Some((id, request)) = self.requests.ended(token) else { return stray_completion() };
+        request.fail(why, Token::peer(token));
+        self.close_if_drained(id, true);
     }
 
     /// Closes a request of which every part has ended.
     pub(super) fn close_if_drained(&mut self, id: RequestId, report: bool) -> bool {
-        let Some(request) = self.requests.get(id) else { return true };
-        if request.left > 0 {
-            return false;
+        let drained = self.requests.get(id).is_none_or(|request| request.left == 0);
+        if drained {
+            self.close(id, report);
         }
-        let (failure, callback) = (request.failure.take(), request.callback.take());
-        let tag = request.tag;
-        let mut sources = std::mem::take(&mut request.sources);
-        for source in sources.drain(..) {
+        drained
+    }
+
+    fn close(&mut self, id: RequestId, report: bool) {
+        while let Some(source) = self.requests.get(id).and_then(|request| request.take_source()) {
             self.unborrow(source);
         }
-        if let Some(request) = self.requests.get(id) {
-            request.sources = sources;
-        }
+        let Some(request) = self.requests.get(id) else { return };
+        let (failure, callback) = request.take_outcome();
+        let tag = request.tag;
         self.requests.close(id);
         // Nothing is lost toward a peer that has left a sound group: the sources are free, that is all.
         let failure = failure
@@ -416,12 +503,114 @@ impl Engine {
             self.news = true;
             self.ring_event_loop();
         }
-        true
     }
 
+    #[cold]
+    #[inline(never)]
     fn write_failed(&mut self, peer: Rank, why: &str) {
         self.peers[peer.0 as usize].totals.errors += 1;
         let detail = format!("a write to {peer} failed: {why}");
         self.poison.poison(Poison { kind: Cause::Failed, rank: Some(peer), detail });
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn stray_completion() {
+    log::warn!("a link completed a part that was not under way");
+}
+
+/// The two ends of a write: the peer, and its end of a counter.
+struct Target<'a> {
+    path: Path,
+    state: &'a mut Peer,
+    remote: &'a mut Remote,
+    /// The credit lane, and its value when it was last read.
+    credit: Lane,
+    credits: &'a mut u64,
+    window: u32,
+    class: Class,
+}
+
+/// A write that has entered its round and is yet to be posted.
+struct Entry {
+    path: Path,
+    aim: Aim,
+    class: Class,
+    /// Its parts.
+    raises: u64,
+    /// Raises of the peer's data lanes in all, those of this write included.
+    value: u64,
+    /// Some write to this peer may be waiting for its link.
+    has_queue: bool,
+}
+
+impl<'a> Target<'a> {
+    #[inline(always)]
+    fn of(peers: &'a mut [Peer], counter: Option<&'a mut Counter>, peer: Rank) -> Option<Self> {
+        let Counter { ends, class, .. } = counter?;
+        let state = peers.get_mut(peer.0 as usize)?;
+        let End { remote, credit, credits, window, .. } =
+            ends.get_mut(peer.0 as usize)?.as_mut()?;
+        let (path, remote) = (state.path?, remote.as_mut()?);
+        let (credit, window, class) = (*credit, *window, *class);
+        Some(Target { path, state, remote, credit, credits, window, class })
+    }
+
+    /// Checks a write, of which nothing is changed yet. Returns its bytes.
+    #[inline(always)]
+    fn admits(
+        mut self,
+        regions: &[Option<Local>],
+        lanes: &LaneTable,
+        round: u64,
+        pages: &[Page],
+    ) -> Option<(Self, u64)> {
+        let mut bytes = 0_u64;
+        for page in pages {
+            let local = regions.get(page.source.0 as usize)?.as_ref()?;
+            let readable = local.may_read(self.path.link, page.source_offset, page.length);
+            let length = self.state.length_of(page.destination)?;
+            if !readable || !is_inside(page.destination_offset, page.length, length) {
+                return None;
+            }
+            bytes = bytes.saturating_add(page.length);
+        }
+        self.is_open(lanes, round).then_some((self, bytes))
+    }
+
+    /// Whether a round may be written. One that was entered may have been credited since; a new one needs
+    /// a look at the lane only if the credits known do not reach it.
+    #[inline(always)]
+    fn is_open(&mut self, lanes: &LaneTable, round: u64) -> bool {
+        let window = u64::from(self.window);
+        if round < self.remote.started || round >= *self.credits + window {
+            *self.credits = lanes.value(self.credit.id());
+        }
+        round.wrapping_sub(*self.credits) < window
+    }
+
+    /// Enters a round that was checked.
+    #[inline(always)]
+    fn enter(self, peer: Rank, round: u64, pages: &[Page], bytes: u64) -> Entry {
+        let Target { path, state, remote, window, class, .. } = self;
+        let is_single = pages.len() <= path.single_pages && bytes <= path.single_bytes;
+        let raises = if is_single { 1 } else { state.count_parts(pages) };
+        remote.started = remote.started.max(round + 1);
+        remote.raised += raises;
+        let (lane, value) = (End::remote_data(remote, window, round), remote.raised);
+        state.totals.bytes += bytes;
+        state.totals.parts += raises;
+        let (aim, has_queue) = (Aim { peer, lane, credits: None }, state.queue.is_listed());
+        Entry { path, aim, class, raises, value, has_queue }
+    }
+}
+
+impl Peer {
+    /// Parts of a write to the peer, by the route's rule.
+    #[inline(never)]
+    fn count_parts(&self, pages: &[Page]) -> u64 {
+        let route = self.route.as_ref();
+        route.map_or(1, |route| route.parts.count(pages.iter().map(|page| page.length)))
     }
 }
