@@ -93,12 +93,6 @@ impl Request {
         self.callback = callback;
     }
 
-    /// The only region that it reads, if it has neither failed nor a callback.
-    #[inline(always)]
-    pub fn plain(&self) -> Option<Option<RegionKey>> {
-        (!self.has_more).then_some(self.source)
-    }
-
     /// Its failure and its callback, which it then lacks.
     pub fn take_outcome(&mut self) -> (Option<Failure>, Option<Callback>) {
         (self.failure.take(), self.callback.take())
@@ -123,31 +117,31 @@ impl Table {
         Table { slots: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity) }
     }
 
-    /// The identity of the request that [`Table::open`] opens next.
+    /// The place of the next request.
     #[inline(always)]
-    pub fn next(&mut self) -> RequestId {
-        match self.free.last() {
-            Some(&index) => RequestId { index, reuse: self.slots[index as usize].reuse },
+    pub fn vacant(&mut self) -> Vacant<'_> {
+        let index = match self.free.last() {
+            Some(&index) => index,
             None => self.grow(),
-        }
+        };
+        let request = &mut self.slots[index as usize];
+        let id = RequestId { index, reuse: request.reuse };
+        Vacant { id, request, free: &mut self.free }
     }
 
     #[cold]
-    fn grow(&mut self) -> RequestId {
+    fn grow(&mut self) -> u32 {
         let index = self.slots.len() as u32;
         self.slots.push(Request::default());
         self.free.push(index);
-        RequestId { index, reuse: 0 }
+        index
     }
 
     /// A blank request, with one part left, which a submit holds until all its parts are counted.
     #[inline(always)]
     pub fn open(&mut self, tag: u64) -> (RequestId, &mut Request) {
-        let id = self.next();
-        self.free.pop();
-        let request = &mut self.slots[id.index as usize];
-        (request.tag, request.left, request.source) = (tag, 1, None);
-        (id, request)
+        let vacant = self.vacant();
+        (vacant.id, vacant.open(tag))
     }
 
     /// Removes a request of which no part is left.
@@ -167,16 +161,27 @@ impl Table {
         self.slots.get_mut(id.index as usize).filter(|request| request.reuse == id.reuse)
     }
 
-    /// A part ended. Returns its request, or `None` if that was closed before.
+    /// A part ended well. A request of which it was the last is closed, unless it has more to be dealt with
+    /// than a tag and a source.
     #[inline(always)]
-    pub fn ended(&mut self, token: u64) -> Option<(RequestId, &mut Request)> {
-        let (index, reuse) = Token::place(token);
-        let request = self.slots.get_mut(index as usize)?;
-        if request.reuse & Token::REUSE != reuse || request.left == 0 {
-            return None;
-        }
+    pub fn ended(&mut self, token: u64) -> Part {
+        let Some((index, request)) = part(&mut self.slots, token) else { return Part::Stray };
         request.left -= 1;
-        Some((RequestId { index, reuse: request.reuse }, request))
+        if request.left > 0 || request.has_more {
+            let id = RequestId { index, reuse: request.reuse };
+            return Part::Other { id, left: request.left };
+        }
+        request.reuse = request.reuse.wrapping_add(1);
+        self.free.push(index);
+        Part::Last { tag: request.tag, source: request.source }
+    }
+
+    /// A part failed. Returns its request, or `None` if that was closed before.
+    pub fn failed(&mut self, token: u64, why: String) -> Option<RequestId> {
+        let (index, request) = part(&mut self.slots, token)?;
+        request.left -= 1;
+        request.fail(why, Rank(token as u32 & Token::PEER));
+        Some(RequestId { index, reuse: request.reuse })
     }
 
     /// How many are under way.
@@ -184,6 +189,42 @@ impl Table {
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
+}
+
+/// The request under way that a part belongs to, and its place.
+#[inline(always)]
+fn part(slots: &mut [Request], token: u64) -> Option<(u32, &mut Request)> {
+    let (index, reuse) = Token::place(token);
+    let request = slots.get_mut(index as usize)?;
+    (request.reuse & Token::REUSE == reuse && request.left > 0).then_some((index, request))
+}
+
+/// A free place, and the request that may be opened there.
+pub(crate) struct Vacant<'a> {
+    pub id: RequestId,
+    request: &'a mut Request,
+    free: &'a mut Vec<u32>,
+}
+
+impl<'a> Vacant<'a> {
+    /// A blank request, with one part left.
+    #[inline(always)]
+    pub fn open(self, tag: u64) -> &'a mut Request {
+        self.free.pop();
+        (self.request.tag, self.request.left, self.request.source) = (tag, 1, None);
+        self.request
+    }
+}
+
+/// What the end of a part came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// It ended its request, which is closed.
+    Last { tag: u64, source: Option<RegionKey> },
+    /// It belongs to this request, which has so many parts left.
+    Other { id: RequestId, left: u32 },
+    /// Its request was closed before.
+    Stray,
 }
 
 impl RequestId {
@@ -212,11 +253,6 @@ impl Token {
     fn place(token: u64) -> (u32, u32) {
         ((token >> 40) as u32, (token >> 24) as u32 & Token::REUSE)
     }
-
-    /// The peer of the part.
-    pub fn peer(token: u64) -> Rank {
-        Rank(token as u32 & Token::PEER)
-    }
 }
 
 #[cfg(test)]
@@ -233,31 +269,24 @@ mod tests {
     fn a_completion_of_a_request_that_was_closed_touches_no_other() {
         let mut table = Table::default();
         let (id, tokens) = posted(&mut table, &[1, 2]);
-        let ended = |table: &mut Table, token| table.ended(token).map(|(id, _)| id);
-        assert_eq!(ended(&mut table, tokens[0]), Some(id));
-        assert_eq!(table.get(id).unwrap().left, 1);
-        assert_eq!(ended(&mut table, tokens[1]), Some(id));
-        assert_eq!(table.get(id).unwrap().left, 0);
-        assert_eq!(ended(&mut table, tokens[1]), None);
-        table.close(id);
-        assert_eq!(ended(&mut table, tokens[1]), None);
+        assert_eq!(table.ended(tokens[0]), Part::Other { id, left: 1 });
+        assert_eq!(table.ended(tokens[1]), Part::Last { tag: 0, source: None });
+        assert_eq!(table.ended(tokens[1]), Part::Stray);
         assert_eq!((table.len(), table.get(id).is_none()), (0, true));
         let (next, others) = posted(&mut table, &[1]);
-        assert_eq!(ended(&mut table, tokens[0]), None);
+        assert_eq!(table.ended(tokens[0]), Part::Stray);
         assert_ne!(others[0], tokens[0]);
         assert_eq!(table.get(next).unwrap().left, 1);
-        assert_eq!(ended(&mut table, u64::MAX), None);
+        assert_eq!(table.ended(u64::MAX), Part::Stray);
     }
 
     #[test]
     fn a_failure_names_the_peer_of_the_part_that_failed() {
         let mut table = Table::default();
         let (id, tokens) = posted(&mut table, &[7, 8, 9]);
-        for (&token, why) in tokens.iter().zip(["broken", "cut off", "late"]).skip(1) {
-            let (_, request) = table.ended(token).unwrap();
-            request.fail(why.into(), Token::peer(token));
-        }
-        assert!(table.get(id).unwrap().plain().is_none());
+        assert_eq!(table.failed(tokens[1], "broken".into()), Some(id));
+        table.ended(tokens[0]);
+        assert_eq!(table.ended(tokens[2]), Part::Other { id, left: 0 });
         let failure = table.get(id).unwrap().take_outcome().0.unwrap();
         assert_eq!(failure.peer, Rank(8));
     }
@@ -272,6 +301,6 @@ mod tests {
         assert_eq!(taken.collect::<Vec<_>>(), [2, 1]);
         table.close(id);
         let (_, request) = table.open(0);
-        assert!(request.reads(RegionKey(1)) && request.plain() == Some(Some(RegionKey(1))));
+        assert!(request.reads(RegionKey(1)) && !request.has_more);
     }
 }

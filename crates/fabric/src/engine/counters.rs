@@ -151,6 +151,17 @@ impl End {
         self.given += 1;
     }
 
+    /// Whether the peer may be written to in a round. One that was entered may have been credited since; a
+    /// new one needs a look at the lane only if the credits known do not reach it.
+    #[inline(always)]
+    pub fn is_open(&mut self, lanes: &LaneTable, round: u64, started: u64) -> bool {
+        let window = u64::from(self.window);
+        if round < started || round >= self.credits + window {
+            self.credits = lanes.value(self.credit.id());
+        }
+        round.wrapping_sub(self.credits) < window
+    }
+
     /// The peer's data lane for a round.
     #[inline(always)]
     pub fn remote_data(remote: &Remote, window: u32, round: u64) -> Lane {
@@ -424,9 +435,18 @@ fn unknown(counter: CounterId) -> Error {
 /// The counters of an engine, by index.
 pub(super) type Counters = Vec<Option<(CounterId, Counter)>>;
 
+/// The ends of a counter by rank, and its class. It has no ends if it was released.
+#[inline(always)]
+pub(super) fn ends(counters: &mut Counters, counter: CounterId) -> (&mut [Option<End>], Class) {
+    match get(counters, counter) {
+        Some(known) => (&mut known.ends, known.class),
+        None => (&mut [], Class::Latency),
+    }
+}
+
 /// A counter, unless it was released.
 #[inline(always)]
-pub(super) fn get(counters: &mut Counters, counter: CounterId) -> Option<&mut Counter> {
+fn get(counters: &mut Counters, counter: CounterId) -> Option<&mut Counter> {
     match counters.get_mut(counter.index()) {
         Some(Some((id, known))) if *id == counter => Some(known),
         _ => None,

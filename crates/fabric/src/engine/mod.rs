@@ -38,7 +38,7 @@ use crate::poison::PoisonFlag;
 use crate::request::{Aim, Table, Token};
 use crate::statistics::{PeerStatistics, Statistics, Totals};
 use crate::trace::Trace;
-use crate::types::{CounterId, Generation, ProviderKind, RegionKey, Time};
+use crate::types::{CounterId, Generation, ProviderKind, Time};
 use counters::Counters;
 use queue::PeerQueue;
 use std::sync::Arc;
@@ -101,10 +101,7 @@ struct Peer {
     /// As `path`.
     route: Option<Route>,
     totals: Totals,
-    /// Lengths of its regions, by key, in the order of keys.
-    regions: Vec<(RegionKey, u64)>,
-    /// Place in `regions` of the one that was written last.
-    recent: usize,
+    regions: regions::Lengths,
     queue: PeerQueue,
 }
 
@@ -197,8 +194,7 @@ impl Engine {
             path: None,
             route: None,
             totals: Totals::default(),
-            regions: Vec::new(),
-            recent: 0,
+            regions: regions::Lengths::default(),
             queue: PeerQueue::default(),
         });
         let peers = peers.collect();

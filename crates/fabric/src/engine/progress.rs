@@ -44,7 +44,9 @@ impl Engine {
             self.take_raises(now, events);
         }
         if !self.ended.is_empty() {
-            events.extend(self.ended.iter().map(|&tag| Event::Completed { tag }));
+            for &tag in &self.ended {
+                events.push(Event::Completed { tag });
+            }
             self.ended.clear();
         }
         if self.poison.is_set() && !self.poison_reported {

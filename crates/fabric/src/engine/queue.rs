@@ -117,7 +117,11 @@ impl Engine {
             match links[route.index].post(&work, sink) {
                 Ok(Posted::Full) => return false,
                 Ok(Posted::InFlight) => {}
-                Ok(Posted::Done) => drop(requests.ended(token)),
+                Ok(Posted::Done) => {
+                    if let Some(request) = requests.get(waiting.request) {
+                        request.left -= 1;
+                    }
+                }
                 Err(why) => {
                     failure = Some(why);
                     break;

@@ -1,7 +1,7 @@
 //! Regions: memory known to every provider, granted to peers, borrowed by requests.
 
 use super::counters::Remote;
-use super::{Engine, Peer, Route};
+use super::{Engine, Route};
 use crate::descriptor::{CounterGrant, Grant, RegionGrant};
 use crate::error::{Error, Result};
 use crate::local::WaitLimit;
@@ -106,18 +106,27 @@ impl Local {
     }
 }
 
-impl Peer {
+/// Lengths of a peer's regions.
+#[derive(Default)]
+pub(super) struct Lengths {
+    /// In the order of keys.
+    regions: Vec<(RegionKey, u64)>,
+    /// Place of the one that was asked for last.
+    recent: usize,
+}
+
+impl Lengths {
     /// Length of the peer's region of this key.
     #[inline(always)]
-    pub(super) fn length_of(&mut self, key: RegionKey) -> Option<u64> {
+    pub fn length_of(&mut self, key: RegionKey) -> Option<u64> {
         match self.regions.get(self.recent) {
             Some((recent, length)) if *recent == key => Some(*length),
-            _ => self.find_length(key),
+            _ => self.find(key),
         }
     }
 
     #[inline(never)]
-    fn find_length(&mut self, key: RegionKey) -> Option<u64> {
+    fn find(&mut self, key: RegionKey) -> Option<u64> {
         self.recent = self.regions.binary_search_by_key(&key, |(key, _)| *key).ok()?;
         Some(self.regions[self.recent].1)
     }
@@ -192,7 +201,7 @@ impl Engine {
     /// under way.
     pub fn forget(&mut self, peer: Rank, key: RegionKey) {
         let Some(route) = self.route(peer) else { return };
-        self.peers[peer.0 as usize].forget(key);
+        self.peers[peer.0 as usize].regions.forget(key);
         self.links[route.index].forget(peer, key);
     }
 
@@ -226,7 +235,7 @@ impl Engine {
         in_range("local", key, page.source_offset, page.length, local.length)?;
         let key = page.destination;
         let unknown = || Error::Unknown { what: "remote region", number: key.0.into() };
-        let known = state.length_of(key).ok_or_else(unknown)?;
+        let known = state.regions.length_of(key).ok_or_else(unknown)?;
         in_range("remote", key, page.destination_offset, page.length, known)
     }
 
@@ -299,7 +308,7 @@ impl Engine {
         let mut remotes = Vec::with_capacity(grant.regions.len());
         for RegionGrant { key, length, entry } in &grant.regions {
             self.links[route.index].import(peer, *key, *length, entry, limit)?;
-            self.peers[peer.0 as usize].learn(*key, *length);
+            self.peers[peer.0 as usize].regions.learn(*key, *length);
             remotes.push(RemoteRegion { peer, key: *key, length: *length });
         }
         for (&counter, grant) in counters.iter().zip(&grant.counters) {

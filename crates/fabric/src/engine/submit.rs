@@ -4,16 +4,18 @@
 //! link takes and ends at once (shm) leaves no trace here; what is still under way when submit returns is
 //! a [`crate::request::Request`]. `queue.rs` keeps what found a full queue.
 
-use super::counters::{self, Counter, End, Remote};
+use super::counters::{self, End, Remote};
+use super::queue::PeerQueue;
 use super::regions::{self, Local, is_inside};
-use super::{Engine, Path, Peer};
+use super::{Engine, Path, Peer, Route};
 use crate::clock;
 use crate::driver::{Ask, Requests};
 use crate::error::{Error, Result};
 use crate::inbox::{Descriptor, Operation, Outcomes};
 use crate::lane_table::LaneTable;
 use crate::link::{Posted, Work};
-use crate::request::{Aim, Callback, Token};
+use crate::request::{Aim, Callback, Part, Token};
+use crate::statistics::Totals;
 use crate::trace::WriteRecord;
 use crate::types::{Class, CounterId, Lane, Page, RegionKey, RequestId, bytes_of};
 use std::sync::Arc;
@@ -81,26 +83,30 @@ impl Engine {
             return self.write(write.peer, counter, round, write.pages);
         }
         self.check()?;
+        let Engine { peers, regions, counters, lanes, .. } = self;
+        let (ends, _) = counters::ends(counters, counter);
         for write in writes {
-            let Engine { peers, regions, counters, lanes, .. } = self;
-            let target = Target::of(peers, counters::get(counters, counter), write.peer);
-            let admitted = target.and_then(|t| t.admits(regions, lanes, round, write.pages));
-            if admitted.is_none() {
-                return Err(self.refused(write.peer, counter, round, write.pages));
+            if Target::admit(peers, ends, regions, lanes, write, round).is_none() {
+                return Err(self.refused(write, counter, round));
             }
         }
         self.check_room()?;
         let (id, request) = self.requests.open(0);
         request.call_at_end(done);
+        let mut under_way = UnderWay::default();
         for write in writes {
             let Engine { peers, counters, .. } = self;
-            let target = Target::of(peers, counters::get(counters, counter), write.peer);
-            let Some(target) = target else { continue };
-            let entry = target.enter(write.peer, round, write.pages, bytes_of(write.pages));
-            self.record(&entry, write.pages);
-            self.start(id, &entry, write.pages);
+            let (ends, class) = counters::ends(counters, counter);
+            let Some(target) = Target::of(peers, ends, write.peer) else { continue };
+            let entry = target.enter(write, class, round, bytes_of(write.pages));
+            self.record(entry, write.pages);
+            if entry.is_inline {
+                self.post_inline(entry, None, write.pages);
+            } else {
+                self.start(id, entry, write.pages, &mut under_way);
+            }
         }
-        let id = self.end_submit(id);
+        let id = self.end_submit(id, under_way.parts);
         self.flush_all();
         Ok(id)
     }
@@ -223,26 +229,30 @@ impl Engine {
         pages: &[Page],
         tag: u64,
     ) -> Result<RequestId> {
-        let has_room = self.requests.len() < self.config.max_requests;
-        let Engine { peers, regions, counters, lanes, .. } = self;
-        let Some(target) = Target::of(peers, counters::get(counters, counter), peer) else {
-            return Err(self.refused(peer, counter, round, pages));
+        let write = &PeerWrite { peer, pages };
+        let Engine { peers, regions, counters, lanes, requests, config, .. } = self;
+        let (ends, class) = counters::ends(counters, counter);
+        let Some((target, bytes)) = Target::admit(peers, ends, regions, lanes, write, round) else {
+            return Err(self.refused(write, counter, round));
         };
-        let Some((target, bytes)) = target.admits(regions, lanes, round, pages) else {
-            return Err(self.refused(peer, counter, round, pages));
-        };
-        if !has_room && !target.path.inline {
+        if !target.path.inline && requests.len() >= config.max_requests {
             return Err(self.no_room());
         }
-        let entry = target.enter(peer, round, pages, bytes);
-        self.record(&entry, pages);
-        Ok(self.launch(&entry, pages, tag))
+        let entry = target.enter(write, class, round, bytes);
+        self.record(entry, pages);
+        if entry.is_inline {
+            let rider = self.owed.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
+            self.post_inline(entry, rider, pages);
+            return Ok(RequestId::DONE);
+        }
+        Ok(self.request(entry, pages, tag))
     }
 
     /// Why a write was refused.
     #[cold]
     #[inline(never)]
-    fn refused(&mut self, peer: Rank, counter: CounterId, round: u64, pages: &[Page]) -> Error {
+    fn refused(&mut self, write: &PeerWrite<'_>, counter: CounterId, round: u64) -> Error {
+        let PeerWrite { peer, pages } = *write;
         let refusal = self
             .known_path(peer)
             .and_then(|_| pages.iter().try_for_each(|page| self.check_page(peer, page)))
@@ -253,9 +263,9 @@ impl Engine {
 
     /// Adds a write to the trace.
     #[inline(always)]
-    fn record(&mut self, entry: &Entry, pages: &[Page]) {
+    fn record(&mut self, entry: Entry, pages: &[Page]) {
         if let Some(trace) = &mut self.trace {
-            let Entry { aim: Aim { peer, lane, .. }, value, .. } = *entry;
+            let Entry { aim: Aim { peer, lane, .. }, value, .. } = entry;
             let (lane, bytes) = (lane.id().get(), bytes_of(pages));
             trace.write(WriteRecord { at: clock::now(), peer, lane, value, bytes });
         }
@@ -274,12 +284,11 @@ impl Engine {
             while let Some(&aim) = self.owed.get(next) {
                 next += 1;
                 if let Ok(path) = self.known_path(aim.peer) {
-                    let class = Class::Latency;
-                    let entry = Entry { path, aim, class, raises: 1, value: 0, has_queue: true };
+                    let entry = Entry::credit(&path, aim);
                     if path.inline {
-                        self.post_inline(&entry, None, &[]);
+                        self.post_inline(entry, None, &[]);
                     } else {
-                        self.request(&entry, &[], CREDIT_TAG);
+                        self.request(entry, &[], CREDIT_TAG);
                     }
                 }
             }
@@ -295,26 +304,34 @@ impl Engine {
         }
     }
 
-    /// Posts a write to one peer. An inline route needs no request, and neither does a part that its link
-    /// ends at once.
+    /// Posts a write over an inline route, which needs no request.
     #[inline(always)]
-    fn launch(&mut self, entry: &Entry, pages: &[Page], tag: u64) -> RequestId {
-        let Entry { path, aim: Aim { peer, lane, credits }, class, .. } = *entry;
-        if path.inline {
-            let rider = self.owed.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
-            self.post_inline(entry, rider, pages);
-            return RequestId::DONE;
+    fn post_inline(&mut self, entry: Entry, rider: Option<Lane>, pages: &[Page]) {
+        let Entry { link, aim: Aim { peer, lane, credits }, class, .. } = entry;
+        let work = Work { token: 0, peer, lane, credits, rider, class, pages };
+        let posted = self.links[usize::from(link)].post(&work, &mut self.sink);
+        debug_assert!(!matches!(posted, Ok(Posted::InFlight | Posted::Full)));
+        if let Err(why) = posted {
+            self.write_failed(peer, &why);
         }
-        if entry.has_queue || entry.raises != 1 {
-            return self.request(entry, pages, tag);
+    }
+
+    /// Posts a write to one peer as a request. A part that its link ends at once leaves none behind.
+    #[inline(always)]
+    fn request(&mut self, entry: Entry, pages: &[Page], tag: u64) -> RequestId {
+        let Entry { link, aim: Aim { peer, lane, credits }, class, .. } = entry;
+        if !entry.is_direct {
+            return self.request_parts(entry, pages, tag, Ok(Posted::Full));
         }
-        self.unflushed |= 1 << path.link;
+        self.unflushed |= 1 << link;
         let Engine { requests, regions, links, sink, .. } = self;
-        let token = Token::of(requests.next(), peer);
+        let vacant = requests.vacant();
+        let token = Token::of(vacant.id, peer);
         let work = Work { token, peer, lane, credits, rider: None, class, pages };
-        match links[usize::from(path.link)].post(&work, sink) {
+        match links[usize::from(link)].post(&work, sink) {
             Ok(Posted::InFlight) => {
-                let (id, request) = requests.open(tag);
+                let id = vacant.id;
+                let request = vacant.open(tag);
                 for page in pages {
                     if request.reads(page.source) {
                         regions::borrow(regions, page.source);
@@ -323,48 +340,34 @@ impl Engine {
                 id
             }
             Ok(Posted::Done) => RequestId::DONE,
-            other => self.request_with(entry, pages, tag, other),
+            other => self.request_parts(entry, pages, tag, other),
         }
     }
 
-    #[inline(always)]
-    fn post_inline(&mut self, entry: &Entry, rider: Option<Lane>, pages: &[Page]) {
-        let Entry { path, aim: Aim { peer, lane, credits }, class, .. } = *entry;
-        let link = &mut self.links[usize::from(path.link)];
-        let work = Work { token: 0, peer, lane, credits, rider, class, pages };
-        let posted = link.post(&work, &mut self.sink);
-        debug_assert!(!matches!(posted, Ok(Posted::InFlight | Posted::Full)));
-        if let Err(why) = posted {
-            self.write_failed(peer, &why);
-        }
-    }
-
-    /// Posts a write to one peer as a request, which is closed at once if its parts end at once.
+    /// A request of several parts, or of one that its link did not take.
     #[inline(never)]
-    fn request(&mut self, entry: &Entry, pages: &[Page], tag: u64) -> RequestId {
-        let (id, _) = self.requests.open(tag);
-        self.start(id, entry, pages);
-        self.end_submit(id)
-    }
-
-    /// A request whose only part its link did not take: that waits, or has failed.
-    #[cold]
-    #[inline(never)]
-    fn request_with(
+    fn request_parts(
         &mut self,
-        entry: &Entry,
+        entry: Entry,
         pages: &[Page],
         tag: u64,
         posted: Result<Posted, String>,
     ) -> RequestId {
         let (id, _) = self.requests.open(tag);
-        self.note_posted(id, entry, pages, posted);
-        self.end_submit(id)
+        let mut under_way = UnderWay::default();
+        if entry.is_direct {
+            self.note_posted(id, entry, pages, posted);
+        } else {
+            self.start(id, entry, pages, &mut under_way);
+        }
+        self.end_submit(id, under_way.parts)
     }
 
-    /// All writes of a request have been started. [`RequestId::DONE`] if all have ended.
-    fn end_submit(&mut self, id: RequestId) -> RequestId {
+    /// All writes of a request have been started, and so many parts are under way apart from those that
+    /// were queued. [`RequestId::DONE`] if all have ended.
+    fn end_submit(&mut self, id: RequestId, parts: u32) -> RequestId {
         if let Some(request) = self.requests.get(id) {
+            request.left += parts;
             request.left -= 1;
         }
         if self.close_if_drained(id, false) { RequestId::DONE } else { id }
@@ -373,36 +376,31 @@ impl Engine {
     /// Posts one peer's write of a request as far as its link takes it; the rest waits in the peer's
     /// queue.
     #[inline(always)]
-    fn start(&mut self, id: RequestId, entry: &Entry, pages: &[Page]) {
-        let Entry { path, aim: Aim { peer, lane, credits }, class, .. } = *entry;
-        if path.inline {
-            return self.post_inline(entry, None, pages);
-        }
-        self.unflushed |= 1 << path.link;
-        if (entry.has_queue || entry.raises != 1) && self.start_queued(id, entry, pages) {
+    fn start(&mut self, id: RequestId, entry: Entry, pages: &[Page], under_way: &mut UnderWay) {
+        let Entry { link, aim: Aim { peer, lane, credits }, class, .. } = entry;
+        self.unflushed |= 1 << link;
+        if !entry.is_direct && self.start_queued(id, entry, pages) {
             return;
         }
         let token = Token::of(id, peer);
         let work = Work { token, peer, lane, credits, rider: None, class, pages };
-        let posted = self.links[usize::from(path.link)].post(&work, &mut self.sink);
-        if let Ok(Posted::InFlight) = posted {
-            let Engine { requests, regions, .. } = self;
-            let Some(request) = requests.get(id) else { return };
-            request.left += 1;
-            for page in pages {
-                if request.reads(page.source) {
-                    regions::borrow(regions, page.source);
-                }
+        let posted = self.links[usize::from(link)].post(&work, &mut self.sink);
+        let Ok(Posted::InFlight) = posted else {
+            return self.note_posted(id, entry, pages, posted);
+        };
+        under_way.parts += 1;
+        for page in pages {
+            if under_way.source != Some(page.source) {
+                under_way.source = Some(page.source);
+                self.borrow_for(id, page.source);
             }
-        } else {
-            self.note_posted(id, entry, pages, posted);
         }
     }
 
     /// Starts a write through the peer's queue, if others wait there or it has several parts.
     #[inline(never)]
-    fn start_queued(&mut self, id: RequestId, entry: &Entry, pages: &[Page]) -> bool {
-        let Entry { aim, class, .. } = *entry;
+    fn start_queued(&mut self, id: RequestId, entry: Entry, pages: &[Page]) -> bool {
+        let Entry { aim, class, .. } = entry;
         let waits = self.peers[aim.peer.index()].queue.is_waiting(class);
         if waits || entry.raises != 1 {
             self.enqueue(id, aim, class, pages);
@@ -418,7 +416,7 @@ impl Engine {
     fn note_posted(
         &mut self,
         id: RequestId,
-        entry: &Entry,
+        entry: Entry,
         pages: &[Page],
         posted: Result<Posted, String>,
     ) {
@@ -446,13 +444,12 @@ impl Engine {
     #[inline(always)]
     pub(super) fn part_done(&mut self, token: u64) {
         let Engine { requests, regions, ended, .. } = self;
-        let Some((id, request)) = requests.ended(token) else { return stray_completion() };
-        if request.left > 0 {
-            return;
-        }
-        let Some(source) = request.plain() else { return self.close(id, true) };
-        let tag = request.tag;
-        requests.close(id);
+        let (tag, source) = match requests.ended(token) {
+            Part::Last { tag, source } => (tag, source),
+            Part::Other { id, left: 0 } => return self.close(id, true),
+            Part::Other { .. } => return,
+            Part::Stray => return stray_completion(),
+        };
         if tag != CREDIT_TAG {
             ended.push(tag);
         }
@@ -466,8 +463,7 @@ impl Engine {
     /// A part under way has failed.
     #[cold]
     pub(super) fn part_failed(&mut self, token: u64, why: String) {
-        let Some((id, request)) = self.requests.ended(token) else { return stray_completion() };
-        request.fail(why, Token::peer(token));
+        let Some(id) = self.requests.failed(token, why) else { return stray_completion() };
         self.close_if_drained(id, true);
     }
 
@@ -520,97 +516,109 @@ fn stray_completion() {
     log::warn!("a link completed a part that was not under way");
 }
 
+/// Parts of a request under way, as its submit counts them, and the region that the last of them reads.
+#[derive(Default)]
+struct UnderWay {
+    parts: u32,
+    source: Option<RegionKey>,
+}
+
 /// The two ends of a write: the peer, and its end of a counter.
 struct Target<'a> {
-    path: Path,
-    state: &'a mut Peer,
+    path: &'a Path,
+    route: &'a Option<Route>,
+    totals: &'a mut Totals,
+    queue: &'a PeerQueue,
     remote: &'a mut Remote,
-    /// The credit lane, and its value when it was last read.
-    credit: Lane,
-    credits: &'a mut u64,
     window: u32,
-    class: Class,
 }
 
 /// A write that has entered its round and is yet to be posted.
+#[derive(Clone, Copy)]
 struct Entry {
-    path: Path,
-    aim: Aim,
+    /// Place of the link.
+    link: u16,
+    /// The post completes inside the post.
+    is_inline: bool,
+    /// It is one part, and no other write waits for the peer's link.
+    is_direct: bool,
     class: Class,
-    /// Its parts.
+    aim: Aim,
     raises: u64,
     /// Raises of the peer's data lanes in all, those of this write included.
     value: u64,
-    /// Some write to this peer may be waiting for its link.
-    has_queue: bool,
+}
+
+impl Entry {
+    fn credit(path: &Path, aim: Aim) -> Entry {
+        let (link, is_inline, class) = (path.link, path.inline, Class::Latency);
+        Entry { link, is_inline, is_direct: false, class, aim, raises: 1, value: 0 }
+    }
 }
 
 impl<'a> Target<'a> {
     #[inline(always)]
-    fn of(peers: &'a mut [Peer], counter: Option<&'a mut Counter>, peer: Rank) -> Option<Self> {
-        let Counter { ends, class, .. } = counter?;
-        let state = peers.get_mut(peer.0 as usize)?;
-        let End { remote, credit, credits, window, .. } =
-            ends.get_mut(peer.0 as usize)?.as_mut()?;
-        let (path, remote) = (state.path?, remote.as_mut()?);
-        let (credit, window, class) = (*credit, *window, *class);
-        Some(Target { path, state, remote, credit, credits, window, class })
+    fn of(peers: &'a mut [Peer], ends: &'a mut [Option<End>], peer: Rank) -> Option<Self> {
+        let Peer { path, route, totals, queue, .. } = peers.get_mut(peer.0 as usize)?;
+        let End { remote, window, .. } = ends.get_mut(peer.0 as usize)?.as_mut()?;
+        let (path, remote, window) = (path.as_ref()?, remote.as_mut()?, *window);
+        Some(Target { path, route, totals, queue, remote, window })
     }
 
-    /// Checks a write, of which nothing is changed yet. Returns its bytes.
+    /// Checks a write, which changes nothing yet. Returns its target and bytes.
     #[inline(always)]
-    fn admits(
-        mut self,
+    fn admit(
+        peers: &'a mut [Peer],
+        ends: &'a mut [Option<End>],
         regions: &[Option<Local>],
         lanes: &LaneTable,
+        write: &PeerWrite<'_>,
         round: u64,
-        pages: &[Page],
     ) -> Option<(Self, u64)> {
+        let Peer { path, route, totals, queue, regions: known } =
+            peers.get_mut(write.peer.0 as usize)?;
+        let path = path.as_ref()?;
         let mut bytes = 0_u64;
-        for page in pages {
+        for page in write.pages {
             let local = regions.get(page.source.0 as usize)?.as_ref()?;
-            let readable = local.may_read(self.path.link, page.source_offset, page.length);
-            let length = self.state.length_of(page.destination)?;
-            if !readable || !is_inside(page.destination_offset, page.length, length) {
+            if !local.may_read(path.link, page.source_offset, page.length) {
+                return None;
+            }
+            let length = known.length_of(page.destination)?;
+            if !is_inside(page.destination_offset, page.length, length) {
                 return None;
             }
             bytes = bytes.saturating_add(page.length);
         }
-        self.is_open(lanes, round).then_some((self, bytes))
-    }
-
-    /// Whether a round may be written. One that was entered may have been credited since; a new one needs
-    /// a look at the lane only if the credits known do not reach it.
-    #[inline(always)]
-    fn is_open(&mut self, lanes: &LaneTable, round: u64) -> bool {
-        let window = u64::from(self.window);
-        if round < self.remote.started || round >= *self.credits + window {
-            *self.credits = lanes.value(self.credit.id());
+        let end = ends.get_mut(write.peer.0 as usize)?.as_mut()?;
+        let started = end.remote.as_ref()?.started;
+        if !end.is_open(lanes, round, started) {
+            return None;
         }
-        round.wrapping_sub(*self.credits) < window
+        let (remote, window) = (end.remote.as_mut()?, end.window);
+        Some((Target { path, route, totals, queue, remote, window }, bytes))
     }
 
     /// Enters a round that was checked.
     #[inline(always)]
-    fn enter(self, peer: Rank, round: u64, pages: &[Page], bytes: u64) -> Entry {
-        let Target { path, state, remote, window, class, .. } = self;
-        let is_single = pages.len() <= path.single_pages && bytes <= path.single_bytes;
-        let raises = if is_single { 1 } else { state.count_parts(pages) };
+    fn enter(self, write: &PeerWrite<'_>, class: Class, round: u64, bytes: u64) -> Entry {
+        let Target { path, route, totals, queue, remote, window } = self;
+        let is_single = write.pages.len() <= path.single_pages && bytes <= path.single_bytes;
+        let raises = if is_single { 1 } else { count_parts(route, write.pages) };
+        totals.bytes += bytes;
+        totals.parts += raises;
         remote.started = remote.started.max(round + 1);
         remote.raised += raises;
-        let (lane, value) = (End::remote_data(remote, window, round), remote.raised);
-        state.totals.bytes += bytes;
-        state.totals.parts += raises;
-        let (aim, has_queue) = (Aim { peer, lane, credits: None }, state.queue.is_listed());
-        Entry { path, aim, class, raises, value, has_queue }
+        let aim =
+            Aim { peer: write.peer, lane: End::remote_data(remote, window, round), credits: None };
+        let (link, is_inline, value) = (path.link, path.inline, remote.raised);
+        let is_direct = raises == 1 && !queue.is_listed();
+        Entry { link, is_inline, is_direct, class, aim, raises, value }
     }
 }
 
-impl Peer {
-    /// Parts of a write to the peer, by the route's rule.
-    #[inline(never)]
-    fn count_parts(&self, pages: &[Page]) -> u64 {
-        let route = self.route.as_ref();
-        route.map_or(1, |route| route.parts.count(pages.iter().map(|page| page.length)))
-    }
+/// Parts of a write, by the rule of its route.
+#[inline(never)]
+fn count_parts(route: &Option<Route>, pages: &[Page]) -> u64 {
+    route.map_or(1, |route| route.parts.count(pages.iter().map(|page| page.length)))
 }
