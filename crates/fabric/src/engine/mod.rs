@@ -131,6 +131,8 @@ pub struct Engine {
     /// Links that have taken posts since they were flushed, a bit each in their order.
     unflushed: u32,
     spare_parts: Vec<Parts>,
+    /// The writes of the scatter that is being submitted.
+    entries: Vec<submit::Entry>,
     /// Slices of the descriptor that is being submitted.
     slices: Vec<crate::types::Page>,
     /// Credits that leave with the next flush.
@@ -216,6 +218,7 @@ impl Engine {
             queued: Vec::new(),
             unflushed: 0,
             spare_parts: Vec::new(),
+            entries: Vec::new(),
             slices: Vec::new(),
             owed: Vec::with_capacity(room),
             ended: Vec::with_capacity(room),

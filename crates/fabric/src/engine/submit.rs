@@ -16,7 +16,7 @@ use crate::lane_table::LaneTable;
 use crate::link::{Posted, Work};
 use crate::request::{Aim, Callback, Part, Token};
 use crate::statistics::Totals;
-use crate::trace::WriteRecord;
+use crate::trace::{Trace, WriteRecord};
 use crate::types::{Class, CounterId, Lane, Page, RegionKey, RequestId, bytes_of};
 use std::sync::Arc;
 use weft_control::{Cause, Poison, Rank};
@@ -83,29 +83,20 @@ impl Engine {
             return self.write(write.peer, counter, round, write.pages);
         }
         self.check()?;
-        let Engine { peers, regions, counters, lanes, .. } = self;
-        let (ends, _) = counters::ends(counters, counter);
-        for write in writes {
-            if Target::admit(peers, ends, regions, lanes, write, round).is_none() {
-                return Err(self.refused(write, counter, round));
-            }
-        }
         self.check_room()?;
+        self.enter_all(writes, counter, round)?;
         let (id, request) = self.requests.open(0);
         request.call_at_end(done);
-        let mut under_way = UnderWay::default();
-        for write in writes {
-            let Engine { peers, counters, .. } = self;
-            let (ends, class) = counters::ends(counters, counter);
-            let Some(target) = Target::of(peers, ends, write.peer) else { continue };
-            let entry = target.enter(write, class, round, bytes_of(write.pages));
-            self.record(entry, write.pages);
+        let entries = std::mem::take(&mut self.entries);
+        let mut under_way = UnderWay::new();
+        for (write, entry) in writes.iter().zip(&entries) {
             if entry.is_inline {
-                self.post_inline(entry, None, write.pages);
+                self.post_inline(entry.link, entry.aim, entry.class, None, write.pages);
             } else {
                 self.start(id, entry, write.pages, &mut under_way);
             }
         }
+        self.entries = entries;
         let id = self.end_submit(id, under_way.parts);
         self.flush_all();
         Ok(id)
@@ -238,14 +229,59 @@ impl Engine {
         if !target.path.inline && requests.len() >= config.max_requests {
             return Err(self.no_room());
         }
-        let entry = target.enter(write, class, round, bytes);
-        self.record(entry, pages);
-        if entry.is_inline {
+        let Entry { link, is_inline, is_direct, class, raises, aim, value, .. } =
+            target.enter(write, class, round, bytes);
+        if let Some(trace) = &mut self.trace {
+            record(trace, aim, value, pages);
+        }
+        if is_inline {
             let rider = self.owed.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
-            self.post_inline(entry, rider, pages);
+            self.post_inline(link, aim, class, rider, pages);
             return Ok(RequestId::DONE);
         }
-        Ok(self.request(entry, pages, tag))
+        if is_direct {
+            return Ok(self.request(link, aim, class, pages, tag));
+        }
+        Ok(self.request_parts(link, aim, class, raises, pages, tag))
+    }
+
+    /// Checks every write of a scatter and enters its round. If one is refused, none has entered.
+    fn enter_all(
+        &mut self,
+        writes: &[PeerWrite<'_>],
+        counter: CounterId,
+        round: u64,
+    ) -> Result<()> {
+        let Engine { peers, regions, counters, lanes, entries, .. } = self;
+        let (ends, class) = counters::ends(counters, counter);
+        entries.clear();
+        entries.reserve(writes.len());
+        for write in writes {
+            let Some((target, bytes)) = Target::admit(peers, ends, regions, lanes, write, round)
+            else {
+                self.leave_all(writes, counter);
+                return Err(self.refused(write, counter, round));
+            };
+            entries.push(target.enter(write, class, round, bytes));
+        }
+        if let Some(trace) = &mut self.trace {
+            for (entry, write) in entries.iter().zip(writes) {
+                record(trace, entry.aim, entry.value, write.pages);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back what the writes of `entries` have entered, the last one first.
+    #[cold]
+    fn leave_all(&mut self, writes: &[PeerWrite<'_>], counter: CounterId) {
+        let Engine { peers, counters, entries, .. } = self;
+        let (ends, _) = counters::ends(counters, counter);
+        for (entry, write) in entries.drain(..).zip(writes).rev() {
+            if let Some(target) = Target::of(peers, ends, write.peer) {
+                target.leave(&entry, bytes_of(write.pages));
+            }
+        }
     }
 
     /// Why a write was refused.
@@ -261,16 +297,6 @@ impl Engine {
         refusal.err().unwrap_or(Error::NotLinked { counter })
     }
 
-    /// Adds a write to the trace.
-    #[inline(always)]
-    fn record(&mut self, entry: Entry, pages: &[Page]) {
-        if let Some(trace) = &mut self.trace {
-            let Entry { aim: Aim { peer, lane, .. }, value, .. } = entry;
-            let (lane, bytes) = (lane.id().get(), bytes_of(pages));
-            trace.write(WriteRecord { at: clock::now(), peer, lane, value, bytes });
-        }
-    }
-
     /// A credit, on the peer's return lane, to leave with the next flush.
     pub(super) fn owe_credit(&mut self, peer: Rank, lane: Lane, ours: Lane) {
         self.peers[peer.0 as usize].totals.parts += 1;
@@ -283,13 +309,17 @@ impl Engine {
             let mut next = 0;
             while let Some(&aim) = self.owed.get(next) {
                 next += 1;
-                if let Ok(path) = self.known_path(aim.peer) {
-                    let entry = Entry::credit(&path, aim);
-                    if path.inline {
-                        self.post_inline(entry, None, &[]);
-                    } else {
-                        self.request(entry, &[], CREDIT_TAG);
-                    }
+                let Some(Peer { path: Some(path), queue, .. }) = self.peers.get(aim.peer.index())
+                else {
+                    continue;
+                };
+                let (link, class) = (path.link, Class::Latency);
+                if path.inline {
+                    self.post_inline(link, aim, class, None, &[]);
+                } else if queue.is_listed() {
+                    self.request_parts(link, aim, class, 1, &[], CREDIT_TAG);
+                } else {
+                    self.request(link, aim, class, &[], CREDIT_TAG);
                 }
             }
         }
@@ -306,8 +336,14 @@ impl Engine {
 
     /// Posts a write over an inline route, which needs no request.
     #[inline(always)]
-    fn post_inline(&mut self, entry: Entry, rider: Option<Lane>, pages: &[Page]) {
-        let Entry { link, aim: Aim { peer, lane, credits }, class, .. } = entry;
+    fn post_inline(
+        &mut self,
+        link: u16,
+        Aim { peer, lane, credits }: Aim,
+        class: Class,
+        rider: Option<Lane>,
+        pages: &[Page],
+    ) {
         let work = Work { token: 0, peer, lane, credits, rider, class, pages };
         let posted = self.links[usize::from(link)].post(&work, &mut self.sink);
         debug_assert!(!matches!(posted, Ok(Posted::InFlight | Posted::Full)));
@@ -316,13 +352,18 @@ impl Engine {
         }
     }
 
-    /// Posts a write to one peer as a request. A part that its link ends at once leaves none behind.
+    /// Posts a write of one part, behind which none waits. A part that its link ends at once leaves no
+    /// request.
     #[inline(always)]
-    fn request(&mut self, entry: Entry, pages: &[Page], tag: u64) -> RequestId {
-        let Entry { link, aim: Aim { peer, lane, credits }, class, .. } = entry;
-        if !entry.is_direct {
-            return self.request_parts(entry, pages, tag, Ok(Posted::Full));
-        }
+    fn request(
+        &mut self,
+        link: u16,
+        aim: Aim,
+        class: Class,
+        pages: &[Page],
+        tag: u64,
+    ) -> RequestId {
+        let Aim { peer, lane, credits } = aim;
         self.unflushed |= 1 << link;
         let Engine { requests, regions, links, sink, .. } = self;
         let vacant = requests.vacant();
@@ -340,26 +381,43 @@ impl Engine {
                 id
             }
             Ok(Posted::Done) => RequestId::DONE,
-            other => self.request_parts(entry, pages, tag, other),
+            refused => self.request_refused(aim, class, pages, tag, refused),
         }
     }
 
-    /// A request of several parts, or of one that its link did not take.
+    /// A request whose only part its link did not take.
+    #[cold]
+    #[inline(never)]
+    fn request_refused(
+        &mut self,
+        aim: Aim,
+        class: Class,
+        pages: &[Page],
+        tag: u64,
+        refused: Result<Posted, String>,
+    ) -> RequestId {
+        let (id, _) = self.requests.open(tag);
+        self.note_posted(id, aim, class, pages, refused);
+        self.end_submit(id, 0)
+    }
+
+    /// A request of several parts, or of one behind others.
     #[inline(never)]
     fn request_parts(
         &mut self,
-        entry: Entry,
+        link: u16,
+        aim: Aim,
+        class: Class,
+        raises: u64,
         pages: &[Page],
         tag: u64,
-        posted: Result<Posted, String>,
     ) -> RequestId {
         let (id, _) = self.requests.open(tag);
-        let mut under_way = UnderWay::default();
-        if entry.is_direct {
-            self.note_posted(id, entry, pages, posted);
-        } else {
-            self.start(id, entry, pages, &mut under_way);
-        }
+        let mut under_way = UnderWay::new();
+        let (value, started) = (0, 0);
+        let entry =
+            Entry { link, is_inline: false, is_direct: false, class, aim, raises, value, started };
+        self.start(id, &entry, pages, &mut under_way);
         self.end_submit(id, under_way.parts)
     }
 
@@ -376,22 +434,23 @@ impl Engine {
     /// Posts one peer's write of a request as far as its link takes it; the rest waits in the peer's
     /// queue.
     #[inline(always)]
-    fn start(&mut self, id: RequestId, entry: Entry, pages: &[Page], under_way: &mut UnderWay) {
-        let Entry { link, aim: Aim { peer, lane, credits }, class, .. } = entry;
+    fn start(&mut self, id: RequestId, entry: &Entry, pages: &[Page], under_way: &mut UnderWay) {
+        let Entry { link, is_direct, class, aim, raises, .. } = *entry;
+        let Aim { peer, lane, credits } = aim;
         self.unflushed |= 1 << link;
-        if !entry.is_direct && self.start_queued(id, entry, pages) {
+        if !is_direct && self.start_queued(id, aim, class, raises, pages) {
             return;
         }
         let token = Token::of(id, peer);
         let work = Work { token, peer, lane, credits, rider: None, class, pages };
         let posted = self.links[usize::from(link)].post(&work, &mut self.sink);
         let Ok(Posted::InFlight) = posted else {
-            return self.note_posted(id, entry, pages, posted);
+            return self.note_posted(id, aim, class, pages, posted);
         };
         under_way.parts += 1;
         for page in pages {
-            if under_way.source != Some(page.source) {
-                under_way.source = Some(page.source);
+            if under_way.source != page.source {
+                under_way.source = page.source;
                 self.borrow_for(id, page.source);
             }
         }
@@ -399,16 +458,23 @@ impl Engine {
 
     /// Starts a write through the peer's queue, if others wait there or it has several parts.
     #[inline(never)]
-    fn start_queued(&mut self, id: RequestId, entry: Entry, pages: &[Page]) -> bool {
-        let Entry { aim, class, .. } = entry;
+    fn start_queued(
+        &mut self,
+        id: RequestId,
+        aim: Aim,
+        class: Class,
+        raises: u64,
+        pages: &[Page],
+    ) -> bool {
         let waits = self.peers[aim.peer.index()].queue.is_waiting(class);
-        if waits || entry.raises != 1 {
-            self.enqueue(id, aim, class, pages);
+        if !waits && raises == 1 {
+            return false;
         }
-        if !waits && entry.raises != 1 {
+        self.enqueue(id, aim, class, pages);
+        if !waits {
             self.post_queued(aim.peer);
         }
-        waits || entry.raises != 1
+        true
     }
 
     /// Notes what became of a part that is not under way.
@@ -416,14 +482,15 @@ impl Engine {
     fn note_posted(
         &mut self,
         id: RequestId,
-        entry: Entry,
+        aim: Aim,
+        class: Class,
         pages: &[Page],
         posted: Result<Posted, String>,
     ) {
         match posted {
             Ok(Posted::Done | Posted::InFlight) => {}
-            Ok(Posted::Full) => self.enqueue(id, entry.aim, entry.class, pages),
-            Err(why) => self.fail_request(id, entry.aim.peer, why),
+            Ok(Posted::Full) => self.enqueue(id, aim, class, pages),
+            Err(why) => self.fail_request(id, aim.peer, why),
         }
     }
 
@@ -516,11 +583,26 @@ fn stray_completion() {
     log::warn!("a link completed a part that was not under way");
 }
 
-/// Parts of a request under way, as its submit counts them, and the region that the last of them reads.
-#[derive(Default)]
+/// Adds a write to the trace.
+#[cold]
+#[inline(never)]
+fn record(trace: &mut Trace, aim: Aim, value: u64, pages: &[Page]) {
+    let (lane, bytes) = (aim.lane.id().get(), bytes_of(pages));
+    trace.write(WriteRecord { at: clock::now(), peer: aim.peer, lane, value, bytes });
+}
+
+/// Parts of a request under way, as its submit counts them.
 struct UnderWay {
     parts: u32,
-    source: Option<RegionKey>,
+    /// The region that the last of them reads.
+    source: RegionKey,
+}
+
+impl UnderWay {
+    fn new() -> UnderWay {
+        // No region has this key.
+        UnderWay { parts: 0, source: RegionKey(u32::MAX) }
+    }
 }
 
 /// The two ends of a write: the peer, and its end of a counter.
@@ -534,8 +616,7 @@ struct Target<'a> {
 }
 
 /// A write that has entered its round and is yet to be posted.
-#[derive(Clone, Copy)]
-struct Entry {
+pub(super) struct Entry {
     /// Place of the link.
     link: u16,
     /// The post completes inside the post.
@@ -547,13 +628,8 @@ struct Entry {
     raises: u64,
     /// Raises of the peer's data lanes in all, those of this write included.
     value: u64,
-}
-
-impl Entry {
-    fn credit(path: &Path, aim: Aim) -> Entry {
-        let (link, is_inline, class) = (path.link, path.inline, Class::Latency);
-        Entry { link, is_inline, is_direct: false, class, aim, raises: 1, value: 0 }
-    }
+    /// Rounds below this one had been entered before.
+    started: u64,
 }
 
 impl<'a> Target<'a> {
@@ -607,13 +683,23 @@ impl<'a> Target<'a> {
         let raises = if is_single { 1 } else { count_parts(route, write.pages) };
         totals.bytes += bytes;
         totals.parts += raises;
-        remote.started = remote.started.max(round + 1);
+        let started = remote.started;
+        remote.started = started.max(round + 1);
         remote.raised += raises;
         let aim =
             Aim { peer: write.peer, lane: End::remote_data(remote, window, round), credits: None };
         let (link, is_inline, value) = (path.link, path.inline, remote.raised);
         let is_direct = raises == 1 && !queue.is_listed();
-        Entry { link, is_inline, is_direct, class, aim, raises, value }
+        Entry { link, is_inline, is_direct, class, aim, raises, value, started }
+    }
+
+    /// Takes back what [`Target::enter`] did.
+    fn leave(self, entry: &Entry, bytes: u64) {
+        let Target { totals, remote, .. } = self;
+        totals.bytes -= bytes;
+        totals.parts -= entry.raises;
+        remote.started = entry.started;
+        remote.raised -= entry.raises;
     }
 }
 
