@@ -309,15 +309,13 @@ impl Engine {
             let mut next = 0;
             while let Some(&aim) = self.owed.get(next) {
                 next += 1;
-                let Some(Peer { path: Some(path), queue, .. }) = self.peers.get(aim.peer.index())
-                else {
+                let Some(Peer { path: Some(path), .. }) = self.peers.get(aim.peer.index()) else {
                     continue;
                 };
+                // Never behind writes that wait: a credit carries no bytes, and the peer waits for it.
                 let (link, class) = (path.link, Class::Latency);
                 if path.inline {
                     self.post_inline(link, aim, class, None, &[]);
-                } else if queue.is_listed() {
-                    self.request_parts(link, aim, class, 1, &[], CREDIT_TAG);
                 } else {
                     self.request(link, aim, class, &[], CREDIT_TAG);
                 }
@@ -435,11 +433,11 @@ impl Engine {
     /// queue.
     #[inline(always)]
     fn start(&mut self, id: RequestId, entry: &Entry, pages: &[Page], under_way: &mut UnderWay) {
-        let Entry { link, is_direct, class, aim, raises, .. } = *entry;
+        let Entry { link, is_direct, class, aim, .. } = *entry;
         let Aim { peer, lane, credits } = aim;
         self.unflushed |= 1 << link;
-        if !is_direct && self.start_queued(id, aim, class, raises, pages) {
-            return;
+        if !is_direct {
+            return self.start_queued(id, aim, class, pages);
         }
         let token = Token::of(id, peer);
         let work = Work { token, peer, lane, credits, rider: None, class, pages };
@@ -456,25 +454,14 @@ impl Engine {
         }
     }
 
-    /// Starts a write through the peer's queue, if others wait there or it has several parts.
+    /// Starts a write through the peer's queue: others wait there, or it has several parts.
     #[inline(never)]
-    fn start_queued(
-        &mut self,
-        id: RequestId,
-        aim: Aim,
-        class: Class,
-        raises: u64,
-        pages: &[Page],
-    ) -> bool {
+    fn start_queued(&mut self, id: RequestId, aim: Aim, class: Class, pages: &[Page]) {
         let waits = self.peers[aim.peer.index()].queue.is_waiting(class);
-        if !waits && raises == 1 {
-            return false;
-        }
         self.enqueue(id, aim, class, pages);
         if !waits {
             self.post_queued(aim.peer);
         }
-        true
     }
 
     /// Notes what became of a part that is not under way.
@@ -689,7 +676,8 @@ impl<'a> Target<'a> {
         let aim =
             Aim { peer: write.peer, lane: End::remote_data(remote, window, round), credits: None };
         let (link, is_inline, value) = (path.link, path.inline, remote.raised);
-        let is_direct = raises == 1 && !queue.is_listed();
+        // A part without its empty pages may be one where this write's list is too long for that.
+        let is_direct = is_single && !queue.is_listed();
         Entry { link, is_inline, is_direct, class, aim, raises, value, started }
     }
 

@@ -30,14 +30,18 @@ struct Bare {
 }
 
 fn bare(world: &World) -> [Bare; 2] {
-    [0, 1].map(|rank| {
-        let (rank, peer) = (Rank(rank), Rank(1 - rank));
-        let generation = Generation(3);
+    let opened = [0, 1].map(|rank| {
+        let (rank, generation) = (Rank(rank), Generation(3));
         let lanes = Arc::new(LaneTable::new(16, generation).unwrap());
         let group = Membership { rank, size: 2, generation, lanes: lanes.clone() };
-        let mut end = world.device(rank).open(group).unwrap();
+        (rank, world.device(rank).open(group).unwrap(), lanes)
+    });
+    let addresses: Vec<Vec<u8>> = opened.iter().map(|(_, end, _)| end.address()).collect();
+    opened.map(|(rank, mut end, lanes)| {
+        let peer = Rank(1 - rank.0);
+        let address = addresses[peer.index()].as_slice();
         let mut limit = WaitLimit { deadline: Time::MAX, give_up: &mut || Ok(()) };
-        end.connect(&[Introduction { peer, address: &[], message: &[] }], &mut limit).unwrap();
+        end.connect(&[Introduction { peer, address, message: &[] }], &mut limit).unwrap();
         let memory = Arc::new(Memory::from_bytes(vec![rank.0 as u8 + 1; LENGTH]));
         end.register(KEY, &memory).unwrap();
         end.grant(KEY, peer, 0..GRANTED).unwrap();

@@ -1,13 +1,14 @@
 //! Counters that come and go: their lanes are issued again, and late arrivals find none of them.
 
 use std::sync::Arc;
+use weft_fabric::descriptor::Address;
 use weft_fabric::engine::EngineConfig;
 use weft_fabric::lane_table::LaneTable;
 use weft_fabric::link::{Introduction, Membership, Sink, Work};
 use weft_fabric::providers::sim::{Cluster, Faults, World, WorldConfig};
 use weft_fabric::{
-    Class, CounterConfig, CounterId, Engine, Error, Generation, Lane, LaneId, Link, Rank, Time,
-    WaitLimit,
+    Class, CounterConfig, CounterId, Engine, Error, Generation, Lane, LaneId, Link, ProviderKind,
+    Rank, Time, WaitLimit,
 };
 
 const MANY: u64 = if cfg!(miri) { 300 } else { 10_000 };
@@ -85,9 +86,11 @@ fn a_late_arrival_raises_no_counter_that_has_its_lanes_now() {
     let group = Membership { rank: Rank(1), size: 2, generation, lanes: lanes.clone() };
     let mut late = world.device(Rank(1)).open(group).unwrap();
     let mut limit = WaitLimit { deadline: Time::MAX, give_up: &mut || Ok(()) };
-    late.connect(&[Introduction { peer: Rank(0), address: &[], message: &[] }], &mut limit)
-        .unwrap();
-    let addresses = [engine.address(), engine.address()];
+    let own = engine.address();
+    let address = own.of(ProviderKind::Sim).unwrap();
+    late.connect(&[Introduction { peer: Rank(0), address, message: &[] }], &mut limit).unwrap();
+    let theirs = Address { providers: vec![(ProviderKind::Sim, late.address())] };
+    let addresses = [own.clone(), theirs];
     let messages = engine.introduce(&addresses).unwrap();
     engine.connect(&addresses, &messages, &mut limit).unwrap();
     let granted = |engine: &mut Engine| {
