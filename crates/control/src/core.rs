@@ -3,11 +3,12 @@
 //! The mesh thread puts in what arrived ([`Core::receive`], [`Core::link_down`]), the handle puts in
 //! what the program asks for; out come frames to send and callbacks to run.
 //!
-//! `gather` has the collective calls, `mail` the point-to-point messages, `reform` the agreement on
-//! the survivors.
+//! `gather` has the collective calls, `mail` the point-to-point messages, `poison` the end of a group
+//! and its callbacks, `reform` the agreement on the survivors.
 
 mod gather;
 mod mail;
+mod poison;
 mod reform;
 
 use crate::agreement::{Agreement, View};
@@ -239,53 +240,6 @@ impl Core {
             agreement.lost(peer);
         }
         self.advance_agreement();
-    }
-
-    // Poison.
-
-    /// Poisons a generation, unless something was before. The first to know tells everybody.
-    pub(crate) fn poison(&mut self, generation: u32, poison: Poison) {
-        if generation < self.newest && !self.groups.contains_key(&generation) {
-            return;
-        }
-        let group = self.groups.entry(generation).or_default();
-        if group.poison.is_some() {
-            return;
-        }
-        log::info!("generation {generation} is poisoned: {poison}");
-        group.poison = Some(poison.clone());
-        self.actions.push(Action::Poisoned(std::mem::take(&mut group.on_poison), poison.clone()));
-        self.broadcast(&Message::Poison { generation, poison });
-    }
-
-    pub(crate) fn poisoned(&self, generation: u32) -> Option<Poison> {
-        self.groups.get(&generation).and_then(|group| group.poison.clone())
-    }
-
-    /// Registers a callback, or gives it back with the poison that is there already.
-    pub(crate) fn on_poison(
-        &mut self,
-        generation: u32,
-        call: OnPoison,
-    ) -> Option<(OnPoison, Poison)> {
-        let group = self.groups.entry(generation).or_default();
-        match &group.poison {
-            Some(poison) => Some((call, poison.clone())),
-            None => {
-                group.on_poison.push(call);
-                None
-            }
-        }
-    }
-
-    /// Registers a callback, and says who has left already.
-    pub(crate) fn on_left(&mut self, generation: u32, call: OnLeft) -> Vec<Rank> {
-        let group = self.groups.entry(generation).or_default();
-        group.on_left.push(call);
-        let left = |m: &&Member| {
-            self.peers.get(&m.original_rank).is_some_and(|p| p.status == PeerStatus::Left)
-        };
-        group.members.iter().filter(left).map(|m| m.rank).collect()
     }
 
     // Leaving.

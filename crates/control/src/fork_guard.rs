@@ -141,7 +141,6 @@ mod tests {
     use std::net::UdpSocket;
 
     #[test]
-    #[cfg_attr(miri, ignore = "miri has no sockets")]
     fn slots_are_reused_and_a_registration_frees_its_own_only() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let held = |slot: &AtomicI32| slot.load(Ordering::Relaxed);

@@ -241,7 +241,6 @@ mod tests {
     use crate::secret::Key;
 
     #[test]
-    #[cfg_attr(miri, ignore = "miri has no sockets")]
     fn one_turn_takes_in_a_part_of_a_flood_and_the_oldest_make_room() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,0 +1,89 @@
+//! Clocks of a handle's ranks, aligned when the group connects.
+
+use super::Control;
+use crate::clock::{Offset, align};
+use crate::core::Payload;
+use crate::deadline::Deadline;
+use crate::{Error, Operation, PeerStatus, Rank, Result, monotonic_ns};
+
+/// Pings to rank 0 at the start; the fastest counts.
+const PINGS: usize = 8;
+const CONNECTING: &str = "the other ranks to join";
+
+impl Control {
+    /// The monotonic clock ([`crate::monotonic_ns`]) of `rank` minus that of rank 0, in
+    /// nanoseconds: take it off a time of `rank` to get a time of rank 0. It was measured when the
+    /// group connected; [`Control::clock_error`] bounds how wrong it was then.
+    pub fn clock_offset(&self, rank: Rank) -> i64 {
+        self.offset(rank).nanoseconds.saturating_sub(self.offset(Rank(0)).nanoseconds)
+    }
+
+    /// By how many nanoseconds [`Control::clock_offset`] may be wrong: half the best round trip,
+    /// and nothing between ranks of one host, which share a clock.
+    pub fn clock_error(&self, rank: Rank) -> u64 {
+        let host_of = |rank: Rank| self.members.get(rank.index()).map(|m| &m.host_id);
+        if host_of(rank) == host_of(Rank(0)) {
+            return 0;
+        }
+        self.offset(rank).error.saturating_add(self.offset(Rank(0)).error)
+    }
+
+    fn offset(&self, rank: Rank) -> Offset {
+        let member = self.members.get(rank.index());
+        let offsets = self.owner.offsets.get();
+        member
+            .zip(offsets)
+            .and_then(|(member, offsets)| offsets.get(member.original_rank.index()).copied())
+            .unwrap_or(Offset::UNKNOWN)
+    }
+
+    /// The last step of connecting: measure, and tell everybody. It is also the point at which
+    /// every rank knows that every other is connected.
+    pub(super) fn align_clocks(&self, deadline: &Deadline) -> Result<()> {
+        let mut best = Offset::UNKNOWN;
+        if self.rank == Rank(0) {
+            best = Offset { nanoseconds: 0, error: 0 };
+        } else {
+            for _ in 0..PINGS {
+                match self.ping(deadline)? {
+                    Some(offset) => best = best.better(offset),
+                    None => break,
+                }
+            }
+        }
+        let payload = [best.nanoseconds.to_le_bytes(), best.error.to_le_bytes()].concat();
+        let parts = match self.gather(Operation::Connect, Payload::Same(&payload), deadline) {
+            Err(Error::Timeout { missing, waited, .. }) => {
+                let hint = "they joined but did not finish connecting: look at their errors";
+                return Err(Error::Bootstrap { missing, waited, last: None, hint });
+            }
+            other => other?,
+        };
+        let mut measured = Vec::new();
+        for (peer, part) in (0..).map(Rank).zip(parts) {
+            let Some((nanoseconds, error)) = part.split_first_chunk().and_then(|(n, rest)| {
+                Some((i64::from_le_bytes(*n), u64::from_le_bytes(rest.try_into().ok()?)))
+            }) else {
+                let problem = "its clock measurement makes no sense".to_string();
+                return Err(Error::Protocol { peer, problem });
+            };
+            measured.push(Offset { nanoseconds, error });
+        }
+        let _ = self.owner.offsets.set(align(&self.members, &measured));
+        Ok(())
+    }
+
+    /// `None` if rank 0 is gone or out of time; the gather that follows says so.
+    fn ping(&self, deadline: &Deadline) -> Result<Option<Offset>> {
+        let shared = &self.owner.shared;
+        shared.with(|core| core.ping(Rank(0), monotonic_ns()));
+        let pong = shared.wait(deadline, CONNECTING, |core| {
+            let gone = core.status(Rank(0)) != PeerStatus::Alive;
+            let ended = gone || core.usable(self.generation).is_err();
+            core.pong.take().map(Some).or(ended.then_some(None))
+        })?;
+        Ok(pong
+            .flatten()
+            .map(|(sent, answered, received)| Offset::from_ping(sent, answered, received)))
+    }
+}

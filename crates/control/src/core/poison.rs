@@ -1,0 +1,52 @@
+//! The end of a group: its first cause wins, and every rank gets it.
+
+use super::{Action, Core, OnLeft, OnPoison};
+use crate::message::Message;
+use crate::{Member, PeerStatus, Poison, Rank};
+
+impl Core {
+    /// Poisons a generation, unless something was before. The first to know tells everybody.
+    pub(crate) fn poison(&mut self, generation: u32, poison: Poison) {
+        if generation < self.newest && !self.groups.contains_key(&generation) {
+            return;
+        }
+        let group = self.groups.entry(generation).or_default();
+        if group.poison.is_some() {
+            return;
+        }
+        log::info!("generation {generation} is poisoned: {poison}");
+        group.poison = Some(poison.clone());
+        self.actions.push(Action::Poisoned(std::mem::take(&mut group.on_poison), poison.clone()));
+        self.broadcast(&Message::Poison { generation, poison });
+    }
+
+    pub(crate) fn poisoned(&self, generation: u32) -> Option<Poison> {
+        self.groups.get(&generation).and_then(|group| group.poison.clone())
+    }
+
+    /// Registers a callback, or gives it back with the poison that is there already.
+    pub(crate) fn on_poison(
+        &mut self,
+        generation: u32,
+        call: OnPoison,
+    ) -> Option<(OnPoison, Poison)> {
+        let group = self.groups.entry(generation).or_default();
+        match &group.poison {
+            Some(poison) => Some((call, poison.clone())),
+            None => {
+                group.on_poison.push(call);
+                None
+            }
+        }
+    }
+
+    /// Registers a callback, and says who has left already.
+    pub(crate) fn on_left(&mut self, generation: u32, call: OnLeft) -> Vec<Rank> {
+        let group = self.groups.entry(generation).or_default();
+        group.on_left.push(call);
+        let left = |m: &&Member| {
+            self.peers.get(&m.original_rank).is_some_and(|p| p.status == PeerStatus::Left)
+        };
+        group.members.iter().filter(left).map(|m| m.rank).collect()
+    }
+}
