@@ -54,7 +54,7 @@ class Hosts:
             | {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2)}
             | {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "alpha", "MASTER_PORT": str(PORT)}
             | {"WEFT_SECRET": "apple", "TEST_RESULTS": str(self.folder)}
-            | extra,
+            | dict(extra),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

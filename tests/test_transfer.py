@@ -75,6 +75,24 @@ def test_a_timeout_names_who_is_missing_and_may_be_repeated(transport: str) -> N
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_collective_calls_that_time_out_are_continued_by_a_repeat(transport: str) -> None:
+    results = ranks.run("transfer.repeat", 3, transport)
+    for result in results:
+        assert result["lengths"] == [100, 100]
+        assert result["gathered"] == [[round, rank] for round in range(3) for rank in range(3)]
+    late = [["WaitTimeoutError", "share"]]
+    differs = [["WaitTimeoutError", "all_gather"], ["StageError", "all_gather"]]
+    assert [result["errors"] for result in results] == [late + differs, late, []]
+
+
+def test_ranks_that_make_different_calls_get_an_error_with_both() -> None:
+    share, *gathers = ranks.run("transfer.different", 3)
+    assert share[0] == gathers[0][0] == "ConfigurationMismatchError"
+    for message in (share[1], gathers[0][1], gathers[1][1]):
+        assert {"share", "all_gather"} <= set(message.replace(",", "").replace(":", "").split())
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_writes_that_are_not_allowed_are_refused(transport: str) -> None:
     raised, _ = ranks.run("transfer.refused", 2, transport)
     assert raised == {

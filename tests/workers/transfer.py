@@ -1,5 +1,8 @@
 """Counted writes: regions, pages, signals, credits."""
 
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,6 +61,59 @@ def ring(length: int, rounds: int) -> dict[str, Any]:
             "routes": communicator.routes(),
             "statistics": [each._asdict() for each in communicator.statistics()],
         }
+
+
+def repeat() -> dict[str, Any]:
+    """Ranks that give up waiting before the others come, and repeat."""
+    with weft.init() as communicator:
+        rank, last = communicator.rank, communicator.world_size - 1
+        region, counter = communicator.alloc(100), communicator.counter()
+        folder = Path(os.environ["TEST_RESULTS"])
+        errors = []
+
+        def late(call: Any) -> None:
+            error = raised_by(call)
+            errors.append([type(error).__name__, str(error).split()[0]])
+
+        def gather(round: int, timeout: float = 20) -> list[list[int]]:
+            parts = communicator.all_gather(bytes([round, rank]), timeout=timeout)
+            return [list(part) for part in parts]
+
+        def wait_for(names: list[str]) -> None:
+            while not all((folder / name).exists() for name in names):
+                time.sleep(0.01)
+
+        if rank == last:
+            wait_for([f"late{other}" for other in range(last)])
+        else:
+            late(lambda: communicator.share([region], [counter], timeout=0))
+            (folder / f"late{rank}").touch()
+        granted = communicator.share([region], [counter])
+        gathered = gather(0)
+        if rank == 0:
+            late(lambda: gather(1, timeout=0))
+            late(lambda: gather(9, timeout=0))
+            (folder / "differs").touch()
+        else:
+            wait_for(["differs"])
+        gathered += gather(1) + gather(2)
+        communicator.barrier()
+        return {
+            "lengths": [each.length for of_rank in granted for each in of_rank],
+            "gathered": gathered,
+            "errors": errors,
+        }
+
+
+def different() -> list[str]:
+    """Rank 0 shares, the others gather."""
+    with weft.init() as communicator:
+        if communicator.rank == 0:
+            error = raised_by(lambda: communicator.share([communicator.alloc(8)]))
+        else:
+            error = raised_by(lambda: communicator.all_gather(b"data"))
+        communicator.barrier()
+        return [type(error).__name__, str(error)]
 
 
 def long_writes(writes: list[list[int]]) -> list[dict[str, Any]]:
