@@ -6,11 +6,11 @@
 //! it is.
 //!
 //! The handler runs where only async-signal-safe calls are allowed: the registry is a table of
-//! atomics that only ever grows, and the handler calls `dup3` and `close`. A copy is replaced by one
-//! of `/dev/null` rather than closed, so that its number is not given to another file, which a
+//! atomics that only ever grows, and the handler calls `open`, `dup3` and `close`. A copy is replaced
+//! by one of `/dev/null` rather than closed, so that its number is not given to another file, which a
 //! destructor in the child would then close.
 
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::ptr::null_mut;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -26,8 +26,6 @@ type Chunk = [AtomicI32; CHUNK_SLOTS];
 static TABLE: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(null_mut()) }; CHUNKS];
 /// Where to begin to look for a free slot.
 static HINT: AtomicUsize = AtomicUsize::new(0);
-/// `/dev/null`, or [`FREE`].
-static NULL: AtomicI32 = AtomicI32::new(FREE);
 /// How many forks lie between this process and the one that was started.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 static WATCH: Once = Once::new();
@@ -78,10 +76,6 @@ pub fn forks() -> u64 {
 /// From now on, forks are counted and registered descriptors given up in children.
 pub(crate) fn watch() {
     WATCH.call_once(|| {
-        match std::fs::File::options().read(true).write(true).open("/dev/null") {
-            Ok(null) => NULL.store(null.into_raw_fd(), Ordering::Relaxed),
-            Err(error) => log::debug!("/dev/null cannot be opened: {error}"),
-        }
         // SAFETY: the handler makes async-signal-safe calls only and is part of this library, which
         // is never unloaded.
         let refused = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
@@ -111,11 +105,11 @@ fn chunk(number: usize) -> &'static Chunk {
 
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    let null = NULL.load(Ordering::Relaxed);
+    let mut null = FREE;
     for place in &TABLE {
         let chunk = place.load(Ordering::Acquire);
         if chunk.is_null() {
-            return;
+            break;
         }
         // SAFETY: a chunk in the table came from a box and is never freed.
         for slot in unsafe { &*chunk } {
@@ -123,15 +117,22 @@ extern "C" fn in_child() {
             if descriptor == FREE {
                 continue;
             }
-            // SAFETY: system calls without pointers. The descriptor is this child's copy of one that
-            // its owner keeps open while it is registered; the owner's copy of the handle, if it is
-            // used here, finds /dev/null.
+            // SAFETY: system calls; the only pointer is to a constant that ends with a zero. The
+            // descriptor is this child's copy of one that its owner keeps open while it is
+            // registered; the owner's copy of the handle, if it is used here, finds /dev/null.
             unsafe {
+                if null == FREE {
+                    null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+                }
                 if null == FREE || libc::dup3(null, descriptor, libc::O_CLOEXEC) < 0 {
                     libc::close(descriptor);
                 }
             }
         }
+    }
+    if null != FREE {
+        // SAFETY: opened above, and known nowhere else.
+        unsafe { libc::close(null) };
     }
 }
 
