@@ -13,12 +13,13 @@ use crate::handshake::{Identity, Job};
 use crate::member::number;
 use crate::message::{Details, Message};
 use crate::reception::Reception;
+use crate::resolve::resolve;
 use crate::secret::random;
 use crate::wire::{Parser, Reader, Writer};
 use crate::{Config, Error, Member, Rank, Result};
 use std::collections::BTreeMap;
 use std::io::Write as _;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// How often rank 0 looks whether those who came are still there, and tells them who is missing.
@@ -69,7 +70,7 @@ fn gather(
     if config.world_size > 1 {
         let listener = match listener {
             Some(listener) => listener,
-            None => listen(rank_0_address(config)?)?,
+            None => listen(rank_0_address(config, deadline)?)?,
         };
         let expected = (1..config.world_size).map(Rank).collect();
         let mut reception = Reception::new(listener, identity.clone(), job, false, expected)?;
@@ -285,7 +286,7 @@ fn accept_all(mut reception: Reception, deadline: &Deadline) -> Result<Vec<Link>
 }
 
 /// Where rank 0 listens: at its address if that is one, everywhere if it is a name of a host.
-fn rank_0_address(config: &Config) -> Result<SocketAddr> {
+fn rank_0_address(config: &Config, deadline: &Deadline) -> Result<SocketAddr> {
     if let Some(bind) = config.bind {
         return Ok(SocketAddr::new(bind, config.port));
     }
@@ -295,10 +296,12 @@ fn rank_0_address(config: &Config) -> Result<SocketAddr> {
     if is_loopback(&config.host) {
         return Ok(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), config.port));
     }
-    let mut addresses = (config.host.as_str(), config.port).to_socket_addrs().map_err(|error| {
-        Error::Resolve { host: config.host.clone(), problem: error.to_string() }
+    let addresses = resolve(&config.host, config.port, deadline, "the name of rank 0's host")?;
+    let addresses = addresses.map_err(|error| Error::Resolve {
+        host: config.host.clone(),
+        problem: error.to_string(),
     })?;
-    let everywhere: IpAddr = match addresses.next() {
+    let everywhere: IpAddr = match addresses.first() {
         Some(SocketAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
         _ => Ipv4Addr::UNSPECIFIED.into(),
     };

@@ -4,10 +4,11 @@ use crate::config::is_loopback;
 use crate::deadline::Deadline;
 use crate::handshake::{Dialer, DialerStep, Failure, Identity, Job, Refusal};
 use crate::reception::HANDSHAKE_TIME;
+use crate::resolve::resolve;
 use crate::wire::{MAX_FRAME, MAX_UNPROVED_FRAME, Parser};
 use crate::{Error, Rank, Result};
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -91,9 +92,8 @@ fn attempt(
     details: MakeDetails,
     deadline: &Deadline,
 ) -> std::result::Result<Connection, Attempt> {
-    let addresses = (target.host.as_str(), target.port).to_socket_addrs();
-    let addresses: Vec<SocketAddr> = match addresses {
-        Ok(addresses) => addresses.collect(),
+    let addresses = match resolve(&target.host, target.port, deadline, WAITING_FOR_RANKS)? {
+        Ok(addresses) => addresses,
         // A name may appear only once its host is up.
         Err(error) if deadline.expired() => {
             let (host, problem) = (target.host.clone(), error.to_string());

@@ -35,6 +35,7 @@ mod operation;
 mod poison;
 pub mod random;
 mod reception;
+mod resolve;
 mod secret;
 mod wire;
 

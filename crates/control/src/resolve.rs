@@ -1,0 +1,86 @@
+//! Addresses of a host's name, within a deadline.
+
+use crate::deadline::Deadline;
+use crate::{Error, Result};
+use std::io::{Error as IoError, ErrorKind};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+
+type Addresses = std::io::Result<Vec<SocketAddr>>;
+
+/// The addresses of a host, in the system's order. The inner error is the system's, or says that the
+/// deadline passed first.
+pub(crate) fn resolve(
+    host: &str,
+    port: u16,
+    deadline: &Deadline,
+    operation: &'static str,
+) -> Result<Addresses> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(Ok(vec![SocketAddr::new(address, port)]));
+    }
+    let host = host.to_string();
+    within(deadline, operation, move || {
+        (host.as_str(), port).to_socket_addrs().map(Iterator::collect)
+    })
+}
+
+/// Looks up on a thread of its own: a name server that is silent holds the call for half a minute or
+/// more, and the system has no way to end it sooner. The thread ends when the system answers.
+fn within(
+    deadline: &Deadline,
+    operation: &'static str,
+    look_up: impl FnOnce() -> Addresses + Send + 'static,
+) -> Result<Addresses> {
+    let (sender, answer) = sync_channel(1);
+    std::thread::Builder::new()
+        .name("weft-resolve".into())
+        .spawn(move || drop(sender.send(look_up())))
+        .map_err(Error::system("starting a thread that resolves a name"))?;
+    loop {
+        match answer.recv_timeout(deadline.slice()) {
+            Ok(addresses) => return Ok(addresses),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Ok(Err(IoError::other("the lookup ended without an answer")));
+            }
+            Err(RecvTimeoutError::Timeout) => deadline.check(operation)?,
+        }
+        if deadline.expired() {
+            return Ok(Err(IoError::new(ErrorKind::TimedOut, "no name server answered in time")));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    #[test]
+    fn a_name_server_that_is_silent_holds_up_neither_the_deadline_nor_an_interrupt() {
+        let never = || {
+            let (keep, silent) = channel();
+            (keep, move || silent.recv().unwrap_or_else(|_| Ok(Vec::new())))
+        };
+        let (keep, look_up) = never();
+        let soon = Deadline::after(Duration::from_millis(20), None);
+        let late = within(&soon, "a test", look_up).unwrap().unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
+        drop(keep);
+        let (keep, look_up) = never();
+        let stopped = Deadline::after(Duration::MAX, Some(Arc::new(|| true)));
+        let error = within(&stopped, "a test", look_up).unwrap_err();
+        assert!(matches!(error, Error::Interrupted { operation: "a test" }));
+        drop(keep);
+    }
+
+    #[test]
+    fn addresses_and_names_that_are_known_are_found() {
+        let deadline = Deadline::after(Duration::from_secs(20), None);
+        let find = |host| resolve(host, 7, &deadline, "a test").unwrap().unwrap();
+        assert_eq!(find("10.0.0.1"), [SocketAddr::from(([10, 0, 0, 1], 7))]);
+        assert!(find("localhost").iter().all(|address| address.ip().is_loopback()));
+    }
+}
