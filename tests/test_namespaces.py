@@ -26,7 +26,7 @@ class Ended:
     """A rank that has ended."""
 
     code: int
-    said: str
+    output: str
 
 
 class Hosts:
@@ -64,12 +64,12 @@ class Hosts:
         """Four ranks, 0 and 1 on the first host; `extra` has variables by rank."""
         ranks = [self.start(rank // 2, rank, (extra or {}).get(rank, {})) for rank in range(4)]
         try:
-            said = [rank.communicate(timeout=TIMEOUT_SECONDS)[0] for rank in ranks]
+            outputs = [rank.communicate(timeout=TIMEOUT_SECONDS)[0] for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-        return [Ended(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
+        return [Ended(rank.returncode, text) for rank, text in zip(ranks, outputs, strict=True)]
 
 
 def ip(*arguments: str) -> None:
@@ -107,7 +107,7 @@ def test_a_name_that_is_loopback_on_its_own_host_keeps_no_rank_away(hosts: Hosts
     hosts.resolve(0, DEBIAN)
     hosts.resolve(1, ADDRESSES[0])
     for ended in hosts.run():
-        assert ended.code == 0, ended.said
+        assert ended.code == 0, ended.output
     results = [json.loads((hosts.folder / str(rank)).read_text("utf-8")) for rank in range(4)]
     for rank, result in enumerate(results):
         assert result["right"] == 6, f"rank {rank}: {result}"
@@ -123,7 +123,7 @@ def test_an_address_in_place_of_the_name_works_too(hosts: Hosts) -> None:
     hosts.resolve(1, DEBIAN)
     address = {"MASTER_ADDR": ADDRESSES[0], "WEFT_PROVIDERS": "tcp"}
     for ended in hosts.run(dict.fromkeys(range(4), address)):
-        assert ended.code == 0, ended.said
+        assert ended.code == 0, ended.output
 
 
 def test_a_name_that_is_loopback_on_another_host_is_pointed_out(hosts: Hosts) -> None:
@@ -132,10 +132,10 @@ def test_a_name_that_is_loopback_on_another_host_is_pointed_out(hosts: Hosts) ->
     soon = {"WEFT_CONNECT_TIMEOUT": "2"}
     for rank, ended in enumerate(hosts.run(dict.fromkeys(range(4), soon))):
         assert ended.code != 0, rank
-        assert "BootstrapError" in ended.said, ended.said
+        assert "BootstrapError" in ended.output, ended.output
         if rank >= 2:
-            assert "on this host the name is 127.0.1.1" in ended.said, ended.said
-            assert "WEFT_ADDR" in ended.said
+            assert "on this host the name is 127.0.1.1" in ended.output, ended.output
+            assert "WEFT_ADDR" in ended.output
 
 
 def test_a_rank_that_listens_on_loopback_is_named_to_the_other_host(hosts: Hosts) -> None:
@@ -143,5 +143,5 @@ def test_a_rank_that_listens_on_loopback_is_named_to_the_other_host(hosts: Hosts
     hosts.resolve(1, ADDRESSES[0])
     ends = hosts.run({1: {"WEFT_BIND": "127.0.0.1", "WEFT_CONNECT_TIMEOUT": "5"}})
     for ended in ends[2:]:
-        assert "AddressError: rank 1 is on another host" in ended.said, ended.said
-        assert "WEFT_ADVERTISE" in ended.said
+        assert "AddressError: rank 1 is on another host" in ended.output, ended.output
+        assert "WEFT_ADVERTISE" in ended.output

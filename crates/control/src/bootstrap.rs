@@ -2,7 +2,7 @@
 //!
 //! Every rank dials rank 0 and sends the address it can be reached at: the one that it reached rank 0
 //! from. Where that is loopback, it shares rank 0's host and sends no address: it is reached at rank
-//! 0's, as the ranks of other hosts see that. When all have come, rank 0 sends everybody the roster;
+//! 0's, as the ranks of other hosts see that. When all have come, rank 0 sends every rank the roster;
 //! then each rank dials those between rank 0 and itself and is dialed by those above it. The
 //! listeners are closed again, and from here on rank 0 is one of many.
 
@@ -133,7 +133,7 @@ fn address_for_other_hosts(present: &BTreeMap<Rank, (Link, Details)>) -> IpAddr 
     *outside.or(addresses.first()).unwrap_or(&IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
-/// Ranks beside rank 0 know it by loopback only, so their roster has its other address filled in.
+/// Ranks beside rank 0 reach it over loopback, so their roster has its other address filled in.
 fn send_rosters(present: &mut BTreeMap<Rank, (Link, Details)>, roster: &[Details], own: IpAddr) {
     let filled = roster.iter().map(|details| Details {
         address: if details.address == RANK_0_ADDRESS { own } else { details.address },

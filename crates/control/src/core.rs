@@ -52,7 +52,7 @@ pub(crate) struct Core {
     proposed: u32,
     agreement: Option<Agreement>,
     phase: Phase,
-    /// The newest group was formed here, and not by all of its members as far as is known.
+    /// The newest group was formed here, and not every member has confirmed it.
     unconfirmed: bool,
     /// Alive while the program has a handle of the newest group.
     held: Weak<()>,

@@ -131,7 +131,7 @@ extern "C" fn in_child() {
         }
     }
     if null != FREE {
-        // SAFETY: opened above, and known nowhere else.
+        // SAFETY: opened above and used nowhere else.
         unsafe { libc::close(null) };
     }
 }

@@ -8,8 +8,8 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 
 type Addresses = std::io::Result<Vec<SocketAddr>>;
 
-/// The addresses of a host, in the system's order. The inner error is the system's, or says that the
-/// deadline passed first.
+/// The addresses of a host, in the system's order. The inner error is the system's, or `TimedOut` if
+/// the deadline passed first.
 pub(crate) fn resolve(
     host: &str,
     port: u16,

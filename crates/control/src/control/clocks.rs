@@ -37,8 +37,8 @@ impl Control {
             .unwrap_or(Offset::UNKNOWN)
     }
 
-    /// The last step of connecting: measure, and tell everybody. It is also the point at which
-    /// every rank knows that every other is connected.
+    /// The last step of connecting: each rank measures its offset and all exchange them. When it
+    /// ends, every rank is connected to every other.
     pub(super) fn align_clocks(&self, deadline: &Deadline) -> Result<()> {
         let mut best = Offset::UNKNOWN;
         if self.rank == Rank(0) {
@@ -73,7 +73,7 @@ impl Control {
         Ok(())
     }
 
-    /// `None` if rank 0 is gone or out of time; the gather that follows says so.
+    /// `None` if rank 0 is gone or the time is over; the gather that follows returns the error.
     fn ping(&self, deadline: &Deadline) -> Result<Option<Offset>> {
         let shared = &self.owner.shared;
         shared.with(|core| core.ping(Rank(0), monotonic_ns()));

@@ -1,4 +1,4 @@
-//! Collective calls: every rank gives a part and gets everybody's.
+//! Collective calls: every rank gives a part and gets the parts of all.
 //!
 //! Calls are numbered; the first call of one rank belongs to the first of the others, and so on. Each
 //! part carries its operation, so that different calls under one number are found. A call whose wait

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// How many bytes of messages to one peer may wait to be received there, [`weight`] for each.
 pub(crate) const MAX_QUEUED: usize = 2 * MAX_PAYLOAD;
-/// How many received bytes the sender is not yet told of: a fraction, so that the largest message
+/// How many received bytes may be unreported to their sender: a fraction, so that the largest message
 /// always fits once everything before it was received.
 const MAX_UNREPORTED: usize = MAX_PAYLOAD / 4;
 const RECEIVE: &str = "receive";

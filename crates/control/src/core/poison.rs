@@ -5,7 +5,7 @@ use crate::message::Message;
 use crate::{Member, PeerStatus, Poison, Rank};
 
 impl Core {
-    /// Poisons a generation, unless something was before. The first to know tells everybody.
+    /// Poisons a generation, unless it has a cause already, and sends the cause to every peer.
     pub(crate) fn poison(&mut self, generation: u32, poison: Poison) {
         if generation < self.newest && !self.groups.contains_key(&generation) {
             return;
@@ -40,7 +40,7 @@ impl Core {
         }
     }
 
-    /// Registers a callback, and says who has left already.
+    /// Registers a callback and returns the ranks that have left already.
     pub(crate) fn on_left(&mut self, generation: u32, call: OnLeft) -> Vec<Rank> {
         let group = self.groups.entry(generation).or_default();
         group.on_left.push(call);

@@ -153,7 +153,7 @@ impl Core {
         }
     }
 
-    /// Makes what was agreed the newest group and parts from everybody else.
+    /// Makes what was agreed the newest group and closes the connections to all other ranks.
     fn form(&mut self, view: &View) {
         let old = self.groups.get(&self.newest).map(|group| group.members.clone());
         let survivors = old.iter().flat_map(|members| members.iter());

@@ -285,7 +285,7 @@ fn after_a_loss(size: usize) -> World {
 #[test]
 fn a_second_loss_leads_to_another_round_in_the_same_call() {
     let mut world = after_a_loss(4);
-    // Rank 0 has all views and forms the group; rank 1 has not heard of rank 2, which dies.
+    // Rank 0 has all views and forms the group; the view of rank 2, which dies, never reaches rank 1.
     let view_arrives = |world: &mut World, from, to| {
         while world.links.get(&(from, to)).is_some_and(|link| !link.is_empty()) {
             world.deliver(from, to);
