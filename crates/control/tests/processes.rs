@@ -42,8 +42,8 @@ fn start(silence: &str) -> Vec<RankProcess> {
     start_with(silence, "")
 }
 
-/// Ranks whose last one forks once it has connected, as `this_is_a_rank` has it.
-fn start_with(silence: &str, fork: &str) -> Vec<RankProcess> {
+/// Ranks of which one does something besides, as `this_is_a_rank` has it.
+fn start_with(silence: &str, role: &str) -> Vec<RankProcess> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut ranks: Vec<RankProcess> = (0..SIZE)
         .map(|rank| {
@@ -53,7 +53,7 @@ fn start_with(silence: &str, fork: &str) -> Vec<RankProcess> {
                 .env("WEFT_WORLD_SIZE", SIZE.to_string())
                 .env("WEFT_ADDR", format!("127.0.0.1:{port}"))
                 .env("WEFT_SILENCE_TIMEOUT", silence)
-                .env("TEST_FORK", fork)
+                .env("TEST_ROLE", role)
                 .stdout(Stdio::piped())
                 .spawn()
                 .unwrap();
@@ -72,7 +72,7 @@ fn this_is_a_rank() {
     let control = Control::connect(Config::from_env(Overrides::default()).unwrap()).unwrap();
     let wait = Duration::from_secs(30);
     if control.rank().0 == SIZE - 1 {
-        match std::env::var("TEST_FORK").as_deref() {
+        match std::env::var("TEST_ROLE").as_deref() {
             Ok("lives on") => drop(fork(|| {
                 loop {
                     std::thread::sleep(Duration::from_secs(1));
@@ -92,7 +92,7 @@ fn this_is_a_rank() {
         }
     }
     println!("rank says: connected");
-    if std::env::var("TEST_FORK").as_deref() == Ok("ends") {
+    if std::env::var("TEST_ROLE").as_deref() == Ok("ends") {
         control.barrier(wait).unwrap();
         println!("rank says: {:?}", control.poisoned());
         return;
@@ -105,6 +105,10 @@ fn this_is_a_rank() {
     }
     let Err(Error::Poisoned(poison)) = control.barrier(wait) else { panic!("no poison") };
     println!("rank says: {:?} {:?}", poison.kind, poison.rank.map(|rank| rank.0));
+    if control.rank().0 == 1 && std::env::var("TEST_ROLE").as_deref() == Ok("stops") {
+        // SAFETY: no pointers. A signal to this thread, so it stops here and not a little later.
+        unsafe { libc::raise(libc::SIGSTOP) };
+    }
     match control.reform(wait) {
         Ok(next) => println!("rank says: {} left", next.world_size()),
         Err(error) => println!("rank says: {error}"),
@@ -160,6 +164,19 @@ fn a_forked_child_ends_at_once_and_disturbs_no_connection() {
     for rank in &mut start_with("15", "ends") {
         assert_eq!(rank.says(), "None");
     }
+}
+
+#[test]
+fn a_process_that_stops_during_reform_is_left_out_in_the_same_call() {
+    let mut ranks = start_with("0.5", "stops");
+    ranks[2].signal(Signal::KILL);
+    for survivor in &mut ranks[..2] {
+        assert_eq!(survivor.says(), "Lost Some(2)");
+    }
+    assert_eq!(ranks[0].says(), "1 left");
+    ranks[1].signal(Signal::CONT);
+    let excluded = ranks[1].says();
+    assert!(excluded.contains("without this rank"), "{excluded}");
 }
 
 #[test]
