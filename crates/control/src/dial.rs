@@ -47,6 +47,7 @@ pub(crate) fn dial(
     let mut duplicates = 0;
     loop {
         deadline.check(WAITING_FOR_RANKS)?;
+        let mut unresolved = false;
         let last = match attempt(target, identity, job, details, deadline) {
             Ok(connection) => return Ok(connection),
             // An attempt of this rank that broke off may be known there for a moment.
@@ -56,8 +57,16 @@ pub(crate) fn dial(
             }
             Err(Attempt::Final(error)) => return Err(error),
             Err(Attempt::Again(problem)) => problem,
+            Err(Attempt::Unresolved(problem)) => {
+                unresolved = true;
+                problem
+            }
         };
         log::debug!("{} at {}:{}: {last}", target.rank, target.host, target.port);
+        std::thread::sleep(pause.min(deadline.left()));
+        if deadline.expired() && unresolved {
+            return Err(Error::Resolve { host: target.host.clone(), problem: last });
+        }
         if deadline.expired() {
             return Err(Error::Bootstrap {
                 missing: vec![target.rank],
@@ -67,7 +76,6 @@ pub(crate) fn dial(
                        and WEFT_PORT for rank 0, WEFT_ADVERTISE for any other)",
             });
         }
-        std::thread::sleep(pause.min(deadline.left()));
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
@@ -77,6 +85,8 @@ enum Attempt {
     /// Trying again will not help.
     Final(Error),
     Again(String),
+    /// The name has no address now. It may get one once its host is up.
+    Unresolved(String),
 }
 
 impl From<Error> for Attempt {
@@ -94,12 +104,7 @@ fn attempt(
 ) -> std::result::Result<Connection, Attempt> {
     let addresses = match resolve(&target.host, target.port, deadline, WAITING_FOR_RANKS)? {
         Ok(addresses) => addresses,
-        // A name may appear only once its host is up.
-        Err(error) if deadline.expired() => {
-            let (host, problem) = (target.host.clone(), error.to_string());
-            return Err(Attempt::Final(Error::Resolve { host, problem }));
-        }
-        Err(error) => return Err(Attempt::Again(error.to_string())),
+        Err(error) => return Err(Attempt::Unresolved(error.to_string())),
     };
     let mut problem = "the name has no address".to_string();
     for address in &addresses {

@@ -167,6 +167,18 @@ fn without_rank_0_the_error_names_it() {
 }
 
 #[test]
+fn a_name_without_an_address_is_named_at_the_deadline() {
+    let mut alone = config(1, 2, 1);
+    alone.host = "no-such-host.invalid".into();
+    alone.connect_timeout = Duration::from_millis(300);
+    let error = Control::connect(alone).unwrap_err();
+    assert!(
+        matches!(&error, Error::Resolve { host, .. } if host.starts_with("no-such")),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_port_in_use_names_the_remedy() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
