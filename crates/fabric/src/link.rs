@@ -66,7 +66,7 @@ pub struct Introduction<'a> {
 /// One part of a write, or a signal if it has no pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Work<'a> {
-    /// Returned in the [`Completion`].
+    /// Returned in the [`Sink`] when the part ends.
     pub token: u64,
     /// The peer written to.
     pub peer: Rank,
@@ -88,26 +88,20 @@ pub struct Work<'a> {
 pub enum Posted {
     /// Complete: the source may be reused, no completion follows.
     Done,
-    /// Under way: exactly one completion with the token follows.
+    /// Under way: its token follows exactly once in the [`Sink`].
     InFlight,
     /// Not taken, the queue toward this peer is full: post again after a poll.
     Full,
 }
 
-/// End of a part that was under way.
-#[derive(Debug)]
-pub struct Completion {
-    /// The token of its [`Work`].
-    pub token: u64,
-    /// `Ok`: the source may be reused. `Err`: the outcome of the write is unknown.
-    pub result: std::result::Result<(), String>,
-}
-
-/// Where a link reports what happened; the engine owns and drains it.
+/// Where a link reports what happened; the engine owns and drains it. Each part that was under way ends
+/// exactly once.
 #[derive(Debug, Default)]
 pub struct Sink {
-    /// Parts that ended, each exactly once.
-    pub completions: Vec<Completion>,
+    /// Tokens of parts of which the source may be reused.
+    pub completed: Vec<u64>,
+    /// Tokens of parts that failed, with the reason. The outcome of the write is unknown.
+    pub failures: Vec<(u64, String)>,
     /// Peers that cannot be reached any more, with the reason.
     pub lost: Vec<(Rank, String)>,
 }
@@ -115,12 +109,12 @@ pub struct Sink {
 impl Sink {
     /// Reports that the source of a part may be reused.
     pub fn done(&mut self, token: u64) {
-        self.completions.push(Completion { token, result: Ok(()) });
+        self.completed.push(token);
     }
 
     /// Reports that a part failed.
     pub fn failed(&mut self, token: u64, why: impl Into<String>) {
-        self.completions.push(Completion { token, result: Err(why.into()) });
+        self.failures.push((token, why.into()));
     }
 }
 

@@ -141,7 +141,7 @@ impl Table {
     #[inline(always)]
     pub fn open(&mut self, tag: u64) -> (RequestId, &mut Request) {
         let vacant = self.vacant();
-        (vacant.id, vacant.open(tag))
+        (vacant.id, vacant.open(tag, None))
     }
 
     /// Removes a request of which no part is left.
@@ -207,11 +207,11 @@ pub(crate) struct Vacant<'a> {
 }
 
 impl<'a> Vacant<'a> {
-    /// A blank request, with one part left.
+    /// A request with one part left, which reads this region.
     #[inline(always)]
-    pub fn open(self, tag: u64) -> &'a mut Request {
+    pub fn open(self, tag: u64, source: Option<RegionKey>) -> &'a mut Request {
         self.free.pop();
-        (self.request.tag, self.request.left, self.request.source) = (tag, 1, None);
+        (self.request.tag, self.request.left, self.request.source) = (tag, 1, source);
         self.request
     }
 }

@@ -2,7 +2,6 @@
 
 use super::{Engine, Suspect};
 use crate::driver::Event;
-use crate::link::Completion;
 use crate::trace::ArrivalRecord;
 use crate::types::{CounterId, Time};
 use weft_control::{Cause, Poison, Rank};
@@ -194,12 +193,13 @@ impl Engine {
 
     #[inline(always)]
     fn take_completions(&mut self) {
-        while let Some(Completion { token, result }) = self.sink.completions.pop() {
+        while let Some(token) = self.sink.completed.pop() {
             self.epoch += 1;
-            match result {
-                Ok(()) => self.part_done(token),
-                Err(why) => self.part_failed(token, why),
-            }
+            self.part_done(token);
+        }
+        while let Some((token, why)) = self.sink.failures.pop() {
+            self.epoch += 1;
+            self.part_failed(token, why);
         }
     }
 

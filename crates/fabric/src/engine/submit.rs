@@ -224,15 +224,15 @@ impl Engine {
         let Engine { peers, regions, counters, lanes, requests, config, .. } = self;
         let (ends, class) = counters::ends(counters, counter);
         let Some((target, bytes)) = Target::admit(peers, ends, regions, lanes, write, round) else {
-            return Err(self.refused(write, counter, round));
+            return Err(self.refused(write.peer, counter, round, write.pages));
         };
         if !target.path.inline && requests.len() >= config.max_requests {
             return Err(self.no_room());
         }
-        let Entry { link, is_inline, is_direct, class, raises, aim, value, .. } =
+        let Entry { link, is_inline, is_direct, is_single, class, aim, value, .. } =
             target.enter(write, class, round, bytes);
         if let Some(trace) = &mut self.trace {
-            record(trace, aim, value, pages);
+            record(trace, peer, aim.lane, value, pages);
         }
         if is_inline {
             let rider = self.owed.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
@@ -242,7 +242,7 @@ impl Engine {
         if is_direct {
             return Ok(self.request(link, aim, class, pages, tag));
         }
-        Ok(self.request_parts(link, aim, class, raises, pages, tag))
+        Ok(self.request_parts(link, aim, class, is_single, pages, tag))
     }
 
     /// Checks every write of a scatter and enters its round. If one is refused, none has entered.
@@ -260,13 +260,13 @@ impl Engine {
             let Some((target, bytes)) = Target::admit(peers, ends, regions, lanes, write, round)
             else {
                 self.leave_all(writes, counter);
-                return Err(self.refused(write, counter, round));
+                return Err(self.refused(write.peer, counter, round, write.pages));
             };
             entries.push(target.enter(write, class, round, bytes));
         }
         if let Some(trace) = &mut self.trace {
             for (entry, write) in entries.iter().zip(writes) {
-                record(trace, entry.aim, entry.value, write.pages);
+                record(trace, write.peer, entry.aim.lane, entry.value, write.pages);
             }
         }
         Ok(())
@@ -287,8 +287,7 @@ impl Engine {
     /// Why a write was refused.
     #[cold]
     #[inline(never)]
-    fn refused(&mut self, write: &PeerWrite<'_>, counter: CounterId, round: u64) -> Error {
-        let PeerWrite { peer, pages } = *write;
+    fn refused(&mut self, peer: Rank, counter: CounterId, round: u64, pages: &[Page]) -> Error {
         let refusal = self
             .known_path(peer)
             .and_then(|_| pages.iter().try_for_each(|page| self.check_page(peer, page)))
@@ -370,8 +369,13 @@ impl Engine {
         match links[usize::from(link)].post(&work, sink) {
             Ok(Posted::InFlight) => {
                 let id = vacant.id;
-                let request = vacant.open(tag);
-                for page in pages {
+                let Some((first, rest)) = pages.split_first() else {
+                    vacant.open(tag, None);
+                    return id;
+                };
+                let request = vacant.open(tag, Some(first.source));
+                regions::borrow(regions, first.source);
+                for page in rest {
                     if request.reads(page.source) {
                         regions::borrow(regions, page.source);
                     }
@@ -406,15 +410,17 @@ impl Engine {
         link: u16,
         aim: Aim,
         class: Class,
-        raises: u64,
+        is_single: bool,
         pages: &[Page],
         tag: u64,
     ) -> RequestId {
         let (id, _) = self.requests.open(tag);
         let mut under_way = UnderWay::new();
-        let (value, started) = (0, 0);
+        let (is_inline, is_direct) = (false, false);
+        // Its round has been entered.
+        let (raises, value, started) = (1, 0, 0);
         let entry =
-            Entry { link, is_inline: false, is_direct: false, class, aim, raises, value, started };
+            Entry { link, is_inline, is_direct, is_single, class, aim, raises, value, started };
         self.start(id, &entry, pages, &mut under_way);
         self.end_submit(id, under_way.parts)
     }
@@ -433,11 +439,11 @@ impl Engine {
     /// queue.
     #[inline(always)]
     fn start(&mut self, id: RequestId, entry: &Entry, pages: &[Page], under_way: &mut UnderWay) {
-        let Entry { link, is_direct, class, aim, .. } = *entry;
+        let Entry { link, is_direct, is_single, class, aim, .. } = *entry;
         let Aim { peer, lane, credits } = aim;
         self.unflushed |= 1 << link;
-        if !is_direct {
-            return self.start_queued(id, aim, class, pages);
+        if !is_direct && self.start_queued(id, aim, class, is_single, pages) {
+            return;
         }
         let token = Token::of(id, peer);
         let work = Work { token, peer, lane, credits, rider: None, class, pages };
@@ -454,14 +460,25 @@ impl Engine {
         }
     }
 
-    /// Starts a write through the peer's queue: others wait there, or it has several parts.
+    /// Starts a write through the peer's queue, if others wait there or it has several parts.
     #[inline(never)]
-    fn start_queued(&mut self, id: RequestId, aim: Aim, class: Class, pages: &[Page]) {
+    fn start_queued(
+        &mut self,
+        id: RequestId,
+        aim: Aim,
+        class: Class,
+        is_single: bool,
+        pages: &[Page],
+    ) -> bool {
         let waits = self.peers[aim.peer.index()].queue.is_waiting(class);
+        if !waits && is_single {
+            return false;
+        }
         self.enqueue(id, aim, class, pages);
         if !waits {
             self.post_queued(aim.peer);
         }
+        true
     }
 
     /// Notes what became of a part that is not under way.
@@ -573,9 +590,9 @@ fn stray_completion() {
 /// Adds a write to the trace.
 #[cold]
 #[inline(never)]
-fn record(trace: &mut Trace, aim: Aim, value: u64, pages: &[Page]) {
-    let (lane, bytes) = (aim.lane.id().get(), bytes_of(pages));
-    trace.write(WriteRecord { at: clock::now(), peer: aim.peer, lane, value, bytes });
+fn record(trace: &mut Trace, peer: Rank, lane: Lane, value: u64, pages: &[Page]) {
+    let (lane, bytes) = (lane.id().get(), bytes_of(pages));
+    trace.write(WriteRecord { at: clock::now(), peer, lane, value, bytes });
 }
 
 /// Parts of a request under way, as its submit counts them.
@@ -608,8 +625,10 @@ pub(super) struct Entry {
     link: u16,
     /// The post completes inside the post.
     is_inline: bool,
-    /// It is one part, and no other write waits for the peer's link.
+    /// It is one part as it is, and no other write waits for the peer's link.
     is_direct: bool,
+    /// It is one part as it is. One with many empty pages may have to be cut to be one.
+    is_single: bool,
     class: Class,
     aim: Aim,
     raises: u64,
@@ -676,9 +695,8 @@ impl<'a> Target<'a> {
         let aim =
             Aim { peer: write.peer, lane: End::remote_data(remote, window, round), credits: None };
         let (link, is_inline, value) = (path.link, path.inline, remote.raised);
-        // A part without its empty pages may be one where this write's list is too long for that.
         let is_direct = is_single && !queue.is_listed();
-        Entry { link, is_inline, is_direct, class, aim, raises, value, started }
+        Entry { link, is_inline, is_direct, is_single, class, aim, raises, value, started }
     }
 
     /// Takes back what [`Target::enter`] did.

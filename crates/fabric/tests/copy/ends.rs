@@ -105,12 +105,18 @@ impl Pair {
     /// Polls until as many parts have ended; their tokens, with why they failed.
     pub fn ended(&mut self, parts: usize) -> Vec<(u64, Option<String>)> {
         let deadline = clock::now().after(PATIENCE);
-        while self.sink.completions.len() < parts && clock::now() < deadline {
+        while self.ended_parts() < parts && clock::now() < deadline {
             self.poll();
             std::thread::sleep(Duration::from_micros(10));
         }
-        let ended = self.sink.completions.drain(..);
-        ended.map(|completion| (completion.token, completion.result.err())).collect()
+        let Sink { completed, failures, .. } = &mut self.sink;
+        let failed = failures.drain(..).map(|(token, why)| (token, Some(why)));
+        completed.drain(..).map(|token| (token, None)).chain(failed).collect()
+    }
+
+    /// Parts that have ended and were not taken.
+    pub fn ended_parts(&self) -> usize {
+        self.sink.completed.len() + self.sink.failures.len()
     }
 
     pub fn raised(&self, lane: u32) -> u64 {

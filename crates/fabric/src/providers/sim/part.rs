@@ -12,7 +12,7 @@
 use super::checks::Breach;
 use super::random::digest;
 use super::state::{Happening, State};
-use crate::link::{Completion, Work};
+use crate::link::Work;
 use crate::model::FlowId;
 use crate::types::{Lane, Page, RegionKey};
 use std::ops::Range;
@@ -323,7 +323,7 @@ impl State {
         }
         self.note(5, [u64::from(from.0), token, result.is_ok().into()]);
         self.unqueue(from, to, bytes);
-        self.at_mut(from).completions.push(Completion { token, result });
+        self.at_mut(from).completions.push((token, result));
         self.forget_if_over(id);
     }
 

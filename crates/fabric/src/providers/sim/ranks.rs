@@ -57,7 +57,12 @@ impl State {
                 self.schedule_in(self.loss_grace, Happening::Wake);
             }
             let state = self.at_mut(rank);
-            sink.completions.append(&mut state.completions);
+            for (token, result) in state.completions.drain(..) {
+                match result {
+                    Ok(()) => sink.done(token),
+                    Err(why) => sink.failed(token, why),
+                }
+            }
             sink.lost.append(&mut state.lost);
         }
     }

@@ -5,7 +5,6 @@ use super::part::Part;
 use super::random::{Random, mix};
 use super::{Faults, Pause, WorldConfig};
 use crate::lane_table::LaneTable;
-use crate::link::Completion;
 use crate::memory::Memory;
 use crate::model::{FlowId, NetworkModel};
 use crate::parts::PartRule;
@@ -54,7 +53,7 @@ pub(super) struct RankState {
     pub deferred: Vec<Happening>,
     pub fenced: BTreeSet<Rank>,
     /// What the engine has not yet polled.
-    pub completions: Vec<Completion>,
+    pub completions: Vec<(u64, Result<(), String>)>,
     pub lost: Vec<(Rank, String)>,
     /// Parts and bytes under way, by destination.
     pub queued: BTreeMap<Rank, (u32, u64)>,
