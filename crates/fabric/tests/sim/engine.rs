@@ -280,6 +280,29 @@ fn a_killed_rank_is_named_by_every_survivor() {
 }
 
 #[test]
+fn a_scatter_that_is_refused_has_entered_no_round() {
+    let mut group = group(WorldConfig::new(3, 0));
+    let beyond = Page { destination_offset: 1, ..group.page(0, 2) };
+    let (first, twice, refused) = ([group.page(0, 1)], [group.page(0, 1)], [beyond]);
+    let (counter, peers) = (group.counter, [Rank(1), Rank(1), Rank(2)]);
+    let writes: Vec<PeerWrite<'_>> = peers
+        .into_iter()
+        .zip([&first, &twice, &refused])
+        .map(|(peer, pages)| PeerWrite { peer, pages })
+        .collect();
+    let engine = group.cluster.engine(Rank(0));
+    let before = engine.statistics();
+    let error = engine.scatter(&writes, counter, 0, None).unwrap_err();
+    assert!(matches!(error, Error::OutOfRange { side: "remote", .. }), "{error}");
+    for peer in [Rank(1), Rank(2)] {
+        assert_eq!(engine.next_round(counter, peer).unwrap(), 0);
+    }
+    assert_eq!(engine.statistics(), before);
+    engine.scatter(&writes[..1], counter, 0, None).unwrap();
+    assert_eq!(engine.next_round(counter, Rank(1)).unwrap(), 1);
+}
+
+#[test]
 fn a_scatter_that_fails_names_the_peer_it_failed_toward() {
     let mut group = group(WorldConfig::new(4, 0));
     group.cluster.world().cut(Rank(0), Rank(2));
