@@ -8,7 +8,8 @@
 //! - this file: construction, and the routes
 //! - `counters.rs`: counters, rounds, credits
 //! - `regions.rs`: regions, grants, imports
-//! - `submit.rs`, `queue.rs`: from a request to parts with a link, and parts that wait for one
+//! - `target.rs`, `submit.rs`, `queue.rs`: a write's checks, its parts with a link, and parts that wait
+//!   for one
 //! - `progress.rs`: polling, completions, loss
 //! - `sleep.rs`: descriptors, deadlines and sleep
 
@@ -18,6 +19,7 @@ mod queue;
 mod regions;
 mod sleep;
 mod submit;
+mod target;
 
 pub use counters::CounterConfig;
 pub use progress::Raised;
@@ -132,7 +134,7 @@ pub struct Engine {
     unflushed: u32,
     spare_parts: Vec<Parts>,
     /// The writes of the scatter that is being submitted.
-    entries: Vec<submit::Entry>,
+    entries: Vec<target::Entry>,
     /// Slices of the descriptor that is being submitted.
     slices: Vec<crate::types::Page>,
     /// Credits that leave with the next flush.
