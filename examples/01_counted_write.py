@@ -24,7 +24,7 @@ def main() -> None:
         def send(number: int, round: int) -> None:
             arrived.wait_for_credit(peer, round)
             to_send[0] = number
-            communicator.write(peer, arrived, round, [page]).wait()
+            communicator.write(peer, arrived, [page]).wait()
 
         def receive() -> int:
             arrived.wait({peer: [8]})

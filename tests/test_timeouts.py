@@ -30,7 +30,7 @@ def waits(communicator: weft.Communicator) -> dict[str, Callable[[float], Any]]:
         "all_gather": lambda t: communicator.all_gather(b"", timeout=t),
         "share": lambda t: communicator.share([], [counter], timeout=t),
         "wait": lambda t: counter.wait({}, timeout=t),
-        "write": lambda t: communicator.scatter({}, counter, 0).wait(timeout=t),
+        "write": lambda t: communicator.scatter({}, counter).wait(timeout=t),
         "AllToAll": lambda t: weft.moe.AllToAll(
             communicator, experts=1, top_k=1, hidden=4, max_tokens=1, timeout=t
         ),

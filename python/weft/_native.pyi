@@ -5,8 +5,9 @@ from typing import Any, TypeAlias, TypedDict, final
 
 #: A contiguous array that the Python layer has checked: address, bytes, and its owner.
 _Array: TypeAlias = tuple[int, int, object]
-#: Source region, its offset, the peer's region, its offset, length; offsets and length in bytes.
-_Page: TypeAlias = tuple[int, int, int, int, int]
+#: Source region, its offset, the peer's region, its offset, length; how many of these slices, and the
+#: distance from one to the next in the source and in the destination. All but the count in bytes.
+_Page: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 
 @final
 class BuildInfo:
@@ -125,8 +126,22 @@ class Communicator:
         It is the CPU's, or that of the CUDA device of this ordinal.
         """
 
-    def counter(self) -> int:
-        """The number of a new counter, with a lane for each peer."""
+    def counter(
+        self, window: int = 1, peers: list[int] | None = None, bulk: bool = False
+    ) -> int:
+        """The number of a new counter with this window, toward these peers (`None`: all)."""
+
+    def release_counter(self, counter: int, timeout: float) -> None:
+        """Wait until all that was written toward a counter has arrived, and give it back."""
+
+    def is_shared(self, counter: int) -> bool:
+        """Whether a counter was shared with any peer."""
+
+    def next_round(self, counter: int, peer: int) -> int:
+        """The first round toward a peer in which nothing was written yet."""
+
+    def open_round(self, counter: int, peer: int) -> int:
+        """The oldest round of a peer without a credit."""
 
     def share(
         self, regions: list[Region], counters: list[int], timeout: float
@@ -137,19 +152,27 @@ class Communicator:
         self,
         writes: list[tuple[int, list[_Page]]],
         counter: int,
-        round: int,
+        round: int | None,
         done: Callable[[Exception | None], object] | None,
     ) -> Request:
-        """Write pages to peers and raise their counters; `done` is called at the request's end."""
+        """Write pages to peers and raise their counters, in a round or in the next of each peer.
 
-    def wait(self, counter: int, expected: list[tuple[int, int]], timeout: float) -> None:
-        """Wait until peers have raised a counter by as much as is expected of each."""
+        `done` is called at the request's end.
+        """
 
-    def wait_for_credit(self, peer: int, counter: int, round: int, timeout: float) -> None:
-        """Wait until a peer has given the credit that a round needs."""
+    def wait(
+        self, counter: int, round: int | None, expected: list[tuple[int, int]], timeout: float
+    ) -> None:
+        """Wait until peers have raised a counter by as much as is expected of each.
 
-    def count(self, counter: int, peer: int) -> int:
-        """Raises by a peer since the last credit to it."""
+        In an open round, or in the oldest of each peer.
+        """
+
+    def wait_for_credit(self, peer: int, counter: int, round: int | None, timeout: float) -> None:
+        """Wait until a peer has given the credit that a round, or the next one, needs."""
+
+    def count(self, counter: int, peer: int, round: int | None = None) -> int:
+        """Raises by a peer in an open round; in the oldest if none is named."""
 
     def raised(self) -> list[tuple[int, int, int]]:
         """Lanes that rose since this was last asked: counter, peer, raises since the credit."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Final
 
-from weft.errors import ConfigurationMismatchError, RegionError
+from weft.errors import AlreadySharedError, ConfigurationMismatchError, RegionError
 from weft.region import check_group
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from weft.counter import Counter
     from weft.region import Region
 
-__all__ = ["check_alike", "check_shared"]
+__all__ = ["check_alike", "check_shared", "described"]
 
 #: Longest text of a peer that an error repeats, in bytes.
 _MAX_SHOWN: Final = 80
@@ -26,7 +27,7 @@ def check_shared(
     """Raise unless these can be shared.
 
     Raises:
-        RegionError, WrongGroupError: as `Communicator.share`.
+        AlreadySharedError, RegionError, UnknownError, WrongGroupError: as `Communicator.share`.
     """
     for region in regions:
         check_group(region._group, group, "a region")
@@ -37,18 +38,37 @@ def check_shared(
             )
     for counter in counters:
         check_group(counter._native, group, "a counter")
+        if group.is_shared(counter.number):
+            raise AlreadySharedError(
+                f"counter {counter.number}: shared before; share each counter once"
+            )
+
+
+def described(
+    regions: Sequence[Region], counters: Sequence[Counter], group: _native.Communicator
+) -> bytes:
+    """Arguments of `share` for the other ranks: a text that must be equal, then the peers as JSON."""
+    text = f"{len(regions)} regions and {len(counters)} counters"
+    if any(counter.window != 1 for counter in counters):
+        text += f" (windows {', '.join(str(counter.window) for counter in counters)})"
+    everyone = group.world_size - 1
+    peers = [None if len(each.peers) == everyone else each.peers for each in counters]
+    return f"{text}\0{json.dumps(peers)}".encode()
 
 
 def check_alike(gathered: Sequence[bytes], rank: int) -> None:
-    """Raise unless all ranks passed as many regions and counters to `share` as this one.
+    """Raise unless all ranks passed to `share` what fits what this one passed.
 
     Raises:
-        ConfigurationMismatchError: names all ranks, by what they passed.
+        ConfigurationMismatchError: names all ranks, by what they passed; or the two ranks of which
+            one has a counter toward the other, who has none.
     """
-    if all(each == gathered[rank] for each in gathered):
+    texts = [each.partition(b"\0")[0] for each in gathered]
+    if all(each == texts[rank] for each in texts):
+        check_pairs([json.loads(each.partition(b"\0")[2]) for each in gathered])
         return
     by_text: dict[str, list[int]] = {}
-    for peer, each in enumerate(gathered):
+    for peer, each in enumerate(texts):
         by_text.setdefault(each[:_MAX_SHOWN].decode(errors="replace"), []).append(peer)
     passed = "; ".join(
         f"{'rank' if len(peers) == 1 else 'ranks'} {', '.join(map(str, peers))} passed {text}"
@@ -58,5 +78,28 @@ def check_alike(gathered: Sequence[bytes], rank: int) -> None:
         f"share: {passed}: as many of both are needed on every rank; nothing was granted, pass as "
         "many everywhere"
     )
-    mismatch.rank = next(peer for peer, each in enumerate(gathered) if each != gathered[rank])
+    mismatch.rank = next(peer for peer, each in enumerate(texts) if each != texts[rank])
     raise mismatch
+
+
+def check_pairs(peers: Sequence[Sequence[Sequence[int] | None]]) -> None:
+    """Raise unless each counter connects both ends alike.
+
+    Args:
+        peers: by rank and counter, the ranks that it connects; `None` for all others.
+    """
+    for position, of_ranks in enumerate(zip(*peers, strict=True)):
+        connected = [None if each is None else set(each) for each in of_ranks]
+        if all(each is None for each in connected):
+            continue
+        for one, ours in enumerate(connected):
+            for other in range(one):
+                theirs = connected[other]
+                if (ours is None or other in ours) != (theirs is None or one in theirs):
+                    mismatch = ConfigurationMismatchError(
+                        f"share: counter {position} in order connects one of ranks {other} and "
+                        f"{one} with the other alone; nothing was granted, name each rank in the "
+                        "other's peers"
+                    )
+                    mismatch.rank = other
+                    raise mismatch

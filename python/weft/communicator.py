@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from weft import _native
 from weft._array import buffer
-from weft._sharing import check_alike, check_shared
+from weft._sharing import check_alike, check_shared, described
 from weft._timeout import seconds
 from weft.counter import Counter
 from weft.errors import (
@@ -177,9 +177,31 @@ class Communicator:
         device = None if given.device is None else f"cuda:{given.device}"
         return Region(self._native.register(*given), self._native, device)
 
-    def counter(self) -> Counter:
-        """A counter with a lane for every peer. It counts once it was shared."""
-        return Counter(self, self._native.counter())
+    def counter(
+        self, *, window: int = 1, peers: Sequence[int] | None = None, bulk: bool = False
+    ) -> Counter:
+        """A counter. It counts once it was shared (`share`).
+
+        It takes an even number of lanes of each peer, at least `window + 1`; a group has 65,536. As a
+        context manager it is released at the end of the block.
+
+        Args:
+            window: rounds that may be open at a time, 1 to 65,536, the same on all ranks: round r
+                may start once r - window + 1 credits have come. A ring of slots is one counter.
+            peers: the ranks that it connects, both ways; `None` for all. Every rank makes and shares
+                a counter at each position, with no peers if it has no part in it.
+            bulk: writes may wait behind those of other counters: for large transfers beside small
+                urgent ones.
+
+        Raises:
+            LimitError: if the window is too wide, or the lanes are used up: release counters.
+            UnknownError: if one of `peers` is no other rank of this group.
+        """
+        if window < 1:
+            raise ConfigurationError(f"window={window}: expected at least 1 round; pass 1 or more")
+        chosen = None if peers is None else list(peers)
+        number = self._native.counter(window, chosen, bulk)
+        return Counter(self, number, window, chosen)
 
     def share(
         self,
@@ -197,8 +219,11 @@ class Communicator:
 
         Raises:
             ConfigurationMismatchError: on every rank, before anything is granted, if the ranks pass
-                different numbers of regions or counters, or an argument is refused on another rank;
-                names the ranks with what each passed.
+                different numbers of regions or counters, counters of different windows or of peers
+                that do not match, or an argument is refused on another rank; names the ranks with
+                what each passed.
+            AlreadySharedError: if a counter was shared before. It goes on as it was.
+            UnknownError: if a region or counter was released.
             RegionError: if a region cannot be a destination: it is read-only, or it was registered
                 and a peer is reached over shm. In the latter case the other ranks wait until they
                 time out.
@@ -208,12 +233,13 @@ class Communicator:
         timeout = seconds(timeout)
         until = time.monotonic() + timeout
         group, refused = self._native, None
-        passed = f"{len(regions)} regions and {len(counters)} counters"
         try:
             check_shared(regions, counters, group)
+            passed = described(regions, counters, group)
         except WeftError as error:
-            refused, passed = error, f"arguments that it refused ({type(error).__name__})"
-        gathered = group.all_gather(passed.encode(), timeout)
+            refused = error
+            passed = f"arguments that it refused ({type(error).__name__})".encode()
+        gathered = group.all_gather(passed, timeout)
         if refused is not None:
             raise refused
         check_alike(gathered, group.rank)
@@ -231,9 +257,9 @@ class Communicator:
         self,
         peer: int,
         counter: Counter,
-        round: int,
         pages: Sequence[Page],
         *,
+        round: int | None = None,
         done: Done | None = None,
     ) -> Request:
         """Write pages to a peer and raise its counter: one page, several, or none (a signal).
@@ -244,8 +270,10 @@ class Communicator:
         Args:
             peer: to whom.
             counter: the peer's counter of equal position is raised, by `parts` of these pages.
-            round: from 0; round r needs r credits of the peer.
             pages: what goes where.
+            round: by default the next one toward this peer, so each call is a round of its own. A
+                further write of a round that has begun names it. Rounds are numbered from 0; round r
+                needs r - window + 1 credits of the peer.
             done: called once when the sources may be reused, with `None`, or with the error if the
                 write failed; perhaps before this returns. It runs on the thread that makes
                 progress, after that thread's call on the communicator has ended (a call that waits
@@ -253,26 +281,33 @@ class Communicator:
                 `sys.unraisablehook`.
 
         Raises:
-            CreditError: if the peer has not released the round before. As with every error that is
-                raised here, nothing was written and `done` is not called.
+            CreditError: if the peer has not given the credit that the round needs, or has given one
+                for the round itself, which is over. As with every error that is raised here,
+                nothing was written and `done` is not called.
+            NotSharedError: if the counter was not shared yet.
             WrongGroupError: if a region or the counter belongs to another communicator, or to the
                 group before `reform`.
             RegionError: if a page's destination is memory of another rank than `peer`.
         """
-        return self.scatter({peer: pages}, counter, round, done=done)
+        return self.scatter({peer: pages}, counter, round=round, done=done)
 
     def signal(
-        self, peer: int, counter: Counter, round: int, *, done: Done | None = None
+        self,
+        peer: int,
+        counter: Counter,
+        *,
+        round: int | None = None,
+        done: Done | None = None,
     ) -> Request:
         """Raise a peer's counter by one: a write of no bytes."""
-        return self.write(peer, counter, round, [], done=done)
+        return self.write(peer, counter, [], round=round, done=done)
 
     def scatter(
         self,
         writes: Mapping[int, Sequence[Page]],
         counter: Counter,
-        round: int,
         *,
+        round: int | None = None,
         done: Done | None = None,
     ) -> Request:
         """Writes to several peers as one request, which ends when all of them have.
@@ -280,7 +315,7 @@ class Communicator:
         Args:
             writes: pages by peer; those without pages are signalled.
             counter: as in `write`, at every peer.
-            round: as in `write`, the same toward every peer.
+            round: the same toward every peer; by default the next one toward each.
             done: as in `write`, called once for all.
         """
         group = self._native
@@ -293,8 +328,8 @@ class Communicator:
         """Lanes that rose since this was last asked.
 
         Returns:
-            For each, `Counter.number`, the peer, and its raises since the last credit to it. What a
-            call that waited has seen meanwhile is not among them.
+            For each, `Counter.number`, the peer, and its raises in the oldest round without a credit.
+            What a call that waited has seen meanwhile is not among them.
         """
         return self._native.raised()
 

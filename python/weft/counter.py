@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from weft._timeout import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from weft.communicator import Communicator
 
@@ -15,20 +15,33 @@ __all__ = ["Counter"]
 
 
 class Counter:
-    """A counter: one lane for each peer, raised by that peer alone.
+    """A counter: one lane for each peer and open round, raised by that peer alone.
 
-    Rounds on a lane are numbered from 0; a peer may start round r once it has been given r credits.
-    Ranks that create their counters in the same order and share them raise those of equal position.
+    Rounds toward a peer are numbered from 0; round r may be started once that peer has given
+    r - window + 1 credits. Ranks that create their counters in the same order and share them raise
+    those of equal position.
     """
 
-    def __init__(self, communicator: Communicator, number: int) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        number: int,
+        window: int = 1,
+        peers: Sequence[int] | None = None,
+    ) -> None:
         self._native = communicator._native
         self.number = number
+        #: Rounds that may be open at a time.
+        self.window = window
+        others = range(self._native.world_size) if peers is None else sorted(set(peers))
+        #: The ranks that it connects.
+        self.peers = tuple(peer for peer in others if peer != self._native.rank)
 
     def wait(
         self,
         expected: Mapping[int, int | list[int] | tuple[int, ...]],
         *,
+        round: int | None = None,
         timeout: float = 30.0,
     ) -> None:
         """Wait until every peer has raised its lane by as much as is expected in this round.
@@ -39,44 +52,97 @@ class Counter:
             counter.wait({source: [len(inbox)]})
 
         Args:
-            expected: by peer, the bytes of each page of its write, in order (none for a signal);
-                or a number of raises, such as a sum of `Communicator.parts`.
+            expected: by peer, the bytes of each page of its write, in order (none for a signal; a
+                page with a `count` is so many pages); or a number of raises, such as a sum of
+                `Communicator.parts`.
+            round: an open round of all these peers; by default the oldest of each without a credit.
             timeout: seconds, finite; the wait may be repeated after `WaitTimeoutError`.
+
+        Raises:
+            CreditError: if `round` was credited, or is beyond the window.
         """
         raises: Any = list(expected.items())
         for _, each in raises:
             if type(each) is not int:
                 raises = [(peer, self._raises(peer, each)) for peer, each in expected.items()]
                 break
-        self._native.wait(self.number, raises, seconds(timeout))
+        self._native.wait(self.number, round, raises, seconds(timeout))
 
-    def count(self, peer: int) -> int:
-        """Raises by a peer since the last credit to it; their bytes are visible."""
-        return self._native.count(self.number, peer)
+    def count(self, peer: int, round: int | None = None) -> int:
+        """Raises by a peer in a round; the bytes that they count are visible.
+
+        Args:
+            peer: whose.
+            round: an open one; by default the oldest without a credit.
+
+        Raises:
+            CreditError: if `round` was credited, or is beyond the window.
+        """
+        return self._native.count(self.number, peer, round)
 
     def raised(self) -> dict[int, int]:
-        """The peers whose lanes stand above the last credit to them, with `count` of each."""
-        peers = (peer for peer in range(self._native.world_size) if peer != self._native.rank)
-        counts = {peer: self.count(peer) for peer in peers}
+        """The peers that have raised their lane in their oldest open round, with `count` of each."""
+        counts = {peer: self.count(peer) for peer in self.peers}
         return {peer: count for peer, count in counts.items() if count}
 
+    def next_round(self, peer: int) -> int:
+        """The round that a write toward a peer starts by default: the first without a write."""
+        return self._native.next_round(self.number, peer)
+
+    def open_round(self, peer: int) -> int:
+        """The oldest round of a peer that has no credit yet; `wait` and `count` look at it."""
+        return self._native.open_round(self.number, peer)
+
     def credits(self, peer: int) -> int:
-        """Credits that a peer has given: its round r may be started once there are r."""
+        """Credits that a peer has given: round r may be started once there are r - window + 1."""
         return self._native.credits(self.number, peer)
 
     def credit(self, peer: int) -> None:
-        """Tell a peer that its round has been read: it may write these bytes again."""
+        """Give a peer credit for its oldest open round, which has been read.
+
+        The peer may write these bytes again, and start one more round.
+
+        Raises:
+            CreditError: if nothing of that round has arrived: it is still to come, or the round
+                that was meant has been credited before.
+            NotSharedError: if the counter was not shared yet.
+        """
         self._native.credit(peer, self.number)
 
-    def wait_for_credit(self, peer: int, round: int, *, timeout: float = 30.0) -> None:
-        """Wait until a peer has given the credit that `round` needs.
+    def wait_for_credit(
+        self, peer: int, round: int | None = None, *, timeout: float = 30.0
+    ) -> None:
+        """Wait until a peer has given the credit that a round needs.
 
         Args:
             peer: the owner of the memory that the round writes to.
-            round: from 0; round r needs r credits.
+            round: from 0; by default the next one, that of `next_round`.
             timeout: seconds, finite; the wait may be repeated after `WaitTimeoutError`.
         """
         self._native.wait_for_credit(peer, self.number, round, seconds(timeout))
+
+    def release(self, *, timeout: float = 30.0) -> None:
+        """Give the counter back; other counters may take its lanes then.
+
+        All ranks of the group release together, the counters of one position, each once its own
+        requests on it have ended (`Request.wait`). The call waits until all that was written toward
+        this rank has arrived. A counter that was never shared is released by this rank alone. Later
+        calls on the counter raise `UnknownError`, as does a second release.
+
+        Args:
+            timeout: seconds, finite, for the other ranks to come. The counter stays after
+                `WaitTimeoutError`, and the call may be repeated. In a poisoned group nothing is
+                waited for.
+        """
+        self._native.release_counter(self.number, seconds(timeout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A rank that left the block by an exception does not meet the others here.
+        if kind is None:
+            self.release()
 
     def _raises(self, peer: int, expected: int | list[int] | tuple[int, ...]) -> int:
         """By how much a lane rises by one write of pages of these lengths; a number stays one."""

@@ -99,16 +99,24 @@ class UnknownError(WeftError, LookupError):
     """A region, counter, rank or request that is not known."""
 
 
+class NotSharedError(UnknownError):
+    """A counter was used before `Communicator.share`."""
+
+
 class LimitError(WeftError):
     """A limit that was set at construction."""
 
 
 class CreditError(WeftError):
-    """A write was started in a round that its owner has not allowed yet, or that is over."""
+    """A round that its owner has not allowed yet, or that is over, or a credit for no arrivals."""
 
 
 class StageError(WeftError):
     """A call came out of order."""
+
+
+class AlreadySharedError(StageError):
+    """A counter was shared a second time."""
 
 
 class BufferInUseError(WeftError):

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Page", "Region", "RemoteRegion"]
 
-#: Source region, its offset, the peer's region, its offset, length.
-Row: TypeAlias = tuple[int, int, int, int, int]
+#: Source region, its offset, the peer's region, its offset, length; count and strides of the slices.
+Row: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,30 @@ class RemoteRegion:
 
 
 class Page(NamedTuple):
-    """A slice of a local region that goes to a slice of equal length of a peer's region (bytes)."""
+    """A slice of a local region that goes to a slice of equal length of a peer's region (bytes).
+
+    With `count`, that many slices at regular distances, such as one column block of every row of a
+    matrix. It counts as `count` pages of `length` bytes: the owner waits for `[length] * count`.
+
+    Attributes:
+        source: the local region that is read.
+        source_offset: first byte read.
+        destination: the peer's region that is written.
+        destination_offset: first byte written.
+        length: bytes of each slice.
+        count: slices, at most 2**20.
+        source_stride: bytes from the start of one slice read to the start of the next.
+        destination_stride: bytes from the start of one slice written to the start of the next.
+    """
 
     source: Region
     source_offset: int
     destination: RemoteRegion
     destination_offset: int
     length: int
+    count: int = 1
+    source_stride: int = 0
+    destination_stride: int = 0
 
 
 class Region:
@@ -126,14 +143,15 @@ def rows(pages: Iterable[Page], peer: int, group: _native.Communicator) -> list[
     """
     taken = []
     for page in pages:
-        source, offset, destination, destination_offset, length = page
+        source, offset, destination, destination_offset, length, *slices = page
         if (
             source._group is not group
             or destination._group is not group
             or destination.peer != peer
         ):
             refuse(page, peer, group)
-        taken.append((source._native.key(), offset, destination.key, destination_offset, length))
+        key = source._native.key()
+        taken.append((key, offset, destination.key, destination_offset, length, *slices))
     return taken
 
 

@@ -122,7 +122,7 @@ class Side:
     def write(self, pages: list[weft.Page]) -> weft.Request:
         """Write in the next round."""
         self.counter.wait_for_credit(self.peer, self.round)
-        request = self.communicator.write(self.peer, self.counter, self.round, pages)
+        request = self.communicator.write(self.peer, self.counter, pages, round=self.round)
         self.round += 1
         return request
 

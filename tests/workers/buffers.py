@@ -68,7 +68,7 @@ def sent() -> list[str]:
                 region = communicator.register(value)
                 counter.wait_for_credit(1, round)
                 page = weft.Page(region, 0, granted[1][0], 0, len(region))
-                communicator.write(1, counter, round, [page]).wait()
+                communicator.write(1, counter, [page], round=round).wait()
                 if region.bytes.tobytes() != expected:
                     wrong.append(name)
                 region.release()
@@ -99,7 +99,7 @@ def destination() -> dict[str, Any]:
         if communicator.rank == 0:
             source = communicator.register(np.arange(4, dtype=np.int32))
             page = weft.Page(source, 4, granted[1][0], 0, 12)
-            communicator.write(1, counter, 0, [page]).wait()
+            communicator.write(1, counter, [page]).wait()
         else:
             counter.wait({0: 1})
             result["arrived"] = mine.tolist()

@@ -29,7 +29,7 @@ def scattered(length: int) -> dict[str, Any]:
                             counter.wait_for_credit(peer, 1)
                         scatter(1, {peer: [] for peer in peers})
 
-                return communicator.scatter(pages, counter, round, done=done)
+                return communicator.scatter(pages, counter, round=round, done=done)
 
             pages = {
                 peer: [
@@ -70,9 +70,9 @@ def chained(count: int) -> dict[str, Any]:
             depths.add(depth)
             if sent < count:
                 sent += 1
-                communicator.signal(peer, counters[0], 0, done=done)
+                communicator.signal(peer, counters[0], round=0, done=done)
 
-        communicator.signal(peer, counters[0], 0, done=done)
+        communicator.signal(peer, counters[0], round=0, done=done)
         while sent < count:
             communicator.poll()
         counters[0].wait({peer: count + 1})
@@ -93,8 +93,8 @@ def raising() -> dict[str, Any]:
         def fail(error: Exception | None) -> None:
             raise ZeroDivisionError("in a callback")
 
-        refused = raised_by(lambda: communicator.signal(peer, counter, 1, done=called.append))
-        communicator.signal(peer, counter, 0, done=fail).wait()
+        refused = raised_by(lambda: communicator.signal(peer, counter, round=1, done=called.append))
+        communicator.signal(peer, counter, done=fail).wait()
         while not caught:
             communicator.poll()
         counter.wait({peer: 1})
@@ -114,7 +114,7 @@ def unfinished(length: int, end: str) -> list[str]:
 
         if communicator.rank == 0:
             page = weft.Page(mine, 0, granted[1][0], 0, length)
-            communicator.write(1, counter, 0, [page], done=done)
+            communicator.write(1, counter, [page], done=done)
             assert ended == [], "the write ended before anybody read it"
             if end == "close":
                 communicator.close()

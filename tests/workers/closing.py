@@ -140,7 +140,7 @@ def one_fails() -> dict[str, Any]:
         if communicator.rank == 0:
             counter.wait(dict.fromkeys(range(1, communicator.world_size), 1))
         else:
-            communicator.write(0, counter, 0, []).wait()
+            communicator.write(0, counter, []).wait()
         return {"failed": failed, "lacked": lacked, "after": type(closed).__name__}
 
 
@@ -173,6 +173,6 @@ def stale() -> list[str]:
         granted = communicator.share([second], [counter])
         peer = 1 - communicator.rank
         page = weft.Page(first, 0, granted[peer][0], 0, 8)
-        write = raised_by(lambda: communicator.write(peer, counter, 0, [page]))
+        write = raised_by(lambda: communicator.write(peer, counter, [page]))
         communicator.barrier()
         return [*raised, type(write).__name__]

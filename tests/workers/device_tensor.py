@@ -133,7 +133,7 @@ def sent(kind: str) -> dict[str, Any]:
                 weft.Page(part, 0, granted[0], 0, 40),
                 weft.Page(region, 0, granted[1], 0, 4 * COUNT),
             ]
-            communicator.write(1, counter, 0, pages).wait()
+            communicator.write(1, counter, pages).wait()
             region.release()
             part.release()
             counter.wait_for_credit(1, 1)

@@ -37,13 +37,13 @@ def before_reform() -> dict[str, list[str]]:
             source = weft.Page(stale, 0, granted, 0, 8)
             destination = weft.Page(region, 0, old_granted[peer][0], 0, 8)
             raised = {
-                "source": refusal(lambda: new.write(peer, counter, 0, [source])),
-                "destination": refusal(lambda: new.write(peer, counter, 0, [good, destination])),
-                "counter": refusal(lambda: new.write(peer, old_counter, 0, [good])),
+                "source": refusal(lambda: new.write(peer, counter, [source])),
+                "destination": refusal(lambda: new.write(peer, counter, [good, destination])),
+                "counter": refusal(lambda: new.write(peer, old_counter, [good])),
                 "shared region": refusal(lambda: new.share([stale], [])),
                 "shared counter": refusal(lambda: new.share([], [old_counter])),
             }
-            new.write(peer, counter, 0, [good]).wait()
+            new.write(peer, counter, [good]).wait()
             counter.wait({peer: [8]})
             assert (region.bytes[:8] == 9).all()
             new.barrier()
@@ -60,11 +60,11 @@ def another_peer() -> dict[str, Any]:
             source = communicator.alloc(64)
             source.bytes[:] = 7
             pages = {peer: [weft.Page(source, 0, granted[peer][0], 0, 8)] for peer in (1, 2)}
-            result["write"] = refusal(lambda: communicator.write(1, counter, 0, pages[2]))
+            result["write"] = refusal(lambda: communicator.write(1, counter, pages[2]))
             swapped = {1: pages[2], 2: pages[1]}
-            result["scatter"] = refusal(lambda: communicator.scatter(swapped, counter, 0))
+            result["scatter"] = refusal(lambda: communicator.scatter(swapped, counter))
             # Nothing of that was sent: the round is still to be started.
-            communicator.scatter(pages, counter, 0).wait()
+            communicator.scatter(pages, counter).wait()
         else:
             counter.wait({0: [8]})
             result["bytes"] = region.bytes[:16].tolist()

@@ -26,7 +26,7 @@ def selected(rounds: int, length: int) -> dict[str, Any]:
         def send() -> None:
             nonlocal sent
             outbox.bytes[:] = (sent + rank) % 251
-            communicator.write(peer, counter, sent, [page])
+            communicator.write(peer, counter, [page], round=sent)
             sent += 1
 
         with selectors.DefaultSelector() as selector:
@@ -58,7 +58,7 @@ def come_across() -> list[object]:
         communicator.share([], [counter])
         seen: list[object] = []
         if communicator.rank == 1:
-            communicator.signal(peer, counter, 0)
+            communicator.signal(peer, counter)
         else:
             while counter.count(peer) == 0:
                 counter.credits(peer)
@@ -89,7 +89,7 @@ def driven_by_asyncio(messages: int) -> dict[str, Any]:
                     counter.credit(before)
                     heard += 1
                 if sent < messages and counter.credits(after) >= sent:
-                    communicator.signal(after, counter, sent)
+                    communicator.signal(after, counter, round=sent)
                     sent += 1
                     continue
                 if heard == messages and counter.credits(after) == messages:

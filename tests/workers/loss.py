@@ -112,7 +112,7 @@ class Writes:
         for peer in self.peers:
             self.counter.wait_for_credit(peer, self.round)
             page = weft.Page(self.source, 0, self.granted[peer][0], place, GUARD_BYTES)
-            self.communicator.write(peer, self.counter, self.round, [page]).wait()
+            self.communicator.write(peer, self.counter, [page], round=self.round).wait()
         for peer in self.peers:
             self.counter.wait({peer: 1})
             self.counter.credit(peer)

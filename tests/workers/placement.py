@@ -37,7 +37,7 @@ def sent() -> dict[str, bool]:
             if communicator.rank == 0:
                 region.bytes[:] = values
                 page = weft.Page(region, 0, granted[1][0], 0, LENGTH)
-                communicator.write(1, counter, 0, [page]).wait()
+                communicator.write(1, counter, [page]).wait()
                 counter.wait_for_credit(1, 1)
             else:
                 counter.wait({0: communicator.parts(0, [LENGTH])})

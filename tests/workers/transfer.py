@@ -44,7 +44,7 @@ def ring(length: int, rounds: int) -> dict[str, Any]:
             ]
             if round % 3 == 0:
                 pages = [weft.Page(region, 0, target, 0, length)]
-            request = communicator.write(after, counter, round, pages)
+            request = communicator.write(after, counter, pages, round=round)
             expected = np.random.default_rng([round, before])
             sent = expected.integers(0, 256, length, dtype=np.uint8)
             if round % 3:
@@ -138,7 +138,7 @@ def long_writes(writes: list[list[int]]) -> list[dict[str, Any]]:
                     weft.Page(mine, int(at), granted[1][0], int(at), each)
                     for at, each in zip(starts, lengths, strict=False)
                 ]
-                communicator.write(1, counter, round, pages).wait()
+                communicator.write(1, counter, pages, round=round).wait()
             else:
                 counter.wait({0: parts})
                 right = bool(np.array_equal(mine.bytes[:length], random[:length]))
@@ -168,7 +168,7 @@ def by_lengths(writes: list[list[int]]) -> list[bool]:
                     weft.Page(mine, int(at), granted[1][0], int(at), each)
                     for at, each in zip(starts, lengths, strict=False)
                 ]
-                communicator.write(1, counter, round, pages)
+                communicator.write(1, counter, pages, round=round)
             else:
                 # Both kinds of sequences, and a number that is not an int.
                 expected: Any = [lengths, tuple(lengths)][round % 2]
@@ -188,7 +188,7 @@ def signals() -> dict[str, Any]:
         peers = range(1, communicator.world_size)
         result: dict[str, Any] = {}
         if communicator.rank == 1:
-            communicator.write(0, counter, 0, []).wait()
+            communicator.write(0, counter, []).wait()
         communicator.barrier()
         if communicator.rank == 0:
             for _ in range(2):
@@ -198,7 +198,7 @@ def signals() -> dict[str, Any]:
             result["early"] = [list(each) for each in communicator.raised()]
         communicator.barrier()
         if communicator.rank > 1:
-            communicator.write(0, counter, 0, []).wait()
+            communicator.write(0, counter, []).wait()
         if communicator.rank == 0:
             counter.wait(dict.fromkeys(peers, 1))
             result["counts"] = [counter.count(peer) for peer in peers]
@@ -224,7 +224,7 @@ def refused() -> dict[str, str]:
                 name: str, offset: int, length: int, *, round: int = 0, to: int = 0, peer: int = 1
             ) -> None:
                 page = weft.Page(region, offset, target, to, length)
-                error = raised_by(lambda: communicator.write(peer, counter, round, [page]))
+                error = raised_by(lambda: communicator.write(peer, counter, [page], round=round))
                 raised[name] = type(error).__name__
                 if isinstance(error, weft.errors.CreditError):
                     assert error.rank == 1

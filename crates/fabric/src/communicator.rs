@@ -10,7 +10,9 @@ use crate::engine::{Engine, EngineConfig, Region, RemoteRegion};
 use crate::error::{Error, Result};
 use crate::inbox::Submitter;
 use crate::local::WaitLimit;
+use crate::memory::Memory;
 use crate::providers::copy::Devices;
+use crate::registration::{IdleLimits, LentCache};
 use crate::registry::{self, DeviceConfig};
 use crate::shared::{EngineGuard, ProgressThread, SharedEngine, SharedHost};
 use crate::types::{CounterId, Generation, ProviderKind, RequestId, Time};
@@ -49,6 +51,9 @@ pub struct CommunicatorConfig {
     /// How long a wait spins before it parks. `None`: 50 us if every rank of this host can have a core
     /// of its own, nothing otherwise.
     pub spin: Option<Duration>,
+    /// Memory of the user's that is kept, and with it its registrations, after the last region of it
+    /// was released. Nothing by default.
+    pub kept_lent: IdleLimits,
 }
 
 impl CommunicatorConfig {
@@ -61,6 +66,7 @@ impl CommunicatorConfig {
             engine: EngineConfig::default(),
             progress: Progress::default(),
             spin: None,
+            kept_lent: IdleLimits::NONE,
         }
     }
 }
@@ -73,6 +79,7 @@ pub struct Communicator {
     /// Keeps the devices open: groups made later share them.
     _devices: Vec<Arc<dyn Device>>,
     shared: Arc<SharedEngine>,
+    lent: LentCache,
     thread: Mutex<Option<ProgressThread>>,
     spin: Duration,
 }
@@ -102,7 +109,8 @@ impl Communicator {
         let generation = Generation(control.generation() as u8);
         let size = control.world_size();
         let mut engine = Engine::new(config.engine.clone(), rank, size, generation, &devices)?;
-        connect(&control, &mut engine, deadline)?;
+        connect(&control, &mut engine, deadline)
+            .map_err(|error| verdict(&control, error, deadline))?;
 
         // The flag keeps the control plane, so the control plane must not keep the flag: neither
         // would ever go.
@@ -126,8 +134,9 @@ impl Communicator {
         engine.use_for_barriers(barrier);
         let shared = Arc::new(SharedEngine::new(engine));
         let thread = Mutex::new(None);
+        let lent = LentCache::new(config.kept_lent);
         let communicator =
-            Communicator { config, control, _devices: devices, shared, thread, spin };
+            Communicator { config, control, _devices: devices, shared, lent, thread, spin };
         communicator.share(&[], &[barrier], deadline)?;
         communicator.start_thread()?;
         communicator.log_routes();
@@ -197,6 +206,20 @@ impl Communicator {
         wait::wait(&mut self.host(), counter, expected, waiter)
     }
 
+    /// [`Engine::wait_in`].
+    ///
+    /// # Errors
+    /// As [`Engine::wait_in`]; [`weft_control::Error::Closed`] once the communicator was closed.
+    pub fn wait_in(
+        &self,
+        counter: CounterId,
+        round: u64,
+        expected: &[(Rank, u64)],
+        waiter: &mut Waiter<'_>,
+    ) -> Result<()> {
+        wait::wait_in(&mut self.host(), counter, round, expected, waiter)
+    }
+
     /// [`Engine::wait_for_credit`].
     ///
     /// # Errors
@@ -233,9 +256,25 @@ impl Communicator {
         Waiter { deadline, spin: self.spin, interrupted }
     }
 
+    /// [`Engine::register`] of memory that the user lends. Memory of the same address and length that
+    /// another region, or [`CommunicatorConfig::kept_lent`], keeps is the same allocation, with its
+    /// registrations; `memory` is then dropped with its owner.
+    ///
+    /// # Errors
+    /// As [`Engine::register`].
+    pub fn register_lent(&self, memory: Memory) -> Result<Region> {
+        let memory = self.lent.intern(memory);
+        self.engine().register(memory)
+    }
+
     /// Grants every peer the given ranges of the given regions and links the given counters; every
-    /// rank calls this with as many of both. Returns, by rank, the regions that it granted to us (none
-    /// for this rank itself).
+    /// rank calls this with as many of both. A counter is linked with the peers that it connects, who
+    /// pass one at the same position that connects this rank. Returns, by rank, the regions that it
+    /// granted to us (none for this rank itself).
+    ///
+    /// # Errors
+    /// Those of [`Engine::grant`] and [`Engine::import`]; the control plane's if ranks are lost, leave or
+    /// do not come.
     pub fn share(
         &self,
         regions: &[(&Region, Range<u64>)],
@@ -248,15 +287,12 @@ impl Communicator {
             grants.push(if rank == self.rank() {
                 Vec::new()
             } else {
-                engine.grant(rank, regions, counters)?.encode()
+                let counters = engine.counters_toward(rank, counters)?;
+                engine.grant(rank, regions, &counters)?.encode()
             });
         }
         drop(engine);
         let mut remotes = Vec::new();
-        let mut give_up = || {
-            self.shared.check_open()?;
-            Ok(self.control.check()?)
-        };
         for (number, bytes) in
             self.trade_as(Operation::Share, &grants, deadline)?.into_iter().enumerate()
         {
@@ -270,10 +306,50 @@ impl Communicator {
                 what: "a grant",
                 detail: format!("{} bytes", bytes.len()),
             })?;
-            let mut limit = WaitLimit { deadline, give_up: &mut give_up };
-            remotes.push(self.engine().import_within(peer, &grant, counters, &mut limit)?);
+            remotes.push(self.meet(deadline, |engine, limit| {
+                let counters = engine.counters_toward(peer, counters)?;
+                engine.import_within(peer, &grant, &counters, limit)
+            })?);
         }
         Ok(remotes)
+    }
+
+    /// Runs `work`, which takes what peers granted and may wait for their links until `deadline`. It ends
+    /// early if the communicator is closed or a peer is lost or leaves; the control plane's verdict on a
+    /// peer comes before the error of a link to it.
+    ///
+    /// # Errors
+    /// Those of `work`; [`Error::Control`].
+    pub fn meet<T>(
+        &self,
+        deadline: Time,
+        work: impl FnOnce(&mut Engine, &mut WaitLimit<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let mut give_up = || {
+            self.shared.check_open()?;
+            Ok(self.control.check()?)
+        };
+        let mut limit = WaitLimit { deadline, give_up: &mut give_up };
+        let result = work(&mut self.engine(), &mut limit);
+        result.map_err(|error| verdict(&self.control, error, deadline))
+    }
+
+    /// Waits until all that was written toward a counter has arrived, as [`Communicator::settle`], and
+    /// releases it. Every rank calls this with the counter of the same position, once its requests have
+    /// drained. A counter that was not shared is released at once, by this rank alone.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::settle`]: the counter then stays, and the call may be repeated;
+    /// [`Error::Unknown`] if it was released before. In a poisoned group nothing is waited for.
+    pub fn release_counter(&self, counter: CounterId, waiter: &mut Waiter<'_>) -> Result<()> {
+        let (is_linked, is_poisoned) = {
+            let engine = self.engine();
+            (engine.is_linked(counter)?, engine.check().is_err())
+        };
+        if is_linked && !is_poisoned {
+            self.settle(&[counter], waiter)?;
+        }
+        self.engine().release_counter(counter)
     }
 
     /// Gives each rank its own bytes, over the control plane; returns what each gave to this one.
@@ -304,24 +380,26 @@ impl Communicator {
     /// no more: regions that only they count may be released then.
     pub fn settle(&self, counters: &[CounterId], waiter: &mut Waiter<'_>) -> Result<()> {
         let mut engine = self.engine();
-        let peers: Vec<Rank> = engine.peers().collect();
+        let mut connected = Vec::new();
         let mut raised = vec![Vec::new(); self.world_size() as usize];
-        for &peer in &peers {
-            for &counter in counters {
+        for peer in engine.peers() {
+            let toward = engine.counters_toward(peer, counters)?;
+            for &counter in &toward {
                 let total = engine.raised_in_all(counter, peer)?;
                 raised[peer.index()].extend(total.to_le_bytes());
             }
+            connected.push((peer, toward));
         }
         drop(engine);
         let told = self.trade_as(Operation::Settle, &raised, waiter.deadline)?;
         let mut expected = Vec::new();
-        for peer in peers {
+        for (peer, toward) in connected {
             let mut totals = crate::bytes::Reader::new(&told[peer.index()]);
-            for &counter in counters {
+            for &counter in &toward {
                 let total = totals.u64().ok_or_else(|| Error::Malformed {
                     peer,
                     what: "its totals",
-                    detail: format!("they are not of {} counters", counters.len()),
+                    detail: format!("they are not of {} counters", toward.len()),
                 })?;
                 expected.push((counter, peer, total));
             }
@@ -369,6 +447,31 @@ impl Drop for Communicator {
 
 /// For how long an idle progress thread spins before it parks.
 const THREAD_SPIN: Duration = Duration::from_micros(20);
+
+/// How long a link's error waits for the control plane's verdict on the peer. A process that dies closes
+/// all its sockets at once, and the link may see that first.
+const LOSS_VERDICT: Duration = Duration::from_secs(2);
+/// Time between two looks for a verdict.
+const VERDICT_POLL: Duration = Duration::from_millis(5);
+
+/// The control plane's error, if it finds within [`LOSS_VERDICT`] that a rank is lost or has left;
+/// otherwise the link's, which is not held back after the caller's deadline.
+fn verdict(control: &Control, error: Error, deadline: Time) -> Error {
+    if !matches!(error, Error::Connect { .. } | Error::System { .. }) {
+        return error;
+    }
+    let now = clock::now();
+    let until = if now < deadline { now.after(LOSS_VERDICT) } else { now };
+    loop {
+        if let Err(cause) = control.check() {
+            return cause.into();
+        }
+        if clock::now() >= until {
+            return error;
+        }
+        std::thread::sleep(VERDICT_POLL);
+    }
+}
 
 /// Exchanges addresses and introductions, and connects.
 fn connect(control: &Control, engine: &mut Engine, deadline: Time) -> Result<()> {

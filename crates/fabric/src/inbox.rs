@@ -10,7 +10,7 @@
 use crate::atomics::{Line, Place, Word64};
 use crate::error::{Error, Result};
 use crate::shared::SharedEngine;
-use crate::types::{CounterId, RegionKey};
+use crate::types::{CounterId, Page, RegionKey};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -62,13 +62,64 @@ pub enum Operation {
     Credit = 2,
 }
 
+/// Slices of equal length at regular distances: a page, `count` times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slices {
+    /// The first slice.
+    pub first: Page,
+    /// Slices.
+    pub count: u32,
+    /// Bytes from one slice read to the next.
+    pub source_stride: u64,
+    /// Bytes from one slice written to the next.
+    pub destination_stride: u64,
+}
+
+impl Slices {
+    /// The most slices of one expansion.
+    pub const MAX: u32 = 1 << 20;
+
+    /// Appends a page for each slice. An offset beyond 64 bits is the largest number, and so out of range.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] beyond [`Slices::MAX`]; nothing was appended then.
+    pub fn append_to(&self, pages: &mut Vec<Page>) -> Result<()> {
+        if self.count > Self::MAX {
+            let (wanted, limit) = (self.count.into(), Self::MAX.into());
+            return Err(Error::Limit { what: "slices of one page", wanted, limit });
+        }
+        let at = |offset: u64, slice: u64, stride: u64| {
+            offset.saturating_add(slice.saturating_mul(stride))
+        };
+        pages.extend((0..u64::from(self.count)).map(|slice| Page {
+            source_offset: at(self.first.source_offset, slice, self.source_stride),
+            destination_offset: at(self.first.destination_offset, slice, self.destination_stride),
+            ..self.first
+        }));
+        Ok(())
+    }
+}
+
 impl Descriptor {
+    /// The slices of a write.
+    pub(crate) fn slices(&self) -> Slices {
+        let first = Page {
+            source: self.source,
+            source_offset: self.source_offset,
+            destination: self.destination,
+            destination_offset: self.destination_offset,
+            length: self.length,
+        };
+        let (source_stride, destination_stride) = (self.source_stride, self.destination_stride);
+        Slices { first, count: self.count, source_stride, destination_stride }
+    }
+
     /// A write of `length` bytes.
     pub fn write(
         peer: Rank,
         counter: CounterId,
         round: u64,
-        page: crate::types::Page,
+        page: Page,
         tag: u64,
     ) -> Descriptor {
         Descriptor {

@@ -53,7 +53,7 @@ pub use link::{Link, RouteRule};
 pub use local::WaitLimit;
 pub use memory::{DmaBuf, Memory, MemoryId, Place, Placement};
 pub use parts::PartRule;
-pub use registration::{LentCache, Registration, RegistrationCache};
+pub use registration::{IdleLimits, LentCache, Registration, RegistrationCache};
 pub use types::{
     Class, CounterId, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, RequestId, Time,
 };

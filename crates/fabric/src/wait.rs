@@ -291,6 +291,42 @@ pub(crate) fn wait(
     )
 }
 
+/// [`Engine::wait_in`] over any host.
+pub(crate) fn wait_in(
+    host: &mut impl Host,
+    counter: CounterId,
+    round: u64,
+    expected: &[(Rank, u64)],
+    waiter: &mut Waiter<'_>,
+) -> Result<()> {
+    run(
+        host,
+        "a wait on a counter",
+        0,
+        waiter,
+        |engine, _| {
+            for &(rank, expected) in expected {
+                if engine.count_in(counter, rank, round)? < expected {
+                    return Ok(None);
+                }
+            }
+            for &(rank, _) in expected {
+                if engine.open_round(counter, rank)? == round {
+                    engine.unlist(counter, rank);
+                }
+            }
+            Ok(Some(()))
+        },
+        |engine| {
+            let short = |&(rank, expected): &(Rank, u64)| {
+                let seen = engine.count_in(counter, rank, round).unwrap_or_default();
+                (seen < expected).then_some(Missing { rank, expected, seen })
+            };
+            expected.iter().filter_map(short).collect()
+        },
+    )
+}
+
 /// Waits until counters have been raised by peers as often, since they were linked, as is
 /// expected of each.
 pub(crate) fn wait_for_totals(
@@ -334,7 +370,8 @@ pub(crate) fn wait_for_credit(
         |engine, _| Ok(engine.has_credit(counter, peer, round)?.then_some(())),
         |engine| {
             let seen = engine.credits(counter, peer).unwrap_or_default();
-            vec![Missing { rank: peer, expected: round, seen }]
+            let expected = engine.credits_for(counter, peer, round).unwrap_or(round);
+            vec![Missing { rank: peer, expected, seen }]
         },
     )
 }
@@ -463,6 +500,22 @@ impl Engine {
         waiter: &mut Waiter<'_>,
     ) -> Result<()> {
         wait(self, counter, expected, waiter)
+    }
+
+    /// [`Engine::wait`] for an open round: the oldest without a credit or a later one of the window, the
+    /// same toward every peer.
+    ///
+    /// # Errors
+    /// As [`Engine::wait`]; [`Error::OldRound`] if a peer's round was credited, [`Error::NoCredit`] if it
+    /// is beyond the window.
+    pub fn wait_in(
+        &mut self,
+        counter: CounterId,
+        round: u64,
+        expected: &[(Rank, u64)],
+        waiter: &mut Waiter<'_>,
+    ) -> Result<()> {
+        wait_in(self, counter, round, expected, waiter)
     }
 
     /// Waits until `peer` has given the credit that `round` needs.

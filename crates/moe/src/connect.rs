@@ -42,7 +42,11 @@ impl AllToAll {
                 what: "a grant",
                 detail: format!("{} bytes", bytes.len()),
             })?;
-            all_to_all.driver().link(&mut communicator.engine(), peer, &grant, deadline)?;
+            let counters = all_to_all.driver().counters();
+            let remotes = communicator.meet(deadline, |engine, limit| {
+                engine.import_within(peer, &grant, counters, limit)
+            })?;
+            all_to_all.driver().linked(&communicator.engine(), peer, remotes)?;
         }
         Ok(all_to_all)
     }

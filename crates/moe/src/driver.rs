@@ -7,7 +7,7 @@ use crate::peer::Peer;
 use crate::rows::Area;
 use crate::shape::Shape;
 use weft_fabric::descriptor::Grant;
-use weft_fabric::{CounterId, Engine, Event, Rank, Requests, Time};
+use weft_fabric::{CounterId, Engine, Event, Rank, RemoteRegion, Requests, Time};
 
 /// The state machine of an all-to-all: no clock, no I/O, no allocation after construction.
 ///
@@ -62,6 +62,16 @@ impl Driver {
         deadline: Time,
     ) -> Result<(), Error> {
         let remotes = engine.import(peer, grant, &self.counters, deadline)?;
+        self.linked(engine, peer, remotes)
+    }
+
+    /// Takes the regions that `peer` granted, whose grant the engine has imported.
+    pub(crate) fn linked(
+        &mut self,
+        engine: &Engine,
+        peer: Rank,
+        remotes: Vec<RemoteRegion>,
+    ) -> Result<(), Error> {
         let route = engine
             .route(peer)
             .ok_or(weft_fabric::Error::Unknown { what: "rank", number: peer.0.into() })?;

@@ -261,8 +261,8 @@ impl AllToAll {
             };
             let mut call = self.moe.call()?;
             let moe = call.open()?;
+            let region = fabric.register_lent(memory)?;
             let mut engine = fabric.engine();
-            let region = engine.register(memory)?;
             let input = Input { region: region.key(), memory: region.memory().clone() };
             match moe.dispatch_send(&mut *engine, input, ids, weights, scales) {
                 Ok(handle) => Ok((handle.round(), Round { handle, input: Some(region) })),

@@ -5,16 +5,16 @@ use crate::fork;
 use crate::memory::lent;
 use crate::region::Region;
 use crate::request::Request;
-use crate::shared::{Raised, Shared, deadline};
+use crate::shared::{Raised, Shared, deadline, duration};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use weft_control::{Cause, Poison};
+use weft_fabric::inbox::Slices;
 use weft_fabric::{
-    Communicator as Fabric, CounterId, Error as FabricError, Memory, Page, PeerWrite, Placement,
-    Rank, Region as FabricRegion, RegionKey, Route,
+    Class, Communicator as Fabric, CounterConfig, CounterId, Error as FabricError, Memory, Page,
+    PeerWrite, Placement, Rank, Region as FabricRegion, RegionKey, Route,
 };
 
 /// A group of ranks that can write to each other.
@@ -44,8 +44,9 @@ impl Communicator {
     }
 }
 
-/// A page: source region, its offset, the peer's region, its offset, length.
-type PyPage = (u32, u64, u32, u64, u64);
+/// Slices: source region, its offset, the peer's region, its offset, length; how many, and the bytes
+/// from one to the next in the source and in the destination.
+type PySlices = (u32, u64, u32, u64, u64, u32, u64, u64);
 /// A route: provider, most bytes and most pages of a part.
 type PyRoute = (&'static str, Option<u64>, Option<u32>);
 /// Totals: peer, provider, payload bytes, parts, arrivals, errors.
@@ -123,7 +124,7 @@ impl Communicator {
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let payload = payload.to_vec();
         let gathered = self.shared.with(py, move |fabric| {
-            Ok(fabric.control().all_gather(&payload, Duration::from_secs_f64(timeout.max(0.0)))?)
+            Ok(fabric.control().all_gather(&payload, duration(timeout))?)
         })?;
         Ok(gathered.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
@@ -167,14 +168,54 @@ impl Communicator {
     ) -> PyResult<Region> {
         let memory = lent(address, length, owner, device)?;
         let region = self.shared.with(py, |fabric| {
-            Ok(fabric.engine().register(memory).map_err(|error| with_remedy(error, device))?)
+            Ok(fabric.register_lent(memory).map_err(|error| with_remedy(error, device))?)
         })?;
         Ok(Region::new(&region, writable, &self.shared))
     }
 
-    /// A counter with a lane for each peer.
-    fn counter(&self, py: Python<'_>) -> PyResult<u32> {
-        self.shared.with(py, |fabric| Ok(fabric.engine().counter()?.number()))
+    /// A counter with this window, toward these peers (`None`: all).
+    #[pyo3(signature = (window=1, peers=None, bulk=false))]
+    fn counter(
+        &self,
+        py: Python<'_>,
+        window: u32,
+        peers: Option<Vec<u32>>,
+        bulk: bool,
+    ) -> PyResult<u32> {
+        self.shared.with(py, |fabric| {
+            let peers: Option<Vec<Rank>> = peers.map(|list| list.into_iter().map(Rank).collect());
+            let class = if bulk { Class::Bulk } else { Class::Latency };
+            let config = CounterConfig { window, peers: peers.as_deref(), class };
+            Ok(fabric.engine().counter_with(config)?.number())
+        })
+    }
+
+    /// Waits until all that was written toward a counter has arrived, and gives it back.
+    fn release_counter(&self, py: Python<'_>, counter: u32, timeout: f64) -> PyResult<()> {
+        self.shared.wait(py, timeout, move |fabric, waiter| {
+            Ok(fabric.release_counter(CounterId::from_number(counter), waiter)?)
+        })
+    }
+
+    /// Whether a counter was shared with any peer.
+    fn is_shared(&self, py: Python<'_>, counter: u32) -> PyResult<bool> {
+        self.shared.with(py, move |fabric| {
+            Ok(fabric.engine().is_linked(CounterId::from_number(counter))?)
+        })
+    }
+
+    /// The first round toward a peer in which nothing was written yet.
+    fn next_round(&self, py: Python<'_>, counter: u32, peer: u32) -> PyResult<u64> {
+        self.shared.with(py, move |fabric| {
+            Ok(fabric.engine().next_round(CounterId::from_number(counter), Rank(peer))?)
+        })
+    }
+
+    /// The oldest round of a peer without a credit.
+    fn open_round(&self, py: Python<'_>, counter: u32, peer: u32) -> PyResult<u64> {
+        self.shared.with(py, move |fabric| {
+            Ok(fabric.engine().open_round(CounterId::from_number(counter), Rank(peer))?)
+        })
     }
 
     /// Grants all of `regions` to every peer and links `counters`. By rank: (key, length) of the
@@ -200,25 +241,30 @@ impl Communicator {
         })
     }
 
-    /// Writes pages to peers and raises their counters, as one request; `done` is called at its end.
+    /// Writes pages to peers and raises their counters, as one request, in a round or in the next one
+    /// toward each; `done` is called at its end.
+    #[pyo3(signature = (writes, counter, round, done))]
     fn scatter(
         &self,
         py: Python<'_>,
-        writes: Vec<(u32, Vec<PyPage>)>,
+        writes: Vec<(u32, Vec<PySlices>)>,
         counter: u32,
-        round: u64,
+        round: Option<u64>,
         done: Option<Py<PyAny>>,
     ) -> PyResult<Request> {
         let id = self.shared.with(py, move |fabric| {
-            let pages = |pages: Vec<PyPage>| pages.into_iter().map(page).collect();
-            let writes = writes.into_iter().map(|(peer, list)| (Rank(peer), pages(list)));
-            let writes: Vec<(Rank, Vec<Page>)> = writes.collect();
+            let writes = writes.into_iter().map(|(peer, list)| Ok((Rank(peer), pages(list)?)));
+            let writes: Vec<(Rank, Vec<Page>)> = writes.collect::<Result<_, Error>>()?;
             let writes: Vec<PeerWrite<'_>> =
                 writes.iter().map(|(peer, pages)| PeerWrite { peer: *peer, pages }).collect();
             let mut engine = fabric.engine();
             let done = done.map(|done| self.shared.finished.callback(done));
             let (done, accepted) = done.unzip();
-            let id = engine.scatter(&writes, CounterId::from_number(counter), round, done)?;
+            let counter = CounterId::from_number(counter);
+            let id = match round {
+                Some(round) => engine.scatter(&writes, counter, round, done)?,
+                None => engine.scatter_next(&writes, counter, done)?,
+            };
             if let Some(accepted) = accepted {
                 accepted.store(true, Ordering::Relaxed);
             }
@@ -227,41 +273,64 @@ impl Communicator {
         Ok(Request { id, shared: self.shared.clone() })
     }
 
-    /// Waits until peers have raised a counter by as much as is expected of each.
+    /// Waits until peers have raised a counter by as much as is expected of each, in an open round or in
+    /// the oldest of each.
+    #[pyo3(signature = (counter, round, expected, timeout))]
     fn wait(
         &self,
         py: Python<'_>,
         counter: u32,
+        round: Option<u64>,
         expected: Vec<(u32, u64)>,
         timeout: f64,
     ) -> PyResult<()> {
         self.shared.wait(py, timeout, move |fabric, waiter| {
             let expected: Vec<_> = expected.into_iter().map(|(r, n)| (Rank(r), n)).collect();
-            Ok(fabric.wait(CounterId::from_number(counter), &expected, waiter)?)
+            let counter = CounterId::from_number(counter);
+            Ok(match round {
+                Some(round) => fabric.wait_in(counter, round, &expected, waiter)?,
+                None => fabric.wait(counter, &expected, waiter)?,
+            })
         })
     }
 
-    /// Waits until a peer has given the credit that a round needs.
+    /// Waits until a peer has given the credit that a round, or the next one, needs.
+    #[pyo3(signature = (peer, counter, round, timeout))]
     fn wait_for_credit(
         &self,
         py: Python<'_>,
         peer: u32,
         counter: u32,
-        round: u64,
+        round: Option<u64>,
         timeout: f64,
     ) -> PyResult<()> {
         self.shared.wait(py, timeout, move |fabric, waiter| {
             let (counter, peer) = (CounterId::from_number(counter), Rank(peer));
+            let round = match round {
+                Some(round) => round,
+                None => fabric.engine().next_round(counter, peer)?,
+            };
             Ok(fabric.wait_for_credit(counter, peer, round, waiter)?)
         })
     }
 
-    /// Raises by a peer since the last credit to it.
-    fn count(&self, py: Python<'_>, counter: u32, peer: u32) -> PyResult<u64> {
+    /// Raises by a peer in an open round; in the oldest if none is named.
+    #[pyo3(signature = (counter, peer, round=None))]
+    fn count(
+        &self,
+        py: Python<'_>,
+        counter: u32,
+        peer: u32,
+        round: Option<u64>,
+    ) -> PyResult<u64> {
         self.shared.with(py, move |fabric| {
             let mut engine = fabric.engine();
             engine.progress();
-            Ok(engine.count(CounterId::from_number(counter), Rank(peer))?)
+            let (counter, peer) = (CounterId::from_number(counter), Rank(peer));
+            Ok(match round {
+                Some(round) => engine.count_in(counter, peer, round)?,
+                None => engine.count(counter, peer)?,
+            })
         })
     }
 
@@ -357,7 +426,7 @@ impl Communicator {
     /// A new communicator of the survivors.
     fn reform(&self, py: Python<'_>, timeout: f64) -> PyResult<Communicator> {
         self.shared
-            .with(py, |fabric| Ok(fabric.reform(Duration::from_secs_f64(timeout.max(0.0)))?))
+            .with(py, |fabric| Ok(fabric.reform(duration(timeout))?))
             .map(|fabric| Communicator::wrap(fabric, self.shared.raised.clone()))
     }
 
@@ -388,7 +457,15 @@ fn with_remedy(error: FabricError, device: Option<u32>) -> FabricError {
     }
 }
 
-fn page((source, source_offset, destination, destination_offset, length): PyPage) -> Page {
-    let (source, destination) = (RegionKey(source), RegionKey(destination));
-    Page { source, source_offset, destination, destination_offset, length }
+fn pages(slices: Vec<PySlices>) -> Result<Vec<Page>, Error> {
+    let mut pages = Vec::with_capacity(slices.len());
+    for row in slices {
+        let (source, source_offset, destination, destination_offset, length, count, ..) = row;
+        let (.., source_stride, destination_stride) = row;
+        let (source, destination) = (RegionKey(source), RegionKey(destination));
+        let first = Page { source, source_offset, destination, destination_offset, length };
+        let slices = Slices { first, count, source_stride, destination_stride };
+        slices.append_to(&mut pages)?;
+    }
+    Ok(pages)
 }

@@ -14,6 +14,7 @@ use weft_topology::Error as TopologyError;
 pub const CLASSES: &[&str] = &[
     "AddressError",
     "AllocationError",
+    "AlreadySharedError",
     "BootstrapError",
     "BufferInUseError",
     "CapacityError",
@@ -31,6 +32,7 @@ pub const CLASSES: &[&str] = &[
     "ListenError",
     "MalformedError",
     "NoRouteError",
+    "NotSharedError",
     "OutOfRangeError",
     "PeerLeftError",
     "PeerLostError",
@@ -294,9 +296,11 @@ fn of_fabric(error: &FabricError) -> Raised {
         }
         FabricError::Timeout { missing, .. } => Raised::new("WaitTimeoutError").lacking(missing),
         FabricError::Poisoned(poison) => of_poison(poison),
-        FabricError::NoCredit { peer, .. } | FabricError::OldRound { peer, .. } => {
-            Raised::new("CreditError").at(peer.0)
-        }
+        FabricError::NoCredit { peer, .. }
+        | FabricError::OldRound { peer, .. }
+        | FabricError::NothingToCredit { peer, .. } => Raised::new("CreditError").at(peer.0),
+        FabricError::NotLinked { .. } => Raised::new("NotSharedError"),
+        FabricError::AlreadyLinked { .. } => Raised::new("AlreadySharedError"),
         FabricError::OutOfRange { .. } => Raised::new("OutOfRangeError"),
         FabricError::Unknown { .. } => Raised::new("UnknownError"),
         FabricError::Limit { .. } => Raised::new("LimitError"),

@@ -3,10 +3,9 @@
 use crate::communicator::Communicator;
 use crate::errors::{Error, raise};
 use crate::fork;
-use crate::shared::{Raised, take};
+use crate::shared::{Raised, duration, take};
 use pyo3::prelude::*;
 use std::sync::Arc;
-use std::time::Duration;
 use weft_control::{Config, Overrides, Secret};
 use weft_fabric::communicator::{CommunicatorConfig, Progress};
 use weft_fabric::providers::Devices;
@@ -40,9 +39,7 @@ pub fn init(
     let _ = env_logger::Builder::from_env(env_logger::Env::new().filter_or("WEFT_LOG", "off"))
         .try_init();
     // The Python layer refuses what is no time.
-    let seconds = |value: Option<f64>| {
-        value.map(|v| Duration::try_from_secs_f64(v.max(0.0)).unwrap_or(Duration::MAX))
-    };
+    let seconds = |value: Option<f64>| value.map(duration);
     let overrides = Overrides {
         rank,
         world_size,

@@ -112,8 +112,12 @@ pub fn take(raised: &Raised) -> Option<PyErr> {
     raised.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
 }
 
+/// Seconds as a duration: zero for negative numbers, the longest duration for those beyond it.
+pub fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
+}
+
 /// The instant `timeout` seconds from now.
 pub fn deadline(timeout: f64) -> Time {
-    let timeout = Duration::try_from_secs_f64(timeout.max(0.0)).unwrap_or(Duration::MAX);
-    clock::now().after(timeout)
+    clock::now().after(duration(timeout))
 }

@@ -122,7 +122,7 @@ class Exchange:
         """Start the write of a round."""
         offset = (lane_round % SLOTS) * self.size
         page = weft.Page(self.source, offset, self.remote, offset, self.size)
-        return self.communicator.write(self.peer, self.counter, lane_round, [page])
+        return self.communicator.write(self.peer, self.counter, [page], round=lane_round)
 
     def arrived_whole(self, number: int) -> bool:
         """Whether every byte of the peer's write is the one it sent."""

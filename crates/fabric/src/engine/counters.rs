@@ -327,6 +327,39 @@ impl Engine {
         Ok(end.credits)
     }
 
+    /// Credits of `peer` that `round` needs: none while it is less than the window.
+    pub(crate) fn credits_for(&mut self, counter: CounterId, peer: Rank, round: u64) -> Result<u64> {
+        Ok((round + 1).saturating_sub(self.end(counter, peer)?.window.into()))
+    }
+
+    /// Those of `counters` that connect `peer`, in their order.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if one was released.
+    pub fn counters_toward(
+        &self,
+        peer: Rank,
+        counters: &[CounterId],
+    ) -> Result<Vec<CounterId>> {
+        let mut toward = Vec::with_capacity(counters.len());
+        for &counter in counters {
+            let known = self.known_counter(counter)?;
+            if matches!(known.ends.get(peer.0 as usize), Some(Some(_))) {
+                toward.push(counter);
+            }
+        }
+        Ok(toward)
+    }
+
+    /// Whether a counter was linked with any peer.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if it was released.
+    pub fn is_linked(&self, counter: CounterId) -> Result<bool> {
+        let mut ends = self.known_counter(counter)?.ends.iter().flatten();
+        Ok(ends.any(|end| end.remote.is_some()))
+    }
+
     /// Whether `round` may be written to `peer`. Reads the lane only if the value read before does not
     /// suffice.
     pub fn has_credit(&mut self, counter: CounterId, peer: Rank, round: u64) -> Result<bool> {

@@ -127,6 +127,8 @@ pub struct Engine {
     counters: Counters,
     free_counters: Vec<CounterId>,
     regions: Vec<Option<regions::Local>>,
+    /// Regions that there have been.
+    registered: u64,
     requests: Table,
     /// Peers with writes that no link has taken yet.
     queued: Vec<Rank>,
@@ -216,6 +218,7 @@ impl Engine {
             counters: Vec::new(),
             free_counters: Vec::new(),
             regions: Vec::new(),
+            registered: 0,
             requests: Table::with_capacity(room),
             queued: Vec::new(),
             unflushed: 0,

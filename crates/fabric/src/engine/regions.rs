@@ -17,6 +17,8 @@ use weft_control::Rank;
 #[derive(Clone, Debug)]
 pub struct Region {
     key: RegionKey,
+    /// Distinguishes the regions that had this key one after the other.
+    serial: u64,
     memory: Arc<Memory>,
 }
 
@@ -33,7 +35,7 @@ impl Region {
 
     /// The same region, without keeping its memory.
     pub fn downgrade(&self) -> WeakRegion {
-        WeakRegion { key: self.key, memory: Arc::downgrade(&self.memory) }
+        WeakRegion { key: self.key, serial: self.serial, memory: Arc::downgrade(&self.memory) }
     }
 }
 
@@ -41,13 +43,14 @@ impl Region {
 #[derive(Clone, Debug)]
 pub struct WeakRegion {
     key: RegionKey,
+    serial: u64,
     memory: Weak<Memory>,
 }
 
 impl WeakRegion {
     /// The region, if its memory is still there.
     pub fn upgrade(&self) -> Option<Region> {
-        Some(Region { key: self.key, memory: self.memory.upgrade()? })
+        Some(Region { key: self.key, serial: self.serial, memory: self.memory.upgrade()? })
     }
 }
 
@@ -63,6 +66,7 @@ pub struct RemoteRegion {
 }
 
 pub(super) struct Local {
+    serial: u64,
     memory: Arc<Memory>,
     length: u64,
     /// The links that cannot use it, a bit each in their order; [`Local::RELEASED`] if none may, since
@@ -146,23 +150,25 @@ impl Lengths {
 impl Engine {
     /// Makes memory known to every provider: a source at once, a destination once granted. Memory of a
     /// device is known to the providers that can use it, and can be written or granted over their
-    /// routes alone.
+    /// routes alone. Memory may be known as several regions.
     ///
     /// # Errors
     /// [`Error::Unusable`] if no provider can use it.
-    pub fn register(&mut self, memory: Memory) -> Result<Region> {
-        let memory = Arc::new(memory);
+    pub fn register(&mut self, memory: impl Into<Arc<Memory>>) -> Result<Region> {
+        let memory = memory.into();
         let slot = self.regions.iter().position(Option::is_none).unwrap_or(self.regions.len());
         let key = RegionKey(slot as u32);
         let unusable = self.register_with_links(key, &memory)?;
         let length = memory.len() as u64;
-        let local = Local { memory: memory.clone(), length, unusable, borrows: 0 };
+        self.registered += 1;
+        let serial = self.registered;
+        let local = Local { serial, memory: memory.clone(), length, unusable, borrows: 0 };
         if slot == self.regions.len() {
             self.regions.push(Some(local));
         } else {
             self.regions[slot] = Some(local);
         }
-        Ok(Region { key, memory })
+        Ok(Region { key, serial, memory })
     }
 
     /// Registers memory with every provider that can use it; returns those that cannot.
@@ -190,7 +196,7 @@ impl Engine {
     pub fn release(&mut self, region: &Region) {
         if let Some(Some(local)) = self.regions.get_mut(region.key.0 as usize) {
             // Its number may have gone to another region since.
-            if Arc::ptr_eq(&local.memory, &region.memory) {
+            if local.serial == region.serial {
                 local.unusable = Local::RELEASED;
                 self.forget_if_free(region.key);
             }
@@ -288,7 +294,10 @@ impl Engine {
     }
 
     /// [`Engine::import`] with a check for every other reason to stop.
-    pub(crate) fn import_within(
+    ///
+    /// # Errors
+    /// As [`Engine::import`]; that of [`WaitLimit::give_up`].
+    pub fn import_within(
         &mut self,
         peer: Rank,
         grant: &Grant,

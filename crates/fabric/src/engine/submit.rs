@@ -22,11 +22,6 @@ use weft_control::{Cause, Poison, Rank};
 /// The tag of credits, whose completion nothing waits for.
 pub(super) const CREDIT_TAG: u64 = u64::MAX;
 
-/// Where a slice begins. An offset that does not fit is out of range, and refused as such.
-fn at(offset: u64, slice: u64, stride: u64) -> u64 {
-    offset.saturating_add(slice.saturating_mul(stride))
-}
-
 /// One write of a scatter: a peer and what goes to it.
 #[derive(Clone, Debug)]
 pub struct PeerWrite<'a> {
@@ -77,12 +72,43 @@ impl Engine {
         round: u64,
         done: Option<Callback>,
     ) -> Result<RequestId> {
+        self.scatter_in(writes, counter, |_| round, done)
+    }
+
+    /// [`Engine::scatter`] in the next round toward each peer ([`Engine::next_round`]). Several writes to
+    /// the same peer are of the same round.
+    ///
+    /// # Errors
+    /// As [`Engine::scatter`].
+    pub fn scatter_next(
+        &mut self,
+        writes: &[PeerWrite<'_>],
+        counter: CounterId,
+        done: Option<Callback>,
+    ) -> Result<RequestId> {
+        if let [write] = writes {
+            let round = self.next_round(counter, write.peer)?;
+            return self.scatter(writes, counter, round, done);
+        }
+        let next = |write: &PeerWrite<'_>| self.next_round(counter, write.peer);
+        let rounds: Vec<u64> = writes.iter().map(next).collect::<Result<_>>()?;
+        self.scatter_in(writes, counter, |write| rounds[write], done)
+    }
+
+    /// [`Engine::scatter`] with a round for each write, by its place.
+    fn scatter_in(
+        &mut self,
+        writes: &[PeerWrite<'_>],
+        counter: CounterId,
+        round_of: impl Fn(usize) -> u64,
+        done: Option<Callback>,
+    ) -> Result<RequestId> {
         if let ([write], None) = (writes, &done) {
-            return self.write(write.peer, counter, round, write.pages);
+            return self.write(write.peer, counter, round_of(0), write.pages);
         }
         self.check()?;
         self.check_room()?;
-        self.enter_all(writes, counter, round)?;
+        self.enter_all(writes, counter, round_of)?;
         let (id, request) = self.requests.open(0);
         request.call_at_end(done);
         let entries = std::mem::take(&mut self.entries);
@@ -148,18 +174,12 @@ impl Engine {
         }
         let mut pages = std::mem::take(&mut self.slices);
         pages.clear();
-        let slices = if descriptor.length == 0 { 0 } else { u64::from(descriptor.count) };
-        pages.extend((0..slices).map(|slice| Page {
-            source: descriptor.source,
-            source_offset: at(descriptor.source_offset, slice, descriptor.source_stride),
-            destination: descriptor.destination,
-            destination_offset: at(
-                descriptor.destination_offset,
-                slice,
-                descriptor.destination_stride,
-            ),
-            length: descriptor.length,
-        }));
+        if descriptor.length > 0
+            && let Err(error) = descriptor.slices().append_to(&mut pages)
+        {
+            self.slices = pages;
+            return Err(error);
+        }
         let outcomes = outcomes.clone();
         let done: Callback = Box::new(move |result| outcomes(tag, result));
         let write = [PeerWrite { peer, pages: &pages }];
@@ -248,13 +268,14 @@ impl Engine {
         &mut self,
         writes: &[PeerWrite<'_>],
         counter: CounterId,
-        round: u64,
+        round_of: impl Fn(usize) -> u64,
     ) -> Result<()> {
         let Engine { peers, regions, counters, lanes, entries, .. } = self;
         let (ends, class) = counters::ends(counters, counter);
         entries.clear();
         entries.reserve(writes.len());
-        for write in writes {
+        for (place, write) in writes.iter().enumerate() {
+            let round = round_of(place);
             let Some((target, bytes)) = Target::admit(peers, ends, regions, lanes, write, round)
             else {
                 self.leave_all(writes, counter);
