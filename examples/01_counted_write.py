@@ -21,8 +21,8 @@ def main() -> None:
         to_send = outbox.bytes.view(np.int64)
         page = weft.Page(outbox, 0, peers_inbox, 0, 8)
 
-        def send(number: int, round: int) -> None:
-            arrived.wait_for_credit(peer, round)
+        def send(number: int) -> None:
+            arrived.wait_for_credit(peer)
             to_send[0] = number
             communicator.write(peer, arrived, [page]).wait()
 
@@ -34,14 +34,14 @@ def main() -> None:
 
         if me == 0:
             number = 0
-            for round in range(ROUNDS):
-                send(number, round)
+            for _ in range(ROUNDS):
+                send(number)
                 number = receive()
             assert number == ROUNDS
             print(f"after {ROUNDS} rounds the number is {number}")
         else:
-            for round in range(ROUNDS):
-                send(receive() + 1, round)
+            for _ in range(ROUNDS):
+                send(receive() + 1)
         communicator.barrier()
 
 

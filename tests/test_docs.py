@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft import errors
+from weft import _native, errors
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -64,6 +64,21 @@ def test_every_error_is_documented() -> None:
     page = text("docs", "errors.md")
     for name, _ in inspect.getmembers(errors, inspect.isclass):
         assert f"`{name}`" in page, name
+
+
+def test_the_providers_are_those_of_the_registry() -> None:
+    table = text("docs", "architecture.md").partition("## Providers\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(.*) \|$", table, re.MULTILINE)
+    listed = [
+        f"{name}` | {reaches} | {how} | {'yes' if is_default else 'no'} | "
+        + ", ".join(f"`{each}`" for each in names)
+        for name, reaches, how, is_default, names in _native.providers()
+    ]
+    assert [row.rstrip() for row in rows] == [row.rstrip() for row in listed]
+    variable = re.search(r"^\| `WEFT_PROVIDERS` .*$", text("docs", "environment.md"), re.MULTILINE)
+    assert variable is not None
+    for *_, names in _native.providers():
+        assert all(f"`{name}`" in variable[0] for name in names)
 
 
 def test_every_environment_variable_is_documented() -> None:

@@ -1,6 +1,7 @@
 """Ranks that are killed, stopped, or leave: the others say who, soon; nothing stays behind.
 
-`WEFT_TEST_KILLS` and `WEFT_TEST_STOPS`: how often a rank is killed and stopped on each transport.
+`WEFT_TEST_KILLS`, `WEFT_TEST_STOPS`, `WEFT_TEST_JOINS`: how often a rank is killed, stopped, and killed
+inside a call that joins ranks, on each transport.
 """
 
 import json
@@ -22,6 +23,7 @@ from workers import loss
 
 RANKS = 4
 KILLS = int(os.environ.get("WEFT_TEST_KILLS", "20"))
+JOINS = int(os.environ.get("WEFT_TEST_JOINS", "10"))
 STOPS = int(os.environ.get("WEFT_TEST_STOPS", "3"))
 #: How soon a lost process is noticed: a promise.
 NOTICED_SECONDS = 2.0
@@ -178,3 +180,27 @@ def test_a_rank_that_leaves_is_named_by_those_who_wait_for_it(transport: str, wa
         assert [process.exitcode for process in processes] == [0] * RANKS
     for rank in (0, 2, 3):
         assert results[rank] == {"error": "PeerLeftError", "rank": 1}
+
+
+@pytest.mark.timeout(60 + 10 * JOINS)
+@pytest.mark.parametrize("call", ["share", "all-to-all", "reform"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_rank_that_dies_in_a_call_that_joins_ranks_is_lost(transport: str, call: str) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for round in range(JOINS):
+        victim, delay = chance.randrange(RANKS), chance.uniform(0, 0.03)
+        with group(loss.joins, transport, (call, victim, delay)) as (processes, pipes):
+            survivors = [rank for rank in range(RANKS) if rank != victim]
+            results = [receive(pipes[rank]) for rank in survivors]
+            for process in processes:
+                process.join(SOON_SECONDS)
+            exits = [process.exitcode for process in processes]
+        context = f"round {round}, victim {victim}, {delay} s, seed {seed}: {results}"
+        for result in results:
+            if call == "reform":
+                assert result == {"error": "nothing"}, context
+            else:
+                assert (result["error"], result["rank"]) == ("PeerLostError", victim), context
+        assert exits == [-signal.SIGKILL if r == victim else 0 for r in range(RANKS)], context

@@ -514,6 +514,14 @@ def device_source(arch: str) -> tuple[str, list[tuple[str, str]], list[str]]:
 def build_info() -> BuildInfo:
     """What the native module was built from."""
 
+def providers() -> list[tuple[str, str, str, bool, list[str]]]:
+    """All providers, in the order in which a route prefers them.
+
+    Returns:
+        For each: name, the peers that it reaches, how bytes travel, whether it is used by default, and
+        the names under which `init` takes it (none for groups of one process).
+    """
+
 def init(
     *,
     rank: int | None = None,

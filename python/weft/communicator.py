@@ -484,7 +484,7 @@ def init(
     address: str | None = None,
     secret: bytes | None = None,
     host_id: str | None = None,
-    providers: Sequence[Literal["shm", "tcp", "copy", "copy-twin"]] | None = None,
+    providers: Sequence[str] | None = None,
     progress: Literal["caller", "thread", "epoll"] = "caller",
     spin: float | None = None,
     timeout: float | None = None,
@@ -503,7 +503,8 @@ def init(
         secret: shared by all ranks; by default WEFT_SECRET or WEFT_SECRET_FILE. Several hosts need
             one.
         host_id: ranks of the same host identity share memory; by default the machine's.
-        providers: which to use; by default WEFT_PROVIDERS (names with commas), else shm and tcp.
+        providers: names of those to use, as `weft doctor` lists them; by default WEFT_PROVIDERS
+            (with commas), else shm and tcp.
             copy is shm with memory of GPUs besides (`Communicator.alloc`), by copy engines;
             copy-twin the same with host memory in place of GPUs, for tests.
         progress: who makes progress on connections: "caller", in each call; "thread"; "epoll", the
@@ -520,7 +521,7 @@ def init(
         ConfigurationError: and its kinds; the message names the variable or argument.
     """
     if providers is None and (named := os.environ.get("WEFT_PROVIDERS")):
-        providers = [name.strip() for name in named.split(",")]  # type: ignore[misc]
+        providers = [name.strip() for name in named.split(",")]
     return Communicator(
         _native.init(
             rank=rank,

@@ -11,7 +11,7 @@ class Route(NamedTuple):
     """How a peer is reached.
 
     Attributes:
-        provider: "shm", "tcp" or "copy".
+        provider: its name, such as "shm" (`weft doctor` lists them).
         max_part_bytes: the most bytes of a part of a write; `None` if writes are not cut.
         max_pages_per_part: the most pages of one; `None` likewise.
     """

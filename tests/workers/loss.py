@@ -1,6 +1,8 @@
 """Ranks under load of which one is killed, or leaves."""
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -208,3 +210,51 @@ def options(
         "host_id": f"host-{rank * hosts // ranks}",
         "providers": providers,
     }
+
+
+def share_until_lost(group: weft.Communicator, regions: int) -> None:
+    """Share over and over, until a rank is lost."""
+    memory = [group.alloc(1 << 16) for _ in range(regions)]
+    while True:
+        with group.counter() as counter:
+            group.share(memory, [counter])
+
+
+def reform_until_lost(communicator: weft.Communicator) -> None:
+    """Form groups anew until one rank is missing; the error is its loss, in whichever call it comes."""
+    group = communicator
+    while True:
+        try:
+            group = group.reform()
+            if group.world_size < communicator.world_size:
+                break
+            share_until_lost(group, 1)
+        except weft.errors.PeerLostError:
+            continue
+    group.barrier()
+
+
+def joins(
+    pipe: Connection,
+    options: Mapping[str, Any],
+    argument: tuple[Literal["share", "all-to-all", "reform"], int, float],
+) -> None:
+    """A rank kills itself some time after it has entered a call that joins ranks; the others fail."""
+    call, victim, delay = argument
+    with weft.init(**options) as communicator:
+        communicator.barrier()
+        if communicator.rank == victim:
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        try:
+            if call == "share":
+                share_until_lost(communicator, 8)
+            elif call == "all-to-all":
+                while True:
+                    weft.moe.AllToAll(
+                        communicator, experts=8, top_k=2, hidden=16, max_tokens=32
+                    ).close()
+            else:
+                reform_until_lost(communicator)
+            pipe.send({"error": "nothing"})
+        except weft.WeftError as error:
+            pipe.send({"error": type(error).__name__, "rank": error.rank, "message": str(error)})

@@ -311,6 +311,7 @@ impl Communicator {
                 engine.import_within(peer, &grant, &counters, limit)
             })?);
         }
+        self.engine().mark_shared(counters);
         Ok(remotes)
     }
 
@@ -342,11 +343,11 @@ impl Communicator {
     /// Those of [`Communicator::settle`]: the counter then stays, and the call may be repeated;
     /// [`Error::Unknown`] if it was released before. In a poisoned group nothing is waited for.
     pub fn release_counter(&self, counter: CounterId, waiter: &mut Waiter<'_>) -> Result<()> {
-        let (is_linked, is_poisoned) = {
+        let (is_shared, is_poisoned) = {
             let engine = self.engine();
-            (engine.is_linked(counter)?, engine.check().is_err())
+            (engine.is_shared(counter)?, engine.check().is_err())
         };
-        if is_linked && !is_poisoned {
+        if is_shared && !is_poisoned {
             self.settle(&[counter], waiter)?;
         }
         self.engine().release_counter(counter)

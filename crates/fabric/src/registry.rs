@@ -35,6 +35,9 @@ pub struct Provider {
     pub how: &'static str,
     /// Whether a communicator uses it unless configured otherwise.
     pub is_default: bool,
+    /// The names under which programs ask for it; the first is its kind's. None if its groups are of one
+    /// process.
+    pub names: &'static [&'static str],
     open: fn(&DeviceConfig) -> Result<Arc<dyn Device>>,
 }
 
@@ -49,6 +52,7 @@ static PROVIDERS: [Provider; 4] = [
         reaches: "ranks of one process, in tests",
         how: "virtual time and a seed",
         is_default: false,
+        names: &[],
         open: |_| {
             let detail = "it joins ranks of one process: use it through its World".into();
             Err(Error::Provider { provider: ProviderKind::Sim, detail })
@@ -59,6 +63,7 @@ static PROVIDERS: [Provider; 4] = [
         reaches: "GPUs of one host",
         how: "copy engines driven by the host",
         is_default: false,
+        names: &["copy", "copy-twin"],
         open: |config| {
             let (host_id, devices) = (config.host_id.clone(), config.devices);
             Ok(Arc::new(CopyDevice::new(CopyConfig { host_id, devices })?))
@@ -69,6 +74,7 @@ static PROVIDERS: [Provider; 4] = [
         reaches: "ranks of one host",
         how: "stores into shared mappings",
         is_default: true,
+        names: &["shm"],
         open: |config| {
             let host_id = config.host_id.clone();
             Ok(Arc::new(ShmDevice::new(ShmConfig { host_id })))
@@ -79,12 +85,26 @@ static PROVIDERS: [Provider; 4] = [
         reaches: "any host",
         how: "sockets, every frame checked against its grant",
         is_default: true,
+        names: &["tcp"],
         open: |config| {
             let (bind, advertise) = (config.bind, config.advertise);
             Ok(Arc::new(TcpDevice::new(TcpConfig { bind, advertise, ..TcpConfig::default() })?))
         },
     },
 ];
+
+/// The provider that programs ask for by this name, and the devices that it uses then: `copy-twin` is
+/// the copy provider with host memory in place of devices, for tests.
+pub fn named(name: &str) -> Option<(ProviderKind, Devices)> {
+    let kind = all().iter().find(|provider| provider.names.contains(&name))?.kind;
+    let is_twin = name != kind.name();
+    Some((kind, if is_twin { Devices::Twin { seed: 0 } } else { Devices::default() }))
+}
+
+/// All names that [`named`] takes, in the order of [`all`].
+pub fn names() -> impl Iterator<Item = &'static str> {
+    all().iter().flat_map(|provider| provider.names).copied()
+}
 
 /// The providers that a communicator uses unless configured otherwise.
 pub fn defaults() -> Vec<ProviderKind> {
@@ -150,6 +170,7 @@ mod tests {
         assert!(kinds.is_sorted() && kinds.windows(2).all(|pair| pair[0] != pair[1]));
         for provider in all() {
             assert_eq!(ProviderKind::from_wire(provider.kind as u8), Some(provider.kind));
+            assert!(provider.names.iter().all(|name| named(name).unwrap().0 == provider.kind));
             match open(provider.kind, &config("each")) {
                 Ok(device) => assert_eq!(device.kind(), provider.kind),
                 Err(error) => assert_eq!(provider.kind, ProviderKind::Sim, "{error}"),

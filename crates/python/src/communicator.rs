@@ -200,7 +200,7 @@ impl Communicator {
     /// Whether a counter was shared with any peer.
     fn is_shared(&self, py: Python<'_>, counter: u32) -> PyResult<bool> {
         self.shared.with(py, move |fabric| {
-            Ok(fabric.engine().is_linked(CounterId::from_number(counter))?)
+            Ok(fabric.engine().is_shared(CounterId::from_number(counter))?)
         })
     }
 

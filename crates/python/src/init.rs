@@ -9,10 +9,7 @@ use std::sync::Arc;
 use weft_control::{Config, Overrides, Secret};
 use weft_fabric::communicator::{CommunicatorConfig, Progress};
 use weft_fabric::providers::Devices;
-use weft_fabric::{Communicator as Fabric, ProviderKind};
-
-/// The copy provider with host memory in place of devices, so that programs can be tested without.
-const TWIN: &str = "copy-twin";
+use weft_fabric::{Communicator as Fabric, ProviderKind, registry};
 
 /// Joins the group that the launcher or the arguments name; see `weft.init`.
 #[pyfunction]
@@ -60,9 +57,13 @@ pub fn init(
     }));
     let mut config = CommunicatorConfig::new(control);
     if let Some(names) = providers {
-        config.providers = names.iter().map(|n| provider(py, n)).collect::<PyResult<_>>()?;
-        if names.iter().any(|name| name == TWIN) {
-            config.devices = Devices::Twin { seed: 0 };
+        config.providers.clear();
+        for name in &names {
+            let (kind, devices) = provider(py, name)?;
+            config.providers.push(kind);
+            if kind == ProviderKind::Copy {
+                config.devices = devices;
+            }
         }
     }
     config.progress = match progress {
@@ -83,11 +84,22 @@ pub fn init(
     }
 }
 
-fn provider(py: Python<'_>, name: &str) -> PyResult<ProviderKind> {
-    let known = [ProviderKind::Copy, ProviderKind::Shm, ProviderKind::Tcp];
-    let plain = if name == TWIN { ProviderKind::Copy.name() } else { name };
-    known.into_iter().find(|kind| kind.name() == plain).ok_or_else(|| {
-        let message = format!("provider {name:?} is not known: copy, shm and tcp are");
+fn provider(py: Python<'_>, name: &str) -> PyResult<(ProviderKind, Devices)> {
+    registry::named(name).ok_or_else(|| {
+        let names: Vec<&str> = registry::names().collect();
+        let message = format!("provider {name:?}: expected one of {}", names.join(", "));
         raise(py, "ConfigurationError", &message)
     })
+}
+
+/// A provider: name, the peers that it reaches, how bytes travel, whether it is used by default, and the
+/// names under which `weft.init` takes it.
+type PyProvider =
+    (&'static str, &'static str, &'static str, bool, &'static [&'static str]);
+
+/// All providers, in the order in which a route prefers them.
+#[pyfunction]
+pub fn providers() -> Vec<PyProvider> {
+    let row = |p: &registry::Provider| (p.kind.name(), p.reaches, p.how, p.is_default, p.names);
+    registry::all().iter().map(row).collect()
 }

@@ -37,7 +37,7 @@ mod _native {
     #[pymodule_export]
     use crate::float8::{dequantise, quantise};
     #[pymodule_export]
-    use crate::init::init;
+    use crate::init::{init, providers};
     #[pymodule_export]
     use crate::memory::{View, dlpack_tensor};
     #[pymodule_export]

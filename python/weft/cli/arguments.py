@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Final, TypeAlias
 
+from weft import _native
+
 __all__ = ["MOST", "PROVIDERS", "Subparsers", "natural", "positive"]
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-PROVIDERS: Final = ("shm", "tcp")
+#: The names of providers that a group of processes can use.
+PROVIDERS: Final = tuple(name for *_, names in _native.providers() for name in names)
 
 #: The largest whole number that the native module takes.
 MOST: Final = 2**64 - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import platform
 import resource
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import weft
+from weft import _native
 from weft.diagnosis.finding import Finding
 
 GIB: Final = 1 << 30
@@ -137,6 +139,17 @@ def open_files() -> Finding:
     return Finding("RLIMIT_NOFILE", True, detail, follows)
 
 
+def provider(name: str, reaches: str, how: str, is_default: bool) -> Finding:
+    """A way to reach peers."""
+    follows = "used by default" if is_default else f"used if it is named: WEFT_PROVIDERS={name},tcp"
+    return Finding(f"provider {name}", True, f"{reaches}: {how}", follows)
+
+
+#: A look for each provider that a group of processes can use.
+PROVIDERS: Final = tuple(
+    functools.partial(provider, *row) for *row, names in _native.providers() if names
+)
+
 LOOKS: Final = (
     versions,
     cores,
@@ -148,6 +161,7 @@ LOOKS: Final = (
     dev_shm,
     locked_memory,
     open_files,
+    *PROVIDERS,
 )
 
 

@@ -32,6 +32,8 @@ pub(super) struct Counter {
     /// By rank; `None` where it connects no peer.
     pub ends: Vec<Option<End>>,
     pub class: Class,
+    /// Shared by all ranks, also if it connects no peer.
+    pub shared: bool,
     /// A driver's, whose raises no caller of [`Engine::raised`] asks for.
     pub internal: bool,
 }
@@ -200,7 +202,12 @@ impl Engine {
             return Err(Error::Unknown { what: "rank", number: unknown.0.into() });
         }
         let id = self.next_counter()?;
-        let mut counter = Counter { ends: Vec::new(), class: config.class, internal: false };
+        let mut counter = Counter {
+            ends: Vec::new(),
+            class: config.class,
+            shared: false,
+            internal: false,
+        };
         counter.ends.resize_with(self.peers.len(), || None);
         for &peer in peers {
             match self.lanes.issue(peer, lanes_for(window)) {
@@ -351,13 +358,22 @@ impl Engine {
         Ok(toward)
     }
 
-    /// Whether a counter was linked with any peer.
+    /// Whether a counter was shared by [`crate::Communicator::share`], or linked with any peer.
     ///
     /// # Errors
     /// [`Error::Unknown`] if it was released.
-    pub fn is_linked(&self, counter: CounterId) -> Result<bool> {
-        let mut ends = self.known_counter(counter)?.ends.iter().flatten();
-        Ok(ends.any(|end| end.remote.is_some()))
+    pub fn is_shared(&self, counter: CounterId) -> Result<bool> {
+        let known = self.known_counter(counter)?;
+        Ok(known.shared || known.ends.iter().flatten().any(|end| end.remote.is_some()))
+    }
+
+    /// All ranks have shared these counters.
+    pub(crate) fn mark_shared(&mut self, counters: &[CounterId]) {
+        for counter in counters {
+            if let Some(Some((id, known))) = self.counters.get_mut(counter.index()) {
+                known.shared |= id == counter;
+            }
+        }
     }
 
     /// Whether `round` may be written to `peer`. Reads the lane only if the value read before does not

@@ -67,7 +67,8 @@ pub struct RemoteRegion {
 
 pub(super) struct Local {
     serial: u64,
-    memory: Arc<Memory>,
+    /// Kept until the region is forgotten.
+    _memory: Arc<Memory>,
     length: u64,
     /// The links that cannot use it, a bit each in their order; [`Local::RELEASED`] if none may, since
     /// its owner released it. It is forgotten then when the last borrow ends.
@@ -162,7 +163,7 @@ impl Engine {
         let length = memory.len() as u64;
         self.registered += 1;
         let serial = self.registered;
-        let local = Local { serial, memory: memory.clone(), length, unusable, borrows: 0 };
+        let local = Local { serial, _memory: memory.clone(), length, unusable, borrows: 0 };
         if slot == self.regions.len() {
             self.regions.push(Some(local));
         } else {
