@@ -6,16 +6,24 @@ use std::time::Duration;
 
 /// A 32-bit word that can also be slept on.
 pub trait Word32: Send + Sync {
+    /// A word of its own, not shared with other processes.
+    fn new(value: u32) -> Self
+    where
+        Self: Sized;
     /// Acquire load.
     fn load(&self) -> u32;
+    /// Acquire-release wrapping addition; returns what was there.
+    fn fetch_add(&self, addend: u32) -> u32;
     /// Acquire-release bitwise or; returns what was there.
     fn fetch_or(&self, bits: u32) -> u32;
     /// Acquire-release bitwise and; returns what was there.
     fn fetch_and(&self, bits: u32) -> u32;
     /// Sleeps while the word equals `expected`, at most `timeout`; may return early.
     fn wait(&self, expected: u32, timeout: Duration);
-    /// Wakes whoever sleeps on this word.
+    /// Wakes every thread that sleeps on this word.
     fn wake(&self);
+    /// Wakes one thread that sleeps on this word.
+    fn wake_one(&self);
 }
 
 /// A 64-bit word.
@@ -62,8 +70,16 @@ impl<T> Place<T> {
 }
 
 impl Word32 for AtomicU32 {
+    fn new(value: u32) -> AtomicU32 {
+        AtomicU32::new(value)
+    }
+
     fn load(&self) -> u32 {
         AtomicU32::load(self, Ordering::Acquire)
+    }
+
+    fn fetch_add(&self, addend: u32) -> u32 {
+        AtomicU32::fetch_add(self, addend, Ordering::AcqRel)
     }
 
     fn fetch_or(&self, bits: u32) -> u32 {
@@ -88,6 +104,11 @@ impl Word32 for AtomicU32 {
     fn wake(&self) {
         // Fails only for an address that is not mapped, and this one is borrowed.
         let _ = rustix::thread::futex::wake(self, rustix::thread::futex::Flags::empty(), u32::MAX);
+    }
+
+    fn wake_one(&self) {
+        // As in `wake`.
+        let _ = rustix::thread::futex::wake(self, rustix::thread::futex::Flags::empty(), 1);
     }
 }
 

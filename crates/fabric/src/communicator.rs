@@ -432,17 +432,22 @@ impl Communicator {
     }
 
     /// Ends every wait of this process on this communicator with [`weft_control::Error::Closed`], and
-    /// the progress thread.
+    /// the progress thread. Any thread may call it, also while it holds [`Communicator::engine`].
     pub fn close(&self) {
         self.shared.close();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(thread);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = &*thread {
+            thread.stop();
+        }
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
         self.close();
+        // It ends before the engine goes.
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(thread);
     }
 }
 

@@ -178,7 +178,6 @@ pub struct Submitter {
 
 impl Submitter {
     pub(crate) fn new(shared: Arc<SharedEngine>) -> Submitter {
-        shared.inbox().used.store(true, Ordering::SeqCst);
         Submitter { shared }
     }
 
@@ -211,6 +210,11 @@ impl Default for Inbox {
 }
 
 impl Inbox {
+    /// From now on there may be a [`Submitter`].
+    pub fn open(&self) {
+        self.used.store(true, Ordering::SeqCst);
+    }
+
     /// Whether there ever was a [`Submitter`].
     pub fn is_used(&self) -> bool {
         self.used.load(Ordering::Relaxed)

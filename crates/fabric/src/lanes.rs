@@ -132,12 +132,16 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
     }
 
     /// Owner: takes the marks and calls `rose` for each lane marked since the last call. Returns
-    /// whether there was anything, a nudge included. Announcements of sleep stay.
+    /// whether there was anything, a nudge included. Announcements of sleep stay, as does the nudge of a
+    /// thread that announced sleep on the bell: on its way there it finds nothing else. Threads of one
+    /// owner call this, [`Lanes::prepare_sleep`] and [`Lanes::finish_sleep`] one at a time.
     pub fn take_raised(&self, mut rose: impl FnMut(usize)) -> bool {
-        if !self.has_raised() {
+        let bell = self.bell.0.load();
+        if bell & MARKS == 0 {
             return false;
         }
-        let marks = self.bell.0.fetch_and(!MARKS) & MARKS;
+        let taken = if bell & ASLEEP_ON_WORD == 0 { MARKS } else { MARKS & !NUDGE };
+        let marks = self.bell.0.fetch_and(!taken) & MARKS;
         let mut groups = marks & !NUDGE;
         while groups != 0 {
             let group = groups.trailing_zeros();

@@ -41,6 +41,7 @@ mod strangers;
 pub mod trace;
 pub mod types;
 pub mod wait;
+pub mod waiters;
 
 pub use communicator::Communicator;
 pub use device::Device;

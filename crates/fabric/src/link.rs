@@ -107,6 +107,11 @@ pub struct Sink {
 }
 
 impl Sink {
+    /// Whether there is nothing to take.
+    pub fn is_empty(&self) -> bool {
+        self.completed.is_empty() && self.failures.is_empty() && self.lost.is_empty()
+    }
+
     /// Reports that the source of a part may be reused.
     pub fn done(&mut self, token: u64) {
         self.completed.push(token);

@@ -1,19 +1,19 @@
 //! An engine that threads share.
 //!
 //! Any thread may call at any time: the engine's lock is held for one step, never for a wait. Of the
-//! threads that wait, one leads: it sleeps on the bell or on the descriptors and makes progress for all.
-//! The others follow: they sleep on a sequence number that rises whenever a poll finds something. A leader
-//! whose wait ends raises it too, and a follower takes its place. Threads that only submit
-//! ([`Submitter`]) never take the lock for longer than it takes to try.
+//! threads that wait, one leads: it sleeps on the bell or on the descriptors and makes progress for all
+//! ([`crate::waiters`]). What any thread's poll finds is passed on to those that wait. Threads that only
+//! submit ([`Submitter`]) never take the lock for longer than it takes to try.
 
-use crate::atomics::{Line, Word32};
 use crate::engine::Engine;
+use crate::engine::Park;
 use crate::error::{Error, Result};
 use crate::inbox::{Inbox, Submission, Submitter};
 use crate::lane_table::LaneTable;
 use crate::types::Time;
+use crate::wait;
 use crate::wait::Host;
-use crate::{clock, wait};
+use crate::waiters::{Bed, Waiters};
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
@@ -25,14 +25,7 @@ pub struct SharedEngine {
     lanes: Arc<LaneTable>,
     /// Threads that want the lock for a call; spinning waits give way to them.
     callers: AtomicU32,
-    /// Threads inside a wait.
-    waiting: AtomicU32,
-    /// One of them sleeps on the bell or the descriptors, or is about to.
-    leads: AtomicBool,
-    /// Followers that sleep on `sequence`, or are about to.
-    followers: AtomicU32,
-    /// Rises with everything that may end a wait.
-    sequence: Line<AtomicU32>,
+    waiters: Waiters<AtomicU32>,
     closed: AtomicBool,
     inbox: Inbox,
 }
@@ -44,10 +37,7 @@ impl SharedEngine {
             lanes: engine.lane_table().clone(),
             engine: Mutex::new(engine),
             callers: AtomicU32::new(0),
-            waiting: AtomicU32::new(0),
-            leads: AtomicBool::new(false),
-            followers: AtomicU32::new(0),
-            sequence: Line(AtomicU32::new(0)),
+            waiters: Waiters::default(),
             closed: AtomicBool::new(false),
             inbox: Inbox::default(),
         }
@@ -63,7 +53,7 @@ impl SharedEngine {
 
     /// A waiting thread's access. Drop it when the wait is over.
     pub fn host(&self) -> SharedHost<'_> {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.waiters.enter();
         SharedHost { shared: self }
     }
 
@@ -83,6 +73,9 @@ impl SharedEngine {
 
     /// A producer of submissions for threads that must not wait for the lock, such as the proxy of a GPU.
     pub fn submitter(self: &Arc<Self>) -> Submitter {
+        self.inbox.open();
+        // Whoever takes the lock from here on sees that there is an inbox to drain on the way out.
+        drop(self.lock());
         Submitter::new(self.clone())
     }
 
@@ -92,25 +85,39 @@ impl SharedEngine {
 
     /// Submits what lies in the inbox, unless another thread holds the lock: that one does on its way out.
     pub(crate) fn drain_inbox(&self) {
-        // Against the fence of a guard that is dropped: the holder sees the submission, or this thread
-        // finds the lock free.
-        fence(Ordering::SeqCst);
-        let engine = match self.engine.try_lock() {
-            Ok(engine) => engine,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        drop(EngineGuard::new(self, engine, 0));
+        loop {
+            // The holder of the lock, which has this fence behind its unlock, sees the submission; or this
+            // thread finds the lock free.
+            fence(Ordering::SeqCst);
+            if self.inbox.is_empty() {
+                return;
+            }
+            let mut engine = match self.engine.try_lock() {
+                Ok(engine) => engine,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            let epoch = engine.epoch();
+            self.inbox.drain(|submission| submit(&mut engine, submission));
+            let found = engine.epoch() != epoch;
+            drop(engine);
+            if found {
+                self.pass_on(0);
+            }
+        }
+    }
+
+    /// Makes waiting threads look again, but for the caller's `own`.
+    fn pass_on(&self, own: u32) {
+        if self.waiters.are_more_than(own) {
+            self.notify();
+        }
     }
 
     /// Makes every waiting thread look again.
     fn notify(&self) {
-        self.sequence.0.fetch_add(1, Ordering::SeqCst);
-        if self.leads.load(Ordering::SeqCst) {
+        if self.waiters.notify() {
             self.lanes.nudge();
-        }
-        if self.followers.load(Ordering::SeqCst) > 0 {
-            self.sequence.0.wake();
         }
     }
 }
@@ -162,17 +169,18 @@ impl Drop for EngineGuard<'_> {
         let found = self.engine.epoch() != self.epoch;
         // SAFETY: the guard is dropped here alone, and not used after.
         unsafe { ManuallyDrop::drop(&mut self.engine) };
-        if found && self.shared.waiting.load(Ordering::Relaxed) > self.own {
-            self.shared.notify();
+        if found {
+            self.shared.pass_on(self.own);
         }
         if self.shared.inbox.is_used() {
-            fence(Ordering::SeqCst);
-            if !self.shared.inbox.is_empty() {
-                self.shared.drain_inbox();
-            }
+            self.shared.drain_inbox();
         }
     }
 }
+
+/// How often a waiting thread gives way to callers before it takes the lock beside them: without a bound,
+/// threads that call all the time would keep it from its deadline.
+const GIVE_WAY: u32 = 16;
 
 /// A waiting thread's access to a [`SharedEngine`].
 pub struct SharedHost<'a> {
@@ -180,31 +188,35 @@ pub struct SharedHost<'a> {
 }
 
 impl SharedHost<'_> {
-    /// The lock, behind all callers that want it.
+    /// The lock, behind callers that want it.
     fn lock(&self) -> EngineGuard<'_> {
-        while self.shared.callers.load(Ordering::Relaxed) > 0 {
+        for _ in 0..GIVE_WAY {
+            if self.shared.callers.load(Ordering::Relaxed) == 0 {
+                break;
+            }
             std::thread::yield_now();
         }
         let engine = self.shared.engine.lock().unwrap_or_else(PoisonError::into_inner);
         EngineGuard::new(self.shared, engine, 1)
     }
+}
 
-    fn lead(&self, ticket: u32, until: Time) {
-        let shared = self.shared;
-        let park = self.lock().prepare_park();
-        let Some(park) = park else { return };
-        // Whatever was found since the ticket was drawn either shows here or nudges the bell.
-        if shared.sequence.0.load(Ordering::SeqCst) == ticket {
-            park.sleep(until);
-        }
-        self.lock().finish_park(&park);
+/// Where a leader sleeps.
+struct EngineBed<'a>(&'a SharedHost<'a>);
+
+impl Bed for EngineBed<'_> {
+    type Park = Park;
+
+    fn prepare(&self) -> Option<Park> {
+        self.0.lock().prepare_park()
     }
 
-    fn follow(&self, ticket: u32, until: Time) {
-        let shared = self.shared;
-        shared.followers.fetch_add(1, Ordering::SeqCst);
-        shared.sequence.0.wait(ticket, until.since(clock::now()));
-        shared.followers.fetch_sub(1, Ordering::SeqCst);
+    fn sleep(&self, park: &Park, until: Time) {
+        park.sleep(until);
+    }
+
+    fn finish(&self, park: Park) {
+        self.0.lock().finish_park(&park);
     }
 }
 
@@ -218,16 +230,15 @@ impl Host for SharedHost<'_> {
     }
 
     fn ticket(&self) -> u32 {
-        self.shared.sequence.0.load(Ordering::SeqCst)
+        self.shared.waiters.ticket()
     }
 
     fn park(&mut self, ticket: u32, until: Time) {
-        if self.shared.leads.swap(true, Ordering::SeqCst) {
-            self.follow(ticket, until);
-        } else {
-            self.lead(ticket, until);
-            self.shared.leads.store(false, Ordering::SeqCst);
-        }
+        self.shared.waiters.park(ticket, until, &EngineBed(self));
+    }
+
+    fn step_aside(&self) {
+        self.shared.waiters.step_aside();
     }
 
     fn closed(&self) -> Result<()> {
@@ -237,10 +248,7 @@ impl Host for SharedHost<'_> {
 
 impl Drop for SharedHost<'_> {
     fn drop(&mut self) {
-        // A follower may have to lead now.
-        if self.shared.waiting.fetch_sub(1, Ordering::Relaxed) > 1 {
-            self.shared.notify();
-        }
+        self.shared.waiters.exit();
     }
 }
 
@@ -256,9 +264,7 @@ impl ProgressThread {
         let stop = Arc::new(AtomicBool::new(false));
         let (engine, stopped) = (shared.clone(), stop.clone());
         let work = move || {
-            let mut stopped = || stopped.load(Ordering::Acquire);
-            let deadline = Time::MAX;
-            let mut waiter = wait::Waiter { deadline, spin, interrupted: &mut stopped };
+            let mut waiter = wait::Waiter { deadline: Time::MAX, spin, interrupted: &mut || false };
             let mut host = engine.host();
             // It ends when it is stopped, or when the group is poisoned: then no progress is possible.
             let _ = wait::run(
@@ -266,7 +272,7 @@ impl ProgressThread {
                 "progress",
                 0,
                 &mut waiter,
-                |_, _| Ok::<Option<()>, Error>(None),
+                |_, _| Ok::<_, Error>(stopped.load(Ordering::Acquire).then_some(())),
                 |_| Vec::new(),
             );
         };
@@ -274,13 +280,21 @@ impl ProgressThread {
         let thread = thread.map_err(|e| Error::system("cannot start a progress thread", e))?;
         Ok(ProgressThread { shared: shared.clone(), stop, thread: Some(thread) })
     }
+
+    /// Ends the thread without waiting for it.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.shared.notify();
+    }
 }
 
 impl Drop for ProgressThread {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        self.shared.notify();
-        if let Some(thread) = self.thread.take() {
+        self.stop();
+        // A callback that the thread runs may drop its communicator.
+        let thread =
+            self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id());
+        if let Some(thread) = thread {
             // A panic of the thread was reported by it.
             let _ = thread.join();
         }

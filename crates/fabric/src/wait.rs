@@ -20,8 +20,8 @@ pub struct Waiter<'a> {
     pub deadline: Time,
     /// For how long to spin before parking.
     pub spin: Duration,
-    /// Asked a few times a second while parked; `true` ends the wait with [`Error::Interrupted`]. No lock
-    /// is held during the call.
+    /// Asked a few times a second; `true` ends the wait with [`Error::Interrupted`]. No lock is held
+    /// during the call.
     pub interrupted: &'a mut dyn FnMut() -> bool,
 }
 
@@ -30,6 +30,8 @@ pub struct Waiter<'a> {
 const GLANCES: u32 = 100;
 /// Pauses between two glances: each look takes the line away from the peer that is about to store to it.
 const PAUSES: u32 = 2;
+/// The least time between two questions whether a wait is interrupted.
+const ASK_EVERY: Duration = Duration::from_millis(20);
 /// How long a wait goes on for a peer that has said goodbye, whose last writes may be under way.
 const LEFT_GRACE: Duration = Duration::from_secs(1);
 
@@ -48,6 +50,9 @@ pub trait Host {
 
     /// Sleeps until something may have happened since `ticket`, at most until `until`.
     fn park(&mut self, ticket: u32, until: Time);
+
+    /// The caller goes on to something else than a poll: another waiting thread takes its place.
+    fn step_aside(&self);
 
     /// The error that ends every wait, once the engine was closed.
     fn closed(&self) -> Result<()>;
@@ -75,6 +80,8 @@ impl Host for Engine {
         }
     }
 
+    fn step_aside(&self) {}
+
     fn closed(&self) -> Result<()> {
         Ok(())
     }
@@ -95,6 +102,19 @@ pub(crate) fn run<T, E: From<Error>>(
     what: &'static str,
     namespace: u16,
     waiter: &mut Waiter<'_>,
+    step: impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
+    missing: impl FnMut(&mut Engine) -> Vec<Missing>,
+) -> Result<T, E> {
+    let result = run_turns(host, what, namespace, waiter, step, missing);
+    host.step_aside();
+    result
+}
+
+fn run_turns<T, E: From<Error>>(
+    host: &mut impl Host,
+    what: &'static str,
+    namespace: u16,
+    waiter: &mut Waiter<'_>,
     mut step: impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
     mut missing: impl FnMut(&mut Engine) -> Vec<Missing>,
 ) -> Result<T, E> {
@@ -111,6 +131,7 @@ pub(crate) fn run<T, E: From<Error>>(
     }
     let begin = clock::now();
     let mut idle_since = begin;
+    let mut asked = Time(0);
     let mut left_since = None;
     loop {
         let ticket = host.ticket();
@@ -152,8 +173,13 @@ pub(crate) fn run<T, E: From<Error>>(
                 Err(error) => return Err(error),
             }
         }
-        if (waiter.interrupted)() {
-            return Err(Error::Interrupted.into());
+        // It may take long, and a wait that is woken often need not ask each time.
+        if now.since(asked) >= ASK_EVERY {
+            asked = now;
+            host.step_aside();
+            if (waiter.interrupted)() {
+                return Err(Error::Interrupted.into());
+            }
         }
         let gone = host.with(|engine| missing_left(engine, &mut missing));
         if let Some(gone) = gone

@@ -12,39 +12,10 @@ mod loom_word;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
-use loom_word::Word;
+use loom_word::{Futex, Word};
 use std::time::Duration;
 use weft_fabric::atomics::{Line, Word32, Word64};
 use weft_fabric::lanes::{Lanes, Sleep, Wake};
-
-/// A word with a futex: the kernel compares and queues under one lock, and wakes under it.
-struct Futex {
-    word: AtomicU32,
-    queue: Mutex<()>,
-    woken: Condvar,
-}
-
-impl Word32 for Futex {
-    fn load(&self) -> u32 {
-        self.word.load(Ordering::Acquire)
-    }
-    fn fetch_or(&self, bits: u32) -> u32 {
-        self.word.fetch_or(bits, Ordering::AcqRel)
-    }
-    fn fetch_and(&self, bits: u32) -> u32 {
-        self.word.fetch_and(bits, Ordering::AcqRel)
-    }
-    fn wait(&self, expected: u32, _: Duration) {
-        let queue = self.queue.lock().unwrap();
-        if self.word.load(Ordering::Relaxed) == expected {
-            drop(self.woken.wait(queue).unwrap());
-        }
-    }
-    fn wake(&self) {
-        let _queue = self.queue.lock().unwrap();
-        self.woken.notify_all();
-    }
-}
 
 /// An eventfd and the owner's poll of it.
 struct Event {
@@ -88,11 +59,7 @@ impl Table {
     fn new() -> Arc<Table> {
         let word = |_| Line(Word::new(0));
         Arc::new(Table {
-            bell: Line(Futex {
-                word: AtomicU32::new(0),
-                queue: Mutex::new(()),
-                woken: Condvar::new(),
-            }),
+            bell: Line(Futex::new(0)),
             leaves: (0..2).map(word).collect(),
             // Words that no model raises are made once all the same; they are never touched.
             words: (0..LANES.div_ceil(2)).map(|_| Line([Word::new(0), Word::new(0)])).collect(),

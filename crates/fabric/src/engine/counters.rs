@@ -271,6 +271,8 @@ impl Engine {
         self.known_counter(counter)?;
         let Some((id, released)) = self.counters[counter.index()].take() else { return Ok(()) };
         self.rose.retain(|(listed, _)| *listed != counter);
+        // Its waits end.
+        self.epoch += 1;
         self.flush();
         if self.poison.get().is_none() {
             self.give_lanes_back(&released, LaneTable::release);
@@ -446,11 +448,14 @@ impl Engine {
         };
         let lane = remote.credit;
         end.close_round(value);
-        let is_next_here =
-            end.window > 1 && self.lanes.value(end.data_of(end.given)) > end.base && !end.listed;
+        let is_next_here = end.window > 1 && self.lanes.value(end.data_of(end.given)) > end.base;
+        let is_listed = end.listed;
         self.owe_credit(peer, lane, ours);
-        if is_next_here && !self.is_internal(counter) {
-            self.list(counter, peer);
+        if is_next_here {
+            self.epoch += 1;
+            if !is_listed && !self.is_internal(counter) {
+                self.list(counter, peer);
+            }
         }
         Ok(())
     }

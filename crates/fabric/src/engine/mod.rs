@@ -24,7 +24,7 @@ mod target;
 pub use counters::CounterConfig;
 pub use progress::Raised;
 pub use regions::{Region, RemoteRegion, WeakRegion};
-pub(crate) use sleep::MAX_PARK;
+pub(crate) use sleep::{MAX_PARK, Park};
 pub use submit::PeerWrite;
 
 use crate::descriptor::Address;
@@ -148,7 +148,8 @@ pub struct Engine {
     namespaces: u16,
     /// Lanes that [`Engine::progress`] saw rise, each once.
     rose: Vec<(CounterId, Rank)>,
-    /// [`Engine::progress`] came across something that [`Engine::raised`] has not returned yet.
+    /// Something that `rose` does not hold has happened since [`Engine::raised`] was last asked: a
+    /// credit, the end of a request.
     news: bool,
     /// An event loop sleeps, or is about to, on [`Engine::descriptor`].
     armed: bool,

@@ -65,7 +65,7 @@ impl Engine {
         events.push(Event::Poisoned(cause));
     }
 
-    /// Counts polls that found something, completions that no driver waits for included.
+    /// Counts what may end a wait: polls that found something, ends of requests, rounds that open.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -136,16 +136,33 @@ impl Engine {
             && std::mem::take(&mut end.listed)
         {
             self.rose.retain(|entry| *entry != (counter, peer));
-            self.news &= !self.rose.is_empty();
         }
     }
 
     /// The round that has become the oldest had risen before: [`Engine::raised`] reports it now.
     pub(super) fn list(&mut self, counter: CounterId, peer: Rank) {
+        let had_news = self.has_news();
         if let Ok(end) = self.end(counter, peer) {
             end.listed = true;
             self.rose.push((counter, peer));
-            self.news = true;
+            self.ring_for_news(had_news);
+        }
+    }
+
+    /// Whether [`Engine::raised`] would find something without a poll.
+    pub(super) fn has_news(&self) -> bool {
+        self.news || !self.rose.is_empty()
+    }
+
+    /// Something has happened that the event loop has to look for.
+    pub(super) fn note_news(&mut self) {
+        let had_news = self.has_news();
+        self.news = true;
+        self.ring_for_news(had_news);
+    }
+
+    fn ring_for_news(&mut self, had_news: bool) {
+        if !had_news && self.has_news() {
             self.ring_event_loop();
         }
     }
@@ -165,7 +182,9 @@ impl Engine {
     ) {
         for &counter in counters {
             if let Some(Some((_, known))) = self.counters.get_mut(counter.index()) {
-                known.internal = true;
+                if !std::mem::replace(&mut known.internal, true) {
+                    self.rose.retain(|(listed, _)| *listed != counter);
+                }
             }
             for peer in self.peers() {
                 let Ok(end) = self.end(counter, peer) else { continue };
@@ -189,6 +208,17 @@ impl Engine {
             }
             !mine
         });
+    }
+
+    /// Takes what links report outside of a poll, which may be the last look at it for long.
+    #[cold]
+    pub(super) fn take_flushed(&mut self) {
+        self.take_completions();
+        if !self.queued.is_empty() || !self.sink.lost.is_empty() {
+            // There may be room for what is queued: a poll is due.
+            self.epoch += 1;
+            self.note_news();
+        }
     }
 
     #[inline(always)]
@@ -229,7 +259,7 @@ impl Engine {
 
     fn take_raises(&mut self, now: Time, events: &mut Vec<Event>) {
         let Engine { lanes, lane_uses, counters, peers, trace, rose, news, barrier, .. } = self;
-        let had_news = *news;
+        let had_news = *news || !rose.is_empty();
         lanes.take_raised(|number| {
             let Some(Some(usage)) = lane_uses.get(number).copied() else { return };
             let super::LaneUse { counter, peer, offset } = usage;
@@ -237,8 +267,8 @@ impl Engine {
             let internal = known.internal || *barrier == Some(counter);
             let Some(end) = known.ends[peer.0 as usize].as_mut() else { return };
             peers[peer.0 as usize].totals.arrivals += 1;
-            *news |= !internal;
             if offset == CREDIT {
+                *news |= !internal;
                 let credits = lanes.value(end.credit.id());
                 events.push(Event::Credited { counter, peer, credits });
                 return;
@@ -257,9 +287,7 @@ impl Engine {
                 }
             }
         });
-        if self.news && !had_news {
-            self.ring_event_loop();
-        }
+        self.ring_for_news(had_news);
     }
 
     /// Cuts one peer off; what was under way or waited for it drains with an error.

@@ -125,13 +125,16 @@ impl Engine {
     }
 
     /// Before sleeping on [`Engine::descriptor`]: returns whether there is nothing to do. If there
-    /// is, or when awake again, call [`Engine::disarm`] and poll, or ask [`Engine::raised`].
+    /// is, or when awake again, call [`Engine::disarm`] and ask [`Engine::raised`], which polls. In a
+    /// poisoned group there always is: the error ([`Engine::check`]).
     ///
-    /// It stays armed whatever other calls are made, by whichever thread: what those come across and
-    /// [`Engine::raised`] would report makes the descriptor readable.
+    /// It stays armed whatever other calls are made, by whichever thread: raises, credits and ends of
+    /// requests that those come across before [`Engine::raised`] is asked make the descriptor readable,
+    /// but for those of drivers ([`crate::wait::drive`]).
     pub fn arm(&mut self) -> bool {
         self.flush_all();
-        if self.news || !self.announce(Sleep::EventLoop) {
+        let poisoned = self.poison.get().is_some();
+        if poisoned || self.has_news() || !self.announce(Sleep::EventLoop) {
             return false;
         }
         self.armed = true;
@@ -183,7 +186,7 @@ impl Engine {
         if !self.lanes.prepare_sleep(how) {
             return false;
         }
-        let idle = self.links.iter_mut().all(|link| link.prepare_sleep());
+        let idle = self.sink.is_empty() && self.links.iter_mut().all(|link| link.prepare_sleep());
         if !idle {
             self.lanes.finish_sleep(how);
         }

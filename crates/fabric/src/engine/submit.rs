@@ -205,6 +205,9 @@ impl Engine {
             self.links[unflushed.trailing_zeros() as usize].flush(&mut self.sink);
             unflushed &= unflushed - 1;
         }
+        if !self.sink.is_empty() {
+            self.take_flushed();
+        }
     }
 
     /// Whether the request's sources may be reused. A failed request is drained too, and the group
@@ -533,18 +536,18 @@ impl Engine {
     /// A part under way has ended well.
     #[inline(always)]
     pub(super) fn part_done(&mut self, token: u64) {
-        let Engine { requests, regions, ended, .. } = self;
-        let (tag, source) = match requests.ended(token) {
+        let (tag, source) = match self.requests.ended(token) {
             Part::Last { tag, source } => (tag, source),
             Part::Other { id, left: 0 } => return self.close(id, true),
             Part::Other { .. } => return,
             Part::Stray => return stray_completion(),
         };
         if tag != CREDIT_TAG {
-            ended.push(tag);
+            self.ended.push(tag);
+            self.note_news();
         }
         if let Some(source) = source
-            && regions::unborrow(regions, source)
+            && regions::unborrow(&mut self.regions, source)
         {
             self.forget_if_free(source);
         }
@@ -580,14 +583,17 @@ impl Engine {
         if report && failure.is_none() && tag != CREDIT_TAG {
             self.ended.push(tag);
         }
+        if report && tag != CREDIT_TAG {
+            self.epoch += 1;
+            self.note_news();
+        }
         if let Some(failure) = &failure {
             self.write_failed(failure.peer, &failure.why);
         }
         if let Some(callback) = callback {
             callback(failure.map_or(Ok(()), |failure| Err(failure.why)));
             // What the callback left behind may be the event loop's to run.
-            self.news = true;
-            self.ring_event_loop();
+            self.note_news();
         }
     }
 

@@ -1,7 +1,10 @@
-//! loom's atomic as the 64-bit word of the lock-free parts.
+//! loom's atomics as the words of the lock-free parts.
+#![allow(dead_code)] // Each test uses its part.
 
-use loom::sync::atomic::{AtomicU64, Ordering};
-use weft_fabric::atomics::Word64;
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use loom::sync::{Condvar, Mutex};
+use std::time::Duration;
+use weft_fabric::atomics::{Word32, Word64};
 
 pub struct Word(AtomicU64);
 
@@ -24,5 +27,45 @@ impl Word64 for Word {
     fn replace(&self, expected: u64, value: u64) -> bool {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         self.0.compare_exchange(expected, value, success, failure).is_ok()
+    }
+}
+
+/// A word with a futex: the kernel compares and queues under one lock, and wakes under it. A sleep has
+/// no end of its own, so a lost wake-up shows as a deadlock.
+pub struct Futex {
+    word: AtomicU32,
+    queue: Mutex<()>,
+    woken: Condvar,
+}
+
+impl Word32 for Futex {
+    fn new(value: u32) -> Futex {
+        Futex { word: AtomicU32::new(value), queue: Mutex::new(()), woken: Condvar::new() }
+    }
+    fn load(&self) -> u32 {
+        self.word.load(Ordering::Acquire)
+    }
+    fn fetch_add(&self, addend: u32) -> u32 {
+        self.word.fetch_add(addend, Ordering::AcqRel)
+    }
+    fn fetch_or(&self, bits: u32) -> u32 {
+        self.word.fetch_or(bits, Ordering::AcqRel)
+    }
+    fn fetch_and(&self, bits: u32) -> u32 {
+        self.word.fetch_and(bits, Ordering::AcqRel)
+    }
+    fn wait(&self, expected: u32, _: Duration) {
+        let queue = self.queue.lock().unwrap();
+        if self.word.load(Ordering::Relaxed) == expected {
+            drop(self.woken.wait(queue).unwrap());
+        }
+    }
+    fn wake(&self) {
+        let _queue = self.queue.lock().unwrap();
+        self.woken.notify_all();
+    }
+    fn wake_one(&self) {
+        let _queue = self.queue.lock().unwrap();
+        self.woken.notify_one();
     }
 }

@@ -1,11 +1,12 @@
 //! Event loops of the program: armed, asleep on the engine's descriptor, while other calls go on.
 
-use crate::common::{AllGather, PATIENCE};
+use crate::common::{AllGather, PATIENCE, soon, waiting};
 use crate::{KINDS, peer_of, shared, two};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
+use weft_fabric::descriptor::Grant;
 use weft_fabric::{
-    Cause, CounterId, Engine, EngineConfig, Error, Event, ProviderKind, Raised, Waiter, clock,
+    Cause, CounterId, Engine, EngineConfig, Error, Event, Page, ProviderKind, Raised, Waiter, clock,
 };
 
 /// Whether the descriptor becomes readable within a time.
@@ -118,18 +119,19 @@ fn loses_its_peer(first: fn(&mut Engine)) {
         gather(Vec::new());
         gather(Vec::new());
         first(&mut engine);
-        let (begin, mut events) = (Instant::now(), Vec::new());
-        loop {
+        let begin = Instant::now();
+        'sleeps: loop {
             assert!(becomes_readable(&engine, ASLEEP), "the loop sleeps past the loss of its peer");
-            engine.disarm();
-            engine.poll(clock::now(), &mut events);
-            if let Some(Event::Poisoned(cause)) = events.pop() {
-                assert_eq!((cause.kind, cause.rank), (Cause::Lost, Some(peer_of(&engine))));
-                break;
-            }
-            while !engine.arm() {
+            loop {
                 engine.disarm();
-                engine.poll(clock::now(), &mut events);
+                engine.raised();
+                if let Err(Error::Poisoned(cause)) = engine.check() {
+                    assert_eq!((cause.kind, cause.rank), (Cause::Lost, Some(peer_of(&engine))));
+                    break 'sleeps;
+                }
+                if engine.arm() {
+                    break;
+                }
             }
         }
         assert!(begin.elapsed() < ASLEEP);
@@ -175,6 +177,110 @@ fn a_poison_of_another_thread_wakes_a_loop() {
             engine.disarm();
             engine.poll(clock::now(), &mut events);
             assert!(matches!(events[..], [Event::Poisoned(_)]), "{kind}: {events:?}");
+            gather(Vec::new());
+        });
+    }
+}
+
+/// Calls of the engine's owner until `done`; what the descriptor would report is taken by them.
+fn until(engine: &mut Engine, mut done: impl FnMut(&mut Engine) -> bool) {
+    let begin = Instant::now();
+    while !done(engine) {
+        assert!(begin.elapsed() < PATIENCE);
+        engine.progress();
+    }
+    // Over shm a count is seen a moment before its mark.
+    let settled = Instant::now();
+    while settled.elapsed() < Duration::from_millis(20) {
+        engine.progress();
+    }
+}
+
+fn arms_at_last(engine: &mut Engine) {
+    let begin = Instant::now();
+    while !engine.arm() {
+        assert!(begin.elapsed() < PATIENCE, "the loop never sleeps");
+        engine.disarm();
+        engine.raised();
+    }
+}
+
+/// A wait takes its lane off the list of those that rose; a credit that came with it stays to be looked at.
+#[test]
+fn a_credit_is_not_forgotten_because_a_wait_took_what_rose() {
+    for kind in KINDS {
+        two(kind, &EngineConfig::default(), |mut engine, gather| {
+            let peer = peer_of(&engine);
+            let (data, credited) = (shared(&mut engine, gather), shared(&mut engine, gather));
+            if engine.rank().0 == 1 {
+                until(&mut engine, |engine| engine.count(credited, peer).unwrap() == 1);
+                engine.credit(peer, credited).unwrap();
+                engine.signal(peer, data, 0).unwrap();
+                gather(Vec::new());
+                return;
+            }
+            engine.signal(peer, credited, 0).unwrap();
+            until(&mut engine, |engine| {
+                let (raised, credits) = (engine.count(data, peer), engine.credits(credited, peer));
+                raised.unwrap() == 1 && credits.unwrap() == 1
+            });
+            // Nothing but the credit and the raise is left to look at: the end of the signal was.
+            waiting(PATIENCE, Duration::ZERO, |waiter| engine.wait(data, &[(peer, 1)], waiter))
+                .unwrap();
+            assert!(!engine.arm(), "{kind}: the credit is forgotten");
+            arms_at_last(&mut engine);
+            engine.disarm();
+            gather(Vec::new());
+        });
+    }
+}
+
+/// A request without a callback ends in another call while the loop sleeps.
+#[test]
+fn the_end_of_a_request_wakes_a_loop_although_another_call_took_it() {
+    two(ProviderKind::Tcp, &EngineConfig::default(), |mut engine, gather| {
+        let peer = peer_of(&engine);
+        let counter = engine.counter().unwrap();
+        const LENGTH: usize = 8 << 20;
+        let (inbox, outbox) = (engine.alloc(LENGTH).unwrap(), engine.alloc(LENGTH).unwrap());
+        let regions = [(&inbox, 0..LENGTH as u64)];
+        let grants = gather(engine.grant(peer, &regions, &[counter]).unwrap().encode());
+        let grant = Grant::decode(&grants[peer.0 as usize]).unwrap();
+        let destination = engine.import(peer, &grant, &[counter], soon(20)).unwrap()[0].key;
+        if engine.rank().0 == 1 {
+            gather(Vec::new());
+            let parts = engine.route(peer).unwrap().parts.count([LENGTH as u64]);
+            until(&mut engine, |engine| engine.count(counter, peer).unwrap() == parts);
+            gather(Vec::new());
+            return;
+        }
+        let (source, length) = (outbox.key(), LENGTH as u64);
+        let page = Page { source, source_offset: 0, destination, destination_offset: 0, length };
+        let request = engine.write(peer, counter, 0, &[page]).unwrap();
+        assert!(!engine.is_drained(request), "the peer does not read yet");
+        arms_at_last(&mut engine);
+        gather(Vec::new());
+        until(&mut engine, |engine| engine.is_drained(request));
+        assert!(becomes_readable(&engine, PATIENCE), "the loop sleeps on");
+        engine.disarm();
+        arms_at_last(&mut engine);
+        engine.disarm();
+        gather(Vec::new());
+    });
+}
+
+/// The nudge of a poison is taken by another call before the loop arms.
+#[test]
+fn a_loop_does_not_sleep_on_a_poison_that_another_call_took() {
+    for kind in KINDS {
+        two(kind, &EngineConfig::default(), |mut engine, gather| {
+            shared(&mut engine, gather);
+            engine.raised();
+            let (cause, detail) = (Cause::User, "enough".into());
+            engine.poison(weft_fabric::Poison { kind: cause, rank: None, detail });
+            engine.progress();
+            assert!(!engine.arm(), "{kind}");
+            assert!(matches!(engine.check(), Err(Error::Poisoned(_))), "{kind}");
             gather(Vec::new());
         });
     }

@@ -1,0 +1,80 @@
+//! Communicators that several threads use at once: two ranks in one process, over shm and over tcp.
+
+#[path = "threads/ends.rs"]
+mod ends;
+#[path = "threads/rounds.rs"]
+mod rounds;
+#[path = "threads/submitters.rs"]
+mod submitters;
+
+use std::sync::mpsc;
+use std::time::Duration;
+use weft_control::{Config, local_world};
+use weft_fabric::communicator::{CommunicatorConfig, Progress};
+use weft_fabric::{Communicator, CounterId, ProviderKind, Rank, Time, Waiter, clock};
+
+const KINDS: [ProviderKind; 2] = [ProviderKind::Shm, ProviderKind::Tcp];
+/// Waits that park at once, and waits that spin first.
+const SPINS: [Duration; 2] = [Duration::ZERO, Duration::from_micros(50)];
+/// Longer than anything takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs `rank` on two ranks, a thread each, with the rank of the peer. All leave together.
+fn two(
+    kind: ProviderKind,
+    progress: Progress,
+    spin: Duration,
+    rank: impl Fn(&Communicator, Rank) + Send + Sync,
+) {
+    let adjust = |config: &mut Config| config.host_id = "this".into();
+    let world = local_world(2, adjust).unwrap();
+    std::thread::scope(|scope| {
+        for control in world {
+            let rank = &rank;
+            scope.spawn(move || {
+                let mut own = Config::new(control.rank().0, 2);
+                adjust(&mut own);
+                let mut config = CommunicatorConfig::new(own);
+                config.providers = vec![kind];
+                config.progress = progress;
+                config.spin = Some(spin);
+                let communicator = Communicator::over(control, config).unwrap();
+                rank(&communicator, Rank(1 - communicator.rank().0));
+                // The peer may have closed or poisoned the group, which ends this too.
+                let _ = communicator.control().all_gather(&[], PATIENCE);
+                communicator.leave();
+            });
+        }
+    });
+}
+
+/// Counters that both ranks link.
+fn counters(communicator: &Communicator, count: usize) -> Vec<CounterId> {
+    let counters: Vec<CounterId> =
+        (0..count).map(|_| communicator.engine().counter().unwrap()).collect();
+    communicator.share(&[], &counters, soon()).unwrap();
+    counters
+}
+
+fn soon() -> Time {
+    clock::now().after(PATIENCE)
+}
+
+/// Waits for at most [`PATIENCE`] with the communicator's habits.
+fn waiting<T>(communicator: &Communicator, f: impl FnOnce(&mut Waiter<'_>) -> T) -> T {
+    let mut never = || false;
+    f(&mut communicator.waiter(soon(), &mut never))
+}
+
+fn wait(communicator: &Communicator, counter: CounterId, peer: Rank) {
+    waiting(communicator, |waiter| communicator.wait(counter, &[(peer, 1)], waiter)).unwrap();
+}
+
+fn signal(communicator: &Communicator, peer: Rank, counter: CounterId) {
+    communicator.engine().signal(peer, counter, 0).unwrap();
+}
+
+/// The next message, which must come while the wait of another thread goes on.
+fn promptly<T>(from: &mpsc::Receiver<T>, what: &str) -> T {
+    from.recv_timeout(PATIENCE / 3).unwrap_or_else(|_| panic!("{what} does not come"))
+}

@@ -1,0 +1,278 @@
+"""Several threads, event loops and signal handlers of one process on one communicator."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import weft
+from weft.moe import AllToAll
+from workers.transfer import raised_by
+
+#: Waits that only a failure lets end this way.
+LONG_SECONDS = 40.0
+#: Within this, a call that does not wait has returned, also on a busy machine.
+PROMPT_SECONDS = 10.0
+TOKENS, IDS = np.ones((4, 8), np.float32), np.arange(4)[:, np.newaxis]
+
+
+def make(communicator: weft.Communicator) -> AllToAll:
+    return AllToAll(communicator, experts=4, top_k=1, hidden=8, max_tokens=4)
+
+
+@contextlib.contextmanager
+def on_threads(*work: Callable[[], object]) -> Iterator[list[threading.Thread]]:
+    """Runs functions beside the block; what one of them raises comes out of it."""
+    raised: list[BaseException] = []
+
+    def run(each: Callable[[], object]) -> None:
+        try:
+            each()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(each,), daemon=True) for each in work]
+    for thread in threads:
+        thread.start()
+    yield threads
+    for thread in threads:
+        thread.join(2 * LONG_SECONDS)
+        assert not thread.is_alive(), "a thread hangs"
+    if raised:
+        raise raised[0]
+
+
+def signals_while_another_waits() -> bool:
+    """The peer ends the first thread's wait only when the second thread's signals have come."""
+    with weft.init() as communicator:
+        peer = 1 - communicator.rank
+        first, second = communicator.counter(), communicator.counter()
+        communicator.share([], [first, second])
+        if communicator.rank == 1:
+            for _ in range(20):
+                second.wait({0: 1}, timeout=PROMPT_SECONDS)
+                second.credit(0)
+            communicator.signal(0, first, 0)
+        else:
+            with on_threads(lambda: first.wait({peer: 1}, timeout=LONG_SECONDS)):
+                for round in range(20):
+                    second.wait_for_credit(peer, round, timeout=PROMPT_SECONDS)
+                    communicator.signal(peer, second, round)
+        communicator.barrier()
+        return True
+
+
+def handler_calls(call: str, wait: str) -> list[str]:
+    """SIGALRM during a wait of rank 0, whose handler makes a call on what is waited for."""
+    communicator = weft.init()
+    counter = communicator.counter()
+    communicator.share([], [counter])
+    all_to_all = make(communicator)
+    if communicator.rank == 1:
+        # Until the other has done, or the group is dead.
+        raised_by(lambda: communicator.all_gather(b"", timeout=LONG_SECONDS))
+        communicator.close()
+        return []
+    within: list[str] = []
+    calls: dict[str, Callable[[], object]] = {
+        "statistics": communicator.statistics,
+        "poison": lambda: communicator.poison("from a handler"),
+        "close": communicator.close,
+        "all_to_all.close": lambda: all_to_all.close(timeout=0.2),
+    }
+    waits: dict[str, Callable[[], object]] = {
+        "counter": lambda: counter.wait({1: 1}, timeout=LONG_SECONDS),
+        "short": lambda: counter.wait({1: 1}, timeout=1.0),
+        "dispatch": lambda: all_to_all.dispatch(TOKENS, IDS, timeout=LONG_SECONDS),
+    }
+
+    def handle(*_: object) -> None:
+        within.append(type(raised_by(calls[call])).__name__)
+
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    begin = time.monotonic()
+    error = raised_by(waits[wait])
+    assert time.monotonic() - begin < PROMPT_SECONDS, "the wait went on"
+    if call in ("statistics", "all_to_all.close"):
+        communicator.all_gather(b"")
+    communicator.close()
+    return [*within, type(error).__name__]
+
+
+def eight_beside_a_loop(rounds: int) -> dict[str, Any]:
+    """Eight threads signal and wait, while asyncio drives a counter of its own."""
+    with weft.init(progress="epoll") as communicator:
+        peer = 1 - communicator.rank
+        looped = communicator.counter()
+        counters = [communicator.counter() for _ in range(8)]
+        communicator.share([], [looped, *counters])
+        made = [0] * len(counters)
+
+        def exchange(index: int) -> None:
+            counter = counters[index]
+            for round in range(rounds):
+                counter.wait_for_credit(peer, round, timeout=LONG_SECONDS)
+                communicator.signal(peer, counter, round)
+                counter.wait({peer: 1}, timeout=LONG_SECONDS)
+                counter.credit(peer)
+                made[index] += 1
+
+        async def drive() -> int:
+            heard = sent = 0
+            done = asyncio.Event()
+
+            def turn() -> None:
+                nonlocal heard, sent
+                while True:
+                    communicator.poll()
+                    if looped.count(peer):
+                        looped.credit(peer)
+                        heard += 1
+                    if sent < rounds and looped.credits(peer) >= sent:
+                        communicator.signal(peer, looped, sent)
+                        sent += 1
+                        continue
+                    if heard == rounds and looped.credits(peer) == rounds:
+                        done.set()
+                    if communicator.arm():
+                        return
+
+            loop = asyncio.get_running_loop()
+            loop.add_reader(communicator, turn)
+            turn()
+            await asyncio.wait_for(done.wait(), LONG_SECONDS)
+            loop.remove_reader(communicator)
+            return heard
+
+        work = [lambda index=index: exchange(index) for index in range(len(counters))]
+        with on_threads(*work):
+            heard = asyncio.run(drive())
+        communicator.disarm()
+        communicator.barrier()
+        return {"made": made, "heard": heard}
+
+
+def callbacks_wake_the_loop(count: int) -> int:
+    """Writes of another thread end on the progress thread; the loop runs their callbacks."""
+    with weft.init(progress="thread") as communicator:
+        peer = 1 - communicator.rank
+        counter = communicator.counter()
+        inbox, outbox = communicator.alloc(1 << 20), communicator.alloc(1 << 20)
+        granted = communicator.share([inbox], [counter])
+        page = weft.Page(outbox, 0, granted[peer][0], 0, 1 << 20)
+        ended = 0
+
+        async def drive() -> None:
+            done = asyncio.Event()
+
+            def finished(error: Exception | None) -> None:
+                nonlocal ended
+                assert error is None
+                ended += 1
+
+            def turn() -> None:
+                while True:
+                    communicator.poll()
+                    if ended == count:
+                        done.set()
+                    if communicator.arm():
+                        return
+
+            loop = asyncio.get_running_loop()
+            loop.add_reader(communicator, turn)
+            for round in range(count):
+                communicator.write(peer, counter, round, [page], done=finished)
+                turn()
+                while ended <= round:
+                    await asyncio.wait_for(asyncio.sleep(0.001), LONG_SECONDS)
+                await loop.run_in_executor(None, take)
+                await loop.run_in_executor(None, credited, round + 1)
+            turn()
+            await asyncio.wait_for(done.wait(), LONG_SECONDS)
+            loop.remove_reader(communicator)
+
+        def take() -> None:
+            counter.wait({peer: [1 << 20]}, timeout=LONG_SECONDS)
+            counter.credit(peer)
+
+        def credited(round: int) -> None:
+            counter.wait_for_credit(peer, round, timeout=LONG_SECONDS)
+
+        asyncio.run(drive())
+        communicator.disarm()
+        communicator.barrier()
+        return ended
+
+
+def control_while_another_waits() -> bool:
+    """all_gather and share of one thread, an all-to-all of another, and a wait that goes on."""
+    with weft.init() as communicator:
+        peer = 1 - communicator.rank
+        last = communicator.counter()
+        communicator.share([], [last])
+
+        def dispatch() -> None:
+            with make(communicator) as all_to_all:
+                for _ in range(20):
+                    with all_to_all.dispatch(TOKENS, IDS) as received:
+                        out = all_to_all.combine(received, received.tokens)
+                        assert np.array_equal(out, TOKENS)
+
+        with on_threads(lambda: last.wait({peer: 1}, timeout=LONG_SECONDS)):
+            for number in range(3):
+                gathered = communicator.all_gather(bytes([number]), timeout=PROMPT_SECONDS)
+                assert gathered == [bytes([number])] * 2
+                another = communicator.counter()
+                communicator.share([], [another], timeout=PROMPT_SECONDS)
+                communicator.signal(peer, another, 0)
+                another.wait({peer: 1}, timeout=PROMPT_SECONDS)
+            dispatch()
+            communicator.signal(peer, last, 0)
+        communicator.barrier()
+        return True
+
+
+def interrupted() -> list[str]:
+    """Ctrl-C ends the main thread's wait and not that of another thread, which leads or follows."""
+    with weft.init() as communicator:
+        peer = 1 - communicator.rank
+        mine, other = communicator.counter(), communicator.counter()
+        communicator.share([], [mine, other])
+        if communicator.rank == 1:
+            communicator.all_gather(b"", timeout=LONG_SECONDS)
+            communicator.signal(0, other, 0)
+            communicator.barrier()
+            return []
+        ended = []
+        with on_threads(lambda: other.wait({peer: 1}, timeout=LONG_SECONDS)):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            begin = time.monotonic()
+            try:
+                mine.wait({peer: 1}, timeout=LONG_SECONDS)
+            except KeyboardInterrupt:
+                ended.append("KeyboardInterrupt")
+            assert time.monotonic() - begin < PROMPT_SECONDS
+            communicator.all_gather(b"")
+        communicator.barrier()
+        return ended
+
+
+def exits_while_a_thread_waits() -> bool:
+    """The interpreter ends while a daemon thread is inside a wait, and nothing was closed."""
+    communicator = weft.init()
+    counter = communicator.counter()
+    communicator.share([], [counter])
+    waits = threading.Thread(
+        target=lambda: raised_by(lambda: counter.wait({1 - communicator.rank: 1}, timeout=1e6)),
+        daemon=True,
+    )
+    waits.start()
+    communicator.barrier()
+    return True
