@@ -156,6 +156,11 @@ bench-host: $(FABRIC_BENCH) ## Measure idle ranks, and more ranks than cores
 	$(call say,Ranks of one host)
 	@$(PYTHON) benchmarks/host.py --fabric $(FABRIC_BENCH)
 
+.PHONY: bench-threads
+bench-threads: $(FABRIC_BENCH) ## Measure threads that share a communicator OVER shm or tcp, and record it
+	$(call say,Threads of a rank)
+	@$(RECORD) threads $(FABRIC_BENCH) threads --json --path $(or $(OVER),shm)
+
 .PHONY: bench-planner
 bench-planner: ## Measure the planners of MoE dispatch
 	$(call say,Planners)

@@ -4,6 +4,7 @@
 //! - `arena.rs`: the memory that is written, its slots, and the check of every byte
 //! - `transfer/`: latency and throughput between two ranks
 //! - `crowd.rs`, `idle.rs`: many ranks on few cores, and ranks with nothing to do
+//! - `threads.rs`: threads of a rank that share its communicator
 //! - `soak.rs`: counted writes of mixed sizes for as long as one wants
 //! - `instructions.rs`: fixed work for callgrind to count
 //! - `statistics.rs`, `table.rs`: percentiles, and how they are shown
@@ -16,6 +17,7 @@ mod instructions;
 mod soak;
 mod statistics;
 mod table;
+mod threads;
 mod transfer;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -34,8 +36,10 @@ enum Benchmark {
     Transfer(transfer::Options),
     /// Round trips among more ranks than there are cores
     Crowd(crowd::Options),
-    /// The share of a core that a waiting rank takes
+    /// The share of a core that a waiting rank takes, and how soon it is awake
     Idle(idle::Options),
+    /// A write beside another thread's wait, and threads that write and wait at once
+    Threads(threads::Options),
     /// Counted writes of mixed sizes, every count and byte checked, memory watched
     Soak(soak::Options),
     /// Fixed numbers of operations, to be counted by callgrind
@@ -74,6 +78,7 @@ fn main() -> std::process::ExitCode {
         Benchmark::Transfer(options) => transfer::run(&options),
         Benchmark::Crowd(options) => crowd::run(&options),
         Benchmark::Idle(options) => idle::run(&options),
+        Benchmark::Threads(options) => threads::run(&options),
         Benchmark::Soak(options) => soak::run(&options),
         Benchmark::Instructions(options) => instructions::run(&options),
     };
