@@ -358,10 +358,10 @@ class Communicator:
     def arm(self) -> bool:
         """Whether there is nothing to do, so that the caller may sleep until `fileno` is readable.
 
-        It stays armed until `poll` or `disarm`, whatever other calls are made, by whichever thread: raises,
-        credits, ends of requests and callbacks that those come across make `fileno` readable. In a
-        poisoned group it returns `False`: `poll` raises the error. While armed, peers make a system
-        call to wake this rank.
+        It stays armed until `poll` or `disarm`, whatever other calls are made, by whichever thread:
+        raises, credits, ends of requests and callbacks that those come across make `fileno`
+        readable. In a poisoned group it returns `False`: `poll` raises the error. While armed,
+        peers make a system call to wake this rank.
         """
         return self._native.arm()
 

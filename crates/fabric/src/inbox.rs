@@ -161,13 +161,33 @@ impl Descriptor {
 }
 
 /// Receives the outcome of each submission, on the thread that makes progress: its tag, and the error if
-/// it was refused or failed.
+/// it was refused or failed. The engine is locked during the call: it may push, and makes no other call.
 pub type Outcomes = dyn Fn(u64, Result<(), String>) + Send + Sync;
 
 /// A descriptor and where its outcome goes.
 pub(crate) struct Submission {
     pub descriptor: Descriptor,
-    pub outcomes: Arc<Outcomes>,
+    pub outcome: Outcome,
+}
+
+/// The one outcome of a submission. If nothing else delivers it, its drop does: the engine has gone.
+pub(crate) struct Outcome {
+    tag: u64,
+    outcomes: Option<Arc<Outcomes>>,
+}
+
+impl Outcome {
+    pub fn deliver(&mut self, result: Result<(), String>) {
+        if let Some(outcomes) = self.outcomes.take() {
+            outcomes(self.tag, result);
+        }
+    }
+}
+
+impl Drop for Outcome {
+    fn drop(&mut self) {
+        self.deliver(Err("the communicator was closed before the submission had ended".into()));
+    }
 }
 
 /// A producer of submissions; clones push to the same engine.
@@ -185,10 +205,14 @@ impl Submitter {
     /// with the error if it was refused or failed.
     ///
     /// # Errors
-    /// [`Error::Limit`] if the queue is full: progress is behind, try again later.
+    /// [`Error::Limit`] if the queue is full: progress is behind, try again later;
+    /// [`weft_control::Error::Closed`]. `outcomes` is not called then.
     pub fn push(&self, descriptor: Descriptor, outcomes: &Arc<Outcomes>) -> Result<()> {
-        let submission = Submission { descriptor, outcomes: outcomes.clone() };
-        if self.shared.inbox().ring.put(submission).is_err() {
+        self.shared.check_open()?;
+        let outcome = Outcome { tag: descriptor.tag, outcomes: Some(outcomes.clone()) };
+        let submission = Submission { descriptor, outcome };
+        if let Err(mut submission) = self.shared.inbox().ring.put(submission) {
+            submission.outcome.outcomes = None;
             let (wanted, limit) = (DEPTH as u64 + 1, DEPTH as u64);
             return Err(Error::Limit { what: "submissions in an inbox", wanted, limit });
         }

@@ -144,10 +144,8 @@ impl<'a> EngineGuard<'a> {
 }
 
 fn submit(engine: &mut Engine, submission: Submission) {
-    let Submission { descriptor, outcomes } = submission;
-    if let Err(error) = engine.submit_one(&descriptor, &outcomes) {
-        outcomes(descriptor.tag, Err(error.to_string()));
-    }
+    let Submission { descriptor, outcome } = submission;
+    engine.submit_one(&descriptor, outcome);
 }
 
 impl Deref for EngineGuard<'_> {

@@ -11,16 +11,20 @@ use super::{Engine, Path, Peer};
 use crate::clock;
 use crate::driver::{Ask, Requests};
 use crate::error::{Error, Result};
-use crate::inbox::{Descriptor, Operation, Outcomes};
+use crate::inbox::{Descriptor, Operation, Outcome};
 use crate::link::{Posted, Work};
 use crate::request::{Aim, Callback, Part, Token};
 use crate::trace::{Trace, WriteRecord};
 use crate::types::{Class, CounterId, Lane, Page, RegionKey, RequestId, bytes_of};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weft_control::{Cause, Poison, Rank};
 
 /// The tag of credits, whose completion nothing waits for.
 pub(super) const CREDIT_TAG: u64 = u64::MAX;
+
+fn locked(outcome: &Mutex<Outcome>) -> MutexGuard<'_, Outcome> {
+    outcome.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// One write of a scatter: a peer and what goes to it.
 #[derive(Clone, Debug)]
@@ -155,22 +159,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Submits a descriptor. Its outcome, unless it is refused here, goes to `outcomes`.
-    ///
-    /// # Errors
-    /// As [`Engine::write`] and [`Engine::credit`]. Nothing was written then, and `outcomes` is not
-    /// called.
-    pub(crate) fn submit_one(
-        &mut self,
-        descriptor: &Descriptor,
-        outcomes: &Arc<Outcomes>,
-    ) -> Result<()> {
-        let (peer, counter, tag) = (descriptor.peer, descriptor.counter, descriptor.tag);
+    /// Submits a descriptor as [`Engine::write`] or [`Engine::credit`] would, and delivers its outcome when
+    /// it has ended or is refused.
+    pub(crate) fn submit_one(&mut self, descriptor: &Descriptor, mut outcome: Outcome) {
+        let (peer, counter) = (descriptor.peer, descriptor.counter);
         if descriptor.operation == Operation::Credit {
-            self.credit(peer, counter)?;
+            let result = self.credit(peer, counter);
             self.flush_all();
-            outcomes(tag, Ok(()));
-            return Ok(());
+            return outcome.deliver(result.map_err(|error| error.to_string()));
         }
         let mut pages = std::mem::take(&mut self.slices);
         pages.clear();
@@ -178,14 +174,18 @@ impl Engine {
             && let Err(error) = descriptor.slices().append_to(&mut pages)
         {
             self.slices = pages;
-            return Err(error);
+            return outcome.deliver(Err(error.to_string()));
         }
-        let outcomes = outcomes.clone();
-        let done: Callback = Box::new(move |result| outcomes(tag, result));
+        // A write that is refused drops its callback, which leaves the outcome here.
+        let outcome = Arc::new(Mutex::new(outcome));
+        let ends = outcome.clone();
+        let done: Callback = Box::new(move |result| locked(&ends).deliver(result));
         let write = [PeerWrite { peer, pages: &pages }];
         let result = self.scatter(&write, counter, descriptor.round, Some(done));
         self.slices = pages;
-        result.map(drop)
+        if let Err(error) = result {
+            locked(&outcome).deliver(Err(error.to_string()));
+        }
     }
 
     #[inline(always)]

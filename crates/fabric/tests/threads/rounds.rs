@@ -8,7 +8,7 @@ use weft_fabric::communicator::Progress;
 use weft_fabric::{Communicator, CounterId, Page, Rank, Region, RemoteRegion};
 
 const THREADS: usize = 8;
-const ROUNDS: u64 = 1000;
+const ROUNDS: u64 = 500;
 const SLOT: usize = 600;
 
 /// Memory and counters of one rank.

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use weft_fabric::communicator::Progress;
 use weft_fabric::inbox::{Descriptor, Outcomes};
-use weft_fabric::{Communicator, CounterConfig, CounterId, Error, Page, Rank, Region};
+use weft_fabric::{
+    Communicator, CounterConfig, CounterId, Error, Page, ProviderKind, Rank, Region,
+};
 
 const THREADS: u64 = 4;
 /// Rounds that may be open at a time; a write beyond them is refused.
@@ -165,4 +167,29 @@ fn a_full_queue_refuses_and_its_submissions_end_once_the_lock_is_free() {
             assert!(seen.values().all(|&outcome| outcome == (1, 1)), "nothing was there to credit");
         });
     }
+}
+
+/// A write that the peer does not read is under way when its communicator goes.
+#[test]
+fn a_submission_under_way_ends_with_its_communicator() {
+    const LENGTH: u64 = 64 << 20;
+    let (seen, outcomes) = recorder();
+    two(ProviderKind::Tcp, Progress::Caller, Duration::ZERO, |communicator, peer| {
+        let counter = ring(communicator);
+        let region = communicator.engine().alloc(LENGTH as usize).unwrap();
+        let grants = communicator.share(&[(&region, 0..LENGTH)], &[counter], soon()).unwrap();
+        if communicator.rank() == Rank(1) {
+            return;
+        }
+        let (source, destination) = (region.key(), grants[peer.index()][0].key);
+        let page =
+            Page { source, source_offset: 0, destination, destination_offset: 0, length: LENGTH };
+        let submitter = communicator.submitter();
+        submitter.push(Descriptor::write(peer, counter, 0, page, 7), &outcomes).unwrap();
+        communicator.close();
+        let late = submitter.push(Descriptor::credit(peer, counter, 8), &outcomes);
+        assert!(matches!(late, Err(Error::Control(weft_control::Error::Closed))), "{late:?}");
+        assert!(seen.lock().unwrap().is_empty());
+    });
+    assert_eq!(*seen.lock().unwrap(), BTreeMap::from([(7, (1, 1))]));
 }
