@@ -8,7 +8,7 @@
 
 use crate::config::is_loopback;
 use crate::deadline::Deadline;
-use crate::dial::{self, Connection, Read, Target};
+use crate::dial::{self, Connection, HINT, Read, Target};
 use crate::handshake::{Identity, Job};
 use crate::member::number;
 use crate::message::{Details, Message};
@@ -186,7 +186,7 @@ fn enter(config: &Config, identity: &Identity, deadline: &Deadline) -> Result<Jo
         // As a body without a frame around it.
         Ok(details.write(Writer::new(0)).finish().split_off(5))
     };
-    let target = Target { rank: Rank(0), host: config.host.clone(), port: config.port };
+    let target = Target { rank: Rank(0), host: config.host.clone(), port: config.port, hint: HINT };
     let connection = dial::dial(&target, identity, None, &mut make_details, deadline)?;
     let Connection { mut stream, mut parser, job } = connection;
     let rank_0 = stream.peer_addr().map_err(Error::system("asking for rank 0's address"))?;
@@ -259,7 +259,8 @@ fn dial_all(
     between
         .map(|(member, details)| {
             let rank = member.rank;
-            let target = Target { rank, host: member.address.to_string(), port: details.port };
+            let target =
+                Target { rank, host: member.address.to_string(), port: details.port, hint: HINT };
             let no_details = &mut |_: &TcpStream| Ok(Vec::new());
             let connection = dial::dial(&target, identity, Some(job), no_details, deadline)?;
             Ok(Link { rank, stream: connection.stream, parser: connection.parser })

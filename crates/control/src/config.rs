@@ -26,6 +26,8 @@ pub const DEFAULT_PORT: u16 = 29501;
 /// about three times over at this size. A mistyped size fails at once rather than with tables for
 /// billions of ranks.
 pub const MAX_WORLD_SIZE: u32 = 65_536;
+/// Silence timeout unless configured otherwise.
+pub(crate) const DEFAULT_SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The shortest silence timeout. Signs of life are sent four times as often.
 pub const MIN_SILENCE_TIMEOUT: Duration = Duration::from_millis(10);
 /// Longest host identity, in bytes.
@@ -104,7 +106,7 @@ impl Config {
             secret: None,
             host_id: HostIdentity::here().host_id(),
             connect_timeout: Duration::from_secs(60),
-            silence_timeout: Duration::from_secs(15),
+            silence_timeout: DEFAULT_SILENCE_TIMEOUT,
             interrupt: None,
         }
     }
@@ -391,7 +393,11 @@ fn slurm_host(variables: &Variables) -> Result<String> {
 }
 
 /// `host`, `host:port`, `[v6]:port` or a bare IPv6 address.
-fn split_address(variable: &str, address: &str, default_port: u16) -> Result<(String, u16)> {
+pub(crate) fn split_address(
+    variable: &str,
+    address: &str,
+    default_port: u16,
+) -> Result<(String, u16)> {
     let refuse = |problem: &str| {
         Err(Error::Variable {
             variable: variable.into(),
@@ -418,6 +424,15 @@ fn split_address(variable: &str, address: &str, default_port: u16) -> Result<(St
         Some(Ok(port)) => Ok((host.into(), port)),
         Some(Err(_)) => refuse("what follows the colon is not a port"),
     }
+}
+
+/// What pair groups take from the environment: the secret, the identity of the host, the silence timeout.
+pub(crate) fn pair_from_env() -> Result<(Option<Secret>, String, Duration)> {
+    let get = |name: &str| std::env::var(name).ok();
+    let variables = Variables(&get);
+    let host_id = variables.get("WEFT_HOST_ID").unwrap_or_else(|| HostIdentity::here().host_id());
+    let silence = variables.seconds("WEFT_SILENCE_TIMEOUT")?.unwrap_or(DEFAULT_SILENCE_TIMEOUT);
+    Ok((secret(&variables)?, host_id, silence))
 }
 
 fn secret(variables: &Variables) -> Result<Option<Secret>> {

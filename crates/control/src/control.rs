@@ -6,7 +6,7 @@ mod messages;
 use crate::clock::Offset;
 use crate::core::{Core, Formed, OnPoison};
 use crate::deadline::Deadline;
-use crate::handshake::{Identity, Job};
+use crate::handshake::{GROUP_MAGIC, Identity, Job};
 use crate::mesh::{self, LINGER, Shared};
 use crate::secret::Key;
 use crate::{Config, Error, Interrupt, Member, PeerStatus, Poison, Rank, Result, WIRE_VERSIONS};
@@ -66,7 +66,8 @@ impl Control {
         let deadline = Deadline::after(config.connect_timeout, config.interrupt.clone());
         let key = Key::new(config.secret.as_ref());
         let (rank, world_size) = (config.rank, config.world_size);
-        let identity = Identity { rank, world_size, key: key.clone(), versions: WIRE_VERSIONS };
+        let (versions, magic) = (WIRE_VERSIONS, GROUP_MAGIC);
+        let identity = Identity { rank, world_size, key: key.clone(), versions, magic };
         let joined = bootstrap::join(&config, &identity, listener, &deadline)?;
         let mut core = Core::new(rank, joined.members.clone());
         let handle = core.first_handle();

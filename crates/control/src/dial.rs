@@ -23,7 +23,13 @@ pub(crate) struct Target {
     pub rank: Rank,
     pub host: String,
     pub port: u16,
+    /// What to look at if it does not answer.
+    pub hint: &'static str,
 }
+
+/// The hint for ranks of a group.
+pub(crate) const HINT: &str = "check that it runs, and that its address can be reached from here \
+                               (WEFT_ADDR and WEFT_PORT for rank 0, WEFT_ADVERTISE for any other)";
 
 /// A connection whose other side has proved itself.
 pub(crate) struct Connection {
@@ -72,8 +78,7 @@ pub(crate) fn dial(
                 missing: vec![target.rank],
                 waited: deadline.waited(),
                 last: Some(format!("{} at {}:{}: {last}", target.rank, target.host, target.port)),
-                hint: "check that it runs, and that its address can be reached from here (WEFT_ADDR \
-                       and WEFT_PORT for rank 0, WEFT_ADVERTISE for any other)",
+                hint: target.hint,
             });
         }
         pause = (pause * 2).min(LONGEST_PAUSE);

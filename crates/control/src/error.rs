@@ -51,6 +51,37 @@ pub enum Error {
         /// The address that was asked for.
         host: String,
     },
+    /// A listener of pair groups that other hosts reach, without a secret.
+    #[error(
+        "listener at {address}: expected a secret, since this is not the loopback of this host; pass \
+         secret= (or set WEFT_SECRET or WEFT_SECRET_FILE) with the same value in both processes, or \
+         use 127.0.0.1 if both are on this host"
+    )]
+    PairSecretMissing {
+        /// The address that was asked for.
+        address: String,
+    },
+    /// The address of a listener of pair groups cannot be listened on.
+    #[error(
+        "listener at {address}: {source}; choose an address of this host and a free port (port 0: any)"
+    )]
+    PairListen {
+        /// The address.
+        address: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// The process has no descriptor left.
+    #[error(
+        "{doing}: all {limit} descriptors of this process are in use; raise its limit (ulimit -n), a pair \
+         takes about 8"
+    )]
+    Descriptors {
+        /// What needed one.
+        doing: &'static str,
+        /// The process's limit.
+        limit: u64,
+    },
     /// The secret's file cannot be read, or there is nothing in it.
     #[error("the secret file {path} cannot be used: {problem}; check WEFT_SECRET_FILE")]
     SecretFile {

@@ -56,6 +56,7 @@ fn identity(rank: u32, secret: &[u8]) -> Identity {
         world_size: 2,
         key: Key::new(secret.as_ref()),
         versions: WIRE_VERSIONS,
+        magic: crate::handshake::GROUP_MAGIC,
     }
 }
 

@@ -15,7 +15,10 @@ use crate::Rank;
 use crate::secret::{Key, PROOF_BYTES, random};
 use crate::wire::{LENGTH_BYTES, Malformed, Reader, Writer};
 
-const MAGIC: [u8; 8] = *b"WEFTCTRL";
+/// First bytes of a hello to a rank of a group.
+pub(crate) const GROUP_MAGIC: Magic = *b"WEFTCTRL";
+/// First bytes of a hello to the listener of pair groups.
+pub(crate) const PAIR_MAGIC: Magic = *b"WEFTPAIR";
 const HELLO: u8 = 0x80;
 const CHALLENGE: u8 = 0x81;
 const PROOF: u8 = 0x82;
@@ -27,6 +30,8 @@ const ACCEPTOR: &str = "weft control acceptor";
 /// A random number that rank 0 draws for each job, so that ranks of different jobs never mix.
 pub(crate) type Job = [u8; 16];
 type Nonce = [u8; 32];
+/// Names the protocol of a port. It is part of what both codes cover, so no proof serves two protocols.
+pub(crate) type Magic = [u8; 8];
 
 /// What one side is, whichever side it is.
 #[derive(Clone)]
@@ -36,6 +41,7 @@ pub(crate) struct Identity {
     pub key: Key,
     /// The oldest and the newest wire version.
     pub versions: (u16, u16),
+    pub magic: Magic,
 }
 
 /// Why a side was refused.
@@ -128,7 +134,7 @@ impl Dialer {
     ) -> Result<(Dialer, Vec<u8>), Failure> {
         let nonce: Nonce = random().map_err(|_| Failure::NoRandomness)?;
         let hello = Writer::new(HELLO)
-            .bytes(&MAGIC)
+            .bytes(&identity.magic)
             .u16(identity.versions.0)
             .u16(identity.versions.1)
             .u32(identity.rank.0)
@@ -167,7 +173,7 @@ impl Dialer {
         let (version, rank) = (reader.u16()?, reader.u32()?);
         let _nonce: Nonce = reader.array()?;
         reader.end()?;
-        if magic != MAGIC {
+        if magic != self.identity.magic {
             return Err(Malformed("what answers is not Weft").into());
         }
         let (oldest, newest) = self.identity.versions;
@@ -240,7 +246,7 @@ impl Acceptor {
 
     fn hello(&mut self, frame: &[u8], mut reader: Reader) -> Result<AcceptorStep, Failure> {
         let magic: [u8; 8] = reader.array()?;
-        if magic != MAGIC {
+        if magic != self.identity.magic {
             return Err(Malformed("what dials is not Weft").into());
         }
         let (oldest, newest) = (reader.u16()?, reader.u16()?);
@@ -257,7 +263,7 @@ impl Acceptor {
         }
         let nonce: Nonce = random().map_err(|_| Failure::NoRandomness)?;
         let challenge = Writer::new(CHALLENGE)
-            .bytes(&MAGIC)
+            .bytes(&self.identity.magic)
             .u16(version)
             .u32(self.identity.rank.0)
             .bytes(&nonce)

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 fn identity(rank: u32) -> Identity {
     let key = Key::new(Some(&Secret::new("apple").unwrap()));
-    Identity { rank: Rank(rank), world_size: 4, key, versions: WIRE_VERSIONS }
+    Identity { rank: Rank(rank), world_size: 4, key, versions: WIRE_VERSIONS, magic: GROUP_MAGIC }
 }
 
 const JOB: Job = [7; 16];

@@ -8,6 +8,7 @@
 //!
 //! Read next: [`config`] (where rank, size and address come from), `handshake` (who may join),
 //! `core` (what the ranks tell each other, without sockets), `agreement` (who survives),
+//! [`pair`] (the control connection of a group of two),
 //! `mesh` (the one background thread and its sockets), `bootstrap` (how the mesh comes to be),
 //! [`fork_guard`] (why a forked child keeps no connection open).
 #![warn(missing_docs)]
@@ -32,6 +33,7 @@ mod mesh;
 mod message;
 mod nodelist;
 mod operation;
+pub mod pair;
 mod poison;
 pub mod random;
 mod reception;

@@ -244,8 +244,13 @@ mod tests {
     fn one_turn_takes_in_a_part_of_a_flood_and_the_oldest_make_room() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let identity =
-            Identity { rank: Rank(0), world_size: 2, key: Key::new(None), versions: WIRE_VERSIONS };
+        let identity = Identity {
+            rank: Rank(0),
+            world_size: 2,
+            key: Key::new(None),
+            versions: WIRE_VERSIONS,
+            magic: crate::handshake::GROUP_MAGIC,
+        };
         let mut reception =
             Reception::new(listener, identity, [0; 16], false, [Rank(1)].into()).unwrap();
         let mut flood = Vec::new();

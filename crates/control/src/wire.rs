@@ -43,6 +43,16 @@ impl Parser {
         self.buffer.extend_from_slice(bytes);
     }
 
+    /// Bytes that the next frame lacks, its length first: who reads no more leaves what follows it in
+    /// the socket.
+    pub(crate) fn lacking(&self) -> usize {
+        let rest = self.buffer.get(self.start..).unwrap_or_default();
+        let Some((length, body)) = rest.split_first_chunk::<LENGTH_BYTES>() else {
+            return LENGTH_BYTES - rest.len();
+        };
+        (u32::from_le_bytes(*length) as usize).min(self.limit).saturating_sub(body.len())
+    }
+
     /// The next whole frame, once all of it has arrived.
     pub(crate) fn next(&mut self) -> Result<Option<Vec<u8>>, Malformed> {
         let rest = self.buffer.get(self.start..).unwrap_or_default();

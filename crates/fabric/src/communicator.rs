@@ -8,6 +8,7 @@ use crate::descriptor::{Address, Grant};
 use crate::device::Device;
 use crate::engine::{Engine, EngineConfig, Region, RemoteRegion};
 use crate::error::{Error, Result};
+use crate::group_control::{GroupControl, PairMembers};
 use crate::inbox::Submitter;
 use crate::local::WaitLimit;
 use crate::memory::Memory;
@@ -20,7 +21,7 @@ use crate::wait::{self, Waiter};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use weft_control::{Control, Operation, Poison, Rank};
+use weft_control::{Control, Member, Operation, Poison, Rank};
 
 /// Source of progress on links that need it. Stores to peers of the same host need none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -74,10 +75,11 @@ impl CommunicatorConfig {
 /// A group of ranks that can write to each other. Any thread may call at any time: no call waits for
 /// another thread's wait.
 pub struct Communicator {
-    config: CommunicatorConfig,
-    control: Control,
+    /// For the next generation; pairs have none.
+    config: Option<CommunicatorConfig>,
+    control: GroupControl,
     /// Keeps the devices open: groups made later share them.
-    _devices: Vec<Arc<dyn Device>>,
+    devices: Vec<Arc<dyn Device>>,
     shared: Arc<SharedEngine>,
     lent: LentCache,
     thread: Mutex<Option<ProgressThread>>,
@@ -110,8 +112,42 @@ impl Communicator {
         let size = control.world_size();
         let mut engine = Engine::new(config.engine.clone(), rank, size, generation, &devices)?;
         connect(&control, &mut engine, deadline)
-            .map_err(|error| verdict(&control, error, deadline))?;
+            .map_err(|error| verdict(|| Ok(control.check()?), error, deadline))?;
 
+        let spin = config.spin.unwrap_or_else(|| default_spin(control.members(), rank));
+        let barrier = engine.counter()?;
+        engine.use_for_barriers(barrier);
+        let (progress, control) = (config.progress, GroupControl::Mesh(control));
+        let communicator = Communicator::assemble(control, engine, devices, spin, Some(config));
+        communicator.share(&[], &[barrier], deadline)?;
+        communicator.start_thread(progress)?;
+        communicator.log_routes();
+        Ok(communicator)
+    }
+
+    /// A pair, with an engine that is connected and has its barrier's counter.
+    pub(crate) fn over_pair(
+        control: PairMembers,
+        engine: Engine,
+        devices: Vec<Arc<dyn Device>>,
+        progress: Progress,
+        spin: Option<Duration>,
+    ) -> Result<Communicator> {
+        let spin = spin.unwrap_or_else(|| default_spin(&control.members, engine.rank()));
+        let control = GroupControl::Pair(control);
+        let communicator = Communicator::assemble(control, engine, devices, spin, None);
+        communicator.start_thread(progress)?;
+        Ok(communicator)
+    }
+
+    /// Lets poison and goodbyes flow both ways between the engine and its control.
+    fn assemble(
+        control: GroupControl,
+        engine: Engine,
+        devices: Vec<Arc<dyn Device>>,
+        spin: Duration,
+        config: Option<CommunicatorConfig>,
+    ) -> Communicator {
         // The flag keeps the control plane, so the control plane must not keep the flag: neither
         // would ever go.
         let flag = Arc::downgrade(engine.poison_flag());
@@ -128,29 +164,20 @@ impl Communicator {
         }));
         let spreader = control.clone();
         engine.poison_flag().on_poison(Box::new(move |poison| spreader.poison(poison)));
-
-        let spin = config.spin.unwrap_or_else(|| default_spin(&control, &config.control.host_id));
-        let barrier = engine.counter()?;
-        engine.use_for_barriers(barrier);
-        let shared = Arc::new(SharedEngine::new(engine));
-        let thread = Mutex::new(None);
-        let lent = LentCache::new(config.kept_lent);
-        let communicator =
-            Communicator { config, control, _devices: devices, shared, lent, thread, spin };
-        communicator.share(&[], &[barrier], deadline)?;
-        communicator.start_thread()?;
-        communicator.log_routes();
-        Ok(communicator)
+        let kept = config.as_ref().map_or(IdleLimits::NONE, |config| config.kept_lent);
+        let (shared, thread) = (Arc::new(SharedEngine::new(engine)), Mutex::new(None));
+        let lent = LentCache::new(kept);
+        Communicator { config, control, devices, shared, lent, thread, spin }
     }
 
     /// Starts the progress thread if the configuration or a device in use asks for one.
-    fn start_thread(&self) -> Result<()> {
-        let demanded = self._devices.iter().any(|device| {
+    fn start_thread(&self, progress: Progress) -> Result<()> {
+        let demanded = self.devices.iter().any(|device| {
             let peers = self.engine().peers();
             let uses = |peer| self.engine().route(peer).map(|route| route.provider);
             device.demands_thread() && peers.into_iter().any(|p| uses(p) == Some(device.kind()))
         });
-        if self.config.progress == Progress::Thread || demanded {
+        if progress == Progress::Thread || demanded {
             let thread = ProgressThread::start(&self.shared, THREAD_SPIN)?;
             *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         }
@@ -242,8 +269,8 @@ impl Communicator {
         wait::wait_for_request(&mut self.host(), request, waiter)
     }
 
-    /// The control plane.
-    pub fn control(&self) -> &Control {
+    /// Control of the group.
+    pub fn control(&self) -> &GroupControl {
         &self.control
     }
 
@@ -332,7 +359,7 @@ impl Communicator {
         };
         let mut limit = WaitLimit { deadline, give_up: &mut give_up };
         let result = work(&mut self.engine(), &mut limit);
-        result.map_err(|error| verdict(&self.control, error, deadline))
+        result.map_err(|error| verdict(|| Ok(self.control.check()?), error, deadline))
     }
 
     /// Waits until all that was written toward a counter has arrived, as [`Communicator::settle`], and
@@ -411,14 +438,20 @@ impl Communicator {
     /// After a loss: agrees with the other survivors on who is left and makes a new communicator,
     /// with new ranks in the old order, new connections and new memory. This one's memory is not
     /// reused.
+    ///
+    /// # Errors
+    /// [`Error::ReformOfPair`] on a pair; those of [`Control::reform`] and [`Communicator::over`].
     pub fn reform(&self, timeout: Duration) -> Result<Communicator> {
-        if self.control.poisoned().is_none() {
+        let (Some(control), Some(config)) = (self.control.mesh(), &self.config) else {
+            return Err(Error::ReformOfPair { rank: self.rank() });
+        };
+        if control.poisoned().is_none() {
             let cause = self.engine().poison_flag().get().cloned();
             if let Some(cause) = cause {
-                self.control.poison(&cause);
+                control.poison(&cause);
             }
         }
-        Communicator::over(self.control.reform(timeout)?, self.config.clone())
+        Communicator::over(control.reform(timeout)?, config.clone())
     }
 
     /// Poisons the group at every rank.
@@ -462,15 +495,15 @@ const VERDICT_POLL: Duration = Duration::from_millis(5);
 
 /// The control plane's error, if it finds within [`LOSS_VERDICT`] that a rank is lost or has left;
 /// otherwise the link's, which is not held back after the caller's deadline.
-fn verdict(control: &Control, error: Error, deadline: Time) -> Error {
+fn verdict(check: impl Fn() -> Result<()>, error: Error, deadline: Time) -> Error {
     if !matches!(error, Error::Connect { .. } | Error::System { .. }) {
         return error;
     }
     let now = clock::now();
     let until = if now < deadline { now.after(LOSS_VERDICT) } else { now };
     loop {
-        if let Err(cause) = control.check() {
-            return cause.into();
+        if let Err(cause) = check() {
+            return cause;
         }
         if clock::now() >= until {
             return error;
@@ -516,8 +549,9 @@ fn device_config(control: &Control, config: &CommunicatorConfig) -> DeviceConfig
 }
 
 /// Spinning pays only where no other rank needs the core.
-fn default_spin(control: &Control, host_id: &str) -> Duration {
-    let local = control.members().iter().filter(|member| member.host_id == host_id).count();
+fn default_spin(members: &[Member], rank: Rank) -> Duration {
+    let here = members.get(rank.index()).map(|member| &member.host_id);
+    let local = members.iter().filter(|member| Some(&member.host_id) == here).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if local <= cores { Duration::from_micros(50) } else { Duration::ZERO }
 }

@@ -103,6 +103,15 @@ pub enum Error {
         /// Why.
         detail: String,
     },
+    /// A pair cannot be formed anew.
+    #[error(
+        "reform at {rank} of a pair: expected a group that was formed at bootstrap; connect a new pair \
+         (weft.connect) in place of this one"
+    )]
+    ReformOfPair {
+        /// The rank that asked.
+        rank: Rank,
+    },
     /// A provider cannot be opened on this machine.
     #[error("the {provider} provider cannot be used here: {detail}")]
     Provider {

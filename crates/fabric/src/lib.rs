@@ -9,6 +9,7 @@
 //! - [`Engine::wait`], [`Engine::count`], [`Engine::credit`]: counters, their rounds and credits
 //! - [`Engine::poll`], [`Driver`]: the same without blocking
 //! - [`providers`]: shm, copy, tcp, sim
+//! - [`pair`]: groups of two, made between any two processes at run time
 //! - [`local`]: ranks of one host: meeting, passing descriptors, mapped memory
 //! - [`RegistrationCache`], [`LentCache`]: registrations with NICs, once for each allocation
 
@@ -22,6 +23,7 @@ pub mod engine;
 pub mod error;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
+pub mod group_control;
 pub mod inbox;
 pub mod lane_table;
 pub mod lanes;
@@ -29,6 +31,7 @@ pub mod link;
 pub mod local;
 pub mod memory;
 pub mod model;
+pub mod pair;
 pub mod parts;
 pub mod poison;
 pub mod providers;

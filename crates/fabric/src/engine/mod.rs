@@ -12,8 +12,10 @@
 //!   for one
 //! - `progress.rs`: polling, completions, loss
 //! - `sleep.rs`: descriptors, deadlines and sleep
+//! - `monitor.rs`: a control connection without a thread, which the engine watches
 
 mod counters;
+mod monitor;
 mod progress;
 mod queue;
 mod regions;
@@ -22,6 +24,7 @@ mod submit;
 mod target;
 
 pub use counters::CounterConfig;
+pub use monitor::Monitor;
 pub use progress::Raised;
 pub use regions::{Region, RemoteRegion, WeakRegion};
 pub(crate) use sleep::{MAX_PARK, Park};
@@ -58,6 +61,8 @@ pub struct EngineConfig {
     /// How long a peer's broken connection may wait for the control plane to say whether the peer
     /// has left or died, before it counts as died.
     pub loss_grace: Duration,
+    /// Requests and events that memory is reserved for; more are allocated as they come.
+    pub reserved: usize,
     /// Records of each sort that a trace keeps; none are kept when zero.
     pub trace_limit: usize,
 }
@@ -68,8 +73,16 @@ impl Default for EngineConfig {
             lanes: 65_536,
             max_requests: 65_536,
             loss_grace: Duration::from_secs(1),
+            reserved: 1024,
             trace_limit: 0,
         }
+    }
+}
+
+impl EngineConfig {
+    /// For a pair group, of which a process may have thousands: 256 lanes in 8 KiB, memory for 16 requests.
+    pub fn for_pair() -> EngineConfig {
+        EngineConfig { lanes: 256, max_requests: 4096, reserved: 16, ..EngineConfig::default() }
     }
 }
 
@@ -160,6 +173,8 @@ pub struct Engine {
     suspects: Vec<Suspect>,
     poison: Arc<PoisonFlag>,
     sleeper: sleep::Sleeper,
+    /// Dropped after the links, which may hold bytes for the peer.
+    monitor: Option<monitor::Watched>,
     poison_reported: bool,
     barrier: Option<CounterId>,
     barrier_state: crate::wait::BarrierState,
@@ -207,7 +222,7 @@ impl Engine {
         let peers = peers.collect();
         let sleeper = sleep::Sleeper::new(&lanes)?;
         let trace = (config.trace_limit > 0).then(|| Trace::with_limit(config.trace_limit));
-        let room = config.max_requests.min(1024);
+        let room = config.max_requests.min(config.reserved);
         Ok(Engine {
             config,
             rank,
@@ -239,6 +254,7 @@ impl Engine {
             suspects: Vec::new(),
             poison,
             sleeper,
+            monitor: None,
             poison_reported: false,
             barrier: None,
             barrier_state: crate::wait::BarrierState::default(),

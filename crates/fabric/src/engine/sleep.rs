@@ -35,6 +35,7 @@ pub(super) struct Sleeper {
     deadline: Option<Time>,
     /// Whether peers' stores alone cannot wake this engine.
     has_links: bool,
+    has_monitor: bool,
 }
 
 impl Sleeper {
@@ -43,19 +44,43 @@ impl Sleeper {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&epoll, lanes.descriptor(), epoll::EventData::new_u64(0), READABLE)
             .map_err(failed)?;
-        Ok(Sleeper { epoll: Arc::new(epoll), timer: None, deadline: None, has_links: false })
+        Ok(Sleeper {
+            epoll: Arc::new(epoll),
+            timer: None,
+            deadline: None,
+            has_links: false,
+            has_monitor: false,
+        })
     }
 
     /// Covers the descriptors of a link that has peers.
     pub fn watch(&mut self, descriptors: Vec<RawFd>) -> Result<()> {
         for descriptor in descriptors {
-            // SAFETY: the link owns the descriptor and is alive during this call.
-            let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-            epoll::add(&*self.epoll, descriptor, epoll::EventData::new_u64(0), READABLE)
-                .map_err(|e| Error::system("cannot watch a descriptor", e))?;
+            self.add(descriptor)?;
             self.has_links = true;
         }
         Ok(())
+    }
+
+    /// Covers the descriptor of a monitor. Peers' stores still raise lanes without a poll.
+    pub fn watch_monitor(&mut self, descriptor: RawFd) -> Result<()> {
+        self.has_monitor = true;
+        self.add(descriptor)
+    }
+
+    /// Covers this descriptor no more.
+    pub fn forget(&mut self, descriptor: RawFd) {
+        // SAFETY: its owner is alive during this call.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        // It fails where the descriptor is not covered.
+        let _ = epoll::delete(&*self.epoll, descriptor);
+    }
+
+    fn add(&mut self, descriptor: RawFd) -> Result<()> {
+        // SAFETY: its owner, a link or a monitor of this engine, is alive during this call.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        epoll::add(&*self.epoll, descriptor, epoll::EventData::new_u64(0), READABLE)
+            .map_err(|e| Error::system("cannot watch a descriptor", e))
     }
 
     /// Makes the epoll descriptor readable at `deadline`, or no more for want of one. A timer that
@@ -156,6 +181,7 @@ impl Engine {
         if std::mem::take(&mut self.armed) {
             self.lanes.finish_sleep(Sleep::EventLoop);
             self.sleeper.set_timer(None);
+            self.expect_monitor();
         }
     }
 
@@ -170,7 +196,7 @@ impl Engine {
     /// Announces a sleep of a waiting thread; `None` if there is something to do. Follow it with
     /// [`Park::sleep`] and [`Engine::finish_park`].
     pub(crate) fn prepare_park(&mut self) -> Option<Park> {
-        let park = if self.sleeper.has_links {
+        let park = if self.sleeper.has_links || self.sleeper.has_monitor {
             Park::Descriptor(self.sleeper.epoll.clone())
         } else {
             Park::Word(self.lanes.clone())
@@ -180,6 +206,7 @@ impl Engine {
 
     pub(crate) fn finish_park(&mut self, park: &Park) {
         self.lanes.finish_sleep(park.how());
+        self.expect_monitor();
     }
 
     fn announce(&mut self, how: Sleep) -> bool {

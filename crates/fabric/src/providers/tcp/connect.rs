@@ -60,6 +60,12 @@ pub(super) struct Expected {
 /// A peer and the sockets of its streams, in their order.
 pub(super) type Connected = (Rank, Vec<OwnedFd>);
 
+/// Limits what the kernel holds of a stream to a process of this host.
+pub(super) fn limit_buffer(socket: &OwnedFd) {
+    // Only makes long writes slower if the kernel refuses.
+    let _ = net::sockopt::set_socket_send_buffer_size(socket, SAME_HOST_BUFFER);
+}
+
 /// Connects these peers; the error names one that could not be.
 pub(super) fn connect(
     here: &Here<'_>,
@@ -352,8 +358,7 @@ impl<'a> Meeting<'a> {
 
     fn seat(&mut self, peer: usize, stream: u32, socket: OwnedFd) {
         if self.here.address.is_on_host_of(&self.expected[peer].address) {
-            // Only makes long writes slower if the kernel refuses.
-            let _ = net::sockopt::set_socket_send_buffer_size(&socket, SAME_HOST_BUFFER);
+            limit_buffer(&socket);
         }
         // It is registered with the link's own epoll next.
         let _ = epoll::delete(&self.epoll, &socket);

@@ -5,11 +5,13 @@
 //! touches memory. `docs/wire-format.md` describes the bytes.
 //!
 //! - `wire.rs`: addresses, hellos and frames as bytes
+//! - `adopted.rs`: a link over a connection that was made elsewhere
 //! - `connect.rs`, `handshake.rs`: connecting to all peers, refusing strangers
 //! - `peer.rs`, `granted.rs`: a peer's streams, its loss, what it was granted
 //! - `stream.rs`, `output.rs`: one connection, and what waits to be sent on it
 //! - `pieces.rs`, `socket.rs`: memory on its way, and the system calls that move it
 
+mod adopted;
 mod connect;
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
@@ -22,6 +24,7 @@ mod socket;
 mod stream;
 mod wire;
 
+pub use adopted::{AdoptedTcp, Adoption, random_token};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::{stream as fuzz_stream, wire as fuzz_wire};
 
@@ -119,6 +122,8 @@ struct TcpLink {
     issued: HashMap<Rank, Token>,
     /// Until the group is connected.
     listener: Option<OwnedFd>,
+    /// In place of a listener: the connection to the one peer.
+    adoption: Option<Adoption>,
     counters: Arc<TcpCounters>,
     epoll: OwnedFd,
     regions: Vec<Option<Arc<Memory>>>,
@@ -203,30 +208,8 @@ impl Device for TcpDevice {
 
     fn open(&self, group: Membership) -> Result<Box<dyn Link>> {
         let (listener, bound) = self.listen()?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|e| Error::system("cannot create an epoll descriptor", e))?;
-        let config = self.config.clone();
-        let address = Address {
-            host: this_host(),
-            max_part_bytes: config.max_part_bytes,
-            max_pages: wire::MAX_PAGES,
-            streams: config.streams,
-            socket: SocketAddr::new(config.advertise.unwrap_or(config.bind), bound.port()),
-        };
-        Ok(Box::new(TcpLink {
-            config,
-            group,
-            address,
-            issued: HashMap::new(),
-            listener: Some(listener),
-            counters: self.counters.clone(),
-            epoll,
-            regions: Vec::new(),
-            peers: Vec::new(),
-            dirty: Vec::new(),
-            ending: Vec::new(),
-            hot: HotStream::default(),
-        }))
+        let ip = self.config.advertise.unwrap_or(self.config.bind);
+        Ok(Box::new(self.link(group, SocketAddr::new(ip, bound.port()), Some(listener))?))
     }
 }
 
@@ -246,11 +229,12 @@ impl Link for TcpLink {
     /// A loopback address reaches from its own host only. Both sides compare the same two addresses.
     fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
         let other = Address::decode(theirs)?;
+        let connected = self.adoption.is_some();
         let loopback = |address: &Address| address.socket.ip().is_loopback();
         let public = !loopback(&self.address) && !loopback(&other);
         let Pair { parts, streams } = self.address.pair(&other);
         let rule = RouteRule { parts, ordered: streams == 1, inline: false };
-        (public || self.address.is_on_host_of(&other)).then_some(rule)
+        (connected || public || self.address.is_on_host_of(&other)).then_some(rule)
     }
 
     /// A token for the peer alone, which it shows on every connection.
@@ -261,6 +245,9 @@ impl Link for TcpLink {
     }
 
     fn connect(&mut self, peers: &[Introduction<'_>], limit: &mut WaitLimit<'_>) -> Result<()> {
+        if self.adoption.is_some() {
+            return peers.iter().try_for_each(|peer| self.adopt(peer));
+        }
         // Closed when this returns: every peer of the group is connected by then.
         let listener = self.listener.take();
         let listener = listener.ok_or_else(|| unusable("its link is connected already".into()))?;
@@ -440,6 +427,28 @@ impl Link for TcpLink {
 }
 
 impl TcpLink {
+    /// Takes over the connection to a peer that was made elsewhere.
+    fn adopt(&mut self, peer: &Introduction<'_>) -> Result<()> {
+        let refused = |detail: &str| Error::Connect {
+            peer: peer.peer,
+            provider: ProviderKind::Tcp,
+            detail: detail.into(),
+        };
+        let address = Address::decode(peer.address);
+        let address = address.ok_or_else(|| refused("its address is of another wire version"))?;
+        let socket = self.adoption.as_ref().and_then(Adoption::take);
+        let socket = socket.ok_or_else(|| refused("its connection was not handed over"))?;
+        if self.address.is_on_host_of(&address) {
+            connect::limit_buffer(&socket);
+        }
+        let rule = self.address.pair(&address).parts;
+        let made = Peer::new(peer.peer, rule, vec![socket], &self.epoll)
+            .map_err(|e| Error::system("cannot watch a connection", e))?;
+        self.peers.resize_with(self.group.size as usize, || None);
+        self.peers[peer.peer.index()] = Some(made);
+        Ok(())
+    }
+
     fn peer(&mut self, rank: Rank) -> Result<&mut Peer> {
         let peer = self.peers.get_mut(rank.0 as usize).and_then(Option::as_mut);
         peer.ok_or_else(|| Error::Unknown { what: "rank", number: rank.0.into() })

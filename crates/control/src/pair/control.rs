@@ -1,0 +1,458 @@
+//! Control connection of a formed pair: exchanges, poison, goodbye, loss.
+//!
+//! Its owner polls it; any thread may. The end of the connection without a goodbye poisons the pair. An
+//! exchange is numbered and carries its operation, as a collective call of a group does; one whose wait
+//! ended early is continued by the same call.
+
+use super::socket::{Ended, FrameSocket};
+use super::{CONNECTOR, LISTENER};
+use crate::core::OnPoison;
+use crate::deadline::Deadline;
+use crate::fork_guard;
+use crate::message::Message;
+use crate::wire::MAX_PAYLOAD;
+use crate::{Cause, Error, Interrupt, Operation, PeerStatus, Poison, Rank, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+type OnLeft = Arc<dyn Fn(Rank) + Send + Sync>;
+
+/// Longest sleep between two looks at poison from within the process and at interrupts.
+const MAX_PARK: Duration = Duration::from_millis(50);
+
+/// One end's control connection.
+pub struct PairControl {
+    rank: Rank,
+    interrupt: Option<Interrupt>,
+    forks: u64,
+    descriptor: RawFd,
+    local: Option<SocketAddr>,
+    remote: Option<SocketAddr>,
+    state: Mutex<State>,
+    /// Held during an exchange.
+    exchange: Mutex<()>,
+}
+
+struct State {
+    socket: FrameSocket,
+    /// Exchanges that this end has begun and finished.
+    begun: Option<(u64, Operation)>,
+    finished: u64,
+    /// The peer's parts that have come: number, operation, payload.
+    parts: VecDeque<(u64, Operation, Vec<u8>)>,
+    poison: Option<Poison>,
+    on_poison: Vec<OnPoison>,
+    on_left: Vec<OnLeft>,
+    peer: PeerStatus,
+    left: bool,
+}
+
+/// Callbacks to run once the state is unlocked.
+#[derive(Default)]
+struct News {
+    poisoned: Option<(Vec<OnPoison>, Poison)>,
+    left: Vec<OnLeft>,
+}
+
+impl PairControl {
+    pub(super) fn new(
+        socket: FrameSocket,
+        rank: Rank,
+        interrupt: Option<Interrupt>,
+    ) -> PairControl {
+        PairControl {
+            rank,
+            interrupt,
+            forks: fork_guard::forks(),
+            descriptor: socket.as_fd().as_raw_fd(),
+            local: socket.stream().local_addr().ok(),
+            remote: socket.stream().peer_addr().ok(),
+            state: Mutex::new(State {
+                socket,
+                begun: None,
+                finished: 0,
+                parts: VecDeque::new(),
+                poison: None,
+                on_poison: Vec::new(),
+                on_left: Vec::new(),
+                peer: PeerStatus::Alive,
+                left: false,
+            }),
+            exchange: Mutex::new(()),
+        }
+    }
+
+    /// This end's rank: 0 is the listener, 1 the connector.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// The other end's rank.
+    pub fn peer(&self) -> Rank {
+        if self.rank == LISTENER { CONNECTOR } else { LISTENER }
+    }
+
+    /// The addresses of this end and of the other end of the connection.
+    pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        (self.local, self.remote)
+    }
+
+    /// The connection's descriptor, open as long as this is: readable when [`PairControl::poll`] has
+    /// something to do.
+    pub fn descriptor(&self) -> RawFd {
+        self.descriptor
+    }
+
+    /// Receives what has come and sends what waits, without blocking.
+    pub fn poll(&self) {
+        if !self.is_copy() {
+            self.with(|state, news| state.poll(self, news));
+        }
+    }
+
+    /// [`Error::Poisoned`]; [`Error::Left`] if the peer has; [`Error::Closed`]; [`Error::Forked`];
+    /// [`Error::Interrupted`].
+    ///
+    /// # Errors
+    /// As above.
+    pub fn check(&self) -> Result<()> {
+        self.check_for("the other end")
+    }
+
+    fn check_for(&self, operation: &'static str) -> Result<()> {
+        if self.is_copy() {
+            return Err(Error::Forked);
+        }
+        self.with(|state, news| {
+            state.poll(self, news);
+            if state.left {
+                return Err(Error::Closed);
+            }
+            if let Some(poison) = &state.poison {
+                return Err(Error::Poisoned(poison.clone()));
+            }
+            if state.peer == PeerStatus::Left {
+                return Err(Error::Left { rank: self.peer(), operation });
+            }
+            Ok(())
+        })?;
+        match &self.interrupt {
+            Some(interrupt) if interrupt() => Err(Error::Interrupted { operation }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends this end's part of an exchange, or continues the same one that was begun before.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`]; [`Error::OtherCall`] if another exchange is unfinished; [`Error::Closed`].
+    pub fn begin(&self, operation: Operation, payload: &[u8]) -> Result<()> {
+        if payload.len() > MAX_PAYLOAD {
+            return Err(Error::TooLarge { size: payload.len(), limit: MAX_PAYLOAD });
+        }
+        if self.is_copy() {
+            return Err(Error::Forked);
+        }
+        self.with(|state, news| {
+            if state.left {
+                return Err(Error::Closed);
+            }
+            match state.begun {
+                Some((_, begun)) if begun == operation => return Ok(()),
+                Some((_, begun)) => {
+                    let (peer, theirs) = (self.rank, begun);
+                    return Err(Error::OtherCall { peer, theirs, ours: operation });
+                }
+                None => {}
+            }
+            let sequence = state.finished;
+            let payload = payload.to_vec();
+            let message = Message::Gather { generation: 0, sequence, operation, payload };
+            state.begun = Some((sequence, operation));
+            state.send(self, &message, news);
+            Ok(())
+        })
+    }
+
+    /// A copy of the peer's part of the next exchange, for an end that needs it to make its own.
+    ///
+    /// # Errors
+    /// As [`PairControl::exchange`].
+    pub fn peek(&self, operation: Operation, timeout: Duration) -> Result<Vec<u8>> {
+        let deadline = Deadline::after(timeout, self.interrupt.clone());
+        loop {
+            let part = self.with(|state, news| {
+                state.poll(self, news);
+                state.parts.front().map(|(_, theirs, payload)| (*theirs, payload.clone()))
+            });
+            match part {
+                Some((theirs, payload)) if theirs == operation => return Ok(payload),
+                Some((theirs, _)) => {
+                    return Err(Error::OtherCall { peer: self.peer(), theirs, ours: operation });
+                }
+                None => self.check_for(operation.name())?,
+            }
+            self.sleep_before(&deadline, operation)?;
+        }
+    }
+
+    /// The peer's part of the exchange that was begun, if it has come.
+    ///
+    /// # Errors
+    /// [`Error::OtherCall`] if the peer makes another exchange; as [`PairControl::check`].
+    pub fn finish(&self) -> Result<Option<Vec<u8>>> {
+        let part = self.with(|state, news| {
+            state.poll(self, news);
+            let Some((sequence, ours)) = state.begun else { return Ok(None) };
+            if state.parts.front().is_none_or(|(number, ..)| *number != sequence) {
+                return Ok(None);
+            }
+            let Some((_, theirs, payload)) = state.parts.pop_front() else { return Ok(None) };
+            (state.begun, state.finished) = (None, sequence + 1);
+            if theirs != ours {
+                return Err(Error::OtherCall { peer: self.peer(), theirs, ours });
+            }
+            Ok(Some(payload))
+        })?;
+        if part.is_none() {
+            let begun = self.with(|state, _| state.begun);
+            self.check_for(begun.map_or("the other end", |(_, operation)| operation.name()))?;
+        }
+        Ok(part)
+    }
+
+    /// Gives the peer `payload` and returns what it gave. Both ends make the same calls in the same order.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]: the same call continues the exchange; as [`PairControl::begin`] and
+    /// [`PairControl::finish`].
+    pub fn exchange(
+        &self,
+        operation: Operation,
+        payload: &[u8],
+        timeout: Duration,
+    ) -> Result<Vec<u8>> {
+        let _one = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        let deadline = Deadline::after(timeout, self.interrupt.clone());
+        self.begin(operation, payload)?;
+        loop {
+            if let Some(part) = self.finish()? {
+                return Ok(part);
+            }
+            self.sleep_before(&deadline, operation)?;
+        }
+    }
+
+    fn sleep_before(&self, deadline: &Deadline, operation: Operation) -> Result<()> {
+        if deadline.expired() {
+            let (operation, missing) = (operation.name(), vec![self.peer()]);
+            return Err(Error::Timeout { operation, missing, waited: deadline.waited() });
+        }
+        self.sleep(deadline.slice().min(MAX_PARK));
+        Ok(())
+    }
+
+    /// Sleeps until the connection has something to receive, at most `timeout`.
+    fn sleep(&self, timeout: Duration) {
+        let unsent = self.with(|state, _| state.socket.has_unsent());
+        let room = if unsent { PollFlags::OUT } else { PollFlags::empty() };
+        // SAFETY: the connection is open as long as this is, which is borrowed during the call.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(self.descriptor) };
+        let mut polled = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN | room)];
+        let tv_sec = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
+        let timeout = Timespec { tv_sec, tv_nsec: timeout.subsec_nanos().into() };
+        // A signal ends it early, which is right.
+        let _ = poll(&mut polled, Some(&timeout));
+    }
+
+    /// Poisons the pair at both ends. The first cause wins.
+    pub fn poison(&self, cause: &Poison) {
+        if self.is_copy() {
+            return;
+        }
+        self.with(|state, news| {
+            if state.poison.is_none() {
+                let poison = cause.clone();
+                state.send(self, &Message::Poison { generation: 0, poison }, news);
+                state.poisoned(cause.clone(), news);
+            }
+        });
+    }
+
+    /// The cause, if the pair is poisoned.
+    pub fn poisoned(&self) -> Option<Poison> {
+        if self.is_copy() { None } else { self.with(|state, _| state.poison.clone()) }
+    }
+
+    /// Calls `call` once when the pair is poisoned, on the thread that finds it; at once if it is already.
+    pub fn on_poison(&self, call: OnPoison) {
+        if self.is_copy() {
+            return;
+        }
+        self.with(|state, news| match state.poison.clone() {
+            Some(poison) => news.poisoned = Some((vec![call], poison)),
+            None => state.on_poison.push(call),
+        });
+    }
+
+    /// Calls `call` once the peer says goodbye, on the thread that finds it; at once if it has already.
+    pub fn on_peer_left(&self, call: Box<dyn Fn(Rank) + Send + Sync>) {
+        if self.is_copy() {
+            return;
+        }
+        self.with(|state, news| {
+            let list =
+                if state.peer == PeerStatus::Left { &mut news.left } else { &mut state.on_left };
+            list.push(call.into());
+        });
+    }
+
+    /// The state of the other end; this end is alive.
+    pub fn peer_status(&self) -> PeerStatus {
+        if self.is_copy() { PeerStatus::Lost } else { self.with(|state, _| state.peer) }
+    }
+
+    /// Sends the goodbye. The peer then sees that this end left, and did not die.
+    pub fn leave(&self) {
+        if self.is_copy() {
+            return;
+        }
+        self.with(|state, news| {
+            if !std::mem::replace(&mut state.left, true) {
+                state.send(self, &Message::Leave, news);
+                state.socket.shut_down();
+            }
+        });
+    }
+
+    /// Ends the connection without a goodbye, as a crash does. For tests of losses.
+    pub fn abandon(&self) {
+        if !self.is_copy() {
+            self.with(|state, _| {
+                state.left = true;
+                let _ = state.socket.stream().shutdown(std::net::Shutdown::Both);
+            });
+        }
+    }
+
+    fn is_copy(&self) -> bool {
+        self.forks != fork_guard::forks()
+    }
+
+    fn with<R>(&self, work: impl FnOnce(&mut State, &mut News) -> R) -> R {
+        let mut news = News::default();
+        let mut state: MutexGuard<'_, State> =
+            self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = work(&mut state, &mut news);
+        drop(state);
+        if let Some((calls, poison)) = news.poisoned {
+            calls.into_iter().for_each(|call| call(&poison));
+        }
+        news.left.into_iter().for_each(|call| call(self.peer()));
+        result
+    }
+}
+
+impl Drop for PairControl {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl State {
+    fn poll(&mut self, control: &PairControl, news: &mut News) {
+        if self.peer != PeerStatus::Alive || self.left {
+            return;
+        }
+        loop {
+            match self.socket.receive() {
+                Ok(Some(body)) => {
+                    let message = Message::parse(&body).map_err(Ended::Protocol);
+                    let taken = message.and_then(|message| self.take(message, control, news));
+                    if let Err(ended) = taken {
+                        return self.ended(ended, control, news);
+                    }
+                    if self.peer != PeerStatus::Alive {
+                        return;
+                    }
+                }
+                Ok(None) => break,
+                Err(ended) => return self.ended(ended, control, news),
+            }
+        }
+        if self.socket.has_unsent()
+            && let Err(error) = self.socket.flush()
+        {
+            self.ended(Ended::Closed(error), control, news);
+        }
+    }
+
+    fn take(
+        &mut self,
+        message: Message,
+        control: &PairControl,
+        news: &mut News,
+    ) -> std::result::Result<(), Ended> {
+        let refuse = |what| Err(Ended::Protocol(crate::wire::Malformed(what)));
+        match message {
+            Message::Gather { sequence, operation, payload, .. } => {
+                // The peer is at most one exchange ahead: it needs this end's part to finish one.
+                let next = self.parts.back().map_or(self.finished, |(number, ..)| number + 1);
+                let begun = self.begun.map_or(self.finished, |(number, _)| number + 1);
+                if sequence != next || sequence > begun {
+                    return refuse("an exchange out of order");
+                }
+                self.parts.push_back((sequence, operation, payload));
+            }
+            Message::Poison { poison, .. } => {
+                if self.poison.is_none() {
+                    self.poisoned(poison, news);
+                }
+            }
+            Message::Leave => {
+                self.peer = PeerStatus::Left;
+                log::debug!("{} of a pair has left", control.peer());
+                news.left.append(&mut self.on_left);
+            }
+            _ => return refuse("a message that pairs do not have"),
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, ended: Ended, control: &PairControl, news: &mut News) {
+        self.peer = PeerStatus::Lost;
+        let (kind, detail) = match ended {
+            Ended::Closed(error) if error.kind() == ErrorKind::TimedOut => {
+                (Cause::Silent, "its host did not acknowledge in time".to_owned())
+            }
+            Ended::Closed(error) => (Cause::Lost, error.to_string()),
+            Ended::Protocol(malformed) => (Cause::Protocol, malformed.0.to_owned()),
+        };
+        // The peer finds the end of the connection.
+        self.socket.shut_down();
+        if self.poison.is_none() {
+            self.poisoned(Poison { kind, rank: Some(control.peer()), detail }, news);
+        }
+    }
+
+    fn poisoned(&mut self, poison: Poison, news: &mut News) {
+        log::info!("a pair is poisoned: {poison}");
+        self.poison = Some(poison.clone());
+        news.poisoned = Some((std::mem::take(&mut self.on_poison), poison));
+    }
+
+    fn send(&mut self, control: &PairControl, message: &Message, news: &mut News) {
+        if self.peer == PeerStatus::Lost {
+            return;
+        }
+        if self.socket.send(&message.frame()).is_err() {
+            // What came before the connection broke, a goodbye above all, is still to be received.
+            self.poll(control, news);
+        }
+    }
+}

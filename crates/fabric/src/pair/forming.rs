@@ -1,0 +1,220 @@
+//! One end of a pair that is being formed: its engine, and what the ends give each other.
+
+use super::PairConfig;
+use crate::bytes::{Reader, put_block};
+use crate::clock;
+use crate::communicator::Communicator;
+use crate::descriptor::{Address, Grant};
+use crate::device::Device;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::group_control::PairMembers;
+use crate::local::WaitLimit;
+use crate::providers::shm::{ShmConfig, ShmDevice};
+use crate::providers::tcp::{AdoptedTcp, Adoption};
+use crate::types::{CounterId, Generation, ProviderKind, Time};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+use weft_control::pair::{CONNECTOR, LISTENER, MAX_DETAILS, PairControl, StreamToken};
+use weft_control::{Member, Rank};
+
+/// The longest host identity that an end may give, in bytes.
+const MAX_HOST_ID: usize = 256;
+
+/// An end's description of itself: the dialler's travels with its proof, the listener's with its offer.
+pub(super) struct Details {
+    pid: u32,
+    host_id: String,
+    address: Address,
+}
+
+impl Details {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = self.pid.to_le_bytes().to_vec();
+        put_block(&mut out, self.host_id.as_bytes());
+        put_block(&mut out, &self.address.encode());
+        out
+    }
+
+    pub fn decode(bytes: &[u8]) -> Option<Details> {
+        let mut reader = Reader::new(bytes);
+        let pid = reader.u32()?;
+        let host_id = reader.block().filter(|bytes| bytes.len() <= MAX_HOST_ID)?;
+        let host_id = String::from_utf8(host_id.to_vec()).ok()?;
+        let address = Address::decode(reader.block()?)?;
+        reader.is_at_end().then_some(Details { pid, host_id, address })
+    }
+
+    fn member(&self, rank: Rank, peer: &Details, address: Option<IpAddr>) -> Member {
+        let local_index = u32::from(rank == CONNECTOR && self.host_id == peer.host_id);
+        let address = address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let (host_id, pid) = (self.host_id.clone(), self.pid);
+        Member { rank, original_rank: rank, host_id, pid, local_index, address }
+    }
+}
+
+/// What one end gives the other once both have each other's details.
+pub(super) struct Introduction {
+    /// Of the link that has the route; over tcp the listener's is the token of the data connection.
+    link: Vec<u8>,
+    /// The lanes of the barrier.
+    grant: Vec<u8>,
+}
+
+impl Introduction {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_block(&mut out, &self.link);
+        put_block(&mut out, &self.grant);
+        out
+    }
+
+    pub fn decode(bytes: &[u8]) -> Option<Introduction> {
+        let mut reader = Reader::new(bytes);
+        let (link, grant) = (reader.block()?.to_vec(), reader.block()?.to_vec());
+        reader.is_at_end().then_some(Introduction { link, grant })
+    }
+
+    /// The token of the data connection.
+    pub fn token(&self) -> Option<StreamToken> {
+        self.link.as_slice().try_into().ok()
+    }
+}
+
+/// An end that is being formed.
+pub(super) struct Forming {
+    rank: Rank,
+    engine: Engine,
+    devices: Vec<Arc<dyn Device>>,
+    adoption: Adoption,
+    barrier: CounterId,
+    own: Details,
+    peer: Option<Details>,
+}
+
+impl Forming {
+    /// This end, with an engine that is not connected.
+    pub fn new(rank: Rank, config: &PairConfig) -> Result<Forming> {
+        let adoption = Adoption::default();
+        let host_id = config.settings.host_id.clone();
+        let devices: Vec<Arc<dyn Device>> = config
+            .providers
+            .iter()
+            .map(|kind| -> Result<Arc<dyn Device>> {
+                match kind {
+                    ProviderKind::Shm => {
+                        Ok(Arc::new(ShmDevice::new(ShmConfig { host_id: host_id.clone() })))
+                    }
+                    ProviderKind::Tcp => Ok(Arc::new(AdoptedTcp::new(adoption.clone()))),
+                    &provider => {
+                        let detail = "pairs use shm and tcp; choose from these".into();
+                        Err(Error::Provider { provider, detail })
+                    }
+                }
+            })
+            .collect::<Result<_>>()?;
+        let mut engine = Engine::new(config.engine.clone(), rank, 2, Generation(0), &devices)?;
+        let barrier = engine.counter()?;
+        engine.use_for_barriers(barrier);
+        let own = Details { pid: std::process::id(), host_id, address: engine.address() };
+        if own.host_id.len() > MAX_HOST_ID || own.encode().len() > MAX_DETAILS {
+            let (wanted, limit) = (own.host_id.len() as u64, MAX_HOST_ID as u64);
+            return Err(Error::Limit { what: "bytes of a host identity", wanted, limit });
+        }
+        Ok(Forming { rank, engine, devices, adoption, barrier, own, peer: None })
+    }
+
+    pub fn details(&self) -> Vec<u8> {
+        self.own.encode()
+    }
+
+    fn peer_rank(&self) -> Rank {
+        if self.rank == LISTENER { CONNECTOR } else { LISTENER }
+    }
+
+    fn malformed(&self, what: &'static str, bytes: &[u8]) -> Error {
+        Error::Malformed { peer: self.peer_rank(), what, detail: format!("{} bytes", bytes.len()) }
+    }
+
+    /// Takes the peer's details, resolves the route, and makes the introduction.
+    pub fn introduce(&mut self, peer: &[u8]) -> Result<Introduction> {
+        let peer = Details::decode(peer).ok_or_else(|| self.malformed("its details", peer))?;
+        let addresses = self.in_rank_order(self.own.address.clone(), peer.address.clone());
+        self.peer = Some(peer);
+        let mut messages = self.engine.introduce(&addresses)?;
+        let to = self.peer_rank();
+        let link = messages.swap_remove(to.index());
+        let grant = self.engine.grant(to, &[], &[self.barrier])?.encode();
+        Ok(Introduction { link, grant })
+    }
+
+    fn in_rank_order<T>(&self, own: T, peer: T) -> Vec<T> {
+        if self.rank == LISTENER { vec![own, peer] } else { vec![peer, own] }
+    }
+
+    /// Whether the route is over tcp, which needs a data connection.
+    pub fn is_over_tcp(&self) -> bool {
+        let route = self.engine.route(self.peer_rank());
+        route.is_some_and(|route| route.provider == ProviderKind::Tcp)
+    }
+
+    /// The place for the data connection.
+    pub fn adoption(&self) -> &Adoption {
+        &self.adoption
+    }
+
+    /// Connects with what the peer gave, and makes the communicator.
+    pub fn finish(
+        mut self,
+        introduction: &[u8],
+        control: PairControl,
+        config: &PairConfig,
+        timeout: Duration,
+    ) -> Result<Communicator> {
+        let peer_rank = self.peer_rank();
+        let malformed = self.malformed("its introduction", introduction);
+        let (Some(peer), Some(introduction)) =
+            (self.peer.take(), Introduction::decode(introduction))
+        else {
+            return Err(malformed);
+        };
+        let grant = Grant::decode(&introduction.grant).ok_or(malformed)?;
+        let addresses = self.in_rank_order(self.own.address.clone(), peer.address.clone());
+        let messages = self.in_rank_order(Vec::new(), introduction.link);
+        let mut give_up = || Ok(control.check()?);
+        let deadline = clock::now().after(timeout);
+        let mut limit = WaitLimit { deadline, give_up: &mut give_up };
+        self.engine.connect(&addresses, &messages, &mut limit)?;
+        self.engine.import_within(peer_rank, &grant, &[self.barrier], &mut limit)?;
+        let (local, remote) = control.addresses();
+        let own = self.own.member(self.rank, &peer, local.map(|address| address.ip()));
+        let peer = peer.member(peer_rank, &self.own, remote.map(|address| address.ip()));
+        let members = self.in_rank_order(own, peer).into();
+        let control = Arc::new(control);
+        self.engine.watch(control.clone())?;
+        let control = PairMembers { control, members };
+        let Forming { engine, devices, .. } = self;
+        Communicator::over_pair(control, engine, devices, config.progress, config.spin)
+    }
+}
+
+/// The error with the remedy for a process that has no descriptor left.
+pub(super) fn name_descriptors(error: Error) -> Error {
+    match error {
+        Error::System { what, source } => {
+            match weft_control::pair::name_of_descriptors(what, source) {
+                weft_control::Error::System { doing, source } => {
+                    Error::System { what: doing, source }
+                }
+                named => named.into(),
+            }
+        }
+        other => other,
+    }
+}
+
+/// Time until `deadline`.
+pub(super) fn left(deadline: Time) -> Duration {
+    deadline.since(clock::now())
+}

@@ -1,0 +1,103 @@
+//! A link over a connection that was made elsewhere: a pair group's, which needs no port of its own.
+
+use super::{Address, TcpConfig, TcpCounters, TcpDevice, TcpLink, new_token};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::link::{Link, Membership};
+use crate::types::ProviderKind;
+use rustix::event::epoll;
+use rustix::fd::OwnedFd;
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The connection that a link of [`AdoptedTcp`] waits for.
+#[derive(Clone, Debug, Default)]
+pub struct Adoption(Arc<Mutex<Option<OwnedFd>>>);
+
+impl Adoption {
+    /// Hands over a connected socket that does not block. Called before the link is connected.
+    pub fn put(&self, socket: impl Into<OwnedFd>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket.into());
+    }
+
+    /// Whether a socket was handed over.
+    pub fn is_filled(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    pub(super) fn take(&self) -> Option<OwnedFd> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Sockets of one pair: one stream, over the connection that is put into its [`Adoption`].
+#[derive(Debug)]
+pub struct AdoptedTcp {
+    adoption: Adoption,
+}
+
+impl AdoptedTcp {
+    /// A device for one group of two.
+    pub fn new(adoption: Adoption) -> AdoptedTcp {
+        AdoptedTcp { adoption }
+    }
+}
+
+impl Device for AdoptedTcp {
+    fn kind(&self) -> ProviderKind {
+        ProviderKind::Tcp
+    }
+
+    fn open(&self, group: Membership) -> Result<Box<dyn Link>> {
+        let config = TcpConfig { streams: 1, ..TcpConfig::default() };
+        let nowhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+        let device = TcpDevice { config, counters: Arc::new(TcpCounters::default()) };
+        let mut link = device.link(group, nowhere, None)?;
+        link.adoption = Some(self.adoption.clone());
+        Ok(Box::new(link))
+    }
+}
+
+/// Sixteen random bytes that stand for a pair's connection.
+///
+/// # Errors
+/// [`Error::Provider`] if the system has no random bytes.
+pub fn random_token() -> Result<[u8; 16]> {
+    new_token()
+}
+
+impl TcpDevice {
+    pub(super) fn link(
+        &self,
+        group: Membership,
+        socket: SocketAddr,
+        listener: Option<OwnedFd>,
+    ) -> Result<TcpLink> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|e| Error::system("cannot create an epoll descriptor", e))?;
+        let config = self.config.clone();
+        let address = Address {
+            host: super::this_host(),
+            max_part_bytes: config.max_part_bytes,
+            max_pages: super::wire::MAX_PAGES,
+            streams: config.streams,
+            socket,
+        };
+        Ok(TcpLink {
+            config,
+            group,
+            address,
+            issued: HashMap::new(),
+            listener,
+            adoption: None,
+            counters: self.counters.clone(),
+            epoll,
+            regions: Vec::new(),
+            peers: Vec::new(),
+            dirty: Vec::new(),
+            ending: Vec::new(),
+            hot: super::HotStream::default(),
+        })
+    }
+}

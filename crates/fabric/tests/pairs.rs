@@ -1,0 +1,11 @@
+//! Pair groups: forming, traffic, loss, strangers, processes.
+#![cfg(not(any(miri, loom)))]
+
+#[path = "pairs/common.rs"]
+mod common;
+#[path = "pairs/ends.rs"]
+mod ends;
+#[path = "pairs/forming.rs"]
+mod forming;
+#[path = "pairs/processes.rs"]
+mod processes;

@@ -1,0 +1,149 @@
+//! A listener, a connector, and an echo between them.
+
+use std::time::{Duration, Instant};
+use weft_control::pair::Settings;
+use weft_fabric::pair::{Listener, PairConfig, connect};
+use weft_fabric::{
+    Communicator, CounterId, Page, ProviderKind, Rank, Region, RemoteRegion, Time, clock,
+};
+
+/// Promised: a loss is noticed within this time.
+pub const LOSS: Duration = Duration::from_secs(2);
+/// For what is not under test.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+pub fn by(patience: Duration) -> Time {
+    clock::now().after(patience)
+}
+
+pub fn config(address: &str, provider: ProviderKind) -> PairConfig {
+    let mut config = PairConfig::new(Settings {
+        address: address.into(),
+        secret: None,
+        host_id: "host".into(),
+        silence_timeout: Duration::from_secs(15),
+        interrupt: None,
+    });
+    config.providers = vec![provider];
+    config
+}
+
+pub fn listen(provider: ProviderKind) -> Listener {
+    Listener::bind(config("127.0.0.1:0", provider)).unwrap()
+}
+
+pub fn accept(listener: &Listener) -> Communicator {
+    listener.accept(by(PATIENCE), &mut || false).unwrap()
+}
+
+/// Connects from a thread of its own, and accepts here: listener's end first.
+pub fn pair_on(listener: &Listener, provider: ProviderKind) -> (Communicator, Communicator) {
+    let address = listener.address().to_string();
+    let dialler =
+        std::thread::spawn(move || connect(&config(&address, provider), by(PATIENCE)).unwrap());
+    let accepted = accept(listener);
+    (accepted, dialler.join().unwrap())
+}
+
+pub fn pair(provider: ProviderKind) -> (Communicator, Communicator) {
+    pair_on(&listen(provider), provider)
+}
+
+/// One end's memory and counter for messages of 64 bytes.
+pub struct End {
+    pub communicator: Communicator,
+    source: Region,
+    inbox: Region,
+    remote: RemoteRegion,
+    pub counter: CounterId,
+}
+
+pub const BYTES: usize = 64;
+
+impl End {
+    /// Both ends call this.
+    pub fn new(communicator: Communicator) -> End {
+        let (source, inbox, counter) = {
+            let mut engine = communicator.engine();
+            let (source, inbox) = (engine.alloc(BYTES).unwrap(), engine.alloc(BYTES).unwrap());
+            (source, inbox, engine.counter().unwrap())
+        };
+        let whole = 0..BYTES as u64;
+        let remotes = communicator.share(&[(&inbox, whole)], &[counter], by(PATIENCE)).unwrap();
+        let remote = remotes[End::peer_of(&communicator).index()][0];
+        End { communicator, source, inbox, remote, counter }
+    }
+
+    fn peer_of(communicator: &Communicator) -> Rank {
+        Rank(1 - communicator.rank().0)
+    }
+
+    pub fn peer(&self) -> Rank {
+        End::peer_of(&self.communicator)
+    }
+
+    /// Writes one message of this value in the next round.
+    pub fn send(&self, value: u8) -> weft_fabric::Result<()> {
+        let mut never = || false;
+        let mut waiter = self.communicator.waiter(by(PATIENCE), &mut never);
+        let round = self.communicator.engine().next_round(self.counter, self.peer())?;
+        self.communicator.wait_for_credit(self.counter, self.peer(), round, &mut waiter)?;
+        self.source.memory().fill(0, BYTES, value);
+        let page = Page {
+            source: self.source.key(),
+            source_offset: 0,
+            destination: self.remote.key,
+            destination_offset: 0,
+            length: BYTES as u64,
+        };
+        let request =
+            self.communicator.engine().write(self.peer(), self.counter, round, &[page])?;
+        self.communicator.wait_for_request(request, &mut waiter)
+    }
+
+    pub fn receive(&self) -> weft_fabric::Result<u8> {
+        self.wait(PATIENCE)?;
+        let mut bytes = [0; BYTES];
+        self.inbox.memory().copy_out(0, &mut bytes);
+        assert_eq!(bytes, [bytes[0]; BYTES]);
+        self.communicator.engine().credit(self.peer(), self.counter)?;
+        Ok(bytes[0])
+    }
+
+    pub fn wait(&self, patience: Duration) -> weft_fabric::Result<()> {
+        let mut never = || false;
+        let mut waiter = self.communicator.waiter(by(patience), &mut never);
+        self.communicator.wait(self.counter, &[(self.peer(), 1)], &mut waiter)
+    }
+
+    pub fn barrier(&self) -> weft_fabric::Result<()> {
+        let mut never = || false;
+        self.communicator.barrier(&mut self.communicator.waiter(by(PATIENCE), &mut never))
+    }
+
+    pub fn echo(&self, rounds: u8) -> weft_fabric::Result<()> {
+        (0..rounds).try_for_each(|_| self.send(self.receive()?))
+    }
+
+    pub fn ask(&self, rounds: u8) -> weft_fabric::Result<()> {
+        for value in 0..rounds {
+            self.send(value)?;
+            assert_eq!(self.receive()?, value);
+        }
+        Ok(())
+    }
+}
+
+/// Both ends of a pair, with memory.
+pub fn ends((one, other): (Communicator, Communicator)) -> (End, End) {
+    let other = std::thread::spawn(move || End::new(other));
+    (End::new(one), other.join().unwrap())
+}
+
+/// Runs `work`, which the promise gives two seconds.
+pub fn within_two_seconds<T>(work: impl FnOnce() -> T) -> T {
+    let since = Instant::now();
+    let result = work();
+    assert!(since.elapsed() < LOSS, "{:?}", since.elapsed());
+    result
+}

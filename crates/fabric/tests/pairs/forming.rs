@@ -1,0 +1,156 @@
+//! Forming among strangers: secrets, versions, garbage, diallers that stall, crowds.
+
+use crate::common::{LOSS, PATIENCE, accept, by, config, listen, within_two_seconds};
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use weft_control::Secret;
+use weft_fabric::pair::{Listener, PairConfig, connect};
+use weft_fabric::{Error, ProviderKind};
+
+fn with_secret(mut config: PairConfig, secret: &str) -> PairConfig {
+    config.settings.secret = Some(Secret::new(secret).unwrap());
+    config
+}
+
+/// Moves the listener on in a thread of its own until a pair has come.
+fn accepting<T>(listener: &Listener, work: impl FnOnce() -> T) -> T {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let turning = scope.spawn(|| {
+            let ended = listener.accept(by(PATIENCE), &mut || stop.load(Ordering::Relaxed));
+            assert!(matches!(ended.map(drop), Err(Error::Interrupted)));
+        });
+        let result = work();
+        stop.store(true, Ordering::Relaxed);
+        turning.join().unwrap();
+        result
+    })
+}
+
+#[test]
+fn another_secret_is_refused_and_the_listener_goes_on() {
+    let secret = with_secret(config("127.0.0.1:0", ProviderKind::Tcp), "apple");
+    let listener = Listener::bind(secret).unwrap();
+    let address = listener.address().to_string();
+    let other = config(&address, ProviderKind::Tcp);
+    for wrong in [other.clone(), with_secret(other.clone(), "pear")] {
+        let error = accepting(&listener, || connect(&wrong, by(PATIENCE)).map(drop)).unwrap_err();
+        assert!(
+            matches!(error, Error::Control(weft_control::Error::WrongSecret { .. })),
+            "{error}"
+        );
+    }
+    let right = with_secret(other, "apple");
+    std::thread::scope(|scope| {
+        let dialled = scope.spawn(|| connect(&right, by(PATIENCE)).unwrap());
+        accept(&listener);
+        dialled.join().unwrap();
+    });
+}
+
+#[test]
+fn an_address_off_loopback_needs_a_secret_at_both_ends() {
+    let open = config("0.0.0.0:0", ProviderKind::Tcp);
+    for error in [
+        Listener::bind(open).map(drop).unwrap_err(),
+        connect(&config("192.0.2.1:1", ProviderKind::Tcp), by(PATIENCE)).map(drop).unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("secret="), "{error}");
+    }
+    let closed = with_secret(config("0.0.0.0:0", ProviderKind::Tcp), "apple");
+    assert!(Listener::bind(closed).is_ok());
+}
+
+#[test]
+fn a_group_and_a_listener_of_pairs_turn_each_others_diallers_away() {
+    let listener = listen(ProviderKind::Shm);
+    let mut group = weft_control::Config::new(1, 2);
+    group.port = listener.address().port();
+    group.connect_timeout = std::time::Duration::from_millis(300);
+    let error = accepting(&listener, || weft_control::Control::connect(group).map(drop));
+    assert!(matches!(error, Err(weft_control::Error::Bootstrap { .. })), "{error:?}");
+}
+
+#[test]
+fn garbage_and_silence_cost_the_listener_nothing() {
+    let listener = listen(ProviderKind::Shm);
+    let address = listener.address();
+    let mut strangers: Vec<TcpStream> =
+        (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for (number, stranger) in strangers.iter_mut().enumerate() {
+        match number % 4 {
+            0 => {}
+            1 => stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap(),
+            2 => stranger.write_all(&[0xff; 64]).unwrap(),
+            _ => stranger.write_all(&[25, 0, 0, 0, 0x90]).unwrap(),
+        }
+    }
+    let dialler = std::thread::spawn(move || {
+        connect(&config(&address.to_string(), ProviderKind::Shm), by(PATIENCE)).unwrap()
+    });
+    let pair = accept(&listener);
+    assert_eq!(pair.rank(), dialler.join().unwrap().control().members()[0].rank);
+    // A stranger that broke the protocol was closed.
+    accepting(&listener, || {
+        strangers[2].set_read_timeout(Some(LOSS)).unwrap();
+        assert!(!matches!(strangers[2].read(&mut [0; 8]), Ok(1..)));
+    });
+}
+
+#[test]
+fn a_token_that_was_not_issued_is_refused() {
+    let listener = listen(ProviderKind::Tcp);
+    let stream = weft_control::pair::dial_stream(listener.address(), &[7; 16], LOSS).unwrap();
+    accepting(&listener, || {
+        let mut stream = stream;
+        stream.set_nonblocking(false).unwrap();
+        stream.set_read_timeout(Some(LOSS)).unwrap();
+        assert!(matches!(stream.read(&mut [0; 8]), Ok(0)));
+    });
+}
+
+#[test]
+fn two_hundred_diallers_at_once_are_all_let_in() {
+    for provider in [ProviderKind::Shm, ProviderKind::Tcp] {
+        let listener = listen(provider);
+        let address = listener.address().to_string();
+        std::thread::scope(|scope| {
+            let dialled: Vec<_> = (0..200)
+                .map(|_| {
+                    let config = config(&address, provider);
+                    scope.spawn(move || connect(&config, by(PATIENCE)).unwrap())
+                })
+                .collect();
+            let accepted: Vec<_> = (0..200).map(|_| accept(&listener)).collect();
+            let dialled: Vec<_> = dialled.into_iter().map(|end| end.join().unwrap()).collect();
+            assert_eq!((accepted.len(), dialled.len()), (200, 200));
+            assert!(accepted.iter().all(|pair| pair.engine().check().is_ok()));
+        });
+    }
+}
+
+#[test]
+fn a_listener_that_is_closed_refuses_and_its_pairs_stay() {
+    let listener = listen(ProviderKind::Shm);
+    let (one, other) = crate::common::ends(crate::common::pair_on(&listener, ProviderKind::Shm));
+    listener.close();
+    let error = listener.try_accept().map(drop).unwrap_err();
+    assert!(matches!(error, Error::Control(weft_control::Error::Closed)), "{error}");
+    let late = config(&listener.address().to_string(), ProviderKind::Shm);
+    let error = connect(&late, by(LOSS / 10)).map(drop).unwrap_err();
+    assert!(error.to_string().contains("check that its process listens"), "{error}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| one.echo(5).unwrap());
+        other.ask(5).unwrap();
+    });
+}
+
+#[test]
+fn an_accept_ends_at_its_deadline_and_when_it_is_interrupted() {
+    let listener = listen(ProviderKind::Shm);
+    let error = within_two_seconds(|| listener.accept(by(LOSS / 100), &mut || false));
+    assert!(matches!(error.map(drop), Err(Error::Timeout { .. })));
+    let error = within_two_seconds(|| listener.accept(by(PATIENCE), &mut || true));
+    assert!(matches!(error.map(drop), Err(Error::Interrupted)));
+}
