@@ -161,6 +161,12 @@ bench-threads: $(FABRIC_BENCH) ## Measure threads that share a communicator OVER
 	$(call say,Threads of a rank)
 	@$(RECORD) threads $(FABRIC_BENCH) threads --json --path $(or $(OVER),shm)
 
+.PHONY: bench-pairs
+bench-pairs: $(FABRIC_BENCH) ## Measure pair groups: forming, many idle ones, a burst of processes
+	$(call say,Pair groups)
+	@$(RECORD) pairs $(FABRIC_BENCH) pairs --path shm --json
+	@$(RECORD) pairs $(FABRIC_BENCH) pairs --path tcp --json
+
 .PHONY: bench-planner
 bench-planner: ## Measure the planners of MoE dispatch
 	$(call say,Planners)

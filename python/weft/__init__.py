@@ -6,6 +6,7 @@ from weft.communicator import Communicator, init
 from weft.counter import Counter
 from weft.errors import WeftError
 from weft.moe import check
+from weft.pair import Listener, connect, connect_async, listen
 from weft.region import Page, Region, RemoteRegion
 from weft.request import Request
 from weft.route import Route, Statistics
@@ -14,6 +15,7 @@ __all__ = [
     "BuildInfo",
     "Communicator",
     "Counter",
+    "Listener",
     "Page",
     "Region",
     "RemoteRegion",
@@ -24,9 +26,12 @@ __all__ = [
     "__version__",
     "build_info",
     "check",
+    "connect",
+    "connect_async",
     "errors",
     "float8",
     "init",
+    "listen",
     "moe",
 ]
 

@@ -538,6 +538,39 @@ def init(
 ) -> Communicator:
     """Join the group that the launcher or the arguments name."""
 
+class Listener:
+    """A port that pairs connect to."""
+
+    @property
+    def address(self) -> str:
+        """`host:port` that it listens on."""
+
+    def accept(self, timeout: float) -> Communicator:
+        """The next pair."""
+
+    def try_accept(self) -> Communicator | None:
+        """The next pair, if what has come forms one."""
+
+    def fileno(self) -> int:
+        """Readable when `try_accept` has something to do."""
+
+    def close(self) -> None:
+        """Stop listening."""
+
+def listen(
+    address: str, *, secret: bytes | None = None, providers: list[str] | None = None
+) -> Listener:
+    """Listen for pairs."""
+
+def connect(
+    address: str,
+    *,
+    timeout: float,
+    secret: bytes | None = None,
+    providers: list[str] | None = None,
+) -> Communicator:
+    """Connect to a listener."""
+
 def error_classes() -> list[str]:
     """The names of the classes of `weft.errors` that this module raises."""
 

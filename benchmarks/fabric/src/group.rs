@@ -6,7 +6,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use weft_control::{Config, Overrides};
+use weft_control::{Config, Control, Overrides};
 use weft_fabric::communicator::CommunicatorConfig;
 use weft_fabric::{Communicator, Waiter, clock};
 
@@ -86,6 +86,11 @@ pub fn join(path: Path, spin: Option<Duration>) -> Outcome<Communicator> {
     config.providers = vec![path.provider()];
     config.spin = spin;
     Ok(Communicator::init(config)?)
+}
+
+/// The control plane of a communicator that [`join`] made.
+pub fn mesh(communicator: &Communicator) -> Outcome<&Control> {
+    communicator.control().mesh().ok_or_else(|| "a pair has no control plane".into())
 }
 
 /// Calls `f` with a way to wait, for [`PATIENCE`] at most, spinning for `spin`.

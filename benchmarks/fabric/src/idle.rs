@@ -107,7 +107,7 @@ fn rank(options: &Options) -> Outcome<Found> {
 }
 
 /// What this process's threads have taken of the cores so far.
-fn processor_time() -> Duration {
+pub fn processor_time() -> Duration {
     let at = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(at.tv_sec as u64, at.tv_nsec as u32)
 }

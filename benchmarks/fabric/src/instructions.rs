@@ -4,7 +4,7 @@
 //! Nothing here waits while it is counted, so the same program counts the same number again: all
 //! writes are one round, and all arrivals are there before the first is looked at.
 
-use crate::group::{PATIENCE, join, on_processes_under, waiting};
+use crate::group::{PATIENCE, join, mesh, on_processes_under, waiting};
 use crate::{Outcome, Path};
 use clap::{Args, ValueEnum};
 use std::ops::Range;
@@ -91,7 +91,7 @@ fn rank(options: &Options) -> Outcome<()> {
     let deadline = clock::now().after(PATIENCE);
     let remotes = communicator.share(&[(&inbox, 0..4096)], &counters, deadline)?;
     let remote = remotes[peer.0 as usize][0];
-    let control = communicator.control().clone();
+    let control = mesh(&communicator)?.clone();
     let engine = &mut *communicator.engine();
     match (options.operation, me.0) {
         (Operation::Write, 0) => {

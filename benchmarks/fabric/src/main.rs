@@ -5,6 +5,7 @@
 //! - `transfer/`: latency and throughput between two ranks
 //! - `crowd.rs`, `idle.rs`: many ranks on few cores, and ranks with nothing to do
 //! - `threads.rs`: threads of a rank that share its communicator
+//! - `pairs.rs`: pair groups: forming, many idle ones, a burst of processes
 //! - `soak.rs`: counted writes of mixed sizes for as long as one wants
 //! - `instructions.rs`: fixed work for callgrind to count
 //! - `statistics.rs`, `table.rs`: percentiles, and how they are shown
@@ -14,6 +15,7 @@ mod crowd;
 mod group;
 mod idle;
 mod instructions;
+mod pairs;
 mod soak;
 mod statistics;
 mod table;
@@ -40,6 +42,8 @@ enum Benchmark {
     Idle(idle::Options),
     /// A write beside another thread's wait, and threads that write and wait at once
     Threads(threads::Options),
+    /// Pair groups: time to form one, cost of idle ones, a burst of processes
+    Pairs(pairs::Options),
     /// Counted writes of mixed sizes, every count and byte checked, memory watched
     Soak(soak::Options),
     /// Fixed numbers of operations, to be counted by callgrind
@@ -79,6 +83,7 @@ fn main() -> std::process::ExitCode {
         Benchmark::Crowd(options) => crowd::run(&options),
         Benchmark::Idle(options) => idle::run(&options),
         Benchmark::Threads(options) => threads::run(&options),
+        Benchmark::Pairs(options) => pairs::run(&options),
         Benchmark::Soak(options) => soak::run(&options),
         Benchmark::Instructions(options) => instructions::run(&options),
     };

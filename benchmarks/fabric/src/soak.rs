@@ -6,7 +6,7 @@
 //! the first tenth on.
 
 use crate::arena::{self, Slots};
-use crate::group::{PATIENCE, join, on_processes, waiting};
+use crate::group::{PATIENCE, join, mesh, on_processes, waiting};
 use crate::{Outcome, Path};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -123,7 +123,7 @@ fn rank(options: &Options) -> Outcome<Found> {
         out: Plan::new(options.seed ^ u64::from(me.0) << 32),
         back: Plan::new(options.seed ^ u64::from(peer.0) << 32),
     };
-    let found = end.go_on(&communicator.control().clone(), &mut communicator.engine(), options)?;
+    let found = end.go_on(mesh(&communicator)?, &mut communicator.engine(), options)?;
     communicator.leave();
     Ok(found)
 }

@@ -115,13 +115,7 @@ impl Descriptor {
     }
 
     /// A write of `length` bytes.
-    pub fn write(
-        peer: Rank,
-        counter: CounterId,
-        round: u64,
-        page: Page,
-        tag: u64,
-    ) -> Descriptor {
+    pub fn write(peer: Rank, counter: CounterId, round: u64, page: Page, tag: u64) -> Descriptor {
         Descriptor {
             operation: Operation::Write,
             peer,

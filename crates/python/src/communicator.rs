@@ -287,10 +287,11 @@ impl Communicator {
         self.shared.wait(py, timeout, move |fabric, waiter| {
             let expected: Vec<_> = expected.into_iter().map(|(r, n)| (Rank(r), n)).collect();
             let counter = CounterId::from_number(counter);
-            Ok(match round {
+            match round {
                 Some(round) => fabric.wait_in(counter, round, &expected, waiter)?,
                 None => fabric.wait(counter, &expected, waiter)?,
-            })
+            }
+            Ok(())
         })
     }
 
@@ -316,13 +317,7 @@ impl Communicator {
 
     /// Raises by a peer in an open round; in the oldest if none is named.
     #[pyo3(signature = (counter, peer, round=None))]
-    fn count(
-        &self,
-        py: Python<'_>,
-        counter: u32,
-        peer: u32,
-        round: Option<u64>,
-    ) -> PyResult<u64> {
+    fn count(&self, py: Python<'_>, counter: u32, peer: u32, round: Option<u64>) -> PyResult<u64> {
         self.shared.with(py, move |fabric| {
             let mut engine = fabric.engine();
             engine.progress();

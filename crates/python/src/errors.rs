@@ -305,6 +305,7 @@ fn of_fabric(error: &FabricError) -> Raised {
         FabricError::Unknown { .. } => Raised::new("UnknownError"),
         FabricError::Limit { .. } => Raised::new("LimitError"),
         FabricError::Unusable { .. } => Raised::new("RegionError"),
+        FabricError::ReformOfPair { .. } => Raised::new("ConfigurationError"),
         FabricError::Control(error) => of_control(error),
         FabricError::System { .. } | FabricError::Interrupted => Raised::new("SystemCallError"),
         _ => Raised::new("UnknownError"),
@@ -335,8 +336,11 @@ fn of_control(error: &ControlError) -> Raised {
         ControlError::LoopbackAddress { rank, .. } => Raised::new("AddressError").at(rank.0),
         ControlError::SecretMissing { .. }
         | ControlError::SecretFile { .. }
+        | ControlError::PairSecretMissing { .. }
         | ControlError::WrongSecret { .. } => Raised::new("SecretError"),
         ControlError::PortInUse { .. } | ControlError::Listen { .. } => Raised::new("ListenError"),
+        ControlError::PairListen { .. } => Raised::new("ListenError"),
+        ControlError::Descriptors { .. } => Raised::new("LimitError"),
         ControlError::WrongVersion { .. } => Raised::new("WireVersionError"),
         ControlError::WrongWorldSize { .. } => Raised::new("WorldSizeError"),
         ControlError::DuplicateRank { .. } => Raised::new("RankTakenError"),

@@ -94,8 +94,7 @@ fn provider(py: Python<'_>, name: &str) -> PyResult<(ProviderKind, Devices)> {
 
 /// A provider: name, the peers that it reaches, how bytes travel, whether it is used by default, and the
 /// names under which `weft.init` takes it.
-type PyProvider =
-    (&'static str, &'static str, &'static str, bool, &'static [&'static str]);
+type PyProvider = (&'static str, &'static str, &'static str, bool, &'static [&'static str]);
 
 /// All providers, in the order in which a route prefers them.
 #[pyfunction]

@@ -13,6 +13,7 @@ mod float8;
 mod fork;
 mod init;
 mod memory;
+mod pair;
 mod region;
 mod request;
 mod shared;
@@ -40,6 +41,8 @@ mod _native {
     use crate::init::{init, providers};
     #[pymodule_export]
     use crate::memory::{View, dlpack_tensor};
+    #[pymodule_export]
+    use crate::pair::{Listener, connect, listen};
     #[pymodule_export]
     use crate::region::Region;
     #[pymodule_export]

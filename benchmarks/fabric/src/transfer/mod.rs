@@ -18,7 +18,7 @@ mod socket;
 mod weft;
 
 use crate::arena::{self, Slots};
-use crate::group::{join, on_processes, waiting};
+use crate::group::{join, mesh, on_processes, waiting};
 use crate::statistics::{self, Measured};
 use crate::{Outcome, Path, table};
 use clap::Args;
@@ -139,7 +139,7 @@ fn rank(options: &Options) -> Outcome<Vec<Sample>> {
     arena::fill_source(source.memory(), rank.0);
     inbox.memory().fill(0, bytes, 0);
 
-    let mut bare = open_bare(options, communicator.control(), &source, &inbox)?;
+    let mut bare = open_bare(options, mesh(&communicator)?, &source, &inbox)?;
     let mut weft = weft::Weft::open(&communicator, &source, &inbox)?;
     let mut plan =
         Plan { rank: rank.0, source, inbox, slots: Slots::new(bytes), samples: Vec::new() };

@@ -50,6 +50,10 @@ struct State {
     on_left: Vec<OnLeft>,
     peer: PeerStatus,
     left: bool,
+    /// Both ends have all that a pair needs: its end is a goodbye, before that it is a failure.
+    formed: bool,
+    /// The listener has formed the pair.
+    confirmed: bool,
 }
 
 /// Callbacks to run once the state is unlocked.
@@ -82,6 +86,8 @@ impl PairControl {
                 on_left: Vec::new(),
                 peer: PeerStatus::Alive,
                 left: false,
+                formed: false,
+                confirmed: false,
             }),
             exchange: Mutex::new(()),
         }
@@ -317,6 +323,32 @@ impl PairControl {
         if self.is_copy() { PeerStatus::Lost } else { self.with(|state, _| state.peer) }
     }
 
+    /// Marks the pair as formed: from now on, dropping this sends the goodbye. The listener's end
+    /// confirms it to the connector's.
+    pub fn set_formed(&self) {
+        self.with(|state, news| {
+            if !std::mem::replace(&mut state.formed, true) && self.rank == LISTENER {
+                state.send(self, &Message::Heartbeat, news);
+            }
+        });
+    }
+
+    /// Waits until the listener has formed the pair.
+    ///
+    /// # Errors
+    /// As [`PairControl::exchange`].
+    pub fn wait_until_formed(&self, timeout: Duration) -> Result<()> {
+        let deadline = Deadline::after(timeout, self.interrupt.clone());
+        loop {
+            self.poll();
+            if self.with(|state, _| state.confirmed) {
+                return Ok(());
+            }
+            self.check_for(Operation::Connect.name())?;
+            self.sleep_before(&deadline, Operation::Connect)?;
+        }
+    }
+
     /// Sends the goodbye. The peer then sees that this end left, and did not die.
     pub fn leave(&self) {
         if self.is_copy() {
@@ -359,8 +391,11 @@ impl PairControl {
 }
 
 impl Drop for PairControl {
+    /// An end that was never formed closes without a goodbye: the other end then tries again.
     fn drop(&mut self) {
-        self.leave();
+        if !self.is_copy() && self.with(|state, _| state.formed) {
+            self.leave();
+        }
     }
 }
 
@@ -409,6 +444,7 @@ impl State {
                 }
                 self.parts.push_back((sequence, operation, payload));
             }
+            Message::Heartbeat if control.rank == CONNECTOR => self.confirmed = true,
             Message::Poison { poison, .. } => {
                 if self.poison.is_none() {
                     self.poisoned(poison, news);

@@ -202,12 +202,8 @@ impl Engine {
             return Err(Error::Unknown { what: "rank", number: unknown.0.into() });
         }
         let id = self.next_counter()?;
-        let mut counter = Counter {
-            ends: Vec::new(),
-            class: config.class,
-            shared: false,
-            internal: false,
-        };
+        let mut counter =
+            Counter { ends: Vec::new(), class: config.class, shared: false, internal: false };
         counter.ends.resize_with(self.peers.len(), || None);
         for &peer in peers {
             match self.lanes.issue(peer, lanes_for(window)) {
@@ -337,7 +333,12 @@ impl Engine {
     }
 
     /// Credits of `peer` that `round` needs: none while it is less than the window.
-    pub(crate) fn credits_for(&mut self, counter: CounterId, peer: Rank, round: u64) -> Result<u64> {
+    pub(crate) fn credits_for(
+        &mut self,
+        counter: CounterId,
+        peer: Rank,
+        round: u64,
+    ) -> Result<u64> {
         Ok((round + 1).saturating_sub(self.end(counter, peer)?.window.into()))
     }
 
@@ -345,11 +346,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Unknown`] if one was released.
-    pub fn counters_toward(
-        &self,
-        peer: Rank,
-        counters: &[CounterId],
-    ) -> Result<Vec<CounterId>> {
+    pub fn counters_toward(&self, peer: Rank, counters: &[CounterId]) -> Result<Vec<CounterId>> {
         let mut toward = Vec::with_capacity(counters.len());
         for &counter in counters {
             let known = self.known_counter(counter)?;

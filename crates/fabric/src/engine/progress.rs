@@ -182,10 +182,10 @@ impl Engine {
         events: &mut Vec<Event>,
     ) {
         for &counter in counters {
-            if let Some(Some((_, known))) = self.counters.get_mut(counter.index()) {
-                if !std::mem::replace(&mut known.internal, true) {
-                    self.rose.retain(|(listed, _)| *listed != counter);
-                }
+            if let Some(Some((_, known))) = self.counters.get_mut(counter.index())
+                && !std::mem::replace(&mut known.internal, true)
+            {
+                self.rose.retain(|(listed, _)| *listed != counter);
             }
             for peer in self.peers() {
                 let Ok(end) = self.end(counter, peer) else { continue };

@@ -7,7 +7,7 @@ use weft_control::HostIdentity;
 /// Proof to a peer that the other end of a socket is the rank that the control plane named.
 pub(super) type Token = [u8; 16];
 
-/// What [`crate::Provider::address`] returns for shm and copy.
+/// What [`crate::Link::address`] returns for shm and copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     /// Ranks with equal domains can pass descriptors to each other.

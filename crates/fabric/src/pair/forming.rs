@@ -191,6 +191,10 @@ impl Forming {
         let own = self.own.member(self.rank, &peer, local.map(|address| address.ip()));
         let peer = peer.member(peer_rank, &self.own, remote.map(|address| address.ip()));
         let members = self.in_rank_order(own, peer).into();
+        if self.rank == CONNECTOR {
+            control.wait_until_formed(left(deadline))?;
+        }
+        control.set_formed();
         let control = Arc::new(control);
         self.engine.watch(control.clone())?;
         let control = PairMembers { control, members };

@@ -11,7 +11,7 @@ use crate::bytes::put_block;
 use crate::clock;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
-use crate::strangers::{MAX_STRANGERS, Strangers};
+use crate::strangers::Strangers;
 use crate::types::Time;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,6 +30,8 @@ use weft_control::pair::{
 const LISTENING: u64 = u64::MAX;
 /// The longest sleep between two looks at a close, at an interrupt and at strangers that expire.
 const MAX_PARK: Duration = Duration::from_millis(50);
+/// Connections that one turn takes in.
+const ACCEPTED_AT_ONCE: usize = 16;
 /// Time for the last step of forming, in which both ends connect at once.
 const MEETING_TIME: Duration = Duration::from_secs(2);
 
@@ -149,6 +151,8 @@ impl Listener {
         let room = rustix::buffer::spare_capacity(&mut events);
         // Without a timeout nothing interrupts it; the descriptor is this listener's.
         let _ = epoll::wait(&*self.epoll, room, Some(&Timespec::default()));
+        // Those on their way go first: a crowd of new ones must not push them out.
+        events.sort_by_key(|event| { event.data }.u64() == LISTENING);
         for event in &events {
             let made = match { event.data }.u64() {
                 LISTENING => state.accept(&self.epoll, &self.config)?,
@@ -173,7 +177,7 @@ impl Listener {
 impl State {
     /// Takes in connections that wait, as many as there is room for strangers.
     fn accept(&mut self, epoll: &OwnedFd, config: &PairConfig) -> Result<Option<Communicator>> {
-        for _ in 0..MAX_STRANGERS / 2 {
+        for _ in 0..ACCEPTED_AT_ONCE {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,

@@ -12,6 +12,7 @@
 //! 2. The listener answers with its addresses, introductions and lanes.
 //! 3. Over tcp, the dialler opens a second connection to the same port, and names the pair by its token.
 //! 4. The dialler answers with its introductions and lanes; both connect.
+//! 5. The listener confirms that it has formed the pair.
 //!
 //! - `listener.rs`: [`Listener`]; `forming.rs`: an end that is being formed; `connect.rs`: [`connect`]
 

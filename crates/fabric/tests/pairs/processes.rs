@@ -62,7 +62,9 @@ fn half_of_a_hundred_pairs_are_killed_and_the_other_half_goes_on() {
         });
         alive.iter().for_each(|(_, end)| end.ask(3).unwrap());
         drop((alive, lost));
-        children.iter_mut().for_each(|child| drop(child.wait().unwrap()));
+        for child in &mut children {
+            child.wait().unwrap();
+        }
     }
 }
 

@@ -4,7 +4,8 @@ use super::offer::{Offer, Said};
 use super::{Heap, HeapBuilder, Place};
 use crate::error::{Error, Result};
 use std::time::Duration;
-use weft_control::{Control, Operation, Rank};
+use weft_control::{Operation, Rank};
+use weft_fabric::group_control::GroupControl;
 use weft_fabric::{Communicator, Time, clock};
 
 /// How long past the deadline a rank still tells the others that it failed.
@@ -61,7 +62,7 @@ impl Heap {
 
 impl HeapBuilder {
     /// The control plane's word on who shares a host.
-    fn same_members(&self, control: &Control, offers: &[Offer]) -> Result<()> {
+    fn same_members(&self, control: &GroupControl, offers: &[Offer]) -> Result<()> {
         let members = control.members();
         let here = &members[control.rank().index()].host_id;
         for (member, offer) in members.iter().zip(offers) {
@@ -86,7 +87,7 @@ fn are_apart(ours: &str, theirs: &str, boot: &str) -> bool {
 }
 
 /// Tells all ranks how it went here, and fails where it failed anywhere.
-fn agree<T>(control: &Control, outcome: Result<T>, deadline: Time) -> Result<T> {
+fn agree<T>(control: &GroupControl, outcome: Result<T>, deadline: Time) -> Result<T> {
     let said = match &outcome {
         Ok(_) => Vec::new(),
         Err(error) => Said::refusal(error).encode(),
@@ -106,7 +107,7 @@ fn agree<T>(control: &Control, outcome: Result<T>, deadline: Time) -> Result<T> 
 }
 
 fn gather(
-    control: &Control,
+    control: &GroupControl,
     operation: Operation,
     said: &[u8],
     deadline: Time,

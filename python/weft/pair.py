@@ -1,0 +1,193 @@
+"""Groups of two, made between any two processes at run time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Literal, Self
+
+from weft import _native
+from weft._timeout import seconds
+from weft.communicator import Communicator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+__all__ = ["Listener", "connect", "connect_async", "listen"]
+
+Provider = Literal["shm", "tcp"]
+
+
+class Listener:
+    """A port that other processes connect to; `listen` makes it.
+
+    One listener serves any number of pairs. As a context manager it closes itself at the end of the
+    block; the pairs that it accepted stay.
+    """
+
+    def __init__(self, native: _native.Listener) -> None:
+        self._native = native
+
+    @property
+    def address(self) -> str:
+        """`host:port` to give to `connect`; the port is the one that the system chose for port 0."""
+        return self._native.address
+
+    def accept(self, *, timeout: float = 30.0) -> Communicator:
+        """The next pair: a communicator of two, in which this process is rank 0.
+
+        Connections that hold another secret, or stall, are closed and the wait goes on.
+
+        Args:
+            timeout: seconds to wait, finite.
+
+        Raises:
+            WaitTimeoutError: no pair was formed in time.
+            LimitError: this process has no descriptor left; a pair takes about 8 (`ulimit -n`).
+            ClosedError: the listener was closed.
+        """
+        return Communicator(self._native.accept(seconds(timeout)))
+
+    def try_accept(self) -> Communicator | None:
+        """The next pair if one is formed by what has come, else None; for event loops (`fileno`).
+
+        Call it until it returns None, then wait until `fileno` is readable. A dialler that stops in
+        the last step of forming holds this call up for at most 2 s.
+
+        Raises:
+            LimitError, ClosedError: as `accept`.
+        """
+        native = self._native.try_accept()
+        return None if native is None else Communicator(native)
+
+    async def accept_async(self) -> Communicator:
+        """As `accept`, driven by the running asyncio loop; cancel it to give up.
+
+        Raises:
+            LimitError, ClosedError: as `accept`.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            if (pair := self.try_accept()) is not None:
+                return pair
+            readable = loop.create_future()
+            descriptor = os.dup(self.fileno())
+            try:
+                loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))
+                await asyncio.wait([readable], timeout=POLL)
+            finally:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `try_accept` has something to do."""
+        return self._native.fileno()
+
+    def close(self) -> None:
+        """Stop listening. A second call does nothing. Pairs that were accepted stay."""
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+#: Seconds after which `accept_async` looks whether the listener was closed.
+POLL = 0.5
+
+
+def listen(
+    address: str = "127.0.0.1:0",
+    *,
+    secret: bytes | None = None,
+    providers: Sequence[Provider] | None = None,
+) -> Listener:
+    """Listen for processes that `connect`. All pairs of this listener share its one port.
+
+    Args:
+        address: `host:port` of this host; port 0 is any free port (`Listener.address`).
+        secret: shared by both ends; by default WEFT_SECRET or WEFT_SECRET_FILE. Needed unless the
+            address is of this host's loopback.
+        providers: shm, tcp or both (the default): shm within a host, tcp between hosts.
+
+    Raises:
+        SecretError: the address can be reached from other hosts, and there is no secret.
+        ListenError: the address is not of this host, or its port is in use.
+        ConfigurationError: the address or a provider cannot be understood.
+    """
+    return Listener(_native.listen(address, secret=secret, providers=_names(providers)))
+
+
+def connect(
+    address: str,
+    *,
+    secret: bytes | None = None,
+    providers: Sequence[Provider] | None = None,
+    timeout: float = 30.0,
+) -> Communicator:
+    """Form a pair with the process that listens at `address`: a communicator of two, here rank 1.
+
+    The other end is rank 0. Any number of pairs may exist beside each other and beside the
+    communicator of `init`; the loss of a peer poisons its pair alone, within 2 s of its process's
+    end. A pair has no thread: its loss is found by calls that wait or poll, or by an event loop
+    (`Communicator.fileno`). `Communicator.reform` refuses a pair: connect again.
+
+    Args:
+        address: `host:port` of the listener.
+        secret: shared by both ends; by default WEFT_SECRET or WEFT_SECRET_FILE.
+        providers: shm, tcp or both (the default); the listener needs one of them, too.
+        timeout: seconds, finite. Until then a listener that is not there yet is dialled again.
+
+    Raises:
+        BootstrapError: the listener did not answer in time.
+        SecretError: it holds another secret; or it is on another host, and there is no secret.
+        WireVersionError: it speaks another version of the pair protocol.
+        NoRouteError: no provider that both have reaches it.
+        LimitError: this process has no descriptor left (`ulimit -n`).
+    """
+    names = _names(providers)
+    return Communicator(
+        _native.connect(address, timeout=seconds(timeout), secret=secret, providers=names)
+    )
+
+
+async def connect_async(
+    address: str,
+    *,
+    secret: bytes | None = None,
+    providers: Sequence[Provider] | None = None,
+    timeout: float = 30.0,
+) -> Communicator:
+    """As `connect`, without blocking the running asyncio loop: a thread of its executor dials.
+
+    Raises:
+        BootstrapError, SecretError, WireVersionError, NoRouteError, LimitError: as `connect`.
+    """
+
+    def dial() -> Communicator:
+        return connect(address, secret=secret, providers=providers, timeout=timeout)
+
+    dialling = asyncio.get_running_loop().run_in_executor(None, dial)
+    try:
+        return await asyncio.shield(dialling)
+    except asyncio.CancelledError:
+        dialling.add_done_callback(_close)
+        raise
+
+
+def _close(dialled: asyncio.Future[Communicator]) -> None:
+    """Leave a pair that came after its task was cancelled."""
+    if not dialled.cancelled() and dialled.exception() is None:
+        dialled.result().close()
+
+
+def _names(providers: Sequence[Provider] | None) -> list[str] | None:
+    return None if providers is None else list(providers)
