@@ -12,8 +12,9 @@ MIB = 1 << 20
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_ring_of_slots_is_one_counter(transport: str, slot: int) -> None:
     window, rounds = 4, 13
-    arguments = {"window": window, "slot": slot, "rounds": rounds}
-    writer, owner = ranks.run("counters.ring", 2, transport, **arguments)
+    writer, owner = ranks.run(
+        "counters.ring", 2, transport, window=window, slot=slot, rounds=rounds
+    )
     released = ["UnknownError", "UnknownError"]
     assert writer == {
         "ahead": window - 1,

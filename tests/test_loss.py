@@ -1,7 +1,7 @@
 """Ranks that are killed, stopped, or leave: the others say who, soon; nothing stays behind.
 
-`WEFT_TEST_KILLS`, `WEFT_TEST_STOPS`, `WEFT_TEST_JOINS`: how often a rank is killed, stopped, and killed
-inside a call that joins ranks, on each transport.
+`WEFT_TEST_KILLS`, `WEFT_TEST_STOPS`, `WEFT_TEST_JOINS`: how often a rank is killed, stopped, and
+killed inside a call that joins ranks, on each transport.
 """
 
 import json

@@ -5,8 +5,8 @@ from typing import Any, TypeAlias, TypedDict, final
 
 #: A contiguous array that the Python layer has checked: address, bytes, and its owner.
 _Array: TypeAlias = tuple[int, int, object]
-#: Source region, its offset, the peer's region, its offset, length; how many of these slices, and the
-#: distance from one to the next in the source and in the destination. All but the count in bytes.
+#: Source region, its offset, the peer's region, its offset, length; how many of these slices, and
+#: the distance from one to the next in the source and in the destination. Bytes but for the count.
 _Page: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 
 @final
@@ -126,9 +126,7 @@ class Communicator:
         It is the CPU's, or that of the CUDA device of this ordinal.
         """
 
-    def counter(
-        self, window: int = 1, peers: list[int] | None = None, bulk: bool = False
-    ) -> int:
+    def counter(self, window: int = 1, peers: list[int] | None = None, bulk: bool = False) -> int:
         """The number of a new counter with this window, toward these peers (`None`: all)."""
 
     def release_counter(self, counter: int, timeout: float) -> None:
@@ -518,8 +516,8 @@ def providers() -> list[tuple[str, str, str, bool, list[str]]]:
     """All providers, in the order in which a route prefers them.
 
     Returns:
-        For each: name, the peers that it reaches, how bytes travel, whether it is used by default, and
-        the names under which `init` takes it (none for groups of one process).
+        For each: name, the peers that it reaches, how bytes travel, whether it is used by default,
+        and the names under which `init` takes it (none for groups of one process).
     """
 
 def init(

@@ -47,7 +47,7 @@ def check_shared(
 def described(
     regions: Sequence[Region], counters: Sequence[Counter], group: _native.Communicator
 ) -> bytes:
-    """Arguments of `share` for the other ranks: a text that must be equal, then the peers as JSON."""
+    """Arguments of `share` for the other ranks: a text to be equal, then the peers as JSON."""
     text = f"{len(regions)} regions and {len(counters)} counters"
     if any(counter.window != 1 for counter in counters):
         text += f" (windows {', '.join(str(counter.window) for counter in counters)})"

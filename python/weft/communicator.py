@@ -158,10 +158,10 @@ class Communicator:
         Args:
             value: of any dtype, C-contiguous and in native byte order: a numpy array, or an object
                 with DLPack (torch, JAX, CuPy), CUDA's array interface or the buffer protocol
-                (`bytes`, `bytearray`, `mmap`). To Weft it is bytes. A source may be read-only. CPU memory may be a
-                destination too over tcp; over shm only memory of `alloc` can be one. A tensor on a
-                GPU is a source, toward peers that are reached over copy (WEFT_PROVIDERS); a
-                destination there is memory of `alloc(device=...)`.
+                (`bytes`, `bytearray`, `mmap`). To Weft it is bytes. A source may be read-only. CPU
+                memory may be a destination too over tcp; over shm only memory of `alloc` can be
+                one. A tensor on a GPU is a source, toward peers that are reached over copy
+                (WEFT_PROVIDERS); a destination there is memory of `alloc(device=...)`.
 
         Kernels that write to a tensor on a GPU must have ended before each `write` from it:
         synchronise first (`torch.cuda.synchronize()`, or an event). Registering orders the
@@ -182,14 +182,14 @@ class Communicator:
     ) -> Counter:
         """A counter. It counts once it was shared (`share`).
 
-        It takes an even number of lanes of each peer, at least `window + 1`; a group has 65,536. As a
-        context manager it is released at the end of the block.
+        It takes an even number of lanes of each peer, at least `window + 1`; a group has 65,536.
+        As a context manager it is released at the end of the block.
 
         Args:
             window: rounds that may be open at a time, 1 to 65,536, the same on all ranks: round r
                 may start once r - window + 1 credits have come. A ring of slots is one counter.
-            peers: the ranks that it connects, both ways; `None` for all. Every rank makes and shares
-                a counter at each position, with no peers if it has no part in it.
+            peers: the ranks that it connects, both ways; `None` for all. Every rank makes and
+                shares a counter at each position, with no peers if it has no part in it.
             bulk: writes may wait behind those of other counters: for large transfers beside small
                 urgent ones.
 

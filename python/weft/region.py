@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Page", "Region", "RemoteRegion"]
 
-#: Source region, its offset, the peer's region, its offset, length; count and strides of the slices.
+#: Source region, its offset, the peer's region, its offset, length; count, strides of the slices.
 Row: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 
 
@@ -61,7 +61,7 @@ class Page(NamedTuple):
     destination: RemoteRegion
     destination_offset: int
     length: int
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]
     source_stride: int = 0
     destination_stride: int = 0
 
@@ -143,15 +143,16 @@ def rows(pages: Iterable[Page], peer: int, group: _native.Communicator) -> list[
     """
     taken = []
     for page in pages:
-        source, offset, destination, destination_offset, length, *slices = page
+        source, offset, destination, destination_offset, length, count, *_ = page
         if (
             source._group is not group
             or destination._group is not group
             or destination.peer != peer
         ):
             refuse(page, peer, group)
-        key = source._native.key()
-        taken.append((key, offset, destination.key, destination_offset, length, *slices))
+        strides = (page.source_stride, page.destination_stride)
+        place = (source._native.key(), offset, destination.key, destination_offset)
+        taken.append((*place, length, count, *strides))
     return taken
 
 

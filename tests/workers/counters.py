@@ -78,7 +78,7 @@ def refusals(rounds: int) -> dict[str, Any]:
     with weft.init() as communicator:
         peer = 1 - communicator.rank
         counter, alone = communicator.counter(), communicator.counter()
-        result = {
+        result: dict[str, Any] = {
             "write before share": named(lambda: communicator.signal(peer, counter)),
             "credit before share": named(lambda: counter.credit(peer)),
         }

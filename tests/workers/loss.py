@@ -1,5 +1,6 @@
 """Ranks under load of which one is killed, or leaves."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -221,7 +222,7 @@ def share_until_lost(group: weft.Communicator, regions: int) -> None:
 
 
 def reform_until_lost(communicator: weft.Communicator) -> None:
-    """Form groups anew until one rank is missing; the error is its loss, in whichever call it comes."""
+    """Form groups anew until one rank is missing; every error is its loss."""
     group = communicator
     while True:
         try:
@@ -239,10 +240,12 @@ def joins(
     options: Mapping[str, Any],
     argument: tuple[Literal["share", "all-to-all", "reform"], int, float],
 ) -> None:
-    """A rank kills itself some time after it has entered a call that joins ranks; the others fail."""
+    """A rank kills itself in a call that joins ranks, some time after it began; the others fail."""
     call, victim, delay = argument
     with weft.init(**options) as communicator:
-        communicator.barrier()
+        with contextlib.suppress(weft.errors.GroupPoisonedError):
+            # A rank that has left the barrier may have begun to form a new group.
+            communicator.barrier()
         if communicator.rank == victim:
             threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
         try:

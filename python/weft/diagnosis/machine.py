@@ -12,11 +12,14 @@ import secrets
 import shutil
 import socket
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import weft
 from weft import _native
 from weft.diagnosis.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GIB: Final = 1 << 30
 CGROUP_MOUNT: Final = Path("/sys/fs/cgroup")
@@ -146,11 +149,13 @@ def provider(name: str, reaches: str, how: str, is_default: bool) -> Finding:
 
 
 #: A look for each provider that a group of processes can use.
-PROVIDERS: Final = tuple(
-    functools.partial(provider, *row) for *row, names in _native.providers() if names
+PROVIDERS: Final[tuple[Callable[[], Finding], ...]] = tuple(
+    functools.partial(provider, name, reaches, how, is_default)
+    for name, reaches, how, is_default, names in _native.providers()
+    if names
 )
 
-LOOKS: Final = (
+LOOKS: Final[tuple[Callable[[], Finding], ...]] = (
     versions,
     cores,
     memory,
