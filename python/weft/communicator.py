@@ -272,8 +272,8 @@ class Communicator:
             counter: the peer's counter of equal position is raised, by `parts` of these pages.
             pages: what goes where.
             round: by default the next one toward this peer, so each call is a round of its own. A
-                further write of a round that has begun names it. Rounds are numbered from 0; round r
-                needs r - window + 1 credits of the peer.
+                further write of a round that has begun names it. Rounds are numbered from 0; round
+                r needs r - window + 1 credits of the peer.
             done: called once when the sources may be reused, with `None`, or with the error if the
                 write failed; perhaps before this returns. It runs on the thread that makes
                 progress, after that thread's call on the communicator has ended (a call that waits
@@ -328,8 +328,8 @@ class Communicator:
         """Lanes that rose since this was last asked.
 
         Returns:
-            For each, `Counter.number`, the peer, and its raises in the oldest round without a credit.
-            What a call that waited has seen meanwhile is not among them.
+            For each, `Counter.number`, the peer, and its raises in the oldest round without a
+            credit. What a call that waited has seen meanwhile is not among them.
         """
         return self._native.raised()
 

@@ -81,7 +81,7 @@ class Counter:
         return self._native.count(self.number, peer, round)
 
     def raised(self) -> dict[int, int]:
-        """The peers that have raised their lane in their oldest open round, with `count` of each."""
+        """The peers that have raised their lane in the oldest open round, with `count` of each."""
         counts = {peer: self.count(peer) for peer in self.peers}
         return {peer: count for peer, count in counts.items() if count}
 

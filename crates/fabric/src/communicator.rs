@@ -309,16 +309,17 @@ impl Communicator {
         deadline: Time,
     ) -> Result<Vec<Vec<RemoteRegion>>> {
         let mut grants = Vec::new();
-        let mut engine = self.engine();
         for rank in (0..self.world_size()).map(Rank) {
             grants.push(if rank == self.rank() {
                 Vec::new()
             } else {
-                let counters = engine.counters_toward(rank, counters)?;
-                engine.grant(rank, regions, &counters)?.encode()
+                let grant = self.meet(deadline, |engine, _| {
+                    let counters = engine.counters_toward(rank, counters)?;
+                    engine.grant(rank, regions, &counters)
+                });
+                grant?.encode()
             });
         }
-        drop(engine);
         let mut remotes = Vec::new();
         for (number, bytes) in
             self.trade_as(Operation::Share, &grants, deadline)?.into_iter().enumerate()
@@ -342,7 +343,7 @@ impl Communicator {
         Ok(remotes)
     }
 
-    /// Runs `work`, which takes what peers granted and may wait for their links until `deadline`. It ends
+    /// Runs `work`, which exchanges grants with peers and may wait for their links until `deadline`. It ends
     /// early if the communicator is closed or a peer is lost or leaves; the control plane's verdict on a
     /// peer comes before the error of a link to it.
     ///
@@ -359,7 +360,13 @@ impl Communicator {
         };
         let mut limit = WaitLimit { deadline, give_up: &mut give_up };
         let result = work(&mut self.engine(), &mut limit);
-        result.map_err(|error| verdict(|| Ok(self.control.check()?), error, deadline))
+        result.map_err(|error| self.verdict(error, deadline))
+    }
+
+    /// The control plane's error on a rank that was lost or has left, in place of the error of a link to
+    /// it; other errors as they are. It waits for at most two seconds, and not after `deadline`.
+    pub fn verdict(&self, error: Error, deadline: Time) -> Error {
+        verdict(|| Ok(self.control.check()?), error, deadline)
     }
 
     /// Waits until all that was written toward a counter has arrived, as [`Communicator::settle`], and
@@ -554,4 +561,55 @@ fn default_spin(members: &[Member], rank: Rank) -> Duration {
     let local = members.iter().filter(|member| Some(&member.host_id) == here).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if local <= cores { Duration::from_micros(50) } else { Duration::ZERO }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Place;
+    use std::ptr::NonNull;
+
+    static BYTES: [u8; 64] = [0; 64];
+
+    fn lent() -> Memory {
+        // SAFETY: the bytes are never freed, and only their address is used.
+        unsafe { Memory::lent(NonNull::from(&BYTES[0]), BYTES.len(), Place::Host, Box::new(())) }
+    }
+
+    fn alone(kept_lent: IdleLimits) -> Communicator {
+        let overrides =
+            weft_control::Overrides { rank: Some(0), world_size: Some(1), ..Default::default() };
+        let control = weft_control::Config::from_env(overrides).unwrap();
+        Communicator::init(CommunicatorConfig { kept_lent, ..CommunicatorConfig::new(control) })
+            .unwrap()
+    }
+
+    #[test]
+    fn memory_that_is_registered_twice_is_two_regions_of_one_allocation() {
+        let communicator = alone(IdleLimits::NONE);
+        let first = communicator.register_lent(lent()).unwrap();
+        let second = communicator.register_lent(lent()).unwrap();
+        assert_ne!(first.key(), second.key());
+        assert!(Arc::ptr_eq(first.memory(), second.memory()));
+        // Released once more, the first is no longer the region that has its key.
+        communicator.engine().release(&first);
+        let third = communicator.register_lent(lent()).unwrap();
+        assert_eq!(third.key(), first.key());
+        communicator.engine().release(&first);
+        assert_ne!(communicator.register_lent(lent()).unwrap().key(), third.key());
+    }
+
+    #[test]
+    fn memory_that_is_registered_in_each_step_is_one_allocation_if_it_is_kept() {
+        for (kept, allocations) in [(IdleLimits::default(), 1), (IdleLimits::NONE, 1000)] {
+            let communicator = alone(kept);
+            let mut seen = std::collections::HashSet::new();
+            for _ in 0..1000 {
+                let region = communicator.register_lent(lent()).unwrap();
+                seen.insert(region.memory().id());
+                communicator.engine().release(&region);
+            }
+            assert_eq!(seen.len(), allocations);
+        }
+    }
 }

@@ -29,7 +29,12 @@ impl AllToAll {
             grants.push(if rank == communicator.rank() {
                 Vec::new()
             } else {
-                all_to_all.driver().grant(&mut communicator.engine(), rank)?.encode()
+                let grant = all_to_all.driver().grant(&mut communicator.engine(), rank);
+                let grant = grant.map_err(|error| match error {
+                    Error::Fabric(error) => communicator.verdict(error, deadline).into(),
+                    error => error,
+                });
+                grant?.encode()
             });
         }
         for (number, bytes) in communicator.trade(&grants, deadline)?.into_iter().enumerate() {
