@@ -1,1 +1,179 @@
+//! Two ends over loopback.
 
+use super::*;
+use crate::wire::Parser;
+use crate::{Cause, Operation, PeerStatus, Poison};
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn settings(address: &str) -> Settings {
+    Settings {
+        address: address.into(),
+        secret: None,
+        host_id: "host".into(),
+        silence_timeout: Duration::from_secs(15),
+        interrupt: None,
+    }
+}
+
+fn sockets() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (listener.accept().unwrap().0, one)
+}
+
+/// Moves a guest on until it is no longer pending.
+fn settle(guest: &mut Guest) -> std::result::Result<GuestStep, &'static str> {
+    loop {
+        match guest.step() {
+            Ok(GuestStep::Pending) => std::thread::yield_now(),
+            step => return step,
+        }
+    }
+}
+
+/// The listener's and the connector's end.
+fn pair() -> (PairControl, PairControl) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let settings = settings(&listener.local_addr().unwrap().to_string());
+    std::thread::scope(|scope| {
+        let dialled = scope.spawn(|| dial(&settings, b"details", PATIENCE).unwrap());
+        let mut guest = Guest::new(listener.accept().unwrap().0, &settings).unwrap();
+        assert_eq!(settle(&mut guest), Ok(GuestStep::Proved(b"details".to_vec())));
+        let accepted = guest.admit(&settings).unwrap();
+        accepted.set_formed();
+        let dialled = dialled.join().unwrap();
+        dialled.wait_until_formed(PATIENCE).unwrap();
+        dialled.set_formed();
+        (accepted, dialled)
+    })
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
+fn each_end_gives_the_other_bytes_and_a_call_that_ended_early_goes_on() {
+    let (one, other) = pair();
+    let error = one.exchange(Operation::Share, b"a", Duration::ZERO).unwrap_err();
+    assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [CONNECTOR]), "{error}");
+    let error = one.begin(Operation::Settle, b"").unwrap_err();
+    assert!(matches!(error, Error::OtherCall { .. }), "{error}");
+    other.begin(Operation::Share, b"b").unwrap();
+    assert_eq!(one.exchange(Operation::Share, b"a", PATIENCE).unwrap(), b"b");
+    assert_eq!(other.exchange(Operation::Share, b"b", PATIENCE).unwrap(), b"a");
+    let long = vec![7; 3 << 20];
+    std::thread::scope(|scope| {
+        scope
+            .spawn(|| assert_eq!(one.exchange(Operation::Exchange, &long, PATIENCE).unwrap(), b""));
+        assert_eq!(other.exchange(Operation::Exchange, b"", PATIENCE).unwrap(), long);
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
+fn different_calls_are_an_error_at_both_ends() {
+    let (one, other) = pair();
+    one.begin(Operation::Share, b"").unwrap();
+    other.begin(Operation::Settle, b"").unwrap();
+    for end in [&one, &other] {
+        let operation = if end.rank() == LISTENER { Operation::Share } else { Operation::Settle };
+        let error = end.exchange(operation, b"", PATIENCE).unwrap_err();
+        assert!(matches!(error, Error::OtherCall { .. }), "{error}");
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
+fn a_goodbye_a_poison_and_an_end_without_either_are_told_apart() {
+    let waits = |end: &PairControl| end.exchange(Operation::Share, b"", PATIENCE).unwrap_err();
+    let (one, other) = pair();
+    drop(other);
+    assert!(matches!(waits(&one), Error::Left { rank: CONNECTOR, .. }));
+    assert_eq!((one.peer_status(), one.poisoned()), (PeerStatus::Left, None));
+    let (one, other) = pair();
+    let cause = Poison { kind: Cause::User, rank: Some(CONNECTOR), detail: "stop".into() };
+    other.poison(&cause);
+    assert!(matches!(waits(&one), Error::Poisoned(poison) if poison == cause));
+    let (one, other) = pair();
+    one.abandon();
+    assert!(matches!(waits(&other), Error::Poisoned(Poison { kind: Cause::Lost, .. })));
+    assert!(matches!(waits(&one), Error::Closed));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
+fn bytes_that_break_the_protocol_poison_the_pair() {
+    let gather = |sequence: u64| {
+        let kind = [2, 0, 0, 0, 0];
+        let body = [&kind[..], &sequence.to_le_bytes(), &[7]].concat();
+        [&(body.len() as u32).to_le_bytes(), &body[..]].concat()
+    };
+    let ahead = [gather(0), gather(1)].concat();
+    for bytes in [&[1, 0, 0, 0, 0xee][..], &[0xff; 8], &gather(1), &ahead, &[1, 0, 0, 0, 6]] {
+        let (stream, mut peer) = sockets();
+        let parser = Parser::new(crate::wire::MAX_FRAME);
+        let socket = FrameSocket::new(stream, parser, PATIENCE).unwrap();
+        let control = PairControl::new(socket, LISTENER, None);
+        peer.write_all(bytes).unwrap();
+        while control.poisoned().is_none() {
+            control.poll();
+        }
+        assert_eq!(control.poisoned().unwrap().kind, Cause::Protocol, "{bytes:?}");
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
+fn another_version_is_refused_by_name() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let settings = settings(&address.to_string());
+    std::thread::scope(|scope| {
+        let dialled = scope.spawn(|| {
+            let target = Target {
+                rank: LISTENER,
+                host: "127.0.0.1".into(),
+                port: address.port(),
+                hint: HINT,
+            };
+            let identity = Identity { versions: (8, 9), ..settings.identity(CONNECTOR) };
+            let deadline = Deadline::after(PATIENCE, None);
+            dial::dial(&target, &identity, None, &mut |_| Ok(Vec::new()), &deadline).map(drop)
+        });
+        let mut guest = Guest::new(listener.accept().unwrap().0, &settings).unwrap();
+        assert!(settle(&mut guest).is_err());
+        let error = dialled.join().unwrap().unwrap_err();
+        assert!(matches!(error, Error::WrongVersion { ours: 9, theirs: 1, .. }), "{error}");
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
+fn a_stream_leaves_what_follows_its_token_in_the_socket() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut stream = dial_stream(address, &[7; 16], PATIENCE).unwrap();
+    stream.write_all(b"payload").unwrap();
+    let mut guest =
+        Guest::new(listener.accept().unwrap().0, &settings(&address.to_string())).unwrap();
+    assert_eq!(settle(&mut guest), Ok(GuestStep::Stream([7; 16])));
+    let mut accepted = guest.into_stream();
+    accepted.set_nonblocking(false).unwrap();
+    let mut bytes = [0; 7];
+    accepted.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"payload");
+}
+
+#[test]
+fn an_address_needs_a_secret_unless_it_is_loopback() {
+    let open = |address| settings(address).endpoint();
+    assert_eq!(open("127.0.0.1:7").unwrap(), ("127.0.0.1".into(), 7));
+    assert!(open("localhost:7").is_ok() && open("[::1]:7").is_ok());
+    for address in ["0.0.0.0:7", "10.0.0.1:7", "node1:7"] {
+        assert!(matches!(open(address), Err(Error::PairSecretMissing { .. })));
+        let secret = crate::Secret::new("apple").ok();
+        assert!(Settings { secret, ..settings(address) }.endpoint().is_ok());
+    }
+    assert!(matches!(open("127.0.0.1:port"), Err(Error::Variable { .. })));
+}

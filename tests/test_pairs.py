@@ -1,0 +1,183 @@
+"""Pairs that processes form at run time: echo, loss, goodbye, secrets, asyncio, forks, beside a group."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ranks
+import weft
+from weft.errors import (
+    BootstrapError,
+    ClosedError,
+    ConfigurationError,
+    ForkError,
+    ListenError,
+    PeerLeftError,
+    PeerLostError,
+    SecretError,
+    WaitTimeoutError,
+)
+from workers.pairs import End
+
+TRANSPORTS = ["shm", "tcp"]
+
+
+@contextmanager
+def dialler(address: str, transport: str, messages: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that connects and sends messages, each answered by its double, then waits."""
+    code = f"from workers import pairs; pairs.ask({address!r}, {transport!r}, {messages})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, stdin=subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_messages_are_answered_and_a_goodbye_ends_the_pair_in_peace(transport: str) -> None:
+    with (
+        weft.listen(providers=[transport]) as listener,
+        dialler(listener.address, transport, 10) as process,
+        listener.accept() as pair,
+    ):
+        assert (pair.rank, pair.world_size, pair.routes()) == (0, 2, [None, transport])
+        end = End(pair)
+        for _ in range(10):
+            end.answer()
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(30) == 0
+        with pytest.raises(PeerLeftError):
+            end.arrived.wait({1: 1}, timeout=30)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_killed_process_poisons_its_pair_alone(transport: str) -> None:
+    with (
+        weft.listen(providers=[transport]) as listener,
+        dialler(listener.address, transport, 2) as first,
+        listener.accept() as one,
+        dialler(listener.address, transport, 2) as _second,
+        listener.accept() as other,
+    ):
+        lost, alive = End(one), End(other)
+        lost.answer()
+        os.kill(first.pid, signal.SIGKILL)
+        with pytest.raises(PeerLostError, match="rank 1") as caught:
+            lost.arrived.wait({1: [2]}, timeout=2)
+            lost.arrived.credit(1)
+            lost.arrived.wait({1: [2]}, timeout=2)
+        assert caught.value.rank == 1
+        alive.answer()
+        alive.answer()
+        with pytest.raises(ConfigurationError, match="connect a new pair"):
+            one.reform()
+
+
+def test_an_asyncio_server_answers_several_clients() -> None:
+    async def serve(listener: weft.Listener) -> list[int]:
+        pairs = [await listener.accept_async() for _ in range(4)]
+        ends = await asyncio.gather(*(asyncio.to_thread(End, pair) for pair in pairs))
+        return await asyncio.gather(*(end.answer_async(20) for end in ends))
+
+    async def ask(address: str) -> int:
+        pair = await weft.connect_async(address)
+        end = await asyncio.to_thread(End, pair)
+        return await end.ask_async(20)
+
+    async def main() -> tuple[list[int], list[int]]:
+        with weft.listen() as listener:
+            server = asyncio.create_task(serve(listener))
+            asked = await asyncio.gather(*(ask(listener.address) for _ in range(4)))
+            return await server, asked
+
+    answered, asked = asyncio.run(asyncio.wait_for(main(), 40))
+    assert answered == asked == [20] * 4
+
+
+def test_an_accept_that_is_cancelled_leaves_the_listener_usable() -> None:
+    async def main() -> int:
+        with weft.listen() as listener:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(listener.accept_async(), 0.01)
+            accepting = asyncio.create_task(listener.accept_async())
+            pair = await weft.connect_async(listener.address)
+            return pair.rank + (await accepting).rank
+
+    assert asyncio.run(asyncio.wait_for(main(), 40)) == 1
+
+
+def test_what_cannot_be_formed_is_refused_by_name() -> None:
+    with pytest.raises(SecretError, match="secret="):
+        weft.listen("0.0.0.0:0")
+    with pytest.raises(SecretError, match="secret="):
+        weft.connect("192.0.2.1:1")
+    with pytest.raises(ConfigurationError, match="shm or tcp"):
+        weft.listen(providers=["copy"])  # type: ignore[list-item]
+    with pytest.raises(ConfigurationError, match="no port"):
+        weft.connect("127.0.0.1")
+    with weft.listen(secret=b"apple") as listener:
+        with pytest.raises(ListenError):
+            weft.listen(listener.address)
+        with pytest.raises(WaitTimeoutError):
+            listener.accept(timeout=0)
+    with pytest.raises(BootstrapError, match="its process listens"):
+        weft.connect(listener.address, timeout=0.1)
+    with pytest.raises(ClosedError):
+        listener.accept(timeout=1)
+
+
+def test_another_secret_is_refused() -> None:
+    async def main() -> None:
+        with weft.listen(secret=b"apple") as listener:
+            accepting = asyncio.create_task(listener.accept_async())
+            with pytest.raises(SecretError):
+                await weft.connect_async(listener.address, secret=b"pear")
+            connected = await weft.connect_async(listener.address, secret=b"apple")
+            (await accepting).close()
+            connected.close()
+
+    asyncio.run(asyncio.wait_for(main(), 40))
+
+
+def test_pairs_stand_beside_a_communicator() -> None:
+    assert ranks.run("pairs.beside_a_group", 2) == [[5, 5]] * 2
+
+
+def test_a_forked_child_is_refused() -> None:
+    with weft.listen() as listener:
+        child = os.fork()
+        if child == 0:
+            try:
+                listener.try_accept()
+            except ForkError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert listener.try_accept() is None
+
+
+def test_arrays_and_pages_work_as_in_any_group() -> None:
+    async def main() -> None:
+        with weft.listen() as listener:
+            accepting = asyncio.create_task(listener.accept_async())
+            one = await weft.connect_async(listener.address)
+            other = await accepting
+        ends = await asyncio.gather(asyncio.to_thread(End, one), asyncio.to_thread(End, other))
+        ends[0].send(3)
+        assert np.array_equal(ends[1].receive(), 3)
+        one.close()
+        other.close()
+
+    asyncio.run(asyncio.wait_for(main(), 40))
