@@ -329,7 +329,8 @@ class Communicator:
 
         Returns:
             For each, `Counter.number`, the peer, and its raises in the oldest round without a
-            credit. What a call that waited has seen meanwhile is not among them.
+            credit. Lanes whose wait has succeeded meanwhile are
+            left out.
         """
         return self._native.raised()
 
