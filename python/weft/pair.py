@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -31,7 +32,7 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """`host:port` to give to `connect`; the port is the one that the system chose for port 0."""
+        """`host:port` to give to `connect`, with the port that the system chose for port 0."""
         return self._native.address
 
     def accept(self, *, timeout: float = 30.0) -> Communicator:
@@ -71,11 +72,13 @@ class Listener:
         while True:
             if (pair := self.try_accept()) is not None:
                 return pair
-            readable = loop.create_future()
+            readable = asyncio.Event()
+            # A descriptor of its own: several tasks may accept at once.
             descriptor = os.dup(self.fileno())
             try:
-                loop.add_reader(descriptor, lambda: readable.done() or readable.set_result(None))
-                await asyncio.wait([readable], timeout=POLL)
+                loop.add_reader(descriptor, readable.set)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(readable.wait(), POLL)
             finally:
                 loop.remove_reader(descriptor)
                 os.close(descriptor)
@@ -116,7 +119,8 @@ def listen(
         address: `host:port` of this host; port 0 is any free port (`Listener.address`).
         secret: shared by both ends; by default WEFT_SECRET or WEFT_SECRET_FILE. Needed unless the
             address is of this host's loopback.
-        providers: shm, tcp or both (the default): shm within a host, tcp between hosts.
+        providers: shm, tcp or both: shm within a host, tcp between hosts. By default those of
+            WEFT_PROVIDERS, where copy stands for shm; else both.
 
     Raises:
         SecretError: the address can be reached from other hosts, and there is no secret.
@@ -143,7 +147,7 @@ def connect(
     Args:
         address: `host:port` of the listener.
         secret: shared by both ends; by default WEFT_SECRET or WEFT_SECRET_FILE.
-        providers: shm, tcp or both (the default); the listener needs one of them, too.
+        providers: as for `listen`, which needs one of them, too.
         timeout: seconds, finite. Until then a listener that is not there yet is dialled again.
 
     Raises:
@@ -190,4 +194,9 @@ def _close(dialled: asyncio.Future[Communicator]) -> None:
 
 
 def _names(providers: Sequence[Provider] | None) -> list[str] | None:
-    return None if providers is None else list(providers)
+    """The providers given, else those of WEFT_PROVIDERS, where copy stands for shm, else None."""
+    if providers is not None:
+        return list(providers)
+    named = [name.strip() for name in os.environ.get("WEFT_PROVIDERS", "").split(",")]
+    names = ["shm" if name.startswith("copy") else name for name in named if name]
+    return list(dict.fromkeys(names)) or None

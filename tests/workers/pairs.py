@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from typing import Literal
 
 import numpy as np
 
@@ -51,9 +52,9 @@ class End:
             if any(counter == self.arrived.number for counter, _, _ in self.pair.poll()):
                 return self.take()
             if self.pair.arm():
-                readable = loop.create_future()
-                loop.add_reader(self.pair, lambda f=readable: f.done() or f.set_result(None))
-                await readable
+                readable = asyncio.Event()
+                loop.add_reader(self.pair, readable.set)
+                await readable.wait()
                 loop.remove_reader(self.pair)
 
     async def answer_async(self, messages: int) -> int:
@@ -71,9 +72,9 @@ class End:
         return right
 
 
-def ask(address: str, transport: str, messages: int) -> None:
+def ask(address: str, transport: Literal["shm", "tcp"], messages: int) -> None:
     """Connect, ask, and wait until standard input ends."""
-    with weft.connect(address, providers=[transport]) as pair:  # type: ignore[list-item]
+    with weft.connect(address, providers=[transport]) as pair:
         end = End(pair)
         for number in range(messages):
             end.send(number)

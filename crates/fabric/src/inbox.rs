@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::shared::SharedEngine;
 use crate::types::{CounterId, Page, RegionKey};
 use std::mem::MaybeUninit;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use weft_control::Rank;
 
 /// Submissions that may wait for an engine.
@@ -205,7 +205,7 @@ impl Submitter {
         self.shared.check_open()?;
         let outcome = Outcome { tag: descriptor.tag, outcomes: Some(outcomes.clone()) };
         let submission = Submission { descriptor, outcome };
-        if let Err(mut submission) = self.shared.inbox().ring.put(submission) {
+        if let Err(mut submission) = self.shared.inbox().ring().put(submission) {
             submission.outcome.outcomes = None;
             let (wanted, limit) = (DEPTH as u64 + 1, DEPTH as u64);
             return Err(Error::Limit { what: "submissions in an inbox", wanted, limit });
@@ -216,21 +216,22 @@ impl Submitter {
 }
 
 /// The queue in front of a [`SharedEngine`].
+#[derive(Default)]
 pub(crate) struct Inbox {
-    ring: Ring<Submission, AtomicU64>,
+    /// Made for the first [`Submitter`]: it takes some 90 KiB, and a process may have thousands of pairs.
+    ring: OnceLock<Ring<Submission, AtomicU64>>,
     used: AtomicBool,
-}
-
-impl Default for Inbox {
-    fn default() -> Inbox {
-        Inbox { ring: Ring::new(DEPTH), used: AtomicBool::new(false) }
-    }
 }
 
 impl Inbox {
     /// From now on there may be a [`Submitter`].
     pub fn open(&self) {
+        self.ring();
         self.used.store(true, Ordering::SeqCst);
+    }
+
+    fn ring(&self) -> &Ring<Submission, AtomicU64> {
+        self.ring.get_or_init(|| Ring::new(DEPTH))
     }
 
     /// Whether there ever was a [`Submitter`].
@@ -239,7 +240,7 @@ impl Inbox {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.ring.is_empty()
+        self.ring.get().is_none_or(Ring::is_empty)
     }
 
     /// Takes everything. The caller holds the engine's lock, so it is the only consumer.
@@ -247,7 +248,8 @@ impl Inbox {
         if !self.is_used() {
             return;
         }
-        while let Some(submission) = self.ring.take() {
+        let Some(ring) = self.ring.get() else { return };
+        while let Some(submission) = ring.take() {
             take(submission);
         }
     }

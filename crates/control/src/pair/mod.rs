@@ -7,12 +7,13 @@
 //!
 //! - this file: settings, and dialling
 //! - `guest.rs`: an accepted connection whose other end has not proved itself
-//! - `control.rs`: [`PairControl`], the connection of a formed pair
+//! - `control.rs`: [`PairControl`], the connection of a formed pair; `state.rs`: what messages do to it
 //! - `socket.rs`: frames over a socket that does not block
 
 mod control;
 mod guest;
 mod socket;
+mod state;
 #[cfg(test)]
 mod tests;
 
