@@ -217,6 +217,9 @@ class Communicator:
     def reform(self, timeout: float) -> Communicator:
         """A new communicator of the survivors."""
 
+    def end_waits(self) -> None:
+        """End the waits of all threads with `ClosedError`."""
+
     def close(self) -> None:
         """Say goodbye and give everything back; in a forked child, only forget."""
 

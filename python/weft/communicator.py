@@ -418,6 +418,7 @@ class Communicator:
     def close(self) -> None:
         """Say goodbye to the peers and give everything back. A second call does nothing.
 
+        Any thread may call it, a signal handler too: waits of all threads end with `ClosedError`.
         Memory that an array still shows stays until that array is gone. Every later call on this
         communicator, or on what was made on it, raises `ClosedError`. In a child that was forked
         after `init` this forgets the communicator, which is the parent's.
@@ -425,6 +426,8 @@ class Communicator:
         OPEN.discard(self)
         if os.getpid() != self._process:
             return
+        # A thread that waits in an all-to-all holds it: its wait ends first.
+        self._native.end_waits()
         for all_to_all in list(self._all_to_alls):
             all_to_all._abandon()
         self._native.close()

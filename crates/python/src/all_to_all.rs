@@ -8,6 +8,7 @@ use crate::shared::{Shared, deadline};
 use pyo3::prelude::*;
 use std::collections::HashMap;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::thread::ThreadId;
 use weft_fabric::{Communicator as Fabric, Region, Waiter};
@@ -55,17 +56,20 @@ struct Slot {
     moe: Mutex<Option<Moe>>,
     /// The thread whose call is under way.
     holder: Mutex<Option<ThreadId>>,
+    /// Closed by a signal handler in the middle of a call of its thread: the end of that call drops it.
+    abandoned: AtomicBool,
 }
 
 /// The right to make a call.
 struct Call<'a> {
     moe: MutexGuard<'a, Option<Moe>>,
-    holder: &'a Mutex<Option<ThreadId>>,
+    slot: &'a Slot,
 }
 
 impl Slot {
     fn new(moe: Moe) -> Slot {
-        Slot { moe: Mutex::new(Some(moe)), holder: Mutex::default() }
+        let (holder, abandoned) = (Mutex::default(), AtomicBool::new(false));
+        Slot { moe: Mutex::new(Some(moe)), holder, abandoned }
     }
 
     /// Waits for the calls of other threads. A signal handler that interrupts a call of its own thread is
@@ -77,7 +81,7 @@ impl Slot {
         }
         let moe = lock(&self.moe);
         *lock(&self.holder) = Some(me);
-        Ok(Call { moe, holder: &self.holder })
+        Ok(Call { moe, slot: self })
     }
 }
 
@@ -90,7 +94,10 @@ impl Call<'_> {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        *lock(self.holder) = None;
+        if self.slot.abandoned.load(Ordering::Relaxed) {
+            *self.moe = None;
+        }
+        *lock(&self.slot.holder) = None;
     }
 }
 
@@ -396,7 +403,14 @@ impl AllToAll {
             return Ok(());
         }
         self.shared.with(py, |fabric| {
-            if let Some(moe) = self.moe.call()?.moe.take() {
+            let mut call = match self.moe.call() {
+                Err(Error::Busy(_)) => {
+                    self.moe.abandoned.store(true, Ordering::Relaxed);
+                    return Ok(());
+                }
+                call => call?,
+            };
+            if let Some(moe) = call.moe.take() {
                 self.release_inputs(&mut fabric.engine());
                 moe.abandon(&mut fabric.engine());
             }

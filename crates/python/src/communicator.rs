@@ -425,6 +425,11 @@ impl Communicator {
             .map(|fabric| Communicator::wrap(fabric, self.shared.raised.clone()))
     }
 
+    /// Ends the waits of all threads; what was made on it can still be given back.
+    fn end_waits(&self, py: Python<'_>) {
+        py.detach(|| self.shared.end_waits());
+    }
+
     /// Leaves the group and gives everything back; waits of other threads end with an error. In a forked
     /// child it does nothing.
     fn close(&self, py: Python<'_>) {

@@ -89,6 +89,17 @@ impl Shared {
         })
     }
 
+    /// Ends all waits, now and later, with [`weft_control::Error::Closed`].
+    pub fn end_waits(&self) {
+        if fork::is_child() {
+            return;
+        }
+        let fabric = self.lock().clone();
+        if let Some(fabric) = fabric {
+            fabric.close();
+        }
+    }
+
     /// Takes the communicator away from all users, ends their waits and leaves the group. The last thread that
     /// is inside a call drops it.
     pub fn close(&self) {
