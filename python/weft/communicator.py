@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, overload
 
 from weft import _native
 from weft._array import buffer
@@ -253,12 +253,35 @@ class Communicator:
             for peer, granted in enumerate(shared)
         ]
 
+    @overload
     def write(
         self,
         peer: int,
         counter: Counter,
         pages: Sequence[Page],
+        /,
         *,
+        round: int | None = None,
+        done: Done | None = None,
+    ) -> Request: ...
+
+    @overload
+    def write(
+        self,
+        peer: int,
+        counter: Counter,
+        round: int,
+        pages: Sequence[Page],
+        /,
+        *,
+        done: Done | None = None,
+    ) -> Request: ...
+
+    def write(
+        self,
+        peer: int,
+        counter: Counter,
+        *what: Any,
         round: int | None = None,
         done: Done | None = None,
     ) -> Request:
@@ -270,7 +293,7 @@ class Communicator:
         Args:
             peer: to whom.
             counter: the peer's counter of equal position is raised, by `parts` of these pages.
-            pages: what goes where.
+            what: the pages, or the round and the pages.
             round: by default the next one toward this peer, so each call is a round of its own. A
                 further write of a round that has begun names it. Rounds are numbered from 0; round
                 r needs r - window + 1 credits of the peer.
@@ -289,14 +312,22 @@ class Communicator:
                 group before `reform`.
             RegionError: if a page's destination is memory of another rank than `peer`.
         """
-        return self.scatter({peer: pages}, counter, round=round, done=done)
+        if len(what) == 2 and round is None:
+            round, pages = what
+        elif len(what) == 1:
+            (pages,) = what
+        else:
+            raise TypeError(
+                "write takes peer, counter, pages and round=, or peer, counter, round, pages"
+            )
+        return self.scatter({peer: pages}, counter, round, done=done)
 
     def signal(
         self,
         peer: int,
         counter: Counter,
-        *,
         round: int | None = None,
+        *,
         done: Done | None = None,
     ) -> Request:
         """Raise a peer's counter by one: a write of no bytes."""
@@ -306,8 +337,8 @@ class Communicator:
         self,
         writes: Mapping[int, Sequence[Page]],
         counter: Counter,
-        *,
         round: int | None = None,
+        *,
         done: Done | None = None,
     ) -> Request:
         """Writes to several peers as one request, which ends when all of them have.
