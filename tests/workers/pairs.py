@@ -82,8 +82,13 @@ def ask(address: str, transport: Literal["shm", "tcp"], messages: int) -> None:
         sys.stdin.read()
 
 
-def beside_a_group(group: Communicator) -> list[int]:
+def beside_a_group() -> list[int]:
     """Messages over a pair, with barriers of the group in between; then the group goes on alone."""
+    with weft.init() as group:
+        return _beside(group)
+
+
+def _beside(group: Communicator) -> list[int]:
     if group.rank == 0:
         listener = weft.listen()
         group.all_gather(listener.address.encode())
