@@ -43,7 +43,7 @@ def dialler(address: str, transport: str, messages: int) -> Iterator[subprocess.
         yield process
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
