@@ -293,6 +293,11 @@ impl PairControl {
         });
     }
 
+    /// Whether the listener has confirmed the pair.
+    pub fn is_confirmed(&self) -> bool {
+        self.with(|state, _| state.confirmed)
+    }
+
     /// Waits until the listener has formed the pair.
     ///
     /// # Errors
@@ -301,7 +306,7 @@ impl PairControl {
         let deadline = Deadline::after(timeout, self.interrupt.clone());
         loop {
             self.poll();
-            if self.with(|state, _| state.confirmed) {
+            if self.is_confirmed() {
                 return Ok(());
             }
             self.check_for(Operation::Connect.name())?;

@@ -154,3 +154,19 @@ fn an_accept_ends_at_its_deadline_and_when_it_is_interrupted() {
     let error = within_two_seconds(|| listener.accept(by(PATIENCE), &mut || true));
     assert!(matches!(error.map(drop), Err(Error::Interrupted)));
 }
+
+#[test]
+fn a_pair_that_its_listener_drops_at_once_is_formed_and_left_in_peace() {
+    for provider in [ProviderKind::Shm, ProviderKind::Tcp] {
+        let listener = listen(provider);
+        let address = listener.address().to_string();
+        std::thread::scope(|scope| {
+            let dialling = scope.spawn(|| {
+                let connect = |_| connect(&config(&address, provider), by(PATIENCE)).map(drop);
+                (0..200).try_for_each(connect).unwrap();
+            });
+            (0..200).for_each(|_| drop(accept(&listener)));
+            dialling.join().unwrap();
+        });
+    }
+}
