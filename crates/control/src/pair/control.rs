@@ -309,7 +309,11 @@ impl PairControl {
             if self.is_confirmed() {
                 return Ok(());
             }
-            self.check_for(Operation::Connect.name())?;
+            match self.check_for(Operation::Connect.name()) {
+                // The confirmation and a goodbye came together, after the look above.
+                Err(Error::Left { .. }) if self.is_confirmed() => return Ok(()),
+                checked => checked?,
+            }
             self.sleep_before(&deadline, Operation::Connect)?;
         }
     }
