@@ -72,7 +72,8 @@ pub struct Work<'a> {
     pub peer: Rank,
     /// The peer's lane that this part raises by one.
     pub lane: Lane,
-    /// For a credit: the lane of this engine's own table that it answers.
+    /// For a credit that is offered for the first time: the lane of this engine's own table that it
+    /// answers.
     pub credits: Option<Lane>,
     /// A credit to the same peer that travels with this part: its lane rises together with that of
     /// the part. Inline routes only ([`RouteRule::inline`]).

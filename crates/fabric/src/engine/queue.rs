@@ -107,7 +107,8 @@ impl Engine {
         let state = &mut peers[peer.0 as usize];
         let Some(route) = state.route else { return false };
         let Some(waiting) = state.queue.of(class).front_mut() else { return false };
-        let Aim { peer, lane, credits } = waiting.aim;
+        // A credit was offered once before it came here.
+        let (Aim { peer, lane, .. }, credits) = (waiting.aim, None);
         let token = Token::of(waiting.request, peer);
         let mut failure = None;
         while waiting.next < waiting.parts.len() {
