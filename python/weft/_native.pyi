@@ -103,7 +103,7 @@ class Communicator:
     def clock_offsets(self) -> list[tuple[int, int]]:
         """By rank: nanoseconds its clock is ahead of rank 0's, and the error of that."""
 
-    def all_gather(self, payload: bytes, timeout: float) -> list[bytes]:
+    def all_gather(self, payload: bytes, timeout: float, for_share: bool = False) -> list[bytes]:
         """Each rank's bytes, in rank order."""
 
     def barrier(self, timeout: float) -> None:

@@ -18,6 +18,7 @@ from weft._timeout import seconds
 from weft.counter import Counter
 from weft.errors import (
     ConfigurationError,
+    WaitTimeoutError,
     WeftError,
 )
 from weft.region import Page, Region, RemoteRegion, check_group, rows
@@ -53,6 +54,8 @@ class Communicator:
         self._native = native
         self._process = os.getpid()
         self._all_to_alls: weakref.WeakSet[AllToAll] = weakref.WeakSet()
+        #: The arguments of a share whose first half is done: a repeat goes on with the second.
+        self._agreed: list[object] | None = None
         OPEN.add(self)
 
     @property
@@ -239,15 +242,22 @@ class Communicator:
         except WeftError as error:
             refused = error
             passed = f"arguments that it refused ({type(error).__name__})".encode()
-        gathered = group.all_gather(passed, timeout)
-        if refused is not None:
-            raise refused
-        check_alike(gathered, group.rank)
-        shared = group.share(
-            [region._native for region in regions],
-            [counter.number for counter in counters],
-            max(until - time.monotonic(), 0.0),
-        )
+        call = [group, *regions, *counters]
+        if self._agreed != call:
+            gathered = group.all_gather(passed, timeout, for_share=True)
+            if refused is not None:
+                raise refused
+            check_alike(gathered, group.rank)
+        self._agreed = None
+        try:
+            shared = group.share(
+                [region._native for region in regions],
+                [counter.number for counter in counters],
+                max(until - time.monotonic(), 0.0),
+            )
+        except WaitTimeoutError:
+            self._agreed = call
+            raise
         return [
             [RemoteRegion(peer, key, length, group) for key, length in granted]
             for peer, granted in enumerate(shared)

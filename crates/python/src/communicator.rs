@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
-use weft_control::{Cause, Poison};
+use weft_control::{Cause, Operation, Poison};
 use weft_fabric::inbox::Slices;
 use weft_fabric::{
     Class, Communicator as Fabric, CounterConfig, CounterId, Error as FabricError, Memory, Page,
@@ -115,16 +115,19 @@ impl Communicator {
         })
     }
 
-    /// Each rank's bytes, in rank order.
+    /// Each rank's bytes, in rank order; `for_share`: as the first half of `share`.
+    #[pyo3(signature = (payload, timeout, for_share=false))]
     fn all_gather<'py>(
         &self,
         py: Python<'py>,
         payload: &[u8],
         timeout: f64,
+        for_share: bool,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let payload = payload.to_vec();
+        let operation = if for_share { Operation::Share } else { Operation::AllGather };
         let gathered = self.shared.with(py, move |fabric| {
-            Ok(fabric.control().all_gather(&payload, duration(timeout))?)
+            Ok(fabric.control().all_gather_as(operation, &payload, duration(timeout))?)
         })?;
         Ok(gathered.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
