@@ -305,7 +305,7 @@ def raises_in_block(end: str) -> dict[str, Any]:
         with weft.init() as communicator:
             counter = communicator.counter()
             communicator.share([], [counter])
-            # Nobody is still in `share` when the exception comes.
+            # All ranks have left `share` when the exception comes.
             communicator.all_gather(b"")
             if communicator.rank == 1:
                 raise ENDS[end]

@@ -92,7 +92,7 @@ impl GroupControl {
         }
     }
 
-    /// Calls `call` for every rank that says goodbye; at once for those that have.
+    /// Calls `call` for every rank that leaves the group; at once for those that have.
     pub fn on_peer_left(&self, call: Box<dyn Fn(Rank) + Send + Sync>) {
         match self {
             GroupControl::Mesh(control) => control.on_peer_left(call),

@@ -270,7 +270,7 @@ struct Turned<T, W> {
 }
 
 // SAFETY: an item is moved in by the thread that claimed its place and out by the consumer, each while the
-// turn says that the place is its own.
+// turn gives the place to it alone.
 unsafe impl<T: Send, W: Word64> Send for Ring<T, W> {}
 // SAFETY: as above.
 unsafe impl<T: Send, W: Word64> Sync for Ring<T, W> {}
@@ -319,7 +319,7 @@ impl<T, W: Word64> Ring<T, W> {
         if place.turn.load() != head + 1 {
             return None;
         }
-        // SAFETY: the turn says that the item was written, and the only consumer reads it once.
+        // SAFETY: the turn is raised after the item was written, and the only consumer reads it once.
         let item = place.item.with_mut(|place| unsafe { (*place).assume_init_read() });
         place.turn.store(head + self.places.len() as u64);
         self.head.0.store(head + 1);

@@ -74,7 +74,7 @@ impl SharedEngine {
     /// A producer of submissions for threads that must not wait for the lock, such as the proxy of a GPU.
     pub fn submitter(self: &Arc<Self>) -> Submitter {
         self.inbox.open();
-        // Whoever takes the lock from here on sees that there is an inbox to drain on the way out.
+        // A thread that takes the lock from here on finds the inbox made, and has it to drain on the way out.
         drop(self.lock());
         Submitter::new(self.clone())
     }

@@ -266,7 +266,7 @@ impl PairControl {
         });
     }
 
-    /// Calls `call` once the peer says goodbye, on the thread that finds it; at once if it has already.
+    /// Calls `call` once the peer leaves the group, on the thread that finds it; at once if it has already.
     pub fn on_peer_left(&self, call: Box<dyn Fn(Rank) + Send + Sync>) {
         if self.is_copy() {
             return;

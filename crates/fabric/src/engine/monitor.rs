@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A spinning caller polls the monitor this often: a poll costs a system call. Whoever sleeps is woken by
+/// A spinning caller polls the monitor this often: a poll costs a system call. A sleeping caller is woken by
 /// its descriptor, and polls it at once.
 const INTERVAL: Duration = Duration::from_millis(5);
 

@@ -368,7 +368,7 @@ pub fn run_groups<E: From<Error>>(
     Err(Hang::TooManySteps { steps: max_steps, waiting })
 }
 
-/// Tells groups of one world apart; the first, whose ends have their ranks' numbers, is zero.
+/// Distinguishes groups of one world; the first, whose ends have their ranks' numbers, is zero.
 fn ends_seed(ends: &[Rank]) -> u64 {
     let apart = (0..).map(Rank).zip(ends).any(|(rank, end)| rank != *end);
     if apart {
