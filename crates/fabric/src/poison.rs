@@ -80,12 +80,12 @@ impl PoisonFlag {
         }
     }
 
-    /// Whether some peer has said goodbye.
+    /// Whether some peer has left.
     pub fn any_has_left(&self) -> bool {
         self.any_left.load(Ordering::Acquire)
     }
 
-    /// Whether a peer has said goodbye.
+    /// Whether a peer has left.
     pub fn has_left(&self, rank: Rank) -> bool {
         self.left.get(rank.0 as usize).is_some_and(|left| left.load(Ordering::Acquire))
     }
