@@ -64,12 +64,12 @@ UNUSABLE: dict[str, tuple[Any, Kinds, str]] = {
     "a tensor that is on another device than it names": (
         DeviceTensor(np.ones(3), (2, 0), held=(2, 1)),
         weft.errors.RegionError,
-        "expected memory of CUDA device 0.*number 1",
+        "device type 2, number 1; CUDA device 0.*is expected",
     ),
     "a CPU tensor that names a GPU": (
         DeviceTensor(np.ones(3), (2, 0), held=(1, 0)),
         weft.errors.RegionError,
-        "expected memory of CUDA device 0.*device type 1",
+        "device type 1, number 0; CUDA device 0.*is expected",
     ),
     "a tensor of a GPU that names the CPU": (
         DeviceTensor(np.ones(3), (1, 0), held=(2, 0)),

@@ -121,7 +121,7 @@ def array(value: object, what: str, *, writable: bool = False) -> Array:
         shared = array(value.view(sys.modules["torch"].uint8), what, writable=writable)  # type: ignore[attr-defined]
         return shared._replace(dtype=name)
     capsule = dlpack(value, what)
-    address, shape, name, _ = _native.dlpack_tensor(capsule)
+    address, shape, name, _ = _native.dlpack_tensor(capsule, what)
     if name not in _ARRAYS:
         raise ShapeError(f"{what} is of dtype {name}; {', '.join(DTYPES)} are supported")
     return Array(address, tuple(shape), name, capsule)
@@ -157,7 +157,7 @@ def buffer(value: object, what: str) -> Buffer:
     if hasattr(value, "__dlpack__"):
         device = cuda_device(value)
         capsule = dlpack(value, what, device)
-        address, _, _, length = _native.dlpack_tensor(capsule, device)
+        address, _, _, length = _native.dlpack_tensor(capsule, what, device)
         return Buffer(address, length, capsule, True, device)
     if hasattr(value, "__cuda_array_interface__"):
         return cuda_array(value, what)

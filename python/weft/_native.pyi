@@ -652,10 +652,12 @@ def dequantise(
 ) -> None:
     """Widen rows of codes and scales to float32."""
 
-def dlpack_tensor(capsule: object, device: int | None = None) -> tuple[int, list[int], str, int]:
+def dlpack_tensor(
+    capsule: object, what: str, device: int | None = None
+) -> tuple[int, list[int], str, int]:
     """Address, shape, dtype and bytes of a contiguous tensor; keep the capsule meanwhile.
 
-    It is in CPU memory, or in that of the CUDA device of this ordinal.
+    It is in CPU memory, or in that of the CUDA device of this ordinal; `what` names it in errors.
     """
 
 def cuda_device_of(address: int) -> int:

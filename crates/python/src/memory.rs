@@ -130,11 +130,15 @@ const DLPACK_CUDA: i32 = 2;
 type Tensor = (usize, Vec<i64>, String, usize);
 
 /// Address, shape, dtype and bytes of a DLPack capsule whose tensor is contiguous, and in memory of the
-/// CPU or, if one is given, of that CUDA device. The capsule is not consumed: it owns the tensor, so
+/// CPU or, if one is given, of that CUDA device; `what` names it in errors. The capsule is not consumed: it owns the tensor, so
 /// keep it as long as the address is used.
 #[pyfunction]
-#[pyo3(signature = (capsule, device=None))]
-pub fn dlpack_tensor(capsule: &Bound<'_, PyCapsule>, device: Option<i32>) -> PyResult<Tensor> {
+#[pyo3(signature = (capsule, what, device=None))]
+pub fn dlpack_tensor(
+    capsule: &Bound<'_, PyCapsule>,
+    what: &str,
+    device: Option<i32>,
+) -> PyResult<Tensor> {
     let py = capsule.py();
     let name = DLPACK_NAME.as_ptr().cast::<c_char>();
     // SAFETY: a live capsule; the name is checked by the call itself.
@@ -148,13 +152,13 @@ pub fn dlpack_tensor(capsule: &Bound<'_, PyCapsule>, device: Option<i32>) -> PyR
     let DlDevice { kind, number } = tensor.device;
     match device {
         None if !DLPACK_CPU.contains(&kind) => {
-            let message = "the tensor is not in CPU memory: copy it there first";
-            return Err(raise(py, "RegionError", message));
+            let message = format!("{what} is not in CPU memory: copy it there first");
+            return Err(raise(py, "RegionError", &message));
         }
         Some(device) if (kind, number) != (DLPACK_CUDA, device) => {
             let message = format!(
-                "a tensor's DLPack capsule: expected memory of CUDA device {device}, which its \
-                 __dlpack_device__ names, and it is of device type {kind}, number {number}"
+                "{what}: its DLPack capsule is of device type {kind}, number {number}; CUDA device \
+                 {device}, which its __dlpack_device__ names, is expected"
             );
             return Err(raise(py, "RegionError", &message));
         }
@@ -174,12 +178,14 @@ pub fn dlpack_tensor(capsule: &Bound<'_, PyCapsule>, device: Option<i32>) -> PyR
     let bits = usize::from(tensor.bits) * usize::from(tensor.lanes);
     let bytes = elements.and_then(|elements| Some(elements.checked_mul(bits)?.div_ceil(8)));
     let Some(bytes) = bytes else {
-        return Err(raise(py, "ShapeError", "the tensor has no shape that memory can have"));
+        let message = format!("{what} has a shape that no memory can have");
+        return Err(raise(py, "ShapeError", &message));
     };
     let mut expected = 1;
     for (extent, stride) in shape.iter().zip(strides).rev().filter(|_| bytes > 0) {
         if *extent > 1 && *stride != expected {
-            return Err(raise(py, "ShapeError", "the tensor is not contiguous: make it so first"));
+            let message = format!("{what} is not contiguous: pass a contiguous copy of it");
+            return Err(raise(py, "ShapeError", &message));
         }
         expected *= extent;
     }
