@@ -24,8 +24,10 @@ TOLERANCE = 0.02
 CASES = [
     ("null", "write"),
     ("later", "write"),
+    ("later", "stream"),
     ("null", "scatter"),
     ("later", "scatter"),
+    ("later", "group-scatter"),
     ("shm", "write"),
     ("shm", "arrival"),
     ("tcp", "write"),
@@ -78,7 +80,8 @@ def compare(
 
 def count(fabric: str, over: str, what: str) -> float:
     """Instructions of one operation."""
-    function = "completed_writes" if (over, what) == ("later", "write") else f"{what}s"
+    completed = over == "later" and what in ("write", "stream")
+    function = "completed_writes" if completed else f"{what.replace('-', '_')}s"
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "callgrind.out"
         valgrind = [

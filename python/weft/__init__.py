@@ -7,6 +7,7 @@ from weft.counter import Counter
 from weft.errors import WeftError
 from weft.moe import check
 from weft.pair import Listener, connect, connect_async, listen
+from weft.peer_group import PeerGroup
 from weft.region import Page, Region, RemoteRegion
 from weft.request import Request
 from weft.route import Route, Statistics
@@ -17,6 +18,7 @@ __all__ = [
     "Counter",
     "Listener",
     "Page",
+    "PeerGroup",
     "Region",
     "RemoteRegion",
     "Request",

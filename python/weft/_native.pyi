@@ -72,6 +72,18 @@ class Request:
         """Wait until the source may be reused."""
 
 @final
+class PeerGroup:
+    """Peers that are written to together: a counter, a source and a region of each."""
+
+    def scatter(
+        self,
+        writes: Sequence[tuple[int, int, int, int]],
+        round: int | None,
+        done: Callable[[Exception | None], object] | None,
+    ) -> Request:
+        """Write slices of the source to members as one request."""
+
+@final
 class Communicator:
     """A group of ranks that can write to each other."""
 
@@ -157,6 +169,11 @@ class Communicator:
 
         `done` is called at the request's end.
         """
+
+    def peer_group(
+        self, counter: int, source: Region, destinations: Sequence[tuple[int, int, int]]
+    ) -> PeerGroup:
+        """Resolve a counter, a source and regions (peer, key, length) for scatters to them."""
 
     def wait(
         self, counter: int, round: int | None, expected: list[tuple[int, int]], timeout: float

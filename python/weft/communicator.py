@@ -21,6 +21,7 @@ from weft.errors import (
     WaitTimeoutError,
     WeftError,
 )
+from weft.peer_group import PeerGroup
 from weft.region import Page, Region, RemoteRegion, check_group, rows
 from weft.report.collect import ArrivalRecord, RankTrace, WriteRecord
 from weft.report.events import Phase
@@ -364,6 +365,24 @@ class Communicator:
             check_group(counter._native, group, "the counter")
         numbers = [(peer, rows(pages, peer, group)) for peer, pages in writes.items()]
         return Request(self._native.scatter(numbers, counter.number, round, done))
+
+    def peer_group(
+        self, counter: Counter, source: Region, destinations: Sequence[RemoteRegion]
+    ) -> PeerGroup:
+        """Resolve peers that are written to together, again and again: see `PeerGroup`.
+
+        Args:
+            counter: raised at every member.
+            source: the region that is read.
+            destinations: one for each member, as `share` returned it; a peer may have several.
+
+        Raises:
+            NotSharedError: if the counter was not shared with a member yet.
+            UnknownError: if the counter or a region was released.
+            WrongGroupError: if one belongs to another communicator.
+            RegionError: if a member cannot be sent memory of the source's device.
+        """
+        return PeerGroup(counter, source, destinations, self._native)
 
     def raised(self) -> list[tuple[int, int, int]]:
         """Lanes that rose since this was last asked.

@@ -11,11 +11,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_fabric::descriptor::Address;
-use weft_fabric::link::{Introduction, Membership, Posted, Sink, Work};
+use weft_fabric::link::{Introduction, Membership, Posted, Scatter, ScatterPosted, Sink, Work};
 use weft_fabric::memory::Memory;
 use weft_fabric::{
-    CounterId, Device, Engine, EngineConfig, Generation, Link, Page, PeerWrite, ProviderKind, Rank,
-    Region, RegionKey, RemoteRegion, RouteRule, Time, WaitLimit, clock,
+    CounterId, Device, Engine, EngineConfig, Generation, Link, MemberWrite, Page, PeerGroup,
+    PeerWrite, ProviderKind, Rank, Region, RegionKey, RemoteRegion, RouteRule, Time, WaitLimit,
+    clock,
 };
 
 /// What to do.
@@ -46,14 +47,20 @@ enum Over {
 enum Operation {
     /// A write of 8 bytes.
     Write,
+    /// The same with 16 of them under way at a time.
+    Stream,
     /// Waiting for a write that is there, and crediting it.
     Arrival,
     /// Writes of 8 bytes to 63 peers as one request; counted for each of them.
     Scatter,
+    /// The same over a peer group.
+    GroupScatter,
 }
 
 /// How often it is done.
 const REPEATS: usize = 256;
+/// Writes of a stream that are under way at a time.
+const UNDER_WAY: usize = 16;
 /// How many scatters, and to how many peers each.
 const SCATTERS: usize = 8;
 const PEERS: u32 = 63;
@@ -65,15 +72,17 @@ pub fn run(options: &Options) -> Outcome<()> {
         let later = options.over == Over::Later;
         match options.operation {
             Operation::Arrival => return Err("nothing arrives over these devices".into()),
-            Operation::Write => null_writes(later)?,
+            Operation::Write => null_writes(later, 1)?,
+            Operation::Stream => null_writes(later, UNDER_WAY)?,
             Operation::Scatter => null_scatters(later)?,
+            Operation::GroupScatter => null_group_scatters(later)?,
         }
     } else {
         on_processes_under(&options.under, 2, || rank(options))?;
     }
     let repeats = match options.operation {
-        Operation::Scatter => SCATTERS * PEERS as usize,
-        Operation::Write | Operation::Arrival => REPEATS,
+        Operation::Scatter | Operation::GroupScatter => SCATTERS * PEERS as usize,
+        Operation::Write | Operation::Stream | Operation::Arrival => REPEATS,
     };
     println!("{}", serde_json::json!({ "repeats": repeats }));
     Ok(())
@@ -108,7 +117,9 @@ fn rank(options: &Options) -> Outcome<()> {
             }
             arrivals(engine, &counters)?;
         }
-        (Operation::Scatter, _) => return Err("scatters need 64 ranks: use null or later".into()),
+        (Operation::Stream | Operation::Scatter | Operation::GroupScatter, _) => {
+            return Err("only null and later count streams and scatters".into());
+        }
         (Operation::Arrival, _) => {
             for &counter in &counters {
                 engine.write(peer, counter, 0, &[page(&source, remote)])?;
@@ -143,12 +154,20 @@ fn writes(engine: &mut Engine, counter: CounterId, page: &Page) -> Outcome<()> {
     Ok(())
 }
 
-/// As [`writes`], with the completion of each.
+/// As [`writes`], with their completions; so many are under way at a time.
 #[inline(never)]
-fn completed_writes(engine: &mut Engine, counter: CounterId, page: &Page) -> Outcome<()> {
+fn completed_writes(
+    engine: &mut Engine,
+    counter: CounterId,
+    page: &Page,
+    under_way: usize,
+) -> Outcome<()> {
     let mut events = Vec::with_capacity(16);
-    for _ in 0..REPEATS {
-        let request = engine.write(Rank(1), counter, 0, std::slice::from_ref(page))?;
+    for _ in 0..REPEATS / under_way {
+        let mut request = engine.write(Rank(1), counter, 0, std::slice::from_ref(page))?;
+        for _ in 1..under_way {
+            request = engine.write(Rank(1), counter, 0, std::slice::from_ref(page))?;
+        }
         events.clear();
         engine.poll(Time(0), &mut events);
         if !engine.is_drained(request) {
@@ -165,6 +184,25 @@ fn scatters(engine: &mut Engine, counter: CounterId, writes: &[PeerWrite<'_>]) -
     let mut events = Vec::with_capacity(16);
     for _ in 0..SCATTERS {
         let request = engine.scatter(writes, counter, 0, None)?;
+        events.clear();
+        engine.poll(Time(0), &mut events);
+        if !engine.is_drained(request) {
+            return Err("a scatter did not complete".into());
+        }
+    }
+    Ok(())
+}
+
+/// As [`scatters`], over a peer group.
+#[inline(never)]
+fn group_scatters(
+    engine: &mut Engine,
+    group: &mut PeerGroup,
+    writes: &[MemberWrite],
+) -> Outcome<()> {
+    let mut events = Vec::with_capacity(16);
+    for _ in 0..SCATTERS {
+        let request = engine.scatter_group(group, 0, writes, None)?;
         events.clear();
         engine.poll(Time(0), &mut events);
         if !engine.is_drained(request) {
@@ -221,11 +259,16 @@ fn lone(ranks: u32, later: bool) -> Outcome<Lone> {
     Ok(Lone { engine, counter, source, remotes })
 }
 
-fn null_writes(later: bool) -> Outcome<()> {
+fn null_writes(later: bool, under_way: usize) -> Outcome<()> {
     let Lone { mut engine, counter, source, remotes } = lone(2, later)?;
     let page = page(&source, remotes[0]);
     if later {
-        return completed_writes(&mut engine, counter, &page);
+        // Requests find their memory there.
+        for _ in 0..UNDER_WAY {
+            engine.write(Rank(1), counter, 0, &[page])?;
+        }
+        engine.poll(Time(0), &mut Vec::new());
+        return completed_writes(&mut engine, counter, &page, under_way);
     }
     writes(&mut engine, counter, &page)
 }
@@ -239,6 +282,14 @@ fn null_scatters(later: bool) -> Outcome<()> {
         .map(|(remote, pages)| PeerWrite { peer: remote.peer, pages })
         .collect();
     scatters(&mut engine, counter, &writes)
+}
+
+fn null_group_scatters(later: bool) -> Outcome<()> {
+    let Lone { mut engine, counter, source, remotes } = lone(1 + PEERS, later)?;
+    let mut group = engine.peer_group(counter, &source, &remotes)?;
+    let write = |member| MemberWrite { member, length: LENGTH, ..MemberWrite::default() };
+    let writes: Vec<MemberWrite> = (0..PEERS).map(write).collect();
+    group_scatters(&mut engine, &mut group, &writes)
 }
 
 /// Takes every post and moves nothing.
@@ -311,6 +362,15 @@ impl Link for NullLink {
         }
         self.posted.push(work.token);
         Ok(Posted::InFlight)
+    }
+
+    fn post_scatter(&mut self, scatter: &Scatter<'_>, _sink: &mut Sink) -> ScatterPosted {
+        let taken = scatter.parts.len();
+        if !self.later {
+            return ScatterPosted { taken, ..ScatterPosted::default() };
+        }
+        self.posted.extend(scatter.parts.iter().map(|part| scatter.token(part)));
+        ScatterPosted { taken, in_flight: taken as u32, failed: None }
     }
 
     fn flush(&mut self, _sink: &mut Sink) {}

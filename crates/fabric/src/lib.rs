@@ -50,7 +50,8 @@ pub use communicator::Communicator;
 pub use device::Device;
 pub use driver::{Driver, Event, Requests};
 pub use engine::{
-    CounterConfig, Engine, EngineConfig, PeerWrite, Raised, Region, RemoteRegion, Route, WeakRegion,
+    CounterConfig, Engine, EngineConfig, MemberWrite, PeerGroup, PeerWrite, Raised, Region,
+    RemoteRegion, Route, WeakRegion,
 };
 pub use error::{Error, Missing, Result};
 pub use link::{Link, RouteRule};

@@ -17,6 +17,7 @@ use crate::lane_table::LaneTable;
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::parts::PartRule;
+use crate::request::Token;
 use crate::types::{Class, Generation, Lane, Page, ProviderKind, RegionKey, Time};
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -82,6 +83,76 @@ pub struct Work<'a> {
     pub class: Class,
     /// What is written. Valid during the call.
     pub pages: &'a [Page],
+}
+
+/// Writes of one part and one page each to several peers, under one request.
+#[derive(Clone, Copy, Debug)]
+pub struct Scatter<'a> {
+    /// What the tokens of all parts have in common.
+    pub(crate) token: u64,
+    /// Traffic class of all parts.
+    pub class: Class,
+    /// What goes where.
+    pub parts: &'a [ScatterPart],
+}
+
+/// One part of a [`Scatter`].
+#[derive(Clone, Copy, Debug)]
+pub struct ScatterPart {
+    /// The peer written to.
+    pub peer: Rank,
+    /// The peer's lane that this part raises by one.
+    pub lane: Lane,
+    /// Place of its link; [`ScatterPart::NO_LINK`] for a write that is no such part.
+    pub(crate) link: u16,
+    /// What is written.
+    pub page: Page,
+}
+
+impl ScatterPart {
+    pub(crate) const NO_LINK: u16 = u16::MAX;
+
+    /// A place for a part.
+    pub(crate) const BLANK: ScatterPart = ScatterPart {
+        peer: Rank(0),
+        lane: Lane::from_immediate(0),
+        link: ScatterPart::NO_LINK,
+        page: Page {
+            source: RegionKey(0),
+            source_offset: 0,
+            destination: RegionKey(0),
+            destination_offset: 0,
+            length: 0,
+        },
+    };
+}
+
+impl Scatter<'_> {
+    /// The token of one part.
+    #[inline(always)]
+    pub fn token(&self, part: &ScatterPart) -> u64 {
+        Token::toward(self.token, part.peer)
+    }
+
+    /// One part as a post of its own.
+    #[inline(always)]
+    pub fn work<'a>(&self, part: &'a ScatterPart) -> Work<'a> {
+        let (token, class) = (self.token(part), self.class);
+        let ScatterPart { peer, lane, ref page, .. } = *part;
+        let pages = std::slice::from_ref(page);
+        Work { token, peer, lane, credits: None, rider: None, class, pages }
+    }
+}
+
+/// Outcome of [`Link::post_scatter`].
+#[derive(Debug, Default)]
+pub struct ScatterPosted {
+    /// Parts that were taken, from the first on.
+    pub taken: usize,
+    /// Those of them that are under way.
+    pub in_flight: u32,
+    /// Why the next one failed. If that is `None`, it found a full queue.
+    pub failed: Option<String>,
 }
 
 /// Outcome of a post.
@@ -177,6 +248,25 @@ pub trait Link: Send {
     /// Takes one part. It may be held back until [`Link::flush`], so that a batch costs one doorbell.
     /// An error means that the peer cannot be written to any more.
     fn post(&mut self, work: &Work<'_>, sink: &mut Sink) -> std::result::Result<Posted, String>;
+
+    /// Takes the parts of a scatter, in order and up to the first that is not taken. A link with templates
+    /// of its own patches them here.
+    fn post_scatter(&mut self, scatter: &Scatter<'_>, sink: &mut Sink) -> ScatterPosted {
+        let mut posted = ScatterPosted::default();
+        for part in scatter.parts {
+            match self.post(&scatter.work(part), sink) {
+                Ok(Posted::Done) => {}
+                Ok(Posted::InFlight) => posted.in_flight += 1,
+                Ok(Posted::Full) => break,
+                Err(why) => {
+                    posted.failed = Some(why);
+                    break;
+                }
+            }
+            posted.taken += 1;
+        }
+        posted
+    }
 
     /// Sends what posts have held back.
     fn flush(&mut self, sink: &mut Sink);

@@ -23,6 +23,27 @@ use weft_control::Rank;
 /// Called once with the outcome, on the thread that makes progress.
 pub type Callback = Box<dyn FnOnce(Result<(), String>) + Send>;
 
+/// Who asked for a request: a driver's own tag, or one of those below, which no driver's namespace has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tag(pub u64);
+
+impl Tag {
+    /// A credit, whose completion nothing waits for.
+    pub const CREDIT: Tag = Tag(u64::MAX);
+    /// A call, which asks for its request by number.
+    pub const CALLER: Tag = Tag(u64::MAX - 1);
+
+    #[inline(always)]
+    pub fn is_credit(self) -> bool {
+        self == Tag::CREDIT
+    }
+
+    #[inline(always)]
+    pub fn is_of_driver(self) -> bool {
+        self.0 < Tag::CALLER.0
+    }
+}
+
 /// Where a write goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Aim {
@@ -46,7 +67,9 @@ pub(crate) struct Request {
     reuse: u32,
     /// Parts that have not ended: queued, or under way. Zero in a free place.
     pub left: u32,
-    pub tag: u64,
+    /// In a free place, the next free one.
+    next_free: u32,
+    pub tag: Tag,
     /// The first region that it reads.
     source: Option<RegionKey>,
     /// It has one of the fields below; most requests have none.
@@ -105,41 +128,51 @@ impl Request {
 }
 
 /// All requests under way; their memory is reused.
-#[derive(Default)]
 pub(crate) struct Table {
     slots: Vec<Request>,
-    free: Vec<u32>,
+    /// The first free place of a list of them; [`Table::NONE`] ends it.
+    free: u32,
+    under_way: usize,
+    /// The most requests under way.
+    limit: usize,
 }
 
 impl Table {
-    /// A table with room for `capacity` requests before it allocates.
-    pub fn with_capacity(capacity: usize) -> Table {
-        Table { slots: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity) }
+    const NONE: u32 = u32::MAX;
+
+    /// A table for up to `limit` requests, with room for `capacity` of them before it allocates.
+    pub fn new(limit: usize, capacity: usize) -> Table {
+        let slots = Vec::with_capacity(capacity);
+        Table { slots, free: Table::NONE, under_way: 0, limit }
     }
 
-    /// The place of the next request.
+    /// Whether as many requests are under way as may be.
+    #[inline(always)]
+    pub fn is_full(&self) -> bool {
+        self.under_way >= self.limit
+    }
+
+    /// The place of the next request. Credits need one also in a full table.
     #[inline(always)]
     pub fn vacant(&mut self) -> Vacant<'_> {
-        let index = match self.free.last() {
-            Some(&index) => index,
-            None => self.grow(),
-        };
-        let request = &mut self.slots[index as usize];
-        let id = RequestId { index, reuse: request.reuse };
-        Vacant { id, request, free: &mut self.free }
+        if self.free == Table::NONE {
+            self.grow();
+        }
+        let Table { slots, free, under_way, .. } = self;
+        let request = &mut slots[*free as usize];
+        Vacant { id: RequestId { index: *free, reuse: request.reuse }, request, free, under_way }
     }
 
     #[cold]
-    fn grow(&mut self) -> u32 {
-        let index = self.slots.len() as u32;
-        self.slots.push(Request::default());
-        self.free.push(index);
-        index
+    #[inline(never)]
+    fn grow(&mut self) {
+        self.slots.push(Request { next_free: Table::NONE, ..Request::default() });
+        self.free = (self.slots.len() - 1) as u32;
     }
 
     /// A blank request, with one part left, which a submit holds until all its parts are counted.
     #[inline(always)]
-    pub fn open(&mut self, tag: u64) -> (RequestId, &mut Request) {
+    pub fn open(&mut self, tag: Tag) -> (RequestId, &mut Request) {
         let vacant = self.vacant();
         (vacant.id, vacant.open(tag, None))
     }
@@ -147,11 +180,14 @@ impl Table {
     /// Removes a request of which no part is left.
     #[inline]
     pub fn close(&mut self, id: RequestId) {
+        let free = self.free;
         if let Some(request) = self.get(id) {
             request.left = 0;
             request.has_more = false;
             request.reuse = request.reuse.wrapping_add(1);
-            self.free.push(id.index);
+            request.next_free = free;
+            self.free = id.index;
+            self.under_way -= 1;
         }
     }
 
@@ -172,7 +208,9 @@ impl Table {
             return Part::Other { id, left: request.left };
         }
         request.reuse = request.reuse.wrapping_add(1);
-        self.free.push(index);
+        request.next_free = self.free;
+        self.free = index;
+        self.under_way -= 1;
         Part::Last { tag: request.tag, source: request.source }
     }
 
@@ -187,7 +225,7 @@ impl Table {
     /// How many are under way.
     #[inline]
     pub fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.under_way
     }
 }
 
@@ -203,14 +241,16 @@ fn part(slots: &mut [Request], token: u64) -> Option<(u32, &mut Request)> {
 pub(crate) struct Vacant<'a> {
     pub id: RequestId,
     request: &'a mut Request,
-    free: &'a mut Vec<u32>,
+    free: &'a mut u32,
+    under_way: &'a mut usize,
 }
 
 impl<'a> Vacant<'a> {
     /// A request with one part left, which reads this region.
     #[inline(always)]
-    pub fn open(self, tag: u64, source: Option<RegionKey>) -> &'a mut Request {
-        self.free.pop();
+    pub fn open(self, tag: Tag, source: Option<RegionKey>) -> &'a mut Request {
+        *self.free = self.request.next_free;
+        *self.under_way += 1;
         (self.request.tag, self.request.left, self.request.source) = (tag, 1, source);
         self.request
     }
@@ -220,7 +260,7 @@ impl<'a> Vacant<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// It ended its request, which is closed.
-    Last { tag: u64, source: Option<RegionKey> },
+    Last { tag: Tag, source: Option<RegionKey> },
     /// It belongs to this request, which has so many parts left.
     Other { id: RequestId, left: u32 },
     /// Its request was closed before.
@@ -248,6 +288,12 @@ impl Token {
         (u64::from(id.index) << 40) | (reuse << 24) | u64::from(peer.0 & Token::PEER)
     }
 
+    /// A token of the same request toward another peer than rank 0.
+    #[inline(always)]
+    pub fn toward(token: u64, peer: Rank) -> u64 {
+        token | u64::from(peer.0 & Token::PEER)
+    }
+
     /// The request's place, and how often that was reused.
     #[inline(always)]
     fn place(token: u64) -> (u32, u32) {
@@ -260,17 +306,17 @@ mod tests {
     use super::*;
 
     fn posted(table: &mut Table, peers: &[u32]) -> (RequestId, Vec<u64>) {
-        let (id, request) = table.open(0);
+        let (id, request) = table.open(Tag(0));
         request.left = peers.len() as u32;
         (id, peers.iter().map(|&peer| Token::of(id, Rank(peer))).collect())
     }
 
     #[test]
     fn a_completion_of_a_request_that_was_closed_touches_no_other() {
-        let mut table = Table::default();
+        let mut table = Table::new(8, 0);
         let (id, tokens) = posted(&mut table, &[1, 2]);
         assert_eq!(table.ended(tokens[0]), Part::Other { id, left: 1 });
-        assert_eq!(table.ended(tokens[1]), Part::Last { tag: 0, source: None });
+        assert_eq!(table.ended(tokens[1]), Part::Last { tag: Tag(0), source: None });
         assert_eq!(table.ended(tokens[1]), Part::Stray);
         assert_eq!((table.len(), table.get(id).is_none()), (0, true));
         let (next, others) = posted(&mut table, &[1]);
@@ -282,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_failure_names_the_peer_of_the_part_that_failed() {
-        let mut table = Table::default();
+        let mut table = Table::new(8, 0);
         let (id, tokens) = posted(&mut table, &[7, 8, 9]);
         assert_eq!(table.failed(tokens[1], "broken".into()), Some(id));
         table.ended(tokens[0]);
@@ -293,14 +339,14 @@ mod tests {
 
     #[test]
     fn a_region_is_borrowed_once_by_each_request() {
-        let mut table = Table::default();
-        let (id, request) = table.open(0);
+        let mut table = Table::new(8, 0);
+        let (id, request) = table.open(Tag(0));
         let keys = [1, 1, 2, 1, 2].map(|key| request.reads(RegionKey(key)));
         assert_eq!(keys, [true, false, true, false, false]);
         let taken = std::iter::from_fn(|| request.take_source()).map(|key| key.0);
         assert_eq!(taken.collect::<Vec<_>>(), [2, 1]);
         table.close(id);
-        let (_, request) = table.open(0);
+        let (_, request) = table.open(Tag(0));
         assert!(request.reads(RegionKey(1)) && !request.has_more);
     }
 }

@@ -10,6 +10,8 @@ mod engine;
 mod fate;
 #[path = "sim/groups.rs"]
 mod groups;
+#[path = "sim/peer_groups.rs"]
+mod peer_groups;
 #[path = "sim/runs.rs"]
 mod runs;
 #[path = "sim/scenario.rs"]

@@ -3,6 +3,7 @@
 use crate::errors::Error;
 use crate::fork;
 use crate::memory::lent;
+use crate::peer_group::PeerGroup;
 use crate::region::Region;
 use crate::request::Request;
 use crate::shared::{Raised, Shared, deadline, duration};
@@ -12,9 +13,10 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use weft_control::{Cause, Operation, Poison};
 use weft_fabric::inbox::Slices;
+use weft_fabric::request::Callback;
 use weft_fabric::{
     Class, Communicator as Fabric, CounterConfig, CounterId, Error as FabricError, Memory, Page,
-    PeerWrite, Placement, Rank, Region as FabricRegion, RegionKey, Route,
+    PeerWrite, Placement, Rank, Region as FabricRegion, RegionKey, RemoteRegion, RequestId, Route,
 };
 
 /// A group of ranks that can write to each other.
@@ -261,19 +263,35 @@ impl Communicator {
             let writes: Vec<PeerWrite<'_>> =
                 writes.iter().map(|(peer, pages)| PeerWrite { peer: *peer, pages }).collect();
             let mut engine = fabric.engine();
-            let done = done.map(|done| self.shared.finished.callback(done));
-            let (done, accepted) = done.unzip();
             let counter = CounterId::from_number(counter);
-            let id = match round {
-                Some(round) => engine.scatter(&writes, counter, round, done)?,
-                None => engine.scatter_next(&writes, counter, done)?,
-            };
-            if let Some(accepted) = accepted {
-                accepted.store(true, Ordering::Relaxed);
-            }
-            Ok(id)
+            deliver(&self.shared, done, |done| match round {
+                Some(round) => engine.scatter(&writes, counter, round, done),
+                None => engine.scatter_next(&writes, counter, done),
+            })
         })?;
         Ok(Request { id, shared: self.shared.clone() })
+    }
+
+    /// Resolves a counter, a source and regions of peers (peer, key, length) for scatters to them.
+    fn peer_group(
+        &self,
+        py: Python<'_>,
+        counter: u32,
+        source: Py<Region>,
+        destinations: Vec<(u32, u32, u64)>,
+    ) -> PyResult<PeerGroup> {
+        let group = self.shared.with(py, move |fabric| {
+            let source = source.get().get()?;
+            let remote = |(peer, key, length)| RemoteRegion {
+                peer: Rank(peer),
+                key: RegionKey(key),
+                length,
+            };
+            let destinations: Vec<RemoteRegion> = destinations.into_iter().map(remote).collect();
+            let counter = CounterId::from_number(counter);
+            Ok(fabric.engine().peer_group(counter, &source, &destinations)?)
+        })?;
+        Ok(PeerGroup::new(group, &self.shared))
     }
 
     /// Waits until peers have raised a counter by as much as is expected of each, in an open round or in
@@ -471,4 +489,18 @@ fn pages(slices: Vec<PySlices>) -> Result<Vec<Page>, Error> {
         slices.append_to(&mut pages)?;
     }
     Ok(pages)
+}
+
+/// Submits a request whose end calls `done`.
+pub fn deliver(
+    shared: &Shared,
+    done: Option<Py<PyAny>>,
+    submit: impl FnOnce(Option<Callback>) -> Result<RequestId, FabricError>,
+) -> Result<RequestId, Error> {
+    let (done, accepted) = done.map(|done| shared.finished.callback(done)).unzip();
+    let id = submit(done)?;
+    if let Some(accepted) = accepted {
+        accepted.store(true, Ordering::Relaxed);
+    }
+    Ok(id)
 }

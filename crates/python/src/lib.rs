@@ -14,6 +14,7 @@ mod fork;
 mod init;
 mod memory;
 mod pair;
+mod peer_group;
 mod region;
 mod request;
 mod shared;
@@ -43,6 +44,8 @@ mod _native {
     use crate::memory::{View, dlpack_tensor};
     #[pymodule_export]
     use crate::pair::{Listener, connect, listen};
+    #[pymodule_export]
+    use crate::peer_group::PeerGroup;
     #[pymodule_export]
     use crate::region::Region;
     #[pymodule_export]

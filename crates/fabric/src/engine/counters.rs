@@ -6,8 +6,10 @@
 //! without asking each other, also where writes of different rounds overtake each other.
 
 use super::Engine;
+use super::peer_group::Stamp;
 use crate::error::{Error, Result};
 use crate::lane_table::LaneTable;
+use crate::statistics::Totals;
 use crate::types::{Class, CounterId, Lane, LaneId};
 use weft_control::Rank;
 
@@ -68,6 +70,8 @@ pub(super) struct Remote {
     pub credit: Lane,
     /// Raises of its data lanes by us in all.
     pub raised: u64,
+    /// Bytes that came with them.
+    pub bytes: u64,
     /// Raises of `credit` by us in all.
     pub credited: u64,
     /// Rounds below this one have been entered.
@@ -163,11 +167,33 @@ impl End {
         }
         round.wrapping_sub(self.credits) < window
     }
+}
 
-    /// The peer's data lane for a round.
+impl Totals {
+    /// Adds what was written through one end of a counter.
+    pub(super) fn add_writes(&mut self, end: &Option<End>) {
+        if let Some(End { remote: Some(remote), .. }) = end {
+            self.bytes += remote.bytes;
+            self.parts += remote.raised + remote.credited;
+        }
+    }
+}
+
+impl Remote {
+    /// The peer's side of a counter that was linked just now.
+    pub fn new(data: Lane, credit: Lane) -> Remote {
+        Remote { data, credit, raised: 0, bytes: 0, credited: 0, started: 0 }
+    }
+
+    /// Enters a write into a round, and returns the lane that it raises.
     #[inline(always)]
-    pub fn remote_data(remote: &Remote, window: u32, round: u64) -> Lane {
-        if window == 1 { remote.data } else { lane_at(remote.data, offset_of(round, window)) }
+    pub fn enter(&mut self, window: u32, round: u64, raises: u64, bytes: u64) -> Lane {
+        if round >= self.started {
+            self.started = round + 1;
+        }
+        self.raised += raises;
+        self.bytes += bytes;
+        if window == 1 { self.data } else { lane_at(self.data, offset_of(round, window)) }
     }
 }
 
@@ -270,6 +296,10 @@ impl Engine {
         // Its waits end.
         self.epoch += 1;
         self.flush();
+        for (peer, end) in self.peers.iter_mut().zip(&released.ends) {
+            peer.totals.add_writes(end);
+        }
+        self.stamp = Stamp::new();
         if self.poison.get().is_none() {
             self.give_lanes_back(&released, LaneTable::release);
             self.free_counters.extend(id.renewed());
@@ -282,6 +312,12 @@ impl Engine {
             Some(Some((id, known))) if *id == counter => Ok(known),
             _ => Err(unknown(counter)),
         }
+    }
+
+    /// The traffic class of a counter.
+    #[inline(always)]
+    pub(super) fn class_of(&mut self, counter: CounterId) -> Class {
+        get(&mut self.counters, counter).map_or(Class::default(), |known| known.class)
     }
 
     pub(super) fn end(&mut self, counter: CounterId, peer: Rank) -> Result<&mut End> {
@@ -486,18 +522,9 @@ fn unknown(counter: CounterId) -> Error {
 /// The counters of an engine, by index.
 pub(super) type Counters = Vec<Option<(CounterId, Counter)>>;
 
-/// The ends of a counter by rank, and its class. It has no ends if it was released.
-#[inline(always)]
-pub(super) fn ends(counters: &mut Counters, counter: CounterId) -> (&mut [Option<End>], Class) {
-    match get(counters, counter) {
-        Some(known) => (&mut known.ends, known.class),
-        None => (&mut [], Class::Latency),
-    }
-}
-
 /// A counter, unless it was released.
 #[inline(always)]
-fn get(counters: &mut Counters, counter: CounterId) -> Option<&mut Counter> {
+pub(super) fn get(counters: &mut Counters, counter: CounterId) -> Option<&mut Counter> {
     match counters.get_mut(counter.index()) {
         Some(Some((id, known))) if *id == counter => Some(known),
         _ => None,

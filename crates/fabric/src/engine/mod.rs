@@ -8,14 +8,18 @@
 //! - this file: construction, and the routes
 //! - `counters.rs`: counters, rounds, credits
 //! - `regions.rs`: regions, grants, imports
-//! - `target.rs`, `submit.rs`, `queue.rs`: a write's checks, its parts with a link, and parts that wait
-//!   for one
+//! - `submit.rs`, `target.rs`: writes and their checks
+//! - `peer_group.rs`: scatters over peers that were resolved once
+//! - `post.rs`, `queue.rs`, `complete.rs`: parts with a link, those that wait for one, and their ends
 //! - `progress.rs`: polling, completions, loss
 //! - `sleep.rs`: descriptors, deadlines and sleep
 //! - `monitor.rs`: a control connection without a thread, which the engine watches
 
+mod complete;
 mod counters;
 mod monitor;
+mod peer_group;
+mod post;
 mod progress;
 mod queue;
 mod regions;
@@ -25,6 +29,7 @@ mod target;
 
 pub use counters::CounterConfig;
 pub use monitor::Monitor;
+pub use peer_group::{MemberWrite, PeerGroup};
 pub use progress::Raised;
 pub use regions::{Region, RemoteRegion, WeakRegion};
 pub(crate) use sleep::{MAX_PARK, Park};
@@ -45,6 +50,7 @@ use crate::statistics::{PeerStatistics, Statistics, Totals};
 use crate::trace::Trace;
 use crate::types::{CounterId, Generation, ProviderKind, Time};
 use counters::Counters;
+use peer_group::Stamp;
 use queue::PeerQueue;
 use std::sync::Arc;
 use std::time::Duration;
@@ -142,14 +148,18 @@ pub struct Engine {
     regions: Vec<Option<regions::Local>>,
     /// Regions that there have been.
     registered: u64,
+    /// Identity of this engine in its process.
+    id: Stamp,
+    /// Changes when something that a peer group may name is removed.
+    stamp: Stamp,
     requests: Table,
     /// Peers with writes that no link has taken yet.
     queued: Vec<Rank>,
     /// Links that have taken posts since they were flushed, a bit each in their order.
     unflushed: u32,
     spare_parts: Vec<Parts>,
-    /// The writes of the scatter that is being submitted.
-    entries: Vec<target::Entry>,
+    /// Parts of the scatter that is being submitted.
+    parts: Vec<crate::link::ScatterPart>,
     /// Slices of the descriptor that is being submitted.
     slices: Vec<crate::types::Page>,
     /// Credits that leave with the next flush.
@@ -223,6 +233,7 @@ impl Engine {
         let sleeper = sleep::Sleeper::new(&lanes)?;
         let trace = (config.trace_limit > 0).then(|| Trace::with_limit(config.trace_limit));
         let room = config.max_requests.min(config.reserved);
+        let requests = Table::new(config.max_requests, room);
         Ok(Engine {
             config,
             rank,
@@ -235,11 +246,13 @@ impl Engine {
             free_counters: Vec::new(),
             regions: Vec::new(),
             registered: 0,
-            requests: Table::with_capacity(room),
+            id: Stamp::new(),
+            stamp: Stamp::new(),
+            requests,
             queued: Vec::new(),
             unflushed: 0,
             spare_parts: Vec::new(),
-            entries: Vec::new(),
+            parts: Vec::new(),
             slices: Vec::new(),
             owed: Vec::with_capacity(room),
             ended: Vec::with_capacity(room),
@@ -402,7 +415,11 @@ impl Engine {
         use std::sync::atomic::Ordering::Relaxed;
         let peer = |(number, peer): (usize, &Peer)| {
             let provider = peer.route?.provider;
-            Some(PeerStatistics { rank: Rank(number as u32), provider, totals: peer.totals })
+            let mut totals = peer.totals;
+            for (_, counter) in self.counters.iter().flatten() {
+                totals.add_writes(&counter.ends[number]);
+            }
+            Some(PeerStatistics { rank: Rank(number as u32), provider, totals })
         };
         Statistics {
             peers: self.peers.iter().enumerate().filter_map(peer).collect(),

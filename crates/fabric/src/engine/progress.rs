@@ -224,8 +224,8 @@ impl Engine {
 
     #[inline(always)]
     fn take_completions(&mut self) {
+        self.epoch += self.sink.completed.len() as u64;
         while let Some(token) = self.sink.completed.pop() {
-            self.epoch += 1;
             self.part_done(token);
         }
         while let Some((token, why)) = self.sink.failures.pop() {
@@ -258,6 +258,7 @@ impl Engine {
         self.suspects = suspects;
     }
 
+    #[inline(never)]
     fn take_raises(&mut self, now: Time, events: &mut Vec<Event>) {
         let Engine { lanes, lane_uses, counters, peers, trace, rose, news, barrier, .. } = self;
         let had_news = *news || !rose.is_empty();

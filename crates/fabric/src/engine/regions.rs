@@ -1,6 +1,7 @@
 //! Regions: memory known to every provider, granted to peers, borrowed by requests.
 
 use super::counters::Remote;
+use super::peer_group::Stamp;
 use super::{Engine, Route};
 use crate::descriptor::{CounterGrant, Grant, RegionGrant};
 use crate::error::{Error, Result};
@@ -48,6 +49,11 @@ pub struct WeakRegion {
 }
 
 impl WeakRegion {
+    /// Its number in its engine.
+    pub(super) fn key(&self) -> RegionKey {
+        self.key
+    }
+
     /// The region, if its memory is still there.
     pub fn upgrade(&self) -> Option<Region> {
         Some(Region { key: self.key, serial: self.serial, memory: self.memory.upgrade()? })
@@ -192,6 +198,14 @@ impl Engine {
         }
     }
 
+    /// Whether a region was registered here and has not been released.
+    pub(super) fn is_registered(&self, region: &WeakRegion) -> bool {
+        match self.regions.get(region.key.0 as usize) {
+            Some(Some(local)) => local.serial == region.serial && local.unusable != Local::RELEASED,
+            _ => false,
+        }
+    }
+
     /// Forgets a region. Requests under way keep it until they drain. A region that was granted
     /// stays writable by its peers until then, so release it when they are done with it.
     pub fn release(&mut self, region: &Region) {
@@ -199,6 +213,7 @@ impl Engine {
             // Its number may have gone to another region since.
             if local.serial == region.serial {
                 local.unusable = Local::RELEASED;
+                self.stamp = Stamp::new();
                 self.forget_if_free(region.key);
             }
         }
@@ -209,6 +224,7 @@ impl Engine {
     pub fn forget(&mut self, peer: Rank, key: RegionKey) {
         let Some(route) = self.route(peer) else { return };
         self.peers[peer.0 as usize].regions.forget(key);
+        self.stamp = Stamp::new();
         self.links[route.index].forget(peer, key);
     }
 
@@ -316,6 +332,9 @@ impl Engine {
             return Err(Error::Malformed { peer, what: "a grant", detail });
         }
         let mut remotes = Vec::with_capacity(grant.regions.len());
+        if !grant.regions.is_empty() {
+            self.stamp = Stamp::new();
+        }
         for RegionGrant { key, length, entry } in &grant.regions {
             self.links[route.index].import(peer, *key, *length, entry, limit)?;
             self.peers[peer.0 as usize].regions.learn(*key, *length);
@@ -335,7 +354,7 @@ impl Engine {
                 );
                 return Err(Error::Malformed { peer, what: "a grant", detail });
             }
-            end.remote = Some(Remote { data, credit, raised: 0, credited: 0, started: 0 });
+            end.remote = Some(Remote::new(data, credit));
         }
         Ok(remotes)
     }

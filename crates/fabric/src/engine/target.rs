@@ -1,118 +1,109 @@
 //! Checks of a write, and its entry into a round.
 
-use super::counters::{End, Remote};
+use super::counters::{Counter, End, Remote};
 use super::queue::PeerQueue;
-use super::regions::{Local, is_inside};
-use super::submit::PeerWrite;
+use super::regions::{Lengths, Local, is_inside};
 use super::{Path, Peer, Route};
 use crate::lane_table::LaneTable;
-use crate::request::Aim;
-use crate::statistics::Totals;
-use crate::types::{Class, Page};
+use crate::types::{Class, Lane, Page, bytes_of};
 use weft_control::Rank;
 
-/// The two ends of a write: the peer, and its end of a counter.
+/// The two ends of a write that was checked: the peer, and its end of a counter.
 pub(super) struct Target<'a> {
     pub path: &'a Path,
+    pub queue: &'a PeerQueue,
+    pub class: Class,
     route: &'a Option<Route>,
-    totals: &'a mut Totals,
-    queue: &'a PeerQueue,
     remote: &'a mut Remote,
     window: u32,
+    /// Of the write.
+    bytes: u64,
 }
 
 /// A write that has entered its round and is yet to be posted.
 pub(super) struct Entry {
-    /// Place of the link.
-    pub link: u16,
-    /// Its post completes at once.
-    pub is_inline: bool,
-    /// It is one part as it is, and no other write waits for the peer's link.
-    pub is_direct: bool,
+    /// The peer's lane that it raises.
+    pub lane: Lane,
     /// It is one part as it is. One with many empty pages may have to be cut to be one.
     pub is_single: bool,
-    pub class: Class,
-    pub aim: Aim,
-    pub raises: u64,
     /// Raises of the peer's data lanes in all, those of this write included.
     pub value: u64,
-    /// Rounds below this one had been entered before.
-    pub started: u64,
 }
 
 impl<'a> Target<'a> {
-    #[inline(always)]
-    pub fn of(peers: &'a mut [Peer], ends: &'a mut [Option<End>], peer: Rank) -> Option<Self> {
-        let Peer { path, route, totals, queue, .. } = peers.get_mut(peer.0 as usize)?;
-        let End { remote, window, .. } = ends.get_mut(peer.0 as usize)?.as_mut()?;
-        let (path, remote, window) = (path.as_ref()?, remote.as_mut()?, *window);
-        Some(Target { path, route, totals, queue, remote, window })
-    }
-
-    /// Checks a write, which changes nothing yet. Returns its target and bytes.
+    /// Checks a write, which changes nothing yet.
     #[inline(always)]
     pub fn admit(
         peers: &'a mut [Peer],
-        ends: &'a mut [Option<End>],
+        counter: Option<&'a mut Counter>,
         regions: &[Option<Local>],
         lanes: &LaneTable,
-        write: &PeerWrite<'_>,
+        peer: Rank,
+        pages: &[Page],
         round: u64,
-    ) -> Option<(Self, u64)> {
-        let Peer { path, route, totals, queue, regions: known } =
-            peers.get_mut(write.peer.0 as usize)?;
+    ) -> Option<Self> {
+        let Counter { ends, class, .. } = counter?;
+        let Peer { path, route, queue, regions: known, .. } = peers.get_mut(peer.index())?;
         let path = path.as_ref()?;
-        let mut bytes = 0_u64;
-        for page in write.pages {
-            let local = regions.get(page.source.0 as usize)?.as_ref()?;
-            if !local.may_read(path.link, page.source_offset, page.length) {
-                return None;
-            }
-            let length = known.length_of(page.destination)?;
-            if !is_inside(page.destination_offset, page.length, length) {
-                return None;
-            }
-            bytes = bytes.saturating_add(page.length);
-        }
-        let end = ends.get_mut(write.peer.0 as usize)?.as_mut()?;
+        let bytes = match pages {
+            [page] => admit_page(path, known, regions, page)?,
+            _ => pages.iter().try_fold(0_u64, |bytes, page| {
+                Some(bytes.saturating_add(admit_page(path, known, regions, page)?))
+            })?,
+        };
+        let end = ends.get_mut(peer.index())?.as_mut()?;
         let started = end.remote.as_ref()?.started;
         if !end.is_open(lanes, round, started) {
             return None;
         }
         let (remote, window) = (end.remote.as_mut()?, end.window);
-        Some((Target { path, route, totals, queue, remote, window }, bytes))
+        Some(Target { path, queue, class: *class, route, remote, window, bytes })
     }
 
-    /// Enters a round that was checked.
+    /// The target of a write that was checked before.
     #[inline(always)]
-    pub fn enter(self, write: &PeerWrite<'_>, class: Class, round: u64, bytes: u64) -> Entry {
-        let Target { path, route, totals, queue, remote, window } = self;
-        let is_single = write.pages.len() <= path.single_pages && bytes <= path.single_bytes;
-        let raises = if is_single { 1 } else { count_parts(route, write.pages) };
-        totals.bytes += bytes;
-        totals.parts += raises;
-        let started = remote.started;
-        remote.started = started.max(round + 1);
-        remote.raised += raises;
-        let aim =
-            Aim { peer: write.peer, lane: End::remote_data(remote, window, round), credits: None };
-        let (link, is_inline, value) = (path.link, path.inline, remote.raised);
-        let is_direct = is_single && !queue.is_listed();
-        Entry { link, is_inline, is_direct, is_single, class, aim, raises, value, started }
+    pub fn of(
+        peers: &'a mut [Peer],
+        counter: Option<&'a mut Counter>,
+        peer: Rank,
+        pages: &[Page],
+    ) -> Option<Self> {
+        let Counter { ends, class, .. } = counter?;
+        let Peer { path, route, queue, .. } = peers.get_mut(peer.index())?;
+        let End { remote, window, .. } = ends.get_mut(peer.index())?.as_mut()?;
+        let (path, remote, window) = (path.as_ref()?, remote.as_mut()?, *window);
+        let (class, bytes) = (*class, bytes_of(pages));
+        Some(Target { path, queue, class, route, remote, window, bytes })
     }
 
-    /// Takes back what [`Target::enter`] did.
-    pub fn leave(self, entry: &Entry, bytes: u64) {
-        let Target { totals, remote, .. } = self;
-        totals.bytes -= bytes;
-        totals.parts -= entry.raises;
-        remote.started = entry.started;
-        remote.raised -= entry.raises;
+    /// Enters the round that was checked.
+    #[inline(always)]
+    pub fn enter(self, pages: &[Page], round: u64) -> Entry {
+        let Target { path, route, remote, window, bytes, .. } = self;
+        let is_single = pages.len() <= path.single_pages && bytes <= path.single_bytes;
+        let raises = if is_single { 1 } else { count_parts(route, pages) };
+        let lane = remote.enter(window, round, raises, bytes);
+        Entry { lane, is_single, value: remote.raised }
     }
 }
 
+/// Checks one page; returns its length.
+#[inline(always)]
+fn admit_page(
+    path: &Path,
+    known: &mut Lengths,
+    regions: &[Option<Local>],
+    page: &Page,
+) -> Option<u64> {
+    let local = regions.get(page.source.0 as usize)?.as_ref()?;
+    let length = known.length_of(page.destination)?;
+    let inside = is_inside(page.destination_offset, page.length, length);
+    (inside && local.may_read(path.link, page.source_offset, page.length)).then_some(page.length)
+}
+
 /// Parts of a write, by the rule of its route.
+#[cold]
 #[inline(never)]
-fn count_parts(route: &Option<Route>, pages: &[Page]) -> u64 {
+pub(super) fn count_parts(route: &Option<Route>, pages: &[Page]) -> u64 {
     route.map_or(1, |route| route.parts.count(pages.iter().map(|page| page.length)))
 }

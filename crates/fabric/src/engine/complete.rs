@@ -1,0 +1,87 @@
+//! Ends of parts, and of the requests that they belong to.
+
+use super::Engine;
+use super::regions;
+use crate::request::Part;
+use crate::types::RequestId;
+use weft_control::Rank;
+
+impl Engine {
+    /// A part under way has ended well.
+    #[inline(always)]
+    pub(super) fn part_done(&mut self, token: u64) {
+        let (tag, source) = match self.requests.ended(token) {
+            Part::Last { tag, source } => (tag, source),
+            Part::Other { left: 0, id } => return self.close(id, true),
+            Part::Other { .. } => return,
+            Part::Stray => return stray_completion(),
+        };
+        if !tag.is_credit() {
+            if tag.is_of_driver() {
+                self.ended.push(tag.0);
+            }
+            self.note_news();
+        }
+        if let Some(source) = source
+            && regions::unborrow(&mut self.regions, source)
+        {
+            self.forget_if_free(source);
+        }
+    }
+
+    /// A part under way has failed.
+    #[cold]
+    pub(super) fn part_failed(&mut self, token: u64, why: String) {
+        let Some(id) = self.requests.failed(token, why) else { return stray_completion() };
+        self.close_if_drained(id, true);
+    }
+
+    pub(super) fn fail_request(&mut self, id: RequestId, peer: Rank, why: String) {
+        if let Some(request) = self.requests.get(id) {
+            request.fail(why, peer);
+        }
+    }
+
+    /// Closes a request of which every part has ended.
+    pub(super) fn close_if_drained(&mut self, id: RequestId, report: bool) -> bool {
+        let drained = self.requests.get(id).is_none_or(|request| request.left == 0);
+        if drained {
+            self.close(id, report);
+        }
+        drained
+    }
+
+    fn close(&mut self, id: RequestId, report: bool) {
+        while let Some(source) = self.requests.get(id).and_then(|request| request.take_source()) {
+            self.unborrow(source);
+        }
+        let Some(request) = self.requests.get(id) else { return };
+        let (failure, callback) = request.take_outcome();
+        let tag = request.tag;
+        self.requests.close(id);
+        // Nothing is lost toward a peer that has left a sound group: the sources are free, that is all.
+        let failure = failure
+            .filter(|failure| self.poison.get().is_some() || !self.poison.has_left(failure.peer));
+        if report && failure.is_none() && tag.is_of_driver() {
+            self.ended.push(tag.0);
+        }
+        if report && !tag.is_credit() {
+            self.epoch += 1;
+            self.note_news();
+        }
+        if let Some(failure) = &failure {
+            self.write_failed(failure.peer, &failure.why);
+        }
+        if let Some(callback) = callback {
+            callback(failure.map_or(Ok(()), |failure| Err(failure.why)));
+            // What the callback left behind may be the event loop's to run.
+            self.note_news();
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn stray_completion() {
+    log::warn!("a link completed a part that was not under way");
+}
