@@ -1,0 +1,89 @@
+//! Groups and grants that cannot be completed, as a peer takes part in the control plane alone: the
+//! program interrupts, the peer dies, the time is over.
+
+#[path = "forming/grants.rs"]
+mod grants;
+#[path = "forming/links.rs"]
+mod links;
+
+use std::sync::Arc;
+use std::time::Duration;
+use weft_control::{Cause, Config, Control, Operation, local_world};
+use weft_fabric::communicator::CommunicatorConfig;
+use weft_fabric::descriptor::Address;
+use weft_fabric::providers::{ShmConfig, ShmDevice, TcpConfig, TcpDevice};
+use weft_fabric::{
+    Communicator, Device, Engine, EngineConfig, Error, Generation, ProviderKind, Rank, Result,
+    WaitLimit, clock,
+};
+
+/// The time to form a group, unless a test sets another: more than any of these tests may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// An end before [`PATIENCE`] comes within this, also on a busy machine.
+const PROMPT: Duration = Duration::from_secs(15);
+
+/// The second half of `Communicator::init`.
+fn join(control: Control, kind: ProviderKind) -> Result<Communicator> {
+    let mut config = Config::new(control.rank().0, control.world_size());
+    config.connect_timeout = PATIENCE;
+    let mut config = CommunicatorConfig::new(config);
+    config.providers = vec![kind];
+    Communicator::over(control, config)
+}
+
+/// An engine that is introduced to its peers and does not connect, and what connecting takes.
+struct Introduced {
+    engine: Engine,
+    addresses: Vec<Address>,
+    messages: Vec<Vec<u8>>,
+}
+
+impl Introduced {
+    fn new(control: &Control, kind: ProviderKind) -> Introduced {
+        let host_id = Config::new(0, 1).host_id;
+        let device: Arc<dyn Device> = match kind {
+            ProviderKind::Shm => Arc::new(ShmDevice::new(ShmConfig { host_id })),
+            _ => Arc::new(TcpDevice::new(TcpConfig::default()).unwrap()),
+        };
+        let generation = Generation(control.generation() as u8);
+        let (rank, size) = (control.rank(), control.world_size());
+        let config = EngineConfig::default();
+        let mut engine = Engine::new(config, rank, size, generation, &[device]).unwrap();
+        let own = engine.address().encode();
+        let addresses = control.all_gather_as(Operation::Addresses, &own, PATIENCE).unwrap();
+        let addresses: Vec<Address> =
+            addresses.iter().map(|bytes| Address::decode(bytes).unwrap()).collect();
+        let introductions = engine.introduce(&addresses).unwrap();
+        let messages =
+            control.exchange_as(Operation::Introductions, &introductions, PATIENCE).unwrap();
+        Introduced { engine, addresses, messages }
+    }
+
+    fn connect(mut self) -> Engine {
+        let deadline = clock::now().after(PATIENCE);
+        let mut limit = WaitLimit { deadline, give_up: &mut || Ok(()) };
+        self.engine.connect(&self.addresses, &self.messages, &mut limit).unwrap();
+        self.engine
+    }
+}
+
+/// Both providers, with either of two ranks absent: one end of a pair dials, the other accepts.
+fn cases() -> impl Iterator<Item = (ProviderKind, usize)> {
+    [ProviderKind::Shm, ProviderKind::Tcp].into_iter().flat_map(|kind| [(kind, 0), (kind, 1)])
+}
+
+/// Two members of a group; the one that is absent comes second.
+fn two(absent: usize, adjust: impl Fn(&mut Config)) -> [Control; 2] {
+    let mut world = local_world(2, adjust).unwrap();
+    let second = world.remove(absent);
+    [world.remove(0), second]
+}
+
+/// Panics unless an error is the loss of `rank`.
+fn assert_lost(error: &Error, rank: usize, what: &str) {
+    let Error::Control(weft_control::Error::Poisoned(cause)) = error else {
+        panic!("{what}: {error}")
+    };
+    let lost = (Cause::Lost, Some(Rank(rank as u32)));
+    assert_eq!((cause.kind, cause.rank), lost, "{what}: {error}");
+}
