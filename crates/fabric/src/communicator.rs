@@ -17,7 +17,7 @@ use crate::registration::{IdleLimits, LentCache};
 use crate::registry::{self, DeviceConfig};
 use crate::shared::{EngineGuard, ProgressThread, SharedEngine, SharedHost};
 use crate::types::{CounterId, Generation, ProviderKind, RequestId, Time};
-use crate::wait::{self, Waiter};
+use crate::wait::{self, Host as _, Waiter};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -343,24 +343,32 @@ impl Communicator {
         Ok(remotes)
     }
 
-    /// Runs `work`, which exchanges grants with peers and may wait for their links until `deadline`. It ends
-    /// early if the communicator is closed or a peer is lost or leaves; the control plane's verdict on a
-    /// peer comes before the error of a link to it.
+    /// Runs `work`, which exchanges grants with peers and may wait for their links until `deadline`. The
+    /// engine is locked for about 2 ms at a time: a wait that takes longer ends, and `work` is called
+    /// again, which must continue what it has begun. It ends early if the communicator is closed or a peer
+    /// is lost or leaves; the control plane's verdict on a peer comes before the error of a link to it.
     ///
     /// # Errors
     /// Those of `work`; [`Error::Control`].
     pub fn meet<T>(
         &self,
         deadline: Time,
-        work: impl FnOnce(&mut Engine, &mut WaitLimit<'_>) -> Result<T>,
+        mut work: impl FnMut(&mut Engine, &mut WaitLimit<'_>) -> Result<T>,
     ) -> Result<T> {
-        let mut give_up = || {
+        let mut host = self.host();
+        loop {
+            let slice = clock::now().after(MEET_SLICE).min(deadline);
+            let mut limit = WaitLimit { deadline: slice, give_up: &mut || Ok(()) };
+            let result = host.with(|engine| work(engine, &mut limit));
+            let is_cut = slice < deadline && clock::now() >= slice;
+            match result {
+                Err(Error::Connect { .. }) if is_cut => {}
+                result => return result.map_err(|error| self.verdict(error, deadline)),
+            }
+            // No lock is held: the program's interrupt may call this communicator.
             self.shared.check_open()?;
-            Ok(self.control.check()?)
-        };
-        let mut limit = WaitLimit { deadline, give_up: &mut give_up };
-        let result = work(&mut self.engine(), &mut limit);
-        result.map_err(|error| self.verdict(error, deadline))
+            self.control.check()?;
+        }
     }
 
     /// The control plane's error on a rank that was lost or has left, in place of the error of a link to
@@ -494,6 +502,8 @@ impl Drop for Communicator {
 /// For how long an idle progress thread spins before it parks.
 const THREAD_SPIN: Duration = Duration::from_micros(20);
 
+/// For how long a wait of [`Communicator::meet`] holds the engine at a time.
+const MEET_SLICE: Duration = Duration::from_millis(2);
 /// How long a link's error waits for the control plane's verdict on the peer. A process that dies closes
 /// all its sockets at once, and the link may see that first.
 const LOSS_VERDICT: Duration = Duration::from_secs(2);

@@ -310,7 +310,8 @@ impl Engine {
         self.import_within(peer, grant, counters, &mut limit)
     }
 
-    /// [`Engine::import`] with a check for every other reason to stop.
+    /// [`Engine::import`] with a check for every other reason to stop. After [`Error::Connect`] at the end
+    /// of its time a repeat continues: regions that came stay imported, and counters are linked last.
     ///
     /// # Errors
     /// As [`Engine::import`]; that of [`WaitLimit::give_up`].

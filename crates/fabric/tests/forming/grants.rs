@@ -1,12 +1,12 @@
-//! Grants of a peer that dies.
+//! Grants of a peer that dies, or whose memory does not come.
 
 use crate::{Introduced, PATIENCE, PROMPT, assert_lost, join, two};
-use std::sync::mpsc;
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
-use weft_control::{Control, Operation};
+use weft_control::{Cause, Control, Operation, Poison};
 use weft_fabric::descriptor::{Grant, RegionGrant};
 use weft_fabric::{
-    Communicator, Engine, ProviderKind, Rank, RegionKey, RemoteRegion, Result, clock,
+    Communicator, Engine, Error, ProviderKind, Rank, RegionKey, RemoteRegion, Result, clock,
 };
 
 /// Rank 1 of a group: an engine that a test drives by hand.
@@ -93,4 +93,66 @@ fn a_peer_that_dies_while_grants_are_exchanged_is_lost() {
             });
         }
     }
+}
+
+/// Rank 0 waits for memory of rank 1 that does not come. `meanwhile` runs beside that wait, `interrupt`
+/// within it; the error of the wait.
+fn waits_for_memory(interrupt: fn(&Communicator), meanwhile: fn(&Communicator)) -> Error {
+    let communicator: Arc<OnceLock<Arc<Communicator>>> = Arc::default();
+    let [here, there] = two(1, |config| {
+        let slot = communicator.clone();
+        let is_here = config.rank == Rank(0);
+        config.interrupt = Some(Arc::new(move || {
+            if let Some(communicator) = slot.get().filter(|_| is_here) {
+                interrupt(communicator);
+            }
+            false
+        }));
+    });
+    let (ended, end) = mpsc::channel();
+    let (done, until_done) = mpsc::channel::<()>();
+    let there = std::thread::spawn(move || {
+        let by_hand = ByHand::join(there, ProviderKind::Shm);
+        by_hand.grant_without_memory();
+        let _ = until_done.recv_timeout(PATIENCE);
+    });
+    let here = Arc::new(join(here, ProviderKind::Shm).unwrap());
+    let _ = communicator.set(here.clone());
+    let shares = here.clone();
+    // Neither is joined: it may hang.
+    std::thread::spawn(move || ended.send(share(&shares).unwrap_err()).unwrap());
+    std::thread::sleep(Duration::from_millis(200));
+    let (returned, returns) = mpsc::channel();
+    std::thread::spawn(move || {
+        meanwhile(&here);
+        returned.send(()).unwrap();
+    });
+    returns.recv_timeout(PROMPT).expect("a call waits for the wait of another thread");
+    let error = end.recv_timeout(PROMPT).expect("the wait for memory hangs");
+    drop(done);
+    there.join().unwrap();
+    error
+}
+
+fn enough() -> Poison {
+    Poison { kind: Cause::User, rank: Some(Rank(0)), detail: "enough".into() }
+}
+
+/// As the handler of a signal does.
+#[test]
+fn an_interrupt_may_call_the_communicator_while_memory_is_awaited() {
+    let error = waits_for_memory(
+        |communicator| {
+            communicator.engine().statistics();
+            communicator.poison(enough());
+        },
+        |_| {},
+    );
+    assert!(error.to_string().contains("enough"), "{error}");
+}
+
+#[test]
+fn a_call_of_another_thread_does_not_wait_for_awaited_memory() {
+    let error = waits_for_memory(|_| {}, |communicator| communicator.poison(enough()));
+    assert!(error.to_string().contains("enough"), "{error}");
 }
