@@ -155,14 +155,13 @@ fn memory_and_counters(
 ) -> Result<(Vec<Areas>, Vec<[CounterId; 3]>), Error> {
     let buffers = shape.config().buffers as usize;
     let mut areas = Vec::with_capacity(buffers);
-    let mut counters = Vec::with_capacity(buffers);
+    let mut counters = Vec::with_capacity(3 * buffers);
     let mut fill = || {
-        // Memory first: counters are not given back.
         for _ in 0..buffers {
             areas.push(Areas::new(engine, shape)?);
         }
-        for _ in 0..buffers {
-            counters.push([engine.counter()?, engine.counter()?, engine.counter()?]);
+        for _ in 0..3 * buffers {
+            counters.push(engine.counter()?);
         }
         Ok(())
     };
@@ -171,9 +170,13 @@ fn memory_and_counters(
         for each in &areas {
             engine.release(each.region());
         }
+        for counter in counters {
+            // It was made above, so it is known.
+            let _ = engine.release_counter(counter);
+        }
         return Err(error.into());
     }
-    Ok((areas, counters))
+    Ok((areas, counters.as_chunks().0.to_vec()))
 }
 
 impl weft_fabric::Driver for Driver {

@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use weft_fabric::engine::EngineConfig;
 use weft_fabric::providers::sim::{Cluster, Hang, World, WorldConfig};
 use weft_fabric::{Driver as _, Event, Memory, Missing, Place, Rank, Requests, Time};
 use weft_moe::{
@@ -134,4 +135,20 @@ fn tokens_that_the_cpu_cannot_read_are_refused_and_the_next_round_begins() {
     assert!(error.to_string().contains("copy them to host memory"), "{error}");
     let input = Input { region: region.key(), memory: region.memory().clone() };
     assert_eq!(drivers[0].begin(input, &[0i64, 0], None, None).unwrap().round(), 0);
+}
+
+/// Lanes for two sets of buffers and a half: three sets take none of them.
+#[test]
+fn an_all_to_all_that_finds_no_lanes_keeps_none() {
+    let world = World::new(WorldConfig::new(2, 1));
+    let engine = EngineConfig { lanes: 2 * 6 + 3, ..EngineConfig::default() };
+    let mut cluster = Cluster::with_config(&world, engine).unwrap();
+    let engine = cluster.engine(Rank(0));
+    let with = |buffers| Shape::new(Config { buffers, ..config(2) }).unwrap();
+    for _ in 0..3 {
+        let refused = Driver::allocate(engine, &with(3)).map(drop);
+        let limit = matches!(&refused, Err(Error::Fabric(weft_fabric::Error::Limit { .. })));
+        assert!(limit, "{refused:?}");
+    }
+    Driver::allocate(engine, &with(2)).unwrap();
 }
