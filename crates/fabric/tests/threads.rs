@@ -2,6 +2,8 @@
 
 #[path = "threads/ends.rs"]
 mod ends;
+#[path = "threads/last_words.rs"]
+mod last_words;
 #[path = "threads/rounds.rs"]
 mod rounds;
 #[path = "threads/submitters.rs"]
@@ -26,6 +28,21 @@ fn two(
     spin: Duration,
     rank: impl Fn(&Communicator, Rank) + Send + Sync,
 ) {
+    two_that_leave(kind, progress, spin, |communicator, peer| {
+        rank(&communicator, peer);
+        // The peer may have closed or poisoned the group, which ends this too.
+        let _ = communicator.control().all_gather(&[], PATIENCE);
+        communicator.leave();
+    });
+}
+
+/// Runs `rank` on two ranks, a thread each, with the rank of the peer. Each leaves in its own way.
+fn two_that_leave(
+    kind: ProviderKind,
+    progress: Progress,
+    spin: Duration,
+    rank: impl Fn(Communicator, Rank) + Send + Sync,
+) {
     let adjust = |config: &mut Config| config.host_id = "this".into();
     let world = local_world(2, adjust).unwrap();
     std::thread::scope(|scope| {
@@ -39,10 +56,8 @@ fn two(
                 config.progress = progress;
                 config.spin = Some(spin);
                 let communicator = Communicator::over(control, config).unwrap();
-                rank(&communicator, Rank(1 - communicator.rank().0));
-                // The peer may have closed or poisoned the group, which ends this too.
-                let _ = communicator.control().all_gather(&[], PATIENCE);
-                communicator.leave();
+                let peer = Rank(1 - communicator.rank().0);
+                rank(communicator, peer);
             });
         }
     });
