@@ -1,9 +1,10 @@
-//! Counters that are made, used once and released, many times over.
+//! Counters that are made, used once and released, many times over; and one for which lanes are lacking.
 
-use crate::common::{PATIENCE, waiting};
-use crate::{KINDS, peer_of, shared, two};
+use crate::common::{PATIENCE, connect, on_threads, soon, waiting};
+use crate::{KINDS, device, peer_of, shared, two};
 use std::time::Duration;
-use weft_fabric::{EngineConfig, Error, ProviderKind};
+use weft_fabric::descriptor::Grant;
+use weft_fabric::{Engine, EngineConfig, Error, Generation, Lane, LaneId, ProviderKind, Rank};
 
 /// Lanes of ten thousand counters: a block of two serves 255 of them.
 const LANES: usize = 128;
@@ -37,4 +38,52 @@ fn ten_thousand_counters_are_used_once_each_in_bounded_lanes() {
             gather(Vec::new());
         });
     }
+}
+
+/// Rank 0 has lanes for one counter and half of another. Rank 1 raises the lane that it would have had of
+/// that other counter: the raise is dropped, and the counter that was made counts on.
+#[test]
+fn a_raise_of_a_half_made_counter_is_dropped() {
+    on_threads(3, |me, gather| {
+        let lanes = if me == Rank(0) { 6 } else { 16 };
+        let config = EngineConfig { lanes, ..EngineConfig::default() };
+        let device = device(ProviderKind::Tcp);
+        let mut engine = Engine::new(config, me, 3, Generation(3), &[device]).unwrap();
+        connect(&mut engine, gather, soon(20)).unwrap();
+        let counter = engine.counter().unwrap();
+        if me == Rank(0) {
+            let half = engine.counter();
+            assert!(matches!(half, Err(Error::Limit { .. })), "{half:?}");
+        }
+        // Ranks 0 and 1 link the counter that was made; rank 1 another one besides, with forged lanes.
+        let peer = Rank(1 - me.0.min(1));
+        let granted = match me {
+            Rank(2) => Vec::new(),
+            _ => engine.grant(peer, &[], &[counter]).unwrap().encode(),
+        };
+        let grants = gather(granted);
+        if me != Rank(2) {
+            let mut grant = Grant::decode(&grants[peer.index()]).unwrap();
+            engine.import(peer, &grant, &[counter], soon(20)).unwrap();
+            if me == Rank(1) {
+                let forged = &mut grant.counters[0];
+                let behind = |lane: Lane, places| {
+                    Lane::new(LaneId::new(lane.id().get() + places).unwrap(), lane.generation())
+                };
+                // Rank 0 issued two lanes to each of its peers for the first counter.
+                (forged.data, forged.credit) = (behind(forged.data, 4), behind(forged.credit, 4));
+                let other = engine.counter().unwrap();
+                engine.import(peer, &grant, &[other], soon(20)).unwrap();
+                engine.signal(peer, other, 0).unwrap();
+                engine.signal(peer, counter, 0).unwrap();
+            } else {
+                waiting(PATIENCE, Duration::ZERO, |w| engine.wait(counter, &[(peer, 1)], w))
+                    .unwrap();
+                let dropped = engine.statistics().refused_ungranted;
+                assert_eq!(dropped, 1, "the lane belongs to no counter");
+                engine.check().unwrap();
+            }
+        }
+        gather(Vec::new());
+    });
 }
