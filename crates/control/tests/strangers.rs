@@ -156,6 +156,28 @@ fn a_rank_may_come_before_rank_0_does() {
     assert_eq!(one.join().unwrap().unwrap().world_size(), zero.world_size());
 }
 
+/// Rank 0 comes shortly before the time of rank 1 is over, and rank 2 never.
+#[test]
+fn the_time_to_join_is_one_for_all_that_joining_takes() {
+    const TIME: Duration = Duration::from_secs(2);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let zero = std::thread::spawn(move || {
+        std::thread::sleep(TIME - Duration::from_millis(300));
+        let mut late = config(0, 3, port);
+        // It is there for longer than rank 1 waits.
+        late.connect_timeout = TIME + Duration::from_secs(1);
+        Control::connect_with_listener(late, listener)
+    });
+    let mut one = config(1, 3, port);
+    one.connect_timeout = TIME;
+    let begin = Instant::now();
+    let error = Control::connect(one).unwrap_err();
+    assert!(begin.elapsed() < TIME + Duration::from_millis(1400), "{:?}", begin.elapsed());
+    assert!(matches!(error, Error::Bootstrap { .. }), "{error}");
+    assert!(zero.join().unwrap().is_err());
+}
+
 #[test]
 fn without_rank_0_the_error_names_it() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
