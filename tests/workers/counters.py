@@ -193,7 +193,8 @@ def many(times: int) -> int:
     with weft.init() as communicator:
         peer = 1 - communicator.rank
         for _ in range(times):
-            with communicator.counter() as counter:
+            # 8 lanes, so that the group has too few for all of them.
+            with communicator.counter(window=7) as counter:
                 communicator.share([], [counter])
                 communicator.signal(peer, counter)
                 counter.wait({peer: 1})
@@ -207,7 +208,10 @@ def many_all_to_alls(times: int) -> int:
         ids = np.arange(2).reshape(2, 1) + communicator.rank % 2
         right = 0
         for number in range(times):
-            made = weft.moe.AllToAll(communicator, experts=4, top_k=1, hidden=4, max_tokens=2)
+            # 288 lanes, so that the group has too few for all of them.
+            made = weft.moe.AllToAll(
+                communicator, experts=4, top_k=1, hidden=4, max_tokens=2, buffers=16
+            )
             with made as all_to_all:
                 received = all_to_all.dispatch(tokens * number, ids)
                 combined = all_to_all.combine(received, received.tokens.copy())
