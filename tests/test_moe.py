@@ -195,4 +195,5 @@ def test_an_all_to_all_that_finds_no_memory_keeps_none(transport: str, device: b
     class_of_peer = "DeviceError" if device else "AllocationError"
     assert [each["error"] for each in results] == [class_of_peer, "AllocationError"]
     assert results[0]["rank"] == 1
+    assert [each["kept"] for each in results] == [0, 0]
     assert [each["after"] for each in results] == ["right"] * 2

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 import weft
 from weft import _native
 from weft.moe import AllToAll, Received
+from workers.closing import held
 from workers.device_native import OPTIONS
 from workers.transfer import raised_by
 
@@ -415,7 +416,9 @@ def no_memory(device: bool) -> dict[str, Any]:
             pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
             limit = pages * resource.getpagesize() + set_bytes * 3 // 2
             resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+        mapped = len(held()[1])
         error = raised_by(lambda: make(max_tokens=4096, buffers=2))
+        kept = len(held()[1]) - mapped
         # Five eighths of that set here, and over shm as much of the peer's.
         smaller = make(max_tokens=1280, buffers=2)
         resource.setrlimit(resource.RLIMIT_AS, before)
@@ -430,5 +433,6 @@ def no_memory(device: bool) -> dict[str, Any]:
             "error": type(error).__name__,
             "message": str(error),
             "rank": None if error is None else error.rank,
+            "kept": kept,
             "after": after,
         }
