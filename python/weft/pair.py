@@ -141,8 +141,8 @@ def connect(
 
     The other end is rank 0. Any number of pairs may exist beside each other and beside the
     communicator of `init`; the loss of a peer poisons its pair alone, within 2 s of its process's
-    end. A pair has no thread: its loss is found by calls that wait or poll, or by an event loop
-    (`Communicator.fileno`). `Communicator.reform` refuses a pair: connect again.
+    end, or WEFT_SILENCE_TIMEOUT after the process was stopped or its host fell silent. One thread
+    of the process finds it for all pairs. `Communicator.reform` refuses a pair: connect again.
 
     Args:
         address: `host:port` of the listener.

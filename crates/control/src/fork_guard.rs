@@ -73,6 +73,41 @@ pub fn forks() -> u64 {
     FORKS.load(Ordering::Relaxed)
 }
 
+/// A value that each process makes for itself. A forked child makes a new one: in that of its parent a lock may
+/// be held for ever, by a thread that the child does not have.
+pub(crate) struct OfProcess<T: 'static>(AtomicPtr<(u64, T)>);
+
+impl<T: Send + Sync> OfProcess<T> {
+    pub(crate) const fn new() -> OfProcess<T> {
+        OfProcess(AtomicPtr::new(null_mut()))
+    }
+
+    /// This process's value, which `make` makes at the first call.
+    pub(crate) fn get(&self, make: impl FnOnce() -> T) -> &'static T {
+        watch();
+        let current = self.0.load(Ordering::Acquire);
+        // SAFETY: what is here came from a box and is never freed.
+        if let Some((forks_then, value)) = unsafe { current.as_ref() }
+            && *forks_then == forks()
+        {
+            return value;
+        }
+        let new = Box::into_raw(Box::new((forks(), make())));
+        let place = match self.0.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+        {
+            Ok(_) => new,
+            Err(other) => {
+                // SAFETY: `new` came from a box above and was given to no one.
+                drop(unsafe { Box::from_raw(new) });
+                // Another thread of this process was faster.
+                other
+            }
+        };
+        // SAFETY: what is here came from a box and is never freed.
+        unsafe { &(*place).1 }
+    }
+}
+
 /// From now on, forks are counted and registered descriptors given up in children.
 pub(crate) fn watch() {
     WATCH.call_once(|| {
@@ -155,5 +190,25 @@ mod tests {
         }
         let kept: Vec<_> = (0..2 * CHUNK_SLOTS).map(|_| register(&other)).collect();
         assert!(kept.iter().all(|each| each.slot.is_some()));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "miri has no fork")]
+    fn a_forked_child_makes_a_value_of_its_own_though_a_lock_of_its_parents_is_held() {
+        static PLACE: OfProcess<std::sync::Mutex<u32>> = OfProcess::new();
+        let ours = PLACE.get(|| 1.into());
+        assert!(std::ptr::eq(ours, PLACE.get(|| 2.into())));
+        let held = ours.lock().unwrap();
+        // SAFETY: the child makes one small value and exits without unwinding.
+        let forked = unsafe { libc::fork() };
+        if forked == 0 {
+            let made = PLACE.get(|| 3.into()).try_lock().map(|value| *value);
+            // SAFETY: ends this process at once.
+            unsafe { libc::_exit(i32::from(!matches!(made, Ok(3)))) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child above; `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(forked, &mut status, 0) }, forked);
+        assert_eq!((status, *held), (0, 1));
     }
 }

@@ -282,7 +282,7 @@ impl Mesh {
 }
 
 /// Runs the program's code without letting its panic end the thread.
-fn guarded(call: impl FnOnce()) {
+pub(crate) fn guarded(call: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(call)).is_err() {
         log::error!("a callback of the program panicked");
     }

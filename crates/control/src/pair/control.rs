@@ -1,12 +1,12 @@
 //! Control connection of a formed pair: exchanges, poison, goodbye, loss.
 //!
-//! Its owner polls it; any thread may. The end of the connection without a goodbye poisons the pair. An
+//! Once the pair is formed, the heartbeat thread of the process polls it; any other thread may, too. The end of the connection without a goodbye poisons the pair. An
 //! exchange is numbered and carries its operation, as a collective call of a group does; one whose wait
 //! ended early is continued by the same call.
 
 use super::socket::FrameSocket;
 use super::state::{News, State};
-use super::{CONNECTOR, LISTENER};
+use super::{CONNECTOR, LISTENER, Settings, heartbeat};
 use crate::core::OnPoison;
 use crate::deadline::Deadline;
 use crate::fork_guard;
@@ -16,8 +16,8 @@ use crate::{Error, Interrupt, Operation, PeerStatus, Poison, Rank, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Longest sleep between two looks at poison from within the process and at interrupts.
 const MAX_PARK: Duration = Duration::from_millis(50);
@@ -33,23 +33,22 @@ pub struct PairControl {
     state: Mutex<State>,
     /// Held during an exchange.
     exchange: Mutex<()>,
+    /// Place in the table of the heartbeat thread.
+    watched: OnceLock<u64>,
 }
 
 impl PairControl {
-    pub(super) fn new(
-        socket: FrameSocket,
-        rank: Rank,
-        interrupt: Option<Interrupt>,
-    ) -> PairControl {
+    pub(super) fn new(socket: FrameSocket, rank: Rank, settings: &Settings) -> PairControl {
         PairControl {
             rank,
-            interrupt,
+            interrupt: settings.interrupt.clone(),
             forks: fork_guard::forks(),
             descriptor: socket.as_fd().as_raw_fd(),
             local: socket.stream().local_addr().ok(),
             remote: socket.stream().peer_addr().ok(),
-            state: Mutex::new(State::new(socket)),
+            state: Mutex::new(State::new(socket, settings.silence_timeout)),
             exchange: Mutex::new(()),
+            watched: OnceLock::new(),
         }
     }
 
@@ -74,10 +73,46 @@ impl PairControl {
         self.descriptor
     }
 
+    pub(super) fn borrow(&self) -> BorrowedFd<'_> {
+        // SAFETY: the connection is open as long as this is, which the result borrows.
+        unsafe { BorrowedFd::borrow_raw(self.descriptor) }
+    }
+
     /// Receives what has come and sends what waits, without blocking.
     pub fn poll(&self) {
+        self.turn();
+    }
+
+    /// [`PairControl::poll`]; returns whether there may be more to receive.
+    pub(super) fn turn(&self) -> bool {
+        !self.is_copy() && self.with(|state, news| state.poll(self, news))
+    }
+
+    /// Hands a formed pair to the heartbeat thread of this process, which watches it until it is dropped.
+    ///
+    /// # Errors
+    /// [`Error::System`] and [`Error::Descriptors`] if there can be no such thread.
+    pub fn watch(self: &Arc<Self>) -> Result<()> {
+        if self.watched.get().is_none() {
+            let _ = self.watched.set(heartbeat::add(self)?);
+        }
+        Ok(())
+    }
+
+    /// Takes over the silence timeout of the other end, by which this end sends heartbeats.
+    pub fn set_peer_silence(&self, silence: Duration) {
+        self.with(|state, _| state.set_peer_silence(silence));
+    }
+
+    /// How often [`PairControl::keep_time`] is due.
+    pub(super) fn tick(&self) -> Duration {
+        self.with(|state, _| state.tick())
+    }
+
+    /// Sends a heartbeat if one is due, and judges the peer's silence, but for the time `late`.
+    pub(super) fn keep_time(&self, now: Instant, late: Duration) {
         if !self.is_copy() {
-            self.with(|state, news| state.poll(self, news));
+            self.with(|state, news| state.keep_time(self, now, late, news));
         }
     }
 
@@ -227,9 +262,7 @@ impl PairControl {
     fn sleep(&self, timeout: Duration) {
         let unsent = self.with(|state, _| state.socket.has_unsent());
         let room = if unsent { PollFlags::OUT } else { PollFlags::empty() };
-        // SAFETY: the connection is open as long as this is, which is borrowed during the call.
-        let descriptor = unsafe { BorrowedFd::borrow_raw(self.descriptor) };
-        let mut polled = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN | room)];
+        let mut polled = [PollFd::from_borrowed_fd(self.borrow(), PollFlags::IN | room)];
         let tv_sec = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
         let timeout = Timespec { tv_sec, tv_nsec: timeout.subsec_nanos().into() };
         // A signal ends it early, which is right.
@@ -362,7 +395,13 @@ impl PairControl {
 impl Drop for PairControl {
     /// An end that was never formed closes without a goodbye: the other end then tries again.
     fn drop(&mut self) {
-        if !self.is_copy() && self.with(|state, _| state.formed) {
+        if self.is_copy() {
+            return;
+        }
+        if let Some(&place) = self.watched.get() {
+            heartbeat::remove(place, self);
+        }
+        if self.with(|state, _| state.formed) {
             self.leave();
         }
     }

@@ -116,7 +116,7 @@ impl Guest {
         if let Some(frame) = acceptor.welcome() {
             socket.send(&frame).map_err(failed)?;
         }
-        Ok(PairControl::new(socket, LISTENER, settings.interrupt.clone()))
+        Ok(PairControl::new(socket, LISTENER, settings))
     }
 
     /// The socket of a further connection.

@@ -3,15 +3,17 @@
 //! The dialler proves itself with the handshake of the control plane, under a magic of its own, so that a
 //! port of a group and a port of pairs turn each other's diallers away. The connection then stays: it
 //! carries the two ends' exchanges, a poison with its cause, and the goodbye, in the messages of the
-//! control plane (`docs/wire-format-control.md`). It has no thread: its owner polls it.
+//! control plane (`docs/wire-format-control.md`). One thread of the process serves all of its pairs.
 //!
 //! - this file: settings, and dialling
 //! - `guest.rs`: an accepted connection whose other end has not proved itself
 //! - `control.rs`: [`PairControl`], the connection of a formed pair; `state.rs`: what messages do to it
+//! - `heartbeat.rs`: the one thread for all pairs of a process: heartbeats, and peers that are silent
 //! - `socket.rs`: frames over a socket that does not block
 
 mod control;
 mod guest;
+mod heartbeat;
 mod socket;
 mod state;
 #[cfg(test)]
@@ -33,7 +35,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// The oldest and newest version of the pair protocol of this build.
-pub const PAIR_VERSIONS: (u16, u16) = (1, 1);
+pub const PAIR_VERSIONS: (u16, u16) = (2, 2);
 /// The rank of the listening end.
 pub const LISTENER: Rank = Rank(0);
 /// The rank of the connecting end.
@@ -56,7 +58,8 @@ pub struct Settings {
     pub secret: Option<Secret>,
     /// Ranks of equal host identity share memory.
     pub host_id: String,
-    /// Time without an acknowledgement of the peer's host after which the peer counts as lost.
+    /// Time without a sign of life of the peer's process, or without an acknowledgement of its host, after
+    /// which the peer counts as lost. The two ends may have different ones.
     pub silence_timeout: Duration,
     /// Asked several times a second by calls that wait: `true` ends them with [`Error::Interrupted`].
     pub interrupt: Option<Interrupt>,
@@ -116,7 +119,7 @@ pub fn dial(settings: &Settings, details: &[u8], timeout: Duration) -> Result<Pa
     let dial::Connection { stream, parser, .. } = made;
     let socket = FrameSocket::new(stream, parser, settings.silence_timeout)
         .map_err(|source| name_of_descriptors("setting up a connection", source))?;
-    Ok(PairControl::new(socket, CONNECTOR, settings.interrupt.clone()))
+    Ok(PairControl::new(socket, CONNECTOR, settings))
 }
 
 /// A further connection to the listener at `address`, for the pair that was given `token`. It blocks

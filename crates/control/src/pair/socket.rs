@@ -7,7 +7,10 @@ use rustix::net::sockopt;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Reads that one turn takes: at most a megabyte, so that other connections of the process get their turn.
+const READS_AT_ONCE: u32 = 256;
 
 /// The end of a connection.
 #[derive(Debug)]
@@ -16,6 +19,8 @@ pub(super) enum Ended {
     Closed(io::Error),
     /// The other end broke the protocol.
     Protocol(Malformed),
+    /// Nothing came from the other end for this time.
+    Silent(Duration),
 }
 
 /// A connected socket, the frames that come and those that wait to leave.
@@ -24,6 +29,9 @@ pub(super) struct FrameSocket {
     stream: TcpStream,
     parser: Parser,
     unsent: Vec<u8>,
+    reads_left: u32,
+    /// When bytes came last.
+    pub heard: Instant,
 }
 
 impl FrameSocket {
@@ -40,7 +48,8 @@ impl FrameSocket {
         let milliseconds = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX).max(1);
         sockopt::set_tcp_user_timeout(&stream, milliseconds)?;
         let _guard = fork_guard::register(&stream);
-        Ok(FrameSocket { _guard, stream, parser, unsent: Vec::new() })
+        let (unsent, reads_left, heard) = (Vec::new(), READS_AT_ONCE, Instant::now());
+        Ok(FrameSocket { _guard, stream, parser, unsent, reads_left, heard })
     }
 
     /// Sends now what the socket takes, the rest at a later [`FrameSocket::flush`].
@@ -66,21 +75,42 @@ impl FrameSocket {
         !self.unsent.is_empty()
     }
 
-    /// The next frame's body, if all of it has come.
+    /// Begins a turn of [`FrameSocket::receive`].
+    pub fn begin_turn(&mut self) {
+        self.reads_left = READS_AT_ONCE;
+    }
+
+    /// Whether the turn ended before all that has come was read.
+    pub fn has_unread(&self) -> bool {
+        self.reads_left == 0
+    }
+
+    /// The next frame's body, if all of it has come. `None` also where the turn has ended.
     pub fn receive(&mut self) -> std::result::Result<Option<Vec<u8>>, Ended> {
         loop {
             if let Some(frame) = self.parser.next().map_err(Ended::Protocol)? {
                 return Ok(Some(frame));
             }
+            if self.reads_left == 0 {
+                return Ok(None);
+            }
+            self.reads_left -= 1;
             let mut bytes = [0; 4096];
             match self.stream.read(&mut bytes) {
                 Ok(0) => {
                     let detail = "its connection was closed without a goodbye";
                     return Err(Ended::Closed(io::Error::new(ErrorKind::UnexpectedEof, detail)));
                 }
-                Ok(count) => self.parser.feed(bytes.get(..count).unwrap_or_default()),
+                Ok(count) => {
+                    self.heard = Instant::now();
+                    self.parser.feed(bytes.get(..count).unwrap_or_default());
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    // Nothing is left unread, also if this was the turn's last read.
+                    self.reads_left += 1;
+                    return Ok(None);
+                }
                 Err(error) => return Err(Ended::Closed(error)),
             }
         }

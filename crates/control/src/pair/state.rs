@@ -8,6 +8,11 @@ use crate::wire::Malformed;
 use crate::{Cause, Operation, PeerStatus, Poison};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+/// The longest and shortest silence timeout by which heartbeats are sent, whatever the peer asks for.
+const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
+const SHORTEST_SILENCE: Duration = Duration::from_millis(10);
 
 pub(super) struct State {
     pub socket: FrameSocket,
@@ -25,6 +30,12 @@ pub(super) struct State {
     pub formed: bool,
     /// The listener has formed the pair.
     pub confirmed: bool,
+    /// Silence of the peer after which it counts as lost.
+    silence: Duration,
+    /// Silence of this end after which the peer counts it as lost.
+    peer_silence: Duration,
+    /// When a heartbeat was sent last.
+    beat: Instant,
 }
 
 /// Callbacks to run once the state is unlocked.
@@ -35,7 +46,7 @@ pub(super) struct News {
 }
 
 impl State {
-    pub fn new(socket: FrameSocket) -> State {
+    pub fn new(socket: FrameSocket, silence: Duration) -> State {
         State {
             socket,
             begun: None,
@@ -48,10 +59,20 @@ impl State {
             left: false,
             formed: false,
             confirmed: false,
+            silence,
+            peer_silence: silence,
+            beat: Instant::now(),
         }
     }
 
-    pub fn poll(&mut self, control: &PairControl, news: &mut News) {
+    /// Receives what has come, at most a turn's worth; returns whether there may be more.
+    pub fn poll(&mut self, control: &PairControl, news: &mut News) -> bool {
+        self.socket.begin_turn();
+        self.receive(control, news);
+        self.peer == PeerStatus::Alive && !self.left && self.socket.has_unread()
+    }
+
+    fn receive(&mut self, control: &PairControl, news: &mut News) {
         if self.peer != PeerStatus::Alive || self.left {
             return;
         }
@@ -95,7 +116,8 @@ impl State {
                 }
                 self.parts.push_back((sequence, operation, payload));
             }
-            Message::Heartbeat if control.rank() == CONNECTOR => self.confirmed = true,
+            // The first one from the listener confirms that it has formed the pair.
+            Message::Heartbeat => self.confirmed |= control.rank() == CONNECTOR,
             Message::Poison { poison, .. } => {
                 if self.poison.is_none() {
                     self.poisoned(poison, news);
@@ -119,11 +141,56 @@ impl State {
             }
             Ended::Closed(error) => (Cause::Lost, error.to_string()),
             Ended::Protocol(malformed) => (Cause::Protocol, malformed.0.to_owned()),
+            Ended::Silent(silence) => (Cause::Silent, format!("no sign of life for {silence:.1?}")),
         };
         // The peer finds the end of the connection.
         self.socket.shut_down();
         if self.poison.is_none() {
             self.poisoned(Poison { kind, rank: Some(control.peer()), detail }, news);
+        }
+    }
+
+    /// Takes over the peer's silence timeout, by which heartbeats are sent.
+    pub fn set_peer_silence(&mut self, silence: Duration) {
+        self.peer_silence = silence.clamp(SHORTEST_SILENCE, LONGEST_SILENCE);
+    }
+
+    /// Time between two heartbeats. With a tick in between it stays below a quarter of the peer's timeout.
+    fn interval(&self) -> Duration {
+        self.peer_silence / 5
+    }
+
+    /// How often [`State::keep_time`] is due.
+    pub fn tick(&self) -> Duration {
+        (self.interval() / 4).min(self.silence / 10)
+    }
+
+    /// Sends a heartbeat if one is due, and ends the pair if the peer was silent for too long. `late` is
+    /// time for which this process did not run: the silence was its own.
+    pub fn keep_time(
+        &mut self,
+        control: &PairControl,
+        now: Instant,
+        late: Duration,
+        news: &mut News,
+    ) {
+        if !self.formed || self.peer != PeerStatus::Alive || self.left {
+            return;
+        }
+        let heard = self.socket.heard;
+        self.socket.heard = (heard + late).min(now.max(heard));
+        let heard = self.socket.heard;
+        if now.saturating_duration_since(heard) > self.silence {
+            // What has come is received before it is missed.
+            self.poll(control, news);
+            if self.peer == PeerStatus::Alive && self.socket.heard == heard {
+                self.ended(Ended::Silent(self.silence), control, news);
+            }
+        } else if now.saturating_duration_since(self.beat) >= self.interval()
+            && !self.socket.has_unsent()
+        {
+            self.beat = now;
+            self.send(control, &Message::Heartbeat, news);
         }
     }
 

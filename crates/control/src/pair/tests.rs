@@ -114,13 +114,69 @@ fn bytes_that_break_the_protocol_poison_the_pair() {
         let (stream, mut peer) = sockets();
         let parser = Parser::new(crate::wire::MAX_FRAME);
         let socket = FrameSocket::new(stream, parser, PATIENCE).unwrap();
-        let control = PairControl::new(socket, LISTENER, None);
+        let control = PairControl::new(socket, LISTENER, &settings("127.0.0.1:0"));
         peer.write_all(bytes).unwrap();
         while control.poisoned().is_none() {
             control.poll();
         }
         assert_eq!(control.poisoned().unwrap().kind, Cause::Protocol, "{bytes:?}");
     }
+}
+
+/// A formed end on virtual time, the time now, and the other end's socket.
+fn formed() -> (PairControl, std::time::Instant, TcpStream) {
+    let (stream, peer) = sockets();
+    peer.set_nonblocking(true).unwrap();
+    let settings = settings("127.0.0.1:0");
+    let parser = Parser::new(crate::wire::MAX_FRAME);
+    let socket = FrameSocket::new(stream, parser, settings.silence_timeout).unwrap();
+    let control = PairControl::new(socket, CONNECTOR, &settings);
+    control.set_formed();
+    (control, std::time::Instant::now(), peer)
+}
+
+const HEARTBEAT: [u8; 5] = [1, 0, 0, 0, 1];
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
+fn silence_is_judged_after_what_has_come_and_without_the_time_of_a_stop() {
+    let (control, now, mut peer) = formed();
+    control.keep_time(now + 14 * SECOND, Duration::ZERO);
+    assert_eq!(control.poisoned(), None);
+    // Stopped for ten of these seconds.
+    control.keep_time(now + 24 * SECOND, 10 * SECOND);
+    assert_eq!(control.poisoned(), None);
+    peer.write_all(&HEARTBEAT).unwrap();
+    control.keep_time(now + 40 * SECOND, Duration::ZERO);
+    assert_eq!((control.poisoned(), control.is_confirmed()), (None, true));
+    control.keep_time(now + 60 * SECOND, Duration::ZERO);
+    let poison = control.poisoned().unwrap();
+    assert_eq!((poison.kind, poison.rank), (Cause::Silent, Some(LISTENER)));
+    assert_eq!(control.peer_status(), PeerStatus::Lost);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
+fn heartbeats_are_sent_by_the_silence_timeout_of_the_other_end() {
+    let (control, mut now, mut peer) = formed();
+    let mut beats = |control: &PairControl, seconds: u32| {
+        for _ in 0..4 * seconds {
+            now += SECOND / 4;
+            control.keep_time(now, Duration::ZERO);
+        }
+        let mut bytes = [0; 256];
+        let count = peer.read(&mut bytes).unwrap_or(0);
+        assert_eq!(count % HEARTBEAT.len(), 0);
+        assert!(bytes[..count].chunks(HEARTBEAT.len()).all(|frame| frame == HEARTBEAT));
+        count / HEARTBEAT.len()
+    };
+    assert_eq!(beats(&control, 1), 0);
+    control.set_peer_silence(SECOND);
+    assert_eq!(beats(&control, 2), 8);
+    // A peer's timeout of nothing does not make this end spin.
+    control.set_peer_silence(Duration::ZERO);
+    assert!(control.tick() > Duration::ZERO);
 }
 
 #[test]
@@ -144,7 +200,7 @@ fn another_version_is_refused_by_name() {
         let mut guest = Guest::new(listener.accept().unwrap().0, &settings).unwrap();
         assert!(settle(&mut guest).is_err());
         let error = dialled.join().unwrap().unwrap_err();
-        assert!(matches!(error, Error::WrongVersion { ours: 9, theirs: 1, .. }), "{error}");
+        assert!(matches!(error, Error::WrongVersion { ours: 9, theirs: 2, .. }), "{error}");
     });
 }
 

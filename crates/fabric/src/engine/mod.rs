@@ -13,11 +13,9 @@
 //! - `post.rs`, `queue.rs`, `complete.rs`: parts with a link, those that wait for one, and their ends
 //! - `progress.rs`: polling, completions, loss
 //! - `sleep.rs`: descriptors, deadlines and sleep
-//! - `monitor.rs`: a control connection without a thread, which the engine watches
 
 mod complete;
 mod counters;
-mod monitor;
 mod peer_group;
 mod post;
 mod progress;
@@ -28,7 +26,6 @@ mod submit;
 mod target;
 
 pub use counters::CounterConfig;
-pub use monitor::Monitor;
 pub use peer_group::{MemberWrite, PeerGroup};
 pub use progress::Raised;
 pub use regions::{Region, RemoteRegion, WeakRegion};
@@ -183,8 +180,6 @@ pub struct Engine {
     suspects: Vec<Suspect>,
     poison: Arc<PoisonFlag>,
     sleeper: sleep::Sleeper,
-    /// Dropped after the links, which may hold bytes for the peer.
-    monitor: Option<monitor::Watched>,
     poison_reported: bool,
     barrier: Option<CounterId>,
     barrier_state: crate::wait::BarrierState,
@@ -267,7 +262,6 @@ impl Engine {
             suspects: Vec::new(),
             poison,
             sleeper,
-            monitor: None,
             poison_reported: false,
             barrier: None,
             barrier_state: crate::wait::BarrierState::default(),

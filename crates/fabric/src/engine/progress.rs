@@ -29,7 +29,6 @@ impl Engine {
         let before = events.len();
         self.polls += 1;
         self.flush_all();
-        self.poll_monitor(now);
         for link in &mut self.links {
             link.poll(now, &mut self.sink);
         }

@@ -35,7 +35,6 @@ pub(super) struct Sleeper {
     deadline: Option<Time>,
     /// Whether peers' stores alone cannot wake this engine.
     has_links: bool,
-    has_monitor: bool,
 }
 
 impl Sleeper {
@@ -44,13 +43,7 @@ impl Sleeper {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&epoll, lanes.descriptor(), epoll::EventData::new_u64(0), READABLE)
             .map_err(failed)?;
-        Ok(Sleeper {
-            epoll: Arc::new(epoll),
-            timer: None,
-            deadline: None,
-            has_links: false,
-            has_monitor: false,
-        })
+        Ok(Sleeper { epoll: Arc::new(epoll), timer: None, deadline: None, has_links: false })
     }
 
     /// Covers the descriptors of a link that has peers.
@@ -62,22 +55,8 @@ impl Sleeper {
         Ok(())
     }
 
-    /// Covers the descriptor of a monitor. Peers' stores still raise lanes without a poll.
-    pub fn watch_monitor(&mut self, descriptor: RawFd) -> Result<()> {
-        self.has_monitor = true;
-        self.add(descriptor)
-    }
-
-    /// Covers this descriptor no more.
-    pub fn forget(&mut self, descriptor: RawFd) {
-        // SAFETY: its owner is alive during this call.
-        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        // It fails where the descriptor is not covered.
-        let _ = epoll::delete(&*self.epoll, descriptor);
-    }
-
     fn add(&mut self, descriptor: RawFd) -> Result<()> {
-        // SAFETY: its owner, a link or a monitor of this engine, is alive during this call.
+        // SAFETY: its owner, a link of this engine, is alive during this call.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
         epoll::add(&*self.epoll, descriptor, epoll::EventData::new_u64(0), READABLE)
             .map_err(|e| Error::system("cannot watch a descriptor", e))
@@ -181,7 +160,6 @@ impl Engine {
         if std::mem::take(&mut self.armed) {
             self.lanes.finish_sleep(Sleep::EventLoop);
             self.sleeper.set_timer(None);
-            self.expect_monitor();
         }
     }
 
@@ -196,7 +174,7 @@ impl Engine {
     /// Announces a sleep of a waiting thread; `None` if there is something to do. Follow it with
     /// [`Park::sleep`] and [`Engine::finish_park`].
     pub(crate) fn prepare_park(&mut self) -> Option<Park> {
-        let park = if self.sleeper.has_links || self.sleeper.has_monitor {
+        let park = if self.sleeper.has_links {
             Park::Descriptor(self.sleeper.epoll.clone())
         } else {
             Park::Word(self.lanes.clone())
@@ -206,7 +184,6 @@ impl Engine {
 
     pub(crate) fn finish_park(&mut self, park: &Park) {
         self.lanes.finish_sleep(park.how());
-        self.expect_monitor();
     }
 
     fn announce(&mut self, how: Sleep) -> bool {

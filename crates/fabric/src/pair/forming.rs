@@ -27,6 +27,8 @@ pub(super) struct Details {
     pid: u32,
     host_id: String,
     address: Address,
+    /// Silence after which this end counts the other one as lost.
+    silence: Duration,
 }
 
 impl Details {
@@ -34,6 +36,8 @@ impl Details {
         let mut out = self.pid.to_le_bytes().to_vec();
         put_block(&mut out, self.host_id.as_bytes());
         put_block(&mut out, &self.address.encode());
+        let milliseconds = u64::try_from(self.silence.as_millis()).unwrap_or(u64::MAX);
+        out.extend_from_slice(&milliseconds.to_le_bytes());
         out
     }
 
@@ -43,7 +47,8 @@ impl Details {
         let host_id = reader.block().filter(|bytes| bytes.len() <= MAX_HOST_ID)?;
         let host_id = String::from_utf8(host_id.to_vec()).ok()?;
         let address = Address::decode(reader.block()?)?;
-        reader.is_at_end().then_some(Details { pid, host_id, address })
+        let silence = Duration::from_millis(reader.u64()?);
+        reader.is_at_end().then_some(Details { pid, host_id, address, silence })
     }
 
     fn member(&self, rank: Rank, peer: &Details, address: Option<IpAddr>) -> Member {
@@ -117,7 +122,8 @@ impl Forming {
         let mut engine = Engine::new(config.engine.clone(), rank, 2, Generation(0), &devices)?;
         let barrier = engine.counter()?;
         engine.use_for_barriers(barrier);
-        let own = Details { pid: std::process::id(), host_id, address: engine.address() };
+        let (pid, silence) = (std::process::id(), config.settings.silence_timeout);
+        let own = Details { pid, host_id, address: engine.address(), silence };
         if own.host_id.len() > MAX_HOST_ID || own.encode().len() > MAX_DETAILS {
             let (wanted, limit) = (own.host_id.len() as u64, MAX_HOST_ID as u64);
             return Err(Error::Limit { what: "bytes of a host identity", wanted, limit });
@@ -193,14 +199,16 @@ impl Forming {
         self.engine.import_within(peer_rank, &grant, &[self.barrier], &mut limit)?;
         let (local, remote) = control.addresses();
         let own = self.own.member(self.rank, &peer, local.map(|address| address.ip()));
+        let peer_silence = peer.silence;
         let peer = peer.member(peer_rank, &self.own, remote.map(|address| address.ip()));
         let members = self.in_rank_order(own, peer).into();
         if self.rank == CONNECTOR {
             control.wait_until_formed(left(deadline))?;
         }
+        control.set_peer_silence(peer_silence);
         control.set_formed();
         let control = Arc::new(control);
-        self.engine.watch(control.clone())?;
+        control.watch()?;
         let control = PairMembers { control, members };
         let Forming { engine, devices, .. } = self;
         Communicator::over_pair(control, engine, devices, config.progress, config.spin)

@@ -3,8 +3,8 @@
 //! A process listens on one port for all its pairs ([`Listener`]); another connects ([`connect`]). The
 //! connection proves the shared secret as bootstrap does (`weft_control::pair`) and stays as the pair's
 //! control connection. A pair is a [`Communicator`] of two ranks, the listener 0 and the connector 1. It
-//! has no thread and no port of its own: its engine watches the control connection, and the end of that
-//! without a goodbye poisons the pair alone.
+//! has no thread and no port of its own: one thread of the process watches the control connections of all
+//! pairs. The end of one without a goodbye, or silence on it, poisons its pair alone.
 //!
 //! Forming takes one exchange once the dialler has proved itself:
 //!
@@ -24,12 +24,10 @@ pub use connect::connect;
 pub use listener::Listener;
 
 use crate::communicator::Progress;
-use crate::engine::{EngineConfig, Monitor};
+use crate::engine::EngineConfig;
 use crate::types::ProviderKind;
-use std::os::fd::RawFd;
 use std::time::Duration;
-use weft_control::PeerStatus;
-use weft_control::pair::{PairControl, Settings};
+use weft_control::pair::Settings;
 
 /// How a pair is made. Both ends have one.
 #[derive(Clone)]
@@ -56,16 +54,5 @@ impl PairConfig {
             progress: Progress::default(),
             spin: None,
         }
-    }
-}
-
-impl Monitor for PairControl {
-    fn poll(&self) -> bool {
-        PairControl::poll(self);
-        self.peer_status() == PeerStatus::Alive
-    }
-
-    fn descriptor(&self) -> RawFd {
-        PairControl::descriptor(self)
     }
 }

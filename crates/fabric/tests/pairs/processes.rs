@@ -2,11 +2,14 @@
 
 use crate::common::{End, PATIENCE, accept, by, config, listen, within_two_seconds};
 use std::process::{Child, Command, Stdio};
-use weft_fabric::pair::connect;
+use std::time::Duration;
+use weft_fabric::pair::{Listener, connect};
 use weft_fabric::{Cause, Error, Poison, ProviderKind};
 
 const ADDRESS: &str = "WEFT_TEST_PAIR_ADDRESS";
 const PROVIDER: &str = "WEFT_TEST_PAIR_PROVIDER";
+/// Milliseconds.
+const SILENCE: &str = "WEFT_TEST_PAIR_SILENCE";
 
 /// A process that connects and echoes until its pair ends. It is a test of no effect unless the parent
 /// names an address.
@@ -16,20 +19,82 @@ fn echoing_process() {
         return;
     };
     let provider = if provider == "shm" { ProviderKind::Shm } else { ProviderKind::Tcp };
-    let pair = connect(&config(&address, provider), by(PATIENCE)).unwrap();
-    let end = End::new(pair);
+    let mut config = config(&address, provider);
+    if let Ok(silence) = std::env::var(SILENCE) {
+        config.settings.silence_timeout = Duration::from_millis(silence.parse().unwrap());
+    }
+    let end = End::new(connect(&config, by(PATIENCE)).unwrap());
     while end.echo(1).is_ok() {}
 }
 
 fn start(address: &str, provider: ProviderKind) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+    command(address, provider).spawn().unwrap()
+}
+
+fn command(address: &str, provider: ProviderKind) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
         .args(["--exact", "processes::echoing_process"])
         .env(ADDRESS, address)
         .env(PROVIDER, provider.name())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap()
+        .stderr(Stdio::null());
+    command
+}
+
+fn signal(child: &Child, signal: libc::c_int) {
+    // SAFETY: a system call without pointers; the process is a child that was not waited for.
+    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, signal) }, 0);
+}
+
+#[test]
+fn a_stopped_process_is_silent_and_one_that_makes_no_call_is_not() {
+    const SHORT: Duration = Duration::from_millis(700);
+    for provider in [ProviderKind::Shm, ProviderKind::Tcp] {
+        let mut config = config("127.0.0.1:0", provider);
+        config.settings.silence_timeout = SHORT;
+        let listener = Listener::bind(config).unwrap();
+        let address = listener.address().to_string();
+        let mut children = [start(&address, provider), start(&address, provider)];
+        let mut ends = [End::new(accept(&listener)), End::new(accept(&listener))];
+        if ends[0].communicator.control().members()[1].pid != children[0].id() {
+            ends.reverse();
+        }
+        // Neither this process nor the others make calls on a pair.
+        std::thread::sleep(4 * SHORT);
+        ends.iter().for_each(|end| end.ask(3).unwrap());
+        signal(&children[0], libc::SIGSTOP);
+        let error = within_two_seconds(|| ends[0].wait(PATIENCE)).unwrap_err();
+        let Error::Poisoned(poison) = &error else { panic!("{error}") };
+        assert_eq!((poison.kind, poison.rank), (Cause::Silent, Some(ends[0].peer())), "{error}");
+        ends[1].ask(3).unwrap();
+        drop(ends);
+        signal(&children[0], libc::SIGCONT);
+        for child in &mut children {
+            child.wait().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_process_that_was_stopped_does_not_take_its_stop_for_the_silence_of_its_peer() {
+    for provider in [ProviderKind::Shm, ProviderKind::Tcp] {
+        let listener = listen(provider);
+        let mut child = command(&listener.address().to_string(), provider);
+        // This end waits longer, and sends heartbeats by the other end's timeout.
+        let mut child = child.env(SILENCE, "600").spawn().unwrap();
+        let end = End::new(accept(&listener));
+        for _ in 0..2 {
+            end.ask(3).unwrap();
+            signal(&child, libc::SIGSTOP);
+            std::thread::sleep(Duration::from_millis(1500));
+            signal(&child, libc::SIGCONT);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        end.ask(3).unwrap();
+        drop(end);
+        child.wait().unwrap();
+    }
 }
 
 #[test]
