@@ -46,6 +46,19 @@ impl Deadline {
         self.left().min(INTERRUPT_INTERVAL)
     }
 
+    /// Sleeps for `pause`, not beyond the end.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`], within [`INTERRUPT_INTERVAL`].
+    pub(crate) fn pause(&self, pause: Duration, operation: &'static str) -> Result<()> {
+        let pause = self.at_most(pause);
+        while !pause.expired() {
+            self.check(operation)?;
+            std::thread::sleep(pause.slice());
+        }
+        Ok(())
+    }
+
     /// An error if the program wants to stop.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         match &self.interrupt {

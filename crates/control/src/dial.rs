@@ -1,6 +1,7 @@
 //! Connecting to a rank that may not be there yet.
 
 use crate::config::is_loopback;
+use crate::connecting::connect;
 use crate::deadline::Deadline;
 use crate::handshake::{Dialer, DialerStep, Failure, Identity, Job, Refusal};
 use crate::reception::HANDSHAKE_TIME;
@@ -69,7 +70,7 @@ pub(crate) fn dial(
             }
         };
         log::debug!("{} at {}:{}: {last}", target.rank, target.host, target.port);
-        std::thread::sleep(pause.min(deadline.left()));
+        deadline.pause(pause, WAITING_FOR_RANKS)?;
         if deadline.expired() && unresolved {
             return Err(Error::Resolve { host: target.host.clone(), problem: last });
         }
@@ -113,8 +114,7 @@ fn attempt(
     };
     let mut problem = "the name has no address".to_string();
     for address in &addresses {
-        let patience = CONNECT_TIME.min(deadline.left()).max(Duration::from_millis(1));
-        match TcpStream::connect_timeout(address, patience) {
+        match connect(address, &deadline.at_most(CONNECT_TIME), WAITING_FOR_RANKS)? {
             // Another address of the same name may be the right one.
             Ok(stream) => match shake(stream, target, identity, job, details, deadline) {
                 Err(Attempt::Again(answer)) => problem = answer,

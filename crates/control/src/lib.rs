@@ -18,6 +18,7 @@ mod bootstrap;
 pub mod bytes;
 mod clock;
 pub mod config;
+mod connecting;
 mod control;
 mod core;
 mod deadline;

@@ -24,12 +24,13 @@ pub use guest::{Guest, GuestStep};
 pub use socket::{name_of_descriptors, nonblocking_listener};
 
 use crate::config::{is_loopback, pair_from_env, split_address};
+use crate::connecting::connect;
 use crate::deadline::Deadline;
 use crate::dial::{self, Target};
 use crate::handshake::{Identity, PAIR_MAGIC};
 use crate::secret::Key;
 use crate::wire::Writer;
-use crate::{Error, Interrupt, Rank, Result, Secret};
+use crate::{Error, Interrupt, Operation, Rank, Result, Secret};
 use socket::FrameSocket;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -122,18 +123,24 @@ pub fn dial(settings: &Settings, details: &[u8], timeout: Duration) -> Result<Pa
     Ok(PairControl::new(socket, CONNECTOR, settings))
 }
 
-/// A further connection to the listener at `address`, for the pair that was given `token`. It blocks
-/// until it is connected.
+/// A further connection to the listener at `address`, for the pair that was given `token`. The inner error is
+/// the system's.
 ///
 /// # Errors
-/// The system's.
+/// [`Error::Interrupted`].
 pub fn dial_stream(
     address: SocketAddr,
     token: &StreamToken,
     timeout: Duration,
-) -> std::io::Result<TcpStream> {
+    interrupt: Option<Interrupt>,
+) -> Result<std::io::Result<TcpStream>> {
+    let deadline = Deadline::after(timeout, interrupt);
+    let connected = connect(&address, &deadline, Operation::Connect.name())?;
+    Ok(connected.and_then(|stream| introduce(stream, token)))
+}
+
+fn introduce(mut stream: TcpStream, token: &StreamToken) -> std::io::Result<TcpStream> {
     use std::io::Write as _;
-    let mut stream = TcpStream::connect_timeout(&address, timeout.max(Duration::from_millis(1)))?;
     stream.set_nodelay(true)?;
     // A fresh socket has room for it.
     stream.write_all(&Writer::new(STREAM).bytes(&PAIR_MAGIC).bytes(token).finish())?;

@@ -1,8 +1,9 @@
 //! Two ends over loopback.
 
 use super::*;
+use crate::connecting::tests::{raised_soon, silent_listener};
 use crate::wire::Parser;
-use crate::{Cause, Operation, PeerStatus, Poison};
+use crate::{Cause, PeerStatus, Poison};
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 
@@ -209,7 +210,7 @@ fn another_version_is_refused_by_name() {
 fn a_stream_leaves_what_follows_its_token_in_the_socket() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let mut stream = dial_stream(address, &[7; 16], PATIENCE).unwrap();
+    let mut stream = dial_stream(address, &[7; 16], PATIENCE, None).unwrap().unwrap();
     stream.write_all(b"payload").unwrap();
     let mut guest =
         Guest::new(listener.accept().unwrap().0, &settings(&address.to_string())).unwrap();
@@ -219,6 +220,20 @@ fn a_stream_leaves_what_follows_its_token_in_the_socket() {
     let mut bytes = [0; 7];
     accepted.read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"payload");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
+fn an_interrupt_ends_a_dial_at_once_whether_the_address_is_silent_or_refuses() {
+    let (silent, _queued) = silent_listener();
+    let refusing = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for address in [silent.local_addr().unwrap(), refusing] {
+        let (interrupt, raised) = raised_soon();
+        let settings = Settings { interrupt: Some(interrupt), ..settings(&address.to_string()) };
+        let error = dial(&settings, b"", PATIENCE).map(drop).unwrap_err();
+        assert!(matches!(error, Error::Interrupted { .. }), "{error}");
+        assert!(raised.elapsed() < Duration::from_millis(400), "{:?}", raised.elapsed());
+    }
 }
 
 #[test]

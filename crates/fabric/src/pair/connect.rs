@@ -41,7 +41,7 @@ fn is_closed(error: &Error) -> bool {
 fn attempt(config: &PairConfig, deadline: Time) -> Result<Communicator> {
     let mut forming = Forming::new(CONNECTOR, config)?;
     let control = dial(&config.settings, &forming.details(), left(deadline))?;
-    match answer(&mut forming, &control, deadline) {
+    match answer(&mut forming, &control, config, deadline) {
         Ok(offer) => forming.finish(&offer, control, config, left(deadline)),
         Err(error) => {
             // The listener finds the end of the connection.
@@ -52,7 +52,12 @@ fn attempt(config: &PairConfig, deadline: Time) -> Result<Communicator> {
 }
 
 /// Takes the listener's offer and answers it; returns the introduction within.
-fn answer(forming: &mut Forming, control: &PairControl, deadline: Time) -> Result<Vec<u8>> {
+fn answer(
+    forming: &mut Forming,
+    control: &PairControl,
+    config: &PairConfig,
+    deadline: Time,
+) -> Result<Vec<u8>> {
     let offer = control.peek(Operation::Introductions, left(deadline))?;
     let malformed = || Error::Malformed {
         peer: LISTENER,
@@ -70,7 +75,8 @@ fn answer(forming: &mut Forming, control: &PairControl, deadline: Time) -> Resul
             |detail: String| Error::Connect { peer: LISTENER, provider: ProviderKind::Tcp, detail };
         let address = control.addresses().1;
         let address = address.ok_or_else(|| refused("the connection has ended".into()))?;
-        let stream = dial_stream(address, &token, left(deadline))
+        let interrupt = config.settings.interrupt.clone();
+        let stream = dial_stream(address, &token, left(deadline), interrupt)?
             .map_err(|source| refused(format!("{address}: {source}")))?;
         forming.adoption().put(stream);
     }

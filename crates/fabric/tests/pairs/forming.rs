@@ -101,7 +101,8 @@ fn garbage_and_silence_cost_the_listener_nothing() {
 #[test]
 fn a_token_that_was_not_issued_is_refused() {
     let listener = listen(ProviderKind::Tcp);
-    let stream = weft_control::pair::dial_stream(listener.address(), &[7; 16], LOSS).unwrap();
+    let stream = weft_control::pair::dial_stream(listener.address(), &[7; 16], LOSS, None);
+    let stream = stream.unwrap().unwrap();
     accepting(&listener, || {
         let mut stream = stream;
         stream.set_nonblocking(false).unwrap();
