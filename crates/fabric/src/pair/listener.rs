@@ -6,7 +6,7 @@
 //! as its bytes come.
 
 use super::PairConfig;
-use super::forming::{Forming, name_descriptors};
+use super::forming::{Forming, Introduction, name_descriptors};
 use crate::bytes::put_block;
 use crate::clock;
 use crate::communicator::Communicator;
@@ -337,16 +337,21 @@ impl State {
     }
 }
 
-/// Lets a proved guest in and sends it the offer.
+/// Lets a proved guest in and sends it the offer. Where there is no route the offer has no introduction: from
+/// the details the dialler finds the same error for its program.
 fn offer(guest: Guest, details: &[u8], config: &PairConfig) -> Result<Offered> {
     let mut forming = Forming::new(LISTENER, config)?;
-    let introduction = forming.introduce(details)?;
+    let introduction = match forming.introduce(details) {
+        no_route @ Err(Error::NoRoute { .. }) => no_route,
+        introduced => Ok(introduced?),
+    };
     let control = guest.admit(&config.settings)?;
-    let token = if forming.is_over_tcp() { introduction.token() } else { None };
     let mut offer = Vec::new();
     put_block(&mut offer, &forming.details());
-    put_block(&mut offer, &introduction.encode());
+    put_block(&mut offer, &introduction.as_ref().map(Introduction::encode).unwrap_or_default());
     control.begin(Operation::Introductions, &offer)?;
+    let introduction = introduction?;
+    let token = if forming.is_over_tcp() { introduction.token() } else { None };
     Ok(Offered { forming, control, token, answer: None })
 }
 

@@ -50,6 +50,26 @@ fn another_secret_is_refused_and_the_listener_goes_on() {
 }
 
 #[test]
+fn ends_without_a_common_provider_are_refused_at_once_by_both_names() {
+    use ProviderKind::{Shm, Tcp};
+    for (here, there) in [(Shm, Tcp), (Tcp, Shm)] {
+        let listener = listen(there);
+        let config = config(&listener.address().to_string(), here);
+        let error = within_two_seconds(|| accepting(&listener, || connect(&config, by(2 * LOSS))));
+        let error = error.map(drop).unwrap_err();
+        let names = matches!(&error, Error::NoRoute { here: ours, there: theirs, .. }
+            if *ours == here.name() && *theirs == there.name());
+        assert!(names, "{error}");
+    }
+    // Both have shm, which does not reach another host.
+    let listener = listen(Shm);
+    let mut config = config(&listener.address().to_string(), Shm);
+    config.settings.host_id = "another host".into();
+    let error = within_two_seconds(|| accepting(&listener, || connect(&config, by(2 * LOSS))));
+    assert!(matches!(error.map(drop), Err(Error::NoRoute { .. })));
+}
+
+#[test]
 fn an_address_off_loopback_needs_a_secret_at_both_ends() {
     let open = config("0.0.0.0:0", ProviderKind::Tcp);
     for error in [
