@@ -4,8 +4,9 @@
 //! exchange is numbered and carries its operation, as a collective call of a group does; one whose wait
 //! ended early is continued by the same call.
 
+use super::protocol::News;
 use super::socket::FrameSocket;
-use super::state::{News, State};
+use super::state::State;
 use super::{CONNECTOR, LISTENER, Settings, heartbeat};
 use crate::core::OnPoison;
 use crate::deadline::Deadline;
@@ -46,7 +47,7 @@ impl PairControl {
             descriptor: socket.as_fd().as_raw_fd(),
             local: socket.stream().local_addr().ok(),
             remote: socket.stream().peer_addr().ok(),
-            state: Mutex::new(State::new(socket, settings.silence_timeout)),
+            state: Mutex::new(State::new(socket, rank, settings.silence_timeout)),
             exchange: Mutex::new(()),
             watched: OnceLock::new(),
         }
@@ -85,7 +86,7 @@ impl PairControl {
 
     /// [`PairControl::poll`]; returns whether there may be more to receive.
     pub(super) fn turn(&self) -> bool {
-        !self.is_copy() && self.with(|state, news| state.poll(self, news))
+        !self.is_copy() && self.with(|state, news| state.poll(news))
     }
 
     /// Hands a formed pair to the heartbeat thread of this process, which watches it until it is dropped.
@@ -112,7 +113,7 @@ impl PairControl {
     /// Sends a heartbeat if one is due, and judges the peer's silence, but for the time `late`.
     pub(super) fn keep_time(&self, now: Instant, late: Duration) {
         if !self.is_copy() {
-            self.with(|state, news| state.keep_time(self, now, late, news));
+            self.with(|state, news| state.keep_time(now, late, news));
         }
     }
 
@@ -130,14 +131,14 @@ impl PairControl {
             return Err(Error::Forked);
         }
         self.with(|state, news| {
-            state.poll(self, news);
+            state.poll(news);
             if state.left {
                 return Err(Error::Closed);
             }
-            if let Some(poison) = &state.poison {
+            if let Some(poison) = &state.protocol.poison {
                 return Err(Error::Poisoned(poison.clone()));
             }
-            if state.peer == PeerStatus::Left {
+            if state.protocol.peer == PeerStatus::Left {
                 return Err(Error::Left { rank: self.peer(), operation });
             }
             Ok(())
@@ -163,19 +164,9 @@ impl PairControl {
             if state.left {
                 return Err(Error::Closed);
             }
-            match state.begun {
-                Some((_, begun)) if begun == operation => return Ok(()),
-                Some((_, begun)) => {
-                    let (peer, theirs) = (self.rank, begun);
-                    return Err(Error::OtherCall { peer, theirs, ours: operation });
-                }
-                None => {}
+            if let Some(message) = state.protocol.begin(operation, payload)? {
+                state.send(&message, news);
             }
-            let sequence = state.finished;
-            let payload = payload.to_vec();
-            let message = Message::Gather { generation: 0, sequence, operation, payload };
-            state.begun = Some((sequence, operation));
-            state.send(self, &message, news);
             Ok(())
         })
     }
@@ -188,8 +179,8 @@ impl PairControl {
         let deadline = Deadline::after(timeout, self.interrupt.clone());
         loop {
             let part = self.with(|state, news| {
-                state.poll(self, news);
-                state.parts.front().map(|(_, theirs, payload)| (*theirs, payload.clone()))
+                state.poll(news);
+                state.protocol.next_part().map(|(theirs, payload)| (theirs, payload.to_vec()))
             });
             match part {
                 Some((theirs, payload)) if theirs == operation => return Ok(payload),
@@ -208,21 +199,12 @@ impl PairControl {
     /// [`Error::OtherCall`] if the peer makes another exchange; as [`PairControl::check`].
     pub fn finish(&self) -> Result<Option<Vec<u8>>> {
         let part = self.with(|state, news| {
-            state.poll(self, news);
-            let Some((sequence, ours)) = state.begun else { return Ok(None) };
-            if state.parts.front().is_none_or(|(number, ..)| *number != sequence) {
-                return Ok(None);
-            }
-            let Some((_, theirs, payload)) = state.parts.pop_front() else { return Ok(None) };
-            (state.begun, state.finished) = (None, sequence + 1);
-            if theirs != ours {
-                return Err(Error::OtherCall { peer: self.peer(), theirs, ours });
-            }
-            Ok(Some(payload))
+            state.poll(news);
+            state.protocol.finish()
         })?;
         if part.is_none() {
-            let begun = self.with(|state, _| state.begun);
-            self.check_for(begun.map_or("the other end", |(_, operation)| operation.name()))?;
+            let begun = self.with(|state, _| state.protocol.begun());
+            self.check_for(begun.map_or("the other end", Operation::name))?;
         }
         Ok(part)
     }
@@ -275,17 +257,17 @@ impl PairControl {
             return;
         }
         self.with(|state, news| {
-            if state.poison.is_none() {
+            if state.protocol.poison.is_none() {
                 let poison = cause.clone();
-                state.send(self, &Message::Poison { generation: 0, poison }, news);
-                state.poisoned(cause.clone(), news);
+                state.send(&Message::Poison { generation: 0, poison }, news);
+                state.protocol.poisoned(cause.clone(), news);
             }
         });
     }
 
     /// The cause, if the pair is poisoned.
     pub fn poisoned(&self) -> Option<Poison> {
-        if self.is_copy() { None } else { self.with(|state, _| state.poison.clone()) }
+        if self.is_copy() { None } else { self.with(|state, _| state.protocol.poison.clone()) }
     }
 
     /// Calls `call` once when the pair is poisoned, on the thread that finds it; at once if it is already.
@@ -293,9 +275,9 @@ impl PairControl {
         if self.is_copy() {
             return;
         }
-        self.with(|state, news| match state.poison.clone() {
+        self.with(|state, news| match state.protocol.poison.clone() {
             Some(poison) => news.poisoned = Some((vec![call], poison)),
-            None => state.on_poison.push(call),
+            None => state.protocol.on_poison.push(call),
         });
     }
 
@@ -305,15 +287,18 @@ impl PairControl {
             return;
         }
         self.with(|state, news| {
-            let list =
-                if state.peer == PeerStatus::Left { &mut news.left } else { &mut state.on_left };
+            let list = if state.protocol.peer == PeerStatus::Left {
+                &mut news.left
+            } else {
+                &mut state.protocol.on_left
+            };
             list.push(call.into());
         });
     }
 
     /// The state of the other end; this end is alive.
     pub fn peer_status(&self) -> PeerStatus {
-        if self.is_copy() { PeerStatus::Lost } else { self.with(|state, _| state.peer) }
+        if self.is_copy() { PeerStatus::Lost } else { self.with(|state, _| state.protocol.peer) }
     }
 
     /// Marks the pair as formed: from now on, dropping this sends the goodbye. The listener's end
@@ -321,14 +306,14 @@ impl PairControl {
     pub fn set_formed(&self) {
         self.with(|state, news| {
             if !std::mem::replace(&mut state.formed, true) && self.rank == LISTENER {
-                state.send(self, &Message::Heartbeat, news);
+                state.send(&Message::Heartbeat, news);
             }
         });
     }
 
     /// Whether the listener has confirmed the pair.
     pub fn is_confirmed(&self) -> bool {
-        self.with(|state, _| state.confirmed)
+        self.with(|state, _| state.protocol.confirmed)
     }
 
     /// Waits until the listener has formed the pair.
@@ -358,7 +343,7 @@ impl PairControl {
         }
         self.with(|state, news| {
             if !std::mem::replace(&mut state.left, true) {
-                state.send(self, &Message::Leave, news);
+                state.send(&Message::Leave, news);
                 state.socket.shut_down();
             }
         });

@@ -7,13 +7,15 @@
 //!
 //! - this file: settings, and dialling
 //! - `guest.rs`: an accepted connection whose other end has not proved itself
-//! - `control.rs`: [`PairControl`], the connection of a formed pair; `state.rs`: what messages do to it
+//! - `control.rs`: [`PairControl`], the connection of a formed pair; `state.rs`: its socket and its clocks
+//! - `protocol.rs`: what messages do to a pair, without sockets
 //! - `heartbeat.rs`: the one thread for all pairs of a process: heartbeats, and peers that are silent
 //! - `socket.rs`: frames over a socket that does not block
 
 mod control;
 mod guest;
 mod heartbeat;
+pub(crate) mod protocol;
 mod socket;
 mod state;
 #[cfg(test)]
