@@ -6,21 +6,24 @@ use crate::core::{Action, Core, Payload};
 use crate::handshake::{Acceptor, AcceptorStep, Dialer, DialerStep, Identity};
 use crate::member::number;
 use crate::message::{Details, Message};
+use crate::pair::protocol::{News, Protocol};
+use crate::pair::{stream_frame, stream_token};
 use crate::secret::Key;
 use crate::wire::{MAX_UNPROVED_FRAME, Parser, Reader, Writer};
-use crate::{Member, Operation, Rank, Secret, WIRE_VERSIONS, nodelist};
-use std::collections::HashMap;
+use crate::{Error, Member, Operation, PeerStatus, Rank, Secret, WIRE_VERSIONS, nodelist};
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// A parser of bytes from outside, and what its corpus is called.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target of this crate.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     ("control_frames", frames),
     ("control_handshake", handshake),
     ("control_message", message),
     ("control_core", core),
+    ("control_pair", pair),
     ("control_config", config),
     ("control_nodelist", nodelist),
     ("control_secret", secret),
@@ -173,6 +176,48 @@ pub fn core(data: &[u8]) {
         let sent = core.actions.iter().filter(|action| matches!(action, Action::Send(..))).count();
         assert!(sent <= 64, "one message makes {sent}");
         core.actions.clear();
+    }
+}
+
+/// The other end of a pair has proved itself and sends anything, between the exchanges of this end. At most two
+/// of its parts are kept, exchanges return them in their order, and the first poison stays.
+pub fn pair(data: &[u8]) {
+    if let Some(Ok(token)) = stream_token(data) {
+        assert_eq!(stream_frame(&token).get(4..), Some(data));
+    }
+    let Some((rank, mut rest)) = data.split_first() else { return };
+    let mut protocol = Protocol::new(Rank(u32::from(rank % 2)));
+    let (mut news, mut parts, mut poison) = (News::default(), VecDeque::new(), None);
+    while let Some(([what, length], tail)) = rest.split_first_chunk::<2>() {
+        let (frame, tail) = tail.split_at(usize::from(*length).min(tail.len()));
+        rest = tail;
+        match what % 8 {
+            0 => drop(protocol.begin(Operation::Share, frame)),
+            1 => drop(protocol.begin(Operation::Settle, frame)),
+            2 | 3 => match protocol.finish() {
+                Ok(None) => assert!(protocol.begun().is_none() || parts.is_empty()),
+                Ok(Some(part)) => assert_eq!(Some(part), parts.pop_front()),
+                Err(Error::OtherCall { .. }) => drop(parts.pop_front()),
+                Err(error) => panic!("an exchange fails only by the other end's call: {error}"),
+            },
+            _ => {
+                let Ok(message) = Message::parse(frame) else { return };
+                if let Message::Gather { payload, .. } = &message {
+                    parts.push_back(payload.clone());
+                }
+                // The connection ends.
+                if protocol.receive(message, &mut news).is_err() {
+                    return;
+                }
+            }
+        }
+        assert!(parts.len() <= 2, "{} parts are kept", parts.len());
+        assert_eq!(protocol.next_part().is_some(), !parts.is_empty());
+        assert!(poison.is_none() || poison == protocol.poison, "a later poison wins");
+        poison = protocol.poison.clone();
+        if protocol.peer != PeerStatus::Alive {
+            return;
+        }
     }
 }
 

@@ -5,16 +5,18 @@ use crate::bytes::{Reader, put_block};
 use crate::descriptor::{Address, Grant};
 
 pub use crate::local::fuzz_address as shm_address;
+pub use crate::pair::fuzz as pair;
 pub use crate::providers::tcp::{fuzz_stream as tcp_stream, fuzz_wire as tcp_wire};
 
 /// A parser of bytes from outside, and what its corpus is called.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target of this crate.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     ("fabric_bytes", bytes),
     ("fabric_descriptor", descriptor),
     ("fabric_shm_address", shm_address),
+    ("fabric_pair", pair),
     ("fabric_tcp_wire", tcp_wire),
     ("fabric_tcp_stream", tcp_stream),
 ];

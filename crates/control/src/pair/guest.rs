@@ -1,10 +1,10 @@
 //! An accepted connection whose other end has not proved itself.
 
 use super::socket::FrameSocket;
-use super::{LISTENER, PairControl, STREAM, Settings, StreamToken};
+use super::{LISTENER, PairControl, Settings, StreamToken, stream_token};
 use crate::Result;
 use crate::fork_guard::{self, Registration};
-use crate::handshake::{Acceptor, AcceptorStep, Failure, Job, PAIR_MAGIC, Refusal};
+use crate::handshake::{Acceptor, AcceptorStep, Failure, Job, Refusal};
 use crate::secret::random;
 use crate::wire::{MAX_FRAME, Parser};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -77,9 +77,8 @@ impl Guest {
     }
 
     fn receive(&mut self, frame: &[u8]) -> std::result::Result<GuestStep, &'static str> {
-        if let Some((&STREAM, rest)) = frame.split_first() {
-            let token = rest.strip_prefix(&PAIR_MAGIC).and_then(|token| token.try_into().ok());
-            return token.map(GuestStep::Stream).ok_or("a connection of a pair without a token");
+        if let Some(token) = stream_token(frame) {
+            return token.map(GuestStep::Stream);
         }
         match self.acceptor.receive(frame) {
             Ok(AcceptorStep::Send(frame)) => {

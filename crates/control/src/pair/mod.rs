@@ -141,11 +141,23 @@ pub fn dial_stream(
     Ok(connected.and_then(|stream| introduce(stream, token)))
 }
 
+/// The one frame of a further connection.
+pub(crate) fn stream_frame(token: &StreamToken) -> Vec<u8> {
+    Writer::new(STREAM).bytes(&PAIR_MAGIC).bytes(token).finish()
+}
+
+/// The token of a further connection's frame; `None` if the frame is of another kind.
+pub(crate) fn stream_token(frame: &[u8]) -> Option<std::result::Result<StreamToken, &'static str>> {
+    let rest = frame.strip_prefix(&[STREAM])?;
+    let token = rest.strip_prefix(&PAIR_MAGIC).and_then(|token| token.try_into().ok());
+    Some(token.ok_or("a connection of a pair without a token"))
+}
+
 fn introduce(mut stream: TcpStream, token: &StreamToken) -> std::io::Result<TcpStream> {
     use std::io::Write as _;
     stream.set_nodelay(true)?;
     // A fresh socket has room for it.
-    stream.write_all(&Writer::new(STREAM).bytes(&PAIR_MAGIC).bytes(token).finish())?;
+    stream.write_all(&stream_frame(token))?;
     stream.set_nonblocking(true)?;
     Ok(stream)
 }

@@ -1,8 +1,7 @@
 //! The connecting end.
 
 use super::PairConfig;
-use super::forming::{Forming, Introduction, left, name_descriptors};
-use crate::bytes::Reader;
+use super::forming::{Forming, Introduction, decode_offer, left, name_descriptors};
 use crate::clock;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -64,9 +63,7 @@ fn answer(
         what: "its offer",
         detail: format!("{} bytes", offer.len()),
     };
-    let mut reader = Reader::new(&offer);
-    let details = reader.block().ok_or_else(malformed)?;
-    let theirs = reader.block().ok_or_else(malformed)?;
+    let (details, theirs) = decode_offer(&offer).ok_or_else(malformed)?;
     let introduction = forming.introduce(details)?;
     if forming.is_over_tcp() {
         let token = Introduction::decode(theirs).and_then(|theirs| theirs.token());

@@ -87,6 +87,47 @@ impl Introduction {
     }
 }
 
+/// The listener's part of the exchange: its details and its introduction.
+pub(super) fn encode_offer(details: &[u8], introduction: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_block(&mut out, details);
+    put_block(&mut out, introduction);
+    out
+}
+
+/// The details and the introduction of an offer.
+pub(super) fn decode_offer(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut reader = Reader::new(bytes);
+    let (details, introduction) = (reader.block()?, reader.block()?);
+    reader.is_at_end().then_some((details, introduction))
+}
+
+/// What decodes has one meaning: it encodes to what decodes alike; see `crate::fuzz`.
+#[cfg(any(test, feature = "fuzz"))]
+pub fn fuzz(data: &[u8]) {
+    let details = |bytes: &[u8]| {
+        if let Some(details) = Details::decode(bytes) {
+            assert!(details.host_id.len() <= MAX_HOST_ID);
+            let again = details.encode();
+            assert_eq!(Details::decode(&again).map(|details| details.encode()), Some(again));
+        }
+    };
+    let introduction = |bytes: &[u8]| {
+        if let Some(introduction) = Introduction::decode(bytes) {
+            assert_eq!(introduction.encode(), bytes);
+            let token = introduction.token();
+            assert!(token.is_none_or(|token| introduction.link == token));
+        }
+    };
+    details(data);
+    introduction(data);
+    if let Some((theirs, link)) = decode_offer(data) {
+        assert_eq!(encode_offer(theirs, link), data);
+        details(theirs);
+        introduction(link);
+    }
+}
+
 /// An end that is being formed.
 pub(super) struct Forming {
     rank: Rank,

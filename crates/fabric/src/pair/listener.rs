@@ -6,8 +6,7 @@
 //! as its bytes come.
 
 use super::PairConfig;
-use super::forming::{Forming, Introduction, name_descriptors};
-use crate::bytes::put_block;
+use super::forming::{Forming, Introduction, encode_offer, name_descriptors};
 use crate::clock;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -346,9 +345,8 @@ fn offer(guest: Guest, details: &[u8], config: &PairConfig) -> Result<Offered> {
         introduced => Ok(introduced?),
     };
     let control = guest.admit(&config.settings)?;
-    let mut offer = Vec::new();
-    put_block(&mut offer, &forming.details());
-    put_block(&mut offer, &introduction.as_ref().map(Introduction::encode).unwrap_or_default());
+    let link = introduction.as_ref().map(Introduction::encode).unwrap_or_default();
+    let offer = encode_offer(&forming.details(), &link);
     control.begin(Operation::Introductions, &offer)?;
     let introduction = introduction?;
     let token = if forming.is_over_tcp() { introduction.token() } else { None };

@@ -21,6 +21,8 @@ mod forming;
 mod listener;
 
 pub use connect::connect;
+#[cfg(any(test, feature = "fuzz"))]
+pub use forming::fuzz;
 pub use listener::Listener;
 
 use crate::communicator::Progress;
