@@ -1,10 +1,13 @@
 """Pairs that processes form at run time: echo, loss, goodbye, secrets, asyncio, forks."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,6 +86,52 @@ def test_a_killed_process_poisons_its_pair_alone(transport: Transport) -> None:
         alive.answer()
         with pytest.raises(ConfigurationError, match="connect a new pair"):
             one.reform()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_stopped_process_poisons_its_pair_alone(
+    transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_SILENCE_TIMEOUT", "0.7")
+    with (
+        weft.listen(providers=[transport]) as listener,
+        dialler(listener.address, transport, 1) as first,
+        listener.accept() as one,
+        dialler(listener.address, transport, 2) as _second,
+        listener.accept() as other,
+    ):
+        silent, alive = End(one), End(other)
+        silent.answer()
+        os.kill(first.pid, signal.SIGSTOP)
+        with pytest.raises(PeerLostError, match="no sign of life") as caught:
+            silent.arrived.wait({1: [8]}, timeout=30)
+        assert caught.value.rank == 1
+        alive.answer()
+        alive.answer()
+
+
+def test_ctrl_c_ends_a_connect_to_an_address_that_does_not_answer() -> None:
+    with socket.socket() as silent, contextlib.ExitStack() as queued:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        for _ in range(4):
+            waiting = queued.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(silent.getsockname())
+        code = (
+            f"import weft; print(flush=True); weft.connect('127.0.0.1:{silent.getsockname()[1]}')"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(0.3)
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+            assert "KeyboardInterrupt" in errors
+            assert time.monotonic() - began < 1.5
 
 
 def test_an_asyncio_server_answers_several_clients() -> None:
