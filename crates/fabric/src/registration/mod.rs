@@ -89,7 +89,8 @@ impl<T: Send + Sync + 'static> RegistrationCache<T> {
     }
 
     /// The registration of a memory; `register` makes it if there is none. Threads that ask for the same
-    /// memory at once wait for one registration; those that ask for others do not wait for it.
+    /// memory at once wait for one registration; those that ask for others do not wait for it. A registration
+    /// that is evicted may end after its memory was registered anew.
     ///
     /// # Errors
     /// Those of `register`. Nothing is kept then, and the next call tries again.

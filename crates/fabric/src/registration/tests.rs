@@ -3,7 +3,7 @@
 use super::*;
 use crate::error::Error;
 use proptest::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// Bytes that live as long as the test, so that memories lie at one address one after the other.
 static BYTES: [u8; 64] = [0; 64];
 
-/// Registrations of a NIC, by memory.
+/// Registrations of a NIC: their number, by memory. An evicted one ends outside of the cache's lock, when the
+/// memory may have been registered anew.
 #[derive(Clone, Debug, Default)]
-struct Nic(Arc<Mutex<BTreeSet<MemoryId>>>);
+struct Nic(Arc<Mutex<BTreeMap<MemoryId, usize>>>);
 
 /// A registration, which takes itself back; it must do so while the memory's owner is there.
 struct Token {
@@ -34,7 +35,11 @@ impl Drop for Owner {
 impl Drop for Token {
     fn drop(&mut self) {
         let mut registered = self.nic.0.lock().unwrap_or_else(PoisonError::into_inner);
-        assert!(registered.remove(&self.of), "given back twice");
+        let count = registered.get_mut(&self.of).expect("given back once");
+        *count -= 1;
+        if *count == 0 {
+            registered.remove(&self.of);
+        }
         assert!(!self.owner_gone.load(Ordering::SeqCst), "given back after its memory was freed");
     }
 }
@@ -58,7 +63,7 @@ fn lent(length: usize) -> Lent {
 impl Nic {
     fn register(&self, lent: &Lent) -> Result<Token> {
         let of = lent.memory.id();
-        assert!(self.0.lock().expect("whole").insert(of), "registered twice");
+        *self.0.lock().expect("whole").entry(of).or_default() += 1;
         Ok(Token { nic: self.clone(), of, owner_gone: lent.owner_gone.clone() })
     }
 
@@ -67,7 +72,7 @@ impl Nic {
     }
 
     fn count(&self) -> usize {
-        self.0.lock().expect("whole").len()
+        self.0.lock().expect("whole").values().sum()
     }
 }
 
@@ -134,7 +139,8 @@ fn the_registration_that_was_used_longest_ago_goes_first() {
     let limits = IdleLimits { entries: 2, bytes: 40 };
     let (cache, nic) = (RegistrationCache::new(limits), Nic::default());
     let memories = [lent(16), lent(16), lent(16), lent(32)];
-    let has = |number: usize| nic.0.lock().expect("whole").contains(&memories[number].memory.id());
+    let has =
+        |number: usize| nic.0.lock().expect("whole").contains_key(&memories[number].memory.id());
     drop(nic.get(&cache, &memories[0]));
     drop(nic.get(&cache, &memories[1]));
     drop(nic.get(&cache, &memories[0]));
@@ -433,7 +439,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(cache.statistics(), model.statistics());
-            let expected: BTreeSet<MemoryId> = model.live.iter().map(|(id, ..)| *id).collect();
+            let expected = model.live.iter().map(|(id, ..)| (*id, 1)).collect();
             prop_assert_eq!(&*nic.0.lock().expect("whole"), &expected);
         }
         drop((handles, memories));
