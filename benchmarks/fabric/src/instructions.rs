@@ -304,13 +304,15 @@ struct NullLink {
     posted: Vec<u64>,
 }
 
+const QUEUE: usize = 1024;
+
 impl Device for Null {
     fn kind(&self) -> ProviderKind {
         ProviderKind::Shm
     }
 
     fn open(&self, _group: Membership) -> weft_fabric::Result<Box<dyn Link>> {
-        Ok(Box::new(NullLink { later: self.later, posted: Vec::with_capacity(1024) }))
+        Ok(Box::new(NullLink { later: self.later, posted: Vec::with_capacity(QUEUE) }))
     }
 }
 
@@ -360,6 +362,9 @@ impl Link for NullLink {
         if !self.later {
             return Ok(Posted::Done);
         }
+        if self.posted.len() == self.posted.capacity() {
+            return Ok(Posted::Full);
+        }
         self.posted.push(work.token);
         Ok(Posted::InFlight)
     }
@@ -377,6 +382,7 @@ impl Link for NullLink {
 
     fn poll(&mut self, _now: Time, sink: &mut Sink) {
         // The engine has drained the sink.
+        sink.completed.reserve(QUEUE);
         std::mem::swap(&mut self.posted, &mut sink.completed);
     }
 

@@ -81,26 +81,22 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Records that it reads a region; whether that is new.
+    /// Records that it reads a region.
     #[inline]
-    pub fn reads(&mut self, source: RegionKey) -> bool {
+    pub fn reads(&mut self, source: RegionKey) {
         match self.source {
-            None => {
-                self.source = Some(source);
-                true
-            }
-            Some(first) => first != source && self.reads_more(source),
+            None => self.source = Some(source),
+            Some(first) if first == source => {}
+            Some(_) => self.reads_more(source),
         }
     }
 
     #[inline(never)]
-    fn reads_more(&mut self, source: RegionKey) -> bool {
-        let new = !self.more_sources.contains(&source);
-        if new {
+    fn reads_more(&mut self, source: RegionKey) {
+        if !self.more_sources.contains(&source) {
             self.more_sources.push(source);
             self.has_more = true;
         }
-        new
     }
 
     /// Records why a part failed; the first reason stays.
@@ -119,11 +115,6 @@ impl Request {
     /// Its failure and its callback, which it then lacks.
     pub fn take_outcome(&mut self) -> (Option<Failure>, Option<Callback>) {
         (self.failure.take(), self.callback.take())
-    }
-
-    /// A region that it reads, which it then lacks.
-    pub fn take_source(&mut self) -> Option<RegionKey> {
-        self.more_sources.pop().or_else(|| self.source.take())
     }
 }
 
@@ -170,6 +161,15 @@ impl Table {
         self.free = (self.slots.len() - 1) as u32;
     }
 
+    /// Whether a request under way reads this region.
+    pub fn read(&self, source: RegionKey) -> bool {
+        self.slots.iter().any(|request| {
+            let is_source =
+                request.source == Some(source) || request.more_sources.contains(&source);
+            request.left > 0 && is_source
+        })
+    }
+
     /// A blank request, with one part left, which a submit holds until all its parts are counted.
     #[inline(always)]
     pub fn open(&mut self, tag: Tag) -> (RequestId, &mut Request) {
@@ -184,6 +184,7 @@ impl Table {
         if let Some(request) = self.get(id) {
             request.left = 0;
             request.has_more = false;
+            request.more_sources.clear();
             request.reuse = request.reuse.wrapping_add(1);
             request.next_free = free;
             self.free = id.index;
@@ -198,7 +199,7 @@ impl Table {
     }
 
     /// A part ended well. A request of which it was the last is closed, unless it has more to be dealt with
-    /// than a tag and a source.
+    /// than a tag.
     #[inline(always)]
     pub fn ended(&mut self, token: u64) -> Part {
         let Some((index, request)) = part(&mut self.slots, token) else { return Part::Stray };
@@ -211,7 +212,7 @@ impl Table {
         request.next_free = self.free;
         self.free = index;
         self.under_way -= 1;
-        Part::Last { tag: request.tag, source: request.source }
+        Part::Last { tag: request.tag }
     }
 
     /// A part failed. Returns its request, or `None` if that was closed before.
@@ -260,7 +261,7 @@ impl<'a> Vacant<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// It ended its request, which is closed.
-    Last { tag: Tag, source: Option<RegionKey> },
+    Last { tag: Tag },
     /// It belongs to this request, which has so many parts left.
     Other { id: RequestId, left: u32 },
     /// Its request was closed before.
@@ -316,7 +317,7 @@ mod tests {
         let mut table = Table::new(8, 0);
         let (id, tokens) = posted(&mut table, &[1, 2]);
         assert_eq!(table.ended(tokens[0]), Part::Other { id, left: 1 });
-        assert_eq!(table.ended(tokens[1]), Part::Last { tag: Tag(0), source: None });
+        assert_eq!(table.ended(tokens[1]), Part::Last { tag: Tag(0) });
         assert_eq!(table.ended(tokens[1]), Part::Stray);
         assert_eq!((table.len(), table.get(id).is_none()), (0, true));
         let (next, others) = posted(&mut table, &[1]);
@@ -338,15 +339,21 @@ mod tests {
     }
 
     #[test]
-    fn a_region_is_borrowed_once_by_each_request() {
+    fn a_region_is_read_until_the_last_request_that_reads_it_is_closed() {
         let mut table = Table::new(8, 0);
-        let (id, request) = table.open(Tag(0));
-        let keys = [1, 1, 2, 1, 2].map(|key| request.reads(RegionKey(key)));
-        assert_eq!(keys, [true, false, true, false, false]);
-        let taken = std::iter::from_fn(|| request.take_source()).map(|key| key.0);
-        assert_eq!(taken.collect::<Vec<_>>(), [2, 1]);
-        table.close(id);
+        let [first, second] = [[1, 2, 1], [2, 2, 3]].map(|keys| {
+            let (id, request) = table.open(Tag(0));
+            keys.iter().for_each(|&key| request.reads(RegionKey(key)));
+            id
+        });
+        let read = |table: &Table| [1, 2, 3, 4].map(|key| table.read(RegionKey(key)));
+        assert_eq!(read(&table), [true, true, true, false]);
+        table.close(first);
+        assert_eq!(read(&table), [false, true, true, false]);
+        table.close(second);
+        assert_eq!(read(&table), [false; 4]);
         let (_, request) = table.open(Tag(0));
-        assert!(request.reads(RegionKey(1)) && !request.has_more);
+        assert!(!request.has_more);
+        assert_eq!(read(&table), [false; 4]);
     }
 }

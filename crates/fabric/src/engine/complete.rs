@@ -1,7 +1,6 @@
 //! Ends of parts, and of the requests that they belong to.
 
 use super::Engine;
-use super::regions;
 use crate::request::Part;
 use crate::types::RequestId;
 use weft_control::Rank;
@@ -10,8 +9,8 @@ impl Engine {
     /// A part under way has ended well.
     #[inline(always)]
     pub(super) fn part_done(&mut self, token: u64) {
-        let (tag, source) = match self.requests.ended(token) {
-            Part::Last { tag, source } => (tag, source),
+        let tag = match self.requests.ended(token) {
+            Part::Last { tag } => tag,
             Part::Other { left: 0, id } => return self.close(id, true),
             Part::Other { .. } => return,
             Part::Stray => return stray_completion(),
@@ -22,10 +21,8 @@ impl Engine {
             }
             self.note_news();
         }
-        if let Some(source) = source
-            && regions::unborrow(&mut self.regions, source)
-        {
-            self.forget_if_free(source);
+        if self.released > 0 {
+            self.forget_unread();
         }
     }
 
@@ -52,13 +49,13 @@ impl Engine {
     }
 
     fn close(&mut self, id: RequestId, report: bool) {
-        while let Some(source) = self.requests.get(id).and_then(|request| request.take_source()) {
-            self.unborrow(source);
-        }
         let Some(request) = self.requests.get(id) else { return };
         let (failure, callback) = request.take_outcome();
         let tag = request.tag;
         self.requests.close(id);
+        if self.released > 0 {
+            self.forget_unread();
+        }
         // Nothing is lost toward a peer that has left a sound group: the sources are free, that is all.
         let failure = failure
             .filter(|failure| self.poison.get().is_some() || !self.poison.has_left(failure.peer));

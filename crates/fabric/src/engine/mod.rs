@@ -145,6 +145,8 @@ pub struct Engine {
     regions: Vec<Option<regions::Local>>,
     /// Regions that there have been.
     registered: u64,
+    /// Regions that were released and that requests under way still read.
+    released: usize,
     /// Identity of this engine in its process.
     id: Stamp,
     /// Changes when something that a peer group may name is removed.
@@ -241,6 +243,7 @@ impl Engine {
             free_counters: Vec::new(),
             regions: Vec::new(),
             registered: 0,
+            released: 0,
             id: Stamp::new(),
             stamp: Stamp::new(),
             requests,

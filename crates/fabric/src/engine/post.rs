@@ -4,7 +4,6 @@
 //! submit returns is a [`crate::request::Request`].
 
 use super::counters::{self, Counter, End};
-use super::regions;
 use super::submit::{PeerWrite, record};
 use super::target::Target;
 use super::{Engine, Path, Peer};
@@ -46,8 +45,8 @@ impl Engine {
         }
     }
 
-    /// Posts a write of one part, behind which none waits. A part that its link ends at once leaves no
-    /// request.
+    /// Posts a write of one part, behind which none waits; its link is yet to be flushed. A part that its link
+    /// ends at once leaves no request.
     #[inline(always)]
     pub(super) fn request(
         &mut self,
@@ -58,8 +57,7 @@ impl Engine {
         tag: Tag,
     ) -> RequestId {
         let Aim { peer, lane, credits } = aim;
-        self.unflushed |= 1 << link;
-        let Engine { requests, regions, links, sink, .. } = self;
+        let Engine { requests, links, sink, .. } = self;
         let vacant = requests.vacant();
         let token = Token::of(vacant.id, peer);
         let work = Work { token, peer, lane, credits, rider: None, class, pages };
@@ -71,11 +69,8 @@ impl Engine {
                     return id;
                 };
                 let request = vacant.open(tag, Some(first.source));
-                regions::borrow(regions, first.source);
                 for page in rest {
-                    if request.reads(page.source) {
-                        regions::borrow(regions, page.source);
-                    }
+                    request.reads(page.source);
                 }
                 id
             }
@@ -335,8 +330,8 @@ impl Engine {
 
     /// A request's sources stay where they are until it is closed.
     pub(super) fn borrow_for(&mut self, id: RequestId, source: RegionKey) {
-        if self.requests.get(id).is_some_and(|request| request.reads(source)) {
-            regions::borrow(&mut self.regions, source);
+        if let Some(request) = self.requests.get(id) {
+            request.reads(source);
         }
     }
 
@@ -359,6 +354,7 @@ impl Engine {
                 if path.inline {
                     self.post_inline(link, aim, class, None, &[]);
                 } else {
+                    self.unflushed |= 1 << link;
                     self.request(link, aim, class, &[], Tag::CREDIT);
                 }
             }
@@ -376,10 +372,15 @@ impl Engine {
         while self.unflushed != 0 {
             let link = self.unflushed.trailing_zeros() as usize;
             self.unflushed &= self.unflushed - 1;
-            self.links[link].flush(&mut self.sink);
-            if !self.sink.is_empty() {
-                self.take_flushed();
-            }
+            self.flush_link(link);
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn flush_link(&mut self, link: usize) {
+        self.links[link].flush(&mut self.sink);
+        if !self.sink.is_empty() {
+            self.take_flushed();
         }
     }
 

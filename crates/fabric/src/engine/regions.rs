@@ -77,10 +77,8 @@ pub(super) struct Local {
     _memory: Arc<Memory>,
     length: u64,
     /// The links that cannot use it, a bit each in their order; [`Local::RELEASED`] if none may, since
-    /// its owner released it. It is forgotten then when the last borrow ends.
+    /// its owner released it. It is forgotten then when no request under way reads it.
     unusable: u32,
-    /// Requests under way that read it.
-    borrows: u32,
 }
 
 impl Local {
@@ -90,11 +88,6 @@ impl Local {
     #[inline(always)]
     pub fn may_read(&self, link: u16, offset: u64, length: u64) -> bool {
         self.unusable >> (link % 32) & 1 == 0 && is_inside(offset, length, self.length)
-    }
-
-    #[inline(always)]
-    fn is_free(&self) -> bool {
-        self.borrows == 0 && self.unusable == Local::RELEASED
     }
 
     /// Checks that the link at this place can use it; `provider` is that link's.
@@ -169,7 +162,7 @@ impl Engine {
         let length = memory.len() as u64;
         self.registered += 1;
         let serial = self.registered;
-        let local = Local { serial, _memory: memory.clone(), length, unusable, borrows: 0 };
+        let local = Local { serial, _memory: memory.clone(), length, unusable };
         if slot == self.regions.len() {
             self.regions.push(Some(local));
         } else {
@@ -212,9 +205,10 @@ impl Engine {
         if let Some(Some(local)) = self.regions.get_mut(region.key.0 as usize) {
             // Its number may have gone to another region since.
             if local.serial == region.serial {
-                local.unusable = Local::RELEASED;
+                let before = std::mem::replace(&mut local.unusable, Local::RELEASED);
                 self.stamp = Stamp::new();
-                self.forget_if_free(region.key);
+                self.released += usize::from(before != Local::RELEASED);
+                self.forget_unread();
             }
         }
     }
@@ -228,18 +222,19 @@ impl Engine {
         self.links[route.index].forget(peer, key);
     }
 
-    pub(super) fn unborrow(&mut self, key: RegionKey) {
-        if unborrow(&mut self.regions, key) {
-            self.forget_if_free(key);
-        }
-    }
-
-    pub(super) fn forget_if_free(&mut self, key: RegionKey) {
-        let slot = &mut self.regions[key.0 as usize];
-        if slot.as_ref().is_some_and(Local::is_free) {
-            *slot = None;
-            for link in &mut self.links {
-                link.deregister(key);
+    /// Forgets the released regions that no request under way reads.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn forget_unread(&mut self) {
+        for key in (0..self.regions.len() as u32).map(RegionKey) {
+            let slot = &mut self.regions[key.0 as usize];
+            let is_released = slot.as_ref().is_some_and(|local| local.unusable == Local::RELEASED);
+            if is_released && !self.requests.read(key) {
+                *slot = None;
+                self.released -= 1;
+                for link in &mut self.links {
+                    link.deregister(key);
+                }
             }
         }
     }
@@ -359,22 +354,6 @@ impl Engine {
         }
         Ok(remotes)
     }
-}
-
-/// A request under way reads this region.
-#[inline(always)]
-pub(super) fn borrow(regions: &mut [Option<Local>], key: RegionKey) {
-    if let Some(Some(local)) = regions.get_mut(key.0 as usize) {
-        local.borrows += 1;
-    }
-}
-
-/// A request that reads this region has ended. Returns whether the region may be forgotten.
-#[inline(always)]
-pub(super) fn unborrow(regions: &mut [Option<Local>], key: RegionKey) -> bool {
-    let Some(Some(local)) = regions.get_mut(key.0 as usize) else { return false };
-    local.borrows -= 1;
-    local.is_free()
 }
 
 /// Whether a slice is inside of a region of this length.

@@ -44,7 +44,7 @@ impl Engine {
         pages: &[Page],
     ) -> Result<RequestId> {
         self.check()?;
-        let id = self.write_tagged(peer, counter, round, pages, Tag::CALLER)?;
+        let id = self.write_tagged::<true>(peer, counter, round, pages, Tag::CALLER)?;
         self.flush_all();
         Ok(id)
     }
@@ -134,9 +134,10 @@ impl Engine {
                 Ask::Credit { peer, counter } => self.credit_round(*peer, *counter, true)?,
                 Ask::Write { peer, counter, round, pages, tag } => {
                     let pages = &requests.pages[pages.clone()];
-                    let id = self.write_tagged(*peer, *counter, *round, pages, Tag(*tag))?;
+                    let tag = Tag(*tag);
+                    let id = self.write_tagged::<false>(*peer, *counter, *round, pages, tag)?;
                     if id == RequestId::DONE {
-                        self.ended.push(*tag);
+                        self.ended.push(tag.0);
                     }
                 }
             }
@@ -191,9 +192,10 @@ impl Engine {
         Error::Limit { what: "requests under way", wanted, limit }
     }
 
-    /// Writes to one peer, without a flush. [`RequestId::DONE`] if that has ended already.
+    /// Writes to one peer. [`RequestId::DONE`] if that has ended already. Unless `FLUSH`, the link is yet to be
+    /// flushed; a write of several parts is so in any case.
     #[inline(always)]
-    pub(super) fn write_tagged(
+    fn write_tagged<const FLUSH: bool>(
         &mut self,
         peer: Rank,
         counter: CounterId,
@@ -227,7 +229,13 @@ impl Engine {
             record(trace, peer, entry.lane, entry.value, pages);
         }
         if entry.is_single && is_alone {
-            return Ok(self.request(link, aim, class, pages, tag));
+            let id = self.request(link, aim, class, pages, tag);
+            if FLUSH {
+                self.flush_link(usize::from(link));
+            } else {
+                self.unflushed |= 1 << link;
+            }
+            return Ok(id);
         }
         Ok(self.request_parts(aim, class, entry.is_single, pages, tag))
     }
