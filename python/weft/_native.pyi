@@ -66,10 +66,10 @@ class Request:
     """A request under way."""
 
     def done(self) -> bool:
-        """Whether the source may be reused."""
+        """Whether it has ended."""
 
     def wait(self, timeout: float) -> None:
-        """Wait until the source may be reused."""
+        """Wait until it has ended."""
 
 @final
 class PeerGroup:
@@ -204,7 +204,7 @@ class Communicator:
     def credits(self, counter: int, peer: int) -> int:
         """Credits that a peer has given on a counter."""
 
-    def credit(self, peer: int, counter: int) -> None:
+    def credit(self, peer: int, counter: int) -> Request:
         """Give a peer credit for its round."""
 
     def statistics(self) -> list[tuple[int, str, int, int, int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from weft._timeout import seconds
+from weft.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -97,17 +98,21 @@ class Counter:
         """Credits that a peer has given: round r may be started once there are r - window + 1."""
         return self._native.credits(self.number, peer)
 
-    def credit(self, peer: int) -> None:
+    def credit(self, peer: int) -> Request:
         """Give a peer credit for its oldest open round, which has been read.
 
         The peer may write these bytes again, and start one more round.
+
+        Returns:
+            The request, which need not be waited for. Over tcp, toward a peer that reads late, the
+            credit may stay in this process until its next call: wait before a long computation.
 
         Raises:
             CreditError: if nothing of that round has arrived: it is still to come, or the round
                 that was meant has been credited before.
             NotSharedError: if the counter was not shared yet.
         """
-        self._native.credit(peer, self.number)
+        return Request(self._native.credit(peer, self.number))
 
     def wait_for_credit(
         self, peer: int, round: int | None = None, *, timeout: float = 30.0

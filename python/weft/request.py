@@ -25,11 +25,16 @@ class Request:
 
     @property
     def done(self) -> bool:
-        """Whether the source may be reused. Arrival is known from the peer's answer alone."""
+        """Whether the source may be reused and the bytes have left this process.
+
+        Arrival is known from the peer's answer alone.
+        """
         return self._native.done()
 
     def wait(self, *, timeout: float = 30.0) -> None:
-        """Wait until the source may be reused.
+        """Wait until the source may be reused and the bytes have left this process.
+
+        The operating system has them then, or the peer's memory: no later call is needed for them.
 
         Args:
             timeout: seconds; finite.

@@ -65,7 +65,8 @@ impl Requests {
     }
 
     /// Writes `pages` to `peer` and raises its `counter` by the parts of that write. A signal if
-    /// there are none. [`Event::Completed`] with `tag` follows when the sources may be reused.
+    /// there are none. [`Event::Completed`] with `tag` follows when the sources may be reused and
+    /// the bytes have left this process.
     pub fn write(
         &mut self,
         peer: Rank,

@@ -158,7 +158,8 @@ pub struct ScatterPosted {
 /// Outcome of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// Complete: the source may be reused, no completion follows.
+    /// The source may be reused, no completion follows. The bytes may still lie with the link
+    /// ([`Sink::held`]).
     Done,
     /// Under way: its token follows exactly once in the [`Sink`].
     InFlight,
@@ -176,6 +177,9 @@ pub struct Sink {
     pub failures: Vec<(u64, String)>,
     /// Peers that cannot be reached any more, with the reason.
     pub lost: Vec<(Rank, String)>,
+    /// After a flush: parts may be left with the link although their posts were [`Posted::Done`]. Their
+    /// requests go on by [`Link::hold`]. Whoever reads it clears it.
+    pub held: bool,
 }
 
 impl Sink {
@@ -268,8 +272,16 @@ pub trait Link: Send {
         posted
     }
 
-    /// Sends what posts have held back.
+    /// Sends what posts have held back. Sets [`Sink::held`] if parts of these posts are left here that
+    /// were [`Posted::Done`].
     fn flush(&mut self, sink: &mut Sink);
+
+    /// Reports `token` each time one of the queues to `peer` has been sent as far as it goes now. Returns
+    /// how many completions follow: one for each queue with parts that were [`Posted::Done`] since the
+    /// last flush but one. A link that keeps nothing behind [`Posted::Done`] has none.
+    fn hold(&mut self, _peer: Rank, _token: u64) -> u32 {
+        0
+    }
 
     /// Makes progress: receives, raises lanes through the table, reports completions.
     fn poll(&mut self, now: Time, sink: &mut Sink);

@@ -418,10 +418,13 @@ pub(crate) fn wait_for_request(
     )
 }
 
-/// A barrier that has begun: the peers before this place in their order have been signalled.
-#[derive(Clone, Copy, Debug, Default)]
+/// A barrier that has begun.
+#[derive(Debug, Default)]
 pub(crate) struct BarrierState {
+    /// The peers before this place in their order have been signalled.
     signalled: usize,
+    /// Signals of which the kernel has not taken all.
+    leaving: Vec<RequestId>,
 }
 
 /// [`Engine::barrier`] over any host.
@@ -439,13 +442,22 @@ pub(crate) fn barrier(host: &mut impl Host, waiter: &mut Waiter<'_>) -> Result<(
         let Some((peer, round)) = next else { break };
         wait_for_credit(host, counter, peer, round, waiter)?;
         host.with(|engine| {
-            engine.signal(peer, counter, round)?;
-            engine.barrier_state().signalled += 1;
+            let signal = engine.signal(peer, counter, round)?;
+            let state = engine.barrier_state();
+            state.signalled += 1;
+            if signal != RequestId::DONE {
+                state.leaving.push(signal);
+            }
             Ok::<(), Error>(())
         })?;
     }
     let expected: Vec<(Rank, u64)> = peers.iter().map(|&peer| (peer, 1)).collect();
     wait(host, counter, &expected, waiter)?;
+    // A peer must not wait for a signal that lies here while this program computes.
+    while let Some(signal) = host.with(|engine| engine.barrier_state().leaving.last().copied()) {
+        wait_for_request(host, signal, waiter)?;
+        host.with(|engine| engine.barrier_state().leaving.pop());
+    }
     host.with(|engine| {
         *engine.barrier_state() = BarrierState::default();
         for peer in peers {
@@ -555,7 +567,7 @@ impl Engine {
         wait_for_credit(self, counter, peer, round, waiter)
     }
 
-    /// Waits until the request's sources may be reused.
+    /// Waits until the request's sources may be reused and its bytes have left this process.
     pub fn wait_for_request(&mut self, request: RequestId, waiter: &mut Waiter<'_>) -> Result<()> {
         wait_for_request(self, request, waiter)
     }

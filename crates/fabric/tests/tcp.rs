@@ -15,6 +15,8 @@ mod ends;
 mod frames;
 #[path = "tcp/handmade.rs"]
 mod handmade;
+#[path = "tcp/handover.rs"]
+mod handover;
 #[path = "tcp/loss.rs"]
 mod loss;
 #[path = "tcp/strangers.rs"]

@@ -387,13 +387,11 @@ impl Communicator {
     }
 
     /// Gives a peer credit for its round.
-    fn credit(&self, py: Python<'_>, peer: u32, counter: u32) -> PyResult<()> {
-        self.shared.with(py, move |fabric| {
-            let mut engine = fabric.engine();
-            engine.credit(Rank(peer), CounterId::from_number(counter))?;
-            engine.flush();
-            Ok(())
-        })
+    fn credit(&self, py: Python<'_>, peer: u32, counter: u32) -> PyResult<Request> {
+        let id = self.shared.with(py, move |fabric| {
+            Ok(fabric.engine().credit_now(Rank(peer), CounterId::from_number(counter))?)
+        })?;
+        Ok(Request { id, shared: self.shared.clone() })
     }
 
     /// By peer: rank, provider, payload bytes, parts, arrivals, errors.

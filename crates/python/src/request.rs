@@ -13,7 +13,7 @@ pub struct Request {
 
 #[pymethods]
 impl Request {
-    /// Whether the source may be reused.
+    /// Whether it has ended.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         self.shared.with(py, |fabric| {
             let mut engine = fabric.engine();
@@ -22,7 +22,7 @@ impl Request {
         })
     }
 
-    /// Waits until the source may be reused.
+    /// Waits until it has ended.
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         self.shared.wait(
             py,

@@ -11,11 +11,13 @@
 //! - `submit.rs`, `target.rs`: writes and their checks
 //! - `peer_group.rs`: scatters over peers that were resolved once
 //! - `post.rs`, `queue.rs`, `complete.rs`: parts with a link, those that wait for one, and their ends
+//! - `handover.rs`: requests whose bytes a link has copied and not handed on
 //! - `progress.rs`: polling, completions, loss
 //! - `sleep.rs`: descriptors, deadlines and sleep
 
 mod complete;
 mod counters;
+mod handover;
 mod peer_group;
 mod post;
 mod progress;

@@ -92,7 +92,7 @@ impl Engine {
     ) -> RequestId {
         let (id, _) = self.requests.open(tag);
         self.note_posted(id, aim, class, pages, refused);
-        self.end_submit(id, 0)
+        self.end_submit(id)
     }
 
     /// A request of several parts, or of one behind others.
@@ -108,14 +108,21 @@ impl Engine {
         let (id, _) = self.requests.open(tag);
         let mut under_way = UnderWay::new();
         self.start_parts(id, aim, class, is_single, pages, &mut under_way);
-        self.end_submit(id, under_way.parts)
+        self.count_parts(id, under_way.parts);
+        self.end_submit(id)
     }
 
-    /// All writes of a request have been started, and so many parts are under way apart from those that
-    /// were queued. [`RequestId::DONE`] if all have ended.
-    fn end_submit(&mut self, id: RequestId, parts: u32) -> RequestId {
+    /// So many parts of a request are under way, apart from those that were queued.
+    #[inline(always)]
+    fn count_parts(&mut self, id: RequestId, parts: u32) {
         if let Some(request) = self.requests.get(id) {
             request.left += parts;
+        }
+    }
+
+    /// All writes of a request have been started and its parts counted. [`RequestId::DONE`] if all have ended.
+    pub(super) fn end_submit(&mut self, id: RequestId) -> RequestId {
+        if let Some(request) = self.requests.get(id) {
             request.left -= 1;
         }
         if self.close_if_drained(id, false) { RequestId::DONE } else { id }
@@ -217,9 +224,12 @@ impl Engine {
             }
             place += run.max(1);
         }
-        let id = self.end_submit(id, under_way.parts);
+        self.count_parts(id, under_way.parts);
         self.flush_all();
-        id
+        if self.sink.held {
+            self.hold_scatter(id, parts);
+        }
+        self.end_submit(id)
     }
 
     /// Enters the writes at the beginning that are of one part each and over one link. Returns their

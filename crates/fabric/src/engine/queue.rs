@@ -119,8 +119,9 @@ impl Engine {
                 Ok(Posted::Full) => return false,
                 Ok(Posted::InFlight) => {}
                 Ok(Posted::Done) => {
+                    let held = links[route.index].hold(peer, token);
                     if let Some(request) = requests.get(waiting.request) {
-                        request.left -= 1;
+                        request.left = request.left + held - 1;
                     }
                 }
                 Err(why) => {

@@ -46,7 +46,7 @@ impl Engine {
         self.check()?;
         let id = self.write_tagged::<true>(peer, counter, round, pages, Tag::CALLER)?;
         self.flush_all();
-        Ok(id)
+        Ok(if self.sink.held { self.hold_write(id, peer) } else { id })
     }
 
     /// A write of no bytes.
@@ -120,10 +120,15 @@ impl Engine {
         if requests.is_empty() {
             return Ok(());
         }
+        let begin = self.ended.len();
         let result = self.submit_asks(requests);
+        let ended = begin..self.ended.len();
+        self.flush_all();
+        if self.sink.held {
+            self.hold_asks(requests, ended);
+        }
         requests.asks.clear();
         requests.pages.clear();
-        self.flush_all();
         result
     }
 

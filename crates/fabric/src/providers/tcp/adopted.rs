@@ -96,6 +96,7 @@ impl TcpDevice {
             regions: Vec::new(),
             peers: Vec::new(),
             dirty: Vec::new(),
+            flushes: super::FIRST_FLUSH,
             ending: Vec::new(),
             hot: super::HotStream::default(),
         })

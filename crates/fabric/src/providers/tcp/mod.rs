@@ -101,6 +101,8 @@ pub struct TcpCounters {
 const LINGER: Duration = Duration::from_secs(1);
 /// Streams with news that one poll attends to; the rest have the next poll.
 const EVENTS: usize = 64;
+/// Far enough behind zero, at which streams begin, that nothing counts as just copied.
+const FIRST_FLUSH: u64 = 2;
 /// While a caller spins, the stream that alone had news last is read without asking epoll first, but for
 /// every so many polls. Whoever polls less often than this does not spin.
 const HOT_READS: u32 = 8;
@@ -131,6 +133,8 @@ struct TcpLink {
     peers: Vec<Option<Peer>>,
     /// Streams with unsent output that no flush has attended to: rank and stream.
     dirty: Vec<(u32, u32)>,
+    /// Flushes so far, from [`FIRST_FLUSH`] on.
+    flushes: u64,
     /// Ranks whose connections have begun to end.
     ending: Vec<u32>,
     hot: HotStream,
@@ -356,7 +360,7 @@ impl Link for TcpLink {
             return Err(format!("a part of {} pages and {payload} bytes", work.pages.len()));
         }
         let sources = work.pages.iter().filter_map(|page| source(page.source));
-        let (posted, stream) = peer.post(work, payload, sources, &self.config)?;
+        let (posted, stream) = peer.post(work, payload, sources, &self.config, self.flushes)?;
         if let Some(stream) = stream {
             self.dirty.push((work.peer.0, stream));
         }
@@ -364,12 +368,18 @@ impl Link for TcpLink {
     }
 
     fn flush(&mut self, sink: &mut Sink) {
+        self.flushes += 1;
         while let Some((rank, stream)) = self.dirty.pop() {
             if let Some(peer) = &mut self.peers[rank as usize] {
                 peer.send(stream as usize, &self.epoll, sink);
                 note_ending(&mut self.ending, peer);
             }
         }
+    }
+
+    fn hold(&mut self, peer: Rank, token: u64) -> u32 {
+        let flushes = self.flushes;
+        self.peer(peer).map_or(0, |peer| peer.hold(token, flushes))
     }
 
     fn poll(&mut self, now: Time, sink: &mut Sink) {

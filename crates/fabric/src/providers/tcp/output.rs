@@ -24,6 +24,16 @@ pub(super) struct Output {
     spare: Vec<Batch>,
     bytes: u64,
     parts: u32,
+    /// Bytes sent since the connection was made.
+    sent: u64,
+    /// What completes when so many bytes have been sent, in this order.
+    marks: VecDeque<Mark>,
+}
+
+/// Token of copied parts that are not sent yet.
+struct Mark {
+    at: u64,
+    token: u64,
 }
 
 /// Bytes, and behind them pieces of source memory: some small frames, then at most one large one.
@@ -96,6 +106,11 @@ impl Output {
         self.parts += 1;
     }
 
+    /// Completes `token` once all that is queued now has been sent. Something is.
+    pub fn mark(&mut self, token: u64) {
+        self.marks.push_back(Mark { at: self.sent + self.bytes, token });
+    }
+
     /// The batch that the next frame's head goes to.
     fn open(&mut self) -> &mut Batch {
         let open = |batch: &Batch| batch.token.is_none() && batch.bytes.len() < GATHER;
@@ -123,6 +138,10 @@ impl Output {
     /// The kernel has taken `count` bytes; parts that are wholly sent are complete.
     pub fn sent(&mut self, mut count: usize, sink: &mut Sink) {
         self.bytes -= count as u64;
+        self.sent += count as u64;
+        if !self.marks.is_empty() {
+            self.complete_marks(sink);
+        }
         while let Some(batch) = self.queue.front_mut() {
             let head = count.min(batch.bytes.len() - batch.sent);
             batch.sent += head;
@@ -139,6 +158,14 @@ impl Output {
         }
     }
 
+    #[cold]
+    fn complete_marks(&mut self, sink: &mut Sink) {
+        while let Some(mark) = self.marks.front().filter(|mark| mark.at <= self.sent) {
+            sink.done(mark.token);
+            self.marks.pop_front();
+        }
+    }
+
     fn drop_front(&mut self) {
         let Some(mut batch) = self.queue.pop_front() else { return };
         if self.spare.len() < SPARE {
@@ -149,8 +176,11 @@ impl Output {
         }
     }
 
-    /// Drops everything; parts that borrow their source are reported as failed.
+    /// Drops everything; parts that borrow their source, and marks, are reported as failed.
     pub fn fail(&mut self, why: &str, sink: &mut Sink) {
+        for mark in self.marks.drain(..) {
+            sink.failed(mark.token, why);
+        }
         for batch in self.queue.drain(..) {
             if let Some(token) = batch.token {
                 sink.failed(token, why);

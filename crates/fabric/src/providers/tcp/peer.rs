@@ -106,7 +106,8 @@ impl Peer {
         matches!(self.state, State::Ending { .. })
     }
 
-    /// Queues a part; also returns the stream that must be flushed now and was not to be before.
+    /// Queues a part, after so many flushes of the link; also returns the stream that must be flushed now
+    /// and was not to be before.
     ///
     /// Toward a peer that is lost, parts are taken and stay where they are until it is fenced: the
     /// control plane may yet say that it has left in peace, and a part reported as failed, a late
@@ -117,6 +118,7 @@ impl Peer {
         payload: u64,
         sources: impl Iterator<Item = &'a Arc<Memory>>,
         config: &TcpConfig,
+        flushes: u64,
     ) -> Result<(Posted, Option<u32>), String> {
         if matches!(self.state, State::Fenced) {
             return Err("it was cut off".into());
@@ -152,6 +154,7 @@ impl Peer {
         let stream = &mut self.streams[index];
         let posted = if copied {
             stream.output.push_copied(work.lane, work.pages, sources);
+            stream.copied_at = flushes;
             Posted::Done
         } else {
             stream.output.push_borrowed(work.lane, work.pages, sources, work.token);
@@ -168,6 +171,7 @@ impl Peer {
         stream.dirty = false;
         let mut result = stream.send(sink);
         let rest = result.is_ok() && (self.refused || !stream.output.is_empty());
+        sink.held |= rest;
         if let Some(socket) = &stream.socket
             && rest != stream.watched_for_room
         {
@@ -181,6 +185,19 @@ impl Peer {
             // The socket stays open: what came before it broke is still to be received.
             self.begin_to_end(format!("its connection broke: {e}"));
         }
+    }
+
+    /// Completes `token` once for each stream whose output has parts that were copied since the last
+    /// flush but one, when these have been sent. Returns for how many.
+    pub fn hold(&mut self, token: u64, flushes: u64) -> u32 {
+        let mut held = 0;
+        for stream in &mut self.streams {
+            if stream.copied_at + 1 >= flushes && !stream.output.is_empty() {
+                stream.output.mark(token);
+                held += 1;
+            }
+        }
+        held
     }
 
     pub fn send_all(&mut self, epoll: &OwnedFd, sink: &mut Sink) {

@@ -39,6 +39,8 @@ pub(super) struct Stream {
     pub watched_for_room: bool,
     /// Whether it is on the provider's list of streams to flush.
     pub dirty: bool,
+    /// Flushes of the link before the last part was copied into the output.
+    pub copied_at: u64,
     pub output: Output,
     input: Input,
 }
@@ -49,6 +51,7 @@ impl Stream {
             socket: Some(socket),
             watched_for_room: false,
             dirty: false,
+            copied_at: 0,
             output: Output::default(),
             input: Input {
                 buffer: vec![0; BUFFER].into(),

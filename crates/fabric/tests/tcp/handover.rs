@@ -1,0 +1,207 @@
+//! Requests of small writes toward a peer that reads late: each ends only when the kernel has its bytes.
+
+use crate::ends::{End, connected, link, linked, soon, waiting};
+use crate::handmade::{Handmade, frame};
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use weft_fabric::providers::TcpConfig;
+use weft_fabric::{Error, Page, PeerWrite, Rank, Region, RequestId, Waiter, clock};
+
+/// A payload that is copied when it is posted.
+const SMALL: u64 = 1000;
+/// More parts than the buffers of a connection hold.
+const MANY: u64 = 1 << 16;
+/// More parts than the queue of a link takes.
+const QUEUED: usize = 9000;
+
+fn page(peer: &Handmade, source: &Region) -> Page {
+    Page {
+        source: source.key(),
+        source_offset: 0,
+        destination: peer.remote.key,
+        destination_offset: 0,
+        length: SMALL,
+    }
+}
+
+/// Small parts until one finds the socket full; its request, and how many parts there were.
+fn fill(
+    peer: &mut Handmade,
+    mut write: impl FnMut(&mut Handmade) -> RequestId,
+) -> (RequestId, usize) {
+    for number in 1..=MANY {
+        let request = write(peer);
+        if !peer.engine.is_drained(request) {
+            return (request, number as usize);
+        }
+    }
+    panic!("all requests ended although the peer reads nothing")
+}
+
+/// Reads `bytes` of the first stream while the engine is polled, until `request` has ended, and the rest
+/// without a poll.
+fn read_all(peer: &mut Handmade, request: RequestId, bytes: usize) {
+    let mut left = bytes;
+    let mut buffer = vec![0; 1 << 16];
+    peer.streams[0].set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    while left > 0 {
+        let room = buffer.len().min(left);
+        left -= peer.streams[0].read(&mut buffer[..room]).expect("all of it has left");
+        if !peer.engine.is_drained(request) {
+            peer.engine.poll(clock::now(), &mut Vec::new());
+        }
+    }
+    assert!(peer.engine.is_drained(request));
+    peer.engine.check().unwrap();
+}
+
+fn single_stream() -> Handmade {
+    Handmade::with(TcpConfig { streams: 1, ..TcpConfig::default() })
+}
+
+#[test]
+fn a_small_write_ends_when_the_kernel_has_all_of_it() {
+    let mut peer = single_stream();
+    let source = peer.engine.alloc(SMALL as usize).unwrap();
+    let page = page(&peer, &source);
+    let counter = peer.counter;
+    let (request, parts) =
+        fill(&mut peer, |peer| peer.engine.write(Rank(1), counter, 0, &[page]).unwrap());
+    read_all(&mut peer, request, parts * (12 + 16 + SMALL as usize));
+}
+
+#[test]
+fn a_signal_ends_when_the_kernel_has_all_of_it() {
+    let mut peer = single_stream();
+    let source = peer.engine.alloc(SMALL as usize).unwrap();
+    let page = page(&peer, &source);
+    let counter = peer.counter;
+    let (_, parts) =
+        fill(&mut peer, |peer| peer.engine.write(Rank(1), counter, 0, &[page]).unwrap());
+    let signal = peer.engine.signal(Rank(1), counter, 0).unwrap();
+    read_all(&mut peer, signal, parts * (12 + 16 + SMALL as usize) + 12);
+}
+
+#[test]
+fn a_scatter_ends_and_calls_back_when_the_kernel_has_all_of_it() {
+    let mut peer = single_stream();
+    let source = peer.engine.alloc(SMALL as usize).unwrap();
+    let pages = [page(&peer, &source)];
+    let (counter, ended) = (peer.counter, Arc::new(AtomicU64::new(0)));
+    let (request, parts) = fill(&mut peer, |peer| {
+        let ended = ended.clone();
+        let done = Box::new(move |_| {
+            ended.fetch_add(1, Ordering::SeqCst);
+        });
+        let write = [PeerWrite { peer: Rank(1), pages: &pages }];
+        peer.engine.scatter(&write, counter, 0, Some(done)).unwrap()
+    });
+    assert_eq!(ended.load(Ordering::SeqCst), parts as u64 - 1);
+    read_all(&mut peer, request, parts * (12 + 16 + SMALL as usize));
+    assert_eq!(ended.load(Ordering::SeqCst), parts as u64);
+}
+
+/// Parts beyond what the link's own queue takes.
+#[test]
+fn small_writes_that_waited_for_the_queue_end_when_the_kernel_has_all_of_them() {
+    let mut peer = single_stream();
+    let source = peer.engine.alloc(SMALL as usize).unwrap();
+    let page = page(&peer, &source);
+    let counter = peer.counter;
+    let mut write = |peer: &mut Handmade| peer.engine.write(Rank(1), counter, 0, &[page]).unwrap();
+    let (_, parts) = fill(&mut peer, &mut write);
+    let later: Vec<RequestId> = (0..QUEUED).map(|_| write(&mut peer)).collect();
+    assert!(later.iter().all(|&request| !peer.engine.is_drained(request)));
+    read_all(&mut peer, later[QUEUED - 1], (parts + QUEUED) * (12 + 16 + SMALL as usize));
+    assert!(later.iter().all(|&request| peer.engine.is_drained(request)));
+}
+
+/// One rank's output toward a peer is full; a write to another peer ends at once.
+#[test]
+fn a_peer_that_reads_late_holds_up_no_request_to_another() {
+    let mut ends = linked(3, &TcpConfig { streams: 1, ..TcpConfig::default() }, 2000);
+    let End { engine, counter, source, remotes, .. } = &mut ends[0];
+    let mut write = |to: usize| {
+        let page = Page {
+            source: source.key(),
+            source_offset: 0,
+            destination: remotes[to].unwrap().key,
+            destination_offset: 0,
+            length: SMALL,
+        };
+        engine.write(Rank(to as u32), *counter, 0, &[page]).unwrap()
+    };
+    let mut last = write(1);
+    for _ in 0..MANY {
+        last = write(1);
+    }
+    let other = write(2);
+    assert!(!engine.is_drained(last), "nothing was left behind");
+    assert!(engine.is_drained(other));
+}
+
+/// The signals of a barrier lie behind small writes that a peer has not read yet.
+#[test]
+fn a_barrier_returns_when_the_kernel_has_its_signals() {
+    let mut engines = connected(2, &TcpConfig { streams: 1, ..TcpConfig::default() });
+    let barriers: Vec<_> = engines.iter_mut().map(|engine| engine.counter().unwrap()).collect();
+    for rank in 0..2 {
+        let grant = engines[1 - rank].grant(Rank(rank as u32), &[], &[barriers[1 - rank]]).unwrap();
+        let owner = Rank(1 - rank as u32);
+        engines[rank].import(owner, &grant, &[barriers[rank]], soon(1)).unwrap();
+    }
+    for (engine, &barrier) in engines.iter_mut().zip(&barriers) {
+        engine.use_for_barriers(barrier);
+    }
+    let mut ends = link(engines, 2000);
+    let [zero, one] = &mut ends[..] else { panic!() };
+    let page = Page {
+        source: zero.source.key(),
+        source_offset: 0,
+        destination: zero.remotes[1].unwrap().key,
+        destination_offset: 0,
+        length: SMALL,
+    };
+    // Beyond what the kernel takes, now and as its buffers grow.
+    let mut left_behind = 0;
+    for _ in 0..MANY {
+        let request = zero.engine.write(Rank(1), zero.counter, 0, &[page]).unwrap();
+        left_behind += u32::from(!zero.engine.is_drained(request));
+        if left_behind == 6000 {
+            break;
+        }
+    }
+    // Rank 1 enters and gives up: its signal is at rank 0, and it has read nothing.
+    one.engine.signal(Rank(0), barriers[1], 0).unwrap();
+    let mut waiter = Waiter {
+        deadline: clock::now().after(Duration::from_millis(200)),
+        spin: Duration::ZERO,
+        interrupted: &mut || false,
+    };
+    let late = zero.engine.barrier(&mut waiter);
+    assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| waiting(|w| zero.engine.barrier(w)).unwrap());
+        // It sees the signal whatever rank 0 does from its return on.
+        waiting(|w| one.engine.wait(barriers[1], &[(Rank(0), 1)], w)).unwrap();
+    });
+}
+
+#[test]
+fn a_credit_ends_when_the_kernel_has_it() {
+    let mut peer = single_stream();
+    let source = peer.engine.alloc(SMALL as usize).unwrap();
+    let page = page(&peer, &source);
+    let counter = peer.counter;
+    // Rank 1 raises the lane once, which the credit is for.
+    let arrival = frame(peer.lane, &[], &[]);
+    peer.streams[0].write_all(&arrival).unwrap();
+    waiting(|w| peer.engine.wait(counter, &[(Rank(1), 1)], w)).unwrap();
+    let (_, parts) =
+        fill(&mut peer, |peer| peer.engine.write(Rank(1), counter, 0, &[page]).unwrap());
+    let credit = peer.engine.credit_now(Rank(1), counter).unwrap();
+    assert!(!peer.engine.is_drained(credit));
+    read_all(&mut peer, credit, parts * (12 + 16 + SMALL as usize) + 12);
+}
