@@ -110,7 +110,15 @@ class Communicator:
         return self._native.parts(peer, list(lengths))
 
     def barrier(self, *, timeout: float = 30.0) -> None:
-        """Every rank has entered before any leaves. It orders control, not data."""
+        """Every rank has entered before any leaves. It orders control, not data.
+
+        Args:
+            timeout: seconds; finite. After `WaitTimeoutError` a repeat continues the same barrier.
+
+        Raises:
+            StageError: if another thread of this process is in a barrier of this communicator. That
+                one goes on.
+        """
         self._native.barrier(seconds(timeout))
 
     def all_gather(self, payload: bytes, *, timeout: float = 30.0) -> list[bytes]:

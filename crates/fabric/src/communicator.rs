@@ -414,6 +414,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`Communicator::wait`]. After [`Error::Timeout`] a repeat continues the same barrier.
+    /// [`Error::UnderWay`] if another thread is in a barrier of this communicator; its barrier goes on.
     pub fn barrier(&self, waiter: &mut Waiter<'_>) -> Result<()> {
         wait::barrier(&mut self.host(), waiter)
     }

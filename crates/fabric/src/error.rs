@@ -219,6 +219,15 @@ pub enum Error {
         /// How many there are.
         limit: u64,
     },
+    /// A collective call while the same one is under way, in another thread or below a signal handler.
+    #[error(
+        "{call}: expected one call of this process at a time, and one is under way; call it after that \
+         has returned"
+    )]
+    UnderWay {
+        /// The call.
+        call: &'static str,
+    },
     /// A provider cannot use memory of this kind.
     #[error("{provider} cannot use region {} : {detail}", .key.0)]
     Unusable {

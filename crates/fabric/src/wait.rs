@@ -425,10 +425,32 @@ pub(crate) struct BarrierState {
     signalled: usize,
     /// Signals of which the kernel has not taken all.
     leaving: Vec<RequestId>,
+    /// A thread is inside.
+    is_occupied: bool,
 }
 
-/// [`Engine::barrier`] over any host.
+/// A thread's stay in a barrier; its end, also by a panic, lets another thread in.
+struct Stay<'a, H: Host>(&'a mut H);
+
+impl<H: Host> Drop for Stay<'_, H> {
+    fn drop(&mut self) {
+        self.0.with(|engine| engine.barrier_state().is_occupied = false);
+    }
+}
+
+/// [`Engine::barrier`] over any host. Barriers of two threads at once have no order that is the same at
+/// all ranks, so the second is refused.
 pub(crate) fn barrier(host: &mut impl Host, waiter: &mut Waiter<'_>) -> Result<()> {
+    let occupied =
+        |engine: &mut Engine| std::mem::replace(&mut engine.barrier_state().is_occupied, true);
+    if host.with(occupied) {
+        return Err(Error::UnderWay { call: "barrier" });
+    }
+    let stay = Stay(host);
+    pass_barrier(&mut *stay.0, waiter)
+}
+
+fn pass_barrier(host: &mut impl Host, waiter: &mut Waiter<'_>) -> Result<()> {
     let (peers, counter) = host.with(|engine| {
         let peers: Vec<Rank> = engine.peers().collect();
         engine.barrier_counter().map(|counter| (peers, counter))
@@ -459,7 +481,7 @@ pub(crate) fn barrier(host: &mut impl Host, waiter: &mut Waiter<'_>) -> Result<(
         host.with(|engine| engine.barrier_state().leaving.pop());
     }
     host.with(|engine| {
-        *engine.barrier_state() = BarrierState::default();
+        engine.barrier_state().signalled = 0;
         for peer in peers {
             engine.credit(peer, counter)?;
         }

@@ -305,6 +305,7 @@ fn of_fabric(error: &FabricError) -> Raised {
         FabricError::Unknown { .. } => Raised::new("UnknownError"),
         FabricError::Limit { .. } => Raised::new("LimitError"),
         FabricError::Unusable { .. } => Raised::new("RegionError"),
+        FabricError::UnderWay { .. } => Raised::new("StageError"),
         FabricError::ReformOfPair { .. } => Raised::new("ConfigurationError"),
         FabricError::Control(error) => of_control(error),
         FabricError::System { .. } | FabricError::Interrupted => Raised::new("SystemCallError"),

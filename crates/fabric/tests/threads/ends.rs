@@ -206,3 +206,35 @@ fn a_credit_of_another_thread_ends_the_wait_for_the_round_after() {
         });
     }
 }
+
+/// The second of two threads that enter a barrier at once is refused, and the barriers after it hold.
+#[test]
+fn a_barrier_of_a_second_thread_is_refused_and_disturbs_no_other() {
+    for kind in KINDS {
+        two(kind, Progress::Caller, Duration::ZERO, |communicator, peer| {
+            let entered = counters(communicator, 1)[0];
+            let barrier = || waiting(communicator, |waiter| communicator.barrier(waiter));
+            if communicator.rank() == Rank(1) {
+                wait(communicator, entered, peer);
+                barrier().unwrap();
+            } else {
+                std::thread::scope(|scope| {
+                    let first = scope.spawn(barrier);
+                    // It is inside once its signal has left.
+                    while communicator.engine().statistics().peers[0].totals.parts == 0 {
+                        std::thread::yield_now();
+                    }
+                    let mut no = || false;
+                    let short = clock::now().after(Duration::from_millis(500));
+                    let second = communicator.barrier(&mut communicator.waiter(short, &mut no));
+                    assert!(matches!(second, Err(Error::UnderWay { .. })), "{second:?}");
+                    signal(communicator, peer, entered);
+                    first.join().unwrap().unwrap();
+                });
+            }
+            for _ in 0..3 {
+                barrier().unwrap();
+            }
+        });
+    }
+}
