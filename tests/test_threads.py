@@ -58,3 +58,24 @@ def test_ctrl_c_ends_the_wait_of_the_main_thread_alone(transport: str) -> None:
 def test_the_interpreter_ends_while_a_thread_waits(transport: str) -> None:
     run = ranks.run("threads.exits_while_a_thread_waits", 2, transport, timeout=30, quiet=False)
     assert run == [True, True]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_rounds_of_an_all_to_all_go_on_beside_a_wait_for_another(transport: str) -> None:
+    assert ranks.run("threads.rounds_beside_a_wait", 2, transport) == [True, True]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_rounds_on_several_threads_come_out_right(transport: str) -> None:
+    run = ranks.run("threads.rounds_on_threads", 2, transport, rounds=60, buffers=3)
+    assert run == [list(range(60))] * 2
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_close_of_the_all_to_all_ends_the_wait_of_another_thread(transport: str) -> None:
+    assert ranks.run("threads.closed_beside_a_wait", 2, transport) == [["ClosedError"], [""]]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_second_barrier_at_once_is_refused(transport: str) -> None:
+    assert ranks.run("threads.barriers_at_once", 2, transport) == [["StageError"], []]

@@ -66,6 +66,9 @@ class DeviceOptions(TypedDict, total=False):
 class AllToAll:
     """Dispatch and combine over a communicator, with buffers of its own.
 
+    Any thread may call: no call waits for another thread's wait. Rounds begin in the same order on
+    all ranks, and the calls of one round come in order.
+
     As a context manager it closes itself at the end of the block; if the block raises, on this rank
     alone (the memory then stays until the communicator is closed).
 
@@ -309,8 +312,8 @@ class AllToAll:
         """Give all memory back; every rank makes this call. A second call does nothing.
 
         Writes that are under way arrive first; rounds that were not released end. Every later call
-        on this, or on a round of it, raises `ClosedError`. Memory that an array still shows stays
-        until that array is gone.
+        on this, or on a round of it, raises `ClosedError`, and so do waits of other threads. Memory
+        that an array still shows stays until that array is gone.
 
         Raises:
             WaitTimeoutError: if the other ranks do not come. This is closed then all the same, but

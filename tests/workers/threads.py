@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import queue
 import signal
 import threading
 import time
@@ -237,6 +238,129 @@ def control_while_another_waits() -> bool:
             communicator.signal(peer, last, 0)
         communicator.barrier()
         return True
+
+
+def rounds_beside_a_wait() -> bool:
+    """Rank 1 dispatches once a second thread of rank 0 has ended one round and begun another."""
+    with weft.init() as communicator:
+        go = communicator.counter()
+        communicator.share([], [go])
+        peer = 1 - communicator.rank
+        with AllToAll(
+            communicator, experts=4, top_k=1, hidden=8, max_tokens=4, buffers=3
+        ) as all_to_all:
+            first = all_to_all.dispatch(TOKENS, IDS)
+            combine = all_to_all.combine_send(first, first.tokens * 2)
+            dispatched = []
+            if communicator.rank == 0:
+                second = all_to_all.dispatch_send(TOKENS, IDS)
+
+                def receive() -> None:
+                    dispatched.append(second.recv(timeout=LONG_SECONDS))
+
+                with on_threads(receive):
+                    time.sleep(0.3)
+                    assert not dispatched
+                    summed = combine.recv(timeout=PROMPT_SECONDS)
+                    first.release()
+                    third = all_to_all.dispatch_send(TOKENS, IDS)
+                    assert not dispatched
+                    communicator.signal(peer, go)
+            else:
+                go.wait({peer: 1}, timeout=LONG_SECONDS)
+                summed = combine.recv()
+                first.release()
+                second = all_to_all.dispatch_send(TOKENS, IDS)
+                third = all_to_all.dispatch_send(TOKENS, IDS)
+                dispatched.append(second.recv())
+            assert (summed == 2 * TOKENS).all()
+            for received in (*dispatched, third.recv()):
+                out = all_to_all.combine(received, received.tokens * 3)
+                assert (out == 3 * TOKENS).all()
+                received.release()
+        return True
+
+
+def rounds_on_threads(rounds: int, buffers: int) -> list[int]:
+    """One thread begins rounds, others receive, combine and release them; every sum is right."""
+    with weft.init() as communicator:
+        right: list[int] = []
+        with AllToAll(
+            communicator, experts=8, top_k=2, hidden=64, max_tokens=32, buffers=buffers
+        ) as all_to_all:
+            begun: queue.Queue[Any] = queue.Queue()
+
+            def work() -> None:
+                while (task := begun.get(timeout=LONG_SECONDS)) is not None:
+                    number, dispatch, tokens, weights = task
+                    received = dispatch.recv(timeout=LONG_SECONDS)
+                    combine = all_to_all.combine_send(received, received.tokens + 1)
+                    out = combine.recv(timeout=LONG_SECONDS)
+                    np.testing.assert_allclose(
+                        out, (tokens + 1) * weights.sum(1, keepdims=True), rtol=1e-5
+                    )
+                    received.release()
+                    right.append(number)
+                    # Sets are taken in turn: the next round needs the oldest one back.
+                    done[number % buffers].set()
+
+            done = [threading.Event() for _ in range(buffers)]
+            random = np.random.default_rng(communicator.rank)
+            with on_threads(*[work] * buffers):
+                for number in range(rounds):
+                    if number >= buffers:
+                        assert done[number % buffers].wait(LONG_SECONDS)
+                        done[number % buffers].clear()
+                    tokens = random.normal(size=(32, 64)).astype(np.float32)
+                    ids = np.argsort(random.random((32, 8)), axis=1)[:, :2]
+                    weights = random.random((32, 2)).astype(np.float32)
+                    dispatch = all_to_all.dispatch_send(tokens, ids, weights)
+                    begun.put((number, dispatch, tokens, weights))
+                for _ in range(buffers):
+                    begun.put(None)
+            communicator.barrier()
+        return sorted(right)
+
+
+def closed_beside_a_wait() -> list[str]:
+    """A second thread of rank 0 closes the all-to-all that the first waits on."""
+    with weft.init() as communicator:
+        all_to_all = make(communicator)
+        ended = [""]
+        if communicator.rank == 0:
+
+            def receive() -> None:
+                ended[0] = type(raised_by(lambda: sent.recv(timeout=LONG_SECONDS))).__name__
+
+            sent = all_to_all.dispatch_send(TOKENS, IDS)
+            with on_threads(receive):
+                time.sleep(0.3)
+                all_to_all.close(timeout=PROMPT_SECONDS)
+        else:
+            time.sleep(0.3)
+            all_to_all.close(timeout=PROMPT_SECONDS)
+        communicator.barrier()
+        return ended
+
+
+def barriers_at_once() -> list[str]:
+    """Rank 1 enters once a second thread of rank 0 has been refused; later barriers hold."""
+    with weft.init() as communicator:
+        go = communicator.counter()
+        communicator.share([], [go])
+        refused = []
+        if communicator.rank == 0:
+            with on_threads(lambda: communicator.barrier(timeout=LONG_SECONDS)):
+                time.sleep(0.3)
+                error = raised_by(lambda: communicator.barrier(timeout=1.0))
+                refused.append(type(error).__name__)
+                communicator.signal(1, go)
+        else:
+            go.wait({0: 1}, timeout=LONG_SECONDS)
+            communicator.barrier()
+        for _ in range(3):
+            communicator.barrier()
+        return refused
 
 
 def interrupted() -> list[str]:

@@ -210,7 +210,7 @@ impl Communicator {
         self.shared.lock()
     }
 
-    /// A waiting thread's access to the engine, for [`wait::drive`] and patterns built on it.
+    /// A waiting thread's access to the engine, for [`crate::SharedDriver`] and patterns built on it.
     pub fn host(&self) -> SharedHost<'_> {
         self.shared.host()
     }

@@ -39,6 +39,7 @@ pub mod registration;
 pub mod registry;
 pub mod request;
 pub mod shared;
+mod shared_driver;
 pub mod statistics;
 mod strangers;
 pub mod trace;
@@ -59,6 +60,7 @@ pub use local::WaitLimit;
 pub use memory::{DmaBuf, Memory, MemoryId, Place, Placement};
 pub use parts::PartRule;
 pub use registration::{IdleLimits, LentCache, Registration, RegistrationCache};
+pub use shared_driver::SharedDriver;
 pub use types::{
     Class, CounterId, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, RequestId, Time,
 };

@@ -9,7 +9,6 @@ use crate::driver::{Driver, Event, Requests};
 use crate::engine::{Engine, MAX_PARK};
 use crate::error::{Error, Missing, Result};
 use crate::types::{CounterId, RequestId, Time};
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use weft_control::{Cause, Poison, Rank};
@@ -239,51 +238,6 @@ fn missing_left(
     missing.into_iter().map(|m| m.rank).find(|rank| engine.poison_flag().has_left(*rank))
 }
 
-/// Runs a driver until `done` returns a value.
-///
-/// # Errors
-/// The driver's own; [`Error::Timeout`] with what `missing` names; [`Error::Poisoned`];
-/// [`Error::Interrupted`].
-pub fn drive<D, T>(
-    host: &mut impl Host,
-    what: &'static str,
-    driver: &mut D,
-    requests: &mut Requests,
-    waiter: &mut Waiter<'_>,
-    done: impl Fn(&D) -> Option<T>,
-    missing: impl Fn(&D) -> Vec<Missing>,
-) -> Result<T, D::Error>
-where
-    D: Driver,
-    D::Error: From<Error>,
-{
-    let mut polls = host.with(|engine| {
-        engine.turn(driver, requests)?;
-        Ok::<u64, D::Error>(engine.polls())
-    })?;
-    let namespace = driver.namespace();
-    let driver = RefCell::new(driver);
-    run(
-        host,
-        what,
-        namespace,
-        waiter,
-        |engine, events| {
-            let driver = &mut **driver.borrow_mut();
-            let before = std::mem::replace(&mut polls, engine.polls());
-            if polls != before + 1 {
-                // Another thread polled meanwhile and took events of this driver.
-                engine.turn_with(driver, requests, events)?;
-            } else {
-                driver.poll(clock::now(), events, requests)?;
-                engine.submit(requests)?;
-            }
-            Ok(done(driver))
-        },
-        |_| missing(&driver.borrow()),
-    )
-}
-
 /// [`Engine::wait`] over any host.
 pub(crate) fn wait(
     host: &mut impl Host,
@@ -491,27 +445,6 @@ fn pass_barrier(host: &mut impl Host, waiter: &mut Waiter<'_>) -> Result<()> {
 }
 
 impl Engine {
-    /// Runs a driver until `done` returns a value.
-    ///
-    /// # Errors
-    /// The driver's own; [`Error::Timeout`] with what `missing` names; [`Error::Poisoned`];
-    /// [`Error::Interrupted`].
-    pub fn drive<D, T>(
-        &mut self,
-        what: &'static str,
-        driver: &mut D,
-        requests: &mut Requests,
-        waiter: &mut Waiter<'_>,
-        done: impl Fn(&D) -> Option<T>,
-        missing: impl Fn(&D) -> Vec<Missing>,
-    ) -> Result<T, D::Error>
-    where
-        D: Driver,
-        D::Error: From<Error>,
-    {
-        drive(self, what, driver, requests, waiter, done, missing)
-    }
-
     /// Polls a driver once, with all that has happened since it was polled last.
     pub fn turn<D>(&mut self, driver: &mut D, requests: &mut Requests) -> Result<(), D::Error>
     where
@@ -527,7 +460,7 @@ impl Engine {
     }
 
     /// Polls a driver with these events of a poll and with all that other polls took from it.
-    fn turn_with<D>(
+    pub(crate) fn turn_with<D>(
         &mut self,
         driver: &mut D,
         requests: &mut Requests,

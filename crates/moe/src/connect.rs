@@ -1,11 +1,12 @@
 //! Making an all-to-all on all ranks of a communicator.
 
 use crate::all_to_all::AllToAll;
+use crate::driver::Driver;
 use crate::error::Error;
 use crate::outcome;
-use crate::shape::Config;
+use crate::shape::{Config, Shape};
 use weft_fabric::descriptor::Grant;
-use weft_fabric::{Communicator, Driver as _, Rank, Time, Waiter};
+use weft_fabric::{Communicator, Driver as _, Engine, Rank, Time, Waiter};
 
 impl AllToAll {
     /// Makes an all-to-all over a communicator; every rank calls this with the same configuration but
@@ -22,14 +23,15 @@ impl AllToAll {
     ) -> Result<AllToAll, Error> {
         let copies = vec![config.encode(); communicator.world_size() as usize];
         config.agree(&communicator.trade(&copies, deadline)?)?;
-        let made = AllToAll::allocate(&mut communicator.engine(), config);
-        let mut all_to_all = made_by_all(communicator, made, deadline)?;
+        let made = Shape::new(config)
+            .and_then(|shape| Driver::allocate(&mut communicator.engine(), &shape));
+        let mut driver = made_by_all(communicator, made, deadline)?;
         let mut grants = Vec::new();
         for rank in (0..communicator.world_size()).map(Rank) {
             grants.push(if rank == communicator.rank() {
                 Vec::new()
             } else {
-                let grant = all_to_all.driver().grant(&mut communicator.engine(), rank);
+                let grant = driver.grant(&mut communicator.engine(), rank);
                 let grant = grant.map_err(|error| match error {
                     Error::Fabric(error) => communicator.verdict(error, deadline).into(),
                     error => error,
@@ -47,64 +49,75 @@ impl AllToAll {
                 what: "a grant",
                 detail: format!("{} bytes", bytes.len()),
             })?;
-            let counters = all_to_all.driver().counters();
+            let counters = driver.counters();
             let remotes = communicator.meet(deadline, |engine, limit| {
                 engine.import_within(peer, &grant, counters, limit)
             })?;
-            all_to_all.driver().linked(&communicator.engine(), peer, remotes)?;
+            driver.linked(&communicator.engine(), peer, remotes)?;
         }
-        Ok(all_to_all)
+        Ok(AllToAll::new(driver))
     }
 
     /// Gives all memory back, here and what is mapped of the peers'; every rank calls this. What is
-    /// under way arrives first, also of rounds that were not released, and goes to nobody.
+    /// under way arrives first, also of rounds that were not released, and goes to nobody. Waits of other
+    /// threads end with [`Error::Closed`]. A second call returns at once.
     ///
     /// # Errors
     /// [`weft_fabric::Error::Timeout`] if the other ranks do not come. The memory then stays until the
     /// communicator is dropped, since peers may write to it. In a poisoned group nobody can, and
     /// nothing is waited for.
-    pub fn close(
-        mut self,
-        communicator: &Communicator,
-        waiter: &mut Waiter<'_>,
-    ) -> Result<(), Error> {
-        let settled = self.drain(&mut communicator.host(), waiter).and_then(|()| {
-            communicator.settle(self.driver().counters(), waiter).map_err(Error::from)
-        });
-        if settled.is_ok() {
-            self.into_driver().give_back(&mut communicator.engine());
+    pub fn close(&self, communicator: &Communicator, waiter: &mut Waiter<'_>) -> Result<(), Error> {
+        if !self.driver.end(&mut communicator.host()) {
             return Ok(());
         }
-        if self.abandon(&mut communicator.engine()) { Ok(()) } else { settled }
+        let settled = self
+            .drain(&mut communicator.host(), waiter)
+            .and_then(|()| communicator.settle(&self.counters, waiter).map_err(Error::from));
+        let Some(driver) = self.driver.take() else { return settled };
+        if settled.is_ok() {
+            driver.give_back(&mut communicator.engine());
+            return Ok(());
+        }
+        if leave(driver, &mut communicator.engine()) { Ok(()) } else { settled }
     }
 
     /// As [`AllToAll::close`], by this rank alone. Peers may go on writing here, so the memory stays
-    /// until the communicator is dropped, unless the group is poisoned; returns whether it is.
-    pub fn abandon(self, engine: &mut weft_fabric::Engine) -> bool {
-        let poisoned = engine.check().is_err();
-        if poisoned {
-            // Cuts the peers off, if nobody has seen the poison yet.
-            engine.progress();
-            self.into_driver().give_back(engine);
+    /// until the communicator is dropped, unless the group is poisoned.
+    pub fn abandon(&self, communicator: &Communicator) {
+        if self.driver.end(&mut communicator.host())
+            && let Some(driver) = self.driver.take()
+        {
+            leave(driver, &mut communicator.engine());
         }
-        poisoned
     }
 }
 
-/// An all-to-all if every rank has allocated its own. Otherwise it is given back: no peer was granted any
+/// Drops a driver whose memory peers may write to, and gives that back if the group is poisoned; whether it
+/// is.
+fn leave(driver: Driver, engine: &mut Engine) -> bool {
+    let poisoned = engine.check().is_err();
+    if poisoned {
+        // Cuts the peers off, if nobody has seen the poison yet.
+        engine.progress();
+        driver.give_back(engine);
+    }
+    poisoned
+}
+
+/// A driver if every rank has allocated its own. Otherwise it is given back: no peer was granted any
 /// of it yet.
 fn made_by_all(
     communicator: &Communicator,
-    made: Result<AllToAll, Error>,
+    made: Result<Driver, Error>,
     deadline: Time,
-) -> Result<AllToAll, Error> {
+) -> Result<Driver, Error> {
     let outcomes = outcome::trade(communicator, &made, deadline);
-    let all_to_all = made?;
+    let driver = made?;
     let refusal = match outcomes {
-        Ok(None) => return Ok(all_to_all),
+        Ok(None) => return Ok(driver),
         Ok(Some((peer, detail))) => Error::PeerRefused { peer, detail },
         Err(error) => error,
     };
-    all_to_all.into_driver().give_back(&mut communicator.engine());
+    driver.give_back(&mut communicator.engine());
     Err(refusal)
 }

@@ -10,6 +10,9 @@ use weft_fabric::{Missing, Place};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The all-to-all was closed.
+    #[error("the all-to-all was closed")]
+    Closed,
     /// A field of the configuration must be at least one.
     #[error("{field} is 0; it must be at least 1")]
     Zero {

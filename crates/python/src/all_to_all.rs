@@ -8,10 +8,8 @@ use crate::shared::{Shared, deadline};
 use pyo3::prelude::*;
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
-use std::thread::ThreadId;
-use weft_fabric::{Communicator as Fabric, Region, Waiter};
+use weft_fabric::Region;
 use weft_moe::{
     AllToAll as Moe, Area, BlockScaled, CombineMode, Config, DType, Float8, Handle, Input, Layout,
     Rows, RowsMut, ScaleType, Shape, TokenType, Weighting,
@@ -28,7 +26,7 @@ struct Round {
 #[pyclass(frozen, module = "weft._native")]
 pub struct AllToAll {
     shared: Shared,
-    moe: Slot,
+    moe: Moe,
     rounds: Mutex<HashMap<u64, Round>>,
     shape: Shape,
 }
@@ -51,78 +49,19 @@ pub struct Received {
     expert_load: Vec<u64>,
 }
 
-/// The all-to-all, one call at a time; `None` once closed.
-struct Slot {
-    moe: Mutex<Option<Moe>>,
-    /// The thread whose call is under way.
-    holder: Mutex<Option<ThreadId>>,
-    /// Closed by a signal handler in the middle of a call of its thread: the end of that call drops it.
-    abandoned: AtomicBool,
-}
-
-/// The right to make a call.
-struct Call<'a> {
-    moe: MutexGuard<'a, Option<Moe>>,
-    slot: &'a Slot,
-}
-
-impl Slot {
-    fn new(moe: Moe) -> Slot {
-        let (holder, abandoned) = (Mutex::default(), AtomicBool::new(false));
-        Slot { moe: Mutex::new(Some(moe)), holder, abandoned }
-    }
-
-    /// Waits for the calls of other threads. A signal handler that interrupts a call of its own thread is
-    /// refused: it would wait for ever.
-    fn call(&self) -> Result<Call<'_>, Error> {
-        let me = std::thread::current().id();
-        if *lock(&self.holder) == Some(me) {
-            return Err(Error::Busy("the all-to-all"));
-        }
-        let moe = lock(&self.moe);
-        *lock(&self.holder) = Some(me);
-        Ok(Call { moe, slot: self })
-    }
-}
-
-impl Call<'_> {
-    /// What the call works on, unless it was closed.
-    fn open(&mut self) -> Result<&mut Moe, Error> {
-        self.moe.as_mut().ok_or(Error::Closed("the all-to-all"))
-    }
-}
-
-impl Drop for Call<'_> {
-    fn drop(&mut self) {
-        if self.slot.abandoned.load(Ordering::Relaxed) {
-            *self.moe = None;
-        }
-        *lock(&self.slot.holder) = None;
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl AllToAll {
     fn handle(&self, py: Python<'_>, round: u64) -> PyResult<Handle> {
-        py.detach(|| self.moe.call()?.open().map(drop))?;
+        if self.moe.is_closed() {
+            return Err(Error::Moe(weft_moe::Error::Closed).into());
+        }
         let rounds = lock(&self.rounds);
         rounds.get(&round).map(|round| round.handle).ok_or_else(|| {
             raise(py, "StageError", &format!("round {round} has been released, or never began"))
         })
-    }
-
-    /// Runs a call that waits, without the GIL, heeding signals.
-    fn wait<T: Send>(
-        &self,
-        py: Python<'_>,
-        timeout: f64,
-        call: impl FnOnce(&mut Moe, &Fabric, &mut Waiter<'_>) -> Result<T, Error> + Send,
-    ) -> PyResult<T> {
-        self.shared
-            .wait(py, timeout, |fabric, waiter| call(self.moe.call()?.open()?, fabric, waiter))
     }
 
     /// Forgets what rounds have borrowed of the user; writes under way keep it until they drain.
@@ -224,8 +163,7 @@ impl AllToAll {
         // Arguments are compared first: impossible ones on one rank are an error on every rank.
         let moe = shared.with(py, |fabric| Ok(Moe::connect(fabric, config, deadline(timeout))?))?;
         let shape = moe.shape().clone();
-        let (moe, rounds) = (Slot::new(moe), Mutex::default());
-        Ok(AllToAll { shared, moe, rounds, shape })
+        Ok(AllToAll { shared, moe, rounds: Mutex::default(), shape })
     }
 
     /// Bytes of a token with its scales, and of an answer, as the wire has them.
@@ -266,15 +204,12 @@ impl AllToAll {
                 let weights = weights.as_ref().map(|array| bytes(array).align_to::<f32>().1);
                 (ids, weights, scales.as_ref().map(|array| bytes(array)))
             };
-            let mut call = self.moe.call()?;
-            let moe = call.open()?;
             let region = fabric.register_lent(memory)?;
-            let mut engine = fabric.engine();
             let input = Input { region: region.key(), memory: region.memory().clone() };
-            match moe.dispatch_send(&mut *engine, input, ids, weights, scales) {
+            match self.moe.dispatch_send(&mut fabric.host(), input, ids, weights, scales) {
                 Ok(handle) => Ok((handle.round(), Round { handle, input: Some(region) })),
                 Err(error) => {
-                    engine.release(&region);
+                    fabric.engine().release(&region);
                     Err(error.into())
                 }
             }
@@ -286,9 +221,10 @@ impl AllToAll {
     /// Waits until every token for this rank's experts is here.
     fn dispatch_recv(&self, py: Python<'_>, round: u64, timeout: f64) -> PyResult<Received> {
         let handle = self.handle(py, round)?;
-        let received = self.wait(py, timeout, |moe, fabric, waiter| {
-            let result = moe.dispatch_recv(&mut fabric.host(), handle, waiter);
-            let over = moe.is_released(handle);
+        let received = self.shared.wait(py, timeout, |fabric, waiter| {
+            let host = &mut fabric.host();
+            let result = self.moe.dispatch_recv(host, handle, waiter);
+            let over = self.moe.is_released(host, handle)?;
             let mut rounds = lock(&self.rounds);
             if (result.is_ok() || over)
                 && let Some(region) = rounds.get_mut(&round).and_then(|round| round.input.take())
@@ -298,17 +234,19 @@ impl AllToAll {
             if over {
                 rounds.remove(&round);
             }
+            drop(rounds);
             result?;
-            let (received, load) = (moe.received(handle)?, moe.expert_load(handle)?.to_vec());
-            let view = View::new(received.memory.clone(), received.bytes, true);
-            let plan = received.plan;
-            let experts = (plan.expert_counts().to_vec(), plan.expert_offsets().to_vec());
-            let positions = (plan.slots().to_vec(), plan.weights().to_vec());
-            let scales = received.scales.map(|scales| {
-                (View::new(received.memory.clone(), scales.bytes, true), scales.stride)
-            });
-            let rows = (view, received.rows, received.stride);
-            Ok((rows, scales, experts, positions, load))
+            Ok(self.moe.with_received(host, handle, |received, load| {
+                let view = View::new(received.memory.clone(), received.bytes, true);
+                let plan = received.plan;
+                let experts = (plan.expert_counts().to_vec(), plan.expert_offsets().to_vec());
+                let positions = (plan.slots().to_vec(), plan.weights().to_vec());
+                let scales = received.scales.map(|scales| {
+                    (View::new(received.memory.clone(), scales.bytes, true), scales.stride)
+                });
+                let rows = (view, received.rows, received.stride);
+                (rows, scales, experts, positions, load.to_vec())
+            })?)
         })?;
         let ((view, row_count, stride), scales, experts, positions, expert_load) = received;
         let (scales, scale_stride) = scales.unzip();
@@ -335,8 +273,7 @@ impl AllToAll {
             // SAFETY: the owner is an argument of this call, and the docstring forbids changing the
             // array while it runs.
             let outputs = Rows::new(unsafe { bytes(&outputs) }, row, row);
-            self.moe.call()?.open()?.combine_send(&mut fabric.host(), handle, outputs)?;
-            Ok(())
+            Ok(self.moe.combine_send(&mut fabric.host(), handle, outputs)?)
         })
     }
 
@@ -354,20 +291,18 @@ impl AllToAll {
         if out.1 < needed {
             return Err(Self::shape_error(py, "the output", needed, out.1));
         }
-        self.wait(py, timeout, |moe, fabric, waiter| {
+        self.shared.wait(py, timeout, |fabric, waiter| {
             // SAFETY: the owner is an argument of this call, and the docstring forbids touching the
             // array while it runs.
             let out = RowsMut::new(unsafe { bytes_mut(&mut out) }, row, row);
-            Ok(moe.combine_recv(&mut fabric.host(), handle, out, waiter)?)
+            Ok(self.moe.combine_recv(&mut fabric.host(), handle, out, waiter)?)
         })
     }
 
     /// Ends a round.
     fn release(&self, py: Python<'_>, round: u64) -> PyResult<()> {
         let handle = self.handle(py, round)?;
-        self.shared.with(py, |fabric| {
-            Ok(self.moe.call()?.open()?.release(&mut *fabric.engine(), handle)?)
-        })?;
+        self.shared.with(py, |fabric| Ok(self.moe.release(&mut fabric.host(), handle)?))?;
         lock(&self.rounds).remove(&round);
         Ok(())
     }
@@ -375,13 +310,13 @@ impl AllToAll {
     /// The number of tokens that this rank sent in a round.
     fn tokens(&self, py: Python<'_>, round: u64) -> PyResult<usize> {
         let handle = self.handle(py, round)?;
-        Ok(py.detach(|| self.moe.call()?.open().map(|moe| moe.tokens(handle)))?)
+        self.shared.with(py, |fabric| Ok(self.moe.tokens(&mut fabric.host(), handle)?))
     }
 
     /// Rows that left this rank in a round, and rows that a copy per expert would have sent.
     fn copies_sent(&self, py: Python<'_>, round: u64) -> PyResult<(usize, usize)> {
         let handle = self.handle(py, round)?;
-        Ok(py.detach(|| self.moe.call()?.open().map(|moe| moe.copies_sent(handle)))?)
+        self.shared.with(py, |fabric| Ok(self.moe.copies_sent(&mut fabric.host(), handle)?))
     }
 
     /// Gives all memory back; every rank calls this. In a forked child it only forgets.
@@ -390,9 +325,10 @@ impl AllToAll {
             return Ok(());
         }
         self.shared.wait(py, timeout, |fabric, waiter| {
-            let Some(moe) = self.moe.call()?.moe.take() else { return Ok(()) };
-            self.release_inputs(&mut fabric.engine());
-            Ok(moe.close(fabric, waiter)?)
+            if !self.moe.is_closed() {
+                self.release_inputs(&mut fabric.engine());
+            }
+            Ok(self.moe.close(fabric, waiter)?)
         })
     }
 
@@ -403,16 +339,9 @@ impl AllToAll {
             return Ok(());
         }
         self.shared.with(py, |fabric| {
-            let mut call = match self.moe.call() {
-                Err(Error::Busy(_)) => {
-                    self.moe.abandoned.store(true, Ordering::Relaxed);
-                    return Ok(());
-                }
-                call => call?,
-            };
-            if let Some(moe) = call.moe.take() {
+            if !self.moe.is_closed() {
                 self.release_inputs(&mut fabric.engine());
-                moe.abandon(&mut fabric.engine());
+                self.moe.abandon(fabric);
             }
             Ok(())
         })

@@ -108,8 +108,6 @@ pub enum Error {
     Topology(TopologyError),
     /// Something was used after its end; what was.
     Closed(&'static str),
-    /// Another call of the same thread is under way on it.
-    Busy(&'static str),
     /// Raised by Python code that a wait called, such as a signal handler.
     Python(PyErr),
 }
@@ -157,10 +155,6 @@ impl From<Error> for PyErr {
             Error::Closed(what) => {
                 Python::attach(|py| raise(py, "ClosedError", &format!("{what} was closed")))
             }
-            Error::Busy(what) => Python::attach(|py| {
-                let message = format!("{what}: a call of this thread is under way; call after it");
-                raise(py, "StageError", &message)
-            }),
             Error::Moe(error) => Python::attach(|py| {
                 build(py, &of_moe(&error), &error.to_string()).unwrap_or_else(|error| error)
             }),
@@ -198,6 +192,7 @@ fn of_moe(error: &MoeError) -> Raised {
         MoeError::Zero { .. } | MoeError::RankOutOfRange { .. } => {
             Raised::new("ConfigurationError")
         }
+        MoeError::Closed => Raised::new("ClosedError"),
         MoeError::WrongGroup { .. } => Raised::new("WrongGroupError"),
         MoeError::TooLarge { .. } => Raised::new("SizeError"),
         MoeError::TooManyTokens { .. }

@@ -75,6 +75,20 @@ impl Engine {
         self.polls
     }
 
+    /// Makes the waits of other threads look again, as a poll that found something does.
+    pub(crate) fn renew_waits(&mut self) {
+        self.epoch += 1;
+    }
+
+    /// Keeps the completions among the events of a poll whose driver could not take them.
+    pub(crate) fn keep_completions(&mut self, events: &[Event]) {
+        for event in events {
+            if let Event::Completed { tag } = event {
+                self.held.push(*tag);
+            }
+        }
+    }
+
     /// As [`Engine::poll`], for the driver of this namespace (0: none): completions that belong to
     /// other drivers are kept for them.
     pub(crate) fn poll_for(&mut self, namespace: u16, now: Time, events: &mut Vec<Event>) {

@@ -134,7 +134,7 @@ impl Engine {
     ///
     /// It stays armed whatever other calls are made, by whichever thread: raises, credits and ends of
     /// requests that those come across before [`Engine::raised`] is asked make the descriptor readable,
-    /// but for those of drivers ([`crate::wait::drive`]).
+    /// but for those of drivers ([`crate::SharedDriver`]).
     pub fn arm(&mut self) -> bool {
         self.flush_all();
         let poisoned = self.poison.get().is_some();
