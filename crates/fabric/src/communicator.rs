@@ -17,7 +17,7 @@ use crate::registration::{IdleLimits, LentCache};
 use crate::registry::{self, DeviceConfig};
 use crate::shared::{EngineGuard, ProgressThread, SharedEngine, SharedHost};
 use crate::types::{CounterId, Generation, ProviderKind, RequestId, Time};
-use crate::wait::{self, Host as _, Waiter};
+use crate::wait::{self, Waiter};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -343,9 +343,9 @@ impl Communicator {
         Ok(remotes)
     }
 
-    /// Runs `work`, which exchanges grants with peers and may wait for their links until `deadline`. The
-    /// engine is locked for about 2 ms at a time: a wait that takes longer ends, and `work` is called
-    /// again, which must continue what it has begun. It ends early if the communicator is closed or a peer
+    /// Runs `work`, which exchanges grants with peers and may have to wait for their links, until `deadline`.
+    /// Where it would wait it is given up with an error of its [`WaitLimit`] and run again later, so that
+    /// no other thread waits for the engine meanwhile. It ends early if the communicator is closed or a peer
     /// is lost or leaves; the control plane's verdict on a peer comes before the error of a link to it.
     ///
     /// # Errors
@@ -355,20 +355,27 @@ impl Communicator {
         deadline: Time,
         mut work: impl FnMut(&mut Engine, &mut WaitLimit<'_>) -> Result<T>,
     ) -> Result<T> {
-        let mut host = self.host();
         loop {
-            let slice = clock::now().after(MEET_SLICE).min(deadline);
-            let mut limit = WaitLimit { deadline: slice, give_up: &mut || Ok(()) };
-            let result = host.with(|engine| work(engine, &mut limit));
-            let is_cut = slice < deadline && clock::now() >= slice;
-            match result {
-                Err(Error::Connect { .. }) if is_cut => {}
-                result => return result.map_err(|error| self.verdict(error, deadline)),
+            let is_last = clock::now() >= deadline;
+            let mut would_wait = false;
+            let mut give_up = || {
+                would_wait = !is_last;
+                if is_last { Ok(()) } else { Err(Error::Interrupted) }
+            };
+            let mut limit = WaitLimit { deadline, give_up: &mut give_up };
+            let result = work(&mut self.engine(), &mut limit);
+            if result.is_ok() || !would_wait {
+                return result.map_err(|error| self.verdict(error, deadline));
             }
-            // No lock is held: the program's interrupt may call this communicator.
-            self.shared.check_open()?;
-            self.control.check()?;
+            self.give_up()?;
+            std::thread::sleep(MEETING_POLL);
         }
+    }
+
+    /// The error that ends a wait for links, if there is one.
+    fn give_up(&self) -> Result<()> {
+        self.shared.check_open()?;
+        Ok(self.control.check()?)
     }
 
     /// The control plane's error on a rank that was lost or has left, in place of the error of a link to
@@ -503,8 +510,9 @@ impl Drop for Communicator {
 /// For how long an idle progress thread spins before it parks.
 const THREAD_SPIN: Duration = Duration::from_micros(20);
 
-/// For how long a wait of [`Communicator::meet`] holds the engine at a time.
-const MEET_SLICE: Duration = Duration::from_millis(2);
+/// Time between two looks whether what a peer sends over its link has come.
+const MEETING_POLL: Duration = Duration::from_millis(1);
+
 /// How long a link's error waits for the control plane's verdict on the peer. A process that dies closes
 /// all its sockets at once, and the link may see that first.
 const LOSS_VERDICT: Duration = Duration::from_secs(2);

@@ -4,7 +4,10 @@ use crate::{KINDS, SPINS, counters, promptly, signal, soon, two, wait, waiting};
 use std::sync::mpsc;
 use std::time::Duration;
 use weft_fabric::communicator::Progress;
-use weft_fabric::{Cause, Communicator, CounterId, Error, Poison, Rank, Result, clock};
+use weft_fabric::descriptor::{Grant, RegionGrant};
+use weft_fabric::{
+    Cause, Communicator, CounterId, Error, Poison, ProviderKind, Rank, RegionKey, Result, clock,
+};
 
 /// The first thread's wait ends only once the calls of the second are through.
 #[test]
@@ -237,4 +240,55 @@ fn a_barrier_of_a_second_thread_is_refused_and_disturbs_no_other() {
             }
         });
     }
+}
+
+/// Rank 1 never sends the region that rank 0 waits for, with the peers' links and not with the engine.
+#[test]
+fn an_import_that_waits_for_its_peer_holds_up_no_other_call() {
+    two(ProviderKind::Shm, Progress::Caller, Duration::ZERO, |communicator, peer| {
+        if communicator.rank() == Rank(1) {
+            return;
+        }
+        let entry = 7u64.to_le_bytes().to_vec();
+        let regions = vec![RegionGrant { key: RegionKey(9), length: 8, entry }];
+        let grant = Grant { regions, counters: Vec::new() };
+        let (sender, receiver) = mpsc::channel();
+        let (done, called) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let import = scope.spawn(move || {
+                communicator.meet(soon(), |engine, limit| {
+                    let _ = sender.send(());
+                    engine.import_within(peer, &grant, &[], limit)
+                })
+            });
+            promptly(&receiver, "the begin of the import");
+            scope.spawn(move || {
+                for _ in 0..100 {
+                    communicator.engine().progress();
+                }
+                communicator.close();
+                done.send(()).unwrap();
+            });
+            promptly(&called, "calls beside an import");
+            let ended = import.join().unwrap();
+            assert!(matches!(ended, Err(Error::Control(weft_control::Error::Closed))), "{ended:?}");
+        });
+    });
+}
+
+#[test]
+fn an_import_that_waits_in_vain_names_its_peer_at_the_deadline() {
+    two(ProviderKind::Shm, Progress::Caller, Duration::ZERO, |communicator, peer| {
+        if communicator.rank() == Rank(1) {
+            return;
+        }
+        let entry = 7u64.to_le_bytes().to_vec();
+        let regions = vec![RegionGrant { key: RegionKey(9), length: 8, entry }];
+        let grant = Grant { regions, counters: Vec::new() };
+        let deadline = clock::now().after(Duration::from_millis(50));
+        let ended = communicator
+            .meet(deadline, |engine, limit| engine.import_within(peer, &grant, &[], limit));
+        let named = |error: &Error| matches!(error, Error::Connect { peer: Rank(1), .. });
+        assert!(ended.as_ref().is_err_and(named), "{ended:?}");
+    });
 }
