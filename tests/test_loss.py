@@ -183,9 +183,11 @@ def test_a_rank_that_leaves_is_named_by_those_who_wait_for_it(transport: str, wa
 
 
 @pytest.mark.timeout(60 + 10 * JOINS)
-@pytest.mark.parametrize("call", ["share", "all-to-all", "reform"])
+@pytest.mark.parametrize("call", ["share", "all-to-all", "device", "reform"])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_rank_that_dies_in_a_call_that_joins_ranks_is_lost(transport: str, call: str) -> None:
+    if call == "device":
+        pytest.importorskip("torch")
     seed = random.randrange(2**32)
     print("seed", seed)
     chance = random.Random(seed)

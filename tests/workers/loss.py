@@ -238,7 +238,7 @@ def reform_until_lost(communicator: weft.Communicator) -> None:
 def joins(
     pipe: Connection,
     options: Mapping[str, Any],
-    argument: tuple[Literal["share", "all-to-all", "reform"], int, float],
+    argument: tuple[Literal["share", "all-to-all", "device", "reform"], int, float],
 ) -> None:
     """A rank kills itself in a call that joins ranks, some time after it began; the others fail."""
     call, victim, delay = argument
@@ -251,10 +251,11 @@ def joins(
         try:
             if call == "share":
                 share_until_lost(communicator, 8)
-            elif call == "all-to-all":
+            elif call in ("all-to-all", "device"):
+                device = "twin" if call == "device" else None
                 while True:
                     weft.moe.AllToAll(
-                        communicator, experts=8, top_k=2, hidden=16, max_tokens=32
+                        communicator, experts=8, top_k=2, hidden=16, max_tokens=32, device=device
                     ).close()
             else:
                 reform_until_lost(communicator)

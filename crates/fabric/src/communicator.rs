@@ -367,13 +367,16 @@ impl Communicator {
             if result.is_ok() || !would_wait {
                 return result.map_err(|error| self.verdict(error, deadline));
             }
-            self.give_up()?;
+            self.check_wait()?;
             std::thread::sleep(MEETING_POLL);
         }
     }
 
-    /// The error that ends a wait for links, if there is one.
-    fn give_up(&self) -> Result<()> {
+    /// The check of a wait that its caller makes itself, such as [`WaitLimit::give_up`], a few times a second.
+    ///
+    /// # Errors
+    /// [`weft_control::Error::Closed`] once the communicator was closed; those of [`Control::check`].
+    pub fn check_wait(&self) -> Result<()> {
         self.shared.check_open()?;
         Ok(self.control.check()?)
     }

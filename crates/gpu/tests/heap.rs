@@ -6,9 +6,9 @@ mod ranks;
 use ranks::{PATIENCE, on_processes, on_threads, process_gather, process_rank};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use weft_control::{Control, local_world};
+use weft_control::{Cause, Control, Error as ControlError, Operation, Poison, local_world};
 use weft_fabric::communicator::CommunicatorConfig;
-use weft_fabric::{Communicator, Rank, Time, clock};
+use weft_fabric::{Communicator, Error as FabricError, Rank, Time, clock};
 use weft_gpu::{Error, Heap, Place};
 
 /// Of a part: a flag for each source, then a page for each.
@@ -254,6 +254,46 @@ fn one_rank_that_fails_fails_all_at_once_with_its_reason() {
     for other in [0, 2] {
         let told = format!("rank 1 could not make its part of the heap: {}", errors[1]);
         assert_eq!(errors[other], told);
+    }
+}
+
+/// Rank 1 makes its part, and is lost while the others wait for its descriptor.
+#[test]
+fn a_rank_that_is_lost_while_the_others_wait_for_its_part_is_named_at_once() {
+    for listens in [true, false] {
+        let errors = on_communicators(
+            3,
+            |_| (),
+            |communicator| {
+                if communicator.rank().0 != 1 {
+                    let begin = Instant::now();
+                    let error = Heap::over(&communicator, Place::Twin, 64, soon()).unwrap_err();
+                    return (Some(error), begin.elapsed());
+                }
+                let builder = Heap::allocate(Place::Twin, 64).unwrap();
+                let control = communicator.control();
+                for said in [Vec::new(), builder.offer(), Vec::new()] {
+                    control.all_gather_as(Operation::Heap, &said, PATIENCE).unwrap();
+                }
+                let _listening = listens.then_some(builder);
+                std::thread::sleep(Duration::from_millis(300));
+                control.mesh().unwrap().abandon();
+                // Leaving after that says goodbye to nobody.
+                while control.check().is_ok() {
+                    std::thread::yield_now();
+                }
+                (None, Duration::ZERO)
+            },
+        );
+        for (error, within) in [&errors[0], &errors[2]] {
+            let lost = |cause: &Poison| cause.kind == Cause::Lost && cause.rank == Some(Rank(1));
+            let error = error.as_ref().unwrap();
+            let Error::Fabric(FabricError::Control(ControlError::Poisoned(cause))) = error else {
+                panic!("{error:?}")
+            };
+            assert!(lost(cause), "{cause:?}");
+            assert!(*within < PATIENCE / 4, "{within:?}");
+        }
     }
 }
 

@@ -24,7 +24,7 @@ impl HeapBuilder {
     /// before the deadline; what the driver says of the memory.
     pub fn connect(self, rank: u32, offers: Vec<Vec<u8>>, deadline: Time) -> Result<Heap> {
         let offers = self.check(rank, &offers)?;
-        self.map(rank, &offers, deadline)
+        self.map(rank, &offers, &mut WaitLimit { deadline, give_up: &mut || Ok(()) })
     }
 
     /// The offers of all ranks, if all of them can be in one heap. Nothing has travelled yet.
@@ -64,7 +64,12 @@ impl HeapBuilder {
     }
 
     /// Gives this rank's part to the others and maps theirs.
-    pub(super) fn map(self, rank: u32, offers: &[Offer], deadline: Time) -> Result<Heap> {
+    pub(super) fn map(
+        self,
+        rank: u32,
+        offers: &[Offer],
+        limit: &mut WaitLimit<'_>,
+    ) -> Result<Heap> {
         let HeapBuilder { place, part, offer, exchange } = self;
         let addresses: Vec<(Rank, &[u8])> = (0..)
             .map(Rank)
@@ -76,9 +81,12 @@ impl HeapBuilder {
         if let Some(exchange) = exchange.filter(|_| !addresses.is_empty())
             && let Some(own) = part.descriptor()?
         {
-            let failed = |source| Error::Exchange { source, remedy: SAME_NAMESPACE };
-            let mut limit = WaitLimit { deadline, give_up: &mut || Ok(()) };
-            let swapped = exchange.swap(Rank(rank), &addresses, own.as_fd(), &mut limit);
+            let failed = |source| match source {
+                // The wait was given up.
+                weft_fabric::Error::Control(_) => Error::Fabric(source),
+                source => Error::Exchange { source, remedy: SAME_NAMESPACE },
+            };
+            let swapped = exchange.swap(Rank(rank), &addresses, own.as_fd(), limit);
             let swapped = swapped.map_err(failed)?;
             given = addresses.iter().map(|(peer, _)| *peer).zip(swapped).collect();
         }

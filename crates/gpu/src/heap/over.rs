@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use std::time::Duration;
 use weft_control::{Operation, Rank};
 use weft_fabric::group_control::GroupControl;
+use weft_fabric::local::WaitLimit;
 use weft_fabric::{Communicator, Time, clock};
 
 /// How long past the deadline a rank still tells the others that it failed.
@@ -36,7 +37,11 @@ impl Heap {
         });
         // Whoever is refused is refused before anybody waits for a descriptor.
         let offers = agree(control, checked, deadline)?;
-        agree(control, builder.map(rank, &offers, deadline), deadline)
+        let mut give_up = || communicator.check_wait();
+        let mut limit = WaitLimit { deadline, give_up: &mut give_up };
+        let mapped = builder.map(rank, &offers, &mut limit);
+        let mapped = mapped.map_err(|error| verdict(communicator, error, deadline));
+        agree(control, mapped, deadline)
     }
 
     /// Gives the memory back once no rank has it mapped any more; every rank calls this, with no
@@ -73,6 +78,15 @@ impl HeapBuilder {
             }
         }
         Ok(())
+    }
+}
+
+/// The control plane's error on a rank that was lost, in place of that of its socket.
+fn verdict(communicator: &Communicator, error: Error, deadline: Time) -> Error {
+    let Error::Exchange { source, remedy } = error else { return error };
+    match communicator.verdict(source, deadline) {
+        lost @ weft_fabric::Error::Control(_) => Error::Fabric(lost),
+        source => Error::Exchange { source, remedy },
     }
 }
 
