@@ -31,6 +31,15 @@ def test_an_array_cannot_be_a_destination_over_shm() -> None:
         assert result["shared"] == "RegionError"
 
 
+def test_all_ranks_raise_when_one_shares_an_array_over_shm() -> None:
+    first, second = ranks.run("buffers.refused_by_one", 2, "shm")
+    assert (second["error"], second["prompt"], second["granted"]) == ("RegionError", True, 1)
+    told = (first["error"], first["rank"], first["prompt"], first["granted"])
+    assert told == ("ConfigurationMismatchError", 1, True, 1)
+    assert "rank 1 refused" in first["message"]
+    assert "alloc" in first["message"]
+
+
 class OnDevice:
     """An array that only CUDA's own interface describes."""
 

@@ -237,8 +237,7 @@ class Communicator:
             AlreadySharedError: if a counter was shared before. It goes on as it was.
             UnknownError: if a region or counter was released.
             RegionError: if a region cannot be a destination: it is read-only, or it was registered
-                and a peer is reached over shm. In the latter case the other ranks wait until they
-                time out.
+                and a peer is reached over shm.
             WrongGroupError: if a region or counter belongs to another communicator, or to the group
                 before `reform`.
         """

@@ -2,6 +2,7 @@
 
 import array
 import mmap
+import time
 from typing import Any
 
 import ml_dtypes
@@ -79,6 +80,26 @@ def sent() -> list[str]:
                 counter.credit(0)
         communicator.barrier()
         return wrong
+
+
+def refused_by_one() -> dict[str, Any]:
+    """Rank 1 shares an array over shm; every rank raises, and the same counter is shared after."""
+    with weft.init() as communicator:
+        counter = communicator.counter()
+        lent = communicator.register(np.zeros(4, dtype=np.int32))
+        memory = communicator.alloc(16)
+        mine = lent if communicator.rank == 1 else memory
+        begin = time.monotonic()
+        error = raised_by(lambda: communicator.share([mine], [counter], timeout=30))
+        waited = time.monotonic() - begin
+        granted = communicator.share([memory], [counter])
+        peer = 1 - communicator.rank
+        communicator.signal(peer, counter)
+        counter.wait({peer: 1})
+        communicator.barrier()
+        rank = getattr(error, "rank", None)
+        result = {"error": type(error).__name__, "rank": rank, "message": str(error)}
+        return result | {"prompt": waited < 10, "granted": len(granted[peer])}
 
 
 def destination() -> dict[str, Any]:

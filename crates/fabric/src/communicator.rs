@@ -4,7 +4,7 @@
 //! a write that fails in the engine poisons the group at every other rank.
 
 use crate::clock;
-use crate::descriptor::{Address, Grant};
+use crate::descriptor::{Address, Grant, Refusal};
 use crate::device::Device;
 use crate::engine::{Engine, EngineConfig, Region, RemoteRegion};
 use crate::error::{Error, Result};
@@ -300,36 +300,37 @@ impl Communicator {
     /// granted to us (none for this rank itself).
     ///
     /// # Errors
-    /// Those of [`Engine::grant`] and [`Engine::import`]; the control plane's if ranks are lost, leave or
-    /// do not come.
+    /// Those of [`Engine::grant`], and [`Error::PeerRefused`] at the other ranks: nothing was granted then.
+    /// Those of [`Engine::import`]; the control plane's if ranks are lost, leave or do not come.
     pub fn share(
         &self,
         regions: &[(&Region, Range<u64>)],
         counters: &[CounterId],
         deadline: Time,
     ) -> Result<Vec<Vec<RemoteRegion>>> {
-        let mut grants = Vec::new();
-        for rank in (0..self.world_size()).map(Rank) {
-            grants.push(if rank == self.rank() {
-                Vec::new()
-            } else {
-                let grant = self.meet(deadline, |engine, _| {
-                    let counters = engine.counters_toward(rank, counters)?;
-                    engine.grant(rank, regions, &counters)
-                });
-                grant?.encode()
-            });
+        let granted = self.grants(regions, counters, deadline);
+        let refusal = |error: &Error| {
+            let refusal = Refusal(error.to_string()).encode();
+            vec![refusal; self.world_size() as usize]
+        };
+        // A rank that refuses its arguments takes part, so that none waits for it.
+        let grants = granted.as_ref().map_or_else(refusal, Vec::clone);
+        let traded = self.trade_as(Operation::Share, &grants, deadline);
+        granted?;
+        let traded = traded?;
+        // Before anything is imported: all ranks find the same.
+        for (peer, bytes) in (0..).map(Rank).zip(&traded) {
+            if let Some(Refusal(detail)) = Refusal::decode(bytes) {
+                return Err(Error::PeerRefused { call: "share", peer, detail });
+            }
         }
         let mut remotes = Vec::new();
-        for (number, bytes) in
-            self.trade_as(Operation::Share, &grants, deadline)?.into_iter().enumerate()
-        {
-            let peer = Rank(number as u32);
+        for (peer, bytes) in (0..).map(Rank).zip(&traded) {
             if peer == self.rank() {
                 remotes.push(Vec::new());
                 continue;
             }
-            let grant = Grant::decode(&bytes).ok_or_else(|| Error::Malformed {
+            let grant = Grant::decode(bytes).ok_or_else(|| Error::Malformed {
                 peer,
                 what: "a grant",
                 detail: format!("{} bytes", bytes.len()),
@@ -341,6 +342,26 @@ impl Communicator {
         }
         self.engine().mark_shared(counters);
         Ok(remotes)
+    }
+
+    /// By rank, what each is granted; nothing for this rank itself.
+    fn grants(
+        &self,
+        regions: &[(&Region, Range<u64>)],
+        counters: &[CounterId],
+        deadline: Time,
+    ) -> Result<Vec<Vec<u8>>> {
+        let toward = |rank: Rank| {
+            if rank == self.rank() {
+                return Ok(Vec::new());
+            }
+            let grant = self.meet(deadline, |engine, _| {
+                let counters = engine.counters_toward(rank, counters)?;
+                engine.grant(rank, regions, &counters)
+            });
+            Ok(grant?.encode())
+        };
+        (0..self.world_size()).map(Rank).map(toward).collect()
     }
 
     /// Runs `work`, which exchanges grants with peers and may have to wait for their links, until `deadline`.

@@ -12,6 +12,9 @@ pub struct Address {
 
 const ADDRESS: u8 = b'A';
 const GRANT: u8 = b'G';
+const REFUSAL: u8 = b'R';
+/// Longest text of a refusal that travels, or is taken of a peer, in characters.
+const MAX_DETAIL: usize = 2000;
 
 impl Address {
     /// The entry of one provider.
@@ -121,6 +124,24 @@ impl Grant {
             grant.counters.push(CounterGrant { data, credit, window: reader.u32()? });
         }
         reader.is_at_end().then_some(grant)
+    }
+}
+
+/// What travels in place of a grant that a rank cannot make: the text of its error.
+pub(crate) struct Refusal(pub String);
+
+impl Refusal {
+    /// The bytes that travel.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![REFUSAL];
+        out.extend(self.0.chars().take(MAX_DETAIL).collect::<String>().into_bytes());
+        out
+    }
+
+    /// What a peer sent; `None` if it is not a refusal.
+    pub fn decode(bytes: &[u8]) -> Option<Refusal> {
+        let text = bytes.strip_prefix(&[REFUSAL])?;
+        Some(Refusal(String::from_utf8_lossy(text).chars().take(MAX_DETAIL).collect()))
     }
 }
 

@@ -228,6 +228,16 @@ pub enum Error {
         /// The call.
         call: &'static str,
     },
+    /// Another rank refused its own arguments of a call that all ranks make.
+    #[error("{call}: {peer} refused what it passed: {detail}; nothing was granted")]
+    PeerRefused {
+        /// The call.
+        call: &'static str,
+        /// The rank that refused.
+        peer: Rank,
+        /// Its error.
+        detail: String,
+    },
     /// A provider cannot use memory of this kind.
     #[error("{provider} cannot use region {} : {detail}", .key.0)]
     Unusable {

@@ -299,6 +299,9 @@ fn of_fabric(error: &FabricError) -> Raised {
         FabricError::OutOfRange { .. } => Raised::new("OutOfRangeError"),
         FabricError::Unknown { .. } => Raised::new("UnknownError"),
         FabricError::Limit { .. } => Raised::new("LimitError"),
+        FabricError::PeerRefused { peer, .. } => {
+            Raised::new("ConfigurationMismatchError").at(peer.0)
+        }
         FabricError::Unusable { .. } => Raised::new("RegionError"),
         FabricError::UnderWay { .. } => Raised::new("StageError"),
         FabricError::ReformOfPair { .. } => Raised::new("ConfigurationError"),
