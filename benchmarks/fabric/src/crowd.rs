@@ -91,7 +91,9 @@ fn rank(options: &Options) -> Outcome<Found> {
     let source = communicator.engine().alloc(2 * WORD as usize)?;
     // Two rounds are under way at most, so each rank has two words of every inbox.
     let inbox = communicator.engine().alloc(2 * length)?;
-    let counters = [communicator.engine().counter()?, communicator.engine().counter()?];
+    let mut engine = communicator.engine();
+    let counters = [engine.counter()?, engine.counter()?];
+    drop(engine);
     let deadline = clock::now().after(PATIENCE);
     let remotes = communicator.share(&[(&inbox, 0..2 * length as u64)], &counters, deadline)?;
     let mut engine = communicator.engine();

@@ -32,7 +32,9 @@ impl<'a> Weft<'a> {
         inbox: &Region,
     ) -> Outcome<Weft<'a>> {
         let peer = Rank(1 - communicator.rank().0);
-        let counters = [communicator.engine().counter()?, communicator.engine().counter()?];
+        let mut engine = communicator.engine();
+        let counters = [engine.counter()?, engine.counter()?];
+        drop(engine);
         let range = 0..inbox.memory().len() as u64;
         let deadline = clock::now().after(PATIENCE);
         let remotes = communicator.share(&[(inbox, range)], &counters, deadline)?;
