@@ -235,7 +235,8 @@ impl Engine {
         }
         if entry.is_single && is_alone {
             let id = self.request(link, aim, class, pages, tag);
-            if FLUSH {
+            // Credits that are owed leave with the same flush.
+            if FLUSH && self.owed.is_empty() {
                 self.flush_link(usize::from(link));
             } else {
                 self.unflushed |= 1 << link;
