@@ -12,10 +12,11 @@
 //!   Drained(Ok)   Drained(Err)     the sources are free; callback and event are delivered
 //! ```
 //!
-//! A request under way is a token and a number of parts left. Completion means only that the source may
-//! be reused. A wait whose deadline passes leaves the request where it is: memory stays borrowed until
-//! the parts drain, or their peer is fenced, which drains them with an error. After an error the outcome
-//! of the write is unknown; the engine then poisons the group. No part is ever posted twice.
+//! A request under way is a token and a number of parts left. Completion means that the source may
+//! be reused and that no byte waits in this process. A wait whose deadline passes leaves the request
+//! where it is: memory stays borrowed until the parts drain, or their peer is fenced, which drains them
+//! with an error. After an error the outcome of the write is unknown; the engine then poisons the group.
+//! No part is ever posted twice.
 
 use crate::types::{Lane, RegionKey, RequestId};
 use weft_control::Rank;

@@ -8,6 +8,8 @@ mod common;
 mod counters;
 #[path = "engines/event_loops.rs"]
 mod event_loops;
+#[path = "engines/flushes.rs"]
+mod flushes;
 
 use common::{AllGather, connect, on_threads, soon};
 use std::sync::Arc;
