@@ -113,7 +113,8 @@ fn small_writes_that_waited_for_the_queue_end_when_the_kernel_has_all_of_them() 
     let mut write = |peer: &mut Handmade| peer.engine.write(Rank(1), counter, 0, &[page]).unwrap();
     let (_, parts) = fill(&mut peer, &mut write);
     let later: Vec<RequestId> = (0..QUEUED).map(|_| write(&mut peer)).collect();
-    assert!(later.iter().all(|&request| !peer.engine.is_drained(request)));
+    // The kernel may have made room for the first of them meanwhile.
+    assert!(!peer.engine.is_drained(later[QUEUED - 1]));
     read_all(&mut peer, later[QUEUED - 1], (parts + QUEUED) * (12 + 16 + SMALL as usize));
     assert!(later.iter().all(|&request| peer.engine.is_drained(request)));
 }
