@@ -628,6 +628,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "joining opens sockets and /proc, and isolated miri has neither")]
     fn memory_that_is_registered_twice_is_two_regions_of_one_allocation() {
         let communicator = alone(IdleLimits::NONE);
         let first = communicator.register_lent(lent()).unwrap();
@@ -643,6 +644,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "joining opens sockets and /proc, and isolated miri has neither")]
     fn memory_that_is_registered_in_each_step_is_one_allocation_if_it_is_kept() {
         for (kept, allocations) in [(IdleLimits::default(), 1), (IdleLimits::NONE, 1000)] {
             let communicator = alone(kept);
