@@ -178,7 +178,7 @@ pub struct Sink {
     /// Peers that cannot be reached any more, with the reason.
     pub lost: Vec<(Rank, String)>,
     /// After a flush: parts may be left with the link although their posts were [`Posted::Done`]. Their
-    /// requests go on by [`Link::hold`]. Whoever reads it clears it.
+    /// requests go on by [`Link::hold`]. The reader clears it.
     pub held: bool,
 }
 

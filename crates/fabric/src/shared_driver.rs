@@ -21,7 +21,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 pub struct SharedDriver<D> {
     namespace: u16,
     state: Mutex<Option<State<D>>>,
-    /// Waits under way. A wait is counted before it first takes the driver's lock, so whoever takes the
+    /// Waits under way. A wait is counted before it first takes the driver's lock, so the thread that takes the
     /// lock after it sees the count.
     waits: AtomicU32,
     ended: AtomicBool,
@@ -108,7 +108,7 @@ where
         self.wait_while(host, what, waiter, done, missing, || !self.is_ended())
     }
 
-    /// As [`SharedDriver::wait`], for whoever has ended the driver and lets go of it in peace.
+    /// As [`SharedDriver::wait`], for the thread that has ended the driver and releases it in good order.
     ///
     /// # Errors
     /// As [`SharedDriver::wait`].

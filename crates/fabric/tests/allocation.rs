@@ -11,7 +11,7 @@ use weft_fabric::descriptor::Grant;
 use weft_fabric::providers::{ShmConfig, ShmDevice, TcpConfig, TcpDevice};
 use weft_fabric::{CounterId, Device, Engine, EngineConfig, Generation, ProviderKind, Rank};
 
-/// The system's allocator; counts the allocations of this thread while it is told to.
+/// The system's allocator; counts the allocations of this thread while counting is on.
 struct Counting;
 
 thread_local! {
@@ -88,7 +88,7 @@ fn rounds_whose_raises_are_not_asked_for_allocate_nothing() {
             (WARM..WARM + ROUNDS).for_each(|round| trade(&mut engine, counter, round));
             let allocations = COUNTED.take().unwrap();
             assert_eq!(allocations, 0, "{kind}: allocations in {ROUNDS} rounds");
-            // What rose is there for whoever asks, once.
+            // `raised` still returns the lane, once.
             assert!(engine.raised().len() <= 1);
             gather(Vec::new());
         });

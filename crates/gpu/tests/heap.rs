@@ -278,7 +278,7 @@ fn a_rank_that_is_lost_while_the_others_wait_for_its_part_is_named_at_once() {
                 let _listening = listens.then_some(builder);
                 std::thread::sleep(Duration::from_millis(300));
                 control.mesh().unwrap().abandon();
-                // Leaving after that says goodbye to nobody.
+                // Leaving after that sends no goodbye.
                 while control.check().is_ok() {
                     std::thread::yield_now();
                 }

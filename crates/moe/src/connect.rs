@@ -59,7 +59,7 @@ impl AllToAll {
     }
 
     /// Gives all memory back, here and what is mapped of the peers'; every rank calls this. What is
-    /// under way arrives first, also of rounds that were not released, and goes to nobody. Waits of other
+    /// under way arrives first, also of rounds that were not released, and is dropped. Waits of other
     /// threads end with [`Error::Closed`]. A second call returns at once.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl AllToAll {
 fn leave(driver: Driver, engine: &mut Engine) -> bool {
     let poisoned = engine.check().is_err();
     if poisoned {
-        // Cuts the peers off, if nobody has seen the poison yet.
+        // Cuts the peers off, if the poison was not polled yet.
         engine.progress();
         driver.give_back(engine);
     }
