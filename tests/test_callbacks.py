@@ -27,7 +27,11 @@ def test_what_a_callback_raises_is_neither_lost_nor_fatal(transport: str) -> Non
         assert result["called"] == 0
 
 
-@pytest.mark.parametrize("end", ["poison", "close"])
-def test_a_request_that_fails_hands_its_error_to_the_callback(end: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "waited"), [("poison", "GroupPoisonedError"), ("close", "ClosedError")]
+)
+def test_a_request_that_fails_hands_its_error_to_the_callback_and_the_wait(
+    end: str, waited: str
+) -> None:
     first, _ = ranks.run("callbacks.unfinished", 2, "tcp", length=200 << 20, end=end)
-    assert first == ["WriteFailedError"]
+    assert first == ["WriteFailedError", waited]

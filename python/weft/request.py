@@ -27,7 +27,8 @@ class Request:
     def done(self) -> bool:
         """Whether the source may be reused and the bytes have left this process.
 
-        Arrival is known from the peer's answer alone.
+        Arrival is known from the peer's answer alone. A poisoned group sets every source free, so
+        this is then true for failed writes too; `wait` raises the error of those.
         """
         return self._native.done()
 
@@ -38,5 +39,10 @@ class Request:
 
         Args:
             timeout: seconds; finite.
+
+        Raises:
+            GroupPoisonedError: or the subclass that names the cause, if the group was poisoned
+                before the write had ended: its outcome is unknown. A write that had ended before
+                the poison raises nothing.
         """
         self._native.wait(seconds(timeout))

@@ -103,7 +103,10 @@ def raising() -> dict[str, Any]:
 
 
 def unfinished(length: int, end: str) -> list[str]:
-    """A write that nobody reads is under way when its group ends: so does it, with an error."""
+    """A write that nobody reads is under way when its group ends: so does it, with an error.
+
+    Returns the error that the callback got, and the one that a wait raises.
+    """
     with weft.init() as communicator:
         mine, counter = communicator.alloc(length), communicator.counter()
         granted = communicator.share([mine], [counter])
@@ -114,14 +117,16 @@ def unfinished(length: int, end: str) -> list[str]:
 
         if communicator.rank == 0:
             page = weft.Page(mine, 0, granted[1][0], 0, length)
-            communicator.write(1, counter, [page], done=done)
+            request = communicator.write(1, counter, [page], done=done)
             assert ended == [], "the write ended before anybody read it"
             if end == "close":
                 communicator.close()
-                return ended
+                return [*ended, type(raised_by(request.wait)).__name__]
             communicator.poison("before it has ended")
             while raised_by(communicator.poll) is None or not ended:
                 pass
+            assert request.done, "a poisoned group sets the source free"
+            ended.append(type(raised_by(request.wait)).__name__)
         else:
             raised_by(lambda: communicator.all_gather(b"", timeout=20))
     return ended

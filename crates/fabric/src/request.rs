@@ -19,6 +19,7 @@
 //! No part is ever posted twice.
 
 use crate::types::{Lane, RegionKey, RequestId};
+use std::collections::HashSet;
 use weft_control::Rank;
 
 /// Called once with the outcome, on the thread that makes progress.
@@ -127,6 +128,9 @@ pub(crate) struct Table {
     under_way: usize,
     /// The most requests under way.
     limit: usize,
+    /// Requests that ended with an error. The first of them poisons the group, which opens no more,
+    /// so they are at most as many as were under way.
+    failed: HashSet<RequestId>,
 }
 
 impl Table {
@@ -135,7 +139,7 @@ impl Table {
     /// A table for up to `limit` requests, with room for `capacity` of them before it allocates.
     pub fn new(limit: usize, capacity: usize) -> Table {
         let slots = Vec::with_capacity(capacity);
-        Table { slots, free: Table::NONE, under_way: 0, limit }
+        Table { slots, free: Table::NONE, under_way: 0, limit, failed: HashSet::new() }
     }
 
     /// Whether as many requests are under way as may be.
@@ -224,6 +228,17 @@ impl Table {
         Some(RequestId { index, reuse: request.reuse })
     }
 
+    /// Records that a request ended with an error, for later waits on it.
+    #[cold]
+    pub fn record_failure(&mut self, id: RequestId) {
+        self.failed.insert(id);
+    }
+
+    /// Whether the request has ended with an error.
+    pub fn has_failed(&self, id: RequestId) -> bool {
+        id == RequestId::FAILED || self.failed.contains(&id)
+    }
+
     /// How many are under way.
     #[inline]
     pub fn len(&self) -> usize {
@@ -272,6 +287,8 @@ pub(crate) enum Part {
 impl RequestId {
     /// The request ended inside its submit.
     pub(crate) const DONE: RequestId = RequestId { index: u32::MAX, reuse: 0 };
+    /// The request failed inside its submit, over an inline route.
+    pub(crate) const FAILED: RequestId = RequestId { index: u32::MAX, reuse: 1 };
 }
 
 /// What links see of a part: its request's place (24 bits), how often that was reused (16, wrapping), and

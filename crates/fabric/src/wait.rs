@@ -367,7 +367,15 @@ pub(crate) fn wait_for_request(
         "a request",
         0,
         waiter,
-        |engine, _| Ok(engine.is_drained(request).then_some(())),
+        |engine, _| {
+            if !engine.is_drained(request) {
+                return Ok(None);
+            }
+            if engine.has_failed(request) {
+                engine.check()?;
+            }
+            Ok(Some(()))
+        },
         |_| Vec::new(),
     )
 }
@@ -523,6 +531,11 @@ impl Engine {
     }
 
     /// Waits until the request's sources may be reused and its bytes have left this process.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] if the poison of the group came first: the outcome of the write is unknown. A
+    /// request that ended before the poison returns without an error. [`Error::Timeout`],
+    /// [`Error::Interrupted`].
     pub fn wait_for_request(&mut self, request: RequestId, waiter: &mut Waiter<'_>) -> Result<()> {
         wait_for_request(self, request, waiter)
     }

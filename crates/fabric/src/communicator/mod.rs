@@ -265,7 +265,7 @@ impl Communicator {
     /// [`Engine::wait_for_request`].
     ///
     /// # Errors
-    /// As [`Communicator::wait`].
+    /// As [`Engine::wait_for_request`]; [`weft_control::Error::Closed`] once the communicator was closed.
     pub fn wait_for_request(&self, request: RequestId, waiter: &mut Waiter<'_>) -> Result<()> {
         wait::wait_for_request(&mut self.host(), request, waiter)
     }

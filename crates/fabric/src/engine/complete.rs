@@ -67,6 +67,7 @@ impl Engine {
             self.note_news();
         }
         if let Some(failure) = &failure {
+            self.requests.record_failure(id);
             self.write_failed(failure.peer, &failure.why);
         }
         if let Some(callback) = callback {

@@ -27,7 +27,7 @@ impl UnderWay {
 }
 
 impl Engine {
-    /// Posts a write over an inline route, which needs no request.
+    /// Posts a write over an inline route, which needs no request. An error is yet to poison the group.
     #[inline(always)]
     pub(super) fn post_inline(
         &mut self,
@@ -36,13 +36,11 @@ impl Engine {
         class: Class,
         rider: Option<Lane>,
         pages: &[Page],
-    ) {
+    ) -> Result<(), String> {
         let work = Work { token: 0, peer, lane, credits, rider, class, pages };
         let posted = self.links[usize::from(link)].post(&work, &mut self.sink);
         debug_assert!(!matches!(posted, Ok(Posted::InFlight | Posted::Full)));
-        if let Err(why) = posted {
-            self.write_failed(peer, &why);
-        }
+        posted.map(|_| ())
     }
 
     /// Posts a write of one part, behind which none waits; its link is yet to be flushed. A part that its link
@@ -120,12 +118,14 @@ impl Engine {
         }
     }
 
-    /// All writes of a request have been started and its parts counted. [`RequestId::DONE`] if all have ended.
+    /// All writes of a request have been started and its parts counted. [`RequestId::DONE`] if all have ended
+    /// without an error.
     pub(super) fn end_submit(&mut self, id: RequestId) -> RequestId {
         if let Some(request) = self.requests.get(id) {
             request.left -= 1;
         }
-        if self.close_if_drained(id, false) { RequestId::DONE } else { id }
+        let is_done = self.close_if_drained(id, false) && !self.requests.has_failed(id);
+        if is_done { RequestId::DONE } else { id }
     }
 
     /// Enters one write of a scatter, which was admitted, and posts it as far as its link takes it; the rest
@@ -148,7 +148,10 @@ impl Engine {
             record(trace, peer, entry.lane, entry.value, pages);
         }
         if is_inline {
-            return self.post_inline(link, aim, class, None, pages);
+            if let Err(why) = self.post_inline(link, aim, class, None, pages) {
+                self.fail_request(id, peer, why);
+            }
+            return;
         }
         self.start_parts(id, aim, class, entry.is_single, pages, under_way);
     }
@@ -362,7 +365,9 @@ impl Engine {
                 // Never behind writes that wait: a credit carries no bytes, and the peer waits for it.
                 let (link, class) = (path.link, Class::Latency);
                 if path.inline {
-                    self.post_inline(link, aim, class, None, &[]);
+                    if let Err(why) = self.post_inline(link, aim, class, None, &[]) {
+                        self.write_failed(aim.peer, &why);
+                    }
                 } else {
                     self.unflushed |= 1 << link;
                     self.request(link, aim, class, &[], Tag::CREDIT);

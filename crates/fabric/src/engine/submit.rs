@@ -185,6 +185,12 @@ impl Engine {
         self.requests.get(request).is_none()
     }
 
+    /// Whether the request ended with an error, as by the poison of the group: the outcome of its write is
+    /// unknown.
+    pub(crate) fn has_failed(&self, request: RequestId) -> bool {
+        self.requests.has_failed(request)
+    }
+
     #[inline(always)]
     pub(super) fn check_room(&self) -> Result<()> {
         if self.requests.is_full() { Err(self.no_room()) } else { Ok(()) }
@@ -221,7 +227,10 @@ impl Engine {
                 record(trace, peer, entry.lane, entry.value, pages);
             }
             let rider = self.owed.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
-            self.post_inline(link, aim, class, rider, pages);
+            if let Err(why) = self.post_inline(link, aim, class, rider, pages) {
+                self.write_failed(peer, &why);
+                return Ok(RequestId::FAILED);
+            }
             return Ok(RequestId::DONE);
         }
         if requests.is_full() {

@@ -140,6 +140,8 @@ fn a_device_that_fails_poisons_the_group_and_drains_its_requests() {
             assert!(matches!(error, Err(Error::Poisoned(_))), "{error:?}");
             assert!(member.engine.is_drained(request));
             assert!(error.unwrap_err().to_string().contains("told to fail"));
+            let error = waited(|waiter| member.engine.wait_for_request(request, waiter));
+            assert!(matches!(error, Err(Error::Poisoned(_))), "{error:?}");
         }
         gather(Vec::new());
     });

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 use weft_fabric::providers::TcpConfig;
-use weft_fabric::{Cause, Page, Rank, clock};
+use weft_fabric::{Cause, Error, Page, Poison, Rank, clock};
 
 #[test]
 fn a_peer_that_dies_within_a_write_is_named() {
@@ -54,6 +54,33 @@ fn writes_toward_a_peer_that_dies_drain_with_its_loss() {
     peer.engine.release(&source);
     drop(source);
     assert_eq!(Arc::strong_count(&memory), 1, "nothing holds the source any more");
+}
+
+/// One write ends and another is half sent when the group is poisoned. Polls of other waits drain it.
+#[test]
+fn a_wait_on_a_request_that_poison_drained_returns_the_poison() {
+    let mut peer = Handmade::new();
+    let source = peer.engine.alloc(64 << 20).unwrap();
+    let page = |length| Page {
+        source: source.key(),
+        source_offset: 0,
+        destination: peer.remote.key,
+        destination_offset: 0,
+        length,
+    };
+    let ended = peer.engine.write(Rank(1), peer.counter, 0, &[page(100)]).unwrap();
+    waiting(|w| peer.engine.wait_for_request(ended, w)).unwrap();
+    let half = peer.engine.write(Rank(1), peer.counter, 0, &[page(64 << 20)]).unwrap();
+    let last = peer.engine.write(Rank(1), peer.counter, 0, &[page(64 << 20)]).unwrap();
+    let enough = Poison { kind: Cause::User, rank: None, detail: "enough".into() };
+    peer.engine.poison(enough.clone());
+    peer.engine.poll(clock::now(), &mut Vec::new());
+    waiting(|w| peer.engine.wait_for_request(ended, w)).unwrap();
+    for request in [half, last] {
+        assert!(peer.engine.is_drained(request));
+        let error = waiting(|w| peer.engine.wait_for_request(request, w));
+        assert!(matches!(&error, Err(Error::Poisoned(cause)) if *cause == enough), "{error:?}");
+    }
 }
 
 /// A peer leaves with a write toward it half sent, and one that no link has taken: both drain, as does
@@ -104,11 +131,7 @@ fn a_fence_under_load_gives_every_source_back() {
         let pages = [page(1 << 20), page(number * 40)];
         requests.push(peer.engine.write(Rank(1), peer.counter, 0, &pages).unwrap());
     }
-    peer.engine.poison(weft_fabric::Poison {
-        kind: Cause::User,
-        rank: None,
-        detail: "enough".into(),
-    });
+    peer.engine.poison(Poison { kind: Cause::User, rank: None, detail: "enough".into() });
     peer.engine.poll(clock::now(), &mut Vec::new());
     assert!(requests.iter().all(|request| peer.engine.is_drained(*request)));
     let memory = source.memory().clone();
