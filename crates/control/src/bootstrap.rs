@@ -6,7 +6,7 @@
 //! then each rank dials those between rank 0 and itself and is dialed by those above it. The
 //! listeners are closed again, and from here on rank 0 is one of many.
 
-use crate::config::is_loopback;
+use crate::config::{MIN_SILENCE_TIMEOUT, is_loopback};
 use crate::deadline::Deadline;
 use crate::dial::{self, Connection, HINT, Read, Target};
 use crate::handshake::{Identity, Job};
@@ -42,6 +42,8 @@ pub(crate) struct Joined {
     pub members: Vec<Member>,
     pub links: Vec<Link>,
     pub job: Job,
+    /// The shortest silence timeout of any rank.
+    pub shortest_silence: Duration,
 }
 
 /// Joins the other ranks. Rank 0 may bring a listener of its own.
@@ -122,7 +124,7 @@ fn gather(
         }
     }
     let links: Vec<Link> = present.into_values().map(|(link, _)| link).collect();
-    Ok(Joined { members, links, job })
+    Ok(Joined { members, links, job, shortest_silence: shortest_silence(&roster) })
 }
 
 /// The address of rank 0's host: as ranks of other hosts reached it, if there are any.
@@ -214,7 +216,7 @@ fn enter(config: &Config, identity: &Identity, deadline: &Deadline) -> Result<Jo
     });
     links.extend(below?);
     links.extend(above.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
-    Ok(Joined { members, links, job })
+    Ok(Joined { members, links, job, shortest_silence: shortest_silence(&roster) })
 }
 
 fn await_roster(
@@ -321,7 +323,14 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
 }
 
 fn own_details(config: &Config, address: IpAddr, port: u16) -> Details {
-    Details { host_id: config.host_id.clone(), pid: std::process::id(), address, port }
+    let silence = u64::try_from(config.silence_timeout.as_millis()).unwrap_or(u64::MAX);
+    Details { host_id: config.host_id.clone(), pid: std::process::id(), address, port, silence }
+}
+
+/// The silence timeout of the rank that waits the least.
+fn shortest_silence(roster: &[Details]) -> Duration {
+    let shortest = roster.iter().map(|details| details.silence).min();
+    shortest.map_or(Duration::MAX, Duration::from_millis).max(MIN_SILENCE_TIMEOUT)
 }
 
 /// The members of generation 0.

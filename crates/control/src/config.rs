@@ -61,7 +61,8 @@ pub struct Config {
     /// How long connecting may take, all phases together: see
     /// [`crate::Control::connect_deadline`].
     pub connect_timeout: Duration,
-    /// After how long without a sign of life a rank is held for lost.
+    /// After how long without a sign of life a rank is held for lost. Ranks may have different ones: all
+    /// send heartbeats by the shortest of the group.
     pub silence_timeout: Duration,
     /// Asked now and then during every wait whether to give up.
     pub interrupt: Option<Interrupt>,

@@ -71,7 +71,8 @@ impl Control {
         let joined = bootstrap::join(&config, &identity, listener, &deadline)?;
         let mut core = Core::new(rank, joined.members.clone());
         let handle = core.first_handle();
-        let (shared, thread) = mesh::start(core, joined.links, config.silence_timeout)?;
+        let (shared, thread) =
+            mesh::start(core, joined.links, config.silence_timeout, joined.shortest_silence)?;
         let owner = Owner {
             shared,
             thread: Mutex::new(Some(thread)),

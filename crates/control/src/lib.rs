@@ -54,4 +54,4 @@ pub use secret::Secret;
 pub use wire::MAX_PAYLOAD;
 
 /// The oldest and newest wire version this build speaks.
-pub const WIRE_VERSIONS: (u16, u16) = (2, 2);
+pub const WIRE_VERSIONS: (u16, u16) = (3, 3);

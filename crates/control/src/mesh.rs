@@ -92,11 +92,16 @@ impl Shared {
     }
 }
 
-/// Starts the thread.
+/// Longest time between two heartbeats.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Starts the thread. It sends heartbeats for the rank whose silence timeout is the shortest, and judges
+/// silence by its own.
 pub(crate) fn start(
     core: Core,
     links: Vec<Link>,
     silence_timeout: Duration,
+    shortest_silence: Duration,
 ) -> Result<(Arc<Shared>, JoinHandle<()>)> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let waker = eventfd(0, flags).map_err(Error::system("making an eventfd"))?;
@@ -113,7 +118,7 @@ pub(crate) fn start(
         shared: shared.clone(),
         connections: connections?,
         silence_timeout,
-        heartbeat_interval: (silence_timeout / 4).min(Duration::from_secs(1)),
+        heartbeat_interval: (shortest_silence / 4).min(LONGEST_INTERVAL),
         heartbeat: Message::Heartbeat.frame().into(),
         next_heartbeat: now,
         last_turn: now,

@@ -162,18 +162,21 @@ pub(crate) struct Details {
     pub address: IpAddr,
     /// Where its peers of higher rank dial it.
     pub port: u16,
+    /// Silence of a peer after which it counts that peer as lost, in milliseconds.
+    pub silence: u64,
 }
 
 impl Details {
     pub(crate) fn write(&self, writer: Writer) -> Writer {
         let writer = writer.u32(self.pid).u16(self.port).text(&self.host_id);
-        writer.text(&self.address.to_string())
+        writer.text(&self.address.to_string()).u64(self.silence)
     }
 
     pub(crate) fn read(reader: &mut Reader) -> Result<Details, Malformed> {
         let (pid, port, host_id) = (reader.u32()?, reader.u16()?, reader.text()?);
         let address = reader.text()?.parse().map_err(|_| Malformed("no IP address"))?;
-        Ok(Details { host_id, pid, address, port })
+        let silence = reader.u64()?;
+        Ok(Details { host_id, pid, address, port, silence })
     }
 }
 
@@ -184,8 +187,8 @@ mod tests {
 
     #[test]
     fn every_message_survives_its_frame() {
-        let details =
-            Details { host_id: "a".into(), pid: 7, address: [10, 0, 0, 1].into(), port: 9 };
+        let address = [10, 0, 0, 1].into();
+        let details = Details { host_id: "a".into(), pid: 7, address, port: 9, silence: 15_000 };
         let poison = Poison { kind: Cause::Failed, rank: None, detail: "lane 3".into() };
         let members = [Rank(0), Rank(3)];
         for message in [

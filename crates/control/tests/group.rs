@@ -50,6 +50,19 @@ fn times_without_an_end_are_taken() {
     each(&next, |c| c.barrier(Duration::MAX).unwrap());
 }
 
+/// Ranks 1 and 2 send heartbeats by the timeout of rank 0; by their own, one a second would do.
+#[test]
+fn ranks_of_different_silence_timeouts_blame_no_sound_rank() {
+    let world = local_world(3, |config| {
+        let seconds = if config.rank == Rank(0) { 0.5 } else { 60.0 };
+        config.silence_timeout = Duration::from_secs_f64(seconds);
+    })
+    .unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(each(&world, Control::poisoned), [None, None, None]);
+    each(&world, |c| c.barrier(LONG).unwrap());
+}
+
 #[test]
 fn everybody_knows_everybody() {
     let world = local_world(5, |config| {
