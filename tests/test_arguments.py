@@ -1,7 +1,7 @@
-"""Arrays that would be taken for others are refused: byte order, ids that are no ids, gradients."""
+"""Arguments that would be taken for others are refused: byte order, ids, gradients, numbers."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -10,6 +10,7 @@ import pytest
 
 import weft
 from weft import errors
+from workers import device_native
 from workers.buffers import Tensor
 
 #: This machine's other byte order.
@@ -169,3 +170,105 @@ def test_a_gradient_is_not_dropped_silently(all_to_all: weft.moe.AllToAll) -> No
             all_to_all.combine(received, received.tokens, out=Learning(TOKENS.copy()))
         # The round was not sent yet.
         assert all_to_all.combine(received, received.tokens).shape == TOKENS.shape
+
+
+#: Numbers that no unsigned integer of 64 bits can be.
+MISFITS = [-1, -(2**70), 2**64, 10**6000]
+
+Call = Callable[[weft.Communicator, int], object]
+
+
+def page(communicator: weft.Communicator, **numbers: Any) -> weft.Page:
+    """A page of a region to itself, with these numbers in place of sound ones."""
+    region = communicator.alloc(8)
+    remote = weft.RemoteRegion(0, region._native.key(), 8, communicator._native)
+    return weft.Page(region, 0, remote, 0, 8)._replace(**numbers)
+
+
+def write(name: str) -> Call:
+    """A write of a page with a number in place of `name`."""
+    return lambda it, number: it.write(0, it.counter(), [page(it, **{name: number})])
+
+
+def all_to_all_with(name: str) -> Call:
+    """An all-to-all with a number in place of the argument `name`."""
+    sound = {"experts": 4, "top_k": 2, "hidden": 4, "max_tokens": 8}
+    return lambda it, number: weft.moe.AllToAll(it, **(sound | {name: number}))  # type: ignore[arg-type]
+
+
+NUMBERS: list[tuple[str, Call]] = [
+    *((name, write(name)) for name in ("source_offset", "destination_offset", "length", "count")),
+    *((name, write(name)) for name in ("source_stride", "destination_stride")),
+    ("round", lambda it, number: it.write(0, it.counter(), number, [])),
+    ("round", lambda it, number: it.scatter({}, it.counter(), number)),
+    ("round", lambda it, number: it.counter().wait({}, round=number)),
+    ("round", lambda it, number: it.counter().count(0, number)),
+    ("round", lambda it, number: it.counter().wait_for_credit(0, number)),
+    ("expected", lambda it, number: it.counter().wait({0: number})),
+    ("length", lambda it, number: it.counter().wait({0: [number]})),
+    ("length", lambda it, number: it.parts(0, [number])),
+    ("length", lambda it, number: it.alloc(number)),
+    ("window", lambda it, number: it.counter(window=number)),
+    ("trace_limit", lambda _, number: weft.init(rank=0, world_size=1, trace_limit=number)),
+    ("rank", lambda _, number: weft.init(rank=number, world_size=1)),
+    ("world_size", lambda _, number: weft.init(rank=0, world_size=number)),
+    *((name, all_to_all_with(name)) for name in ("experts", "top_k", "hidden", "max_tokens")),
+    *((name, all_to_all_with(name)) for name in ("pad_to", "private_rows", "max_receive_rows")),
+    *((name, all_to_all_with(name)) for name in ("buffers", "max_bytes")),
+]
+
+
+@pytest.mark.parametrize(("name", "call"), NUMBERS)
+def test_a_number_that_does_not_fit_is_named(
+    communicator: weft.Communicator, name: str, call: Call
+) -> None:
+    for number in MISFITS:
+        shown = str(number) if number < 2**70 else r"\(too many digits\)"
+        with pytest.raises(errors.ConfigurationError, match=f"^{name}={shown}: expected "):
+            call(communicator, number)
+
+
+def test_a_number_of_a_peer_group_that_does_not_fit_is_named(
+    communicator: weft.Communicator,
+) -> None:
+    group = communicator.peer_group(communicator.counter(), communicator.alloc(8), [])
+    for place, name in enumerate(("source_offset", "destination_offset", "length"), 1):
+        for number in (-1, 2**64):
+            write = [0, 0, 0, 0]
+            write[place] = number
+            with pytest.raises(errors.ConfigurationError, match=f"^{name}={number}: expected "):
+                group.scatter([tuple(write)])  # type: ignore[list-item]
+    with pytest.raises(errors.UnknownError, match=r"^member=-1: "):
+        group.scatter([(-1, 0, 0, 0)])
+
+
+@pytest.mark.parametrize("peer", [-1, 2**32, 2**64])
+def test_a_rank_that_cannot_be_is_unknown(communicator: weft.Communicator, peer: int) -> None:
+    counter = communicator.counter()
+    calls: list[Callable[[], object]] = [
+        lambda: communicator.route(peer),
+        lambda: communicator.parts(peer),
+        lambda: communicator.signal(peer, counter),
+        lambda: communicator.counter(peers=[peer]),
+        lambda: counter.wait({peer: 1}),
+        lambda: counter.count(peer),
+        lambda: counter.next_round(peer),
+        lambda: counter.open_round(peer),
+        lambda: counter.credits(peer),
+        lambda: counter.credit(peer),
+        lambda: counter.wait_for_credit(peer),
+    ]
+    for call in calls:
+        with pytest.raises(errors.UnknownError, match=f"^peer={peer}: "):
+            call()
+
+
+@pytest.mark.parametrize("name", ["experts", "buffers", "num_sms", "max_positions"])
+def test_a_number_of_an_all_to_all_on_devices_that_does_not_fit_is_named(name: str) -> None:
+    with pytest.raises(errors.ConfigurationError, match=f"^{name}=-1: expected "):
+        device_native.local_group(2, **{name: -1})
+
+
+def test_a_block_that_does_not_fit_is_named() -> None:
+    with pytest.raises(errors.ConfigurationError, match=f"^block={2**64}: expected "):
+        weft.float8.quantise(TOKENS, block=2**64)

@@ -48,7 +48,9 @@ class Communicator:
     which names this rank and the exception. `SystemExit` with status 0 is no failure.
 
     Every `timeout` is a finite number of seconds from 0 on. NaN, infinity and negative numbers are
-    refused with `ConfigurationError` (a `ValueError`): no wait is unbounded.
+    refused with `ConfigurationError` (a `ValueError`): no wait is unbounded. So are offsets,
+    lengths, counts and rounds that are negative or beyond 64 bits; a negative rank is an
+    `UnknownError`.
     """
 
     def __init__(self, native: _native.Communicator) -> None:

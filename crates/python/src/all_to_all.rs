@@ -4,6 +4,9 @@ use crate::communicator::Communicator;
 use crate::errors::{Error, raise};
 use crate::fork;
 use crate::memory::{View, lent};
+use crate::numbers::{
+    Block, Buffers, Experts, Hidden, MaxBytes, MaxReceiveRows, MaxTokens, PadTo, PrivateRows, TopK,
+};
 use crate::shared::{Shared, deadline};
 use pyo3::prelude::*;
 use std::collections::HashMap;
@@ -106,35 +109,35 @@ impl AllToAll {
     fn new(
         py: Python<'_>,
         communicator: &Communicator,
-        experts: u32,
-        top_k: u32,
-        hidden: u32,
-        max_tokens: u32,
+        experts: Experts,
+        top_k: TopK,
+        hidden: Hidden,
+        max_tokens: MaxTokens,
         token_dtype: &str,
-        scales: Option<(String, u32)>,
+        scales: Option<(String, Block)>,
         combine_dtype: &str,
         answer_dtype: &str,
         output_dtype: &str,
         layout: &str,
-        pad_to: u32,
+        pad_to: PadTo,
         combine: &str,
         weighting: &str,
-        private_rows: Option<u32>,
-        max_receive_rows: Option<u32>,
-        buffers: u32,
-        max_bytes: Option<u64>,
+        private_rows: Option<PrivateRows>,
+        max_receive_rows: Option<MaxReceiveRows>,
+        buffers: Buffers,
+        max_bytes: Option<MaxBytes>,
         timeout: f64,
     ) -> PyResult<AllToAll> {
         let shared = communicator.shared.clone();
         let (ranks, rank) = shared.with(py, |f| Ok((f.world_size(), f.rank().0)))?;
         let config = Config {
-            private_rows: private_rows.unwrap_or(Config::PRIVATE_ROWS),
-            max_receive_rows,
-            buffers,
+            private_rows: private_rows.map_or(Config::PRIVATE_ROWS, |rows| rows.0),
+            max_receive_rows: max_receive_rows.map(|rows| rows.0),
+            buffers: buffers.0,
             token_type: token_type(
                 py,
                 token_dtype,
-                scales.as_ref().map(|(dtype, block)| (dtype.as_str(), *block)),
+                scales.as_ref().map(|(dtype, block)| (dtype.as_str(), block.0)),
             )?,
             combine_dtype: dtype(py, combine_dtype)?,
             answer_dtype: dtype(py, answer_dtype)?,
@@ -143,7 +146,10 @@ impl AllToAll {
                 py,
                 "layout",
                 layout,
-                &[("contiguous", Layout::Contiguous { pad_to }), ("indexed", Layout::Indexed)],
+                &[
+                    ("contiguous", Layout::Contiguous { pad_to: pad_to.0 }),
+                    ("indexed", Layout::Indexed),
+                ],
             )?,
             combine: choose(
                 py,
@@ -157,8 +163,8 @@ impl AllToAll {
                 weighting,
                 &[("combine", Weighting::AtCombine), ("expert", Weighting::AtExpert)],
             )?,
-            max_bytes,
-            ..Config::new(ranks, rank, experts, top_k).sized(max_tokens, hidden)
+            max_bytes: max_bytes.map(|bytes| bytes.0),
+            ..Config::new(ranks, rank, experts.0, top_k.0).sized(max_tokens.0, hidden.0)
         };
         // Arguments are compared first: impossible ones on one rank are an error on every rank.
         let moe = shared.with(py, |fabric| Ok(Moe::connect(fabric, config, deadline(timeout))?))?;

@@ -3,6 +3,10 @@
 use crate::errors::Error;
 use crate::fork;
 use crate::memory::lent;
+use crate::numbers::{
+    Count, DestinationOffset, DestinationStride, Device, Expected, Length, Peer, Round,
+    SourceOffset, SourceStride, Window,
+};
 use crate::peer_group::PeerGroup;
 use crate::region::Region;
 use crate::request::Request;
@@ -40,7 +44,7 @@ impl Communicator {
         }
     }
 
-    fn route_to(&self, py: Python<'_>, peer: u32) -> PyResult<Route> {
+    fn route_to(&self, py: Python<'_>, Peer(peer): Peer) -> PyResult<Route> {
         let unknown = weft_fabric::Error::Unknown { what: "rank", number: peer.into() };
         self.shared.with(py, |fabric| Ok(fabric.engine().route(Rank(peer)).ok_or(unknown)?))
     }
@@ -48,7 +52,8 @@ impl Communicator {
 
 /// Slices: source region, its offset, the peer's region, its offset, length; how many, and the bytes
 /// from one to the next in the source and in the destination.
-type PySlices = (u32, u64, u32, u64, u64, u32, u64, u64);
+type PySlices =
+    (u32, SourceOffset, u32, DestinationOffset, Length, Count, SourceStride, DestinationStride);
 /// A route: provider, most bytes and most pages of a part.
 type PyRoute = (&'static str, Option<u64>, Option<u32>);
 /// Totals: peer, provider, payload bytes, parts, arrivals, errors.
@@ -95,7 +100,7 @@ impl Communicator {
     }
 
     /// The route to a peer: its provider, and the most bytes and pages of a part; `None`: no limit.
-    fn route(&self, py: Python<'_>, peer: u32) -> PyResult<PyRoute> {
+    fn route(&self, py: Python<'_>, peer: Peer) -> PyResult<PyRoute> {
         let route = self.route_to(py, peer)?;
         let rule = route.parts;
         let bytes = (rule.max_part_bytes != u64::MAX).then_some(rule.max_part_bytes);
@@ -104,7 +109,8 @@ impl Communicator {
     }
 
     /// By how much a write of pages of these lengths raises its lane, to or from a peer.
-    fn parts(&self, py: Python<'_>, peer: u32, lengths: Vec<u64>) -> PyResult<u64> {
+    fn parts(&self, py: Python<'_>, peer: Peer, lengths: Vec<Length>) -> PyResult<u64> {
+        let lengths = lengths.into_iter().map(|length| length.0);
         Ok(self.route_to(py, peer)?.parts.count(lengths))
     }
 
@@ -144,17 +150,18 @@ impl Communicator {
     fn alloc(
         &self,
         py: Python<'_>,
-        length: usize,
-        device: Option<u32>,
+        length: Length,
+        device: Option<Device>,
         numa_node: Option<u32>,
         huge_pages: bool,
     ) -> PyResult<Region> {
         let placement = Placement { numa_node, huge_pages };
+        let length = usize::try_from(length.0).unwrap_or(usize::MAX);
         let region = self.shared.with(py, |fabric| {
             let mut engine = fabric.engine();
             Ok(match device {
                 None => engine.register(Memory::shared_with(length, placement)?)?,
-                Some(device) => engine.alloc_device(device, length)?,
+                Some(Device(device)) => engine.alloc_device(device, length)?,
             })
         })?;
         Ok(Region::new(&region, true, &self.shared))
@@ -179,18 +186,19 @@ impl Communicator {
     }
 
     /// A counter with this window, toward these peers (`None`: all).
-    #[pyo3(signature = (window=1, peers=None, bulk=false))]
+    #[pyo3(signature = (window=Window(1), peers=None, bulk=false))]
     fn counter(
         &self,
         py: Python<'_>,
-        window: u32,
-        peers: Option<Vec<u32>>,
+        window: Window,
+        peers: Option<Vec<Peer>>,
         bulk: bool,
     ) -> PyResult<u32> {
         self.shared.with(py, |fabric| {
-            let peers: Option<Vec<Rank>> = peers.map(|list| list.into_iter().map(Rank).collect());
+            let peers: Option<Vec<Rank>> =
+                peers.map(|list| list.iter().map(|peer| Rank(peer.0)).collect());
             let class = if bulk { Class::Bulk } else { Class::Latency };
-            let config = CounterConfig { window, peers: peers.as_deref(), class };
+            let config = CounterConfig { window: window.0, peers: peers.as_deref(), class };
             Ok(fabric.engine().counter_with(config)?.number())
         })
     }
@@ -210,16 +218,16 @@ impl Communicator {
     }
 
     /// The first round toward a peer in which nothing was written yet.
-    fn next_round(&self, py: Python<'_>, counter: u32, peer: u32) -> PyResult<u64> {
+    fn next_round(&self, py: Python<'_>, counter: u32, peer: Peer) -> PyResult<u64> {
         self.shared.with(py, move |fabric| {
-            Ok(fabric.engine().next_round(CounterId::from_number(counter), Rank(peer))?)
+            Ok(fabric.engine().next_round(CounterId::from_number(counter), Rank(peer.0))?)
         })
     }
 
     /// The oldest round of a peer without a credit.
-    fn open_round(&self, py: Python<'_>, counter: u32, peer: u32) -> PyResult<u64> {
+    fn open_round(&self, py: Python<'_>, counter: u32, peer: Peer) -> PyResult<u64> {
         self.shared.with(py, move |fabric| {
-            Ok(fabric.engine().open_round(CounterId::from_number(counter), Rank(peer))?)
+            Ok(fabric.engine().open_round(CounterId::from_number(counter), Rank(peer.0))?)
         })
     }
 
@@ -252,20 +260,20 @@ impl Communicator {
     fn scatter(
         &self,
         py: Python<'_>,
-        writes: Vec<(u32, Vec<PySlices>)>,
+        writes: Vec<(Peer, Vec<PySlices>)>,
         counter: u32,
-        round: Option<u64>,
+        round: Option<Round>,
         done: Option<Py<PyAny>>,
     ) -> PyResult<Request> {
         let id = self.shared.with(py, move |fabric| {
-            let writes = writes.into_iter().map(|(peer, list)| Ok((Rank(peer), pages(list)?)));
+            let writes = writes.into_iter().map(|(peer, list)| Ok((Rank(peer.0), pages(list)?)));
             let writes: Vec<(Rank, Vec<Page>)> = writes.collect::<Result<_, Error>>()?;
             let writes: Vec<PeerWrite<'_>> =
                 writes.iter().map(|(peer, pages)| PeerWrite { peer: *peer, pages }).collect();
             let mut engine = fabric.engine();
             let counter = CounterId::from_number(counter);
             deliver(&self.shared, done, |done| match round {
-                Some(round) => engine.scatter(&writes, counter, round, done),
+                Some(Round(round)) => engine.scatter(&writes, counter, round, done),
                 None => engine.scatter_next(&writes, counter, done),
             })
         })?;
@@ -301,15 +309,16 @@ impl Communicator {
         &self,
         py: Python<'_>,
         counter: u32,
-        round: Option<u64>,
-        expected: Vec<(u32, u64)>,
+        round: Option<Round>,
+        expected: Vec<(Peer, Expected)>,
         timeout: f64,
     ) -> PyResult<()> {
         self.shared.wait(py, timeout, move |fabric, waiter| {
-            let expected: Vec<_> = expected.into_iter().map(|(r, n)| (Rank(r), n)).collect();
+            let expected = expected.into_iter().map(|(peer, raises)| (Rank(peer.0), raises.0));
+            let expected: Vec<_> = expected.collect();
             let counter = CounterId::from_number(counter);
             match round {
-                Some(round) => fabric.wait_in(counter, round, &expected, waiter)?,
+                Some(Round(round)) => fabric.wait_in(counter, round, &expected, waiter)?,
                 None => fabric.wait(counter, &expected, waiter)?,
             }
             Ok(())
@@ -321,15 +330,15 @@ impl Communicator {
     fn wait_for_credit(
         &self,
         py: Python<'_>,
-        peer: u32,
+        peer: Peer,
         counter: u32,
-        round: Option<u64>,
+        round: Option<Round>,
         timeout: f64,
     ) -> PyResult<()> {
         self.shared.wait(py, timeout, move |fabric, waiter| {
-            let (counter, peer) = (CounterId::from_number(counter), Rank(peer));
+            let (counter, peer) = (CounterId::from_number(counter), Rank(peer.0));
             let round = match round {
-                Some(round) => round,
+                Some(Round(round)) => round,
                 None => fabric.engine().next_round(counter, peer)?,
             };
             Ok(fabric.wait_for_credit(counter, peer, round, waiter)?)
@@ -338,13 +347,19 @@ impl Communicator {
 
     /// Raises by a peer in an open round; in the oldest if none is named.
     #[pyo3(signature = (counter, peer, round=None))]
-    fn count(&self, py: Python<'_>, counter: u32, peer: u32, round: Option<u64>) -> PyResult<u64> {
+    fn count(
+        &self,
+        py: Python<'_>,
+        counter: u32,
+        peer: Peer,
+        round: Option<Round>,
+    ) -> PyResult<u64> {
         self.shared.with(py, move |fabric| {
             let mut engine = fabric.engine();
             engine.progress();
-            let (counter, peer) = (CounterId::from_number(counter), Rank(peer));
+            let (counter, peer) = (CounterId::from_number(counter), Rank(peer.0));
             Ok(match round {
-                Some(round) => engine.count_in(counter, peer, round)?,
+                Some(Round(round)) => engine.count_in(counter, peer, round)?,
                 None => engine.count(counter, peer)?,
             })
         })
@@ -378,18 +393,18 @@ impl Communicator {
     }
 
     /// Credits that a peer has given on a counter.
-    fn credits(&self, py: Python<'_>, counter: u32, peer: u32) -> PyResult<u64> {
+    fn credits(&self, py: Python<'_>, counter: u32, peer: Peer) -> PyResult<u64> {
         self.shared.with(py, move |fabric| {
             let mut engine = fabric.engine();
             engine.progress();
-            Ok(engine.credits(CounterId::from_number(counter), Rank(peer))?)
+            Ok(engine.credits(CounterId::from_number(counter), Rank(peer.0))?)
         })
     }
 
     /// Gives a peer credit for its round.
-    fn credit(&self, py: Python<'_>, peer: u32, counter: u32) -> PyResult<Request> {
+    fn credit(&self, py: Python<'_>, peer: Peer, counter: u32) -> PyResult<Request> {
         let id = self.shared.with(py, move |fabric| {
-            Ok(fabric.engine().credit_now(Rank(peer), CounterId::from_number(counter))?)
+            Ok(fabric.engine().credit_now(Rank(peer.0), CounterId::from_number(counter))?)
         })?;
         Ok(Request { id, shared: self.shared.clone() })
     }
@@ -481,9 +496,19 @@ fn pages(slices: Vec<PySlices>) -> Result<Vec<Page>, Error> {
     for row in slices {
         let (source, source_offset, destination, destination_offset, length, count, ..) = row;
         let (.., source_stride, destination_stride) = row;
-        let (source, destination) = (RegionKey(source), RegionKey(destination));
-        let first = Page { source, source_offset, destination, destination_offset, length };
-        let slices = Slices { first, count, source_stride, destination_stride };
+        let first = Page {
+            source: RegionKey(source),
+            source_offset: source_offset.0,
+            destination: RegionKey(destination),
+            destination_offset: destination_offset.0,
+            length: length.0,
+        };
+        let slices = Slices {
+            first,
+            count: count.0,
+            source_stride: source_stride.0,
+            destination_stride: destination_stride.0,
+        };
         slices.append_to(&mut pages)?;
     }
     Ok(pages)

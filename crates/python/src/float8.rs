@@ -2,6 +2,7 @@
 
 use crate::all_to_all::{Array, bytes, bytes_mut, token_type};
 use crate::errors::raise;
+use crate::numbers::Block;
 use pyo3::prelude::*;
 use weft_moe::{BlockScaled, TokenType};
 
@@ -33,11 +34,11 @@ pub fn quantise(
     hidden: usize,
     dtype: &str,
     scale_dtype: &str,
-    block: u32,
+    block: Block,
     mut codes: Array,
     mut scales: Array,
 ) -> PyResult<()> {
-    let (scaled, scale_bytes) = scaled(py, hidden, dtype, scale_dtype, block)?;
+    let (scaled, scale_bytes) = scaled(py, hidden, dtype, scale_dtype, block.0)?;
     py.detach(|| {
         // SAFETY: the arrays' owners are arguments of this call; the Python layer has just made them,
         // the first in float32, aligned by numpy.
@@ -63,10 +64,10 @@ pub fn dequantise(
     hidden: usize,
     dtype: &str,
     scale_dtype: &str,
-    block: u32,
+    block: Block,
     mut values: Array,
 ) -> PyResult<()> {
-    let (scaled, scale_bytes) = scaled(py, hidden, dtype, scale_dtype, block)?;
+    let (scaled, scale_bytes) = scaled(py, hidden, dtype, scale_dtype, block.0)?;
     py.detach(|| {
         // SAFETY: the arrays' owners are arguments of this call; the Python layer has just made the
         // last, in float32, aligned by numpy, and nobody writes to the others meanwhile.

@@ -3,6 +3,7 @@
 use crate::communicator::Communicator;
 use crate::errors::{Error, raise};
 use crate::fork;
+use crate::numbers::{Rank, TraceLimit, WorldSize};
 use crate::shared::{Raised, duration, take};
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -14,12 +15,13 @@ use weft_fabric::{Communicator as Fabric, ProviderKind, registry};
 /// Joins the group that the launcher or the arguments name; see `weft.init`.
 #[pyfunction]
 #[pyo3(signature = (*, rank=None, world_size=None, address=None, secret=None, host_id=None,
-    providers=None, progress="caller", spin=None, timeout=None, silence_timeout=None, trace_limit=0))]
+    providers=None, progress="caller", spin=None, timeout=None, silence_timeout=None,
+    trace_limit=TraceLimit(0)))]
 #[allow(clippy::too_many_arguments)]
 pub fn init(
     py: Python<'_>,
-    rank: Option<u32>,
-    world_size: Option<u32>,
+    rank: Option<Rank>,
+    world_size: Option<WorldSize>,
     address: Option<String>,
     secret: Option<Vec<u8>>,
     host_id: Option<String>,
@@ -28,7 +30,7 @@ pub fn init(
     spin: Option<f64>,
     timeout: Option<f64>,
     silence_timeout: Option<f64>,
-    trace_limit: usize,
+    trace_limit: TraceLimit,
 ) -> PyResult<Communicator> {
     fork::check(py)?;
     fork::watch();
@@ -38,8 +40,8 @@ pub fn init(
     // The Python layer refuses what is no time.
     let seconds = |value: Option<f64>| value.map(duration);
     let overrides = Overrides {
-        rank,
-        world_size,
+        rank: rank.map(|rank| rank.0),
+        world_size: world_size.map(|size| size.0),
         address,
         bind: None,
         secret: secret.map(Secret::new).transpose().map_err(Error::from)?,
@@ -76,7 +78,7 @@ pub fn init(
         }
     };
     config.spin = seconds(spin);
-    config.engine.trace_limit = trace_limit;
+    config.engine.trace_limit = trace_limit.0;
     let made = py.detach(|| Fabric::init(config));
     match made {
         Ok(fabric) => Ok(Communicator::wrap(fabric, raised)),

@@ -13,6 +13,7 @@ mod float8;
 mod fork;
 mod init;
 mod memory;
+mod numbers;
 mod pair;
 mod peer_group;
 mod region;

@@ -1,6 +1,7 @@
 //! Peer groups for Python.
 
 use crate::communicator::deliver;
+use crate::numbers::{DestinationOffset, Length, Member, Round, SourceOffset};
 use crate::request::Request;
 use crate::shared::Shared;
 use pyo3::prelude::*;
@@ -28,22 +29,25 @@ impl PeerGroup {
     fn scatter(
         &self,
         py: Python<'_>,
-        writes: Vec<(u32, u64, u64, u64)>,
-        round: Option<u64>,
+        writes: Vec<(Member, SourceOffset, DestinationOffset, Length)>,
+        round: Option<Round>,
         done: Option<Py<PyAny>>,
     ) -> PyResult<Request> {
         let id = self.shared.with(py, move |fabric| {
-            let write = |(member, source_offset, destination_offset, length)| MemberWrite {
-                member,
-                source_offset,
-                destination_offset,
-                length,
-            };
+            let write =
+                |(member, from, to, length): (Member, SourceOffset, DestinationOffset, Length)| {
+                    MemberWrite {
+                        member: member.0,
+                        source_offset: from.0,
+                        destination_offset: to.0,
+                        length: length.0,
+                    }
+                };
             let writes: Vec<MemberWrite> = writes.into_iter().map(write).collect();
             let mut engine = fabric.engine();
             let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
             deliver(&self.shared, done, |done| match round {
-                Some(round) => engine.scatter_group(&mut group, round, &writes, done),
+                Some(Round(round)) => engine.scatter_group(&mut group, round, &writes, done),
                 None => engine.scatter_group_next(&mut group, &writes, done),
             })
         })?;

@@ -1,6 +1,7 @@
 //! Servers and networks for `weft topo`: JSON out, for Python to print.
 
 use crate::errors::Error;
+use crate::numbers::{Flow, Seed};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use weft_topology::report;
@@ -36,16 +37,16 @@ pub fn topology_network(py: Python<'_>, spec: &str) -> PyResult<String> {
 
 /// The path between two endpoints, by name or number.
 #[pyfunction]
-#[pyo3(signature = (spec, source, target, routing = "static", seed = 0, flow = 0))]
+#[pyo3(signature = (spec, source, target, routing = "static", seed = Seed(0), flow = Flow(0)))]
 pub fn topology_path(
     py: Python<'_>,
     spec: &str,
     source: &str,
     target: &str,
     routing: &str,
-    seed: u64,
-    flow: u64,
+    seed: Seed,
+    flow: Flow,
 ) -> PyResult<String> {
-    let report = || report::path_report(spec, source, target, routing, seed, flow);
+    let report = || report::path_report(spec, source, target, routing, seed.0, flow.0);
     Ok(py.detach(report).map_err(Error::from)?)
 }

@@ -11,6 +11,7 @@ pub use defines::{device_defines, device_source};
 use crate::communicator::Communicator;
 use crate::errors::{Error, raise};
 use crate::fork;
+use crate::numbers::WorldSize;
 use crate::shared::{Shared, deadline};
 use options::Options;
 use pyo3::prelude::*;
@@ -117,12 +118,13 @@ impl DeviceAllToAll {
     #[pyo3(signature = (world_size, devices, **options))]
     fn local_group(
         py: Python<'_>,
-        world_size: u32,
+        world_size: WorldSize,
         devices: Vec<String>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Vec<DeviceAllToAll>> {
         fork::check(py)?;
         fork::watch();
+        let WorldSize(world_size) = world_size;
         if devices.len() != world_size as usize {
             let given = devices.len();
             let message =

@@ -2,6 +2,10 @@
 
 use crate::all_to_all::{choose, dtype, token_type};
 use crate::errors::{Error, raise};
+use crate::numbers::{
+    Block, Buffers, ExpertCapacity, Experts, Hidden, MaxBytes, MaxPositions, MaxTokens, NumSms,
+    PadTo, TopK,
+};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -14,28 +18,28 @@ use weft_moe::{Error as MoeError, Weighting};
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Options {
-    experts: u32,
-    top_k: u32,
-    hidden: u32,
-    max_tokens: u32,
+    experts: Experts,
+    top_k: TopK,
+    hidden: Hidden,
+    max_tokens: MaxTokens,
     token_dtype: String,
     wire_dtype: String,
-    scales: Option<(String, u32)>,
+    scales: Option<(String, Block)>,
     combine_dtype: String,
     answer_dtype: String,
     output_dtype: String,
     ids_dtype: String,
     layout: String,
-    pad_to: u32,
-    expert_capacity: Option<u32>,
-    max_positions: Option<u32>,
+    pad_to: PadTo,
+    expert_capacity: Option<ExpertCapacity>,
+    max_positions: Option<MaxPositions>,
     weighting: String,
-    buffers: u32,
-    num_sms: Option<u32>,
+    buffers: Buffers,
+    num_sms: Option<NumSms>,
     path: Option<String>,
     memory: String,
     skew_timeout: f64,
-    max_bytes: Option<u64>,
+    max_bytes: Option<MaxBytes>,
     pub timeout: f64,
 }
 
@@ -52,21 +56,21 @@ impl Options {
         if let Some(arguments) = arguments
             && given <= COUNT
         {
-            return arguments.extract();
+            return arguments.extract().map_err(|error| number(arguments.py(), error));
         }
         Err(PyTypeError::new_err(format!("{given} keyword arguments were given, of {COUNT} known")))
     }
 
     /// The shape, as `rank` of `ranks` has it.
     pub fn config(&self, py: Python<'_>, ranks: u32, rank: u32) -> PyResult<DeviceConfig> {
-        let scales = self.scales.as_ref().map(|(dtype, block)| (dtype.as_str(), *block));
+        let scales = self.scales.as_ref().map(|(dtype, block)| (dtype.as_str(), block.0));
         let ids = [("int64", IdWidth::I64), ("int32", IdWidth::I32)];
         let weighting = [("combine", Weighting::AtCombine), ("expert", Weighting::AtExpert)];
         let paths = Path::ALL.map(|path| (path.name(), path));
         let path = self.path.as_deref().map(|name| choose(py, "path", name, &paths)).transpose()?;
-        let config = DeviceConfig::new(ranks, rank, self.experts, self.top_k);
+        let config = DeviceConfig::new(ranks, rank, self.experts.0, self.top_k.0);
         Ok(DeviceConfig {
-            channels: self.buffers,
+            channels: self.buffers.0,
             token_type: token_type(py, &self.token_dtype, scales)?,
             wire: token_type(py, &self.wire_dtype, scales)?,
             combine_dtype: dtype(py, &self.combine_dtype)?,
@@ -74,16 +78,17 @@ impl Options {
             output_dtype: dtype(py, &self.output_dtype)?,
             ids: choose(py, "ids_dtype", &self.ids_dtype, &ids)?,
             layout: self.layout(py)?,
-            max_positions: self.max_positions,
+            max_positions: self.max_positions.map(|positions| positions.0),
             weighting: choose(py, "weighting", &self.weighting, &weighting)?,
             path,
-            max_bytes: self.max_bytes,
-            ..config.sized(self.max_tokens, self.hidden)
+            max_bytes: self.max_bytes.map(|bytes| bytes.0),
+            ..config.sized(self.max_tokens.0, self.hidden.0)
         })
     }
 
     fn layout(&self, py: Python<'_>) -> PyResult<DeviceLayout> {
-        let (pad_to, expert_capacity) = (self.pad_to, self.expert_capacity);
+        let pad_to = self.pad_to.0;
+        let expert_capacity = self.expert_capacity.map(|capacity| capacity.0);
         let known = [
             ("contiguous", DeviceLayout::Contiguous { pad_to }),
             ("indexed", DeviceLayout::Indexed),
@@ -117,6 +122,16 @@ impl Options {
                 format!("skew_timeout is {}: seconds from 0 on are needed", self.skew_timeout);
             raise(py, "ConfigurationError", &message)
         })?;
-        Ok(DeviceSetup { place, skew_timeout, num_sms: self.num_sms })
+        Ok(DeviceSetup { place, skew_timeout, num_sms: self.num_sms.map(|number| number.0) })
     }
+}
+
+/// The error of a number that does not fit, which PyO3 makes the cause of a `TypeError`.
+fn number(py: Python<'_>, error: PyErr) -> PyErr {
+    let refused = |cause: &PyErr| {
+        let class =
+            py.import("weft.errors").and_then(|errors| errors.getattr("ConfigurationError"));
+        class.is_ok_and(|class| cause.matches(py, class).unwrap_or(false))
+    };
+    error.cause(py).filter(refused).unwrap_or(error)
 }

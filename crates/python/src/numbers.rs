@@ -1,0 +1,89 @@
+//! Whole numbers that Python's calls take: a type for each argument, so that one that does not fit is an error
+//! that names it.
+
+use crate::errors::raise;
+use pyo3::exceptions::PyOverflowError;
+use pyo3::prelude::*;
+
+/// Defines a type for each argument: the type, the numbers that fit, the argument's name.
+macro_rules! numbers {
+    ($refuse:path: $($name:ident($whole:ty) = $argument:literal,)*) => {$(
+        #[doc = concat!("The argument `", $argument, "`.")]
+        #[derive(Clone, Copy)]
+        pub struct $name(pub $whole);
+
+        impl<'a, 'py> FromPyObject<'a, 'py> for $name {
+            type Error = PyErr;
+
+            #[inline]
+            fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<$name> {
+                let number: PyResult<$whole> = given.extract();
+                match number {
+                    Ok(number) => Ok($name(number)),
+                    Err(error) if error.is_instance_of::<PyOverflowError>(given.py()) => {
+                        Err($refuse($argument, given, <$whole>::MAX as u64))
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+        }
+    )*};
+}
+
+numbers! { misfit:
+    Block(u32) = "block",
+    Buffers(u32) = "buffers",
+    Count(u32) = "count",
+    DestinationOffset(u64) = "destination_offset",
+    DestinationStride(u64) = "destination_stride",
+    Device(u32) = "device",
+    Expected(u64) = "expected",
+    ExpertCapacity(u32) = "expert_capacity",
+    Experts(u32) = "experts",
+    Flow(u64) = "flow",
+    Hidden(u32) = "hidden",
+    Length(u64) = "length",
+    MaxBytes(u64) = "max_bytes",
+    MaxPositions(u32) = "max_positions",
+    MaxReceiveRows(u32) = "max_receive_rows",
+    MaxTokens(u32) = "max_tokens",
+    NumSms(u32) = "num_sms",
+    PadTo(u32) = "pad_to",
+    PrivateRows(u32) = "private_rows",
+    Rank(u32) = "rank",
+    Round(u64) = "round",
+    Seed(u64) = "seed",
+    SourceOffset(u64) = "source_offset",
+    SourceStride(u64) = "source_stride",
+    TopK(u32) = "top_k",
+    TraceLimit(usize) = "trace_limit",
+    Window(u32) = "window",
+    WorldSize(u32) = "world_size",
+}
+
+numbers! { unknown:
+    Member(u32) = "member",
+    Peer(u32) = "peer",
+}
+
+/// A number that the argument cannot be.
+#[cold]
+fn misfit(argument: &str, given: Borrowed<'_, '_, PyAny>, most: u64) -> PyErr {
+    let message = format!(
+        "{argument}={}: expected a whole number from 0 to {most}; pass one of those",
+        shown(given)
+    );
+    raise(given.py(), "ConfigurationError", &message)
+}
+
+/// A place that no rank or member can have.
+#[cold]
+fn unknown(argument: &str, given: Borrowed<'_, '_, PyAny>, _most: u64) -> PyErr {
+    let message = format!("{argument}={}: expected one of the group, from 0 on", shown(given));
+    raise(given.py(), "UnknownError", &message)
+}
+
+fn shown(given: Borrowed<'_, '_, PyAny>) -> String {
+    // Python does not print numbers of more than some thousand digits.
+    given.str().map_or_else(|_| "(too many digits)".to_owned(), |text| text.to_string())
+}
