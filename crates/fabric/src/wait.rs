@@ -238,13 +238,18 @@ fn missing_left(
     missing.into_iter().map(|m| m.rank).find(|rank| engine.poison_flag().has_left(*rank))
 }
 
-/// [`Engine::wait`] over any host.
+/// [`Engine::wait_in`] over any host; without a round, [`Engine::wait`].
 pub(crate) fn wait(
     host: &mut impl Host,
     counter: CounterId,
+    round: Option<u64>,
     expected: &[(Rank, u64)],
     waiter: &mut Waiter<'_>,
 ) -> Result<()> {
+    let count = |engine: &mut Engine, rank| match round {
+        Some(round) => engine.count_in(counter, rank, round),
+        None => engine.count(counter, rank),
+    };
     run(
         host,
         "a wait on a counter",
@@ -252,46 +257,16 @@ pub(crate) fn wait(
         waiter,
         |engine, _| {
             for &(rank, expected) in expected {
-                if engine.count(counter, rank)? < expected {
+                if count(engine, rank)? < expected {
                     return Ok(None);
                 }
             }
             for &(rank, _) in expected {
-                engine.unlist(counter, rank);
-            }
-            Ok(Some(()))
-        },
-        |engine| {
-            let short = |&(rank, expected): &(Rank, u64)| {
-                let seen = engine.count(counter, rank).unwrap_or_default();
-                (seen < expected).then_some(Missing { rank, expected, seen })
-            };
-            expected.iter().filter_map(short).collect()
-        },
-    )
-}
-
-/// [`Engine::wait_in`] over any host.
-pub(crate) fn wait_in(
-    host: &mut impl Host,
-    counter: CounterId,
-    round: u64,
-    expected: &[(Rank, u64)],
-    waiter: &mut Waiter<'_>,
-) -> Result<()> {
-    run(
-        host,
-        "a wait on a counter",
-        0,
-        waiter,
-        |engine, _| {
-            for &(rank, expected) in expected {
-                if engine.count_in(counter, rank, round)? < expected {
-                    return Ok(None);
-                }
-            }
-            for &(rank, _) in expected {
-                if engine.open_round(counter, rank)? == round {
+                let is_oldest = match round {
+                    Some(round) => engine.open_round(counter, rank)? == round,
+                    None => true,
+                };
+                if is_oldest {
                     engine.unlist(counter, rank);
                 }
             }
@@ -299,7 +274,7 @@ pub(crate) fn wait_in(
         },
         |engine| {
             let short = |&(rank, expected): &(Rank, u64)| {
-                let seen = engine.count_in(counter, rank, round).unwrap_or_default();
+                let seen = count(engine, rank).unwrap_or_default();
                 (seen < expected).then_some(Missing { rank, expected, seen })
             };
             expected.iter().filter_map(short).collect()
@@ -436,7 +411,7 @@ fn pass_barrier(host: &mut impl Host, waiter: &mut Waiter<'_>) -> Result<()> {
         })?;
     }
     let expected: Vec<(Rank, u64)> = peers.iter().map(|&peer| (peer, 1)).collect();
-    wait(host, counter, &expected, waiter)?;
+    wait(host, counter, None, &expected, waiter)?;
     // A peer must not wait for a signal that lies here while this program computes.
     while let Some(signal) = host.with(|engine| engine.barrier_state().leaving.last().copied()) {
         wait_for_request(host, signal, waiter)?;
@@ -500,7 +475,7 @@ impl Engine {
         expected: &[(Rank, u64)],
         waiter: &mut Waiter<'_>,
     ) -> Result<()> {
-        wait(self, counter, expected, waiter)
+        wait(self, counter, None, expected, waiter)
     }
 
     /// [`Engine::wait`] for an open round: the oldest without a credit or a later one of the window, the
@@ -516,7 +491,7 @@ impl Engine {
         expected: &[(Rank, u64)],
         waiter: &mut Waiter<'_>,
     ) -> Result<()> {
-        wait_in(self, counter, round, expected, waiter)
+        wait(self, counter, Some(round), expected, waiter)
     }
 
     /// Waits until `peer` has given the credit that `round` needs.

@@ -231,7 +231,7 @@ impl Communicator {
         expected: &[(Rank, u64)],
         waiter: &mut Waiter<'_>,
     ) -> Result<()> {
-        wait::wait(&mut self.host(), counter, expected, waiter)
+        wait::wait(&mut self.host(), counter, None, expected, waiter)
     }
 
     /// [`Engine::wait_in`].
@@ -245,7 +245,7 @@ impl Communicator {
         expected: &[(Rank, u64)],
         waiter: &mut Waiter<'_>,
     ) -> Result<()> {
-        wait::wait_in(&mut self.host(), counter, round, expected, waiter)
+        wait::wait(&mut self.host(), counter, Some(round), expected, waiter)
     }
 
     /// [`Engine::wait_for_credit`].
