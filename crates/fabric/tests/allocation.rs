@@ -1,50 +1,16 @@
 //! Loops over counts and credits that never ask what rose take no memory, however long they run.
 
 mod common;
+#[path = "common/counting.rs"]
+mod counting;
 
 use common::{PATIENCE, connect, on_threads, soon};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+use counting::counting;
 use std::sync::Arc;
 use std::time::Instant;
 use weft_fabric::descriptor::Grant;
 use weft_fabric::providers::{ShmConfig, ShmDevice, TcpConfig, TcpDevice};
 use weft_fabric::{CounterId, Device, Engine, EngineConfig, Generation, ProviderKind, Rank};
-
-/// The system's allocator; counts the allocations of this thread while counting is on.
-struct Counting;
-
-thread_local! {
-    static COUNTED: Cell<Option<usize>> = const { Cell::new(None) };
-}
-
-fn note() {
-    COUNTED.with(|counted| counted.set(counted.get().map(|count| count + 1)));
-}
-
-// SAFETY: everything is the system allocator's; counting touches a plain thread-local cell, which
-// needs no allocation and no destructor.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note();
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        note();
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Rounds before allocations are counted: buffers have grown to what they need by then.
 const WARM: u64 = 100;
@@ -84,9 +50,9 @@ fn rounds_whose_raises_are_not_asked_for_allocate_nothing() {
             let grant = Grant::decode(&grants[peer.0 as usize]).unwrap();
             engine.import(peer, &grant, &[counter], soon(20)).unwrap();
             (0..WARM).for_each(|round| trade(&mut engine, counter, round));
-            COUNTED.set(Some(0));
-            (WARM..WARM + ROUNDS).for_each(|round| trade(&mut engine, counter, round));
-            let allocations = COUNTED.take().unwrap();
+            let rounds = WARM..WARM + ROUNDS;
+            let ((), allocations) =
+                counting(|| rounds.for_each(|round| trade(&mut engine, counter, round)));
             assert_eq!(allocations, 0, "{kind}: allocations in {ROUNDS} rounds");
             // `raised` still returns the lane, once.
             assert!(engine.raised().len() <= 1);

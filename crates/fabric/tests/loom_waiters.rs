@@ -11,7 +11,7 @@
 mod loom_word;
 
 use loom::sync::{Arc, Mutex};
-use loom::thread;
+use loom::thread::{self, JoinHandle};
 use loom_word::{Futex, Word};
 use std::time::Duration;
 use weft_fabric::Time;
@@ -118,6 +118,12 @@ impl Bed for OnWord<'_> {
     }
 }
 
+/// A thread of the model that works on the world.
+fn beside(world: &Arc<World>, work: impl FnOnce(&World) + 'static) -> JoinHandle<()> {
+    let world = world.clone();
+    thread::spawn(move || work(&world))
+}
+
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -130,12 +136,10 @@ fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
 fn a_thread_that_waits_misses_nothing_that_another_polls() {
     check(3, || {
         let world = World::new();
-        let agent = world.clone();
-        let agent = thread::spawn(move || agent.raise(0));
-        let poller = world.clone();
-        let poller = thread::spawn(move || {
-            poller.poll(0, |_| false);
-            poller.poll(0, |_| false);
+        let agent = beside(&world, |world| world.raise(0));
+        let poller = beside(&world, |world| {
+            world.poll(0, |_| false);
+            world.poll(0, |_| false);
         });
         world.wait(|engine| engine.rose[0]);
         agent.join().unwrap();
@@ -148,14 +152,11 @@ fn a_thread_that_waits_misses_nothing_that_another_polls() {
 fn two_threads_wait_while_an_agent_raises_and_another_polls() {
     check(2, || {
         let world = World::new();
-        let agent = world.clone();
-        let agent = thread::spawn(move || agent.raise(0));
-        let poller = world.clone();
-        let poller = thread::spawn(move || {
-            poller.poll(0, |_| false);
+        let agent = beside(&world, |world| world.raise(0));
+        let poller = beside(&world, |world| {
+            world.poll(0, |_| false);
         });
-        let second = world.clone();
-        let second = thread::spawn(move || second.wait(|engine| engine.rose[0]));
+        let second = beside(&world, |world| world.wait(|engine| engine.rose[0]));
         world.wait(|engine| engine.rose[0]);
         agent.join().unwrap();
         poller.join().unwrap();
@@ -168,13 +169,11 @@ fn two_threads_wait_while_an_agent_raises_and_another_polls() {
 fn a_follower_leads_when_the_leader_has_what_it_waited_for() {
     check(2, || {
         let world = World::new();
-        let first = world.clone();
-        let first = thread::spawn(move || {
-            first.wait(|engine| engine.rose[0]);
-            first.raise(1);
+        let first = beside(&world, |world| {
+            world.wait(|engine| engine.rose[0]);
+            world.raise(1);
         });
-        let second = world.clone();
-        let second = thread::spawn(move || second.wait(|engine| engine.rose[1]));
+        let second = beside(&world, |world| world.wait(|engine| engine.rose[1]));
         world.raise(0);
         first.join().unwrap();
         second.join().unwrap();
@@ -187,17 +186,14 @@ fn a_notification_ends_the_waits_of_all() {
     check(2, || {
         let world = World::new();
         let closed = Arc::new(Futex::new(0));
-        let wait = |world: Arc<World>, closed: Arc<Futex>| {
-            world.wait(|_| closed.load() == 1);
-        };
-        let (second, its) = (world.clone(), closed.clone());
-        let second = thread::spawn(move || wait(second, its));
-        let (closer, its) = (world.clone(), closed.clone());
-        let closer = thread::spawn(move || {
+        let its = closed.clone();
+        let second = beside(&world, move |world| world.wait(|_| its.load() == 1));
+        let its = closed.clone();
+        let closer = beside(&world, move |world| {
             its.fetch_or(1);
-            closer.notify();
+            world.notify();
         });
-        wait(world.clone(), closed);
+        world.wait(|_| closed.load() == 1);
         second.join().unwrap();
         closer.join().unwrap();
     });
@@ -209,11 +205,11 @@ fn a_nudge_is_not_taken_from_a_thread_on_its_way_to_sleep() {
     check(3, || {
         let world = World::new();
         let flag = Arc::new(Futex::new(0));
-        let (nudger, its) = (world.clone(), flag.clone());
-        let nudger = thread::spawn(move || {
+        let its = flag.clone();
+        let nudger = beside(&world, move |world| {
             its.fetch_or(1);
-            nudger.notify();
-            nudger.poll(0, |_| false);
+            world.notify();
+            world.poll(0, |_| false);
         });
         world.wait(|_| flag.load() == 1);
         nudger.join().unwrap();

@@ -64,9 +64,8 @@ fn two_that_leave(
 }
 
 /// Counters that both ranks link.
-fn counters(communicator: &Communicator, count: usize) -> Vec<CounterId> {
-    let counters: Vec<CounterId> =
-        (0..count).map(|_| communicator.engine().counter().unwrap()).collect();
+fn counters<const COUNT: usize>(communicator: &Communicator) -> [CounterId; COUNT] {
+    let counters = [(); COUNT].map(|()| communicator.engine().counter().unwrap());
     communicator.share(&[], &counters, soon()).unwrap();
     counters
 }

@@ -2,10 +2,11 @@
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod common;
+#[path = "../../fabric/tests/common/counting.rs"]
+mod counting;
 
 use common::{Batch, batches};
-use std::alloc::{GlobalAlloc, Layout as Bytes, System};
-use std::cell::Cell;
+use counting::counting;
 use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
 use weft_fabric::{Driver as _, Engine, Event, Memory, PartRule, Rank, Region, Requests, Time};
 use weft_moe::routing::Routing;
@@ -13,55 +14,6 @@ use weft_moe::{
     CombineMode, Config, Driver, Error, Handle, Input, Layout, Rows, RowsMut, Shape, Stage,
     Weighting,
 };
-
-/// The system's allocator, which counts what this thread asks for while it is told to.
-struct Counting;
-
-thread_local! {
-    static COUNTED: Cell<Option<usize>> = const { Cell::new(None) };
-}
-
-fn note() {
-    COUNTED.with(|counted| counted.set(counted.get().map(|count| count + 1)));
-}
-
-// SAFETY: everything is the system allocator's; counting touches a plain thread-local cell, which
-// needs no allocation and no destructor.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Bytes) -> *mut u8 {
-        note();
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Bytes) {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Bytes, size: usize) -> *mut u8 {
-        note();
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Calls `call` and counts its allocations.
-fn counting<T>(call: impl FnOnce() -> T) -> (T, usize) {
-    COUNTED.set(Some(0));
-    let result = call();
-    (result, COUNTED.take().unwrap_or_default())
-}
-
-#[test]
-fn allocations_are_seen() {
-    let (vector, allocations) = counting(|| vec![1u8; 10]);
-    assert_eq!((vector.len(), allocations), (10, 1));
-    assert_eq!(counting(|| 1 + 1).1, 0);
-}
 
 const ROUNDS: usize = 6;
 

@@ -14,8 +14,7 @@ use weft_fabric::{
 fn no_call_waits_for_the_wait_of_another_thread() {
     for (kind, spin) in KINDS.into_iter().flat_map(|kind| SPINS.map(|spin| (kind, spin))) {
         two(kind, Progress::Caller, spin, |communicator, peer| {
-            let counters = counters(communicator, 3);
-            let [last, calls, through] = counters[..] else { panic!() };
+            let [last, calls, through] = counters(communicator);
             const CALLS: u64 = 200;
             if communicator.rank() == Rank(1) {
                 for _ in 0..CALLS {
@@ -50,8 +49,7 @@ fn no_call_waits_for_the_wait_of_another_thread() {
 fn a_wait_whose_deadline_passes_leaves_the_others_waiting() {
     for kind in KINDS {
         two(kind, Progress::Caller, Duration::ZERO, |communicator, peer| {
-            let counters = counters(communicator, 3);
-            let [never, late, tell] = counters[..] else { panic!() };
+            let [never, late, tell] = counters(communicator);
             if communicator.rank() == Rank(1) {
                 wait(communicator, tell, peer);
                 return signal(communicator, peer, late);
@@ -82,7 +80,7 @@ fn all_end(
 ) {
     for (kind, spin) in KINDS.into_iter().flat_map(|kind| SPINS.map(|spin| (kind, spin))) {
         two(kind, progress, spin, |communicator, peer| {
-            let counters = counters(communicator, 4);
+            let counters: [CounterId; 4] = counters(communicator);
             if communicator.rank() == Rank(1) {
                 return;
             }
@@ -146,8 +144,7 @@ fn poison_ends_all_waits() {
 fn threads_that_panic_leave_the_others_waiting() {
     for kind in KINDS {
         two(kind, Progress::Caller, Duration::ZERO, |communicator, peer| {
-            let counters = counters(communicator, 3);
-            let [never, late, tell] = counters[..] else { panic!() };
+            let [never, late, tell] = counters(communicator);
             if communicator.rank() == Rank(1) {
                 wait(communicator, tell, peer);
                 return signal(communicator, peer, late);
@@ -215,7 +212,7 @@ fn a_credit_of_another_thread_ends_the_wait_for_the_round_after() {
 fn a_barrier_of_a_second_thread_is_refused_and_disturbs_no_other() {
     for kind in KINDS {
         two(kind, Progress::Caller, Duration::ZERO, |communicator, peer| {
-            let entered = counters(communicator, 1)[0];
+            let [entered] = counters(communicator);
             let barrier = || waiting(communicator, |waiter| communicator.barrier(waiter));
             if communicator.rank() == Rank(1) {
                 wait(communicator, entered, peer);
@@ -242,6 +239,13 @@ fn a_barrier_of_a_second_thread_is_refused_and_disturbs_no_other() {
     }
 }
 
+/// A grant over shm of a region that its owner never sends.
+fn grant_never_followed() -> Grant {
+    let entry = 7u64.to_le_bytes().to_vec();
+    let regions = vec![RegionGrant { key: RegionKey(9), length: 8, entry }];
+    Grant { regions, counters: Vec::new() }
+}
+
 /// Rank 1 never sends the region that rank 0 waits for, with the peers' links and not with the engine.
 #[test]
 fn an_import_that_waits_for_its_peer_holds_up_no_other_call() {
@@ -249,9 +253,7 @@ fn an_import_that_waits_for_its_peer_holds_up_no_other_call() {
         if communicator.rank() == Rank(1) {
             return;
         }
-        let entry = 7u64.to_le_bytes().to_vec();
-        let regions = vec![RegionGrant { key: RegionKey(9), length: 8, entry }];
-        let grant = Grant { regions, counters: Vec::new() };
+        let grant = grant_never_followed();
         let (sender, receiver) = mpsc::channel();
         let (done, called) = mpsc::channel();
         std::thread::scope(|scope| {
@@ -282,9 +284,7 @@ fn an_import_that_waits_in_vain_names_its_peer_at_the_deadline() {
         if communicator.rank() == Rank(1) {
             return;
         }
-        let entry = 7u64.to_le_bytes().to_vec();
-        let regions = vec![RegionGrant { key: RegionKey(9), length: 8, entry }];
-        let grant = Grant { regions, counters: Vec::new() };
+        let grant = grant_never_followed();
         let deadline = clock::now().after(Duration::from_millis(50));
         let ended = communicator
             .meet(deadline, |engine, limit| engine.import_within(peer, &grant, &[], limit));

@@ -3,7 +3,7 @@
 use crate::{KINDS, counters, two_that_leave, wait, waiting};
 use std::time::Duration;
 use weft_fabric::communicator::Progress;
-use weft_fabric::{Communicator, Rank};
+use weft_fabric::{Communicator, CounterId, Rank};
 
 const MANY: usize = 300;
 
@@ -30,7 +30,7 @@ fn signals_and_credits_given_just_before_a_communicator_goes_arrive() {
     }) {
         for (how, leave) in WAYS {
             two_that_leave(kind, progress, Duration::ZERO, |communicator, peer| {
-                let counters = counters(&communicator, MANY);
+                let counters: [CounterId; MANY] = counters(&communicator);
                 if communicator.rank() == Rank(0) {
                     for &counter in &counters {
                         communicator.engine().signal(peer, counter, 0).unwrap();

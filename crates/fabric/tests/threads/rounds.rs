@@ -125,7 +125,7 @@ fn an_event_loop_and_a_progress_thread_beside_them_miss_nothing() {
         KINDS.into_iter().flat_map(|kind| [(kind, Progress::Caller), (kind, Progress::Thread)])
     {
         two(kind, progress, Duration::ZERO, |communicator, peer| {
-            let looped = counters(communicator, 1)[0];
+            let [looped] = counters(communicator);
             let side = Side::new(communicator, peer);
             let (sender, receiver) = mpsc::channel();
             std::thread::scope(|scope| {
