@@ -272,6 +272,10 @@ pub trait Link: Send {
         posted
     }
 
+    /// The owner has read what `peer` wrote under `lane`, a lane of its own table, and its credit names
+    /// another lane ([`Work::credits`]). For links that watch over bytes; nothing is sent.
+    fn released(&mut self, _peer: Rank, _lane: Lane) {}
+
     /// Sends what posts have held back. Sets [`Sink::held`] if parts of these posts are left here that
     /// were [`Posted::Done`].
     fn flush(&mut self, sink: &mut Sink);

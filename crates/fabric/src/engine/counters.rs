@@ -38,15 +38,18 @@ pub(super) struct Counter {
     pub shared: bool,
     /// A driver's, whose raises no caller of [`Engine::raised`] asks for.
     pub internal: bool,
+    /// Counters that are credited with this one.
+    followers: Vec<CounterId>,
 }
 
 /// A counter toward one peer, both ways.
 pub(super) struct End {
     /// Ours, raised by the peer in rounds that are multiples of the window.
     pub data: Lane,
-    /// Ours, raised by the peer to give us credit.
+    /// Ours, raised by the peer to give us credit; of a follower, that of the counter that it follows.
     pub credit: Lane,
     pub window: u32,
+    pub role: Role,
     /// Granted to the peer.
     pub granted: bool,
     /// The peer's, once imported.
@@ -61,6 +64,17 @@ pub(super) struct End {
     pub credits: u64,
     /// Listed in [`Engine`]'s `rose`.
     pub listed: bool,
+}
+
+/// Relation of a counter's credits to those of others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Its credits are its own.
+    Alone,
+    /// Its credits are those of other counters, too ([`Engine::counter_credited_with`]).
+    Leader,
+    /// It is credited with another counter.
+    Follower,
 }
 
 /// The peer's side of a counter.
@@ -106,6 +120,7 @@ impl End {
             data: first,
             credit: lane_at(first, 1),
             window,
+            role: Role::Alone,
             granted: false,
             remote: None,
             given: 0,
@@ -138,6 +153,14 @@ impl End {
     pub fn round_of(&self, offset: u32) -> u64 {
         let (window, slot) = (u64::from(self.window), u64::from(offset.saturating_sub(1)));
         self.given + (slot + window - self.given % window) % window
+    }
+
+    /// Our data lane of the oldest open round, as the peer names it.
+    fn oldest_lane(&self) -> Lane {
+        match self.window {
+            1 => self.data,
+            window => lane_at(self.data, offset_of(self.given, window)),
+        }
     }
 
     /// Raises in an open round, by the value of its lane.
@@ -228,8 +251,13 @@ impl Engine {
             return Err(Error::Unknown { what: "rank", number: unknown.0.into() });
         }
         let id = self.next_counter()?;
-        let mut counter =
-            Counter { ends: Vec::new(), class: config.class, shared: false, internal: false };
+        let mut counter = Counter {
+            ends: Vec::new(),
+            class: config.class,
+            shared: false,
+            internal: false,
+            followers: Vec::new(),
+        };
         counter.ends.resize_with(self.peers.len(), || None);
         for &peer in peers {
             match self.lanes.issue(peer, lanes_for(window)) {
@@ -246,6 +274,40 @@ impl Engine {
         }
         self.counters[id.index()] = Some((id, counter));
         Ok(id)
+    }
+
+    /// A counter that is credited with `leader`: a credit for a round of that counter releases the round of
+    /// the same number of both, with one signal. For protocols that write several kinds of data in a round,
+    /// where a lane for each says which of them have arrived. Peers, window and class are those of
+    /// `leader`; every rank makes the same pairs, and releases both counters together.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if the lanes are used up; [`Error::Unknown`] if `leader` was released or is
+    /// credited with another counter itself.
+    pub fn counter_credited_with(&mut self, leader: CounterId) -> Result<CounterId> {
+        let known = self.known_counter(leader)?;
+        let class = known.class;
+        let ends = || (0..).map(Rank).zip(&known.ends);
+        let ends = ends().filter_map(|(rank, end)| Some((rank, end.as_ref()?)));
+        let (mut peers, mut credits, mut window) = (Vec::new(), Vec::new(), 1);
+        for (rank, end) in ends {
+            if end.role == Role::Follower {
+                return Err(no_credits_of_its_own(leader));
+            }
+            peers.push(rank);
+            credits.push(end.credit);
+            window = end.window;
+        }
+        let follower = self.counter_with(CounterConfig { window, peers: Some(&peers), class })?;
+        for (peer, credit) in peers.into_iter().zip(credits) {
+            let end = self.end(follower, peer)?;
+            (end.credit, end.role) = (credit, Role::Follower);
+            self.end(leader, peer)?.role = Role::Leader;
+        }
+        if let Some(known) = get(&mut self.counters, leader) {
+            known.followers.push(follower);
+        }
+        Ok(follower)
     }
 
     /// A number for a counter: one that was released, with a new generation, or the next.
@@ -454,7 +516,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::NothingToCredit`] if nothing of the round has arrived: it was credited before, or is
-    /// still to come.
+    /// still to come; [`Error::Unknown`] for a counter that is credited with another one.
     pub fn credit(&mut self, peer: Rank, counter: CounterId) -> Result<()> {
         self.credit_round(peer, counter, false)
     }
@@ -469,22 +531,55 @@ impl Engine {
     ) -> Result<()> {
         self.check()?;
         let (end, _) = find(&mut self.counters, counter, peer)?;
-        let value = self.lanes.value(end.oldest());
+        let (value, role) = (self.lanes.value(end.oldest()), end.role);
+        if role == Role::Follower {
+            return Err(no_credits_of_its_own(counter));
+        }
         let Some(remote) = &mut end.remote else { return Err(Error::NotLinked { counter }) };
         if value == end.base && !empty {
             return Err(Error::NothingToCredit { peer, counter, round: end.given });
         }
         remote.credited += 1;
-        let ours = match end.window {
-            1 => end.data,
-            window => lane_at(end.data, offset_of(end.given, window)),
-        };
         let lane = remote.credit;
+        let (ours, window) = (end.oldest_lane(), end.window);
         end.close_round(value);
-        let is_next_here = end.window > 1 && self.lanes.value(end.data_of(end.given)) > end.base;
-        let is_listed = end.listed;
+        if role == Role::Leader {
+            self.close_followers(peer, counter)?;
+        }
         self.owe_credit(peer, lane, ours);
-        if is_next_here {
+        if window > 1 {
+            self.note_next_round(peer, counter)?;
+        }
+        Ok(())
+    }
+
+    /// Closes the oldest round of the counters that are credited with `leader`.
+    #[inline(never)]
+    fn close_followers(&mut self, peer: Rank, leader: CounterId) -> Result<()> {
+        let mut place = 0;
+        while let Some(known) = get(&mut self.counters, leader)
+            && let Some(&follower) = known.followers.get(place)
+        {
+            place += 1;
+            // One that was released has no rounds.
+            let Ok((end, _)) = find(&mut self.counters, follower, peer) else { continue };
+            let ours = end.oldest_lane();
+            end.close_round(self.lanes.value(end.oldest()));
+            if end.window > 1 {
+                self.note_next_round(peer, follower)?;
+            }
+            if let Some(route) = self.peers[peer.index()].route {
+                self.links[route.index].released(peer, ours);
+            }
+        }
+        Ok(())
+    }
+
+    /// A round was closed: raises of the one that is the oldest now may have come before.
+    fn note_next_round(&mut self, peer: Rank, counter: CounterId) -> Result<()> {
+        let (end, _) = find(&mut self.counters, counter, peer)?;
+        let is_listed = end.listed;
+        if self.lanes.value(end.data_of(end.given)) > end.base {
             self.epoch += 1;
             if !is_listed && !self.is_internal(counter) {
                 self.list(counter, peer);
@@ -511,6 +606,12 @@ impl Engine {
     pub fn flush(&mut self) {
         self.flush_all();
     }
+}
+
+#[cold]
+#[inline(never)]
+fn no_credits_of_its_own(counter: CounterId) -> Error {
+    Error::Unknown { what: "counter with credits of its own", number: counter.number().into() }
 }
 
 #[cold]

@@ -192,3 +192,70 @@ fn a_counter_beyond_the_lanes_leaves_nothing_taken() {
     let narrow = engine.counter_with(narrow).unwrap();
     assert_ne!(one, narrow);
 }
+
+/// Three lanes of a protocol, one credit for a round of all: empty rounds of a follower are closed, too, and
+/// its bytes may be written again.
+#[test]
+fn counters_that_are_credited_together_cost_one_credit() {
+    for window in [1, 3] {
+        let mut cluster = cluster(2, 64);
+        let mut counters = Vec::new();
+        for rank in cluster.ranks() {
+            let engine = cluster.engine(rank);
+            let shape = CounterConfig { window, ..CounterConfig::default() };
+            let leader = engine.counter_with(shape).unwrap();
+            let follow = |engine: &mut Engine| engine.counter_credited_with(leader).unwrap();
+            counters = vec![leader, follow(engine), follow(engine)];
+            let error = engine.counter_credited_with(counters[1]).unwrap_err();
+            let what = "counter with credits of its own";
+            assert!(matches!(error, Error::Unknown { what: seen, .. } if seen == what), "{error}");
+        }
+        let regions: Vec<_> =
+            cluster.ranks().map(|rank| cluster.engine(rank).alloc(64).unwrap()).collect();
+        let granted = |owner: Rank, _: Rank| vec![(regions[owner.index()].clone(), 0..64)];
+        let remotes = cluster.share(granted, &counters).unwrap();
+        let remote = remotes[0][1][0];
+        let [leader, first, second] = counters[..] else { unreachable!() };
+        for round in 0..20 {
+            let engine = cluster.engine(Rank(0));
+            let page = |at| weft_fabric::Page {
+                source: regions[0].key(),
+                source_offset: at,
+                destination: remote.key,
+                destination_offset: at,
+                length: 16,
+            };
+            engine.signal(Rank(1), leader, round).unwrap();
+            engine.write(Rank(1), first, round, &[page(0)]).unwrap();
+            if round % 3 == 0 {
+                engine.write(Rank(1), second, round, &[page(32)]).unwrap();
+            }
+            let beyond = engine.write(Rank(1), first, round + u64::from(window), &[page(16)]);
+            assert!(matches!(beyond, Err(Error::NoCredit { .. })), "{beyond:?}");
+            cluster.settle().unwrap();
+            let engine = cluster.engine(Rank(1));
+            let counts = |engine: &mut Engine| {
+                [leader, first, second].map(|counter| engine.count(counter, Rank(0)).unwrap())
+            };
+            assert_eq!(counts(engine), [1, 1, u64::from(round % 3 == 0)]);
+            assert!(engine.credit(Rank(0), first).is_err());
+            engine.credit(Rank(0), leader).unwrap();
+            assert_eq!(counts(engine), [0, 0, 0]);
+            cluster.settle().unwrap();
+            let engine = cluster.engine(Rank(0));
+            for counter in [leader, first, second] {
+                assert_eq!(engine.credits(counter, Rank(1)).unwrap(), round + 1);
+                let old = engine.write(Rank(1), counter, round, &[page(16)]);
+                assert!(matches!(old, Err(Error::OldRound { .. })), "{old:?}");
+            }
+        }
+        let parts = cluster.engine(Rank(1)).statistics().peers[0].totals.parts;
+        assert_eq!(parts, 20, "one credit a round");
+        assert_eq!(cluster.world().violations(), []);
+        for rank in cluster.ranks() {
+            for counter in [first, second, leader] {
+                cluster.engine(rank).release_counter(counter).unwrap();
+            }
+        }
+    }
+}

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::link::{Introduction, Link, Membership, Posted, RouteRule, Sink, Work};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
-use crate::types::{ProviderKind, RegionKey, Time};
+use crate::types::{Lane, ProviderKind, RegionKey, Time};
 use std::ops::Range;
 use std::sync::Arc;
 use weft_control::Rank;
@@ -134,6 +134,12 @@ impl Link for SimLink {
         match self.world.state().post(self.end, &Work { peer, ..*work })? {
             Taken::Yes => Ok(Posted::InFlight),
             Taken::QueueFull => Ok(Posted::Full),
+        }
+    }
+
+    fn released(&mut self, peer: Rank, lane: Lane) {
+        if let Some(end) = self.end_of(peer) {
+            self.world.state().credit(self.end, end, lane);
         }
     }
 

@@ -340,7 +340,7 @@ impl State {
     }
 
     /// An owner gives credit: what landed under its lane may be written again.
-    fn credit(&mut self, owner: Rank, peer: Rank, lane: Lane) {
+    pub fn credit(&mut self, owner: Rank, peer: Rank, lane: Lane) {
         if self.at(owner).ledger.in_flight_to(lane.id()) > 0 {
             self.violated(Breach::EarlyCredit, owner, peer, None, Some(lane));
         }
