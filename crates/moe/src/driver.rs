@@ -3,7 +3,7 @@
 use crate::areas::Areas;
 use crate::error::Error;
 use crate::exchange::Exchange;
-use crate::peer::Peer;
+use crate::peer::{Lane, Peer};
 use crate::rows::Area;
 use crate::shape::Shape;
 use weft_fabric::descriptor::Grant;
@@ -142,9 +142,9 @@ impl Driver {
     pub fn requests(&self) -> Requests {
         let peers = self.shape.config().ranks as usize;
         let rows = self.shape.sizes().extent(Area::SendMetadata).rows as usize;
-        // A header, private rows, a remainder, answers and three credits for each peer and set.
+        // A header, private rows, a remainder, answers and a credit for each peer and set.
         let sets = self.sets.len();
-        Requests::with_capacity(7 * peers * sets, (rows + 4 * peers) * sets)
+        Requests::with_capacity(5 * peers * sets, (rows + 4 * peers) * sets)
     }
 }
 
@@ -160,8 +160,12 @@ fn memory_and_counters(
         for _ in 0..buffers {
             areas.push(Areas::new(engine, shape)?);
         }
-        for _ in 0..3 * buffers {
-            counters.push(engine.counter()?);
+        for _ in 0..buffers {
+            let headers = engine.counter()?;
+            counters.push(headers);
+            for _ in [Lane::Rows, Lane::Answers] {
+                counters.push(engine.counter_credited_with(headers)?);
+            }
         }
         Ok(())
     };

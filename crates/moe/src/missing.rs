@@ -33,8 +33,8 @@ impl Exchange {
             .rotated()
             .filter_map(|rank| {
                 let peer = self.peer(rank)?;
-                let way = peer.ways[self.wants_credit(peer)? as usize];
-                Some(Missing { rank: Rank(rank), expected: way.started, seen: way.credits })
+                let (expected, seen) = (peer.started, peer.credits);
+                (!peer.progress.header_sent).then_some(Missing { rank: Rank(rank), expected, seen })
             })
             .collect();
         if !credit.is_empty() {
@@ -57,17 +57,5 @@ impl Exchange {
         };
         let expected = peer.ways[lane as usize].expected;
         (!taken && expected > 0).then_some(expected)
-    }
-
-    /// The lane on which this rank has something to write that the peer does not allow yet.
-    fn wants_credit(&self, peer: &Peer) -> Option<Lane> {
-        let progress = &peer.progress;
-        if self.stage == Stage::Combining {
-            return (!progress.answers_sent).then_some(Lane::Answers);
-        }
-        if !progress.header_sent {
-            return Some(Lane::Headers);
-        }
-        (!progress.private_sent || !progress.remainder_sent).then_some(Lane::Rows)
     }
 }

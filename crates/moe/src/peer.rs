@@ -15,36 +15,14 @@ pub(crate) enum Lane {
 
 pub(crate) const LANES: [Lane; 3] = [Lane::Headers, Lane::Rows, Lane::Answers];
 
-/// A lane toward a peer and the peer's lane toward us.
+/// A peer's lane toward us, in one round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Way {
-    /// Credits that the peer has given.
-    pub credits: u64,
-    /// Rounds that we have started on it.
-    pub started: u64,
     /// Raises by the peer that we have not credited.
     pub raised: u64,
     /// Raises by the peer that belong to this round: of headers and answers from its beginning, of
     /// rows once all headers are here.
     pub expected: u64,
-}
-
-impl Way {
-    /// Whether the next round may start.
-    pub fn is_open(&self) -> bool {
-        self.credits >= self.started
-    }
-
-    /// Starts the next round; its number.
-    pub fn start(&mut self) -> u64 {
-        self.started += 1;
-        self.started - 1
-    }
-
-    /// The round that is under way.
-    pub fn current(&self) -> u64 {
-        self.started - 1
-    }
 }
 
 /// How far a round is with one peer.
@@ -69,6 +47,10 @@ pub(crate) struct Peer {
     pub region: weft_fabric::RegionKey,
     /// How writes between the two are cut.
     pub parts: PartRule,
+    /// Credits that the peer has given: rounds of which it has read all that we wrote.
+    pub credits: u64,
+    /// Rounds that we have started toward it.
+    pub started: u64,
     pub ways: [Way; 3],
     pub progress: Progress,
 }
@@ -83,6 +65,22 @@ impl Progress {
 impl Peer {
     pub fn way(&mut self, lane: Lane) -> &mut Way {
         &mut self.ways[lane as usize]
+    }
+
+    /// Whether the next round may start: the peer has released the set of buffers.
+    pub fn is_open(&self) -> bool {
+        self.credits >= self.started
+    }
+
+    /// Starts the next round; its number, by which all writes of the round go.
+    pub fn start(&mut self) -> u64 {
+        self.started += 1;
+        self.started - 1
+    }
+
+    /// The round that is under way.
+    pub fn current(&self) -> u64 {
+        self.started - 1
     }
 }
 
@@ -109,6 +107,7 @@ pub(crate) fn raises_of_rows(
 impl Peer {
     /// A peer of which nothing is known but where its buffers are.
     pub fn new(region: weft_fabric::RegionKey, parts: PartRule) -> Peer {
-        Peer { region, parts, ways: Default::default(), progress: Progress::default() }
+        let (ways, progress) = Default::default();
+        Peer { region, parts, credits: 0, started: 0, ways, progress }
     }
 }

@@ -76,11 +76,8 @@ impl Exchange {
             peer.progress.answers_sent = true;
             return;
         }
-        if !peer.way(Lane::Answers).is_open() {
-            return;
-        }
         peer.progress.answers_sent = true;
-        let round = peer.way(Lane::Answers).start();
+        let round = peer.current();
         let row = self.counts.answer_offset(rank, me) as usize;
         let page = Page {
             source: self.areas.key(),
@@ -100,18 +97,5 @@ impl Exchange {
         let tokens = 0..self.plan.tokens();
         let answers = self.areas.rows(Area::Answers, 0..self.plan.answer_count());
         reduce::combine(&mut self.plan, tokens, weighting, answers, out)
-    }
-
-    /// Gives the answers area back to every peer that has written to it.
-    pub(super) fn credit_answers(&mut self, requests: &mut Requests) {
-        for rank in self.rotated() {
-            let answers = self.plan.answers_from(rank).len();
-            if let Some(peer) = &mut self.peers[rank as usize]
-                && answers > 0
-            {
-                peer.way(Lane::Answers).raised = 0;
-                requests.credit(Rank(rank), self.counters[Lane::Answers as usize]);
-            }
-        }
     }
 }

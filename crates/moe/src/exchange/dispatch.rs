@@ -20,7 +20,7 @@ impl Exchange {
             self.take_header(rank)?;
         }
         if !self.offsets_known && self.counts.is_complete() {
-            self.learn_offsets(requests)?;
+            self.learn_offsets()?;
         }
         if !self.offsets_known {
             return Ok(());
@@ -30,12 +30,13 @@ impl Exchange {
         }
         let mut complete = true;
         for rank in 0..ranks {
-            complete &= self.take_rows(rank, requests)?;
+            complete &= self.take_rows(rank)?;
         }
         if complete && self.all_sent() {
             self.input = None;
             if self.overflow.is_some() {
                 self.stage = Stage::Refused;
+                self.credit_round(requests);
                 return Ok(());
             }
             if self.shape.config().layout != Layout::Indexed {
@@ -48,11 +49,11 @@ impl Exchange {
 
     fn send_header(&mut self, rank: u32, requests: &mut Requests) {
         let Some(peer) = &mut self.peers[rank as usize] else { return };
-        if peer.progress.header_sent || !peer.way(Lane::Headers).is_open() {
+        if peer.progress.header_sent || !peer.is_open() {
             return;
         }
         peer.progress.header_sent = true;
-        let round = peer.way(Lane::Headers).start();
+        let round = peer.start();
         let me = self.shape.config().rank as usize;
         let page = Page {
             source: self.areas.key(),
@@ -67,9 +68,7 @@ impl Exchange {
         requests.write(Rank(rank), counter, round, [page], tag);
     }
 
-    /// Private rows never leave before the header. Its credit says that the peer has learned the
-    /// offsets of the round before, so it cannot take these rows for ones of that round, even if it
-    /// was sent none then and their lane needs no credit.
+    /// Private rows never leave before the header, whose round the peer's credit has opened.
     fn send_private_rows(&mut self, rank: u32, requests: &mut Requests) {
         let config = self.shape.config();
         let rows = self.plan.rows_for(rank);
@@ -79,12 +78,9 @@ impl Exchange {
         if peer.progress.private_sent || !peer.progress.header_sent {
             return;
         }
-        if private == 0 {
-            peer.progress.private_sent = true;
-        } else if peer.way(Lane::Rows).is_open() {
-            peer.progress.private_sent = true;
-            let round = peer.way(Lane::Rows).start();
-            self.write_rows(rank, round, rows.start..rows.start + private, first_slot, requests);
+        peer.progress.private_sent = true;
+        if private > 0 {
+            self.write_rows(rank, rows.start..rows.start + private, first_slot, requests);
         }
     }
 
@@ -98,8 +94,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// All headers are here: every offset follows from them, and their memory is free again.
-    fn learn_offsets(&mut self, requests: &mut Requests) -> Result<(), Error> {
+    /// All headers are here: every offset follows from them.
+    fn learn_offsets(&mut self) -> Result<(), Error> {
         match self.receive.begin(&self.counts) {
             Ok(()) => {}
             Err(error @ Error::Capacity { .. }) => self.overflow = Some(error),
@@ -110,8 +106,6 @@ impl Exchange {
             let expected = self.raises_of_rows(rank);
             if let Some(peer) = &mut self.peers[rank as usize] {
                 peer.way(Lane::Rows).expected = expected;
-                peer.way(Lane::Headers).raised = 0;
-                requests.credit(Rank(rank), self.counters[Lane::Headers as usize]);
             }
         }
         if self.overflow.is_none() {
@@ -151,24 +145,16 @@ impl Exchange {
             peer.progress.remainder_sent = true;
             return;
         }
-        let round = if private > 0 {
-            peer.way(Lane::Rows).current()
-        } else if peer.way(Lane::Rows).is_open() {
-            peer.way(Lane::Rows).start()
-        } else {
-            return;
-        };
         peer.progress.remainder_sent = true;
         let first_slot = (config.ranks * config.private_rows) as usize
             + self.counts.remainder_offset(me, rank) as usize;
-        self.write_rows(rank, round, rows.start + private..rows.end, first_slot, requests);
+        self.write_rows(rank, rows.start + private..rows.end, first_slot, requests);
     }
 
     /// Writes metadata and tokens of `rows` to the peer's slots from `first_slot` on.
     fn write_rows(
         &mut self,
         rank: u32,
-        round: u64,
         rows: Range<usize>,
         first_slot: usize,
         requests: &mut Requests,
@@ -194,7 +180,13 @@ impl Exchange {
         });
         let counter = self.counters[Lane::Rows as usize];
         let pages = std::iter::once(metadata).chain(tokens);
-        requests.write(Rank(rank), counter, round, pages, self.first_tag + u64::from(rank));
+        requests.write(
+            Rank(rank),
+            counter,
+            peer.current(),
+            pages,
+            self.first_tag + u64::from(rank),
+        );
         peer.progress.writes_asked += 1;
     }
 
@@ -219,7 +211,7 @@ impl Exchange {
     }
 
     /// Takes the rows of one source if they are all here; whether they were taken, now or before.
-    fn take_rows(&mut self, rank: u32, requests: &mut Requests) -> Result<bool, Error> {
+    fn take_rows(&mut self, rank: u32) -> Result<bool, Error> {
         let taken = match &self.peers[rank as usize] {
             Some(peer) => peer.progress.rows_taken,
             None => self.own.rows_taken,
@@ -236,20 +228,16 @@ impl Exchange {
                 return Err(Error::Overrun { peer: rank, phase: "dispatch", expected, seen });
             }
         }
-        let contiguous = self.shape.config().layout != Layout::Indexed;
         if self.overflow.is_none() {
             let run = |slots| self.areas.rows(Area::Metadata, slots);
             self.receive.accept(rank, self.receive.source_rows(rank, run))?;
-            if contiguous {
+            if self.shape.config().layout != Layout::Indexed {
                 self.lay_out(rank)?;
             }
         }
         match &mut self.peers[rank as usize] {
             Some(peer) => peer.progress.rows_taken = true,
             None => self.own.rows_taken = true,
-        }
-        if contiguous || self.overflow.is_some() {
-            self.credit_rows(rank, requests);
         }
         Ok(true)
     }
@@ -278,17 +266,6 @@ impl Exchange {
             self.receive.clear_padding(Area::ExpertScales, out)?;
         }
         Ok(())
-    }
-
-    /// Gives the slots of one source back to it.
-    pub(super) fn credit_rows(&mut self, rank: u32, requests: &mut Requests) {
-        let sent = self.rows_expected(rank) > 0;
-        if let Some(peer) = &mut self.peers[rank as usize]
-            && sent
-        {
-            peer.way(Lane::Rows).raised = 0;
-            requests.credit(Rank(rank), self.counters[Lane::Rows as usize]);
-        }
     }
 
     /// Whether all has left for every peer, and every source of it is free.

@@ -24,7 +24,7 @@ use crate::peer::{LANES, Lane, Peer, Progress};
 use crate::plan::SendPlan;
 use crate::receive::ReceivePlan;
 use crate::rows::Area;
-use crate::shape::{Layout, Shape};
+use crate::shape::Shape;
 use std::fmt;
 use std::sync::Arc;
 use weft_fabric::{CounterId, Memory, Rank, RegionKey, Requests};
@@ -134,9 +134,9 @@ impl Exchange {
             return;
         };
         if let Some(Some(peer)) = self.peers.get_mut(peer.0 as usize) {
+            peer.credits = credits.map_or(peer.credits, |credits| peer.credits.max(credits));
             let way = peer.way(lane);
             way.raised = raised.map_or(way.raised, |raised| way.raised.max(raised));
-            way.credits = credits.map_or(way.credits, |credits| way.credits.max(credits));
         }
     }
 
@@ -197,18 +197,23 @@ impl Exchange {
         Some(refusal)
     }
 
-    /// Ends the round and gives back whatever of it peers may write again.
+    /// Ends the round: peers may write to the set of buffers again.
     pub fn release(&mut self, requests: &mut Requests) {
-        if self.stage == Stage::Combined {
-            self.credit_answers(requests);
-        }
-        // In the contiguous layout, and in a refused round, rows were credited as they were taken.
-        if self.shape.config().layout == Layout::Indexed && self.stage != Stage::Refused {
-            for rank in self.rotated() {
-                self.credit_rows(rank, requests);
-            }
+        // A refused round was credited when it was found refused.
+        if self.stage != Stage::Refused {
+            self.credit_round(requests);
         }
         self.stage = Stage::Idle;
+    }
+
+    /// One credit to each peer, for its header, rows and answers of this round, all of which were read.
+    pub(super) fn credit_round(&mut self, requests: &mut Requests) {
+        for rank in self.rotated() {
+            if let Some(peer) = &mut self.peers[rank as usize] {
+                peer.ways.iter_mut().for_each(|way| way.raised = 0);
+                requests.credit(Rank(rank), self.counters[Lane::Headers as usize]);
+            }
+        }
     }
 
     /// The peers, beginning behind this rank, so that not all ranks write to one first.
