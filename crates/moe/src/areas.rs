@@ -16,13 +16,42 @@ use weft_fabric::{Engine, Memory, Region, RegionKey};
 pub(crate) struct Areas {
     shape: Shape,
     region: Region,
+    /// Packed rows on their way out; `None` if no route packs.
+    staging: Option<Region>,
 }
 
 impl Areas {
-    /// Allocates a set.
-    pub fn new(engine: &mut Engine, shape: &Shape) -> weft_fabric::Result<Areas> {
+    /// Allocates a set, with so many bytes to pack rows in.
+    pub fn new(
+        engine: &mut Engine,
+        shape: &Shape,
+        staging_bytes: usize,
+    ) -> weft_fabric::Result<Areas> {
         let region = engine.alloc(shape.sizes().buffer_bytes() as usize)?;
-        Ok(Areas { shape: shape.clone(), region })
+        let mut areas = Areas { shape: shape.clone(), region, staging: None };
+        if staging_bytes > 0 {
+            match engine.alloc(staging_bytes) {
+                Ok(staging) => areas.staging = Some(staging),
+                Err(error) => {
+                    areas.release(engine);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(areas)
+    }
+
+    /// Gives the memory back.
+    pub fn release(&self, engine: &mut Engine) {
+        engine.release(&self.region);
+        if let Some(staging) = &self.staging {
+            engine.release(staging);
+        }
+    }
+
+    /// The region in which rows are packed, if any route packs. No peer writes there.
+    pub fn staging(&self) -> Option<&Region> {
+        self.staging.as_ref()
     }
 
     /// The region, to grant it.

@@ -3,9 +3,10 @@
 use crate::areas::Areas;
 use crate::error::Error;
 use crate::exchange::Exchange;
+use crate::packing;
 use crate::peer::{Lane, Peer};
 use crate::rows::Area;
-use crate::shape::Shape;
+use crate::shape::{Shape, fits};
 use weft_fabric::descriptor::Grant;
 use weft_fabric::{CounterId, Engine, Event, Rank, RemoteRegion, Requests, Time};
 
@@ -26,7 +27,8 @@ impl Driver {
     /// linked.
     ///
     /// # Errors
-    /// [`Error::WrongGroup`]; those of the fabric. What was allocated by then is given back.
+    /// [`Error::WrongGroup`]; [`Error::TooLarge`] if what a route needs to pack rows in exceeds
+    /// [`crate::Config::max_bytes`]; those of the fabric. What was allocated by then is given back.
     pub fn allocate(engine: &mut Engine, shape: &Shape) -> Result<Driver, Error> {
         let (rank, ranks) = (shape.config().rank, shape.config().ranks);
         let (engine_rank, engine_ranks) = (engine.rank().0, engine.size());
@@ -109,7 +111,7 @@ impl Driver {
             let _ = engine.release_counter(counter);
         }
         for set in self.sets {
-            engine.release(set.areas.region());
+            set.areas.release(engine);
             for rank in engine.peers() {
                 if let Some(peer) = set.peer(rank.0) {
                     engine.forget(rank, peer.region);
@@ -154,11 +156,12 @@ fn memory_and_counters(
     shape: &Shape,
 ) -> Result<(Vec<Areas>, Vec<[CounterId; 3]>), Error> {
     let buffers = shape.config().buffers as usize;
+    let staging_bytes = staging_bytes(engine, shape)?;
     let mut areas = Vec::with_capacity(buffers);
     let mut counters = Vec::with_capacity(3 * buffers);
     let mut fill = || {
         for _ in 0..buffers {
-            areas.push(Areas::new(engine, shape)?);
+            areas.push(Areas::new(engine, shape, staging_bytes)?);
         }
         for _ in 0..buffers {
             let headers = engine.counter()?;
@@ -172,7 +175,7 @@ fn memory_and_counters(
     let filled: weft_fabric::Result<()> = fill();
     if let Err(error) = filled {
         for each in &areas {
-            engine.release(each.region());
+            each.release(engine);
         }
         for counter in counters {
             // It was made above, so it is known.
@@ -181,6 +184,17 @@ fn memory_and_counters(
         return Err(error.into());
     }
     Ok((areas, counters.as_chunks().0.to_vec()))
+}
+
+/// Bytes in which each set of buffers packs rows.
+fn staging_bytes(engine: &Engine, shape: &Shape) -> Result<usize, Error> {
+    let routes = engine.peers().filter_map(|peer| engine.route(peer));
+    let of_set = packing::staging_bytes(shape, routes.map(|route| route.parts));
+    let sizes = shape.sizes();
+    let limit = shape.config().max_bytes.unwrap_or(i64::MAX as u64);
+    let of_all = of_set * u128::from(shape.config().buffers) + u128::from(sizes.total_bytes());
+    fits("bytes of all buffers, with those to pack rows in", of_all, limit)?;
+    Ok(of_set as usize)
 }
 
 impl weft_fabric::Driver for Driver {

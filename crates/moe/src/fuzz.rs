@@ -56,8 +56,9 @@ pub fn header(data: &[u8]) {
     let sizes = shape.sizes();
     assert!(counts.is_complete() && counts.rows(1, 0) <= shape.config().max_tokens);
     if counts.check_capacity().is_ok() {
-        let end = counts.remainder_offset(1, 0) + counts.remainder(1, 0);
-        assert!(end <= sizes.receive_rows(), "a remainder past the end");
+        let begin = 2 * sizes.private_slots() + counts.remainder_offset(1, 0);
+        let end = begin + sizes.slots_of(counts.remainder(1, 0));
+        assert!(end <= sizes.extent(Area::Tokens).rows, "a remainder past the end");
     }
     assert!(ReceivePlan::new(&shape).begin(&counts).is_ok() == counts.check_capacity().is_ok());
 }

@@ -163,10 +163,11 @@ impl Counts {
         self.rows(source, destination).saturating_sub(self.shape.config().private_rows)
     }
 
-    /// Where the remainder of `source` begins in `destination`'s remainder area: behind that of all
-    /// lower ranks. Within the area if [`Counts::check_capacity`] holds.
+    /// The slot of `destination`'s remainder in which that of `source` begins: behind that of all lower
+    /// ranks. Within the area if [`Counts::check_capacity`] holds.
     pub fn remainder_offset(&self, source: u32, destination: u32) -> u32 {
-        (0..source).map(|lower| self.remainder(lower, destination)).fold(0, u32::saturating_add)
+        let slots = |lower| self.shape.sizes().slots_of(self.remainder(lower, destination));
+        (0..source).map(slots).fold(0, u32::saturating_add)
     }
 
     /// The row of `source`'s answers area in which the answers of `destination` begin: behind those

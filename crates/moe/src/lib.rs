@@ -26,6 +26,7 @@ pub mod header;
 pub mod metadata;
 mod missing;
 mod outcome;
+mod packing;
 mod peer;
 mod placement;
 mod plan;

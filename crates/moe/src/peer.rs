@@ -84,26 +84,6 @@ impl Peer {
     }
 }
 
-/// How often `rows` rows of these sizes raise the rows lane: one write for the private rows, one for
-/// the remainder, each a page of metadata and a page for every token.
-pub(crate) fn raises_of_rows(
-    parts: PartRule,
-    rows: u32,
-    private_rows: u32,
-    metadata_bytes: u64,
-    token_bytes: u64,
-) -> u64 {
-    let write = |rows: u32| {
-        if rows == 0 {
-            return 0;
-        }
-        let metadata = std::iter::once(u64::from(rows) * metadata_bytes);
-        parts.count(metadata.chain(std::iter::repeat_n(token_bytes, rows as usize)))
-    };
-    let private = rows.min(private_rows);
-    write(private) + write(rows - private)
-}
-
 impl Peer {
     /// A peer of which nothing is known but where its buffers are.
     pub fn new(region: weft_fabric::RegionKey, parts: PartRule) -> Peer {

@@ -104,7 +104,7 @@ impl ReceivePlan {
             self.remainder_offset[at] = remainder;
             row += counts.rows(source, me);
             pair += counts.pairs(source, me);
-            remainder += counts.remainder(source, me);
+            remainder += self.shape.sizes().slots_of(counts.remainder(source, me));
             for (total, count) in self.expert_counts.iter_mut().zip(counts.local_rows(source)) {
                 *total += count;
             }
@@ -239,10 +239,11 @@ impl ReceivePlan {
     /// The slot of the token and metadata areas in which row `index` of `source` arrives.
     pub fn slot(&self, source: u32, index: u32) -> u32 {
         let config = self.shape.config();
+        let private_slots = self.shape.sizes().private_slots();
         if index < config.private_rows {
-            source * config.private_rows + index
+            source * private_slots + index
         } else {
-            config.ranks * config.private_rows
+            config.ranks * private_slots
                 + self.remainder_offset[source as usize]
                 + (index - config.private_rows)
         }

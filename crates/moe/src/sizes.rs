@@ -35,6 +35,7 @@ pub struct Sizes {
     receive_rows: u32,
     receive_pairs: u32,
     remainder_rows: u32,
+    private_slots: u32,
     extents: [Extent; AREAS.len()],
 }
 
@@ -81,13 +82,16 @@ impl Sizes {
                 (receive_pairs, tokens * top_k.min(wide(placement.experts())))
             }
         };
-        let slots = ranks * private + remainder_rows;
-
         let hidden = wide(config.hidden);
         let header = aligned(header::bytes(config), ROW_ALIGNMENT);
         let scales = config.token_type.scale_bytes(config.hidden as usize) as u128;
         let metadata = metadata::bytes(local_pairs, scales);
         let token = aligned(hidden * config.token_type.bytes() as u128, ROW_ALIGNMENT);
+        // Records that come with packed rows lie behind the tokens of their write.
+        let remainder_slots =
+            remainder_rows + remainder_rows * metadata / token + ranks.min(remainder_rows);
+        let private_slots = with_records(private, metadata, token);
+        let slots = ranks * private_slots + remainder_slots;
         let answer = aligned(hidden * config.answer_dtype.bytes() as u128, ROW_ALIGNMENT);
 
         let mut extents = [Extent::default(); AREAS.len()];
@@ -124,6 +128,7 @@ impl Sizes {
             receive_rows: receive_rows as u32,
             receive_pairs: receive_pairs as u32,
             remainder_rows: remainder_rows as u32,
+            private_slots: private_slots as u32,
             extents,
         })
     }
@@ -146,6 +151,19 @@ impl Sizes {
     /// The rows of the shared remainder.
     pub fn remainder_rows(&self) -> u32 {
         self.remainder_rows
+    }
+
+    /// Slots of a write of so many rows: one for each token, and those that its records would take
+    /// behind them.
+    pub fn slots_of(&self, rows: u32) -> u32 {
+        let stride = |area| u64::from(self.extent(area).stride);
+        let records = u64::from(rows) * stride(Area::Metadata);
+        rows + records.div_ceil(stride(Area::Tokens)) as u32
+    }
+
+    /// Slots of the private rows of each source.
+    pub fn private_slots(&self) -> u32 {
+        self.private_slots
     }
 
     /// Bytes of one set of buffers.
@@ -171,6 +189,11 @@ impl fmt::Display for Sizes {
     }
 }
 
+/// Slots of a run of rows with their records behind them.
+fn with_records(rows: u128, record: u128, token: u128) -> u128 {
+    rows + (rows * record).div_ceil(token)
+}
+
 fn aligned(bytes: u128, alignment: u64) -> u128 {
     bytes.next_multiple_of(u128::from(alignment))
 }
@@ -181,6 +204,7 @@ mod tests {
     use crate::float8::Float8;
     use crate::shape::Shape;
     use crate::token_type::{BlockScaled, ScaleType, TokenType};
+    use proptest::prelude::*;
 
     #[test]
     fn areas_follow_each_other_without_overlap() {
@@ -198,7 +222,10 @@ mod tests {
         assert_eq!(sizes.total_bytes(), 2 * end);
         // Nine float32 are 36 bytes; rows are multiples of 16.
         assert_eq!(sizes.extent(Area::Tokens).stride, 48);
-        assert_eq!(sizes.extent(Area::Tokens).rows, 3 * 3 + 3 * 2);
+        // Records are 20 bytes: those of three rows take two slots. At most one slot for each source is
+        // not filled.
+        assert_eq!(sizes.slots_of(3), 5);
+        assert_eq!(sizes.extent(Area::Tokens).rows, 3 * 5 + (3 * 2 + 2 + 3));
         assert_eq!(sizes.extent(Area::SendMetadata).rows, 5 * 2);
         assert_eq!(sizes.extent(Area::Expert).rows, 15 * 2);
     }
@@ -250,6 +277,28 @@ mod tests {
         assert_eq!(worst.sizes().receive_rows(), 400);
         assert_eq!(worst.sizes().remainder_rows(), 4 * 68);
         assert!(tight.sizes().total_bytes() < worst.sizes().total_bytes());
+    }
+
+    proptest! {
+        #[test]
+        fn every_split_of_the_remainder_finds_its_slots(
+            ranks in 1u32..5,
+            max_tokens in 1u32..20,
+            private_rows in 0u32..20,
+            hidden in 1u32..40,
+            top_k in 1u32..9,
+            rows in prop::collection::vec(0u32..20, 4),
+        ) {
+            let config = Config::new(ranks, 0, 9, top_k).sized(max_tokens, hidden);
+            let shape = Shape::new(Config { private_rows, ..config }).unwrap();
+            let (sizes, private) = (shape.sizes(), shape.config().private_rows);
+            let remainder = |rows: &u32| (*rows).min(max_tokens).saturating_sub(private);
+            let split = rows.iter().take(ranks as usize).map(remainder);
+            let slots = split.map(|rows| sizes.slots_of(rows)).sum::<u32>();
+            prop_assert_eq!(sizes.private_slots(), sizes.slots_of(private));
+            let slots = slots + ranks * sizes.private_slots();
+            prop_assert!(slots <= sizes.extent(Area::Tokens).rows);
+        }
     }
 
     #[test]

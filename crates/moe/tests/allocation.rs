@@ -102,8 +102,8 @@ impl Member {
     }
 }
 
-fn run(config: &Config, seed: u64) {
-    let parts = PartRule { max_part_bytes: 50, max_pages_per_part: 3, ..PartRule::WHOLE };
+fn run(config: &Config, seed: u64, max_pages_per_part: u32) {
+    let parts = PartRule { max_part_bytes: 50, max_pages_per_part, ..PartRule::WHOLE };
     let world = WorldConfig::new(config.ranks, seed).with_faults(Faults::rough());
     let mut cluster = Cluster::new(&World::new(WorldConfig { parts, ..world })).unwrap();
     let rounds: Vec<Vec<Batch>> = (0..ROUNDS as u64)
@@ -152,7 +152,10 @@ fn rounds_allocate_nothing() {
             for token_type in common::token_types(5) {
                 let config = Config::new(3, 0, 7, 3).sized(20, 12);
                 let config = Config { token_type, private_rows: 5, layout, combine, ..config };
-                run(&config, seed);
+                // Packed rows, packed ones beside single ones, and rows from the caller's array.
+                for max_pages_per_part in [1, 3, 16] {
+                    run(&config, seed, max_pages_per_part);
+                }
             }
         }
     }

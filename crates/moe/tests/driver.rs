@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use weft_fabric::engine::EngineConfig;
 use weft_fabric::providers::sim::{Cluster, Hang, World, WorldConfig};
-use weft_fabric::{Driver as _, Event, Memory, Missing, Place, Rank, Requests, Time};
+use weft_fabric::{Driver as _, Event, Memory, Missing, PartRule, Place, Rank, Requests, Time};
 use weft_moe::{
     Area, BlockScaled, Config, Driver, Error, Float8, Handle, Input, ScaleType, Shape, Stage,
     TokenType,
@@ -135,6 +135,26 @@ fn tokens_that_the_cpu_cannot_read_are_refused_and_the_next_round_begins() {
     assert!(error.to_string().contains("copy them to host memory"), "{error}");
     let input = Input { region: region.key(), memory: region.memory().clone() };
     assert_eq!(drivers[0].begin(input, &[0i64, 0], None, None).unwrap().round(), 0);
+}
+
+/// Memory that rows are packed in is part of the limit, over routes that pack.
+#[test]
+fn an_all_to_all_without_room_to_pack_rows_is_refused() {
+    let allocate = |max_pages_per_part, spare| {
+        let parts = PartRule { max_pages_per_part, ..PartRule::WHOLE };
+        let world = World::new(WorldConfig { parts, ..WorldConfig::new(2, 1) });
+        let mut cluster = Cluster::new(&world).unwrap();
+        let bytes = Shape::new(config(2)).unwrap().sizes().total_bytes();
+        let limited = Config { max_bytes: Some(bytes + spare), ..config(2) };
+        Driver::allocate(cluster.engine(Rank(0)), &Shape::new(limited).unwrap()).map(drop)
+    };
+    // In each of two sets, four tokens of 32 bytes with records of 12, and two writes that begin at multiples of 64.
+    let needed = 2 * (4 * 44 + 2 * 64);
+    allocate(16, 0).unwrap();
+    allocate(1, needed).unwrap();
+    let error = allocate(1, needed - 3).unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    assert!(error.to_string().contains(" 3 too many"), "{error}");
 }
 
 /// Lanes for two sets of buffers and a half: three sets take none of them.

@@ -122,6 +122,7 @@ fn run_round(
 ) -> Result<Vec<Vec<u8>>, Error> {
     let ranks = members.len() as u32;
     let private = members[0].shape.config().private_rows;
+    let private_slots = members[0].shape.sizes().private_slots();
     for (member, batch) in members.iter_mut().zip(batches) {
         member.written.clear();
         member.send.build(&batch.ids, batch.weights.as_deref())?;
@@ -148,7 +149,7 @@ fn run_round(
             write(members, (source, Area::SendHeader, 0..1), (to, Area::Headers, source));
             let rows = members[source as usize].send.rows_for(to);
             let rows = rows.start..rows.end.min(rows.start + private as usize);
-            let slot = source * private;
+            let slot = source * private_slots;
             write_tokens(members, (source, rows.clone()), (to, slot));
             write(members, (source, Area::SendMetadata, rows), (to, Area::Metadata, slot));
         }
@@ -171,7 +172,7 @@ fn run_round(
             let rows = members[source as usize].send.rows_for(to);
             let rows = rows.end.min(rows.start + private as usize)..rows.end;
             let offset = members[source as usize].counts.remainder_offset(source, to);
-            let slot = ranks * private + offset;
+            let slot = ranks * private_slots + offset;
             write_tokens(members, (source, rows.clone()), (to, slot));
             write(members, (source, Area::SendMetadata, rows), (to, Area::Metadata, slot));
         }

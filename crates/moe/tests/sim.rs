@@ -13,7 +13,7 @@ mod fate;
 mod seeds;
 
 use fate::Fate;
-use scenario::{Scenario, run};
+use scenario::{Scenario, results, run};
 use weft_fabric::providers::sim::Random;
 use weft_fabric::{PartRule, Rank};
 use weft_moe::Layout;
@@ -61,6 +61,24 @@ fn a_header_may_come_in_many_parts() {
             ..PartRule::WHOLE
         };
         Scenario { parts, ..Scenario::well(seed) }
+    });
+}
+
+/// Every byte received and every sum is the same, whether rows are packed or leave one by one.
+#[test]
+fn packed_rows_arrive_as_rows_that_are_not_packed() {
+    seeds::each("packed_rows", 200, |seed| {
+        let by = |parts| results(Scenario { parts, ..Scenario::well(seed) });
+        let unpacked = by(PartRule::WHOLE)?;
+        for max_pages_per_part in [1, 4] {
+            for max_part_bytes in [1 + seed % 300, u64::MAX] {
+                let parts = PartRule { max_part_bytes, max_pages_per_part, ..PartRule::WHOLE };
+                if by(parts)? != unpacked {
+                    return Err(format!("results differ by {parts:?}"));
+                }
+            }
+        }
+        Ok(())
     });
 }
 

@@ -3,7 +3,8 @@
 
 use super::{Exchange, Stage};
 use crate::error::Error;
-use crate::peer::{Lane, Peer, Way, raises_of_rows};
+use crate::packing;
+use crate::peer::{Lane, Peer, Way};
 use crate::rows::Area;
 use crate::shape::Layout;
 use std::ops::Range;
@@ -73,7 +74,8 @@ impl Exchange {
         let config = self.shape.config();
         let rows = self.plan.rows_for(rank);
         let private = rows.len().min(config.private_rows as usize);
-        let first_slot = config.rank as usize * config.private_rows as usize;
+        let private_slots = self.shape.sizes().private_slots();
+        let first_slot = (config.rank * private_slots) as usize;
         let Some(peer) = &mut self.peers[rank as usize] else { return };
         if peer.progress.private_sent || !peer.progress.header_sent {
             return;
@@ -146,8 +148,9 @@ impl Exchange {
             return;
         }
         peer.progress.remainder_sent = true;
-        let first_slot = (config.ranks * config.private_rows) as usize
-            + self.counts.remainder_offset(me, rank) as usize;
+        let private_slots = self.shape.sizes().private_slots();
+        let first_slot =
+            (config.ranks * private_slots + self.counts.remainder_offset(me, rank)) as usize;
         self.write_rows(rank, rows.start + private..rows.end, first_slot, requests);
     }
 
@@ -159,35 +162,32 @@ impl Exchange {
         first_slot: usize,
         requests: &mut Requests,
     ) {
-        let (Some(peer), Some(input)) = (&mut self.peers[rank as usize], &self.input) else {
-            return;
-        };
+        let Some(peer) = &mut self.peers[rank as usize] else { return };
+        peer.progress.writes_asked += 1;
+        let (parts, destination, round) = (peer.parts, peer.region, peer.current());
+        let (counter, tag) = (self.counters[Lane::Rows as usize], self.first_tag + u64::from(rank));
+        if packing::is_packed(parts, rows.len()) {
+            let page = self.pack(rows, destination, first_slot);
+            return requests.write(Rank(rank), counter, round, page, tag);
+        }
+        let Some(input) = &self.input else { return };
         let record = u64::from(self.shape.sizes().extent(Area::Metadata).stride);
         let token_bytes = self.shape.token_bytes() as u64;
         let metadata = Page {
             source: self.areas.key(),
             source_offset: self.areas.offset(Area::SendMetadata, rows.start),
-            destination: peer.region,
+            destination,
             destination_offset: self.areas.offset(Area::Metadata, first_slot),
             length: rows.len() as u64 * record,
         };
         let tokens = rows.enumerate().map(|(index, row)| Page {
             source: input.region,
             source_offset: self.plan.token_of(row) as u64 * token_bytes,
-            destination: peer.region,
+            destination,
             destination_offset: self.areas.offset(Area::Tokens, first_slot + index),
             length: token_bytes,
         });
-        let counter = self.counters[Lane::Rows as usize];
-        let pages = std::iter::once(metadata).chain(tokens);
-        requests.write(
-            Rank(rank),
-            counter,
-            peer.current(),
-            pages,
-            self.first_tag + u64::from(rank),
-        );
-        peer.progress.writes_asked += 1;
+        requests.write(Rank(rank), counter, round, std::iter::once(metadata).chain(tokens), tag);
     }
 
     /// Rows that `rank` sends in this round, as far as they are sent at all.
@@ -200,13 +200,7 @@ impl Exchange {
     /// By how much a peer raises the rows lane in this round.
     fn raises_of_rows(&self, rank: u32) -> u64 {
         self.peer(rank).map_or(0, |peer| {
-            raises_of_rows(
-                peer.parts,
-                self.rows_expected(rank),
-                self.shape.config().private_rows,
-                self.shape.sizes().extent(Area::Metadata).stride.into(),
-                self.shape.token_bytes() as u64,
-            )
+            packing::raises_of_rows(&self.shape, peer.parts, self.rows_expected(rank))
         })
     }
 
@@ -229,6 +223,7 @@ impl Exchange {
             }
         }
         if self.overflow.is_none() {
+            self.unpack_records(rank);
             let run = |slots| self.areas.rows(Area::Metadata, slots);
             self.receive.accept(rank, self.receive.source_rows(rank, run))?;
             if self.shape.config().layout != Layout::Indexed {

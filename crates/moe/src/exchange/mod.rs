@@ -9,12 +9,14 @@
 //!
 //! - this file: a set of buffers and the stages of its round
 //! - `dispatch.rs`: headers and tokens
+//! - `packed.rs`: rows and records of a write as one page
 //! - `combine.rs`: answers
 //!
 //! Everything that a round needs to know of other ranks it learns from counted arrivals.
 
 mod combine;
 mod dispatch;
+mod packed;
 
 use crate::areas::Areas;
 use crate::error::Error;
@@ -86,6 +88,8 @@ pub(crate) struct Exchange {
     overflow: Option<Error>,
     /// Ranks whose answers have been computed.
     answered: u32,
+    /// Bytes of the staging buffer that hold packed rows of this round.
+    staged: u64,
     /// The first of the tags that mark this set's requests, one for each rank.
     first_tag: u64,
 }
@@ -108,6 +112,7 @@ impl Exchange {
             offsets_known: false,
             overflow: None,
             answered: 0,
+            staged: 0,
             first_tag,
         }
     }
@@ -160,6 +165,7 @@ impl Exchange {
         self.offsets_known = false;
         self.overflow = None;
         self.answered = 0;
+        self.staged = 0;
         self.own = Progress::default();
         let stride = |area| u64::from(self.shape.sizes().extent(area).stride);
         let (header, answer) = (stride(Area::SendHeader), stride(Area::Answers));

@@ -2,6 +2,7 @@
 
 use crate::common::{Batch, busiest, check_output, run_expert};
 use crate::scenario::{Round, Scenario, shape};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 use weft_fabric::providers::sim::{Cluster, Random, World};
@@ -48,6 +49,8 @@ pub struct Program {
     live: Vec<Live>,
     begun: usize,
     asleep_until: Time,
+    /// By round: the bytes received, then the sums of the answers if there were any.
+    pub results: BTreeMap<usize, Vec<u8>>,
     /// Counter and peers of traffic that is none of the driver's business.
     foreign: Option<(CounterId, Vec<Rank>)>,
 }
@@ -70,6 +73,7 @@ impl Program {
                 live: Vec::new(),
                 begun: 0,
                 asleep_until: Time(0),
+                results: BTreeMap::new(),
                 foreign: Some((foreign, peers)),
             });
         }
@@ -254,6 +258,7 @@ impl Program {
         check_layout(&shape, &received, &round.batches)?;
         let outputs = run_experts(&shape, &received, round.weighting);
         let copy = copy_of(&received);
+        self.results.insert(self.live[at].number, copy.clone());
         (self.live[at].outputs, self.live[at].received) = (outputs, copy);
         Ok(())
     }
@@ -270,6 +275,7 @@ impl Program {
         let out = RowsMut::new(&mut output, bytes, bytes);
         self.driver.sum_answers(handle, out, weighting)?;
         check_output(&shape, batch, weighting, &output);
+        self.results.entry(handle.round() as usize).or_default().extend(output);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use crate::common::{Batch, batches, token_types};
 use crate::fate::Fate;
 use crate::program::{Program, Wrong};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 use weft_fabric::model::LatencyBandwidth;
@@ -91,7 +92,7 @@ fn parts(random: &mut Random) -> PartRule {
     let most = pick(random, &[16, 100, 400]);
     PartRule {
         max_part_bytes: 1 + random.below(most),
-        max_pages_per_part: pick(random, &[1, 2, 5, u32::MAX]),
+        max_pages_per_part: pick(random, &[1, 1, 2, 4, 4, 5, 20, u32::MAX]),
         stripes: pick(random, &[1, 1, 2, 3]),
         stripe_from: random.below(300),
     }
@@ -160,6 +161,16 @@ fn world(scenario: &Scenario) -> World {
 
 /// Runs a scenario and returns every moment at which something happened; `Err` says what was wrong.
 pub fn run(scenario: Scenario) -> Result<Vec<Time>, String> {
+    run_programs(scenario).map(|(moments, _)| moments)
+}
+
+/// Runs a scenario and returns, by rank and round, the bytes received and the sums of the answers.
+pub fn results(scenario: Scenario) -> Result<Vec<BTreeMap<usize, Vec<u8>>>, String> {
+    let (_, programs) = run_programs(scenario)?;
+    Ok(programs.into_iter().map(|program| program.results).collect())
+}
+
+fn run_programs(scenario: Scenario) -> Result<(Vec<Time>, Vec<Program>), String> {
     let world = world(&scenario);
     let fate = scenario.fate;
     let scenario = Rc::new(scenario);
@@ -187,7 +198,7 @@ pub fn run(scenario: Scenario) -> Result<Vec<Time>, String> {
     cluster.settle().map_err(|hang| hang.to_string())?;
     match world.violations().first() {
         Some(violation) => Err(violation.to_string()),
-        None => Ok(moments),
+        None => Ok((moments, programs)),
     }
 }
 

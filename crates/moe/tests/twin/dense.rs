@@ -78,6 +78,14 @@ pub fn plan(device: &DeviceConfig, batches: &[Batch]) -> Vec<Plans> {
     sends.into_iter().zip(receives).map(|(send, receive)| Plans { send, receive }).collect()
 }
 
+/// The device's number of a row, whose slot the host's plan names: sources are `max_tokens` rows apart, without
+/// room for records between them.
+pub fn device_row(plan: &ReceivePlan, slot: u32) -> i32 {
+    let private_slots = plan.shape().sizes().private_slots();
+    let (source, row) = (slot / private_slots, slot % private_slots);
+    (source * plan.shape().config().max_tokens + row) as i32
+}
+
 /// The result of every rank, by way of answers and their sums, given the outputs of the experts of every
 /// rank by [`ReceivePlan`] position.
 pub fn combined(plans: &mut [Plans], weighting: Weighting, outputs: &[Vec<u8>]) -> Vec<Vec<u8>> {

@@ -8,6 +8,7 @@ use weft_moe::device::{
 };
 use weft_moe::routing::Routing;
 
+use crate::dense;
 use crate::group::{Group, Member};
 use crate::rounds::{Plot, World, in_turn, run};
 
@@ -174,8 +175,9 @@ fn what_a_source_did_not_announce_is_left_out() {
     }
     members.iter().for_each(Member::receive);
     let rows = members[1].received.rows.i32s(0, world.needs(1).0 as usize);
-    let expected = world.plans[1].receive.slots().iter();
-    let expected: Vec<i32> = expected.map(|row| if *row == 0 { -1 } else { *row as i32 }).collect();
+    let plan = &world.plans[1].receive;
+    let expected = plan.slots().iter().map(|&slot| dense::device_row(plan, slot));
+    let expected: Vec<i32> = expected.map(|row| if row == 0 { -1 } else { row }).collect();
     assert_eq!(rows, expected);
     assert!(rows.contains(&-1));
     // It is answered all the same: with zeros.

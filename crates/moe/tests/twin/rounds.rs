@@ -168,7 +168,7 @@ pub fn check_received(members: &[Member<'_>], world: &World, group: &Group) {
             for at in 0..tokens {
                 let position = begin + at;
                 let planned = plan.expert_offsets()[group_number] as usize + at;
-                assert_eq!(rows[position], plan.slots()[planned] as i32);
+                assert_eq!(rows[position], dense::device_row(plan, plan.slots()[planned]));
                 let weight = plan.weights()[planned].to_le_bytes();
                 assert_eq!(weights[4 * position..][..4], weight);
                 let (source, slot) = (
