@@ -8,7 +8,7 @@
 //! - [`Engine::write`], [`Engine::scatter`], [`Engine::signal`], [`Engine::barrier`]: requests
 //! - [`Engine::wait`], [`Engine::count`], [`Engine::credit`]: counters, their rounds and credits
 //! - [`Engine::poll`], [`Driver`]: the same without blocking
-//! - [`providers`]: shm, copy, tcp, sim
+//! - [`providers`]: shm, copy, tcp, sim; hostile, a wrapper for tests
 //! - [`pair`]: groups of two, made between any two processes at run time
 //! - [`local`]: ranks of one host: meeting, passing descriptors, mapped memory
 //! - [`RegistrationCache`], [`LentCache`]: registrations with NICs, once for each allocation
@@ -42,6 +42,7 @@ pub mod shared;
 mod shared_driver;
 pub mod statistics;
 mod strangers;
+mod timer;
 pub mod trace;
 pub mod types;
 pub mod wait;

@@ -6,6 +6,7 @@
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::providers::copy::{CopyConfig, CopyDevice, Devices};
+use crate::providers::hostile::{Hostile, HostileConfig};
 use crate::providers::shm::{ShmConfig, ShmDevice};
 use crate::providers::tcp::{TcpConfig, TcpDevice};
 use crate::types::ProviderKind;
@@ -23,6 +24,8 @@ pub struct DeviceConfig {
     pub advertise: Option<IpAddr>,
     /// Whose memory and copy engines the copy provider uses.
     pub devices: Devices,
+    /// For tests: the seed of a [`Hostile`] wrapper around the device.
+    pub hostile: Option<u64>,
 }
 
 /// A provider.
@@ -134,7 +137,10 @@ pub fn open(kind: ProviderKind, config: &DeviceConfig) -> Result<Arc<dyn Device>
     let provider = all().iter().find(|provider| provider.kind == kind);
     let provider = provider
         .ok_or_else(|| Error::Provider { provider: kind, detail: "it is not built in".into() })?;
-    let device = (provider.open)(config)?;
+    let mut device = (provider.open)(config)?;
+    if let Some(seed) = config.hostile {
+        device = Arc::new(Hostile::over(device, HostileConfig::new(seed)));
+    }
     opened.push(Opened { kind, config: config.clone(), device: Arc::downgrade(&device) });
     Ok(device)
 }
@@ -150,6 +156,7 @@ mod tests {
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             advertise: None,
             devices: Devices::Twin { seed: 0 },
+            hostile: None,
         }
     }
 
@@ -159,6 +166,8 @@ mod tests {
         let second = open(ProviderKind::Shm, &config("shared")).unwrap();
         let other = open(ProviderKind::Shm, &config("other")).unwrap();
         assert!(Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&first, &other));
+        let hostile = DeviceConfig { hostile: Some(1), ..config("shared") };
+        assert!(!Arc::ptr_eq(&first, &open(ProviderKind::Shm, &hostile).unwrap()));
         let gone = Arc::downgrade(&first);
         drop((first, second));
         assert!(gone.upgrade().is_none());

@@ -77,6 +77,7 @@ pub fn init(
             return Err(raise(py, "ConfigurationError", &message));
         }
     };
+    config.hostile = hostile(py)?;
     config.spin = seconds(spin);
     config.engine.trace_limit = trace_limit.0;
     let made = py.detach(|| Fabric::init(config));
@@ -84,6 +85,19 @@ pub fn init(
         Ok(fabric) => Ok(Communicator::wrap(fabric, raised)),
         Err(error) => Err(take(&raised).unwrap_or_else(|| Error::from(error).into())),
     }
+}
+
+/// The seed in `WEFT_HOSTILE`, which wraps every device for tests.
+fn hostile(py: Python<'_>) -> PyResult<Option<u64>> {
+    let seed = std::env::var_os("WEFT_HOSTILE").unwrap_or_default();
+    let seed = seed.to_string_lossy();
+    if seed.trim().is_empty() {
+        return Ok(None);
+    }
+    seed.trim().parse().map(Some).map_err(|_| {
+        let message = format!("WEFT_HOSTILE {seed:?}: expected a seed, a whole number from 0 on");
+        raise(py, "ConfigurationError", &message)
+    })
 }
 
 fn provider(py: Python<'_>, name: &str) -> PyResult<(ProviderKind, Devices)> {

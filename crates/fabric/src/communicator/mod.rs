@@ -46,6 +46,8 @@ pub struct CommunicatorConfig {
     pub providers: Vec<ProviderKind>,
     /// Whose memory and copy engines the copy provider uses, if it is among the providers.
     pub devices: Devices,
+    /// For tests: the seed of a [`crate::providers::Hostile`] wrapper around every device.
+    pub hostile: Option<u64>,
     /// The engine's limits and habits.
     pub engine: EngineConfig,
     /// Who makes progress.
@@ -65,6 +67,7 @@ impl CommunicatorConfig {
             control,
             providers: registry::defaults(),
             devices: Devices::default(),
+            hostile: None,
             engine: EngineConfig::default(),
             progress: Progress::default(),
             spin: None,
@@ -414,6 +417,7 @@ fn device_config(control: &Control, config: &CommunicatorConfig) -> DeviceConfig
         bind: config.control.bind.unwrap_or(reached),
         advertise: config.control.advertise,
         devices: config.devices,
+        hostile: config.hostile,
     }
 }
 

@@ -10,13 +10,11 @@ use crate::driver::Event;
 use crate::error::{Error, Result};
 use crate::lane_table::LaneTable;
 use crate::lanes::Sleep;
+use crate::timer::Timer;
 use crate::types::Time;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
-};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,9 +28,7 @@ pub(super) struct Sleeper {
     /// Readable when a sleeping owner should poll.
     epoll: Arc<OwnedFd>,
     /// In `epoll`; made when a deadline first has to wake an event loop.
-    timer: Option<OwnedFd>,
-    /// What the timer is set to.
-    deadline: Option<Time>,
+    timer: Option<Timer>,
     /// Whether peers' stores alone cannot wake this engine.
     has_links: bool,
 }
@@ -43,7 +39,7 @@ impl Sleeper {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&epoll, lanes.descriptor(), epoll::EventData::new_u64(0), READABLE)
             .map_err(failed)?;
-        Ok(Sleeper { epoll: Arc::new(epoll), timer: None, deadline: None, has_links: false })
+        Ok(Sleeper { epoll: Arc::new(epoll), timer: None, has_links: false })
     }
 
     /// Covers the descriptors of a link that has peers.
@@ -65,25 +61,15 @@ impl Sleeper {
     /// Makes the epoll descriptor readable at `deadline`, or no more for want of one. A timer that
     /// cannot be had leaves the deadline to the next poll.
     fn set_timer(&mut self, deadline: Option<Time>) {
-        if deadline == self.deadline {
-            return;
-        }
-        self.deadline = deadline;
         if self.timer.is_none() && deadline.is_some() {
-            let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-            let timer = timerfd_create(TimerfdClockId::Monotonic, flags);
-            self.timer = timer.ok().filter(|timer| {
-                epoll::add(&*self.epoll, timer, epoll::EventData::new_u64(0), READABLE).is_ok()
+            self.timer = Timer::new().ok().filter(|timer| {
+                let data = epoll::EventData::new_u64(0);
+                epoll::add(&*self.epoll, timer.descriptor(), data, READABLE).is_ok()
             });
         }
-        let Some(timer) = &self.timer else { return };
-        let at = deadline.map_or(0, |deadline| deadline.0.max(1));
-        let it_value =
-            Timespec { tv_sec: (at / 1_000_000_000) as i64, tv_nsec: (at % 1_000_000_000) as _ };
-        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let new = Itimerspec { it_interval, it_value };
-        // Setting it also clears an expiry that was not read. The arguments are valid.
-        let _ = timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &new);
+        if let Some(timer) = &mut self.timer {
+            timer.set(deadline);
+        }
     }
 }
 
