@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
-import platform
 import sys
 import time
-import weakref
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from weft import _native
 from weft._array import buffer
+from weft._group import Group
 from weft._sharing import check_alike, check_shared, described
 from weft._timeout import seconds
 from weft.counter import Counter
@@ -23,24 +20,17 @@ from weft.errors import (
 )
 from weft.peer_group import PeerGroup
 from weft.region import Page, Region, RemoteRegion, check_group, rows
-from weft.report.collect import ArrivalRecord, RankTrace, WriteRecord
-from weft.report.events import Phase
 from weft.request import Request
-from weft.route import Route, Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from weft.moe import AllToAll
     from weft.request import Done
 
 __all__ = ["Communicator", "init"]
 
-#: Longest text of an exception that the other ranks are sent, in characters.
-MAX_DETAIL: Final = 200
 
-
-class Communicator:
+class Communicator(Group):
     """A group of ranks; `init` makes it. Closing it frees everything that was made on it.
 
     As a context manager it closes itself at the end of the block. If the block raises, the group is
@@ -54,78 +44,9 @@ class Communicator:
     """
 
     def __init__(self, native: _native.Communicator) -> None:
-        self._native = native
-        self._process = os.getpid()
-        self._all_to_alls: weakref.WeakSet[AllToAll] = weakref.WeakSet()
+        super().__init__(native)
         #: The arguments of a share whose first half is done: a repeat goes on with the second.
         self._agreed: list[object] | None = None
-        OPEN.add(self)
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._native.rank
-
-    @property
-    def world_size(self) -> int:
-        """Ranks in the group."""
-        return self._native.world_size
-
-    @property
-    def generation(self) -> int:
-        """How often the group has been formed anew."""
-        return self._native.generation
-
-    @property
-    def hosts(self) -> list[str]:
-        """The host that each rank runs on."""
-        return self._native.hosts
-
-    def routes(self) -> list[str | None]:
-        """The provider of the route to each rank; `None` for this one."""
-        return self._native.routes()
-
-    def route(self, peer: int) -> Route:
-        """How a peer is reached, and how writes to it and from it are cut into parts.
-
-        Raises:
-            UnknownError: if there is no such peer; there is no route to this rank itself.
-        """
-        return Route(*self._native.route(peer))
-
-    def parts(self, peer: int, lengths: Iterable[int] = ()) -> int:
-        """By how much a write of pages of these lengths raises its lane.
-
-        A write over tcp that is longer than the limit of a part raises the lane once for each part,
-        and the owner waits for all of them. Both ends of a route get the same answer.
-        `Counter.wait` takes lengths itself; a round of several writes is a sum of this::
-
-            counter.wait({source: sum(communicator.parts(source, [each]) for each in lengths)})
-
-        Args:
-            peer: the other end, whichever of the two writes.
-            lengths: bytes of each page, in order; none for a signal.
-
-        Returns:
-            The number of parts, at least 1.
-        """
-        return self._native.parts(peer, list(lengths))
-
-    def barrier(self, *, timeout: float = 30.0) -> None:
-        """Every rank has entered before any leaves. It orders control, not data.
-
-        Args:
-            timeout: seconds; finite. After `WaitTimeoutError` a repeat continues the same barrier.
-
-        Raises:
-            StageError: if another thread of this process is in a barrier of this communicator. That
-                one goes on.
-        """
-        self._native.barrier(seconds(timeout))
-
-    def all_gather(self, payload: bytes, *, timeout: float = 30.0) -> list[bytes]:
-        """Each rank's bytes, in rank order, over the control plane: for small things."""
-        return self._native.all_gather(payload, seconds(timeout))
 
     def alloc(
         self,
@@ -393,140 +314,12 @@ class Communicator:
         """
         return PeerGroup(counter, source, destinations, self._native)
 
-    def raised(self) -> list[tuple[int, int, int]]:
-        """Lanes that rose since this was last asked.
-
-        Returns:
-            For each, `Counter.number`, the peer, and its raises in the oldest round without a
-            credit. Lanes whose wait has succeeded meanwhile are
-            left out.
-        """
-        return self._native.raised()
-
-    def fileno(self) -> int:
-        """A descriptor to wait on in an event loop: readable, once armed, when `poll` has work.
-
-        So a communicator can be registered with `selectors` itself, or with asyncio. Poll until
-        `arm` says that there is nothing to do, then sleep, and poll again::
-
-            def turn():
-                while True:
-                    for counter, peer, count in communicator.poll():
-                        ...  # a lane has risen: read, then give credit
-                    if communicator.arm():
-                        return
-
-            asyncio.get_running_loop().add_reader(communicator, turn)
-            turn()
-
-        Poll a few times a second even if nothing happens: that a connection has broken is known
-        for certain only a second later. With `init(progress="thread")` a thread makes progress on
-        tcp, and this only tells of what arrived.
-        """
-        return self._native.fileno()
-
-    def arm(self) -> bool:
-        """Whether there is nothing to do, so that the caller may sleep until `fileno` is readable.
-
-        It stays armed until `poll` or `disarm`, whatever other calls are made, by whichever thread:
-        raises, credits, ends of requests and callbacks that those come across make `fileno`
-        readable. In a poisoned group it returns `False`: `poll` raises the error. While armed,
-        peers make a system call to wake this rank.
-        """
-        return self._native.arm()
-
-    def disarm(self) -> None:
-        """Take back `arm`: the caller is awake. `poll` does it too."""
-        self._native.disarm()
-
-    def poll(self) -> list[tuple[int, int, int]]:
-        """Make progress without waiting: `disarm`, then what `raised` returns.
-
-        Raises:
-            GroupPoisonedError: and its kinds, if the group is dead.
-        """
-        self._native.disarm()
-        rose = self._native.raised()
-        self._native.check()
-        return rose
-
-    def statistics(self) -> list[Statistics]:
-        """What went to and came from each peer."""
-        return [Statistics(*row) for row in self._native.statistics()]
-
-    def take_trace(self) -> RankTrace:
-        """What was recorded since the last call; `init(trace_limit=...)` turns recording on."""
-        writes, arrivals, phases, dropped = self._native.take_trace()
-        ahead, error = self._native.clock_offsets()[self.rank]
-        return RankTrace(
-            self.rank,
-            os.environ.get("WEFT_HOST_ID") or platform.node(),
-            ahead,
-            error,
-            [WriteRecord(*write) for write in writes],
-            [ArrivalRecord(*arrival) for arrival in arrivals],
-            [Phase(*phase) for phase in phases],
-            dropped,
-        )
-
-    def check(self) -> None:
-        """Raise the error that killed the group, if one did."""
-        self._native.check()
-
-    def poison(self, detail: str) -> None:
-        """Kill the group at every rank; they raise `GroupPoisonedError`."""
-        self._native.poison(detail)
-
     def reform(self, *, timeout: float = 30.0) -> Communicator:
         """After a loss: a new communicator of the survivors, with new ranks in the old order.
 
         This one's memory is not used again; make regions, counters and all-to-alls anew.
         """
         return Communicator(self._native.reform(seconds(timeout)))
-
-    def close(self) -> None:
-        """Say goodbye to the peers and give everything back. A second call does nothing.
-
-        Any thread may call it, a signal handler too: waits of all threads end with `ClosedError`.
-        Memory that an array still shows stays until that array is gone. Every later call on this
-        communicator, or on what was made on it, raises `ClosedError`. In a child that was forked
-        after `init` this forgets the communicator, which is the parent's.
-        """
-        OPEN.discard(self)
-        if os.getpid() != self._process:
-            return
-        # A thread that waits in an all-to-all holds it: its wait ends first.
-        self._native.end_waits()
-        for all_to_all in list(self._all_to_alls):
-            all_to_all._abandon()
-        self._native.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        if error is not None and not is_success(error):
-            # A closed or superseded group, and that of a forked parent, cannot be poisoned.
-            with contextlib.suppress(WeftError):
-                self._native.poison(one_line(error))
-        self.close()
-
-
-def is_success(error: BaseException) -> bool:
-    """Whether an exception ends a program that has done its work."""
-    return isinstance(error, SystemExit) and error.code in (None, 0)
-
-
-def one_line(error: BaseException) -> str:
-    """Class and text of an exception, on one line of at most `MAX_DETAIL` characters."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:
-        text = "(it has no text)"
-    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return line if len(line) <= MAX_DETAIL else line[: MAX_DETAIL - 3] + "..."
 
 
 def device_number(device: object) -> tuple[str, int]:
@@ -540,16 +333,6 @@ def device_number(device: object) -> tuple[str, int]:
     if kind == "cuda" and torch is not None and torch.cuda.is_available():
         return kind, torch.cuda.current_device()
     return kind, 0
-
-
-OPEN: weakref.WeakSet[Communicator] = weakref.WeakSet()
-
-
-@atexit.register
-def close_all() -> None:
-    """Leave every group in peace when the program ends: peers would take it for dead."""
-    for communicator in list(OPEN):
-        communicator.close()
 
 
 def init(

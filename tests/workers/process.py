@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import weft
+from weft import _group
 from weft.moe import AllToAll
 
 #: Long enough that only an interrupt ends a wait in time.
@@ -70,7 +71,7 @@ def fork_while_waiting(forget: bool) -> dict[str, Any]:
             if child == 0:
                 if forget:
                     # What is left to do is garbage collection's.
-                    weft.communicator.OPEN.clear()
+                    _group.OPEN.clear()
                     communicator.close = all_to_all.close = lambda **_: None  # type: ignore[method-assign]
                 else:
                     all_to_all.close()
