@@ -64,6 +64,8 @@ def test_every_error_is_documented() -> None:
     page = text("docs", "errors.md")
     for name, _ in inspect.getmembers(errors, inspect.isclass):
         assert f"`{name}`" in page, name
+    rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert len(rows) == len(set(rows)), "a class has several rows"
 
 
 def test_the_providers_are_those_of_the_registry() -> None:
