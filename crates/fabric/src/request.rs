@@ -64,7 +64,6 @@ pub(crate) struct Failure {
 }
 
 /// A request that did not end inside its submit.
-#[derive(Default)]
 pub(crate) struct Request {
     reuse: u32,
     /// Parts that have not ended: queued, or under way. Zero in a free place.
@@ -72,6 +71,8 @@ pub(crate) struct Request {
     /// In a free place, the next free one.
     next_free: u32,
     pub tag: Tag,
+    /// The only peer that it writes to; [`Request::SEVERAL`] for a scatter.
+    peer: Rank,
     /// The first region that it reads.
     source: Option<RegionKey>,
     /// It has one of the fields below; most requests have none.
@@ -83,6 +84,14 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    /// In place of a peer, for a scatter.
+    pub const SEVERAL: Rank = Rank(u32::MAX);
+
+    /// The peer that it writes to, if that is one.
+    pub fn peer(&self) -> Option<Rank> {
+        (self.peer != Request::SEVERAL).then_some(self.peer)
+    }
+
     /// Records that it reads a region.
     #[inline]
     pub fn reads(&mut self, source: RegionKey) {
@@ -162,7 +171,18 @@ impl Table {
     #[cold]
     #[inline(never)]
     fn grow(&mut self) {
-        self.slots.push(Request { next_free: Table::NONE, ..Request::default() });
+        self.slots.push(Request {
+            reuse: 0,
+            left: 0,
+            next_free: Table::NONE,
+            tag: Tag::default(),
+            peer: Request::SEVERAL,
+            source: None,
+            has_more: false,
+            more_sources: Vec::new(),
+            failure: None,
+            callback: None,
+        });
         self.free = (self.slots.len() - 1) as u32;
     }
 
@@ -175,11 +195,12 @@ impl Table {
         })
     }
 
-    /// A blank request, with one part left, which a submit holds until all its parts are counted.
+    /// A blank request toward `peer`, with one part left, which a submit holds until all its parts are
+    /// counted.
     #[inline(always)]
-    pub fn open(&mut self, tag: Tag) -> (RequestId, &mut Request) {
+    pub fn open(&mut self, tag: Tag, peer: Rank) -> (RequestId, &mut Request) {
         let vacant = self.vacant();
-        (vacant.id, vacant.open(tag, None))
+        (vacant.id, vacant.open(tag, peer, None))
     }
 
     /// Removes a request of which no part is left.
@@ -263,13 +284,14 @@ pub(crate) struct Vacant<'a> {
 }
 
 impl<'a> Vacant<'a> {
-    /// A request with one part left, which reads this region.
+    /// A request toward `peer` with one part left, which reads this region.
     #[inline(always)]
-    pub fn open(self, tag: Tag, source: Option<RegionKey>) -> &'a mut Request {
-        *self.free = self.request.next_free;
-        *self.under_way += 1;
-        (self.request.tag, self.request.left, self.request.source) = (tag, 1, source);
-        self.request
+    pub fn open(self, tag: Tag, peer: Rank, source: Option<RegionKey>) -> &'a mut Request {
+        let Vacant { request, free, under_way, .. } = self;
+        *free = request.next_free;
+        *under_way += 1;
+        (request.tag, request.peer, request.left, request.source) = (tag, peer, 1, source);
+        request
     }
 }
 
@@ -325,7 +347,7 @@ mod tests {
     use super::*;
 
     fn posted(table: &mut Table, peers: &[u32]) -> (RequestId, Vec<u64>) {
-        let (id, request) = table.open(Tag(0));
+        let (id, request) = table.open(Tag(0), Request::SEVERAL);
         request.left = peers.len() as u32;
         (id, peers.iter().map(|&peer| Token::of(id, Rank(peer))).collect())
     }
@@ -360,7 +382,7 @@ mod tests {
     fn a_region_is_read_until_the_last_request_that_reads_it_is_closed() {
         let mut table = Table::new(8, 0);
         let [first, second] = [[1, 2, 1], [2, 2, 3]].map(|keys| {
-            let (id, request) = table.open(Tag(0));
+            let (id, request) = table.open(Tag(0), Request::SEVERAL);
             keys.iter().for_each(|&key| request.reads(RegionKey(key)));
             id
         });
@@ -370,7 +392,7 @@ mod tests {
         assert_eq!(read(&table), [false, true, true, false]);
         table.close(second);
         assert_eq!(read(&table), [false; 4]);
-        let (_, request) = table.open(Tag(0));
+        let (_, request) = table.open(Tag(0), Request::SEVERAL);
         assert!(!request.has_more);
         assert_eq!(read(&table), [false; 4]);
     }

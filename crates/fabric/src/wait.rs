@@ -351,7 +351,7 @@ pub(crate) fn wait_for_request(
             }
             Ok(Some(()))
         },
-        |_| Vec::new(),
+        |engine| engine.missing_of(request),
     )
 }
 

@@ -81,7 +81,7 @@ impl Engine {
 
     /// A request until what was copied last toward `peer` has left; [`RequestId::DONE`] if it has.
     fn hold_copied(&mut self, peer: Rank, tag: Tag) -> RequestId {
-        let (id, _) = self.requests.open(tag);
+        let (id, _) = self.requests.open(tag, peer);
         let held = self.hold_toward(id, peer);
         if let Some(request) = self.requests.get(id) {
             request.left += held;

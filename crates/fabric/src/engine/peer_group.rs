@@ -9,7 +9,7 @@ use super::regions::{Region, RemoteRegion, WeakRegion, is_inside};
 use super::{Engine, Path};
 use crate::error::{Error, Result};
 use crate::link::ScatterPart;
-use crate::request::{Callback, Tag};
+use crate::request::{Callback, Request, Tag};
 use crate::types::{CounterId, Page, RequestId};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -171,7 +171,7 @@ impl Engine {
         if !self.admit_members(group, &round_of, writes) {
             return Err(self.refused_member(group, &round_of, writes));
         }
-        let (id, request) = self.requests.open(Tag::CALLER);
+        let (id, request) = self.requests.open(Tag::CALLER, Request::SEVERAL);
         request.call_at_end(done);
         let PeerGroup { counter, parts, .. } = group;
         Ok(self.post_admitted(id, *counter, round_of, &mut parts[..writes.len()], &[]))

@@ -63,10 +63,10 @@ impl Engine {
             Ok(Posted::InFlight) => {
                 let id = vacant.id;
                 let Some((first, rest)) = pages.split_first() else {
-                    vacant.open(tag, None);
+                    vacant.open(tag, peer, None);
                     return id;
                 };
-                let request = vacant.open(tag, Some(first.source));
+                let request = vacant.open(tag, peer, Some(first.source));
                 for page in rest {
                     request.reads(page.source);
                 }
@@ -88,7 +88,7 @@ impl Engine {
         tag: Tag,
         refused: Result<Posted, String>,
     ) -> RequestId {
-        let (id, _) = self.requests.open(tag);
+        let (id, _) = self.requests.open(tag, aim.peer);
         self.note_posted(id, aim, class, pages, refused);
         self.end_submit(id)
     }
@@ -103,7 +103,7 @@ impl Engine {
         pages: &[Page],
         tag: Tag,
     ) -> RequestId {
-        let (id, _) = self.requests.open(tag);
+        let (id, _) = self.requests.open(tag, aim.peer);
         let mut under_way = UnderWay::new();
         self.start_parts(id, aim, class, is_single, pages, &mut under_way);
         self.count_parts(id, under_way.parts);

@@ -4,6 +4,7 @@
 //! in which they were submitted, so no newer write overtakes an older one for ever.
 
 use super::Engine;
+use crate::error::Missing;
 use crate::link::{Posted, Work};
 use crate::parts::{PartRule, Parts};
 use crate::request::{Aim, Token};
@@ -155,6 +156,31 @@ impl Engine {
             self.spare_parts.push(waiting.parts);
         }
         self.close_if_drained(waiting.request, true);
+    }
+
+    /// The peers that a request waits for, as far as they are known: the one that it writes to, or those
+    /// whose queues a scatter is in. A peer that has left is none of them, since its requests drain.
+    #[cold]
+    pub(crate) fn missing_of(&mut self, request: RequestId) -> Vec<Missing> {
+        let known = self.requests.get(request).map(|known| (known.peer(), known.left));
+        match known {
+            Some((Some(rank), left)) if !self.poison.has_left(rank) => {
+                vec![Missing { rank, expected: left.into(), seen: 0 }]
+            }
+            Some((None, _)) => self.missing_from_queues(|waiting| waiting.request == request),
+            _ => Vec::new(),
+        }
+    }
+
+    fn missing_from_queues(&self, counts: impl Fn(&Waiting) -> bool) -> Vec<Missing> {
+        let parts_toward = |rank: Rank| {
+            let PeerQueue { latency, bulk, .. } = &self.peers[rank.index()].queue;
+            let counted = latency.iter().chain(bulk).filter(|waiting| counts(waiting));
+            counted.map(|waiting| (waiting.parts.len() - waiting.next) as u64).sum()
+        };
+        let here = self.queued.iter().filter(|rank| !self.poison.has_left(**rank));
+        let missing = |&rank| Missing { rank, expected: parts_toward(rank), seen: 0 };
+        here.map(missing).filter(|missing| missing.expected > 0).collect()
     }
 
     /// Drains with an error what waits for a peer.

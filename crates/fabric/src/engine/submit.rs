@@ -11,7 +11,7 @@ use crate::driver::{Ask, Requests};
 use crate::error::{Error, Result};
 use crate::inbox::{Descriptor, Operation, Outcome};
 use crate::link::ScatterPart;
-use crate::request::{Aim, Callback, Tag};
+use crate::request::{Aim, Callback, Request, Tag};
 use crate::trace::{Trace, WriteRecord};
 use crate::types::{CounterId, Lane, Page, RequestId, bytes_of};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -107,7 +107,7 @@ impl Engine {
         let mut parts = std::mem::take(&mut self.parts);
         let admitted = self.admit_all(writes, counter, &round_of, &mut parts);
         let id = admitted.map(|()| {
-            let (id, request) = self.requests.open(Tag::CALLER);
+            let (id, request) = self.requests.open(Tag::CALLER, Request::SEVERAL);
             request.call_at_end(done);
             self.post_admitted(id, counter, &round_of, &mut parts, writes)
         });
