@@ -355,6 +355,18 @@ pub(crate) fn wait_for_request(
     )
 }
 
+/// [`Engine::hand_on`] over any host.
+fn hand_on(host: &mut impl Host, waiter: &mut Waiter<'_>) -> Result<()> {
+    run(
+        host,
+        "handing on",
+        0,
+        waiter,
+        |engine, _| Ok((!engine.has_queued()).then_some(())),
+        |engine| engine.missing_of_queues(),
+    )
+}
+
 /// A barrier that has begun.
 #[derive(Debug, Default)]
 pub(crate) struct BarrierState {
@@ -513,6 +525,15 @@ impl Engine {
     /// [`Error::Interrupted`].
     pub fn wait_for_request(&mut self, request: RequestId, waiter: &mut Waiter<'_>) -> Result<()> {
         wait_for_request(self, request, waiter)
+    }
+
+    /// Waits until links have taken all that waits for a full queue. What they have taken arrives although
+    /// the engine is dropped then; what still waits is lost with it.
+    ///
+    /// # Errors
+    /// As [`Engine::wait`].
+    pub fn hand_on(&mut self, waiter: &mut Waiter<'_>) -> Result<()> {
+        hand_on(self, waiter)
     }
 
     /// Returns after every rank has entered. It orders control, not data. After a timeout, a repeat

@@ -353,8 +353,15 @@ impl Drop for Communicator {
         // It ends before the engine goes.
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(thread);
+        let deadline = clock::now().after(LINGER);
+        let (spin, interrupted) = (Duration::ZERO, &mut || false);
+        // Peers may wait for what waits here. In a poisoned group none does.
+        let _ = self.engine().hand_on(&mut Waiter { deadline, spin, interrupted });
     }
 }
+
+/// How long a communicator that is dropped offers what found a full queue.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// For how long an idle progress thread spins before it parks.
 const THREAD_SPIN: Duration = Duration::from_micros(20);

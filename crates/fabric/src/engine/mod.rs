@@ -466,7 +466,8 @@ fn poisoned(cause: &Poison) -> Error {
 }
 
 impl Drop for Engine {
-    /// Peers may be waiting for credits that have not left.
+    /// Peers may be waiting for credits that have not left. For writes behind a full queue there is
+    /// [`Engine::hand_on`].
     fn drop(&mut self) {
         self.flush();
     }

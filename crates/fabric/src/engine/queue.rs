@@ -172,6 +172,12 @@ impl Engine {
         }
     }
 
+    /// The peers for which writes wait.
+    #[cold]
+    pub(crate) fn missing_of_queues(&self) -> Vec<Missing> {
+        self.missing_from_queues(|_| true)
+    }
+
     fn missing_from_queues(&self, counts: impl Fn(&Waiting) -> bool) -> Vec<Missing> {
         let parts_toward = |rank: Rank| {
             let PeerQueue { latency, bulk, .. } = &self.peers[rank.index()].queue;
@@ -181,6 +187,11 @@ impl Engine {
         let here = self.queued.iter().filter(|rank| !self.poison.has_left(**rank));
         let missing = |&rank| Missing { rank, expected: parts_toward(rank), seen: 0 };
         here.map(missing).filter(|missing| missing.expected > 0).collect()
+    }
+
+    /// Whether a write waits for a queue.
+    pub(crate) fn has_queued(&self) -> bool {
+        !self.queued.is_empty()
     }
 
     /// Drains with an error what waits for a peer.
