@@ -3,8 +3,8 @@
 mod common;
 
 use common::{
-    AllGather, Member, PATIENCE, Random, bare_link, connect_bare, on_processes, on_threads,
-    process_gather, waiting,
+    AllGather, Member, PATIENCE, bare_link, connect_bare, on_processes, on_threads, process_gather,
+    waiting,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
@@ -26,20 +26,9 @@ fn join(rank: Rank, size: u32, gather: &mut AllGather<'_>) -> Member {
 }
 
 #[test]
-fn threads_write_random_pages_to_each_other() {
-    on_threads(4, |rank, gather| {
-        let mut member = join(rank, 4, gather);
-        for round in 0..60 {
-            member.round(11, round).unwrap();
-        }
-        gather(Vec::new());
-    });
-}
-
-#[test]
-fn processes_write_random_pages_to_each_other() {
+fn processes_leave_no_sockets_behind() {
     let Some(rank) = common::process_rank() else {
-        let ended = on_processes("processes_write_random_pages_to_each_other", 3);
+        let ended = on_processes("processes_leave_no_sockets_behind", 3);
         assert!(ended.iter().all(Result::is_ok), "{ended:?}");
         return;
     };
@@ -51,7 +40,7 @@ fn processes_write_random_pages_to_each_other() {
         }
         all
     });
-    for round in 0..100 {
+    for round in 0..3 {
         member.round(12, round).unwrap();
     }
     drop(member);
@@ -59,37 +48,6 @@ fn processes_write_random_pages_to_each_other() {
     assert_eq!(names.len(), 3);
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
     assert!(names.iter().all(|name| !sockets.contains(name)), "sockets are left");
-}
-
-#[test]
-fn a_killed_process_leaves_the_others_with_a_timeout_that_names_it() {
-    let name = "a_killed_process_leaves_the_others_with_a_timeout_that_names_it";
-    let Some(rank) = common::process_rank() else {
-        let ended = on_processes(name, 3);
-        assert_eq!(ended, [Ok(()), Err("killed by 9".into()), Ok(())]);
-        return;
-    };
-    let mut member = join(rank, 3, &mut process_gather);
-    if rank == Rank(1) {
-        let moment = Random::new(u64::from(std::process::id())).below(20_000);
-        std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_micros(moment));
-            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
-        });
-    }
-    // Rounds keep the survivors in step, so both get stuck on the dead one, or on each other stuck.
-    member.patience = Duration::from_secs(1);
-    let error = (0..).find_map(|round| member.round(13, round).err()).unwrap();
-    assert!(matches!(&error, Error::Timeout { missing, .. } if !missing.is_empty()), "{error}");
-    // What the dead one mapped and was mapped of is still sound.
-    member.inbox.memory().fill(0, common::SLOT, 7);
-}
-
-#[test]
-fn a_waiter_asleep_on_the_bell_is_woken() {
-    sleepers_are_woken(|engine, peer, counter| {
-        waiting(PATIENCE, Duration::ZERO, |waiter| engine.wait(counter, &[(peer, 1)], waiter))
-    });
 }
 
 #[test]
@@ -186,45 +144,6 @@ fn more_regions_than_a_socket_holds_cross_in_both_directions() {
         assert_eq!(remotes.len(), REGIONS);
         // The last descriptors leave when the engine is polled.
         waiting(PATIENCE, Duration::ZERO, |waiter| engine.barrier(waiter)).unwrap();
-        gather(Vec::new());
-    });
-}
-
-#[test]
-fn a_region_that_takes_an_old_key_is_a_new_region() {
-    on_threads(2, |rank, gather| {
-        let mut member = join(rank, 2, gather);
-        let (engine, peer) = (&mut member.engine, Rank(1 - rank.0));
-        let mut keys = Vec::new();
-        for turn in 0..2u8 {
-            let region = engine.alloc(8).unwrap();
-            keys.push(region.key());
-            let grant = engine.grant(peer, &[(&region, 0..8)], &[]).unwrap();
-            let said = gather(grant.encode());
-            let theirs = weft_fabric::descriptor::Grant::decode(&said[peer.0 as usize]).unwrap();
-            let deadline = clock::now().after(PATIENCE);
-            let remote = engine.import(peer, &theirs, &[], deadline).unwrap()[0];
-            member.source.memory().copy_in(0, &[turn + 1; 8]);
-            let page = weft_fabric::Page {
-                source: member.source.key(),
-                source_offset: 0,
-                destination: remote.key,
-                destination_offset: 0,
-                length: 8,
-            };
-            let counter = member.counter;
-            waiting(PATIENCE, Duration::ZERO, |waiter| {
-                engine.wait_for_credit(counter, peer, turn.into(), waiter).unwrap();
-                engine.write(peer, counter, turn.into(), &[page]).unwrap();
-                engine.wait(counter, &[(peer, 1)], waiter).unwrap();
-            });
-            let mut seen = [0; 8];
-            region.memory().copy_out(0, &mut seen);
-            assert_eq!(seen, [turn + 1; 8]);
-            engine.credit(peer, counter).unwrap();
-            engine.release(&region);
-        }
-        assert_eq!(keys[0], keys[1]);
         gather(Vec::new());
     });
 }

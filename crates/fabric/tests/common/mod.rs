@@ -12,8 +12,8 @@ use std::time::Duration;
 use weft_fabric::descriptor::Grant;
 use weft_fabric::random::SplitMix64;
 use weft_fabric::{
-    CounterId, Device, Engine, EngineConfig, Generation, Page, Rank, Region, RemoteRegion, Waiter,
-    clock,
+    CounterConfig, CounterId, Device, Engine, EngineConfig, Generation, Page, Rank, Region,
+    RemoteRegion, Waiter, clock,
 };
 
 /// Bytes that each rank may write to each other.
@@ -46,8 +46,30 @@ pub struct Member {
     pub source: Region,
     pub inbox: Region,
     pub remotes: BTreeMap<Rank, RemoteRegion>,
+    /// Bytes that each other rank may write here.
+    pub slot: usize,
     /// How long a round waits for anything.
     pub patience: Duration,
+}
+
+/// Shape of a [`Member`]'s memory and counter, the same at all ranks but for `places`.
+#[derive(Clone, Copy, Debug)]
+pub struct Joining {
+    pub places: Places,
+    pub generation: Generation,
+    /// Bytes that each rank may write to each other.
+    pub slot: usize,
+    /// Bytes of the source.
+    pub source: usize,
+    /// Rounds of the counter that may be open at a time.
+    pub window: u32,
+}
+
+impl Default for Joining {
+    fn default() -> Joining {
+        let (places, generation) = (Places::default(), Generation(3));
+        Joining { places, generation, slot: SLOT, source: SLOT, window: 1 }
+    }
 }
 
 /// Devices that a member's regions lie on; `None`: host memory.
@@ -71,6 +93,11 @@ pub fn put(region: &Region, offset: usize, bytes: &[u8]) {
     let to = (region.memory().address() as usize + offset) as *mut u8;
     // SAFETY: the range was checked, and the region keeps its memory.
     unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
+}
+
+/// Sets bytes of a region, as [`put`] puts them in.
+pub fn fill(region: &Region, offset: usize, length: usize, value: u8) {
+    put(region, offset, &vec![value; length]);
 }
 
 /// Takes bytes out of a region, as [`put`] puts them in.
@@ -102,14 +129,27 @@ impl Member {
         devices: &[Arc<dyn Device>],
         gather: &mut AllGather<'_>,
     ) -> Member {
+        Member::join_as(Joining { places, ..Joining::default() }, rank, size, devices, gather)
+    }
+
+    /// Joins with memory and a counter of this shape.
+    pub fn join_as(
+        joining: Joining,
+        rank: Rank,
+        size: u32,
+        devices: &[Arc<dyn Device>],
+        gather: &mut AllGather<'_>,
+    ) -> Member {
+        let Joining { places, generation, slot, source, window } = joining;
         let deadline = clock::now().after(PATIENCE);
         let config = EngineConfig::default();
-        let mut engine = Engine::new(config, rank, size, Generation(3), devices).unwrap();
+        let mut engine = Engine::new(config, rank, size, generation, devices).unwrap();
         connect(&mut engine, gather, deadline).unwrap();
-        let counter = engine.counter().unwrap();
+        let shape = CounterConfig { window, ..CounterConfig::default() };
+        let counter = engine.counter_with(shape).unwrap();
         engine.use_for_barriers(counter);
-        let inbox = region(&mut engine, places.inbox, SLOT * size as usize);
-        let source = region(&mut engine, places.source, SLOT);
+        let inbox = region(&mut engine, places.inbox, slot * size as usize);
+        let source = region(&mut engine, places.source, source);
         let mut grants: Vec<Vec<u8>> = Vec::new();
         for peer in (0..size).map(Rank) {
             let all = 0..inbox.memory().len() as u64;
@@ -137,7 +177,45 @@ impl Member {
             let imported = engine.import(peer, &grant, &[counter], deadline).unwrap();
             remotes.insert(peer, imported[0]);
         }
-        Member { engine, counter, source, inbox, remotes, patience: PATIENCE }
+        Member { engine, counter, source, inbox, remotes, slot, patience: PATIENCE }
+    }
+
+    /// A page of the source that goes to `peer`'s slot of this rank, at these offsets.
+    pub fn page(&self, peer: Rank, from: usize, to: usize, length: usize) -> Page {
+        assert!(to + length <= self.slot);
+        Page {
+            source: self.source.key(),
+            source_offset: from as u64,
+            destination: self.remotes[&peer].key,
+            destination_offset: (self.slot * self.engine.rank().0 as usize + to) as u64,
+            length: length as u64,
+        }
+    }
+
+    /// What `peer` has written here.
+    pub fn slot_of(&self, peer: Rank) -> Vec<u8> {
+        take(&self.inbox, self.slot * peer.0 as usize, self.slot)
+    }
+
+    /// By how much a write of pages of these lengths from `peer` raises its lane.
+    pub fn raises(&self, peer: Rank, lengths: impl IntoIterator<Item = usize>) -> u64 {
+        let lengths: Vec<u64> = lengths.into_iter().map(|length| length as u64).collect();
+        self.engine.route(peer).unwrap().parts.count(lengths)
+    }
+
+    /// Grants `peer` all of a region and imports the one that it grants in turn. Every rank calls this with
+    /// the rank that it exchanges with.
+    pub fn exchange_regions(
+        &mut self,
+        peer: Rank,
+        mine: &Region,
+        gather: &mut AllGather<'_>,
+    ) -> RemoteRegion {
+        let all = 0..mine.memory().len() as u64;
+        let granted = self.engine.grant(peer, &[(mine, all)], &[]).unwrap();
+        let grant = Grant::decode(&gather(granted.encode())[peer.0 as usize]).unwrap();
+        let deadline = clock::now().after(PATIENCE);
+        self.engine.import(peer, &grant, &[], deadline).unwrap()[0]
     }
 
     /// Writes this round's random pages to every peer, checks theirs, gives credit.

@@ -1,7 +1,7 @@
 //! What fails, peers that are cut off, and engines that go while copies are under way.
 
-use crate::common::{AllGather, Member, PATIENCE, Places, on_threads, put, take, waiting};
-use crate::ends::{DEVICE, HOST, Pair, bytes, controlled, copy, fill, join};
+use crate::common::{AllGather, Member, PATIENCE, Places, on_threads, waiting};
+use crate::ends::{DEVICE, HOST, Pair, bytes, controlled, copy, fill};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -102,24 +102,6 @@ fn whole(member: &Member, peer: Rank, length: usize) -> Page {
 }
 
 const ON_DEVICES: Places = Places { source: Some(0), inbox: Some(1) };
-
-#[test]
-fn a_rank_that_goes_has_written_what_it_posted() {
-    on_threads(2, |rank, gather| {
-        let mut member = join(ON_DEVICES, rank, 2, gather);
-        let (peer, counter) = (Rank(1 - rank.0), member.counter);
-        if rank == Rank(0) {
-            put(&member.source, 0, &[5; 30_000]);
-            let page = whole(&member, peer, 30_000);
-            member.engine.write(peer, counter, 0, &[page]).unwrap();
-            drop(member);
-        } else {
-            waited(|waiter| member.engine.wait(counter, &[(peer, 1)], waiter)).unwrap();
-            assert_eq!(take(&member.inbox, 0, 30_000), [5; 30_000]);
-        }
-        gather(Vec::new());
-    });
-}
 
 #[test]
 fn a_device_that_fails_poisons_the_group_and_drains_its_requests() {

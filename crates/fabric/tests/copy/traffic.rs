@@ -1,10 +1,8 @@
-//! Every byte of random writes between every kind of memory, threads and processes.
+//! Every byte of random writes between every kind of memory.
 
-use crate::common::{
-    self, PATIENCE, Places, on_processes, on_threads, process_gather, put, region, take, waiting,
-};
+use crate::common::{PATIENCE, Places, on_threads, put, region, take, waiting};
 use crate::ends::join;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use weft_fabric::{Page, Rank, clock};
 
 /// Where sources and inboxes of the ranks may lie.
@@ -27,22 +25,6 @@ fn threads_write_random_pages_between_all_kinds_of_memory() {
             gather(Vec::new());
         });
     }
-}
-
-#[test]
-fn processes_write_random_pages_to_each_others_devices() {
-    let name = "traffic::processes_write_random_pages_to_each_others_devices";
-    let Some(rank) = common::process_rank() else {
-        let ended = on_processes(name, 3);
-        assert!(ended.iter().all(Result::is_ok), "{ended:?}");
-        return;
-    };
-    let mut member = join(PLACES[0], rank, 3, &mut process_gather);
-    for round in 0..60 {
-        member.round(12, round).unwrap();
-    }
-    drop(member);
-    process_gather(Vec::new());
 }
 
 /// Four kinds of pages under one lane, from sources on two devices.
@@ -92,22 +74,6 @@ fn one_write_may_mix_devices_and_host_memory() {
             });
         }
         engine.flush();
-        gather(Vec::new());
-    });
-}
-
-/// Nobody but the one who wrote can see that a copy is over, so its engine must not sleep on.
-#[test]
-fn an_engine_that_sleeps_is_woken_for_its_copies() {
-    const TURNS: u64 = 100;
-    on_threads(2, |rank, gather| {
-        let mut member = join(PLACES[0], rank, 2, gather);
-        let begin = Instant::now();
-        for turn in 0..TURNS {
-            member.round(3, turn).unwrap();
-        }
-        // A sleeper that is not woken sleeps 50 ms, at least once a turn.
-        assert!(begin.elapsed() < TURNS as u32 * Duration::from_millis(50), "wake-ups were lost");
         gather(Vec::new());
     });
 }

@@ -1,0 +1,104 @@
+//! Conformance suite: what every provider is held to, each through one line below.
+//!
+//! A provider is described by a [`Provider`]: how a rank's device is made in each [`Shape`], and what it
+//! promises. The macro gives it a module of tests, one for each case:
+//!
+//! - `requests.rs`: all kinds of request, lengths and offsets
+//! - `traffic.rs`: random writes byte for byte, many ranks, full queues, ranks configured differently
+//! - `slow.rs`: peers that read late or never, deadlines that pass
+//! - `loss.rs`: peers that are killed, stopped, or gone in peace; writes whose writer leaves at once
+//! - `memory.rs`: regions that are released and granted again
+//! - `restarts.rs`: ranks that come back, and introductions of those that were there before
+//!
+//! A case that a provider or this machine cannot run prints why it is skipped. `WEFT_LONG=1` runs each for as
+//! long as a release deserves. The simulator is not among the providers: its ranks share one thread and a
+//! virtual clock, where no call blocks, and its own suite (`sim.rs`) does the same under seeds.
+
+#[path = "common/mod.rs"]
+mod common;
+#[path = "conformance/loss.rs"]
+mod loss;
+#[path = "conformance/memory.rs"]
+mod memory;
+#[path = "conformance/provider.rs"]
+mod provider;
+#[path = "conformance/requests.rs"]
+mod requests;
+#[path = "conformance/restarts.rs"]
+mod restarts;
+#[path = "conformance/slow.rs"]
+mod slow;
+#[path = "conformance/traffic.rs"]
+mod traffic;
+
+use common::Places;
+use provider::{Provider, copy_twin, hostile_shm, hostile_tcp, shm, tcp};
+
+/// Whether the long runs were asked for.
+fn is_long() -> bool {
+    std::env::var_os("WEFT_LONG").is_some_and(|value| value == "1")
+}
+
+macro_rules! conformance {
+    ($name:ident: $provider:expr) => {
+        mod $name {
+            use super::*;
+
+            const PROVIDER: Provider = Provider { name: stringify!($name), ..$provider };
+
+            cases! {
+                requests::every_kind_of_request_arrives,
+                requests::writes_of_any_length_arrive_at_any_offset,
+                requests::a_gibibyte_arrives,
+                traffic::threads_write_random_pages_to_each_other,
+                traffic::processes_write_random_pages_to_each_other,
+                traffic::eight_ranks_write_to_each_other,
+                traffic::full_queues_slow_writers_down_and_lose_nothing,
+                traffic::ranks_configured_differently_reach_each_other,
+                traffic::writes_in_random_order_arrive_byte_for_byte,
+                traffic::a_scatter_cut_short_by_a_full_queue_arrives_whole,
+                traffic::a_sleeping_rank_is_woken_for_each_turn,
+                slow::a_peer_that_does_not_poll_delays_no_other,
+                slow::nothing_is_lost_while_an_owner_does_not_poll,
+                slow::a_deadline_that_passes_leaves_the_request_until_it_drains,
+                slow::a_queue_that_stays_full_ends_the_wait_and_names_the_peer,
+                loss::a_killed_peer_is_named,
+                loss::a_stopped_peer_is_named_and_a_fence_drains_its_requests,
+                loss::a_peer_that_left_in_peace_poisons_nothing,
+                loss::what_was_posted_arrives_although_its_writer_leaves,
+                memory::a_region_takes_the_key_of_one_that_was_released,
+                memory::memory_at_the_address_of_freed_memory_is_other_memory,
+                restarts::an_old_introduction_connects_to_nobody,
+            }
+        }
+    };
+}
+
+macro_rules! cases {
+    ($($module:ident::$case:ident,)*) => {
+        $(
+            #[test]
+            fn $case() {
+                crate::$module::$case(&PROVIDER);
+            }
+        )*
+    };
+}
+
+conformance!(shm: Provider::new("", shm));
+conformance!(tcp: Provider {
+    notices_death: true,
+    may_be_done_at_once: false,
+    ..Provider::new("", tcp)
+});
+conformance!(copy_twin: Provider {
+    places: Places { source: Some(0), inbox: Some(1) },
+    ..Provider::new("", copy_twin)
+});
+conformance!(hostile_shm: Provider { longest: 64 << 20, ..Provider::new("", hostile_shm) });
+conformance!(hostile_tcp: Provider {
+    notices_death: true,
+    may_be_done_at_once: false,
+    longest: 64 << 20,
+    ..Provider::new("", hostile_tcp)
+});

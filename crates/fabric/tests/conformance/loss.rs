@@ -1,0 +1,175 @@
+//! Peers that are killed, stopped, or gone in peace; writes whose writer leaves at once.
+
+use crate::common::{
+    self, Joining, Random, fill, on_processes, on_threads, process_gather, take, waiting,
+};
+use crate::provider::{Provider, Shape, waited};
+use rustix::process::{Pid, Signal, kill_process};
+use std::sync::Arc;
+use std::time::Duration;
+use weft_fabric::{Cause, Error, Page, Poison, Rank, clock};
+
+/// Three processes, of which one kills itself among the rounds. The others fail, and name it if the
+/// provider notices; else a survivor may wait for the other one, which waits for the dead.
+pub fn a_killed_peer_is_named(provider: &Provider) {
+    const VICTIM: Rank = Rank(1);
+    let Some(rank) = common::process_rank() else {
+        if provider.processes && provider.has(Shape::Default) {
+            let ended = on_processes(&provider.test("a_killed_peer_is_named"), 3);
+            assert_eq!(ended, [Ok(()), Err("killed by 9".into()), Ok(())]);
+        }
+        return;
+    };
+    let joining = Joining::default();
+    let mut member = provider.join(Shape::Default, joining, rank, 3, &mut process_gather);
+    if rank == VICTIM {
+        let moment = Random::new(u64::from(std::process::id())).below(20_000);
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_micros(moment));
+            kill_process(rustix::process::getpid(), Signal::KILL)
+        });
+    }
+    let seconds = if provider.notices_death { 10 } else { 1 };
+    member.patience = Duration::from_secs(seconds);
+    let error = (0..).find_map(|round| member.round(13, round).err()).unwrap();
+    match &error {
+        Error::Poisoned(poison) if provider.notices_death => {
+            assert_eq!(poison.rank, Some(VICTIM), "{error}");
+        }
+        Error::Timeout { missing, .. } if !provider.notices_death => {
+            assert!(!missing.is_empty(), "{error}");
+        }
+        _ => panic!("{error}"),
+    }
+    // What the dead one mapped and was mapped of is still sound.
+    fill(&member.inbox, 0, common::SLOT, 7);
+}
+
+/// A process that is stopped takes no more than what the system takes for it.
+pub fn a_stopped_peer_is_named_and_a_fence_drains_its_requests(provider: &Provider) {
+    const LARGE: usize = 64 << 20;
+    const PEER: Rank = Rank(1);
+    let case = "a_stopped_peer_is_named_and_a_fence_drains_its_requests";
+    let Some(rank) = common::process_rank() else {
+        if provider.processes && provider.has(Shape::Default) {
+            let ended = on_processes(&provider.test(case), 2);
+            assert_eq!(ended, [Ok(()), Err("killed by 9".into())]);
+        }
+        return;
+    };
+    let joining = Joining { slot: LARGE, source: LARGE, ..Joining::default() };
+    let mut member = provider.join(Shape::Default, joining, rank, 2, &mut process_gather);
+    let counter = member.counter;
+    let pids = process_gather(std::process::id().to_string().into_bytes());
+    if rank == PEER {
+        let _ = waited(|w| member.engine.wait(counter, &[(Rank(0), u64::MAX)], w));
+        unreachable!("it was to be stopped and killed");
+    }
+    let pid: i32 = std::str::from_utf8(&pids[1]).unwrap().parse().unwrap();
+    let peer = Pid::from_raw(pid).unwrap();
+    kill_process(peer, Signal::STOP).unwrap();
+    let page = member.page(PEER, 0, 0, LARGE);
+    let engine = &mut member.engine;
+    let request = engine.write(PEER, counter, 0, &[page]).unwrap();
+    let patience = Duration::from_millis(500);
+    let written = waiting(patience, Duration::ZERO, |w| engine.wait_for_request(request, w));
+    assert!(
+        written.is_err() || provider.may_be_done_at_once,
+        "64 MiB were taken by a stopped peer"
+    );
+    let late = written.and_then(|()| {
+        waiting(patience, Duration::ZERO, |w| engine.wait_for_credit(counter, PEER, 1, w))
+    });
+    let error = late.unwrap_err();
+    let Error::Timeout { missing, .. } = &error else { panic!("{error}") };
+    assert_eq!(missing.iter().map(|missing| missing.rank).collect::<Vec<_>>(), [PEER], "{error}");
+    let (kind, detail) = (Cause::User, "it is stopped".into());
+    engine.poison(Poison { kind, rank: Some(PEER), detail });
+    engine.poll(clock::now(), &mut Vec::new());
+    assert!(engine.is_drained(request));
+    let memory = member.source.memory().clone();
+    engine.release(&member.source);
+    drop(member.source);
+    assert_eq!(Arc::strong_count(&memory), 1, "the source is still borrowed");
+    kill_process(peer, Signal::KILL).unwrap();
+}
+
+/// A rank writes, says goodbye through the control plane and leaves; the other one goes on.
+pub fn a_peer_that_left_in_peace_poisons_nothing(provider: &Provider) {
+    const LENGTH: usize = 1 << 20;
+    if !provider.has(Shape::Default) {
+        return;
+    }
+    on_threads(2, |rank, gather| {
+        let joining = Joining { slot: LENGTH, source: LENGTH, ..Joining::default() };
+        let mut member = provider.join(Shape::Default, joining, rank, 2, gather);
+        let (peer, counter) = (Rank(1 - rank.0), member.counter);
+        let page = member.page(peer, 0, 0, LENGTH);
+        if rank == Rank(1) {
+            fill(&member.source, 0, LENGTH, 5);
+            let request = member.engine.write(peer, counter, 0, &[page]).unwrap();
+            waited(|w| member.engine.wait_for_request(request, w)).unwrap();
+            drop(member);
+            gather(Vec::new());
+            return;
+        }
+        let raises = member.raises(peer, [LENGTH]);
+        waited(|w| member.engine.wait(counter, &[(peer, raises)], w)).unwrap();
+        assert!(member.slot_of(peer).iter().all(|seen| *seen == 5));
+        gather(Vec::new());
+        let engine = &mut member.engine;
+        engine.poison_flag().peer_left(peer);
+        engine.credit(peer, counter).unwrap();
+        let requests: Vec<_> =
+            (0..20).map(|_| engine.write(peer, counter, 0, &[page]).unwrap()).collect();
+        let until = clock::now().after(Duration::from_millis(1500));
+        while clock::now() < until {
+            engine.poll(clock::now(), &mut Vec::new());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for request in requests {
+            waited(|w| engine.wait_for_request(request, w)).unwrap();
+        }
+        engine.check().unwrap();
+    });
+}
+
+/// Writes of all sizes in one window, over queues that take them all and over one that takes one part at a
+/// time: once links have taken all of them, the rank is free to go.
+pub fn what_was_posted_arrives_although_its_writer_leaves(provider: &Provider) {
+    const WRITES: usize = 8;
+    const CELL: usize = 40_000;
+    for shape in [Shape::Default, Shape::Queue(1)] {
+        if !provider.has(shape) {
+            continue;
+        }
+        let slot = WRITES * CELL;
+        let joining = Joining { slot, source: slot, window: WRITES as u32, ..Joining::default() };
+        on_threads(2, |rank, gather| {
+            let mut member = provider.join(shape, joining, rank, 2, gather);
+            let (peer, counter) = (Rank(1 - rank.0), member.counter);
+            let length =
+                |write: usize| if write.is_multiple_of(2) { 100 + write } else { CELL - write };
+            let value = |write: usize| 1 + write as u8;
+            if rank == Rank(0) {
+                for write in 0..WRITES {
+                    let at = write * CELL;
+                    fill(&member.source, at, length(write), value(write));
+                    let page: Page = member.page(peer, at, at, length(write));
+                    member.engine.write(peer, counter, write as u64, &[page]).unwrap();
+                }
+                waited(|w| member.engine.hand_on(w)).unwrap();
+                drop(member);
+            } else {
+                for write in 0..WRITES {
+                    let raises = member.raises(peer, [length(write)]);
+                    waited(|w| member.engine.wait(counter, &[(peer, raises)], w)).unwrap();
+                    let seen = take(&member.inbox, write * CELL, length(write));
+                    assert!(seen.iter().all(|seen| *seen == value(write)), "write {write}");
+                    member.engine.credit(peer, counter).unwrap();
+                }
+            }
+            gather(Vec::new());
+        });
+    }
+}

@@ -1,0 +1,179 @@
+//! Providers under test: how each makes its devices, and what it promises.
+
+use crate::common::{AllGather, Joining, Member, PATIENCE, Places, on_threads, waiting};
+use std::sync::Arc;
+use std::time::Duration;
+use weft_fabric::providers::copy::Twin;
+use weft_fabric::providers::{
+    CopyDevice, Hostile, HostileConfig, ShmConfig, ShmDevice, TcpConfig, TcpDevice,
+};
+use weft_fabric::{Device, Rank, Waiter};
+
+/// A device, or why there is none.
+pub type Opened = Result<Arc<dyn Device>, &'static str>;
+
+/// A provider, as the suite sees it.
+#[derive(Clone, Copy)]
+pub struct Provider {
+    /// The module of its tests in this binary.
+    pub name: &'static str,
+    /// A rank's device of this shape.
+    pub device: fn(Rank, Shape) -> Opened,
+    /// Devices that regions lie on.
+    pub places: Places,
+    /// Ranks may be processes.
+    pub processes: bool,
+    /// A killed peer poisons the group although no control plane reports it.
+    pub notices_death: bool,
+    /// A post may be done when it returns, so a request may have ended although its peer sleeps.
+    pub may_be_done_at_once: bool,
+    /// The longest write to test.
+    pub longest: usize,
+}
+
+impl Provider {
+    /// Over ranks that may be processes, with regions in host memory.
+    pub const fn new(name: &'static str, device: fn(Rank, Shape) -> Opened) -> Provider {
+        Provider {
+            name,
+            device,
+            places: Places { source: None, inbox: None },
+            processes: true,
+            notices_death: false,
+            may_be_done_at_once: true,
+            longest: 1 << 30,
+        }
+    }
+}
+
+/// Configuration of the devices of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    Default,
+    /// So many parts may wait toward a peer.
+    Queue(usize),
+    /// Limits that differ from rank to rank.
+    Uneven,
+}
+
+impl Provider {
+    /// Whether there are devices of this shape; prints why not.
+    pub fn has(&self, shape: Shape) -> bool {
+        (self.device)(Rank(0), shape)
+            .map_err(|why| println!("skipped: {} {shape:?}: {why}", self.name))
+            .is_ok()
+    }
+
+    /// Joins a group over devices of this shape.
+    pub fn join(
+        &self,
+        shape: Shape,
+        joining: Joining,
+        rank: Rank,
+        size: u32,
+        gather: &mut AllGather<'_>,
+    ) -> Member {
+        let device = (self.device)(rank, shape).unwrap();
+        let joining = Joining { places: self.places, ..joining };
+        Member::join_as(joining, rank, size, &[device], gather)
+    }
+
+    /// Runs each rank of a group on a thread of its own. None leaves before all have returned.
+    pub fn group(
+        &self,
+        shape: Shape,
+        joining: Joining,
+        size: u32,
+        body: impl Fn(&mut Member, &mut AllGather<'_>) + Send + Sync,
+    ) {
+        if !self.has(shape) {
+            return;
+        }
+        on_threads(size, |rank, gather| {
+            let mut member = self.join(shape, joining, rank, size, gather);
+            body(&mut member, gather);
+            // What is posted leaves before a rank stops polling.
+            settle(&mut member);
+            gather(Vec::new());
+        });
+    }
+
+    /// The full name of one of its tests, for [`crate::common::on_processes`].
+    pub fn test(&self, case: &str) -> String {
+        format!("{}::{case}", self.name)
+    }
+}
+
+/// Passes a barrier, so that all that was posted before has been handed on.
+pub fn settle(member: &mut Member) {
+    waited(|waiter| member.engine.barrier(waiter)).unwrap();
+}
+
+/// Gives a credit, and waits until it has left: the rank may not poll any more.
+pub fn credit(member: &mut Member, peer: Rank) {
+    let credit = member.engine.credit_now(peer, member.counter).unwrap();
+    waited(|waiter| member.engine.wait_for_request(credit, waiter)).unwrap();
+}
+
+/// Waits without spinning, so that each wait depends on what wakes a sleeper.
+pub fn waited<T>(wait: impl FnOnce(&mut Waiter<'_>) -> T) -> T {
+    waiting(PATIENCE, Duration::ZERO, wait)
+}
+
+pub fn shm(_: Rank, shape: Shape) -> Opened {
+    match shape {
+        Shape::Default => Ok(Arc::new(ShmDevice::new(ShmConfig { host_id: "this".into() }))),
+        Shape::Queue(_) => Err("a post is done when it returns; it has no queue"),
+        Shape::Uneven => Err("it has no limits"),
+    }
+}
+
+pub fn tcp(rank: Rank, shape: Shape) -> Opened {
+    let config = match shape {
+        Shape::Default => TcpConfig::default(),
+        Shape::Queue(depth) => TcpConfig {
+            queue_parts: depth as u32,
+            queue_bytes: (depth as u64) << 10,
+            max_part_bytes: 1 << 12,
+            ..TcpConfig::default()
+        },
+        Shape::Uneven => TcpConfig {
+            streams: 1 + rank.0 % 3,
+            max_part_bytes: 700 << rank.0,
+            queue_parts: 1 + 5 * rank.0,
+            queue_bytes: 1000 << rank.0,
+            ..TcpConfig::default()
+        },
+    };
+    Ok(Arc::new(TcpDevice::new(config).unwrap()))
+}
+
+/// The copy provider over a twin of devices.
+pub fn copy_twin(rank: Rank, shape: Shape) -> Opened {
+    let device = CopyDevice::over(move || Ok(Box::new(Twin::new(rank.0.into()))), "this");
+    match shape {
+        Shape::Default => Ok(Arc::new(device)),
+        Shape::Queue(depth) => Ok(Arc::new(device.with_limits(depth, Duration::from_secs(5)))),
+        Shape::Uneven => Ok(Arc::new(device.with_limits(1 + rank.index(), PATIENCE))),
+    }
+}
+
+/// `inner` in the hostile wrapper, which has a queue of its own.
+pub fn hostile(inner: fn(Rank, Shape) -> Opened, rank: Rank, shape: Shape) -> Opened {
+    let device = inner(rank, shape).or_else(|_| inner(rank, Shape::Default))?;
+    let config = HostileConfig::new(17);
+    let config = match shape {
+        Shape::Default => config,
+        Shape::Queue(depth) => HostileConfig { depth, ..config },
+        Shape::Uneven => HostileConfig { depth: 1 + rank.index(), ..config },
+    };
+    Ok(Arc::new(Hostile::over(device, config)))
+}
+
+pub fn hostile_shm(rank: Rank, shape: Shape) -> Opened {
+    hostile(shm, rank, shape)
+}
+
+pub fn hostile_tcp(rank: Rank, shape: Shape) -> Opened {
+    hostile(tcp, rank, shape)
+}
