@@ -29,6 +29,12 @@ def all_to_all(communicator: weft.Communicator) -> weft.moe.AllToAll:
     return weft.moe.AllToAll(communicator, experts=4, top_k=2, hidden=4, max_tokens=8)
 
 
+def test_a_hostile_seed_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_HOSTILE", "much")
+    with pytest.raises(errors.ConfigurationError, match='WEFT_HOSTILE "much": expected a seed'):
+        weft.init(rank=0, world_size=1)
+
+
 TOKENS = np.ones((3, 4), np.float32)
 IDS = np.array([[0, 1], [2, 3], [-1, 0]])
 WEIGHTS = np.ones((3, 2), np.float32)

@@ -70,6 +70,15 @@ def test_as_many_rounds_overlap_as_there_are_buffers(transport: str) -> None:
     assert ranks.run("moe.overlap", 4, transport, rounds=20) == [[], [], [], []]
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_parts_that_overtake_each_other_change_nothing(transport: str) -> None:
+    hostile = {"WEFT_HOSTILE": "6"}
+    cases = ranks.run("moe.cases", 4, transport, environment=hostile, cases=CASES[::6], seed=6)
+    rounds = ranks.run("moe.many_rounds", 4, transport, environment=hostile, rounds=20, seed=7)
+    overlap = ranks.run("moe.overlap", 4, transport, environment=hostile, rounds=5)
+    assert cases == rounds == overlap == [[], [], [], []]
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "indexed"])
 def test_received_tokens_are_views_until_released(layout: str) -> None:
     for result in ranks.run("moe.views", 2, layout=layout):
