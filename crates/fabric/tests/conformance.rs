@@ -64,6 +64,7 @@ macro_rules! conformance {
                 slow::a_queue_that_stays_full_ends_the_wait_and_names_the_peer,
                 loss::a_killed_peer_is_named,
                 loss::a_stopped_peer_is_named_and_a_fence_drains_its_requests,
+                loss::a_fence_under_load_gives_every_source_back,
                 loss::a_peer_that_left_in_peace_poisons_nothing,
                 loss::what_was_posted_arrives_although_its_writer_leaves,
                 memory::a_region_takes_the_key_of_one_that_was_released,

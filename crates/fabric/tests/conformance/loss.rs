@@ -94,6 +94,40 @@ pub fn a_stopped_peer_is_named_and_a_fence_drains_its_requests(provider: &Provid
     kill_process(peer, Signal::KILL).unwrap();
 }
 
+/// The group is poisoned with a window of writes at every stage between this engine and its peer.
+pub fn a_fence_under_load_gives_every_source_back(provider: &Provider) {
+    const WRITES: usize = 64;
+    const CELL: usize = 20_000;
+    if !provider.has(Shape::Default) {
+        return;
+    }
+    on_threads(2, |rank, gather| {
+        let slot = WRITES * CELL;
+        let joining = Joining { slot, source: slot, window: WRITES as u32, ..Joining::default() };
+        let mut member = provider.join(Shape::Default, joining, rank, 2, gather);
+        let (peer, counter) = (Rank(1 - rank.0), member.counter);
+        let mut requests = Vec::new();
+        for write in 0..WRITES {
+            let page = member.page(peer, write * CELL, write * CELL, CELL);
+            let round = write as u64;
+            requests.push(member.engine.write(peer, counter, round, &[page]).unwrap());
+            if write == WRITES / 2 {
+                member.engine.poll(clock::now(), &mut Vec::new());
+            }
+        }
+        let engine = &mut member.engine;
+        let (kind, detail) = (Cause::User, "enough".into());
+        engine.poison(Poison { kind, rank: None, detail });
+        engine.poll(clock::now(), &mut Vec::new());
+        assert!(requests.iter().all(|request| engine.is_drained(*request)));
+        let memory = member.source.memory().clone();
+        engine.release(&member.source);
+        drop(member.source);
+        assert_eq!(Arc::strong_count(&memory), 1, "the source is still borrowed");
+        gather(Vec::new());
+    });
+}
+
 /// A rank writes, says goodbye through the control plane and leaves; the other one goes on.
 pub fn a_peer_that_left_in_peace_poisons_nothing(provider: &Provider) {
     const LENGTH: usize = 1 << 20;
