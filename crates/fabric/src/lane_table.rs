@@ -132,16 +132,24 @@ pub struct LaneTable {
     refused: Refused,
 }
 
-/// A lane's holder in one word: the rank plus one above the generation, zero for a lane that is free.
+/// A lane's holder in one word: the rank plus one above the generation, zero for a lane that was never
+/// issued. The top bit marks a lane that was taken back.
 struct Holder;
 
 impl Holder {
+    const FREE: u64 = 1 << 63;
+
     fn of(peer: Rank, generation: Generation) -> u64 {
         (u64::from(peer.0) + 1) << 8 | u64::from(generation.0)
     }
 
     fn peer(word: u64) -> Option<Rank> {
-        (word >> 8).checked_sub(1).map(|rank| Rank(rank as u32))
+        if word & Holder::FREE == 0 { Holder::last_peer(word) } else { None }
+    }
+
+    /// Also of a lane that was taken back.
+    fn last_peer(word: u64) -> Option<Rank> {
+        ((word & !Holder::FREE) >> 8).checked_sub(1).map(|rank| Rank(rank as u32))
     }
 
     fn generation(word: u64) -> Generation {
@@ -218,7 +226,7 @@ impl LaneTable {
     fn take_back(&self, first: Lane, count: u32, renewed: Option<Lane>) {
         let begin = first.id().get() as usize;
         for number in begin..begin + count as usize {
-            self.holders[number].store(0, Ordering::Release);
+            self.holders[number].fetch_or(Holder::FREE, Ordering::AcqRel);
         }
         if let Some(renewed) = renewed {
             self.blocks().free.entry(count).or_default().push(renewed);
@@ -250,6 +258,13 @@ impl LaneTable {
         let asleep = lanes.raise(number, lanes.value(number) + 1);
         wake(lanes, asleep, self.wake.as_fd());
         Some(peer)
+    }
+
+    /// The peer to which a lane was last issued, for a transport that counts arrivals by peer. `None` for a
+    /// lane that was never issued.
+    pub fn last_holder(&self, lane: Lane) -> Option<Rank> {
+        let word = self.holders.get(lane.id().get() as usize)?.load(Ordering::Acquire);
+        Holder::last_peer(word)
     }
 
     /// [`LaneTable::arrive`] for a transport that knows the sender: a lane granted to another peer is

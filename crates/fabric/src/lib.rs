@@ -45,6 +45,7 @@ mod strangers;
 mod timer;
 pub mod trace;
 pub mod types;
+pub mod unconsumed;
 pub mod wait;
 pub mod waiters;
 

@@ -46,11 +46,25 @@ pub struct RouteRule {
     pub ordered: bool,
     /// Posts complete inside [`Link::post`]: nothing is ever under way, and nothing needs progress.
     pub inline: bool,
+    /// Arrivals that may lie unconsumed in each direction; the sender's link posts no further part until
+    /// the owner has consumed some (see [`crate::unconsumed`]).
+    pub max_unconsumed: u32,
 }
 
 impl RouteRule {
     /// Stores into a peer's mapping: any write is one part and done when its post returns.
-    pub const STORES: RouteRule = RouteRule { parts: PartRule::WHOLE, ordered: true, inline: true };
+    pub const STORES: RouteRule = RouteRule {
+        parts: PartRule::WHOLE,
+        ordered: true,
+        inline: true,
+        max_unconsumed: RouteRule::UNBOUNDED,
+    };
+
+    /// Parts that complete later, and take no place in a queue when they arrive.
+    pub const LATER: RouteRule = RouteRule { inline: false, ..RouteRule::STORES };
+
+    /// Arrivals take no place in a queue.
+    pub const UNBOUNDED: u32 = u32::MAX;
 }
 
 /// A routed peer, with what it sent to this engine alone.

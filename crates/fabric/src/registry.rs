@@ -7,6 +7,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::providers::copy::{CopyConfig, CopyDevice, Devices};
 use crate::providers::hostile::{Hostile, HostileConfig};
+use crate::providers::ofi::{OfiChoice, OfiConfig, OfiDevice};
 use crate::providers::shm::{ShmConfig, ShmDevice};
 use crate::providers::tcp::{TcpConfig, TcpDevice};
 use crate::types::ProviderKind;
@@ -26,6 +27,8 @@ pub struct DeviceConfig {
     pub devices: Devices,
     /// For tests: the seed of a [`Hostile`] wrapper around the device.
     pub hostile: Option<u64>,
+    /// Provider and NICs of libfabric that the ofi provider uses.
+    pub ofi: OfiChoice,
 }
 
 /// A provider.
@@ -49,7 +52,7 @@ pub fn all() -> &'static [Provider] {
     &PROVIDERS
 }
 
-static PROVIDERS: [Provider; 4] = [
+static PROVIDERS: [Provider; 5] = [
     Provider {
         kind: ProviderKind::Sim,
         reaches: "ranks of one process, in tests",
@@ -81,6 +84,20 @@ static PROVIDERS: [Provider; 4] = [
         open: |config| {
             let host_id = config.host_id.clone();
             Ok(Arc::new(ShmDevice::new(ShmConfig { host_id })))
+        },
+    },
+    Provider {
+        kind: ProviderKind::Ofi,
+        reaches: "EFA, and whatever libfabric reaches",
+        how: "RDMA writes with immediate data through libfabric, loaded at run time",
+        is_default: false,
+        names: &["ofi"],
+        open: |config| {
+            let host_id = config.host_id.clone();
+            let bind = config.advertise.unwrap_or(config.bind);
+            let chosen = config.ofi.resolve(bind);
+            let ofi = OfiConfig { host_id, bind, ..chosen };
+            Ok(Arc::new(OfiDevice::new(ofi)?))
         },
     },
     Provider {
@@ -157,6 +174,7 @@ mod tests {
             advertise: None,
             devices: Devices::Twin { seed: 0 },
             hostile: None,
+            ofi: OfiChoice::default(),
         }
     }
 
@@ -183,7 +201,11 @@ mod tests {
             assert!(provider.names.iter().all(|name| named(name).unwrap().0 == provider.kind));
             match open(provider.kind, &config("each")) {
                 Ok(device) => assert_eq!(device.kind(), provider.kind),
-                Err(error) => assert_eq!(provider.kind, ProviderKind::Sim, "{error}"),
+                // Hosts may lack libfabric.
+                Err(error) => assert!(
+                    matches!(provider.kind, ProviderKind::Sim | ProviderKind::Ofi),
+                    "{error}"
+                ),
             }
         }
     }

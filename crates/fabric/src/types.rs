@@ -171,6 +171,8 @@ pub enum ProviderKind {
     Copy = 1,
     /// Ranks of one host over shared mappings.
     Shm = 2,
+    /// What libfabric reaches: EFA, and others.
+    Ofi = 4,
     /// Any host over sockets.
     Tcp = 5,
 }
@@ -178,9 +180,8 @@ pub enum ProviderKind {
 impl ProviderKind {
     /// The kind that a peer's byte names.
     pub fn from_wire(byte: u8) -> Option<ProviderKind> {
-        [ProviderKind::Sim, ProviderKind::Copy, ProviderKind::Shm, ProviderKind::Tcp]
-            .into_iter()
-            .find(|kind| *kind as u8 == byte)
+        use ProviderKind::{Copy, Ofi, Shm, Sim, Tcp};
+        [Sim, Copy, Shm, Ofi, Tcp].into_iter().find(|kind| *kind as u8 == byte)
     }
 
     /// The name that users write and read.
@@ -189,6 +190,7 @@ impl ProviderKind {
             ProviderKind::Sim => "sim",
             ProviderKind::Copy => "copy",
             ProviderKind::Shm => "shm",
+            ProviderKind::Ofi => "ofi",
             ProviderKind::Tcp => "tcp",
         }
     }

@@ -14,6 +14,7 @@ use crate::group_control::{GroupControl, PairMembers};
 use crate::inbox::Submitter;
 use crate::local::WaitLimit;
 use crate::memory::Memory;
+use crate::providers::OfiChoice;
 use crate::providers::copy::Devices;
 use crate::registration::{IdleLimits, LentCache};
 use crate::registry::{self, DeviceConfig};
@@ -48,6 +49,8 @@ pub struct CommunicatorConfig {
     pub devices: Devices,
     /// For tests: the seed of a [`crate::providers::Hostile`] wrapper around every device.
     pub hostile: Option<u64>,
+    /// Provider and NICs of libfabric, if the ofi provider is among the providers.
+    pub ofi: OfiChoice,
     /// The engine's limits and habits.
     pub engine: EngineConfig,
     /// Who makes progress.
@@ -68,6 +71,7 @@ impl CommunicatorConfig {
             providers: registry::defaults(),
             devices: Devices::default(),
             hostile: None,
+            ofi: OfiChoice::from_env(),
             engine: EngineConfig::default(),
             progress: Progress::default(),
             spin: None,
@@ -425,6 +429,7 @@ fn device_config(control: &Control, config: &CommunicatorConfig) -> DeviceConfig
         advertise: config.control.advertise,
         devices: config.devices,
         hostile: config.hostile,
+        ofi: config.ofi.clone(),
     }
 }
 

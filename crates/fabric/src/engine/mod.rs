@@ -100,6 +100,8 @@ pub struct Route {
     pub parts: PartRule,
     /// Arrivals keep the order of their posts.
     pub ordered: bool,
+    /// Arrivals that may lie unconsumed in each direction.
+    pub max_unconsumed: u32,
     index: usize,
 }
 
@@ -343,10 +345,15 @@ impl Engine {
         for (index, link) in self.links.iter().enumerate() {
             let provider = link.kind();
             let Some(entry) = address.of(provider) else { continue };
-            if let Some(RouteRule { parts, ordered, inline }) = link.route(entry) {
+            if let Some(rule) = link.route(entry) {
+                let RouteRule { parts, ordered, inline, max_unconsumed } = rule;
                 let (single_pages, single_bytes) = parts.single();
                 let path = Path { link: index as u16, inline, single_pages, single_bytes };
-                return Ok((Route { provider, parts, ordered, index }, path, entry));
+                return Ok((
+                    Route { provider, parts, ordered, max_unconsumed, index },
+                    path,
+                    entry,
+                ));
             }
         }
         let names = |kinds: Vec<ProviderKind>| {

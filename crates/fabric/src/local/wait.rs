@@ -19,7 +19,7 @@ pub struct WaitLimit<'a> {
 
 impl WaitLimit<'_> {
     /// How long to sleep before the next check; `None` once the deadline has passed.
-    pub(super) fn park(&mut self) -> Result<Option<Duration>> {
+    pub(crate) fn park(&mut self) -> Result<Option<Duration>> {
         (self.give_up)()?;
         let now = clock::now();
         Ok((now < self.deadline).then(|| self.deadline.since(now).min(MAX_PARK)))

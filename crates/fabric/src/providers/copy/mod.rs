@@ -235,7 +235,7 @@ impl Link for CopyLink {
     }
 
     fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
-        let rule = RouteRule { inline: false, ordered: false, ..RouteRule::STORES };
+        let rule = RouteRule { ordered: false, ..RouteRule::LATER };
         self.local.reaches(theirs).then_some(rule)
     }
 

@@ -73,7 +73,7 @@ impl Link for SimLink {
 
     fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
         let parts = self.world.state().part_rule();
-        let rule = RouteRule { parts, ordered: false, inline: false };
+        let rule = RouteRule { parts, ordered: false, ..RouteRule::LATER };
         theirs.starts_with(&self.world_name()).then_some(rule)
     }
 

@@ -237,7 +237,7 @@ impl Link for TcpLink {
         let loopback = |address: &Address| address.socket.ip().is_loopback();
         let public = !loopback(&self.address) && !loopback(&other);
         let Pair { parts, streams } = self.address.pair(&other);
-        let rule = RouteRule { parts, ordered: streams == 1, inline: false };
+        let rule = RouteRule { parts, ordered: streams == 1, ..RouteRule::LATER };
         (connected || public || self.address.is_on_host_of(&other)).then_some(rule)
     }
 

@@ -1,0 +1,314 @@
+//! What libfabric offers: providers, NICs, and what each demands of its caller.
+
+use super::library::Library;
+use super::object::check;
+use super::sys;
+use std::ffi::{CStr, CString, c_char};
+use std::net::IpAddr;
+use std::ptr::{NonNull, null, null_mut};
+
+/// Provider of libfabric, by the name that `fi_info` shows; `efa-direct` is the fabric of that name of
+/// provider `efa`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OfiProvider {
+    name: String,
+}
+
+impl OfiProvider {
+    /// The provider of this name.
+    pub fn new(name: impl Into<String>) -> OfiProvider {
+        OfiProvider { name: name.into() }
+    }
+
+    /// The name that users write and read.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The name within libfabric.
+    fn provider(&self) -> &str {
+        if self.name == "efa-direct" { "efa" } else { &self.name }
+    }
+
+    pub(super) fn is_efa(&self) -> bool {
+        self.provider() == "efa"
+    }
+
+    fn is_efa_direct(&self) -> bool {
+        self.name == "efa-direct"
+    }
+
+    /// Endpoints have addresses of the Internet protocol.
+    pub(super) fn is_ip(&self) -> bool {
+        self.name.starts_with("tcp") || self.name.starts_with("verbs")
+    }
+
+    /// Reaches ranks of its own host only.
+    pub(super) fn is_of_one_host(&self) -> bool {
+        self.name.starts_with("shm")
+    }
+}
+
+/// One offer: a NIC as one provider reaches it.
+pub struct Info(NonNull<sys::Info>);
+
+// SAFETY: it is read only after it was made, and owned alone.
+unsafe impl Send for Info {}
+// SAFETY: as above.
+unsafe impl Sync for Info {}
+
+impl Drop for Info {
+    fn drop(&mut self) {
+        if let Ok(library) = Library::get() {
+            // SAFETY: it came from the library's `fi_dupinfo` and is freed once.
+            unsafe { (library.freeinfo)(self.0.as_ptr()) };
+        }
+    }
+}
+
+impl Clone for Info {
+    fn clone(&self) -> Info {
+        // SAFETY: it is valid.
+        unsafe { Info::copy(self.raw()) }.expect("the library has memory for a copy")
+    }
+}
+
+/// A string of the library, empty for a null pointer.
+///
+/// # Safety
+/// The pointer is null or a valid string.
+unsafe fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return String::new();
+    }
+    // SAFETY: valid by the caller's promise.
+    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+}
+
+impl Info {
+    /// A copy of one offer, without those that follow it. `None` if the library is out of memory.
+    ///
+    /// # Safety
+    /// The pointer is valid, or null for an offer with nothing in it.
+    unsafe fn copy(raw: *const sys::Info) -> Option<Info> {
+        let library = Library::get().ok()?;
+        // SAFETY: valid by the caller's promise; the library makes a blank one of null.
+        NonNull::new(unsafe { (library.dupinfo)(raw) }).map(Info)
+    }
+
+    pub fn raw(&self) -> *mut sys::Info {
+        self.0.as_ptr()
+    }
+
+    fn info(&self) -> &sys::Info {
+        // SAFETY: it is valid as long as this value lives.
+        unsafe { self.0.as_ref() }
+    }
+
+    fn domain(&self) -> &sys::DomainAttr {
+        // SAFETY: every offer of the library has all of its parts.
+        unsafe { &*self.info().domain_attr }
+    }
+
+    fn transmit(&self) -> &sys::TxAttr {
+        // SAFETY: as above.
+        unsafe { &*self.info().tx_attr }
+    }
+
+    fn receive(&self) -> &sys::RxAttr {
+        // SAFETY: as above.
+        unsafe { &*self.info().rx_attr }
+    }
+
+    fn endpoint(&self) -> &sys::EpAttr {
+        // SAFETY: as above.
+        unsafe { &*self.info().ep_attr }
+    }
+
+    fn fabric(&self) -> &sys::FabricAttr {
+        // SAFETY: as above.
+        unsafe { &*self.info().fabric_attr }
+    }
+
+    /// Name of the provider within libfabric, such as `tcp;ofi_rxm`.
+    pub fn provider(&self) -> String {
+        // SAFETY: a string of the library.
+        unsafe { text(self.fabric().prov_name) }
+    }
+
+    /// Name of the fabric: a network, or `efa-direct`.
+    pub fn fabric_name(&self) -> String {
+        // SAFETY: a string of the library.
+        unsafe { text(self.fabric().name) }
+    }
+
+    /// Name of the domain: a NIC.
+    pub fn domain_name(&self) -> String {
+        // SAFETY: a string of the library.
+        unsafe { text(self.domain().name) }
+    }
+
+    /// Format of its addresses.
+    pub fn address_format(&self) -> u32 {
+        self.info().addr_format
+    }
+
+    /// The most bytes of one write.
+    pub fn max_message(&self) -> u64 {
+        self.endpoint().max_msg_size as u64
+    }
+
+    /// The most ranges of one write, at both ends.
+    pub fn max_ranges(&self) -> u32 {
+        let transmit = self.transmit();
+        transmit.iov_limit.min(transmit.rma_iov_limit).clamp(1, 4096) as u32
+    }
+
+    /// Writes that may be under way.
+    pub fn transmit_size(&self) -> usize {
+        self.transmit().size
+    }
+
+    /// Receives that may be posted.
+    pub fn receive_size(&self) -> usize {
+        self.receive().size
+    }
+
+    /// Bytes of a key.
+    pub fn key_size(&self) -> usize {
+        self.domain().mr_key_size
+    }
+
+    fn memory_mode(&self, bit: i32) -> bool {
+        self.domain().mr_mode & bit != 0
+    }
+
+    /// Peers name memory by its address, not by an offset.
+    pub fn uses_addresses(&self) -> bool {
+        self.memory_mode(sys::FI_MR_VIRT_ADDR)
+    }
+
+    /// Sources are registered, too.
+    pub fn registers_sources(&self) -> bool {
+        self.memory_mode(sys::FI_MR_LOCAL)
+    }
+
+    /// Memory of CUDA devices can be registered.
+    pub fn reaches_devices(&self) -> bool {
+        self.info().caps & sys::FI_HMEM != 0
+    }
+
+    /// Each immediate consumes a posted receive.
+    pub fn consumes_receives(&self) -> bool {
+        (self.info().mode | self.receive().mode) & sys::FI_RX_CQ_DATA != 0
+    }
+
+    /// Writes go on without calls into the library.
+    pub fn progresses_by_itself(&self) -> bool {
+        self.domain().data_progress == sys::FI_PROGRESS_AUTO
+    }
+}
+
+/// The offers of a provider, one for each NIC, the one that it prefers first. For providers of the
+/// Internet protocol `source` is the address that endpoints listen on. `with_devices`: memory of CUDA
+/// devices shall be reached where the provider can.
+///
+/// # Errors
+/// Why the provider cannot be used here. No other is offered in its place.
+pub fn offers(
+    provider: &OfiProvider,
+    source: IpAddr,
+    with_devices: bool,
+) -> Result<Vec<Info>, String> {
+    let library = Library::get()?;
+    if provider.is_efa() && library.version() < (1, 21) {
+        let ((major, minor), path) = (library.version(), library.path().display());
+        return Err(format!(
+            "{path} is libfabric {major}.{minor}: provider efa needs 1.21 or later"
+        ));
+    }
+    let mut found = Vec::new();
+    if with_devices {
+        found = query(library, provider, source, sys::FI_HMEM)?;
+    }
+    if found.is_empty() {
+        found = query(library, provider, source, 0)?;
+    }
+    let mut seen = Vec::new();
+    found.retain(|info| {
+        let domain = info.domain_name();
+        let is_fabric =
+            !provider.is_efa() || (info.fabric_name() == "efa-direct") == provider.is_efa_direct();
+        let is_new = !seen.contains(&domain);
+        seen.push(domain);
+        info.provider() == provider.provider() && is_fabric && is_new
+    });
+    if found.is_empty() {
+        let ((major, minor), path) = (library.version(), library.path().display());
+        let name = provider.name();
+        let why = if provider.is_ip() { format!(" from {source}") } else { String::new() };
+        return Err(format!(
+            "libfabric {major}.{minor} ({path}) offers no reliable datagram endpoint with remote writes \
+             and immediate data by provider {name}{why}; `weft doctor` lists what it offers"
+        ));
+    }
+    Ok(found)
+}
+
+/// What the library offers for a provider with these further capabilities.
+fn query(
+    library: &Library,
+    provider: &OfiProvider,
+    source: IpAddr,
+    further: u64,
+) -> Result<Vec<Info>, String> {
+    // SAFETY: null makes a blank one.
+    let hints = unsafe { Info::copy(null()) }.ok_or("fi_dupinfo: out of memory")?;
+    let name = CString::new(provider.provider()).map_err(|_| "its name has a zero byte")?;
+    let fabric = CString::new(provider.name()).map_err(|_| "its name has a zero byte")?;
+    let node = CString::new(source.to_string()).unwrap_or_default();
+    let by_address = provider.is_ip() && !source.is_unspecified();
+    let mut found = null_mut();
+    // SAFETY: a blank offer of the library has all its parts. The two strings are lent for the call only:
+    // they are taken out again before the hints are freed.
+    let result = unsafe {
+        let hint = &mut *hints.raw();
+        hint.caps = sys::FI_MSG | sys::FI_RMA | sys::FI_WRITE | sys::FI_REMOTE_WRITE | further;
+        hint.mode = sys::FI_CONTEXT | sys::FI_CONTEXT2;
+        if provider.is_efa_direct() {
+            hint.mode |= sys::FI_RX_CQ_DATA;
+            (*hint.fabric_attr).name = fabric.as_ptr().cast_mut();
+        }
+        (*hint.ep_attr).kind = sys::FI_EP_RDM;
+        let domain = &mut *hint.domain_attr;
+        domain.threading = sys::FI_THREAD_SAFE;
+        domain.cq_data_size = size_of::<u32>();
+        domain.mr_mode = sys::FI_MR_LOCAL
+            | sys::FI_MR_VIRT_ADDR
+            | sys::FI_MR_ALLOCATED
+            | sys::FI_MR_PROV_KEY
+            | if further & sys::FI_HMEM != 0 { sys::FI_MR_HMEM } else { 0 };
+        (*hint.fabric_attr).prov_name = name.as_ptr().cast_mut();
+        let (node, flags) = if by_address { (node.as_ptr(), sys::FI_SOURCE) } else { (null(), 0) };
+        let result = (library.getinfo)(library.api(), node, null(), flags, hints.raw(), &mut found);
+        (*hint.fabric_attr).prov_name = null_mut();
+        (*hint.fabric_attr).name = null_mut();
+        result
+    };
+    if result == -sys::FI_ENODATA {
+        return Ok(Vec::new());
+    }
+    check("fi_getinfo", result)?;
+    let mut offers = Vec::new();
+    let mut next = found;
+    while !next.is_null() {
+        // SAFETY: a valid list of the library.
+        unsafe {
+            offers.extend(Info::copy(next));
+            next = (*next).next;
+        }
+    }
+    // SAFETY: the list came from the library and is freed once; copies do not share with it.
+    unsafe { (library.freeinfo)(found) };
+    Ok(offers)
+}

@@ -1,0 +1,177 @@
+//! libfabric, loaded at run time.
+//!
+//! A copy that the process holds already is used, whichever it is: two copies would each have their own
+//! threads, caches and signal handlers. Otherwise `WEFT_LIBFABRIC` names the library, and without that the
+//! usual places are tried.
+
+use super::sys;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// Environment variable that names the library to load.
+pub const PATH: &str = "WEFT_LIBFABRIC";
+/// The oldest version that works.
+const OLDEST: u32 = sys::version(1, 17);
+/// The newest API version that Weft asks for; later libraries provide it.
+const NEWEST: u32 = sys::version(1, 21);
+/// The symbol version whose layouts `sys.rs` declares.
+const LAYOUT: &CStr = c"FABRIC_1.3";
+const NAME: &str = "libfabric.so.1";
+/// Where EFA's installer puts it.
+const ELSEWHERE: [&str; 2] =
+    ["/opt/amazon/efa/lib/libfabric.so.1", "/opt/amazon/efa/lib64/libfabric.so.1"];
+
+type GetInfo = unsafe extern "C" fn(
+    u32,
+    *const c_char,
+    *const c_char,
+    u64,
+    *const sys::Info,
+    *mut *mut sys::Info,
+) -> c_int;
+
+/// The functions that the library exports; all others are reached through its objects.
+pub struct Library {
+    pub getinfo: GetInfo,
+    pub freeinfo: unsafe extern "C" fn(*mut sys::Info),
+    pub dupinfo: unsafe extern "C" fn(*const sys::Info) -> *mut sys::Info,
+    pub fabric:
+        unsafe extern "C" fn(*mut sys::FabricAttr, *mut *mut sys::Fabric, *mut c_void) -> c_int,
+    strerror: unsafe extern "C" fn(c_int) -> *const c_char,
+    /// Its version.
+    version: u32,
+    path: PathBuf,
+}
+
+impl Library {
+    /// The library of this process.
+    ///
+    /// # Errors
+    /// Why there is none. It is looked for once.
+    pub fn get() -> Result<&'static Library, &'static str> {
+        static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
+        LIBRARY.get_or_init(load).as_ref().map_err(String::as_str)
+    }
+
+    /// Its major and minor version.
+    pub fn version(&self) -> (u32, u32) {
+        (self.version >> 16, self.version & 0xffff)
+    }
+
+    /// The API version to ask for.
+    pub fn api(&self) -> u32 {
+        self.version.min(NEWEST)
+    }
+
+    /// The file that it was loaded from.
+    pub fn path(&self) -> &PathBuf {
+        &self.path
+    }
+
+    /// What an error number means, which may be negative.
+    pub fn describe(&self, error: c_int) -> String {
+        // SAFETY: returns a static string for every number.
+        let text = unsafe { CStr::from_ptr((self.strerror)(error.abs())) };
+        text.to_string_lossy().into_owned()
+    }
+}
+
+fn load() -> Result<Library, String> {
+    let held = open(NAME, libc::RTLD_NOW | libc::RTLD_NOLOAD);
+    let handle = held.or_else(|_| match std::env::var(PATH) {
+        Ok(path) if !path.is_empty() => {
+            open(&path, libc::RTLD_NOW).map_err(|why| format!("{PATH}={path}: {why}"))
+        }
+        _ => open_usual(),
+    })?;
+    // SAFETY: the library is libfabric, whose functions have these types since symbol version 1.3, and
+    // is never unloaded.
+    let library = unsafe {
+        let version: unsafe extern "C" fn() -> u32 = function(handle, c"fi_version", None)?;
+        Library {
+            getinfo: function(handle, c"fi_getinfo", Some(LAYOUT))?,
+            freeinfo: function(handle, c"fi_freeinfo", Some(LAYOUT))?,
+            dupinfo: function(handle, c"fi_dupinfo", Some(LAYOUT))?,
+            fabric: function(handle, c"fi_fabric", None)?,
+            strerror: function(handle, c"fi_strerror", None)?,
+            version: version(),
+            path: path_of(version as *const c_void),
+        }
+    };
+    if library.version < OLDEST {
+        let (major, minor) = library.version();
+        let path = library.path.display();
+        return Err(format!("{path} is libfabric {major}.{minor}: Weft needs 1.17 or later"));
+    }
+    Ok(library)
+}
+
+/// The first of the usual places that has it.
+fn open_usual() -> Result<*mut c_void, String> {
+    let mut problems = Vec::new();
+    for path in std::iter::once(NAME).chain(ELSEWHERE) {
+        match open(path, libc::RTLD_NOW) {
+            Ok(handle) => return Ok(handle),
+            Err(why) => problems.push(why),
+        }
+    }
+    let why = problems.swap_remove(0);
+    Err(format!("{why}; install libfabric (Debian: libfabric1), or set {PATH} to its file"))
+}
+
+fn open(path: &str, flags: c_int) -> Result<*mut c_void, String> {
+    let name = CString::new(path).map_err(|_| "its path has a zero byte".to_owned())?;
+    // SAFETY: loading runs the library's initialisers, which any program may run at any time.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), flags) };
+    if handle.is_null() { Err(last_error()) } else { Ok(handle) }
+}
+
+fn last_error() -> String {
+    // SAFETY: returns null or a string that is valid until the next such call of this thread.
+    unsafe {
+        let error = libc::dlerror();
+        if error.is_null() {
+            return "the loader gives no reason".into();
+        }
+        CStr::from_ptr(error).to_string_lossy().into_owned()
+    }
+}
+
+/// A function by name, in this version if one is given.
+///
+/// # Safety
+/// `F` is the function's type, and `handle` a library that is never unloaded.
+unsafe fn function<F: Copy>(
+    handle: *mut c_void,
+    name: &CStr,
+    version: Option<&CStr>,
+) -> Result<F, String> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    // SAFETY: the handle is open; both strings end with a zero.
+    let symbol = unsafe {
+        match version {
+            None => libc::dlsym(handle, name.as_ptr()),
+            Some(version) => libc::dlvsym(handle, name.as_ptr(), version.as_ptr()),
+        }
+    };
+    if symbol.is_null() {
+        let name = name.to_string_lossy();
+        return Err(format!("it has no {name}: {}", last_error()));
+    }
+    // SAFETY: `F` is a pointer to this function, as the caller promises.
+    Ok(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&symbol) })
+}
+
+/// The file that holds this function.
+fn path_of(function: *const c_void) -> PathBuf {
+    // SAFETY: all zero is a valid value; `dladdr` fills it in if it returns other than zero, with a
+    // string that lives as long as the library.
+    unsafe {
+        let mut found: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(function, &mut found) == 0 || found.dli_fname.is_null() {
+            return PathBuf::from(NAME);
+        }
+        PathBuf::from(CStr::from_ptr(found.dli_fname).to_string_lossy().into_owned())
+    }
+}

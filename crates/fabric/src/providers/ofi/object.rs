@@ -1,0 +1,367 @@
+//! libfabric's objects with owners: each is closed when it is dropped, before what it was made from.
+
+use super::info::Info;
+use super::library::Library;
+use super::sys;
+use std::ffi::{c_int, c_void};
+use std::os::fd::RawFd;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+/// What failed, and why.
+pub type Result<T, E = String> = std::result::Result<T, E>;
+
+/// An object, which begins with a [`sys::Fid`].
+struct Object<T>(NonNull<T>);
+
+// SAFETY: libfabric locks its objects itself (`FI_THREAD_SAFE` is demanded of every provider).
+unsafe impl<T> Send for Object<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Object<T> {}
+
+impl<T> Object<T> {
+    /// Takes over what `make` has made, or says what `name` failed of.
+    fn made(name: &str, make: impl FnOnce(*mut *mut T) -> c_int) -> Result<Object<T>> {
+        let mut object = null_mut();
+        check(name, make(&mut object))?;
+        NonNull::new(object).map(Object).ok_or_else(|| format!("{name} made no object"))
+    }
+
+    fn get(&self) -> *mut T {
+        self.0.as_ptr()
+    }
+
+    fn fid(&self) -> *mut sys::Fid {
+        self.0.as_ptr().cast()
+    }
+
+    fn bind(&self, other: *mut sys::Fid, flags: u64) -> Result<()> {
+        // SAFETY: both objects are open; every object has operations.
+        let result = unsafe { ((*(*self.fid()).ops).bind)(self.fid(), other, flags) };
+        check("fi_ep_bind", result)
+    }
+
+    fn control(&self, name: &str, command: c_int, argument: *mut c_void) -> Result<()> {
+        // SAFETY: the object is open; the argument is what the command takes, as callers make sure.
+        let result = unsafe { ((*(*self.fid()).ops).control)(self.fid(), command, argument) };
+        check(name, result)
+    }
+}
+
+impl<T> Drop for Object<T> {
+    fn drop(&mut self) {
+        // SAFETY: it is open and closed once; whatever was made from it has been closed before.
+        let result = unsafe { ((*(*self.fid()).ops).close)(self.fid()) };
+        if let Err(why) = check("fi_close", result) {
+            log::warn!("{why}");
+        }
+    }
+}
+
+/// `name` failed, unless `result` is not negative.
+pub fn check(name: &str, result: c_int) -> Result<()> {
+    if result >= 0 {
+        return Ok(());
+    }
+    let what = Library::get().map_or_else(|_| result.to_string(), |it| it.describe(result));
+    Err(format!("{name}: {what}"))
+}
+
+/// A domain, which is one NIC's protection domain, and its fabric.
+pub struct Domain {
+    domain: Object<sys::Domain>,
+    fabric: Object<sys::Fabric>,
+    info: Info,
+}
+
+impl Domain {
+    pub fn open(info: Info) -> Result<Domain> {
+        let library = Library::get()?;
+        let raw = info.raw();
+        let fabric = Object::made("fi_fabric", |made| {
+            // SAFETY: the information is valid and describes a fabric.
+            unsafe { (library.fabric)((*raw).fabric_attr, made, null_mut()) }
+        })?;
+        let domain = Object::made("fi_domain", |made| {
+            let fabric: *mut sys::Fabric = fabric.get();
+            // SAFETY: the fabric is open and was made from this information.
+            unsafe { ((*(*fabric).ops).domain)(fabric, raw, made, null_mut()) }
+        })?;
+        Ok(Domain { domain, fabric, info })
+    }
+
+    /// What it was made from.
+    pub fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// Registers memory of the host, or of a CUDA device.
+    ///
+    /// # Safety
+    /// The memory stays where it is until the registration is dropped.
+    pub unsafe fn register(
+        self: &Arc<Self>,
+        address: u64,
+        length: usize,
+        cuda: Option<u32>,
+        access: u64,
+        key: u64,
+    ) -> Result<Mr> {
+        let range = libc::iovec { iov_base: address as *mut c_void, iov_len: length };
+        let attributes = sys::MrAttr {
+            mr_iov: &range,
+            iov_count: 1,
+            access,
+            offset: 0,
+            requested_key: key,
+            context: null_mut(),
+            auth_key_size: 0,
+            auth_key: null_mut(),
+            iface: if cuda.is_some() { sys::FI_HMEM_CUDA } else { 0 },
+            device: cuda.unwrap_or(0).into(),
+            later: [0; 4],
+        };
+        let mr = Object::made("fi_mr_regattr", |made| {
+            let domain = self.domain.get();
+            // SAFETY: the domain is open; the memory is valid by the caller's promise.
+            unsafe { ((*(*domain).mr).regattr)(self.domain.fid(), &attributes, 0, made) }
+        })?;
+        Ok(Mr { mr, _domain: self.clone() })
+    }
+}
+
+/// Registered memory.
+pub struct Mr {
+    mr: Object<sys::Mr>,
+    _domain: Arc<Domain>,
+}
+
+impl Mr {
+    /// The key by which peers name it.
+    pub fn key(&self) -> u64 {
+        // SAFETY: the object is open.
+        unsafe { (*self.mr.get()).key }
+    }
+
+    /// The descriptor by which local operations name it.
+    pub fn descriptor(&self) -> *mut c_void {
+        // SAFETY: the object is open.
+        unsafe { (*self.mr.get()).mem_desc }
+    }
+}
+
+/// A completion queue.
+pub struct Queue {
+    queue: Object<sys::Cq>,
+    descriptor: Option<RawFd>,
+    domain: Arc<Domain>,
+}
+
+impl Queue {
+    /// A queue with room for so many entries, which has a descriptor to sleep on where the provider
+    /// offers one.
+    pub fn open(domain: &Arc<Domain>, size: usize) -> Result<Queue> {
+        let with = |wait_obj| {
+            let mut attributes = sys::CqAttr {
+                size,
+                flags: 0,
+                format: sys::FI_CQ_FORMAT_DATA,
+                wait_obj,
+                signaling_vector: 0,
+                wait_cond: 0,
+                wait_set: null_mut(),
+            };
+            let it = domain.domain.get();
+            Object::made("fi_cq_open", |made| {
+                // SAFETY: the domain is open, and the attributes are complete.
+                unsafe { ((*(*it).ops).cq_open)(it, &mut attributes, made, null_mut()) }
+            })
+        };
+        let mut queue = with(sys::FI_WAIT_FD);
+        let mut descriptor = -1;
+        if let Ok(made) = &queue {
+            let argument: *mut c_int = &mut descriptor;
+            if made.control("fi_control", sys::FI_GETWAIT, argument.cast()).is_err() {
+                descriptor = -1;
+            }
+        }
+        if descriptor < 0 {
+            queue = with(sys::FI_WAIT_NONE);
+        }
+        let descriptor = (descriptor >= 0).then_some(descriptor);
+        Ok(Queue { queue: queue?, descriptor, domain: domain.clone() })
+    }
+
+    /// Becomes readable when there is something to read, after [`Queue::may_sleep`].
+    pub fn descriptor(&self) -> Option<RawFd> {
+        self.descriptor
+    }
+
+    /// Arms the descriptor. False if there is something to read already.
+    pub fn may_sleep(&self) -> bool {
+        let fabric = self.domain.fabric.get();
+        let mut queue = self.queue.fid();
+        // SAFETY: both objects are open.
+        unsafe { ((*(*fabric).ops).trywait)(fabric, &mut queue, 1) == 0 }
+    }
+
+    /// Reads completions: their number, or -FI_EAGAIN, or -FI_EAVAIL if an error is first.
+    #[inline]
+    pub fn read(&self, entries: &mut [sys::CqEntry]) -> isize {
+        let queue = self.queue.get();
+        // SAFETY: the queue is open and has the format of these entries.
+        unsafe { ((*(*queue).ops).read)(queue, entries.as_mut_ptr(), entries.len()) }
+    }
+
+    /// Reads the error that is first, if any.
+    pub fn read_error(&self) -> Option<(sys::CqError, String)> {
+        let queue = self.queue.get();
+        // SAFETY: all zero is a valid entry, with no buffer for the provider's data.
+        let mut error: sys::CqError = unsafe { std::mem::zeroed() };
+        // SAFETY: the queue is open; the entry has room for what later versions write.
+        let count = unsafe { ((*(*queue).ops).readerr)(queue, &mut error, 0) };
+        if count != 1 {
+            return None;
+        }
+        let general =
+            Library::get().map_or_else(|_| error.err.to_string(), |it| it.describe(error.err));
+        // SAFETY: as above; the data is what the error carried.
+        let particular = unsafe {
+            let text =
+                ((*(*queue).ops).strerror)(queue, error.prov_errno, error.err_data, null_mut(), 0);
+            if text.is_null() {
+                String::new()
+            } else {
+                std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
+            }
+        };
+        let is_new = !particular.is_empty() && particular != general;
+        let why = if is_new { format!("{general} ({particular})") } else { general };
+        Some((error, why))
+    }
+}
+
+/// A reliable datagram endpoint with its address vector, bound to a queue.
+pub struct Endpoint {
+    // In this order: the endpoint goes before what it is bound to.
+    endpoint: Object<sys::Ep>,
+    addresses: Object<sys::Av>,
+    _domain: Arc<Domain>,
+}
+
+impl Endpoint {
+    /// An endpoint that is not enabled yet.
+    pub fn open(domain: &Arc<Domain>, queue: &Queue, peers: usize) -> Result<Endpoint> {
+        let it = domain.domain.get();
+        let mut attributes = sys::AvAttr {
+            kind: sys::FI_AV_TABLE,
+            rx_ctx_bits: 0,
+            count: peers,
+            ep_per_node: 0,
+            name: std::ptr::null(),
+            map_addr: null_mut(),
+            flags: 0,
+        };
+        let addresses = Object::made("fi_av_open", |made| {
+            // SAFETY: the domain is open, and the attributes are complete.
+            unsafe { ((*(*it).ops).av_open)(it, &mut attributes, made, null_mut()) }
+        })?;
+        let endpoint = Object::made("fi_endpoint", |made| {
+            // SAFETY: the domain is open and was made from this information.
+            unsafe { ((*(*it).ops).endpoint)(it, domain.info.raw(), made, null_mut()) }
+        })?;
+        endpoint.bind(addresses.fid(), 0)?;
+        endpoint.bind(queue.queue.fid(), sys::FI_TRANSMIT | sys::FI_RECV)?;
+        Ok(Endpoint { endpoint, addresses, _domain: domain.clone() })
+    }
+
+    /// Sets an option of the endpoint.
+    pub fn set<T>(&self, option: c_int, value: &T) -> Result<()> {
+        let endpoint = self.endpoint.get();
+        let value: *const T = value;
+        // SAFETY: the endpoint is open; the value is as long as is said.
+        let result = unsafe {
+            ((*(*endpoint).ops).setopt)(
+                self.endpoint.fid(),
+                sys::FI_OPT_ENDPOINT,
+                option,
+                value.cast(),
+                size_of::<T>(),
+            )
+        };
+        check("fi_setopt", result)
+    }
+
+    pub fn enable(&self) -> Result<()> {
+        self.endpoint.control("fi_enable", sys::FI_ENABLE, null_mut())
+    }
+
+    /// Its address.
+    pub fn name(&self) -> Result<Vec<u8>> {
+        let endpoint = self.endpoint.get();
+        let mut name = vec![0; 512];
+        let mut length = name.len();
+        // SAFETY: the endpoint is open; the buffer is as long as is said.
+        let result = unsafe {
+            ((*(*endpoint).cm).getname)(self.endpoint.fid(), name.as_mut_ptr().cast(), &mut length)
+        };
+        check("fi_getname", result)?;
+        name.truncate(length);
+        Ok(name)
+    }
+
+    /// Takes in a peer's [`Endpoint::name`].
+    ///
+    /// # Safety
+    /// The name is one of the same provider and address format.
+    pub unsafe fn insert(&self, name: &[u8]) -> Result<sys::Address> {
+        let addresses = self.addresses.get();
+        let mut address = sys::Address::MAX;
+        // SAFETY: the address vector is open; the name is valid by the caller's promise.
+        let count = unsafe {
+            ((*(*addresses).ops).insert)(
+                addresses,
+                name.as_ptr().cast(),
+                1,
+                &mut address,
+                0,
+                null_mut(),
+            )
+        };
+        check("fi_av_insert", count)?;
+        (count == 1)
+            .then_some(address)
+            .ok_or_else(|| "fi_av_insert: the address was refused".into())
+    }
+
+    /// Starts a write. Returns 0, or a negative error.
+    ///
+    /// # Safety
+    /// The message's ranges, descriptors and context stay valid until its completion is read or the
+    /// endpoint is closed.
+    #[inline]
+    pub unsafe fn write(&self, message: &sys::RmaMessage, flags: u64) -> isize {
+        let endpoint = self.endpoint.get();
+        // SAFETY: the endpoint is open; the message is valid by the caller's promise.
+        unsafe { ((*(*endpoint).rma).writemsg)(endpoint, message, flags) }
+    }
+
+    /// Posts a receive of no bytes, for a provider that consumes one for each immediate.
+    ///
+    /// # Safety
+    /// The context stays valid until its completion is read or the endpoint is closed.
+    pub unsafe fn receive(&self, context: *mut c_void) -> isize {
+        let endpoint = self.endpoint.get();
+        // SAFETY: the endpoint is open; a receive of no bytes has no buffer.
+        unsafe {
+            ((*(*endpoint).msg).recv)(
+                endpoint,
+                null_mut(),
+                0,
+                null_mut(),
+                sys::Address::MAX,
+                context,
+            )
+        }
+    }
+}

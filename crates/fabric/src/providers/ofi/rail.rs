@@ -1,0 +1,406 @@
+//! Rail: one NIC of one group: its endpoint, its completion queue, and the writes under way on it.
+
+use super::object::{Domain, Endpoint, Mr, Queue, Result};
+use super::sys;
+use super::wire::Target;
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// The most ranges of one part, whatever a provider takes.
+pub const MAX_RANGES: usize = 16;
+/// Completions read at a time.
+const BATCH: usize = 16;
+/// Batches of one poll.
+const BATCHES: usize = 8;
+
+/// The provider's scratch memory of one operation (`fi_context2`).
+#[repr(C, align(64))]
+struct Context(UnsafeCell<[usize; 8]>);
+
+// SAFETY: nothing here reads or writes it; the provider does so under locks of its own.
+unsafe impl Sync for Context {}
+
+/// Operation that a slot is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// A part that the engine posted.
+    Part { token: u64, peer: u32, is_bulk: bool },
+    /// A part whose end was reported when its peer was fenced.
+    Abandoned,
+    /// A message of the link's own.
+    Own { peer: u32 },
+    /// A posted receive, for a provider that consumes one for each immediate.
+    Receive,
+    /// None.
+    Free,
+}
+
+/// What a rail reports of its queue.
+pub enum Event {
+    /// An operation of ours has ended.
+    Ended(Use),
+    /// An operation of ours has failed: its error number, and in words.
+    Failed(Use, i32, String),
+    /// A part has arrived with this immediate.
+    Arrived(u32),
+}
+
+/// Slots for operations under way; their contexts stay where they are.
+struct Slots {
+    contexts: Box<[Context]>,
+    uses: Vec<Use>,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    fn new(count: usize) -> Slots {
+        let contexts = (0..count).map(|_| Context(UnsafeCell::default())).collect();
+        Slots { contexts, uses: vec![Use::Free; count], free: (0..count as u32).rev().collect() }
+    }
+
+    fn context(&self, slot: u32) -> *mut c_void {
+        self.contexts[slot as usize].0.get().cast()
+    }
+
+    /// The slot that has this context.
+    fn of(&self, context: *mut c_void) -> Option<usize> {
+        let offset = (context.addr()).wrapping_sub(self.contexts.as_ptr().addr());
+        let slot = offset / size_of::<Context>();
+        (offset.is_multiple_of(size_of::<Context>()) && slot < self.uses.len()).then_some(slot)
+    }
+
+    /// Frees the slot of a context; returns its use.
+    fn take(&mut self, context: *mut c_void) -> Option<Use> {
+        let slot = self.of(context)?;
+        let used = std::mem::replace(&mut self.uses[slot], Use::Free);
+        if used == Use::Free {
+            return None;
+        }
+        self.free.push(slot as u32);
+        Some(used)
+    }
+}
+
+/// A write, as the endpoint takes it.
+pub struct Message<'a> {
+    pub address: sys::Address,
+    /// Source ranges, and their descriptors; as many destinations.
+    pub sources: &'a [libc::iovec],
+    pub descriptors: &'a mut [*mut c_void],
+    pub destinations: &'a [sys::RmaRange],
+    pub immediate: u32,
+}
+
+/// One NIC of one group.
+pub struct Rail {
+    /// `None` once it was closed. It goes before all that it uses.
+    endpoint: Option<Endpoint>,
+    /// Where peers aim signals, and the source of ours.
+    page: Page,
+    queue: Queue,
+    slots: Slots,
+    entries: Box<Entries>,
+    domain: Arc<Domain>,
+    /// Slots that are kept for messages of the link's own.
+    reserve: usize,
+    consumes_receives: bool,
+}
+
+/// A few bytes that are granted to everybody and never written: the target of signals.
+struct Page {
+    remote: Mr,
+    /// Where sources are registered, too.
+    local: Option<Mr>,
+    bytes: Box<UnsafeCell<[u64; 8]>>,
+}
+
+/// Room for completions that are read together.
+struct Entries([sys::CqEntry; BATCH]);
+
+// SAFETY: their pointers are the provider's, and are compared only.
+unsafe impl Send for Entries {}
+
+/// Sizes of a rail's queues.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Parts that may be under way.
+    pub parts: usize,
+    /// Messages of the link's own that may be.
+    pub own: usize,
+    /// Arrivals that may lie in the queue.
+    pub arrivals: usize,
+    pub peers: usize,
+}
+
+impl Rail {
+    /// An endpoint that is enabled. `key` makes a key for memory that is registered.
+    pub fn open(domain: &Arc<Domain>, sizes: Sizes, key: u64, is_efa: bool) -> Result<Rail> {
+        let info = domain.info();
+        let consumes_receives = info.consumes_receives();
+        let receives = if consumes_receives { sizes.arrivals } else { 0 };
+        let under_way = sizes.parts + sizes.own;
+        let queue = Queue::open(domain, under_way + sizes.arrivals)?;
+        let endpoint = Endpoint::open(domain, &queue, sizes.peers)?;
+        if is_efa {
+            prefer_bounded_queues(&endpoint, consumes_receives);
+        }
+        endpoint.enable()?;
+        let page = Page::new(domain, key)?;
+        let blank = sys::CqEntry {
+            op_context: std::ptr::null_mut(),
+            flags: 0,
+            len: 0,
+            buf: std::ptr::null_mut(),
+            data: 0,
+        };
+        let mut rail = Rail {
+            endpoint: Some(endpoint),
+            page,
+            queue,
+            slots: Slots::new(under_way + receives),
+            entries: Box::new(Entries([blank; BATCH])),
+            domain: domain.clone(),
+            reserve: sizes.own,
+            consumes_receives,
+        };
+        (0..receives).try_for_each(|_| rail.post_receive())?;
+        Ok(rail)
+    }
+
+    /// Name of its endpoint, for peers.
+    pub fn name(&self) -> Result<Vec<u8>> {
+        self.endpoint.as_ref().ok_or("the endpoint is closed")?.name()
+    }
+
+    /// Takes in a peer's endpoint.
+    ///
+    /// # Safety
+    /// The name is one of the same provider and address format.
+    pub unsafe fn insert(&self, name: &[u8]) -> Result<sys::Address> {
+        let endpoint = self.endpoint.as_ref().ok_or("the endpoint is closed")?;
+        // SAFETY: by the caller's promise.
+        unsafe { endpoint.insert(name) }
+    }
+
+    /// Where peers aim signals.
+    pub fn signal_target(&self) -> Target {
+        let base = self.domain.info().uses_addresses();
+        let base = if base { self.page.bytes.get().addr() as u64 } else { 0 };
+        Target { base, key: self.page.remote.key() }
+    }
+
+    /// Whether one more part may be under way.
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.slots.free.len() > self.reserve
+    }
+
+    /// Starts a part. False: the provider takes no more now.
+    ///
+    /// # Errors
+    /// Its error number, and in words.
+    ///
+    /// # Safety
+    /// Sources and their registrations stay valid until the part has ended or the endpoint is closed.
+    #[inline]
+    pub unsafe fn write(
+        &mut self,
+        message: &mut Message<'_>,
+        flags: u64,
+        used: Use,
+    ) -> Result<bool, (i32, String)> {
+        let Some(endpoint) = &self.endpoint else {
+            return Err((libc::ESHUTDOWN, "the endpoint is closed".into()));
+        };
+        let Some(slot) = self.slots.free.pop() else { return Ok(false) };
+        let raw = sys::RmaMessage {
+            msg_iov: message.sources.as_ptr(),
+            desc: message.descriptors.as_mut_ptr(),
+            iov_count: message.sources.len(),
+            addr: message.address,
+            rma_iov: message.destinations.as_ptr(),
+            rma_iov_count: message.destinations.len(),
+            context: self.slots.context(slot),
+            data: message.immediate.into(),
+        };
+        let flags = flags | sys::FI_REMOTE_CQ_DATA | sys::FI_COMPLETION;
+        // SAFETY: sources by the caller's promise; the context lives as long as the endpoint.
+        let result = unsafe { endpoint.write(&raw, flags) };
+        if result == 0 {
+            self.slots.uses[slot as usize] = used;
+            return Ok(true);
+        }
+        self.slots.free.push(slot);
+        if result == -sys::FI_EAGAIN || result == -(sys::FI_ENOMEM as isize) {
+            return Ok(false);
+        }
+        let error = -result as i32;
+        Err((error, super::object::check("fi_writemsg", result as i32).err().unwrap_or_default()))
+    }
+
+    /// Starts a message of no bytes.
+    ///
+    /// # Errors
+    /// As [`Rail::write`].
+    pub fn signal(
+        &mut self,
+        (address, target): (sys::Address, Target),
+        immediate: u32,
+        flags: u64,
+        used: Use,
+    ) -> Result<bool, (i32, String)> {
+        let source = self.page.bytes.get().cast();
+        let sources = [libc::iovec { iov_base: source, iov_len: 0 }];
+        let mut descriptors = [self.page.descriptor()];
+        let destinations = [sys::RmaRange { addr: target.base, len: 0, key: target.key }];
+        let mut message = Message {
+            address,
+            sources: &sources,
+            descriptors: &mut descriptors,
+            destinations: &destinations,
+            immediate,
+        };
+        // SAFETY: the page lives as long as the endpoint.
+        unsafe { self.write(&mut message, flags, used) }
+    }
+
+    fn post_receive(&mut self) -> Result<()> {
+        let Some(endpoint) = &self.endpoint else { return Ok(()) };
+        let Some(slot) = self.slots.free.pop() else { return Err("no slot is free".into()) };
+        // SAFETY: the context lives as long as the endpoint.
+        let result = unsafe { endpoint.receive(self.slots.context(slot)) };
+        if result != 0 {
+            self.slots.free.push(slot);
+            return super::object::check("fi_recv", result as i32);
+        }
+        self.slots.uses[slot as usize] = Use::Receive;
+        Ok(())
+    }
+
+    /// Makes progress, and reports what has happened.
+    pub fn poll(&mut self, mut report: impl FnMut(Event)) {
+        for _ in 0..BATCHES {
+            let count = self.queue.read(&mut self.entries.0);
+            if count == -sys::FI_EAVAIL {
+                self.read_error(&mut report);
+                continue;
+            }
+            let Ok(count) = usize::try_from(count) else { return };
+            for index in 0..count.min(BATCH) {
+                let entry = self.entries.0[index];
+                self.read_entry(&entry, &mut report);
+            }
+            if count < BATCH {
+                return;
+            }
+        }
+    }
+
+    #[inline]
+    fn read_entry(&mut self, entry: &sys::CqEntry, report: &mut impl FnMut(Event)) {
+        if entry.flags & sys::FI_REMOTE_CQ_DATA == 0 {
+            match self.slots.take(entry.op_context) {
+                Some(used) => report(Event::Ended(used)),
+                None => log::warn!("libfabric completed an operation that was not under way"),
+            }
+            return;
+        }
+        if self.consumes_receives {
+            self.slots.take(entry.op_context);
+            if let Err(why) = self.post_receive() {
+                log::error!("a receive for immediates could not be posted again: {why}");
+            }
+        }
+        report(Event::Arrived(entry.data as u32));
+    }
+
+    #[cold]
+    fn read_error(&mut self, report: &mut impl FnMut(Event)) {
+        let Some((error, why)) = self.queue.read_error() else { return };
+        let used =
+            if error.op_context.is_null() { None } else { self.slots.take(error.op_context) };
+        match used {
+            Some(used) => report(Event::Failed(used, error.err, why)),
+            None => log::warn!("an arrival failed: {why}"),
+        }
+    }
+
+    /// Marks the parts toward a peer as abandoned; calls `abandon` with the token of each. True if there
+    /// are any.
+    pub fn abandon(&mut self, peer: u32, mut abandon: impl FnMut(u64)) -> bool {
+        let mut any = false;
+        for used in &mut self.slots.uses {
+            if let Use::Part { token, peer: toward, .. } = *used
+                && toward == peer
+            {
+                *used = Use::Abandoned;
+                abandon(token);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Whether parts are abandoned that have not ended.
+    pub fn has_abandoned(&self) -> bool {
+        self.slots.uses.contains(&Use::Abandoned)
+    }
+
+    /// Closes the endpoint: no byte of this group's memory is read or written through it any more.
+    pub fn close(&mut self) {
+        self.endpoint = None;
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.endpoint.is_none()
+    }
+
+    /// A descriptor to sleep on, where the provider has one.
+    pub fn descriptor(&self) -> Option<RawFd> {
+        self.queue.descriptor()
+    }
+
+    /// Arms the descriptor; false if there is something to do.
+    pub fn may_sleep(&self) -> bool {
+        self.queue.may_sleep()
+    }
+}
+
+impl Page {
+    fn new(domain: &Arc<Domain>, key: u64) -> Result<Page> {
+        let bytes = Box::new(UnsafeCell::new([0; 8]));
+        let (address, length) = (bytes.get().addr() as u64, size_of::<[u64; 8]>());
+        // SAFETY: the box stays where it is, and goes after its registrations.
+        let (remote, local) = unsafe {
+            let remote = domain.register(address, length, None, sys::FI_REMOTE_WRITE, key)?;
+            let is_local = domain.info().registers_sources();
+            let local = is_local.then(|| {
+                domain.register(address, length, None, sys::FI_WRITE, key.wrapping_add(1))
+            });
+            (remote, local.transpose()?)
+        };
+        Ok(Page { remote, local, bytes })
+    }
+
+    fn descriptor(&self) -> *mut c_void {
+        self.local.as_ref().map_or(std::ptr::null_mut(), Mr::descriptor)
+    }
+}
+
+/// Endpoints of EFA: arrivals shall consume receives, so that their number is bounded, and a receiver that
+/// is not ready is waited for. Libraries that lack an option keep their own way.
+fn prefer_bounded_queues(endpoint: &Endpoint, consumes_receives: bool) {
+    if consumes_receives {
+        let unsolicited = false;
+        if let Err(why) = endpoint.set(sys::FI_OPT_EFA_USE_UNSOLICITED_WRITE_RECV, &unsolicited) {
+            log::debug!("unsolicited receives of RDMA writes stay on: {why}");
+        }
+    }
+    /// Retries for ever.
+    const FOR_EVER: usize = 7;
+    if let Err(why) = endpoint.set(sys::FI_OPT_EFA_RNR_RETRY, &FOR_EVER) {
+        log::debug!("a receiver that is not ready is retried as the library likes: {why}");
+    }
+}

@@ -1,0 +1,39 @@
+//! The ofi provider over libfabric's own providers for any host and for one.
+//!
+//! Without libfabric these tests do nothing, and say so: install it (Debian: libfabric1).
+
+#[path = "ofi/layout.rs"]
+mod layout;
+#[path = "ofi/traffic.rs"]
+mod traffic;
+
+#[path = "common/mod.rs"]
+mod common;
+
+use std::sync::Arc;
+use weft_fabric::Device;
+use weft_fabric::providers::{OfiConfig, OfiDevice, OfiProvider, ofi};
+
+/// The providers that every libfabric has.
+pub const PROVIDERS: [&str; 2] = ["tcp;ofi_rxm", "shm"];
+
+/// The providers that can be tested here; none without libfabric.
+pub fn providers() -> Vec<&'static str> {
+    match ofi::library() {
+        Ok(_) => PROVIDERS.to_vec(),
+        Err(why) => {
+            println!("skipped: {why}");
+            Vec::new()
+        }
+    }
+}
+
+/// A configuration of one of these.
+pub fn config(provider: &str) -> OfiConfig {
+    OfiConfig { provider: OfiProvider::new(provider), ..OfiConfig::default() }
+}
+
+/// A device of it.
+pub fn device(config: OfiConfig) -> Arc<dyn Device> {
+    Arc::new(OfiDevice::new(config).unwrap())
+}
