@@ -2,6 +2,10 @@
 //!
 //! Without libfabric these tests do nothing, and say so: install it (Debian: libfabric1).
 
+#[path = "ofi/bounds.rs"]
+mod bounds;
+#[path = "ofi/ends.rs"]
+mod ends;
 #[path = "ofi/layout.rs"]
 mod layout;
 #[path = "ofi/traffic.rs"]
@@ -20,7 +24,10 @@ pub const PROVIDERS: [&str; 2] = ["tcp;ofi_rxm", "shm"];
 /// The providers that can be tested here; none without libfabric.
 pub fn providers() -> Vec<&'static str> {
     match ofi::library() {
-        Ok(_) => PROVIDERS.to_vec(),
+        Ok((path, (major, minor))) => {
+            println!("libfabric {major}.{minor} of {}", path.display());
+            PROVIDERS.to_vec()
+        }
         Err(why) => {
             println!("skipped: {why}");
             Vec::new()

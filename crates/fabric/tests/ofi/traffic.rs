@@ -5,13 +5,18 @@ use crate::{config, device, providers};
 use weft_fabric::Rank;
 use weft_fabric::providers::{OfiConfig, OfiDevice};
 
-fn join(rank: Rank, size: u32, config: OfiConfig, gather: &mut AllGather<'_>) -> Member {
+/// A rank of a group over this configuration.
+pub fn join(rank: Rank, size: u32, config: OfiConfig, gather: &mut AllGather<'_>) -> Member {
     Member::join(rank, size, &[device(config)], gather)
 }
 
 /// libfabric's shm frees memory of an endpoint that its neighbours in the same process still use, so its
 /// ranks are processes.
-fn on_ranks(name: &str, size: u32, rank: impl Fn(&str, Rank, &mut AllGather<'_>) + Send + Sync) {
+pub fn on_ranks(
+    name: &str,
+    size: u32,
+    rank: impl Fn(&str, Rank, &mut AllGather<'_>) + Send + Sync,
+) {
     let Some(me) = common::process_rank() else {
         if !providers().is_empty() {
             let ended = on_processes(name, size);

@@ -3,12 +3,9 @@
 use super::Rail;
 use crate::clock;
 use crate::error::{Error, Result};
+use crate::timer::Timer;
 use crate::types::Time;
-use rustix::event::Timespec;
-use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
-};
+use rustix::fd::AsRawFd;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
@@ -20,7 +17,7 @@ const LONGEST: Duration = Duration::from_millis(1);
 pub struct Nap {
     descriptors: Vec<RawFd>,
     /// Where a queue has no descriptor.
-    timer: Option<OwnedFd>,
+    timer: Option<Timer>,
     /// Of the first sleep since something came, and of the latest.
     since: Time,
     latest: Time,
@@ -29,21 +26,14 @@ pub struct Nap {
 impl Nap {
     /// For so many queues, some of which have these descriptors.
     pub fn new(descriptors: Vec<RawFd>, queues: usize) -> Result<Nap> {
-        let timer = (descriptors.len() < queues).then(|| {
-            let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-            timerfd_create(TimerfdClockId::Monotonic, flags)
-                .map_err(|e| Error::system("cannot create a timer", e))
-        });
-        let timer = timer.transpose()?;
+        let timer = (descriptors.len() < queues).then(Timer::new).transpose();
+        let timer = timer.map_err(|e| Error::system("cannot create a timer", e))?;
         Ok(Nap { descriptors, timer, since: Time(0), latest: Time(0) })
     }
 
     pub fn descriptors(&self) -> Vec<RawFd> {
-        self.descriptors
-            .iter()
-            .copied()
-            .chain(self.timer.as_ref().map(AsRawFd::as_raw_fd))
-            .collect()
+        let timer = self.timer.as_ref().map(|timer| timer.descriptor().as_raw_fd());
+        self.descriptors.iter().copied().chain(timer).collect()
     }
 
     /// Arms what the link sleeps on; false if there is something to do.
@@ -52,7 +42,7 @@ impl Nap {
         if !rails.iter().filter(with_descriptor).all(Rail::may_sleep) {
             return false;
         }
-        let Some(timer) = &self.timer else { return true };
+        let Some(timer) = &mut self.timer else { return true };
         let now = clock::now();
         // Whoever has not slept for a while was busy.
         if now.since(self.latest) > 2 * LONGEST {
@@ -60,14 +50,7 @@ impl Nap {
         }
         self.latest = now;
         let length = (now.since(self.since) / 8).clamp(SHORTEST, LONGEST);
-        let it_value = Timespec { tv_sec: 0, tv_nsec: length.subsec_nanos().into() };
-        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Setting it also clears an expiry that was not read. The arguments are valid.
-        let _ = timerfd_settime(
-            timer,
-            TimerfdTimerFlags::empty(),
-            &Itimerspec { it_interval, it_value },
-        );
+        timer.set(Some(now.after(length)));
         true
     }
 }

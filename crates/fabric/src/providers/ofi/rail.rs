@@ -281,7 +281,8 @@ impl Rail {
 
     /// Makes progress, and reports what has happened.
     pub fn poll(&mut self, mut report: impl FnMut(Event)) {
-        for _ in 0..BATCHES {
+        let batches = if self.is_closed() { 0 } else { BATCHES };
+        for _ in 0..batches {
             let count = self.queue.read(&mut self.entries.0);
             if count == -sys::FI_EAVAIL {
                 self.read_error(&mut report);
