@@ -157,11 +157,26 @@ impl Holder {
     }
 }
 
-/// Lanes by blocks: those never issued, and those that were given back, by the length of their block.
+/// Lanes by blocks: those never issued, and those that were given back, by the length of their block and
+/// the peer that they were issued to.
 #[derive(Debug, Default)]
 struct Blocks {
     issued: u32,
-    free: HashMap<u32, Vec<Lane>>,
+    free: HashMap<(u32, Rank), Vec<Lane>>,
+}
+
+impl Blocks {
+    /// A block that was given back by its last holder, so that late arrivals on it are known to be this
+    /// peer's.
+    fn take_own(&mut self, peer: Rank, count: u32) -> Option<Lane> {
+        self.free.get_mut(&(count, peer))?.pop()
+    }
+
+    /// A block that any peer gave back, for a table that is full.
+    fn take_any(&mut self, count: u32) -> Option<Lane> {
+        let mut fitting = self.free.iter_mut().filter(|((length, _), _)| *length == count);
+        fitting.find_map(|(_, blocks)| blocks.pop())
+    }
 }
 
 impl LaneTable {
@@ -186,20 +201,22 @@ impl LaneTable {
 
     /// Issues `count` lanes in a row to `peer`, all at zero; returns the first. Lanes 2i and 2i+1 share a
     /// cache line, so `count` is even. A block of lanes that was given back is issued again in the next
-    /// generation.
+    /// generation, to the same peer while there are others.
     pub fn issue(&self, peer: Rank, count: u32) -> Result<Lane> {
         debug_assert!(count.is_multiple_of(2));
         let mut blocks = self.blocks();
-        let first = match blocks.free.get_mut(&count).and_then(Vec::pop) {
+        let wanted = u64::from(blocks.issued) + u64::from(count);
+        let limit = self.holders.len() as u64;
+        let first = match blocks.take_own(peer, count) {
             Some(first) => first,
-            None => {
-                let wanted = u64::from(blocks.issued) + u64::from(count);
-                let limit = self.holders.len() as u64;
-                let first = LaneId::new(blocks.issued).filter(|_| wanted <= limit);
-                let first =
-                    first.ok_or(Error::Limit { what: "lanes in one engine", wanted, limit })?;
+            None if wanted <= limit && blocks.issued < LaneId::LIMIT => {
+                let first = LaneId::new(blocks.issued).map(|id| Lane::new(id, self.generation));
                 blocks.issued += count;
-                Lane::new(first, self.generation)
+                first.ok_or(Error::Limit { what: "lanes in one engine", wanted, limit })?
+            }
+            None => {
+                let any = blocks.take_any(count);
+                any.ok_or(Error::Limit { what: "lanes in one engine", wanted, limit })?
             }
         };
         let begin = first.id().get() as usize;
@@ -228,8 +245,8 @@ impl LaneTable {
         for number in begin..begin + count as usize {
             self.holders[number].fetch_or(Holder::FREE, Ordering::AcqRel);
         }
-        if let Some(renewed) = renewed {
-            self.blocks().free.entry(count).or_default().push(renewed);
+        if let (Some(renewed), Some(peer)) = (renewed, self.last_holder(first)) {
+            self.blocks().free.entry((count, peer)).or_default().push(renewed);
         }
     }
 
@@ -414,6 +431,26 @@ mod tests {
                 assert!(writer.arrive_from(Rank(0), credit));
             }
         });
+    }
+
+    /// So a transport that counts arrivals by peer knows whose a late one is.
+    #[test]
+    fn a_block_goes_to_its_last_holder_again_unless_the_table_is_full() {
+        let table = LaneTable::new(6, Generation(1)).unwrap();
+        let blocks = [1, 2].map(|peer| table.issue(Rank(peer), 2).unwrap());
+        blocks.iter().for_each(|block| table.release(*block, 2));
+        assert_eq!(
+            [1, 2].map(|at: usize| table.last_holder(blocks[at - 1])),
+            [1, 2].map(|peer| Some(Rank(peer)))
+        );
+        assert_eq!(table.issue(Rank(1), 2).unwrap().id(), blocks[0].id());
+        assert_eq!(table.last_holder(blocks[0]), Some(Rank(1)), "of the generation before");
+        // Rank 3 takes lanes that no one had, then those of rank 2, and then there are none.
+        let third = table.issue(Rank(3), 2).unwrap();
+        assert!(blocks.iter().all(|block| block.id() != third.id()));
+        assert_eq!(table.issue(Rank(3), 2).unwrap().id(), blocks[1].id());
+        assert!(matches!(table.issue(Rank(2), 2), Err(Error::Limit { .. })));
+        assert_eq!(table.last_holder(Lane::from_immediate(u32::MAX)), None);
     }
 
     #[test]
