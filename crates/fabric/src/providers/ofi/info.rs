@@ -2,7 +2,7 @@
 
 use super::library::Library;
 use super::object::check;
-use super::sys;
+use super::{signals, sys};
 use std::ffi::{CStr, CString, c_char};
 use std::net::IpAddr;
 use std::ptr::{NonNull, null, null_mut};
@@ -290,7 +290,10 @@ fn query(
             | if further & sys::FI_HMEM != 0 { sys::FI_MR_HMEM } else { 0 };
         (*hint.fabric_attr).prov_name = name.as_ptr().cast_mut();
         let (node, flags) = if by_address { (node.as_ptr(), sys::FI_SOURCE) } else { (null(), 0) };
-        let result = (library.getinfo)(library.api(), node, null(), flags, hints.raw(), &mut found);
+        let (api, hints) = (library.api(), hints.raw());
+        // The first call loads providers.
+        let result =
+            signals::kept(|| (library.getinfo)(api, node, null(), flags, hints, &mut found));
         (*hint.fabric_attr).prov_name = null_mut();
         (*hint.fabric_attr).name = null_mut();
         result

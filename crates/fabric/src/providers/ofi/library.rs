@@ -4,7 +4,7 @@
 //! threads, caches and signal handlers. Otherwise `WEFT_LIBFABRIC` names the library, and without that the
 //! usual places are tried.
 
-use super::sys;
+use super::{signals, sys};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -51,7 +51,7 @@ impl Library {
     /// Why there is none. It is looked for once.
     pub fn get() -> Result<&'static Library, &'static str> {
         static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
-        LIBRARY.get_or_init(load).as_ref().map_err(String::as_str)
+        LIBRARY.get_or_init(|| signals::kept(load)).as_ref().map_err(String::as_str)
     }
 
     /// Its major and minor version.

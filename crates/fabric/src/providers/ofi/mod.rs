@@ -10,6 +10,7 @@
 //! fence of a lost group is the close of its endpoints.
 //!
 //! - `library.rs`, `sys.rs`, `object.rs`: libfabric, its C layouts, its objects with owners
+//! - `signals.rs`: the program's signal actions, kept while libfabric loads
 //! - `info.rs`: what it offers
 //! - `rail.rs`: one NIC of one group: endpoint, completion queue, writes under way
 //! - `link.rs`, `peer.rs`, `region.rs`: one group's use of the device
@@ -22,6 +23,7 @@ mod object;
 mod peer;
 mod rail;
 mod region;
+mod signals;
 mod sys;
 mod wire;
 
