@@ -578,6 +578,9 @@ class Listener:
 def listen(
     address: str, *, secret: bytes | None = None, providers: list[str] | None = None
 ) -> Listener:
+def check_providers(names: list[str]) -> None:
+    """Raise unless all of these are known and can be used on this machine; nothing is opened."""
+
     """Listen for pairs."""
 
 def connect(

@@ -373,6 +373,7 @@ def init(
         silence_timeout: seconds without a sign of life after which a rank counts as lost; by
             default 15.
         trace_limit: records of each sort to keep for a trace; 0 keeps none.
+            ofi is libfabric, EFA among its networks (docs/efa.md).
 
     Raises:
         BootstrapError: names the ranks that did not come.
@@ -387,6 +388,8 @@ def init(
             address=address,
             secret=secret,
             host_id=host_id,
+        ProviderError: a provider cannot be used on this machine; raised before ranks are waited
+            for.
             providers=None if providers is None else list(providers),
             progress=progress,
             spin=None if spin is None else seconds(spin, "spin"),

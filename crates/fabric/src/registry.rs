@@ -131,6 +131,15 @@ pub fn defaults() -> Vec<ProviderKind> {
     all().iter().filter(|provider| provider.is_default).map(|provider| provider.kind).collect()
 }
 
+/// Looks for what a provider needs of this machine, and opens nothing. Most providers need nothing that a
+/// machine may lack.
+///
+/// # Errors
+/// [`Error::Provider`] if it cannot be used here.
+pub fn check(kind: ProviderKind, ofi: &OfiChoice) -> Result<()> {
+    if kind == ProviderKind::Ofi { ofi.check() } else { Ok(()) }
+}
+
 struct Opened {
     kind: ProviderKind,
     config: DeviceConfig,

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use std::sync::Arc;
 use weft_control::{Config, Overrides, Secret};
 use weft_fabric::communicator::{CommunicatorConfig, Progress};
-use weft_fabric::providers::Devices;
+use weft_fabric::providers::{Devices, OfiChoice};
 use weft_fabric::{Communicator as Fabric, ProviderKind, registry};
 
 /// Joins the group that the launcher or the arguments name; see `weft.init`.
@@ -106,6 +106,17 @@ fn provider(py: Python<'_>, name: &str) -> PyResult<(ProviderKind, Devices)> {
         let message = format!("provider {name:?}: expected one of {}", names.join(", "));
         raise(py, "ConfigurationError", &message)
     })
+}
+
+/// Raises unless all of these providers are known and can be used on this machine. Nothing is opened.
+#[pyfunction]
+pub fn check_providers(py: Python<'_>, names: Vec<String>) -> PyResult<()> {
+    let ofi = OfiChoice::from_env();
+    for name in &names {
+        let (kind, _) = provider(py, name)?;
+        py.detach(|| registry::check(kind, &ofi)).map_err(Error::from)?;
+    }
+    Ok(())
 }
 
 /// A provider: name, the peers that it reaches, how bytes travel, whether it is used by default, and the

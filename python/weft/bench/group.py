@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from weft import launch
+from weft import _native, launch
 from weft.errors import WeftError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GroupError",
+    "check_provider",
     "deliver",
     "run_group",
     "run_in_launched_group",
@@ -49,6 +50,17 @@ class GroupError(Exception):
     def __init__(self, what: str, status: int) -> None:
         super().__init__(what)
         self.status = status
+
+
+def check_provider(provider: str | None) -> None:
+    """Raise unless the ranks can use their providers on this machine: before any work, and once.
+
+    Raises:
+        ProviderError: if a provider cannot be used here.
+        ConfigurationError: if WEFT_PROVIDERS names an unknown one.
+    """
+    named = provider or os.environ.get("WEFT_PROVIDERS", "")
+    _native.check_providers([name.strip() for name in named.split(",") if name.strip()])
 
 
 @contextmanager

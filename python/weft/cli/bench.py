@@ -121,7 +121,7 @@ def run_moe(arguments: argparse.Namespace) -> int:
         return bench_device.run(arguments)
     bench_device.refuse_options(arguments)
     from weft.bench import moe
-    from weft.bench.group import GroupError
+    from weft.bench.group import GroupError, check_provider
     from weft.bench.moe_workload import Workload
 
     given: dict[str, Any] = {
@@ -136,6 +136,7 @@ def run_moe(arguments: argparse.Namespace) -> int:
         arguments.usage_error(str(error))
     options = moe.Options(arguments.provider, arguments.trace, not arguments.json)
     try:
+        check_provider(arguments.provider)
         found = moe.measure(workload, options)
     except GroupError as error:
         print(f"weft bench moe: {error}", file=sys.stderr)
@@ -152,7 +153,7 @@ def run_moe(arguments: argparse.Namespace) -> int:
 def run_transfer(arguments: argparse.Namespace) -> int:
     """Measure; 1 if a transfer was wrong."""
     from weft.bench import transfer
-    from weft.bench.group import GroupError
+    from weft.bench.group import GroupError, check_provider
     from weft.bench.sizes import parse_sizes
 
     try:
@@ -160,10 +161,14 @@ def run_transfer(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         arguments.usage_error(f"--sizes: {error}")
     try:
+        check_provider(arguments.provider)
         found = transfer.measure(sizes, arguments.provider, arguments.rounds, not arguments.json)
     except GroupError as error:
         print(f"weft bench transfer: {error}", file=sys.stderr)
         return error.status
+    except WeftError as error:
+        print(f"weft bench transfer: {error}", file=sys.stderr)
+        return 1
     finish(arguments, found, show_transfer)
     return 1 if any(size["wrong"] for size in found["sizes"]) else 0
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weft.cli.arguments import PROVIDERS, positive
 from weft.cli.progress import Progress
 from weft.cli.table import format_bars, format_table
+from weft.errors import WeftError
 
 if TYPE_CHECKING:
     import argparse
@@ -77,10 +78,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 1
 
-    from weft.bench.group import GroupError
+    from weft.bench.group import GroupError, check_provider
     from weft.demo import experiment, model
 
     try:
+    try:
+        check_provider(arguments.provider)
+    except WeftError as error:
+        print(f"weft demo: {error}", file=sys.stderr)
+        return 1
         # Where the results go is found out before the work, not after it.
         arguments.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

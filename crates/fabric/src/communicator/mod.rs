@@ -98,10 +98,11 @@ impl Communicator {
     /// Joins the group: every rank calls this.
     ///
     /// # Errors
-    /// [`Error::Control`] if the ranks do not find each other, [`Error::NoRoute`] and
-    /// [`Error::Connect`] if two of them do not reach each other, [`Error::Poisoned`] if a rank is lost
-    /// meanwhile.
+    /// [`Error::Provider`] if a provider cannot be used on this machine, [`Error::Control`] if the ranks
+    /// do not find each other, [`Error::NoRoute`] and [`Error::Connect`] if two of them do not reach each
+    /// other, [`Error::Poisoned`] if a rank is lost meanwhile.
     pub fn init(config: CommunicatorConfig) -> Result<Communicator> {
+        config.providers.iter().try_for_each(|kind| registry::check(*kind, &config.ofi))?;
         let control = Control::connect(config.control.clone())?;
         Communicator::over(control, config)
     }

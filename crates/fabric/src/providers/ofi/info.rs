@@ -249,7 +249,8 @@ pub fn offers(
         let why = if provider.is_ip() { format!(" from {source}") } else { String::new() };
         return Err(format!(
             "libfabric {major}.{minor} ({path}) offers no reliable datagram endpoint with remote writes \
-             and immediate data by provider {name}{why}; `weft doctor` lists what it offers"
+             and immediate data by provider {name}{why}; \
+             `weft doctor` lists what it offers, WEFT_OFI_PROVIDER chooses of that"
         ));
     }
     Ok(found)

@@ -80,9 +80,9 @@ impl Library {
 fn load() -> Result<Library, String> {
     let held = open(NAME, libc::RTLD_NOW | libc::RTLD_NOLOAD);
     let handle = held.or_else(|_| match std::env::var(PATH) {
-        Ok(path) if !path.is_empty() => {
-            open(&path, libc::RTLD_NOW).map_err(|why| format!("{PATH}={path}: {why}"))
-        }
+        Ok(path) if !path.is_empty() => open(&path, libc::RTLD_NOW).map_err(|why| {
+            format!("{PATH}={path}: {why}; name a file of libfabric, or unset {PATH}")
+        }),
         _ => open_usual(),
     })?;
     // SAFETY: the library is libfabric, whose functions have these types since symbol version 1.3, and

@@ -120,6 +120,17 @@ impl OfiChoice {
         };
         OfiConfig { provider, domains: self.domains.clone(), ..OfiConfig::default() }
     }
+
+    /// Looks for the library, the provider and the NICs, and opens none of them.
+    ///
+    /// # Errors
+    /// [`Error::Provider`] if one of them is not there.
+    pub fn check(&self) -> Result<()> {
+        let bind = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let config = OfiConfig { bind, ..self.resolve(bind) };
+        let offers = info::offers(&config.provider, bind, false).map_err(unusable)?;
+        choose(&config, offers).map(drop)
+    }
 }
 
 /// NICs of this host as libfabric reaches them. See the module's page.
@@ -171,7 +182,14 @@ fn choose(config: &OfiConfig, offers: Vec<Info>) -> Result<Vec<Info>> {
         found.cloned().ok_or_else(|| {
             let names: Vec<String> = offers.iter().map(Info::domain_name).collect();
             let (provider, names) = (config.provider.name(), names.join(", "));
-            unusable(format!("domain {name}: provider {provider} offers {names}"))
+            let at = if config.provider.is_ip() && !config.bind.is_unspecified() {
+                format!(" at {}", config.bind)
+            } else {
+                String::new()
+            };
+            unusable(format!(
+                "domain {name}: provider {provider} offers {names}{at}; choose of these in {DOMAINS}"
+            ))
         })
     };
     config.domains.iter().map(named).collect()
