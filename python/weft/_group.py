@@ -60,6 +60,16 @@ class Group:
         """The provider of the route to each rank; `None` for this one."""
         return self._native.routes()
 
+    def provider_details(self) -> dict[str, dict[str, str]]:
+        """What stands below the providers of this communicator, for records.
+
+        Returns:
+            By provider, names and values. "ofi" has "provider" (of libfabric), "libfabric" (its
+            version), "library" (its file) and "domains" (NICs, with commas). Providers with nothing
+            below them are left out.
+        """
+        return self._native.provider_details()
+
     def route(self, peer: int) -> Route:
         """How a peer is reached, and how writes to it and from it are cut into parts.
 

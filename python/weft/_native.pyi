@@ -106,6 +106,9 @@ class Communicator:
     def routes(self) -> list[str | None]:
         """The provider of the route to each rank; `None` for this one."""
 
+    def provider_details(self) -> dict[str, dict[str, str]]:
+        """By provider: what stands below it; without those that have nothing to name."""
+
     def route(self, peer: int) -> tuple[str, int | None, int | None]:
         """Provider, most bytes and most pages of a part; `None`: no limit."""
 

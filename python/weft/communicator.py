@@ -363,6 +363,7 @@ def init(
         host_id: ranks of the same host identity share memory; by default the machine's.
         providers: names of those to use, as `weft doctor` lists them; by default WEFT_PROVIDERS
             (with commas), else shm and tcp.
+            ofi is libfabric, EFA among its networks (docs/efa.md).
             copy is shm with memory of GPUs besides (`Communicator.alloc`), by copy engines;
             copy-twin the same with host memory in place of GPUs, for tests.
         progress: who makes progress on connections: "caller", in each call; "thread"; "epoll", the
@@ -373,11 +374,12 @@ def init(
         silence_timeout: seconds without a sign of life after which a rank counts as lost; by
             default 15.
         trace_limit: records of each sort to keep for a trace; 0 keeps none.
-            ofi is libfabric, EFA among its networks (docs/efa.md).
 
     Raises:
         BootstrapError: names the ranks that did not come.
         ConfigurationError: and its kinds; the message names the variable or argument.
+        ProviderError: a provider cannot be used on this machine; raised before ranks are waited
+            for.
     """
     if providers is None and (named := os.environ.get("WEFT_PROVIDERS")):
         providers = [name.strip() for name in named.split(",")]
@@ -388,8 +390,6 @@ def init(
             address=address,
             secret=secret,
             host_id=host_id,
-        ProviderError: a provider cannot be used on this machine; raised before ranks are waited
-            for.
             providers=None if providers is None else list(providers),
             progress=progress,
             spin=None if spin is None else seconds(spin, "spin"),

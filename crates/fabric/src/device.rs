@@ -17,6 +17,11 @@ pub trait Device: Send + Sync {
     /// One group's use of the device.
     fn open(&self, group: Membership) -> Result<Box<dyn Link>>;
 
+    /// What stands below the device, as names and values for records: a library's version, NICs.
+    fn details(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
     /// Whether writes toward this process make no progress unless some thread of it polls, so that a
     /// communicator over this device needs a progress thread.
     fn demands_thread(&self) -> bool {

@@ -13,6 +13,7 @@ use crate::request::Request;
 use crate::shared::{Raised, Shared, deadline, duration};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use weft_control::{Cause, Operation, Poison};
@@ -96,6 +97,17 @@ impl Communicator {
             let ranks = (0..fabric.world_size()).map(Rank);
             let engine = fabric.engine();
             Ok(ranks.map(|r| engine.route(r).map(|route| route.provider.name())).collect())
+        })
+    }
+
+    /// By provider: what stands below it, such as a library's version; without those that have nothing.
+    fn provider_details(
+        &self,
+        py: Python<'_>,
+    ) -> PyResult<BTreeMap<&'static str, BTreeMap<&'static str, String>>> {
+        self.shared.with(py, |fabric| {
+            let details = fabric.provider_details().into_iter();
+            Ok(details.map(|(kind, each)| (kind.name(), each.into_iter().collect())).collect())
         })
     }
 

@@ -25,6 +25,7 @@ __all__ = [
     "GroupError",
     "check_provider",
     "deliver",
+    "named_routes",
     "run_group",
     "run_in_launched_group",
     "task_directory",
@@ -61,6 +62,15 @@ def check_provider(provider: str | None) -> None:
     """
     named = provider or os.environ.get("WEFT_PROVIDERS", "")
     _native.check_providers([name.strip() for name in named.split(",") if name.strip()])
+
+
+def named_routes(routes: list[str], details: dict[str, dict[str, str]]) -> str:
+    """Providers of routes for people: "ofi (tcp;ofi_rxm of libfabric 1.17)"."""
+    below = {
+        name: f"{name} ({each['provider']} of libfabric {each['libfabric']})"
+        for name, each in details.items()
+    }
+    return ", ".join(below.get(route, route) for route in routes)
 
 
 @contextmanager

@@ -75,6 +75,7 @@ def summarise_results(workload: Workload, results: list[dict[str, Any]]) -> dict
     return {
         "workload": workload.to_json(),
         "routes": sorted({route for result in results for route in result["routes"]}),
+        "provider_details": results[0]["provider_details"],
         "phases": [
             times._asdict() for times in summarise([result["durations"] for result in results])
         ],

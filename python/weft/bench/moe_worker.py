@@ -81,6 +81,7 @@ def measure(
         "largest_share_of_bound": largest_share,
         "memory_bytes": all_to_all.memory_bytes,
         "routes": sorted({route for route in communicator.routes() if route is not None}),
+        "provider_details": communicator.provider_details(),
         "durations": clock.durations(),
         "trace": trace.to_json() if task["trace"] else None,
     }

@@ -33,6 +33,7 @@ def measure(
     return {
         "interface": "Python",
         "route": first["route"],
+        "provider_details": first["provider_details"],
         "sizes": [
             summarise(mine, theirs["wrong"])
             for mine, theirs in zip(first["sizes"], second["sizes"], strict=True)

@@ -40,7 +40,9 @@ def work(directory: Path, task: dict[str, Any]) -> None:
                 for size, count in zip(sizes, rounds, strict=True)
             ]
         (route,) = {route for route in communicator.routes() if route is not None}
-        deliver(communicator, directory, {"route": route, "sizes": found})
+        details = communicator.provider_details()
+        result = {"route": route, "provider_details": details, "sizes": found}
+        deliver(communicator, directory, result)
 
 
 class Exchange:

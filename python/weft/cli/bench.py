@@ -192,10 +192,11 @@ def finish(arguments: argparse.Namespace, found: dict[str, Any], show: Any) -> N
 
 def show_moe(found: dict[str, Any]) -> None:
     """Print what was found for people."""
+    from weft.bench.group import named_routes
     from weft.cli.demo import PHASE_HEADERS
 
     workload = found["workload"]
-    over = ", ".join(found["routes"]) or "one rank"
+    over = named_routes(found["routes"], found["provider_details"]) or "one rank"
     print(
         f"{workload['ranks']} ranks over {over}: {workload['tokens']} tokens each,"
         f" hidden {workload['hidden']}, {workload['experts']} experts, top {workload['top_k']},"
@@ -227,9 +228,10 @@ def show_moe(found: dict[str, Any]) -> None:
 
 def show_transfer(found: dict[str, Any]) -> None:
     """Print what was found for people."""
-    print(
-        f"Two ranks over {found['route']}, through the Python API; one way is half a round trip\n"
-    )
+    from weft.bench.group import named_routes
+
+    over = named_routes([found["route"]], found["provider_details"])
+    print(f"Two ranks over {over}, through the Python API; one way is half a round trip\n")
     headers = (
         "bytes",
         "parts",

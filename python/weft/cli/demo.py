@@ -82,11 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
     from weft.demo import experiment, model
 
     try:
-    try:
         check_provider(arguments.provider)
     except WeftError as error:
         print(f"weft demo: {error}", file=sys.stderr)
         return 1
+    try:
         # Where the results go is found out before the work, not after it.
         arguments.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -117,10 +117,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def show(findings: Findings, written: dict[str, Any]) -> None:
     """Print the findings for people."""
+    from weft.bench.group import named_routes
     from weft.demo.experiment import TOLERANCE
 
     over = f" over {', '.join(findings.routes)}" if findings.routes else ""
     ranks = f"{findings.ranks} processes{over}"
+    if findings.provider_details:
+        print(f"Routes: {named_routes(findings.routes, findings.provider_details)}\n")
     print(f"Test accuracy on {findings.images} images that training did not see")
     print(f"  {ranks:24}{findings.accuracy:8.2%}")
     print(f"  {'a single process':24}{findings.single_process_accuracy:8.2%}")

@@ -49,6 +49,8 @@ class Findings:
 
     ranks: int
     routes: list[str]
+    #: As `Communicator.provider_details` of rank 0.
+    provider_details: dict[str, dict[str, str]]
     images: int
     rounds: int
     accuracy: float
@@ -101,6 +103,7 @@ def run_over_ranks(
     findings = Findings(
         ranks=config.ranks,
         routes=sorted({route for result in results for route in result["routes"]}),
+        provider_details=results[0]["provider_details"],
         images=len(reference),
         rounds=results[0]["rounds"],
         accuracy=float(np.mean(correct)),

@@ -94,6 +94,7 @@ def classify(
         "wire_bytes": sum(peer.bytes for peer in communicator.statistics()),
         "expert_load": load.tolist(),
         "routes": sorted({route for route in communicator.routes() if route is not None}),
+        "provider_details": communicator.provider_details(),
         "durations": clock.durations(),
         "trace": trace.to_json(),
     }

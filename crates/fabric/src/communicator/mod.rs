@@ -204,6 +204,12 @@ impl Communicator {
         }
     }
 
+    /// What stands below each provider that has something to name: see [`Device::details`].
+    pub fn provider_details(&self) -> Vec<(ProviderKind, Vec<(&'static str, String)>)> {
+        let details = self.devices.iter().map(|device| (device.kind(), device.details()));
+        details.filter(|(_, details)| !details.is_empty()).collect()
+    }
+
     /// This rank.
     pub fn rank(&self) -> Rank {
         self.control.rank()

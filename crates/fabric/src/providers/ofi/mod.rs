@@ -208,6 +208,16 @@ impl Device for OfiDevice {
         Ok(Box::new(OfiLink::open(&self.config, &self.domains, group)?))
     }
 
+    fn details(&self) -> Vec<(&'static str, String)> {
+        let mut details = vec![("provider", self.config.provider.name().to_owned())];
+        if let Ok((path, (major, minor))) = library() {
+            details.push(("libfabric", format!("{major}.{minor}")));
+            details.push(("library", path.to_string_lossy().into_owned()));
+        }
+        details.push(("domains", self.domains().collect::<Vec<_>>().join(",")));
+        details
+    }
+
     /// Providers that emulate remote writes make progress only inside of calls.
     fn demands_thread(&self) -> bool {
         !self.domains.iter().all(|domain| domain.info().progresses_by_itself())
