@@ -578,12 +578,12 @@ class Listener:
     def close(self) -> None:
         """Stop listening."""
 
-def listen(
-    address: str, *, secret: bytes | None = None, providers: list[str] | None = None
-) -> Listener:
 def check_providers(names: list[str]) -> None:
     """Raise unless all of these are known and can be used on this machine; nothing is opened."""
 
+def listen(
+    address: str, *, secret: bytes | None = None, providers: list[str] | None = None
+) -> Listener:
     """Listen for pairs."""
 
 def connect(
@@ -635,6 +635,44 @@ class CudaReport(TypedDict):
 
 def cuda_report(nvrtc_folders: Sequence[str] = ()) -> CudaReport:
     """What this machine has of CUDA; NVRTC is looked for in these folders too."""
+
+class OfiOffer(TypedDict):
+    """A NIC as a provider of libfabric reaches it, for typing only."""
+
+    domain: str
+    fabric: str
+    #: The most bytes and ranges of one part.
+    max_part_bytes: int
+    max_ranges: int
+    #: Sources must be registered.
+    registers_sources: bool
+    #: Each arrival consumes a posted receive.
+    consumes_receives: bool
+    #: Writes go on without calls into the library.
+    progresses_by_itself: bool
+    #: Memory of CUDA devices can be registered.
+    reaches_devices: bool
+
+class OfiProvider(TypedDict):
+    """A provider of libfabric, for typing only."""
+
+    offers: list[OfiOffer]
+    #: Why it offers nothing.
+    error: str | None
+
+class OfiReport(TypedDict):
+    """What libfabric offers on this machine, for typing only."""
+
+    #: Its file and version, or why there is none.
+    library: str | None
+    version: tuple[int, int] | None
+    error: str | None
+    #: Names of all of its providers, with or without NICs of theirs.
+    built_in: list[str]
+    providers: dict[str, OfiProvider]
+
+def ofi_report(providers: list[str]) -> OfiReport:
+    """What libfabric offers by each of these providers. This loads it, and opens no NIC."""
 
 def simulate(spec: str, progress: Callable[[float, str], object] | None = None) -> str:
     """Run a scenario, JSON in and JSON out; `progress` may stop it by giving False."""

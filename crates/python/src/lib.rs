@@ -14,6 +14,7 @@ mod fork;
 mod init;
 mod memory;
 mod numbers;
+mod ofi;
 mod pair;
 mod peer_group;
 mod region;
@@ -43,6 +44,8 @@ mod _native {
     use crate::init::{check_providers, init, providers};
     #[pymodule_export]
     use crate::memory::{View, dlpack_tensor};
+    #[pymodule_export]
+    use crate::ofi::ofi_report;
     #[pymodule_export]
     use crate::pair::{Listener, connect, listen};
     #[pymodule_export]

@@ -27,17 +27,6 @@ def libibverbs() -> Finding:
     return Finding(name, True, plural(count.value, "device"), NOT_USED_YET)
 
 
-def libfabric() -> Finding:
-    """EFA and other fabrics."""
-    library = load("libfabric.so.1")
-    if library is None:
-        return Finding("libfabric", False, "not installed", "no EFA: tcp goes between hosts")
-    library.fi_version.restype = ctypes.c_uint32
-    version = library.fi_version()
-    detail = f"{version >> 16}.{version & 0xFFFF}"
-    return Finding("libfabric", True, detail, NOT_USED_YET)
-
-
 def gdrcopy() -> Finding:
     """Access from the CPU to GPU memory."""
     follows = "the CPU reaches GPU memory by the driver's slower copies"
@@ -48,7 +37,7 @@ def gdrcopy() -> Finding:
     return Finding("gdrcopy", True, "/dev/gdrdrv", NOT_USED_YET)
 
 
-LOOKS: Final = (libibverbs, libfabric, gdrcopy)
+LOOKS: Final = (libibverbs, gdrcopy)
 
 
 def load(*names: str) -> ctypes.CDLL | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import weft
 from weft import _native
 from weft.diagnosis.finding import Finding
+from weft.errors import ProviderError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,6 +145,11 @@ def open_files() -> Finding:
 
 def provider(name: str, reaches: str, how: str, is_default: bool) -> Finding:
     """A way to reach peers."""
+    try:
+        _native.check_providers([name])
+    except ProviderError as error:
+        detail, _, remedy = str(error).rpartition("; ")
+        return Finding(f"provider {name}", False, detail, remedy)
     follows = "used by default" if is_default else f"used if it is named: WEFT_PROVIDERS={name},tcp"
     return Finding(f"provider {name}", True, f"{reaches}: {how}", follows)
 

@@ -303,6 +303,29 @@ fn query(
         return Ok(Vec::new());
     }
     check("fi_getinfo", result)?;
+    Ok(copies(library, found))
+}
+
+/// Names of the providers that the library has, with or without NICs of theirs.
+///
+/// # Errors
+/// Why there is no library.
+pub fn built_in() -> Result<Vec<String>, String> {
+    let library = Library::get()?;
+    let mut found = null_mut();
+    let (api, flags) = (library.api(), sys::FI_PROV_ATTR_ONLY);
+    // SAFETY: hints may be null.
+    let result = signals::kept(|| unsafe {
+        (library.getinfo)(api, null(), null(), flags, null(), &mut found)
+    });
+    check("fi_getinfo", result)?;
+    let mut names: Vec<String> = copies(library, found).iter().map(Info::provider).collect();
+    names.dedup();
+    Ok(names)
+}
+
+/// Copies of the offers of a list, which is freed.
+fn copies(library: &Library, found: *mut sys::Info) -> Vec<Info> {
     let mut offers = Vec::new();
     let mut next = found;
     while !next.is_null() {
@@ -314,5 +337,5 @@ fn query(
     }
     // SAFETY: the list came from the library and is freed once; copies do not share with it.
     unsafe { (library.freeinfo)(found) };
-    Ok(offers)
+    offers
 }

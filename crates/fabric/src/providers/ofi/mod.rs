@@ -269,7 +269,15 @@ pub fn library() -> Result<(std::path::PathBuf, (u32, u32)), String> {
     Ok((library.path().clone(), library.version()))
 }
 
-/// What this host offers of a provider.
+/// Names of the providers that the libfabric of this process has, with or without NICs of theirs.
+///
+/// # Errors
+/// Why there is no library.
+pub fn built_in() -> Result<Vec<String>, String> {
+    info::built_in()
+}
+
+/// What this host offers of a provider; `bind`: the address that endpoints would listen on.
 ///
 /// # Errors
 /// Why the provider cannot be used.

@@ -20,6 +20,8 @@ pub const FI_COMPLETION: u64 = 1 << 24;
 pub const FI_DELIVERY_COMPLETE: u64 = 1 << 28;
 pub const FI_HMEM: u64 = 1 << 47;
 pub const FI_SOURCE: u64 = 1 << 57;
+/// Flag of `fi_getinfo`: names of providers alone.
+pub const FI_PROV_ATTR_ONLY: u64 = 1 << 54;
 
 /// Mode bits: what a provider asks of its caller.
 pub const FI_CONTEXT: u64 = 1 << 59;
