@@ -15,6 +15,8 @@ TRANSPORTS: dict[str, tuple[dict[str, str], list[str]]] = {
     "copy": ({"WEFT_PROVIDERS": "copy-twin"}, []),
     "mixed": ({}, ["--pretend-hosts", "2"]),
 }
+#: The provider ofi beside those; it needs libfabric.
+OFI: dict[str, tuple[dict[str, str], list[str]]] = {"ofi": ({"WEFT_PROVIDERS": "ofi"}, [])}
 
 
 def run(
@@ -28,7 +30,7 @@ def run(
     **arguments: Any,
 ) -> list[Any]:
     """Run `MODULE.FUNCTION` of `workers` on every rank; what they returned, in rank order."""
-    variables, options = TRANSPORTS[transport]
+    variables, options = (TRANSPORTS | OFI)[transport]
     if ranks == 1:
         options = []
     with tempfile.TemporaryDirectory() as results:

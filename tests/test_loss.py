@@ -40,6 +40,8 @@ PROVIDERS: dict[str, tuple[list[str] | None, int]] = {
     "tcp": (["tcp"], 1),
     "mixed": (None, 2),
 }
+#: ofi beside those; it needs libfabric.
+GROUPS = PROVIDERS | {"ofi": (["ofi"], 1)}
 
 
 def free_port() -> int:
@@ -54,7 +56,7 @@ def group(
     work: Callable[..., None], transport: str, argument: object
 ) -> Iterator[tuple[list[BaseProcess], list[Connection]]]:
     """Ranks that run `work(pipe, options, argument)`, all ended at the end."""
-    providers, hosts = PROVIDERS[transport]
+    providers, hosts = GROUPS[transport]
     port = free_port()
     with ExitStack() as stack:
         processes: list[BaseProcess] = []

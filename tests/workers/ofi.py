@@ -1,0 +1,23 @@
+"""Ranks over libfabric."""
+
+import os
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import weft
+from workers import loss
+
+
+def details() -> dict[str, Any]:
+    """What stands below the routes of this rank."""
+    with weft.init() as communicator:
+        routes = [route for route in communicator.routes() if route is not None]
+        communicator.barrier()
+        return {"routes": routes, "details": communicator.provider_details()}
+
+
+def survive(pipe: Connection, options: Mapping[str, Any], argument: tuple[str, bool]) -> None:
+    """`loss.survive` over one of libfabric's providers."""
+    os.environ["WEFT_OFI_PROVIDER"], reform = argument
+    loss.survive(pipe, options, reform)
