@@ -32,7 +32,9 @@ mod slow;
 mod traffic;
 
 use common::Places;
-use provider::{Provider, copy_twin, hostile_shm, hostile_tcp, shm, tcp};
+use provider::{
+    Provider, copy_twin, hostile_ofi, hostile_shm, hostile_tcp, ofi_shm, ofi_tcp, shm, tcp,
+};
 
 /// Whether the long runs were asked for.
 fn is_long() -> bool {
@@ -102,4 +104,11 @@ conformance!(hostile_tcp: Provider {
     may_be_done_at_once: false,
     longest: 64 << 20,
     ..Provider::new("", hostile_tcp)
+});
+conformance!(ofi_tcp: Provider { may_be_done_at_once: false, ..Provider::new("", ofi_tcp) });
+conformance!(ofi_shm: Provider { ..Provider::new("", ofi_shm) });
+conformance!(hostile_ofi: Provider {
+    may_be_done_at_once: false,
+    longest: 64 << 20,
+    ..Provider::new("", hostile_ofi)
 });

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use weft_fabric::providers::copy::Twin;
 use weft_fabric::providers::{
-    CopyDevice, Hostile, HostileConfig, ShmConfig, ShmDevice, TcpConfig, TcpDevice,
+    CopyDevice, Hostile, HostileConfig, OfiConfig, OfiDevice, OfiProvider, ShmConfig, ShmDevice,
+    TcpConfig, TcpDevice, ofi,
 };
 use weft_fabric::{Device, Rank, Waiter};
 
@@ -176,4 +177,38 @@ pub fn hostile_shm(rank: Rank, shape: Shape) -> Opened {
 
 pub fn hostile_tcp(rank: Rank, shape: Shape) -> Opened {
     hostile(tcp, rank, shape)
+}
+
+/// A provider of libfabric.
+fn libfabric(provider: &str, rank: Rank, shape: Shape) -> Opened {
+    ofi::library().map_err(|_| "there is no libfabric here (Debian: libfabric1)")?;
+    let config = OfiConfig { provider: OfiProvider::new(provider), ..OfiConfig::default() };
+    let config = match shape {
+        Shape::Default => config,
+        Shape::Queue(depth) => OfiConfig {
+            queue_parts: depth as u32,
+            max_unconsumed: (depth as u32).max(4),
+            max_part_bytes: 1 << 12,
+            ..config
+        },
+        Shape::Uneven => OfiConfig {
+            queue_parts: 1 + 5 * rank.0,
+            max_unconsumed: 4 << rank.0,
+            max_part_bytes: 700 << rank.0,
+            ..config
+        },
+    };
+    Ok(Arc::new(OfiDevice::new(config).unwrap()))
+}
+
+pub fn ofi_tcp(rank: Rank, shape: Shape) -> Opened {
+    libfabric("tcp;ofi_rxm", rank, shape)
+}
+
+pub fn ofi_shm(rank: Rank, shape: Shape) -> Opened {
+    libfabric("shm", rank, shape)
+}
+
+pub fn hostile_ofi(rank: Rank, shape: Shape) -> Opened {
+    hostile(ofi_tcp, rank, shape)
 }

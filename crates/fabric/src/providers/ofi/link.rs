@@ -52,6 +52,8 @@ pub struct OfiLink {
     due: Vec<u32>,
     /// Peers that are connected and not fenced.
     open: usize,
+    /// Flags of the message with which the link leaves: it ends once all before it has been delivered.
+    farewell: u64,
     nap: Nap,
 }
 
@@ -108,6 +110,9 @@ impl OfiLink {
             address,
             due: Vec::new(),
             open: 0,
+            // What shm has taken lies in the receiver's memory; an answer would be written to memory of
+            // a sender that is gone.
+            farewell: if config.provider.is_of_one_host() { 0 } else { sys::FI_DELIVERY_COMPLETE },
             nap,
         })
     }
@@ -144,22 +149,28 @@ impl OfiLink {
         Ok(Peer::new(peer, ours, theirs, max_unconsumed, ends))
     }
 
-    /// Greets every peer and waits for the greeting of each, so that each pair is known to be connected.
+    /// Greets every peer, and waits until each has greeted and has our greeting: an introduction of an
+    /// earlier incarnation connects to nobody.
     fn greet(&mut self, peers: &[Introduction<'_>], limit: &mut WaitLimit<'_>) -> Result<()> {
         let mut to_greet: Vec<Rank> = peers.iter().map(|peer| peer.peer).collect();
+        let mut to_answer = to_greet.clone();
         let mut sink = Sink::default();
         loop {
             to_greet.retain(|&peer| !self.signal_presence(peer, 0, &mut sink));
+            to_answer.retain(|&peer| {
+                let state = self.peers[peer.index()].as_ref();
+                let is_due = state.is_some_and(|peer| peer.has_greeted(&self.group.lanes));
+                !is_due || !self.signal_presence(peer, 0, &mut sink)
+            });
             self.poll(clock::now(), &mut sink);
             if let Some((peer, why)) = sink.lost.pop() {
                 return Err(refused(peer, why));
             }
             let lanes = &self.group.lanes;
             let mut connected = self.peers.iter().flatten();
-            let missing = connected.find(|peer| peer.own > 0 || peer.presence(lanes) == 0);
-            let Some(missing) = missing.map(|peer| peer.rank).or(to_greet.first().copied()) else {
-                return Ok(());
-            };
+            let missing = connected.find(|peer| peer.own > 0 || !peer.is_connected(lanes));
+            let missing = missing.map(|peer| peer.rank).or_else(|| to_answer.first().copied());
+            let Some(missing) = missing else { return Ok(()) };
             match limit.park()? {
                 Some(park) => std::thread::sleep(park.min(LOOK)),
                 None => {
@@ -227,10 +238,9 @@ impl OfiLink {
     fn ended(peers: &mut [Option<Peer>], used: Use, sink: &mut Sink) {
         match used {
             Use::Part { token, peer, is_bulk } => {
-                if let Some(Some(peer)) = peers.get_mut(peer as usize)
-                    && is_bulk
-                {
-                    peer.bulk -= 1;
+                if let Some(Some(peer)) = peers.get_mut(peer as usize) {
+                    peer.parts -= 1;
+                    peer.bulk -= u32::from(is_bulk);
                 }
                 sink.done(token);
             }
@@ -254,6 +264,7 @@ impl OfiLink {
         };
         let Some(Some(peer)) = peers.get_mut(peer as usize) else { return };
         peer.bulk -= u32::from(is_bulk);
+        peer.parts -= u32::from(token.is_some());
         peer.own -= u32::from(token.is_none());
         if !is_loss(error) && peer.state != State::Lost {
             match token {
@@ -453,6 +464,7 @@ impl Link for OfiLink {
         match written {
             Ok(true) => {
                 peer.outgoing.send();
+                peer.parts += 1;
                 peer.bulk += u32::from(is_bulk);
                 Ok(Posted::InFlight)
             }
@@ -571,15 +583,16 @@ impl Drop for OfiLink {
         let mut sink = Sink::default();
         let deadline = clock::now().after(LINGER);
         let lanes = self.group.lanes.clone();
-        let is_here = |peer: &&Peer| peer.state == State::Open && peer.presence(&lanes) == 1;
+        let is_here = |peer: &&Peer| {
+            peer.state == State::Open && peer.is_connected(&lanes) && !peer.is_leaving(&lanes)
+        };
         let mut to_leave: Vec<Rank> =
             self.peers.iter().flatten().filter(is_here).map(|peer| peer.rank).collect();
         loop {
-            to_leave
-                .retain(|&peer| !self.signal_presence(peer, sys::FI_DELIVERY_COMPLETE, &mut sink));
+            to_leave.retain(|&peer| !self.signal_presence(peer, self.farewell, &mut sink));
             self.poll(clock::now(), &mut sink);
             let mut here = self.peers.iter().flatten().filter(is_here);
-            let is_waiting = here.any(|peer| peer.own > 0) || !to_leave.is_empty();
+            let is_waiting = here.any(|peer| peer.own + peer.parts > 0) || !to_leave.is_empty();
             if !is_waiting || clock::now() >= deadline {
                 return;
             }

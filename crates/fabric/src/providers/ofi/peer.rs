@@ -13,7 +13,7 @@ use weft_control::Rank;
 pub struct Reports {
     /// Raised for each half of the agreed number of arrivals that the peer has consumed.
     pub consumed: Lane,
-    /// 1 once the peer has connected, 2 once it leaves.
+    /// Raised when the peer greets, when it has our greeting, and when it leaves.
     pub presence: Lane,
 }
 
@@ -48,7 +48,9 @@ pub struct Peer {
     pub incoming: Incoming,
     /// Reports of consumption that are due and have not left.
     pub due: u32,
-    /// Bulk parts under way.
+    /// Parts under way.
+    pub parts: u32,
+    /// Those of them that are bulk.
     pub bulk: u32,
     /// Messages of the link's own under way.
     pub own: u32,
@@ -78,6 +80,7 @@ impl Peer {
             outgoing: Outgoing::new(max_unconsumed),
             incoming: Incoming::new(max_unconsumed),
             due: 0,
+            parts: 0,
             bulk: 0,
             own: 0,
             stuck: Vec::new(),
@@ -93,8 +96,22 @@ impl Peer {
         self.outgoing.may_send(lanes.value(self.ours.consumed.id()))
     }
 
-    /// How often it has reported its presence: 1 connected, 2 leaving.
-    pub fn presence(&self, lanes: &LaneTable) -> u64 {
+    /// Whether it has greeted.
+    pub fn has_greeted(&self, lanes: &LaneTable) -> bool {
+        self.presence(lanes) >= 1
+    }
+
+    /// Whether it has our greeting, and we have its.
+    pub fn is_connected(&self, lanes: &LaneTable) -> bool {
+        self.presence(lanes) >= 2
+    }
+
+    /// Whether it has said that it leaves.
+    pub fn is_leaving(&self, lanes: &LaneTable) -> bool {
+        self.presence(lanes) >= 3
+    }
+
+    fn presence(&self, lanes: &LaneTable) -> u64 {
         lanes.value(self.ours.presence.id())
     }
 
