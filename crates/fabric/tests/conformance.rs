@@ -82,6 +82,7 @@ macro_rules! cases {
         $(
             #[test]
             fn $case() {
+                crate::provider::CASE.set(stringify!($case));
                 crate::$module::$case(&PROVIDER);
             }
         )*
@@ -106,7 +107,13 @@ conformance!(hostile_tcp: Provider {
     ..Provider::new("", hostile_tcp)
 });
 conformance!(ofi_tcp: Provider { may_be_done_at_once: false, ..Provider::new("", ofi_tcp) });
-conformance!(ofi_shm: Provider { ..Provider::new("", ofi_shm) });
+// libfabric's shm frees memory of an endpoint that others of its process still use, and holds spin locks
+// in shared memory, which a rank that is killed may leave locked.
+conformance!(ofi_shm: Provider {
+    threads: false,
+    survives_kills: false,
+    ..Provider::new("", ofi_shm)
+});
 conformance!(hostile_ofi: Provider {
     may_be_done_at_once: false,
     longest: 64 << 20,

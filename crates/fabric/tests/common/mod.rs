@@ -5,7 +5,9 @@ mod connect;
 mod ranks;
 
 pub use connect::{Introduced, bare_link, connect, connect_all, connect_bare, soon, until};
-pub use ranks::{AllGather, PATIENCE, on_processes, on_threads, process_gather, process_rank};
+pub use ranks::{
+    AllGather, PATIENCE, on_processes, on_processes_with, on_threads, process_gather, process_rank,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

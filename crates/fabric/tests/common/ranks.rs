@@ -54,10 +54,20 @@ const RANK_VARIABLE: &str = "WEFT_TEST_RANK";
 /// Runs the test `name` of this binary as `size` processes, in which [`process_rank`] says who they
 /// are. Returns how each ended.
 pub fn on_processes(name: &str, size: u32) -> Vec<Result<(), String>> {
+    on_processes_with(&[], name, size)
+}
+
+/// As [`on_processes`], with further variables of the environment.
+pub fn on_processes_with(
+    variables: &[(&str, &str)],
+    name: &str,
+    size: u32,
+) -> Vec<Result<(), String>> {
     let spawn = |number: u32| {
         Command::new(std::env::current_exe().unwrap())
             .args([name, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"])
             .env(RANK_VARIABLE, number.to_string())
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -86,10 +96,21 @@ fn relay(rank: Rank, mut child: Child, forum: &Forum) -> Result<(), String> {
         input.write_all(b"\n").unwrap();
     }
     let status = child.wait().unwrap();
+    remove_files_of(child.id());
     match status.signal() {
         _ if status.success() => Ok(()),
         Some(signal) => Err(format!("killed by {signal}")),
         None => Err(status.to_string()),
+    }
+}
+
+/// libfabric's shm leaves the files of a process behind that was killed.
+fn remove_files_of(process: u32) {
+    let Ok(files) = std::fs::read_dir("/dev/shm") else { return };
+    let prefix = format!("weft-{process}-");
+    let is_its = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with(&prefix);
+    for file in files.flatten().filter(|file| is_its(&file.file_name())) {
+        let _ = std::fs::remove_file(file.path());
     }
 }
 

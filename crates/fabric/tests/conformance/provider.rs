@@ -1,6 +1,10 @@
 //! Providers under test: how each makes its devices, and what it promises.
 
-use crate::common::{AllGather, Joining, Member, PATIENCE, Places, on_threads, waiting};
+use crate::common::{
+    self, AllGather, Joining, Member, PATIENCE, Places, on_processes_with, on_threads,
+    process_gather, waiting,
+};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_fabric::providers::copy::Twin;
@@ -24,12 +28,26 @@ pub struct Provider {
     pub places: Places,
     /// Ranks may be processes.
     pub processes: bool,
+    /// Ranks may be threads of one process.
+    pub threads: bool,
+    /// A rank that is killed never takes the others with it.
+    pub survives_kills: bool,
     /// A killed peer poisons the group although no control plane reports it.
     pub notices_death: bool,
     /// A post may be done when it returns, so a request may have ended although its peer sleeps.
     pub may_be_done_at_once: bool,
     /// The longest write to test.
     pub longest: usize,
+}
+
+/// Which of a case's calls of [`Provider::on_ranks`] a process is there for.
+const CALL: &str = "WEFT_TEST_CALL";
+
+thread_local! {
+    /// The case that this thread runs.
+    pub static CASE: Cell<&'static str> = const { Cell::new("") };
+    /// Calls of [`Provider::on_ranks`] in it so far.
+    static CALLS: Cell<u32> = const { Cell::new(0) };
 }
 
 impl Provider {
@@ -40,6 +58,8 @@ impl Provider {
             device,
             places: Places { source: None, inbox: None },
             processes: true,
+            threads: true,
+            survives_kills: true,
             notices_death: false,
             may_be_done_at_once: true,
             longest: 1 << 30,
@@ -90,13 +110,32 @@ impl Provider {
         if !self.has(shape) {
             return;
         }
-        on_threads(size, |rank, gather| {
+        self.on_ranks(size, |rank, gather| {
             let mut member = self.join(shape, joining, rank, size, gather);
             body(&mut member, gather);
             // What is posted leaves before a rank stops polling.
             settle(&mut member);
             gather(Vec::new());
         });
+    }
+
+    /// Runs each rank on a thread of its own; in a process of its own where threads may not be ranks. There,
+    /// the case runs once more in each process, in which only this call does anything.
+    pub fn on_ranks(&self, size: u32, body: impl Fn(Rank, &mut AllGather<'_>) + Send + Sync) {
+        if self.threads {
+            return on_threads(size, body);
+        }
+        let call = CALLS.replace(CALLS.get() + 1).to_string();
+        match common::process_rank() {
+            None => {
+                let ended = on_processes_with(&[(CALL, &call)], &self.test(CASE.get()), size);
+                assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+            }
+            Some(rank) if std::env::var(CALL).as_ref() == Ok(&call) => {
+                body(rank, &mut process_gather);
+            }
+            Some(_) => {}
+        }
     }
 
     /// The full name of one of its tests, for [`crate::common::on_processes`].

@@ -1,6 +1,6 @@
 //! All kinds of request, and lengths from nothing to a gibibyte at odd offsets.
 
-use crate::common::{Joining, Member, Random, fill, on_threads, put, region, take};
+use crate::common::{Joining, Member, Random, fill, put, region, take};
 use crate::provider::{Provider, Shape, settle, waited};
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -218,7 +218,7 @@ pub fn a_gibibyte_arrives(provider: &Provider) {
     let words = (0..(CHUNK as u64 + length as u64 / CHUNK as u64) / 8 + 1).map(mix);
     let random: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     let chunk = |number: usize| &random[number..number + CHUNK];
-    on_threads(2, |rank, gather| {
+    provider.on_ranks(2, |rank, gather| {
         let mut member = provider.join(Shape::Default, Joining::default(), rank, 2, gather);
         let (peer, counter) = (Rank(1 - rank.0), member.counter);
         let bytes = if rank == Rank(0) { 1 } else { length };

@@ -1,6 +1,6 @@
 //! Peers that read late or never, deadlines that pass, queues that stay full.
 
-use crate::common::{Joining, Places, fill, on_threads, region, take, waiting};
+use crate::common::{Joining, Places, fill, region, take, waiting};
 use crate::is_long;
 use crate::provider::{Provider, Shape, credit, waited};
 use std::sync::Arc;
@@ -165,7 +165,7 @@ pub fn a_queue_that_stays_full_ends_the_wait_and_names_the_peer(provider: &Provi
     if !provider.has(Shape::Default) {
         return;
     }
-    on_threads(3, |rank, gather| {
+    provider.on_ranks(3, |rank, gather| {
         let inner = (provider.device)(rank, Shape::Default).unwrap();
         let config = HostileConfig { refuse_one_in: 1, ..HostileConfig::new(1) };
         let device: [Arc<dyn Device>; 1] = [Arc::new(Hostile::over(inner, config))];

@@ -65,21 +65,8 @@ fn a_link_closes_at_once_when_its_peers_have_left() {
 
 #[test]
 fn a_rank_killed_over_tcp_leaves_the_others_with_an_error_and_nothing_under_way() {
-    killed(
-        "tcp;ofi_rxm",
-        "ends::a_rank_killed_over_tcp_leaves_the_others_with_an_error_and_nothing_under_way",
-    );
-}
-
-#[test]
-fn a_rank_killed_over_shm_leaves_the_others_with_an_error_and_nothing_under_way() {
-    killed(
-        "shm",
-        "ends::a_rank_killed_over_shm_leaves_the_others_with_an_error_and_nothing_under_way",
-    );
-}
-
-fn killed(provider: &str, name: &str) {
+    let provider = "tcp;ofi_rxm";
+    let name = "ends::a_rank_killed_over_tcp_leaves_the_others_with_an_error_and_nothing_under_way";
     let Some(rank) = common::process_rank() else {
         if providers().contains(&provider) {
             let ended = on_processes(name, 3);
@@ -88,7 +75,6 @@ fn killed(provider: &str, name: &str) {
         return;
     };
     let mut member = join(rank, 3, config(provider), &mut process_gather);
-    let pids = process_gather(getpid().as_raw_nonzero().get().to_le_bytes().to_vec());
     if rank == Rank(1) {
         std::thread::spawn(|| {
             std::thread::sleep(Duration::from_millis(7));
@@ -99,19 +85,6 @@ fn killed(provider: &str, name: &str) {
     let error = (0..).find_map(|round| member.round(13, round).err()).unwrap();
     assert!(matches!(error, Error::Timeout { .. } | Error::Poisoned(_)), "{error}");
     poisoned_group_ends(&mut member, Rank(1));
-    if rank == Rank(0) {
-        remove_files_of(i32::from_le_bytes(pids[1].clone().try_into().unwrap()));
-    }
-}
-
-/// libfabric's shm leaves its files behind where a process is killed.
-fn remove_files_of(pid: i32) {
-    let Ok(files) = std::fs::read_dir("/dev/shm") else { return };
-    for file in files.flatten() {
-        if file.file_name().to_string_lossy().starts_with(&format!("{pid}:")) {
-            let _ = std::fs::remove_file(file.path());
-        }
-    }
 }
 
 /// The stopped rank goes on when the group has been poisoned without it.

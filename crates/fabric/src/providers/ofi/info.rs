@@ -96,6 +96,17 @@ impl Info {
         NonNull::new(unsafe { (library.dupinfo)(raw) }).map(Info)
     }
 
+    /// Names the endpoints that are made from it.
+    pub fn name_endpoints(&mut self, name: &CStr) {
+        // SAFETY: the library allocates addresses with malloc and frees them so.
+        unsafe {
+            let info = self.0.as_mut();
+            libc::free(info.src_addr);
+            info.src_addr = libc::strdup(name.as_ptr()).cast();
+            info.src_addrlen = name.count_bytes() + 1;
+        }
+    }
+
     pub fn raw(&self) -> *mut sys::Info {
         self.0.as_ptr()
     }

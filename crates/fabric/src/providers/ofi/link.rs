@@ -31,6 +31,8 @@ const BESIDE: usize = 5;
 const MAX_BULK: u32 = 16;
 /// How long a link that is dropped waits for what it has sent to be delivered.
 const LINGER: Duration = Duration::from_secs(1);
+/// After a peer's farewell: how long what it sent before may still be on its way.
+const LAST_WORDS: Duration = Duration::from_millis(250);
 /// Sleep between two looks while peers connect.
 const LOOK: Duration = Duration::from_micros(100);
 
@@ -50,6 +52,8 @@ pub struct OfiLink {
     peers: Vec<Option<Peer>>,
     /// Ranks with reports of consumption that have not left.
     due: Vec<u32>,
+    /// Ranks that have said farewell, and the first poll after that.
+    leaving: Vec<(u32, Option<Time>)>,
     /// Peers that are connected and not fenced.
     open: usize,
     /// Flags of the message with which the link leaves: it ends once all before it has been delivered.
@@ -89,6 +93,7 @@ impl OfiLink {
             provider: config.provider.name().into(),
             format: first.address_format(),
             realm: realm(config),
+            process: if config.provider.is_of_one_host() { std::process::id().into() } else { 0 },
             max_part_bytes: infos()
                 .map(|it| it.max_message())
                 .fold(config.max_part_bytes, u64::min),
@@ -109,6 +114,7 @@ impl OfiLink {
             group,
             address,
             due: Vec::new(),
+            leaving: Vec::new(),
             open: 0,
             // What shm has taken lies in the receiver's memory; an answer would be written to memory of
             // a sender that is gone.
@@ -222,17 +228,42 @@ impl OfiLink {
 
     /// Raises the lane of an arrival, and counts it as consumed.
     #[inline]
-    fn arrived(group: &Membership, peers: &mut [Option<Peer>], due: &mut Vec<u32>, immediate: u32) {
+    fn arrived(
+        group: &Membership,
+        peers: &mut [Option<Peer>],
+        (due, leaving): (&mut Vec<u32>, &mut Vec<(u32, Option<Time>)>),
+        immediate: u32,
+    ) {
         let lane = Lane::from_immediate(immediate);
         let holder = group.lanes.arrive(lane).or_else(|| group.lanes.last_holder(lane));
         let peer = holder.and_then(|holder| peers.get_mut(holder.index())?.as_mut());
         let Some(peer) = peer else { return };
-        if !peer.is_report(lane) && peer.incoming.consume() {
+        let rank = peer.rank.0;
+        if peer.is_report(lane) {
+            if peer.is_leaving(&group.lanes) && !leaving.iter().any(|(known, _)| *known == rank) {
+                leaving.push((rank, None));
+            }
+        } else if peer.incoming.consume() {
             peer.due += 1;
-            if !due.contains(&peer.rank.0) {
-                due.push(peer.rank.0);
+            if !due.contains(&rank) {
+                due.push(rank);
             }
         }
+    }
+
+    /// Reports the loss of peers that have left, once all that they sent has had time to arrive: nothing
+    /// sent to them ends any more.
+    #[cold]
+    fn take_leave(&mut self, now: Time, sink: &mut Sink) {
+        let peers = &mut self.peers;
+        self.leaving.retain_mut(|(rank, since)| {
+            let since = *since.get_or_insert(now);
+            let is_over = now.since(since) >= LAST_WORDS;
+            if is_over && let Some(Some(peer)) = peers.get_mut(*rank as usize) {
+                lose(peer, "it has left".into(), sink);
+            }
+            !is_over
+        });
     }
 
     fn ended(peers: &mut [Option<Peer>], used: Use, sink: &mut Sink) {
@@ -480,17 +511,22 @@ impl Link for OfiLink {
 
     fn flush(&mut self, _sink: &mut Sink) {}
 
-    fn poll(&mut self, _now: Time, sink: &mut Sink) {
-        let OfiLink { rails, peers, due, group, .. } = self;
+    fn poll(&mut self, now: Time, sink: &mut Sink) {
+        let OfiLink { rails, peers, due, leaving, group, .. } = self;
         for rail in rails.iter_mut() {
             rail.poll(|event| match event {
-                Event::Arrived(immediate) => Self::arrived(group, peers, due, immediate),
+                Event::Arrived(immediate) => {
+                    Self::arrived(group, peers, (due, leaving), immediate);
+                }
                 Event::Ended(used) => Self::ended(peers, used, sink),
                 Event::Failed(used, error, why) => Self::failed(peers, used, error, why, sink),
             });
         }
         if !self.due.is_empty() {
             self.report(sink);
+        }
+        if !self.leaving.is_empty() {
+            self.take_leave(now, sink);
         }
         if !self.kept.is_empty() && !self.rails.iter().any(Rail::has_abandoned) {
             self.kept.clear();
@@ -505,6 +541,12 @@ impl Link for OfiLink {
 
     fn descriptors(&self) -> Vec<RawFd> {
         self.nap.descriptors()
+    }
+
+    fn next_deadline(&self) -> Option<Time> {
+        let end =
+            |(_, since): &(u32, Option<Time>)| since.map_or(Time(0), |at| at.after(LAST_WORDS));
+        self.leaving.iter().map(end).min()
     }
 
     fn fence(&mut self, peer: Rank, sink: &mut Sink) {

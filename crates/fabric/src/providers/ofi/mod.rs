@@ -41,6 +41,7 @@ use info::Info;
 use library::Library;
 use link::OfiLink;
 use object::Domain;
+use std::ffi::CString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use weft_control::HostIdentity;
@@ -160,7 +161,11 @@ impl OfiDevice {
         let with_devices = weft_cuda::driver().is_ok();
         let offers = info::offers(&config.provider, config.bind, with_devices).map_err(unusable)?;
         let chosen = choose(&config, offers)?;
-        let domains = chosen.into_iter().map(|info| Domain::open(info).map(Arc::new));
+        let name = config.provider.is_of_one_host().then(shm_name).transpose()?;
+        let domains = chosen.into_iter().map(|mut info| {
+            name.iter().for_each(|name| info.name_endpoints(name));
+            Domain::open(info).map(Arc::new)
+        });
         let domains = domains.collect::<Result<Vec<_>, String>>().map_err(unusable)?;
         Ok(OfiDevice { config, domains })
     }
@@ -222,6 +227,17 @@ impl Device for OfiDevice {
     fn demands_thread(&self) -> bool {
         !self.domains.iter().all(|domain| domain.info().progresses_by_itself())
     }
+}
+
+/// A name that no other process has. libfabric's own is the process's number: a process that was killed
+/// leaves its file behind, and keeps a later one of the same number out.
+fn shm_name() -> Result<CString> {
+    let mut random = [0; 8];
+    getrandom::fill(&mut random)
+        .map_err(|e| unusable(format!("the system gives no random bytes: {e}")))?;
+    let (process, random) = (std::process::id(), u64::from_le_bytes(random));
+    let name = CString::new(format!("fi_shm://weft-{process}-{random:016x}"));
+    name.map_err(|_| unusable("its name has a zero byte"))
 }
 
 /// The bounds within which endpoints of a provider reach each other, for providers that have bounds.

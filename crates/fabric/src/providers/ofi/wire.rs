@@ -17,6 +17,8 @@ pub struct Address {
     pub format: u32,
     /// Equal for two engines if they share what the provider reaches, such as one host's memory.
     pub realm: Vec<u8>,
+    /// The process, where two endpoints of one process must not meet; else zero.
+    pub process: u64,
     /// How this end cuts writes.
     pub max_part_bytes: u64,
     pub max_pages: u32,
@@ -33,6 +35,7 @@ impl Address {
         put_block(&mut bytes, self.provider.as_bytes());
         bytes.extend(self.format.to_le_bytes());
         put_block(&mut bytes, &self.realm);
+        bytes.extend(self.process.to_le_bytes());
         bytes.extend(self.max_part_bytes.to_le_bytes());
         bytes.extend(self.max_pages.to_le_bytes());
         bytes.extend(self.stripe_from.to_le_bytes());
@@ -51,6 +54,7 @@ impl Address {
         let provider = String::from_utf8(reader.block()?.to_vec()).ok()?;
         let format = reader.u32()?;
         let realm = reader.block()?.to_vec();
+        let process = reader.u64()?;
         let (max_part_bytes, max_pages) = (reader.u64()?, reader.u32()?);
         let (stripe_from, max_unconsumed) = (reader.u64()?, reader.u32()?);
         let count = reader.u32()? as usize;
@@ -66,6 +70,7 @@ impl Address {
             provider,
             format,
             realm,
+            process,
             max_part_bytes,
             max_pages,
             stripe_from,
@@ -86,7 +91,9 @@ impl Address {
 
     /// Whether one's endpoints can reach the other's.
     pub fn reaches(&self, other: &Address) -> bool {
-        (&self.provider, self.format, &self.realm) == (&other.provider, other.format, &other.realm)
+        let network = |it: &Address| (it.provider.clone(), it.format, it.realm.clone());
+        let may_meet = self.process == 0 || self.process != other.process;
+        network(self) == network(other) && may_meet
     }
 }
 
@@ -178,6 +185,7 @@ mod tests {
             provider: "tcp;ofi_rxm".into(),
             format: 2,
             realm: vec![1, 2],
+            process: 0,
             max_part_bytes: 1 << 20,
             max_pages: 4,
             stripe_from: 1 << 16,
@@ -204,6 +212,12 @@ mod tests {
         here.max_pages = 1;
         assert_eq!(here.rule(&there), there.rule(&here));
         assert_eq!((here.rule(&there).stripes, here.rule(&there).max_pages_per_part), (2, 1));
+    }
+
+    #[test]
+    fn two_endpoints_of_a_process_do_not_meet_where_they_must_not() {
+        let of = |process| Address { process, ..address(1) };
+        assert!(of(0).reaches(&of(0)) && of(1).reaches(&of(2)) && !of(1).reaches(&of(1)));
     }
 
     #[test]
