@@ -112,6 +112,18 @@ test-torch: build $(STAMPS)/torch ## Run the Python tests that need PyTorch
 	$(call say,Python tests with PyTorch)
 	@$(BIN)/python -m pytest -q -m torch
 
+# Debian's libfabric is 1.17; the wheel has 2.5.1, with its providers as files of their own.
+LIBFABRIC := $(CARGO_TARGET_DIR)/libfabric/unpacked/mpich-5.0.2.data/data/lib/mpich
+
+.PHONY: libfabric
+libfabric: $(LIBFABRIC) ## Download libfabric 2.5 for test-libfabric
+
+.PHONY: test-libfabric
+test-libfabric: $(LIBFABRIC) $(STAMPS)/requirements ## Run the Rust tests of ofi with libfabric 2.5 (x86-64, glibc 2.28)
+	$(call say,Rust tests with libfabric 2.5)
+	@WEFT_LIBFABRIC=$(LIBFABRIC)/libfabric.so.1 FI_PROVIDER_PATH=$(LIBFABRIC)/libfabric \
+		LD_LIBRARY_PATH=$(LIBFABRIC) cargo test --locked --quiet -p weft-fabric --test ofi
+
 # Nothing is run, so no cross compiler is needed: only Rust's own libraries for that target.
 .PHONY: check-aarch64
 check-aarch64: ## Compile for aarch64 (needs the target: rustup target add aarch64-unknown-linux-gnu)
@@ -276,6 +288,14 @@ $(STAMPS)/requirements: requirements/dev.txt | $(BIN)/python
 $(STAMPS)/torch: requirements/torch.txt $(STAMPS)/requirements
 	$(call say,Installing PyTorch (about 3 GB))
 	@$(PIP_INSTALL) -r $<
+	@touch $@
+
+$(LIBFABRIC): requirements/libfabric.txt | $(BIN)/python
+	$(call say,Downloading libfabric 2.5)
+	@rm -rf $(CARGO_TARGET_DIR)/libfabric
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+		--require-hashes -r $< -d $(CARGO_TARGET_DIR)/libfabric
+	@$(BIN)/python -m zipfile -e $(CARGO_TARGET_DIR)/libfabric/*.whl $(CARGO_TARGET_DIR)/libfabric/unpacked
 	@touch $@
 
 $(FABRIC_BENCH): $(NATIVE_SOURCES) $(wildcard benchmarks/fabric/Cargo.toml benchmarks/fabric/src/*.rs \

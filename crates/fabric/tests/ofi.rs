@@ -35,6 +35,14 @@ pub fn providers() -> Vec<&'static str> {
     }
 }
 
+/// So that a run with another library tests that one.
+#[test]
+fn the_library_that_the_environment_names_is_used() {
+    if let Ok(named) = std::env::var(ofi::LIBRARY_PATH) {
+        assert_eq!(ofi::library().unwrap().0, std::path::PathBuf::from(named));
+    }
+}
+
 /// A configuration of one of these.
 pub fn config(provider: &str) -> OfiConfig {
     OfiConfig { provider: OfiProvider::new(provider), ..OfiConfig::default() }
