@@ -173,6 +173,14 @@ FAULTS: list[Any] = [
     ),
     pytest.param(
         {"WEFT_OFI_PROVIDER": "tcp;ofi_rxm", "WEFT_OFI_DOMAINS": "gold0"},
+    pytest.param(
+        {"WEFT_OFI_PROVIDER": "efa"},
+        "provider efa",
+        marks=pytest.mark.skipif(
+            REPORT["library"] is None or bool(REPORT["providers"]["efa"]["offers"]),
+            reason="needs libfabric and no EFA",
+        ),
+    ),
         "choose of these in WEFT_OFI_DOMAINS",
         marks=over("tcp;ofi_rxm").marks,
     ),

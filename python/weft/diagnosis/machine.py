@@ -148,8 +148,8 @@ def provider(name: str, reaches: str, how: str, is_default: bool) -> Finding:
     try:
         _native.check_providers([name])
     except ProviderError as error:
-        detail, _, remedy = str(error).rpartition("; ")
-        return Finding(f"provider {name}", False, detail, remedy)
+        detail, _, remedy = str(error).partition("; ")
+        return Finding(f"provider {name}", False, detail, remedy or "docs/efa.md has remedies")
     follows = "used by default" if is_default else f"used if it is named: WEFT_PROVIDERS={name},tcp"
     return Finding(f"provider {name}", True, f"{reaches}: {how}", follows)
 

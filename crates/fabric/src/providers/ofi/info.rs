@@ -235,7 +235,9 @@ pub fn offers(
     if provider.is_efa() && library.version() < (1, 21) {
         let ((major, minor), path) = (library.version(), library.path().display());
         return Err(format!(
-            "{path} is libfabric {major}.{minor}: provider efa needs 1.21 or later"
+            "{path} is libfabric {major}.{minor}: provider efa needs 1.21 or later; install EFA's software, \
+             or name its library in {}",
+            super::LIBRARY_PATH
         ));
     }
     let mut found = Vec::new();

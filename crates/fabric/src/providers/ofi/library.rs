@@ -102,7 +102,9 @@ fn load() -> Result<Library, String> {
     if library.version < OLDEST {
         let (major, minor) = library.version();
         let path = library.path.display();
-        return Err(format!("{path} is libfabric {major}.{minor}: Weft needs 1.17 or later"));
+        return Err(format!(
+            "{path} is libfabric {major}.{minor}: Weft needs 1.17 or later; name a newer one in {PATH}"
+        ));
     }
     Ok(library)
 }
