@@ -124,6 +124,13 @@ def test_rounds_of_dispatch_and_combine_overlap_and_buffers_are_used_again(provi
     assert run("moe.overlap", 3, provider, rounds=20) == [[], [], []]
 
 
+@tcp
+def test_ranks_with_different_providers_of_libfabric_are_told_both(provider: str) -> None:
+    first, second = run("ofi.different", 2, provider)
+    assert "this rank has ofi (tcp;ofi_rxm), the peer has ofi (shm)" in first
+    assert "this rank has ofi (shm), the peer has ofi (tcp;ofi_rxm)" in second
+
+
 def weft(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
@@ -167,13 +174,6 @@ NOWHERE = {"WEFT_LIBFABRIC": "/nowhere/libfabric.so.1"}
 FAULTS: list[Any] = [
     (NOWHERE, "name a file of libfabric, or unset WEFT_LIBFABRIC"),
     pytest.param(
-        {"WEFT_OFI_PROVIDER": "gold"},
-        "by provider gold; `weft doctor` lists what it offers",
-        marks=over("shm").marks,
-    ),
-    pytest.param(
-        {"WEFT_OFI_PROVIDER": "tcp;ofi_rxm", "WEFT_OFI_DOMAINS": "gold0"},
-    pytest.param(
         {"WEFT_OFI_PROVIDER": "efa"},
         "provider efa",
         marks=pytest.mark.skipif(
@@ -181,6 +181,13 @@ FAULTS: list[Any] = [
             reason="needs libfabric and no EFA",
         ),
     ),
+    pytest.param(
+        {"WEFT_OFI_PROVIDER": "gold"},
+        "by provider gold; `weft doctor` lists what it offers",
+        marks=over("shm").marks,
+    ),
+    pytest.param(
+        {"WEFT_OFI_PROVIDER": "tcp;ofi_rxm", "WEFT_OFI_DOMAINS": "gold0"},
         "choose of these in WEFT_OFI_DOMAINS",
         marks=over("tcp;ofi_rxm").marks,
     ),

@@ -17,6 +17,17 @@ def details() -> dict[str, Any]:
         return {"routes": routes, "details": communicator.provider_details()}
 
 
+def different() -> str:
+    """Rank 1 uses another provider of libfabric: what each rank is told."""
+    if os.environ["WEFT_RANK"] == "1":
+        os.environ["WEFT_OFI_PROVIDER"] = "shm"
+    try:
+        weft.init()
+    except weft.errors.NoRouteError as error:
+        return str(error)
+    return "no error"
+
+
 def survive(pipe: Connection, options: Mapping[str, Any], argument: tuple[str, bool]) -> None:
     """`loss.survive` over one of libfabric's providers."""
     os.environ["WEFT_OFI_PROVIDER"], reform = argument

@@ -73,7 +73,7 @@ pub enum Error {
     },
     /// No provider that both ranks have reaches the peer.
     #[error(
-        "no provider reaches {peer}: this rank has {here}, the peer has {there}; enable one that both have (WEFT_PROVIDERS)"
+        "no provider reaches {peer}: this rank has {here}, the peer has {there}; enable one that both have (WEFT_PROVIDERS; for ofi WEFT_OFI_PROVIDER)"
     )]
     NoRoute {
         /// The peer.

@@ -225,6 +225,11 @@ pub trait Link: Send {
     /// both addresses, and symmetric: the peer's link derives the same rule.
     fn route(&self, theirs: &[u8]) -> Option<RouteRule>;
 
+    /// The provider of an address of this kind, for errors.
+    fn describe(&self, _address: &[u8]) -> String {
+        self.kind().name().to_owned()
+    }
+
     /// The message for one routed peer: a queue pair number, a token. Empty by default.
     fn introduce(&mut self, _peer: Rank, _address: &[u8]) -> Result<Vec<u8>> {
         Ok(Vec::new())

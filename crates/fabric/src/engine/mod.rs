@@ -356,15 +356,15 @@ impl Engine {
                 ));
             }
         }
-        let names = |kinds: Vec<ProviderKind>| {
-            let names: Vec<&str> = kinds.into_iter().map(ProviderKind::name).collect();
+        let names = |names: Vec<String>| {
             if names.is_empty() { "none".to_owned() } else { names.join(", ") }
         };
-        Err(Error::NoRoute {
-            peer,
-            here: names(self.links.iter().map(|link| link.kind()).collect()),
-            there: names(address.providers.iter().map(|(kind, _)| *kind).collect()),
-        })
+        let here = self.links.iter().map(|link| link.describe(&link.address()));
+        let there = address.providers.iter().map(|(kind, entry)| {
+            let link = self.links.iter().find(|link| link.kind() == *kind);
+            link.map_or_else(|| kind.name().to_owned(), |link| link.describe(entry))
+        });
+        Err(Error::NoRoute { peer, here: names(here.collect()), there: names(there.collect()) })
     }
 
     /// This engine's rank.

@@ -373,6 +373,10 @@ impl Link for OfiLink {
         self.address.reaches(&other).then_some(rule)
     }
 
+    fn describe(&self, address: &[u8]) -> String {
+        Address::decode(address).map_or_else(|| "ofi".into(), |it| format!("ofi ({})", it.provider))
+    }
+
     fn introduce(&mut self, peer: Rank, _address: &[u8]) -> Result<Vec<u8>> {
         let reports = Reports::issue(&self.group.lanes, peer)?;
         self.issued[peer.index()] = Some(reports);
