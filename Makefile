@@ -158,6 +158,15 @@ bench-transfer: $(FABRIC_BENCH) ## Measure transfers beside bare memory, sockets
 		--programs $(CARGO_TARGET_DIR)/peers --peers-python $(PEERS_VENV)/bin/python \
 		--rounds $(or $(ROUNDS),15)
 
+.PHONY: bench-ofi
+bench-ofi: $(FABRIC_BENCH) ## Measure transfers over libfabric beside its bare loop (LIBFABRIC=FILE: another library)
+	$(call say,Transfers over libfabric)
+	@benchmarks/peers/build.sh $(CARGO_TARGET_DIR)/peers
+	@$(PYTHON) benchmarks/transfer.py --fabric $(FABRIC_BENCH) \
+		--programs $(CARGO_TARGET_DIR)/peers --peers-python $(PEERS_VENV)/bin/python \
+		--paths ofi-tcp,ofi-shm --rounds $(or $(ROUNDS),15) $(if $(LIBFABRIC),--libfabric $(LIBFABRIC)) \
+		--sizes 8,64,512,4096,32768,65536,262144,2097152,16777216,67108864
+
 .PHONY: bench-moe
 bench-moe: build $(STAMPS)/torch ## Measure MoE dispatch and combine beside gloo (installs PyTorch)
 	$(call say,MoE dispatch and combine)

@@ -57,7 +57,7 @@ def read(results: Path, name: str) -> list[Line]:
     last: dict[tuple[str, ...], Line] = {}
     for line in lines:
         fields = ("benchmark", "path", "beside", "pattern", "shape", "side", "bytes", "ranks")
-        fields += ("plan", "routing")
+        fields += ("plan", "routing", "libfabric")
         last[tuple(str(line.get(field)) for field in fields)] = line
     commits = [line["origin"]["commit"] for line in last.values()]
     return [line for line in last.values() if line["origin"]["commit"] == commits[-1]]
@@ -139,6 +139,51 @@ def by_size(lines: list[Line], others: list[str]) -> str:
     return markdown(["", "Weft", *others], rows)
 
 
+def ofi(path: str, pattern: str) -> Callable[[Path], str]:
+    """Weft over libfabric beside the bare loop over the same provider, for each library."""
+
+    def table(results: Path) -> str:
+        lines = [
+            line
+            for line in read(results, "ofi.jsonl")
+            if (line["path"], line["pattern"]) == (path, pattern)
+        ]
+        versions = list(dict.fromkeys(line["libfabric"] for line in lines))
+        cells = {(line["bytes"], line["libfabric"], line["side"]): line for line in lines}
+        rows = []
+        for count in sorted({line["bytes"] for line in lines}):
+            row = [size(count)]
+            for version in versions:
+                loop = cells[count, version, "libfabric"]
+                row.append(time_or_speed(loop))
+                for side in ("weft", "weft, shared"):
+                    line = cells[count, version, side]
+                    row.append(f"{time_or_speed(line)} ({beyond(line, loop)})")
+            rows.append(row)
+        headers = [f"{version} {side}" for version in versions for side in ("loop", *OFI_SIDES)]
+        return markdown(["", *headers], rows)
+
+    return table
+
+
+#: Weft with its engine held by the caller, and shared with a progress thread.
+OFI_SIDES = ("Weft", "Weft, shared")
+
+
+def time_or_speed(line: Line) -> str:
+    """The median time of a message of less than 64 KiB, the throughput of a longer one."""
+    if line["bytes"] >= 65536:
+        return f"{number(line['gb_per_s'])} GB/s"
+    return f"{number(line['median_us'])} µs"
+
+
+def beyond(line: Line, loop: Line) -> str:
+    """Below 64 KiB the nanoseconds beyond the loop's, from there on the part of its throughput."""
+    if line["bytes"] >= 65536:
+        return f"{loop['median_us'] / line['median_us']:.2f}"
+    return f"{(line['median_us'] - loop['median_us']) * 1000:+.0f} ns"
+
+
 def moe(results: Path) -> str:
     """Dispatch and combine, by stage."""
     rows = []
@@ -216,6 +261,10 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "tcp-stream": bare("tcp", "stream"),
     "peers-shm": peers("shm"),
     "peers-tcp": peers("tcp"),
+    "ofi-tcp": ofi("ofi-tcp", "ping-pong"),
+    "ofi-tcp-stream": ofi("ofi-tcp", "stream"),
+    "ofi-shm": ofi("ofi-shm", "ping-pong"),
+    "ofi-shm-stream": ofi("ofi-shm", "stream"),
     "moe": moe,
     "crowd": crowd,
     "planner": planner,

@@ -3,6 +3,11 @@
 The bare operations are measured by `weft-bench-fabric transfer` in the processes that Weft runs
 in. Peers have processes of their own: in each round every side is started once, measures every
 size, and ends. A peer that is not installed is recorded as such.
+
+On the paths `ofi-tcp` and `ofi-shm` Weft uses libfabric, whose bare loop (`peers/ofi.c`) is the
+only peer. There every size is streamed, too, and Weft is measured a second time with its engine
+shared with a progress thread. Those lines go to results/ofi.jsonl; `--libfabric` chooses the
+library.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from origin import ROOT, origin
 
 RESULTS = ROOT / "benchmarks" / "results" / "transfer.jsonl"
 PEERS = ROOT / "benchmarks" / "peers"
+OFI_RESULTS = ROOT / "benchmarks" / "results" / "ofi.jsonl"
 SIZES = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20]
 PIP = "make bench-peers installs it"
 APT = "apt-get install libfabric-dev libucx-dev pkg-config"
@@ -48,17 +54,35 @@ def main() -> int:
     parser.add_argument("--paths", default="shm,tcp", help="default %(default)s")
     parser.add_argument("--no-peers", action="store_true", help="the bare operations alone")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="default %(default)s")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="default %(default)s")
+    parser.add_argument("--results", type=Path, help="default: by path, in benchmarks/results")
+    parser.add_argument("--libfabric", type=Path, help="the library's file (default: the system's)")
     arguments = parser.parse_args()
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    lines = []
+    if arguments.libfabric:
+        use_libfabric(arguments.libfabric)
+    wrong = False
     for path in arguments.paths.split(","):
-        lines += measure_bare(arguments, path)
+        lines = [] if is_ofi(path) else measure_bare(arguments, path)
         if not arguments.no_peers:
             lines += measure_peers(arguments, path)
-    with arguments.results.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-    return int(any(line.get("wrong") for line in lines))
+        results = arguments.results or (OFI_RESULTS if is_ofi(path) else RESULTS)
+        results.parent.mkdir(parents=True, exist_ok=True)
+        with results.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        wrong |= any(line.get("wrong") for line in lines)
+    return int(wrong)
+
+
+def is_ofi(path: str) -> bool:
+    """Weft itself uses libfabric on this path."""
+    return path.startswith("ofi-")
+
+
+def use_libfabric(library: Path) -> None:
+    """Every process that is started uses this library, with the providers beside it."""
+    folder = library.parent
+    os.environ["WEFT_LIBFABRIC"] = str(library)
+    os.environ["LD_LIBRARY_PATH"] = str(folder)
+    os.environ["FI_PROVIDER_PATH"] = str(folder / "libfabric")
 
 
 def measure_bare(arguments: argparse.Namespace, path: str) -> list[dict[str, Any]]:
@@ -83,9 +107,9 @@ def measure_peers(arguments: argparse.Namespace, path: str) -> list[dict[str, An
         else:
             installed.append(side)
             versions[side.name] = version
-    # By side and size: a list of rounds, each a list of both ranks' times.
-    rounds: dict[tuple[str, int], list[list[list[float]]]] = defaultdict(list)
-    wrong: dict[tuple[str, int], int] = defaultdict(int)
+    # By side, pattern and size: a list of rounds, each a list of both ranks' times.
+    rounds: dict[tuple[str, str, int], list[list[list[float]]]] = defaultdict(list)
+    wrong: dict[tuple[str, str, int], int] = defaultdict(int)
     failed: dict[str, str] = {}
     for number in range(arguments.rounds):
         for turn in range(len(installed)):
@@ -99,8 +123,11 @@ def measure_peers(arguments: argparse.Namespace, path: str) -> list[dict[str, An
                 failed[side.name] = str(error)
                 continue
             for line in found:
-                rounds[side.name, line["bytes"]].append(line["one_way_ns"])
-                wrong[side.name, line["bytes"]] += line["wrong"]
+                if line["pattern"] == "stream" and not is_ofi(path):
+                    continue
+                measured = side.name, line["pattern"], line["bytes"]
+                rounds[measured].append(line["one_way_ns"])
+                wrong[measured] += line["wrong"]
     say("")
     where = origin(**versions)
     for name, why in failed.items():
@@ -108,11 +135,13 @@ def measure_peers(arguments: argparse.Namespace, path: str) -> list[dict[str, An
         lines.append(
             {"benchmark": "peers", "path": path, "side": name, "failed": why, "origin": where}
         )
-    for (name, size), times in rounds.items():
+    for (name, pattern, size), times in rounds.items():
         if name not in failed:
-            found = summarise(times, rounds["weft", size])
-            key = {"benchmark": "peers", "path": path, "pattern": "ping-pong"}
-            key |= {"side": name, "bytes": size, "wrong": wrong[name, size]}
+            found = summarise(times, rounds["weft", pattern, size])
+            key: dict[str, Any] = {"benchmark": "peers", "path": path, "pattern": pattern}
+            if is_ofi(path):
+                key["libfabric"] = versions["libfabric"]
+            key |= {"side": name, "bytes": size, "wrong": wrong[name, pattern, size]}
             gigabytes = {"gb_per_s": size / found["median_us"] / 1000}
             lines.append(key | found | gigabytes | {"origin": where})
     return lines
@@ -123,7 +152,13 @@ def sides(arguments: argparse.Namespace, path: str) -> list[Side]:
     sizes = arguments.sizes.split(",")
     weft = [arguments.fabric, "transfer", "--samples", "--rounds", "1", "--path", path]
     weft += ["--sizes", arguments.sizes]
-    found = [Side("weft", path, weft, ["git", "-C", str(ROOT), "describe", "--always"], "")]
+    describe = ["git", "-C", str(ROOT), "describe", "--always"]
+    found = [Side("weft", path, weft, describe, "")]
+    if is_ofi(path):
+        program = str(arguments.programs / "ofi")
+        found.append(Side("libfabric", path, [program, path, *sizes], [program, "--version"], APT))
+        found.append(Side("weft, shared", path, [*weft, "--shared"], describe, ""))
+        return found
     for name, program, package in (("libfabric", "ofi", "libfabric"), ("UCX", "ucx", "ucx")):
         command = [str(arguments.programs / program), path, *sizes]
         found.append(Side(name, path, command, ["pkg-config", "--modversion", package], APT))

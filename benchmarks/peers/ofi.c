@@ -1,5 +1,6 @@
 /* libfabric: fi_writemsg with remote CQ data over an RDM endpoint. The receiver has seen a message when
- * its completion queue has the data. Paths: shm, tcp (tcp;ofi_rxm). */
+ * its completion queue has the data. Paths: shm and ofi-shm (shm), tcp and ofi-tcp (tcp;ofi_rxm).
+ * `ofi --version` prints the library's version. */
 
 #include "pair.h"
 
@@ -9,6 +10,7 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
+#include <stdio.h>
 #include <string.h>
 
 static struct fid_ep *endpoint;
@@ -16,8 +18,15 @@ static struct fid_cq *queue;
 static fi_addr_t peer;
 static void *source_key;
 static uint64_t peer_base, peer_key;
-/* Completions of our own writes, and arrivals, that were not waited for yet. */
-static int written, arrived;
+/* Arrivals that were not waited for yet. */
+static size_t arrived;
+/* Contexts of writes: each belongs to one write at a time. */
+#define UNDER_WAY 1024
+static struct fi_context2 contexts[UNDER_WAY];
+static void *unused[UNDER_WAY];
+static size_t unused_count;
+/* The newest interface whose layouts Weft declares. */
+#define NEWEST FI_VERSION(1, 21)
 
 static void must(const char *what, ssize_t result)
 {
@@ -36,7 +45,7 @@ void make_progress(void)
         if (entries[index].flags & FI_REMOTE_CQ_DATA)
             arrived++;
         else
-            written++;
+            unused[unused_count++] = entries[index].op_context;
     }
 }
 
@@ -45,13 +54,15 @@ void open_side(struct pair *pair, const char *path)
     struct fi_info *hints = fi_allocinfo(), *info;
     hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
     hints->ep_attr->type = FI_EP_RDM;
-    hints->mode = FI_CONTEXT;
+    hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->domain_attr->mr_mode =
         FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
     hints->domain_attr->threading = FI_THREAD_SAFE;
-    hints->fabric_attr->prov_name = strdup(strcmp(path, "tcp") ? "shm" : "tcp;ofi_rxm");
-    const char *node = strcmp(path, "tcp") ? NULL : "127.0.0.1";
-    must("fi_getinfo", fi_getinfo(FI_VERSION(1, 15), node, NULL, node ? FI_SOURCE : 0, hints, &info));
+    int is_tcp = strstr(path, "tcp") != NULL;
+    hints->fabric_attr->prov_name = strdup(is_tcp ? "tcp;ofi_rxm" : "shm");
+    const char *node = is_tcp ? "127.0.0.1" : NULL;
+    uint32_t api = fi_version() < NEWEST ? fi_version() : NEWEST;
+    must("fi_getinfo", fi_getinfo(api, node, NULL, node ? FI_SOURCE : 0, hints, &info));
 
     struct fid_fabric *fabric;
     struct fid_domain *domain;
@@ -86,35 +97,58 @@ void open_side(struct pair *pair, const char *path)
     peer_key = its[1];
 }
 
-void send_message(struct pair *pair, size_t offset, size_t length)
+static void write_to_peer(struct pair *pair, size_t offset, size_t length)
 {
-    static struct fi_context context;
     struct iovec local = { pair->source + offset, length };
     struct fi_rma_iov remote = { peer_base + offset, length, peer_key };
+    while (unused_count == 0)
+        make_progress();
     struct fi_msg_rma message = {
         .msg_iov = &local, .desc = &source_key, .iov_count = 1, .addr = peer, .rma_iov = &remote,
-        .rma_iov_count = 1, .context = &context, .data = 1,
+        .rma_iov_count = 1, .context = unused[--unused_count], .data = 1,
     };
     ssize_t result;
-    static int started;
-    /* The context belongs to one write at a time. */
-    while (written < started)
-        make_progress();
     while ((result = fi_writemsg(endpoint, &message, FI_REMOTE_CQ_DATA | FI_COMPLETION)) == -FI_EAGAIN)
         make_progress();
     must("fi_writemsg", result);
-    started++;
+}
+
+void send_message(struct pair *pair, size_t offset, size_t length)
+{
+    write_to_peer(pair, offset, length);
+}
+
+static void await_arrivals(struct pair *pair, size_t count)
+{
+    (void)pair;
+    while (arrived < count)
+        make_progress();
+    arrived -= count;
 }
 
 void receive_message(struct pair *pair, size_t offset, size_t length)
 {
-    (void)pair, (void)offset, (void)length;
-    while (arrived == 0)
-        make_progress();
-    arrived--;
+    (void)offset, (void)length;
+    await_arrivals(pair, 1);
 }
+
+static void acknowledge(struct pair *pair)
+{
+    write_to_peer(pair, 0, 0);
+}
+
+static const struct stream stream = {
+    .send = write_to_peer,
+    .receive = await_arrivals,
+    .acknowledge = acknowledge,
+    .await_acknowledged = await_arrivals,
+};
 
 int main(int count, char **arguments)
 {
-    return run_pair(count, arguments, "libfabric");
+    if (count == 2 && strcmp(arguments[1], "--version") == 0)
+        return puts(fi_tostr("", FI_TYPE_VERSION)) < 0;
+    for (; unused_count < UNDER_WAY; unused_count++)
+        unused[unused_count] = &contexts[unused_count];
+    return run_pair(count, arguments, "libfabric", &stream);
 }

@@ -16,6 +16,10 @@
 
 #define LONGEST ((size_t)64 << 20)
 #define MOST_MESSAGES 500
+#define MOST_STREAMED 4096
+/* Bytes of a window of a stream, at least, and messages in it, at most. */
+#define WINDOW_BYTES ((size_t)1 << 20)
+#define WINDOW_MESSAGES ((size_t)64)
 
 _Noreturn void fail(const char *what, const char *why)
 {
@@ -92,16 +96,43 @@ static double now(void)
     return at.tv_sec * 1e9 + at.tv_nsec;
 }
 
-/* Measures `count` messages; returns how many were wrong, and the times. */
-static int measure(struct pair *pair, size_t length, int count, double *one_way)
+static size_t clamp(size_t value, size_t least, size_t most)
+{
+    return value < least ? least : value > most ? most : value;
+}
+
+static size_t stride_of(size_t length)
+{
+    return (length + 63) / 64 * 64;
+}
+
+/* Takes the slots of the next `count` messages. */
+static void take_slots(const struct pair *pair, size_t length, int count, size_t *offsets)
 {
     static size_t next;
-    static size_t offsets[MOST_MESSAGES];
-    size_t stride = (length + 63) / 64 * 64, slots = pair->region / stride;
+    size_t stride = stride_of(length), slots = pair->region / stride;
     size_t first = (next + stride - 1) / stride;
     for (int message = 0; message < count; message++)
         offsets[message] = (first + message) % slots * stride;
     next = (first + count) % slots * stride;
+}
+
+/* Returns how many messages are wrong, and overwrites them. */
+static int check(struct pair *pair, size_t length, int count, const size_t *offsets)
+{
+    int wrong = 0;
+    for (int message = 0; message < count; message++) {
+        wrong += !arrived_whole(pair, offsets[message], length);
+        memset(pair->inbox + offsets[message], 0, length);
+    }
+    return wrong;
+}
+
+/* Messages there and back; returns how many were wrong, and the times. */
+static int ping_pong(struct pair *pair, size_t length, int count, double *one_way)
+{
+    static size_t offsets[MOST_MESSAGES];
+    take_slots(pair, length, count, offsets);
     meet(pair);
     double last = now();
     for (int message = 0; message < count; message++) {
@@ -115,40 +146,80 @@ static int measure(struct pair *pair, size_t length, int count, double *one_way)
             send_message(pair, offsets[message], length);
     }
     meet(pair);
-    int wrong = 0;
-    for (int message = 0; message < count; message++) {
-        wrong += !arrived_whole(pair, offsets[message], length);
-        memset(pair->inbox + offsets[message], 0, length);
-    }
-    return wrong;
+    return check(pair, length, count, offsets);
 }
 
-static void work(struct pair *pair, const char *side, int sizes, char **size)
+/* Messages from rank 0 to rank 1; returns how many were wrong, and the time of one, all taken together. */
+static int stream_messages(struct pair *pair, const struct stream *stream, size_t length, int count,
+                           double *one_way)
+{
+    static size_t offsets[MOST_STREAMED];
+    take_slots(pair, length, count, offsets);
+    int window = clamp(WINDOW_BYTES / length, 1, WINDOW_MESSAGES), windows = 0;
+    meet(pair);
+    double begin = now();
+    for (int first = 0; first < count; first += window, windows++) {
+        int messages = count - first < window ? count - first : window;
+        if (pair->rank == 1) {
+            stream->receive(pair, messages);
+            stream->acknowledge(pair);
+            continue;
+        }
+        if (windows >= 2)
+            stream->await_acknowledged(pair, 1);
+        for (int message = first; message < first + messages; message++)
+            stream->send(pair, offsets[message], length);
+    }
+    if (pair->rank == 0)
+        stream->await_acknowledged(pair, windows < 2 ? windows : 2);
+    *one_way = (now() - begin) / count;
+    meet(pair);
+    return pair->rank == 1 ? check(pair, length, count, offsets) : 0;
+}
+
+/* Prints the times of both ranks, each from this index on. */
+static void print(const char *pattern, const char *side, size_t length, int wrong, double *const times[2],
+                  const int begin[2], int count)
+{
+    printf("{\"pattern\": \"%s\", \"side\": \"%s\", \"bytes\": %zu, \"wrong\": %d, ", pattern, side,
+           length, wrong);
+    for (int rank = 0; rank < 2; rank++) {
+        printf(rank ? "], [" : "\"one_way_ns\": [[");
+        for (int message = begin[rank]; message < count; message++)
+            printf("%s%.1f", message > begin[rank] ? ", " : "", times[rank][message]);
+    }
+    printf("]]}\n");
+    fflush(stdout);
+}
+
+static void work(struct pair *pair, const char *side, const struct stream *stream, int sizes, char **size)
 {
     static double mine[MOST_MESSAGES], theirs[MOST_MESSAGES];
-    measure(pair, LONGEST, pair->region / LONGEST, mine);
+    double *const times[2] = { mine, theirs };
+    int wrong_there;
+    ping_pong(pair, LONGEST, pair->region / LONGEST, mine);
     for (int index = 0; index < sizes; index++) {
         size_t length = strtoul(size[index], NULL, 10);
         if (length == 0 || length > LONGEST)
             fail(size[index], "choose 1 to 67108864 bytes");
-        int count = (16 << 20) / length;
-        count = count < 2 ? 2 : count > MOST_MESSAGES ? MOST_MESSAGES : count;
-        measure(pair, length, count < 50 ? count : 50, mine);
-        int wrong = measure(pair, length, count, mine), wrong_there;
+        int count = clamp(((size_t)16 << 20) / length, 2, MOST_MESSAGES);
+        ping_pong(pair, length, count < 50 ? count : 50, mine);
+        int wrong = ping_pong(pair, length, count, mine);
         exchange(pair, mine, theirs, count * sizeof *mine);
         exchange(pair, &wrong, &wrong_there, sizeof wrong);
-        if (pair->rank)
+        /* Rank 1's first interval began before a message was sent. */
+        if (pair->rank == 0)
+            print("ping-pong", side, length, wrong + wrong_there, times, (int[]){ 0, 1 }, count);
+        if (stream == NULL)
             continue;
-        printf("{\"pattern\": \"ping-pong\", \"side\": \"%s\", \"bytes\": %zu, \"wrong\": %d, ", side,
-               length, wrong + wrong_there);
-        for (int rank = 0; rank < 2; rank++) {
-            printf(rank ? "], [" : "\"one_way_ns\": [[");
-            /* Rank 1's first interval began before a message was sent. */
-            for (int message = rank; message < count; message++)
-                printf("%s%.1f", message > rank ? ", " : "", (rank ? theirs : mine)[message]);
-        }
-        printf("]]}\n");
-        fflush(stdout);
+        count = clamp(((size_t)64 << 20) / length, 3, MOST_STREAMED);
+        count = clamp(count, 1, pair->region / stride_of(length));
+        wrong = stream_messages(pair, stream, length, count, mine);
+        wrong += stream_messages(pair, stream, length, count, mine);
+        exchange(pair, mine, theirs, sizeof *mine);
+        exchange(pair, &wrong, &wrong_there, sizeof wrong);
+        if (pair->rank == 0)
+            print("stream", side, length, wrong + wrong_there, times, (int[]){ 0, 0 }, 1);
     }
     meet(pair);
 }
@@ -161,7 +232,7 @@ static uint8_t *map(size_t length)
     return memory;
 }
 
-int run_pair(int count, char **arguments, const char *side)
+int run_pair(int count, char **arguments, const char *side, const struct stream *stream)
 {
     if (count < 3)
         fail(arguments[0], "usage: PROGRAM PATH SIZE...");
@@ -182,7 +253,7 @@ int run_pair(int count, char **arguments, const char *side)
         ((uint64_t *)pair.source)[index] = source_word(pair.rank, index);
     memset(pair.inbox, 0, pair.region);
     open_side(&pair, arguments[1]);
-    work(&pair, side, count - 2, arguments + 2);
+    work(&pair, side, stream, count - 2, arguments + 2);
     if (child == 0)
         _exit(0);
     int status;

@@ -150,5 +150,5 @@ void receive_message(struct pair *pair, size_t offset, size_t length)
 
 int main(int count, char **arguments)
 {
-    return run_pair(count, arguments, "UCX");
+    return run_pair(count, arguments, "UCX", NULL);
 }

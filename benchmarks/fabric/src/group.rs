@@ -80,10 +80,14 @@ pub fn on_processes_under<T: Serialize + DeserializeOwned>(
     Ok(found)
 }
 
-/// In a process of [`on_processes`]: joins the group over one provider; progress is the caller's.
+/// In a process of [`on_processes`]: joins the group over one provider. Progress is the caller's, beside a
+/// thread of the communicator where the provider demands one.
 pub fn join(path: Path, spin: Option<Duration>) -> Outcome<Communicator> {
     let mut config = CommunicatorConfig::new(Config::from_env(Overrides::default())?);
     config.providers = vec![path.provider()];
+    if let Some(provider) = path.ofi_provider() {
+        config.ofi.provider = Some(provider.into());
+    }
     config.spin = spin;
     Ok(Communicator::init(config)?)
 }

@@ -41,6 +41,21 @@ enum Over {
     Later,
     Shm,
     Tcp,
+    OfiTcp,
+    OfiShm,
+}
+
+impl Over {
+    /// The path between two processes, if it is one.
+    fn path(self) -> Option<Path> {
+        match self {
+            Over::Null | Over::Later => None,
+            Over::Shm => Some(Path::Shm),
+            Over::Tcp => Some(Path::Tcp),
+            Over::OfiTcp => Some(Path::OfiTcp),
+            Over::OfiShm => Some(Path::OfiShm),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -68,7 +83,9 @@ const LENGTH: u64 = 8;
 
 /// Does it, and says how often.
 pub fn run(options: &Options) -> Outcome<()> {
-    if matches!(options.over, Over::Null | Over::Later) {
+    if let Some(path) = options.over.path() {
+        on_processes_under(&options.under, 2, || rank(options, path))?;
+    } else {
         let later = options.over == Over::Later;
         match options.operation {
             Operation::Arrival => return Err("nothing arrives over these devices".into()),
@@ -77,8 +94,6 @@ pub fn run(options: &Options) -> Outcome<()> {
             Operation::Scatter => null_scatters(later)?,
             Operation::GroupScatter => null_group_scatters(later)?,
         }
-    } else {
-        on_processes_under(&options.under, 2, || rank(options))?;
     }
     let repeats = match options.operation {
         Operation::Scatter | Operation::GroupScatter => SCATTERS * PEERS as usize,
@@ -89,8 +104,7 @@ pub fn run(options: &Options) -> Outcome<()> {
 }
 
 /// One rank's part. Rank 0 is the one that is counted.
-fn rank(options: &Options) -> Outcome<()> {
-    let path = if options.over == Over::Shm { Path::Shm } else { Path::Tcp };
+fn rank(options: &Options, path: Path) -> Outcome<()> {
     let communicator = join(path, Some(Duration::ZERO))?;
     let (me, peer) = (communicator.rank(), Rank(1 - communicator.rank().0));
     let mut engine = communicator.engine();

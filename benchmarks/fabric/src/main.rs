@@ -57,12 +57,21 @@ pub enum Path {
     Shm,
     /// Sockets on loopback.
     Tcp,
+    /// libfabric's `tcp;ofi_rxm` on loopback.
+    OfiTcp,
+    /// libfabric's `shm`.
+    OfiShm,
 }
 
 impl Path {
     /// As users write it.
     pub fn name(self) -> &'static str {
-        self.provider().name()
+        match self {
+            Path::Shm => "shm",
+            Path::Tcp => "tcp",
+            Path::OfiTcp => "ofi-tcp",
+            Path::OfiShm => "ofi-shm",
+        }
     }
 
     /// The provider that it is.
@@ -70,6 +79,16 @@ impl Path {
         match self {
             Path::Shm => ProviderKind::Shm,
             Path::Tcp => ProviderKind::Tcp,
+            Path::OfiTcp | Path::OfiShm => ProviderKind::Ofi,
+        }
+    }
+
+    /// The provider within libfabric.
+    pub fn ofi_provider(self) -> Option<&'static str> {
+        match self {
+            Path::OfiTcp => Some("tcp;ofi_rxm"),
+            Path::OfiShm => Some("shm"),
+            Path::Shm | Path::Tcp => None,
         }
     }
 }

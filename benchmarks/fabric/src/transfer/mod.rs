@@ -46,9 +46,20 @@ pub struct Options {
     /// Measure Weft alone, and print every sample
     #[arg(long)]
     samples: bool,
+    /// Take the engine for each call, as threads do that share a communicator; a progress thread, where
+    /// the provider demands one, then runs beside the caller
+    #[arg(long)]
+    shared: bool,
     /// Print JSON lines
     #[arg(long)]
     json: bool,
+}
+
+impl Options {
+    /// Whether messages of this size are streamed: over libfabric all are, as its loop does.
+    fn streams(&self, size: usize) -> bool {
+        self.path.ofi_provider().is_some() || size >= SHORTEST_STREAMED && !self.samples
+    }
 }
 
 /// Messages move in one of two patterns.
@@ -140,7 +151,7 @@ fn rank(options: &Options) -> Outcome<Vec<Sample>> {
     inbox.memory().fill(0, bytes, 0);
 
     let mut bare = open_bare(options, mesh(&communicator)?, &source, &inbox)?;
-    let mut weft = weft::Weft::open(&communicator, &source, &inbox)?;
+    let mut weft = weft::Weft::open(&communicator, options.shared, &source, &inbox)?;
     let mut plan =
         Plan { rank: rank.0, source, inbox, slots: Slots::new(bytes), samples: Vec::new() };
 
@@ -155,7 +166,7 @@ fn rank(options: &Options) -> Outcome<Vec<Sample>> {
         }
         for &size in &options.sizes {
             for pattern in [Pattern::PingPong, Pattern::Stream] {
-                if pattern == Pattern::Stream && (size < SHORTEST_STREAMED || options.samples) {
+                if pattern == Pattern::Stream && !options.streams(size) {
                     continue;
                 }
                 plan.round(&mut weft, &mut bare, pattern, size, round)?;
@@ -167,7 +178,8 @@ fn rank(options: &Options) -> Outcome<Vec<Sample>> {
     Ok(plan.samples)
 }
 
-/// The sides to compare with: none when only Weft's samples are wanted.
+/// The sides to compare with: none when only Weft's samples are wanted, nor over libfabric, whose loop is a
+/// program of its own (`benchmarks/peers/ofi.c`).
 fn open_bare(
     options: &Options,
     control: &weft_control::Control,
@@ -175,7 +187,7 @@ fn open_bare(
     inbox: &Region,
 ) -> Outcome<Vec<Box<dyn Side>>> {
     Ok(match (options.samples, options.path) {
-        (true, _) => Vec::new(),
+        (true, _) | (false, Path::OfiTcp | Path::OfiShm) => Vec::new(),
         (false, Path::Shm) => memory::open(control, source, inbox)?,
         (false, Path::Tcp) => vec![Box::new(socket::Socket::open(control, source, inbox)?)],
     })

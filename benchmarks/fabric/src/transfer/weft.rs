@@ -5,14 +5,63 @@ use super::{Side, page, parts, spinning};
 use crate::Outcome;
 use crate::group::PATIENCE;
 use weft_fabric::shared::EngineGuard;
-use weft_fabric::{Communicator, CounterId, Error, Rank, Region, RemoteRegion, RequestId, clock};
+use weft_fabric::{
+    Communicator, CounterId, Engine, Error, Rank, Region, RemoteRegion, RequestId, Result, Waiter,
+    clock,
+};
 
 /// Counters used in turn.
 const BUFFERS: usize = 2;
 
+/// The engine, held alone or taken for each call.
+enum Access<'a> {
+    Held(EngineGuard<'a>),
+    Shared(&'a Communicator),
+}
+
+impl Access<'_> {
+    #[inline(always)]
+    fn with<R>(&mut self, work: impl FnOnce(&mut Engine) -> R) -> R {
+        match self {
+            Access::Held(engine) => work(engine),
+            Access::Shared(communicator) => work(&mut communicator.engine()),
+        }
+    }
+
+    fn wait(&mut self, counter: CounterId, expected: &[(Rank, u64)]) -> Result<()> {
+        spinning(|waiter| match self {
+            Access::Held(engine) => engine.wait(counter, expected, waiter),
+            Access::Shared(communicator) => communicator.wait(counter, expected, waiter),
+        })
+    }
+
+    fn wait_for_credit(&mut self, counter: CounterId, peer: Rank, round: u64) -> Result<()> {
+        spinning(|waiter| match self {
+            Access::Held(engine) => engine.wait_for_credit(counter, peer, round, waiter),
+            Access::Shared(communicator) => {
+                communicator.wait_for_credit(counter, peer, round, waiter)
+            }
+        })
+    }
+
+    fn wait_for_request(&mut self, request: RequestId) -> Result<()> {
+        spinning(|waiter| match self {
+            Access::Held(engine) => engine.wait_for_request(request, waiter),
+            Access::Shared(communicator) => communicator.wait_for_request(request, waiter),
+        })
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        spinning(|waiter: &mut Waiter<'_>| match self {
+            Access::Held(engine) => engine.barrier(waiter),
+            Access::Shared(communicator) => communicator.barrier(waiter),
+        })
+    }
+}
+
 /// Counted writes toward the other rank.
 pub struct Weft<'a> {
-    engine: EngineGuard<'a>,
+    access: Access<'a>,
     peer: Rank,
     source: Region,
     inbox: RemoteRegion,
@@ -25,9 +74,10 @@ pub struct Weft<'a> {
 }
 
 impl<'a> Weft<'a> {
-    /// Both ranks call this.
+    /// Both ranks call this. `shared`: the engine is taken for each call.
     pub fn open(
         communicator: &'a Communicator,
+        shared: bool,
         source: &Region,
         inbox: &Region,
     ) -> Outcome<Weft<'a>> {
@@ -40,8 +90,9 @@ impl<'a> Weft<'a> {
         let remotes = communicator.share(&[(inbox, range)], &counters, deadline)?;
         let inbox = remotes[peer.0 as usize][0];
         let (source, requests) = (source.clone(), Vec::new());
-        let engine = communicator.engine();
-        Ok(Weft { engine, peer, source, inbox, counters, sent: 0, received: 0, requests })
+        let access =
+            if shared { Access::Shared(communicator) } else { Access::Held(communicator.engine()) };
+        Ok(Weft { access, peer, source, inbox, counters, sent: 0, received: 0, requests })
     }
 
     /// The counter and its round for the window of this number.
@@ -57,9 +108,9 @@ impl Side for Weft<'_> {
 
     fn meet(&mut self) -> Outcome<()> {
         for request in self.requests.drain(..) {
-            spinning(|waiter| self.engine.wait_for_request(request, waiter))?;
+            self.access.wait_for_request(request)?;
         }
-        Ok(spinning(|waiter| self.engine.barrier(waiter))?)
+        Ok(self.access.barrier()?)
     }
 
     fn send(&mut self, offset: usize, length: usize) -> Outcome<()> {
@@ -73,17 +124,16 @@ impl Side for Weft<'_> {
     fn send_window(&mut self, offsets: &[usize], length: usize) -> Outcome<()> {
         let (counter, round) = self.round(self.sent);
         for &offset in offsets {
-            let page = page(&self.source, self.inbox, offset, length);
-            let request = match self.engine.write(self.peer, counter, round, &[page]) {
+            let (peer, pages) = (self.peer, [page(&self.source, self.inbox, offset, length)]);
+            let written = self.access.with(|engine| engine.write(peer, counter, round, &pages));
+            let request = match written {
                 Err(Error::NoCredit { .. }) => {
-                    spinning(|waiter| {
-                        self.engine.wait_for_credit(counter, self.peer, round, waiter)
-                    })?;
-                    self.engine.write(self.peer, counter, round, &[page])?
+                    self.access.wait_for_credit(counter, peer, round)?;
+                    self.access.with(|engine| engine.write(peer, counter, round, &pages))?
                 }
                 written => written?,
             };
-            if !self.engine.is_drained(request) {
+            if !self.access.with(|engine| engine.is_drained(request)) {
                 self.requests.push(request);
             }
         }
@@ -92,11 +142,11 @@ impl Side for Weft<'_> {
     }
 
     fn receive_window(&mut self, offsets: &[usize], length: usize) -> Outcome<()> {
-        let (counter, _) = self.round(self.received);
-        let expected = offsets.len() as u64 * parts(&self.engine, self.peer, length);
-        spinning(|waiter| self.engine.wait(counter, &[(self.peer, expected)], waiter))?;
+        let ((counter, _), peer) = (self.round(self.received), self.peer);
+        let parts = self.access.with(|engine| parts(engine, peer, length));
+        self.access.wait(counter, &[(peer, offsets.len() as u64 * parts)])?;
         // It leaves behind the next write, or with the next wait.
-        self.engine.credit(self.peer, counter)?;
+        self.access.with(|engine| engine.credit(peer, counter))?;
         self.received += 1;
         Ok(())
     }
@@ -104,7 +154,7 @@ impl Side for Weft<'_> {
     fn finish_windows(&mut self) -> Outcome<()> {
         for number in self.sent.saturating_sub(BUFFERS as u64)..self.sent {
             let (counter, round) = self.round(number);
-            spinning(|waiter| self.engine.wait_for_credit(counter, self.peer, round + 1, waiter))?;
+            self.access.wait_for_credit(counter, self.peer, round + 1)?;
         }
         Ok(())
     }
