@@ -49,6 +49,9 @@ pub struct RouteRule {
     /// Arrivals that may lie unconsumed in each direction; the sender's link posts no further part until
     /// the owner has consumed some (see [`crate::unconsumed`]).
     pub max_unconsumed: u32,
+    /// The longest write, in bytes, that takes a credit to the same peer along ([`Work::rider`]); 0: none
+    /// does. Of no meaning where posts complete inside of the call: those always do.
+    pub max_ride: u64,
 }
 
 impl RouteRule {
@@ -58,6 +61,7 @@ impl RouteRule {
         ordered: true,
         inline: true,
         max_unconsumed: RouteRule::UNBOUNDED,
+        max_ride: 0,
     };
 
     /// Parts that complete later, and take no place in a queue when they arrive.
@@ -91,7 +95,7 @@ pub struct Work<'a> {
     /// answers.
     pub credits: Option<Lane>,
     /// A credit to the same peer that travels with this part: its lane rises together with that of
-    /// the part. Inline routes only ([`RouteRule::inline`]).
+    /// the part. On inline routes, and on those with a [`RouteRule::max_ride`], where its immediate is not 0.
     pub rider: Option<Lane>,
     /// Traffic class. Bulk parts never delay latency-critical ones.
     pub class: Class,

@@ -31,7 +31,7 @@ impl Engine {
             return Ok(RequestId::DONE);
         };
         self.unflushed |= 1 << path.link;
-        let id = self.request(path.link, aim, Class::Latency, &[], Tag::CALLER);
+        let id = self.request(path.link, aim, Class::Latency, None, &[], Tag::CALLER);
         self.flush_all();
         Ok(if self.sink.held { self.hold_write(id, peer) } else { id })
     }

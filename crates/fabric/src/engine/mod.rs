@@ -115,6 +115,8 @@ struct Path {
     /// The most pages and bytes of a write that is surely one part.
     single_pages: usize,
     single_bytes: u64,
+    /// The longest write that takes a credit along.
+    max_ride: u64,
 }
 
 struct Peer {
@@ -346,9 +348,10 @@ impl Engine {
             let provider = link.kind();
             let Some(entry) = address.of(provider) else { continue };
             if let Some(rule) = link.route(entry) {
-                let RouteRule { parts, ordered, inline, max_unconsumed } = rule;
+                let RouteRule { parts, ordered, inline, max_unconsumed, max_ride } = rule;
                 let (single_pages, single_bytes) = parts.single();
-                let path = Path { link: index as u16, inline, single_pages, single_bytes };
+                let path =
+                    Path { link: index as u16, inline, single_pages, single_bytes, max_ride };
                 return Ok((
                     Route { provider, parts, ordered, max_unconsumed, index },
                     path,

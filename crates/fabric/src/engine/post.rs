@@ -44,13 +44,14 @@ impl Engine {
     }
 
     /// Posts a write of one part, behind which none waits; its link is yet to be flushed. A part that its link
-    /// ends at once leaves no request.
+    /// ends at once leaves no request. A `rider` that it could not take along is owed again.
     #[inline(always)]
     pub(super) fn request(
         &mut self,
         link: u16,
         aim: Aim,
         class: Class,
+        rider: Option<Aim>,
         pages: &[Page],
         tag: Tag,
     ) -> RequestId {
@@ -58,7 +59,8 @@ impl Engine {
         let Engine { requests, links, sink, .. } = self;
         let vacant = requests.vacant();
         let token = Token::of(vacant.id, peer);
-        let work = Work { token, peer, lane, credits, rider: None, class, pages };
+        let riding = rider.map(|credit| credit.lane);
+        let work = Work { token, peer, lane, credits, rider: riding, class, pages };
         match links[usize::from(link)].post(&work, sink) {
             Ok(Posted::InFlight) => {
                 let id = vacant.id;
@@ -73,7 +75,10 @@ impl Engine {
                 id
             }
             Ok(Posted::Done) => RequestId::DONE,
-            refused => self.request_refused(aim, class, pages, tag, refused),
+            refused => {
+                self.owed.extend(rider);
+                self.request_refused(aim, class, pages, tag, refused)
+            }
         }
     }
 
@@ -370,7 +375,7 @@ impl Engine {
                     }
                 } else {
                     self.unflushed |= 1 << link;
-                    self.request(link, aim, class, &[], Tag::CREDIT);
+                    self.request(link, aim, class, None, &[], Tag::CREDIT);
                 }
             }
         }

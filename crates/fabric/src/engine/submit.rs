@@ -237,13 +237,16 @@ impl Engine {
             return Err(self.no_room());
         }
         let is_alone = !target.queue.is_listed();
+        let takes_rider = target.takes_rider();
         let entry = target.enter(pages, round);
         let aim = Aim { peer, lane: entry.lane, credits: None };
         if let Some(trace) = &mut self.trace {
             record(trace, peer, entry.lane, entry.value, pages);
         }
         if entry.is_single && is_alone {
-            let id = self.request(link, aim, class, pages, tag);
+            let may_ride = |credit: &mut Aim| credit.peer == peer && credit.lane.immediate() != 0;
+            let rider = if takes_rider { self.owed.pop_if(may_ride) } else { None };
+            let id = self.request(link, aim, class, rider, pages, tag);
             // Credits that are owed leave with the same flush.
             if FLUSH && self.owed.is_empty() {
                 self.flush_link(usize::from(link));

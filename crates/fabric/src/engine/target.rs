@@ -76,6 +76,12 @@ impl<'a> Target<'a> {
         Some(Target { path, queue, class, route, remote, window, bytes })
     }
 
+    /// Whether a credit may travel with the write.
+    #[inline(always)]
+    pub fn takes_rider(&self) -> bool {
+        self.path.max_ride > 0 && self.bytes <= self.path.max_ride
+    }
+
     /// Enters the round that was checked.
     #[inline(always)]
     pub fn enter(self, pages: &[Page], round: u64) -> Entry {

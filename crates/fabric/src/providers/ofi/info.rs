@@ -185,6 +185,11 @@ impl Info {
         self.receive().size
     }
 
+    /// Bytes of an arrival's immediate data.
+    pub fn immediate_bytes(&self) -> usize {
+        self.domain().cq_data_size
+    }
+
     /// Bytes of a key.
     pub fn key_size(&self) -> usize {
         self.domain().mr_key_size

@@ -3,14 +3,14 @@
 use super::peer::{Peer, Reports, State, agreed};
 use super::rail::{Event, MAX_RANGES, Message, Rail, Sizes, Use};
 use super::region::{Keys, Region, is_reached};
-use super::wire::{Address, Entry, Introduction as Greeting};
+use super::wire::{Address, Entry, Introduction as Greeting, immediate, lanes_of};
 use super::{Domain, OfiConfig, realm, sys, unusable};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::link::{Introduction, Link, Membership, Posted, RouteRule, Sink, Work};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
-use crate::types::{Class, Lane, ProviderKind, RegionKey, Time};
+use crate::types::{Class, ProviderKind, RegionKey, Time};
 use nap::Nap;
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -100,6 +100,7 @@ impl OfiLink {
             max_pages: infos().map(|it| it.max_ranges()).fold(MAX_RANGES as u32, u32::min),
             stripe_from: config.stripe_from,
             max_unconsumed,
+            immediate_bytes: infos().map(|it| it.immediate_bytes() as u32).min().unwrap_or(0),
             names: names.map_err(unusable)?,
         };
         let nap = Nap::new(rails.iter().filter_map(Rail::descriptor).collect(), rails.len())?;
@@ -190,7 +191,8 @@ impl OfiLink {
     /// Raises a peer's lane for our presence; true if that has left, or never will.
     fn signal_presence(&mut self, peer: Rank, flags: u64, sink: &mut Sink) -> bool {
         let Some(Some(peer)) = self.peers.get_mut(peer.index()) else { return true };
-        let (used, immediate) = (Use::Own { peer: peer.rank.0 }, peer.theirs.presence.immediate());
+        let (used, immediate) =
+            (Use::Own { peer: peer.rank.0 }, immediate(peer.theirs.presence, None));
         match self.rails[0].signal(peer.ends[0], immediate, flags, used) {
             Ok(true) => {
                 peer.own += 1;
@@ -211,7 +213,7 @@ impl OfiLink {
         due.retain(|&rank| {
             let Some(Some(peer)) = peers.get_mut(rank as usize) else { return false };
             while peer.due > 0 && peer.state == State::Open {
-                let immediate = peer.theirs.consumed.immediate();
+                let immediate = immediate(peer.theirs.consumed, None);
                 let used = Use::Own { peer: rank };
                 match rails[0].signal(peer.ends[0], immediate, 0, used) {
                     Ok(true) => {
@@ -226,15 +228,18 @@ impl OfiLink {
         });
     }
 
-    /// Raises the lane of an arrival, and counts it as consumed.
+    /// Raises the lanes of an arrival, and counts it as consumed.
     #[inline]
     fn arrived(
         group: &Membership,
         peers: &mut [Option<Peer>],
         (due, leaving): (&mut Vec<u32>, &mut Vec<(u32, Option<Time>)>),
-        immediate: u32,
+        immediate: u64,
     ) {
-        let lane = Lane::from_immediate(immediate);
+        let (lane, rider) = lanes_of(immediate);
+        if let Some(rider) = rider {
+            group.lanes.arrive(rider);
+        }
         let holder = group.lanes.arrive(lane).or_else(|| group.lanes.last_holder(lane));
         let peer = holder.and_then(|holder| peers.get_mut(holder.index())?.as_mut());
         let Some(peer) = peer else { return };
@@ -369,7 +374,8 @@ impl Link for OfiLink {
     fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
         let other = Address::decode(theirs)?;
         let (parts, max_unconsumed) = agreed(&self.address, &other);
-        let rule = RouteRule { parts, ordered: false, inline: false, max_unconsumed };
+        let max_ride = self.address.max_ride(&other);
+        let rule = RouteRule { parts, ordered: false, inline: false, max_unconsumed, max_ride };
         self.address.reaches(&other).then_some(rule)
     }
 
@@ -472,7 +478,7 @@ impl Link for OfiLink {
         }
         let used = Use::Part { token: work.token, peer: work.peer.0, is_bulk };
         let (address, _) = peer.ends[index];
-        let immediate = work.lane.immediate();
+        let immediate = immediate(work.lane, work.rider);
         let mut ranges = Ranges::new();
         for page in work.pages.iter().filter(|page| page.length > 0) {
             let region = regions.get(page.source.0 as usize).and_then(Option::as_ref);

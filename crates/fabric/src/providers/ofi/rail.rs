@@ -43,8 +43,8 @@ pub enum Event {
     Ended(Use),
     /// An operation of ours has failed: its error number, and in words.
     Failed(Use, i32, String),
-    /// A part has arrived with this immediate.
-    Arrived(u32),
+    /// A part has arrived with this immediate ([`super::wire::immediate`]).
+    Arrived(u64),
 }
 
 /// Slots for operations under way; their contexts stay where they are.
@@ -90,7 +90,7 @@ pub struct Message<'a> {
     pub sources: &'a [libc::iovec],
     pub descriptors: &'a mut [*mut c_void],
     pub destinations: &'a [sys::RmaRange],
-    pub immediate: u32,
+    pub immediate: u64,
 }
 
 /// One NIC of one group.
@@ -223,7 +223,7 @@ impl Rail {
             rma_iov: message.destinations.as_ptr(),
             rma_iov_count: message.destinations.len(),
             context: self.slots.context(slot),
-            data: message.immediate.into(),
+            data: message.immediate,
         };
         let flags = flags | sys::FI_REMOTE_CQ_DATA | sys::FI_COMPLETION;
         // SAFETY: sources by the caller's promise; the context lives as long as the endpoint.
@@ -247,7 +247,7 @@ impl Rail {
     pub fn signal(
         &mut self,
         (address, target): (sys::Address, Target),
-        immediate: u32,
+        immediate: u64,
         flags: u64,
         used: Use,
     ) -> Result<bool, (i32, String)> {
@@ -314,7 +314,7 @@ impl Rail {
                 log::error!("a receive for immediates could not be posted again: {why}");
             }
         }
-        report(Event::Arrived(entry.data as u32));
+        report(Event::Arrived(entry.data));
     }
 
     #[cold]

@@ -5,9 +5,11 @@ use crate::parts::PartRule;
 use crate::types::Lane;
 
 /// Changes whenever anything in this file or in the use of immediates does.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// More NICs than any host has.
 const MAX_RAILS: usize = 64;
+/// The longest write that a credit rides with, in bytes: it would wait for the last byte of a longer one.
+const MAX_RIDE: u64 = 256 << 10;
 
 /// What goes to every rank of the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +27,8 @@ pub struct Address {
     pub stripe_from: u64,
     /// Arrivals from each peer that may lie unconsumed here.
     pub max_unconsumed: u32,
+    /// Bytes of an arrival's immediate data.
+    pub immediate_bytes: u32,
     /// A name of each endpoint, one for each NIC.
     pub names: Vec<Vec<u8>>,
 }
@@ -40,6 +44,7 @@ impl Address {
         bytes.extend(self.max_pages.to_le_bytes());
         bytes.extend(self.stripe_from.to_le_bytes());
         bytes.extend(self.max_unconsumed.to_le_bytes());
+        bytes.extend(self.immediate_bytes.to_le_bytes());
         bytes.extend((self.names.len() as u32).to_le_bytes());
         self.names.iter().for_each(|name| put_block(&mut bytes, name));
         bytes
@@ -57,6 +62,7 @@ impl Address {
         let process = reader.u64()?;
         let (max_part_bytes, max_pages) = (reader.u64()?, reader.u32()?);
         let (stripe_from, max_unconsumed) = (reader.u64()?, reader.u32()?);
+        let immediate_bytes = reader.u32()?;
         let count = reader.u32()? as usize;
         if max_part_bytes == 0 || max_pages == 0 || max_unconsumed < 4 {
             return None;
@@ -75,6 +81,7 @@ impl Address {
             max_pages,
             stripe_from,
             max_unconsumed,
+            immediate_bytes,
             names,
         })
     }
@@ -89,12 +96,31 @@ impl Address {
         }
     }
 
+    /// The longest write that takes a credit along: none where an immediate holds one lane only.
+    pub fn max_ride(&self, other: &Address) -> u64 {
+        let two_lanes = self.immediate_bytes.min(other.immediate_bytes) >= 8;
+        if two_lanes { MAX_RIDE } else { 0 }
+    }
+
     /// Whether one's endpoints can reach the other's.
     pub fn reaches(&self, other: &Address) -> bool {
         let network = |it: &Address| (it.provider.clone(), it.format, it.realm.clone());
         let may_meet = self.process == 0 || self.process != other.process;
         network(self) == network(other) && may_meet
     }
+}
+
+/// Immediate data: the lane that an arrival raises, and in the upper half that of a credit that rides along,
+/// or 0.
+pub fn immediate(lane: Lane, rider: Option<Lane>) -> u64 {
+    u64::from(lane.immediate()) | rider.map_or(0, |rider| u64::from(rider.immediate()) << 32)
+}
+
+/// The two lanes of [`immediate`].
+pub fn lanes_of(immediate: u64) -> (Lane, Option<Lane>) {
+    let rider = (immediate >> 32) as u32;
+    let rider = (rider != 0).then(|| Lane::from_immediate(rider));
+    (Lane::from_immediate(immediate as u32), rider)
 }
 
 /// What goes to one peer alone: where its signals are aimed, and the lanes between the two links.
@@ -190,6 +216,7 @@ mod tests {
             max_pages: 4,
             stripe_from: 1 << 16,
             max_unconsumed: 64,
+            immediate_bytes: 8,
             names: (0..names).map(|name| vec![name as u8; 16]).collect(),
         }
     }
@@ -226,6 +253,25 @@ mod tests {
         bytes[0] += 1;
         assert_eq!(Address::decode(&bytes), None);
         assert_eq!(Address::decode(&address(0).encode()), None);
+    }
+
+    #[test]
+    fn an_immediate_of_eight_bytes_carries_two_lanes() {
+        let lane = |number| Lane::new(LaneId::new(number).unwrap(), Generation(255));
+        for (raised, rider) in
+            [(0, None), (3, Some(0)), (LaneId::LIMIT - 1, Some(LaneId::LIMIT - 1))]
+        {
+            let both = (lane(raised), rider.map(lane));
+            assert_eq!(lanes_of(immediate(both.0, both.1)), both);
+        }
+    }
+
+    #[test]
+    fn a_credit_rides_only_where_both_ends_have_room_for_it() {
+        let (mut here, there) = (address(1), address(1));
+        assert!(here.max_ride(&there) > 0);
+        here.immediate_bytes = 4;
+        assert_eq!((here.max_ride(&there), there.max_ride(&here)), (0, 0));
     }
 
     proptest! {
