@@ -3,15 +3,16 @@
 use super::peer::{Peer, Reports, State, agreed};
 use super::rail::{Event, MAX_RANGES, Message, Rail, Sizes, Use};
 use super::region::{Keys, Region, is_reached};
-use super::wire::{Address, Entry, Introduction as Greeting, immediate, lanes_of};
+use super::wire::{Address, Entry, Introduction as Greeting, Target, immediate, lanes_of};
 use super::{Domain, OfiConfig, realm, sys, unusable};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::link::{Introduction, Link, Membership, Posted, RouteRule, Sink, Work};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
-use crate::types::{Class, ProviderKind, RegionKey, Time};
+use crate::types::{Class, Page, ProviderKind, RegionKey, Time};
 use nap::Nap;
+use std::ffi::c_void;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -477,30 +478,30 @@ impl Link for OfiLink {
             return Ok(Posted::Full);
         }
         let used = Use::Part { token: work.token, peer: work.peer.0, is_bulk };
-        let (address, _) = peer.ends[index];
         let immediate = immediate(work.lane, work.rider);
-        let mut ranges = Ranges::new();
-        for page in work.pages.iter().filter(|page| page.length > 0) {
-            let region = regions.get(page.source.0 as usize).and_then(Option::as_ref);
-            let source = region.and_then(|it| it.source(index, page.source_offset, page.length));
-            let outside = || format!("the source is outside of region {}", page.source.0);
-            let source = source.ok_or_else(outside)?;
-            let (key, at) = (page.destination, page.destination_offset);
-            ranges.push(source, peer.destination(index, key, at, page.length)?)?;
-        }
-        let written = if ranges.count == 0 {
-            rail.signal(peer.ends[index], immediate, 0, used)
-        } else {
-            let Ranges { sources, descriptors, destinations, count } = &mut ranges;
-            let mut message = Message {
-                address,
-                sources: &sources[..*count],
-                descriptors: &mut descriptors[..*count],
-                destinations: &destinations[..*count],
-                immediate,
-            };
-            // SAFETY: the engine keeps sources until the part has ended, as does `kept` after a fence.
-            unsafe { rail.write(&mut message, 0, used) }
+        let written = match work.pages {
+            [] => rail.signal(peer.ends[index], immediate, 0, used),
+            [page] if page.length > 0 => {
+                let Slice { source, mut descriptor, destination } =
+                    Slice::of(page, regions, peer, index)?;
+                let mut message = Message {
+                    address: peer.ends[index].0,
+                    sources: &[source],
+                    descriptors: std::slice::from_mut(&mut descriptor),
+                    destinations: &[destination],
+                    immediate,
+                };
+                // SAFETY: the engine keeps sources until the part has ended, as does `kept` after a fence.
+                unsafe { rail.write(&mut message, 0, used) }
+            }
+            pages => {
+                let mut ranges = Ranges::new();
+                for page in pages.iter().filter(|page| page.length > 0) {
+                    ranges.push(Slice::of(page, regions, peer, index)?)?;
+                }
+                // SAFETY: as above.
+                unsafe { ranges.write(rail, peer.ends[index], immediate, used) }
+            }
         };
         match written {
             Ok(true) => {
@@ -590,16 +591,42 @@ fn post_closed(peer: &mut Peer, token: u64) -> Result<Posted, String> {
     Ok(Posted::InFlight)
 }
 
-/// The ranges of one part.
+/// One page of a part as its NIC takes it.
+struct Slice {
+    source: libc::iovec,
+    descriptor: *mut c_void,
+    destination: sys::RmaRange,
+}
+
+impl Slice {
+    #[inline]
+    fn of(
+        page: &Page,
+        regions: &[Option<Arc<Region>>],
+        peer: &mut Peer,
+        rail: usize,
+    ) -> Result<Slice, String> {
+        let region = regions.get(page.source.0 as usize).and_then(Option::as_ref);
+        let source = region.and_then(|it| it.source(rail, page.source_offset, page.length));
+        let outside = || format!("the source is outside of region {}", page.source.0);
+        let (address, descriptor) = source.ok_or_else(outside)?;
+        let destination =
+            peer.destination(rail, page.destination, page.destination_offset, page.length)?;
+        let iov_base = address as *mut c_void;
+        let source = libc::iovec { iov_base, iov_len: page.length as usize };
+        Ok(Slice { source, descriptor, destination })
+    }
+}
+
+/// The ranges of a part of several pages, or of none.
 struct Ranges {
     sources: [libc::iovec; MAX_RANGES],
-    descriptors: [*mut std::ffi::c_void; MAX_RANGES],
+    descriptors: [*mut c_void; MAX_RANGES],
     destinations: [sys::RmaRange; MAX_RANGES],
     count: usize,
 }
 
 impl Ranges {
-    #[inline]
     fn new() -> Ranges {
         let null = std::ptr::null_mut();
         Ranges {
@@ -610,22 +637,42 @@ impl Ranges {
         }
     }
 
-    #[inline]
-    fn push(
-        &mut self,
-        (address, descriptor): (u64, *mut std::ffi::c_void),
-        destination: sys::RmaRange,
-    ) -> Result<(), String> {
+    fn push(&mut self, slice: Slice) -> Result<(), String> {
         let Ranges { sources, descriptors, destinations, count } = self;
         if *count == MAX_RANGES {
             return Err(format!("a part of more than {MAX_RANGES} pages"));
         }
-        sources[*count] =
-            libc::iovec { iov_base: address as *mut std::ffi::c_void, iov_len: destination.len };
-        descriptors[*count] = descriptor;
-        destinations[*count] = destination;
+        sources[*count] = slice.source;
+        descriptors[*count] = slice.descriptor;
+        destinations[*count] = slice.destination;
         *count += 1;
         Ok(())
+    }
+
+    /// [`Rail::write`] of these ranges.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn write(
+        &mut self,
+        rail: &mut Rail,
+        end: (sys::Address, Target),
+        immediate: u64,
+        used: Use,
+    ) -> Result<bool, (i32, String)> {
+        let Ranges { sources, descriptors, destinations, count } = self;
+        if *count == 0 {
+            return rail.signal(end, immediate, 0, used);
+        }
+        let mut message = Message {
+            address: end.0,
+            sources: &sources[..*count],
+            descriptors: &mut descriptors[..*count],
+            destinations: &destinations[..*count],
+            immediate,
+        };
+        // SAFETY: by the caller's promise.
+        unsafe { rail.write(&mut message, 0, used) }
     }
 }
 
