@@ -253,6 +253,20 @@ impl LaneTable {
     /// Raises a lane by one. The caller is the agent of the lane's holder, one thread at a time. Returns
     /// the holder. An arrival that names a free lane or another generation is dropped and counted.
     pub fn arrive(&self, lane: Lane) -> Option<Rank> {
+        let (peer, asleep) = self.raise(lane)?;
+        wake(self.words.lanes(), asleep, self.wake.as_fd());
+        Some(peer)
+    }
+
+    /// [`LaneTable::arrive`] inside of an engine's poll, which takes the raise next and passes it on to the
+    /// threads and the event loop that sleep: it wakes none itself.
+    pub fn arrive_in_poll(&self, lane: Lane) -> Option<Rank> {
+        self.raise(lane).map(|(peer, _)| peer)
+    }
+
+    /// Raises a lane; returns its holder, and who sleeps.
+    #[inline]
+    fn raise(&self, lane: Lane) -> Option<(Rank, Wake)> {
         let number = lane.id().get() as usize;
         let word = self.holders.get(number).map_or(0, |holder| holder.load(Ordering::Acquire));
         let Some(peer) = Holder::peer(word) else {
@@ -272,9 +286,7 @@ impl LaneTable {
             return None;
         }
         let lanes = self.words.lanes();
-        let asleep = lanes.raise(number, lanes.value(number) + 1);
-        wake(lanes, asleep, self.wake.as_fd());
-        Some(peer)
+        Some((peer, lanes.raise(number, lanes.value(number) + 1)))
     }
 
     /// The peer to which a lane was last issued, for a transport that counts arrivals by peer. `None` for a

@@ -239,9 +239,9 @@ impl OfiLink {
     ) {
         let (lane, rider) = lanes_of(immediate);
         if let Some(rider) = rider {
-            group.lanes.arrive(rider);
+            group.lanes.arrive_in_poll(rider);
         }
-        let holder = group.lanes.arrive(lane).or_else(|| group.lanes.last_holder(lane));
+        let holder = group.lanes.arrive_in_poll(lane).or_else(|| group.lanes.last_holder(lane));
         let peer = holder.and_then(|holder| peers.get_mut(holder.index())?.as_mut());
         let Some(peer) = peer else { return };
         let rank = peer.rank.0;
