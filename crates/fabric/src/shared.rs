@@ -54,7 +54,12 @@ impl SharedEngine {
     /// A waiting thread's access. Drop it when the wait is over.
     pub fn host(&self) -> SharedHost<'_> {
         self.waiters.enter();
-        SharedHost { shared: self }
+        SharedHost { shared: self, own: 1 }
+    }
+
+    /// Access of a thread that waits for nothing but makes progress: what others find is not passed on to it.
+    fn host_of_progress(&self) -> SharedHost<'_> {
+        SharedHost { shared: self, own: 0 }
     }
 
     /// Ends all waits, now and later, with [`weft_control::Error::Closed`].
@@ -183,6 +188,8 @@ const GIVE_WAY: u32 = 16;
 /// A waiting thread's access to a [`SharedEngine`].
 pub struct SharedHost<'a> {
     shared: &'a SharedEngine,
+    /// Waiting threads that it counts as.
+    own: u32,
 }
 
 impl SharedHost<'_> {
@@ -195,7 +202,7 @@ impl SharedHost<'_> {
             std::thread::yield_now();
         }
         let engine = self.shared.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        EngineGuard::new(self.shared, engine, 1)
+        EngineGuard::new(self.shared, engine, self.own)
     }
 }
 
@@ -246,7 +253,11 @@ impl Host for SharedHost<'_> {
 
 impl Drop for SharedHost<'_> {
     fn drop(&mut self) {
-        self.shared.waiters.exit();
+        if self.own > 0 {
+            self.shared.waiters.exit();
+        } else {
+            self.shared.waiters.step_aside();
+        }
     }
 }
 
@@ -263,7 +274,7 @@ impl ProgressThread {
         let (engine, stopped) = (shared.clone(), stop.clone());
         let work = move || {
             let mut waiter = wait::Waiter { deadline: Time::MAX, spin, interrupted: &mut || false };
-            let mut host = engine.host();
+            let mut host = engine.host_of_progress();
             // It ends when it is stopped, or when the group is poisoned: then no progress is possible.
             let _ = wait::run(
                 &mut host,
