@@ -27,6 +27,8 @@ pub struct Waiter<'a> {
 /// How often a spinning wait looks only at what it waits for before it polls again: some
 /// microseconds. A poll in between costs more than the store of a peer takes to be seen.
 const GLANCES: u32 = 100;
+/// Polls of a spinning wait between two looks at the clock and at all that ends a wait without an event.
+const POLLS: u32 = 8;
 /// Pauses between two glances: each look takes the line away from the peer that is about to store to it.
 const PAUSES: u32 = 2;
 /// The least time between two questions whether a wait is interrupted.
@@ -166,11 +168,12 @@ fn run_turns<T, E: From<Error>>(
             Turn::Idle => {}
         }
         if now.since(idle_since) < waiter.spin {
-            match spin(host, spins, &mut step) {
-                Ok(Some(value)) => return Ok(value),
-                Ok(None) => continue,
-                Err(error) => return Err(error),
+            match spin(host, spins, now, &mut step) {
+                Turn::Ended(result) => return result,
+                Turn::Busy => idle_since = now,
+                Turn::Idle => {}
             }
+            continue;
         }
         // It may take long, and a wait that is woken often need not ask each time.
         if now.since(asked) >= ASK_EVERY {
@@ -194,16 +197,44 @@ fn run_turns<T, E: From<Error>>(
     }
 }
 
-/// One spell of spinning between two polls.
+/// One spell of spinning between two looks at the clock.
 fn spin<T, E>(
     host: &mut impl Host,
     spins: bool,
+    now: Time,
     step: &mut impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
-) -> Result<Option<T>, E> {
+) -> Turn<T, E> {
     host.spin(|engine, callers| {
-        let glances = if spins && engine.is_raised_by_stores() { GLANCES } else { 0 };
-        glance(engine, glances, callers, step)
+        if spins && !engine.is_raised_by_stores() {
+            return poll_again(engine, callers, now, step);
+        }
+        let glances = if spins { GLANCES } else { 0 };
+        match glance(engine, glances, callers, step).transpose() {
+            Some(result) => Turn::Ended(result),
+            None => Turn::Idle,
+        }
     })
+}
+
+/// Polls a few times for a wait without a driver, until something happens; gives way to `callers`.
+fn poll_again<T, E>(
+    engine: &mut Engine,
+    callers: Option<&AtomicU32>,
+    now: Time,
+    step: &mut impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
+) -> Turn<T, E> {
+    for _ in 0..POLLS {
+        if engine.progress_at(now) {
+            return match step(engine, &[]).transpose() {
+                Some(result) => Turn::Ended(result),
+                None => Turn::Busy,
+            };
+        }
+        if callers.is_some_and(|callers| callers.load(Ordering::Relaxed) > 0) {
+            break;
+        }
+    }
+    Turn::Idle
 }
 
 /// Looks that often whether `step` has what it waits for; gives way to `callers`.

@@ -112,10 +112,16 @@ impl Engine {
     /// Polls for callers without a driver: completions that belong to drivers are kept for them, and
     /// [`Engine::raised`] returns the lanes that rose.
     pub fn progress(&mut self) {
-        let mut events = std::mem::take(&mut self.events);
+        self.progress_at(crate::clock::now());
+    }
+
+    /// [`Engine::progress`] at this time. Returns whether something happened.
+    pub(crate) fn progress_at(&mut self, now: Time) -> bool {
+        let (mut events, epoch) = (std::mem::take(&mut self.events), self.epoch);
         events.clear();
-        self.poll_for(0, crate::clock::now(), &mut events);
+        self.poll_for(0, now, &mut events);
         self.events = events;
+        self.epoch != epoch
     }
 
     /// The lanes that rose since this was last asked, each once, with the raises in the oldest round
