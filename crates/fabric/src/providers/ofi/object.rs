@@ -158,8 +158,8 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// A queue with room for so many entries, which has a descriptor to sleep on where the provider
-    /// offers one.
+    /// A queue with room for so many entries. It has a descriptor to sleep on where the provider offers one
+    /// and makes progress by itself: others write to it, a system call, at each completion.
     pub fn open(domain: &Arc<Domain>, size: usize) -> Result<Queue> {
         let with = |wait_obj| {
             let mut attributes = sys::CqAttr {
@@ -177,19 +177,20 @@ impl Queue {
                 unsafe { ((*(*it).ops).cq_open)(it, &mut attributes, made, null_mut()) }
             })
         };
-        let mut queue = with(sys::FI_WAIT_FD);
         let mut descriptor = -1;
-        if let Ok(made) = &queue {
+        let mut queue = None;
+        if domain.info.progresses_by_itself()
+            && let Ok(made) = with(sys::FI_WAIT_FD)
+        {
             let argument: *mut c_int = &mut descriptor;
-            if made.control("fi_control", sys::FI_GETWAIT, argument.cast()).is_err() {
-                descriptor = -1;
+            match made.control("fi_control", sys::FI_GETWAIT, argument.cast()) {
+                Ok(()) => queue = Some(made),
+                Err(_) => descriptor = -1,
             }
         }
-        if descriptor < 0 {
-            queue = with(sys::FI_WAIT_NONE);
-        }
+        let queue = queue.map_or_else(|| with(sys::FI_WAIT_NONE), Ok)?;
         let descriptor = (descriptor >= 0).then_some(descriptor);
-        Ok(Queue { queue: queue?, descriptor, domain: domain.clone() })
+        Ok(Queue { queue, descriptor, domain: domain.clone() })
     }
 
     /// Becomes readable when there is something to read, after [`Queue::may_sleep`].
