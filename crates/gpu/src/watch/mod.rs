@@ -101,7 +101,9 @@ impl Watch {
     /// The 64-bit value that begins at this word.
     fn wide(&self, line: usize, word: usize) -> &AtomicU64 {
         debug_assert!(word.is_multiple_of(2) && word + 1 < LINE);
-        let address = self.word(line, word).as_ptr().cast::<u64>();
+        // A pointer to both words: one to the first alone may not reach the second.
+        let words = &self.lines()[line].0[word..word + 2];
+        let address = words.as_ptr().cast_mut().cast::<u64>();
         // SAFETY: two words at an even place of a line, so eight aligned bytes that live as long as
         // `self`; nobody reaches them but through this function and the device.
         unsafe { AtomicU64::from_ptr(address) }
