@@ -71,7 +71,7 @@ fn a_write_takes_exactly_what_the_model_says() {
         Ok::<bool, Error>(engine.rank() == Rank(0) || arrived.is_some())
     });
     assert!(outcomes.is_ok());
-    assert_eq!(arrived, Some(Time(1050)));
+    assert_eq!(arrived, Some(Time(LENGTH + 50)));
     let mut bytes = vec![0; LENGTH as usize];
     group.regions[1].memory().copy_out(0, &mut bytes);
     assert_eq!(bytes, [3; LENGTH as usize]);
