@@ -27,6 +27,8 @@ pub struct SharedEngine {
     callers: AtomicU32,
     waiters: Waiters<AtomicU32>,
     closed: AtomicBool,
+    /// A progress thread runs.
+    has_thread: AtomicBool,
     inbox: Inbox,
 }
 
@@ -39,6 +41,7 @@ impl SharedEngine {
             callers: AtomicU32::new(0),
             waiters: Waiters::default(),
             closed: AtomicBool::new(false),
+            has_thread: AtomicBool::new(false),
             inbox: Inbox::default(),
         }
     }
@@ -104,17 +107,18 @@ impl SharedEngine {
             };
             let epoch = engine.epoch();
             self.inbox.drain(|submission| submit(&mut engine, submission));
-            let found = engine.epoch() != epoch;
+            let (found, queued) = (engine.epoch() != epoch, engine.has_queued());
             drop(engine);
             if found {
-                self.pass_on(0);
+                self.pass_on(0, queued);
             }
         }
     }
 
-    /// Makes waiting threads look again, but for the caller's `own`.
-    fn pass_on(&self, own: u32) {
-        if self.waiters.are_more_than(own) {
+    /// Makes waiting threads look again, but for the caller's `own`; and the progress thread, if parts are
+    /// `queued` that a poll has to post.
+    fn pass_on(&self, own: u32, queued: bool) {
+        if self.waiters.are_more_than(own) || queued && self.has_thread.load(Ordering::Relaxed) {
             self.notify();
         }
     }
@@ -169,11 +173,11 @@ impl DerefMut for EngineGuard<'_> {
 
 impl Drop for EngineGuard<'_> {
     fn drop(&mut self) {
-        let found = self.engine.epoch() != self.epoch;
+        let (found, queued) = (self.engine.epoch() != self.epoch, self.engine.has_queued());
         // SAFETY: the guard is dropped here alone, and not used after.
         unsafe { ManuallyDrop::drop(&mut self.engine) };
         if found {
-            self.shared.pass_on(self.own);
+            self.shared.pass_on(self.own, queued);
         }
         if self.shared.inbox.is_used() {
             self.shared.drain_inbox();
@@ -272,6 +276,7 @@ impl ProgressThread {
     pub fn start(shared: &Arc<SharedEngine>, spin: std::time::Duration) -> Result<ProgressThread> {
         let stop = Arc::new(AtomicBool::new(false));
         let (engine, stopped) = (shared.clone(), stop.clone());
+        shared.has_thread.store(true, Ordering::Relaxed);
         let work = move || {
             let mut waiter = wait::Waiter { deadline: Time::MAX, spin, interrupted: &mut || false };
             let mut host = engine.host_of_progress();
