@@ -523,14 +523,17 @@ impl Link for OfiLink {
     fn flush(&mut self, _sink: &mut Sink) {}
 
     fn poll(&mut self, now: Time, sink: &mut Sink) {
-        let OfiLink { rails, peers, due, leaving, group, .. } = self;
+        let OfiLink { rails, peers, due, leaving, group, nap, .. } = self;
         for rail in rails.iter_mut() {
-            rail.poll(|event| match event {
-                Event::Arrived(immediate) => {
-                    Self::arrived(group, peers, (due, leaving), immediate);
+            rail.poll(|event| {
+                nap.note_event();
+                match event {
+                    Event::Arrived(immediate) => {
+                        Self::arrived(group, peers, (due, leaving), immediate);
+                    }
+                    Event::Ended(used) => Self::ended(peers, used, sink),
+                    Event::Failed(used, error, why) => Self::failed(peers, used, error, why, sink),
                 }
-                Event::Ended(used) => Self::ended(peers, used, sink),
-                Event::Failed(used, error, why) => Self::failed(peers, used, error, why, sink),
             });
         }
         if !self.due.is_empty() {

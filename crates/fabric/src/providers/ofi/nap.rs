@@ -10,17 +10,18 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 /// The shortest and the longest sleep between two looks at a queue without a descriptor. It grows with the
-/// time for which nothing came: an idle rank looks a thousand times a second.
+/// time for which nothing came: an idle rank looks five hundred times a second.
 const SHORTEST: Duration = Duration::from_micros(50);
-const LONGEST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = Duration::from_millis(2);
 
 pub struct Nap {
     descriptors: Vec<RawFd>,
     /// Where a queue has no descriptor.
     timer: Option<Timer>,
-    /// Of the first sleep since something came, and of the latest.
-    since: Time,
-    latest: Time,
+    /// Since when nothing has come.
+    idle_since: Time,
+    /// Something has come since the latest sleep.
+    is_busy: bool,
 }
 
 impl Nap {
@@ -28,12 +29,18 @@ impl Nap {
     pub fn new(descriptors: Vec<RawFd>, queues: usize) -> Result<Nap> {
         let timer = (descriptors.len() < queues).then(Timer::new).transpose();
         let timer = timer.map_err(|e| Error::system("cannot create a timer", e))?;
-        Ok(Nap { descriptors, timer, since: Time(0), latest: Time(0) })
+        Ok(Nap { descriptors, timer, idle_since: Time(0), is_busy: true })
     }
 
     pub fn descriptors(&self) -> Vec<RawFd> {
         let timer = self.timer.as_ref().map(|timer| timer.descriptor().as_raw_fd());
         self.descriptors.iter().copied().chain(timer).collect()
+    }
+
+    /// Something has come: sleeps are short again.
+    #[inline]
+    pub fn note_event(&mut self) {
+        self.is_busy = true;
     }
 
     /// Arms what the link sleeps on; false if there is something to do.
@@ -44,12 +51,10 @@ impl Nap {
         }
         let Some(timer) = &mut self.timer else { return true };
         let now = clock::now();
-        // Whoever has not slept for a while was busy.
-        if now.since(self.latest) > 2 * LONGEST {
-            self.since = now;
+        if std::mem::take(&mut self.is_busy) {
+            self.idle_since = now;
         }
-        self.latest = now;
-        let length = (now.since(self.since) / 8).clamp(SHORTEST, LONGEST);
+        let length = (now.since(self.idle_since) / 8).clamp(SHORTEST, LONGEST);
         timer.set(Some(now.after(length)));
         true
     }
