@@ -13,7 +13,7 @@
 //! - `signals.rs`: the program's signal actions, kept while libfabric loads
 //! - `info.rs`: what it offers
 //! - `rail.rs`: one NIC of one group: endpoint, completion queue, writes under way
-//! - `link.rs`, `peer.rs`, `region.rs`: one group's use of the device
+//! - `link/`, `peer.rs`, `region.rs`: one group's use of the device
 //! - `wire.rs`: addresses, introductions, grants as bytes
 
 mod info;

@@ -1,6 +1,6 @@
 //! Sleep of a link: on its queues' descriptors, or where a provider has none, on a timer.
 
-use super::Rail;
+use super::super::rail::Rail;
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::timer::Timer;
