@@ -33,7 +33,7 @@ const QUEUE_BUDGET: usize = 32_768;
 /// Messages of the link's own that may be under way on each NIC.
 const OWN: usize = 64;
 /// Arrivals of a peer beside those that are agreed on: three reports, two greetings, a farewell.
-const BESIDE: usize = 5;
+const BESIDE: usize = 6;
 /// Bulk parts under way toward one peer, behind which a latency-critical part may have to wait.
 const MAX_BULK: u32 = 16;
 
