@@ -111,7 +111,7 @@ impl Address {
 }
 
 /// Immediate data: the lane that an arrival raises, and in the upper half that of a credit that rides along,
-/// or 0.
+/// or 0. No credit's lane is 0: the first lanes of a table go to the reports of a link.
 pub fn immediate(lane: Lane, rider: Option<Lane>) -> u64 {
     u64::from(lane.immediate()) | rider.map_or(0, |rider| u64::from(rider.immediate()) << 32)
 }
@@ -128,7 +128,7 @@ pub fn lanes_of(immediate: u64) -> (Lane, Option<Lane>) {
 pub struct Introduction {
     /// Lane that the peer raises when it has consumed half of what it lets lie unconsumed.
     pub consumed: Lane,
-    /// Lane that the peer raises when it has connected, and again when it leaves.
+    /// Lane that the peer raises when it greets, when it has our greeting, and when it leaves.
     pub presence: Lane,
     /// Target of signals, for each NIC.
     pub targets: Vec<Target>,
