@@ -1,10 +1,14 @@
 """docs/perplexity.md and docs/dlrm.md show what the results say."""
 
 import importlib.util
+import json
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 
 import pytest
+
+from weft.sim.perplexity_machines import OFI_HOST_S
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,3 +44,14 @@ def test_the_pictures_of_the_pages_are_modest() -> None:
     for name in ("perplexity-cx7.svg", "perplexity-efa.svg", "dlrm.svg"):
         picture = ROOT / "docs" / "images" / name
         assert 1000 < picture.stat().st_size < 200_000
+
+
+def test_the_host_cost_over_ofi_is_the_measured_one(sim_pages: ModuleType) -> None:
+    lines = (sim_pages.RESULTS / "ofi.jsonl").read_text(encoding="utf-8").splitlines()
+    times = {
+        (row["side"], row["bytes"]): row["median_us"]
+        for row in map(json.loads, lines)
+        if (row.get("libfabric"), row["path"], row.get("pattern")) == ("2.5.1", "ofi-shm", "stream")
+    }
+    added = [times["weft", size] - times["libfabric", size] for size in (8, 64, 512, 4096)]
+    assert round(median(added) * 1e3) == round(OFI_HOST_S * 1e9)

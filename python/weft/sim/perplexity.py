@@ -18,6 +18,7 @@ from weft.sim.article import Table, deviation, markdown, percent, published
 from weft.sim.perplexity_machines import (
     MACHINES,
     NODE,
+    OFI_HOST_S,
     OPERATIONS,
     PHASES,
     PRIVATE_ROWS,
@@ -54,6 +55,7 @@ def reproduce(*, seed: int, quick: bool, progress: bool) -> dict[str, Any]:
     eps = [ep for ep in EP if not quick or ep <= 16]
     # Fits and sensitivity take about as long as the table.
     total = len(MACHINES) * (2 * 3 * sum(eps) + 2 * 18 * sum(ep for ep in eps if 8 < ep <= 32))
+    total += 2 * sum(eps)
     with Progress("ranks simulated", total, enabled=progress) as bar:
         runs = Runs(seed, bar)
         machines: dict[str, Any] = {}
@@ -99,10 +101,18 @@ def compare(
     fitted: Constants,
     changes: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """Both operations of one row: published, predicted, fitted, and by Weft's own rules."""
+    """Both operations of one row: published, predicted, fitted, and by Weft's own rules.
+
+    On EFA also by Weft's rules over the provider ofi, whose host adds to each write.
+    """
+    own = constants
+    if machine == "efa":
+        own = constants | {"post_s": constants["post_s"] + OFI_HOST_S}
     predicted = runs.times(machine, ep, tokens, constants)
     with_fit = runs.times(machine, ep, tokens, fitted, **changes)
-    weft = runs.times(machine, ep, tokens, constants, copies="rank", private_rows=WEFT_PRIVATE_ROWS)
+    rules: dict[str, Any] = {"copies": "rank", "private_rows": WEFT_PRIVATE_ROWS}
+    weft = runs.times(machine, ep, tokens, constants, **rules)
+    over_ofi = runs.times(machine, ep, tokens, own, **rules) if own is not constants else None
     was = known(phase, machine, ep)
     return [
         {
@@ -116,6 +126,8 @@ def compare(
             "fitted_us": with_fit[name],
             "fitted_deviation": deviation(with_fit[name], was[name]),
             "weft_us": weft[name],
+            "ofi_us": over_ofi[name] if over_ofi else None,
+            "ofi_deviation": deviation(over_ofi[name], was[name]) if over_ofi else None,
             "is_fit": ep == NODE,
         }
         for name in OPERATIONS
@@ -154,6 +166,7 @@ def tables(found: dict[str, Any]) -> Iterator[Table]:
         "Weft's rules",
     )
     for machine, title in MACHINES.items():
+        is_efa = machine == "efa"
         for phase, (_, tokens) in PHASES.items():
             rows = [
                 (
@@ -165,11 +178,13 @@ def tables(found: dict[str, Any]) -> Iterator[Table]:
                     row["fitted_us"],
                     percent(row["fitted_deviation"]),
                     row["weft_us"],
+                    *([row["ofi_us"], percent(row["ofi_deviation"])] if is_efa else []),
                 )
                 for row in found["rows"]
                 if (row["machine"], row["phase"]) == (machine, phase)
             ]
-            yield f"{title}, {phase}: {tokens} tokens of each rank, µs", headers, rows
+            columns = (*headers, "over ofi", "off") if is_efa else headers
+            yield f"{title}, {phase}: {tokens} tokens of each rank, µs", columns, rows
     yield "Constants", ("constant", *MACHINES.values(), "from"), constant_rows(found["constants"])
     if found["sensitivity"]:
         varied = ("machine", "what is varied, 32 ranks", *CHANGES.values())
@@ -212,6 +227,8 @@ def constant_rows(machines: dict[str, Any]) -> list[tuple[object, ...]]:
     private = [str(each["private_rows"]) for each in fitted]
     source = f"second column only: rows before the counts ({PRIVATE_ROWS} in the first); as staging"
     rows.append(("private_rows", *private, source))
+    source = "last column of EFA only: what Weft's host adds to a posting over ofi, µs; measured"
+    rows.append(("ofi_host_s", "", f"{OFI_HOST_S * 1e6:.4g}", source))
     return rows
 
 
