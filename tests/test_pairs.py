@@ -118,8 +118,10 @@ def test_ctrl_c_ends_a_connect_to_an_address_that_does_not_answer() -> None:
             waiting = queued.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(silent.getsockname())
+        # A background job of a shell ignores Ctrl-C.
         code = (
-            f"import weft; print(flush=True); weft.connect('127.0.0.1:{silent.getsockname()[1]}')"
+            "import signal, weft; signal.signal(signal.SIGINT, signal.default_int_handler);"
+            f"print(flush=True); weft.connect('127.0.0.1:{silent.getsockname()[1]}')"
         )
         with subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
