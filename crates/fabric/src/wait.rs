@@ -270,6 +270,7 @@ fn missing_left(
 }
 
 /// [`Engine::wait_in`] over any host; without a round, [`Engine::wait`].
+#[inline]
 pub(crate) fn wait(
     host: &mut impl Host,
     counter: CounterId,

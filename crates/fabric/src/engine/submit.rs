@@ -13,7 +13,7 @@ use crate::inbox::{Descriptor, Operation, Outcome};
 use crate::link::ScatterPart;
 use crate::request::{Aim, Callback, Request, Tag};
 use crate::trace::{Trace, WriteRecord};
-use crate::types::{CounterId, Lane, Page, RequestId, bytes_of};
+use crate::types::{Class, CounterId, Lane, Page, RequestId, bytes_of};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weft_control::Rank;
 
@@ -244,9 +244,11 @@ impl Engine {
             record(trace, peer, entry.lane, entry.value, pages);
         }
         if entry.is_single && is_alone {
-            let may_ride = |credit: &mut Aim| credit.peer == peer && credit.lane.immediate() != 0;
-            let rider = if takes_rider { self.owed.pop_if(may_ride) } else { None };
-            let id = self.request(link, aim, class, rider, pages, tag);
+            let id = if takes_rider && !self.owed.is_empty() {
+                self.request_with_credit(link, aim, class, pages, tag)
+            } else {
+                self.request(link, aim, class, None, pages, tag)
+            };
             // Credits that are owed leave with the same flush.
             if FLUSH && self.owed.is_empty() {
                 self.flush_link(usize::from(link));
@@ -256,6 +258,21 @@ impl Engine {
             return Ok(id);
         }
         Ok(self.request_parts(aim, class, entry.is_single, pages, tag))
+    }
+
+    /// A write of one part that takes the newest credit along, if that is owed to the same peer.
+    #[inline(never)]
+    fn request_with_credit(
+        &mut self,
+        link: u16,
+        aim: Aim,
+        class: Class,
+        pages: &[Page],
+        tag: Tag,
+    ) -> RequestId {
+        let may_ride = |credit: &mut Aim| credit.peer == aim.peer && credit.lane.immediate() != 0;
+        let rider = self.owed.pop_if(may_ride);
+        self.request(link, aim, class, rider, pages, tag)
     }
 
     /// Checks every write of a scatter. Fills `parts`: those that are one part as they are carry their
