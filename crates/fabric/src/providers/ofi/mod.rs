@@ -94,14 +94,14 @@ pub const DOMAINS: &str = "WEFT_OFI_DOMAINS";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OfiChoice {
     /// [`OfiConfig::provider`]. `None`: `efa` where libfabric offers it, else `tcp;ofi_rxm`. One that was
-    /// chosen is used, or an error says why it cannot be.
+    /// chosen is used, or opening the device fails.
     pub provider: Option<String>,
     /// [`OfiConfig::domains`].
     pub domains: Vec<String>,
 }
 
 impl OfiChoice {
-    /// What `WEFT_OFI_PROVIDER` and `WEFT_OFI_DOMAINS` (names with commas) say.
+    /// The choice of `WEFT_OFI_PROVIDER` and `WEFT_OFI_DOMAINS` (names with commas).
     pub fn from_env() -> OfiChoice {
         let get = |name| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
         let split = |names: String| names.split(',').map(|name| name.trim().to_owned()).collect();

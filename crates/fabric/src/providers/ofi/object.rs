@@ -20,7 +20,7 @@ unsafe impl<T> Send for Object<T> {}
 unsafe impl<T> Sync for Object<T> {}
 
 impl<T> Object<T> {
-    /// Takes over what `make` has made, or says what `name` failed of.
+    /// Takes over the object that `make` makes. An error names the call.
     fn made(name: &str, make: impl FnOnce(*mut *mut T) -> c_int) -> Result<Object<T>> {
         let mut object = null_mut();
         check(name, make(&mut object))?;
@@ -280,7 +280,7 @@ impl Endpoint {
     pub fn set<T>(&self, option: c_int, value: &T) -> Result<()> {
         let endpoint = self.endpoint.get();
         let value: *const T = value;
-        // SAFETY: the endpoint is open; the value is as long as is said.
+        // SAFETY: the endpoint is open; the length is the value's.
         let result = unsafe {
             ((*(*endpoint).ops).setopt)(
                 self.endpoint.fid(),
@@ -302,7 +302,7 @@ impl Endpoint {
         let endpoint = self.endpoint.get();
         let mut name = vec![0; 512];
         let mut length = name.len();
-        // SAFETY: the endpoint is open; the buffer is as long as is said.
+        // SAFETY: the endpoint is open; the length is the buffer's.
         let result = unsafe {
             ((*(*endpoint).cm).getname)(self.endpoint.fid(), name.as_mut_ptr().cast(), &mut length)
         };

@@ -106,7 +106,7 @@ impl Peer {
         self.presence(lanes) >= 2
     }
 
-    /// Whether it has said that it leaves.
+    /// Whether its farewell has arrived.
     pub fn is_leaving(&self, lanes: &LaneTable) -> bool {
         self.presence(lanes) >= 3
     }

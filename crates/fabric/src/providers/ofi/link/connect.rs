@@ -51,7 +51,7 @@ impl OfiLink {
     }
 
     /// Greets every peer, and waits until each has greeted and has our greeting: an introduction of an
-    /// earlier incarnation connects to nobody.
+    /// earlier incarnation connects to no rank.
     pub(super) fn greet(
         &mut self,
         peers: &[Introduction<'_>],

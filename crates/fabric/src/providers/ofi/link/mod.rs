@@ -53,7 +53,7 @@ pub struct OfiLink {
     peers: Vec<Option<Peer>>,
     /// Ranks with reports of consumption that have not left.
     due: Vec<u32>,
-    /// Ranks that have said farewell, and the first poll after that.
+    /// Ranks whose farewell has arrived, and the first poll after that.
     leaving: Vec<(u32, Option<Time>)>,
     /// Peers that are connected and not fenced.
     open: usize,
