@@ -1,4 +1,4 @@
-"""What `weft doctor` says of libfabric and EFA: from invented hosts, and on this machine."""
+"""libfabric and EFA in `weft doctor`: on invented hosts, and on this machine."""
 
 from __future__ import annotations
 

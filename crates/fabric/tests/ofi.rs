@@ -1,6 +1,6 @@
 //! The ofi provider over libfabric's own providers for any host and for one.
 //!
-//! Without libfabric these tests do nothing, and say so: install it (Debian: libfabric1).
+//! Skipped, with a message, on a machine without libfabric (Debian: libfabric1).
 
 #[path = "ofi/bounds.rs"]
 mod bounds;

@@ -129,7 +129,7 @@ pub fn a_fence_under_load_gives_every_source_back(provider: &Provider) {
     });
 }
 
-/// A rank writes, says goodbye through the control plane and leaves; the other one goes on.
+/// A rank writes, announces its departure through the control plane and leaves; the other one goes on.
 pub fn a_peer_that_left_in_peace_poisons_nothing(provider: &Provider) {
     const LENGTH: usize = 1 << 20;
     if !provider.has(Shape::Default) {

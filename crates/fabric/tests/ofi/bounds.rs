@@ -164,7 +164,7 @@ fn a_released_region_is_no_longer_written() {
                 assert_eq!(std::mem::take(&mut end.sink.completed), [5]);
             }
         }
-        // Providers differ in whether the writer is told. This one drops the connection without a word and
+        // Providers differ in whether the writer gets an error. This one drops the connection silently and
         // makes another for the next part.
         let mut is_sent = rank == Rank(1);
         for _ in 0..3000 {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use weft_fabric::providers::OfiConfig;
 use weft_fabric::{Cause, Error, Page, Poison, Rank, clock};
 
-/// Everything under way ends soon after the group is poisoned, and the memory is nobody else's then.
+/// All requests end soon after the group is poisoned.
 fn poisoned_group_ends(member: &mut Member, lost: Rank) {
     let poison = Poison { kind: Cause::Lost, rank: Some(lost), detail: "for the test".into() };
     let begin = Instant::now();

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use weft_fabric::providers::ofi::layout;
 
-/// Every offset, size and constant that the bindings declare is what a C compiler says of the headers.
+/// Offsets, sizes and constants of the bindings equal those that a C compiler finds in the headers.
 #[test]
 fn layouts_are_those_of_the_headers() {
     let lines = layout();

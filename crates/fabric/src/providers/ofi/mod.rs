@@ -5,7 +5,7 @@
 //! library is loaded at run time. What a provider of libfabric demands of its caller, memory registration
 //! modes above all, is read from its offer ([`info`]).
 //!
-//! Trust: whoever knows a region's key can write to it. An endpoint for reliable datagrams can neither cut
+//! Trust: the key of a region is the right to write to it. An endpoint for reliable datagrams can neither cut
 //! off one peer nor check a grant per peer, so keys are random, a released region's key is void, and the
 //! fence of a lost group is the close of its endpoints.
 //!

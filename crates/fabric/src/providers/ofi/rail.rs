@@ -19,7 +19,7 @@ const BATCHES: usize = 8;
 #[repr(C, align(64))]
 struct Context(UnsafeCell<[usize; 8]>);
 
-// SAFETY: nothing here reads or writes it; the provider does so under locks of its own.
+// SAFETY: only the provider reads and writes it, under locks of its own.
 unsafe impl Sync for Context {}
 
 /// Operation that a slot is used for.

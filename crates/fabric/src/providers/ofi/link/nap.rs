@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 /// The shortest and the longest sleep between two looks at a queue without a descriptor. It grows with the
-/// time for which nothing came: an idle rank looks five hundred times a second.
+/// idle time: an idle rank looks five hundred times a second.
 const SHORTEST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(2);
 
@@ -18,7 +18,7 @@ pub struct Nap {
     descriptors: Vec<RawFd>,
     /// Where a queue has no descriptor.
     timer: Option<Timer>,
-    /// Since when nothing has come.
+    /// Begin of the current idle time.
     idle_since: Time,
     /// Something has come since the latest sleep.
     is_busy: bool,
