@@ -5,12 +5,15 @@
 //! be open at a time (its window) and a return lane for credits. Owner and source thus count rounds
 //! without asking each other, also where writes of different rounds overtake each other.
 
+mod followers;
+
 use super::Engine;
 use super::peer_group::Stamp;
 use crate::error::{Error, Result};
 use crate::lane_table::LaneTable;
 use crate::statistics::Totals;
 use crate::types::{Class, CounterId, Lane, LaneId};
+use followers::no_credits_of_its_own;
 use weft_control::Rank;
 
 /// Shape of a counter.
@@ -276,40 +279,6 @@ impl Engine {
         Ok(id)
     }
 
-    /// A counter that is credited with `leader`: a credit for a round of that counter releases the round of
-    /// the same number of both, with one signal. For protocols that write several kinds of data in a round,
-    /// where a lane for each says which of them have arrived. Peers, window and class are those of
-    /// `leader`; every rank makes the same pairs, and releases both counters together.
-    ///
-    /// # Errors
-    /// [`Error::Limit`] if the lanes are used up; [`Error::Unknown`] if `leader` was released or is
-    /// credited with another counter itself.
-    pub fn counter_credited_with(&mut self, leader: CounterId) -> Result<CounterId> {
-        let known = self.known_counter(leader)?;
-        let class = known.class;
-        let ends = || (0..).map(Rank).zip(&known.ends);
-        let ends = ends().filter_map(|(rank, end)| Some((rank, end.as_ref()?)));
-        let (mut peers, mut credits, mut window) = (Vec::new(), Vec::new(), 1);
-        for (rank, end) in ends {
-            if end.role == Role::Follower {
-                return Err(no_credits_of_its_own(leader));
-            }
-            peers.push(rank);
-            credits.push(end.credit);
-            window = end.window;
-        }
-        let follower = self.counter_with(CounterConfig { window, peers: Some(&peers), class })?;
-        for (peer, credit) in peers.into_iter().zip(credits) {
-            let end = self.end(follower, peer)?;
-            (end.credit, end.role) = (credit, Role::Follower);
-            self.end(leader, peer)?.role = Role::Leader;
-        }
-        if let Some(known) = get(&mut self.counters, leader) {
-            known.followers.push(follower);
-        }
-        Ok(follower)
-    }
-
     /// A number for a counter: one that was released, with a new generation, or the next.
     fn next_counter(&mut self) -> Result<CounterId> {
         if let Some(id) = self.free_counters.pop() {
@@ -553,28 +522,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Closes the oldest round of the counters that are credited with `leader`.
-    #[inline(never)]
-    fn close_followers(&mut self, peer: Rank, leader: CounterId) -> Result<()> {
-        let mut place = 0;
-        while let Some(known) = get(&mut self.counters, leader)
-            && let Some(&follower) = known.followers.get(place)
-        {
-            place += 1;
-            // One that was released has no rounds.
-            let Ok((end, _)) = find(&mut self.counters, follower, peer) else { continue };
-            let ours = end.oldest_lane();
-            end.close_round(self.lanes.value(end.oldest()));
-            if end.window > 1 {
-                self.note_next_round(peer, follower)?;
-            }
-            if let Some(route) = self.peers[peer.index()].route {
-                self.links[route.index].released(peer, ours);
-            }
-        }
-        Ok(())
-    }
-
     /// A round was closed: raises of the one that is the oldest now may have come before.
     fn note_next_round(&mut self, peer: Rank, counter: CounterId) -> Result<()> {
         let (end, _) = find(&mut self.counters, counter, peer)?;
@@ -606,12 +553,6 @@ impl Engine {
     pub fn flush(&mut self) {
         self.flush_all();
     }
-}
-
-#[cold]
-#[inline(never)]
-fn no_credits_of_its_own(counter: CounterId) -> Error {
-    Error::Unknown { what: "counter with credits of its own", number: counter.number().into() }
 }
 
 #[cold]

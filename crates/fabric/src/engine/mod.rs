@@ -6,7 +6,7 @@
 //! the host's clock.) [`crate::wait`] has the blocking calls, and with them the clock.
 //!
 //! - this file: construction, and the routes
-//! - `counters.rs`: counters, rounds, credits
+//! - `counters.rs`, `counters/followers.rs`: counters, rounds, credits, also for several counters
 //! - `regions.rs`: regions, grants, imports
 //! - `submit.rs`, `target.rs`: writes and their checks
 //! - `peer_group.rs`: scatters over peers that were resolved once

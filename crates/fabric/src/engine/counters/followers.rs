@@ -1,0 +1,71 @@
+//! Followers: counters whose rounds are released by the credits of another counter, their leader.
+
+use super::super::Engine;
+use super::{CounterConfig, Role, find, get};
+use crate::error::{Error, Result};
+use crate::types::CounterId;
+use weft_control::Rank;
+
+impl Engine {
+    /// A counter that is credited with `leader`: a credit for a round of that counter releases the round of
+    /// the same number of both, with one signal. For protocols that write several kinds of data in a round,
+    /// where a lane for each says which of them have arrived. Peers, window and class are those of
+    /// `leader`; every rank makes the same pairs, and releases both counters together.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if the lanes are used up; [`Error::Unknown`] if `leader` was released or is
+    /// credited with another counter itself.
+    pub fn counter_credited_with(&mut self, leader: CounterId) -> Result<CounterId> {
+        let known = self.known_counter(leader)?;
+        let class = known.class;
+        let ends = || (0..).map(Rank).zip(&known.ends);
+        let ends = ends().filter_map(|(rank, end)| Some((rank, end.as_ref()?)));
+        let (mut peers, mut credits, mut window) = (Vec::new(), Vec::new(), 1);
+        for (rank, end) in ends {
+            if end.role == Role::Follower {
+                return Err(no_credits_of_its_own(leader));
+            }
+            peers.push(rank);
+            credits.push(end.credit);
+            window = end.window;
+        }
+        let follower = self.counter_with(CounterConfig { window, peers: Some(&peers), class })?;
+        for (peer, credit) in peers.into_iter().zip(credits) {
+            let end = self.end(follower, peer)?;
+            (end.credit, end.role) = (credit, Role::Follower);
+            self.end(leader, peer)?.role = Role::Leader;
+        }
+        if let Some(known) = get(&mut self.counters, leader) {
+            known.followers.push(follower);
+        }
+        Ok(follower)
+    }
+
+    /// Closes the oldest round of the counters that are credited with `leader`.
+    #[inline(never)]
+    pub(super) fn close_followers(&mut self, peer: Rank, leader: CounterId) -> Result<()> {
+        let mut place = 0;
+        while let Some(known) = get(&mut self.counters, leader)
+            && let Some(&follower) = known.followers.get(place)
+        {
+            place += 1;
+            // One that was released has no rounds.
+            let Ok((end, _)) = find(&mut self.counters, follower, peer) else { continue };
+            let ours = end.oldest_lane();
+            end.close_round(self.lanes.value(end.oldest()));
+            if end.window > 1 {
+                self.note_next_round(peer, follower)?;
+            }
+            if let Some(route) = self.peers[peer.index()].route {
+                self.links[route.index].released(peer, ours);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+#[inline(never)]
+pub(super) fn no_credits_of_its_own(counter: CounterId) -> Error {
+    Error::Unknown { what: "counter with credits of its own", number: counter.number().into() }
+}
