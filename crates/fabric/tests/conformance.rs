@@ -11,8 +11,8 @@
 //! - `restarts.rs`: ranks that come back, and introductions of those that were there before
 //!
 //! A case that a provider or this machine cannot run prints why it is skipped. `WEFT_LONG=1` runs each for as
-//! long as a release deserves. The simulator is not among the providers: its ranks share one thread and a
-//! virtual clock, where no call blocks, and its own suite (`sim.rs`) does the same under seeds.
+//! long as a release deserves. The simulator's clock is virtual: `stepped.rs` moves it on as ranks poll. Its
+//! own suite (`sim.rs`) runs drivers under many seeds, each of which is one run.
 
 #[path = "common/mod.rs"]
 mod common;
@@ -28,6 +28,8 @@ mod requests;
 mod restarts;
 #[path = "conformance/slow.rs"]
 mod slow;
+#[path = "conformance/stepped.rs"]
+mod stepped;
 #[path = "conformance/traffic.rs"]
 mod traffic;
 
@@ -35,6 +37,7 @@ use common::Places;
 use provider::{
     Provider, copy_twin, hostile_ofi, hostile_shm, hostile_tcp, ofi_shm, ofi_tcp, shm, tcp,
 };
+use stepped::{sim, sim_world};
 
 /// Whether the long runs were asked for.
 fn is_long() -> bool {
@@ -98,6 +101,16 @@ conformance!(tcp: Provider {
 conformance!(copy_twin: Provider {
     places: Places { source: Some(0), inbox: Some(1) },
     ..Provider::new("", copy_twin)
+});
+// Its network makes completions early or late, parts overtake each other, and what is credited turns random.
+conformance!(sim: Provider {
+    processes: false,
+    world: Some(sim_world),
+    answers: false,
+    keeps_credited_bytes: false,
+    notices_death: true,
+    longest: 64 << 20,
+    ..Provider::new("", sim)
 });
 conformance!(hostile_shm: Provider { longest: 64 << 20, ..Provider::new("", hostile_shm) });
 conformance!(hostile_tcp: Provider {

@@ -1,21 +1,30 @@
 //! Peers that are killed, stopped, or gone in peace; writes whose writer leaves at once.
 
-use crate::common::{self, Joining, Random, fill, on_processes, process_gather, take, waiting};
+use crate::common::{
+    self, Joining, Member, Random, fill, on_processes, process_gather, take, waiting,
+};
 use crate::provider::{Provider, Shape, waited};
 use rustix::process::{Pid, Signal, kill_process};
 use std::sync::Arc;
 use std::time::Duration;
+use weft_fabric::providers::sim::World;
 use weft_fabric::{Cause, Error, Page, Poison, Rank, clock};
+
+/// The rank that is killed or stopped.
+const VICTIM: Rank = Rank(1);
+const LARGE: usize = 64 << 20;
 
 /// Three processes, of which one kills itself among the rounds. The others fail, and name it if the
 /// provider notices; else a survivor may wait for the other one, which waits for the dead.
 pub fn a_killed_peer_is_named(provider: &Provider) {
-    const VICTIM: Rank = Rank(1);
     if !provider.survives_kills {
         return println!("skipped: {}: a killed rank may leave its locks locked", provider.name);
     }
+    if let Some(world) = provider.world {
+        return a_rank_killed_by_its_world_is_named(provider, &world());
+    }
     let Some(rank) = common::process_rank() else {
-        if provider.processes && provider.has(Shape::Default) {
+        if provider.has_processes() && provider.has(Shape::Default) {
             let ended = on_processes(&provider.test("a_killed_peer_is_named"), 3);
             assert_eq!(ended, [Ok(()), Err("killed by 9".into()), Ok(())]);
         }
@@ -24,12 +33,41 @@ pub fn a_killed_peer_is_named(provider: &Provider) {
     let joining = Joining::default();
     let mut member = provider.join(Shape::Default, joining, rank, 3, &mut process_gather);
     if rank == VICTIM {
-        let moment = Random::new(u64::from(std::process::id())).below(20_000);
         std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_micros(moment));
+            std::thread::sleep(moment());
             kill_process(rustix::process::getpid(), Signal::KILL)
         });
     }
+    survive(provider, &mut member);
+}
+
+/// The same for ranks that are threads.
+fn a_rank_killed_by_its_world_is_named(provider: &Provider, world: &World) {
+    provider.on_ranks(3, |rank, gather| {
+        let mut member = provider.join(Shape::Default, Joining::default(), rank, 3, gather);
+        if rank == VICTIM {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(moment());
+                    world.kill(VICTIM);
+                });
+                member.patience = Duration::from_secs(1);
+                (0..).find_map(|round| member.round(13, round).err()).unwrap();
+            });
+        } else {
+            survive(provider, &mut member);
+        }
+        gather(Vec::new());
+    });
+}
+
+/// A time among the first rounds.
+fn moment() -> Duration {
+    Duration::from_micros(Random::new(u64::from(std::process::id())).below(20_000))
+}
+
+/// Goes on with rounds until the loss of the victim ends them.
+fn survive(provider: &Provider, member: &mut Member) {
     let seconds = if provider.notices_death { 10 } else { 1 };
     member.patience = Duration::from_secs(seconds);
     let error = (0..).find_map(|round| member.round(13, round).err()).unwrap();
@@ -48,11 +86,12 @@ pub fn a_killed_peer_is_named(provider: &Provider) {
 
 /// A process that is stopped takes no more than what the system takes for it.
 pub fn a_stopped_peer_is_named_and_a_fence_drains_its_requests(provider: &Provider) {
-    const LARGE: usize = 64 << 20;
-    const PEER: Rank = Rank(1);
+    if let Some(world) = provider.world {
+        return a_rank_stopped_by_its_world_is_named(provider, &world());
+    }
     let case = "a_stopped_peer_is_named_and_a_fence_drains_its_requests";
     let Some(rank) = common::process_rank() else {
-        if provider.processes && provider.has(Shape::Default) {
+        if provider.has_processes() && provider.has(Shape::Default) {
             let ended = on_processes(&provider.test(case), 2);
             assert_eq!(ended, [Ok(()), Err("killed by 9".into())]);
         }
@@ -60,18 +99,44 @@ pub fn a_stopped_peer_is_named_and_a_fence_drains_its_requests(provider: &Provid
     };
     let joining = Joining { slot: LARGE, source: LARGE, ..Joining::default() };
     let mut member = provider.join(Shape::Default, joining, rank, 2, &mut process_gather);
-    let counter = member.counter;
     let pids = process_gather(std::process::id().to_string().into_bytes());
-    if rank == PEER {
-        let _ = waited(|w| member.engine.wait(counter, &[(Rank(0), u64::MAX)], w));
+    if rank == VICTIM {
+        let _ = waited(|w| member.engine.wait(member.counter, &[(Rank(0), u64::MAX)], w));
         unreachable!("it was to be stopped and killed");
     }
     let pid: i32 = std::str::from_utf8(&pids[1]).unwrap().parse().unwrap();
     let peer = Pid::from_raw(pid).unwrap();
     kill_process(peer, Signal::STOP).unwrap();
-    let page = member.page(PEER, 0, 0, LARGE);
+    write_and_give_up(provider, member);
+    kill_process(peer, Signal::KILL).unwrap();
+}
+
+/// The same for ranks that are threads. The stopped one goes on later, and finds that it was cut off.
+fn a_rank_stopped_by_its_world_is_named(provider: &Provider, world: &World) {
+    provider.on_ranks(2, |rank, gather| {
+        let joining = Joining { slot: LARGE, source: LARGE, ..Joining::default() };
+        let mut member = provider.join(Shape::Default, joining, rank, 2, gather);
+        gather(Vec::new());
+        if rank == VICTIM {
+            let wait = [(Rank(0), u64::MAX)];
+            let error = waited(|w| member.engine.wait(member.counter, &wait, w)).unwrap_err();
+            let Error::Poisoned(poison) = &error else { panic!("{error}") };
+            assert_eq!(poison.rank, Some(Rank(0)), "{error}");
+        } else {
+            world.stop(VICTIM);
+            write_and_give_up(provider, member);
+            world.resume(VICTIM);
+        }
+        gather(Vec::new());
+    });
+}
+
+/// Writes to the stopped rank, waits in vain, and leaves the group: the source is free at once.
+fn write_and_give_up(provider: &Provider, mut member: Member) {
+    let counter = member.counter;
+    let page = member.page(VICTIM, 0, 0, LARGE);
     let engine = &mut member.engine;
-    let request = engine.write(PEER, counter, 0, &[page]).unwrap();
+    let request = engine.write(VICTIM, counter, 0, &[page]).unwrap();
     let patience = Duration::from_millis(500);
     let written = waiting(patience, Duration::ZERO, |w| engine.wait_for_request(request, w));
     assert!(
@@ -79,20 +144,19 @@ pub fn a_stopped_peer_is_named_and_a_fence_drains_its_requests(provider: &Provid
         "64 MiB were taken by a stopped peer"
     );
     let late = written.and_then(|()| {
-        waiting(patience, Duration::ZERO, |w| engine.wait_for_credit(counter, PEER, 1, w))
+        waiting(patience, Duration::ZERO, |w| engine.wait_for_credit(counter, VICTIM, 1, w))
     });
     let error = late.unwrap_err();
     let Error::Timeout { missing, .. } = &error else { panic!("{error}") };
-    assert_eq!(missing.iter().map(|missing| missing.rank).collect::<Vec<_>>(), [PEER], "{error}");
+    assert_eq!(missing.iter().map(|missing| missing.rank).collect::<Vec<_>>(), [VICTIM], "{error}");
     let (kind, detail) = (Cause::User, "it is stopped".into());
-    engine.poison(Poison { kind, rank: Some(PEER), detail });
+    engine.poison(Poison { kind, rank: Some(VICTIM), detail });
     engine.poll(clock::now(), &mut Vec::new());
     assert!(engine.is_drained(request));
     let memory = member.source.memory().clone();
     engine.release(&member.source);
     drop(member.source);
     assert_eq!(Arc::strong_count(&memory), 1, "the source is still borrowed");
-    kill_process(peer, Signal::KILL).unwrap();
 }
 
 /// The group is poisoned with a window of writes at every stage between this engine and its peer.

@@ -9,8 +9,8 @@ use weft_fabric::{Page, Rank, Region, RemoteRegion};
 
 const LENGTH: usize = 64 << 10;
 
-/// Writes all of `source` to `to`, in the next round; returns when the peer's write has come, too.
-fn cross(member: &mut Member, source: &Region, to: RemoteRegion) {
+/// Writes all of `source` to `to`, in the next round, and finds the bytes of the peer's source in `inbox`.
+fn cross(member: &mut Member, source: &Region, to: RemoteRegion, inbox: &Region, value: u8) {
     let (peer, counter) = (to.peer, member.counter);
     let round = member.engine.next_round(counter, peer).unwrap();
     let page = Page {
@@ -25,6 +25,7 @@ fn cross(member: &mut Member, source: &Region, to: RemoteRegion) {
         member.engine.wait_for_credit(counter, peer, round, w)?;
         let request = member.engine.write(peer, counter, round, &[page])?;
         member.engine.wait(counter, &[(peer, raises)], w)?;
+        assert!(take(inbox, 0, LENGTH).iter().all(|seen| *seen == value), "turn {value}");
         member.engine.credit(peer, counter)?;
         member.engine.wait_for_request(request, w)
     })
@@ -36,23 +37,23 @@ pub fn a_region_takes_the_key_of_one_that_was_released(provider: &Provider) {
     provider.group(Shape::Default, joining, 2, |member, gather| {
         let peer = Rank(1 - member.engine.rank().0);
         let mut keys = Vec::new();
-        let mut before: Option<(Region, u8)> = None;
+        let mut before: Option<(Region, Vec<u8>)> = None;
         for turn in 1..=6u8 {
             let inbox = region(&mut member.engine, provider.places.inbox, LENGTH);
             keys.push(inbox.key());
             let remote = member.exchange_regions(peer, &inbox, gather);
             fill(&member.source, 0, LENGTH, turn);
             let source = member.source.clone();
-            cross(member, &source, remote);
-            assert!(take(&inbox, 0, LENGTH).iter().all(|seen| *seen == turn), "turn {turn}");
-            if let Some((old, value)) = before.take() {
-                assert!(take(&old, 0, LENGTH).iter().all(|seen| *seen == value), "turn {turn}");
+            cross(member, &source, remote, &inbox, turn);
+            if let Some((old, bytes)) = before.take() {
+                assert!(take(&old, 0, LENGTH) == bytes, "turn {turn}");
             }
             settle(member);
             member.engine.forget(peer, remote.key);
             member.engine.release(&inbox);
             // Every other one is freed, so that the next may come to lie in its place.
-            before = turn.is_multiple_of(2).then_some((inbox, turn));
+            let bytes = take(&inbox, 0, LENGTH);
+            before = turn.is_multiple_of(2).then_some((inbox, bytes));
             settle(member);
         }
         assert!(keys.iter().all(|key| *key == keys[0]), "{keys:?}");
@@ -105,8 +106,7 @@ pub fn memory_at_the_address_of_freed_memory_is_other_memory(provider: &Provider
             fill(&source, 0, LENGTH, turn);
             let inbox = region(&mut member.engine, provider.places.inbox, LENGTH);
             let remote = member.exchange_regions(peer, &inbox, gather);
-            cross(member, &source, remote);
-            assert!(take(&inbox, 0, LENGTH).iter().all(|seen| *seen == turn), "turn {turn}");
+            cross(member, &source, remote, &inbox, turn);
             settle(member);
             member.engine.forget(peer, remote.key);
             member.engine.release(&source);

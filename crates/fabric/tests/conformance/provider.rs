@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_fabric::providers::copy::Twin;
+use weft_fabric::providers::sim::World;
 use weft_fabric::providers::{
     CopyDevice, Hostile, HostileConfig, OfiConfig, OfiDevice, OfiProvider, ShmConfig, ShmDevice,
     TcpConfig, TcpDevice, ofi,
@@ -32,6 +33,12 @@ pub struct Provider {
     pub threads: bool,
     /// A rank that is killed never takes the others with it.
     pub survives_kills: bool,
+    /// The world that can kill and stop a rank, where ranks are not processes.
+    pub world: Option<fn() -> World>,
+    /// Connecting waits for an answer of each peer, so it fails where one refuses.
+    pub answers: bool,
+    /// Bytes that were credited keep their values until they are written again.
+    pub keeps_credited_bytes: bool,
     /// A killed peer poisons the group although no control plane reports it.
     pub notices_death: bool,
     /// A post may be done when it returns, so a request may have ended although its peer sleeps.
@@ -44,7 +51,7 @@ pub struct Provider {
 const CALL: &str = "WEFT_TEST_CALL";
 
 thread_local! {
-    /// The case that this thread runs.
+    /// The case that this thread, or the rank on it, runs.
     pub static CASE: Cell<&'static str> = const { Cell::new("") };
     /// Calls of [`Provider::on_ranks`] in it so far.
     static CALLS: Cell<u32> = const { Cell::new(0) };
@@ -60,6 +67,9 @@ impl Provider {
             processes: true,
             threads: true,
             survives_kills: true,
+            world: None,
+            answers: true,
+            keeps_credited_bytes: true,
             notices_death: false,
             may_be_done_at_once: true,
             longest: 1 << 30,
@@ -68,7 +78,7 @@ impl Provider {
 }
 
 /// Configuration of the devices of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shape {
     Default,
     /// So many parts may wait toward a peer.
@@ -83,6 +93,14 @@ impl Provider {
         (self.device)(Rank(0), shape)
             .map_err(|why| println!("skipped: {} {shape:?}: {why}", self.name))
             .is_ok()
+    }
+
+    /// Whether ranks may be processes; prints why not.
+    pub fn has_processes(&self) -> bool {
+        if !self.processes {
+            println!("skipped: {}: all ranks are threads of one process", self.name);
+        }
+        self.processes
     }
 
     /// Joins a group over devices of this shape.
@@ -123,7 +141,11 @@ impl Provider {
     /// the case runs once more in each process, in which only this call does anything.
     pub fn on_ranks(&self, size: u32, body: impl Fn(Rank, &mut AllGather<'_>) + Send + Sync) {
         if self.threads {
-            return on_threads(size, body);
+            let case = CASE.get();
+            return on_threads(size, |rank, gather| {
+                CASE.set(case);
+                body(rank, gather);
+            });
         }
         let call = CALLS.replace(CALLS.get() + 1).to_string();
         match common::process_rank() {

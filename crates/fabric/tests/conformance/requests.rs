@@ -10,6 +10,8 @@ use weft_fabric::{MemberWrite, Page, PeerWrite, Rank};
 
 const RANKS: u32 = 3;
 const SLOT: usize = 4000;
+/// Value of bytes that no write has reached.
+const UNTOUCHED: u8 = 0xee;
 
 /// Slices of a write: offset in the source, offset in the slot, length.
 type Slices = Vec<(usize, usize, usize)>;
@@ -34,26 +36,27 @@ pub fn every_kind_of_request_arrives(provider: &Provider) {
     let joining = Joining { slot: SLOT, source: SLOT, ..Joining::default() };
     provider.group(Shape::Default, joining, RANKS, |member, _| {
         let calls = Arc::new(AtomicU32::new(0));
-        let mut expected = vec![vec![0; SLOT]; RANKS as usize];
         let mut seed = 0;
         for (name, slices) in kinds() {
             for way in [each_alone, scattered, scattered_over_a_group] {
                 seed += 1;
                 put(&member.source, 0, &bytes_of(member.engine.rank(), seed));
+                fill(&member.inbox, 0, SLOT * RANKS as usize, UNTOUCHED);
+                settle(member);
                 let Some(raises) = way(member, &slices, &calls) else { continue };
                 for peer in member.engine.peers().collect::<Vec<_>>() {
                     let raises = raises(member, peer);
                     let (engine, counter) = (&mut member.engine, member.counter);
                     waited(|w| engine.wait(counter, &[(peer, raises)], w)).unwrap();
                     let theirs = bytes_of(peer, seed);
-                    let slot = &mut expected[peer.0 as usize];
+                    let mut slot = vec![UNTOUCHED; SLOT];
                     for &(from, to, length) in &slices {
                         slot[to..to + length].copy_from_slice(&theirs[from..from + length]);
                     }
-                    assert!(member.slot_of(peer) == *slot, "{name} of {peer}");
+                    assert!(member.slot_of(peer) == slot, "{name} of {peer}");
                     member.engine.credit(peer, counter).unwrap();
                 }
-                // Every rank has read before any source changes.
+                // Credits have left: the inbox is filled after them, and sources change.
                 settle(member);
             }
         }
@@ -156,7 +159,6 @@ fn byte(seed: usize, at: usize) -> u8 {
 
 pub fn writes_of_any_length_arrive_at_any_offset(provider: &Provider) {
     const LONGEST: usize = (5 << 20) + 3;
-    const UNTOUCHED: u8 = 0xee;
     let lengths =
         [0, 1, 2, 7, 8, 63, 64, 65, 1023, 1025, 4095, 4097, 65_537, (1 << 20) + 1, LONGEST];
     let joining = Joining { slot: LONGEST + 200, source: LONGEST + 200, ..Joining::default() };

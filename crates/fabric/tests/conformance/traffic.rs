@@ -28,7 +28,7 @@ fn rounds(member: &mut Member, seed: u64, rounds: u64) {
 pub fn processes_write_random_pages_to_each_other(provider: &Provider) {
     const RANKS: u32 = 3;
     let Some(rank) = common::process_rank() else {
-        if provider.processes && provider.has(Shape::Default) {
+        if provider.has_processes() && provider.has(Shape::Default) {
             let name = provider.test("processes_write_random_pages_to_each_other");
             let ended = on_processes(&name, RANKS);
             assert!(ended.iter().all(Result::is_ok), "{ended:?}");
@@ -44,20 +44,20 @@ pub fn processes_write_random_pages_to_each_other(provider: &Provider) {
 
 pub fn full_queues_slow_writers_down_and_lose_nothing(provider: &Provider) {
     for depth in [1, 16, 4096] {
-        let stream = Stream { seed: depth as u64, writes: 600 };
+        let stream = Stream::new(provider, depth as u64, 600);
         provider.group(Shape::Queue(depth), Stream::JOINING, 3, |member, _| stream.run(member));
     }
 }
 
 pub fn ranks_configured_differently_reach_each_other(provider: &Provider) {
-    let stream = Stream { seed: 21, writes: 400 };
+    let stream = Stream::new(provider, 21, 400);
     provider.group(Shape::Uneven, Stream::JOINING, 4, |member, _| stream.run(member));
 }
 
 pub fn writes_in_random_order_arrive_byte_for_byte(provider: &Provider) {
     let writes = if is_long() { 1_000_000 } else { 20_000 };
     // Each of the two ranks writes half of them.
-    let stream = Stream { seed: 22, writes: writes / 2 };
+    let stream = Stream::new(provider, 22, writes / 2);
     provider.group(Shape::Default, Stream::JOINING, 2, |member, _| stream.run(member));
 }
 
@@ -66,6 +66,8 @@ pub fn writes_in_random_order_arrive_byte_for_byte(provider: &Provider) {
 struct Stream {
     seed: u64,
     writes: u64,
+    /// [`Provider::keeps_credited_bytes`].
+    keeps_credited_bytes: bool,
 }
 
 /// Bytes of a round's cell.
@@ -92,6 +94,10 @@ impl Stream {
         source: MOST_RANKS * WINDOW * CELL,
         window: WINDOW as u32,
     };
+
+    fn new(provider: &Provider, seed: u64, writes: u64) -> Stream {
+        Stream { seed, writes, keeps_credited_bytes: provider.keeps_credited_bytes }
+    }
 
     /// Ranges of a round's cell, and the value of its bytes.
     fn plan(&self, from: Rank, to: Rank, round: u64) -> (Vec<(usize, usize)>, u8) {
@@ -199,9 +205,10 @@ impl Stream {
                 break;
             }
             let at = peer.0 as usize * member.slot + *round as usize % WINDOW * CELL;
-            let mut expected = vec![0; CELL];
+            let seen = take(&member.inbox, at, CELL);
+            let mut expected = if self.keeps_credited_bytes { vec![0; CELL] } else { seen.clone() };
             ranges.iter().for_each(|&(at, length)| expected[at..at + length].fill(value));
-            assert!(take(&member.inbox, at, CELL) == expected, "round {round} of {peer} at {me}");
+            assert!(seen == expected, "round {round} of {peer} at {me}");
             fill(&member.inbox, at, CELL, 0);
             member.engine.credit(*peer, counter).unwrap();
             *round += 1;
