@@ -347,6 +347,15 @@ impl Endpoint {
         unsafe { ((*(*endpoint).rma).writemsg)(endpoint, message, flags) }
     }
 
+    /// Ends the receive that has this context with an error.
+    #[cfg(test)]
+    pub fn cancel(&self, context: *mut c_void) -> Result<()> {
+        let endpoint = self.endpoint.get();
+        // SAFETY: the endpoint is open; it compares the context only.
+        let result = unsafe { ((*(*endpoint).ops).cancel)(self.endpoint.fid(), context) };
+        check("fi_cancel", result as c_int)
+    }
+
     /// Posts a receive of no bytes, for a provider that consumes one for each immediate.
     ///
     /// # Safety

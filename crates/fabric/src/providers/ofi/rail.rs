@@ -106,6 +106,10 @@ pub struct Rail {
     /// Slots that are kept for messages of the link's own.
     reserve: usize,
     consumes_receives: bool,
+    /// Receives that ended and are not posted again yet.
+    lacking: usize,
+    /// Receives that failed so far.
+    failures: u64,
 }
 
 /// A few bytes that are granted to everybody and never written: the target of signals.
@@ -137,8 +141,16 @@ pub struct Sizes {
 impl Rail {
     /// An endpoint that is enabled. `key` makes a key for memory that is registered.
     pub fn open(domain: &Arc<Domain>, sizes: Sizes, key: u64, is_efa: bool) -> Result<Rail> {
-        let info = domain.info();
-        let consumes_receives = info.consumes_receives();
+        Rail::open_as(domain, sizes, key, is_efa, domain.info().consumes_receives())
+    }
+
+    fn open_as(
+        domain: &Arc<Domain>,
+        sizes: Sizes,
+        key: u64,
+        is_efa: bool,
+        consumes_receives: bool,
+    ) -> Result<Rail> {
         let receives = if consumes_receives { sizes.arrivals } else { 0 };
         let under_way = sizes.parts + sizes.own;
         let queue = Queue::open(domain, under_way + sizes.arrivals)?;
@@ -164,8 +176,14 @@ impl Rail {
             domain: domain.clone(),
             reserve: sizes.own,
             consumes_receives,
+            lacking: 0,
+            failures: 0,
         };
-        (0..receives).try_for_each(|_| rail.post_receive())?;
+        for _ in 0..receives {
+            if !rail.post_receive()? {
+                return Err(format!("fi_recv: the provider takes fewer than {receives} receives"));
+            }
+        }
         Ok(rail)
     }
 
@@ -194,7 +212,7 @@ impl Rail {
     /// Whether one more part may be under way.
     #[inline]
     pub fn has_room(&self) -> bool {
-        self.slots.free.len() > self.reserve
+        self.slots.free.len() > self.reserve + self.lacking
     }
 
     /// Starts a part. False: the provider takes no more now.
@@ -266,21 +284,43 @@ impl Rail {
         unsafe { self.write(&mut message, flags, used) }
     }
 
-    fn post_receive(&mut self) -> Result<()> {
-        let Some(endpoint) = &self.endpoint else { return Ok(()) };
-        let Some(slot) = self.slots.free.pop() else { return Err("no slot is free".into()) };
+    /// Posts a receive. False: the provider takes no more now.
+    fn post_receive(&mut self) -> Result<bool> {
+        let Some(endpoint) = &self.endpoint else { return Ok(true) };
+        let Some(slot) = self.slots.free.pop() else { return Ok(false) };
         // SAFETY: the context lives as long as the endpoint.
         let result = unsafe { endpoint.receive(self.slots.context(slot)) };
         if result != 0 {
             self.slots.free.push(slot);
-            return super::object::check("fi_recv", result as i32);
+            return match result {
+                _ if result == -sys::FI_EAGAIN => Ok(false),
+                _ => super::object::check("fi_recv", result as i32).map(|()| false),
+            };
         }
         self.slots.uses[slot as usize] = Use::Receive;
-        Ok(())
+        Ok(true)
+    }
+
+    /// Posts receives in place of those that ended, as far as the provider takes them: with fewer than were
+    /// agreed on, an arrival would wait for ever.
+    fn post_lacking(&mut self) {
+        while self.lacking > 0 {
+            match self.post_receive() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(why) => {
+                    log::error!("a receive for immediates could not be posted again: {why}");
+                }
+            }
+            self.lacking -= 1;
+        }
     }
 
     /// Makes progress, and reports what has happened.
     pub fn poll(&mut self, mut report: impl FnMut(Event)) {
+        if self.lacking > 0 {
+            self.post_lacking();
+        }
         let batches = if self.is_closed() { 0 } else { BATCHES };
         for _ in 0..batches {
             let count = self.queue.read(&mut self.entries.0);
@@ -310,9 +350,8 @@ impl Rail {
         }
         if self.consumes_receives {
             self.slots.take(entry.op_context);
-            if let Err(why) = self.post_receive() {
-                log::error!("a receive for immediates could not be posted again: {why}");
-            }
+            self.lacking += 1;
+            self.post_lacking();
         }
         report(Event::Arrived(entry.data));
     }
@@ -323,7 +362,17 @@ impl Rail {
         let used =
             if error.op_context.is_null() { None } else { self.slots.take(error.op_context) };
         match used {
-            Some(used) => report(Event::Failed(used, error.err, why)),
+            Some(used) => {
+                if used == Use::Receive {
+                    self.failures += 1;
+                    if self.failures.is_power_of_two() {
+                        log::warn!("receive {} has failed: {why}; posted again", self.failures);
+                    }
+                    self.lacking += 1;
+                    self.post_lacking();
+                }
+                report(Event::Failed(used, error.err, why));
+            }
             None => log::warn!("an arrival failed: {why}"),
         }
     }
@@ -403,5 +452,50 @@ fn prefer_bounded_queues(endpoint: &Endpoint, consumes_receives: bool) {
     const FOR_EVER: usize = 7;
     if let Err(why) = endpoint.set(sys::FI_OPT_EFA_RNR_RETRY, &FOR_EVER) {
         log::debug!("a receiver that is not ready is retried as the library likes: {why}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{OfiProvider, info, library};
+    use super::*;
+    use std::net::{IpAddr, Ipv4Addr};
+    use std::time::{Duration, Instant};
+
+    const RECEIVES: usize = 3;
+    const SIZES: Sizes = Sizes { parts: 2, own: 1, arrivals: RECEIVES, peers: 1 };
+
+    fn posted(rail: &Rail) -> Vec<u32> {
+        let slots = (0..).zip(&rail.slots.uses);
+        slots.filter(|(_, used)| **used == Use::Receive).map(|(slot, _)| slot).collect()
+    }
+
+    /// Receives over a provider that needs none, and a cancelled one for one that fails.
+    #[test]
+    #[cfg_attr(miri, ignore = "miri loads no library")]
+    fn a_receive_that_fails_is_posted_again() {
+        if let Err(why) = library() {
+            return println!("skipped: {why}");
+        }
+        let (provider, bind) = (OfiProvider::new("tcp;ofi_rxm"), IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let offer = info::offers(&provider, bind, false).unwrap().remove(0);
+        let domain = Arc::new(Domain::open(offer).unwrap());
+        let mut rail = Rail::open_as(&domain, SIZES, 2, false, true).unwrap();
+        for round in 0..3 {
+            let receives = posted(&rail);
+            assert_eq!(receives.len(), RECEIVES, "in round {round}");
+            let endpoint = rail.endpoint.as_ref().unwrap();
+            receives.iter().for_each(|slot| endpoint.cancel(rail.slots.context(*slot)).unwrap());
+            let mut failed = 0;
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while failed < RECEIVES {
+                assert!(Instant::now() < deadline, "{failed} have failed in round {round}");
+                rail.poll(|event| match event {
+                    Event::Failed(Use::Receive, libc::ECANCELED, _) => failed += 1,
+                    _ => panic!("no other operation is under way"),
+                });
+            }
+        }
+        assert!(rail.has_room(), "a receive has the place of a part");
     }
 }

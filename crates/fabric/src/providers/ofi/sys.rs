@@ -315,7 +315,7 @@ pub struct Ep {
 #[repr(C)]
 pub struct EpOps {
     pub size: usize,
-    pub cancel: *mut c_void,
+    pub cancel: unsafe extern "C" fn(*mut Fid, *mut c_void) -> isize,
     pub getopt: *mut c_void,
     pub setopt: unsafe extern "C" fn(*mut Fid, c_int, c_int, *const c_void, usize) -> c_int,
 }
