@@ -299,6 +299,16 @@ impl LaneTable {
     /// [`LaneTable::arrive`] for a transport that knows the sender: a lane granted to another peer is
     /// dropped and counted, too. Returns whether the lane rose.
     pub fn arrive_from(&self, peer: Rank, lane: Lane) -> bool {
+        self.is_open_to(peer, lane) && self.arrive(lane).is_some()
+    }
+
+    /// [`LaneTable::arrive_in_poll`] for such a transport.
+    pub fn arrive_from_in_poll(&self, peer: Rank, lane: Lane) -> Option<Rank> {
+        if self.is_open_to(peer, lane) { self.arrive_in_poll(lane) } else { None }
+    }
+
+    /// Whether a lane is granted to no other peer than this one; counts an arrival that is refused.
+    fn is_open_to(&self, peer: Rank, lane: Lane) -> bool {
         let number = lane.id().get() as usize;
         let word = self.holders.get(number).map_or(0, |holder| holder.load(Ordering::Acquire));
         if Holder::peer(word).is_some_and(|holder| holder != peer) {
@@ -307,7 +317,7 @@ impl LaneTable {
             }
             return false;
         }
-        self.arrive(lane).is_some()
+        true
     }
 
     /// Wakes the owner without a raise.

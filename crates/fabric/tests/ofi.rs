@@ -8,6 +8,8 @@ mod bounds;
 mod ends;
 #[path = "ofi/layout.rs"]
 mod layout;
+#[path = "ofi/senders.rs"]
+mod senders;
 #[path = "ofi/traffic.rs"]
 mod traffic;
 

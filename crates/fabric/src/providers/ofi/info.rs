@@ -214,6 +214,11 @@ impl Info {
         self.info().caps & sys::FI_HMEM != 0
     }
 
+    /// Arrivals name their senders, as far as the provider knows them.
+    pub fn names_senders(&self) -> bool {
+        self.info().caps & sys::FI_SOURCE != 0
+    }
+
     /// Each immediate consumes a posted receive.
     pub fn consumes_receives(&self) -> bool {
         (self.info().mode | self.receive().mode) & sys::FI_RX_CQ_DATA != 0
@@ -226,16 +231,12 @@ impl Info {
 }
 
 /// The offers of a provider, one for each NIC, the one that it prefers first. For providers of the
-/// Internet protocol `source` is the address that endpoints listen on. `with_devices`: memory of CUDA
-/// devices shall be reached where the provider can.
+/// Internet protocol `source` is the address that endpoints listen on. `wanted`: capabilities that are used
+/// where the provider has them, of [`sys::FI_HMEM`] and [`sys::FI_SOURCE`].
 ///
 /// # Errors
 /// Why the provider cannot be used here. No other is offered in its place.
-pub fn offers(
-    provider: &OfiProvider,
-    source: IpAddr,
-    with_devices: bool,
-) -> Result<Vec<Info>, String> {
+pub fn offers(provider: &OfiProvider, source: IpAddr, wanted: u64) -> Result<Vec<Info>, String> {
     let library = Library::get()?;
     if provider.is_efa() && library.version() < (1, 21) {
         let ((major, minor), path) = (library.version(), library.path().display());
@@ -246,11 +247,11 @@ pub fn offers(
         ));
     }
     let mut found = Vec::new();
-    if with_devices {
-        found = query(library, provider, source, sys::FI_HMEM)?;
-    }
-    if found.is_empty() {
-        found = query(library, provider, source, 0)?;
+    let tries = [wanted, wanted & sys::FI_HMEM, wanted & sys::FI_SOURCE, 0];
+    for (place, further) in tries.iter().enumerate() {
+        if found.is_empty() && !tries[..place].contains(further) {
+            found = query(library, provider, source, *further)?;
+        }
     }
     let mut seen = Vec::new();
     found.retain(|info| {

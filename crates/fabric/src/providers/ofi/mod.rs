@@ -68,6 +68,9 @@ pub struct OfiConfig {
     /// Arrivals from each peer that may lie unconsumed, at least 4. Fewer if the peers are so many that
     /// a completion queue could overflow.
     pub max_unconsumed: u32,
+    /// Arrivals whose lane is granted to another peer than their sender are dropped and counted, where the
+    /// provider names senders (`FI_SOURCE`). Otherwise an arrival counts as its lane holder's.
+    pub checks_senders: bool,
 }
 
 impl Default for OfiConfig {
@@ -81,6 +84,7 @@ impl Default for OfiConfig {
             stripe_from: 128 << 10,
             queue_parts: 1024,
             max_unconsumed: 1024,
+            checks_senders: false,
         }
     }
 }
@@ -90,6 +94,9 @@ pub const PROVIDER: &str = "WEFT_OFI_PROVIDER";
 /// As above.
 pub const DOMAINS: &str = "WEFT_OFI_DOMAINS";
 
+/// As above: 1 sets [`OfiConfig::checks_senders`].
+pub const CHECK_SENDERS: &str = "WEFT_OFI_CHECK_SENDERS";
+
 /// Provider and NICs of libfabric, as far as they were chosen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OfiChoice {
@@ -98,15 +105,22 @@ pub struct OfiChoice {
     pub provider: Option<String>,
     /// [`OfiConfig::domains`].
     pub domains: Vec<String>,
+    /// [`OfiConfig::checks_senders`].
+    pub checks_senders: bool,
 }
 
 impl OfiChoice {
-    /// The choice of `WEFT_OFI_PROVIDER` and `WEFT_OFI_DOMAINS` (names with commas).
+    /// The choice of `WEFT_OFI_PROVIDER`, `WEFT_OFI_DOMAINS` (names with commas) and
+    /// `WEFT_OFI_CHECK_SENDERS` (1 or nothing).
     pub fn from_env() -> OfiChoice {
         let get = |name| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
         let split = |names: String| names.split(',').map(|name| name.trim().to_owned()).collect();
         let domains = get(DOMAINS).map_or_else(Vec::new, split);
-        OfiChoice { provider: get(PROVIDER).map(|name| name.trim().to_owned()), domains }
+        OfiChoice {
+            provider: get(PROVIDER).map(|name| name.trim().to_owned()),
+            domains,
+            checks_senders: get(CHECK_SENDERS).is_some_and(|value| value.trim() == "1"),
+        }
     }
 
     /// A configuration with what was chosen.
@@ -115,11 +129,12 @@ impl OfiChoice {
             Some(name) => OfiProvider::new(name),
             None => {
                 let efa = OfiProvider::new("efa");
-                let has_efa = info::offers(&efa, bind, false).is_ok();
+                let has_efa = info::offers(&efa, bind, 0).is_ok();
                 if has_efa { efa } else { OfiConfig::default().provider }
             }
         };
-        OfiConfig { provider, domains: self.domains.clone(), ..OfiConfig::default() }
+        let OfiChoice { domains, checks_senders, .. } = self.clone();
+        OfiConfig { provider, domains, checks_senders, ..OfiConfig::default() }
     }
 
     /// Looks for the library, the provider and the NICs, and opens none of them.
@@ -129,7 +144,7 @@ impl OfiChoice {
     pub fn check(&self) -> Result<()> {
         let bind = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         let config = OfiConfig { bind, ..self.resolve(bind) };
-        let offers = info::offers(&config.provider, bind, false).map_err(unusable)?;
+        let offers = info::offers(&config.provider, bind, 0).map_err(unusable)?;
         choose(&config, offers).map(drop)
     }
 }
@@ -158,8 +173,8 @@ impl OfiDevice {
                 return Err(unusable(format!("{name} {value}: choose {least} to {most}")));
             }
         }
-        let with_devices = weft_cuda::driver().is_ok();
-        let offers = info::offers(&config.provider, config.bind, with_devices).map_err(unusable)?;
+        let wanted = with_devices() | if config.checks_senders { sys::FI_SOURCE } else { 0 };
+        let offers = info::offers(&config.provider, config.bind, wanted).map_err(unusable)?;
         let chosen = choose(&config, offers)?;
         let name = config.provider.is_of_one_host().then(shm_name).transpose()?;
         let domains = chosen.into_iter().map(|mut info| {
@@ -174,6 +189,11 @@ impl OfiDevice {
     pub fn domains(&self) -> impl Iterator<Item = String> {
         self.domains.iter().map(|domain| domain.info().domain_name())
     }
+}
+
+/// The capability to reach memory of CUDA devices, on a host with a driver for them.
+fn with_devices() -> u64 {
+    if weft_cuda::driver().is_ok() { sys::FI_HMEM } else { 0 }
 }
 
 /// The offers that a configuration names, or the provider's own.
@@ -298,7 +318,7 @@ pub fn built_in() -> Result<Vec<String>, String> {
 /// # Errors
 /// Why the provider cannot be used.
 pub fn offers(provider: &OfiProvider, bind: IpAddr) -> Result<Vec<Offer>, String> {
-    let found = info::offers(provider, bind, weft_cuda::driver().is_ok())?;
+    let found = info::offers(provider, bind, with_devices())?;
     let offer = |info: &Info| Offer {
         domain: info.domain_name(),
         fabric: info.fabric_name(),

@@ -214,6 +214,16 @@ impl Queue {
         unsafe { ((*(*queue).ops).read)(queue, entries.as_mut_ptr(), entries.len()) }
     }
 
+    /// As [`Queue::read`], with the address of each arrival's sender, as far as the provider names it.
+    pub fn read_from(&self, entries: &mut [sys::CqEntry], senders: &mut [sys::Address]) -> isize {
+        let (queue, count) = (self.queue.get(), entries.len().min(senders.len()));
+        // SAFETY: as in `read`; both arrays have room for so many.
+        unsafe {
+            let readfrom = (*(*queue).ops).readfrom;
+            readfrom(queue, entries.as_mut_ptr(), count, senders.as_mut_ptr())
+        }
+    }
+
     /// Reads the error that is first, if any.
     pub fn read_error(&self) -> Option<(sys::CqError, String)> {
         let queue = self.queue.get();

@@ -4,9 +4,11 @@ use super::object::{Domain, Endpoint, Mr, Queue, Result};
 use super::sys;
 use super::wire::Target;
 use std::cell::UnsafeCell;
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use weft_control::Rank;
 
 /// The most ranges of one part, whatever a provider takes.
 pub const MAX_RANGES: usize = 16;
@@ -43,8 +45,9 @@ pub enum Event {
     Ended(Use),
     /// An operation of ours has failed: its error number, and in words.
     Failed(Use, i32, String),
-    /// A part has arrived with this immediate ([`super::wire::immediate`]).
-    Arrived(u64),
+    /// A part has arrived with this immediate ([`super::wire::immediate`]), of this sender if the provider
+    /// names it.
+    Arrived(u64, Option<Rank>),
 }
 
 /// Slots for operations under way; their contexts stay where they are.
@@ -102,6 +105,8 @@ pub struct Rail {
     queue: Queue,
     slots: Slots,
     entries: Box<Entries>,
+    /// Where arrivals name their senders.
+    senders: Option<Box<Senders>>,
     domain: Arc<Domain>,
     /// Slots that are kept for messages of the link's own.
     reserve: usize,
@@ -125,6 +130,12 @@ struct Entries([sys::CqEntry; BATCH]);
 
 // SAFETY: their pointers are the provider's, and are compared only.
 unsafe impl Send for Entries {}
+
+/// Senders of the completions that were read together.
+struct Senders {
+    addresses: [sys::Address; BATCH],
+    ranks: HashMap<sys::Address, Rank>,
+}
 
 /// Sizes of a rail's queues.
 #[derive(Clone, Copy, Debug)]
@@ -154,7 +165,8 @@ impl Rail {
         let receives = if consumes_receives { sizes.arrivals } else { 0 };
         let under_way = sizes.parts + sizes.own;
         let queue = Queue::open(domain, under_way + sizes.arrivals)?;
-        let endpoint = Endpoint::open(domain, &queue, sizes.peers)?;
+        // The peers, and the endpoint itself.
+        let endpoint = Endpoint::open(domain, &queue, sizes.peers + 1)?;
         if is_efa {
             prefer_bounded_queues(&endpoint, consumes_receives);
         }
@@ -173,6 +185,7 @@ impl Rail {
             queue,
             slots: Slots::new(under_way + receives),
             entries: Box::new(Entries([blank; BATCH])),
+            senders: None,
             domain: domain.clone(),
             reserve: sizes.own,
             consumes_receives,
@@ -192,14 +205,32 @@ impl Rail {
         self.endpoint.as_ref().ok_or("the endpoint is closed")?.name()
     }
 
+    /// From now on arrivals name their senders. Comes before any [`Rail::insert`]: the first address, 0, is
+    /// made that of this endpoint, as ofi_rxm of libfabric 1.17 gives 0 for every sender.
+    pub fn name_senders(&mut self) -> Result<()> {
+        let endpoint = self.endpoint.as_ref().ok_or("the endpoint is closed")?;
+        let mut name = endpoint.name()?;
+        // A provider may read a whole address of its format.
+        name.resize(512, 0);
+        // SAFETY: it is this endpoint's own name.
+        unsafe { endpoint.insert(&name)? };
+        let senders = Senders { addresses: [sys::Address::MAX; BATCH], ranks: HashMap::new() };
+        self.senders = Some(Box::new(senders));
+        Ok(())
+    }
+
     /// Takes in a peer's endpoint.
     ///
     /// # Safety
     /// The name is one of the same provider and address format.
-    pub unsafe fn insert(&self, name: &[u8]) -> Result<sys::Address> {
+    pub unsafe fn insert(&mut self, peer: Rank, name: &[u8]) -> Result<sys::Address> {
         let endpoint = self.endpoint.as_ref().ok_or("the endpoint is closed")?;
         // SAFETY: by the caller's promise.
-        unsafe { endpoint.insert(name) }
+        let address = unsafe { endpoint.insert(name) }?;
+        if let Some(senders) = &mut self.senders {
+            senders.ranks.insert(address, peer);
+        }
+        Ok(address)
     }
 
     /// Where peers aim signals.
@@ -323,7 +354,10 @@ impl Rail {
         }
         let batches = if self.is_closed() { 0 } else { BATCHES };
         for _ in 0..batches {
-            let count = self.queue.read(&mut self.entries.0);
+            let count = match &mut self.senders {
+                None => self.queue.read(&mut self.entries.0),
+                Some(senders) => self.queue.read_from(&mut self.entries.0, &mut senders.addresses),
+            };
             if count == -sys::FI_EAVAIL {
                 self.read_error(&mut report);
                 continue;
@@ -331,7 +365,8 @@ impl Rail {
             let Ok(count) = usize::try_from(count) else { return };
             for index in 0..count.min(BATCH) {
                 let entry = self.entries.0[index];
-                self.read_entry(&entry, &mut report);
+                let sender = self.senders.as_ref().and_then(|senders| senders.of(index));
+                self.read_entry(&entry, sender, &mut report);
             }
             if count < BATCH {
                 return;
@@ -340,7 +375,12 @@ impl Rail {
     }
 
     #[inline]
-    fn read_entry(&mut self, entry: &sys::CqEntry, report: &mut impl FnMut(Event)) {
+    fn read_entry(
+        &mut self,
+        entry: &sys::CqEntry,
+        sender: Option<Rank>,
+        report: &mut impl FnMut(Event),
+    ) {
         if entry.flags & sys::FI_REMOTE_CQ_DATA == 0 {
             match self.slots.take(entry.op_context) {
                 Some(used) => report(Event::Ended(used)),
@@ -353,7 +393,7 @@ impl Rail {
             self.lacking += 1;
             self.post_lacking();
         }
-        report(Event::Arrived(entry.data));
+        report(Event::Arrived(entry.data, sender));
     }
 
     #[cold]
@@ -418,6 +458,13 @@ impl Rail {
     }
 }
 
+impl Senders {
+    /// The sender of one of these completions.
+    fn of(&self, index: usize) -> Option<Rank> {
+        self.ranks.get(&self.addresses[index]).copied()
+    }
+}
+
 impl Page {
     fn new(domain: &Arc<Domain>, key: u64) -> Result<Page> {
         let bytes = Box::new(UnsafeCell::new([0; 8]));
@@ -478,7 +525,7 @@ mod tests {
             return println!("skipped: {why}");
         }
         let (provider, bind) = (OfiProvider::new("tcp;ofi_rxm"), IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let offer = info::offers(&provider, bind, false).unwrap().remove(0);
+        let offer = info::offers(&provider, bind, 0).unwrap().remove(0);
         let domain = Arc::new(Domain::open(offer).unwrap());
         let mut rail = Rail::open_as(&domain, SIZES, 2, false, true).unwrap();
         for round in 0..3 {

@@ -265,7 +265,7 @@ pub struct Cq {
 pub struct CqOps {
     pub size: usize,
     pub read: unsafe extern "C" fn(*mut Cq, *mut CqEntry, usize) -> isize,
-    pub readfrom: *mut c_void,
+    pub readfrom: unsafe extern "C" fn(*mut Cq, *mut CqEntry, usize, *mut Address) -> isize,
     pub readerr: unsafe extern "C" fn(*mut Cq, *mut CqError, u64) -> isize,
     pub sread: *mut c_void,
     pub sreadfrom: *mut c_void,

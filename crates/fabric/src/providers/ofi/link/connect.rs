@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_micros(100);
 
 impl OfiLink {
     /// Takes in a peer's endpoints, and where its signals are aimed.
-    pub(super) fn meet(&self, introduction: &Introduction<'_>) -> Result<Peer> {
+    pub(super) fn meet(&mut self, introduction: &Introduction<'_>) -> Result<Peer> {
         let peer = introduction.peer;
         let malformed = |what| {
             let detail = "it is of another wire version or damaged".into();
@@ -36,13 +36,13 @@ impl OfiLink {
             return Err(malformed("an ofi introduction"));
         }
         let length = self.address.names[0].len();
-        let ends = self.rails.iter().zip(&address.names).zip(&theirs.targets);
+        let ends = self.rails.iter_mut().zip(&address.names).zip(&theirs.targets);
         let ends = ends.take(count).map(|((rail, name), target)| {
             if name.len() > length.max(256) {
                 return Err(malformed("an ofi address"));
             }
             // SAFETY: `route` found provider and address format to be ours; providers check the rest.
-            let inserted = unsafe { rail.insert(&padded(name)) };
+            let inserted = unsafe { rail.insert(peer, &padded(name)) };
             inserted.map(|address| (address, *target)).map_err(|why| refused(peer, why))
         });
         let ends = ends.collect::<Result<Vec<_>>>()?;

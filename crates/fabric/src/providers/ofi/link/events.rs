@@ -45,12 +45,18 @@ impl OfiLink {
         peers: &mut [Option<Peer>],
         (due, leaving): (&mut Vec<u32>, &mut Vec<(u32, Option<Time>)>),
         immediate: u64,
+        sender: Option<Rank>,
     ) {
+        let raise = |lane| match sender {
+            None => group.lanes.arrive_in_poll(lane),
+            Some(sender) => group.lanes.arrive_from_in_poll(sender, lane),
+        };
         let (lane, rider) = lanes_of(immediate);
         if let Some(rider) = rider {
-            group.lanes.arrive_in_poll(rider);
+            raise(rider);
         }
-        let holder = group.lanes.arrive_in_poll(lane).or_else(|| group.lanes.last_holder(lane));
+        // An arrival that is dropped has taken a place in the queue, too.
+        let holder = raise(lane).or(sender).or_else(|| group.lanes.last_holder(lane));
         let peer = holder.and_then(|holder| peers.get_mut(holder.index())?.as_mut());
         let Some(peer) = peer else { return };
         let rank = peer.rank.0;

@@ -85,7 +85,11 @@ impl OfiLink {
         let sizes = Sizes { parts, own: OWN, arrivals, peers };
         let rails = domains.iter().map(|domain| {
             let key = keys.next(domain);
-            Rail::open(domain, sizes, key, is_efa)
+            let mut rail = Rail::open(domain, sizes, key, is_efa)?;
+            if config.checks_senders && domain.info().names_senders() {
+                rail.name_senders()?;
+            }
+            Ok(rail)
         });
         let rails = rails.collect::<Result<Vec<_>, String>>().map_err(unusable)?;
         let names = rails.iter().map(Rail::name).collect::<Result<_, String>>();
@@ -291,8 +295,8 @@ impl Link for OfiLink {
             rail.poll(|event| {
                 nap.note_event();
                 match event {
-                    Event::Arrived(immediate) => {
-                        Self::arrived(group, peers, (due, leaving), immediate);
+                    Event::Arrived(immediate, sender) => {
+                        Self::arrived(group, peers, (due, leaving), immediate, sender);
                     }
                     Event::Ended(used) => Self::ended(peers, used, sink),
                     Event::Failed(used, error, why) => Self::failed(peers, used, error, why, sink),
