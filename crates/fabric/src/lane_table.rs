@@ -253,40 +253,50 @@ impl LaneTable {
     /// Raises a lane by one. The caller is the agent of the lane's holder, one thread at a time. Returns
     /// the holder. An arrival that names a free lane or another generation is dropped and counted.
     pub fn arrive(&self, lane: Lane) -> Option<Rank> {
-        let (peer, asleep) = self.raise(lane)?;
-        wake(self.words.lanes(), asleep, self.wake.as_fd());
+        let peer = self.arrive_unmarked(lane)?;
+        self.mark(lane.id());
         Some(peer)
     }
 
-    /// [`LaneTable::arrive`] inside of an engine's poll, which takes the raise next and passes it on to the
-    /// threads and the event loop that sleep: it wakes none itself.
-    pub fn arrive_in_poll(&self, lane: Lane) -> Option<Rank> {
-        self.raise(lane).map(|(peer, _)| peer)
-    }
-
-    /// Raises a lane; returns its holder, and who sleeps.
+    /// [`LaneTable::arrive`] inside of [`crate::Link::poll`]: the link reports the lane in its
+    /// [`crate::link::Sink`], so no mark is set. The engine takes the lane next and passes it on to the threads
+    /// and the event loop that sleep.
     #[inline]
-    fn raise(&self, lane: Lane) -> Option<(Rank, Wake)> {
+    pub fn arrive_unmarked(&self, lane: Lane) -> Option<Rank> {
         let number = lane.id().get() as usize;
         let word = self.holders.get(number).map_or(0, |holder| holder.load(Ordering::Acquire));
-        let Some(peer) = Holder::peer(word) else {
-            if is_worth_a_line(&self.refused.ungranted) {
-                log::warn!("dropped an arrival: lane {number} is not granted");
-            }
-            return None;
-        };
-        if lane.generation() != Holder::generation(word) {
-            if is_worth_a_line(&self.refused.stale) {
-                log::warn!(
-                    "dropped an arrival: lane {number} of generation {}, this is {}",
-                    lane.generation().0,
-                    Holder::generation(word).0
-                );
-            }
+        let holder = Holder::peer(word).filter(|_| lane.generation() == Holder::generation(word));
+        if holder.is_none() {
+            self.refuse(lane, word);
             return None;
         }
         let lanes = self.words.lanes();
-        Some((peer, lanes.raise(number, lanes.value(number) + 1)))
+        lanes.raise_unmarked(number, lanes.value(number) + 1);
+        holder
+    }
+
+    /// Marks a lane that rose by [`LaneTable::arrive_unmarked`], and wakes the owner.
+    pub fn mark(&self, lane: LaneId) {
+        let lanes = self.words.lanes();
+        wake(lanes, lanes.mark(lane.get() as usize), self.wake.as_fd());
+    }
+
+    /// Counts an arrival that is dropped; `word` is its lane's holder.
+    #[cold]
+    #[inline(never)]
+    fn refuse(&self, lane: Lane, word: u64) {
+        let number = lane.id().get();
+        if Holder::peer(word).is_none() {
+            if is_worth_a_line(&self.refused.ungranted) {
+                log::warn!("dropped an arrival: lane {number} is not granted");
+            }
+        } else if is_worth_a_line(&self.refused.stale) {
+            log::warn!(
+                "dropped an arrival: lane {number} of generation {}, this is {}",
+                lane.generation().0,
+                Holder::generation(word).0
+            );
+        }
     }
 
     /// The peer to which a lane was last issued, for a transport that counts arrivals by peer. `None` for a
@@ -302,9 +312,9 @@ impl LaneTable {
         self.is_open_to(peer, lane) && self.arrive(lane).is_some()
     }
 
-    /// [`LaneTable::arrive_in_poll`] for such a transport.
-    pub fn arrive_from_in_poll(&self, peer: Rank, lane: Lane) -> Option<Rank> {
-        if self.is_open_to(peer, lane) { self.arrive_in_poll(lane) } else { None }
+    /// [`LaneTable::arrive_unmarked`] for such a transport.
+    pub fn arrive_from_unmarked(&self, peer: Rank, lane: Lane) -> Option<Rank> {
+        if self.is_open_to(peer, lane) { self.arrive_unmarked(lane) } else { None }
     }
 
     /// Whether a lane is granted to no other peer than this one; counts an arrival that is refused.

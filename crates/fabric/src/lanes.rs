@@ -79,7 +79,18 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
     /// visible to the owner once it sees the value.
     pub fn raise(&self, lane: usize, value: u64) -> Wake {
         self.word(lane).store(value);
-        self.mark(lane / 64, 1 << (lane % 64))
+        self.mark(lane)
+    }
+
+    /// [`Lanes::raise`] without a mark, for an agent within the owner's poll, which reports the lane itself.
+    #[inline(always)]
+    pub fn raise_unmarked(&self, lane: usize, value: u64) {
+        self.word(lane).store(value);
+    }
+
+    /// Marks a lane that has been raised.
+    pub fn mark(&self, lane: usize) -> Wake {
+        self.mark_leaf(lane / 64, 1 << (lane % 64))
     }
 
     /// Raises both lanes of a cache line, which then travels once. Whoever sees `lane`'s value sees that of
@@ -87,10 +98,10 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
     pub fn raise_both(&self, lane: usize, value: u64, beside: u64) -> Wake {
         self.word(lane ^ 1).store(beside);
         self.word(lane).store(value);
-        self.mark(lane / 64, 0b11 << ((lane & !1) % 64))
+        self.mark_leaf(lane / 64, 0b11 << ((lane & !1) % 64))
     }
 
-    fn mark(&self, leaf: usize, lanes: u64) -> Wake {
+    fn mark_leaf(&self, leaf: usize, lanes: u64) -> Wake {
         self.leaves[leaf].0.fetch_or(lanes);
         Self::wake_for(self.bell.0.fetch_or(1 << (leaf as u32 % GROUPS)))
     }

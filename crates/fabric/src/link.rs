@@ -18,7 +18,7 @@ use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::parts::PartRule;
 use crate::request::Token;
-use crate::types::{Class, Generation, Lane, Page, ProviderKind, RegionKey, Time};
+use crate::types::{Class, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, Time};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -195,6 +195,8 @@ pub struct Sink {
     pub failures: Vec<(u64, String)>,
     /// Peers that cannot be reached any more, with the reason.
     pub lost: Vec<(Rank, String)>,
+    /// Lanes that a poll has raised without a mark ([`LaneTable::arrive_unmarked`]).
+    pub raised: Vec<LaneId>,
     /// After a flush: parts may be left with the link although their posts were [`Posted::Done`]. Their
     /// requests go on by [`Link::hold`]. The reader clears it.
     pub held: bool,
@@ -203,7 +205,18 @@ pub struct Sink {
 impl Sink {
     /// Whether there is nothing to take.
     pub fn is_empty(&self) -> bool {
-        self.completed.is_empty() && self.failures.is_empty() && self.lost.is_empty()
+        self.completed.is_empty()
+            && self.failures.is_empty()
+            && self.lost.is_empty()
+            && self.raised.is_empty()
+    }
+
+    /// Reports that a lane has risen without a mark. A lane that rises several times in a row is reported once.
+    #[inline]
+    pub fn rose(&mut self, lane: LaneId) {
+        if self.raised.last() != Some(&lane) {
+            self.raised.push(lane);
+        }
     }
 
     /// Reports that the source of a part may be reused.

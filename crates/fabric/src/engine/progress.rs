@@ -3,7 +3,7 @@
 use super::{Engine, Suspect};
 use crate::driver::Event;
 use crate::trace::ArrivalRecord;
-use crate::types::{CounterId, Time};
+use crate::types::{CounterId, LaneId, Time};
 use weft_control::{Cause, Poison, Rank};
 
 /// A lane that rose.
@@ -39,7 +39,7 @@ impl Engine {
         if !self.sink.lost.is_empty() || !self.suspects.is_empty() {
             self.take_losses(now);
         }
-        if self.lanes.has_raised() {
+        if !self.sink.raised.is_empty() || self.lanes.has_raised() {
             self.take_raises(now, events);
         }
         if !self.ended.is_empty() {
@@ -277,38 +277,51 @@ impl Engine {
         self.suspects = suspects;
     }
 
+    /// Takes the lanes that links have raised in this poll, and those that peers' stores and other threads have
+    /// marked.
     #[inline(never)]
     fn take_raises(&mut self, now: Time, events: &mut Vec<Event>) {
-        let Engine { lanes, lane_uses, counters, peers, trace, rose, news, barrier, .. } = self;
-        let had_news = *news || !rose.is_empty();
-        lanes.take_raised(|number| {
-            let Some(Some(usage)) = lane_uses.get(number).copied() else { return };
-            let super::LaneUse { counter, peer, offset } = usage;
-            let Some(Some((_, known))) = counters.get_mut(counter.index()) else { return };
-            let internal = known.internal || *barrier == Some(counter);
-            let Some(end) = known.ends[peer.0 as usize].as_mut() else { return };
-            peers[peer.0 as usize].totals.arrivals += 1;
-            if offset == CREDIT {
-                *news |= !internal;
-                let credits = lanes.value(end.credit.id());
-                events.push(Event::Credited { counter, peer, credits });
-                return;
-            }
-            let round = end.round_of(offset);
-            let value = lanes.value(end.data_of(round));
-            if let Some(trace) = trace {
-                let lane = number as u32;
-                trace.arrival(ArrivalRecord { at: now, peer, lane, value });
-            }
-            let count = end.count_at(round, value);
-            if count > 0 {
-                events.push(Event::Raised { counter, peer, round, count });
-                if !internal && !std::mem::replace(&mut end.listed, true) {
-                    rose.push((counter, peer));
-                }
-            }
-        });
+        let had_news = self.has_news();
+        let mut raised = std::mem::take(&mut self.sink.raised);
+        if self.lanes.has_raised() {
+            self.lanes.take_raised(|number| raised.extend(LaneId::new(number as u32)));
+        }
+        for lane in raised.drain(..) {
+            self.lane_rose(lane, now, events);
+        }
+        self.sink.raised = raised;
         self.ring_for_news(had_news);
+    }
+
+    /// Reports a lane that rose.
+    #[inline]
+    fn lane_rose(&mut self, lane: LaneId, now: Time, events: &mut Vec<Event>) {
+        let Engine { lanes, lane_uses, counters, peers, trace, rose, news, barrier, .. } = self;
+        let Some(Some(usage)) = lane_uses.get(lane.get() as usize).copied() else { return };
+        let super::LaneUse { counter, peer, offset } = usage;
+        let Some(Some((_, known))) = counters.get_mut(counter.index()) else { return };
+        let internal = known.internal || *barrier == Some(counter);
+        let Some(end) = known.ends[peer.0 as usize].as_mut() else { return };
+        peers[peer.0 as usize].totals.arrivals += 1;
+        if offset == CREDIT {
+            *news |= !internal;
+            let credits = lanes.value(end.credit.id());
+            events.push(Event::Credited { counter, peer, credits });
+            return;
+        }
+        let round = end.round_of(offset);
+        let value = lanes.value(end.data_of(round));
+        if let Some(trace) = trace {
+            let lane = lane.get();
+            trace.arrival(ArrivalRecord { at: now, peer, lane, value });
+        }
+        let count = end.count_at(round, value);
+        if count > 0 {
+            events.push(Event::Raised { counter, peer, round, count });
+            if !internal && !std::mem::replace(&mut end.listed, true) {
+                rose.push((counter, peer));
+            }
+        }
     }
 
     /// Cuts one peer off; what was under way or waited for it drains with an error.

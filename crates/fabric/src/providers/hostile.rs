@@ -252,7 +252,7 @@ impl HostileLink {
         self.ended.push(Ended { token, peer, failure, due: None });
     }
 
-    /// Takes what the inner link has reported; passes on which peers are lost.
+    /// Takes what the inner link has reported; passes on which peers are lost and which lanes rose.
     fn take_news(&mut self, sink: &mut Sink) {
         let completed = std::mem::take(&mut self.news.completed);
         let failures = std::mem::take(&mut self.news.failures);
@@ -263,6 +263,7 @@ impl HostileLink {
             self.part_ended(inner, Some(why));
         }
         sink.lost.append(&mut self.news.lost);
+        sink.raised.append(&mut self.news.raised);
     }
 
     fn part_ended(&mut self, inner: u64, failure: Option<String>) {

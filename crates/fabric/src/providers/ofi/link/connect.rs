@@ -68,6 +68,8 @@ impl OfiLink {
                 !is_due || !self.signal_presence(peer, 0, &mut sink)
             });
             self.poll(clock::now(), &mut sink);
+            // A peer that has connected may write already; the engine takes marks with its first poll.
+            sink.raised.drain(..).for_each(|lane| self.group.lanes.mark(lane));
             if let Some((peer, why)) = sink.lost.pop() {
                 return Err(refused(peer, why));
             }

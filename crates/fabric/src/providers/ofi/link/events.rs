@@ -6,7 +6,7 @@ use super::super::wire::{immediate, lanes_of};
 use super::OfiLink;
 use crate::clock;
 use crate::link::{Link, Membership, Sink};
-use crate::types::Time;
+use crate::types::{Lane, Time};
 use std::time::Duration;
 use weft_control::Rank;
 
@@ -46,10 +46,17 @@ impl OfiLink {
         (due, leaving): (&mut Vec<u32>, &mut Vec<(u32, Option<Time>)>),
         immediate: u64,
         sender: Option<Rank>,
+        sink: &mut Sink,
     ) {
-        let raise = |lane| match sender {
-            None => group.lanes.arrive_in_poll(lane),
-            Some(sender) => group.lanes.arrive_from_in_poll(sender, lane),
+        let mut raise = |lane: Lane| {
+            let holder = match sender {
+                None => group.lanes.arrive_unmarked(lane),
+                Some(sender) => group.lanes.arrive_from_unmarked(sender, lane),
+            };
+            if holder.is_some() {
+                sink.rose(lane.id());
+            }
+            holder
         };
         let (lane, rider) = lanes_of(immediate);
         if let Some(rider) = rider {

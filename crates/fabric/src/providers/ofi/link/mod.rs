@@ -296,7 +296,7 @@ impl Link for OfiLink {
                 nap.note_event();
                 match event {
                     Event::Arrived(immediate, sender) => {
-                        Self::arrived(group, peers, (due, leaving), immediate, sender);
+                        Self::arrived(group, peers, (due, leaving), immediate, sender, sink);
                     }
                     Event::Ended(used) => Self::ended(peers, used, sink),
                     Event::Failed(used, error, why) => Self::failed(peers, used, error, why, sink),
