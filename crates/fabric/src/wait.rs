@@ -28,7 +28,7 @@ pub struct Waiter<'a> {
 /// microseconds. A poll in between costs more than the store of a peer takes to be seen.
 const GLANCES: u32 = 100;
 /// Polls of a spinning wait between two looks at the clock and at all that ends a wait without an event.
-const POLLS: u32 = 8;
+const POLLS: u32 = 16;
 /// Pauses between two glances: each look takes the line away from the peer that is about to store to it.
 const PAUSES: u32 = 2;
 /// The least time between two questions whether a wait is interrupted.
@@ -131,12 +131,14 @@ fn run_turns<T, E: From<Error>>(
         return Ok(value);
     }
     let begin = clock::now();
+    // The first turn needs no second look at the clock.
+    let mut first = Some(begin);
     let mut idle_since = begin;
     let mut asked = Time(0);
     let mut left_since = None;
     loop {
         let ticket = host.ticket();
-        let now = clock::now();
+        let now = first.take().unwrap_or_else(clock::now);
         host.closed()?;
         let turn = host.with(|engine| {
             let mut events = std::mem::take(engine.event_buffer());
@@ -216,25 +218,30 @@ fn spin<T, E>(
     })
 }
 
-/// Polls a few times for a wait without a driver, until something happens; gives way to `callers`.
+/// Polls a few times for a wait without a driver, until it has what it waits for; gives way to `callers`.
 fn poll_again<T, E>(
     engine: &mut Engine,
     callers: Option<&AtomicU32>,
     now: Time,
     step: &mut impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
 ) -> Turn<T, E> {
+    let mut turn = Turn::Idle;
     for _ in 0..POLLS {
         if engine.progress_at(now) {
-            return match step(engine, &[]).transpose() {
-                Some(result) => Turn::Ended(result),
-                None => Turn::Busy,
-            };
+            turn = Turn::Busy;
+            if let Some(result) = step(engine, &[]).transpose() {
+                return Turn::Ended(result);
+            }
+            if callers.is_some() {
+                // Another thread may wait for what has happened; giving the engine back wakes it.
+                break;
+            }
         }
         if callers.is_some_and(|callers| callers.load(Ordering::Relaxed) > 0) {
             break;
         }
     }
-    Turn::Idle
+    turn
 }
 
 /// Looks that often whether `step` has what it waits for; gives way to `callers`.
