@@ -9,18 +9,25 @@
 pub struct Outgoing {
     limit: u64,
     sent: u64,
+    /// So many may be sent in all, by the reports that were read last.
+    allowed: u64,
 }
 
 impl Outgoing {
     /// A sender toward a queue in which `limit` of its arrivals may lie, at least 2.
     pub fn new(limit: u32) -> Outgoing {
-        Outgoing { limit: u64::from(limit.max(2)), sent: 0 }
+        let limit = u64::from(limit.max(2));
+        Outgoing { limit, sent: 0, allowed: limit }
     }
 
-    /// Whether one more may be sent after so many reports.
-    #[inline]
-    pub fn may_send(&self, reports: u64) -> bool {
-        self.sent - reports * (self.limit / 2) < self.limit
+    /// Whether one more may be sent. `reports` returns the number of reports that have come; it is called only if
+    /// those known do not suffice.
+    #[inline(always)]
+    pub fn may_send(&mut self, reports: impl FnOnce() -> u64) -> bool {
+        if self.sent == self.allowed {
+            self.allowed = self.limit + reports() * (self.limit / 2);
+        }
+        self.sent < self.allowed
     }
 
     /// One was sent.
@@ -71,7 +78,7 @@ mod tests {
             let (mut outgoing, mut incoming) = (Outgoing::new(limit), Incoming::new(limit));
             let (mut lie, mut under_way, mut reports) = (0u32, 0u32, 0u64);
             let mut step = |which, lie: &mut u32, under_way: &mut u32, reports: &mut u64| match which {
-                0 if outgoing.may_send(*reports) => {
+                0 if outgoing.may_send(|| *reports) => {
                     outgoing.send();
                     *lie += 1;
                     true

@@ -91,9 +91,10 @@ impl Peer {
     }
 
     /// Whether its queue has a place for one more arrival.
-    #[inline]
-    pub fn may_send(&self, lanes: &LaneTable) -> bool {
-        self.outgoing.may_send(lanes.value(self.ours.consumed.id()))
+    #[inline(always)]
+    pub fn may_send(&mut self, lanes: &LaneTable) -> bool {
+        let consumed = self.ours.consumed.id();
+        self.outgoing.may_send(|| lanes.value(consumed))
     }
 
     /// Whether it has greeted.
