@@ -149,31 +149,40 @@ impl Peer {
         self.imported.retain(|(known, _)| *known != key);
     }
 
-    /// Where a slice of a region is, as one NIC names it.
-    #[inline]
+    /// Where a slice of a region is, as one NIC names it. `None` if it was not granted.
+    #[inline(always)]
     pub fn destination(
         &mut self,
         rail: usize,
         key: RegionKey,
         offset: u64,
         length: u64,
-    ) -> Result<sys::RmaRange, String> {
-        let is_recent = self.imported.get(self.recent).is_some_and(|(recent, _)| *recent == key);
-        if !is_recent {
-            let place = self.imported.binary_search_by_key(&key, |(key, _)| *key);
-            self.recent = place.map_err(|_| format!("region {} was not granted", key.0))?;
+    ) -> Option<sys::RmaRange> {
+        let entry = match self.imported.get(self.recent) {
+            Some((recent, entry)) if *recent == key => entry,
+            _ => self.find(key)?,
+        };
+        if offset < entry.begin || offset.checked_add(length)? > entry.end {
+            return None;
         }
-        let entry = &self.imported[self.recent].1;
-        let end = offset.checked_add(length);
-        if offset < entry.begin || end.is_none_or(|end| end > entry.end) {
-            let (begin, end) = (entry.begin, entry.end);
-            return Err(format!(
-                "bytes {offset} to {offset}+{length} of region {}: granted are {begin} to {end}",
-                key.0
-            ));
-        }
-        let Target { base, key } = entry.targets[rail];
-        Ok(sys::RmaRange { addr: base.wrapping_add(offset), len: length as usize, key })
+        let Target { base, key } = *entry.targets.get(rail)?;
+        Some(sys::RmaRange { addr: base.wrapping_add(offset), len: length as usize, key })
+    }
+
+    #[inline(never)]
+    fn find(&mut self, key: RegionKey) -> Option<&Entry> {
+        self.recent = self.imported.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+        Some(&self.imported[self.recent].1)
+    }
+
+    /// Why there is no [`Peer::destination`].
+    #[cold]
+    pub fn refused(&mut self, key: RegionKey, offset: u64, length: u64) -> String {
+        let Some(&Entry { begin, end, .. }) = self.find(key) else {
+            return format!("region {} was not granted", key.0);
+        };
+        let key = key.0;
+        format!("bytes {offset} to {offset}+{length} of region {key}: granted are {begin} to {end}")
     }
 }
 

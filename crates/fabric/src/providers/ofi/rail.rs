@@ -249,20 +249,18 @@ impl Rail {
     /// Starts a part. False: the provider takes no more now.
     ///
     /// # Errors
-    /// Its error number, and in words.
+    /// Its error number ([`Rail::describe`]).
     ///
     /// # Safety
     /// Sources and their registrations stay valid until the part has ended or the endpoint is closed.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn write(
         &mut self,
         message: &mut Message<'_>,
         flags: u64,
         used: Use,
-    ) -> Result<bool, (i32, String)> {
-        let Some(endpoint) = &self.endpoint else {
-            return Err((libc::ESHUTDOWN, "the endpoint is closed".into()));
-        };
+    ) -> Result<bool, i32> {
+        let Some(endpoint) = &self.endpoint else { return Err(libc::ESHUTDOWN) };
         let Some(slot) = self.slots.free.pop() else { return Ok(false) };
         let raw = sys::RmaMessage {
             msg_iov: message.sources.as_ptr(),
@@ -282,11 +280,16 @@ impl Rail {
             return Ok(true);
         }
         self.slots.free.push(slot);
-        if result == -sys::FI_EAGAIN || result == -(sys::FI_ENOMEM as isize) {
-            return Ok(false);
+        is_taken(result)
+    }
+
+    /// An error of [`Rail::write`] in words.
+    #[cold]
+    pub fn describe(&self, error: i32) -> String {
+        if self.is_closed() {
+            return "the endpoint is closed".into();
         }
-        let error = -result as i32;
-        Err((error, super::object::check("fi_writemsg", result as i32).err().unwrap_or_default()))
+        super::object::check("fi_writemsg", -error).err().unwrap_or_default()
     }
 
     /// Starts a message of no bytes.
@@ -299,7 +302,7 @@ impl Rail {
         immediate: u64,
         flags: u64,
         used: Use,
-    ) -> Result<bool, (i32, String)> {
+    ) -> Result<bool, i32> {
         let source = self.page.bytes.get().cast();
         let sources = [libc::iovec { iov_base: source, iov_len: 0 }];
         let mut descriptors = [self.page.descriptor()];
@@ -359,14 +362,17 @@ impl Rail {
                 Some(senders) => self.queue.read_from(&mut self.entries.0, &mut senders.addresses),
             };
             if count == -sys::FI_EAVAIL {
-                self.read_error(&mut report);
+                if let Some(event) = self.read_error() {
+                    report(event);
+                }
                 continue;
             }
             let Ok(count) = usize::try_from(count) else { return };
             for index in 0..count.min(BATCH) {
-                let entry = self.entries.0[index];
                 let sender = self.senders.as_ref().and_then(|senders| senders.of(index));
-                self.read_entry(&entry, sender, &mut report);
+                if let Some(event) = self.take_entry(index, sender) {
+                    report(event);
+                }
             }
             if count < BATCH {
                 return;
@@ -374,47 +380,52 @@ impl Rail {
         }
     }
 
-    #[inline]
-    fn read_entry(
-        &mut self,
-        entry: &sys::CqEntry,
-        sender: Option<Rank>,
-        report: &mut impl FnMut(Event),
-    ) {
-        if entry.flags & sys::FI_REMOTE_CQ_DATA == 0 {
-            match self.slots.take(entry.op_context) {
-                Some(used) => report(Event::Ended(used)),
-                None => log::warn!("libfabric completed an operation that was not under way"),
+    /// What the completion at this place of the batch reports.
+    #[inline(always)]
+    fn take_entry(&mut self, index: usize, sender: Option<Rank>) -> Option<Event> {
+        let sys::CqEntry { op_context, flags, data, .. } = self.entries.0[index];
+        if flags & sys::FI_REMOTE_CQ_DATA == 0 {
+            let used = self.slots.take(op_context);
+            if used.is_none() {
+                log::warn!("libfabric completed an operation that was not under way");
             }
-            return;
+            return used.map(Event::Ended);
         }
         if self.consumes_receives {
-            self.slots.take(entry.op_context);
-            self.lacking += 1;
-            self.post_lacking();
+            self.renew_receive(op_context);
         }
-        report(Event::Arrived(entry.data, sender));
+        Some(Event::Arrived(data, sender))
+    }
+
+    /// Posts a receive in place of one that an arrival has consumed.
+    #[inline(never)]
+    fn renew_receive(&mut self, context: *mut c_void) {
+        self.slots.take(context);
+        self.lacking += 1;
+        self.post_lacking();
+    }
+
+    /// Posts a receive again that has failed.
+    fn renew_failed_receive(&mut self, why: &str) {
+        self.failures += 1;
+        if self.failures.is_power_of_two() {
+            log::warn!("receive {} has failed: {why}; posted again", self.failures);
+        }
+        self.lacking += 1;
+        self.post_lacking();
     }
 
     #[cold]
-    fn read_error(&mut self, report: &mut impl FnMut(Event)) {
-        let Some((error, why)) = self.queue.read_error() else { return };
+    fn read_error(&mut self) -> Option<Event> {
+        let (error, why) = self.queue.read_error()?;
         let used =
             if error.op_context.is_null() { None } else { self.slots.take(error.op_context) };
         match used {
-            Some(used) => {
-                if used == Use::Receive {
-                    self.failures += 1;
-                    if self.failures.is_power_of_two() {
-                        log::warn!("receive {} has failed: {why}; posted again", self.failures);
-                    }
-                    self.lacking += 1;
-                    self.post_lacking();
-                }
-                report(Event::Failed(used, error.err, why));
-            }
             None => log::warn!("an arrival failed: {why}"),
+            Some(Use::Receive) => self.renew_failed_receive(&why),
+            Some(_) => {}
         }
+        used.map(|used| Event::Failed(used, error.err, why))
     }
 
     /// Marks the parts toward a peer as abandoned; calls `abandon` with the token of each. True if there
@@ -463,6 +474,16 @@ impl Senders {
     fn of(&self, index: usize) -> Option<Rank> {
         self.ranks.get(&self.addresses[index]).copied()
     }
+}
+
+/// Whether the provider has taken a write, by what its call returned.
+#[inline(always)]
+fn is_taken(result: isize) -> Result<bool, i32> {
+    if result == 0 {
+        return Ok(true);
+    }
+    let is_full = result == -sys::FI_EAGAIN || result == -(sys::FI_ENOMEM as isize);
+    if is_full { Ok(false) } else { Err(-result as i32) }
 }
 
 impl Page {

@@ -14,6 +14,9 @@ pub struct Region {
     sources: Vec<Mr>,
     /// As a destination, for each NIC; made with the first grant.
     destinations: Vec<Mr>,
+    /// Address and length of `memory`.
+    address: u64,
+    length: u64,
     memory: Arc<Memory>,
 }
 
@@ -50,7 +53,8 @@ impl Region {
         let register = |domain: &Arc<Domain>| register(memory, domain, sys::FI_WRITE, keys);
         let registered = domains.iter().filter(|domain| domain.info().registers_sources());
         let sources = registered.map(register).collect::<Result<_, _>>()?;
-        Ok(Region { sources, destinations: Vec::new(), memory: memory.clone() })
+        let (address, length) = (memory.address(), memory.len() as u64);
+        Ok(Region { sources, destinations: Vec::new(), address, length, memory: memory.clone() })
     }
 
     /// Lets peers write to it, each NIC under a key of its own.
@@ -72,11 +76,11 @@ impl Region {
     }
 
     /// The first byte and the descriptor of a slice for one NIC; `None` if it is not inside.
-    #[inline]
+    #[inline(always)]
     pub fn source(&self, rail: usize, offset: u64, length: u64) -> Option<(u64, *mut c_void)> {
         let end = offset.checked_add(length)?;
         let descriptor = self.sources.get(rail).map_or(std::ptr::null_mut(), Mr::descriptor);
-        (end <= self.memory.len() as u64).then(|| (self.memory.address() + offset, descriptor))
+        (end <= self.length).then(|| (self.address + offset, descriptor))
     }
 }
 

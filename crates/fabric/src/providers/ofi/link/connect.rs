@@ -99,8 +99,8 @@ impl OfiLink {
                 true
             }
             Ok(false) => false,
-            Err((_, why)) => {
-                lose(peer, why, sink);
+            Err(error) => {
+                lose(peer, self.rails[0].describe(error), sink);
                 true
             }
         }

@@ -31,7 +31,7 @@ impl OfiLink {
                         peer.own += 1;
                     }
                     Ok(false) => return true,
-                    Err((_, why)) => lose(peer, why, sink),
+                    Err(error) => lose(peer, rails[0].describe(error), sink),
                 }
             }
             false

@@ -2,13 +2,13 @@
 //!
 //! - `connect.rs`: peers' endpoints, and greetings
 //! - `events.rs`: arrivals and the bound on those that lie unconsumed, ends, losses
-//! - `ranges.rs`: the ranges of one part
+//! - `start.rs`, `ranges.rs`: one part handed to its NIC, and its ranges
 //! - `nap.rs`: what the link sleeps on
 
 use super::peer::{Peer, Reports, State, agreed};
-use super::rail::{Event, MAX_RANGES, Message, Rail, Sizes, Use};
+use super::rail::{Event, MAX_RANGES, Rail, Sizes};
 use super::region::{Keys, Region, is_reached};
-use super::wire::{Address, Entry, Introduction as Greeting, immediate};
+use super::wire::{Address, Entry, Introduction as Greeting};
 use super::{Domain, OfiConfig, realm, sys, unusable};
 use crate::error::{Error, Result};
 use crate::link::{Introduction, Link, Membership, Posted, RouteRule, Sink, Work};
@@ -17,7 +17,7 @@ use crate::memory::Memory;
 use crate::types::{Class, ProviderKind, RegionKey, Time};
 use events::{LAST_WORDS, is_loss, lose};
 use nap::Nap;
-use ranges::{Ranges, Slice};
+use start::{Refusal, Start};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -27,6 +27,7 @@ mod connect;
 mod events;
 mod nap;
 mod ranges;
+mod start;
 
 /// Entries of a completion queue, whatever the number of peers.
 const QUEUE_BUDGET: usize = 32_768;
@@ -244,33 +245,8 @@ impl Link for OfiLink {
         if !rail.has_room() {
             return Ok(Posted::Full);
         }
-        let used = Use::Part { token: work.token, peer: work.peer.0, is_bulk };
-        let immediate = immediate(work.lane, work.rider);
-        let written = match work.pages {
-            [] => rail.signal(peer.ends[index], immediate, 0, used),
-            [page] if page.length > 0 => {
-                let Slice { source, mut descriptor, destination } =
-                    Slice::of(page, regions, peer, index)?;
-                let mut message = Message {
-                    address: peer.ends[index].0,
-                    sources: &[source],
-                    descriptors: std::slice::from_mut(&mut descriptor),
-                    destinations: &[destination],
-                    immediate,
-                };
-                // SAFETY: the engine keeps sources until the part has ended, as does `kept` after a fence.
-                unsafe { rail.write(&mut message, 0, used) }
-            }
-            pages => {
-                let mut ranges = Ranges::new();
-                for page in pages.iter().filter(|page| page.length > 0) {
-                    ranges.push(Slice::of(page, regions, peer, index)?)?;
-                }
-                // SAFETY: as above.
-                unsafe { ranges.write(rail, peer.ends[index], immediate, used) }
-            }
-        };
-        match written {
+        let mut start = Start { work, rail, peer, index };
+        match start.part(regions) {
             Ok(true) => {
                 peer.outgoing.send();
                 peer.parts += 1;
@@ -278,12 +254,13 @@ impl Link for OfiLink {
                 Ok(Posted::InFlight)
             }
             Ok(false) => Ok(Posted::Full),
-            Err((error, why)) if is_loss(error) => {
+            Err(Refusal::Provider(error)) if is_loss(error) => {
                 peer.stuck.push(work.token);
-                lose(peer, why, sink);
+                lose(peer, rail.describe(error), sink);
                 Ok(Posted::InFlight)
             }
-            Err((_, why)) => Err(why),
+            Err(Refusal::Provider(error)) => Err(rail.describe(error)),
+            Err(Refusal::Page(why)) => Err(why),
         }
     }
 

@@ -17,22 +17,37 @@ pub struct Slice {
 }
 
 impl Slice {
-    #[inline]
+    /// `None` if the source is outside of its region, or the destination was not granted.
+    #[inline(always)]
     pub fn of(
         page: &Page,
         regions: &[Option<Arc<Region>>],
         peer: &mut Peer,
         rail: usize,
-    ) -> Result<Slice, String> {
-        let region = regions.get(page.source.0 as usize).and_then(Option::as_ref);
-        let source = region.and_then(|it| it.source(rail, page.source_offset, page.length));
-        let outside = || format!("the source is outside of region {}", page.source.0);
-        let (address, descriptor) = source.ok_or_else(outside)?;
+    ) -> Option<Slice> {
+        let region = regions.get(page.source.0 as usize)?.as_ref()?;
+        let (address, descriptor) = region.source(rail, page.source_offset, page.length)?;
         let destination =
             peer.destination(rail, page.destination, page.destination_offset, page.length)?;
         let iov_base = address as *mut c_void;
         let source = libc::iovec { iov_base, iov_len: page.length as usize };
-        Ok(Slice { source, descriptor, destination })
+        Some(Slice { source, descriptor, destination })
+    }
+
+    /// Why there is no [`Slice::of`] this page.
+    #[cold]
+    #[inline(never)]
+    pub fn refused(
+        page: &Page,
+        regions: &[Option<Arc<Region>>],
+        peer: &mut Peer,
+        rail: usize,
+    ) -> String {
+        let region = regions.get(page.source.0 as usize).and_then(Option::as_ref);
+        if region.and_then(|it| it.source(rail, page.source_offset, page.length)).is_none() {
+            return format!("the source is outside of region {}", page.source.0);
+        }
+        peer.refused(page.destination, page.destination_offset, page.length)
     }
 }
 
@@ -77,7 +92,7 @@ impl Ranges {
         end: (sys::Address, Target),
         immediate: u64,
         used: Use,
-    ) -> Result<bool, (i32, String)> {
+    ) -> Result<bool, i32> {
         let Ranges { sources, descriptors, destinations, count } = self;
         if *count == 0 {
             return rail.signal(end, immediate, 0, used);
