@@ -180,6 +180,11 @@ impl Info {
         self.transmit().size
     }
 
+    /// The most bytes that a write may have the provider copy inside of the call.
+    pub fn inject_size(&self) -> usize {
+        self.transmit().inject_size
+    }
+
     /// Receives that may be posted.
     pub fn receive_size(&self) -> usize {
         self.receive().size

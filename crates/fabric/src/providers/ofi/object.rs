@@ -357,6 +357,28 @@ impl Endpoint {
         unsafe { ((*(*endpoint).rma).writemsg)(endpoint, message, flags) }
     }
 
+    /// Writes bytes that the provider copies inside of the call; no completion follows. Returns as
+    /// [`Endpoint::write`].
+    ///
+    /// # Safety
+    /// The source is valid memory of the host.
+    #[inline]
+    pub unsafe fn inject(
+        &self,
+        address: sys::Address,
+        source: &libc::iovec,
+        destination: &sys::RmaRange,
+        immediate: u64,
+    ) -> isize {
+        let endpoint = self.endpoint.get();
+        let (bytes, length) = (source.iov_base, source.iov_len);
+        let sys::RmaRange { addr, key, .. } = *destination;
+        // SAFETY: the endpoint is open; the source is valid by the caller's promise.
+        unsafe {
+            ((*(*endpoint).rma).injectdata)(endpoint, bytes, length, immediate, address, addr, key)
+        }
+    }
+
     /// Ends the receive that has this context with an error.
     #[cfg(test)]
     pub fn cancel(&self, context: *mut c_void) -> Result<()> {

@@ -283,6 +283,42 @@ impl Rail {
         is_taken(result)
     }
 
+    /// Writes a part that the provider copies: it has ended when this returns. False: as for [`Rail::write`].
+    ///
+    /// # Errors
+    /// As [`Rail::write`].
+    ///
+    /// # Safety
+    /// The source is valid memory of the host.
+    #[inline(always)]
+    pub unsafe fn inject(
+        &mut self,
+        address: sys::Address,
+        source: &libc::iovec,
+        destination: &sys::RmaRange,
+        immediate: u64,
+    ) -> Result<bool, i32> {
+        let Some(endpoint) = &self.endpoint else { return Err(libc::ESHUTDOWN) };
+        // SAFETY: by the caller's promise.
+        is_taken(unsafe { endpoint.inject(address, source, destination, immediate) })
+    }
+
+    /// As [`Rail::inject`], a message of no bytes.
+    ///
+    /// # Errors
+    /// As [`Rail::write`].
+    #[inline(always)]
+    pub fn inject_signal(
+        &mut self,
+        (address, target): (sys::Address, Target),
+        immediate: u64,
+    ) -> Result<bool, i32> {
+        let source = libc::iovec { iov_base: self.page.bytes.get().cast(), iov_len: 0 };
+        let destination = sys::RmaRange { addr: target.base, len: 0, key: target.key };
+        // SAFETY: the page lives as long as the endpoint.
+        unsafe { self.inject(address, &source, &destination, immediate) }
+    }
+
     /// An error of [`Rail::write`] in words.
     #[cold]
     pub fn describe(&self, error: i32) -> String {

@@ -84,6 +84,14 @@ impl Region {
     }
 }
 
+impl Region {
+    /// Whether the provider can copy its bytes inside of a call.
+    #[inline(always)]
+    pub fn is_of_host(&self) -> bool {
+        self.memory.place() == Place::Host
+    }
+}
+
 /// Whether NICs can reach memory that lies there.
 pub fn is_reached(place: Place, domains: &[Arc<Domain>]) -> bool {
     match place {

@@ -349,6 +349,11 @@ pub struct RmaOps {
     pub write: *mut c_void,
     pub writev: *mut c_void,
     pub writemsg: unsafe extern "C" fn(*mut Ep, *const RmaMessage, u64) -> isize,
+    pub inject: *mut c_void,
+    pub writedata: *mut c_void,
+    /// Endpoint, source, length, immediate, address, destination, key.
+    pub injectdata:
+        unsafe extern "C" fn(*mut Ep, *const c_void, usize, u64, Address, u64, u64) -> isize,
 }
 
 /// `fi_msg_rma`.
@@ -419,7 +424,7 @@ pub fn layout() -> Vec<(String, u64)> {
         EpOps fi_ops_ep: size, cancel, getopt, setopt;
         CmOps fi_ops_cm: size, setname, getname;
         MsgOps fi_ops_msg: size, recv;
-        RmaOps fi_ops_rma: size, read, readv, readmsg, write, writev, writemsg;
+        RmaOps fi_ops_rma: size, read, readv, readmsg, write, writev, writemsg, inject, writedata, injectdata;
         RmaMessage fi_msg_rma: msg_iov, desc, iov_count, addr, rma_iov, rma_iov_count, context, data;
         RmaRange fi_rma_iov: addr, len, key;
         Mr fid_mr: fid, mem_desc, key;

@@ -37,6 +37,9 @@ const OWN: usize = 64;
 const BESIDE: usize = 6;
 /// Bulk parts under way toward one peer, behind which a latency-critical part may have to wait.
 const MAX_BULK: u32 = 16;
+/// The most bytes of a write over shm that is copied inside of the call: they fit into a command of its queues
+/// (192 bytes in libfabric 2.5), so that nothing of it is left with the sender.
+const MAX_INJECTED: usize = 128;
 
 pub struct OfiLink {
     // Endpoints go before the memory that they read and write.
@@ -60,6 +63,8 @@ pub struct OfiLink {
     open: usize,
     /// Flags of the message with which the link leaves: it ends once all before it has been delivered.
     farewell: u64,
+    /// The most bytes of a write that has ended when its post returns; `None`: no write has.
+    max_injected: Option<u64>,
     nap: Nap,
 }
 
@@ -126,9 +131,17 @@ impl OfiLink {
             // What shm has taken lies in the receiver's memory; an answer would be written to memory of
             // a sender that is gone.
             farewell: if config.provider.is_of_one_host() { 0 } else { sys::FI_DELIVERY_COMPLETE },
+            max_injected: max_injected(config, domains),
             nap,
         })
     }
+}
+
+/// See [`OfiLink::max_injected`]. Other providers than shm keep a copy, which their poll has to send.
+fn max_injected(config: &OfiConfig, domains: &[Arc<Domain>]) -> Option<u64> {
+    let sizes = domains.iter().map(|domain| domain.info().inject_size());
+    let size = sizes.fold(MAX_INJECTED, usize::min) as u64;
+    config.provider.is_of_one_host().then_some(size)
 }
 
 impl Link for OfiLink {
@@ -230,7 +243,7 @@ impl Link for OfiLink {
     }
 
     fn post(&mut self, work: &Work<'_>, sink: &mut Sink) -> Result<Posted, String> {
-        let OfiLink { rails, regions, peers, group, .. } = self;
+        let OfiLink { rails, regions, peers, group, max_injected, .. } = self;
         let peer = peers.get_mut(work.peer.index()).and_then(Option::as_mut);
         let peer = peer.ok_or("ofi has no connection to it")?;
         if peer.state != State::Open {
@@ -245,15 +258,17 @@ impl Link for OfiLink {
         if !rail.has_room() {
             return Ok(Posted::Full);
         }
-        let mut start = Start { work, rail, peer, index };
+        let mut start = Start { work, rail, peer, index, max_injected: *max_injected };
         match start.part(regions) {
-            Ok(true) => {
+            Ok((true, posted)) => {
                 peer.outgoing.send();
-                peer.parts += 1;
-                peer.bulk += u32::from(is_bulk);
-                Ok(Posted::InFlight)
+                if posted == Posted::InFlight {
+                    peer.parts += 1;
+                    peer.bulk += u32::from(is_bulk);
+                }
+                Ok(posted)
             }
-            Ok(false) => Ok(Posted::Full),
+            Ok((false, _)) => Ok(Posted::Full),
             Err(Refusal::Provider(error)) if is_loss(error) => {
                 peer.stuck.push(work.token);
                 lose(peer, rail.describe(error), sink);

@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 /// One page of a part as its NIC takes it.
 pub struct Slice {
+    /// The source is memory of the host.
+    pub is_of_host: bool,
     pub source: libc::iovec,
     pub descriptor: *mut c_void,
     pub destination: sys::RmaRange,
@@ -31,7 +33,8 @@ impl Slice {
             peer.destination(rail, page.destination, page.destination_offset, page.length)?;
         let iov_base = address as *mut c_void;
         let source = libc::iovec { iov_base, iov_len: page.length as usize };
-        Some(Slice { source, descriptor, destination })
+        let is_of_host = region.is_of_host();
+        Some(Slice { is_of_host, source, descriptor, destination })
     }
 
     /// Why there is no [`Slice::of`] this page.

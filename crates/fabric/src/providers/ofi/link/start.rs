@@ -1,11 +1,11 @@
-//! One part handed to its NIC.
+//! One part handed to its NIC: copied inside of the call, or under way.
 
 use super::super::peer::Peer;
 use super::super::rail::{Message, Rail, Use};
 use super::super::region::Region;
 use super::super::wire::immediate;
 use super::ranges::{Ranges, Slice};
-use crate::link::Work;
+use crate::link::{Posted, Work};
 use crate::types::{Class, Page};
 use std::sync::Arc;
 
@@ -30,10 +30,12 @@ pub struct Start<'a> {
     pub peer: &'a mut Peer,
     /// Place of the rail.
     pub index: usize,
+    /// See [`super::OfiLink::max_injected`].
+    pub max_injected: Option<u64>,
 }
 
-/// Whether the provider has taken a part.
-type Started = Result<bool, Refusal>;
+/// Whether the provider has taken a part, and what becomes of one that it has.
+type Started = Result<(bool, Posted), Refusal>;
 
 impl Start<'_> {
     #[inline(always)]
@@ -48,19 +50,28 @@ impl Start<'_> {
     #[inline(always)]
     fn signal(&mut self) -> Started {
         let (end, immediate) = (self.peer.ends[self.index], self.immediate());
-        Ok(self.rail.signal(end, immediate, 0, self.used())?)
+        if self.max_injected.is_some() {
+            return Ok((self.rail.inject_signal(end, immediate)?, Posted::Done));
+        }
+        Ok((self.rail.signal(end, immediate, 0, self.used())?, Posted::InFlight))
     }
 
     #[inline(always)]
     fn page(&mut self, page: &Page, regions: &[Option<Arc<Region>>]) -> Started {
         let (immediate, used) = (self.immediate(), self.used());
-        let Start { rail, peer, index, .. } = self;
+        let Start { rail, peer, index, max_injected, .. } = self;
         let Some(slice) = Slice::of(page, regions, peer, *index) else {
             return Err(Refusal::Page(Slice::refused(page, regions, peer, *index)));
         };
-        let Slice { source, mut descriptor, destination } = slice;
+        let Slice { is_of_host, source, mut descriptor, destination } = slice;
+        let address = peer.ends[*index].0;
+        if is_of_host && max_injected.is_some_and(|most| page.length <= most) {
+            // SAFETY: the region has the source's memory.
+            let taken = unsafe { rail.inject(address, &source, &destination, immediate) };
+            return Ok((taken?, Posted::Done));
+        }
         let mut message = Message {
-            address: peer.ends[*index].0,
+            address,
             sources: &[source],
             descriptors: std::slice::from_mut(&mut descriptor),
             destinations: &[destination],
@@ -68,7 +79,7 @@ impl Start<'_> {
         };
         // SAFETY: the engine keeps sources until the part has ended, as does `kept` of the link after a fence.
         let taken = unsafe { rail.write(&mut message, 0, used) };
-        Ok(taken?)
+        Ok((taken?, Posted::InFlight))
     }
 
     fn pages(&mut self, pages: &[Page], regions: &[Option<Arc<Region>>]) -> Started {
@@ -82,7 +93,7 @@ impl Start<'_> {
         }
         // SAFETY: as in `page`.
         let taken = unsafe { ranges.write(rail, peer.ends[*index], immediate, used) };
-        Ok(taken?)
+        Ok((taken?, Posted::InFlight))
     }
 
     #[inline(always)]
