@@ -48,8 +48,11 @@ def with_tables(page: str, results: Path) -> str:
     return SECTION.sub(table, page)
 
 
-def read(results: Path, name: str) -> list[Line]:
-    """The lines of a file's last run of each benchmark and path; none if there is no file."""
+def read(results: Path, name: str, *, of_one_commit: bool = True) -> list[Line]:
+    """The last line of each measurement, of the newest one's commit; none if there is no file.
+
+    Without `of_one_commit`, those of older commits that were not measured again stay.
+    """
     path = results / name
     if not path.exists():
         return []
@@ -60,7 +63,10 @@ def read(results: Path, name: str) -> list[Line]:
         fields += ("plan", "routing", "libfabric")
         last[tuple(str(line.get(field)) for field in fields)] = line
     commits = [line["origin"]["commit"] for line in last.values()]
-    return [line for line in last.values() if line["origin"]["commit"] == commits[-1]]
+    newest = commits[-1]
+    return [
+        line for line in last.values() if not of_one_commit or line["origin"]["commit"] == newest
+    ]
 
 
 def markdown(headers: list[str], rows: list[list[str]]) -> str:
@@ -145,7 +151,7 @@ def ofi(path: str, pattern: str) -> Callable[[Path], str]:
     def table(results: Path) -> str:
         lines = [
             line
-            for line in read(results, "ofi.jsonl")
+            for line in read(results, "ofi.jsonl", of_one_commit=False)
             if (line["path"], line["pattern"]) == (path, pattern)
         ]
         versions = list(dict.fromkeys(line["libfabric"] for line in lines))
