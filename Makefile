@@ -21,7 +21,7 @@ export PYO3_PYTHON := $(BIN)/python
 
 # A directory's own time changes when a file in it is removed, so directories count as inputs too.
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
-	$(shell find crates -path '*/tests' -prune -o \( -type d -o -name '*.rs' -o -name '*.json' -o -name Cargo.toml \) -print)
+	$(shell find crates -path '*/tests' -prune -o \( -type d -o -name '*.rs' -o -name '*.cu' -o -name '*.cuh' -o -name '*.json' -o -name Cargo.toml \) -print)
 LOOM_MODELS := $(patsubst crates/fabric/tests/%.rs,--test %,$(wildcard crates/fabric/tests/loom_*.rs))
 
 FABRIC_BENCH := $(CARGO_TARGET_DIR)/release/weft-bench-fabric

@@ -2,7 +2,7 @@
 //!
 //! A [`Heap`] is one allocation of equal size for each rank, mapped by all of them: a kernel stores
 //! straight into a peer's part. [`jit`] compiles kernels for the shapes at hand and keeps them; their
-//! sources are in [`kernels`]. A kernel that gives up waiting says so in a [`Watch`], and ends when
+//! sources come from the crates that have them, the headers for all of them from [`kernels`]. A kernel that gives up waiting says so in a [`Watch`], and ends when
 //! the host asks for it there.
 //!
 //! Without a GPU everything is here all the same: [`Place::Twin`] is a heap on the CPU that several
@@ -11,7 +11,7 @@
 //! - [`heap`]: allocating, offering, connecting, and who may die when
 //! - [`jit`]: requests, the cache, compiling ahead of time
 //! - [`watch`]: records and the abort word
-//! - [`kernels`]: the source files
+//! - [`kernels`]: the device headers
 
 pub mod error;
 pub mod heap;

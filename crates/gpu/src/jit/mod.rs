@@ -25,9 +25,9 @@ use std::time::Instant;
 /// What is to be compiled, and for what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// Which of `files` is the program; the others are what it may include.
+    /// Which of `files` is the program; the others, and [`kernels::HEADERS`], are what it may include.
     pub name: &'a str,
-    /// Path and text of each source file.
+    /// Path and text of each source file of the caller.
     pub files: &'a [(&'a str, &'a str)],
     /// Constants, by name and value, defined before the first line.
     pub defines: Vec<(String, String)>,
@@ -70,10 +70,14 @@ pub trait Compiler: Sync {
 }
 
 impl<'a> Request<'a> {
-    /// A kernel of this crate, by its path under `crates/gpu/kernels`.
-    pub fn kernel(name: &'a str, arch: &str) -> Request<'a> {
-        let (files, arch) = (kernels::FILES, arch.to_owned());
-        Request { name, files, defines: Vec::new(), arch, options: Vec::new() }
+    /// The program `name` of `files`, for an architecture.
+    pub fn kernel(name: &'a str, files: &'a [(&'a str, &'a str)], arch: &str) -> Request<'a> {
+        Request { name, files, defines: Vec::new(), arch: arch.to_owned(), options: Vec::new() }
+    }
+
+    /// Path and text of every file there is: the caller's, then the headers.
+    pub fn sources(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.files.iter().chain(kernels::HEADERS).copied()
     }
 
     /// The text of the program.
@@ -124,8 +128,8 @@ impl<'a> Request<'a> {
         add("weft kernel 1");
         add(compiler);
         add(self.name);
-        add(&self.files.len().to_string());
-        for (path, text) in self.files {
+        add(&self.sources().count().to_string());
+        for (path, text) in self.sources() {
             add(path);
             add(text);
         }
@@ -261,6 +265,6 @@ mod tests {
             let message = refused(Request { defines, ..request() });
             assert!(message.contains("cannot be defined"), "{message}");
         }
-        assert!(Request::kernel("no such kernel", "sm_90a").text().is_err());
+        assert!(Request::kernel("no such kernel", FILES, "sm_90a").text().is_err());
     }
 }

@@ -36,6 +36,7 @@ mod launch;
 mod program;
 mod record;
 mod shape;
+mod sources;
 mod twin;
 
 /// The calls.
@@ -56,5 +57,7 @@ pub use program::Build;
 pub use record::{Code, Phase, RECORD_BYTES, Record};
 /// What follows from it.
 pub use shape::DeviceShape;
+/// What the kernels are compiled from.
+pub use sources::{PROGRAM, SOURCES};
 /// The kernels on the CPU.
 pub use twin::Twin;

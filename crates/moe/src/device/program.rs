@@ -4,14 +4,13 @@ use crate::device::arguments::{Arguments, DispatchInputs, DispatchOutputs};
 use crate::device::config::{MOST_RANKS, Path};
 use crate::device::launch::{Block, Entry, Launch, Operation, Sms, launch_of};
 use crate::device::shape::DeviceShape;
+use crate::device::sources::{PROGRAM, SOURCES};
 use crate::error::Error;
 use std::sync::Arc;
 use weft_cuda::{Context, Device, Function, Module, PinnedMemory, Stream, copy_async};
 use weft_gpu::jit::{self, Cache, Request};
 
-/// The source that has all entry points.
-const SOURCE: &str = "moe.cu";
-/// Where it says how they are launched: u32 pairs in the order of [`Entry::ALL`], threads and bytes.
+/// Where the program says how they are launched: u32 pairs in the order of [`Entry::ALL`], threads and bytes.
 const BLOCKS: &str = "weft_moe_launch";
 type Pairs = [[u32; 2]; Entry::ALL.len()];
 
@@ -54,7 +53,7 @@ impl Program {
         let context = Context::primary(device)?;
         let request = Request {
             defines: shape.defines(),
-            ..Request::kernel(SOURCE, &arch(device.compute_capability()))
+            ..Request::kernel(PROGRAM, SOURCES, &arch(device.compute_capability()))
         };
         let compiled = jit::cubin(&request, cache)?;
         let module = Module::load(&context, &compiled.cubin)?;

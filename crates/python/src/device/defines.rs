@@ -5,7 +5,7 @@ use crate::errors::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use weft_gpu::jit::Request;
-use weft_moe::device::DeviceShape;
+use weft_moe::device::{DeviceShape, PROGRAM, SOURCES};
 
 /// Names and values of the macros of a shape.
 #[pyfunction]
@@ -20,11 +20,11 @@ pub fn device_defines(
 }
 
 /// A program's name, path and text of each file.
-type Source = (&'static str, &'static [(&'static str, &'static str)], Vec<String>);
+type Source = (&'static str, Vec<(&'static str, &'static str)>, Vec<String>);
 
 /// The program that has all kernels, and the compiler's options for an architecture but for the macros.
 #[pyfunction]
 pub fn device_source(arch: &str) -> Source {
-    let request = Request::kernel("moe.cu", arch);
-    (request.name, request.files, request.arguments())
+    let request = Request::kernel(PROGRAM, SOURCES, arch);
+    (request.name, request.sources().collect(), request.arguments())
 }

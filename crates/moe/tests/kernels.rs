@@ -1,0 +1,11 @@
+//! The kernels' sources.
+
+#[path = "../../gpu/tests/common/folder.rs"]
+mod folder;
+
+#[test]
+#[cfg_attr(miri, ignore = "isolated miri reads no files")]
+fn every_source_of_the_folder_is_listed() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
+    folder::lists_all_of(folder, weft_moe::device::SOURCES);
+}
