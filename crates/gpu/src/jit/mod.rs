@@ -2,14 +2,16 @@
 //!
 //! A [`Request`] names a source, the constants of the shape and the architecture; [`cubin`] gives the
 //! machine code, out of the [`Cache`] if the same was compiled before. The key is a digest of all that
-//! the code depends on: every source text, every option and the compiler's version. So nothing must
-//! ever be invalidated, and ranks, programs and versions of Weft share one folder.
+//! the code depends on: the program's text and those that it includes, every option and the compiler's
+//! version. So nothing must ever be invalidated, and ranks, programs and versions of Weft share one folder.
 //!
 //! - `cache.rs`: the folder, its entries and what is done about damaged ones
+//! - `includes.rs`: files that a program includes
 //! - `lock.rs`: racing processes compile once
 //! - [`Compiler`]: what compiles; [`Nvrtc`], or a stand-in
 
 mod cache;
+mod includes;
 mod lock;
 mod nvrtc;
 
@@ -125,11 +127,13 @@ impl<'a> Request<'a> {
             digest.update((text.len() as u64).to_le_bytes());
             digest.update(text);
         };
-        add("weft kernel 1");
+        add("weft kernel 2");
         add(compiler);
         add(self.name);
-        add(&self.sources().count().to_string());
-        for (path, text) in self.sources() {
+        add(self.text().unwrap_or_default());
+        let included = self.included();
+        add(&included.len().to_string());
+        for (path, text) in included {
             add(path);
             add(text);
         }
@@ -242,6 +246,20 @@ mod tests {
         for (number, one) in others.iter().enumerate() {
             assert!(*one != key && !others[..number].contains(one), "change {number}");
         }
+    }
+
+    #[test]
+    fn a_file_that_is_not_included_is_no_part_of_the_key() {
+        let key = request().key("nvrtc 13.0");
+        let unrelated: [(&str, &str); 3] =
+            [("c.cuh", "int c;"), ("a.cu", "#include \"b.cuh\""), ("b.cuh", "int b;")];
+        assert_eq!(Request { files: &unrelated, ..request() }.key("nvrtc 13.0"), key);
+        let mut nested = unrelated;
+        nested[2].1 = "#include \"c.cuh\"";
+        let before = Request { files: &nested, ..request() }.key("nvrtc 13.0");
+        let mut changed = nested;
+        changed[0].1 = "int d;";
+        assert_ne!(Request { files: &changed, ..request() }.key("nvrtc 13.0"), before);
     }
 
     #[test]

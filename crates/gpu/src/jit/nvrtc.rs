@@ -16,8 +16,7 @@ impl Compiler for Nvrtc {
 
     fn compile(&self, request: &Request<'_>) -> Result<Vec<u8>> {
         let text = request.text()?;
-        let others = request.sources().filter(|(path, _)| *path != request.name);
-        let headers: Vec<(&str, &str)> = others.collect();
+        let headers = request.included();
         let source = Source { name: request.name, text, headers: &headers };
         Ok(nvrtc::compile(&source, &request.arguments())?)
     }
