@@ -168,6 +168,42 @@ def test_device_functions_order_what_they_put_before_their_signal(arch: str) -> 
     assert ["BAR" in names[at] for at in order][:2] == [True, False]
 
 
+#: Compiles only if the shares of every launch are as many as every other's.
+SHARED_OUT = """
+#include "moe/launch.cuh"
+using namespace weft::moe;
+constexpr bool sums_up(u32 blocks) {
+    u32 sum = 0, least = SHARES, most = 0;
+    for (u32 block = 0; block < blocks; ++block) {
+        const u32 own = share(block, blocks);
+        sum += own;
+        least = own < least ? own : least, most = own > most ? own : most;
+    }
+    return sum == SHARES && least > 0 && most - least <= 1;
+}
+constexpr bool all_sum_up() {
+    for (u32 blocks = 1; blocks <= 160; ++blocks)
+        if (!sums_up(blocks)) return false;
+    return sums_up(65535) && sums_up(SHARES);
+}
+static_assert(all_sum_up());
+"""
+
+
+def test_a_launch_has_as_many_shares_whatever_its_blocks() -> None:
+    need_tools()
+    from gpu.case import Shape
+    from gpu.side import PLACED
+    from machine_code import cubin
+    from weft import _native
+
+    shape = Shape(**SHAPES["odd"])
+    defines = tuple(_native.device_defines(shape.ranks, **shape.options(), **PLACED))
+    assert cubin(defines, "sm_90a", SHARED_OUT)
+    with pytest.raises(AssertionError, match="static assertion failed"):
+        cubin(defines, "sm_90a", SHARED_OUT.replace("sum == SHARES", "sum == SHARES + 1"))
+
+
 def fence(line: str) -> bool:
     """Whether an instruction orders what was stored before it, for the whole system."""
     return line.split()[0] in ("MEMBAR.ALL.SYS", "MEMBAR.SC.SYS")

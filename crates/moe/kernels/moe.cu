@@ -15,13 +15,13 @@ constexpr u32 COMBINE_BOTH_THREADS = ANSWER_THREADS + COMBINE_THREADS;
 // Launches of both halves that fit on an SM at once. On the bandwidth path they leave other SMs alone instead.
 constexpr u32 RESIDENT = PATH == BANDWIDTH ? 1 : 2;
 
-WEFT_DEVICE Round begin(const Arguments &a, u32 first, auto meanwhile) {
-    return enter(a, channel(a, a.rank), watch(a, first), first, meanwhile);
+WEFT_DEVICE Round begin(const Arguments &a, u32 first, u32 last, auto meanwhile) {
+    return enter(a, channel(a, a.rank), watch(a, first), first, last, meanwhile);
 }
 
 // `failed` of a thread of the receiving half; a sender waits for nobody, and cannot fail.
-WEFT_DEVICE void end(const Arguments &a, const Round &round, u32 first, u32 last, bool failed) {
-    if (!leave(channel(a, a.rank), first, last, failed || !round.live)) return;
+WEFT_DEVICE void end(const Arguments &a, u32 first, u32 last, bool failed) {
+    if (!leave(channel(a, a.rank), first, last, failed)) return;
     if (last == DISPATCH_RECV) poison_dispatch(a);
     if (last == COMBINE_RECV) poison_combine(a);
 }
@@ -49,16 +49,16 @@ __global__ void __launch_bounds__(DISPATCH_SEND_THREADS, 1) moe_dispatch_send(co
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Tickets tickets;
     const u32 number = threadIdx.x / SEND_THREADS;
-    const Round round = begin(a, DISPATCH_SEND, [&] { prepare_rows(a, number, shared, tickets); });
+    const Round round = begin(a, DISPATCH_SEND, DISPATCH_SEND, [&] { prepare_rows(a, number, shared, tickets); });
     if (round.live) send_rows(a, round, number, shared, tickets);
-    end(a, round, DISPATCH_SEND, DISPATCH_SEND, false);
+    end(a, DISPATCH_SEND, DISPATCH_SEND, false);
 }
 
 __global__ void __launch_bounds__(RECEIVE_THREADS, 1) moe_dispatch_recv(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(128) u8 shared[];
-    const Round round = begin(a, DISPATCH_RECV, [] {});
+    const Round round = begin(a, DISPATCH_RECV, DISPATCH_RECV, [] {});
     const bool fine = round.live && receive_rows(a, round, Team{4, threadIdx.x, RECEIVE_THREADS}, shared);
-    end(a, round, DISPATCH_RECV, DISPATCH_RECV, !fine);
+    end(a, DISPATCH_RECV, DISPATCH_RECV, !fine);
 }
 
 // Both halves in one launch, side by side in every block, so that rows are placed while others leave.
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, RESIDENT) moe_dispatch(const
     __shared__ Tickets tickets;
     const bool sends = threadIdx.x < DISPATCH_SEND_THREADS;
     const u32 number = threadIdx.x / SEND_THREADS;
-    const Round round = begin(a, DISPATCH_SEND, [&] {
+    const Round round = begin(a, DISPATCH_SEND, DISPATCH_RECV, [&] {
         if (sends) prepare_rows(a, number, shared, tickets);
     });
     bool fine = true;
@@ -75,30 +75,30 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, RESIDENT) moe_dispatch(const
         if (sends) send_rows(a, round, number, shared, tickets);
         else fine = receive_rows(a, round, Team{4, threadIdx.x - DISPATCH_SEND_THREADS, RECEIVE_THREADS}, shared + SEND_SHARED);
     }
-    end(a, round, DISPATCH_SEND, DISPATCH_RECV, !fine);
+    end(a, DISPATCH_SEND, DISPATCH_RECV, !fine);
 }
 
 __global__ void __launch_bounds__(ANSWER_THREADS, 1) moe_combine_send(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Ring ring;
-    const Round round = begin(a, COMBINE_SEND, [&] { prepare_answers(a, ring); });
+    const Round round = begin(a, COMBINE_SEND, COMBINE_SEND, [&] { prepare_answers(a, ring); });
     if (round.live) {
         if (threadIdx.x < 32) fetch_outputs(a, round, ring, shared);
         else send_answers(a, round, ring, shared);
     }
-    end(a, round, COMBINE_SEND, COMBINE_SEND, false);
+    end(a, COMBINE_SEND, COMBINE_SEND, false);
 }
 
 __global__ void __launch_bounds__(ADD_TEAMS *COMBINE_THREADS, 1) moe_combine_recv(const __grid_constant__ Arguments a) {
-    const Round round = begin(a, COMBINE_RECV, [] {});
+    const Round round = begin(a, COMBINE_RECV, COMBINE_RECV, [] {});
     const bool fine = round.live && receive_answers(a, round, threadIdx.x / COMBINE_THREADS, ADD_TEAMS, threadIdx.x % COMBINE_THREADS);
-    end(a, round, COMBINE_RECV, COMBINE_RECV, !fine);
+    end(a, COMBINE_RECV, COMBINE_RECV, !fine);
 }
 
 __global__ void __launch_bounds__(COMBINE_BOTH_THREADS, RESIDENT) moe_combine(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ Ring ring;
-    const Round round = begin(a, COMBINE_SEND, [&] {
+    const Round round = begin(a, COMBINE_SEND, COMBINE_RECV, [&] {
         if (threadIdx.x < ANSWER_THREADS) prepare_answers(a, ring);
     });
     bool fine = true;
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(COMBINE_BOTH_THREADS, RESIDENT) moe_combine(co
         else if (threadIdx.x < ANSWER_THREADS) send_answers(a, round, ring, shared);
         else fine = receive_answers(a, round, 0, 1, threadIdx.x - ANSWER_THREADS);
     }
-    end(a, round, COMBINE_SEND, COMBINE_RECV, !fine);
+    end(a, COMBINE_SEND, COMBINE_RECV, !fine);
 }
 
 } // extern "C"

@@ -10,38 +10,48 @@ struct Round {
     bool live; // false: the communicator is dead, and there is nothing to do but to end
 };
 
+// The round of this block, for its end: kept here rather than in a register all the while.
+__shared__ Round round_here;
+
 // All threads of the block. `first` is the first phase of this launch. `meanwhile()` runs in all threads while
 // memory answers; it must not depend on the round, nor write what another launch may still read.
 //
-// A block takes its round from how many blocks have ended this phase: as it is not among them, those of its
-// own launch do not make up another round. So nobody has to raise an epoch, and a replayed graph finds
-// the next one. Phases before this one must have ended one round more, those after it as many. Two launches
-// at once on one channel, or calls out of order, show in that, here or at the next phase, and kill the
-// communicator.
+// A block adds its share to what has entered its phases. What had entered before, in whole launches, is its
+// round: the others of its own launch do not make up another one. So nobody has to raise an epoch, and a
+// replayed graph finds the next one. As many rounds must have left the phases of this launch, and those after
+// it; one more those before it. Two launches at once on one channel, or calls out of order, show in that at
+// once, and kill the communicator.
 template <class Meanwhile>
-WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &watch, u32 first, Meanwhile meanwhile) {
-    __shared__ Round round;
+WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &watch, u32 first, u32 last, Meanwhile meanwhile) {
+    Round &round = round_here;
     State *state = mine.state();
-    u64 left[4];
+    u64 entered = 0;
+    u32 left[4]; // the lower halves, which suffice to compare
     u32 dead = 0, first_epoch = 0;
     const bool asks = threadIdx.x == blockDim.x - 1; // whose warp has the least to do meanwhile
     if (asks) {
+        const u64 own_share = share(blockIdx.x, gridDim.x);
+        entered = atomicAdd(&state->entered[first], own_share);
+        for (u32 p = first + 1; p <= last; ++p) atomicAdd(&state->entered[p], own_share);
 #pragma unroll
-        for (u32 p = 0; p < 4; ++p) left[p] = *reinterpret_cast<volatile u64 *>(&state->left[p]);
+        for (u32 p = 0; p < 4; ++p) left[p] = static_cast<u32>(*reinterpret_cast<volatile u64 *>(&state->left[p]));
         first_epoch = *reinterpret_cast<volatile u32 *>(&state->first_epoch);
         dead = *reinterpret_cast<volatile u32 *>(&watch.global->dead);
     }
     meanwhile();
     if (asks) {
-        const u64 rounds = left[first] / gridDim.x;
+        const u64 rounds = entered / SHARES;
         round.epoch = epoch_of(first_epoch, rounds);
         round.live = dead == 0;
 #pragma unroll
         for (u32 p = 0; p < 4; ++p) {
-            const u64 expected = (rounds + (p < first ? 1 : 0)) * a.blocks[p / 2];
-            if (p == first || (p / 2 == first / 2 && p > first) || left[p] == expected || !round.live) continue;
-            const bool running = left[p] % a.blocks[p / 2] != 0;
-            watch.fail(running ? CONCURRENT : ORDER, a.rank, p, expected / a.blocks[p / 2], left[p] / a.blocks[p / 2]);
+            // Of the phases of this launch, blocks that are done have left already.
+            const bool own = p >= first && p <= last;
+            const u64 expected = rounds + (p < first ? 1 : 0);
+            const u32 ahead = left[p] - static_cast<u32>(expected) * SHARES;
+            if (ahead < (own ? SHARES : 1) || !round.live) continue;
+            const bool running = p == first || left[p] % SHARES != 0;
+            watch.fail(running ? CONCURRENT : ORDER, a.rank, p, expected, state->left[p] / SHARES);
             round.live = false;
         }
     }
@@ -51,12 +61,12 @@ WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &wa
 
 // All threads of the block, at its end; `failed` if one of its waits did. True if outputs are to be poisoned.
 WEFT_DEVICE bool leave(const Channel &mine, u32 first, u32 last, bool failed) {
-    const bool poisoned = __syncthreads_or(failed);
+    const bool poisoned = __syncthreads_or(failed || !round_here.live);
     if (threadIdx.x == 0) {
         State *state = mine.state();
         if (first == DISPATCH_SEND && blockIdx.x == 0) state->combine_ticket = 0;
         if (first == COMBINE_SEND && blockIdx.x == 0) state->send_ticket = 0;
-        for (u32 p = first; p <= last; ++p) atomicAdd(&state->left[p], 1ull);
+        for (u32 p = first; p <= last; ++p) atomicAdd(&state->left[p], static_cast<u64>(share(blockIdx.x, gridDim.x)));
     }
     return poisoned;
 }

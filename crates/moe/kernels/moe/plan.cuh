@@ -11,10 +11,10 @@ constexpr u32 PLAN_THREADS = 256;
 // Whether a plan has a round to plan for. Calls out of order are found, and recorded, by the send that follows.
 WEFT_DEVICE bool plan_round(const Arguments &a, u32 &epoch) {
     const State *state = channel(a, a.rank).state();
-    const u64 rounds = state->left[DISPATCH_SEND] / a.blocks[0];
+    const u64 shares = state->left[DISPATCH_SEND], rounds = shares / SHARES;
     epoch = epoch_of(state->first_epoch, rounds);
-    return !watch(a, PLAN).dead() && state->left[DISPATCH_RECV] == rounds * a.blocks[0] &&
-           state->left[COMBINE_SEND] == rounds * a.blocks[1] && state->left[COMBINE_RECV] == rounds * a.blocks[1];
+    return !watch(a, PLAN).dead() && shares == rounds * SHARES && state->left[DISPATCH_RECV] == shares &&
+           state->left[COMBINE_SEND] == shares && state->left[COMBINE_RECV] == shares;
 }
 
 WEFT_DEVICE void plan_count(const Arguments &a) {

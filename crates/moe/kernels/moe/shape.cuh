@@ -47,16 +47,22 @@ struct Arguments {
     u64 out_tokens, out_scales, out_counts, out_offsets, out_rows, out_weights;
     u64 outputs, combined;
     u32 rank, channel, given, release;
-    u32 blocks[2]; // of a launch of dispatch, and of combine
 };
 
 // The words of a channel that its own kernels share.
 struct State {
-    u64 left[4]; // blocks that have ended, by phase, since the channel was made
+    u64 left[4]; // shares of blocks that have ended, by phase, since the channel was made: see `share`
     // The next piece of work of the senders; the phase that comes after puts it back to 0.
     u32 send_ticket, combine_ticket;
     u32 first_epoch; // of round 0; above 0 only where wrap-around is tested
+    alignas(128) u64 entered[4]; // shares of blocks that have begun, by phase
 };
+static_assert(sizeof(State) <= 256, "the area of a channel's state");
+
+// A launch of a phase consists of SHARES shares, split among its blocks as evenly as may be, whatever their number:
+// so rounds are counted in shares, and launches of different sizes may follow each other.
+constexpr u32 SHARES = 1 << 16;
+constexpr u32 share(u32 block, u32 blocks) { return SHARES / blocks + (block < SHARES % blocks ? 1 : 0); }
 
 // The epoch of a round. Epochs wrap around; 0 is none, as memory holds it before the first round.
 WEFT_DEVICE u32 epoch_of(u32 first_epoch, u64 rounds) {

@@ -57,8 +57,6 @@ pub struct Arguments {
     pub channel: u32,
     /// Whether combine only gives the rows back.
     pub release: bool,
-    /// Blocks of a launch of dispatch, and of one of combine: kernels read the round off blocks that ended.
-    pub blocks: [u32; 2],
 }
 
 impl Arguments {
@@ -73,7 +71,6 @@ impl Arguments {
         words.extend([received.offsets, received.rows, received.weights]);
         words.extend([self.outputs, self.combined]);
         words.extend([pair(self.rank, self.channel), pair(given, self.release.into())]);
-        words.push(pair(self.blocks[0], self.blocks[1]));
         words
     }
 }
@@ -83,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_struct_of_the_kernels_is_the_peers_and_eighteen_words() {
+    fn the_struct_of_the_kernels_is_the_peers_and_seventeen_words() {
         let arguments = Arguments {
             peers: vec![11, 12],
             record: 21,
@@ -109,10 +106,9 @@ mod tests {
             rank: 1,
             channel: 2,
             release: true,
-            blocks: [32, 64],
         };
         let mut expected = vec![11, 12, 21, 22, 31, 32, 33, 34, 35, 41, 42, 43, 44, 45, 46, 51, 52];
-        expected.extend([1 | 2 << 32, 5 | 1 << 32, 32 | 64 << 32]);
+        expected.extend([1 | 2 << 32, 5 | 1 << 32]);
         assert_eq!(arguments.encode(), expected);
     }
 }

@@ -15,7 +15,7 @@ const BLOCKS: &str = "weft_moe_launch";
 type Pairs = [[u32; 2]; Entry::ALL.len()];
 
 /// Words of the kernels' argument behind the peers.
-const WORDS: usize = 18;
+const WORDS: usize = 17;
 const MOST_WORDS: usize = MOST_RANKS as usize + WORDS;
 
 /// What it took to get the kernels.
@@ -122,7 +122,7 @@ pub(super) struct Call {
 /// A program, and the part of its argument that never changes.
 pub(super) struct Launcher {
     program: Program,
-    /// Peers, the addresses of records and abort word, and last the numbers of blocks.
+    /// Peers, and the addresses of records and abort word.
     fixed: [u64; MOST_WORDS],
     ranks: usize,
     rank: u32,
@@ -130,10 +130,8 @@ pub(super) struct Launcher {
 
 impl Launcher {
     pub fn new(program: Program, peers: &[u64], rank: u32, record: u64, abort: u64) -> Launcher {
-        let Program { sms, path, .. } = &program;
-        let blocks = [sms.of_dispatch(*path), sms.of_combine(*path)];
         let peers = peers.to_vec();
-        let arguments = Arguments { peers, record, abort, rank, blocks, ..Arguments::default() };
+        let arguments = Arguments { peers, record, abort, rank, ..Arguments::default() };
         let mut fixed = [0; MOST_WORDS];
         let words = arguments.encode();
         fixed[..words.len()].copy_from_slice(&words);
@@ -186,8 +184,8 @@ fn argument(fixed: &[u64; MOST_WORDS], ranks: usize, rank: u32, call: &Call) -> 
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     let (given, got) = (&call.inputs, &call.received);
     let mut words = *fixed;
-    // Between the record and the abort word, and the numbers of blocks.
-    words[ranks + 2..ranks + WORDS - 1].copy_from_slice(&[
+    // Behind the record and the abort word.
+    words[ranks + 2..ranks + WORDS].copy_from_slice(&[
         given.tokens,
         given.scales,
         given.ids,
@@ -237,13 +235,11 @@ mod tests {
                 rank: 0,
                 channel,
                 release: true,
-                blocks: [7, 9],
             };
             let peers = Arguments {
                 peers: documented.peers.clone(),
                 record: 21,
                 abort: 22,
-                blocks: [7, 9],
                 ..Arguments::default()
             };
             let mut fixed = [0; MOST_WORDS];
