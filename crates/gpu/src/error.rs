@@ -1,6 +1,6 @@
 //! What can go wrong, one variant per cause, worded for whoever must act on it.
 
-use crate::watch::Phase;
+use crate::watch::{Phase, Report};
 use std::path::PathBuf;
 use weft_control::Rank;
 
@@ -207,7 +207,8 @@ pub enum Error {
     /// The phases of a round out of order.
     #[error(
         "{rank} launched {phase} of round {expected} on channel {channel} where the phase before it has \
-         come to round {seen}: each round is dispatch send, dispatch receive, combine send, combine receive"
+         come to round {seen}{}",
+        each_round(.order)
     )]
     OutOfOrder {
         /// Who launched.
@@ -220,56 +221,19 @@ pub enum Error {
         expected: u64,
         /// The round of the phase before it.
         seen: u64,
+        /// The order of phases in a round; empty if it is not known.
+        order: &'static str,
     },
-    /// An expert that does not exist, or one named twice.
-    #[error(
-        "token {token} names expert {expert}{} ({rank}, channel {channel}); the batch is lost",
-        expert_text(*.expert, *.experts)
-    )]
-    Expert {
-        /// Whose token.
-        rank: Rank,
-        /// The token's number in the batch.
-        token: u32,
-        /// The id given.
-        expert: u64,
-        /// The number of experts.
-        experts: u64,
-        /// The channel.
-        channel: u32,
-    },
-    /// A rank has no room for what is on its way to it.
-    #[error(
-        "{rank} would receive {needed} positions but has room for {room}, {} too few (channel {channel}): \
-         raise max_positions or expert_capacity there, or send smaller batches; nothing was placed and \
-         the batch is lost",
-        .needed.saturating_sub(*.room)
-    )]
-    Capacity {
-        /// Who lacks room.
-        rank: Rank,
-        /// The channel.
-        channel: u32,
-        /// Positions needed.
-        needed: u64,
-        /// Positions there are.
-        room: u64,
-    },
-    /// A peer released a round that this rank combines.
-    #[error(
-        "{rank} combines a round of channel {channel} that {} released without answers ({phase}): either \
-         every rank combines a round or every rank releases it",
-        who(.peer, "a peer")
-    )]
-    Released {
-        /// Who combines.
-        rank: Rank,
-        /// Where.
-        phase: Phase,
-        /// Who released.
-        peer: Option<Rank>,
-        /// The channel.
-        channel: u32,
+    /// What only kernels of one family record.
+    #[error("{}", .0.text)]
+    Reported(Report),
+    /// Two families with the same numbers.
+    #[error("the family {family} has phases or codes that {other} has too: give it others")]
+    Families {
+        /// The family to be added.
+        family: &'static str,
+        /// Whose numbers they are.
+        other: &'static str,
     },
     /// A record that this build does not know.
     #[error(
@@ -307,10 +271,6 @@ fn who(peer: &Option<Rank>, nobody: &str) -> String {
     peer.map_or(nobody.to_owned(), |peer| peer.to_string())
 }
 
-fn expert_text(expert: u64, experts: u64) -> String {
-    if expert >= experts {
-        format!(", but there are {experts} experts; a negative id means no expert")
-    } else {
-        " twice; add up its weights and name it once".to_owned()
-    }
+fn each_round(order: &str) -> String {
+    if order.is_empty() { String::new() } else { format!(": each round is {order}") }
 }

@@ -8,11 +8,13 @@
 //! Without a GPU everything is here all the same: [`Place::Twin`] is a heap on the CPU that several
 //! processes share, with the same addresses and areas, in which the kernels' twins run.
 //!
+//! - [`domain`]: what operators stand on
 //! - [`heap`]: allocating, offering, connecting, and who may die when
 //! - [`jit`]: requests, the cache, compiling ahead of time
 //! - [`watch`]: records and the abort word
 //! - [`kernels`]: the device headers
 
+pub mod domain;
 pub mod error;
 pub mod heap;
 pub mod jit;
@@ -21,4 +23,4 @@ pub mod watch;
 
 pub use error::{Error, Result};
 pub use heap::{Heap, HeapBuilder, Memory, Place, Window};
-pub use watch::{Code, Phase, Record, Severity, Watch};
+pub use watch::{Code, Families, Family, Phase, Record, Report, Severity, Watch};

@@ -346,13 +346,24 @@ pub enum Error {
     },
     /// The heap, the kernels' compiler, or what a kernel recorded.
     #[error(transparent)]
-    Gpu(#[from] weft_gpu::Error),
+    Gpu(weft_gpu::Error),
     /// CUDA failed.
     #[error(transparent)]
     Cuda(#[from] weft_cuda::Error),
     /// The fabric failed.
     #[error(transparent)]
     Fabric(#[from] weft_fabric::Error),
+}
+
+impl From<weft_gpu::Error> for Error {
+    /// What the fabric or CUDA say is the same, wherever they were asked.
+    fn from(error: weft_gpu::Error) -> Error {
+        match error {
+            weft_gpu::Error::Fabric(error) => Error::Fabric(error),
+            weft_gpu::Error::Cuda(error) => Error::Cuda(error),
+            error => Error::Gpu(error),
+        }
+    }
 }
 
 impl Error {

@@ -253,9 +253,7 @@ fn of_gpu(error: &GpuError) -> Raised {
         }
         GpuError::Aborted { .. } => Raised::new("GroupPoisonedError"),
         GpuError::Overlap { .. } | GpuError::OutOfOrder { .. } => Raised::new("StageError"),
-        GpuError::Released { peer, .. } => Raised::new("StageError").about(*peer),
-        GpuError::Expert { rank, .. } => Raised::new("ExpertError").at(rank.0),
-        GpuError::Capacity { rank, .. } => Raised::new("CapacityError").at(rank.0),
+        GpuError::Reported(report) => Raised::new(report.class).about(report.rank),
         GpuError::UnknownRecord { peer, .. } => Raised::new("ProtocolError").about(*peer),
         // What a heap or a kernel is made of.
         GpuError::Empty { .. } | GpuError::TwinOnDevice { .. } | GpuError::Define { .. } => {

@@ -14,9 +14,11 @@
 //! one must be chosen first: [`Watch::report`] does so with word 6 of the record, and a kernel may do
 //! it in memory of its own, as taking a notice clears both.
 
+mod family;
 mod record;
 
-pub use record::{Code, Phase, Record};
+pub use family::{Families, Family, Phase, Report};
+pub use record::{Code, Record};
 
 use crate::error::Result;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -141,14 +143,6 @@ impl Watch {
         Some(record)
     }
 
-    /// What [`Watch::fatal`] says, as an error; otherwise what [`Watch::take_notice`] says.
-    pub fn check(&self) -> Result<()> {
-        match self.fatal().or_else(|| self.take_notice()) {
-            Some(record) => Err(record.error()),
-            None => Ok(()),
-        }
-    }
-
     /// Ends every wait on the device, now and later.
     pub fn abort(&self) {
         self.word(ABORT_LINE, 0).store(1, Ordering::Release);
@@ -210,7 +204,7 @@ mod tests {
         Record {
             code,
             rank: 2,
-            phase: Phase::DispatchRecv,
+            phase: 1,
             peer: Some(peer),
             channel: 1,
             slot: 17,
@@ -224,7 +218,7 @@ mod tests {
         let watch = Watch::on_host();
         assert!(watch.record_address().is_multiple_of(64));
         assert_eq!(watch.abort_address(), watch.record_address() + 128);
-        assert!(watch.report(Severity::Notice, &record(Code::Capacity, 3)));
+        assert!(watch.report(Severity::Notice, &record(Code::Own(6), 3)));
         let at = (watch.record_address() + 64) as *const u32;
         // SAFETY: the second line of a live watch, which nobody writes to now.
         let words: Vec<u32> = (0..16).map(|word| unsafe { at.add(word).read() }).collect();
@@ -235,19 +229,17 @@ mod tests {
     fn the_first_fatal_record_stays_and_each_notice_is_taken_once() {
         let watch = Watch::on_host();
         assert_eq!((watch.fatal(), watch.take_notice()), (None, None));
-        watch.check().unwrap();
         assert!(watch.report(Severity::Fatal, &record(Code::Timeout, 3)));
         assert!(!watch.report(Severity::Fatal, &record(Code::Timeout, 4)));
         for _ in 0..2 {
             assert_eq!(watch.fatal(), Some(record(Code::Timeout, 3)));
         }
         for peer in 5..8 {
-            assert!(watch.report(Severity::Notice, &record(Code::Capacity, peer)));
-            assert!(!watch.report(Severity::Notice, &record(Code::Capacity, 9)));
-            assert_eq!(watch.take_notice(), Some(record(Code::Capacity, peer)));
+            assert!(watch.report(Severity::Notice, &record(Code::Own(6), peer)));
+            assert!(!watch.report(Severity::Notice, &record(Code::Own(6), 9)));
+            assert_eq!(watch.take_notice(), Some(record(Code::Own(6), peer)));
             assert_eq!(watch.take_notice(), None);
         }
-        watch.check().unwrap_err();
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Dispatch and combine between GPUs as calls: each puts kernels on a stream, or runs their twin, and
 //! returns.
 
-use crate::device::alarm::{Alarm, Group};
 use crate::device::areas::DeviceArea;
 use crate::device::arguments::{DispatchInputs, DispatchOutputs};
 use crate::device::given;
@@ -14,6 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use weft_cuda::Stream;
 use weft_gpu::Heap;
+use weft_gpu::domain::{Alarm, Group};
 
 /// Expert-parallel all-to-all between the GPUs of one host: tokens to the ranks of their experts, results
 /// back.
@@ -309,7 +309,7 @@ impl DeviceAllToAll {
     /// # Errors
     /// [`Error::Gpu`] with the record, or [`weft_fabric::Error::Poisoned`].
     pub fn check(&self) -> Result<(), Error> {
-        self.parts()?.alarm.check(&self.group)
+        Ok(self.parts()?.alarm.check(&self.group)?)
     }
 
     /// Waits until this rank's device has done all that was asked of it, by whomever.

@@ -1,9 +1,9 @@
 //! Making a device all-to-all on all ranks, and ending it.
 
 use crate::agreement;
-use crate::device::alarm::{Alarm, Group};
 use crate::device::all_to_all::{Backend, DeviceAllToAll, Parts};
 use crate::device::config::DeviceConfig;
+use crate::device::family::FAMILY;
 use crate::device::launch::Sms;
 use crate::device::program::{Launcher, Program};
 use crate::device::shape::DeviceShape;
@@ -15,6 +15,7 @@ use std::time::Duration;
 use weft_control::Operation;
 use weft_cuda::{PinnedMemory, Stream, copy_async};
 use weft_fabric::{Communicator, Time};
+use weft_gpu::domain::{Alarm, Group};
 use weft_gpu::jit::Cache;
 use weft_gpu::{Heap, Place, Watch};
 
@@ -157,6 +158,7 @@ impl Prepared {
             Place::Twin => (None, Watch::on_host()),
         };
         let alarm = Alarm::new(shape.config().rank, watch);
+        alarm.register(&FAMILY)?;
         Ok(Prepared { setup: setup.clone(), program, alarm })
     }
 

@@ -24,13 +24,13 @@
 //! No other credit is needed: counts of the next round tell a rank that its answers have been read.
 
 mod agreement;
-mod alarm;
 mod all_to_all;
 mod areas;
 mod arguments;
 mod config;
 mod connect;
 mod defines;
+mod family;
 mod given;
 mod launch;
 mod program;
@@ -49,6 +49,8 @@ pub use arguments::{Arguments, DispatchInputs, DispatchOutputs};
 pub use config::{DeviceConfig, DeviceLayout, IdWidth, Path};
 /// Where a rank runs.
 pub use connect::DeviceSetup;
+/// The family's phases, codes and texts.
+pub use family::FAMILY;
 /// How kernels are launched.
 pub use launch::{Block, Entry, Launch, Operation, Sms, launch_of};
 /// What kernels cost to get.

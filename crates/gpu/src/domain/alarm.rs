@@ -3,17 +3,18 @@
 //! Two can find out: a kernel, which leaves a record, and the control plane, which calls. Both end up
 //! here, where every call looks before it begins. Looking costs two loads, neither of them from a device.
 
-use crate::error::Error;
+use crate::error::{Error, Result};
+use crate::watch::{Code, Families, Family, Record, Watch};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 use weft_fabric::poison::PoisonFlag;
 use weft_fabric::{Cause, Communicator, Poison, Rank};
-use weft_gpu::{Code, Record, Watch};
 
 /// One rank's records, abort word and knowledge of its peers.
-pub(super) struct Alarm {
+pub struct Alarm {
     watch: Watch,
     rank: u32,
+    families: RwLock<Families>,
     /// Whether there is anything below.
     rung: AtomicBool,
     cause: OnceLock<Poison>,
@@ -26,7 +27,7 @@ pub(super) struct Alarm {
 }
 
 /// Whom a rank tells that the group is dead.
-pub(super) enum Group {
+pub enum Group {
     /// A communicator's. Not held: the flag holds the control plane, which leaves with its last handle.
     Fabric(Weak<PoisonFlag>),
     /// Ranks of this process alone.
@@ -34,10 +35,12 @@ pub(super) enum Group {
 }
 
 impl Alarm {
+    /// Of a rank, with the watch that its kernels write to.
     pub fn new(rank: u32, watch: Watch) -> Arc<Alarm> {
         Arc::new(Alarm {
             watch,
             rank,
+            families: RwLock::default(),
             rung: AtomicBool::new(false),
             cause: OnceLock::new(),
             left: AtomicU64::new(0),
@@ -64,8 +67,21 @@ impl Alarm {
         Group::Fabric(Arc::downgrade(communicator.engine().poison_flag()))
     }
 
+    /// What kernels write to.
     pub fn watch(&self) -> &Watch {
         &self.watch
+    }
+
+    /// Has records of this family named as it says.
+    ///
+    /// # Errors
+    /// [`Error::Families`].
+    pub fn register(&self, family: &'static Family) -> Result<()> {
+        self.families.write().unwrap_or_else(PoisonError::into_inner).add(family)
+    }
+
+    fn error(&self, record: Record) -> Error {
+        record.error(&self.families.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The group is dead: every kernel's wait ends, now and later.
@@ -96,7 +112,7 @@ impl Alarm {
     /// Whether the group lives, as far as this rank knows. What a kernel of this rank recorded is told
     /// to `group`.
     #[inline]
-    pub fn look(&self, group: &Group) -> Result<(), Error> {
+    pub fn look(&self, group: &Group) -> Result<()> {
         if !self.rung.load(Ordering::Acquire) && self.watch.fatal().is_none() {
             return Ok(());
         }
@@ -104,7 +120,7 @@ impl Alarm {
     }
 
     #[cold]
-    fn look_closely(&self, group: &Group) -> Result<(), Error> {
+    fn look_closely(&self, group: &Group) -> Result<()> {
         let (record, cause) = (self.watch.fatal(), self.cause.get());
         let Some(error) = self.failure(record, cause) else { return Ok(()) };
         if cause.is_none() {
@@ -123,9 +139,9 @@ impl Alarm {
                 Some(poisoned(cause))
             }
             (Some(record), _) if record.code == Code::Timeout => Some(self.timeout(record)),
-            (Some(record), _) if record.code != Code::Aborted => Some(record.error().into()),
+            (Some(record), _) if record.code != Code::Aborted => Some(self.error(record)),
             (_, Some(cause)) => Some(poisoned(cause)),
-            (Some(record), None) => Some(record.error().into()),
+            (Some(record), None) => Some(self.error(record)),
             (None, None) => None,
         }
     }
@@ -136,12 +152,12 @@ impl Alarm {
         let missed = || record.peer.filter(|&peer| self.has_left(peer));
         self.missed
             .get_or_init(missed)
-            .map_or_else(|| record.error().into(), |peer| left(peer, record.error().to_string()))
+            .map_or_else(|| self.error(record), |peer| left(peer, self.error(record).to_string()))
     }
 
     /// Whether a round may begin: a peer that has left would be waited for in vain.
     #[inline]
-    pub fn all_are_there(&self) -> Result<(), Error> {
+    pub fn all_are_there(&self) -> Result<()> {
         match self.first_left.load(Ordering::Relaxed) {
             0 => Ok(()),
             next => Err(left(next - 1, "a round cannot begin without it".into())),
@@ -149,9 +165,9 @@ impl Alarm {
     }
 
     /// As [`Alarm::look`], and then what the device remarked since this was last asked.
-    pub fn check(&self, group: &Group) -> Result<(), Error> {
+    pub fn check(&self, group: &Group) -> Result<()> {
         self.look(group)?;
-        self.watch.take_notice().map_or(Ok(()), |notice| Err(notice.error().into()))
+        self.watch.take_notice().map_or(Ok(()), |notice| Err(self.error(notice)))
     }
 }
 
@@ -185,15 +201,33 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft_gpu::{Phase, Severity};
+    use crate::watch::{Phase, Report, Severity};
+
+    fn explain(record: &Record, _: Phase) -> Report {
+        let text = format!("rank 1 lacks {}", record.expected);
+        Report { class: "CapacityError", rank: record.peer.map(Rank), text }
+    }
+
+    static FAMILY: Family = Family {
+        name: "test",
+        first_phase: 2,
+        phases: &["send", "receive"],
+        order: "send, receive",
+        first_code: 5,
+        codes: 1,
+        explain,
+    };
 
     fn record(code: Code, peer: u32) -> Record {
-        let (rank, phase, peer, channel, slot) = (0, Phase::DispatchRecv, Some(peer), 1, 2);
+        let (rank, phase, peer, channel, slot) = (0, 3, Some(peer), 1, 2);
         Record { code, rank, phase, peer, channel, slot, expected: 8, seen: 7 }
     }
 
     fn pair() -> [(Arc<Alarm>, Group); 2] {
         let alarms = [0, 1].map(|rank| Alarm::new(rank, Watch::on_host()));
+        for alarm in &alarms {
+            alarm.register(&FAMILY).unwrap();
+        }
         let group = Group::local();
         group.set(alarms.iter().map(Arc::downgrade).collect()).unwrap();
         alarms.map(|alarm| (alarm, Group::Local(group.clone())))
@@ -210,14 +244,14 @@ mod tests {
         one.watch.report(Severity::Fatal, &record(Code::Timeout, 1));
         for _ in 0..2 {
             let error = one.look(&group).unwrap_err().to_string();
-            assert!(error.starts_with("rank 0 waited for rank 1 in dispatch_recv"), "{error}");
+            assert!(error.starts_with("rank 0 waited for rank 1 in receive"), "{error}");
             // It was told, and has nothing left to do.
             one.peer_left(Rank(1));
         }
         assert!(one.watch.is_aborted() && other.watch.is_aborted());
         let error = other.look(&others).unwrap_err().to_string();
         assert!(
-            error.starts_with("rank 0 poisoned the group: rank 0 waited for rank 1"),
+            error.starts_with("rank 0 poisoned the group: rank 0 waited for rank 1 in receive"),
             "{error}"
         );
     }
@@ -238,7 +272,7 @@ mod tests {
         let [(alarm, group), _] = pair();
         alarm.watch.report(Severity::Fatal, &record(Code::OutOfOrder, 1));
         alarm.ring(&poison(Cause::User, 1));
-        assert!(matches!(alarm.look(&group).unwrap_err(), Error::Gpu(_)));
+        assert!(matches!(alarm.look(&group).unwrap_err(), Error::OutOfOrder { .. }));
     }
 
     #[test]
@@ -260,10 +294,10 @@ mod tests {
     #[test]
     fn a_notice_is_raised_once_and_ends_nothing() {
         let [(alarm, group), (other, others)] = pair();
-        alarm.watch.report(Severity::Notice, &record(Code::Capacity, 1));
+        alarm.watch.report(Severity::Notice, &record(Code::Own(5), 1));
         alarm.look(&group).unwrap();
         let error = alarm.check(&group).unwrap_err().to_string();
-        assert!(error.starts_with("rank 1 would receive 8 positions"), "{error}");
+        assert_eq!(error, "rank 1 lacks 8");
         alarm.check(&group).unwrap();
         other.check(&others).unwrap();
     }
