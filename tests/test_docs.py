@@ -86,11 +86,17 @@ def test_the_providers_are_those_of_the_registry() -> None:
 def test_every_environment_variable_is_documented() -> None:
     page = text("docs", "environment.md")
     sources = [*ROOT.glob("crates/*/src/**/*.rs"), *ROOT.glob("python/weft/**/*.py")]
-    kernels = [
-        path.read_text(encoding="utf-8") for path in ROOT.glob("crates/*/kernels/**/*.cu*")
-    ]
+    kernels = [path.read_text(encoding="utf-8") for path in ROOT.glob("crates/*/kernels/**/*.cu*")]
     macros = set(re.findall(r"\bWEFT_[A-Z_]+", " ".join(kernels)))
     for source in sources:
         for name in re.findall(r"\"(WEFT_[A-Z_]+)\"", source.read_text(encoding="utf-8")):
             documented = name.startswith("WEFT_BUILD_") or f"`{name}`" in page
             assert documented or name in macros, f"{name} in {source}"
+
+
+def test_the_table_of_a_domain_is_the_one_that_kernels_read() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|", text("docs", "domain.md"), re.MULTILINE)
+    fields = _native.table_fields()
+    assert [(name, int(offset), int(size)) for name, offset, size in rows] == [
+        (name, offset, width * count) for name, offset, width, count in fields
+    ]

@@ -2,6 +2,7 @@
 
 from weft import errors, float8, moe
 from weft._native import BuildInfo, build_info
+from weft._symmetric import symmetric_empty, symmetric_peer
 from weft.communicator import Communicator, init
 from weft.counter import Counter
 from weft.errors import WeftError
@@ -35,6 +36,8 @@ __all__ = [
     "init",
     "listen",
     "moe",
+    "symmetric_empty",
+    "symmetric_peer",
 ]
 
 __version__ = build_info().version

@@ -355,6 +355,31 @@ class AllToAll:
         """End it on this rank alone; the communicator keeps memory that peers may write to."""
 
 @final
+class SymmetricMemory:
+    """Memory of the symmetric heap; freed when this is gone."""
+
+    def __new__(
+        cls, communicator: Communicator, *, device: str, memory: str, bytes: int, timeout: float
+    ) -> SymmetricMemory: ...
+    @property
+    def addresses(self) -> list[int]:
+        """Where each rank's part is mapped here, by rank."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes, rounded up."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Segment and offset, the same on every rank."""
+
+    @property
+    def table(self) -> int:
+        """The address of the domain's table."""
+
+    def usage(self) -> tuple[int, int]:
+        """Bytes in blocks of the domain, and bytes of its heap."""
+
 class DeviceAllToAll:
     """Dispatch and combine on a device: see `weft.cuda.AllToAll`.
 
@@ -385,6 +410,7 @@ class DeviceAllToAll:
         weighting: str,
         buffers: int,
         num_sms: int | None,
+        concurrent: bool = True,
         path: str | None,
         memory: str,
         skew_timeout: float,
@@ -414,6 +440,7 @@ class DeviceAllToAll:
         weighting: str,
         buffers: int,
         num_sms: int | None,
+        concurrent: bool = True,
         path: str | None,
         memory: str,
         skew_timeout: float,
@@ -528,6 +555,9 @@ def add_nvrtc_directory(directory: str) -> None:
 
 def device_defines(ranks: int, **options: Any) -> list[tuple[str, str]]:
     """Names and values of the macros of a shape; options as those of `DeviceAllToAll`."""
+
+def table_fields() -> list[tuple[str, int, int, int]]:
+    """Fields of a domain's table: name, offset, bytes of an element, elements."""
 
 def device_source(arch: str) -> tuple[str, list[tuple[str, str]], list[str]]:
     """The kernels' program: its name, path and text of each file, options but for macros."""

@@ -57,6 +57,7 @@ class DeviceOptions(TypedDict, total=False):
     max_positions: int | None
     ids_dtype: object
     num_sms: int | None
+    concurrent: bool
     path: Literal["packets", "latency", "bandwidth"] | None
     memory: Literal["fd", "ipc"]
     skew_timeout: float

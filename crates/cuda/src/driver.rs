@@ -87,6 +87,8 @@ functions! {
     );
 
     cuStreamCreate(*mut CUstream, c_uint);
+    cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int);
+    cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
     cuStreamDestroy_v2(CUstream);
     cuStreamSynchronize(CUstream);
     cuStreamWaitEvent(CUstream, CUevent, c_uint);

@@ -37,6 +37,32 @@ impl Stream {
         })
     }
 
+    /// As [`Stream::create`], of the highest priority that the device has: blocks of its kernels begin before those
+    /// of other streams that wait for a place.
+    ///
+    /// # Errors
+    ///
+    /// What CUDA says.
+    pub fn create_first(context: &Arc<Context>) -> Result<OwnedStream> {
+        let (mut handle, mut least, mut greatest) = (std::ptr::null_mut(), 0, 0);
+        let _bound = context.enter()?;
+        // SAFETY: it writes two numbers; the context is current.
+        unsafe {
+            call!(context.driver, cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest))
+        }?;
+        // SAFETY: it writes one handle; the context is current.
+        unsafe {
+            call!(
+                context.driver,
+                cuStreamCreateWithPriority(&raw mut handle, NON_BLOCKING, greatest)
+            )
+        }?;
+        Ok(OwnedStream {
+            context: context.clone(),
+            handle: Self(handle.expose_provenance() as u64),
+        })
+    }
+
     pub(crate) fn raw(self) -> CUstream {
         std::ptr::with_exposed_provenance_mut(self.0 as usize)
     }

@@ -227,6 +227,30 @@ pub enum Error {
     /// What only kernels of one family record.
     #[error("{}", .0.text)]
     Reported(Report),
+    /// A group too large for the table.
+    #[error(
+        "{ranks} ranks: the table of a domain has room for {most}; make the group of fewer ranks"
+    )]
+    TooManyRanks {
+        /// Ranks.
+        ranks: u32,
+        /// The most.
+        most: u32,
+    },
+    /// Launches that cannot all be on the GPU at once.
+    #[error(
+        "{wanted}: cannot be on the GPU's {sms} multiprocessors at once with {beside}; kernels that wait for \
+         peers would keep each other out for ever: pass a smaller num_sms, close what is not needed, or \
+         concurrent=False if calls of this one never run beside those of others"
+    )]
+    NotResident {
+        /// The operator to be made.
+        wanted: String,
+        /// The operators that there are.
+        beside: String,
+        /// Multiprocessors of the GPU, or of this rank's part of it.
+        sms: u32,
+    },
     /// Two families with the same numbers.
     #[error("the family {family} has phases or codes that {other} has too: give it others")]
     Families {

@@ -16,4 +16,4 @@ macro_rules! sources {
 }
 
 /// The headers that every kernel may include.
-pub const HEADERS: &[File] = crate::sources!["weft/device.cuh", "weft/ptx.cuh"];
+pub const HEADERS: &[File] = crate::sources!["weft/device.cuh", "weft/ptx.cuh", "weft/table.cuh"];

@@ -21,6 +21,7 @@ pub mod jit;
 pub mod kernels;
 pub mod watch;
 
+pub use domain::{Block, Domain};
 pub use error::{Error, Result};
 pub use heap::{Heap, HeapBuilder, Memory, Place, Window};
 pub use watch::{Code, Families, Family, Phase, Record, Report, Severity, Watch};

@@ -256,9 +256,11 @@ fn of_gpu(error: &GpuError) -> Raised {
         GpuError::Reported(report) => Raised::new(report.class).about(report.rank),
         GpuError::UnknownRecord { peer, .. } => Raised::new("ProtocolError").about(*peer),
         // What a heap or a kernel is made of.
-        GpuError::Empty { .. } | GpuError::TwinOnDevice { .. } | GpuError::Define { .. } => {
-            Raised::new("ConfigurationError")
-        }
+        GpuError::Empty { .. }
+        | GpuError::TwinOnDevice { .. }
+        | GpuError::Define { .. }
+        | GpuError::NotResident { .. }
+        | GpuError::TooManyRanks { .. } => Raised::new("ConfigurationError"),
         GpuError::Disagreement { peer, .. } => Raised::new("ConfigurationMismatchError").at(peer.0),
         GpuError::Malformed { peer, .. } => Raised::new("MalformedError").at(peer.0),
         GpuError::OtherHost { peer, .. }

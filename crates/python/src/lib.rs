@@ -35,7 +35,10 @@ mod _native {
     #[pymodule_export]
     use crate::cuda::{cuda_device_of, cuda_report};
     #[pymodule_export]
-    use crate::device::{DeviceAllToAll, add_nvrtc_directory, device_defines, device_source};
+    use crate::device::{
+        DeviceAllToAll, SymmetricMemory, add_nvrtc_directory, device_defines, device_source,
+        table_fields,
+    };
     #[pymodule_export]
     use crate::errors::error_classes;
     #[pymodule_export]

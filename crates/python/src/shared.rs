@@ -4,6 +4,7 @@
 //! handler may call anything while its thread waits; a waiting thread looks several times a second
 //! whether a signal has come.
 
+use crate::device::Domains;
 use crate::errors::Error;
 use crate::finished::Finished;
 use crate::fork;
@@ -44,13 +45,14 @@ pub struct Shared {
     fabric: Arc<Mutex<Option<Arc<Owned>>>>,
     pub raised: Raised,
     pub finished: Finished,
+    pub domains: Domains,
 }
 
 impl Shared {
     pub fn new(fabric: Fabric, raised: Raised) -> Shared {
         let fabric = Arc::new(Owned(ManuallyDrop::new(fabric)));
         let fabric = Arc::new(Mutex::new(Some(fabric)));
-        Shared { fabric, raised, finished: Finished::default() }
+        Shared { fabric, raised, finished: Finished::default(), domains: Domains::default() }
     }
 
     /// Runs `work` without the GIL and with the communicator. If a signal ended it, the exception of the
@@ -107,6 +109,7 @@ impl Shared {
             return;
         }
         let taken = self.lock().take();
+        self.domains.clear();
         if let Some(fabric) = taken {
             fabric.close();
             fabric.leave();

@@ -74,6 +74,8 @@ class AllToAll(moe.AllToAll):
         ids_dtype: of expert ids: int64 or int32.
         buffers: rounds that may be under way or held at a time.
         num_sms: the most multiprocessors that a kernel takes; by default what is fastest.
+        concurrent: its calls may be under way beside those of the communicator's other all-to-alls
+            on the device, so that all of them must fit on the GPU at once; False if they never are.
         path: "packets", "latency" or "bandwidth"; by default by `max_tokens`.
         memory: how peers' memory is shared: "fd" or "ipc".
         skew_timeout: seconds that a kernel waits for a peer, which may be that much behind.

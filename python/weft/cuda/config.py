@@ -42,6 +42,7 @@ class Arguments(TypedDict, total=False):
     max_receive_rows: int | None
     buffers: int
     num_sms: int | None
+    concurrent: bool
     path: str | None
     memory: str
     skew_timeout: float
@@ -71,6 +72,7 @@ class Config:
     weighting: str
     buffers: int
     num_sms: int | None
+    concurrent: bool
     path: str | None
     memory: str
     skew_timeout: float
@@ -121,6 +123,7 @@ def make(
     max_receive_rows: int | None = None,
     buffers: int = 2,
     num_sms: int | None = None,
+    concurrent: bool = True,
     path: str | None = None,
     memory: str = "fd",
     skew_timeout: float = 30.0,
@@ -156,6 +159,7 @@ def make(
         weighting=weighting,
         buffers=buffers,
         num_sms=num_sms,
+        concurrent=concurrent,
         path=path,
         memory=memory,
         skew_timeout=seconds(skew_timeout, "skew_timeout"),

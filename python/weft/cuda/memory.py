@@ -13,7 +13,7 @@ from weft.errors import ShapeError
 if TYPE_CHECKING:
     from weft.cuda.config import Config
 
-__all__ = ["Landed", "address", "landed"]
+__all__ = ["Landed", "address", "landed", "memory_at"]
 
 
 class Landed(NamedTuple):
@@ -40,6 +40,16 @@ class _Bytes:
         self.__cuda_array_interface__ = description
 
 
+def memory_at(
+    address: int, shape: tuple[int, int], device: torch.device, owner: object
+) -> torch.Tensor:
+    """So many rows of so many bytes at an address, as uint8; the tensor keeps `owner` alive."""
+    given = _Bytes(address, shape, owner)
+    if device.type == "cuda":
+        return torch.as_tensor(given, device=device)
+    return torch.from_numpy(np.asarray(given))
+
+
 def landed(
     config: Config, device: torch.device, place: tuple[int, int, int], owner: object
 ) -> Landed:
@@ -52,11 +62,7 @@ def landed(
         owner: kept alive by the tensors.
     """
     base, stride, rows = place
-    given = _Bytes(base, (rows, stride), owner)
-    if device.type == "cuda":
-        memory = torch.as_tensor(given, device=device)
-    else:
-        memory = torch.from_numpy(np.asarray(given))
+    memory = memory_at(base, (rows, stride), device, owner)
     token = getattr(torch, config.wire_dtype)
     length = config.hidden * token.itemsize
     tokens = memory[:, :length].view(token)

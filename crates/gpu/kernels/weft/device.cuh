@@ -11,6 +11,7 @@
 // take the whole context with it. The host raises at its next call.
 #pragma once
 #include "weft/ptx.cuh"
+#include "weft/table.cuh"
 
 namespace weft {
 
@@ -22,13 +23,7 @@ struct Record {
     u64 expected, seen, more[2];
 };
 
-// The first bytes of every heap.
-struct Global {
-    u32 dead;     // a code once the communicator is dead, here only
-    u32 flagged;  // a code while the host has not taken the last notice
-    u64 limit_ns; // how long a wait may take; read each time, so that a captured graph does not freeze it
-    u64 looked_ns; // when somebody last looked at the abort word: it lies in host memory, which is far
-};
+using Global = Table;
 
 // Where a team of threads is, and whom it tells when a wait takes too long.
 struct Watch {

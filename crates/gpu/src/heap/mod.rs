@@ -40,6 +40,7 @@ mod part;
 mod surroundings;
 mod window;
 
+pub(crate) use over::{agree, gather};
 pub use window::Window;
 
 use crate::error::{Error, Result};

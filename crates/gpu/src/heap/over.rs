@@ -101,7 +101,7 @@ fn are_apart(ours: &str, theirs: &str, boot: &str) -> bool {
 }
 
 /// Tells all ranks how it went here, and fails where it failed anywhere.
-fn agree<T>(control: &GroupControl, outcome: Result<T>, deadline: Time) -> Result<T> {
+pub(crate) fn agree<T>(control: &GroupControl, outcome: Result<T>, deadline: Time) -> Result<T> {
     let said = match &outcome {
         Ok(_) => Vec::new(),
         Err(error) => Said::refusal(error).encode(),
@@ -120,7 +120,8 @@ fn agree<T>(control: &GroupControl, outcome: Result<T>, deadline: Time) -> Resul
     Ok(outcome)
 }
 
-fn gather(
+/// Tells all ranks something, and returns what each told.
+pub(crate) fn gather(
     control: &GroupControl,
     operation: Operation,
     said: &[u8],

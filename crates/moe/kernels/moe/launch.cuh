@@ -36,7 +36,7 @@ WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &wa
 #pragma unroll
         for (u32 p = 0; p < 4; ++p) left[p] = static_cast<u32>(*reinterpret_cast<volatile u64 *>(&state->left[p]));
         first_epoch = *reinterpret_cast<volatile u32 *>(&state->first_epoch);
-        dead = *reinterpret_cast<volatile u32 *>(&watch.global->dead);
+        dead = *reinterpret_cast<volatile u32 *>(&watch.global->dead) | *reinterpret_cast<volatile u32 *>(&state->closed);
     }
     meanwhile();
     if (asks) {

@@ -13,7 +13,7 @@ WEFT_DEVICE bool plan_round(const Arguments &a, u32 &epoch) {
     const State *state = channel(a, a.rank).state();
     const u64 shares = state->left[DISPATCH_SEND], rounds = shares / SHARES;
     epoch = epoch_of(state->first_epoch, rounds);
-    return !watch(a, PLAN).dead() && shares == rounds * SHARES && state->left[DISPATCH_RECV] == shares &&
+    return !watch(a, PLAN).dead() && state->closed == 0 && shares == rounds * SHARES && state->left[DISPATCH_RECV] == shares &&
            state->left[COMBINE_SEND] == shares && state->left[COMBINE_RECV] == shares;
 }
 

@@ -41,8 +41,8 @@ enum Status : u32 { FINE = 0, OVERFLOWED = 1, LET_GO = 2 };
 
 // One argument for all kernels.
 struct Arguments {
-    u64 peer[RANKS]; // every rank's heap as mapped here
-    u64 record, abort;
+    u64 peer[RANKS]; // channel 0 of every rank, as mapped here
+    u64 table, record, abort;
     u64 tokens, scales, ids, weights, count;
     u64 out_tokens, out_scales, out_counts, out_offsets, out_rows, out_weights;
     u64 outputs, combined;
@@ -55,6 +55,8 @@ struct State {
     // The next piece of work of the senders; the phase that comes after puts it back to 0.
     u32 send_ticket, combine_ticket;
     u32 first_epoch; // of round 0; above 0 only where wrap-around is tested
+    u32 reserved;
+    u32 closed; // at byte 48 (StateWord::Closed): not 0 once the all-to-all was closed, so that a graph that is replayed does nothing
     alignas(128) u64 entered[4]; // shares of blocks that have begun, by phase
 };
 static_assert(sizeof(State) <= 256, "the area of a channel's state");
@@ -106,11 +108,11 @@ struct Channel {
 };
 
 WEFT_DEVICE Channel channel(const Arguments &a, u32 rank) {
-    return Channel{reinterpret_cast<u8 *>(a.peer[rank]) + WEFT_GLOBAL_BYTES + static_cast<u64>(a.channel) * WEFT_CHANNEL_BYTES};
+    return Channel{reinterpret_cast<u8 *>(a.peer[rank]) + static_cast<u64>(a.channel) * WEFT_CHANNEL_BYTES};
 }
 
 WEFT_DEVICE Watch watch(const Arguments &a, u32 phase) {
-    return Watch{reinterpret_cast<Global *>(a.peer[a.rank]), reinterpret_cast<Record *>(a.record),
+    return Watch{reinterpret_cast<Global *>(a.table), reinterpret_cast<Record *>(a.record),
                  reinterpret_cast<const u32 *>(a.abort), a.rank, a.channel, phase};
 }
 

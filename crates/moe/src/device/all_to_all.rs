@@ -1,7 +1,7 @@
 //! Dispatch and combine between GPUs as calls: each puts kernels on a stream, or runs their twin, and
 //! returns.
 
-use crate::device::areas::DeviceArea;
+use crate::device::areas::{DeviceArea, StateWord};
 use crate::device::arguments::{DispatchInputs, DispatchOutputs};
 use crate::device::given;
 use crate::device::launch::Operation;
@@ -11,9 +11,9 @@ use crate::device::twin::Twin;
 use crate::error::Error;
 use std::ops::Range;
 use std::sync::Arc;
-use weft_cuda::Stream;
-use weft_gpu::Heap;
-use weft_gpu::domain::{Alarm, Group};
+use std::sync::atomic::{AtomicBool, Ordering};
+use weft_cuda::{Stream, is_capturing};
+use weft_gpu::domain::{Block, Domain, Reservation};
 
 /// Expert-parallel all-to-all between the GPUs of one host: tokens to the ranks of their experts, results
 /// back.
@@ -29,7 +29,8 @@ use weft_gpu::domain::{Alarm, Group};
 /// then still write to this rank's part, which stays for as long as they need it.
 pub struct DeviceAllToAll {
     shape: Arc<DeviceShape>,
-    group: Group,
+    /// Whether a call was captured into a graph, which may be replayed at any time.
+    captured: AtomicBool,
     /// `None` once closed.
     parts: Option<Parts>,
 }
@@ -37,8 +38,10 @@ pub struct DeviceAllToAll {
 /// What kernels use: let go of once no kernel runs, in this order.
 pub(super) struct Parts {
     pub backend: Backend,
-    pub heap: Heap,
-    pub alarm: Arc<Alarm>,
+    pub block: Block,
+    /// Its entry in the account, for as long as it lives.
+    pub _reservation: Option<Reservation>,
+    pub domain: Arc<Domain>,
 }
 
 pub(super) enum Backend {
@@ -58,8 +61,8 @@ pub struct Landed {
 }
 
 impl DeviceAllToAll {
-    pub(super) fn new(shape: Arc<DeviceShape>, group: Group, parts: Parts) -> DeviceAllToAll {
-        DeviceAllToAll { shape, group, parts: Some(parts) }
+    pub(super) fn new(shape: Arc<DeviceShape>, parts: Parts) -> DeviceAllToAll {
+        DeviceAllToAll { shape, captured: AtomicBool::new(false), parts: Some(parts) }
     }
 
     /// What was agreed on.
@@ -102,7 +105,7 @@ impl DeviceAllToAll {
         let parts = self.begin(channel)?;
         let config = self.shape.config();
         Ok(Landed {
-            address: parts.heap.own() + self.shape.at(channel, DeviceArea::Rows),
+            address: parts.block.own() + self.shape.at(channel, DeviceArea::Rows),
             stride: self.shape.areas().row_stride,
             rows: config.ranks * config.max_tokens,
         })
@@ -123,8 +126,8 @@ impl DeviceAllToAll {
         channel: u32,
         inputs: &DispatchInputs,
     ) -> Result<(), Error> {
-        let parts = self.begin(channel)?;
-        parts.alarm.all_are_there()?;
+        let parts = self.begin_on(stream, channel)?;
+        parts.domain.alarm().all_are_there()?;
         self.shape.check_inputs(inputs)?;
         match &parts.backend {
             Backend::Cuda(launcher) => {
@@ -153,7 +156,7 @@ impl DeviceAllToAll {
         channel: u32,
         outputs: &DispatchOutputs,
     ) -> Result<(), Error> {
-        let parts = self.begin(channel)?;
+        let parts = self.begin_on(stream, channel)?;
         self.shape.check_outputs(outputs)?;
         match &parts.backend {
             Backend::Cuda(launcher) => {
@@ -183,8 +186,8 @@ impl DeviceAllToAll {
         inputs: &DispatchInputs,
         outputs: &DispatchOutputs,
     ) -> Result<(), Error> {
-        let parts = self.begin(channel)?;
-        parts.alarm.all_are_there()?;
+        let parts = self.begin_on(stream, channel)?;
+        parts.domain.alarm().all_are_there()?;
         self.shape.check_inputs(inputs)?;
         self.shape.check_outputs(outputs)?;
         match &parts.backend {
@@ -217,7 +220,7 @@ impl DeviceAllToAll {
         outputs: u64,
         release: bool,
     ) -> Result<(), Error> {
-        let parts = self.begin(channel)?;
+        let parts = self.begin_on(stream, channel)?;
         given::aligned("outputs", outputs)?;
         match &parts.backend {
             Backend::Cuda(launcher) => {
@@ -250,7 +253,7 @@ impl DeviceAllToAll {
         given: u32,
         release: bool,
     ) -> Result<(), Error> {
-        let parts = self.begin(channel)?;
+        let parts = self.begin_on(stream, channel)?;
         self.shape.check_combined(combined, given, release)?;
         match &parts.backend {
             Backend::Cuda(launcher) => {
@@ -285,7 +288,7 @@ impl DeviceAllToAll {
         given: u32,
         release: bool,
     ) -> Result<(), Error> {
-        let parts = self.begin(channel)?;
+        let parts = self.begin_on(stream, channel)?;
         given::aligned("outputs", outputs)?;
         self.shape.check_combined(combined, given, release)?;
         match &parts.backend {
@@ -309,7 +312,7 @@ impl DeviceAllToAll {
     /// # Errors
     /// [`Error::Gpu`] with the record, or [`weft_fabric::Error::Poisoned`].
     pub fn check(&self) -> Result<(), Error> {
-        Ok(self.parts()?.alarm.check(&self.group)?)
+        Ok(self.parts()?.domain.check()?)
     }
 
     /// Waits until this rank's device has done all that was asked of it, by whomever.
@@ -323,29 +326,61 @@ impl DeviceAllToAll {
         }
     }
 
-    /// Takes away what kernels use; `None` if it is to stay, since kernels may be using it still.
-    pub(super) fn take(&mut self) -> Option<Parts> {
+    /// From here on the memory of this all-to-all is used for nothing else while its domain lives: a graph
+    /// that was captured may be replayed. Calls that are captured on a GPU do this themselves.
+    pub fn keep(&self) {
+        self.captured.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends it on this rank: no kernel uses its memory from then on. Returns its domain, if it was not ended.
+    pub(super) fn end(&mut self) -> Option<Arc<Domain>> {
         let settled = self.settle();
-        let parts = self.parts.take();
-        match settled {
-            Ok(()) => parts,
-            Err(error) => {
-                log::warn!("GPU memory of an all-to-all stays allocated: {error}");
-                std::mem::forget(parts);
-                None
+        let Parts { backend, block, _reservation, domain } = self.parts.take()?;
+        let marked = settled.and_then(|()| self.mark_closed(&domain, &block));
+        if let Err(error) = marked {
+            log::warn!("memory of an all-to-all stays allocated: {error}");
+            block.keep();
+            std::mem::forget(backend);
+        } else if self.captured.load(Ordering::Relaxed) {
+            block.keep();
+        }
+        Some(domain)
+    }
+
+    /// Has kernels of graphs that are replayed from now on do nothing.
+    fn mark_closed(&self, domain: &Domain, block: &Block) -> Result<(), Error> {
+        if self.captured.load(Ordering::Relaxed) {
+            for channel in 0..self.shape.config().channels {
+                let state = self.shape.at(channel, DeviceArea::State);
+                let at = state + 4 * StateWord::Closed as u64;
+                domain.write_block(block, at, &1u32.to_ne_bytes())?;
             }
         }
+        Ok(())
     }
 
     fn parts(&self) -> Result<&Parts, Error> {
         self.parts.as_ref().ok_or(Error::Fabric(weft_control::Error::Closed.into()))
     }
 
+    /// As [`DeviceAllToAll::begin`], of a call that puts kernels on a stream.
+    #[inline]
+    fn begin_on(&self, stream: Stream, channel: u32) -> Result<&Parts, Error> {
+        let parts = self.begin(channel)?;
+        if matches!(parts.backend, Backend::Cuda(_)) && !self.captured.load(Ordering::Relaxed) {
+            // The default stream cannot be asked while another is captured.
+            if is_capturing(stream).unwrap_or(true) {
+                self.keep();
+            }
+        }
+        Ok(parts)
+    }
+
     /// Looks at what every call looks at.
     #[inline]
     fn begin(&self, channel: u32) -> Result<&Parts, Error> {
         let parts = self.parts()?;
-        parts.alarm.look(&self.group)?;
+        parts.domain.look()?;
         let channels = self.shape.config().channels;
         if channel >= channels {
             return Err(Error::NoChannel { channel, channels });
@@ -356,6 +391,6 @@ impl DeviceAllToAll {
 
 impl Drop for DeviceAllToAll {
     fn drop(&mut self) {
-        drop(self.take());
+        drop(self.end());
     }
 }

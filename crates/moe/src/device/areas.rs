@@ -7,8 +7,6 @@ use crate::error::Error;
 use crate::placement::Placement;
 use crate::sizes::Extent;
 
-/// Bytes before the first channel.
-pub const GLOBAL_BYTES: u64 = 256;
 /// Areas begin at multiples of this many bytes.
 pub(crate) const AREA_ALIGNMENT: u64 = 256;
 /// Rows begin at multiples of this many bytes.
@@ -100,17 +98,8 @@ pub enum StateWord {
     Entered = 4,
     /// Calls that have ended, by phase.
     Left = 8,
-}
-
-/// Where a word of the first [`GLOBAL_BYTES`] lies, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GlobalWord {
-    /// u32: the code of the fatal record, or 0. Whoever sets it writes the record.
-    Dead = 0,
-    /// u32: 1 while somebody writes the notice.
-    Flagged = 4,
-    /// u64: nanoseconds that a wait may take.
-    Limit = 8,
+    /// Not 0 once the all-to-all was closed.
+    Closed = 12,
 }
 
 /// Areas, rows and their parts. Offsets of areas count from the start of their channel.
@@ -250,8 +239,8 @@ mod tests {
                 end = (extent.offset + extent.bytes()).next_multiple_of(AREA_ALIGNMENT);
             }
             prop_assert_eq!(end, shape.areas().channel_bytes());
-            prop_assert_eq!(shape.heap_bytes(), GLOBAL_BYTES + 2 * end);
-            prop_assert_eq!(shape.at(1, DeviceArea::Counts), GLOBAL_BYTES + end);
+            prop_assert_eq!(shape.heap_bytes(), 2 * end);
+            prop_assert_eq!(shape.at(1, DeviceArea::Counts), end);
             let last = DeviceShape::new(DeviceConfig { rank: ranks - 1, ..config }).unwrap();
             prop_assert_eq!(last.areas(), shape.areas());
             prop_assert_eq!(last.defines(), shape.defines());

@@ -37,8 +37,10 @@ pub struct DispatchOutputs {
 /// The one argument of every kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arguments {
-    /// The heap of every rank, as mapped here.
+    /// Channel 0 of every rank, as mapped here.
     pub peers: Vec<u64>,
+    /// The table of this rank's domain.
+    pub table: u64,
     /// Where records are written.
     pub record: u64,
     /// The word with which the host ends all waits.
@@ -66,7 +68,7 @@ impl Arguments {
         let received = &self.received;
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let mut words = self.peers.clone();
-        words.extend([self.record, self.abort, tokens, scales, ids, weights, count]);
+        words.extend([self.table, self.record, self.abort, tokens, scales, ids, weights, count]);
         words.extend([received.tokens, received.scales, received.counts]);
         words.extend([received.offsets, received.rows, received.weights]);
         words.extend([self.outputs, self.combined]);
@@ -80,9 +82,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_struct_of_the_kernels_is_the_peers_and_seventeen_words() {
+    fn the_struct_of_the_kernels_is_the_peers_and_eighteen_words() {
         let arguments = Arguments {
             peers: vec![11, 12],
+            table: 20,
             record: 21,
             abort: 22,
             inputs: DispatchInputs {
@@ -107,7 +110,8 @@ mod tests {
             channel: 2,
             release: true,
         };
-        let mut expected = vec![11, 12, 21, 22, 31, 32, 33, 34, 35, 41, 42, 43, 44, 45, 46, 51, 52];
+        let mut expected =
+            vec![11, 12, 20, 21, 22, 31, 32, 33, 34, 35, 41, 42, 43, 44, 45, 46, 51, 52];
         expected.extend([1 | 2 << 32, 5 | 1 << 32]);
         assert_eq!(arguments.encode(), expected);
     }

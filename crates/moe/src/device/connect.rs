@@ -13,78 +13,63 @@ use crate::outcome;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_control::Operation;
-use weft_cuda::{PinnedMemory, Stream, copy_async};
 use weft_fabric::{Communicator, Time};
-use weft_gpu::domain::{Alarm, Group};
-use weft_gpu::jit::Cache;
-use weft_gpu::{Heap, Place, Watch};
+use weft_gpu::domain::{ALIGNMENT, Block, Domain, Reservation};
+use weft_gpu::{Error as GpuError, Place};
 
 /// Where a rank's part runs, and its habits. Only the kind of place must be the same on every rank.
 #[derive(Clone, Debug)]
 pub struct DeviceSetup {
     /// Where the heap lies and the kernels run.
     pub place: Place,
-    /// How long a wait on the device may last: by how much ranks may be apart.
+    /// How long a wait on the device may last: by how much ranks may be apart. In a domain, the longest of all
+    /// its operators.
     pub skew_timeout: Duration,
     /// Streaming multiprocessors that a launch may take; `None` leaves it to the path.
     pub num_sms: Option<u32>,
+    /// Whether its calls may be under way beside those of other operators of its domain, so that all of them
+    /// must fit on the GPU at once.
+    pub concurrent: bool,
 }
 
 impl DeviceSetup {
     /// The defaults: ranks may be 30 seconds apart.
     pub fn new(place: Place) -> DeviceSetup {
-        DeviceSetup { place, skew_timeout: Duration::from_secs(30), num_sms: None }
-    }
-
-    /// What names the GPU in every process; nothing for the CPU.
-    fn uuid(&self) -> Vec<u8> {
-        match self.place {
-            Place::Cuda { device, .. } => device.uuid().to_vec(),
-            Place::Twin => Vec::new(),
-        }
+        let skew_timeout = Duration::from_secs(30);
+        DeviceSetup { place, skew_timeout, num_sms: None, concurrent: true }
     }
 }
 
-/// Where `limit_ns` stands in a heap.
-const LIMIT_AT: u64 = crate::device::areas::GlobalWord::Limit as u64;
-
-/// One rank's part before there is a heap.
+/// One rank's part before it has memory.
 struct Prepared {
-    setup: DeviceSetup,
+    domain: Arc<Domain>,
     /// `None` for the twin.
     program: Option<Program>,
-    alarm: Arc<Alarm>,
+    reservation: Option<Reservation>,
 }
 
 impl DeviceAllToAll {
-    /// Makes an all-to-all over a communicator whose ranks share a host; every rank calls this with the
-    /// same configuration but for `rank`. When it returns, every rank's heap is zeroed and mapped by all,
-    /// so the first round may begin.
+    /// Makes an all-to-all on the domain that `domain` returns once the ranks have agreed, and in its heap; every
+    /// rank calls this with the same configuration but for `rank`. When it returns, every rank's part is zeroed, so the first round may begin.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the ranks' configurations differ; those of [`DeviceShape::new`], before
-    /// anything is allocated; CUDA's and the heap's; [`Error::PeerFailed`] with a peer's; those of the
-    /// fabric. A rank that fails tells the others, so that none waits for it.
+    /// anything is allocated; [`weft_gpu::Error::NotResident`] if its launches cannot be on the GPU together
+    /// with those that may be; CUDA's and the heap's; [`Error::PeerFailed`] with a peer's; those of the fabric. A
+    /// rank that fails tells the others, so that none waits for it.
     pub fn over(
         communicator: &Communicator,
         config: DeviceConfig,
         setup: &DeviceSetup,
         deadline: Time,
+        domain: impl FnOnce() -> weft_gpu::Result<Arc<Domain>>,
     ) -> Result<DeviceAllToAll, Error> {
-        let fields = config.fields(&setup.place);
-        let copies = vec![agreement::encode(&fields); communicator.world_size() as usize];
-        agreement::agree(&fields, config.ranks, &communicator.trade(&copies, deadline)?)?;
-        let shape = Arc::new(DeviceShape::new(config)?);
-
-        let uuid = setup.uuid();
-        let uuids = communicator.trade(&vec![uuid.clone(); copies.len()], deadline)?;
-        let sharing = uuids.iter().filter(|each| **each == uuid).count() as u32;
-        let prepared = Prepared::new(&shape, setup, sharing);
+        let shape = agree(communicator, config, &setup.place, deadline)?;
+        let domain = domain()?;
+        let prepared = Prepared::new(&shape, setup, &domain);
         let prepared = together(communicator, prepared, deadline)?;
-        let group = prepared.alarm.listen(communicator);
-        let heap = Heap::over(communicator, setup.place, shape.heap_bytes(), deadline)?;
-        let made = prepared.finish(shape, group, heap);
-        together(communicator, made, deadline)
+        let block = domain.allocate(communicator, shape.heap_bytes(), ALIGNMENT, deadline)?;
+        Ok(prepared.finish(shape, block))
     }
 
     /// All ranks of a group that lives in this process, by rank: several GPUs and one process, or a test.
@@ -96,33 +81,33 @@ impl DeviceAllToAll {
         config: &DeviceConfig,
         setups: &[DeviceSetup],
     ) -> Result<Vec<DeviceAllToAll>, Error> {
-        let ranks = setups.len() as u32;
-        let shape_of = |rank| DeviceShape::new(DeviceConfig { ranks, rank, ..config.clone() });
-        let shapes: Vec<_> = (0..ranks).map(|rank| shape_of(rank).map(Arc::new)).collect();
-        let shapes = shapes.into_iter().collect::<Result<Vec<_>, Error>>()?;
-        let prepared = shapes.iter().zip(setups).map(|(shape, setup)| {
-            let uuid = setup.uuid();
-            let sharing = setups.iter().filter(|other| other.uuid() == uuid).count() as u32;
-            Prepared::new(shape, setup, sharing)
-        });
-        let prepared = prepared.collect::<Result<Vec<_>, Error>>()?;
-
-        let alarms = Group::local();
-        // Nobody else sets it.
-        let _ = alarms.set(prepared.iter().map(|each| Arc::downgrade(&each.alarm)).collect());
+        shapes(config, setups.len())?;
         let places: Vec<Place> = setups.iter().map(|setup| setup.place).collect();
-        let bytes = shapes.first().map_or(0, |shape| shape.heap_bytes());
-        let heaps = Heap::local_group(&places, bytes)?;
-        let parts = shapes.into_iter().zip(prepared).zip(heaps);
-        parts
-            .map(|((shape, prepared), heap)| {
-                prepared.finish(shape, Group::Local(alarms.clone()), heap)
-            })
-            .collect()
+        let domains = Domain::local_group(&places)?;
+        DeviceAllToAll::local_group_on(&domains, config, setups)
     }
 
-    /// Waits until this rank's device is done, and for all other ranks to say the same; then gives all
-    /// memory back. Every rank calls this.
+    /// As [`DeviceAllToAll::local_group`], on domains that there are.
+    ///
+    /// # Errors
+    /// As [`DeviceAllToAll::local_group`].
+    pub fn local_group_on(
+        domains: &[Arc<Domain>],
+        config: &DeviceConfig,
+        setups: &[DeviceSetup],
+    ) -> Result<Vec<DeviceAllToAll>, Error> {
+        let shapes = shapes(config, setups.len())?;
+        let parts = shapes.iter().zip(setups).zip(domains);
+        let prepared = parts.map(|((shape, setup), domain)| Prepared::new(shape, setup, domain));
+        let prepared = prepared.collect::<Result<Vec<_>, Error>>()?;
+        let bytes = shapes.first().map_or(0, |shape| shape.heap_bytes());
+        let blocks = Domain::allocate_local(domains, bytes, ALIGNMENT)?;
+        let parts = shapes.into_iter().zip(prepared).zip(blocks);
+        Ok(parts.map(|((shape, prepared), block)| prepared.finish(shape, block)).collect())
+    }
+
+    /// Waits until this rank's device is done, and for all other ranks to say the same; then gives its memory
+    /// back to the domain, and what the domain does not need to the GPU. Every rank calls this.
     ///
     /// # Errors
     /// CUDA's, and [`weft_fabric::Error::Timeout`] if the other ranks do not come: their kernels may be
@@ -131,78 +116,82 @@ impl DeviceAllToAll {
     pub fn close(mut self, communicator: &Communicator, deadline: Time) -> Result<(), Error> {
         // The others are met in any case, so that they need not wait for this rank until their deadline.
         let settled = self.settle();
-        let Some(Parts { backend, heap, alarm }) = self.take() else {
+        let Some(domain) = self.end() else {
             let timeout = deadline.since(weft_fabric::clock::now());
-            // The peers make this call in `Heap::close`.
+            // The peers make this call in `Domain::retire`.
             let met = communicator.control().all_gather_as(Operation::Close, &[], timeout);
             return settled
                 .and(met.map(drop).map_err(|error| weft_fabric::Error::from(error).into()));
         };
-        drop(backend);
-        let closed = heap.close(communicator, deadline);
-        drop(alarm);
-        if communicator.engine().check().is_err() { Ok(()) } else { Ok(closed?) }
+        let closed = domain.retire(communicator, deadline);
+        if communicator.engine().check().is_err() {
+            return Ok(());
+        }
+        closed?;
+        settled
     }
+}
+
+/// The shape that all ranks agree on. Nothing has been allocated yet.
+fn agree(
+    communicator: &Communicator,
+    config: DeviceConfig,
+    place: &Place,
+    deadline: Time,
+) -> Result<Arc<DeviceShape>, Error> {
+    let fields = config.fields(place);
+    let copies = vec![agreement::encode(&fields); communicator.world_size() as usize];
+    agreement::agree(&fields, config.ranks, &communicator.trade(&copies, deadline)?)?;
+    Ok(Arc::new(DeviceShape::new(config)?))
+}
+
+fn shapes(config: &DeviceConfig, ranks: usize) -> Result<Vec<Arc<DeviceShape>>, Error> {
+    let ranks = ranks as u32;
+    let of = |rank| DeviceShape::new(DeviceConfig { ranks, rank, ..config.clone() }).map(Arc::new);
+    (0..ranks).map(of).collect()
 }
 
 impl Prepared {
-    /// `sharing` ranks have the same GPU as this one, itself among them.
-    fn new(shape: &DeviceShape, setup: &DeviceSetup, sharing: u32) -> Result<Prepared, Error> {
-        let (program, watch) = match setup.place {
+    fn new(
+        shape: &DeviceShape,
+        setup: &DeviceSetup,
+        domain: &Arc<Domain>,
+    ) -> Result<Prepared, Error> {
+        domain.register(&FAMILY)?;
+        domain.allow(setup.skew_timeout)?;
+        let program = match domain.place() {
             Place::Cuda { device, .. } => {
-                let sms = Sms::new(device.sm_count(), sharing, setup.num_sms)?;
-                let program = Program::new(shape, device, sms, &Cache::from_env())?;
-                let watch = Watch::on_device(program.context())?;
-                (Some(program), watch)
+                let sms = Sms::new(device.sm_count(), domain.sharing(), setup.num_sms)?;
+                Some(Program::new(shape, device, sms, domain.cache())?)
             }
-            Place::Twin => (None, Watch::on_host()),
+            Place::Twin => None,
         };
-        let alarm = Alarm::new(shape.config().rank, watch);
-        alarm.register(&FAMILY)?;
-        Ok(Prepared { setup: setup.clone(), program, alarm })
+        let reserve = |program: &Program| -> Result<Reservation, Error> {
+            let resident = program.resident(shape, setup.concurrent)?;
+            domain.reserve(resident).map_err(|error: GpuError| error.into())
+        };
+        let reservation = program.as_ref().map(reserve).transpose()?;
+        Ok(Prepared { domain: domain.clone(), program, reservation })
     }
 
-    /// What only wants a heap.
-    fn finish(
-        self,
-        shape: Arc<DeviceShape>,
-        group: Group,
-        heap: Heap,
-    ) -> Result<DeviceAllToAll, Error> {
-        let Prepared { setup, program, alarm } = self;
-        let (record, abort) = (alarm.watch().record_address(), alarm.watch().abort_address());
+    /// What only wants memory.
+    fn finish(self, shape: Arc<DeviceShape>, block: Block) -> DeviceAllToAll {
+        let Prepared { domain, program, reservation } = self;
+        let peers = block.addresses();
         let backend = match program {
-            Some(program) => {
-                write_limit(&program, heap.own(), setup.skew_timeout)?;
-                let rank = shape.config().rank;
-                let launcher = Launcher::new(program, heap.addresses(), rank, record, abort);
-                Backend::Cuda(Box::new(launcher))
-            }
+            Some(program) => Backend::Cuda(Box::new(Launcher::new(program, peers, &domain))),
             None => {
-                let peers = heap.addresses().to_vec();
-                // SAFETY: the heap is zeroed, page-aligned, as long as the shape says, and used by twins
-                // of this shape alone; it and the watch outlive the twin (`Parts`).
-                let twin = unsafe { Twin::new(shape.clone(), peers, record, abort) };
-                twin.set_limit(setup.skew_timeout);
+                let watch = domain.alarm().watch();
+                let (record, abort) = (watch.record_address(), watch.abort_address());
+                // SAFETY: the block is zeroed, aligned, as long as the shape says, and used by twins of this
+                // shape alone; it, the table and the watch outlive the twin (`Parts`).
+                let twin =
+                    unsafe { Twin::new(shape.clone(), peers, domain.table(), record, abort) };
                 Backend::Twin(twin)
             }
         };
-        Ok(DeviceAllToAll::new(shape, group, Parts { backend, heap, alarm }))
+        DeviceAllToAll::new(shape, Parts { backend, block, _reservation: reservation, domain })
     }
-}
-
-/// Tells this rank's device how long a wait may last. In memory, where captured graphs read it anew.
-fn write_limit(program: &Program, heap: u64, limit: Duration) -> Result<(), Error> {
-    let nanoseconds = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-    let context = program.context();
-    let _current = context.enter()?;
-    let pinned = PinnedMemory::alloc(context, size_of::<u64>())?;
-    // SAFETY: eight bytes of this function's own, on a page's boundary.
-    unsafe { pinned.host().cast::<u64>().write(nanoseconds) };
-    let stream = Stream::create(context)?;
-    let at = heap + LIMIT_AT;
-    copy_async(at, pinned.device_address(), size_of::<u64>(), stream.stream())?;
-    Ok(stream.synchronize()?)
 }
 
 /// Tells all ranks how it went here, and fails where it failed anywhere.

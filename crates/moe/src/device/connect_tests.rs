@@ -2,6 +2,7 @@ use super::*;
 use crate::device::{DeviceLayout, DispatchInputs, DispatchOutputs};
 use crate::dtype::DType;
 use weft_control::Cause;
+use weft_cuda::Stream;
 
 const HIDDEN: usize = 8;
 const STREAM: Stream = Stream(0);
@@ -161,6 +162,43 @@ fn what_no_kernel_may_be_given_is_refused_and_ends_nothing() {
     assert!(matches!(error, Error::NoAddress { what: "expert offsets" }));
     send(&ranks[0], &mut arrays).unwrap();
     ranks[0].check().unwrap();
+}
+
+#[test]
+fn several_share_a_domain_and_one_that_ends_gives_its_memory_back() {
+    let setup =
+        DeviceSetup { skew_timeout: Duration::from_secs(10), ..DeviceSetup::new(Place::Twin) };
+    let setups = [setup.clone(), setup];
+    let domains = Domain::local_group(&[Place::Twin; 2]).unwrap();
+    let make = || DeviceAllToAll::local_group_on(&domains, &config(), &setups).unwrap();
+    let run = |ranks: &[DeviceAllToAll]| {
+        let mut arrays: Vec<Arrays> =
+            ranks.iter().enumerate().map(|(rank, each)| Arrays::new(each.shape(), rank)).collect();
+        for (rank, arrays) in ranks.iter().zip(&mut arrays) {
+            send(rank, arrays).unwrap();
+        }
+        for (rank, arrays) in ranks.iter().zip(&mut arrays) {
+            receive(rank, arrays).unwrap();
+            assert_eq!(arrays.counts, [4, 4]);
+        }
+    };
+    let at = |ranks: &[DeviceAllToAll]| ranks[0].landed(0).unwrap().address;
+    let (one, other) = (make(), make());
+    let (first, second) = (at(&one), at(&other));
+    assert_ne!(first, second);
+    // Their rounds have nothing to do with each other.
+    run(&one);
+    run(&other);
+    drop(one);
+    let third = make();
+    assert_eq!(at(&third), first, "what was given back is used again");
+    run(&third);
+    // It may be replayed by a graph of one rank, and that is enough.
+    third[1].keep();
+    drop(third);
+    let fourth = make();
+    assert!(at(&fourth) != first && at(&fourth) != second);
+    run(&fourth);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What kernels are compiled with: a shape in the form of macros.
 
-use crate::device::areas::{CHUNK, DeviceArea, GLOBAL_BYTES};
+use crate::device::areas::{CHUNK, DeviceArea};
 use crate::device::config::{DeviceLayout, Path};
 use crate::device::shape::DeviceShape;
 use crate::dtype::DType;
@@ -64,7 +64,6 @@ impl DeviceShape {
             .map(|(name, value)| (format!("WEFT_{name}"), value.to_string()))
             .collect();
         let mut long = |name: String, value: u64| defines.push((name, format!("{value}ull")));
-        long("WEFT_GLOBAL_BYTES".into(), GLOBAL_BYTES);
         long("WEFT_CHANNEL_BYTES".into(), areas.channel_bytes());
         for area in DeviceArea::ALL {
             long(format!("WEFT_{}_AT", area.name()), areas.extent(area).offset);
@@ -137,7 +136,6 @@ mod tests {
             ("ROW_BYTES", "192"),
             ("ROW_STRIDE", "256"),
             ("CHUNK", "64"),
-            ("GLOBAL_BYTES", "256ull"),
             ("COUNTS_AT", "0ull"),
             ("SIGNALS_AT", "256ull"),
             ("ROW_FLAGS_AT", "512ull"),

@@ -55,6 +55,11 @@ impl Entry {
         }
     }
 
+    /// Whether it waits for peers: what must be on the GPU while they make progress.
+    pub fn waits(self) -> bool {
+        !matches!(self, Entry::PlanCount | Entry::PlanScan)
+    }
+
     /// Whether a program for this path has it.
     pub fn is_of(self, path: Path) -> bool {
         path == Path::Bandwidth || !matches!(self, Entry::PlanCount | Entry::PlanScan)

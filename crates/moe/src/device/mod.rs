@@ -42,7 +42,7 @@ mod twin;
 /// The calls.
 pub use all_to_all::{DeviceAllToAll, Landed};
 /// What a channel is made of.
-pub use areas::{Areas, DeviceArea, GLOBAL_BYTES, GlobalWord, StateWord};
+pub use areas::{Areas, DeviceArea, StateWord};
 /// What calls are given.
 pub use arguments::{Arguments, DispatchInputs, DispatchOutputs};
 /// What ranks agree on.

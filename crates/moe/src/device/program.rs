@@ -8,6 +8,7 @@ use crate::device::sources::{PROGRAM, SOURCES};
 use crate::error::Error;
 use std::sync::Arc;
 use weft_cuda::{Context, Device, Function, Module, PinnedMemory, Stream, copy_async};
+use weft_gpu::domain::{Domain, Resident};
 use weft_gpu::jit::{self, Cache, Request};
 
 /// Where the program says how they are launched: u32 pairs in the order of [`Entry::ALL`], threads and bytes.
@@ -15,7 +16,7 @@ const BLOCKS: &str = "weft_moe_launch";
 type Pairs = [[u32; 2]; Entry::ALL.len()];
 
 /// Words of the kernels' argument behind the peers.
-const WORDS: usize = 17;
+const WORDS: usize = 18;
 const MOST_WORDS: usize = MOST_RANKS as usize + WORDS;
 
 /// What it took to get the kernels.
@@ -86,8 +87,38 @@ impl Program {
         Ok(Program { context, kernels, path, sms, build })
     }
 
-    pub fn context(&self) -> &Arc<Context> {
-        &self.context
+    /// Its largest launch, for the account of what must be on the GPU at once.
+    pub fn resident(&self, shape: &DeviceShape, concurrent: bool) -> Result<Resident, Error> {
+        let config = shape.config();
+        let name = format!(
+            "the all-to-all of hidden {}, top_k {}, max_tokens {}",
+            config.hidden, config.top_k, config.max_tokens
+        );
+        let mut largest: Option<Resident> = None;
+        // Those of the plan wait for nobody.
+        let waiting = Entry::ALL.iter().filter(|entry| entry.waits());
+        for &entry in waiting {
+            let Some((function, block)) = &self.kernels[entry as usize] else { continue };
+            let grid = launch_of(entry, *block, self.path, self.sms, config.max_tokens).grid;
+            let Block { threads, shared } = *block;
+            let per_sm = function.blocks_per_sm(threads, shared)?;
+            let registers = function.registers()?;
+            let (name, shared) = (name.clone(), shared + function.shared_bytes()?);
+            let one = Resident { name, grid, per_sm, threads, registers, shared, concurrent };
+            let part = |one: &Resident| u64::from(one.grid) * 64 / u64::from(one.per_sm.max(1));
+            if largest.as_ref().is_none_or(|other| part(&one) > part(other)) {
+                largest = Some(one);
+            }
+        }
+        Ok(largest.unwrap_or(Resident {
+            name,
+            grid: 0,
+            per_sm: 1,
+            threads: 0,
+            registers: 0,
+            shared: 0,
+            concurrent,
+        }))
     }
 }
 
@@ -122,16 +153,17 @@ pub(super) struct Call {
 /// A program, and the part of its argument that never changes.
 pub(super) struct Launcher {
     program: Program,
-    /// Peers, and the addresses of records and abort word.
+    /// Peers, and the addresses of table, records and abort word.
     fixed: [u64; MOST_WORDS],
     ranks: usize,
     rank: u32,
 }
 
 impl Launcher {
-    pub fn new(program: Program, peers: &[u64], rank: u32, record: u64, abort: u64) -> Launcher {
-        let peers = peers.to_vec();
-        let arguments = Arguments { peers, record, abort, rank, ..Arguments::default() };
+    pub fn new(program: Program, peers: Vec<u64>, domain: &Domain) -> Launcher {
+        let (table, watch, rank) = (domain.table(), domain.alarm().watch(), domain.rank());
+        let (record, abort) = (watch.record_address(), watch.abort_address());
+        let arguments = Arguments { peers, table, record, abort, rank, ..Arguments::default() };
         let mut fixed = [0; MOST_WORDS];
         let words = arguments.encode();
         fixed[..words.len()].copy_from_slice(&words);
@@ -184,8 +216,8 @@ fn argument(fixed: &[u64; MOST_WORDS], ranks: usize, rank: u32, call: &Call) -> 
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     let (given, got) = (&call.inputs, &call.received);
     let mut words = *fixed;
-    // Behind the record and the abort word.
-    words[ranks + 2..ranks + WORDS].copy_from_slice(&[
+    // Behind the table, the record and the abort word.
+    words[ranks + 3..ranks + WORDS].copy_from_slice(&[
         given.tokens,
         given.scales,
         given.ids,
@@ -226,6 +258,7 @@ mod tests {
         for ranks in [1, 8, MOST_RANKS as usize] {
             let documented = Arguments {
                 peers: (100..).take(ranks).collect(),
+                table: 20,
                 record: 21,
                 abort: 22,
                 inputs,
@@ -238,6 +271,7 @@ mod tests {
             };
             let peers = Arguments {
                 peers: documented.peers.clone(),
+                table: 20,
                 record: 21,
                 abort: 22,
                 ..Arguments::default()

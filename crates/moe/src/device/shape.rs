@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::device::areas::{Areas, DeviceArea, GLOBAL_BYTES};
+use crate::device::areas::{Areas, DeviceArea};
 use crate::device::config::{DeviceConfig, DeviceLayout, Path};
 use crate::error::Error;
 use crate::placement::Placement;
@@ -84,24 +84,23 @@ impl DeviceShape {
         &self.areas
     }
 
-    /// The first byte of an area of `channel`, counted from the start of the heap.
+    /// The first byte of an area of `channel`, counted from the first channel.
     pub fn at(&self, channel: u32, area: DeviceArea) -> u64 {
         self.channel_at(channel) + self.areas.extent(area).offset
     }
 
-    /// The first byte of a channel, counted from the start of the heap.
+    /// The first byte of a channel, counted from the first one.
     pub fn channel_at(&self, channel: u32) -> u64 {
-        GLOBAL_BYTES + u64::from(channel) * self.areas.channel_bytes()
+        u64::from(channel) * self.areas.channel_bytes()
     }
 
-    /// Bytes of the heap of each rank.
+    /// Bytes of each rank's part of the symmetric heap.
     pub fn heap_bytes(&self) -> u64 {
         self.wide_heap_bytes() as u64
     }
 
     fn wide_heap_bytes(&self) -> u128 {
-        u128::from(GLOBAL_BYTES)
-            + u128::from(self.config.channels) * u128::from(self.areas.channel_bytes())
+        u128::from(self.config.channels) * u128::from(self.areas.channel_bytes())
     }
 
     /// Bytes of one token as the caller gives it, without scales.
@@ -149,7 +148,7 @@ impl fmt::Display for DeviceShape {
         self.areas.write_table(f)?;
         let (channels, bytes) = (self.config.channels, self.heap_bytes());
         let each = self.areas.channel_bytes();
-        writeln!(f, "{:<14} {:>12} {each:>10} {:>16}", "channels", channels, bytes - GLOBAL_BYTES)?;
+        writeln!(f, "{:<14} {:>12} {each:>10} {:>16}", "channels", channels, bytes)?;
         write!(f, "{:<14} {:>12} {:>10} {bytes:>16}", "heap", "", "")
     }
 }

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use weft_moe::device::{
     DeviceArea, DeviceConfig, DeviceLayout, DispatchInputs, DispatchOutputs, Path, Record,
+    StateWord,
 };
 use weft_moe::routing::Routing;
 
@@ -271,6 +272,29 @@ fn a_timeout_names_whom_it_waited_for() {
         let expected = Record { rank: 2, phase: 3, slot: 0, seen: 1, ..expected };
         assert_eq!(group.twins[2].fatal(), Some(expected));
         assert!(is_filled(&combined(&members[2]), 0xFF));
+    }
+}
+
+#[test]
+fn a_channel_that_was_closed_sends_nothing_and_poisons_what_is_received() {
+    for path in [Path::Packets, Path::Latency, Path::Bandwidth] {
+        let group = Group::new(&config(path));
+        let world = full(group.shape.config());
+        let members = world.members(&group, 0, 0);
+        let closed = group.shape.at(0, DeviceArea::State) + 4 * StateWord::Closed as u64;
+        let before: Vec<Vec<u8>> = (0..3).map(|rank| group.heaps[rank].whole()).collect();
+        group.heaps[0].set(closed as usize, &1u32.to_le_bytes());
+        members[0].send();
+        members[0].receive();
+        assert_poisoned(&members[0]);
+        members[0].answer(false);
+        members[0].combine(false);
+        assert!(is_filled(&combined(&members[0]), 0xFF));
+        for (rank, (heap, before)) in group.heaps.iter().zip(&before).enumerate().skip(1) {
+            assert!(heap.whole() == *before, "nothing was stored at rank {rank}");
+        }
+        // It is no failure, of nobody.
+        assert_eq!(group.twins[0].fatal(), None);
     }
 }
 

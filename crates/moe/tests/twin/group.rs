@@ -4,6 +4,7 @@ use std::alloc::{Layout as Place, alloc_zeroed, dealloc};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+use weft_gpu::domain::TABLE_BYTES;
 use weft_moe::device::{
     DeviceConfig, DeviceLayout, DeviceShape, DispatchInputs, DispatchOutputs, IdWidth, Twin,
 };
@@ -55,6 +56,10 @@ impl Array {
         out
     }
 
+    pub fn whole(&self) -> Vec<u8> {
+        self.bytes(0, self.place.size())
+    }
+
     pub fn set(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.place.size());
         // SAFETY: within the array, which nobody reads just now.
@@ -77,7 +82,7 @@ impl Drop for Array {
 pub struct Group {
     pub shape: DeviceShape,
     pub heaps: Vec<Array>,
-    /// For each rank two records, and from byte 128 on the abort word.
+    /// For each rank two records, from byte 128 on the abort word, and from byte 192 on the table.
     pub records: Vec<Array>,
     pub twins: Vec<Twin>,
 }
@@ -87,14 +92,16 @@ impl Group {
         let shape = |rank| DeviceShape::new(DeviceConfig { rank, ..config.clone() }).unwrap();
         let bytes = shape(0).heap_bytes() as usize;
         let heaps: Vec<Array> = (0..config.ranks).map(|_| Array::new(bytes)).collect();
-        let records: Vec<Array> = (0..config.ranks).map(|_| Array::new(192)).collect();
+        let records: Vec<Array> =
+            (0..config.ranks).map(|_| Array::new(192 + TABLE_BYTES as usize)).collect();
         let peers: Vec<u64> = heaps.iter().map(Array::address).collect();
         let twins = (0..config.ranks)
             .map(|rank| {
                 let record = records[rank as usize].address();
                 // SAFETY: heaps and records live as long as the group.
                 let twin = unsafe {
-                    Twin::new(Arc::new(shape(rank)), peers.clone(), record, record + 128)
+                    let (table, abort) = (record + 192, record + 128);
+                    Twin::new(Arc::new(shape(rank)), peers.clone(), table, record, abort)
                 };
                 twin.set_limit(Duration::from_secs(20));
                 twin

@@ -4,9 +4,11 @@
 //! then it gives up the GIL first.
 
 mod defines;
+mod domain;
 mod options;
 
 pub use defines::{device_defines, device_source};
+pub use domain::{Domains, SymmetricMemory, table_fields};
 
 use crate::communicator::Communicator;
 use crate::errors::{Error, raise};
@@ -109,7 +111,11 @@ impl DeviceAllToAll {
         let config = options.config(py, ranks, rank)?;
         let setup = options.setup(py, device)?;
         let deadline = deadline(options.timeout);
-        let moe = shared.with(py, |fabric| Ok(Moe::over(fabric, config, &setup, deadline)?))?;
+        let domains = shared.domains.clone();
+        let moe = shared.with(py, |fabric| {
+            let domain = || domains.of(fabric, setup.place, deadline);
+            Ok(Moe::over(fabric, config, &setup, deadline, domain)?)
+        })?;
         Ok(DeviceAllToAll::new(Some(shared), moe))
     }
 

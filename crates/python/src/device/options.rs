@@ -14,7 +14,7 @@ use weft_gpu::{Memory, Place};
 use weft_moe::device::{DeviceConfig, DeviceLayout, DeviceSetup, IdWidth, Path};
 use weft_moe::{Error as MoeError, Weighting};
 
-/// The keyword arguments that both constructors take, all of them required.
+/// The keyword arguments that both constructors take, all but `concurrent` required.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Options {
@@ -36,6 +36,8 @@ pub struct Options {
     weighting: String,
     buffers: Buffers,
     num_sms: Option<NumSms>,
+    #[pyo3(default = true)]
+    concurrent: bool,
     path: Option<String>,
     memory: String,
     skew_timeout: f64,
@@ -44,7 +46,7 @@ pub struct Options {
 }
 
 /// How many those are.
-const COUNT: usize = 23;
+const COUNT: usize = 24;
 
 impl Options {
     /// From the keyword arguments of a call.
@@ -104,25 +106,32 @@ impl Options {
 
     /// Where a rank runs: on `device`, "cuda:0" and on, or "twin".
     pub fn setup(&self, py: Python<'_>, device: &str) -> PyResult<DeviceSetup> {
-        let memory = [("fd", Memory::Fd), ("ipc", Memory::Ipc)];
-        let memory = choose(py, "memory", &self.memory, &memory)?;
-        let place = match (device, device.strip_prefix("cuda:").map(str::parse)) {
-            ("twin", _) => Place::Twin,
-            (_, Some(Ok(ordinal))) => {
-                let device = py.detach(|| weft_cuda::driver()?.device(ordinal));
-                Place::Cuda { device: device.map_err(MoeError::from).map_err(Error::from)?, memory }
-            }
-            _ => {
-                let message = format!("device is {device:?}: cuda:0 and on, and twin, are known");
-                return Err(raise(py, "ConfigurationError", &message));
-            }
-        };
+        let place = place_of(py, device, &self.memory)?;
         let skew_timeout = Duration::try_from_secs_f64(self.skew_timeout).map_err(|_| {
             let message =
                 format!("skew_timeout is {}: seconds from 0 on are needed", self.skew_timeout);
             raise(py, "ConfigurationError", &message)
         })?;
-        Ok(DeviceSetup { place, skew_timeout, num_sms: self.num_sms.map(|number| number.0) })
+        let num_sms = self.num_sms.map(|number| number.0);
+        Ok(DeviceSetup { place, skew_timeout, num_sms, concurrent: self.concurrent })
+    }
+}
+
+/// Where a rank runs: on `device`, "cuda:0" and on, or "twin", with memory that is shared so.
+pub fn place_of(py: Python<'_>, device: &str, memory: &str) -> PyResult<Place> {
+    let known = [("fd", Memory::Fd), ("ipc", Memory::Ipc)];
+    let memory = choose(py, "memory", memory, &known)?;
+    match (device, device.strip_prefix("cuda:").map(str::parse)) {
+        ("twin", _) => Ok(Place::Twin),
+        (_, Some(Ok(ordinal))) => {
+            let device = py.detach(|| weft_cuda::driver()?.device(ordinal));
+            let device = device.map_err(MoeError::from).map_err(Error::from)?;
+            Ok(Place::Cuda { device, memory })
+        }
+        _ => {
+            let message = format!("device is {device:?}: cuda:0 and on, and twin, are known");
+            Err(raise(py, "ConfigurationError", &message))
+        }
     }
 }
 

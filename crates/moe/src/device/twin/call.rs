@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::Twin;
 use super::region::Region;
-use crate::device::areas::{DeviceArea, GlobalWord, StateWord};
+use crate::device::areas::{DeviceArea, StateWord};
 use crate::device::record::{Code, Phase, RECORD_BYTES, Record};
+use weft_gpu::domain::Word;
 
 /// A fatal record stands, or was written just now: the group is over, and outputs are poisoned.
 #[derive(Debug)]
@@ -34,12 +35,12 @@ pub(super) struct Call<'a> {
 impl Twin {
     /// Begins a call, if the group lives, the phase is next on the channel and no other such call runs there.
     pub(super) fn begin(&self, channel: u32, phase: Phase) -> Result<Call<'_>, Dead> {
-        let limit = self.own().packet(GlobalWord::Limit as u64).load(Relaxed);
+        let limit = self.table().packet(Word::Limit as u64).load(Relaxed);
         let (begun, limit) = (Instant::now(), Duration::from_nanos(limit));
         let mut call = Call { twin: self, phase, channel, round: 0, epoch: 0, begun, limit };
         let entered = call.state(StateWord::Entered, phase as u64).fetch_add(1, AcqRel);
         let left = call.state(StateWord::Left, phase as u64).load(Acquire);
-        if self.is_dead() {
+        if self.is_dead() || call.state(StateWord::Closed, 0).load(Acquire) != 0 {
             return Err(Dead);
         }
         if self.is_aborted() {
@@ -61,7 +62,7 @@ impl Twin {
     }
 
     fn is_dead(&self) -> bool {
-        self.own().word(GlobalWord::Dead as u64).load(Acquire) != 0
+        self.table().word(Word::Dead as u64).load(Acquire) != 0
     }
 
     fn is_aborted(&self) -> bool {
@@ -119,7 +120,7 @@ impl Call<'_> {
 
     /// Ends the group, with a record if it is the first to do so.
     pub(super) fn fail(&self, code: Code, peer: u32, slot: u32, expected: u64, seen: u64) -> Dead {
-        let dead = self.twin.own().word(GlobalWord::Dead as u64);
+        let dead = self.twin.table().word(Word::Dead as u64);
         if dead.compare_exchange(0, code as u32, AcqRel, Acquire).is_ok() {
             let record = self.record(code, peer, slot, expected, seen);
             self.twin.write_record(0, &record);
@@ -129,7 +130,7 @@ impl Call<'_> {
 
     /// Tells the host something that ends nothing, if it has read what it was told before.
     pub(super) fn notice(&self, code: Code, peer: u32, slot: u32, expected: u64, seen: u64) {
-        let flagged = self.twin.own().word(GlobalWord::Flagged as u64);
+        let flagged = self.twin.table().word(Word::Flagged as u64);
         if flagged.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
             if self.twin.read_record(1).is_none() {
                 let record = self.record(code, peer, slot, expected, seen);

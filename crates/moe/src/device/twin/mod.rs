@@ -15,13 +15,14 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::thread;
 use std::time::Duration;
 
-use crate::device::areas::{DeviceArea, GlobalWord, StateWord};
+use crate::device::areas::{DeviceArea, StateWord};
 use crate::device::arguments::{DispatchInputs, DispatchOutputs};
 use crate::device::config::{DeviceLayout, Path};
 use crate::device::record::{RECORD_BYTES, Record};
 use crate::device::shape::DeviceShape;
 use dispatch::{Inputs, Outputs};
 use region::Region;
+use weft_gpu::domain::{TABLE_BYTES, Word};
 
 /// One rank's kernels. Calls run on the calling thread and give nothing back: as on a device, what
 /// goes wrong is written to the records. A send half never waits; the waits of a receive half take
@@ -32,6 +33,7 @@ use region::Region;
 pub struct Twin {
     shape: Arc<DeviceShape>,
     peers: Vec<u64>,
+    table: u64,
     record: u64,
     abort: u64,
     /// 0, or the state of the generator that says where to yield.
@@ -39,23 +41,33 @@ pub struct Twin {
 }
 
 impl Twin {
-    /// A rank over the heaps of all ranks, as they are mapped here, with the addresses of its two records
-    /// and of its abort word.
+    /// A rank over the channels of all ranks, as they are mapped here, with the addresses of its domain's
+    /// table, of its two records and of its abort word.
     ///
     /// # Panics
-    /// If there is not one heap for each rank, or an address is not aligned.
+    /// If there are not channels of each rank, or an address is not aligned.
     ///
     /// # Safety
     /// For as long as the value is used: each address in `peers` is that of
-    /// [`DeviceShape::heap_bytes`] bytes, zeros at first, that only twins of the same shape touch;
+    /// [`DeviceShape::heap_bytes`] bytes, zeros at first, that only twins of the same shape touch; `table` is
+    /// that of a domain's table, which twins of this rank share;
     /// `record` is that of 128 bytes, the fatal record and the notice, and `abort` of 4, which are
     /// accessed as atomics alone while a call runs. Pointers to all of them have been exposed, where they
     /// were had as pointers.
-    pub unsafe fn new(shape: Arc<DeviceShape>, peers: Vec<u64>, record: u64, abort: u64) -> Twin {
-        assert_eq!(peers.len(), shape.config().ranks as usize, "there is a heap for every rank");
+    pub unsafe fn new(
+        shape: Arc<DeviceShape>,
+        peers: Vec<u64>,
+        table: u64,
+        record: u64,
+        abort: u64,
+    ) -> Twin {
+        assert_eq!(peers.len(), shape.config().ranks as usize, "there are channels of every rank");
         let aligned = |address: &u64| address.is_multiple_of(8);
-        assert!(peers.iter().chain([&record, &abort]).all(aligned), "addresses are aligned");
-        Twin { shape, peers, record, abort, jitter: AtomicU64::new(0) }
+        assert!(
+            peers.iter().chain([&table, &record, &abort]).all(aligned),
+            "addresses are aligned"
+        );
+        Twin { shape, peers, table, record, abort, jitter: AtomicU64::new(0) }
     }
 
     /// The shape.
@@ -63,15 +75,15 @@ impl Twin {
         &self.shape
     }
 
-    /// The heaps of all ranks, as they are mapped here.
+    /// The channels of all ranks, as they are mapped here.
     pub fn peers(&self) -> &[u64] {
         &self.peers
     }
 
-    /// How long a receive half may wait, up to 584 years. A new heap says 0: nothing is waited for.
+    /// How long a receive half may wait, up to 584 years. A new table says 0: nothing is waited for.
     pub fn set_limit(&self, limit: Duration) {
         let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        self.own().packet(GlobalWord::Limit as u64).store(limit, Release);
+        self.table().packet(Word::Limit as u64).store(limit, Release);
     }
 
     /// What ended the group, if it has ended.
@@ -259,6 +271,11 @@ impl Twin {
     fn heap(&self, rank: u32) -> Region<'_> {
         // SAFETY: `new` was promised so many bytes of every rank.
         unsafe { Region::new(self.peers[rank as usize], self.shape.heap_bytes()) }
+    }
+
+    fn table(&self) -> Region<'_> {
+        // SAFETY: `new` was promised the table, of which only atomics are accessed.
+        unsafe { Region::new(self.table, TABLE_BYTES) }
     }
 
     fn own(&self) -> Region<'_> {

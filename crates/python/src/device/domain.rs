@@ -1,0 +1,141 @@
+//! Domains of a communicator, one for each GPU and kind of memory, and blocks of their symmetric heaps.
+
+use crate::communicator::Communicator;
+use crate::device::options::place_of;
+use crate::fork;
+use crate::shared::deadline;
+use pyo3::prelude::*;
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, PoisonError};
+use weft_fabric::{Communicator as Fabric, Time};
+use weft_gpu::domain::{ALIGNMENT, Block, Domain, FIELDS};
+use weft_gpu::{Error as GpuError, Place};
+
+/// What the child of a fork must not drop: devices and mappings are its parent's.
+#[derive(Debug)]
+pub struct Own<T>(ManuallyDrop<T>);
+
+impl<T> Own<T> {
+    fn new(value: T) -> Own<T> {
+        Own(ManuallyDrop::new(value))
+    }
+}
+
+impl<T> Drop for Own<T> {
+    fn drop(&mut self) {
+        if !fork::is_child() {
+            // SAFETY: it is dropped here alone, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        }
+    }
+}
+
+/// The domains of a communicator.
+#[derive(Clone, Default)]
+pub struct Domains(Arc<Mutex<Vec<Own<Arc<Domain>>>>>);
+
+impl Domains {
+    /// The domain of a place, made if there is none; every rank calls this.
+    pub fn of(
+        &self,
+        fabric: &Fabric,
+        place: Place,
+        deadline: Time,
+    ) -> weft_gpu::Result<Arc<Domain>> {
+        let mut domains = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        domains.retain(|domain| !domain.0.has_ended());
+        if let Some(known) = domains.iter().find(|domain| same(&domain.0.place(), &place)) {
+            return Ok(Arc::clone(&known.0));
+        }
+        let made = Domain::over(fabric, place, deadline)?;
+        domains.push(Own::new(made.clone()));
+        Ok(made)
+    }
+
+    /// Forgets all of them: each ends with the last operator on it.
+    pub fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+fn same(one: &Place, other: &Place) -> bool {
+    match (one, other) {
+        (Place::Twin, Place::Twin) => true,
+        (
+            Place::Cuda { device, memory },
+            Place::Cuda { device: other_device, memory: other_memory },
+        ) => device == other_device && memory == other_memory,
+        _ => false,
+    }
+}
+
+/// Memory of the symmetric heap; freed when this is gone.
+#[pyclass(frozen, module = "weft._native")]
+pub struct SymmetricMemory {
+    block: Own<Block>,
+    /// The table lives as long.
+    domain: Own<Arc<Domain>>,
+}
+
+#[pymethods]
+impl SymmetricMemory {
+    /// Allocates on all ranks of a communicator.
+    #[new]
+    #[pyo3(signature = (communicator, *, device, memory, bytes, timeout))]
+    fn make(
+        py: Python<'_>,
+        communicator: &Communicator,
+        device: &str,
+        memory: &str,
+        bytes: u64,
+        timeout: f64,
+    ) -> PyResult<SymmetricMemory> {
+        let place = place_of(py, device, memory)?;
+        let deadline = deadline(timeout);
+        let shared = &communicator.shared;
+        let domains = shared.domains.clone();
+        let (block, domain) = shared.with(py, |fabric| {
+            let allocate = || -> Result<_, GpuError> {
+                let domain = domains.of(fabric, place, deadline)?;
+                Ok((domain.allocate(fabric, bytes, ALIGNMENT, deadline)?, domain))
+            };
+            allocate().map_err(|error| weft_moe::Error::from(error).into())
+        })?;
+        Ok(SymmetricMemory { block: Own::new(block), domain: Own::new(domain) })
+    }
+
+    /// Where each rank's part is mapped here, by rank.
+    #[getter]
+    fn addresses(&self) -> Vec<u64> {
+        self.block.0.addresses()
+    }
+
+    /// Bytes, rounded up.
+    #[getter]
+    fn bytes(&self) -> u64 {
+        self.block.0.bytes()
+    }
+
+    /// Segment and offset, the same on every rank.
+    #[getter]
+    fn place(&self) -> (u32, u64) {
+        (self.block.0.segment(), self.block.0.offset())
+    }
+
+    /// The address of the domain's table.
+    #[getter]
+    fn table(&self) -> u64 {
+        self.domain.0.table()
+    }
+
+    /// Bytes in blocks of the domain, and bytes of its heap.
+    fn usage(&self, py: Python<'_>) -> (u64, u64) {
+        py.detach(|| self.domain.0.usage())
+    }
+}
+
+/// Fields of a domain's table: name, offset, bytes of an element, elements.
+#[pyfunction]
+pub fn table_fields() -> Vec<(&'static str, u64, u64, u64)> {
+    FIELDS.iter().map(|field| (field.name, field.offset, field.width, field.count)).collect()
+}

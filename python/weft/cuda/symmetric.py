@@ -1,0 +1,117 @@
+"""Symmetric memory as tensors, and the table that kernels find it by."""
+
+from __future__ import annotations
+
+import weakref
+from math import prod
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from weft import _native
+from weft._group import OPEN
+from weft._timeout import seconds
+from weft.communicator import Communicator
+from weft.cuda.device import place_of
+from weft.cuda.memory import memory_at
+from weft.errors import ConfigurationError, RegionError, UnknownError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["TABLE", "Field", "empty", "peer", "table"]
+
+
+class Field(NamedTuple):
+    """Where a field of the table lies, in bytes."""
+
+    offset: int
+    #: Bytes of an element, an unsigned integer.
+    width: int
+    count: int  # type: ignore[assignment]
+
+
+#: The table of a domain, by the names of its fields: what a Triton kernel loads from.
+TABLE: Final = {name: Field(*place) for name, *place in _native.table_fields()}
+
+
+class _Owner:
+    """Keeps a block while a tensor shows it."""
+
+    def __init__(self, native: _native.SymmetricMemory, device: torch.device) -> None:
+        self.native, self.device = native, device
+        self.addresses = native.addresses
+
+
+#: By the address of this rank's part. An entry goes with the last tensor.
+_OWNERS: Final[weakref.WeakValueDictionary[int, _Owner]] = weakref.WeakValueDictionary()
+
+
+def empty(
+    shape: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    *,
+    device: object = "cuda",
+    communicator: Communicator | None = None,
+    memory: str = "fd",
+    timeout: float = 60.0,
+) -> torch.Tensor:
+    """See `weft.symmetric_empty`."""
+    group = _only_open() if communicator is None else communicator
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(size < 0 for size in sizes):
+        raise ConfigurationError(f"shape is {sizes}: sizes from 0 on are needed")
+    element = torch.get_default_dtype() if dtype is None else dtype
+    name, place = place_of(device)
+    native = _native.SymmetricMemory(
+        group._native,
+        device=name,
+        memory=memory,
+        bytes=prod(sizes) * element.itemsize,
+        timeout=seconds(timeout),
+    )
+    owner = _Owner(native, place)
+    own = owner.addresses[group.rank]
+    _OWNERS[own] = owner
+    return _show(owner, own, prod(sizes), element).view(sizes)
+
+
+def peer(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """See `weft.symmetric_peer`."""
+    base = tensor.untyped_storage().data_ptr()
+    owner = _OWNERS.get(base)
+    if owner is None:
+        raise RegionError("the tensor's memory is not symmetric: weft.symmetric_empty makes it")
+    if not 0 <= rank < len(owner.addresses):
+        raise UnknownError(f"there is no rank {rank} among {len(owner.addresses)}")
+    elements = tensor.untyped_storage().nbytes() // tensor.itemsize
+    whole = _show(owner, owner.addresses[rank], elements, tensor.dtype)
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def table(tensor: torch.Tensor) -> int:
+    """The address of the table of the domain that a symmetric tensor is of; `TABLE` has its fields.
+
+    Raises:
+        RegionError: if the tensor's memory is not symmetric.
+    """
+    owner = _OWNERS.get(tensor.untyped_storage().data_ptr())
+    if owner is None:
+        raise RegionError("the tensor's memory is not symmetric: weft.symmetric_empty makes it")
+    return owner.native.table
+
+
+def _show(owner: _Owner, address: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
+    if elements == 0:
+        return torch.empty(0, dtype=dtype, device=owner.device)
+    row = memory_at(address, (1, elements * dtype.itemsize), owner.device, owner)
+    return row[0].view(dtype)
+
+
+def _only_open() -> Communicator:
+    found = [group for group in OPEN if isinstance(group, Communicator)]
+    if len(found) != 1:
+        raise ConfigurationError(
+            f"{len(found)} communicators are open in this process: pass communicator="
+        )
+    return found[0]

@@ -1,0 +1,43 @@
+"""Symmetric memory as tensors, on the twin."""
+
+import pytest
+
+import ranks
+
+pytestmark = pytest.mark.torch
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_ranks_write_to_each_others_tensors(count: int) -> None:
+    for rank, (zeroed, own, words, _) in enumerate(ranks.run("symmetric.ring", count)):
+        expected = [[0.0] * 4 for _ in range(3)]
+        expected[1][2] = 10.0 + (rank - 1) % count
+        assert zeroed
+        assert own == expected
+        assert words == {"version": 1, "rank": rank, "ranks": count, "dead": 0}
+
+
+def test_memory_is_used_again_once_all_ranks_have_dropped_it() -> None:
+    results = ranks.run("symmetric.reuse", 3)
+    places = {key: [result[key] for result in results] for key in ("at", "apart", "still", "again")}
+    for key, found in places.items():
+        assert found == [found[0]] * 3, key
+    assert places["apart"] != places["at"] != places["still"]
+    assert places["again"] == places["at"]
+    for result in results:
+        assert result["kept"]
+        assert result["clean"]
+        assert result["layer"] >= result["needed"] > 0
+        assert result["heap"] >= 2 << 20
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for said in ranks.run("symmetric.refused", 2):
+        assert said == [
+            "RegionError",
+            "ConfigurationMismatchError",
+            "UnknownError",
+            "ConfigurationError",
+        ]
