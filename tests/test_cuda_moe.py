@@ -442,6 +442,29 @@ def test_operators_are_as_they_say(test: str, layout: str) -> None:
         ("moe_release",),
     ):
         call = getattr(torch.ops.weft, operator).default
-        arguments = [rank._handle, 0, rank._workspace, *arguments]
+        arguments = [rank._handle, 0, None, rank._workspace, *arguments]
         torch.library.opcheck(call, tuple(arguments), test_utils=test)
+    rank.check()
+
+
+def test_a_round_takes_the_channel_that_it_names() -> None:
+    (rank,) = group(1, buffers=3)
+    tokens, ids, weights = batch()
+    first = rank.dispatch(tokens, ids, weights, channel=2, num_sms=1)
+    second = rank.dispatch_send(tokens, ids, weights)
+    assert (first.round, second.round) == (2, 0)
+    with pytest.raises(weft.errors.BufferInUseError, match="channel 2 has a round under way"):
+        rank.dispatch(tokens, ids, weights, channel=2)
+    for channel in (-1, 3):
+        with pytest.raises(weft.errors.ConfigurationError, match="from 0 on; pass buffers="):
+            rank.dispatch_send(tokens, ids, weights, channel=channel)
+    received = second.recv(num_sms=2)
+    for each in (received, first):
+        outputs = torch.zeros(rank.positions, rank.hidden, dtype=getattr(torch, rank.combine_dtype))
+        rank.combine_send(each, outputs, num_sms=1).recv(num_sms=2)
+        each.release()
+    with pytest.raises(weft.errors.ConfigurationError, match="num_sms"):
+        rank.dispatch(tokens, ids, weights, num_sms=0)
+    # Nothing was sent, and the channel is free.
+    assert rank.dispatch(tokens, ids, weights).round == 0
     rank.check()

@@ -380,6 +380,7 @@ class SymmetricMemory:
     def usage(self) -> tuple[int, int]:
         """Bytes in blocks of the domain, and bytes of its heap."""
 
+@final
 class DeviceAllToAll:
     """Dispatch and combine on a device: see `weft.cuda.AllToAll`.
 
@@ -485,6 +486,8 @@ class DeviceAllToAll:
         weights: int,
         count: int,
         given: int,
+        *,
+        num_sms: int | None = None,
     ) -> None:
         """Launch the send half of dispatch, of at most `given` tokens."""
 
@@ -498,6 +501,8 @@ class DeviceAllToAll:
         offsets: int,
         rows: int,
         weights: int,
+        *,
+        num_sms: int | None = None,
     ) -> None:
         """Launch the receive half of dispatch."""
 
@@ -518,14 +523,26 @@ class DeviceAllToAll:
         out_rows: int,
         out_weights: int,
         /,
+        *,
+        num_sms: int | None = None,
     ) -> None:
         """Launch both halves of dispatch as one kernel."""
 
-    def combine_send(self, stream: int, channel: int, outputs: int, release: bool) -> None:
+    def combine_send(
+        self, stream: int, channel: int, outputs: int, release: bool, *, num_sms: int | None = None
+    ) -> None:
         """Launch the send half of combine, or of what takes its place at a release."""
 
     def combine_recv(
-        self, stream: int, channel: int, combined: int, count: int, given: int, release: bool
+        self,
+        stream: int,
+        channel: int,
+        combined: int,
+        count: int,
+        given: int,
+        release: bool,
+        *,
+        num_sms: int | None = None,
     ) -> None:
         """Launch the receive half of combine."""
 
@@ -538,6 +555,8 @@ class DeviceAllToAll:
         count: int,
         given: int,
         release: bool,
+        *,
+        num_sms: int | None = None,
     ) -> None:
         """Launch both halves of combine as one kernel."""
 

@@ -169,6 +169,8 @@ class AllToAll(moe.AllToAll):
         *,
         scales: torch.Tensor | None = None,
         count: torch.Tensor | None = None,
+        channel: int | None = None,
+        num_sms: int | None = None,
     ) -> Dispatch:
         """Start a round: launch what sends the tokens.
 
@@ -182,20 +184,25 @@ class AllToAll(moe.AllToAll):
                 float8_e8m0fnu may be given as uint8.
             count: `[1]` int32: how many of the tokens exist, read on the device when the kernels
                 run; all of them if not given. Keep it until combine has run.
+            channel: which of the `buffers` the round has, the same on every rank; by default the
+                first that is free. Graphs that are replayed at the same time need different ones.
+            num_sms: the most multiprocessors that this launch takes, at most those that the
+                all-to-all was made with; the other phases of the round may take others.
 
         Raises:
-            BufferInUseError: if as many rounds as there are buffers have not been released.
+            BufferInUseError: if as many rounds as there are buffers have not been released, or the
+                channel's was not.
             ShapeError: if the tensors do not fit; nothing was sent. Ids that no expert has are
                 found on the device: `check` raises them.
         """
         batch, given = self._batch(tokens, ids, weights, scales, count)
-        channel = self._free()
+        taken = self._free(channel)
         if torch.compiler.is_compiling():
-            self._operate("moe_dispatch_send", channel, *batch)
+            self._operate("moe_dispatch_send", taken, num_sms, *batch)
         else:
-            self._launcher.dispatch_send(channel, batch)
-        self._busy[channel] = True
-        return Dispatch(self, channel, given, count)
+            self._launcher.dispatch_send(taken, batch, num_sms)
+        self._busy[taken] = True
+        return Dispatch(self, taken, given, count)
 
     def dispatch(
         self,
@@ -205,32 +212,37 @@ class AllToAll(moe.AllToAll):
         *,
         scales: torch.Tensor | None = None,
         count: torch.Tensor | None = None,
+        channel: int | None = None,
+        num_sms: int | None = None,
         timeout: float | None = None,
     ) -> Received:
         """`dispatch_send` and `Dispatch.recv` as one kernel; `timeout` has no meaning here."""
         batch, given = self._batch(tokens, ids, weights, scales, count)
-        channel = self._free()
-        dispatch = Dispatch(self, channel, given, count)
+        taken = self._free(channel)
+        dispatch = Dispatch(self, taken, given, count)
         if torch.compiler.is_compiling():
-            received = dispatch._received(self._operate("moe_dispatch", channel, *batch))
+            received = dispatch._received(self._operate("moe_dispatch", taken, num_sms, *batch))
         else:
-            received = dispatch._received(self._launcher.dispatch(channel, batch))
-        self._busy[channel] = True
+            received = dispatch._received(self._launcher.dispatch(taken, batch, num_sms))
+        self._busy[taken] = True
         return received
 
-    def combine_send(self, received: moe.Received, outputs: torch.Tensor) -> Combine:
+    def combine_send(
+        self, received: moe.Received, outputs: torch.Tensor, *, num_sms: int | None = None
+    ) -> Combine:
         """Launch what sends the experts' outputs back.
 
         Args:
             received: what was dispatched.
             outputs: `[positions, hidden]` of `combine_dtype`: a row for each position of the
                 received tokens, in the same order; rows of no token may hold anything.
+            num_sms: as of `dispatch_send`.
         """
         mine = self._combines(received, outputs)
         if torch.compiler.is_compiling():
-            self._operate("moe_combine_send", mine.round, outputs)
+            self._operate("moe_combine_send", mine.round, num_sms, outputs)
         else:
-            self._launcher.combine_send(mine.round, outputs)
+            self._launcher.combine_send(mine.round, outputs, num_sms)
         mine._sent = Combine(self, mine)
         return mine._sent
 
@@ -240,17 +252,20 @@ class AllToAll(moe.AllToAll):
         outputs: torch.Tensor,
         *,
         out: torch.Tensor | None = None,
+        num_sms: int | None = None,
         timeout: float | None = None,
     ) -> torch.Tensor:
         """`combine_send` and `Combine.recv` as one kernel; `timeout` has no meaning here."""
         mine = self._combines(received, outputs)
         self._check_out(out, mine.sent)
         if torch.compiler.is_compiling():
-            combined = self._operate("moe_combine", mine.round, outputs, mine.sent, mine._count)
+            given = mine.sent, mine._count
+            combined = self._operate("moe_combine", mine.round, num_sms, outputs, *given)
             if out is not None:
                 combined = out.copy_(combined)
         else:
-            combined = self._launcher.combine(mine.round, outputs, mine.sent, mine._count, out)
+            given = mine.sent, mine._count
+            combined = self._launcher.combine(mine.round, outputs, *given, out, num_sms)
         mine._sent = Combine(self, mine)
         mine._sent._here = True
         return combined
@@ -270,16 +285,26 @@ class AllToAll(moe.AllToAll):
             self._watchdog.raise_noticed()
         self._native.check()
 
-    def _operate(self, name: str, channel: int, *arguments: Any) -> Any:
+    def _operate(self, name: str, channel: int, num_sms: int | None, *arguments: Any) -> Any:
         """Call an operator, in code that is being compiled."""
-        return OPERATORS[name](self._handle, channel, self._workspace, *arguments)
+        return OPERATORS[name](self._handle, channel, num_sms, self._workspace, *arguments)
 
-    def _free(self) -> int:
-        """The first channel that no round has; the same on every rank, as all calls are.
+    def _free(self, named: int | None) -> int:
+        """The channel that the caller names, or the first that no round has.
+
+        It is the same on every rank, as all calls are.
 
         The first and not the next, so that code which ends its rounds leaves all as it was: a
         compiler finds nothing to compile anew, and a graph that is replayed is in nobody's way.
         """
+        if named is not None:
+            if not 0 <= named < len(self._busy):
+                raise ConfigurationError(
+                    f"channel is {named}: there are {len(self._busy)}, from 0 on; pass buffers="
+                )
+            if self._busy[named]:
+                raise BufferInUseError(f"channel {named} has a round under way: release it first")
+            return named
         for channel, busy in enumerate(self._busy):
             if not busy:
                 return channel

@@ -14,6 +14,7 @@ import torch
 
 from weft.cuda.config import VECTOR
 from weft.cuda.memory import Landed, address, landed
+from weft.cuda.order import ChannelOrder
 from weft.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Launcher:
             places = map(native.received, range(config.buffers))
             self._landed = [landed(config, device, place, native) for place in places]
         self._no_scales = torch.empty((0, 0), device=device)
-        self._streams: list[torch.cuda.Stream | None] = [None] * config.buffers
+        self._order = [ChannelOrder(_is_capturing) for _ in range(config.buffers)]
         #: Threaded through all operators as if they changed it, so that compilers keep their order.
         self.workspace = torch.zeros(4, dtype=torch.int32, device=device)
         if device.type == "cuda":
@@ -81,36 +82,45 @@ class Launcher:
         )
         _LAUNCHERS[self.handle] = self
 
-    def dispatch_send(self, channel: int, batch: Batch) -> None:
+    def dispatch_send(self, channel: int, batch: Batch, num_sms: int | None = None) -> None:
         """Launch the send half of dispatch."""
         given = self._inputs(batch)
-        self.native.dispatch_send(self._stream(channel), channel, *given, len(batch.tokens))
+        stream = self._stream(channel)
+        self.native.dispatch_send(stream, channel, *given, len(batch.tokens), num_sms=num_sms)
 
-    def dispatch_recv(self, channel: int) -> Arrived:
+    def dispatch_recv(self, channel: int, num_sms: int | None = None) -> Arrived:
         """Launch its receive half."""
         arrived = self._outputs(channel)
-        self.native.dispatch_recv(self._stream(channel), channel, *self._addresses(arrived))
+        stream, to = self._stream(channel), self._addresses(arrived)
+        self.native.dispatch_recv(stream, channel, *to, num_sms=num_sms)
         return self._local(arrived)
 
-    def dispatch(self, channel: int, batch: Batch) -> Arrived:
+    def dispatch(self, channel: int, batch: Batch, num_sms: int | None = None) -> Arrived:
         """Launch both as one kernel."""
         given, arrived = self._inputs(batch), self._outputs(channel)
         stream, to = self._stream(channel), self._addresses(arrived)
-        self.native.dispatch(stream, channel, *given, len(batch.tokens), *to)
+        rows = len(batch.tokens)
+        self.native.dispatch(stream, channel, *given, rows, *to, num_sms=num_sms)
         return self._local(arrived)
 
-    def combine_send(self, channel: int, outputs: torch.Tensor) -> None:
+    def combine_send(self, channel: int, outputs: torch.Tensor, num_sms: int | None = None) -> None:
         """Launch the send half of combine."""
         given = self._address(outputs, "outputs", VECTOR)
-        self.native.combine_send(self._stream(channel), channel, given, False)
+        self.native.combine_send(self._stream(channel), channel, given, False, num_sms=num_sms)
 
     def combine_recv(
-        self, channel: int, given: int, count: torch.Tensor | None, out: torch.Tensor | None = None
+        self,
+        channel: int,
+        given: int,
+        count: torch.Tensor | None,
+        out: torch.Tensor | None = None,
+        num_sms: int | None = None,
     ) -> torch.Tensor:
         """Launch its receive half."""
         out = self._combined(given) if out is None else out
         into, number = self._address(out, "out", VECTOR), self._count(count)
-        self.native.combine_recv(self._stream(channel), channel, into, number, given, False)
+        stream = self._stream(channel)
+        self.native.combine_recv(stream, channel, into, number, given, False, num_sms=num_sms)
         return out
 
     def combine(
@@ -120,12 +130,13 @@ class Launcher:
         given: int,
         count: torch.Tensor | None,
         out: torch.Tensor | None = None,
+        num_sms: int | None = None,
     ) -> torch.Tensor:
         """Launch both as one kernel."""
         out = self._combined(given) if out is None else out
         rows, into = self._address(outputs, "outputs", VECTOR), self._address(out, "out", VECTOR)
         stream, number = self._stream(channel), self._count(count)
-        self.native.combine(stream, channel, rows, into, number, given, False)
+        self.native.combine(stream, channel, rows, into, number, given, False, num_sms=num_sms)
         return out
 
     def release(self, channel: int) -> None:
@@ -201,16 +212,17 @@ class Launcher:
         return torch.empty((given, self.config.hidden), dtype=dtype, device=self.device)
 
     def _stream(self, channel: int) -> int:
-        """The current stream, which is made to wait for the channel's last one if it is another."""
+        """The current stream, behind the channel's last call."""
         if self.device.type != "cuda":
             return 0
-        stream, last = torch.cuda.current_stream(self.device), self._streams[channel]
-        if last != stream:
-            # A stream outside a capture cannot be waited for inside one.
-            if last is not None and not torch.cuda.is_current_stream_capturing():
-                stream.wait_stream(last)
-            self._streams[channel] = stream
+        stream = torch.cuda.current_stream(self.device)
+        self._order[channel].follow(stream)
         return int(stream.cuda_stream)
+
+
+def _is_capturing(stream: torch.cuda.Stream) -> bool:
+    with torch.cuda.stream(stream):
+        return bool(torch.cuda.is_current_stream_capturing())
 
 
 _LAUNCHERS: Final[weakref.WeakValueDictionary[int, Launcher]] = weakref.WeakValueDictionary()

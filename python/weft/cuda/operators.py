@@ -26,53 +26,69 @@ if TYPE_CHECKING:
 
 __all__ = ["OPERATORS"]
 
-_CHANNEL = "SymInt handle, SymInt channel, Tensor(a!) workspace"
+_CHANNEL = "SymInt handle, SymInt channel, SymInt? num_sms, Tensor(a!) workspace"
 _BATCH = "Tensor tokens, Tensor? scales, Tensor ids, Tensor? weights, Tensor? count"
 _ARRIVED = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 
 
 def _dispatch_send(
-    handle: int, channel: int, workspace: torch.Tensor, *batch: torch.Tensor | None
+    handle: int,
+    channel: int,
+    num_sms: int | None,
+    workspace: torch.Tensor,
+    *batch: torch.Tensor | None,
 ) -> None:
-    of_handle(handle).dispatch_send(channel, Batch(*batch))
+    of_handle(handle).dispatch_send(channel, Batch(*batch), num_sms)
 
 
-def _dispatch_recv(handle: int, channel: int, workspace: torch.Tensor) -> Arrived:
+def _dispatch_recv(
+    handle: int, channel: int, num_sms: int | None, workspace: torch.Tensor
+) -> Arrived:
     launcher = of_handle(handle)
-    return _owned(launcher.config, launcher.dispatch_recv(channel))
+    return _owned(launcher.config, launcher.dispatch_recv(channel, num_sms))
 
 
 def _dispatch(
-    handle: int, channel: int, workspace: torch.Tensor, *batch: torch.Tensor | None
+    handle: int,
+    channel: int,
+    num_sms: int | None,
+    workspace: torch.Tensor,
+    *batch: torch.Tensor | None,
 ) -> Arrived:
     launcher = of_handle(handle)
-    return _owned(launcher.config, launcher.dispatch(channel, Batch(*batch)))
+    return _owned(launcher.config, launcher.dispatch(channel, Batch(*batch), num_sms))
 
 
 def _combine_send(
-    handle: int, channel: int, workspace: torch.Tensor, outputs: torch.Tensor
+    handle: int, channel: int, num_sms: int | None, workspace: torch.Tensor, outputs: torch.Tensor
 ) -> None:
-    of_handle(handle).combine_send(channel, outputs)
+    of_handle(handle).combine_send(channel, outputs, num_sms)
 
 
 def _combine_recv(
-    handle: int, channel: int, workspace: torch.Tensor, given: int, count: torch.Tensor | None
+    handle: int,
+    channel: int,
+    num_sms: int | None,
+    workspace: torch.Tensor,
+    given: int,
+    count: torch.Tensor | None,
 ) -> torch.Tensor:
-    return of_handle(handle).combine_recv(channel, given, count)
+    return of_handle(handle).combine_recv(channel, given, count, num_sms=num_sms)
 
 
 def _combine(
     handle: int,
     channel: int,
+    num_sms: int | None,
     workspace: torch.Tensor,
     outputs: torch.Tensor,
     given: int,
     count: torch.Tensor | None,
 ) -> torch.Tensor:
-    return of_handle(handle).combine(channel, outputs, given, count)
+    return of_handle(handle).combine(channel, outputs, given, count, num_sms=num_sms)
 
 
-def _release(handle: int, channel: int, workspace: torch.Tensor) -> None:
+def _release(handle: int, channel: int, num_sms: int | None, workspace: torch.Tensor) -> None:
     of_handle(handle).release(channel)
 
 
@@ -90,7 +106,9 @@ def _nothing(*_: object) -> None:
     """What an operator without outputs gives."""
 
 
-def _fake_arrived(handle: int, channel: int, workspace: torch.Tensor, *_: object) -> Arrived:
+def _fake_arrived(
+    handle: int, channel: int, num_sms: int | None, workspace: torch.Tensor, *_: object
+) -> Arrived:
     launcher = of_handle(handle)
     config, experts, positions = launcher.config, launcher.local_experts, launcher.positions
     rows = launcher.landing_rows if config.layout == "indexed" else positions
@@ -113,7 +131,12 @@ def _fake_combined(handle: int, workspace: torch.Tensor, given: int) -> torch.Te
 
 
 def _fake_combine_recv(
-    handle: int, channel: int, workspace: torch.Tensor, given: int, count: torch.Tensor | None
+    handle: int,
+    channel: int,
+    num_sms: int | None,
+    workspace: torch.Tensor,
+    given: int,
+    count: torch.Tensor | None,
 ) -> torch.Tensor:
     return _fake_combined(handle, workspace, given)
 
@@ -121,6 +144,7 @@ def _fake_combine_recv(
 def _fake_combine(
     handle: int,
     channel: int,
+    num_sms: int | None,
     workspace: torch.Tensor,
     outputs: torch.Tensor,
     given: int,

@@ -32,10 +32,11 @@ class Dispatch(moe.Dispatch):
         self._count = count
         self._here = False
 
-    def recv(self, *, timeout: float | None = None) -> Received:
+    def recv(self, *, num_sms: int | None = None, timeout: float | None = None) -> Received:
         """Launch what waits until every token for this rank's experts is here; returns at once.
 
         Args:
+            num_sms: as of `AllToAll.dispatch_send`.
             timeout: has no meaning on a device, where `skew_timeout` bounds every wait.
         """
         all_to_all = self._all_to_all
@@ -44,8 +45,8 @@ class Dispatch(moe.Dispatch):
             raise StageError("this round was received before: `recv` is called once")
         self._here = True
         if torch.compiler.is_compiling():
-            return self._received(all_to_all._operate("moe_dispatch_recv", self.round))
-        return self._received(all_to_all._launcher.dispatch_recv(self.round))
+            return self._received(all_to_all._operate("moe_dispatch_recv", self.round, num_sms))
+        return self._received(all_to_all._launcher.dispatch_recv(self.round, num_sms))
 
     def _received(self, arrived: Arrived | tuple[torch.Tensor, ...]) -> Received:
         self._here = True
@@ -124,7 +125,7 @@ class Received(moe.Received):
         all_to_all = self._all_to_all
         if self._sent is None:
             if torch.compiler.is_compiling():
-                all_to_all._operate("moe_release", self.round)
+                all_to_all._operate("moe_release", self.round, None)
             else:
                 all_to_all._launcher.release(self.round)
         elif not self._sent._here:
@@ -149,12 +150,19 @@ class Combine(moe.Combine):
         self._received = received
         self._here = False
 
-    def recv(self, *, out: Any | None = None, timeout: float | None = None) -> torch.Tensor:
+    def recv(
+        self,
+        *,
+        out: Any | None = None,
+        num_sms: int | None = None,
+        timeout: float | None = None,
+    ) -> torch.Tensor:
         """Launch what waits for all answers and sums them; returns at once.
 
         Args:
             out: `[tokens, hidden]` of `output_dtype` on the device to write to; a new tensor if not
                 given.
+            num_sms: as of `AllToAll.dispatch_send`.
             timeout: has no meaning on a device, where `skew_timeout` bounds every wait.
 
         Returns:
@@ -169,9 +177,9 @@ class Combine(moe.Combine):
         self._here = True
         if torch.compiler.is_compiling():
             combined = all_to_all._operate(
-                "moe_combine_recv", received.round, received.sent, received._count
+                "moe_combine_recv", received.round, num_sms, received.sent, received._count
             )
             return combined if out is None else out.copy_(combined)
         return all_to_all._launcher.combine_recv(
-            received.round, received.sent, received._count, out
+            received.round, received.sent, received._count, out, num_sms
         )

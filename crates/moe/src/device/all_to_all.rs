@@ -49,6 +49,25 @@ pub(super) enum Backend {
     Twin(Twin),
 }
 
+/// Where a call runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Site {
+    /// A stream of this rank's device; the twin has none.
+    pub stream: Stream,
+    /// The channel.
+    pub channel: u32,
+    /// Streaming multiprocessors that its launches may take, at most as many as the all-to-all was made with;
+    /// `None` for as many.
+    pub num_sms: Option<u32>,
+}
+
+impl Site {
+    /// With as many multiprocessors as the all-to-all was made with.
+    pub fn new(stream: Stream, channel: u32) -> Site {
+        Site { stream, channel, num_sms: None }
+    }
+}
+
 /// Rows that have landed, where they landed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Landed {
@@ -119,21 +138,17 @@ impl DeviceAllToAll {
     ///
     /// # Safety
     /// The arrays are where `inputs` says, on this rank's device (for the twin, on the CPU), as long as it
-    /// says, and stay so until the call has run on `stream`, which is one of that device.
-    pub unsafe fn dispatch_send(
-        &self,
-        stream: Stream,
-        channel: u32,
-        inputs: &DispatchInputs,
-    ) -> Result<(), Error> {
-        let parts = self.begin_on(stream, channel)?;
+    /// says, and stay so until the call has run on the site's stream, which is one of that device.
+    pub unsafe fn dispatch_send(&self, site: Site, inputs: &DispatchInputs) -> Result<(), Error> {
+        let parts = self.begin_on(site)?;
+        let Site { channel, .. } = site;
         parts.domain.alarm().all_are_there()?;
         self.shape.check_inputs(inputs)?;
         match &parts.backend {
             Backend::Cuda(launcher) => {
                 let call = Call { channel, inputs: *inputs, ..Call::default() };
                 // SAFETY: the caller's promise; `parts` live until the device is done.
-                unsafe { launcher.launch(Operation::DispatchSend, stream, &call) }
+                unsafe { launcher.launch(Operation::DispatchSend, site, &call) }
             }
             Backend::Twin(twin) => {
                 // SAFETY: the caller's promise.
@@ -150,19 +165,15 @@ impl DeviceAllToAll {
     ///
     /// # Safety
     /// As [`DeviceAllToAll::dispatch_send`], and nobody else touches the arrays meanwhile.
-    pub unsafe fn dispatch_recv(
-        &self,
-        stream: Stream,
-        channel: u32,
-        outputs: &DispatchOutputs,
-    ) -> Result<(), Error> {
-        let parts = self.begin_on(stream, channel)?;
+    pub unsafe fn dispatch_recv(&self, site: Site, outputs: &DispatchOutputs) -> Result<(), Error> {
+        let parts = self.begin_on(site)?;
+        let Site { channel, .. } = site;
         self.shape.check_outputs(outputs)?;
         match &parts.backend {
             Backend::Cuda(launcher) => {
                 let call = Call { channel, received: *outputs, ..Call::default() };
                 // SAFETY: as in `dispatch_send`.
-                unsafe { launcher.launch(Operation::DispatchRecv, stream, &call) }
+                unsafe { launcher.launch(Operation::DispatchRecv, site, &call) }
             }
             Backend::Twin(twin) => {
                 // SAFETY: the caller's promise.
@@ -181,12 +192,12 @@ impl DeviceAllToAll {
     /// That of the halves.
     pub unsafe fn dispatch(
         &self,
-        stream: Stream,
-        channel: u32,
+        site: Site,
         inputs: &DispatchInputs,
         outputs: &DispatchOutputs,
     ) -> Result<(), Error> {
-        let parts = self.begin_on(stream, channel)?;
+        let parts = self.begin_on(site)?;
+        let Site { channel, .. } = site;
         parts.domain.alarm().all_are_there()?;
         self.shape.check_inputs(inputs)?;
         self.shape.check_outputs(outputs)?;
@@ -195,7 +206,7 @@ impl DeviceAllToAll {
                 let (inputs, received) = (*inputs, *outputs);
                 let call = Call { channel, inputs, received, ..Call::default() };
                 // SAFETY: as in `dispatch_send`.
-                unsafe { launcher.launch(Operation::Dispatch, stream, &call) }
+                unsafe { launcher.launch(Operation::Dispatch, site, &call) }
             }
             Backend::Twin(twin) => {
                 // SAFETY: the caller's promise.
@@ -215,18 +226,18 @@ impl DeviceAllToAll {
     /// As [`DeviceAllToAll::dispatch_send`].
     pub unsafe fn combine_send(
         &self,
-        stream: Stream,
-        channel: u32,
+        site: Site,
         outputs: u64,
         release: bool,
     ) -> Result<(), Error> {
-        let parts = self.begin_on(stream, channel)?;
+        let parts = self.begin_on(site)?;
+        let Site { channel, .. } = site;
         given::aligned("outputs", outputs)?;
         match &parts.backend {
             Backend::Cuda(launcher) => {
                 let call = Call { channel, outputs, release, ..Call::default() };
                 // SAFETY: as in `dispatch_send`.
-                unsafe { launcher.launch(Operation::CombineSend, stream, &call) }
+                unsafe { launcher.launch(Operation::CombineSend, site, &call) }
             }
             Backend::Twin(twin) => {
                 // SAFETY: the caller's promise.
@@ -246,21 +257,21 @@ impl DeviceAllToAll {
     /// As [`DeviceAllToAll::dispatch_recv`].
     pub unsafe fn combine_recv(
         &self,
-        stream: Stream,
-        channel: u32,
+        site: Site,
         combined: u64,
         count: u64,
         given: u32,
         release: bool,
     ) -> Result<(), Error> {
-        let parts = self.begin_on(stream, channel)?;
+        let parts = self.begin_on(site)?;
+        let Site { channel, .. } = site;
         self.shape.check_combined(combined, given, release)?;
         match &parts.backend {
             Backend::Cuda(launcher) => {
                 let inputs = DispatchInputs { count, given, ..DispatchInputs::default() };
                 let call = Call { channel, inputs, combined, release, ..Call::default() };
                 // SAFETY: as in `dispatch_send`.
-                unsafe { launcher.launch(Operation::CombineRecv, stream, &call) }
+                unsafe { launcher.launch(Operation::CombineRecv, site, &call) }
             }
             Backend::Twin(twin) => {
                 // SAFETY: the caller's promise.
@@ -277,18 +288,17 @@ impl DeviceAllToAll {
     ///
     /// # Safety
     /// That of the halves.
-    #[expect(clippy::too_many_arguments, reason = "those of the two halves")]
     pub unsafe fn combine(
         &self,
-        stream: Stream,
-        channel: u32,
+        site: Site,
         outputs: u64,
         combined: u64,
         count: u64,
         given: u32,
         release: bool,
     ) -> Result<(), Error> {
-        let parts = self.begin_on(stream, channel)?;
+        let parts = self.begin_on(site)?;
+        let Site { channel, .. } = site;
         given::aligned("outputs", outputs)?;
         self.shape.check_combined(combined, given, release)?;
         match &parts.backend {
@@ -296,7 +306,7 @@ impl DeviceAllToAll {
                 let inputs = DispatchInputs { count, given, ..DispatchInputs::default() };
                 let call = Call { channel, inputs, outputs, combined, release, ..Call::default() };
                 // SAFETY: as in `dispatch_send`.
-                unsafe { launcher.launch(Operation::Combine, stream, &call) }
+                unsafe { launcher.launch(Operation::Combine, site, &call) }
             }
             Backend::Twin(twin) => {
                 // SAFETY: the caller's promise.
@@ -365,11 +375,14 @@ impl DeviceAllToAll {
 
     /// As [`DeviceAllToAll::begin`], of a call that puts kernels on a stream.
     #[inline]
-    fn begin_on(&self, stream: Stream, channel: u32) -> Result<&Parts, Error> {
-        let parts = self.begin(channel)?;
+    fn begin_on(&self, site: Site) -> Result<&Parts, Error> {
+        let parts = self.begin(site.channel)?;
+        if site.num_sms == Some(0) {
+            return Err(Error::Zero { field: "num_sms" });
+        }
         if matches!(parts.backend, Backend::Cuda(_)) && !self.captured.load(Ordering::Relaxed) {
             // The default stream cannot be asked while another is captured.
-            if is_capturing(stream).unwrap_or(true) {
+            if is_capturing(site.stream).unwrap_or(true) {
                 self.keep();
             }
         }

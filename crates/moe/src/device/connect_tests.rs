@@ -1,11 +1,11 @@
 use super::*;
-use crate::device::{DeviceLayout, DispatchInputs, DispatchOutputs};
+use crate::device::{DeviceLayout, DispatchInputs, DispatchOutputs, Site};
 use crate::dtype::DType;
 use weft_control::Cause;
 use weft_cuda::Stream;
 
 const HIDDEN: usize = 8;
-const STREAM: Stream = Stream(0);
+const SITE: Site = Site { stream: Stream(0), channel: 0, num_sms: None };
 
 fn config() -> DeviceConfig {
     let config = DeviceConfig::new(2, 0, 4, 2).sized(4, HIDDEN as u32).tokens(DType::F32.into());
@@ -79,12 +79,12 @@ impl Arrays {
 
 fn send(rank: &DeviceAllToAll, arrays: &mut Arrays) -> Result<(), Error> {
     // SAFETY: the arrays are as long as the shape says, and nobody else has them.
-    unsafe { rank.dispatch_send(STREAM, 0, &arrays.inputs()) }
+    unsafe { rank.dispatch_send(SITE, &arrays.inputs()) }
 }
 
 fn receive(rank: &DeviceAllToAll, arrays: &mut Arrays) -> Result<(), Error> {
     // SAFETY: as above.
-    unsafe { rank.dispatch_recv(STREAM, 0, &arrays.outputs()) }
+    unsafe { rank.dispatch_recv(SITE, &arrays.outputs()) }
 }
 
 #[test]
@@ -103,12 +103,12 @@ fn a_round_between_ranks_of_one_process() {
         assert_eq!(first, [0.0, 2.0, 10.0, 12.0, 1.0, 3.0, 11.0, 13.0]);
         let outputs = arrays.rows.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: a row for each position.
-        unsafe { rank.combine_send(STREAM, 0, outputs, false) }.unwrap();
+        unsafe { rank.combine_send(SITE, outputs, false) }.unwrap();
     }
     for (number, (rank, arrays)) in ranks.iter().zip(&mut arrays).enumerate() {
         let combined = arrays.combined.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: a row for each token.
-        unsafe { rank.combine_recv(STREAM, 0, combined, 0, 4, false) }.unwrap();
+        unsafe { rank.combine_recv(SITE, combined, 0, 4, false) }.unwrap();
         rank.check().unwrap();
         // Each token came back from two experts that changed nothing.
         for (token, row) in arrays.combined.iter().enumerate() {
@@ -142,9 +142,12 @@ fn what_no_kernel_may_be_given_is_refused_and_ends_nothing() {
     let inputs = arrays.inputs();
     let refused = |channel, inputs: DispatchInputs| {
         // SAFETY: it is refused before any array is looked at.
-        unsafe { ranks[0].dispatch_send(STREAM, channel, &inputs) }.unwrap_err()
+        unsafe { ranks[0].dispatch_send(Site { channel, ..SITE }, &inputs) }.unwrap_err()
     };
     assert!(matches!(refused(2, inputs), Error::NoChannel { channel: 2, channels: 2 }));
+    // SAFETY: as above.
+    let error = unsafe { ranks[0].dispatch_send(Site { num_sms: Some(0), ..SITE }, &inputs) };
+    assert!(matches!(error, Err(Error::Zero { field: "num_sms" })));
     let error = refused(0, DispatchInputs { given: 5, ..inputs });
     assert!(matches!(error, Error::TooManyTokens { tokens: 5, max_tokens: 4 }));
     for (what, wrong) in [
@@ -158,7 +161,7 @@ fn what_no_kernel_may_be_given_is_refused_and_ends_nothing() {
     assert!(matches!(error, Error::Misaligned { what: "tokens", .. }));
     let outputs = DispatchOutputs { offsets: 0, ..arrays.outputs() };
     // SAFETY: as above.
-    let error = unsafe { ranks[0].dispatch_recv(STREAM, 0, &outputs) }.unwrap_err();
+    let error = unsafe { ranks[0].dispatch_recv(SITE, &outputs) }.unwrap_err();
     assert!(matches!(error, Error::NoAddress { what: "expert offsets" }));
     send(&ranks[0], &mut arrays).unwrap();
     ranks[0].check().unwrap();

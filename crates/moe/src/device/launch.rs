@@ -163,6 +163,39 @@ impl Sms {
         }
     }
 
+    /// Those of a call of `operation` that asks for `asked`.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLimit`] for more than all of its calls may take: they would not be in the account of what
+    /// can be on the GPU at once.
+    #[inline]
+    pub fn of_call(
+        self,
+        path: Path,
+        operation: Operation,
+        asked: Option<u32>,
+    ) -> Result<Sms, Error> {
+        let Some(given) = asked else { return Ok(self) };
+        let limit = match operation {
+            Operation::DispatchSend | Operation::DispatchRecv | Operation::Dispatch => {
+                self.of_dispatch(path)
+            }
+            Operation::CombineSend | Operation::CombineRecv | Operation::Combine => {
+                self.of_combine(path)
+            }
+        };
+        match given {
+            0 => Err(Error::Zero { field: "num_sms" }),
+            _ if given > limit => Err(Error::DeviceLimit {
+                field: "num_sms of a call",
+                given: given.into(),
+                limit: limit.into(),
+                reason: "its all-to-all was made with no more",
+            }),
+            _ => Ok(Sms { asked, ..self }),
+        }
+    }
+
     /// Those of dispatch.
     pub fn of_dispatch(self, path: Path) -> u32 {
         self.of(path, DISPATCH_SMS)
@@ -205,6 +238,21 @@ mod tests {
         // A slice of a GPU may have fewer than the default.
         let slice = Sms::new(16, 1, None).unwrap();
         assert_eq!(grid(Entry::Combine, Path::Bandwidth, slice, 4096), 16);
+    }
+
+    #[test]
+    fn a_call_may_ask_for_fewer_than_its_all_to_all_has() {
+        let sms = Sms::new(132, 1, None).unwrap();
+        let of = |operation, asked| sms.of_call(Path::Bandwidth, operation, asked);
+        let few = of(Operation::DispatchRecv, Some(4)).unwrap();
+        assert_eq!(grid(Entry::DispatchRecv, Path::Bandwidth, few, 4096), 4);
+        assert_eq!(of(Operation::Combine, None).unwrap(), sms);
+        assert!(of(Operation::Combine, Some(COMBINE_SMS)).is_ok());
+        let error = of(Operation::Dispatch, Some(COMBINE_SMS)).unwrap_err().to_string();
+        assert!(error.contains("num_sms of a call is 64") && error.contains("32"), "{error}");
+        assert!(matches!(of(Operation::Combine, Some(0)), Err(Error::Zero { field: "num_sms" })));
+        // Plans have a block for each chunk, however few there are.
+        assert_eq!(grid(Entry::PlanScan, Path::Bandwidth, few, 4096), 64);
     }
 
     #[test]

@@ -40,7 +40,7 @@ mod sources;
 mod twin;
 
 /// The calls.
-pub use all_to_all::{DeviceAllToAll, Landed};
+pub use all_to_all::{DeviceAllToAll, Landed, Site};
 /// What a channel is made of.
 pub use areas::{Areas, DeviceArea, StateWord};
 /// What calls are given.

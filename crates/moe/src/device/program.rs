@@ -1,5 +1,6 @@
 //! The kernels of a shape on one GPU: compiled, loaded and launched.
 
+use crate::device::all_to_all::Site;
 use crate::device::arguments::{Arguments, DispatchInputs, DispatchOutputs};
 use crate::device::config::{MOST_RANKS, Path};
 use crate::device::launch::{Block, Entry, Launch, Operation, Sms, launch_of};
@@ -193,15 +194,16 @@ impl Launcher {
     pub unsafe fn launch(
         &self,
         operation: Operation,
-        stream: Stream,
+        site: Site,
         call: &Call,
     ) -> Result<(), Error> {
         let Program { kernels, path, sms, .. } = &self.program;
+        let (stream, sms) = (site.stream, sms.of_call(*path, operation, site.num_sms)?);
         let argument = argument(&self.fixed, self.ranks, self.rank, call);
         for &entry in operation.entries(*path) {
             // Every entry of the path is there: see `Program::new`.
             let Some((function, block)) = &kernels[entry as usize] else { continue };
-            let Launch { grid, block } = launch_of(entry, *block, *path, *sms, call.inputs.given);
+            let Launch { grid, block } = launch_of(entry, *block, *path, sms, call.inputs.given);
             let Block { threads, shared } = block;
             // SAFETY: the argument has the layout of the kernels' struct (see `Arguments::encode`), and
             // the caller answers for what it names.

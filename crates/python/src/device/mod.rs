@@ -23,7 +23,7 @@ use std::sync::{PoisonError, RwLock, TryLockError};
 use weft_cuda::Stream;
 use weft_moe::Error as MoeError;
 use weft_moe::device::{
-    Build, DeviceAllToAll as Moe, DeviceShape, DispatchInputs, DispatchOutputs,
+    Build, DeviceAllToAll as Moe, DeviceShape, DispatchInputs, DispatchOutputs, Site,
 };
 
 /// Dispatch and combine on a device: see `weft.cuda.AllToAll`.
@@ -191,6 +191,7 @@ impl DeviceAllToAll {
     }
 
     /// Starts the send half of dispatch.
+    #[pyo3(signature = (stream, channel, tokens, scales, ids, weights, count, given, *, num_sms=None))]
     #[allow(clippy::too_many_arguments)]
     fn dispatch_send(
         &self,
@@ -203,14 +204,17 @@ impl DeviceAllToAll {
         weights: u64,
         count: u64,
         given: u32,
+        num_sms: Option<u32>,
     ) -> PyResult<()> {
+        let site = Site { stream: Stream(stream), channel, num_sms };
         let inputs = DispatchInputs { tokens, scales, ids, weights, count, given };
         // SAFETY: the Python layer has checked the tensors' shapes, and torch keeps their memory for what
         // is on the stream.
-        self.call(py, |moe| unsafe { moe.dispatch_send(Stream(stream), channel, &inputs) })
+        self.call(py, |moe| unsafe { moe.dispatch_send(site, &inputs) })
     }
 
     /// Starts the receive half of dispatch.
+    #[pyo3(signature = (stream, channel, tokens, scales, counts, offsets, rows, weights, *, num_sms=None))]
     #[allow(clippy::too_many_arguments)]
     fn dispatch_recv(
         &self,
@@ -223,15 +227,17 @@ impl DeviceAllToAll {
         offsets: u64,
         rows: u64,
         weights: u64,
+        num_sms: Option<u32>,
     ) -> PyResult<()> {
+        let site = Site { stream: Stream(stream), channel, num_sms };
         let outputs = DispatchOutputs { tokens, scales, counts, offsets, rows, weights };
         // SAFETY: as in `dispatch_send`; the outputs were made for this call.
-        self.wait(py, |moe| unsafe { moe.dispatch_recv(Stream(stream), channel, &outputs) })
+        self.wait(py, |moe| unsafe { moe.dispatch_recv(site, &outputs) })
     }
 
     /// Starts both halves of dispatch.
     #[pyo3(signature = (stream, channel, tokens, scales, ids, weights, count, given, out_tokens,
-        out_scales, out_counts, out_offsets, out_rows, out_weights, /))]
+        out_scales, out_counts, out_offsets, out_rows, out_weights, /, *, num_sms=None))]
     #[allow(clippy::too_many_arguments)]
     fn dispatch(
         &self,
@@ -250,7 +256,9 @@ impl DeviceAllToAll {
         out_offsets: u64,
         out_rows: u64,
         out_weights: u64,
+        num_sms: Option<u32>,
     ) -> PyResult<()> {
+        let site = Site { stream: Stream(stream), channel, num_sms };
         let inputs = DispatchInputs { tokens, scales, ids, weights, count, given };
         let outputs = DispatchOutputs {
             tokens: out_tokens,
@@ -261,10 +269,12 @@ impl DeviceAllToAll {
             weights: out_weights,
         };
         // SAFETY: as in the halves.
-        self.wait(py, |moe| unsafe { moe.dispatch(Stream(stream), channel, &inputs, &outputs) })
+        self.wait(py, |moe| unsafe { moe.dispatch(site, &inputs, &outputs) })
     }
 
     /// Starts the send half of combine, or of what takes its place at a release.
+    #[pyo3(signature = (stream, channel, outputs, release, *, num_sms=None))]
+    #[allow(clippy::too_many_arguments)]
     fn combine_send(
         &self,
         py: Python<'_>,
@@ -272,12 +282,15 @@ impl DeviceAllToAll {
         channel: u32,
         outputs: u64,
         release: bool,
+        num_sms: Option<u32>,
     ) -> PyResult<()> {
+        let site = Site { stream: Stream(stream), channel, num_sms };
         // SAFETY: as in `dispatch_send`.
-        self.call(py, |moe| unsafe { moe.combine_send(Stream(stream), channel, outputs, release) })
+        self.call(py, |moe| unsafe { moe.combine_send(site, outputs, release) })
     }
 
     /// Starts the receive half of combine.
+    #[pyo3(signature = (stream, channel, combined, count, given, release, *, num_sms=None))]
     #[allow(clippy::too_many_arguments)]
     fn combine_recv(
         &self,
@@ -288,14 +301,15 @@ impl DeviceAllToAll {
         count: u64,
         given: u32,
         release: bool,
+        num_sms: Option<u32>,
     ) -> PyResult<()> {
+        let site = Site { stream: Stream(stream), channel, num_sms };
         // SAFETY: as in `dispatch_recv`.
-        self.wait(py, |moe| unsafe {
-            moe.combine_recv(Stream(stream), channel, combined, count, given, release)
-        })
+        self.wait(py, |moe| unsafe { moe.combine_recv(site, combined, count, given, release) })
     }
 
     /// Starts both halves of combine.
+    #[pyo3(signature = (stream, channel, outputs, combined, count, given, release, *, num_sms=None))]
     #[allow(clippy::too_many_arguments)]
     fn combine(
         &self,
@@ -307,11 +321,11 @@ impl DeviceAllToAll {
         count: u64,
         given: u32,
         release: bool,
+        num_sms: Option<u32>,
     ) -> PyResult<()> {
+        let site = Site { stream: Stream(stream), channel, num_sms };
         // SAFETY: as in the halves.
-        self.wait(py, |moe| unsafe {
-            moe.combine(Stream(stream), channel, outputs, combined, count, given, release)
-        })
+        self.wait(py, |moe| unsafe { moe.combine(site, outputs, combined, count, given, release) })
     }
 
     /// Raises what the device recorded; what does not end the group is forgotten then.

@@ -1,0 +1,56 @@
+"""Order of streams that share a channel: which stream a call has to wait for.
+
+Calls on a channel come in an order, and the kernels of one must have ended before those of the next
+begin. On one stream they do. For calls on several streams:
+
+- *Eager after eager*: the stream of the call waits for that of the last eager call on the channel,
+  also if others were captured in between.
+- *Captured after captured, in one capture*: the stream of the call waits for that of the last call
+  on the channel, as an edge of the graph.
+- *All else* (captured after eager, or in another capture; eager while the other stream is being
+  captured): nothing can be waited for inside a capture but what is captured with it. What counts is
+  when the graph is replayed: its stream must come after all earlier work on the channels that it
+  uses. One stream for all replays and eager calls does it; graphs that are to be replayed at the
+  same time need channels of their own (`channel=`).
+
+Kernels find calls that overlap, or come out of order, as soon as the second begins, and end the
+group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ChannelOrder"]
+
+
+class _Stream(Protocol):
+    def wait_stream(self, stream: Any, /) -> None: ...
+
+
+class ChannelOrder:
+    """The streams of the last calls on a channel.
+
+    Args:
+        is_capturing: whether a stream is being captured.
+    """
+
+    def __init__(self, is_capturing: Callable[[Any], bool]) -> None:
+        self._is_capturing = is_capturing
+        self._eager: Any = None
+        self._captured: Any = None
+
+    def follow(self, stream: _Stream) -> None:
+        """Put `stream` behind the last call that a call on it has to come after."""
+        capturing = self._is_capturing(stream)
+        if capturing:
+            last, self._captured = self._captured, stream
+        else:
+            last, self._eager = self._eager, stream
+        # A stream whose capture has ended is no part of this one; and one that is being captured
+        # would draw an eager stream into its capture.
+        if last is not None and last != stream and self._is_capturing(last) == capturing:
+            stream.wait_stream(last)
