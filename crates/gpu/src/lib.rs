@@ -13,12 +13,14 @@
 //! - [`jit`]: requests, the cache, compiling ahead of time
 //! - [`watch`]: records and the abort word
 //! - [`kernels`]: the device headers
+//! - [`mod@layout`]: memory that the host and kernels share, declared once
 
 pub mod domain;
 pub mod error;
 pub mod heap;
 pub mod jit;
 pub mod kernels;
+pub mod layout;
 pub mod watch;
 
 pub use domain::{Block, Domain};

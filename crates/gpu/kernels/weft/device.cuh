@@ -17,12 +17,6 @@ namespace weft {
 
 enum Code : u32 { TIMEOUT = 1, ABORTED = 2, CONCURRENT = 3, ORDER = 4, EXPERT = 5, CAPACITY = 6, RELEASED = 7 };
 
-// What the host reads of a failure; `code` is written last.
-struct Record {
-    u32 code, rank, phase, peer, channel, slot, reserved[2];
-    u64 expected, seen, more[2];
-};
-
 using Global = Table;
 
 // Where a team of threads is, and whom it tells when a wait takes too long.

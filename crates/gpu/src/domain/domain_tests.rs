@@ -22,7 +22,7 @@ fn set(address: u64, value: u32) {
 #[test]
 fn every_rank_finds_the_table_and_through_it_its_peers() {
     let domains = group(3);
-    let field = |name: &str| FIELDS.iter().find(|field| field.name == name).unwrap().offset;
+    let field = |name: &str| Table::FIELDS.iter().find(|field| field.name == name).unwrap().offset;
     for (rank, domain) in (0..).zip(&domains) {
         assert_eq!(word(domain.table() + field("version")), VERSION);
         assert_eq!(

@@ -29,7 +29,7 @@ pub use account::{Account, Resident};
 pub use alarm::{Alarm, Group};
 pub use allocator::ALIGNMENT;
 pub use space::{Block, SEGMENT_BYTES};
-pub use table::{FIELDS, Field, MOST_RANKS, TABLE_BYTES, Table, VERSION, Word, c_header};
+pub use table::{MOST_RANKS, RecordLayout, TABLE_BYTES, Table, VERSION, Word, c_header};
 
 use crate::error::{Error, Result};
 use crate::heap::{Heap, Place};
@@ -161,13 +161,13 @@ impl Domain {
         let mut peers = [0; MOST_RANKS];
         peers[..ranks as usize].copy_from_slice(heap.addresses());
         let table = Table {
-            version: [VERSION],
-            rank: [rank],
-            ranks: [ranks],
-            flags_each: [FLAGS_EACH],
-            record: [alarm.watch().record_address()],
-            abort: [alarm.watch().abort_address()],
-            flags: [TABLE_BYTES],
+            version: VERSION,
+            rank,
+            ranks,
+            flags_each: FLAGS_EACH,
+            record: alarm.watch().record_address(),
+            abort: alarm.watch().abort_address(),
+            flags: TABLE_BYTES,
             peers,
             ..Table::default()
         };
@@ -371,6 +371,11 @@ impl Domain {
     /// Whether [`Domain::retire`] has ended it.
     pub fn has_ended(&self) -> bool {
         lock(&self.space).alive().is_err()
+    }
+
+    /// Whether no rank has a block, as far as the collective calls so far have told: the same on every rank.
+    pub fn is_idle(&self) -> bool {
+        lock(&self.space).is_idle()
     }
 
     /// Bytes in blocks of this rank that not all ranks have dropped, and bytes of the heap.

@@ -2,9 +2,10 @@
 //!
 //! It is the first [`TABLE_BYTES`] of segment 0 of the symmetric heap, on every rank. CUDA reads it as
 //! `weft::Table` (the header `weft/table.cuh`, which [`c_header`] generates), Triton and Python by the
-//! offsets of [`FIELDS`], the twin by [`Word`].
+//! offsets of [`Table::FIELDS`], the twin by [`Word`].
 
-use std::fmt::Write as _;
+use crate::layout;
+use crate::layout::c_struct;
 
 /// Bytes that the table takes.
 pub const TABLE_BYTES: u64 = 1024;
@@ -13,69 +14,39 @@ pub const MOST_RANKS: usize = 64;
 /// The version of the layout: another one after every change.
 pub const VERSION: u32 = 1;
 
-/// A field of the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Field {
-    /// Its name.
-    pub name: &'static str,
-    /// First byte.
-    pub offset: u64,
-    /// Bytes of an element: 4 or 8, an unsigned integer.
-    pub width: u64,
-    /// Elements.
-    pub count: u64,
-    /// What it says.
-    pub about: &'static str,
+layout! {
+    /// The table, as it lies in memory.
+    pub struct Table {
+        dead: u32, "a code once the domain is dead, here only";
+        flagged: u32, "not 0 while a notice is being written";
+        limit_ns: u64, "how long a wait may take; read each time, so that a captured graph does not freeze it";
+        looked_ns: u64, "when somebody last looked at the abort word: it lies in host memory, which is far";
+        version: u32, "the version of this layout";
+        rank: u32, "this rank";
+        ranks: u32, "how many there are";
+        flags_each: u32, "u32 words that each rank has in the flags area";
+        record: u64, "address of the two records, of 64 bytes each: what killed the domain, and a notice";
+        abort: u64, "address of the u32 word with which the host ends all waits";
+        flags: u64, "offset of the flags area from the table: flags_each words for each rank, which it raises";
+        peers: [u64; MOST_RANKS], "every rank's table, as it is mapped here";
+    }
 }
 
-macro_rules! table {
-    ($($name:ident: [$type:ident; $count:expr], $about:literal;)*) => {
-        /// The table, as it lies in memory.
-        #[repr(C)]
-        #[derive(Clone, Debug)]
-        pub struct Table {
-            $(#[doc = $about] pub $name: [$type; $count],)*
-        }
-
-        impl Default for Table {
-            fn default() -> Table {
-                Table { $($name: [0; $count],)* }
-            }
-        }
-
-        impl Table {
-            /// Its bytes.
-            pub fn bytes(&self) -> Vec<u8> {
-                let mut bytes = Vec::new();
-                $(self.$name.iter().for_each(|word| bytes.extend_from_slice(&word.to_ne_bytes()));)*
-                bytes
-            }
-        }
-
-        /// All fields, in the order in which they lie.
-        pub const FIELDS: &[Field] = &[$(Field {
-            name: stringify!($name),
-            offset: std::mem::offset_of!(Table, $name) as u64,
-            width: size_of::<$type>() as u64,
-            count: $count as u64,
-            about: $about,
-        },)*];
-    };
-}
-
-table! {
-    dead: [u32; 1], "a code once the domain is dead, here only";
-    flagged: [u32; 1], "not 0 while a notice is being written";
-    limit_ns: [u64; 1], "how long a wait may take; read each time, so that a captured graph does not freeze it";
-    looked_ns: [u64; 1], "when somebody last looked at the abort word: it lies in host memory, which is far";
-    version: [u32; 1], "the version of this layout";
-    rank: [u32; 1], "this rank";
-    ranks: [u32; 1], "how many there are";
-    flags_each: [u32; 1], "u32 words that each rank has in the flags area";
-    record: [u64; 1], "address of the two records, of 64 bytes each: what killed the domain, and a notice";
-    abort: [u64; 1], "address of the u32 word with which the host ends all waits";
-    flags: [u64; 1], "offset of the flags area from the table: u32[ranks][flags_each], raised by that rank";
-    peers: [u64; MOST_RANKS], "every rank's table, as it is mapped here";
+layout! {
+    /// A record, as it lies in memory: see [`Record`](crate::Record), which is what it says.
+    pub struct RecordLayout {
+        code: u32, "what happened; written last, with release";
+        rank: u32, "who wrote it";
+        phase: u32, "where it stood";
+        peer: u32, "the other rank, or all ones";
+        channel: u32, "the channel";
+        slot: u32, "the row or token";
+        claim: u32, "taken by the one of several writers on the CPU that may write";
+        reserved: u32, "0";
+        expected: u64, "what should have been there";
+        seen: u64, "what was there";
+        more: [u64; 2], "0";
+    }
 }
 
 /// Words that the CPU twin reads and writes, by their offsets.
@@ -92,23 +63,17 @@ pub enum Word {
 
 /// The header `weft/table.cuh`.
 pub fn c_header() -> String {
-    let mut text = String::from(
-        "// The table of a domain. Generated from crates/gpu/src/domain/table.rs; a test compares the two.\n\
-         #pragma once\n#include \"weft/ptx.cuh\"\n\nnamespace weft {\n\nstruct Table {\n",
-    );
-    for Field { name, width, count, about, .. } in FIELDS {
-        let array = if *count > 1 { format!("[{count}]") } else { String::new() };
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "    u{} {name}{array}; // {about}", width * 8);
-    }
-    let _ = writeln!(
-        text,
-        "}};\nstatic_assert(sizeof(Table) == {}, \"as it is declared in Rust\");\n\n\
-         constexpr u32 TABLE_VERSION = {VERSION};\nconstexpr u64 TABLE_BYTES = {TABLE_BYTES};\n\n\
-         }} // namespace weft",
-        size_of::<Table>()
-    );
-    text
+    format!(
+        "// The table of a domain and its records. Generated from crates/gpu/src/domain/table.rs; a test\n\
+         // compares the two.\n#pragma once\n#include \"weft/ptx.cuh\"\n\nnamespace weft {{\n\n{}\n\
+         // What the host reads of a failure.\n{}static_assert(sizeof(Table) == {} && sizeof(Record) == {}, \
+         \"as they are declared in Rust\");\n\nconstexpr u32 TABLE_VERSION = {VERSION};\n\
+         constexpr u64 TABLE_BYTES = {TABLE_BYTES};\n\n}} // namespace weft\n",
+        c_struct("Table", "", Table::FIELDS),
+        c_struct("Record", "", RecordLayout::FIELDS),
+        Table::SIZE,
+        RecordLayout::SIZE,
+    )
 }
 
 #[cfg(test)]
@@ -129,18 +94,17 @@ mod tests {
     #[test]
     fn fields_follow_each_other_without_gaps_and_fit() {
         let mut end = 0;
-        for field in FIELDS {
+        for field in Table::FIELDS {
             assert_eq!(field.offset, end, "{}", field.name);
             assert!(field.offset.is_multiple_of(field.width), "{}", field.name);
-            end += field.width * field.count;
+            end += field.width * field.count();
         }
-        assert_eq!(end as usize, size_of::<Table>());
+        assert_eq!(end as usize, Table::SIZE);
         assert!(end <= TABLE_BYTES);
-        let table = Table { rank: [3], peers: [7; MOST_RANKS], ..Table::default() };
+        let table = Table { rank: 3, peers: [7; MOST_RANKS], ..Table::default() };
         let bytes = table.bytes();
-        assert_eq!(bytes.len(), size_of::<Table>());
         let at = |name: &str| {
-            FIELDS
+            Table::FIELDS
                 .iter()
                 .find(|field| field.name == name)
                 .map(|field| field.offset as usize)

@@ -20,17 +20,20 @@ mod record;
 pub use family::{Families, Family, Phase, Report};
 pub use record::{Code, Record};
 
+use crate::domain::RecordLayout;
 use crate::error::Result;
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use weft_cuda::{Context, PinnedMemory};
 
 /// Words of one line.
 const LINE: usize = 16;
-const CODE: usize = 0;
-const CLAIM: usize = 6;
-const EXPECTED: usize = 8;
-const SEEN: usize = 10;
+const CODE: usize = offset_of!(RecordLayout, code) / 4;
+const CLAIM: usize = offset_of!(RecordLayout, claim) / 4;
+const EXPECTED: usize = offset_of!(RecordLayout, expected) / 4;
+const SEEN: usize = offset_of!(RecordLayout, seen) / 4;
+const _: () = assert!(RecordLayout::SIZE == 4 * LINE);
 
 /// Which of the two records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

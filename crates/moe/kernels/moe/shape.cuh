@@ -1,6 +1,7 @@
 // What the ranks agreed on, as constants, and where everything lies. The offsets are computed by
 // `weft_moe::device::DeviceShape` and come as macros, so each shape is compiled for itself.
 #pragma once
+#include "moe/arguments.cuh"
 #include "weft/device.cuh"
 
 // Some shapes have no scales, no lines, one rank: their loops are empty, and compared with nothing.
@@ -8,7 +9,7 @@
 
 namespace weft::moe {
 
-constexpr u32 RANKS = WEFT_RANKS, EXPERTS = WEFT_EXPERTS, LOCAL = WEFT_LOCAL_EXPERTS, TOP_K = WEFT_TOP_K;
+constexpr u32 EXPERTS = WEFT_EXPERTS, LOCAL = WEFT_LOCAL_EXPERTS, TOP_K = WEFT_TOP_K;
 constexpr u32 HIDDEN = WEFT_HIDDEN, MAX_TOKENS = WEFT_MAX_TOKENS, CHUNK = WEFT_CHUNK;
 constexpr u32 POSITIONS = WEFT_POSITIONS, PAD_TO = WEFT_PAD_TO, EXPERT_CAPACITY = WEFT_EXPERT_CAPACITY;
 constexpr u32 SCALES = WEFT_SCALES, SCALE_BLOCK = WEFT_SCALE_BLOCK;
@@ -38,16 +39,6 @@ enum Phase : u32 { DISPATCH_SEND = 0, DISPATCH_RECV = 1, COMBINE_SEND = 2, COMBI
 
 // What combine tells every rank, rows or not: that its dispatched rows have been read, and this.
 enum Status : u32 { FINE = 0, OVERFLOWED = 1, LET_GO = 2 };
-
-// One argument for all kernels.
-struct Arguments {
-    u64 peer[RANKS]; // channel 0 of every rank, as mapped here
-    u64 table, record, abort;
-    u64 tokens, scales, ids, weights, count;
-    u64 out_tokens, out_scales, out_counts, out_offsets, out_rows, out_weights;
-    u64 outputs, combined;
-    u32 rank, channel, given, release;
-};
 
 // The words of a channel that its own kernels share.
 struct State {

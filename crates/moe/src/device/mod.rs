@@ -44,7 +44,7 @@ pub use all_to_all::{DeviceAllToAll, Landed, Site};
 /// What a channel is made of.
 pub use areas::{Areas, DeviceArea, StateWord};
 /// What calls are given.
-pub use arguments::{Arguments, DispatchInputs, DispatchOutputs};
+pub use arguments::{ArgumentBlock, DispatchInputs, DispatchOutputs, arguments_header};
 /// What ranks agree on.
 pub use config::{DeviceConfig, DeviceLayout, IdWidth, Path};
 /// Where a rank runs.

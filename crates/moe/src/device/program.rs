@@ -1,7 +1,7 @@
 //! The kernels of a shape on one GPU: compiled, loaded and launched.
 
 use crate::device::all_to_all::Site;
-use crate::device::arguments::{Arguments, DispatchInputs, DispatchOutputs};
+use crate::device::arguments::{ArgumentBlock, DispatchInputs, DispatchOutputs, WORDS};
 use crate::device::config::{MOST_RANKS, Path};
 use crate::device::launch::{Block, Entry, Launch, Operation, Sms, launch_of};
 use crate::device::shape::DeviceShape;
@@ -16,8 +16,6 @@ use weft_gpu::jit::{self, Cache, Request};
 const BLOCKS: &str = "weft_moe_launch";
 type Pairs = [[u32; 2]; Entry::ALL.len()];
 
-/// Words of the kernels' argument behind the peers.
-const WORDS: usize = 18;
 const MOST_WORDS: usize = MOST_RANKS as usize + WORDS;
 
 /// What it took to get the kernels.
@@ -154,21 +152,17 @@ pub(super) struct Call {
 /// A program, and the part of its argument that never changes.
 pub(super) struct Launcher {
     program: Program,
-    /// Peers, and the addresses of table, records and abort word.
-    fixed: [u64; MOST_WORDS],
-    ranks: usize,
-    rank: u32,
+    /// Channel 0 of every rank.
+    peers: Vec<u64>,
+    fixed: ArgumentBlock,
 }
 
 impl Launcher {
     pub fn new(program: Program, peers: Vec<u64>, domain: &Domain) -> Launcher {
         let (table, watch, rank) = (domain.table(), domain.alarm().watch(), domain.rank());
         let (record, abort) = (watch.record_address(), watch.abort_address());
-        let arguments = Arguments { peers, table, record, abort, rank, ..Arguments::default() };
-        let mut fixed = [0; MOST_WORDS];
-        let words = arguments.encode();
-        fixed[..words.len()].copy_from_slice(&words);
-        Launcher { program, fixed, ranks: arguments.peers.len(), rank }
+        let fixed = ArgumentBlock { table, record, abort, rank, ..ArgumentBlock::default() };
+        Launcher { program, peers, fixed }
     }
 
     pub fn build(&self) -> Build {
@@ -199,13 +193,13 @@ impl Launcher {
     ) -> Result<(), Error> {
         let Program { kernels, path, sms, .. } = &self.program;
         let (stream, sms) = (site.stream, sms.of_call(*path, operation, site.num_sms)?);
-        let argument = argument(&self.fixed, self.ranks, self.rank, call);
+        let argument = argument(&self.peers, self.fixed, call);
         for &entry in operation.entries(*path) {
             // Every entry of the path is there: see `Program::new`.
             let Some((function, block)) = &kernels[entry as usize] else { continue };
             let Launch { grid, block } = launch_of(entry, *block, *path, sms, call.inputs.given);
             let Block { threads, shared } = block;
-            // SAFETY: the argument has the layout of the kernels' struct (see `Arguments::encode`), and
+            // SAFETY: the argument has the layout of the kernels' struct (see `ArgumentBlock`), and
             // the caller answers for what it names.
             unsafe { function.launch(grid, threads, shared, stream, argument.as_ptr().cast()) }?;
         }
@@ -213,29 +207,14 @@ impl Launcher {
     }
 }
 
-/// The kernels' argument, without an allocation; it is [`Arguments::encode`], word for word.
-fn argument(fixed: &[u64; MOST_WORDS], ranks: usize, rank: u32, call: &Call) -> [u64; MOST_WORDS] {
-    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    let (given, got) = (&call.inputs, &call.received);
-    let mut words = *fixed;
-    // Behind the table, the record and the abort word.
-    words[ranks + 3..ranks + WORDS].copy_from_slice(&[
-        given.tokens,
-        given.scales,
-        given.ids,
-        given.weights,
-        given.count,
-        got.tokens,
-        got.scales,
-        got.counts,
-        got.offsets,
-        got.rows,
-        got.weights,
-        call.outputs,
-        call.combined,
-        pair(rank, call.channel),
-        pair(given.given, call.release.into()),
-    ]);
+/// The kernels' argument, without an allocation: the peers, then the block.
+fn argument(peers: &[u64], fixed: ArgumentBlock, call: &Call) -> [u64; MOST_WORDS] {
+    let Call { channel, outputs, combined, release, .. } = *call;
+    let block = ArgumentBlock { channel, outputs, combined, release: release.into(), ..fixed };
+    let mut words = [0; MOST_WORDS];
+    words[..peers.len()].copy_from_slice(peers);
+    let block = block.of_call(&call.inputs, &call.received).words();
+    words[peers.len()..peers.len() + WORDS].copy_from_slice(&block);
     words
 }
 
@@ -244,44 +223,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_argument_of_a_call_is_the_one_that_is_documented() {
-        let inputs =
-            DispatchInputs { tokens: 31, scales: 32, ids: 33, weights: 34, count: 35, given: 5 };
-        let received = DispatchOutputs {
-            tokens: 41,
-            scales: 42,
-            counts: 43,
-            offsets: 44,
-            rows: 45,
-            weights: 46,
+    fn the_argument_is_the_peers_and_then_the_block() {
+        let fixed = ArgumentBlock { table: 20, rank: 1, ..ArgumentBlock::default() };
+        let inputs = DispatchInputs { tokens: 31, given: 5, ..DispatchInputs::default() };
+        let call = Call { channel: 2, inputs, combined: 52, release: true, ..Call::default() };
+        let expected = ArgumentBlock {
+            table: 20,
+            rank: 1,
+            channel: 2,
+            tokens: 31,
+            given: 5,
+            combined: 52,
+            release: 1,
+            ..ArgumentBlock::default()
         };
-        let (outputs, combined, channel) = (51, 52, 1);
-        let call = Call { channel, inputs, received, outputs, combined, release: true };
         for ranks in [1, 8, MOST_RANKS as usize] {
-            let documented = Arguments {
-                peers: (100..).take(ranks).collect(),
-                table: 20,
-                record: 21,
-                abort: 22,
-                inputs,
-                received,
-                outputs,
-                combined,
-                rank: 0,
-                channel,
-                release: true,
-            };
-            let peers = Arguments {
-                peers: documented.peers.clone(),
-                table: 20,
-                record: 21,
-                abort: 22,
-                ..Arguments::default()
-            };
-            let mut fixed = [0; MOST_WORDS];
-            fixed[..ranks + WORDS].copy_from_slice(&peers.encode());
-            let words = argument(&fixed, ranks, 0, &call);
-            assert_eq!(words[..ranks + WORDS], documented.encode());
+            let peers: Vec<u64> = (100..).take(ranks).collect();
+            let words = argument(&peers, fixed, &call);
+            assert_eq!(words[..ranks], peers);
+            assert_eq!(words[ranks..ranks + WORDS], expected.words());
             assert!(words[ranks + WORDS..].iter().all(|&word| word == 0));
         }
     }

@@ -1,13 +1,12 @@
 //! What a device tells its host: two records of 64 bytes, one for what ends the group and one for what
 //! does not.
 //!
-//! Little-endian u32 words: code, rank, phase, peer, channel, slot, two of zero; then what was expected
-//! and what was seen, u64 each; zeros up to 64 bytes. The code is written last, with release, so whoever
+//! They lie as [`RecordLayout`](weft_gpu::domain::RecordLayout) says. The code is written last, with release, so whoever
 //! acquires one that is not 0 finds the rest complete. The host writes 0 over the code of a notice to
 //! make room for the next.
 
 /// Bytes of a record; that of a notice follows the fatal one.
-pub const RECORD_BYTES: u64 = 64;
+pub const RECORD_BYTES: u64 = weft_gpu::domain::RecordLayout::SIZE as u64;
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,6 +8,7 @@ pub const PROGRAM: &str = "moe.cu";
 /// Path and text of each file.
 pub const SOURCES: &[File] = weft_gpu::sources![
     "moe.cu",
+    "moe/arguments.cuh",
     "moe/combine.cuh",
     "moe/dispatch.cuh",
     "moe/elements.cuh",

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
 use weft_fabric::{Communicator as Fabric, Time};
-use weft_gpu::domain::{ALIGNMENT, Block, Domain, FIELDS};
+use weft_gpu::domain::{ALIGNMENT, Block, Domain, Table};
 use weft_gpu::{Error as GpuError, Place};
 
 /// What the child of a fork must not drop: devices and mappings are its parent's.
@@ -36,12 +36,7 @@ pub struct Domains(Arc<Mutex<Vec<Own<Arc<Domain>>>>>);
 
 impl Domains {
     /// The domain of a place, made if there is none; every rank calls this.
-    pub fn of(
-        &self,
-        fabric: &Fabric,
-        place: Place,
-        deadline: Time,
-    ) -> weft_gpu::Result<Arc<Domain>> {
+    fn of(&self, fabric: &Fabric, place: Place, deadline: Time) -> weft_gpu::Result<Arc<Domain>> {
         let mut domains = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         domains.retain(|domain| !domain.0.has_ended());
         if let Some(known) = domains.iter().find(|domain| same(&domain.0.place(), &place)) {
@@ -50,6 +45,23 @@ impl Domains {
         let made = Domain::over(fabric, place, deadline)?;
         domains.push(Own::new(made.clone()));
         Ok(made)
+    }
+
+    /// Makes something on the domain of a place, as `make` does with it; every rank calls this. If that fails, which
+    /// it then does on all ranks, a domain on which nothing else is goes too.
+    pub fn with<T, E: From<weft_gpu::Error>>(
+        &self,
+        fabric: &Fabric,
+        place: Place,
+        deadline: Time,
+        make: impl FnOnce(&dyn Fn() -> weft_gpu::Result<Arc<Domain>>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let made = make(&|| self.of(fabric, place, deadline));
+        if made.is_err() {
+            let mut domains = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            domains.retain(|domain| !(same(&domain.0.place(), &place) && domain.0.is_idle()));
+        }
+        made
     }
 
     /// Forgets all of them: each ends with the last operator on it.
@@ -95,11 +107,11 @@ impl SymmetricMemory {
         let shared = &communicator.shared;
         let domains = shared.domains.clone();
         let (block, domain) = shared.with(py, |fabric| {
-            let allocate = || -> Result<_, GpuError> {
-                let domain = domains.of(fabric, place, deadline)?;
+            let made: Result<_, GpuError> = domains.with(fabric, place, deadline, |domain| {
+                let domain = domain()?;
                 Ok((domain.allocate(fabric, bytes, ALIGNMENT, deadline)?, domain))
-            };
-            allocate().map_err(|error| weft_moe::Error::from(error).into())
+            });
+            made.map_err(|error| weft_moe::Error::from(error).into())
         })?;
         Ok(SymmetricMemory { block: Own::new(block), domain: Own::new(domain) })
     }
@@ -137,5 +149,6 @@ impl SymmetricMemory {
 /// Fields of a domain's table: name, offset, bytes of an element, elements.
 #[pyfunction]
 pub fn table_fields() -> Vec<(&'static str, u64, u64, u64)> {
-    FIELDS.iter().map(|field| (field.name, field.offset, field.width, field.count)).collect()
+    let fields = Table::FIELDS.iter();
+    fields.map(|field| (field.name, field.offset, field.width, field.count())).collect()
 }

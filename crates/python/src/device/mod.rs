@@ -113,8 +113,10 @@ impl DeviceAllToAll {
         let deadline = deadline(options.timeout);
         let domains = shared.domains.clone();
         let moe = shared.with(py, |fabric| {
-            let domain = || domains.of(fabric, setup.place, deadline);
-            Ok(Moe::over(fabric, config, &setup, deadline, domain)?)
+            let made: Result<_, MoeError> = domains.with(fabric, setup.place, deadline, |domain| {
+                Moe::over(fabric, config, &setup, deadline, domain)
+            });
+            Ok(made?)
         })?;
         Ok(DeviceAllToAll::new(Some(shared), moe))
     }

@@ -1,6 +1,7 @@
 //! One call: that it may begin, its waits, and what it tells the host.
 
 use std::hint;
+use std::mem::offset_of;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use super::Twin;
 use super::region::Region;
 use crate::device::areas::{DeviceArea, StateWord};
 use crate::device::record::{Code, Phase, RECORD_BYTES, Record};
-use weft_gpu::domain::Word;
+use weft_gpu::domain::{RecordLayout, Word};
 
 /// A fatal record stands, or was written just now: the group is over, and outputs are poisoned.
 #[derive(Debug)]
@@ -78,8 +79,8 @@ impl Twin {
         for (word, value) in (1..).zip([rank, phase, peer, channel, slot]) {
             records.word(at + 4 * word).store(value, Relaxed);
         }
-        records.packet(at + 32).store(expected, Relaxed);
-        records.packet(at + 40).store(seen, Relaxed);
+        records.packet(at + offset_of!(RecordLayout, expected) as u64).store(expected, Relaxed);
+        records.packet(at + offset_of!(RecordLayout, seen) as u64).store(seen, Relaxed);
         records.word(at).store(code, Release);
     }
 
@@ -96,8 +97,8 @@ impl Twin {
             peer: word(3),
             channel: word(4),
             slot: word(5),
-            expected: records.packet(at + 32).load(Relaxed),
-            seen: records.packet(at + 40).load(Relaxed),
+            expected: records.packet(at + offset_of!(RecordLayout, expected) as u64).load(Relaxed),
+            seen: records.packet(at + offset_of!(RecordLayout, seen) as u64).load(Relaxed),
         })
     }
 
