@@ -1,5 +1,6 @@
 """The switch between the CPU and devices, without what a device needs."""
 
+import dataclasses
 import subprocess
 import sys
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 import weft
+from weft import _native
 
 SHAPE: dict[str, Any] = {"experts": 4, "top_k": 2, "hidden": 32, "max_tokens": 8}
 
@@ -61,3 +63,12 @@ def test_a_class_made_from_the_cpus_stays_there() -> None:
         pytest.raises(weft.errors.ConfigurationError, match=r"derive from weft\.cuda\.AllToAll"),
     ):
         Mine(communicator, **SHAPE, device="cuda")
+
+
+@pytest.mark.torch
+def test_the_options_of_python_are_those_of_the_native_module() -> None:
+    config = pytest.importorskip("weft.cuda.config")
+    names = [field.name for field in dataclasses.fields(config.Config)]
+    assert names == _native.device_options()
+    plain = set(config.Plain.__annotations__)
+    assert plain <= set(names)

@@ -1,7 +1,7 @@
 """What the native module offers. `weft` re-exports what is public, and documents it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypedDict, final
+from typing import Any, NotRequired, TypeAlias, TypedDict, Unpack, final
 
 #: A contiguous array that the Python layer has checked: address, bytes, and its owner.
 _Array: TypeAlias = tuple[int, int, object]
@@ -380,6 +380,37 @@ class SymmetricMemory:
     def usage(self) -> tuple[int, int]:
         """Bytes in blocks of the domain, and bytes of its heap."""
 
+class DeviceOptions(TypedDict):
+    """Options of an all-to-all on a device: see `weft.cuda.AllToAll`."""
+
+    experts: int
+    top_k: int
+    hidden: int
+    max_tokens: int
+    token_dtype: str
+    wire_dtype: str
+    scales: tuple[str, int] | None
+    combine_dtype: str
+    answer_dtype: str
+    output_dtype: str
+    ids_dtype: str
+    layout: str
+    pad_to: int
+    expert_capacity: int | None
+    max_positions: int | None
+    weighting: str
+    buffers: int
+    num_sms: int | None
+    concurrent: NotRequired[bool]
+    path: str | None
+    memory: str
+    skew_timeout: float
+    max_bytes: int | None
+    timeout: float
+
+def device_options() -> list[str]:
+    """Names of the options of a device all-to-all."""
+
 @final
 class DeviceAllToAll:
     """Dispatch and combine on a device: see `weft.cuda.AllToAll`.
@@ -393,60 +424,13 @@ class DeviceAllToAll:
         communicator: Communicator,
         *,
         device: str,
-        experts: int,
-        top_k: int,
-        hidden: int,
-        max_tokens: int,
-        token_dtype: str,
-        wire_dtype: str,
-        scales: tuple[str, int] | None,
-        combine_dtype: str,
-        answer_dtype: str,
-        output_dtype: str,
-        ids_dtype: str,
-        layout: str,
-        pad_to: int,
-        expert_capacity: int | None,
-        max_positions: int | None,
-        weighting: str,
-        buffers: int,
-        num_sms: int | None,
-        concurrent: bool = True,
-        path: str | None,
-        memory: str,
-        skew_timeout: float,
-        max_bytes: int | None,
-        timeout: float,
+        **options: Unpack[DeviceOptions],
     ) -> DeviceAllToAll: ...
     @staticmethod
     def local_group(
         world_size: int,
         devices: list[str],
-        *,
-        experts: int,
-        top_k: int,
-        hidden: int,
-        max_tokens: int,
-        token_dtype: str,
-        wire_dtype: str,
-        scales: tuple[str, int] | None,
-        combine_dtype: str,
-        answer_dtype: str,
-        output_dtype: str,
-        ids_dtype: str,
-        layout: str,
-        pad_to: int,
-        expert_capacity: int | None,
-        max_positions: int | None,
-        weighting: str,
-        buffers: int,
-        num_sms: int | None,
-        concurrent: bool = True,
-        path: str | None,
-        memory: str,
-        skew_timeout: float,
-        max_bytes: int | None,
-        timeout: float,
+        **options: Unpack[DeviceOptions],
     ) -> list[DeviceAllToAll]:
         """All ranks in this process, in rank order."""
 

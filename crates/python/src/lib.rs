@@ -36,8 +36,8 @@ mod _native {
     use crate::cuda::{cuda_device_of, cuda_report};
     #[pymodule_export]
     use crate::device::{
-        DeviceAllToAll, SymmetricMemory, add_nvrtc_directory, device_defines, device_source,
-        table_fields,
+        DeviceAllToAll, SymmetricMemory, add_nvrtc_directory, device_defines, device_options,
+        device_source, table_fields,
     };
     #[pymodule_export]
     use crate::errors::error_classes;

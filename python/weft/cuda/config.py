@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Required, TypedDict
+from typing import Any, Final, Required, TypedDict, Unpack
 
 from weft._array import DTYPES, FLOAT8, SCALES, dtype_name
 from weft._timeout import seconds
@@ -17,29 +17,18 @@ __all__ = ["Arguments", "Config", "make"]
 VECTOR: Final = 16
 
 
-class Arguments(TypedDict, total=False):
-    """Arguments of `weft.cuda.AllToAll`, whose docstring says what they mean."""
+class Plain(TypedDict, total=False):
+    """Arguments of `weft.cuda.AllToAll` that the native module takes as they are."""
 
     experts: Required[int]
     top_k: Required[int]
     hidden: Required[int]
     max_tokens: Required[int]
-    dtype: object
-    wire_dtype: object | None
-    block: int
-    scale_dtype: object
-    combine_dtype: object | None
-    answer_dtype: object | None
-    output_dtype: object | None
     layout: str
     pad_to: int
     expert_capacity: int | None
     max_positions: int | None
-    combine: str
     weighting: str
-    ids_dtype: object
-    private_rows: int | None
-    max_receive_rows: int | None
     buffers: int
     num_sms: int | None
     concurrent: bool
@@ -50,9 +39,28 @@ class Arguments(TypedDict, total=False):
     timeout: float
 
 
-@dataclass(frozen=True)
+class Arguments(Plain, total=False):
+    """Arguments of `weft.cuda.AllToAll`, whose docstring says what they mean."""
+
+    dtype: object
+    wire_dtype: object | None
+    block: int
+    scale_dtype: object
+    combine_dtype: object | None
+    answer_dtype: object | None
+    output_dtype: object | None
+    combine: str
+    ids_dtype: object
+    private_rows: int | None
+    max_receive_rows: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
-    """Names and numbers as the native module takes them; see `weft.cuda.AllToAll`."""
+    """Names and numbers as the native module takes them; see `weft.cuda.AllToAll`.
+
+    The one place of defaults, but for those of `make`.
+    """
 
     experts: int
     top_k: int
@@ -65,19 +73,23 @@ class Config:
     answer_dtype: str
     output_dtype: str
     ids_dtype: str
-    layout: str
-    pad_to: int
-    expert_capacity: int | None
-    max_positions: int | None
-    weighting: str
-    buffers: int
-    num_sms: int | None
-    concurrent: bool
-    path: str | None
-    memory: str
-    skew_timeout: float
-    max_bytes: int | None
-    timeout: float
+    layout: str = "contiguous"
+    pad_to: int = 1
+    expert_capacity: int | None = None
+    max_positions: int | None = None
+    weighting: str = "combine"
+    buffers: int = 2
+    num_sms: int | None = None
+    concurrent: bool = True
+    path: str | None = None
+    memory: str = "fd"
+    skew_timeout: float = 30.0
+    max_bytes: int | None = None
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("skew_timeout", "timeout"):
+            object.__setattr__(self, name, seconds(getattr(self, name), name))
 
     @property
     def scales_given(self) -> bool:
@@ -101,10 +113,6 @@ class Config:
 
 def make(
     *,
-    experts: int,
-    top_k: int,
-    hidden: int,
-    max_tokens: int,
     dtype: object = "float32",
     wire_dtype: object | None = None,
     block: int = 128,
@@ -112,23 +120,11 @@ def make(
     combine_dtype: object | None = None,
     answer_dtype: object | None = None,
     output_dtype: object | None = None,
-    layout: str = "contiguous",
-    pad_to: int = 1,
-    expert_capacity: int | None = None,
-    max_positions: int | None = None,
     combine: str = "reduce",
-    weighting: str = "combine",
     ids_dtype: object = "int64",
     private_rows: int | None = None,
     max_receive_rows: int | None = None,
-    buffers: int = 2,
-    num_sms: int | None = None,
-    concurrent: bool = True,
-    path: str | None = None,
-    memory: str = "fd",
-    skew_timeout: float = 30.0,
-    max_bytes: int | None = None,
-    timeout: float = 60.0,
+    **plain: Unpack[Plain],
 ) -> Config:
     """The `Config` that these arguments ask for.
 
@@ -141,10 +137,6 @@ def make(
     wide = "bfloat16" if tokens in FLOAT8 else tokens
     outputs = _summable("combine_dtype", wide if combine_dtype is None else combine_dtype)
     return Config(
-        experts=experts,
-        top_k=top_k,
-        hidden=hidden,
-        max_tokens=max_tokens,
         token_dtype=tokens,
         wire_dtype=wire,
         scales=(dtype_name(scale_dtype, SCALES), block) if wire in FLOAT8 else None,
@@ -152,19 +144,7 @@ def make(
         answer_dtype=_summable("answer_dtype", outputs if answer_dtype is None else answer_dtype),
         output_dtype=_summable("output_dtype", wide if output_dtype is None else output_dtype),
         ids_dtype=dtype_name(ids_dtype, ("int64", "int32")),
-        layout=layout,
-        pad_to=pad_to,
-        expert_capacity=expert_capacity,
-        max_positions=max_positions,
-        weighting=weighting,
-        buffers=buffers,
-        num_sms=num_sms,
-        concurrent=concurrent,
-        path=path,
-        memory=memory,
-        skew_timeout=seconds(skew_timeout, "skew_timeout"),
-        max_bytes=max_bytes,
-        timeout=seconds(timeout),
+        **plain,
     )
 
 

@@ -9,6 +9,7 @@ mod options;
 
 pub use defines::{device_defines, device_source};
 pub use domain::{Domains, SymmetricMemory, table_fields};
+pub use options::device_options;
 
 use crate::communicator::Communicator;
 use crate::errors::{Error, raise};

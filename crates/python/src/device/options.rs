@@ -14,10 +14,22 @@ use weft_gpu::{Memory, Place};
 use weft_moe::device::{DeviceConfig, DeviceLayout, DeviceSetup, IdWidth, Path};
 use weft_moe::{Error as MoeError, Weighting};
 
-/// The keyword arguments that both constructors take, all but `concurrent` required.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-pub struct Options {
+/// Declares the keyword arguments that both constructors take, all but `concurrent` required.
+macro_rules! options {
+    ($($(#[$meta:meta])* $name:ident: $type:ty,)*) => {
+        /// The keyword arguments that both constructors take.
+        #[derive(FromPyObject)]
+        #[pyo3(from_item_all)]
+        pub struct Options {
+            $($(#[$meta])* pub $name: $type,)*
+        }
+
+        /// Their names. `weft.cuda.config.Config` has the same, in the same order; a test compares.
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+options! {
     experts: Experts,
     top_k: TopK,
     hidden: Hidden,
@@ -42,11 +54,14 @@ pub struct Options {
     memory: String,
     skew_timeout: f64,
     max_bytes: Option<MaxBytes>,
-    pub timeout: f64,
+    timeout: f64,
 }
 
-/// How many those are.
-const COUNT: usize = 24;
+/// Names of the options of a device all-to-all.
+#[pyfunction]
+pub fn device_options() -> &'static [&'static str] {
+    NAMES
+}
 
 impl Options {
     /// From the keyword arguments of a call.
@@ -56,11 +71,14 @@ impl Options {
     pub fn of(arguments: Option<&Bound<'_, PyDict>>) -> PyResult<Options> {
         let given = arguments.map_or(0, |arguments| arguments.len());
         if let Some(arguments) = arguments
-            && given <= COUNT
+            && given <= NAMES.len()
         {
             return arguments.extract().map_err(|error| number(arguments.py(), error));
         }
-        Err(PyTypeError::new_err(format!("{given} keyword arguments were given, of {COUNT} known")))
+        Err(PyTypeError::new_err(format!(
+            "{given} keyword arguments were given, of {} known",
+            NAMES.len()
+        )))
     }
 
     /// The shape, as `rank` of `ranks` has it.
