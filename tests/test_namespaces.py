@@ -35,6 +35,11 @@ class Hosts:
     def __init__(self, names: tuple[str, str], folder: Path) -> None:
         self.names = names
         self.folder = folder
+        #: What ranks do, and its arguments.
+        self.worker: tuple[str, dict[str, int]] = (
+            "transfer.ring",
+            {"length": 300_000, "rounds": 6},
+        )
 
     def resolve(self, host: int, address: str) -> None:
         """Give `alpha` an address on one of the hosts."""
@@ -45,8 +50,7 @@ class Hosts:
         """Start a rank as torchrun would, two on each host."""
         # `ip netns exec` has made a mount namespace of its own.
         script = f'mount --bind "{self.folder}/hosts{host}" /etc/hosts && exec "$@"'
-        worker = [sys.executable, "-m", "workers", "transfer.ring"]
-        worker += [json.dumps({"length": 300_000, "rounds": 6})]
+        worker = [sys.executable, "-m", "workers", self.worker[0], json.dumps(self.worker[1])]
         return subprocess.Popen(
             ["ip", "netns", "exec", self.names[host], "sh", "-c", script, "sh", *worker],
             cwd=Path(__file__).parent,
@@ -145,3 +149,17 @@ def test_a_rank_that_listens_on_loopback_is_named_to_the_other_host(hosts: Hosts
     for ended in ends[2:]:
         assert "AddressError: rank 1 is on another host" in ended.output, ended.output
         assert "WEFT_ADVERTISE" in ended.output
+
+
+def test_groups_split_over_hosts_without_a_default_route_or_a_name(hosts: Hosts) -> None:
+    hosts.resolve(0, ADDRESSES[0])
+    hosts.resolve(1, ADDRESSES[0])
+    hosts.worker = ("groups.splits", {})
+    for ended in hosts.run():
+        assert ended.code == 0, ended.output
+    for rank in range(4):
+        result = json.loads((hosts.folder / str(rank)).read_text("utf-8"))
+        before = (rank - 1) % 4
+        assert result["after the whole was closed"] == [rank, 4, before, before]
+        # Rank 0 of this group is on the second host, the other on the first.
+        assert result["turned"] == {3: [0, 2, 1, 1], 0: [1, 2, 0, 0]}.get(rank)

@@ -121,6 +121,9 @@ class Communicator:
     def all_gather(self, payload: bytes, timeout: float, for_share: bool = False) -> list[bytes]:
         """Each rank's bytes, in rank order."""
 
+    def derive_key(self, purpose: str) -> bytes | None:
+        """A key that the members have in common; `None` for a pair."""
+
     def barrier(self, timeout: float) -> None:
         """Every rank has entered before any leaves."""
 
@@ -589,8 +592,15 @@ def init(
     timeout: float | None = None,
     silence_timeout: float | None = None,
     trace_limit: int = 0,
+    listener: int | None = None,
 ) -> Communicator:
-    """Join the group that the launcher or the arguments name."""
+    """Join the group that the launcher or the arguments name.
+
+    `listener`: a descriptor at which rank 0 listens; it is closed here.
+    """
+
+def host_id() -> str:
+    """The identity of this host: ranks with the same one can share memory."""
 
 class Listener:
     """A port that pairs connect to."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from weft import _native
 from weft._array import buffer
 from weft._group import Group
+from weft._rendezvous import Outer, meet, over_torch
 from weft._sharing import check_alike, check_shared, described
 from weft._timeout import seconds
 from weft.counter import Counter
@@ -29,9 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator", "init"]
 
+Progress = Literal["caller", "thread", "epoll"]
+
 
 class Communicator(Group):
-    """A group of ranks; `init` makes it. Closing it frees everything that was made on it.
+    """A group of ranks; `init`, `from_group` or `split` makes it.
+
+    Closing it frees everything that was made on it.
 
     As a context manager it closes itself at the end of the block. If the block raises, the group is
     poisoned with the exception's class and text first: the other ranks raise `GroupPoisonedError`,
@@ -43,8 +48,12 @@ class Communicator(Group):
     `UnknownError`.
     """
 
-    def __init__(self, native: _native.Communicator) -> None:
+    def __init__(
+        self, native: _native.Communicator, options: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(native)
+        #: Arguments of `init` that groups made from this one inherit.
+        self._options = dict(options or {})
         #: The arguments of a share whose first half is done: a repeat goes on with the second.
         self._agreed: list[object] | None = None
 
@@ -319,7 +328,118 @@ class Communicator(Group):
 
         This one's memory is not used again; make regions, counters and all-to-alls anew.
         """
-        return Communicator(self._native.reform(seconds(timeout)))
+        return Communicator(self._native.reform(seconds(timeout)), self._options)
+
+    @classmethod
+    def from_group(
+        cls,
+        group: Any = None,
+        *,
+        address: str | None = None,
+        host_id: str | None = None,
+        providers: Sequence[str] | None = None,
+        progress: Progress = "caller",
+        spin: float | None = None,
+        timeout: float = 60.0,
+        silence_timeout: float | None = None,
+        trace_limit: int = 0,
+    ) -> Communicator:
+        """A communicator of the ranks of a torch.distributed process group, with its rank numbers.
+
+        Every member calls it. Where rank 0 listens and a new secret travel over the group, by
+        all-gathers of bytes, so neither a launcher nor environment variables are needed, and the
+        secret is as private as the group's own connections. Afterwards the two are independent of
+        each other: either may be closed or destroyed first.
+
+        Args:
+            group: a process group of gloo, NCCL or another backend with `all_gather`, as
+                `torch.distributed.new_group` or `DeviceMesh.get_group` returned it; `None` for the
+                default one. Groups of NCCL use the current device.
+            address: `host` or `host:port` of rank 0 of the group, as the others reach it; its own
+                alone counts. By default loopback within a host, else the first address of rank 0's
+                host that all others reach, and a free port.
+            host_id: ranks of the same host identity share memory; by default the machine's.
+            providers: as of `init`.
+            progress: as of `init`.
+            spin: as of `init`.
+            timeout: seconds to wait for all ranks, finite. Calls of the group have its own timeout.
+            silence_timeout: as of `init`.
+            trace_limit: as of `init`.
+
+        Raises:
+            ConfigurationError: torch is not installed or has no process group, or this process is
+                no member of `group`.
+            BootstrapError: a rank cannot join, with its error; or no address of rank 0 is reached
+                by all others.
+            ListenError: rank 0 cannot listen at `address`.
+        """
+        options = made_options(providers, progress, spin, silence_timeout, trace_limit)
+        outer = over_torch(group, host_id)
+        native = meet(outer, range(outer.world_size), options, address=address, timeout=timeout)
+        assert native is not None, "every rank is in the list"
+        return cls(native, options)
+
+    def split(
+        self, ranks: Sequence[int], *, address: str | None = None, timeout: float = 60.0
+    ) -> Communicator | None:
+        """A communicator of some of the ranks; every rank of this one calls it.
+
+        New ranks are positions in `ranks`. One call may form several groups: each rank passes the
+        list of its own, and lists of different groups have no rank in common. A rank that passes a
+        list without itself is in none::
+
+            half = communicator.split([0, 1] if communicator.rank < 2 else [2, 3])
+            pair = communicator.split([0, 2])  # None on ranks 1 and 3
+
+        The new group is independent of this one, with options as this one has: it is closed by
+        itself, has memory, counters and all-to-alls of its own, and the loss of a rank that is in
+        one of the two alone does no harm to the other. Its errors name ranks of the new group. It
+        takes a control thread and a connection to each other member.
+
+        Args:
+            ranks: distinct ranks of this communicator, the same list on every member.
+            address: as of `from_group`, of rank 0 of the new group.
+            timeout: seconds to wait for all ranks, finite.
+
+        Raises:
+            ConfigurationMismatchError: on every rank alike, if members of a group passed different
+                lists.
+            ConfigurationError: if `ranks` is empty or names a rank twice, or this is a pair.
+            UnknownError: if this communicator has no such rank.
+            BootstrapError, ListenError: as of `from_group`.
+        """
+        timeout = seconds(timeout)
+        key = self._native.derive_key("split")
+        if key is None:
+            raise ConfigurationError("split of a pair: expected a group of weft.init; use it whole")
+
+        def gather(payload: bytes) -> list[bytes]:
+            return self._native.all_gather(payload, timeout)
+
+        outer = Outer(gather, self.rank, self.world_size, self.hosts[self.rank], key)
+        native = meet(outer, list(ranks), self._options, address=address, timeout=timeout)
+        return None if native is None else Communicator(native, self._options)
+
+
+def made_options(
+    providers: Sequence[str] | None,
+    progress: Progress,
+    spin: float | None,
+    silence_timeout: float | None,
+    trace_limit: int,
+) -> dict[str, Any]:
+    """Arguments of the native `init` that do not say which group it is."""
+    if providers is None and (named := os.environ.get("WEFT_PROVIDERS")):
+        providers = [name.strip() for name in named.split(",")]
+    return {
+        "providers": None if providers is None else list(providers),
+        "progress": progress,
+        "spin": None if spin is None else seconds(spin, "spin"),
+        "silence_timeout": None
+        if silence_timeout is None
+        else seconds(silence_timeout, "silence_timeout"),
+        "trace_limit": trace_limit,
+    }
 
 
 def device_number(device: object) -> tuple[str, int]:
@@ -343,7 +463,7 @@ def init(
     secret: bytes | None = None,
     host_id: str | None = None,
     providers: Sequence[str] | None = None,
-    progress: Literal["caller", "thread", "epoll"] = "caller",
+    progress: Progress = "caller",
     spin: float | None = None,
     timeout: float | None = None,
     silence_timeout: float | None = None,
@@ -381,22 +501,14 @@ def init(
         ProviderError: a provider cannot be used on this machine; raised before ranks are waited
             for.
     """
-    if providers is None and (named := os.environ.get("WEFT_PROVIDERS")):
-        providers = [name.strip() for name in named.split(",")]
-    return Communicator(
-        _native.init(
-            rank=rank,
-            world_size=world_size,
-            address=address,
-            secret=secret,
-            host_id=host_id,
-            providers=None if providers is None else list(providers),
-            progress=progress,
-            spin=None if spin is None else seconds(spin, "spin"),
-            timeout=None if timeout is None else seconds(timeout),
-            silence_timeout=None
-            if silence_timeout is None
-            else seconds(silence_timeout, "silence_timeout"),
-            trace_limit=trace_limit,
-        )
+    options = made_options(providers, progress, spin, silence_timeout, trace_limit)
+    native = _native.init(
+        rank=rank,
+        world_size=world_size,
+        address=address,
+        secret=secret,
+        host_id=host_id,
+        timeout=None if timeout is None else seconds(timeout),
+        **options,
     )
+    return Communicator(native, options)

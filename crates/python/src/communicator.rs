@@ -152,6 +152,19 @@ impl Communicator {
         Ok(gathered.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
 
+    /// A key that the members of this group have in common; `None` for a pair, which has none.
+    fn derive_key<'py>(
+        &self,
+        py: Python<'py>,
+        purpose: &str,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let purpose = purpose.to_owned();
+        let key = self.shared.with(py, move |fabric| {
+            Ok(fabric.control().mesh().map(|control| control.derive_key(&purpose)))
+        })?;
+        Ok(key.map(|key| PyBytes::new(py, &key)))
+    }
+
     /// Every rank has entered before any leaves.
     fn barrier(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         self.shared.wait(py, timeout, |fabric, waiter| Ok(fabric.barrier(waiter)?))

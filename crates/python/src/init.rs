@@ -6,17 +6,20 @@ use crate::fork;
 use crate::numbers::{Rank, TraceLimit, WorldSize};
 use crate::shared::{Raised, duration, take};
 use pyo3::prelude::*;
+use std::net::TcpListener;
+use std::os::fd::{FromRawFd, RawFd};
 use std::sync::Arc;
-use weft_control::{Config, Overrides, Secret};
+use weft_control::{Config, HostIdentity, Overrides, Secret};
 use weft_fabric::communicator::{CommunicatorConfig, Progress};
 use weft_fabric::providers::{Devices, OfiChoice};
 use weft_fabric::{Communicator as Fabric, ProviderKind, registry};
 
-/// Joins the group that the launcher or the arguments name; see `weft.init`.
+/// Joins the group that the launcher or the arguments name; see `weft.init`. `listener`: the descriptor of
+/// a socket at which rank 0 listens in place of its address; it is closed here.
 #[pyfunction]
 #[pyo3(signature = (*, rank=None, world_size=None, address=None, secret=None, host_id=None,
     providers=None, progress="caller", spin=None, timeout=None, silence_timeout=None,
-    trace_limit=TraceLimit(0)))]
+    trace_limit=TraceLimit(0), listener=None))]
 #[allow(clippy::too_many_arguments)]
 pub fn init(
     py: Python<'_>,
@@ -31,7 +34,10 @@ pub fn init(
     timeout: Option<f64>,
     silence_timeout: Option<f64>,
     trace_limit: TraceLimit,
+    listener: Option<RawFd>,
 ) -> PyResult<Communicator> {
+    // SAFETY: the Python layer detached it from a socket that listens; it is closed here alone.
+    let listener = listener.map(|listener| unsafe { TcpListener::from_raw_fd(listener) });
     fork::check(py)?;
     fork::watch();
     // Nothing is written unless WEFT_LOG asks for it; a logger that exists already stays.
@@ -80,11 +86,21 @@ pub fn init(
     config.hostile = hostile(py)?;
     config.spin = seconds(spin);
     config.engine.trace_limit = trace_limit.0;
-    let made = py.detach(|| Fabric::init(config));
+    let made = py.detach(|| match listener {
+        Some(listener) => Fabric::init_with_listener(config, listener),
+        None => Fabric::init(config),
+    });
     match made {
         Ok(fabric) => Ok(Communicator::wrap(fabric, raised)),
         Err(error) => Err(take(&raised).unwrap_or_else(|| Error::from(error).into())),
     }
+}
+
+/// The identity of this host: ranks with the same one can share memory.
+#[pyfunction]
+pub fn host_id() -> String {
+    let named = std::env::var("WEFT_HOST_ID").unwrap_or_default();
+    if named.trim().is_empty() { HostIdentity::here().host_id() } else { named.trim().to_string() }
 }
 
 /// The seed in `WEFT_HOSTILE`, which wraps every device for tests.

@@ -44,7 +44,7 @@ mod _native {
     #[pymodule_export]
     use crate::float8::{dequantise, quantise};
     #[pymodule_export]
-    use crate::init::{check_providers, init, providers};
+    use crate::init::{check_providers, host_id, init, providers};
     #[pymodule_export]
     use crate::memory::{View, dlpack_tensor};
     #[pymodule_export]

@@ -21,6 +21,7 @@ use crate::registry::{self, DeviceConfig};
 use crate::shared::{EngineGuard, ProgressThread, SharedEngine, SharedHost};
 use crate::types::{CounterId, Generation, ProviderKind, RequestId, Time};
 use crate::wait::{self, Waiter};
+use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use weft_control::{Control, Member, Operation, Poison, Rank};
@@ -104,6 +105,20 @@ impl Communicator {
     pub fn init(config: CommunicatorConfig) -> Result<Communicator> {
         config.providers.iter().try_for_each(|kind| registry::check(*kind, &config.ofi))?;
         let control = Control::connect(config.control.clone())?;
+        Communicator::over(control, config)
+    }
+
+    /// [`Communicator::init`] of rank 0 with a listener that is bound already, so that its port is known
+    /// before the ranks meet.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::init`].
+    pub fn init_with_listener(
+        config: CommunicatorConfig,
+        listener: TcpListener,
+    ) -> Result<Communicator> {
+        config.providers.iter().try_for_each(|kind| registry::check(*kind, &config.ofi))?;
+        let control = Control::connect_with_listener(config.control.clone(), listener)?;
         Communicator::over(control, config)
     }
 

@@ -1,0 +1,163 @@
+"""Communicators over groups of torch.distributed, and of some of the ranks of another one."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+
+import weft
+
+SECONDS = 20.0
+
+
+def ring(communicator: weft.Communicator) -> list[int]:
+    """Each rank writes its rank to the next one; what came, and from whom it should have come."""
+    rank, world_size = communicator.rank, communicator.world_size
+    source, mailbox = communicator.alloc(8), communicator.alloc(8)
+    counter = communicator.counter()
+    shared = communicator.share([mailbox], [counter], timeout=SECONDS)
+    source.bytes.view(np.int64)[:] = rank
+    following, before = (rank + 1) % world_size, (rank - 1) % world_size
+    if world_size == 1:
+        return [rank, rank]
+    communicator.write(following, counter, [weft.Page(source, 0, shared[following][0], 0, 8)])
+    counter.wait({before: [8]}, timeout=SECONDS)
+    came = int(mailbox.bytes.view(np.int64)[0])
+    counter.credit(before)
+    communicator.barrier(timeout=SECONDS)
+    return [came, before]
+
+
+def described(communicator: weft.Communicator | None) -> Any:
+    if communicator is None:
+        return None
+    return [communicator.rank, communicator.world_size, *ring(communicator)]
+
+
+def begin(rendezvous: str, rank: int, ranks: int) -> Any:
+    """The default group of torch, without a variable of the environment."""
+    from torch import distributed
+
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
+    )
+    return distributed
+
+
+def over_torch(rendezvous: str, rank: int, ranks: int, hosts: int = 1) -> dict[str, Any]:
+    """The default group and one of its odd ranks, which outlive the groups of torch."""
+    distributed = begin(rendezvous, rank, ranks)
+    host_id = f"host {rank % hosts}" if hosts > 1 else None
+    whole = weft.Communicator.from_group(host_id=host_id)
+    odd = distributed.new_group(list(range(1, ranks, 2)))
+    refused, of_odd = "", None
+    try:
+        of_odd = weft.Communicator.from_group(odd, host_id=host_id)
+    except weft.errors.ConfigurationError as error:
+        refused = str(error)
+    distributed.destroy_process_group()
+    told = {
+        "whole": described(whole),
+        "odd": described(of_odd),
+        "refused": refused,
+        "hosts": whole.hosts,
+        "routes": whole.routes(),
+    }
+    if of_odd is not None:
+        of_odd.close()
+    whole.barrier(timeout=SECONDS)
+    whole.close()
+    return told
+
+
+def refused_by_one(rendezvous: str, rank: int, ranks: int) -> Any:
+    """Rank 1 names a provider that there is not; how long each took to raise what."""
+    distributed = begin(rendezvous, rank, ranks)
+    providers = ["pigeon"] if rank == 1 else None
+    begun = time.monotonic()
+    try:
+        weft.Communicator.from_group(providers=providers)
+    except weft.WeftError as error:
+        return [type(error).__name__, error.rank, str(error), time.monotonic() - begun]
+    finally:
+        # Else its threads may end the process with an error.
+        distributed.destroy_process_group()
+    return None
+
+
+def splits() -> dict[str, Any]:
+    """Two halves at once, a group in another order, one of a single rank, none."""
+    with weft.init() as whole:
+        rank = whole.rank
+        told: dict[str, Any] = {}
+        halves = whole.split([0, 1] if rank < 2 else [2, 3], timeout=SECONDS)
+        told["half"] = described(halves)
+        told["turned"] = described(whole.split([3, 0], timeout=SECONDS))
+        told["one"] = described(whole.split([2], timeout=SECONDS))
+        assert halves is not None
+        told["of a half"] = described(halves.split([1, 0], timeout=SECONDS))
+        halves.close()
+        told["whole"] = described(whole)
+        last = whole.split([0, 1, 2, 3], timeout=SECONDS)
+    told["after the whole was closed"] = described(last)
+    assert last is not None
+    last.close()
+    return told
+
+
+def refusals() -> list[Any]:
+    """Lists that cannot be; each raises on every rank, and the group goes on."""
+    with weft.init() as whole:
+        raised = []
+        given: list[list[int]] = [[0, 1] if whole.rank else [0, 2], [0, 0], [], [0, 4]]
+        for ranks in given:
+            try:
+                whole.split(ranks, timeout=SECONDS)
+            except weft.WeftError as error:
+                raised.append([type(error).__name__, str(error)])
+        raised.append(described(whole))
+        return raised
+
+
+def moe_in_halves() -> list[float]:
+    """Rounds of two all-to-alls at once, one on each half: the experts double."""
+    with weft.init() as whole:
+        half = whole.split([0, 2] if whole.rank % 2 == 0 else [1, 3], timeout=SECONDS)
+        assert half is not None
+        with (
+            half,
+            weft.moe.AllToAll(half, experts=4, top_k=2, hidden=8, max_tokens=16) as all_to_all,
+        ):
+            tokens = np.full((5, 8), 1.0 + whole.rank, dtype=np.float32)
+            ids = np.array([[token % 4, (token + 1) % 4] for token in range(5)])
+            with all_to_all.dispatch(tokens, ids) as received:
+                combined = all_to_all.combine(received, received.tokens * 2)
+            assert np.all(combined == combined[0, 0])
+            return [float(combined[0, 0]), half.rank, half.world_size]
+
+
+def loss(rank: int, ranks: int, address: str) -> list[Any]:
+    """Rank 3 is killed: its group names its rank there; a group that it is not in goes on."""
+    whole = weft.init(rank=rank, world_size=ranks, address=address)
+    pair = whole.split([0, 2] if whole.rank % 2 == 0 else [1, 3], timeout=SECONDS)
+    assert pair is not None
+    described(pair)
+    if whole.rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    told: list[Any] = []
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until and not told:
+        try:
+            whole.check()
+        except weft.errors.PeerLostError as error:
+            told.append(error.rank)
+        time.sleep(0.01)
+    try:
+        told.append(described(pair))
+    except weft.errors.PeerLostError as error:
+        told.append(["lost", error.rank])
+    pair.close()
+    whole.close()
+    return told
