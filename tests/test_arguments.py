@@ -161,7 +161,7 @@ class Learning(Tensor):
 
 
 def test_a_gradient_is_not_dropped_silently(all_to_all: weft.moe.AllToAll) -> None:
-    refused = r"requires a gradient, .*: pass {0}\.detach\(\), or call under torch\.no_grad\(\)"
+    refused = r"requires a gradient, .*gradients=True, pass {0}\.detach\(\), or call under torch"
     with pytest.raises(errors.ConfigurationError, match="^tokens " + refused.format("tokens")):
         all_to_all.dispatch_send(Learning(TOKENS), IDS)
     weights: Any = Learning(WEIGHTS)

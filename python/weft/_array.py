@@ -260,8 +260,8 @@ def refuse_gradient(value: object, what: str) -> None:
     torch = sys.modules.get("torch")
     if torch is None or torch.is_grad_enabled():
         raise ConfigurationError(
-            f"{what} requires a gradient, and there is none through dispatch and combine: pass "
-            f"{what}.detach(), or call under torch.no_grad()"
+            f"{what} requires a gradient, and this round has none: make the all-to-all with "
+            f"gradients=True, pass {what}.detach(), or call under torch.no_grad()"
         )
 
 

@@ -20,6 +20,8 @@ Tokens may be 8-bit floats with a scale for each block of elements::
     with all_to_all.dispatch(codes, ids, weights, scales=scales) as received:
         run_experts(received.tokens, received.scales)
 
+With `gradients=True` rounds of torch tensors are differentiable.
+
 With `device="cuda"` tokens, ids and weights are torch tensors on a GPU, kernels do what the CPU
 does here, and nothing waits on the host: see `weft.cuda`.
 """
@@ -32,7 +34,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 import numpy as np
 
 from weft import _native
-from weft._array import DTYPES, FLOAT8, SCALES, Array, array, dtype_name, empty_like, view
+from weft._array import (
+    DTYPES,
+    FLOAT8,
+    SCALES,
+    Array,
+    array,
+    dtype_name,
+    empty_like,
+    is_torch,
+    view,
+)
 from weft._routing import expert_ids, router_weights
 from weft._timeout import seconds
 from weft.errors import ClosedError, ConfigurationError, ShapeError, StageError
@@ -41,6 +53,7 @@ from weft.float8 import scale_array, scale_count
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from weft import _gradient as gradient
     from weft.communicator import Communicator
 
 __all__ = ["AllToAll", "Combine", "DeviceOptions", "Dispatch", "Received", "check"]
@@ -104,6 +117,8 @@ class AllToAll:
         buffers: rounds that may be under way or held at a time.
         max_bytes: refuse to allocate more than this.
         timeout: seconds to wait for all ranks to make the same call; finite, as every timeout.
+        gradients: rounds of torch tensors are differentiable: see "Gradients" in docs/moe.md. It
+            takes buffers once more, for the backward pass.
         device: where tokens are. `None` or "cpu": in CPU memory. Anything else makes a
             `weft.cuda.AllToAll`, which has `options` of its own; this needs PyTorch.
         options: `DeviceOptions`.
@@ -112,6 +127,9 @@ class AllToAll:
         SizeError: before anything is allocated, if it cannot fit; says by how much.
         ConfigurationMismatchError: if the ranks' arguments differ.
     """
+
+    #: The all-to-alls of the backward pass, with `gradients=True`.
+    _backward: gradient.Backward | None = None
 
     def __new__(cls, *_: object, device: object = None, **__: object) -> Self:
         """As `pathlib.Path` does, the class for where it is."""
@@ -150,6 +168,7 @@ class AllToAll:
         buffers: int = 2,
         max_bytes: int | None = None,
         timeout: float = 60.0,
+        gradients: bool = False,
         device: object = None,
         **options: Unpack[DeviceOptions],
     ) -> None:
@@ -171,6 +190,8 @@ class AllToAll:
         self.combine_dtype = dtype_name(wide if combine_dtype is None else combine_dtype)
         self.answer_dtype = dtype_name(self.combine_dtype if answer_dtype is None else answer_dtype)
         self.output_dtype = dtype_name(wide if output_dtype is None else output_dtype)
+        if gradients:
+            gradient_module().refuse(self.dtype, layout)
         self._native = _native.AllToAll(
             communicator._native,
             experts=experts,
@@ -194,7 +215,25 @@ class AllToAll:
         )
         self._received: weakref.WeakSet[Received] = weakref.WeakSet()
         self._closed = False
+        self._weighting: str = weighting
         communicator._all_to_alls.add(self)
+        if gradients:
+            given = {
+                "experts": experts,
+                "top_k": top_k,
+                "hidden": hidden,
+                "max_tokens": max_tokens,
+                "pad_to": pad_to,
+                "combine": combine,
+                "private_rows": private_rows,
+                "max_receive_rows": max_receive_rows,
+                "buffers": buffers,
+                "max_bytes": max_bytes,
+                "timeout": timeout,
+            }
+            gradient_module().differentiate(
+                [self], given, lambda **more: [AllToAll(communicator, **more)], timeout
+            )
 
     @property
     def local_experts(self) -> range:
@@ -204,11 +243,13 @@ class AllToAll:
     @property
     def memory_bytes(self) -> int:
         """Bytes of all buffers of this rank."""
-        return self._native.sizes()[1]
+        return self._native.sizes()[1] + sum(each.memory_bytes for each in self._others())
 
     def memory_table(self) -> str:
-        """What the buffers hold, as a table."""
-        return self._native.sizes()[0]
+        """What the buffers hold, as a table; one more for each all-to-all of the backward pass."""
+        return "\n".join(
+            [self._native.sizes()[0], *(each.memory_table() for each in self._others())]
+        )
 
     def dispatch_send(
         self,
@@ -222,8 +263,7 @@ class AllToAll:
 
         Args:
             tokens: `[tokens, hidden]` of `dtype`; contiguous, in CPU memory, sent from where it
-                lies. Do not change it before `Dispatch.recv` has returned. No argument may require
-                a gradient: there is none through dispatch and combine.
+                lies. Do not change it before `Dispatch.recv` has returned.
             ids: `[tokens, top_k]` expert ids, of an integer dtype; a negative one means none.
             weights: `[tokens, top_k]` router weights, rounded to float32; 1 if not given.
             scales: `[tokens, ceil(hidden / block)]` of `scale_dtype`, if tokens are 8-bit floats;
@@ -233,8 +273,11 @@ class AllToAll:
             BufferInUseError: if as many rounds as there are buffers have not been released.
             ShapeError, ExpertError: if the arrays do not fit, or are not in native byte order;
                 nothing was sent.
-            ConfigurationError: if a tensor requires a gradient: pass it detached.
+            ConfigurationError: if a tensor requires a gradient, without `gradients=True`.
         """
+        source = self._source(tokens, ids, weights)
+        if source is not None:
+            tokens, weights = detached(tokens), detached(weights)
         given = array(tokens, "tokens")
         count = given.shape[0] if given.shape else 0
         self._check(given, (count, self.hidden), self.dtype, "tokens")
@@ -247,7 +290,7 @@ class AllToAll:
             None if scaled is None else (scaled.ctypes.data, scaled.nbytes, scaled),
             None if factors is None else factors.native(),
         )
-        return Dispatch(self, number, count, tokens)
+        return Dispatch(self, number, count, tokens, source)
 
     def dispatch(
         self,
@@ -286,17 +329,23 @@ class AllToAll:
                 f"round {received.round} was combined before: a round is combined once; dispatch "
                 "the next one"
             )
-        given = array(outputs, "outputs")
+        if received._source is not None:
+            outputs = tensor(outputs)
+            given = array(outputs.detach(), "outputs")
+        else:
+            given = array(outputs, "outputs")
         self._check(given, (received.positions, self.hidden), self.combine_dtype, "outputs")
         self._native.combine_send(received.round, given.native())
         received._sent = True
-        return Combine(self, received)
+        return Combine(self, received, outputs)
 
     def combine(
         self, received: Received, outputs: Any, *, out: Any | None = None, timeout: float = 30.0
     ) -> Any:
         """`combine_send` and then `Combine.recv`."""
         timeout = seconds(timeout)
+        if received._source is not None:
+            refuse_out(out)
         if out is not None:
             self._out(out, received.sent)
         return self.combine_send(received, outputs).recv(out=out, timeout=timeout)
@@ -323,18 +372,41 @@ class AllToAll:
         if not self._closed:
             timeout = seconds(timeout)
             self._end()
+            for other in self._others():
+                other.close(timeout=timeout)
             self._native.close(timeout)
 
     def _abandon(self) -> None:
         """Close on this rank alone."""
         if not self._closed:
             self._end()
+            for other in self._others():
+                other._abandon()
             self._native.abandon()
 
     def _end(self) -> None:
         self._closed = True
         for received in self._received:
             received._tokens = received._scales = None
+
+    def _others(self) -> tuple[AllToAll, ...]:
+        """The all-to-alls of the backward pass."""
+        backward = self._backward
+        return () if backward is None else (backward.rows, backward.weights)
+
+    def _source(
+        self, tokens: Any, ids: Any, weights: Any, count: Any = None
+    ) -> gradient.Source | None:
+        """What a differentiable round is dispatched from; `None` if it is none."""
+        if self._backward is None or not is_torch(tokens):
+            return None
+        module = gradient_module()
+        if not module.torch.is_grad_enabled():
+            return None
+        source: gradient.Source = module.Source(
+            self._backward, tokens, weights, ids, count, self._weighting
+        )
+        return source
 
     def __enter__(self) -> Self:
         return self
@@ -389,12 +461,58 @@ def _on_cpu(device: object) -> bool:
     return device is None or str(device) == "cpu"
 
 
+def gradient_module() -> Any:
+    """The module of gradients, which imports torch.
+
+    Raises:
+        ConfigurationError: if there is no torch.
+    """
+    try:
+        from weft import _gradient
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigurationError(
+            "gradients=True needs PyTorch: pip install 'weft[torch]'"
+        ) from error
+    return _gradient
+
+
+def tensor(outputs: Any) -> Any:
+    """The outputs of a differentiable round.
+
+    Raises:
+        ShapeError: if they are no tensor of torch, and so have no gradient.
+    """
+    if not is_torch(outputs):
+        raise ShapeError(
+            f"outputs of a differentiable round is a {type(outputs).__name__}: expected a torch "
+            "tensor; pass one, or dispatch under torch.no_grad()"
+        )
+    return outputs
+
+
+def detached(value: Any) -> Any:
+    """A tensor without its history; anything else as it is."""
+    return value.detach() if is_torch(value) else value
+
+
 class Dispatch:
     """A round whose tokens are on their way."""
 
-    def __init__(self, all_to_all: AllToAll, number: int, tokens: int, like: object) -> None:
+    #: Of a differentiable round.
+    _source: gradient.Source | None = None
+
+    def __init__(
+        self,
+        all_to_all: AllToAll,
+        number: int,
+        tokens: int,
+        like: object,
+        source: gradient.Source | None,
+    ) -> None:
         self._all_to_all = all_to_all
-        self._like = like
+        self._like, self._source = like, source
         self.round = number
         self.sent = tokens
 
@@ -407,7 +525,10 @@ class Dispatch:
             PeerLostError: and the others of `GroupPoisonedError`.
         """
         native = self._all_to_all._native.dispatch_recv(self.round, seconds(timeout))
-        return Received(self._all_to_all, self, native, self._like)
+        received = Received(self._all_to_all, self, native, self._like)
+        if self._source is not None:
+            gradient_module().attach(received, self._source)
+        return received
 
 
 class Received:
@@ -419,9 +540,13 @@ class Received:
             `expert_offsets[e]` on; its padding follows its tokens.
         rows: `[positions]` int64: the row of `tokens` at each position; -1 for padding. In the
             contiguous layout positions are rows, and this says which slot each was copied from.
-        weights: `[positions]` float32, the router's; 0 for padding.
+        weights: `[positions]` float32, the router's; 0 for padding. A tensor of torch, as are
+            `tokens`, and both the caller's own, in a differentiable round.
         expert_load: `[experts]` int64: tokens of every expert of the group in this round.
     """
+
+    #: Of a differentiable round.
+    _source: gradient.Source | None = None
 
     def __init__(
         self, all_to_all: AllToAll, dispatch: Dispatch, native: _native.Received, like: object
@@ -496,6 +621,10 @@ class Received:
             self._all_to_all._native.release(self.round)
             self._released, self._tokens, self._scales = True, None, None
 
+    def _own_tokens(self) -> Any:
+        """Received rows of torch, in memory that stays."""
+        return self._tokens.clone()
+
     def _rows_of(self, expert: int) -> slice | NDArray[np.int64]:
         begin = int(self.expert_offsets[expert])
         positions = slice(begin, begin + int(self.expert_counts[expert]))
@@ -522,9 +651,11 @@ class Received:
 class Combine:
     """A round whose answers are on their way."""
 
-    def __init__(self, all_to_all: AllToAll, received: Received) -> None:
+    def __init__(self, all_to_all: AllToAll, received: Received, outputs: object) -> None:
         self._all_to_all = all_to_all
         self._received = received
+        #: For the backward pass.
+        self._outputs = None if received._source is None else outputs
 
     def recv(self, *, out: Any | None = None, timeout: float = 30.0) -> Any:
         """Wait for all answers and sum them.
@@ -540,6 +671,15 @@ class Combine:
         Raises:
             WaitTimeoutError, PeerLostError: as `Dispatch.recv`.
         """
+        if self._received._source is None:
+            return self._recv(out, timeout)
+        refuse_out(out)
+        outputs = self._outputs
+        return gradient_module().combined(
+            self._received, outputs, lambda: self._recv(None, timeout)
+        )
+
+    def _recv(self, out: Any | None, timeout: float) -> Any:
         all_to_all = self._all_to_all
         if out is None:
             shape = (self._received.sent, all_to_all.hidden)
@@ -547,3 +687,16 @@ class Combine:
         given = all_to_all._out(out, self._received.sent)
         all_to_all._native.combine_recv(self._received.round, given.native(), seconds(timeout))
         return out
+
+
+def refuse_out(out: object) -> None:
+    """Raise if a differentiable result is to be written to an array of the caller's.
+
+    Raises:
+        ConfigurationError: if `out` was given.
+    """
+    if out is not None:
+        raise ConfigurationError(
+            "out= of a differentiable round: the result is a tensor with a history; leave out= "
+            "away, or call under torch.no_grad()"
+        )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from weft import _native, moe
+from weft import _gradient, _native, moe
 from weft._array import refuse_gradient
 from weft.cuda import config as configuration
 from weft.cuda.device import place_of
@@ -81,6 +81,9 @@ class AllToAll(moe.AllToAll):
         skew_timeout: seconds that a kernel waits for a peer, which may be that much behind.
         max_bytes: refuse to allocate more than this.
         timeout: seconds to wait for all ranks to make the same call.
+        gradients: rounds are differentiable, in the contiguous and padded layouts and outside of
+            compiled code: see "Gradients" in docs/moe.md. It takes memory once more, for the
+            backward pass.
 
     Raises:
         SizeError: before anything is allocated, if it cannot fit; says by how much.
@@ -97,15 +100,24 @@ class AllToAll(moe.AllToAll):
         *,
         device: object = "cuda",
         watchdog: bool = False,
+        gradients: bool = False,
         **arguments: Unpack[Arguments],
     ) -> None:
         config = configuration.make(**arguments)
+        if gradients:
+            _gradient.refuse(config.wire_dtype, config.layout)
         name, place = place_of(device)
         native = _native.DeviceAllToAll(communicator._native, device=name, **config.native())
         self.communicator = communicator
         ranks = communicator.rank, communicator.world_size
         self._begin(native, config, place, ranks, watchdog=watchdog)
         communicator._all_to_alls.add(self)
+        if gradients:
+
+            def make(**more: Any) -> list[AllToAll]:
+                return [AllToAll(communicator, device=device, watchdog=watchdog, **more)]
+
+            _gradient.differentiate([self], arguments, make, config.timeout)
 
     def _begin(
         self,
@@ -128,7 +140,7 @@ class AllToAll(moe.AllToAll):
         self.scales = config.scales
         self.combine_dtype, self.answer_dtype = config.combine_dtype, config.answer_dtype
         self.output_dtype, self.ids_dtype = config.output_dtype, config.ids_dtype
-        self._config = config
+        self._config, self._weighting = config, config.weighting
         self._launcher = Launcher(native, config, place, self.world_size)
         self._experts_here = range(*native.local_experts)
         #: The most positions of a rank in one round.
@@ -195,6 +207,9 @@ class AllToAll(moe.AllToAll):
             ShapeError: if the tensors do not fit; nothing was sent. Ids that no expert has are
                 found on the device: `check` raises them.
         """
+        source = self._source(tokens, ids, weights, count)
+        if source is not None:
+            tokens, weights = moe.detached(tokens), moe.detached(weights)
         batch, given = self._batch(tokens, ids, weights, scales, count)
         taken = self._free(channel)
         if torch.compiler.is_compiling():
@@ -202,7 +217,7 @@ class AllToAll(moe.AllToAll):
         else:
             self._launcher.dispatch_send(taken, batch, num_sms)
         self._busy[taken] = True
-        return Dispatch(self, taken, given, count)
+        return Dispatch(self, taken, given, count, source)
 
     def dispatch(
         self,
@@ -217,9 +232,12 @@ class AllToAll(moe.AllToAll):
         timeout: float | None = None,
     ) -> Received:
         """`dispatch_send` and `Dispatch.recv` as one kernel; `timeout` has no meaning here."""
+        source = self._source(tokens, ids, weights, count)
+        if source is not None:
+            tokens, weights = moe.detached(tokens), moe.detached(weights)
         batch, given = self._batch(tokens, ids, weights, scales, count)
         taken = self._free(channel)
-        dispatch = Dispatch(self, taken, given, count)
+        dispatch = Dispatch(self, taken, given, count, source)
         if torch.compiler.is_compiling():
             received = dispatch._received(self._operate("moe_dispatch", taken, num_sms, *batch))
         else:
@@ -243,7 +261,7 @@ class AllToAll(moe.AllToAll):
             self._operate("moe_combine_send", mine.round, num_sms, outputs)
         else:
             self._launcher.combine_send(mine.round, outputs, num_sms)
-        mine._sent = Combine(self, mine)
+        mine._sent = Combine(self, mine, outputs)
         return mine._sent
 
     def combine(
@@ -257,16 +275,23 @@ class AllToAll(moe.AllToAll):
     ) -> torch.Tensor:
         """`combine_send` and `Combine.recv` as one kernel; `timeout` has no meaning here."""
         mine = self._combines(received, outputs)
+        if mine._source is not None:
+            moe.refuse_out(out)
         self._check_out(out, mine.sent)
-        if torch.compiler.is_compiling():
-            given = mine.sent, mine._count
-            combined = self._operate("moe_combine", mine.round, num_sms, outputs, *given)
+        rows = mine.sent, mine._count
+        if mine._source is not None:
+
+            def launch() -> torch.Tensor:
+                return self._launcher.combine(mine.round, outputs, *rows, None, num_sms)
+
+            combined = _gradient.combined(mine, outputs, launch)
+        elif torch.compiler.is_compiling():
+            combined = self._operate("moe_combine", mine.round, num_sms, outputs, *rows)
             if out is not None:
                 combined = out.copy_(combined)
         else:
-            given = mine.sent, mine._count
-            combined = self._launcher.combine(mine.round, outputs, *given, out, num_sms)
-        mine._sent = Combine(self, mine)
+            combined = self._launcher.combine(mine.round, outputs, *rows, out, num_sms)
+        mine._sent = Combine(self, mine, None)
         mine._sent._here = True
         return combined
 
@@ -352,7 +377,8 @@ class AllToAll(moe.AllToAll):
         if received._sent is not None:
             raise StageError("this round was combined before")
         shape = (self.positions, self.hidden)
-        self._check_tensor(outputs, shape, self.combine_dtype, "outputs")
+        given = outputs if received._source is None else moe.detached(outputs)
+        self._check_tensor(given, shape, self.combine_dtype, "outputs")
         return received
 
     def _check_out(self, out: torch.Tensor | None, given: int) -> None:
@@ -389,6 +415,7 @@ def local_group(
     devices: Sequence[object] | None = None,
     *,
     watchdog: bool = False,
+    gradients: bool = False,
     **arguments: Unpack[Arguments],
 ) -> list[AllToAll]:
     """All ranks in this process: an `AllToAll` for each, in rank order, without a communicator.
@@ -401,9 +428,12 @@ def local_group(
         world_size: how many ranks.
         devices: of each rank, as `AllToAll` takes them; by default "cuda:0" and on.
         watchdog: as of `AllToAll`; a thread for each rank.
+        gradients: as of `AllToAll`.
         arguments: as of `AllToAll`.
     """
     config = configuration.make(**arguments)
+    if gradients:
+        _gradient.refuse(config.wire_dtype, config.layout)
     given = [f"cuda:{rank}" for rank in range(world_size)] if devices is None else devices
     if len(given) != world_size:
         raise ConfigurationError(f"{len(given)} devices are given for {world_size} ranks")
@@ -414,6 +444,12 @@ def local_group(
         member = object.__new__(AllToAll)
         member._begin(native, config, place, (rank, world_size), watchdog=watchdog)
         group.append(member)
+    if gradients:
+
+        def make(**more: Any) -> list[AllToAll]:
+            return local_group(world_size, given, watchdog=watchdog, **more)
+
+        _gradient.differentiate(group, arguments, make, config.timeout)
     return group
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from weft import moe
+from weft import _gradient, moe
 from weft.errors import ConfigurationError, StageError
 
 if TYPE_CHECKING:
@@ -22,9 +22,14 @@ class Dispatch(moe.Dispatch):
     _all_to_all: AllToAll
 
     def __init__(
-        self, all_to_all: AllToAll, channel: int, given: int, count: torch.Tensor | None
+        self,
+        all_to_all: AllToAll,
+        channel: int,
+        given: int,
+        count: torch.Tensor | None,
+        source: _gradient.Source | None,
     ) -> None:
-        self._all_to_all = all_to_all
+        self._all_to_all, self._source = all_to_all, source
         #: Which of the buffers it has.
         self.round = channel
         #: Tokens that this rank gave; `count` may say that fewer of them exist.
@@ -50,7 +55,10 @@ class Dispatch(moe.Dispatch):
 
     def _received(self, arrived: Arrived | tuple[torch.Tensor, ...]) -> Received:
         self._here = True
-        return Received(self, arrived)
+        received = Received(self, arrived)
+        if self._source is not None:
+            _gradient.attach(received, self._source)
+        return received
 
 
 class Received(moe.Received):
@@ -131,7 +139,12 @@ class Received(moe.Received):
         elif not self._sent._here:
             self._sent.recv()
         self._released, self._tokens, self._scales = True, None, None
+        # That names this round in turn: memory would wait for the garbage collector.
+        self._sent = None
         all_to_all._busy[self.round] = False
+
+    def _own_tokens(self) -> torch.Tensor:
+        return self._tokens
 
     def _alive(self) -> None:
         self._all_to_all._open()
@@ -145,9 +158,10 @@ class Combine(moe.Combine):
     _all_to_all: AllToAll
     _received: Received
 
-    def __init__(self, all_to_all: AllToAll, received: Received) -> None:
-        self._all_to_all = all_to_all
-        self._received = received
+    def __init__(
+        self, all_to_all: AllToAll, received: Received, outputs: torch.Tensor | None
+    ) -> None:
+        super().__init__(all_to_all, received, outputs)
         self._here = False
 
     def recv(
@@ -173,13 +187,26 @@ class Combine(moe.Combine):
         all_to_all._open()
         if self._here:
             raise StageError("this round was combined before: `recv` is called once")
+        if received._source is not None:
+            moe.refuse_out(out)
         all_to_all._check_out(out, received.sent)
         self._here = True
+        if received._source is not None:
+            outputs, self._outputs = self._outputs, None
+            return _gradient.combined(
+                received, outputs, lambda: self._launch_recv(None, num_sms)
+            )
         if torch.compiler.is_compiling():
             combined = all_to_all._operate(
                 "moe_combine_recv", received.round, num_sms, received.sent, received._count
             )
             return combined if out is None else out.copy_(combined)
-        return all_to_all._launcher.combine_recv(
+        return self._launch_recv(out, num_sms)
+
+    def _launch_recv(
+        self, out: torch.Tensor | None = None, num_sms: int | None = None
+    ) -> torch.Tensor:
+        received, launcher = self._received, self._all_to_all._launcher
+        return launcher.combine_recv(
             received.round, received.sent, received._count, out, num_sms
         )

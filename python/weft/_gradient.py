@@ -1,0 +1,354 @@
+"""Gradients through dispatch and combine, each of which is the backward of the other.
+
+A round and its backward pass, for a token t and its expert k at position p::
+
+    dispatch   rows[p] = tokens[t]                 tokens'[t] = sum over k of rows'[p]
+               placed[p] = weights[t, k]           weights'[t, k] = placed'[p]
+    combine    combined[t] = sum over k of         outputs[p]' = placed[p] * combined'[t]
+                 placed[p] * outputs[p]            placed'[p] = outputs[p] . combined'[t]
+
+The backward of combine dispatches `combined'` by the same ids, and the same ids give the same
+positions. The backward of dispatch combines `rows'` in that same round, so a layer costs one round
+forward and one backward. The gradients of router weights return in a second round of rows with one
+column for each of the top k: each expert fills the column of its choice, and sums with zeros are
+exact. These rounds are of all-to-alls of their own, so they take no buffers of forward rounds.
+
+This module imports torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from weft._array import FLOAT8
+from weft.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from weft.moe import AllToAll, Received
+
+__all__ = [
+    "Backward",
+    "Source",
+    "attach",
+    "combined",
+    "differentiate",
+    "refuse",
+]
+
+#: Bytes that rows of devices are multiples of.
+VECTOR: Final = 16
+#: Columns of float32 in that.
+COLUMNS: Final = 4
+
+
+class Backward:
+    """The all-to-alls of the backward pass of another one.
+
+    Args:
+        rows: takes gradients of results out and those of tokens back.
+        weights: takes gradients of router weights back.
+        timeout: seconds that a call of the backward pass waits for the other ranks.
+    """
+
+    def __init__(self, rows: AllToAll, weights: AllToAll, timeout: float) -> None:
+        self.rows, self.weights, self.timeout = rows, weights, timeout
+
+
+def refuse(dtype: str, layout: str) -> None:
+    """Raise if there are no gradients through such an all-to-all.
+
+    Args:
+        dtype: of received tokens.
+        layout: of received tokens.
+
+    Raises:
+        ConfigurationError: says why.
+    """
+    if dtype in FLOAT8:
+        raise ConfigurationError(
+            f"gradients=True with tokens of {dtype}: received codes have no gradient; pass dtype "
+            "float32, bfloat16 or float16, and no wire_dtype"
+        )
+    if layout == "indexed":
+        raise ConfigurationError(
+            "gradients=True with layout='indexed': a row stands for several experts there; pass "
+            "'contiguous', or on a device 'padded'"
+        )
+
+
+def differentiate(
+    group: Sequence[AllToAll],
+    given: Mapping[str, Any],
+    make: Callable[..., Sequence[AllToAll]],
+    timeout: float,
+) -> None:
+    """Make what the backward pass needs: of one rank, or of all that are in this process.
+
+    Args:
+        group: the all-to-alls of the forward pass.
+        given: their arguments, apart from dtypes and weighting.
+        make: makes as many of other arguments.
+        timeout: of the backward pass, in seconds.
+    """
+    made = [group]
+    try:
+        for arguments in backward_arguments(given, group[0]):
+            if (limit := given.get("max_bytes")) is not None:
+                used = sum(each[0].memory_bytes for each in made)
+                arguments["max_bytes"] = max(limit - used, 0)
+            made.append(make(**arguments))
+    except BaseException:
+        for each in itertools.chain(*made):
+            each._abandon()
+        raise
+    for forward, rows, weights in zip(*made, strict=True):
+        forward._backward = Backward(rows, weights, timeout)
+
+
+def backward_arguments(
+    given: Mapping[str, Any], forward: AllToAll
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of `Backward.rows` and `Backward.weights`."""
+    dtype = forward.dtype
+    given = {name: value for name, value in given.items() if name != "wire_dtype"}
+    rows = {
+        **given,
+        "dtype": forward.output_dtype,
+        "combine_dtype": dtype,
+        "answer_dtype": "float32" if forward.answer_dtype == "float32" else dtype,
+        "output_dtype": dtype,
+        "weighting": "expert",
+    }
+    weights = {
+        **given,
+        "hidden": -(-forward.top_k // COLUMNS) * COLUMNS,
+        "dtype": "float32",
+        "combine": "reduce",
+        "weighting": "expert",
+    }
+    # Dtypes of the forward pass, and a path for rows of another length.
+    for name in ("combine_dtype", "answer_dtype", "output_dtype", "path"):
+        weights.pop(name, None)
+    return rows, weights
+
+
+class Source:
+    """What a round was dispatched from, as tensors that autograd knows.
+
+    Args:
+        backward: the all-to-alls of the backward pass.
+        tokens: as given to dispatch.
+        weights: as given to dispatch.
+        ids: as given to dispatch.
+        count: as given to dispatch.
+        weighting: of the all-to-all.
+    """
+
+    def __init__(
+        self,
+        backward: Backward,
+        tokens: torch.Tensor,
+        weights: Any,
+        ids: Any,
+        count: torch.Tensor | None,
+        weighting: str,
+    ) -> None:
+        self.tokens: torch.Tensor | None = tokens
+        self.weights: torch.Tensor | None = weights if torch.is_tensor(weights) else None
+        # The caller may write to an array of numpy, without a trace for autograd.
+        self.ids: torch.Tensor = ids if torch.is_tensor(ids) else torch.tensor(ids)
+        needed = self.weights is not None and self.weights.requires_grad
+        self.round = Round(backward, count, weighted=weighting == "combine", weights=needed)
+
+
+class Round:
+    """The backward pass of a round: one of `Backward.rows`, from combine's to dispatch's.
+
+    Args:
+        backward: where it goes.
+        count: how many of the tokens exist, if not all.
+        weighted: combine multiplied by the router's weights.
+        weights: the router's weights have a gradient.
+    """
+
+    def __init__(
+        self, backward: Backward, count: torch.Tensor | None, *, weighted: bool, weights: bool
+    ) -> None:
+        self._backward, self._count = backward, count
+        self.weighted, self.weights = weighted, weights
+        self._received: Received | None = None
+        #: `[positions, 1]`: positions of no token; the same in every round of the same ids.
+        self.padding = torch.empty((0, 1), dtype=torch.bool)
+
+    def receive(self, received: Received) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows and weights of the forward round, as tensors of the caller's, 0 for padding."""
+        rows, offsets = torch.as_tensor(received.rows), torch.as_tensor(received.expert_offsets)
+        positions = torch.arange(len(rows), device=rows.device)
+        # Behind the last expert's group nothing is written, neither rows nor numbers of them.
+        self.padding = ((rows < 0) | (positions >= offsets[-1]))[:, None]
+        weights = torch.as_tensor(received.weights).masked_fill(self.padding[:, 0], 0)
+        return self._rows(received), weights
+
+    def dispatch(self, gradient: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Bring gradients of results to the experts: `[positions, hidden]`, 0 for padding."""
+        received = self._open(gradient, ids)
+        # A part of the graph may be left out (`torch.autograd.grad`), and with it `combine`.
+        torch.autograd.Variable._execution_engine.queue_callback(self.end)
+        return self._rows(received)
+
+    def combine(self, gradient: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Bring gradients of received rows to their tokens, summed."""
+        all_to_all = self._backward.rows
+        received = self._received
+        if received is None:
+            # Rows were used, and no result.
+            dtype = getattr(torch, all_to_all.dtype)
+            shape = (len(ids), all_to_all.hidden)
+            received = self._open(torch.zeros(shape, dtype=dtype, device=ids.device), ids)
+        given = prepared(gradient, all_to_all.combine_dtype)
+        summed = all_to_all.combine(received, given, timeout=self._backward.timeout)
+        return self._existing(summed)
+
+    def end(self) -> None:
+        """Release the round, if it is under way."""
+        received, self._received = self._received, None
+        if received is not None:
+            received.release()
+
+    def return_weights(self, gradient: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Bring a number at each position to its token and choice: `[tokens, top_k]` float32."""
+        all_to_all, timeout = self._backward.weights, self._backward.timeout
+        columns = all_to_all.hidden
+        nothing = torch.zeros((len(ids), columns), device=ids.device)
+        # Each position's number in the top k travels where weights do.
+        choices = torch.arange(ids.shape[1], dtype=torch.float32, device=ids.device)
+        numbers = choices.expand(ids.shape).contiguous()
+        padding = self.padding[:, 0]
+        received = all_to_all.dispatch(nothing, ids, numbers, **self._counted(), timeout=timeout)
+        with received:
+            choice = torch.as_tensor(received.weights).masked_fill(padding, 0).long()
+            rows = torch.zeros((received.positions, columns), device=ids.device)
+            rows.scatter_(1, choice[:, None], gradient.masked_fill(padding, 0)[:, None])
+            summed = all_to_all.combine(received, rows, timeout=timeout)
+        return self._existing(summed)[:, : ids.shape[1]]
+
+    def _open(self, gradient: torch.Tensor, ids: torch.Tensor) -> Received:
+        all_to_all = self._backward.rows
+        given = prepared(gradient, all_to_all.dtype)
+        timeout = self._backward.timeout
+        received = all_to_all.dispatch(given, ids, **self._counted(), timeout=timeout)
+        self._received = received
+        return received
+
+    def _rows(self, received: Received) -> torch.Tensor:
+        rows: torch.Tensor = received._own_tokens()
+        return rows.masked_fill_(self.padding, 0)
+
+    def _counted(self) -> dict[str, Any]:
+        return {} if self._count is None else {"count": self._count}
+
+    def _existing(self, summed: torch.Tensor) -> torch.Tensor:
+        """Zeros for tokens that do not exist, whose rows were not written."""
+        if self._count is None:
+            return summed
+        missing = torch.arange(len(summed), device=summed.device) >= self._count
+        return summed.masked_fill_(missing[:, None], 0)
+
+
+def attach(received: Received, source: Source) -> None:
+    """Make the tokens and weights of a round differentiable; they are the caller's own then."""
+    # Makes what is received require a gradient whatever was given: experts' parameters may.
+    always = torch.empty(0, device=source.ids.device, requires_grad=True)
+    received._tokens, received.weights = _Dispatch.apply(
+        source.tokens, source.weights, always, source.ids, source.round, received
+    )
+    # The graph has them; a result that is kept is to keep no batch.
+    source.tokens = source.weights = None
+    received._source = source
+
+
+def combined(
+    received: Received, outputs: torch.Tensor, combine: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    """What `combine` returns, as a function of `outputs` and of the weights received."""
+    source = received._source
+    assert source is not None
+    weights: Any = received.weights
+    result: torch.Tensor = _Combine.apply(outputs, weights, source.ids, source.round, combine)
+    return result
+
+
+def prepared(gradient: torch.Tensor, dtype: str) -> torch.Tensor:
+    """A gradient as an all-to-all takes it: of a dtype, contiguous, at a multiple of 16 bytes."""
+    given = gradient.detach().to(getattr(torch, dtype)).contiguous()
+    return given.clone() if given.data_ptr() % VECTOR else given
+
+
+class _Dispatch(torch.autograd.Function):  # type: ignore[misc]
+    """Received rows and weights as a function of tokens and router weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens: torch.Tensor,
+        weights: torch.Tensor | None,
+        always: torch.Tensor,
+        ids: torch.Tensor,
+        round: Round,
+        received: Received,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.round, ctx.dtype = round, None if weights is None else weights.dtype
+        ctx.save_for_backward(ids)
+        return round.receive(received)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, rows: torch.Tensor, placed: torch.Tensor) -> tuple[Any, ...]:
+        round, (ids,) = ctx.round, ctx.saved_tensors
+        tokens = weights = None
+        if ctx.needs_input_grad[0]:
+            tokens = round.combine(rows, ids)
+        round.end()
+        if ctx.needs_input_grad[1]:
+            weights = round.return_weights(placed, ids).to(ctx.dtype)
+        return tokens, weights, None, None, None, None
+
+
+class _Combine(torch.autograd.Function):  # type: ignore[misc]
+    """The combined result as a function of experts' outputs and of the weights received."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        outputs: torch.Tensor,
+        placed: torch.Tensor,
+        ids: torch.Tensor,
+        round: Round,
+        combine: Callable[[], torch.Tensor],
+    ) -> torch.Tensor:
+        ctx.round, ctx.dtype = round, outputs.dtype
+        saved = [outputs] if round.weighted and round.weights else []
+        ctx.save_for_backward(ids, placed, *saved)
+        return combine()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        round, (ids, placed, *saved) = ctx.round, ctx.saved_tensors
+        rows = round.dispatch(gradient, ids)
+        # Dispatch's backward is reached in any case: every rank has a part in it.
+        of_placed = torch.zeros_like(placed)
+        if not round.weighted:
+            return rows.to(ctx.dtype), of_placed, None, None, None
+        rows = rows.float()
+        for outputs in saved:
+            # What experts wrote at padding may be no numbers.
+            products = rows * outputs.float().masked_fill(round.padding, 0)
+            of_placed = products.sum(-1)
+        return (rows * placed[:, None]).to(ctx.dtype), of_placed, None, None, None
