@@ -1,0 +1,90 @@
+"""Positions of an all-to-all as engines lay them out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from weft.moe import AllToAll, Received
+
+__all__ = [
+    "batched",
+    "by_expert",
+    "check",
+    "expert_of_positions",
+    "outputs_of",
+    "ranks",
+    "torch_dtype",
+]
+
+
+def check(all_to_all: AllToAll, engine: str) -> None:
+    """Raise unless an engine can be served by this all-to-all.
+
+    Raises:
+        ConfigurationError: for a layout without a format of the engine, or weights that would be
+            applied twice or never.
+    """
+    wanted = {"padded": "combine", "contiguous": "expert"}.get(all_to_all.layout)
+    if wanted is None:
+        raise ConfigurationError(
+            f"layout={all_to_all.layout!r}: {engine} takes 'padded' (a batch for each expert, on a "
+            "device) or 'contiguous' (a row for each token and expert)"
+        )
+    if all_to_all._weighting != wanted:
+        raise ConfigurationError(
+            f"layout={all_to_all.layout!r} with weighting={all_to_all._weighting!r}: pass "
+            f"weighting={wanted!r}, since {engine}'s experts "
+            + ("leave the weights to combine" if wanted == "combine" else "apply the weights")
+        )
+
+
+def batched(all_to_all: AllToAll) -> bool:
+    """Whether each expert has rows of its own: `[experts, rows, hidden]`."""
+    return all_to_all.layout == "padded"
+
+
+def ranks(all_to_all: AllToAll) -> int:
+    """Ranks of the group; on a device also of one without a communicator."""
+    here: int | None = getattr(all_to_all, "world_size", None)
+    return all_to_all.communicator.world_size if here is None else here
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """A dtype by its name."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def by_expert(all_to_all: AllToAll, rows: torch.Tensor) -> torch.Tensor:
+    """Rows of the padded layout as `[local experts, capacity, columns]`."""
+    return rows.view(len(all_to_all.local_experts), -1, rows.shape[-1])
+
+
+def expert_of_positions(received: Received, positions: int) -> torch.Tensor:
+    """The local expert of each position of the contiguous layout; -1 for padding."""
+    offsets = torch.as_tensor(received.expert_offsets)
+    counts = torch.as_tensor(received.expert_counts)
+    at = torch.arange(positions, dtype=offsets.dtype, device=offsets.device)
+    expert = torch.searchsorted(offsets[1:].contiguous(), at, right=True)
+    # Behind the last group there is no expert; any number does until it is masked.
+    known = expert.clamp(max=max(len(counts) - 1, 0))
+    if not len(counts):
+        return torch.full_like(expert, -1)
+    filled = (at < offsets[-1]) & (at - offsets[known] < counts[known])
+    return torch.where(filled, expert, -1)
+
+
+def outputs_of(all_to_all: AllToAll, received: Received, rows: torch.Tensor) -> torch.Tensor:
+    """What experts returned as combine takes it: a row for each position, of its dtype."""
+    flat = rows.reshape(-1, rows.shape[-1]).to(torch_dtype(all_to_all.combine_dtype))
+    if len(flat) == received.positions:
+        return flat.contiguous()
+    # Positions behind the last expert's group, of which the engine was given none.
+    whole: Any = flat.new_empty((received.positions, flat.shape[-1]))
+    whole[: len(flat)] = flat
+    return torch.as_tensor(whole)
