@@ -1,7 +1,6 @@
 """Adaptors for inference engines, behind stand-ins for the engines."""
 
 import importlib.util
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 
 import ranks
 import weft
+from engines import removed
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 
@@ -53,12 +53,9 @@ def test_layers_of_transformers_run_in_an_engine(
 
 @pytest.fixture
 def engines() -> Iterator[Any]:
-    """Adaptors over stand-ins, which are gone afterwards."""
-    before = set(sys.modules)
-    yield importlib.import_module("workers.adapters")
-    for name in set(sys.modules) - before:
-        if name.startswith(("vllm", "sglang", "weft.adapters", "engines", "workers")):
-            del sys.modules[name]
+    """Adaptors over stand-ins."""
+    with removed():
+        yield importlib.import_module("workers.adapters")
 
 
 @pytest.fixture

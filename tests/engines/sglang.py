@@ -88,8 +88,12 @@ class BaseDispatcher(ABC):
 class Layer:
     """As SGLang's fused MoE layer: dispatcher, a runner by format, dispatcher."""
 
-    def __init__(self, dispatcher: Any, w1: torch.Tensor, w2: torch.Tensor) -> None:
+    def __init__(
+        self, dispatcher: Any, w1: torch.Tensor, w2: torch.Tensor, *, whole: bool = False
+    ) -> None:
         self.dispatcher, self.w1, self.w2 = dispatcher, w1, w2
+        #: Batches are multiplied with their padding: without the host, so that it can be captured.
+        self.whole = whole
 
     def __call__(
         self, hidden_states: torch.Tensor, topk_output: StandardTopKOutput, *, halves: bool
@@ -112,8 +116,12 @@ class Layer:
         return self.scattered(output)
 
     def masked(self, output: DeepEPLLDispatchOutput) -> DeepEPLLCombineInput:
-        rows, counts = output.hidden_states, output.masked_m.tolist()
+        rows = output.hidden_states
         assert rows.dim() == 3
+        if self.whole:
+            outputs = gated(rows, self.w1, self.w2)
+            return DeepEPLLCombineInput(outputs, output.topk_ids, output.topk_weights)
+        counts = output.masked_m.tolist()
         assert len(rows) == len(counts) == len(self.w1)
         assert output.expected_m >= 0
         outputs = torch.full_like(rows, float("nan"))

@@ -123,6 +123,8 @@ class Experts:
         batched: the format `BatchedExperts`.
         left: what they leave to finalize.
         quant_config: how they want their rows.
+        whole: batches are multiplied with their padding, without a look at the counts on the host,
+            so that it can be captured.
         max_num_tokens: rows of an expert's batch from each dispatcher.
         num_dispatchers: as `max_num_tokens`.
     """
@@ -135,11 +137,13 @@ class Experts:
         batched: bool,
         left: TopKWeightAndReduce,
         quant_config: QuantConfig,
+        whole: bool = False,
         max_num_tokens: int | None = None,
         num_dispatchers: int | None = None,
     ) -> None:
         assert batched == (max_num_tokens is not None) == (num_dispatchers is not None)
         self.batched, self.left, self.quant_config = batched, left, quant_config
+        self.whole = whole
         self.rows = (max_num_tokens or 0) * (num_dispatchers or 0)
 
     def finalize_weight_and_reduce_impl(self) -> TopKWeightAndReduce:
@@ -166,12 +170,14 @@ class Experts:
             assert rows.dim() == 3
             assert rows.shape[:2] == (len(w1), self.rows)
             assert meta.expert_num_tokens is not None
+            if self.whole:
+                return gated(rows, w1, w2)
             outputs = torch.full_like(rows, float("nan"), dtype=dtype)
             for expert, count in enumerate(meta.expert_num_tokens.tolist()):
                 outputs[expert, :count] = gated(rows[expert, :count], w1[expert], w2[expert])
             return outputs
         top_k = topk_ids.shape[1]
-        outputs = torch.zeros((len(rows), top_k, rows.shape[1]), dtype=dtype)
+        outputs = rows.new_zeros((len(rows), top_k, rows.shape[1]), dtype=dtype)
         local = torch.where(topk_ids >= 0, expert_map[topk_ids.clamp(min=0)], -1)
         for expert in range(len(w1)):
             row, choice = torch.where(local == expert)
@@ -185,8 +191,9 @@ class Experts:
 
 
 def gated(rows: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
-    gate, up = (rows @ w1.T).chunk(2, dim=-1)
-    return (torch.nn.functional.silu(gate) * up) @ w2.T
+    """Of one expert, or of a batch of experts."""
+    gate, up = (rows @ w1.mT).chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up) @ w2.mT
 
 
 class Kernel:

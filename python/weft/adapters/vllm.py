@@ -39,6 +39,15 @@ except ModuleNotFoundError as error:
 
     raise _ConfigurationError("weft.adapters.vllm needs vLLM: pip install vllm") from error
 
+try:
+    from vllm.v1.worker.ubatching import dbo_current_ubatch_id as micro_batch
+except ModuleNotFoundError:
+
+    def micro_batch() -> int:
+        """The only one: this vLLM does not overlap micro-batches."""
+        return 0
+
+
 from weft.adapters import _shape
 from weft.errors import ConfigurationError, ShapeError, StageError
 
@@ -300,15 +309,6 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
                 "row that prepare returned"
             )
         return torch.as_tensor(weighted)
-
-
-def micro_batch() -> int:
-    """Which of two micro-batches this thread runs, where vLLM overlaps them."""
-    try:
-        from vllm.v1.worker.ubatching import dbo_current_ubatch_id
-    except ModuleNotFoundError:
-        return 0
-    return int(dbo_current_ubatch_id())
 
 
 def check_quantisation(all_to_all: AllToAll, quant_config: Any, *, deferred: bool) -> None:
