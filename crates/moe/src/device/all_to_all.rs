@@ -12,7 +12,7 @@ use crate::error::Error;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use weft_cuda::{Stream, is_capturing};
+use weft_cuda::Stream;
 use weft_gpu::domain::{Block, Domain, Reservation};
 
 /// Expert-parallel all-to-all between the GPUs of one host: tokens to the ranks of their experts, results
@@ -380,11 +380,11 @@ impl DeviceAllToAll {
         if site.num_sms == Some(0) {
             return Err(Error::Zero { field: "num_sms" });
         }
-        if matches!(parts.backend, Backend::Cuda(_)) && !self.captured.load(Ordering::Relaxed) {
-            // The default stream cannot be asked while another is captured.
-            if is_capturing(site.stream).unwrap_or(true) {
-                self.keep();
-            }
+        if let Backend::Cuda(launcher) = &parts.backend
+            && !self.captured.load(Ordering::Relaxed)
+            && launcher.may_be_captured(site.stream)
+        {
+            self.keep();
         }
         Ok(parts)
     }

@@ -4,8 +4,8 @@
 //! A [`DeviceShape`] says where every area of the symmetric heap lies and what the kernels are compiled
 //! with. A [`Twin`] is one rank's kernels on the CPU: the same areas, the same protocol, the same
 //! arithmetic, over plain addresses. Kernels are compared with it, and what needs no GPU is tested
-//! with it. A [`DeviceAllToAll`] is one rank's end of it all: its heap, its kernels or its twin, and the
-//! watch over what they record.
+//! with it. A [`DeviceAllToAll`] is one rank's end of it all: its part of a domain's heap, its kernels or
+//! its twin.
 //!
 //! # The protocol
 //! A channel is a set of areas that takes one round at a time; its four calls come in the order dispatch

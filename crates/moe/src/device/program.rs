@@ -8,7 +8,9 @@ use crate::device::shape::DeviceShape;
 use crate::device::sources::{PROGRAM, SOURCES};
 use crate::error::Error;
 use std::sync::Arc;
-use weft_cuda::{Context, Device, Function, Module, PinnedMemory, Stream, copy_async};
+use weft_cuda::{
+    Context, Device, Function, Module, PinnedMemory, Stream, copy_async, is_capturing,
+};
 use weft_gpu::domain::{Domain, Resident};
 use weft_gpu::jit::{self, Cache, Request};
 
@@ -177,6 +179,13 @@ impl Launcher {
     /// Waits until the device has done all that was asked of it.
     pub fn settle(&self) -> Result<(), Error> {
         Ok(self.program.context.synchronize()?)
+    }
+
+    /// Whether what is put on a stream goes into a graph, as far as can be told: the default stream cannot be asked
+    /// while another is being captured.
+    pub fn may_be_captured(&self, stream: Stream) -> bool {
+        let Ok(_bound) = self.program.context.enter() else { return true };
+        is_capturing(stream).unwrap_or(true)
     }
 
     /// Puts the kernels of a call on a stream.
