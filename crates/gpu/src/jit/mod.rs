@@ -8,12 +8,14 @@
 //! - `cache.rs`: the folder, its entries and what is done about damaged ones
 //! - `includes.rs`: files that a program includes
 //! - `lock.rs`: racing processes compile once
+//! - `replaced.rs`: sources under work, in place of those carried in the library
 //! - [`Compiler`]: what compiles; [`Nvrtc`], or a stand-in
 
 mod cache;
 mod includes;
 mod lock;
 mod nvrtc;
+mod replaced;
 
 pub use cache::Cache;
 pub use nvrtc::Nvrtc;
@@ -77,9 +79,11 @@ impl<'a> Request<'a> {
         Request { name, files, defines: Vec::new(), arch: arch.to_owned(), options: Vec::new() }
     }
 
-    /// Path and text of every file there is: the caller's, then the headers.
+    /// Path and text of every file there is: the caller's, then the headers. A file of the folder
+    /// `WEFT_KERNELS` takes the place of the one with its path.
     pub fn sources(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
-        self.files.iter().chain(kernels::HEADERS).copied()
+        let files = self.files.iter().chain(kernels::HEADERS);
+        files.map(|(path, text)| (*path, replaced::text(path).unwrap_or(text)))
     }
 
     /// The text of the program.
@@ -87,8 +91,9 @@ impl<'a> Request<'a> {
     /// # Errors
     /// [`Error::NoKernel`] if no file has its name.
     pub fn text(&self) -> Result<&'a str> {
-        let found = self.files.iter().find(|(path, _)| *path == self.name);
-        found.map(|(_, text)| *text).ok_or_else(|| Error::NoKernel {
+        let mut own = self.sources().take(self.files.len());
+        let found = own.find(|(path, _)| *path == self.name);
+        found.map(|(_, text)| text).ok_or_else(|| Error::NoKernel {
             name: self.name.to_owned(),
             known: match self.files {
                 [] => "none".to_owned(),
