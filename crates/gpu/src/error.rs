@@ -241,7 +241,7 @@ pub enum Error {
     #[error(
         "{wanted}: cannot be on the GPU's {sms} multiprocessors at once with {beside}; kernels that wait for \
          peers would keep each other out for ever: pass a smaller num_sms, close what is not needed, or \
-         concurrent=False if calls of this one never run beside those of others"
+         concurrent=False if one stream orders its calls with those of others"
     )]
     NotResident {
         /// The operator to be made.

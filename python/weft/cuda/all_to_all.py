@@ -74,8 +74,10 @@ class AllToAll(moe.AllToAll):
         ids_dtype: of expert ids: int64 or int32.
         buffers: rounds that may be under way or held at a time.
         num_sms: the most multiprocessors that a kernel takes; by default what is fastest.
-        concurrent: its calls may be under way beside those of the communicator's other all-to-alls
-            on the device, so that all of them must fit on the GPU at once; False if they never are.
+        concurrent: its calls may be under way beside those of the communicator's other concurrent
+            all-to-alls on the device, in an order that differs between ranks: the constructor then
+            refuses launches that do not fit on the GPU at once. Not needed where one stream orders
+            all calls, the same on every rank.
         path: "packets", "latency" or "bandwidth"; by default by `max_tokens`.
         memory: how peers' memory is shared: "fd" or "ipc".
         skew_timeout: seconds that a kernel waits for a peer, which may be that much behind.

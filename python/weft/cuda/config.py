@@ -80,7 +80,7 @@ class Config:
     weighting: str = "combine"
     buffers: int = 2
     num_sms: int | None = None
-    concurrent: bool = True
+    concurrent: bool = False
     path: str | None = None
     memory: str = "fd"
     skew_timeout: float = 30.0

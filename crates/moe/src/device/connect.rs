@@ -27,8 +27,8 @@ pub struct DeviceSetup {
     pub skew_timeout: Duration,
     /// Streaming multiprocessors that a launch may take; `None` leaves it to the path.
     pub num_sms: Option<u32>,
-    /// Whether its calls may be under way beside those of other operators of its domain, so that all of them
-    /// must fit on the GPU at once.
+    /// Whether its calls may be under way beside those of other concurrent operators of its domain, so that
+    /// all of them must fit on the GPU at once.
     pub concurrent: bool,
 }
 
@@ -36,7 +36,7 @@ impl DeviceSetup {
     /// The defaults: ranks may be 30 seconds apart.
     pub fn new(place: Place) -> DeviceSetup {
         let skew_timeout = Duration::from_secs(30);
-        DeviceSetup { place, skew_timeout, num_sms: None, concurrent: true }
+        DeviceSetup { place, skew_timeout, num_sms: None, concurrent: false }
     }
 }
 
