@@ -16,4 +16,14 @@ macro_rules! sources {
 }
 
 /// The headers that every kernel may include.
-pub const HEADERS: &[File] = crate::sources!["weft/device.cuh", "weft/ptx.cuh", "weft/table.cuh"];
+pub const HEADERS: &[File] = crate::sources![
+    "weft/barrier.cuh",
+    "weft/device.cuh",
+    "weft/order.cuh",
+    "weft/pipe.cuh",
+    "weft/ptx.cuh",
+    "weft/put.cuh",
+    "weft/table.cuh",
+    "weft/team.cuh",
+    "weft/wait.cuh",
+];

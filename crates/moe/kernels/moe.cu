@@ -1,25 +1,23 @@
 // The kernels of MoE dispatch and combine: what `weft_moe::device` launches, and nothing but who does what.
+#include "moe/plan.cuh"
+#if WEFT_PATH == 2
+#include "moe/combine_bandwidth.cuh"
+#include "moe/dispatch_bandwidth.cuh"
+#else
 #include "moe/combine.cuh"
 #include "moe/dispatch.cuh"
-#include "moe/plan.cuh"
+#endif
 
 using namespace weft;
 using namespace weft::moe;
 
 namespace {
 
-constexpr u32 DISPATCH_SEND_THREADS = SEND_TEAMS * SEND_THREADS;
-constexpr u32 DISPATCH_THREADS = DISPATCH_SEND_THREADS + RECEIVE_THREADS;
-constexpr u32 ADD_TEAMS = 2; // where combine only receives
-constexpr u32 COMBINE_BOTH_THREADS = ANSWER_THREADS + COMBINE_THREADS;
-// Launches of both halves that fit on an SM at once. On the bandwidth path they leave other SMs alone instead.
-constexpr u32 RESIDENT = PATH == BANDWIDTH ? 1 : 2;
-
 WEFT_DEVICE Round begin(const Arguments &a, u32 first, u32 last, auto meanwhile) {
     return enter(a, channel(a, a.rank), watch(a, first), first, last, meanwhile);
 }
 
-// `failed` of a thread of the receiving half; a sender waits for nobody, and cannot fail.
+// `failed` of a thread of the launch.
 WEFT_DEVICE void end(const Arguments &a, u32 first, u32 last, bool failed) {
     if (!leave(channel(a, a.rank), first, last, failed)) return;
     if (last == DISPATCH_RECV) poison_dispatch(a);
@@ -30,11 +28,120 @@ WEFT_DEVICE void end(const Arguments &a, u32 first, u32 last, bool failed) {
 
 extern "C" {
 
-// How to launch each kernel below, in their order: threads of a block, bytes of dynamic shared memory.
+__global__ void __launch_bounds__(PLAN_THREADS, 1) moe_plan_count(const __grid_constant__ Arguments a) { plan_count(a); }
+__global__ void __launch_bounds__(PLAN_THREADS, 1) moe_plan_scan(const __grid_constant__ Arguments a) { plan_scan(a); }
+
+} // extern "C"
+
+#if WEFT_PATH == 2
+
+// Launches of large batches leave other SMs alone. All warps of a block but the last work; that one raises flags for them.
+extern "C" {
+
+using namespace weft::moe::bandwidth;
+
+// How to launch each kernel, as in `Entry::ALL`: threads of a block, bytes of dynamic shared memory.
+__constant__ u32 weft_moe_launch[8][2] = {
+    {PLAN_THREADS, 0}, {PLAN_THREADS, 0}, {THREADS, SHARED}, {THREADS, SHARED}, {THREADS, SHARED},
+    {ADD_THREADS, ADD_SHARED}, {ADD_THREADS, ADD_SHARED}, {ADD_THREADS, ADD_SHARED},
+};
+
+__global__ void __launch_bounds__(THREADS, 1) moe_dispatch_send(const __grid_constant__ Arguments a) {
+    extern __shared__ __align__(128) u8 shared[];
+    __shared__ Block block;
+    block.flags.clear(RING_WARPS);
+    const u32 warp = warp_of_thread();
+    const Round round = begin(a, DISPATCH_SEND, DISPATCH_SEND, [&] { prepare_rows(a, block, FIRST_RING); });
+    if (round.live && warp == WARPS) raise_flags(a, round, block);
+    if (round.live && warp >= FIRST_RING && warp < WARPS) {
+        Ring ring = ring_of(block, shared);
+        send_rows(a, round, watch(a, DISPATCH_SEND), block, ring, shared);
+    }
+    end(a, DISPATCH_SEND, DISPATCH_SEND, false);
+}
+
+__global__ void __launch_bounds__(THREADS, 1) moe_dispatch_recv(const __grid_constant__ Arguments a) {
+    extern __shared__ __align__(128) u8 shared[];
+    __shared__ Block block;
+    const Round round = begin(a, DISPATCH_RECV, DISPATCH_RECV, [] {});
+    bool fine = round.live;
+    if (round.live && warp_of_thread() < WARPS) {
+        if constexpr (LAYOUT == INDEXED) {
+            fine = receive_rows(a, round, block, nullptr, shared, WARPS);
+        } else {
+            Ring ring = ring_of(block, shared);
+            fine = receive_rows(a, round, block, &ring, shared, WARPS);
+        }
+    }
+    end(a, DISPATCH_RECV, DISPATCH_RECV, !fine);
+}
+
+// Both halves in one launch, so that rows are placed while others leave.
+__global__ void __launch_bounds__(THREADS, 1) moe_dispatch(const __grid_constant__ Arguments a) {
+    extern __shared__ __align__(128) u8 shared[];
+    __shared__ Block block;
+    block.flags.clear(WARPS - EARLY);
+    const u32 warp = warp_of_thread();
+    const Round round = begin(a, DISPATCH_SEND, DISPATCH_RECV, [&] { prepare_rows(a, block, EARLY); });
+    bool fine = round.live;
+    if (round.live && warp == WARPS) raise_flags(a, round, block);
+    if (round.live && warp < FIRST_RING) fine = receive_rows(a, round, block, nullptr, shared, EARLY);
+    if (round.live && warp >= FIRST_RING && warp < WARPS) {
+        Ring ring = ring_of(block, shared);
+        if (warp >= EARLY) send_rows(a, round, watch(a, DISPATCH_SEND), block, ring, shared);
+        fine = receive_rows(a, round, block, &ring, shared, EARLY);
+    }
+    end(a, DISPATCH_SEND, DISPATCH_RECV, !fine);
+}
+
+__global__ void __launch_bounds__(ADD_THREADS, 1) moe_combine_send(const __grid_constant__ Arguments a) {
+    extern __shared__ __align__(128) u8 shared[];
+    __shared__ AddBlock block;
+    block.clear(GROUPS);
+    const Round round = begin(a, COMBINE_SEND, COMBINE_SEND, [&] { prepare_answers(a, block, GROUPS, true); });
+    const bool fine = round.live && combine_rows(a, round, block, shared, GROUPS, false, true);
+    end(a, COMBINE_SEND, COMBINE_SEND, !fine);
+}
+
+__global__ void __launch_bounds__(ADD_THREADS, 1) moe_combine_recv(const __grid_constant__ Arguments a) {
+    extern __shared__ __align__(128) u8 shared[];
+    __shared__ AddBlock block;
+    block.clear(0);
+    const Round round = begin(a, COMBINE_RECV, COMBINE_RECV, [] {});
+    const bool fine = round.live && combine_rows(a, round, block, shared, 0, true, true);
+    end(a, COMBINE_RECV, COMBINE_RECV, !fine);
+}
+
+__global__ void __launch_bounds__(ADD_THREADS, 1) moe_combine(const __grid_constant__ Arguments a) {
+    extern __shared__ __align__(128) u8 shared[];
+    __shared__ AddBlock block;
+    const u32 senders = sending_groups();
+    block.clear(senders);
+    const Round round = begin(a, COMBINE_SEND, COMBINE_RECV, [&] { prepare_answers(a, block, senders, !SUMS_OWN); });
+    const bool fine = round.live && combine_rows(a, round, block, shared, senders, true, !SUMS_OWN);
+    end(a, COMBINE_SEND, COMBINE_RECV, !fine);
+}
+
+} // extern "C"
+
+#else
+
+namespace {
+
+constexpr u32 DISPATCH_THREADS = SEND_THREADS + RECEIVE_THREADS;
+constexpr u32 ADD_TEAMS = 2; // where combine only receives
+constexpr u32 COMBINE_BOTH_THREADS = ANSWER_THREADS + COMBINE_THREADS;
+constexpr u32 RESIDENT = 2; // launches of both halves that fit on an SM at once
+
+} // namespace
+
+extern "C" {
+
+// How to launch each kernel, as in `Entry::ALL`: threads of a block, bytes of dynamic shared memory.
 __constant__ u32 weft_moe_launch[8][2] = {
     {PLAN_THREADS, 0},
     {PLAN_THREADS, 0},
-    {DISPATCH_SEND_THREADS, SEND_SHARED},
+    {SEND_THREADS, SEND_SHARED},
     {RECEIVE_THREADS, RECEIVE_SHARED},
     {DISPATCH_THREADS, SEND_SHARED + RECEIVE_SHARED},
     {ANSWER_THREADS, COMBINE_SHARED},
@@ -42,15 +149,11 @@ __constant__ u32 weft_moe_launch[8][2] = {
     {COMBINE_BOTH_THREADS, COMBINE_SHARED},
 };
 
-__global__ void __launch_bounds__(PLAN_THREADS, 1) moe_plan_count(const __grid_constant__ Arguments a) { plan_count(a); }
-__global__ void __launch_bounds__(PLAN_THREADS, 1) moe_plan_scan(const __grid_constant__ Arguments a) { plan_scan(a); }
-
-__global__ void __launch_bounds__(DISPATCH_SEND_THREADS, 1) moe_dispatch_send(const __grid_constant__ Arguments a) {
+__global__ void __launch_bounds__(SEND_THREADS, 1) moe_dispatch_send(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(128) u8 shared[];
-    __shared__ Tickets tickets;
-    const u32 number = threadIdx.x / SEND_THREADS;
-    const Round round = begin(a, DISPATCH_SEND, DISPATCH_SEND, [&] { prepare_rows(a, number, shared, tickets); });
-    if (round.live) send_rows(a, round, number, shared, tickets);
+    __shared__ u32 ticket;
+    const Round round = begin(a, DISPATCH_SEND, DISPATCH_SEND, [&] { prepare_rows(a, shared, ticket); });
+    if (round.live) send_rows(a, round, shared, ticket);
     end(a, DISPATCH_SEND, DISPATCH_SEND, false);
 }
 
@@ -64,16 +167,15 @@ __global__ void __launch_bounds__(RECEIVE_THREADS, 1) moe_dispatch_recv(const __
 // Both halves in one launch, side by side in every block, so that rows are placed while others leave.
 __global__ void __launch_bounds__(DISPATCH_THREADS, RESIDENT) moe_dispatch(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(128) u8 shared[];
-    __shared__ Tickets tickets;
-    const bool sends = threadIdx.x < DISPATCH_SEND_THREADS;
-    const u32 number = threadIdx.x / SEND_THREADS;
+    __shared__ u32 ticket;
+    const bool sends = threadIdx.x < SEND_THREADS;
     const Round round = begin(a, DISPATCH_SEND, DISPATCH_RECV, [&] {
-        if (sends) prepare_rows(a, number, shared, tickets);
+        if (sends) prepare_rows(a, shared, ticket);
     });
-    bool fine = true;
+    bool fine = round.live;
     if (round.live) {
-        if (sends) send_rows(a, round, number, shared, tickets);
-        else fine = receive_rows(a, round, Team{4, threadIdx.x - DISPATCH_SEND_THREADS, RECEIVE_THREADS}, shared + SEND_SHARED);
+        if (sends) send_rows(a, round, shared, ticket);
+        else fine = receive_rows(a, round, Team{4, threadIdx.x - SEND_THREADS, RECEIVE_THREADS}, shared + SEND_SHARED);
     }
     end(a, DISPATCH_SEND, DISPATCH_RECV, !fine);
 }
@@ -101,7 +203,7 @@ __global__ void __launch_bounds__(COMBINE_BOTH_THREADS, RESIDENT) moe_combine(co
     const Round round = begin(a, COMBINE_SEND, COMBINE_RECV, [&] {
         if (threadIdx.x < ANSWER_THREADS) prepare_answers(a, ring);
     });
-    bool fine = true;
+    bool fine = round.live;
     if (round.live) {
         if (threadIdx.x < 32) fetch_outputs(a, round, ring, shared);
         else if (threadIdx.x < ANSWER_THREADS) send_answers(a, round, ring, shared);
@@ -111,3 +213,5 @@ __global__ void __launch_bounds__(COMBINE_BOTH_THREADS, RESIDENT) moe_combine(co
 }
 
 } // extern "C"
+
+#endif

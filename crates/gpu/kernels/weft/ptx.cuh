@@ -22,7 +22,10 @@ WEFT_DEVICE u32 load_relaxed_sys(const u32 *p) { u32 v; asm volatile("ld.relaxed
 WEFT_DEVICE u64 load_relaxed_sys(const u64 *p) { u64 v; asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
 WEFT_DEVICE void store_release_sys(u32 *p, u32 v) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 WEFT_DEVICE void store_release_sys(u64 *p, u64 v) { asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+WEFT_DEVICE void store_relaxed_sys(u32 *p, u32 v) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 WEFT_DEVICE void store_relaxed_sys(u64 *p, u64 v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+// All that this thread has seen, or stored, before: visible to whoever sees a store of this thread after.
+WEFT_DEVICE void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 WEFT_DEVICE void add_release_sys(u32 *p, u32 v) { asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 
 // Two words of 8 bytes, each whole by itself; nothing orders one after the other.
@@ -35,10 +38,16 @@ WEFT_DEVICE uint4 load_stream(const void *p) { uint4 v; asm volatile("ld.global.
 WEFT_DEVICE uint4 load_constant(const void *p) { uint4 v; asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p)); return v; }
 WEFT_DEVICE void store_stream(void *p, uint4 v) { asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory"); }
 
+// Words of shared memory that warps of a block hand each other.
+WEFT_DEVICE u32 load_acquire_cta(const u32 *p) { u32 v; asm volatile("ld.acquire.cta.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
+WEFT_DEVICE void store_release_cta(u32 *p, u32 v) { asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+
 WEFT_DEVICE u32 shared_address(const void *p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
-// Ordinary accesses before, accesses by the copy engine of the SM after (and the other way round).
-WEFT_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Between ordinary accesses and those of bulk copies, of the state space that is named. Without one the
+// instruction becomes a barrier over the memory of the whole GPU, in each thread.
+WEFT_DEVICE void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+WEFT_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 WEFT_DEVICE void bulk_store(void *global, const void *shared, u32 bytes) { asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)), "r"(bytes) : "memory"); }
 WEFT_DEVICE void bulk_load(void *shared, const void *global, u32 bytes, u64 *barrier) { asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)), "l"(global), "r"(bytes), "r"(shared_address(barrier)) : "memory"); }
 WEFT_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -54,6 +63,10 @@ WEFT_DEVICE bool mbarrier_try_wait(u64 *barrier, u32 parity) { u32 done; asm vol
 
 // A barrier of the first `threads` threads that name it.
 WEFT_DEVICE void named_barrier(u32 name, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
+
+WEFT_DEVICE bool named_barrier_all(u32 name, u32 threads, bool mine) { u32 all; asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %3, 0; barrier.red.and.pred q, %1, %2, p; selp.u32 %0, 1, 0, q; }" : "=r"(all) : "r"(name), "r"(threads), "r"(static_cast<u32>(mine)) : "memory"); return all; }
+// Counts as one of its threads, without waiting for the others.
+WEFT_DEVICE void named_barrier_arrive(u32 name, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 
 // Two floats as two 8-bit ones (e4m3), nearest even, saturating; `low` in the low byte.
 WEFT_DEVICE u16 e4m3_pair(float low, float high) { u16 v; asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low)); return v; }

@@ -1,16 +1,12 @@
-// Combine: a rank's experts' outputs for a row are summed where the experts are, and one answer returns.
+// Combine of small batches: a rank's experts' outputs for a row are summed where the experts are, and one answer returns.
+// A team of a block takes a row, since latency is what counts.
 //
 // The answer for row (source, slot) of rank d lands in place (d, slot) at the source, with a flag of its own;
-// the source adds up a token's answers in rank order. Flags and copies are ordered as in dispatch.cuh.
-//
-// Every rank also signals every other, rows or not. The signal says that this rank has read all rows
-// that the other dispatched to it: their metadata in dispatch_recv, and, where rows stay in place, their
-// tokens by the experts, whose kernels ran before this one on the stream. So the other may write rows again
-// once it has the signals of all. Its places for answers are free by then, too: they are written
-// only by a rank that has received the counts of the next round, which are sent after this is over.
+// the source adds up a token's answers in rank order. Flags and copies are ordered as in dispatch.cuh, and what
+// signals are for is said in signals.cuh.
 #pragma once
 #include "moe/elements.cuh"
-#include "moe/launch.cuh"
+#include "moe/signals.cuh"
 
 namespace weft::moe {
 
@@ -19,7 +15,7 @@ namespace weft::moe {
 constexpr u32 COMBINE_THREADS = 224;
 constexpr u32 ANSWER_THREADS = COMBINE_THREADS + 32; // with a warp before it, which fetches for it
 // Outputs of experts on their way to a team. Elsewhere two launches shall fit on an SM.
-constexpr u32 RING = OUTPUT_BYTES <= 8192 || (PATH == BANDWIDTH && OUTPUT_BYTES <= 16384) ? 6 : 3;
+constexpr u32 RING = OUTPUT_BYTES <= 8192 ? 6 : 3;
 constexpr u32 ANSWER_STAGES = ANSWER_BYTES <= 8192 ? 6 : ANSWER_BYTES <= 16384 ? 4 : 3; // answers on their way out
 constexpr u32 COMBINE_SHARED = RING * OUTPUT_BYTES + ANSWER_STAGES * ANSWER_BYTES;
 
@@ -32,7 +28,7 @@ struct Ring {
     u64 full[RING], empty[RING];
     u32 what[RING], source[RING], slot[RING];
     float weight[RING];
-    u32 rows[RANKS], overflowed, item;
+    u32 rows[RANKS], needed, item;
 };
 
 // What senders do while the block enters. ANSWER_THREADS threads.
@@ -43,11 +39,11 @@ WEFT_DEVICE void prepare_answers(const Arguments &a, Ring &ring) {
         const u32 source = threadIdx.x - 64;
         const u32 value = a.release ? 0 : mine.received()[source];
         if (source < RANKS) ring.rows[source] = value;
-        else ring.overflowed = value;
+        else ring.needed = value;
     }
     if (threadIdx.x == 33) {
         for (u32 i = 0; i < RING; ++i) ptx::mbarrier_init(ring.full + i, 1), ptx::mbarrier_init(ring.empty + i, COMBINE_THREADS / 32);
-        ptx::fence_proxy_async();
+        fence_shared_for_bulk();
     }
 }
 
@@ -62,16 +58,15 @@ WEFT_DEVICE void fetch_outputs(const Arguments &a, const Round &round, Ring &rin
     u32 item = ring.item, head = 0;
     // The first ticket is for the signals, which any block can send for all.
     if (item == 0) {
-        const u32 status = a.release ? LET_GO : ring.overflowed != 0 ? OVERFLOWED : FINE;
-        for (u32 to = lane; to < RANKS; to += 32)
-            ptx::store_release_sys(channel(a, to).signals() + a.rank, packet(round.epoch, status));
+        send_signals(a, round, ring.needed);
         if (lane == 0) item = atomicAdd(ticket, 1);
         item = __shfl_sync(~0u, item, 0);
     }
+    bool fine = true;
     const auto push = [&](u32 what, u32 source, u32 slot, const Entry &entry) { // the first lane
         const u32 at = head % RING;
-        if (head >= RING)
-            while (!ptx::mbarrier_try_wait(ring.empty + at, (head / RING - 1) % 2)) {}
+        if (head >= RING) fine = fine && wait_phase(ring.empty + at, (head / RING - 1) % 2);
+        if (!fine) return;
         ring.what[at] = what, ring.source[at] = source, ring.slot[at] = slot, ring.weight[at] = entry.weight;
         if (entry.position >= 0) {
             ptx::mbarrier_expect(ring.full + at, OUTPUT_BYTES);
@@ -116,12 +111,18 @@ WEFT_DEVICE void send_answers(const Arguments &a, const Round &round, Ring &ring
     const auto release = [&](u32 which) {
         if (which != NONE) signal(channel(a, which / MAX_TOKENS).answer_flag(a.rank, which % MAX_TOKENS), round.epoch);
     };
+    bool failed = false;
     float sum[SUM_TURNS][IN_16] = {};
     for (u32 tail = 0, row = 0;; ++tail) {
         const u32 at = tail % RING;
-        while (!ptx::mbarrier_try_wait(ring.full + at, tail / RING % 2)) {}
+        const bool fine = wait_phase(ring.full + at, tail / RING % 2);
         const u32 what = ring.what[at];
-        if (what == Ring::STOP) break;
+        // Warps leave together: one that saw its wait fail meets the others at the barrier of this row.
+        if (!__all_sync(~0u, fine) || what == Ring::STOP) {
+            team.all(false);
+            failed = !fine;
+            break;
+        }
         const float weight = WEIGHT_AT_COMBINE ? ring.weight[at] : 1.0f;
 #pragma unroll
         for (u32 n = 0; n < SUM_TURNS; ++n) {
@@ -133,6 +134,7 @@ WEFT_DEVICE void send_answers(const Arguments &a, const Round &round, Ring &ring
             for (u32 j = 0; j < IN_16; ++j) sum[n][j] = __fadd_rn(sum[n][j], __fmul_rn(weight, x[j]));
         }
         const u32 source = ring.source[at], slot = ring.slot[at];
+        fence_shared_for_bulk(); // the stage is refilled by a bulk load
         __syncwarp();
         if (team.thread % 32 == 0) ptx::mbarrier_arrive(ring.empty + at);
         if (what == Ring::TERM) continue;
@@ -147,14 +149,14 @@ WEFT_DEVICE void send_answers(const Arguments &a, const Round &round, Ring &ring
         }
         u8 *answer = channel(a, source).answer(a.rank, slot);
         if constexpr (PATH == PACKETS) {
-            team.sync();
+            if (!team.all(true)) break;
             for (u32 i = team.thread; i < ANSWER_BYTES / 8; i += COMBINE_THREADS) {
                 const uint2 v = reinterpret_cast<const uint2 *>(stage)[i];
                 ptx::store_relaxed_sys_pair(answer + 16 * i, packet(round.epoch, v.x), packet(round.epoch, v.y));
             }
         } else {
-            ptx::fence_proxy_async();
-            team.sync();
+            fence_shared_for_bulk();
+            if (!team.all(true)) break;
             if (team.thread == 0) {
                 ptx::bulk_store(answer, stage, ANSWER_BYTES);
                 ptx::bulk_commit();
@@ -166,6 +168,7 @@ WEFT_DEVICE void send_answers(const Arguments &a, const Round &round, Ring &ring
             }
         }
     }
+    if (failed) phase_failed(watch(a, COMBINE_SEND), 0);
     if (PATH != PACKETS && team.thread == 0) {
         ptx::bulk_wait<0>();
 #pragma unroll
@@ -204,28 +207,15 @@ WEFT_DEVICE bool receive_answers(const Arguments &a, const Round &round, u32 num
     const u32 lane = threadIdx.x % 32;
     const u32 items = a.release ? 0 : token_count(a) * PIECES;
 
-    // Everybody's signal. Each warp waits by itself, so that no warp waits for another.
-    bool here = true;
-    u32 status = FINE;
-    for (u32 from = lane; from < RANKS; from += 32) {
-        u32 said = FINE;
-        here &= wait_packet(watching, mine.signals() + from, round.epoch, from, 0, said);
-        if (here && said != FINE && status != LET_GO) {
-            status = said;
-            if (said == LET_GO && !a.release) watching.fail(RELEASED, from, 0, FINE, LET_GO);
-            if (said == OVERFLOWED && !a.release && blockIdx.x == 0 && from != a.rank && thread < 32)
-                watching.notice(CAPACITY, from, 0, 0, 0);
-        }
-    }
-    if (__any_sync(~0u, !here)) return false;
-    status = __reduce_max_sync(~0u, status);
-    if (status != FINE && !a.release) {
-        // The last block's poison is for the dead; this round alone is lost.
-        for (u64 at = 16ull * ((blockIdx.x * teams + number) * COMBINE_THREADS + thread); at < static_cast<u64>(token_count(a)) * COMBINED_BYTES; at += 16ull * gridDim.x * teams * COMBINE_THREADS)
-            ptx::store_stream(reinterpret_cast<u8 *>(a.combined) + at, make_uint4(~0u, ~0u, ~0u, ~0u));
+    const Outcome outcome = receive_signals(a, round, watching, blockIdx.x == 0 && thread < WARP && number == 0);
+    if (outcome == Outcome::FAILED) return false;
+    if (outcome == Outcome::SPOILT) {
+        spoil_combined(a, (blockIdx.x * teams + number) * COMBINE_THREADS + thread, gridDim.x * teams * COMBINE_THREADS);
         return true;
     }
 
+    const u32 sent = mine.state()->sent;
+    bool here = true;
     constexpr u32 TURNS = (RANKS + 31) / 32;
     for (u32 item = blockIdx.x * teams + number; item < items; item += gridDim.x * teams) {
         const u32 token = item / PIECES;
@@ -233,10 +223,11 @@ WEFT_DEVICE bool receive_answers(const Arguments &a, const Round &round, u32 num
 #pragma unroll
         for (u32 n = 0; n < TURNS; ++n) {
             const u32 from = n * 32 + lane;
-            slot[n] = from < RANKS ? mine.slots(token)[from] : -1;
+            slot[n] = from < RANKS && token < sent ? mine.slots(token)[from] : -1;
             if (PATH != PACKETS && slot[n] >= 0) here &= wait(watching, mine.answer_flag(from, slot[n]), round.epoch, from, slot[n]);
         }
         if (__any_sync(~0u, !here)) return false;
+        __syncwarp(); // what one lane has acquired, all read
         const u32 first_turn = item % PIECES, last_turn = PIECES == 1 ? ADD_TURNS : first_turn + 1;
         for (u32 turn = first_turn; turn < last_turn; ++turn) {
             const u32 element = FROM_16 * (turn * COMBINE_THREADS + thread);
@@ -271,10 +262,6 @@ WEFT_DEVICE bool receive_answers(const Arguments &a, const Round &round, u32 num
         if (__any_sync(~0u, !here)) return false;
     }
     return true;
-}
-
-WEFT_DEVICE void poison_combine(const Arguments &a) {
-    if (!a.release) poison(a.combined, static_cast<u64>(token_count(a)) * COMBINED_BYTES);
 }
 
 } // namespace weft::moe

@@ -34,6 +34,31 @@ template <u32 TYPE, u32 COUNT> WEFT_DEVICE void narrow(void *to, const float (&f
     }
 }
 
+// Adds elements of a row in shared memory to sums, from element `first` on; products with the weight are rounded.
+template <u32 TYPE, bool WEIGHTED, u32 COUNT> WEFT_DEVICE void add_to(float (&sum)[COUNT], const u8 *row, u32 first, float weight) {
+    float x[COUNT];
+    if constexpr (COUNT == per_16(TYPE)) {
+        widen<TYPE>(*reinterpret_cast<const uint4 *>(row + first * bytes_of(TYPE)), x);
+    } else {
+        static_assert(COUNT * bytes_of(TYPE) == 8, "half of 16 bytes");
+        const uint2 half = *reinterpret_cast<const uint2 *>(row + first * bytes_of(TYPE));
+        float both[2 * COUNT];
+        widen<TYPE>(make_uint4(half.x, half.y, 0, 0), both);
+#pragma unroll
+        for (u32 j = 0; j < COUNT; ++j) x[j] = both[j];
+    }
+#pragma unroll
+    for (u32 j = 0; j < COUNT; ++j) sum[j] = __fadd_rn(sum[j], WEIGHTED ? __fmul_rn(weight, x[j]) : x[j]);
+}
+
+// `COUNT` elements rounded to a type of at most 16 bytes together.
+template <u32 COUNT> struct Kept {
+    uint4 bits;
+
+    template <u32 TYPE> WEFT_DEVICE void keep(const float (&from)[COUNT]) { narrow<TYPE>(&bits, from); }
+    template <u32 TYPE> WEFT_DEVICE void add(float (&sum)[COUNT]) const { add_to<TYPE, false>(sum, reinterpret_cast<const u8 *>(&bits), 0, 1.0f); }
+};
+
 // Eight elements of a row that is to be cast, as they are loaded.
 struct Eight {
     static constexpr u32 LOADS = bytes_of(WEFT_TOKEN_TYPE) == 4 ? 2 : 1;
@@ -43,6 +68,13 @@ struct Eight {
 #pragma unroll
         for (u32 i = 0; i < LOADS; ++i)
             raw[i] = ptx::load_constant(row + first * bytes_of(WEFT_TOKEN_TYPE) + 16 * i);
+    }
+
+    // Of a row in shared memory.
+    WEFT_DEVICE void load_shared(const u8 *row, u32 first) {
+#pragma unroll
+        for (u32 i = 0; i < LOADS; ++i)
+            raw[i] = *reinterpret_cast<const uint4 *>(row + first * bytes_of(WEFT_TOKEN_TYPE) + 16 * i);
     }
 
     WEFT_DEVICE void clear() {
@@ -80,28 +112,73 @@ WEFT_DEVICE float block_scale(float amax, u32 &stored) {
     }
 }
 
-// Casts a thread's eight elements. The threads of a block of SCALE_BLOCK elements are neighbours in a
-// warp; all lanes come here. `first` is the element that the eight begin at; `real` if they exist.
-WEFT_DEVICE void cast_eight(const Eight &eight, u32 first, bool real, u8 *codes, u8 *scales) {
-    constexpr u32 BLOCK = CAST ? SCALE_BLOCK : 8, LANES = BLOCK / 8; // not compiled for, but parsed, where nothing is cast
-    static_assert(!CAST || (LANES <= 32 && SCALE_BLOCK % 8 == 0 && (LANES & (LANES - 1)) == 0), "a block is within a warp");
-    float x[8];
+// The largest magnitude of eight elements; NaN is passed over.
+WEFT_DEVICE float magnitude(const Eight &eight) {
+    float x[8], amax = 0.0f;
     eight.widen(x);
-    float amax = 0.0f;
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) amax = fmaxf(amax, fabsf(x[i])); // fmaxf passes over NaN
+    for (u32 i = 0; i < 8; ++i) amax = fmaxf(amax, fabsf(x[i]));
+    return amax;
+}
+
+constexpr u32 BLOCK_ELEMENTS = CAST ? SCALE_BLOCK : 8; // not compiled for, but parsed, where nothing is cast
+// Lanes of a warp that hold a block of elements that share a scale, eight each.
+constexpr u32 BLOCK_LANES = BLOCK_ELEMENTS / 8;
+static_assert(BLOCK_LANES <= 32 && BLOCK_ELEMENTS % 8 == 0 && (BLOCK_LANES & (BLOCK_LANES - 1)) == 0, "a block is within a warp");
+
+// The largest of each of `COUNT` values over the lanes of a block: COUNT, and the lanes, are powers of two. Halves are
+// exchanged while there are several, so that each lane ends with one value, the one that `value_of_lane` says.
+template <u32 COUNT, u32 LANES> WEFT_DEVICE float largest_of_block(const float (&values)[COUNT]) {
+    if constexpr (LANES == 1) {
+        static_assert(COUNT == 1, "a lane keeps one value");
+        return values[0];
+    } else if constexpr (COUNT == 1) {
+        const float next[1] = {fmaxf(values[0], __shfl_xor_sync(~0u, values[0], LANES / 2))};
+        return largest_of_block<1, LANES / 2>(next);
+    } else {
+        const bool upper = lane_of_thread() & (LANES / 2);
+        float next[COUNT / 2];
 #pragma unroll
-    for (u32 mask = LANES / 2; mask > 0; mask /= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, mask));
-    u32 stored;
-    const float inverse = __frcp_rn(block_scale(amax, stored));
-    if (!real) return;
-    u16 pairs[4];
+        for (u32 i = 0; i < COUNT / 2; ++i) {
+            const float mine = upper ? values[COUNT / 2 + i] : values[i], other = upper ? values[i] : values[COUNT / 2 + i];
+            next[i] = fmaxf(mine, __shfl_xor_sync(~0u, other, LANES / 2));
+        }
+        return largest_of_block<COUNT / 2, LANES / 2>(next);
+    }
+}
+
+// Casts `COUNT` times eight elements of a thread. The threads of a block of SCALE_BLOCK elements are neighbours in a
+// warp; all lanes come here. `first(i)` is the element that the i-th eight begin at, beyond HIDDEN if there are none.
+//
+// One lane computes the scale of a block, so that a division is made once for as many blocks as a warp has lanes.
+template <u32 COUNT, class First> WEFT_DEVICE void cast_eights(const Eight (&eight)[COUNT], First first, u8 *codes, u8 *scales) {
+    // Values that a lane ends with belong to eight number `lane / SPREAD` of its block.
+    constexpr u32 KEPT = COUNT < BLOCK_LANES ? COUNT : BLOCK_LANES, SPREAD = BLOCK_LANES / KEPT;
+    static_assert((COUNT & (COUNT - 1)) == 0, "halves are exchanged");
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) pairs[i] = ptx::e4m3_pair(__fmul_rn(x[2 * i], inverse), __fmul_rn(x[2 * i + 1], inverse));
-    *reinterpret_cast<uint2 *>(codes + first) = make_uint2(pairs[0] | static_cast<u32>(pairs[1]) << 16, pairs[2] | static_cast<u32>(pairs[3]) << 16);
-    if (first % BLOCK == 0) {
-        if constexpr (WEFT_SCALE_TYPE == SCALE_E8M0) scales[first / BLOCK] = static_cast<u8>(stored);
-        else reinterpret_cast<u32 *>(scales)[first / BLOCK] = stored;
+    for (u32 begin = 0; begin < COUNT; begin += KEPT) {
+        float amax[KEPT];
+#pragma unroll
+        for (u32 i = 0; i < KEPT; ++i) amax[i] = magnitude(eight[begin + i]);
+        u32 stored;
+        const float inverse = __frcp_rn(block_scale(largest_of_block<KEPT, BLOCK_LANES>(amax), stored));
+        const u32 mine = lane_of_thread() % BLOCK_LANES;
+#pragma unroll
+        for (u32 i = 0; i < KEPT; ++i) {
+            const u32 at = first(begin + i);
+            const float factor = __shfl_sync(~0u, inverse, i * SPREAD, BLOCK_LANES);
+            if (mine == i * SPREAD && at / BLOCK_ELEMENTS < SCALES) {
+                if constexpr (WEFT_SCALE_TYPE == SCALE_E8M0) scales[at / BLOCK_ELEMENTS] = static_cast<u8>(stored);
+                else reinterpret_cast<u32 *>(scales)[at / BLOCK_ELEMENTS] = stored;
+            }
+            if (at >= HIDDEN) continue;
+            float x[8];
+            eight[begin + i].widen(x);
+            u16 pairs[4];
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) pairs[j] = ptx::e4m3_pair(__fmul_rn(x[2 * j], factor), __fmul_rn(x[2 * j + 1], factor));
+            *reinterpret_cast<uint2 *>(codes + at) = make_uint2(pairs[0] | static_cast<u32>(pairs[1]) << 16, pairs[2] | static_cast<u32>(pairs[3]) << 16);
+        }
     }
 }
 

@@ -36,7 +36,7 @@ WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &wa
 #pragma unroll
         for (u32 p = 0; p < 4; ++p) left[p] = static_cast<u32>(*reinterpret_cast<volatile u64 *>(&state->left[p]));
         first_epoch = *reinterpret_cast<volatile u32 *>(&state->first_epoch);
-        dead = *reinterpret_cast<volatile u32 *>(&watch.global->dead) | *reinterpret_cast<volatile u32 *>(&state->closed);
+        dead = *reinterpret_cast<volatile u32 *>(&watch.table->dead) | *reinterpret_cast<volatile u32 *>(&state->closed);
     }
     meanwhile();
     if (asks) {
@@ -64,8 +64,8 @@ WEFT_DEVICE bool leave(const Channel &mine, u32 first, u32 last, bool failed) {
     const bool poisoned = __syncthreads_or(failed || !round_here.live);
     if (threadIdx.x == 0) {
         State *state = mine.state();
-        if (first == DISPATCH_SEND && blockIdx.x == 0) state->combine_ticket = 0;
-        if (first == COMBINE_SEND && blockIdx.x == 0) state->send_ticket = 0;
+        if (first == DISPATCH_SEND && blockIdx.x == 0) state->combine_ticket = state->add_ticket = 0;
+        if (first == COMBINE_SEND && blockIdx.x == 0) state->send_ticket = state->receive_ticket = 0;
         for (u32 p = first; p <= last; ++p) atomicAdd(&state->left[p], static_cast<u64>(share(blockIdx.x, gridDim.x)));
     }
     return poisoned;

@@ -8,6 +8,15 @@ namespace weft::moe {
 
 constexpr u32 PLAN_THREADS = 256;
 
+// Ids in shared memory, by eights: a token's may begin anywhere.
+WEFT_DEVICE u32 matches(uint4 ids, u32 expert) {
+    const u32 words[4] = {ids.x, ids.y, ids.z, ids.w};
+    u32 n = 0;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) n += ((words[i] & 0xFFFF) == expert) + (words[i] >> 16 == expert);
+    return n;
+}
+
 // Whether a plan has a round to plan for. Calls out of order are found, and recorded, by the send that follows.
 WEFT_DEVICE bool plan_round(const Arguments &a, u32 &epoch) {
     const State *state = channel(a, a.rank).state();
@@ -46,7 +55,7 @@ WEFT_DEVICE void plan_count(const Arguments &a) {
 
 WEFT_DEVICE void plan_scan(const Arguments &a) {
     __shared__ u32 base[EXPERTS + RANKS];
-    __shared__ u16 ids[CHUNK * TOP_K];
+    __shared__ __align__(16) u16 ids[CHUNK * TOP_K];
     __shared__ u64 ranks[CHUNK];
     u32 epoch;
     if (!plan_round(a, epoch)) return;
@@ -54,7 +63,7 @@ WEFT_DEVICE void plan_scan(const Arguments &a) {
     const u32 tokens = token_count(a), begin = blockIdx.x * CHUNK;
     for (u32 i = threadIdx.x; i < EXPERTS + RANKS; i += PLAN_THREADS) {
         u32 sum = 0;
-#pragma unroll 8
+#pragma unroll 32
         for (u32 c = 0; c < blockIdx.x; ++c) sum += mine.histogram(c)[i];
         base[i] = sum;
     }
@@ -74,7 +83,10 @@ WEFT_DEVICE void plan_scan(const Arguments &a) {
         const u16 expert = ids[i];
         if (begin + token >= tokens || expert == NO_EXPERT) continue;
         u32 index = base[expert];
-        for (u32 j = 0; j < token * TOP_K; ++j) index += ids[j] == expert;
+        const u32 before = token * TOP_K;
+#pragma unroll 4
+        for (u32 j = 0; j < before / 8; ++j) index += matches(reinterpret_cast<const uint4 *>(ids)[j], expert);
+        for (u32 j = before / 8 * 8; j < before; ++j) index += ids[j] == expert;
         mine.index(begin + token)[i % TOP_K] = index;
     }
     for (u32 i = threadIdx.x; i < CHUNK * RANKS; i += PLAN_THREADS) {
@@ -85,6 +97,7 @@ WEFT_DEVICE void plan_scan(const Arguments &a) {
         mine.slots(begin + token)[to] = ranks[token] >> to & 1 ? static_cast<i32>(slot) : -1;
     }
     if (blockIdx.x + 1 != gridDim.x) return;
+    if (threadIdx.x == 0) mine.state()->sent = tokens;
     for (u32 i = threadIdx.x; i < EXPERTS + RANKS; i += PLAN_THREADS) {
         const u32 total = base[i] + mine.histogram(blockIdx.x)[i];
         const u32 to = i < EXPERTS ? owner(i) : i - EXPERTS;

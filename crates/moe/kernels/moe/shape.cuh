@@ -37,17 +37,16 @@ static_assert(TOP_K <= 32 && RANKS <= 64 && EXPERTS < 0x2000 && MAX_TOKENS <= 0x
 
 enum Phase : u32 { DISPATCH_SEND = 0, DISPATCH_RECV = 1, COMBINE_SEND = 2, COMBINE_RECV = 3, PLAN = 4 };
 
-// What combine tells every rank, rows or not: that its dispatched rows have been read, and this.
-enum Status : u32 { FINE = 0, OVERFLOWED = 1, LET_GO = 2 };
-
 // The words of a channel that its own kernels share.
 struct State {
     u64 left[4]; // shares of blocks that have ended, by phase, since the channel was made: see `share`
-    // The next piece of work of the senders; the phase that comes after puts it back to 0.
+    // The next piece of work of senders; the operation that comes after puts it back to 0.
     u32 send_ticket, combine_ticket;
     u32 first_epoch; // of round 0; above 0 only where wrap-around is tested
     u32 reserved;
     u32 closed; // at byte 48 (StateWord::Closed): not 0 once the all-to-all was closed, so that a graph that is replayed does nothing
+    u32 receive_ticket, add_ticket; // the same of receivers
+    u32 sent; // tokens of this round's dispatch; combine may be told another number
     alignas(128) u64 entered[4]; // shares of blocks that have begun, by phase
 };
 static_assert(sizeof(State) <= 256, "the area of a channel's state");
@@ -103,7 +102,7 @@ WEFT_DEVICE Channel channel(const Arguments &a, u32 rank) {
 }
 
 WEFT_DEVICE Watch watch(const Arguments &a, u32 phase) {
-    return Watch{reinterpret_cast<Global *>(a.table), reinterpret_cast<Record *>(a.record),
+    return Watch{reinterpret_cast<Table *>(a.table), reinterpret_cast<Record *>(a.record),
                  reinterpret_cast<const u32 *>(a.abort), a.rank, a.channel, phase};
 }
 

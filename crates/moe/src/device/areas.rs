@@ -21,7 +21,7 @@ pub const CHUNK: u32 = 64;
 pub enum DeviceArea {
     /// `[ranks][local experts + 1]` packets: tokens of a source for each expert of this rank; then its rows.
     Counts,
-    /// `[ranks]` packets of combine: 0 answers follow, 1 capacity exceeded there, 2 released there.
+    /// `[ranks]` packets of combine: 0 answers follow, 1 released there, more: the room that was needed there.
     Signals,
     /// `[ranks][max_tokens]` epochs: set when the row of that source and slot has landed.
     RowFlags,
@@ -43,7 +43,7 @@ pub enum DeviceArea {
     /// `[chunks][experts + ranks]` u32: tokens of a chunk that name an expert, or go to a rank; the twin's, of
     /// the chunks before it (bandwidth path).
     Histogram,
-    /// `[ranks + 1]` i32: rows from each source; then 1 if capacity was exceeded.
+    /// `[ranks + 1]` u32: rows from each source; then the room that was needed, if there was less.
     Received,
     /// `[ranks][max_tokens][top_k]` of an i32 position, -1 for none, and an f32 weight: this rank's experts
     /// of a received row, in top-k order, from the front.

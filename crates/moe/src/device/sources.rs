@@ -10,9 +10,13 @@ pub const SOURCES: &[File] = weft_gpu::sources![
     "moe.cu",
     "moe/arguments.cuh",
     "moe/combine.cuh",
+    "moe/combine_bandwidth.cuh",
+    "moe/counts.cuh",
     "moe/dispatch.cuh",
+    "moe/dispatch_bandwidth.cuh",
     "moe/elements.cuh",
     "moe/launch.cuh",
     "moe/plan.cuh",
     "moe/shape.cuh",
+    "moe/signals.cuh",
 ];

@@ -59,6 +59,12 @@ fn config(path: Path) -> DeviceConfig {
     DeviceConfig { path: Some(path), ..config }
 }
 
+/// The room that a rank's rows, or those of its fullest expert, need.
+fn needed(world: &World, config: &DeviceConfig, rank: u32) -> u32 {
+    let (positions, fullest) = world.needs(rank as usize);
+    if matches!(config.layout, DeviceLayout::Padded { .. }) { fullest } else { positions }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 150 }))]
 
@@ -87,11 +93,7 @@ proptest! {
         let room = group.shape.room();
         let world = World::new(&config, &plot(seed));
         let lacking: Vec<u32> = (0..3)
-            .filter(|rank| {
-                let (positions, fullest) = world.needs(*rank as usize);
-                let padded = matches!(config.layout, DeviceLayout::Padded { .. });
-                (if padded { fullest } else { positions }) > room
-            })
+            .filter(|rank| needed(&world, &config, *rank) > room)
             .collect();
         if lacking.is_empty() {
             run(&group, 0, &plot(seed), in_turn);
@@ -105,20 +107,17 @@ proptest! {
             let notice = member.twin.take_notice().unwrap();
             prop_assert_eq!((notice.code, notice.rank, notice.seen), (CAPACITY, rank, room.into()));
             prop_assert_eq!(member.twin.fatal(), None);
-            if lacking.contains(&rank) {
-                let (positions, fullest) = world.needs(rank as usize);
-                let padded = matches!(config.layout, DeviceLayout::Padded { .. });
-                let needed = if padded { fullest } else { positions };
+            let lacks = if lacking.contains(&rank) { rank } else { lacking[0] };
+            prop_assert_eq!(notice.expected, u64::from(needed(&world, &config, lacks)));
+            if lacks == rank {
                 prop_assert_eq!((notice.phase, notice.peer), (1, rank));
-                prop_assert_eq!(notice.expected, u64::from(needed));
                 prop_assert_eq!(member.received.offsets.i32s(0, 3), [0; 3]);
                 prop_assert_eq!(member.received.counts.i32s(0, 2), [0; 2]);
                 // Nothing was placed.
                 let rows = member.received.rows.bytes(0, 4 * group.shape.positions() as usize);
                 prop_assert!(is_filled(&rows, 0xAA));
             } else {
-                prop_assert_eq!((notice.phase, notice.peer), (3, lacking[0]));
-                prop_assert_eq!(notice.expected, 0);
+                prop_assert_eq!((notice.phase, notice.peer), (3, lacks));
             }
         }
         let nothing = Plot { masked: 8, ..plot(seed) };
@@ -381,7 +380,7 @@ fn who_combines_what_a_peer_released_is_told() {
         }
         let record = member.twin.fatal().unwrap();
         let told = (record.code, record.rank, record.phase, record.peer, record.seen);
-        assert_eq!(told, (RELEASED, rank as u32, 3, 1, 2));
+        assert_eq!(told, (RELEASED, rank as u32, 3, 1, 1));
         assert!(is_filled(&combined(member), 0xFF));
     }
 }

@@ -9,13 +9,10 @@ use crate::device::record::{Code, Phase};
 use crate::dtype::weighted_sum;
 use crate::shape::Weighting;
 
-/// What a rank says of its rows of a round, in [`DeviceArea::Signals`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Status {
-    Answers = 0,
-    Overflow = 1,
-    Released = 2,
-}
+/// A rank's signal in [`DeviceArea::Signals`]: answers follow.
+const ANSWERS: u32 = 0;
+/// Its rows are released without answers. Any greater number is the room that it lacked: what it needed.
+const RELEASED: u32 = 1;
 
 impl Twin {
     pub(super) fn send_answers(
@@ -26,16 +23,16 @@ impl Twin {
     ) -> Result<(), Dead> {
         let call = self.begin(channel, Phase::CombineSend)?;
         let ranks = self.shape.config().ranks;
-        let status = match (call.received(ranks) != 0, release) {
-            (true, _) => Status::Overflow,
-            (false, true) => Status::Released,
-            (false, false) => Status::Answers,
+        let status = match (release, call.received(ranks)) {
+            (true, _) => RELEASED,
+            (false, 0) => ANSWERS,
+            (false, needed) => needed,
         };
         for rank in 0..ranks {
             self.jitter();
-            call.send_packet(DeviceArea::Signals, self.rank().into(), rank, status as u32);
+            call.send_packet(DeviceArea::Signals, self.rank().into(), rank, status);
         }
-        if status == Status::Answers {
+        if status == ANSWERS {
             call.answer(outputs);
         }
         call.end();
@@ -50,15 +47,11 @@ impl Twin {
         release: bool,
     ) -> Result<(), Dead> {
         let call = self.begin(channel, Phase::CombineRecv)?;
-        let overflow = call.receive_signals(release)?;
-        if let Some(peer) = overflow {
-            // How much it needed only that rank knows.
-            call.notice(Code::Capacity, peer, 0, 0, self.shape.room().into());
-        }
-        match (release, overflow) {
+        let spoilt = call.receive_signals(release)?;
+        match (release, spoilt) {
             (true, _) => {}
-            (false, Some(_)) => combined.fill_all(0xFF),
-            (false, None) => call.sum(combined, self.existing(count, given))?,
+            (false, true) => combined.fill_all(0xFF),
+            (false, false) => call.sum(combined, self.existing(count, given))?,
         }
         call.end();
         Ok(())
@@ -66,7 +59,7 @@ impl Twin {
 }
 
 impl Call<'_> {
-    /// Rows of `source`, or after the last source whether capacity was exceeded.
+    /// Rows of `source`, or after the last source the room that this rank lacked: 0 if it did not.
     fn received(&self, source: u32) -> u32 {
         let at = self.twin.shape.at(self.channel, DeviceArea::Received);
         u32::from_le_bytes(self.twin.own().element(at, source.into()))
@@ -113,19 +106,25 @@ impl Call<'_> {
         })
     }
 
-    /// Waits for the word of every rank. Gives the first that lacked room.
-    fn receive_signals(&self, release: bool) -> Result<Option<u32>, Dead> {
-        let mut overflow = None;
+    /// Waits for the signal of every rank. True if one of them lacked room.
+    fn receive_signals(&self, release: bool) -> Result<bool, Dead> {
+        let mut spoilt = false;
         for peer in 0..self.twin.shape.config().ranks {
             let status = self.wait_packet(DeviceArea::Signals, peer.into(), peer)?;
-            if status == Status::Overflow as u32 {
-                overflow = overflow.or(Some(peer));
-            } else if status != Status::Answers as u32 && !release {
-                let expected = Status::Answers as u64;
-                return Err(self.fail(Code::Released, peer, 0, expected, status.into()));
+            match status {
+                _ if release => {}
+                ANSWERS => {}
+                RELEASED => return Err(self.fail(Code::Released, peer, 0, 0, RELEASED.into())),
+                needed => {
+                    spoilt = true;
+                    if peer != self.twin.rank() {
+                        let room = self.twin.shape.room().into();
+                        self.notice(Code::Capacity, peer, 0, needed.into(), room);
+                    }
+                }
             }
         }
-        Ok(overflow)
+        Ok(spoilt)
     }
 
     /// Adds up the answers of each token in rank order.

@@ -82,7 +82,7 @@ impl Twin {
         let call = self.begin(channel, Phase::DispatchRecv)?;
         let arrivals = call.receive_counts()?;
         let overflows = call.exceeds(&arrivals);
-        call.write_received(&arrivals, overflows.is_some());
+        call.write_received(&arrivals, overflows);
         if let Some(needed) = overflows {
             let room = self.shape.room().into();
             call.notice(Code::Capacity, self.rank(), 0, needed, room);
@@ -197,9 +197,10 @@ impl Call<'_> {
         needed.filter(|needed| *needed > self.twin.shape.room().into())
     }
 
-    fn write_received(&self, arrivals: &Arrivals, overflows: bool) {
+    fn write_received(&self, arrivals: &Arrivals, needed: Option<u64>) {
         let at = self.twin.shape.at(self.channel, DeviceArea::Received);
-        let numbers = arrivals.rows.iter().copied().chain([overflows.into()]);
+        let needed = u32::try_from(needed.unwrap_or(0)).unwrap_or(u32::MAX);
+        let numbers = arrivals.rows.iter().copied().chain([needed]);
         for (place, number) in (0..).zip(numbers) {
             self.twin.own().set_element(at, place, number.to_le_bytes());
         }

@@ -1,0 +1,115 @@
+// Pipes of a warp between global and shared memory, by bulk copies: a ring of loads, and rings of stores.
+#pragma once
+#include "weft/team.cuh"
+#include "weft/wait.cuh"
+
+namespace weft {
+
+// Loads of one warp, each into the next of STAGES stages of BYTES bytes. All lanes call every function; the
+// first issues. A stage is refilled only after every lane has passed the fence that lets bulk copies follow
+// its ordinary loads.
+template <u32 STAGES, u32 BYTES> struct LoadRing {
+    u8 *stages;
+    u64 *full; // [STAGES]
+    u32 head = 0, tail = 0, taken = 0;
+    u32 parity = 0; // of the stage at `tail`
+
+    WEFT_DEVICE LoadRing(u8 *stages, u64 *full) : stages(stages), full(full) {
+        if (lane_of_thread() == 0) {
+            for (u32 i = 0; i < STAGES; ++i) ptx::mbarrier_init(full + i, 1);
+            fence_shared_for_bulk();
+        }
+        __syncwarp();
+    }
+
+    WEFT_DEVICE bool room() const { return taken < STAGES; }
+    WEFT_DEVICE bool empty() const { return taken == 0; }
+
+    // `from` need be good in the first lane only.
+    WEFT_DEVICE void push(const void *from, u32 bytes) {
+        if (lane_of_thread() == 0) {
+            ptx::mbarrier_expect(full + head, bytes);
+            ptx::bulk_load(stages + head * BYTES, from, bytes, full + head);
+        }
+        head = head + 1 == STAGES ? 0 : head + 1;
+        ++taken;
+    }
+
+    WEFT_DEVICE u8 *stage() const { return stages + tail * BYTES; }
+
+    // Waits for the oldest load. False if that took too long.
+    WEFT_DEVICE bool arrived(const Watch &watch) const {
+        if (wait_phase(full + tail, parity)) return true;
+        phase_failed(watch, parity);
+        return false;
+    }
+
+    // The oldest stage has been read, or written for a store that is complete.
+    WEFT_DEVICE void pop() {
+        fence_shared_for_bulk();
+        __syncwarp();
+        --taken;
+        tail = tail + 1 == STAGES ? 0 : tail + 1;
+        if (tail == 0) parity ^= 1;
+    }
+};
+
+// Flags on their way from the warps of a block whose writes are complete to the one warp that raises them, so that
+// one fence at system scope covers as many as have come, and none of the others waits for it.
+template <u32 CAPACITY> struct FlagQueue {
+    u32 entry[CAPACITY]; // what to raise, plus 1; 0: none
+    u32 tail, writers;
+
+    // Every thread of the block, before a barrier of it.
+    WEFT_DEVICE void clear(u32 warps) {
+        for (u32 i = threadIdx.x; i < CAPACITY; i += blockDim.x) entry[i] = 0;
+        if (threadIdx.x == 0) tail = 0, writers = warps;
+    }
+
+    // All lanes of a warp; those that are `due` hand over a flag. Their writes are complete.
+    WEFT_DEVICE void post(bool due, u32 flag) {
+        const u32 all = __ballot_sync(~0u, due), lane = lane_of_thread();
+        if (all == 0) return;
+        u32 first = 0;
+        if (lane == 0) first = atomicAdd(&tail, __popc(all));
+        first = __shfl_sync(~0u, first, 0);
+        if (!due) return;
+        u32 *to = entry + (first + __popc(all & ((1u << lane) - 1))) % CAPACITY;
+        while (ptx::load_acquire_cta(to) != 0) {} // the reader waits for nobody
+        ptx::store_release_cta(to, flag + 1);
+    }
+
+    // All lanes of a warp that posts no more.
+    WEFT_DEVICE void close() {
+        __syncwarp();
+        __threadfence_block();
+        if (lane_of_thread() == 0) atomicSub(&writers, 1);
+    }
+
+    // The warp that raises flags: `raise(flag)` in the lane that has it, after the fence. Ends with the writers.
+    template <class Raise> WEFT_DEVICE void drain(Raise raise) {
+        const u32 lane = lane_of_thread();
+        for (u32 head = 0;;) {
+            const bool last = *reinterpret_cast<volatile u32 *>(&writers) == 0; // read before the entries
+            __threadfence_block();
+            u32 *from = entry + (head + lane) % CAPACITY;
+            const u32 flag = ptx::load_acquire_cta(from);
+            const u32 missing = ~__ballot_sync(~0u, flag != 0);
+            const u32 some = missing == 0 ? 32 : __ffs(missing) - 1;
+            if (some == 0) {
+                if (__all_sync(~0u, last)) return;
+                __nanosleep(64);
+                continue;
+            }
+            if (lane < some) {
+                release_many();
+                raise(flag - 1);
+                ptx::store_release_cta(from, 0);
+            }
+            __syncwarp();
+            head += some;
+        }
+    }
+};
+
+} // namespace weft
