@@ -163,6 +163,7 @@ WEFT_DEVICE bool sum_slices(const Watch &watching, AddBlock &block, u8 *shared, 
         }
         const u32 first = stage.piece * PIECE_ELEMENTS + slice * SLICE_ELEMENTS + PER * lane;
         u8 *to = reinterpret_cast<u8 *>(stage.to);
+        __builtin_assume(__isGlobal(to)); // of this GPU or a peer
         if (stage.task & STORE_ANSWER) {
 #pragma unroll
             for (u32 n = 0; n < SLICE_TURNS; ++n)
