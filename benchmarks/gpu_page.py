@@ -194,16 +194,36 @@ def others(key: str) -> list[list[str]]:
         ours = system["decode"]
         both = f"{number(ours['pair_mean_us'])} (mean)"
         rows.append([name, cell(ours["dispatch_us"]), cell(ours["combine_us"]), both, *empty])
+        rows += others_on_two(known["measured_two"], key, empty)
     else:
         ours = system["prefill"]
         for wire in ("fp8", "bf16"):
             dispatch = cell(ours[f"dispatch_{wire}_us"])
             label = f"{name}: {wire}, 24 SMs"
             rows.append([label, dispatch, cell(ours["combine_bf16_us"]), "", *empty])
+        rows += others_on_two(known["measured_two"], key, empty)
     for row in published[key]["rows"]:
         label = f"{row['name']} (published)"
         rows.append([label, cell(row["dispatch_us"]), cell(row["combine_us"]), "", *empty])
     return rows
+
+
+def others_on_two(measured: dict[str, Any], key: str, empty: list[str]) -> list[list[str]]:
+    """Rows of what others measured on two GPUs of the kind that Weft was measured on."""
+    system = measured["deepep_v1"]
+    name, ours = f"{system['name']}, {measured['label']} (measured)", system[key]
+    if key == "decode":
+        span = [f"{low:g} to {high:g}" for low, high in (ours["dispatch_us"], ours["combine_us"])]
+        one = f"{number(ours['one_token_pair_in_graph_us'])} (graph)"
+        return [
+            [name, *span, f"{number(ours['pair_in_graph_us'])} (graph)", *empty],
+            [f"{name}: 1 token", "", "", one, *empty],
+        ]
+    combine = f"{cell(ours['combine_bf16_us'])} (sums no experts)"
+    return [
+        [f"{name}: {wire}, 24 SMs", cell(ours[f"dispatch_{wire}_us"]), combine, "", *empty]
+        for wire in ("fp8", "bf16")
+    ]
 
 
 def halves(records: list[Record]) -> str:

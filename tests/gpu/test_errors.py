@@ -293,3 +293,26 @@ def test_no_round_has_the_epoch_that_memory_begins_with(kind: str, path: str) ->
     error = outcome(side, 0, dispatched(side, 0, sent[0]))
     assert isinstance(error, weft.errors.WaitTimeoutError), error
     side.close()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "indexed", "padded"])
+@pytest.mark.parametrize("path", PATHS)
+def test_rows_that_were_announced_and_never_come_end_the_round(
+    kind: str, path: str, layout: str
+) -> None:
+    """Some lanes of a warp wait in vain, and others have nothing to wait for."""
+    import weft
+    from gpu.case import Shape
+    from gpu.heap import announce
+
+    if (path, layout) == ("packets", "indexed"):
+        pytest.skip("rows of packets do not stay where they landed")
+    side = group(kind, Shape(ranks=2, path=path, layout=layout))
+    sent = batches(side)
+    side.ranks[0].load(sent[0])
+    announce(side, side.ranks[0], source=1, epoch=1)
+    began = time.monotonic()
+    error = outcome(side, 0, dispatched(side, 0, sent[0]))
+    assert isinstance(error, weft.errors.WaitTimeoutError), error
+    assert time.monotonic() - began < SKEW_SECONDS + GRACE_SECONDS
+    side.close()

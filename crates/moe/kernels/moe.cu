@@ -1,4 +1,4 @@
-// The kernels of MoE dispatch and combine: what `weft_moe::device` launches, and nothing but who does what.
+// Entry points of MoE dispatch and combine: the role of each warp. `weft_moe::device` launches them.
 #include "moe/plan.cuh"
 #if WEFT_PATH == 2
 #include "moe/combine_bandwidth.cuh"

@@ -193,9 +193,7 @@ class Combine(moe.Combine):
         self._here = True
         if received._source is not None:
             outputs, self._outputs = self._outputs, None
-            return _gradient.combined(
-                received, outputs, lambda: self._launch_recv(None, num_sms)
-            )
+            return _gradient.combined(received, outputs, lambda: self._launch_recv(None, num_sms))
         if torch.compiler.is_compiling():
             combined = all_to_all._operate(
                 "moe_combine_recv", received.round, num_sms, received.sent, received._count
@@ -207,6 +205,4 @@ class Combine(moe.Combine):
         self, out: torch.Tensor | None = None, num_sms: int | None = None
     ) -> torch.Tensor:
         received, launcher = self._received, self._all_to_all._launcher
-        return launcher.combine_recv(
-            received.round, received.sent, received._count, out, num_sms
-        )
+        return launcher.combine_recv(received.round, received.sent, received._count, out, num_sms)

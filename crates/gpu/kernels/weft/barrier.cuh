@@ -14,8 +14,7 @@ WEFT_DEVICE bool barrier(const Watch &watch, const Team &team, u32 *const *peer_
     for (u32 r = team.thread; r < ranks; r += team.threads) signal(peer_words[r] + watch.rank, epoch);
     for (u32 r = team.thread; r < ranks; r += team.threads)
         all &= wait_at_least(watch, peer_words[watch.rank] + r, epoch, r, 0);
-    team.sync();
-    return all;
+    return team.all(all);
 }
 
 } // namespace weft

@@ -1,4 +1,4 @@
-// Everything that kernels which talk to peers are written with.
+// Device headers of kernels that store to peers' memory.
 //
 // - ptx.cuh: instructions that CUDA C++ has no name for
 // - table.cuh: where a domain's kernels find everything

@@ -39,7 +39,7 @@ template <u32 STAGES, u32 BYTES> struct LoadRing {
 
     // Waits for the oldest load. False if that took too long.
     WEFT_DEVICE bool arrived(const Watch &watch) const {
-        if (wait_phase(full + tail, parity)) return true;
+        if (__all_sync(~0u, wait_phase(full + tail, parity))) return true;
         phase_failed(watch, parity);
         return false;
     }
@@ -75,8 +75,8 @@ template <u32 CAPACITY> struct FlagQueue {
         first = __shfl_sync(~0u, first, 0);
         if (!due) return;
         u32 *to = entry + (first + __popc(all & ((1u << lane) - 1))) % CAPACITY;
-        while (ptx::load_acquire_cta(to) != 0) {} // the reader waits for nobody
-        ptx::store_release_cta(to, flag + 1);
+        __threadfence_block(); // a release of what this lane has seen complete
+        while (atomicCAS(to, 0u, flag + 1) != 0) {} // the warp that drains never blocks, so this ends
     }
 
     // All lanes of a warp that posts no more.

@@ -11,7 +11,7 @@ namespace weft {
 
 enum Code : u32 { TIMEOUT = 1, ABORTED = 2, CONCURRENT = 3, ORDER = 4, EXPERT = 5, CAPACITY = 6, RELEASED = 7 };
 
-// Where a team of threads is, and whom it tells when a wait takes too long.
+// Watch: phase and channel of a team, and the table and records of a failed wait.
 struct Watch {
     Table *table;
     Record *records; // [0] what killed the communicator, [1] a notice
@@ -113,8 +113,8 @@ WEFT_DEVICE bool wait_at_least(const Watch &watch, const u32 *word, u32 epoch, u
     }
 }
 
-// Waits for a phase of a barrier in shared memory, which bulk copies of this block complete. They depend on no peer,
-// so the bound is a number of polls, and costs no registers where these are scarce. False beyond it.
+// Phase of an mbarrier in shared memory. Bounded by 2^26 polls, which takes no registers where these are scarce; false
+// beyond them. A caller whose producer waits for a peer repeats it.
 WEFT_DEVICE bool wait_phase(u64 *barrier, u32 parity) {
     constexpr u32 MOST_POLLS = 1u << 26;
     for (u32 polls = 0; polls < MOST_POLLS; ++polls)

@@ -60,10 +60,12 @@ struct AddBlock {
     u64 answers[GROUPS][WARP];
     u32 rows[RANKS], needed; // of each source; what this rank needed, if it had no room
     u32 item[GROUPS];        // each group's first ticket
+    u32 lost[GROUPS];        // 1: the warp that fetches has left without STOP
 
     // Every thread of the block, before a barrier of it.
     WEFT_DEVICE void clear(u32 senders) {
         flags.clear(senders);
+        if (threadIdx.x < GROUPS) lost[threadIdx.x] = 0;
         if (threadIdx.x >= GROUPS * DEPTH) return;
         ptx::mbarrier_init(full[0] + threadIdx.x, 1);
         ptx::mbarrier_init(empty[0] + threadIdx.x, SLICES);
@@ -81,7 +83,7 @@ struct Fetcher {
 
     // A stage with `bytes` from `from`, or none. False if the ring does not empty.
     WEFT_DEVICE bool push(const Stage &stage, const void *from, u32 bytes) {
-        if (rounds != 0 && !wait_phase(block.empty[group] + head, (rounds - 1) % 2)) return false;
+        if (rounds != 0 && !__all_sync(~0u, wait_phase(block.empty[group] + head, (rounds - 1) % 2))) return false;
         if (lane_of_thread() == 0) {
             block.stages[group][head] = stage;
             u64 *full = block.full[group] + head;
@@ -123,10 +125,12 @@ WEFT_DEVICE bool sum_slices(const Watch &watching, AddBlock &block, u8 *shared, 
     float sum[SLICE_TURNS][PER];
     Kept<PER> kept[SLICE_TURNS];
     for (u32 tail = 0, parity = 0;;) {
-        if (!wait_phase(block.full[group] + tail, parity)) {
-            phase_failed(watching, parity);
-            return false;
-        }
+        // The warp that fetches may wait for a peer, up to the limit, and ends with STOP: so this wait is bounded.
+        while (!__all_sync(~0u, wait_phase(block.full[group] + tail, parity)))
+            if (__any_sync(~0u, *reinterpret_cast<volatile u32 *>(&block.lost[group]) != 0)) {
+                phase_failed(watching, parity);
+                return false;
+            }
         const Stage stage = block.stages[group][tail];
         const u8 *data = ring + tail * PIECE_BYTES;
         if (stage.task & BEGIN) {
@@ -378,7 +382,12 @@ WEFT_DEVICE bool combine_rows(const Arguments &a, const Round &round, AddBlock &
     bool fine = true;
     if (warp < senders) fine = send_answers(a, round, block, fetcher);
     if (fine && receives) fine = receive_answers(a, round, block, fetcher, own);
-    return fetcher.stop() && fine;
+    const bool stopped = fetcher.stop();
+    if (!stopped) {
+        phase_failed(watch(a, senders != 0 ? COMBINE_SEND : COMBINE_RECV), 0);
+        *reinterpret_cast<volatile u32 *>(&block.lost[warp]) = 1;
+    }
+    return stopped && fine;
 }
 
 } // namespace weft::moe::bandwidth

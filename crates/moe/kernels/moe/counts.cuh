@@ -30,7 +30,7 @@ WEFT_DEVICE bool receive_counts(const Arguments &a, const Round &round, const Te
             break;
         }
         if (e == local) places.rows[source] = min(value, MAX_TOKENS);
-        else places.start[source * LOCAL + e] = value;
+        else places.start[source * LOCAL + e] = min(value, MAX_TOKENS);
     }
     team.sync();
     if (places.failed) return false;
@@ -80,7 +80,7 @@ WEFT_DEVICE bool receive_counts(const Arguments &a, const Round &round, const Te
     return true;
 }
 
-// What the host and combine want to know of the counts. One team of the first block.
+// Publishes counts and offsets, for the host and for combine. One team of the first block.
 WEFT_DEVICE void publish_counts(const Arguments &a, const Team &team, const Places &places) {
     const Channel mine = channel(a, a.rank);
     const u32 local = first_expert(a.rank + 1) - first_expert(a.rank);
@@ -162,7 +162,7 @@ WEFT_DEVICE void place_scales(const Arguments &a, const u8 *stage, u32 position,
     }
 }
 
-// Outputs that nobody shall take for results.
+// Poisons the outputs of dispatch: 0xFF bytes, counts 0.
 WEFT_DEVICE void poison_dispatch(const Arguments &a) {
     const u32 local = first_expert(a.rank + 1) - first_expert(a.rank);
     poison(a.out_tokens, static_cast<u64>(POSITIONS) * WIRE_BYTES);

@@ -12,7 +12,7 @@
 // the flag at system scope. The receiver acquires the flag, passes a proxy fence, and loads.
 // Why a row's memory is free: its reader signals in combine (see combine.cuh), and this rank's next
 // dispatch comes after its own combine has received every rank's signal.
-// A sender waits for nobody, and takes tokens by ticket: one resident block of a launch sends them all.
+// A sender waits on no flag, and takes tokens by ticket: one resident block of a launch sends them all.
 #pragma once
 #include "moe/counts.cuh"
 #include "moe/elements.cuh"
@@ -72,7 +72,7 @@ struct Part {
     }
 };
 
-// Whether one of a token's experts is in [low, high).
+// True if one of a token's experts is in [low, high).
 WEFT_DEVICE bool names(const u16 *ids, u32 token, u32 low, u32 high) {
     bool any = false;
     if constexpr (TOP_K == 8) {
@@ -261,11 +261,12 @@ WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &round, const Team &t
             }
         }
         if (!__shfl_sync(~0u, here, 0)) {
-            ptx::bulk_wait_read<0>();
+            ptx::bulk_wait<0>(); // before outputs are poisoned
             return false;
         }
-        if (!wait_phase(barriers + warp, parity)) {
+        if (!__all_sync(~0u, wait_phase(barriers + warp, parity))) {
             phase_failed(watching, parity);
+            ptx::bulk_wait<0>();
             return false;
         }
         parity ^= 1;
@@ -277,7 +278,8 @@ WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &round, const Team &t
                 place_scales(a, stage, __shfl_sync(~0u, position, __ffs(placed) - 1), lane, 32);
     }
     const bool dead = lane == 0 && watching.dead(); // its answer comes while the last copies leave
-    ptx::bulk_wait_read<0>();                      // the end of the kernel completes them
+    if (dead) ptx::bulk_wait<0>();
+    else ptx::bulk_wait_read<0>(); // the end of the kernel completes them
     return !dead;
 }
 

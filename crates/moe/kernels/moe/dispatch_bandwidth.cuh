@@ -17,19 +17,19 @@ constexpr u32 START_BYTES = (RANKS * LOCAL * 4 + 15) / 16 * 16;
 constexpr u32 SHARED_BUDGET = 227 * 1024 - sizeof(Places) - START_BYTES - 4096; // less what else a block keeps there
 // A token as given and the row as sent lie in one stage: it shrinks in place.
 constexpr u32 STAGE_BYTES = ((CAST && TOKEN_BYTES > ROW_BYTES ? TOKEN_BYTES : ROW_BYTES) + 127) / 128 * 128;
-constexpr u32 STAGES = SHARED_BUDGET / (2 * STAGE_BYTES) >= 2 ? 2 : 1;
-constexpr u32 FITTING = SHARED_BUDGET / (STAGES * STAGE_BYTES);
+constexpr u32 SCRATCH_BYTES = CAST ? (SCALES * SCALE_BYTES + 15) / 16 * 16 : 0, SCRATCH_ROOM = (SCRATCH_BYTES + 127) / 128 * 128;
+constexpr u32 STAGES = SHARED_BUDGET / (2 * STAGE_BYTES + SCRATCH_ROOM) >= 2 ? 2 : 1;
+constexpr u32 WARP_BYTES = STAGES * STAGE_BYTES + SCRATCH_ROOM, FITTING = SHARED_BUDGET / WARP_BYTES;
 constexpr u32 RING_WARPS = FITTING < 2 ? 2 : FITTING > 8 ? 8 : FITTING;
 // Warps that receive from the beginning; the others join them when all tokens have left. Where rows stay in place a
 // receiver needs no ring, and there is a warp more.
 constexpr u32 EARLY = LAYOUT == INDEXED ? 1 : RING_WARPS / 2;
 constexpr u32 WARPS = LAYOUT == INDEXED ? RING_WARPS + 1 : RING_WARPS, FIRST_RING = WARPS - RING_WARPS;
 constexpr u32 THREADS = (WARPS + 1) * WARP; // the last warp raises flags
-constexpr u32 SCRATCH_BYTES = CAST ? (SCALES * SCALE_BYTES + 15) / 16 * 16 : 0;
-constexpr u32 WARP_BYTES = STAGES * STAGE_BYTES + (SCRATCH_BYTES + 127) / 128 * 128;
 constexpr u32 SHARED = RING_WARPS * WARP_BYTES + START_BYTES;
 constexpr u32 TURNS = (RANKS + WARP - 1) / WARP; // ranks of a lane
 constexpr u32 COUNTS_BARRIER = 1, JOIN_BARRIER = 2;
+static_assert(WARPS * WARP <= 256, "each lane may wait for a place in the queue of flags");
 
 using Ring = LoadRing<STAGES, STAGE_BYTES>;
 
@@ -204,7 +204,10 @@ WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &round, const Watch &
     bool some = begin(source, slot);
     while (some && fine) {
         const bool more = STAGES > 1 && begin(next_source, next_slot);
-        if (!ring.arrived(watching)) return false;
+        if (!ring.arrived(watching)) {
+            ptx::bulk_wait<0>();
+            return false;
+        }
         u8 *stage = ring.stage();
         const i32 position = place_row(a, places, source, slot, reinterpret_cast<const Choice *>(stage + WEFT_ROW_META_AT));
         if (position >= 0) ptx::bulk_store(out + static_cast<u64>(position) * WIRE_BYTES, stage, WIRE_BYTES);
@@ -217,7 +220,8 @@ WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &round, const Watch &
         source = next_source, slot = next_slot;
     }
     const bool dead = lane == 0 && watching.dead(); // its answer comes while the last copies leave
-    ptx::bulk_wait_read<0>();                      // the end of the kernel completes them
+    if (fine && !dead) ptx::bulk_wait_read<0>();   // the end of the kernel completes them
+    else ptx::bulk_wait<0>();                      // before outputs are poisoned
     return fine && !dead;
 }
 
@@ -230,13 +234,14 @@ WEFT_DEVICE bool index_rows(const Arguments &a, const Round &round, const Watch 
         if (lane == 0) item = atomicAdd(ticket, 1);
         item = __shfl_sync(~0u, item, 0);
         const u32 source = (a.rank + 1 + item) % RANKS, slot = item / RANKS * WARP + lane;
-        if (item / RANKS * WARP >= places.most) return true;
-        if (slot < places.rows[source] && !index_row(a, round, watching, places, source, slot)) return false;
+        if (item / RANKS * WARP >= places.most) return !__any_sync(~0u, lane == 0 && watching.dead());
+        const bool here = slot >= places.rows[source] || index_row(a, round, watching, places, source, slot);
+        if (!__all_sync(~0u, here)) return false; // all lanes leave together: the next ticket is shuffled
     }
 }
 
-// The receive half of a warp. The first `counting` warps of the block work out positions for all, and wait for nobody
-// else in the block. Without a ring where rows stay in place. False if this thread saw it fail.
+// The receive half of a warp. The first `counting` warps of the block work out positions for all; the others join them.
+// Without a ring where rows stay in place. False if this thread saw it fail.
 WEFT_DEVICE bool receive_rows(const Arguments &a, const Round &round, Block &block, Ring *ring, u8 *shared, u32 counting) {
     const Watch watching = watch(a, DISPATCH_RECV);
     Places &places = block.places;

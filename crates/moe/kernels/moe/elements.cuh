@@ -103,7 +103,8 @@ WEFT_DEVICE float block_scale(float amax, u32 &stored) {
         if (amax == 0.0f) return stored = 127, 1.0f;
         const u32 bits = __float_as_uint(__fdiv_rn(amax, 448.0f));
         // The smallest power of two that is not less; 2^-127 is a subnormal of its own.
-        stored = bits <= 0x00400000u ? 0 : (bits >> 23) + ((bits & 0x007FFFFFu) != 0);
+        stored = amax <= __uint_as_float(0x04600000u) ? 0 : // 448 * 2^-127, before the quotient rounds
+                  (bits >> 23) + ((bits & 0x007FFFFFu) != 0);
         return stored == 0 ? __uint_as_float(0x00400000u) : __uint_as_float(stored << 23);
     } else {
         const float scale = amax == 0.0f ? 1.0f : fmaxf(__fdiv_rn(amax, 448.0f), 1.17549435e-38f);
@@ -127,7 +128,7 @@ constexpr u32 BLOCK_LANES = BLOCK_ELEMENTS / 8;
 static_assert(BLOCK_LANES <= 32 && BLOCK_ELEMENTS % 8 == 0 && (BLOCK_LANES & (BLOCK_LANES - 1)) == 0, "a block is within a warp");
 
 // The largest of each of `COUNT` values over the lanes of a block: COUNT, and the lanes, are powers of two. Halves are
-// exchanged while there are several, so that each lane ends with one value, the one that `value_of_lane` says.
+// exchanged while there are several: lane l of a block ends with value l / (LANES / COUNT).
 template <u32 COUNT, u32 LANES> WEFT_DEVICE float largest_of_block(const float (&values)[COUNT]) {
     if constexpr (LANES == 1) {
         static_assert(COUNT == 1, "a lane keeps one value");

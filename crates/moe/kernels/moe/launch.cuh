@@ -4,10 +4,10 @@
 
 namespace weft::moe {
 
-// What a block knows once it has begun.
+// Round of a block: its epoch.
 struct Round {
     u32 epoch;
-    bool live; // false: the communicator is dead, and there is nothing to do but to end
+    bool live; // false on a dead communicator: the block exits
 };
 
 // The round of this block, for its end: kept here rather than in a register all the while.
@@ -71,7 +71,7 @@ WEFT_DEVICE bool leave(const Channel &mine, u32 first, u32 last, bool failed) {
     return poisoned;
 }
 
-// Every byte of `bytes` becomes 0xFF: a number that is none, in every type.
+// Fills memory with 0xFF bytes: NaN in every float type.
 __device__ __noinline__ void poison(u64 address, u64 bytes) {
     if (address == 0) return;
     u8 *to = reinterpret_cast<u8 *>(address);

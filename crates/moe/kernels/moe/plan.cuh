@@ -17,7 +17,7 @@ WEFT_DEVICE u32 matches(uint4 ids, u32 expert) {
     return n;
 }
 
-// Whether a plan has a round to plan for. Calls out of order are found, and recorded, by the send that follows.
+// True if a plan has a round to plan for. Calls out of order are found, and recorded, by the send that follows.
 WEFT_DEVICE bool plan_round(const Arguments &a, u32 &epoch) {
     const State *state = channel(a, a.rank).state();
     const u64 shares = state->left[DISPATCH_SEND], rounds = shares / SHARES;

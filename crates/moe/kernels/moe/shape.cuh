@@ -113,8 +113,8 @@ WEFT_DEVICE u32 token_count(const Arguments &a) {
     return said < 0 ? 0 : min(static_cast<u32>(said), a.given);
 }
 
-// The expert ids of a token, of `tokens` that exist, as they are worked with: NO_EXPERT for none, and for what
-// cannot be, of which the host is told: an expert that does not exist, or one named before.
+// Validated expert ids of a token, of `tokens` that exist. NO_EXPERT: negative, out of range or repeated; the last two
+// leave an ExpertError notice.
 WEFT_DEVICE void clean_ids(const Arguments &a, const Watch &watch, u32 token, u32 tokens, u16 (&ids)[TOP_K]) {
 #pragma unroll
     for (u32 k = 0; k < TOP_K; ++k) {

@@ -1,5 +1,5 @@
-// Signals of combine: every rank tells every other, rows or not, that it has read all rows of this round, and
-// whether answers follow.
+// Combine signals: one packet from each rank to each rank, rows or not. Its rows of this round have been read; the
+// status holds whether answers follow.
 //
 // That a rank has read the rows means: their metadata in dispatch_recv, and, where rows stay in place, their tokens by
 // the experts, whose kernels ran before this one on the stream. So the other may write rows again
@@ -49,13 +49,13 @@ WEFT_DEVICE Outcome receive_signals(const Arguments &a, const Round &round, cons
 
 // A rank had no room: this round's result is no number. By `threads` threads of the launch.
 WEFT_DEVICE void spoil_combined(const Arguments &a, u32 thread, u32 threads) {
-    const u64 bytes = static_cast<u64>(token_count(a)) * COMBINED_BYTES;
+    const u64 bytes = static_cast<u64>(a.given) * COMBINED_BYTES;
     for (u64 at = 16ull * thread; at < bytes; at += 16ull * threads)
         ptx::store_stream(reinterpret_cast<u8 *>(a.combined) + at, make_uint4(~0u, ~0u, ~0u, ~0u));
 }
 
 WEFT_DEVICE void poison_combine(const Arguments &a) {
-    if (!a.release) poison(a.combined, static_cast<u64>(token_count(a)) * COMBINED_BYTES);
+    if (!a.release) poison(a.combined, static_cast<u64>(a.given) * COMBINED_BYTES);
 }
 
 } // namespace weft::moe

@@ -132,6 +132,8 @@ const MOST_TOP_K: u64 = 32;
 const MOST_EXPERTS: u64 = 0x1FFF;
 /// What a block keeps for each of a rank's experts is in shared memory.
 const MOST_LOCAL: u64 = 1024;
+/// The most rows that groups are padded to, so that offsets stay within 32 bits.
+const MOST_PAD: u64 = 1 << 16;
 /// A token's number among those of its expert has 16 bits there.
 const MOST_TOKENS: u64 = 1 << 16;
 /// The largest batch that travels as packets unless told otherwise.
@@ -227,6 +229,7 @@ impl DeviceConfig {
             ("top_k", self.top_k, MOST_TOP_K, "a warp takes a token's ids, one in each lane"),
             ("experts", self.experts, MOST_EXPERTS, "a block counts them all in its shared memory"),
             ("max_tokens", self.max_tokens, MOST_TOKENS, "tokens of an expert count in 16 bits"),
+            ("pad_to", pad_to, MOST_PAD, "offsets count in 32 bits"),
             (
                 "experts of a rank",
                 self.experts.div_ceil(self.ranks),
@@ -377,7 +380,7 @@ mod tests {
             (DeviceConfig { channels: most, ..config().sized(1 << 16, 1 << 20) }, "too many"),
             (
                 DeviceConfig { layout: DeviceLayout::Contiguous { pad_to: most }, ..config() },
-                "the number of positions",
+                "pad_to is 4294967295; on a device it is at most 65536",
             ),
         ] {
             if words.is_empty() {

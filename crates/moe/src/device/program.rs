@@ -65,10 +65,11 @@ impl Program {
             let function = module.function(entry.name())?;
             let [threads, shared] = pairs[entry as usize];
             let limit = device.max_shared_per_block();
-            if shared > limit {
+            let needed = shared + function.shared_bytes()?;
+            if needed > limit {
                 return Err(Error::DeviceLimit {
                     field: "the shared memory of a block, which hidden and top_k decide,",
-                    given: shared.into(),
+                    given: needed.into(),
                     limit: limit.into(),
                     reason: "the GPU has no more",
                 });

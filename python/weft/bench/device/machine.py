@@ -135,8 +135,10 @@ class Cuda(Device):
         cuda.current_stream().wait_stream(aside)
         self.synchronise()
         graph = cuda.CUDAGraph()
+        # As communication is launched where computation runs beside it; kernels keep the priority.
+        urgent = cuda.Stream(priority=-1)
         # Other threads (NCCL's watchdog) may call CUDA meanwhile.
-        with cuda.graph(graph, capture_error_mode="thread_local"):
+        with cuda.graph(graph, stream=urgent, capture_error_mode="thread_local"):
             work()
         replay: Callable[[], None] = graph.replay
         return replay
