@@ -216,7 +216,10 @@ class Launcher:
         if self.device.type != "cuda":
             return 0
         stream = torch.cuda.current_stream(self.device)
-        self._order[channel].follow(stream)
+        capturing = None
+        if self.device.index == torch.cuda.current_device():
+            capturing = torch.cuda.is_current_stream_capturing()
+        self._order[channel].follow(stream, capturing)
         return int(stream.cuda_stream)
 
 

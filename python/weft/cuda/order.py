@@ -43,9 +43,16 @@ class ChannelOrder:
         self._eager: Any = None
         self._captured: Any = None
 
-    def follow(self, stream: _Stream) -> None:
-        """Put `stream` behind the last call that a call on it has to come after."""
-        capturing = self._is_capturing(stream)
+    def follow(self, stream: _Stream, capturing: bool | None = None) -> None:
+        """Put `stream` behind the last call that a call on it has to come after.
+
+        Args:
+            stream: the stream of the call.
+            capturing: whether it is being captured, where the caller knows; asking takes longer
+                than all else of a call.
+        """
+        if capturing is None:
+            capturing = self._is_capturing(stream)
         if capturing:
             last, self._captured = self._captured, stream
         else:

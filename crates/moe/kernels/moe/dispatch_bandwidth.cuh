@@ -29,7 +29,7 @@ constexpr u32 THREADS = (WARPS + 1) * WARP; // the last warp raises flags
 constexpr u32 SHARED = RING_WARPS * WARP_BYTES + START_BYTES;
 constexpr u32 TURNS = (RANKS + WARP - 1) / WARP; // ranks of a lane
 constexpr u32 COUNTS_BARRIER = 1, JOIN_BARRIER = 2;
-static_assert(WARPS * WARP <= 256, "each lane may wait for a place in the queue of flags");
+static_assert(RING_WARPS * WARP <= 256, "each lane may wait for a place in the queue of flags");
 
 using Ring = LoadRing<STAGES, STAGE_BYTES>;
 
