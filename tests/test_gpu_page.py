@@ -140,9 +140,10 @@ def test_every_table_has_every_machine(page: ModuleType, tmp_path: Path) -> None
 def test_rows_of_others_name_their_machine(page: ModuleType) -> None:
     found = page.TABLES["decode"]([]) + page.TABLES["prefill"]([]) + page.TABLES["harness"]([])
     rows = [line for line in found.splitlines() if line.startswith(("| DeepEP", "| pplx"))]
-    assert len(rows) == 10
+    assert len(rows) == 14
     assert all("(measured)" in row or "(published)" in row for row in rows)
-    assert all("8 NVIDIA H200" in row or "8 H" in row for row in rows)
+    machines = ("8 NVIDIA H200", "2 NVIDIA H200", "8 H")
+    assert all(any(machine in row for machine in machines) for row in rows)
 
 
 def test_the_last_record_of_a_case_counts_and_the_twins_never(
