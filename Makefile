@@ -121,8 +121,10 @@ libfabric: $(LIBFABRIC) ## Download libfabric 2.5 for test-libfabric
 .PHONY: test-libfabric
 test-libfabric: $(LIBFABRIC) $(STAMPS)/requirements ## Run the Rust tests of ofi with libfabric 2.5 (x86-64, glibc 2.28)
 	$(call say,Rust tests with libfabric 2.5)
-	@WEFT_LIBFABRIC=$(LIBFABRIC)/libfabric.so.1 FI_PROVIDER_PATH=$(LIBFABRIC)/libfabric \
-		LD_LIBRARY_PATH=$(LIBFABRIC) cargo test --locked --quiet -p weft-fabric --test ofi
+	@export WEFT_LIBFABRIC=$(LIBFABRIC)/libfabric.so.1 FI_PROVIDER_PATH=$(LIBFABRIC)/libfabric \
+		LD_LIBRARY_PATH=$(LIBFABRIC); \
+		cargo test --locked --quiet -p weft-fabric --test ofi && \
+		cargo test --locked --quiet -p weft-fabric --test conformance ofi
 
 # Nothing is run, so no cross compiler is needed: only Rust's own libraries for that target.
 .PHONY: check-aarch64

@@ -99,10 +99,10 @@ def test_rows_move_by_16_bytes_or_in_bulk(case: Case) -> None:
     for name in ("moe_dispatch_send", "moe_combine_send", "moe_dispatch", "moe_combine"):
         assert kernels[name].having("LDG", "128") or kernels[name].each("UBLKCP.S.G"), name
         # On the packets path each word has an epoch beside it, so threads store them.
-        stored = kernels[name].having("STG", "128")
+        stored = bool(kernels[name].having("STG", "128"))
         # Sums of large batches leave from registers, all other rows in bulk.
         if not packets and (macros["WEFT_PATH"] != 2 or "dispatch" in name):
-            stored = kernels[name].each("UBLKCP.G.S")
+            stored = bool(kernels[name].each("UBLKCP.G.S"))
         # A float32 sum rounds to half of 16 bytes.
         assert stored or macros["WEFT_COMBINE_TYPE"] != macros["WEFT_ANSWER_TYPE"], name
         assert not packets or not kernels[name].each("UBLKCP.G.S"), name

@@ -65,6 +65,8 @@ pub struct OfiLink {
     farewell: u64,
     /// The most bytes of a write that has ended when its post returns; `None`: no write has.
     max_injected: Option<u64>,
+    /// The most parts under way toward one peer.
+    most_parts: u32,
     nap: Nap,
 }
 
@@ -132,9 +134,17 @@ impl OfiLink {
             // a sender that is gone.
             farewell: if config.provider.is_of_one_host() { 0 } else { sys::FI_DELIVERY_COMPLETE },
             max_injected: max_injected(config, domains),
+            most_parts: most_parts(parts * domains.len(), peers),
             nap,
         })
     }
+}
+
+/// The most parts under way toward one of `peers`, of the places for them all. libfabric 2.x's shm keeps what
+/// a peer has not taken in the sender's own queue: a peer that does not poll would take all of it.
+fn most_parts(places: usize, peers: usize) -> u32 {
+    let left_to_others = if peers > 1 { places / 4 } else { 0 };
+    (places - left_to_others).max(1) as u32
 }
 
 /// See [`OfiLink::max_injected`]. Other providers than shm keep a copy, which their poll has to send.
@@ -243,14 +253,17 @@ impl Link for OfiLink {
     }
 
     fn post(&mut self, work: &Work<'_>, sink: &mut Sink) -> Result<Posted, String> {
-        let OfiLink { rails, regions, peers, group, max_injected, .. } = self;
+        let OfiLink { rails, regions, peers, group, max_injected, most_parts, .. } = self;
         let peer = peers.get_mut(work.peer.index()).and_then(Option::as_mut);
         let peer = peer.ok_or("ofi has no connection to it")?;
         if peer.state != State::Open {
             return post_closed(peer, work.token);
         }
         let is_bulk = work.class == Class::Bulk;
-        if !peer.may_send(&group.lanes) || is_bulk && peer.bulk >= MAX_BULK {
+        if !peer.may_send(&group.lanes)
+            || peer.parts >= *most_parts
+            || is_bulk && peer.bulk >= MAX_BULK
+        {
             return Ok(Posted::Full);
         }
         let index = peer.next_rail();
