@@ -316,3 +316,36 @@ def test_rows_that_were_announced_and_never_come_end_the_round(
     assert isinstance(error, weft.errors.WaitTimeoutError), error
     assert time.monotonic() - began < SKEW_SECONDS + GRACE_SECONDS
     side.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_tokens_that_combine_alone_is_told_of_have_sums_of_zero(kind: str, path: str) -> None:
+    """The count of the tokens that exist grows between dispatch and combine."""
+    from dataclasses import replace
+
+    from gpu.case import Shape
+
+    side = group(kind, Shape(ranks=2, path=path))
+    sent, few = batches(side), side.shape.max_tokens // 2
+    sent = [replace(batch, count=few) for batch in sent]
+    begun(side, sent)
+    # Both ranks at a time: the twin waits on the calling thread.
+    for half in range(2):
+        calls = [dispatched(side, rank, sent[rank])[half] for rank in (0, 1)]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda call: call(), calls))
+    side.synchronise()
+    for each in side.ranks:
+        each.scratch.outputs.fill_(1)
+        each.count.fill_(side.shape.max_tokens)
+    side.synchronise()
+    for half in range(2):
+        calls = [combined(side, rank, sent[rank])[half] for rank in (0, 1)]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda call: call(), calls))
+    assert [outcome(side, rank, []) for rank in (0, 1)] == [None, None]
+    for each in side.ranks:
+        sums = each.combined.own[: side.shape.max_tokens]
+        assert not sums[few:].any()
+        assert sums[:few].any()
+    side.close()
