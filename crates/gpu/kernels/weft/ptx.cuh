@@ -24,7 +24,7 @@ WEFT_DEVICE void store_release_sys(u32 *p, u32 v) { asm volatile("st.release.sys
 WEFT_DEVICE void store_release_sys(u64 *p, u64 v) { asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 WEFT_DEVICE void store_relaxed_sys(u32 *p, u32 v) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 WEFT_DEVICE void store_relaxed_sys(u64 *p, u64 v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
-// All that this thread has seen, or stored, before: visible to whoever sees a store of this thread after.
+// Fence at system scope: what this thread has stored or observed before is visible to the reader of its later stores.
 WEFT_DEVICE void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 WEFT_DEVICE void add_release_sys(u32 *p, u32 v) { asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 

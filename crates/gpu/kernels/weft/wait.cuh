@@ -23,7 +23,7 @@ struct Watch {
     // Marks the communicator dead; the first to do so leaves the record.
     WEFT_DEVICE void fail(u32 code, u32 peer, u32 slot, u64 expected, u64 seen) const;
 
-    // Tells the host of something that the communicator survives, unless it has one notice already.
+    // Leaves a notice for the host, unless one is there already; the communicator lives on.
     WEFT_DEVICE void notice(u32 code, u32 peer, u32 slot, u64 expected, u64 seen) const;
 };
 

@@ -72,7 +72,7 @@ impl Alarm {
         &self.watch
     }
 
-    /// Has records of this family named as it says.
+    /// Registers a family: its names and texts for records with its numbers.
     ///
     /// # Errors
     /// [`Error::Families`].

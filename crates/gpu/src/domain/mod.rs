@@ -8,7 +8,7 @@
 //!
 //! # Who may free when
 //! Dropping a block is this rank's own affair; its bytes are used again once *all* ranks have dropped it, which
-//! they tell each other at the next collective call. So a peer that is late never finds another's data
+//! they exchange this at the next collective call. So a peer that is late never finds another's data
 //! in its block. A block that [`Block::keep`] was called on stays until the domain ends.
 //!
 //! A domain on which no rank has a block any more ends at [`Domain::retire`]: all its memory goes back to the GPU.
@@ -142,7 +142,7 @@ impl Domain {
         let owns = (0..).zip(places).map(|(rank, place)| Own::new(place, rank));
         let owns: Vec<Own> = owns.collect::<Result<_>>()?;
         let alarms = Group::local();
-        // Nobody else sets it.
+        // The only place that sets it.
         let _ = alarms.set(owns.iter().map(|own| Arc::downgrade(&own.alarm)).collect());
         let made = owns.into_iter().zip(heaps).zip(places).map(|((own, heap), place)| {
             let sharing = places.iter().filter(|other| uuid(other) == uuid(place)).count() as u32;
@@ -234,7 +234,7 @@ impl Domain {
         &self.cache
     }
 
-    /// Has records of this family named as it says.
+    /// Registers a family: its names and texts for records with its numbers.
     ///
     /// # Errors
     /// [`Error::Families`].
@@ -373,7 +373,7 @@ impl Domain {
         lock(&self.space).alive().is_err()
     }
 
-    /// Whether no rank has a block, as far as the collective calls so far have told: the same on every rank.
+    /// True if no rank has a block, by the collective calls so far: the same on every rank.
     pub fn is_idle(&self) -> bool {
         lock(&self.space).is_idle()
     }
