@@ -47,7 +47,7 @@ GIGABIT: Final = 1e9 / 8
 #: What Weft's host adds to the posting of a write over the provider ofi, in seconds: the median,
 #: over messages of 8 to 4096 bytes in a stream, of Weft's time less that of a bare libfabric loop.
 #: Over shm of libfabric 2.5.1, which costs least itself (`benchmarks/results/ofi.jsonl`).
-OFI_HOST_S: Final = 46e-9
+OFI_HOST_S: Final = 35e-9
 
 Constants = dict[str, float]
 
