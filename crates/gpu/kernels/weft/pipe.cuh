@@ -11,7 +11,7 @@ namespace weft {
 template <u32 STAGES, u32 BYTES> struct LoadRing {
     u8 *stages;
     u64 *full; // [STAGES]
-    u32 head = 0, tail = 0, taken = 0;
+    u32 head = 0, tail = 0;
     u32 parity = 0; // of the stage at `tail`
 
     WEFT_DEVICE LoadRing(u8 *stages, u64 *full) : stages(stages), full(full) {
@@ -22,17 +22,13 @@ template <u32 STAGES, u32 BYTES> struct LoadRing {
         __syncwarp();
     }
 
-    WEFT_DEVICE bool room() const { return taken < STAGES; }
-    WEFT_DEVICE bool empty() const { return taken == 0; }
-
-    // `from` need be good in the first lane only.
+    // Into a stage that is free: at most STAGES loads are under way. `from` is read in the first lane only.
     WEFT_DEVICE void push(const void *from, u32 bytes) {
         if (lane_of_thread() == 0) {
             ptx::mbarrier_expect(full + head, bytes);
             ptx::bulk_load(stages + head * BYTES, from, bytes, full + head);
         }
         head = head + 1 == STAGES ? 0 : head + 1;
-        ++taken;
     }
 
     WEFT_DEVICE u8 *stage() const { return stages + tail * BYTES; }
@@ -48,7 +44,6 @@ template <u32 STAGES, u32 BYTES> struct LoadRing {
     WEFT_DEVICE void pop() {
         fence_shared_for_bulk();
         __syncwarp();
-        --taken;
         tail = tail + 1 == STAGES ? 0 : tail + 1;
         if (tail == 0) parity ^= 1;
     }
@@ -98,7 +93,7 @@ template <u32 CAPACITY> struct FlagQueue {
             const u32 some = missing == 0 ? 32 : __ffs(missing) - 1;
             if (some == 0) {
                 if (__all_sync(~0u, last)) return;
-                __nanosleep(64);
+                ptx::nanosleep(64);
                 continue;
             }
             if (lane < some) {

@@ -183,11 +183,10 @@ impl Prepared {
             None => {
                 let watch = domain.alarm().watch();
                 let (record, abort) = (watch.record_address(), watch.abort_address());
+                let table = domain.table();
                 // SAFETY: the block is zeroed, aligned, as long as the shape says, and used by twins of this
                 // shape alone; it, the table and the watch outlive the twin (`Parts`).
-                let twin =
-                    unsafe { Twin::new(shape.clone(), peers, domain.table(), record, abort) };
-                Backend::Twin(twin)
+                Backend::Twin(unsafe { Twin::new(shape.clone(), peers, table, record, abort) })
             }
         };
         DeviceAllToAll::new(shape, Parts { backend, block, _reservation: reservation, domain })
