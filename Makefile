@@ -1,7 +1,7 @@
-# Everything a contributor runs. `make help` lists it.
+# Targets for contributors. `make help` lists them.
 #
-# Needed: Python 3.11 or later (with venv), cargo, a C compiler. Everything else comes into .venv and
-# target/. Stamps record what was done and from what, so nothing is done twice.
+# Requirements: Python 3.11 or later (with venv), cargo, a C compiler. All other dependencies are
+# installed into .venv and target/. Stamp files record completed steps and their inputs.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -9,17 +9,17 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-builtin-rules
 
-# The interpreter that makes .venv.
+# Interpreter that creates .venv.
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
 STAMPS := $(VENV)/stamps
 BIN := $(VENV)/bin
 CARGO_TARGET_DIR ?= $(CURDIR)/target
 export CARGO_TARGET_DIR
-# PyO3 asks an interpreter for its version: this one, whatever else is on PATH.
+# PyO3 queries this interpreter's version, independently of PATH.
 export PYO3_PYTHON := $(BIN)/python
 
-# A directory's own time changes when a file in it is removed, so directories count as inputs too.
+# Directories are inputs too: their modification time changes when a file is removed.
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 	$(shell find crates -path '*/tests' -prune -o \( -type d -o -name '*.rs' -o -name '*.cu' -o -name '*.cuh' -o -name '*.json' -o -name Cargo.toml \) -print)
 LOOM_MODELS := $(patsubst crates/fabric/tests/%.rs,--test %,$(wildcard crates/fabric/tests/loom_*.rs))
@@ -28,35 +28,35 @@ FABRIC_BENCH := $(CARGO_TARGET_DIR)/release/weft-bench-fabric
 SIM_BENCH := $(CARGO_TARGET_DIR)/release/weft-bench-sim
 PEERS_VENV ?= $(CURDIR)/.venv-peers
 
-say = @printf '\033[1m== %s\033[0m\n' '$(1)'
+step = @printf '\033[1m== %s\033[0m\n' '$(1)'
 
 .PHONY: help
-help: ## List what can be made
+help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: build ## Train a small MoE classifier and run it over four processes
-	$(call say,Running the demonstration)
+demo: build ## Small MoE classifier, trained and run over four processes
+	$(call step,Running the demonstration)
 	@$(BIN)/weft demo
 
 .PHONY: build
-build: $(STAMPS)/native ## Make .venv and build the native module into it
+build: $(STAMPS)/native ## Create .venv and build the native module into it
 
 .PHONY: test
-test: lint test-rust test-loom test-python ## Run the checks that every change must pass
+test: lint test-rust test-loom test-python ## All checks required before a commit
 
 .PHONY: test-rust
-test-rust: $(STAMPS)/requirements ## Run the Rust tests
-	$(call say,Rust tests)
+test-rust: $(STAMPS)/requirements ## Rust tests
+	$(call step,Rust tests)
 	@cargo test --locked --workspace --quiet
 
-# A run costs about ten times as much in the MoE suite as in the fabric's, so it gets a tenth of them.
+# The MoE suite gets a tenth of the seeds: a run costs about ten times as much as in the fabric's.
 SEEDS ?= 1000000
 RECORD := python3 benchmarks/record.py
 
 .PHONY: seeds
-seeds: ## Run SEEDS random simulations of both suites, and record the outcome
-	$(call say,$(SEEDS) seeds)
+seeds: ## SEEDS random simulations of both suites, recorded
+	$(call step,$(SEEDS) seeds)
 	@WEFT_SEEDS=$$(($(SEEDS) * 7 / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
 		-p weft-fabric --test sim -- --nocapture random_traffic
 	@WEFT_SEEDS=$$(($(SEEDS) / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
@@ -67,102 +67,104 @@ seeds: ## Run SEEDS random simulations of both suites, and record the outcome
 		-p weft-moe --test sim -- --nocapture every_run
 
 .PHONY: loss
-loss: build ## Kill a rank 100 times and stop one 50 times on each transport, and record the outcome
-	$(call say,Killing and stopping ranks)
+loss: build ## Ranks killed 100 times and stopped 50 times on each transport, recorded
+	$(call step,Killing and stopping ranks)
 	@WEFT_TEST_KILLS=100 WEFT_TEST_STOPS=50 $(RECORD) loss $(BIN)/python -m pytest -q -s tests/test_loss.py
 
 FUZZ_SECONDS ?= 60
 
 .PHONY: fuzz
-fuzz: ## Fuzz every parser for FUZZ_SECONDS, and record the outcome (needs cargo-fuzz and nightly)
-	$(call say,Fuzzing)
+fuzz: ## Fuzzing of every parser for FUZZ_SECONDS, recorded (needs cargo-fuzz and nightly)
+	$(call step,Fuzzing)
 	@$(RECORD) fuzz fuzz/run.sh $(FUZZ_SECONDS)
 
-# $(call nightly-with,COMPONENT): stops unless nightly Rust is there with it.
+# $(call nightly-with,COMPONENT): fails unless nightly Rust is installed with the component.
 nightly-with = @rustup component list --toolchain nightly --installed 2>/dev/null | grep '^$(1)' >/dev/null \
 	|| { echo 'No nightly Rust with $(1): rustup toolchain install nightly -c miri -c rust-src' >&2; exit 1; }
 
 .PHONY: test-miri
-test-miri: ## Interpret what miri can of the Rust tests, and record the outcome (needs nightly)
+test-miri: ## Rust tests under miri, recorded (needs nightly)
 	$(call nightly-with,miri)
 	$(call nightly-with,rust-src)
-	$(call say,Miri)
+	$(call step,Miri)
 	@$(RECORD) sanitisers crates/sanitise.sh miri
 
 .PHONY: test-tsan
-test-tsan: ## Run the Rust tests under ThreadSanitizer, and record the outcome (needs nightly)
+test-tsan: ## Rust tests under ThreadSanitizer, recorded (needs nightly)
 	$(call nightly-with,rust-src)
-	$(call say,ThreadSanitizer)
+	$(call step,ThreadSanitizer)
 	@$(RECORD) sanitisers crates/sanitise.sh tsan
 
-# A target directory of its own: other flags in a shared one would rebuild everything each time.
+# Separate target directory: other flags in a shared one would rebuild everything each time.
 .PHONY: test-loom
-test-loom: ## Check the models of the lock-free parts in every interleaving
-	$(call say,Loom models)
+test-loom: ## Loom models of the lock-free parts, all interleavings
+	$(call step,Loom models)
 	@CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom RUSTFLAGS='--cfg loom' CARGO_PROFILE_RELEASE_LTO=off \
 		cargo test --locked --release --quiet -p weft-fabric $(or $(LOOM_MODELS),--lib loom)
 
 .PHONY: test-python
-test-python: build ## Run the Python tests that need no PyTorch
-	$(call say,Python tests)
+test-python: build ## Python tests without PyTorch
+	$(call step,Python tests)
 	@$(BIN)/python -m pytest -q -m 'not torch'
 
 .PHONY: test-torch
-test-torch: build $(STAMPS)/torch ## Run the Python tests that need PyTorch
-	$(call say,Python tests with PyTorch)
+test-torch: build $(STAMPS)/torch ## Python tests with PyTorch
+	$(call step,Python tests with PyTorch)
 	@$(BIN)/python -m pytest -q -m torch
 
-# Debian's libfabric is 1.17; the wheel has 2.5.1, with its providers as files of their own.
+# Debian's libfabric is 1.17; the wheel has 2.5.1, with its providers in separate files.
 LIBFABRIC := $(CARGO_TARGET_DIR)/libfabric/unpacked/mpich-5.0.2.data/data/lib/mpich
 
 .PHONY: libfabric
-libfabric: $(LIBFABRIC) ## Download libfabric 2.5 for test-libfabric
+libfabric: $(LIBFABRIC) ## libfabric 2.5 for test-libfabric, downloaded
 
 .PHONY: test-libfabric
-test-libfabric: $(LIBFABRIC) $(STAMPS)/requirements ## Run the Rust tests of ofi with libfabric 2.5 (x86-64, glibc 2.28)
-	$(call say,Rust tests with libfabric 2.5)
+test-libfabric: $(LIBFABRIC) $(STAMPS)/requirements ## Rust tests of ofi with libfabric 2.5 (x86-64, glibc 2.28)
+	$(call step,Rust tests with libfabric 2.5)
 	@export WEFT_LIBFABRIC=$(LIBFABRIC)/libfabric.so.1 FI_PROVIDER_PATH=$(LIBFABRIC)/libfabric \
 		LD_LIBRARY_PATH=$(LIBFABRIC); \
 		cargo test --locked --quiet -p weft-fabric --test ofi && \
 		cargo test --locked --quiet -p weft-fabric --test conformance ofi
 
-# Nothing is run, so no cross compiler is needed: only Rust's own libraries for that target.
+# cargo check needs only Rust's libraries for the target, without a cross compiler.
 .PHONY: check-aarch64
-check-aarch64: ## Compile for aarch64 (needs the target: rustup target add aarch64-unknown-linux-gnu)
-	$(call say,Compiling for aarch64)
+check-aarch64: ## Compilation for aarch64 (needs rustup target add aarch64-unknown-linux-gnu)
+	$(call step,Compiling for aarch64)
 	@PYO3_CROSS=1 PYO3_CROSS_PYTHON_VERSION=3.11 cargo check --locked --workspace --quiet \
 		--target aarch64-unknown-linux-gnu
 
 .PHONY: lint
-lint: $(STAMPS)/requirements ## Check formatting, lints and types
-	$(call say,Rust formatting and lints)
+lint: $(STAMPS)/requirements ## Formatting, lints, types and wording
+	$(call step,Rust formatting and lints)
 	@cargo fmt --all --check
 	@cargo clippy --locked --workspace --all-targets --quiet -- -D warnings
-	$(call say,Python formatting and types)
+	$(call step,Python formatting and types)
 	@$(BIN)/ruff format --quiet --check
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/mypy --no-error-summary
+	$(call step,Wording)
+	@$(BIN)/python tools/words.py
 
 .PHONY: format
-format: $(STAMPS)/requirements ## Format the sources
+format: $(STAMPS)/requirements ## Formatted sources
 	@cargo fmt --all
 	@$(BIN)/ruff format --quiet
 	@$(BIN)/ruff check --quiet --fix
 
 .PHONY: bench
-bench: bench-transfer bench-moe bench-host bench-planner ## Measure everything that docs/speed.md shows (half an hour)
+bench: bench-transfer bench-moe bench-host bench-planner ## All measurements of docs/speed.md (half an hour)
 
 .PHONY: bench-transfer
-bench-transfer: $(FABRIC_BENCH) ## Measure transfers beside bare memory, sockets and other libraries
-	$(call say,Transfers)
+bench-transfer: $(FABRIC_BENCH) ## Transfers beside bare memory, sockets and other libraries
+	$(call step,Transfers)
 	@benchmarks/peers/build.sh $(CARGO_TARGET_DIR)/peers
 	@$(PYTHON) benchmarks/transfer.py --fabric $(FABRIC_BENCH) \
 		--programs $(CARGO_TARGET_DIR)/peers --peers-python $(PEERS_VENV)/bin/python \
 		--rounds $(or $(ROUNDS),15)
 
 .PHONY: bench-ofi
-bench-ofi: $(FABRIC_BENCH) ## Measure transfers over libfabric beside its bare loop (LIBFABRIC=FILE: another library)
-	$(call say,Transfers over libfabric)
+bench-ofi: $(FABRIC_BENCH) ## Transfers over libfabric beside its bare loop (LIBFABRIC=FILE: another library)
+	$(call step,Transfers over libfabric)
 	@benchmarks/peers/build.sh $(CARGO_TARGET_DIR)/peers
 	@$(PYTHON) benchmarks/transfer.py --fabric $(FABRIC_BENCH) \
 		--programs $(CARGO_TARGET_DIR)/peers --peers-python $(PEERS_VENV)/bin/python \
@@ -170,139 +172,131 @@ bench-ofi: $(FABRIC_BENCH) ## Measure transfers over libfabric beside its bare l
 		--sizes 8,64,512,4096,32768,65536,262144,2097152,16777216,67108864
 
 .PHONY: bench-moe
-bench-moe: build $(STAMPS)/torch ## Measure MoE dispatch and combine beside gloo (installs PyTorch)
-	$(call say,MoE dispatch and combine)
+bench-moe: build $(STAMPS)/torch ## MoE dispatch and combine beside gloo (installs PyTorch)
+	$(call step,MoE dispatch and combine)
 	@$(BIN)/python benchmarks/moe.py
 
 .PHONY: bench-host
-bench-host: $(FABRIC_BENCH) ## Measure idle ranks, and more ranks than cores
-	$(call say,Ranks of one host)
+bench-host: $(FABRIC_BENCH) ## Idle ranks, and more ranks than cores
+	$(call step,Ranks of one host)
 	@$(PYTHON) benchmarks/host.py --fabric $(FABRIC_BENCH)
 
 .PHONY: bench-threads
-bench-threads: $(FABRIC_BENCH) ## Measure threads that share a communicator OVER shm or tcp, and record it
-	$(call say,Threads of a rank)
+bench-threads: $(FABRIC_BENCH) ## Threads that share a communicator OVER shm or tcp, recorded
+	$(call step,Threads of a rank)
 	@$(RECORD) threads $(FABRIC_BENCH) threads --json --path $(or $(OVER),shm)
 
 .PHONY: bench-pairs
-bench-pairs: $(FABRIC_BENCH) ## Measure pair groups: forming, many idle ones, a burst of processes
-	$(call say,Pair groups)
+bench-pairs: $(FABRIC_BENCH) ## Pairs: formation, many idle ones, a burst of processes
+	$(call step,Pair groups)
 	@$(RECORD) pairs $(FABRIC_BENCH) pairs --path shm --json
 	@$(RECORD) pairs $(FABRIC_BENCH) pairs --path tcp --json
 
 .PHONY: bench-planner
-bench-planner: ## Measure the planners of MoE dispatch
-	$(call say,Planners)
+bench-planner: ## Planners of MoE dispatch
+	$(call step,Planners)
 	@$(PYTHON) benchmarks/planner.py --target $(CARGO_TARGET_DIR)
 
 .PHONY: bench-sim
-bench-sim: $(SIM_BENCH) ## Measure the simulator, and compare it with SimGrid if that is installed
-	$(call say,The simulator)
+bench-sim: $(SIM_BENCH) ## Simulator speed, compared with SimGrid if installed
+	$(call step,The simulator)
 	@$(PYTHON) benchmarks/simulator.py --program $(SIM_BENCH) --simgrid $(CARGO_TARGET_DIR)/simgrid \
 		--rounds $(or $(ROUNDS),5)
 
 .PHONY: bench-paths
-bench-paths: ## Measure how long a route takes, and record it
-	$(call say,Routes)
+bench-paths: ## Time to compute a route, recorded
+	$(call step,Routes)
 	@$(RECORD) paths cargo run --locked --release --quiet -p weft-topology --example path_speed
 
-# Schedules that were damaged at random; a test run makes a seventh of them, and each in fewer orders.
+# Randomly damaged schedules; a test run covers a seventh of them, each in fewer orders.
 .PHONY: mutants
-mutants: ## Prove and run 100,000 damaged schedules, and record the outcome
-	$(call say,Damaged schedules)
+mutants: ## 100,000 damaged schedules, proved and run, recorded
+	$(call step,Damaged schedules)
 	@WEFT_MUTANTS=130000 WEFT_MUTANT_SEEDS=200 $(RECORD) mutants cargo test --locked --release --quiet \
 		-p weft-collectives --test mutations -- --nocapture mutations_that
 
 .PHONY: bench-instructions
-bench-instructions: $(FABRIC_BENCH) ## Count instructions and compare with those committed (needs valgrind)
-	$(call say,Instructions)
+bench-instructions: $(FABRIC_BENCH) ## Instruction counts, compared with the committed ones (needs valgrind)
+	$(call step,Instructions)
 	@$(PYTHON) benchmarks/instructions.py --fabric $(FABRIC_BENCH)
 
 .PHONY: bench-soak
-bench-soak: $(FABRIC_BENCH) ## Write for DURATION (600 s) OVER shm or tcp, all of it checked, and record it
-	$(call say,Soak)
+bench-soak: $(FABRIC_BENCH) ## Checked writes for DURATION (600 s) OVER shm or tcp, recorded
+	$(call step,Soak)
 	@$(RECORD) soak $(FABRIC_BENCH) soak --json --seconds $(or $(DURATION),600) --path $(or $(OVER),shm)
 
 .PHONY: bench-peers
-bench-peers: ## Install the Python packages of other libraries into .venv-peers
-	$(call say,Installing NIXL and Mooncake)
+bench-peers: ## Python packages of other libraries, installed into .venv-peers
+	$(call step,Installing NIXL and Mooncake)
 	@$(PYTHON) -m venv $(PEERS_VENV)
 	@$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--only-binary :all: --require-hashes -r benchmarks/peers/requirements.txt
 
-.PHONY: bench-eflops
-bench-eflops: build ## Simulate the EFLOPS article, and make the tables and pictures of docs/eflops.md
-	$(call say,The EFLOPS article)
-	@$(BIN)/weft sim eflops --out $(CARGO_TARGET_DIR)/eflops
-	@cp $(CARGO_TARGET_DIR)/eflops/eflops.json benchmarks/results
-	@cp $(CARGO_TARGET_DIR)/eflops/*.svg docs/images
-	@$(BIN)/python benchmarks/eflops_page.py --write
+REPRODUCED := $(CARGO_TARGET_DIR)/reproductions
 
-.PHONY: bench-articles
-bench-articles: build ## Simulate published MoE and DLRM figures, and make docs/perplexity.md and docs/dlrm.md
-	$(call say,MoE on ConnectX-7 and EFA; a recommendation model)
-	@$(BIN)/weft sim perplexity --out $(CARGO_TARGET_DIR)/articles
-	@$(BIN)/weft sim dlrm --out $(CARGO_TARGET_DIR)/articles
-	@cp $(CARGO_TARGET_DIR)/articles/*.json benchmarks/results
-	@cp $(CARGO_TARGET_DIR)/articles/*.svg docs/images
-	@$(BIN)/python benchmarks/sim_pages.py --write
+.PHONY: reproductions
+reproductions: build ## Simulations of published systems, docs/eflops.md, moe-rdma.md and dlrm.md
+	$(call step,EFLOPS; MoE over RDMA; a recommendation model)
+	@for name in eflops moe_rdma dlrm; do $(BIN)/python -m reproductions.$$name --out $(REPRODUCED); done
+	@cp $(REPRODUCED)/*.json benchmarks/results
+	@cp $(REPRODUCED)/*.svg docs/images
+	@$(BIN)/python benchmarks/pages.py --write eflops moe-rdma dlrm
 
-# On a machine with GPUs: WEFT_PYTHON can import weft and torch, and nothing is built.
+# On a machine with GPUs: WEFT_PYTHON can import weft and torch, without a build.
 .PHONY: gpu-test
-gpu-test: ## Run the tests that need a GPU with WEFT_PYTHON (python3)
-	$(call say,Tests on GPUs)
+gpu-test: ## GPU tests with WEFT_PYTHON (python3)
+	$(call step,Tests on GPUs)
 	@benchmarks/gpu/run.sh test
 
 .PHONY: gpu-bench
-gpu-bench: ## Measure on GPUs with WEFT_PYTHON (python3), in at most BUDGET (1800) seconds
-	$(call say,Dispatch and combine on GPUs)
+gpu-bench: ## GPU benchmark with WEFT_PYTHON (python3), in at most BUDGET (1800) seconds
+	$(call step,Dispatch and combine on GPUs)
 	@benchmarks/gpu/run.sh bench --budget $(or $(BUDGET),1800)
 
-.PHONY: bench-gpu-page
-bench-gpu-page: build ## Make the tables and the picture of docs/gpu.md from the result file
-	@$(BIN)/python benchmarks/gpu_page.py --write
-
-.PHONY: bench-page
-bench-page: ## Make the tables of docs/speed.md from the result files
-	@$(PYTHON) benchmarks/table.py --write
+.PHONY: pages
+pages: build ## Generated tables and pictures of docs/ (PAGE=NAME: one page)
+	@$(BIN)/python benchmarks/pages.py --write $(PAGE)
 
 .PHONY: requirements
-requirements: ## Pin the newest releases that pyproject.toml allows (needs uv)
-	$(call say,Pinning requirements)
-	@uv pip compile $(PIN) --extra dev --extra demo --extra bench pyproject.toml -o requirements/dev.txt
-	@uv pip compile $(PIN) --extra torch --extra layer -c requirements/dev.txt pyproject.toml -o requirements/torch.txt
+requirements: ## Pins of the newest releases that pyproject.toml allows (needs uv)
+	$(call step,Pinning requirements)
+	@uv pip compile $(PIN) -c requirements/constraints.in \
+		--extra dev --extra demo --extra bench pyproject.toml -o requirements/dev.txt
+	@uv pip compile $(PIN) --extra torch --extra layer \
+		-c requirements/constraints.in -c requirements/dev.txt pyproject.toml -o requirements/torch.txt
+	@sed -i '1i # Generated by `make requirements`.' requirements/dev.txt requirements/torch.txt
 
 PIN := --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url
 
 .PHONY: clean
-clean: ## Remove everything that was made here
+clean: ## Removal of all build products
 	@rm -rf $(VENV) $(PEERS_VENV) $(CARGO_TARGET_DIR) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@rm -f python/weft/_native*.so
 	@find python tests -name __pycache__ -prune -exec rm -rf {} +
 
-# ---- what the targets above stand on
+# ---- prerequisites of the targets above
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--only-binary :all: --require-hashes
 
 $(BIN)/python:
-	$(call say,Making .venv)
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Weft needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ": say `make PYTHON=python3.11`")'
+	$(call step,Making .venv)
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(PYTHON) " + sys.version.split()[0] + ": Weft needs Python 3.11 or later; run `make PYTHON=python3.11`")'
 	@$(PYTHON) -m venv $(VENV)
 
 $(STAMPS)/requirements: requirements/dev.txt | $(BIN)/python
-	$(call say,Installing the pinned Python packages)
+	$(call step,Installing the pinned Python packages)
 	@$(PIP_INSTALL) -r $<
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/torch: requirements/torch.txt $(STAMPS)/requirements
-	$(call say,Installing PyTorch (about 3 GB))
+	$(call step,Installing PyTorch (about 3 GB))
 	@$(PIP_INSTALL) -r $<
 	@touch $@
 
 $(LIBFABRIC): requirements/libfabric.txt | $(BIN)/python
-	$(call say,Downloading libfabric 2.5)
+	$(call step,Downloading libfabric 2.5)
 	@rm -rf $(CARGO_TARGET_DIR)/libfabric
 	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
 		--require-hashes -r $< -d $(CARGO_TARGET_DIR)/libfabric
@@ -311,16 +305,16 @@ $(LIBFABRIC): requirements/libfabric.txt | $(BIN)/python
 
 $(FABRIC_BENCH): $(NATIVE_SOURCES) $(wildcard benchmarks/fabric/Cargo.toml benchmarks/fabric/src/*.rs \
 		benchmarks/fabric/src/*/*.rs)
-	$(call say,Building the benchmarks)
+	$(call step,Building the benchmarks)
 	@cargo build --locked --release --quiet -p weft-bench-fabric
 	@touch $@
 
 $(SIM_BENCH): $(NATIVE_SOURCES) $(wildcard benchmarks/sim/Cargo.toml benchmarks/sim/src/*.rs)
-	$(call say,Building the benchmark of the simulator)
+	$(call step,Building the benchmark of the simulator)
 	@cargo build --locked --release --quiet -p weft-bench-sim
 	@touch $@
 
 $(STAMPS)/native: $(NATIVE_SOURCES) $(STAMPS)/requirements
-	$(call say,Building the native module)
+	$(call step,Building the native module)
 	@PIP_QUIET=1 VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --release --quiet
 	@touch $@

@@ -1,31 +1,27 @@
-"""The tables and the picture of docs/gpu.md: `gpu_page.py --write` puts them there.
+"""Maker of docs/gpu.md: tables and a picture.
 
-Between a line `<!-- table: NAME -->` and the next `<!-- end -->` stands what `TABLES[NAME]` makes
-of `results/gpu_moe.jsonl`, to which `weft bench moe --device cuda --cases all --record` appends. Of
-each machine and case the last record counts. Rows of others are from `reference/gpu_moe.json`, with
-the machine that they were measured on. Without results, tables say that nothing was measured.
+`weft bench moe --device cuda --cases all --record` appends to `results/gpu_moe.jsonl`; the last
+record of each machine and case is shown. Rows of other systems are from `reference/gpu_moe.json`,
+with the machine of the measurement. A table without results is `NOT_MEASURED`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from table import NOTHING, markdown, number
+from gpu_model import GOALS, PHASES, Model
+from speed_page import NOT_MEASURED, markdown, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "gpu.md"
 PICTURE = ROOT / "docs" / "images" / "gpu-moe.svg"
 RESULTS = ROOT / "benchmarks" / "results" / "gpu_moe.jsonl"
 REFERENCE = ROOT / "benchmarks" / "reference" / "gpu_moe.json"
-SECTION = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-#: What follows each case of decode and of prefill in its tables.
+#: Labels of the cases of decode and of prefill.
 DECODE = {
     "decode": "cast to fp8 by the kernel, contiguous",
     "decode given fp8": "fp8 given, contiguous",
@@ -39,34 +35,21 @@ PREFILL = {
     "prefill 64": "fp8, 64 SMs",
     "prefill": "fp8, Weft's choice of SMs",
     "prefill bf16": "bf16, 24 SMs",
+    "prefill dense": "bf16, dense rows, 24 SMs",
 }
 
 Record = dict[str, Any]
 
 
-def main() -> int:
-    """Print the page, or write it and draw its picture."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write the page and the picture")
-    arguments = parser.parse_args()
+def blocks(page: str = "gpu") -> dict[str, str]:
+    """Tables by name."""
     records = read(RESULTS)
-    if arguments.write and draw(records, PICTURE):
-        print(f"{PICTURE.relative_to(ROOT)} is drawn")
-    page = with_tables(PAGE.read_text(encoding="utf-8"), records)
-    if arguments.write:
-        PAGE.write_text(page, encoding="utf-8")
-    else:
-        print(page)
-    return 0
+    return {name: table(records) for name, table in TABLES.items()}
 
 
-def with_tables(page: str, records: list[Record]) -> str:
-    """The page with every table made anew."""
-
-    def table(section: re.Match[str]) -> str:
-        return f"{section[1]}\n{TABLES[section[2]](records)}\n\n{section[4]}"
-
-    return SECTION.sub(table, page)
+def draw(page: str = "gpu") -> list[Path]:
+    """Draw the picture if there are results; paths of pictures drawn."""
+    return [PICTURE] if draw_decode(read(RESULTS), PICTURE) else []
 
 
 def read(path: Path) -> list[Record]:
@@ -76,7 +59,7 @@ def read(path: Path) -> list[Record]:
     last: dict[tuple[str, str], Record] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        # What was not begun says nothing, and the twin's times mean nothing.
+        # Skipped cases have no result, and times of the twin are not comparable.
         if record["status"] != "skipped" and record["origin"].get("device") == "cuda":
             last[machine(record), record["case"]] = record
     return sorted(
@@ -85,13 +68,13 @@ def read(path: Path) -> list[Record]:
 
 
 def reference() -> dict[str, Any]:
-    """What others measured and published."""
+    """Measured and published figures of other systems."""
     found: dict[str, Any] = json.loads(REFERENCE.read_text(encoding="utf-8"))
     return found
 
 
 def machine(record: Record) -> str:
-    """Where it was measured, in a few words."""
+    """Short name of the machine of a record."""
     origin = record["origin"]
     gpus = origin["gpus"]
     named = f"{len(gpus)} {gpus[0]}" if gpus else "no GPU"
@@ -99,7 +82,7 @@ def machine(record: Record) -> str:
 
 
 def good(records: list[Record], kind: str | None = None) -> list[Record]:
-    """Those with a result, of a kind."""
+    """Records with a result, of a kind."""
     return [
         record
         for record in records
@@ -108,7 +91,7 @@ def good(records: list[Record], kind: str | None = None) -> list[Record]:
 
 
 def times(result: dict[str, Any], name: str, *, p99: bool = True) -> str:
-    """The slowest rank's p50 and p99, in microseconds."""
+    """p50 and p99 of the slowest rank in microseconds."""
     time = result.get("times", {}).get(name)
     if time is None:
         return ""
@@ -117,12 +100,12 @@ def times(result: dict[str, Any], name: str, *, p99: bool = True) -> str:
 
 
 def cell(value: float | None) -> str:
-    """A number, if there is one."""
+    """A number, or an empty cell."""
     return "" if value is None else number(value)
 
 
 def where(records: list[Record]) -> str:
-    """Machines, versions and commits."""
+    """Table of machines, versions and commits."""
     rows: dict[str, list[str]] = {}
     for record in records:
         origin, versions = record["origin"], record["origin"]["versions"]
@@ -148,13 +131,13 @@ def where(records: list[Record]) -> str:
 def left(headers: list[str], rows: list[list[str]]) -> str:
     """A table of text."""
     if not rows:
-        return NOTHING
+        return NOT_MEASURED
     lines = [headers, ["---"] * len(headers), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def exchanges(cases: dict[str, str], key: str) -> Callable[[list[Record]], str]:
-    """Dispatch and combine of these cases, NCCL beside them, and what others have."""
+    """Table of dispatch and combine of these cases, NCCL, and other systems."""
 
     def table(records: list[Record]) -> str:
         rows = []
@@ -183,7 +166,7 @@ def exchanges(cases: dict[str, str], key: str) -> Callable[[list[Record]], str]:
 
 
 def others(key: str) -> list[list[str]]:
-    """Rows of what others measured and published."""
+    """Rows of other systems, measured and published."""
     known = reference()
     measured, published = known["measured"], known["published"]
     system = measured["deepep_v1"]
@@ -209,7 +192,7 @@ def others(key: str) -> list[list[str]]:
 
 
 def others_on_two(measured: dict[str, Any], key: str, empty: list[str]) -> list[list[str]]:
-    """Rows of what others measured on two GPUs of the kind that Weft was measured on."""
+    """Rows of other systems on two GPUs of the same kind as Weft's."""
     system = measured["deepep_v1"]
     name, ours = f"{system['name']}, {measured['label']} (measured)", system[key]
     if key == "decode":
@@ -227,7 +210,7 @@ def others_on_two(measured: dict[str, Any], key: str, empty: list[str]) -> list[
 
 
 def halves(records: list[Record]) -> str:
-    """Send and receive halves."""
+    """Table of send and receive halves."""
     names = ("dispatch send", "dispatch recv", "combine send", "combine recv")
     rows = [
         [f"Weft, {machine(record)}: {DECODE.get(record['case'], record['case'])}"]
@@ -244,7 +227,7 @@ def halves(records: list[Record]) -> str:
 
 
 def cold(records: list[Record]) -> str:
-    """With warm and with cold caches."""
+    """Table of warm and cold caches."""
     rows = [
         [
             f"Weft, {machine(record)}: {DECODE.get(record['case'], record['case'])}",
@@ -261,7 +244,7 @@ PAIRS = [(cache, phase) for phase in ("dispatch", "combine") for cache in ("", "
 
 
 def harness(records: list[Record]) -> str:
-    """Pairs in a loop, means."""
+    """Table of mean times of dispatch and combine in a loop."""
     rows = []
     for record in good(records, "harness"):
         found = record["result"]["times"]
@@ -286,7 +269,7 @@ def harness(records: list[Record]) -> str:
 
 
 def modes(records: list[Record]) -> str:
-    """Eager, compiled, in a graph, and what a call takes of the host."""
+    """Table of eager, compiled and captured calls, with host times."""
     rows = []
     for record in good(records, "modes"):
         result = record["result"]
@@ -296,17 +279,25 @@ def modes(records: list[Record]) -> str:
                 f"Weft, {machine(record)}",
                 *(times(result, f"{how} round", p99=False) for how in ("graph", "eager")),
                 times(result, "compiled round", p99=False),
-                *(number(calls[name]) for name in ("dispatch", "combine")),
+                *(both(calls, name) for name in ("dispatch", "combine")),
+                cell(calls.get("empty kernel")),
                 number(max(result["compile_seconds"])),
             ]
         )
     headers = ["a round of decode, µs", "graph", "calls", "`torch.compile`"]
-    headers += ["host, dispatch", "host, combine", "compiling, s"]
+    headers += ["host, dispatch / `out=`", "host, combine / `out=`", "host, empty kernel"]
+    headers += ["compiling, s"]
     return markdown(headers, rows)
 
 
+def both(calls: dict[str, float], name: str) -> str:
+    """Host time of a call, and with `out=` if measured."""
+    given = calls.get(f"{name} out=")
+    return number(calls[name]) + ("" if given is None else f" / {number(given)}")
+
+
 def late(records: list[Record]) -> str:
-    """A rank that comes late, from its own arrival."""
+    """Table of a late rank's times, from its own arrival."""
     rows = []
     for record in good(records, "late"):
         result = record["result"]
@@ -326,27 +317,35 @@ def late(records: list[Record]) -> str:
 
 
 def gemm(records: list[Record]) -> str:
-    """Beside a matrix product."""
+    """Table of rounds beside a matrix product, on all multiprocessors or on the remaining ones."""
     rows = []
     for record in good(records, "gemm"):
         found = {name: time["slowest_p50_us"] for name, time in record["result"]["times"].items()}
-        rows.append(
-            [
-                f"Weft, {machine(record)}, {record['workload']['num_sms']} SMs",
-                number(found["alone"]),
-                f"{number(found['with gemm'])} ({found['with gemm'] / found['alone']:.2f})",
-                number(found["gemm alone"]),
-                f"{number(found['gemm with rounds'])}"
-                f" ({found['gemm with rounds'] / found['gemm alone']:.2f})",
-            ]
-        )
+        sms = record["workload"]["num_sms"]
+        for prefix, how in (("", "on all SMs"), ("carveout ", f"leaves {sms} SMs")):
+            if f"{prefix}alone" not in found:
+                continue
+            alone, beside, product, slowed = (
+                found[prefix + name]
+                for name in ("alone", "with gemm", "gemm alone", "gemm with rounds")
+            )
+            whole = found["gemm alone"]
+            rows.append(
+                [
+                    f"Weft, {machine(record)}, {sms} SMs; product {how}",
+                    number(alone),
+                    f"{number(beside)} ({beside / alone:.2f})",
+                    f"{number(product)} ({product / whole:.2f})",
+                    f"{number(slowed)} ({slowed / whole:.2f})",
+                ]
+            )
     headers = ["prefill, µs (ratio)", "round alone", "round beside a product"]
     headers += ["product alone", "product beside rounds"]
     return markdown(headers, rows)
 
 
 def start(records: list[Record]) -> str:
-    """Seconds until the first round is through."""
+    """Table of seconds until the end of the first round."""
     rows = []
     for record in good(records, "start"):
         result = record["result"]
@@ -365,7 +364,7 @@ def start(records: list[Record]) -> str:
 
 
 def sweep(records: list[Record]) -> str:
-    """One number of decode changed at a time."""
+    """Table of decode with one parameter changed at a time."""
     rows = []
     for record in good(records, "rounds"):
         if record["case"] != "decode" and not record["case"].startswith("sweep "):
@@ -385,32 +384,101 @@ def sweep(records: list[Record]) -> str:
     return markdown(headers, rows)
 
 
+def modelled(records: list[Record]) -> Model | None:
+    """The model, fitted to the records of two GPUs."""
+    two = [record for record in good(records, "rounds") if record["origin"]["ranks"] == 2]
+    two = [record for record in two if len(record["origin"]["gpus"]) == 2]
+    return Model.of(two, reference()["measured"]["limits"])
+
+
+def model(records: list[Record]) -> str:
+    """Table of predictions for eight GPUs, term by term, and the goals."""
+    made = modelled(records)
+    if made is None:
+        return NOT_MEASURED
+    rows = []
+    for case, label in MODELLED.items():
+        both = [0.0, 0.0]
+        for phase in PHASES:
+            if case not in made.records:
+                continue
+            terms = made.predict(made.records[case]["workload"], phase, 8)
+            goal = GOALS[phase] if label.startswith("fp8") else None
+            rows.append(
+                [
+                    f"{label}: {phase}",
+                    *(number(term) for term in (terms.latency, terms.peers, terms.link)),
+                    *(number(term) for term in (terms.local, terms.total, terms.apart)),
+                    cell(goal),
+                ]
+            )
+            both = [sum(pair) for pair in zip(both, (terms.total, terms.apart), strict=True)]
+        if case == "decode":
+            token = number(made.one_token(8))
+            rows.append(["decode: both", *[""] * 4, *map(number, both), number(GOALS["pair"])])
+            rows.append(["1 token: both", *[""] * 4, token, "", number(GOALS["one token"])])
+    headers = ["8 GPUs, µs, predicted", "latency", "peers", "link", "local"]
+    return markdown([*headers, "predicted", "without overlap", "goal"], rows)
+
+
+#: Cases in the table of predictions.
+MODELLED = {
+    "decode": "decode",
+    "prefill 24": "fp8, 24 SMs",
+    "prefill 64": "fp8, 64 SMs",
+    "prefill bf16": "bf16, 24 SMs",
+}
+
+
+def model_checks(records: list[Record]) -> str:
+    """Table of measured and predicted times on two GPUs."""
+    made = modelled(records)
+    if made is None:
+        return NOT_MEASURED
+
+    def shown(found: dict[str, tuple[float, float]], phase: str) -> list[str]:
+        if phase not in found:
+            return ["fitted", "", ""]
+        measured, predicted = found[phase]
+        # Not "-0%".
+        deviation = round(predicted / measured - 1, 2) + 0.0
+        return [number(measured), number(predicted), f"{deviation:+.0%}"]
+
+    names = (*PHASES, "both")
+    rows = [
+        [case, *(text for phase in names for text in shown(found, phase))]
+        for case, found in made.deviations().items()
+    ]
+    headers = [text for phase in names for text in (phase, "predicted", "deviation")]
+    return markdown(["2 GPUs, µs", *headers], rows)
+
+
 def not_measured(records: list[Record]) -> str:
-    """Cases whose last run failed or gave wrong results."""
+    """Table of cases whose last run failed or gave wrong results."""
     rows = [
         [
             f"{record['case']}, {machine(record)}",
             record["status"],
-            # The last line of a trace back says what was wrong.
+            # The last line of a traceback has the error.
             (record["reason"] or "").strip().splitlines()[-1].strip().replace("|", "\\|")[:200],
         ]
         for record in records
         if record["status"] != "ok"
     ]
     if records and not rows:
-        return "None: every case that was begun ended, and every result was right."
+        return "None: all started cases ended with correct results."
     return left(["case", "outcome", "why"], rows)
 
 
 def picture(records: list[Record]) -> str:
-    """The picture, once there is something to show."""
+    """Link to the plot, if there are results."""
     if not bars(records):
-        return NOTHING
+        return NOT_MEASURED
     return f"![Dispatch, combine and both of decode, beside others](images/{PICTURE.name})"
 
 
 def bars(records: list[Record]) -> dict[str, list[float | None]]:
-    """Of decode, by system: dispatch, combine, both."""
+    """Times of decode by system: dispatch, combine, both."""
     found: dict[str, list[float | None]] = {}
     for record in good(records):
         if record["case"] == "decode":
@@ -435,15 +503,15 @@ def bars(records: list[Record]) -> dict[str, list[float | None]]:
     return found
 
 
-def draw(records: list[Record], path: Path) -> bool:
-    """Draw the picture, if there is anything to show; whether there was."""
+def draw_decode(records: list[Record], path: Path) -> bool:
+    """Draw the plot if there are results; True if drawn."""
     systems = bars(records)
     if not systems:
         return False
     from weft.sim.plot import draw_bars, save
 
     title = "128 tokens a rank, hidden 7168, 256 experts, top-8, fp8 out, bf16 back"
-    # The palette has eight colours: Weft and NCCL of the largest machines come first.
+    # The palette has eight colours: Weft and NCCL on the largest machines are first.
     shown = dict(list(systems.items())[:8])
     save(draw_bars(["dispatch", "combine", "both"], shown, title=title, y="µs, slowest rank"), path)
     return True
@@ -462,8 +530,7 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "gemm": gemm,
     "start": start,
     "sweep": sweep,
+    "model": model,
+    "model-checks": model_checks,
     "not-measured": not_measured,
 }
-
-if __name__ == "__main__":
-    raise SystemExit(main())

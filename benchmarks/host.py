@@ -1,4 +1,4 @@
-"""Idle ranks and crowded cores. Appends to results/host.jsonl."""
+"""Benchmark of idle ranks and of more ranks than cores. Appends to results/host.jsonl."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from origin import ROOT, origin
+from record import RESULTS, append_records, origin
 
-RESULTS = ROOT / "benchmarks" / "results" / "host.jsonl"
+TARGET = RESULTS / "host.jsonl"
 
 
 def main() -> int:
-    """Measure both over each path."""
+    """Both measurements over each path."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fabric", required=True, help="the program weft-bench-fabric")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="default %(default)s")
+    parser.add_argument("--results", type=Path, default=TARGET, help="default %(default)s")
     arguments = parser.parse_args()
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
     for path in ("shm", "tcp"):
         for benchmark in ("crowd", "idle"):
             print(f"{benchmark} over {path}", file=sys.stderr)
             command = [arguments.fabric, benchmark, "--path", path, "--json"]
             output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-            line = json.loads(output) | {"origin": origin()}
-            with arguments.results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            append_records(arguments.results, [json.loads(output) | {"origin": origin()}])
     return 0
 
 

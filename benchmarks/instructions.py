@@ -1,8 +1,8 @@
-"""Instructions of a write and of an arrival, counted by callgrind; compares with instructions.json.
+"""Instruction counts of writes and arrivals by callgrind, compared with instructions.json.
 
-Only user space is counted, without what system calls do. The same build counts the same number
-again, up to how the kernel cuts reads; a figure above the committed one by more than the tolerance
-is a regression, and the exit status is 1. `--update` writes the file anew.
+Counts cover user space only. Repeated runs of one build differ only by the sizes of socket reads. A
+count above the committed one by more than the tolerance is a regression: exit status 1. `--update`
+rewrites the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from origin import origin
+from record import origin
 
 BASELINE = Path(__file__).parent / "instructions.json"
 TOLERANCE = 0.02
@@ -36,13 +36,13 @@ CASES = [
 
 
 def main() -> int:
-    """Count, compare, say what changed."""
+    """Count, compare and print differences; 1 after a regression."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fabric", required=True, help="the program weft-bench-fabric")
     parser.add_argument("--update", action="store_true", help="write the counts to the file")
     arguments = parser.parse_args()
     if shutil.which("valgrind") is None:
-        print("instructions: valgrind is not installed: apt-get install valgrind", file=sys.stderr)
+        print("instructions: valgrind is missing; apt-get install valgrind", file=sys.stderr)
         return 1
     counted = {f"{over} {what}": count(arguments.fabric, over, what) for over, what in CASES}
     if arguments.update:
@@ -59,7 +59,7 @@ def main() -> int:
 def compare(
     before: dict[str, float], now: dict[str, float], tolerance: float
 ) -> tuple[list[str], list[str]]:
-    """Lines for people, and the names of what regressed."""
+    """Lines of a report, and the names of regressed operations."""
     lines, regressed = [], []
     for name, instructions in now.items():
         if name not in before:
@@ -71,7 +71,7 @@ def compare(
             verdict = "  REGRESSED"
             regressed.append(name)
         elif change < -tolerance:
-            verdict = "  better: --update keeps it so"
+            verdict = "  improved: --update records it"
         lines.append(
             f"{name:12} {instructions:8.1f}  before {before[name]:8.1f}  {change:+.1%}{verdict}"
         )
@@ -100,7 +100,7 @@ def count(fabric: str, over: str, what: str) -> float:
         repeats = json.loads(result.stdout.splitlines()[-1])["repeats"]
         summary = re.search(r"^(?:summary|totals): (\d+)", file.read_text(), re.MULTILINE)
     if summary is None or int(summary[1]) == 0:
-        raise SystemExit(f"instructions: callgrind counted nothing for {over} {what}")
+        raise SystemExit(f"instructions: {over} {what}: callgrind counted 0 instructions")
     return int(summary[1]) / repeats
 
 

@@ -1,4 +1,4 @@
-"""MoE dispatch and combine over 4 processes, beside gloo. Appends to results/moe.jsonl.
+"""Benchmark of MoE dispatch and combine over 4 processes, and gloo. Appends to results/moe.jsonl.
 
 Two shapes: decode (64 tokens for each rank) and prefill (2048); hidden 2048, 64 experts, top 8,
 bfloat16. Both sides move the same tokens in the same processes, in turn; see moe_worker.py.
@@ -7,7 +7,6 @@ bfloat16. Both sides move the same tokens in the same processes, in turn; see mo
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from importlib import import_module
@@ -16,36 +15,40 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from origin import ROOT, origin
+from record import RESULTS, append_records, origin
 
 import weft
 from weft.bench.group import run_group, task_directory
 from weft.bench.moe_workload import Workload
 from weft.bench.phases import PHASES, summarise
 
-RESULTS = ROOT / "benchmarks" / "results" / "moe.jsonl"
+TARGET = RESULTS / "moe.jsonl"
 RANKS = 4
-#: Tokens of a rank, and how many more rounds than asked for: short ones are cheap.
+#: Tokens of a rank, and a factor of the number of rounds: short ones are cheap.
 SHAPES = {"decode": (64, 4), "prefill": (2048, 1)}
 
 
 def main() -> int:
-    """Measure both shapes over each path; 1 if a result was wrong."""
+    """Both shapes over each path; 1 if a result was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--rounds", type=int, default=25, help="of prefill; decode has 4 times more"
+        "--rounds",
+        type=int,
+        default=25,
+        help="rounds of prefill (default 25); decode has 4 times more",
     )
-    parser.add_argument("--paths", default="shm,tcp", help="default %(default)s")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="default %(default)s")
+    parser.add_argument("--paths", default="shm,tcp", help="providers (default %(default)s)")
+    parser.add_argument(
+        "--results", type=Path, default=TARGET, help="result file (default %(default)s)"
+    )
     arguments = parser.parse_args()
     try:
         import_module("torch")
     except ImportError:
-        print("moe: PyTorch is not installed: make bench-moe installs it", file=sys.stderr)
+        print("moe: PyTorch is missing; `make bench-moe` installs it", file=sys.stderr)
         return 1
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.getenv("PYTHONPATH")])])
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
     wrong = 0
     for path in arguments.paths.split(","):
         for shape, (tokens, factor) in SHAPES.items():
@@ -62,8 +65,7 @@ def main() -> int:
             )
             lines = measure(workload, path, shape)
             wrong += sum(line["wrong"] for line in lines)
-            with arguments.results.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(line) + "\n" for line in lines)
+            append_records(arguments.results, lines)
     return int(wrong > 0)
 
 
@@ -80,7 +82,7 @@ def measure(workload: Workload, path: str, shape: str) -> list[dict[str, Any]]:
         {
             "benchmark": "moe",
             "shape": shape,
-            # gloo goes over sockets whatever Weft goes over.
+            # gloo uses sockets beside every path of Weft.
             "path": path if side == "weft" else "tcp",
             "beside": path,
             "side": side,
@@ -100,7 +102,7 @@ def measure(workload: Workload, path: str, shape: str) -> list[dict[str, Any]]:
 
 
 def total(ranks: list[dict[str, Any]], side: str) -> np.ndarray[Any, Any]:
-    """Microseconds of each round's dispatch and combine together, of its slowest rank."""
+    """Microseconds of dispatch and combine of each round, of its slowest rank."""
     phases = [phase for phase in PHASES if phase != "experts"]
     by_rank = [sum(np.array(rank["durations"][side][phase]) for phase in phases) for rank in ranks]
     result: np.ndarray[Any, Any] = np.max(by_rank, axis=0) / 1000

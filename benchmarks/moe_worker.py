@@ -1,8 +1,8 @@
-"""One rank of benchmarks/moe.py: the same tokens through Weft and through gloo, in turn.
+"""One rank of benchmarks/moe.py: the same tokens through Weft and through gloo, alternately.
 
-gloo moves what a plain expert-parallel layer moves: counts, then one copy of a token for each
-expert that it names, with `all_to_all_single`; then each expert's answer back. Both results are
-held to the error bound that docs/moe.md promises.
+The gloo side is a plain expert-parallel layer with `all_to_all_single`: counts, then one copy of a
+token for each of its experts, then each expert's reply. Both results are compared with the error
+bound of docs/moe.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def work(directory: Path, task: dict[str, Any]) -> None:
 
 
 def measure(communicator: weft.Communicator, workload: Workload) -> dict[str, Any]:
-    """All rounds: nanoseconds of each phase, by side, and what was wrong."""
+    """All rounds: nanoseconds of each phase and the number of wrong results, by side."""
     router = Router(workload)
     clocks = {"weft": PhaseClock(), "gloo": PhaseClock()}
     wrong = dict.fromkeys(clocks, 0)
@@ -75,7 +75,7 @@ def measure(communicator: weft.Communicator, workload: Workload) -> dict[str, An
 def run_gloo_round(
     clock: PhaseClock, communicator: weft.Communicator, batch: Batch, workload: Workload
 ) -> NDArray[Any]:
-    """One round over gloo, with meetings where `run_round` has them: the combined answers."""
+    """The combined result of one round over gloo, with the barriers of `run_round`."""
     ranks = communicator.world_size
     per_rank = workload.experts // ranks
     with clock("dispatch send"):
@@ -97,10 +97,10 @@ def run_gloo_round(
         outputs = expert_output(arrived, expert_of_row[:, None], workload)
     communicator.barrier()
     with clock("combine send"):
-        answers = exchange(as_torch(outputs), arrives, sent)
+        replies = exchange(as_torch(outputs), arrives, sent)
     with clock("combine recv"):
-        rows = torch.empty_like(answers)
-        rows[order] = answers
+        rows = torch.empty_like(replies)
+        rows[order] = replies
         shape = (workload.tokens, workload.top_k, workload.hidden)
         weights = torch.from_numpy(batch.weights)[:, :, None]
         combined = (rows.reshape(shape).float() * weights).sum(dim=1).to(rows.dtype)
@@ -115,7 +115,7 @@ def exchange(rows: torch.Tensor, sent: list[int], arrives: list[int]) -> torch.T
 
 
 def as_torch(array: NDArray[Any]) -> torch.Tensor:
-    """The same bytes; PyTorch does not know numpy's bfloat16."""
+    """The same bytes as bfloat16: PyTorch rejects numpy's bfloat16."""
     return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
 
 

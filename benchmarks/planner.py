@@ -1,4 +1,4 @@
-"""The planners of MoE dispatch, timed by criterion. Appends to results/planner.jsonl."""
+"""Benchmark of the planners of MoE dispatch, by criterion. Appends to results/planner.jsonl."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import sys
 import time
 from pathlib import Path
 
-from origin import ROOT, first_line, origin
+from record import RESULTS, ROOT, append_records, first_line, origin
 
-RESULTS = ROOT / "benchmarks" / "results" / "planner.jsonl"
+TARGET = RESULTS / "planner.jsonl"
 BENCH = ["cargo", "bench", "--locked", "--quiet", "-p", "weft-moe", "--bench", "planner"]
 
 
 def main() -> int:
-    """Measure all, and keep what criterion estimates."""
+    """Run the benchmark and append criterion's estimates."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", type=Path, required=True, help="cargo's target directory")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="default %(default)s")
+    parser.add_argument("--results", type=Path, default=TARGET, help="default %(default)s")
     arguments = parser.parse_args()
     begin = time.time()
     # Plots would need a plotting library or gnuplot.
@@ -28,7 +28,7 @@ def main() -> int:
     lines = []
     for path in sorted(arguments.target.glob("criterion/*/*/new/estimates.json")):
         if path.stat().st_mtime < begin:
-            continue  # of a benchmark that is gone
+            continue  # left by a removed benchmark
         median = json.loads(path.read_text(encoding="utf-8"))["median"]
         named = json.loads((path.parent / "benchmark.json").read_text(encoding="utf-8"))
         interval = median["confidence_interval"]
@@ -43,11 +43,9 @@ def main() -> int:
             }
         )
     if not lines:
-        print("planner: criterion left no estimates", file=sys.stderr)
+        print("planner: criterion wrote no estimates", file=sys.stderr)
         return 1
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    with arguments.results.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+    append_records(arguments.results, lines)
     return 0
 
 

@@ -1,19 +1,30 @@
-"""Run a command by hand and keep what came of it.
+"""Recorder of benchmarks: runs a command by hand and appends its outcome to a result file.
 
-`python3 benchmarks/record.py NAME COMMAND...` shows the command's output as it comes, and appends
-one JSON line to `benchmarks/results/NAME.jsonl`: where it ran and on what, how it ended, and each
-line of its output that is a JSON object, alone or behind the word `outcome`.
+    python3 benchmarks/record.py NAME COMMAND...
+
+The command's output is shown as it comes. `benchmarks/results/NAME.jsonl` gets one JSON line: the
+provenance, the exit status, and each line of output that is a JSON object, alone or behind the word
+`outcome`. Other benchmarks import `origin` and `append_records` from here.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import platform
 import subprocess
 import sys
 import time
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from origin import ROOT, first_line, origin
+if TYPE_CHECKING:
+    from types import ModuleType
 
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 BEGINNINGS = ("outcome {", "{")
 
 
@@ -29,17 +40,69 @@ def main(name: str, *command: str) -> int:
             if line.startswith(BEGINNINGS):
                 outcomes.append(json.loads(line.removeprefix("outcome ")))
     record |= {
-        # Where the repository lies is nobody's business.
+        # The path of the checkout stays out of the record.
         "command": " ".join(command).replace(f"{ROOT}/", ""),
         "seconds": round(time.monotonic() - start, 1),
         "exit": process.returncode,
         "outcomes": outcomes,
     }
-    path = ROOT / "benchmarks" / "results" / f"{name}.jsonl"
-    path.parent.mkdir(exist_ok=True)
-    with path.open("a", encoding="utf-8") as results:
-        results.write(json.dumps(record) + "\n")
+    append_records(RESULTS / f"{name}.jsonl", [record])
     return process.returncode
+
+
+@cache
+def package() -> ModuleType:
+    """The recorder of `weft bench`, loaded from its file: the package need not be built."""
+    file = ROOT / "python" / "weft" / "bench" / "record.py"
+    spec = importlib.util.spec_from_file_location("weft_bench_record", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, cache and kernel of this machine."""
+    found: dict[str, Any] = package().machine()
+    return found
+
+
+def append_records(path: Path, records: list[dict[str, Any]]) -> None:
+    """Append records to a file of JSON lines."""
+    package().append_records(path, records)
+
+
+def origin(**versions: str | None) -> dict[str, Any]:
+    """Provenance of figures of this checkout. `versions`: of the other systems measured."""
+    return {
+        "at": package().timestamp(),
+        "commit": commit(),
+        # Identifies the sources even if history is rewritten.
+        "sources": first_line("git", "rev-parse", "--short=12", "HEAD:crates"),
+        "machine": machine(),
+        "load": os.getloadavg()[0],
+        "versions": {"python": platform.python_version()} | versions,
+    }
+
+
+def commit() -> str:
+    """The commit that is checked out, with `+` if files differ from it."""
+    # Results are themselves files that change.
+    but_results = ("--", ".", ":!benchmarks/results")
+    changed = first_line("git", "status", "--porcelain", "--untracked-files=no", *but_results)
+    name = first_line("git", "rev-parse", "--short=12", "HEAD")
+    return (name or "unknown") + ("+" if changed else "")
+
+
+def first_line(*command: str) -> str:
+    """First line of a program's output; empty if the program fails or is missing."""
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return (done.stdout.splitlines() or [""])[0].strip()
 
 
 if __name__ == "__main__":

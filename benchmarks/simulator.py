@@ -1,11 +1,12 @@
-"""The simulator: its speed, and its virtual times beside SimGrid's. For results/simulator.jsonl.
+"""Benchmark of the simulator: processor time, and virtual times compared with SimGrid's.
 
-Every case is an all-reduce that only links cost time. In each round every side simulates it once,
-in a process of its own, and says what processor time that took once the network was there.
-SimGrid's C++ engine gets links, routes and messages from a file; Weft finds routes and connections
-on the way. Where SimGrid is not installed this is recorded, and the rest is measured.
+Every case is an all-reduce whose time is that of links alone. In each round every side simulates it
+once, in a process of its own, and prints the processor time after the network was built. SimGrid's
+C++ engine reads links, routes and messages from a file; Weft computes routes and connections during
+the run. A missing SimGrid is recorded, and the other sides are measured. Appends to
+results/simulator.jsonl.
 
-Exits with 1 if virtual times differ by more than 1 %, or, with --strict, if a promise is not kept.
+Exit status 1 if virtual times differ by more than 1 %, or, with --strict, if a budget is exceeded.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from origin import ROOT, first_line, origin
+from record import RESULTS, ROOT, append_records, first_line, origin
 
-RESULTS = ROOT / "benchmarks" / "results" / "simulator.jsonl"
-#: The most by which virtual times may differ, as a share.
+TARGET = RESULTS / "simulator.jsonl"
+#: Largest relative difference of virtual times.
 AGREEMENT = 0.01
-#: One run of one side.
+#: Timeout of one run of one side.
 PATIENCE_SECONDS = 300
 
 LINKS = "gbps=100,latency_us=0.5"
@@ -38,32 +39,32 @@ BIGRAPH_65536 = f"bigraph:switches=1024,endpoints=64,{LINKS}"
 
 @dataclass(frozen=True)
 class Case:
-    """An all-reduce of 256 MiB, who simulates it, and what is promised."""
+    """An all-reduce of 256 MiB, the sides that simulate it, and the budgets of the executor."""
 
     name: str
     algorithm: str
     ranks: int
     topology: str
     routing: str = "static"
-    #: Ranks are put on endpoints in a random order.
+    #: Random rank placement.
     shuffled: bool = False
-    #: Beside the executor: the bare engine, and SimGrid with its ways of updating.
+    #: Sides beside the executor: the bare engine, and SimGrid with its update modes.
     sides: tuple[str, ...] = ("engine",)
-    #: The side whose virtual time SimGrid's is compared with.
+    #: The side compared with SimGrid.
     compared: str = "executor"
     cpu_s: float | None = None
     peak_gib: float | None = None
 
     def options(self) -> list[str]:
-        """As `weft-bench-sim` understands them."""
+        """Command-line options of `weft-bench-sim`."""
         options = ["--algorithm", self.algorithm, "--ranks", str(self.ranks)]
         options += ["--topology", self.topology, "--routing", self.routing]
         return options + (["--shuffle", "1"] if self.shuffled else [])
 
 
 ALL = ("engine", "SimGrid Lazy", "SimGrid Full")
-# SimGrid shares by the inverse of latency and Weft equally, so where links are shared all routes
-# have the same latency; and unlike SimGrid the executor sends a connection's writes one by one.
+# SimGrid shares links by the inverse of latency, Weft equally: where links are shared, all routes
+# have the same latency. Unlike SimGrid, the executor sends a connection's writes one by one.
 CASES = [
     Case("ring, static routes", "ring", 512, TREE_512, sides=ALL, cpu_s=0.12),
     Case("halving-doubling", "hd", 512, TREE_512, sides=ALL, cpu_s=0.002),
@@ -95,14 +96,14 @@ CASES = [
 
 
 def main() -> int:
-    """Measure everything; 1 if virtual times disagree."""
+    """All cases; 1 if virtual times disagree."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--program", type=Path, required=True, help="the program weft-bench-sim")
     parser.add_argument("--simgrid", type=Path, required=True, help="folder for SimGrid's program")
-    parser.add_argument("--rounds", type=int, default=5, help="default %(default)s")
-    parser.add_argument("--cases", default="", help="only cases whose name contains this")
-    parser.add_argument("--strict", action="store_true", help="1 too if a budget is not kept")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="default %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default %(default)s)")
+    parser.add_argument("--cases", default="", help="substring of the names of cases to run")
+    parser.add_argument("--strict", action="store_true", help="exit status 1 after a missed budget")
+    parser.add_argument("--results", type=Path, default=TARGET, help="default %(default)s")
     arguments = parser.parse_args()
     simgrid = build_simgrid(arguments.simgrid)
     where = origin(rustc=first_line("rustc", "--version"), simgrid=simgrid)
@@ -111,29 +112,22 @@ def main() -> int:
         lines.append(
             {"benchmark": "simulator", "side": "SimGrid", "not_installed": INSTALL, "origin": where}
         )
-        keep(arguments.results, lines)
+        append_records(arguments.results, lines)
     for case in CASES:
         if arguments.cases in case.name:
             found = measure(case, arguments, with_simgrid=simgrid is not None, where=where)
-            keep(arguments.results, found)
+            append_records(arguments.results, found)
             lines += found
     wrong = any(line.get("agrees") is False for line in lines)
     slow = any(line.get("kept") is False for line in lines)
     return int(wrong or (arguments.strict and slow))
 
 
-def keep(results: Path, lines: list[dict[str, Any]]) -> None:
-    """Append lines to the results."""
-    results.parent.mkdir(parents=True, exist_ok=True)
-    with results.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-
-
 INSTALL = "apt-get install libsimgrid-dev"
 
 
 def build_simgrid(folder: Path) -> str | None:
-    """Compile SimGrid's program; its version, or None if SimGrid is not there."""
+    """Compile SimGrid's program; SimGrid's version, or None if it is not installed."""
     build = ROOT / "benchmarks" / "sim" / "simgrid" / "build.sh"
     done = subprocess.run([build, folder], capture_output=True, text=True, check=False)
     if done.returncode == 3:
@@ -147,7 +141,7 @@ def build_simgrid(folder: Path) -> str | None:
 def measure(
     case: Case, arguments: argparse.Namespace, *, with_simgrid: bool, where: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """All sides of a case, in turn, in every round."""
+    """Records of all sides of a case, which alternate in every round."""
     sides = ["executor"]
     sides += [side for side in case.sides if with_simgrid or not side.startswith("SimGrid")]
     rounds: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
@@ -162,7 +156,7 @@ def measure(
     lines = []
     for side, found in rounds.items():
         if len({one["time_s"] for one in found}) != 1:
-            raise SystemExit(f"{case.name}: {side} has given different virtual times")
+            raise SystemExit(f"{case.name}: {side}: virtual times differ between rounds")
         line = {"benchmark": "simulator", "case": case.name, "side": side}
         line |= {"algorithm": case.algorithm, "ranks": case.ranks, "topology": case.topology}
         line |= {"routing": case.routing, "shuffled": case.shuffled, "bytes": 256 << 20}
@@ -182,7 +176,7 @@ def measure(
         if side.startswith("SimGrid"):
             off = line["time_s"] / rounds[case.compared][0]["time_s"] - 1
             line |= {"compared_with": case.compared, "off": off, "agrees": abs(off) < AGREEMENT}
-        say(line)
+        show(line)
         lines.append(line | {"origin": where})
     return lines
 
@@ -202,12 +196,12 @@ def run_side(side: str, case: Case, arguments: argparse.Namespace, file: Path) -
     return found
 
 
-def say(line: dict[str, Any]) -> None:
-    """One line for whoever watches."""
+def show(line: dict[str, Any]) -> None:
+    """Print one line of progress."""
     text = f"{line['case']:42} {line['side']:13} {line['time_s'] * 1e3:11.6f} ms simulated"
     text += f" in {line['cpu_s'] * 1e3:9.2f} ms CPU"
     if "kept" in line:
-        text += f" (promised {line['promised_cpu_s'] * 1e3:g} ms)"
+        text += f" (budget {line['promised_cpu_s'] * 1e3:g} ms)"
         text += "" if line["kept"] else " MISSED"
     if "off" in line:
         text += f", {line['off'] * 100:+.5f} % off {line['compared_with']}"

@@ -1,13 +1,12 @@
-"""Transfers: Weft beside the bare operations, and beside peers. Appends to results/transfer.jsonl.
+"""Benchmark of transfers by Weft, bare operations and other libraries, for results/transfer.jsonl.
 
-The bare operations are measured by `weft-bench-fabric transfer` in the processes that Weft runs
-in. Peers have processes of their own: in each round every side is started once, measures every
-size, and ends. A peer that is not installed is recorded as such.
+`weft-bench-fabric transfer` measures the bare operations in Weft's own processes. Other libraries
+("peers") have processes of their own: in each round every side is started once, measures every size
+and ends. A missing library is recorded as such.
 
 On the paths `ofi-tcp` and `ofi-shm` Weft uses libfabric, whose bare loop (`peers/ofi.c`) is the
-only peer. There every size is streamed, too, and Weft is measured a second time with its engine
-shared with a progress thread. Those lines go to results/ofi.jsonl; `--libfabric` chooses the
-library.
+only peer. These paths also stream every size, and measure Weft a second time with an engine that a
+progress thread shares. Their lines go to results/ofi.jsonl; `--libfabric` selects the library.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from origin import ROOT, origin
+from record import RESULTS, ROOT, append_records, origin
 
-RESULTS = ROOT / "benchmarks" / "results" / "transfer.jsonl"
+TARGET = RESULTS / "transfer.jsonl"
 PEERS = ROOT / "benchmarks" / "peers"
-OFI_RESULTS = ROOT / "benchmarks" / "results" / "ofi.jsonl"
+OFI_TARGET = RESULTS / "ofi.jsonl"
 SIZES = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20]
 PIP = "make bench-peers installs it"
 APT = "apt-get install libfabric-dev libucx-dev pkg-config"
@@ -35,7 +34,7 @@ APT = "apt-get install libfabric-dev libucx-dev pkg-config"
 
 @dataclass(frozen=True)
 class Side:
-    """Something that is measured over one path, in processes of its own."""
+    """One measured library over one path, in processes of its own."""
 
     name: str
     path: str
@@ -45,17 +44,17 @@ class Side:
 
 
 def main() -> int:
-    """Measure everything that is asked for and installed; 1 if something arrived wrong."""
+    """All selected and installed sides; 1 if a message was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fabric", required=True, help="the program weft-bench-fabric")
-    parser.add_argument("--programs", type=Path, required=True, help="peers' compiled programs")
-    parser.add_argument("--peers-python", required=True, help="a Python that has peers' packages")
-    parser.add_argument("--rounds", type=int, default=15, help="default %(default)s")
-    parser.add_argument("--paths", default="shm,tcp", help="default %(default)s")
-    parser.add_argument("--no-peers", action="store_true", help="the bare operations alone")
+    parser.add_argument("--programs", type=Path, required=True, help="folder of peers' programs")
+    parser.add_argument("--peers-python", required=True, help="Python with the peers' packages")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds (default %(default)s)")
+    parser.add_argument("--paths", default="shm,tcp", help="paths (default %(default)s)")
+    parser.add_argument("--no-peers", action="store_true", help="bare operations only")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="default %(default)s")
     parser.add_argument("--results", type=Path, help="default: by path, in benchmarks/results")
-    parser.add_argument("--libfabric", type=Path, help="the library's file (default: the system's)")
+    parser.add_argument("--libfabric", type=Path, help="library file (default: the system's)")
     arguments = parser.parse_args()
     if arguments.libfabric:
         use_libfabric(arguments.libfabric)
@@ -64,21 +63,18 @@ def main() -> int:
         lines = [] if is_ofi(path) else measure_bare(arguments, path)
         if not arguments.no_peers:
             lines += measure_peers(arguments, path)
-        results = arguments.results or (OFI_RESULTS if is_ofi(path) else RESULTS)
-        results.parent.mkdir(parents=True, exist_ok=True)
-        with results.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+        append_records(arguments.results or (OFI_TARGET if is_ofi(path) else TARGET), lines)
         wrong |= any(line.get("wrong") for line in lines)
     return int(wrong)
 
 
 def is_ofi(path: str) -> bool:
-    """Weft itself uses libfabric on this path."""
+    """True if Weft itself uses libfabric on this path."""
     return path.startswith("ofi-")
 
 
 def use_libfabric(library: Path) -> None:
-    """Every process that is started uses this library, with the providers beside it."""
+    """Select this library, with the providers beside it, for all child processes."""
     folder = library.parent
     os.environ["WEFT_LIBFABRIC"] = str(library)
     os.environ["LD_LIBRARY_PATH"] = str(folder)
@@ -86,8 +82,8 @@ def use_libfabric(library: Path) -> None:
 
 
 def measure_bare(arguments: argparse.Namespace, path: str) -> list[dict[str, Any]]:
-    """Weft and the bare operations, in the same processes."""
-    say(f"{path}: Weft beside the bare operations, {arguments.rounds} rounds")
+    """Records of Weft and the bare operations, in the same processes."""
+    report(f"{path}: Weft beside the bare operations, {arguments.rounds} rounds")
     command = [arguments.fabric, "transfer", "--path", path, "--json"]
     command += ["--rounds", str(arguments.rounds), "--sizes", arguments.sizes]
     output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -96,18 +92,18 @@ def measure_bare(arguments: argparse.Namespace, path: str) -> list[dict[str, Any
 
 
 def measure_peers(arguments: argparse.Namespace, path: str) -> list[dict[str, Any]]:
-    """Weft and peers, each in processes of its own, in turn."""
+    """Records of Weft and peers, which alternate, each in processes of its own."""
     installed, lines, versions = [], [], {}
     for side in sides(arguments, path):
         version = version_of(side)
         if version is None:
-            say(f"{path}: {side.name} is not installed: {side.install}")
+            report(f"{path}: {side.name} is missing; {side.install}")
             missing = {"benchmark": "peers", "path": path, "side": side.name}
             lines.append(missing | {"not_installed": side.install, "origin": origin()})
         else:
             installed.append(side)
             versions[side.name] = version
-    # By side, pattern and size: a list of rounds, each a list of both ranks' times.
+    # Key: side, pattern, size. Value: a list of rounds, each a list of both ranks' times.
     rounds: dict[tuple[str, str, int], list[list[list[float]]]] = defaultdict(list)
     wrong: dict[tuple[str, str, int], int] = defaultdict(int)
     failed: dict[str, str] = {}
@@ -116,7 +112,7 @@ def measure_peers(arguments: argparse.Namespace, path: str) -> list[dict[str, An
             side = installed[(number + turn) % len(installed)]
             if side.name in failed:
                 continue
-            say(f"{path}: round {number + 1} of {arguments.rounds}, {side.name}")
+            report(f"{path}: round {number + 1} of {arguments.rounds}, {side.name}")
             try:
                 found = run_side(side)
             except (subprocess.SubprocessError, ValueError) as error:
@@ -128,10 +124,10 @@ def measure_peers(arguments: argparse.Namespace, path: str) -> list[dict[str, An
                 measured = side.name, line["pattern"], line["bytes"]
                 rounds[measured].append(line["one_way_ns"])
                 wrong[measured] += line["wrong"]
-    say("")
+    report("")
     where = origin(**versions)
     for name, why in failed.items():
-        say(f"{path}: {name} failed: {why}\n")
+        report(f"{path}: {name} failed: {why}\n")
         lines.append(
             {"benchmark": "peers", "path": path, "side": name, "failed": why, "origin": where}
         )
@@ -148,7 +144,7 @@ def measure_peers(arguments: argparse.Namespace, path: str) -> list[dict[str, An
 
 
 def sides(arguments: argparse.Namespace, path: str) -> list[Side]:
-    """What is measured over a path."""
+    """Sides of a path."""
     sizes = arguments.sizes.split(",")
     weft = [arguments.fabric, "transfer", "--samples", "--rounds", "1", "--path", path]
     weft += ["--sizes", arguments.sizes]
@@ -175,7 +171,7 @@ def sides(arguments: argparse.Namespace, path: str) -> list[Side]:
 
 
 def version_of(side: Side) -> str | None:
-    """Its version, or None if it is not installed."""
+    """Version of a side, or None if it is not installed."""
     if not os.access(side.command[0], os.X_OK):
         return None
     try:
@@ -194,7 +190,7 @@ def run_side(side: Side) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
 
 
-#: A round of one side; a peer that takes longer is recorded as failed.
+#: Timeout of a round of one side; a slower peer is recorded as failed.
 PATIENCE_SECONDS = 120
 
 
@@ -223,8 +219,8 @@ def summarise(rounds: list[list[list[float]]], weft: list[list[list[float]]]) ->
     }
 
 
-def say(text: str) -> None:
-    """Show where we are: one line that is rewritten on a terminal, lines elsewhere."""
+def report(text: str) -> None:
+    """Print progress: on a terminal in one line, elsewhere line by line."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
     elif text:

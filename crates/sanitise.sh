@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs Rust tests under miri or under ThreadSanitizer, and says how those of each crate ended as
-# `benchmarks/record.py` reads it. Whatever fails, the others run; any failure makes the exit status 1.
+# Rust tests under miri or ThreadSanitizer. Prints one outcome line for each crate, in the format of
+# `benchmarks/record.py`. Runs all crates after a failure; any failure makes the exit status 1.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 tool=${1:?usage: crates/sanitise.sh miri|tsan}
@@ -8,7 +8,7 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/$tool
 toolchain=$(rustc +nightly --version) || exit 1
 status=0
 
-# Runs cargo's tests of a crate: CRATE, and what else to say to cargo.
+# Tests of a crate: tests CRATE [ARGUMENTS OF CARGO].
 tests() {
     local log begin=$SECONDS ended passed failed ignored races
     log=$(mktemp)
@@ -24,7 +24,7 @@ tests() {
     [ "$ended" = 0 ] || status=1
 }
 
-# Adds up what the test programs say of themselves: `test result: ok. 3 passed; 0 failed; ...`.
+# Sum of a count over lines `test result: ok. 3 passed; 0 failed; ...`: sum NAME FILE.
 sum() {
     awk -v what="$1;" '/^test result: / { for (i = 2; i <= NF; i++) if ($i == what) all += $(i - 1) }
         END { print all + 0 }' "$2"
@@ -32,26 +32,25 @@ sum() {
 
 case $tool in
 miri)
-    # What moves bytes and words within a process: rings, lanes, counted writes, engines and drivers
-    # over the simulator. The other tests need what miri lacks: memory files and processes (shm),
-    # sockets in an epoll (tcp), ppoll (the adaptor with a thread). That of allocations in weft-moe would
-    # take minutes to count the same.
+    # Rings, lanes, counted writes, engines and drivers over the simulator. Excluded: tests of memory
+    # files and processes (shm), sockets in an epoll (tcp) and ppoll, which miri does not support, and
+    # weft-moe's test of allocations, which would take minutes.
     #
-    # No integer becomes a pointer. One case of each property: all are run on the processor anyway.
-    # proptest would look on disk for cases that failed before, and miri keeps programs away from there.
+    # Strict provenance: integers never become pointers. One case of each property, since native test
+    # runs cover the rest. Persistence of failed cases is off: miri isolates programs from the disk.
     export MIRIFLAGS="-Zmiri-strict-provenance -Zmiri-env-set=PROPTEST_CASES=1
         -Zmiri-env-set=PROPTEST_DISABLE_FAILURE_PERSISTENCE=true"
-    # Miri optimises nothing, and says so if it is asked to.
+    # Miri warns about an optimisation level other than 0.
     export CARGO_PROFILE_DEV_OPT_LEVEL=0
     cargo=(cargo +nightly miri test --no-fail-fast)
     tests weft-fabric --lib --test sim
-    # The twin of a device turns addresses, which are numbers there, into pointers.
+    # The device twin converts integer addresses into pointers.
     tests weft-moe --lib --test driver --test refusals --test rounds --test sim -- \
         --skip device::connect --skip device::twin
     ;;
 tsan)
-    # rustix calls the kernel by itself unless it is told not to. ThreadSanitizer sees only calls of
-    # libc: it would take pages that were unmapped and mapped again for the same memory.
+    # ThreadSanitizer intercepts only libc, so rustix must not make system calls directly: otherwise
+    # pages that were unmapped and mapped again would count as the same memory.
     export RUSTFLAGS='-Zsanitizer=thread --cfg rustix_use_libc'
     host=$(rustc +nightly -vV | sed -n 's/^host: //p')
     cargo=(cargo +nightly test -Zbuild-std --target "$host" --no-fail-fast)

@@ -1,11 +1,11 @@
-"""The MoE layers of two models of the transformers package, their experts spread over ranks.
+"""MoE layers of two models of the transformers package, with experts distributed over ranks.
 
     torchrun --nproc-per-node 8 examples/use_as_layer.py
     weft run -n 2 -- python examples/use_as_layer.py --device twin
 
 The layers have Qwen3-MoE's and DeepSeek-V3's code with random weights, and are narrower than the
-published ones. Each rank runs its own tokens through the layer twice: as it is, with all experts in
-one process, and with its experts replaced.
+published ones. Each rank runs its own tokens through the layer twice: with all experts in one
+process, and with the experts replaced.
 """
 
 import argparse
@@ -27,13 +27,13 @@ SIZES = {
 
 
 class SpreadExperts(torch.nn.Module):
-    """Stands in for a layer's experts: runs this rank's, for the tokens of all ranks."""
+    """Replacement of a layer's experts: runs this rank's experts for the tokens of all ranks."""
 
     def __init__(self, experts: torch.nn.Module, all_to_all: weft.moe.AllToAll) -> None:
         super().__init__()
         self.all_to_all, self.act_fn = all_to_all, experts.act_fn
         mine = slice(all_to_all.local_experts.start, all_to_all.local_experts.stop)
-        # Copies: the weights of all other experts can go.
+        # Copies, so that the weights of all other experts can be freed.
         self.gate_up_proj = torch.nn.Parameter(experts.gate_up_proj[mine].clone())
         self.down_proj = torch.nn.Parameter(experts.down_proj[mine].clone())
 
@@ -43,7 +43,7 @@ class SpreadExperts(torch.nn.Module):
         with self.all_to_all.dispatch(
             hidden_states, top_k_index, top_k_weights.float()
         ) as received:
-            # Every expert has equally many rows; what is in those without a token goes nowhere.
+            # Every expert has the same number of rows; combine ignores those without a token.
             tokens = received.tokens.view(len(self.gate_up_proj), -1, HIDDEN)
             gate, up = torch.bmm(tokens, self.gate_up_proj.mT).chunk(2, dim=-1)
             outputs = torch.bmm(self.act_fn(gate) * up, self.down_proj.mT)
@@ -65,11 +65,11 @@ def layers() -> dict[str, torch.nn.Module]:
 def bound(
     experts: torch.nn.Module, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """How far two runs can differ, element by element, for rounding alone. `x`: [tokens, hidden].
+    """Bound of the rounding difference of two runs, by element. `x`: [tokens, hidden].
 
     Both multiply the same matrices, with sums in any order in float32, and round every tensor to
-    its dtype; that is the error of each expert's output `y`. docs/moe.md says what combine may add;
-    one process rounds every product and every sum instead.
+    its dtype; that is the error of each expert's output `y`. docs/moe.md bounds the rounding of
+    combine; one process rounds every product and every sum instead.
     """
     single, unit = 2.0**-24, torch.finfo(x.dtype).eps / 2
     x, weights = x.double(), weights.double().abs()

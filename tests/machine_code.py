@@ -1,4 +1,4 @@
-"""Kernels compiled for a shape, and what their machine code consists of. Needs no GPU."""
+"""Kernels compiled for a shape, and their machine code. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Kernel(NamedTuple):
     """One kernel.
 
     Attributes:
-        registers: of a thread.
-        local: bytes of a thread's memory that are no registers, its stack included.
+        registers: registers of a thread.
+        local: bytes of a thread's local memory, its stack included.
         code: instructions in order, operands included, without predicates.
     """
 
@@ -32,14 +32,14 @@ class Kernel(NamedTuple):
         return [line for line in self.code if set(parts) <= set(line.split()[0].split("."))]
 
     def each(self, name: str) -> list[int]:
-        """Where instructions of exactly this name stand."""
+        """Positions of instructions of exactly this name."""
         return [at for at, line in enumerate(self.code) if line.split()[0] == name]
 
 
 def compiled(
     defines: list[tuple[str, str]], arch: str, source: str | None = None
 ) -> dict[str, Kernel]:
-    """Every kernel, by name, compiled as it is where Weft runs.
+    """Every kernel, by name, compiled with Weft's own options.
 
     Args:
         defines: macros.
@@ -47,7 +47,7 @@ def compiled(
         source: another program, in place of Weft's own, that includes its headers.
 
     Raises:
-        AssertionError: with the compiler's words, if it refuses.
+        AssertionError: with the compiler's log, if it fails.
     """
     return _kernels(tuple(defines), arch, source)
 
@@ -73,7 +73,7 @@ def _kernels(
 
 
 def cubin(defines: tuple[tuple[str, str], ...], arch: str, source: str | None = None) -> bytes:
-    """Machine code, by the NVRTC that comes with PyTorch."""
+    """Machine code, by PyTorch's NVRTC."""
     nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
     program_name, files, options = _native.device_source(arch)
     headers = {name: text.encode() for name, text in files}
@@ -91,7 +91,7 @@ def cubin(defines: tuple[tuple[str, str], ...], arch: str, source: str | None = 
         log = b" " * size
         nvrtc.nvrtcGetProgramLog(program, log)
         assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
-        # A warning is a mistake that has not been looked at.
+        # Warnings are errors.
         assert "warning" not in log.decode(), log.decode()
         _, size = nvrtc.nvrtcGetCUBINSize(program)
         code: bytes = b" " * size
@@ -102,7 +102,7 @@ def cubin(defines: tuple[tuple[str, str], ...], arch: str, source: str | None = 
 
 
 def tools() -> Path | None:
-    """Where cuobjdump and nvdisasm are, if they are: in Triton's package."""
+    """Folder of cuobjdump and nvdisasm in Triton's package, or None."""
     found = importlib.util.find_spec("triton")
     if found is None or found.origin is None:
         return None
@@ -113,7 +113,7 @@ def tools() -> Path | None:
 def _dump(option: str, file: str) -> str:
     folder = tools()
     assert folder is not None
-    # cuobjdump looks for nvdisasm on the path.
+    # cuobjdump searches nvdisasm on the path.
     environment = os.environ | {"PATH": f"{folder}:{os.environ.get('PATH', '')}"}
     return subprocess.run(
         [folder / "cuobjdump", option, file],

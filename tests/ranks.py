@@ -1,4 +1,4 @@
-"""Groups of real processes: `weft run` with a function of `workers`, and what ranks returned."""
+"""Groups of real processes: `weft run` with a function of `workers`, and the ranks' results."""
 
 import json
 import os
@@ -8,14 +8,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-#: How ranks reach each other: variables for all of them, options of `weft run`.
+#: Transports by name: variables for all ranks, options of `weft run`.
 TRANSPORTS: dict[str, tuple[dict[str, str], list[str]]] = {
     "shm": ({"WEFT_PROVIDERS": "shm"}, []),
     "tcp": ({"WEFT_PROVIDERS": "tcp"}, []),
     "copy": ({"WEFT_PROVIDERS": "copy-twin"}, []),
     "mixed": ({}, ["--pretend-hosts", "2"]),
 }
-#: The provider ofi beside those; it needs libfabric.
+#: Transports with the provider ofi, which needs libfabric.
 OFI: dict[str, tuple[dict[str, str], list[str]]] = {"ofi": ({"WEFT_PROVIDERS": "ofi"}, [])}
 
 
@@ -29,7 +29,7 @@ def run(
     quiet: bool = True,
     **arguments: Any,
 ) -> list[Any]:
-    """Run `MODULE.FUNCTION` of `workers` on every rank; what they returned, in rank order."""
+    """Run `MODULE.FUNCTION` of `workers` on every rank; results in rank order."""
     variables, options = (TRANSPORTS | OFI)[transport]
     if ranks == 1:
         options = []
@@ -46,9 +46,9 @@ def run(
             timeout=timeout,
             check=False,
         )
-        said = process.stdout + process.stderr
-        assert process.returncode == 0, said
+        message = process.stdout + process.stderr
+        assert process.returncode == 0, message
         if quiet:
-            assert said == "", said
+            assert message == "", message
         files = [Path(results, str(rank)) for rank in range(ranks)]
         return [json.loads(file.read_text(encoding="utf-8")) for file in files]

@@ -1,4 +1,4 @@
-"""Adaptors for inference engines, behind stand-ins for the engines."""
+"""Adapters for inference engines, with stand-ins for the engines."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def test_layers_of_transformers_run_in_an_engine(
 ) -> None:
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("needs transformers, which is not installed: pip install 'weft[layer]'")
-    told = ranks.run(
+    reports = ranks.run(
         "adapters.layers",
         count,
         timeout=140,
@@ -43,17 +43,17 @@ def test_layers_of_transformers_run_in_an_engine(
         device=device,
         layout=layout,
     )
-    for each in told:
+    for each in reports:
         assert len(each) == 6
         for share, most in each:
             assert share <= 1
-            # A token at a wrong expert is off by far more.
+            # A token at a wrong expert differs by far more.
             assert most < 1e-3
 
 
 @pytest.fixture
 def engines() -> Iterator[Any]:
-    """Adaptors over stand-ins."""
+    """Adapters over stand-ins."""
     with removed():
         yield importlib.import_module("workers.adapters")
 
@@ -181,9 +181,11 @@ def test_codes_and_scales_reach_both_engines_by_expert(
 
 
 def check_codes(rows: Any, scales: Any, whole: Any) -> None:
-    """Tokens 0 and 2 are at expert 0, all at expert 1, in their order."""
+    """Tokens 0 and 2 go to expert 0, all go to expert 1, in order."""
     assert rows.shape == (2, 4, 256)
     assert scales.shape == (2, 4, 2)
     wide = rows.float() * scales.repeat_interleave(128, -1)
-    assert torch.equal(wide[0, :2], whole[[0, 2]])
-    assert torch.equal(wide[1, :3], whole)
+    # Kernels multiply by the inverse scale, `quantise` divides: some codes differ by one.
+    assert torch.allclose(wide[0, :2], whole[[0, 2]], rtol=2**-3, atol=1e-5)
+    assert torch.allclose(wide[1, :3], whole, rtol=2**-3, atol=1e-5)
+    assert torch.equal(wide[0, :2], wide[1, [0, 2]])

@@ -1,4 +1,4 @@
-"""Arguments that would be taken for others are refused: byte order, ids, gradients, numbers."""
+"""Arguments that could be misinterpreted are rejected: byte order, ids, gradients, numbers."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -79,7 +79,7 @@ RECORD = np.dtype([("id", np.int32), ("weight", np.float64)])
 
 
 class Swapped(ctypes.BigEndianStructure if np.little_endian else ctypes.LittleEndianStructure):  # type: ignore[misc]
-    """A record in the other byte order, which the buffer protocol describes."""
+    """A record in the other byte order, as described by the buffer protocol."""
 
     _fields_ = [("number", ctypes.c_uint32)]  # noqa: RUF012
 
@@ -178,14 +178,14 @@ def test_a_gradient_is_not_dropped_silently(all_to_all: weft.moe.AllToAll) -> No
         assert all_to_all.combine(received, received.tokens).shape == TOKENS.shape
 
 
-#: Numbers that no unsigned integer of 64 bits can be.
+#: Numbers outside of the range of unsigned 64-bit integers.
 MISFITS = [-1, -(2**70), 2**64, 10**6000]
 
 Call = Callable[[weft.Communicator, int], object]
 
 
 def page(communicator: weft.Communicator, **numbers: Any) -> weft.Page:
-    """A page of a region to itself, with these numbers in place of sound ones."""
+    """A page of a region to itself, with these numbers in place of valid ones."""
     region = communicator.alloc(8)
     remote = weft.RemoteRegion(0, region._native.key(), 8, communicator._native)
     return weft.Page(region, 0, remote, 0, 8)._replace(**numbers)
@@ -220,7 +220,7 @@ NUMBERS: list[tuple[str, Call]] = [
     ("world_size", lambda _, number: weft.init(rank=0, world_size=number)),
     *((name, all_to_all_with(name)) for name in ("experts", "top_k", "hidden", "max_tokens")),
     *((name, all_to_all_with(name)) for name in ("pad_to", "private_rows", "max_receive_rows")),
-    *((name, all_to_all_with(name)) for name in ("buffers", "max_bytes")),
+    *((name, all_to_all_with(name)) for name in ("channels", "max_bytes")),
 ]
 
 
@@ -269,7 +269,7 @@ def test_a_rank_that_cannot_be_is_unknown(communicator: weft.Communicator, peer:
             call()
 
 
-@pytest.mark.parametrize("name", ["experts", "buffers", "num_sms", "max_positions"])
+@pytest.mark.parametrize("name", ["experts", "channels", "num_sms", "max_positions"])
 def test_a_number_of_an_all_to_all_on_devices_that_does_not_fit_is_named(name: str) -> None:
     with pytest.raises(errors.ConfigurationError, match=f"^{name}=-1: expected "):
         device_native.local_group(2, **{name: -1})

@@ -1,4 +1,4 @@
-"""`weft bench` with real processes and small workloads: what is counted, never how long it took."""
+"""`weft bench` with real processes and small workloads: counts, never times."""
 
 import json
 import subprocess
@@ -67,7 +67,7 @@ def test_a_file_can_say_which_experts_tokens_name(tmp_path: Path) -> None:
     small = options(ranks=2, tokens=3, hidden=8, experts=6, top_k=2, rounds=2)
     found = bench("moe", *small, "--routing", str(path))
     assert found["wrong_rounds"] == 0
-    # Of 5 names in each of 4 batches, expert 5 has 3; the mean is over 6 experts.
+    # Of 5 ids in each of 4 batches, expert 5 has 3; the mean is over 6 experts.
     assert found["expert_imbalance"] == pytest.approx(3 / (5 / 6))
 
 
@@ -117,30 +117,30 @@ def test_every_byte_of_every_transfer_arrives(provider: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["moe", "--top-k", "9", "--experts", "8"], "cannot name 9 different experts of 8"),
         (["moe", "--dtype", "int8"], "dtype int8 is not supported: float32"),
-        (["moe", "--tokens", "0"], "must be at least 1"),
-        (["moe", "--routing", "nowhere"], "'nowhere' is neither uniform, zipf, incast nor"),
+        (["moe", "--tokens", "0"], "expected at least 1"),
+        (["moe", "--routing", "unknown"], "'unknown' is neither uniform, zipf, incast nor"),
         (["moe", "--routing", "no.safetensors"], "there is no file no.safetensors"),
-        (["moe", "--trace", "/nowhere/t.json"], "there is no directory /nowhere"),
-        (["transfer", "--sizes", "8,many"], "'many' is no size"),
-        (["transfer", "--sizes", "0"], "'0' is no size"),
-        (["transfer", "--sizes", "2G"], "'2G' is no size"),
+        (["moe", "--trace", "/absent/t.json"], "there is no directory /absent"),
+        (["transfer", "--sizes", "8,many"], "'many': expected a size"),
+        (["transfer", "--sizes", "0"], "'0': expected a size"),
+        (["transfer", "--sizes", "2G"], "'2G': expected a size"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit:
         main(["bench", *arguments])
     assert exit.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("arrays", "said"),
+    ("arrays", "message"),
     [
         ({"other": np.zeros(3)}, "no array `ids`"),
         ({"ids": np.zeros((4, 3), int)}, r"shape \(4, 3\); \(tokens, 2\) is needed"),
@@ -156,11 +156,11 @@ def test_bad_input_is_refused_before_anything_starts(
     ],
 )
 def test_a_routing_file_that_does_not_fit_is_refused(
-    arrays: dict[str, Any], said: str, tmp_path: Path
+    arrays: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "routing.npz"
     np.savez(path, **arrays)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         workload(routing=str(path))
 
 
@@ -185,7 +185,7 @@ def test_batches_are_valid_fresh_and_repeatable(routing: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_check_sees_a_wrong_element(dtype: str) -> None:
-    """The last few bits are forgiven, an expert's share is not."""
+    """The last few bits are within tolerance, an expert's share is not."""
     given = workload(dtype=dtype)
     batch = Router(given).batch(0, 0)
     exact = np.zeros(batch.tokens.shape)

@@ -1,4 +1,4 @@
-"""`weft bench moe --device`: what is measured and how it is checked, on the CPU twin."""
+"""`weft bench moe --device`: measurements and checks, on the CPU twin."""
 
 import json
 import subprocess
@@ -53,8 +53,8 @@ def test_cases_are_named_alone_by_their_beginning_or_all() -> None:
     assert choose("all") == list(CASES)
     assert [case.name for case in choose("one token, decode")] == ["one token", "decode"]
     assert [case.name for case in choose("start")] == ["start cold", "start warm"]
-    with pytest.raises(ValueError, match="no case 'nothing'; there are decode, harness"):
-        choose("decode,nothing")
+    with pytest.raises(ValueError, match="no case 'unknown'; there are decode, harness"):
+        choose("decode,unknown")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -66,7 +66,7 @@ def test_every_case_has_a_small_one_and_goes_through_json(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"tokens": 0}, "tokens is 0"),
         ({"top_k": 9, "experts": 8}, "cannot name 9 different experts of 8"),
@@ -76,14 +76,14 @@ def test_every_case_has_a_small_one_and_goes_through_json(case: Case) -> None:
         ({"kind": "other"}, "not 'other'"),
     ],
 )
-def test_a_case_without_a_meaning_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_case_without_a_meaning_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         tiny(**changes)
 
 
 def test_bytes_on_the_wire_are_those_of_codes_scales_and_answers() -> None:
     decode = CASES[0]
-    assert (decode.token_bytes, decode.answer_bytes) == (7168 + 56 * 4, 2 * 7168)
+    assert (decode.token_bytes, decode.reply_bytes) == (7168 + 56 * 4, 2 * 7168)
     wide = tiny(wire="bfloat16")
     assert (wide.token_bytes, wide.scales) == (2 * 192, 0)
 
@@ -145,8 +145,29 @@ def test_positions_are_those_of_a_loop_over_experts_sources_and_tokens(
         assert len(found.offsets) == len(experts) + 1
 
 
+@pytest.mark.torch
+def test_dense_rows_are_those_of_a_loop_over_sources_and_tokens(torch: Any) -> None:
+    case = tiny(layout="dense")
+    source = Source(case, Twin(), ranks=2)
+    for rank, experts in ((0, range(3)), (1, range(3, 7))):
+        wanted, begins, row = set(), [0], 0
+        for sender in range(2):
+            ids, weights = source.routes(sender, 4)
+            for token in range(5):
+                here = [k for k in range(case.top_k) if ids[token, k] in experts]
+                for k in here:
+                    wanted.add((row, k, ids[token, k] - experts.start, weights[token, k]))
+                row += bool(here)
+            begins.append(row)
+        found = plan(case, source, rank, 4)
+        columns = (found.position, found.choice, found.expert, found.weight)
+        assert set(zip(*columns, strict=True)) == wanted
+        assert found.offsets.tolist() == begins
+        assert found.counts.sum() == len(found.position) == len(wanted)
+
+
 class Landed:
-    """What a rank would receive, made from the plan; the reference can be tried on it."""
+    """Received tokens of a rank, made from the plan, as input of the reference."""
 
     def __init__(self, torch: Any, case: Case, source: Source, expected: Plan, number: int) -> None:
         end = max(int(expected.offsets[-1]), 1)
@@ -179,7 +200,7 @@ def test_the_check_of_dispatch_sees_a_wrong_bit_anywhere(torch: Any) -> None:
 
     assert wrong(lambda landed: None) is None
     assert wrong(flip) == "tokens from rank 0 are not those that it sent"
-    for name, said in (
+    for name, message in (
         ("expert_counts", "expert_counts"),
         ("expert_offsets", "expert_offsets"),
         ("rows", "rows"),
@@ -193,7 +214,7 @@ def test_the_check_of_dispatch_sees_a_wrong_bit_anywhere(torch: Any) -> None:
             changed[0] += 1
             setattr(landed, name, changed)
 
-        assert str(wrong(raised)).startswith(said), name
+        assert str(wrong(raised)).startswith(message), name
 
 
 @pytest.mark.torch
@@ -213,7 +234,7 @@ def test_the_check_of_combine_forgives_a_rounding_and_no_more(torch: Any) -> Non
     assert error_share(case, twin, source, 0, 0, right) == float("inf")
 
 
-# ---- what ranks saw
+# ---- results of ranks
 
 
 def rank(times: dict[str, list[float]], **changes: Any) -> dict[str, Any]:
@@ -252,26 +273,26 @@ def test_links_are_told_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--cases", "decode"], "--cases needs --device cuda or twin"),
         (["--num-sms", "8"], "--num-sms needs --device"),
         (["--device", "twin", "--trace", "t.json"], "--trace is of counted writes"),
-        (["--device", "twin", "--budget", "0"], "--budget is 0.0"),
+        (["--device", "twin", "--budget", "0"], "--budget 0.0: expected"),
         (["--device", "twin", "--cases", "dekode"], "there is no case 'dekode'"),
         (["--device", "twin", "--cases", "all", "--tokens", "4"], "--cases settles --tokens"),
         (["--device", "twin", "--wire", "float16"], "travels as it is or as"),
-        (["--device", "twin", "--routing", "nowhere"], "'nowhere' is neither uniform"),
+        (["--device", "twin", "--routing", "unknown"], "'unknown' is neither uniform"),
         (["--device", "gpu"], "invalid choice: 'gpu'"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit:
         main(["bench", "moe", *arguments])
     assert exit.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_without_a_gpu_the_message_says_so(
@@ -295,7 +316,7 @@ def test_without_pytorch_the_message_says_what_to_install(monkeypatch: pytest.Mo
     assert "pip install 'weft[torch]'" in str(missing("twin"))
 
 
-# ---- the whole of it, on the twin
+# ---- all cases, on the twin
 
 
 SCHEMA: dict[str, Any] = {
@@ -346,7 +367,7 @@ def run(*arguments: str, status: int = 0) -> list[dict[str, Any]]:
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("native", "torch")
-@pytest.mark.parametrize("layout", ["contiguous", "indexed", "padded"])
+@pytest.mark.parametrize("layout", ["contiguous", "indexed", "padded", "dense"])
 def test_one_workload_is_measured_and_checked(layout: str, tmp_path: Path) -> None:
     small = ["--tokens=5", "--hidden=192", "--experts=7", "--top-k=3", "--rounds=16"]
     file = tmp_path / "gpu.jsonl"
@@ -373,7 +394,8 @@ def test_every_kind_of_case_is_measured() -> None:
     by_case = {record["case"]: record["result"] for record in records}
     assert {"cold dispatch", "cold combine"} <= by_case["decode"]["times"].keys()
     assert {"eager once pair", "graph between pair"} <= by_case["harness"]["times"].keys()
-    assert set(by_case["modes"]["host_us"]) >= {"dispatch", "combine", "dispatch send"}
+    calls = {"dispatch", "combine", "dispatch send", "dispatch out=", "combine out="}
+    assert set(by_case["modes"]["host_us"]) >= calls
     assert by_case["late"]["late_rank"] == 1
     assert by_case["late"]["of_late_rank"]["late dispatch"]["p50_us"] > 0
     assert len(by_case["start cold"]["constructor_seconds"]) == 2
@@ -383,7 +405,7 @@ def test_every_kind_of_case_is_measured() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("native", "torch")
 def test_a_case_that_fails_is_kept_and_the_others_go_on(tmp_path: Path) -> None:
-    """Rows of 20 bytes are refused by the all-to-all itself, on ranks that have been started."""
+    """The all-to-all itself rejects rows of 20 bytes, after the start of ranks."""
     bad = tiny(hidden=10, wire="bfloat16", beside=False)
     good = Case("good", **(TINY | {"beside": False}))
     options = moe_device.Options("twin", ranks=2, progress=False, record=tmp_path / "lines.jsonl")

@@ -1,4 +1,4 @@
-"""Order between streams that share a channel, with streams that only note whom they wait for."""
+"""Order between streams that share a channel, with streams that only record their waits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ order: Any = importlib.import_module("weft.cuda.order")
 
 
 class Stream:
-    """A stream, whether it is being captured, and whom it was made to wait for."""
+    """A stream, its capture state, and the streams that it waits for."""
 
     def __init__(self, *, capturing: bool = False) -> None:
         self.capturing = capturing
         self.waited: list[Stream] = []
 
     def wait_stream(self, stream: Stream) -> None:
-        # CUDA refuses the one, and draws the stream into the capture by the other.
+        # CUDA rejects one, and the other adds the stream to the capture.
         assert stream.capturing == self.capturing
         self.waited.append(stream)
 
@@ -79,7 +79,7 @@ def test_captures_that_ended_and_captures_that_go_on_are_no_part_of_others() -> 
     first.capturing = False
     calls.follow(second)
     assert second.waited == []
-    # The eager stream is being captured now: what ran on it cannot be waited for through it.
+    # The eager stream is being captured now, so its earlier work cannot be waited for through it.
     eager.capturing = True
     calls.follow(other)
     assert other.waited == []

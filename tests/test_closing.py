@@ -1,4 +1,4 @@
-"""Closing gives everything back; what was closed says so."""
+"""Closing frees all resources; calls on closed objects raise `ClosedError`."""
 
 import pytest
 

@@ -47,7 +47,7 @@ def test_a_trace_may_begin_in_the_middle() -> None:
 
 
 def test_no_write_arrives_before_it_was_submitted() -> None:
-    """Rank 1's clock is 1000 ns ahead, and it read it before the write was submitted."""
+    """Rank 1's clock is 1000 ns ahead, so its time precedes the submission of the write."""
     traces = [
         source(WriteRecord(50, 1, 5, 1, 8)),
         owner(ArrivalRecord(1045, 0, 5, 1), ahead=1000),

@@ -62,5 +62,5 @@ def test_devices_are_named_as_torch_names_them(device: str, number: tuple[str, i
 
 @pytest.mark.parametrize("device", ["cuda:x", "xpu:0", "cuda:-1", 3])
 def test_what_is_no_device_is_refused(device: object) -> None:
-    with pytest.raises(weft.errors.ConfigurationError, match="not a device"):
+    with pytest.raises(weft.errors.ConfigurationError, match='expected "cuda"'):
         device_number(device)

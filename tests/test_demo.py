@@ -50,12 +50,14 @@ def test_what_is_not_installed_is_named(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["demo"]) == 1
-    said = capsys.readouterr().err
-    assert said == "weft demo: sklearn and matplotlib cannot be found: pip install 'weft[demo]'\n"
+    message = capsys.readouterr().err
+    assert (
+        message == "weft demo: sklearn and matplotlib cannot be found: pip install 'weft[demo]'\n"
+    )
 
 
 def test_gradients_are_the_slopes_of_the_loss() -> None:
-    """Of the cross-entropy, by finite differences in float64, with the balancing loss off."""
+    """Gradient of the cross-entropy by finite differences in float64, without balancing loss."""
     random = np.random.default_rng(1)
     parameters = model.Model(*(value.astype(np.float64) for value in model.initial(random)))
     images, digits = random.random((6, model.HIDDEN)), random.integers(0, 10, 6)

@@ -1,4 +1,4 @@
-"""The switch between the CPU and devices, without what a device needs."""
+"""The switch between the CPU and devices, without the requirements of a device."""
 
 import dataclasses
 import subprocess
@@ -28,7 +28,7 @@ def test_importing_weft_does_not_import_torch() -> None:
 
 
 def test_a_device_without_torch_says_what_to_install() -> None:
-    said = run(
+    message = run(
         "import sys, weft\n"
         "sys.modules['torch'] = None\n"
         "try:\n"
@@ -36,7 +36,7 @@ def test_a_device_without_torch_says_what_to_install() -> None:
         "except weft.errors.ConfigurationError as error:\n"
         "    print(error)\n"
     )
-    assert said == "device cuda needs PyTorch: pip install 'weft[torch]'\n"
+    assert message == "device cuda needs PyTorch: pip install 'weft[torch]'\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The native all-to-all on a device, as its twin on the CPU, which has the kernels' protocol."""
+"""The native all-to-all on a device, tested by its CPU twin with the kernels' protocol."""
 
 import gc
 import signal
@@ -24,12 +24,12 @@ SHAPES: list[dict[str, Any]] = [
     {"layout": "indexed"},
     {"layout": "padded", "expert_capacity": 128},
     {"pad_to": 8, "experts": 7, "top_k": 3},
-    {"experts": 3, "hidden": 4, "buffers": 3},
+    {"experts": 3, "hidden": 4, "channels": 3},
 ]
 
 
 def together(members: list[Rank], work: Callable[[int, Rank], Any]) -> list[Any]:
-    """Every rank on a thread of its own, as several GPUs would be."""
+    """Every rank on a thread of its own, in place of several GPUs."""
     with ThreadPoolExecutor(len(members)) as pool:
         return list(pool.map(work, range(len(members)), members))
 
@@ -60,7 +60,7 @@ def test_what_it_is_can_be_asked_for() -> None:
     assert rank.native.build == {"seconds": 0.0, "cached": False}
     table, total = rank.native.sizes()
     assert str(total) in table
-    assert "answer flags" in table
+    assert "reply flags" in table
 
 
 def test_dropped_in_any_order_it_takes_nothing_from_the_others() -> None:
@@ -70,7 +70,7 @@ def test_dropped_in_any_order_it_takes_nothing_from_the_others() -> None:
         gc.collect()
         rank = members[order[1]]
         assert rank is not None
-        # Writes to the memory of the rank that is gone.
+        # Writes to the memory of the lost rank.
         rank.native.dispatch_send(0, 0, *rank.inputs(rank.batch(np.random.default_rng(0), 8)))
         rank.native.check()
 
@@ -80,7 +80,7 @@ def test_what_cannot_be_given_to_a_kernel_is_refused_and_ends_nothing() -> None:
     native, sent = rank.native, rank.batch(np.random.default_rng(0), 8)
     tokens, scales, ids, weights, count, given = rank.inputs(sent)
     outputs = rank.received()
-    told = {
+    reports = {
         "channel": lambda: native.dispatch_send(0, 2, *rank.inputs(sent)),
         "given": lambda: native.dispatch_send(0, 0, tokens, scales, ids, weights, count, 33),
         "tokens": lambda: native.dispatch_send(0, 0, 0, scales, ids, weights, count, given),
@@ -90,7 +90,7 @@ def test_what_cannot_be_given_to_a_kernel_is_refused_and_ends_nothing() -> None:
         "odd outputs": lambda: native.combine_send(0, 0, address(rank.outputs) + 8, False),
         "combined": lambda: native.combine_recv(0, 0, 0, 0, given, False),
     }
-    assert {what: named(call)[0] for what, call in told.items()} == {
+    assert {what: named(call)[0] for what, call in reports.items()} == {
         "channel": "UnknownError",
         "given": "ShapeError",
         "tokens": "ShapeError",
@@ -117,6 +117,7 @@ def test_what_cannot_be_given_to_a_kernel_is_refused_and_ends_nothing() -> None:
         ({"layout": "sideways"}, "ConfigurationError"),
         ({"expert_capacity": 8}, "ConfigurationError"),
         ({"path": "packets", "layout": "indexed"}, "ConfigurationError"),
+        ({"layout": "dense", "weighting": "combine"}, "ConfigurationError"),
         ({"path": "scenic"}, "ConfigurationError"),
         ({"ids_dtype": "int16"}, "ConfigurationError"),
         ({"memory": "paper"}, "ConfigurationError"),
@@ -152,33 +153,33 @@ def test_ranks_that_were_told_different_things_are_refused(differing: dict[str, 
 
 
 def test_a_shape_that_cannot_be_is_refused_on_every_rank() -> None:
-    told = ranks.run("device_native.constructed", 2, differing={}, max_bytes=1000)
-    assert [error for error, _, _ in told] == ["SizeError", "SizeError"]
+    reports = ranks.run("device_native.constructed", 2, differing={}, max_bytes=1000)
+    assert [error for error, _, _ in reports] == ["SizeError", "SizeError"]
 
 
 def test_a_wait_that_expires_is_raised_by_the_next_call_of_every_rank() -> None:
     first, second, third = ranks.run("device_native.late", 3, skew=0.3)
     assert 0.3 <= first["waited"] < SOON_SECONDS
     assert first["poisoned"]
-    late, again, group = first["told"]
+    late, again, group = first["reports"]
     assert late[:2] == again[:2]
     assert late[0] == "WaitTimeoutError"
     assert late[1] in (1, 2)
     assert "dispatch_recv" in late[2]
     assert group[0] == "GroupPoisonedError"
     for other in (second, third):
-        for error, rank, said in other["told"]:
+        for error, rank, message in other["reports"]:
             assert (error, rank) == ("GroupPoisonedError", 0)
-            assert "rank 0 waited for rank" in said
+            assert "rank 0 waited for rank" in message
 
 
 def test_calls_out_of_order_end_the_group() -> None:
     members = local_group(2, skew_timeout=1.0)
     first, second = members
     first.native.dispatch_recv(0, 0, *first.received())
-    error, _, said = named(first.native.check)
+    error, _, message = named(first.native.check)
     assert error == "StageError"
-    assert "dispatch_recv" in said
+    assert "dispatch_recv" in message
     assert named(second.native.check)[:2] == ("GroupPoisonedError", 0)
 
 
@@ -187,12 +188,12 @@ def test_an_expert_that_there_is_not_is_raised_once_and_the_group_lives_on() -> 
     sent = rank.batch(np.random.default_rng(0), 8)
     sent.ids[3, 1] = 99
     rank.native.dispatch(0, 0, *rank.inputs(sent), *rank.received())
-    # Launches do not raise what only one batch has wrong.
+    # Launches do not raise errors of a single batch.
     rank.native.combine(0, 0, address(rank.outputs), address(rank.combined), 0, 8, False)
-    error, at, said = named(rank.native.check)
+    error, at, message = named(rank.native.check)
     assert (error, at) == ("ExpertError", 0)
-    assert "token 3" in said
-    assert "99" in said
+    assert "token 3" in message
+    assert "99" in message
     rank.native.check()
     sent.ids[3, 1] = -1
     assert rank.round(0, sent, fused=True) is None
@@ -207,12 +208,12 @@ def test_a_round_beyond_the_capacity_is_raised_everywhere_and_the_next_one_works
         rank.native.dispatch(0, 0, *rank.inputs(sent), *rank.received())
         outputs, combined = address(rank.outputs), address(rank.combined)
         rank.native.combine(0, 0, outputs, combined, 0, 16, False)
-        told = [named(rank.native.check)[:2] for _ in range(2)]
+        reports = [named(rank.native.check)[:2] for _ in range(2)]
         spoilt = bool(np.isnan(rank.combined[:16]).all())
-        return told, spoilt, rank.round(0, rank.batch(np.random.default_rng(9), 4), fused=True)
+        return reports, spoilt, rank.round(0, rank.batch(np.random.default_rng(9), 4), fused=True)
 
-    for told, spoilt, wrong in together(members, work):
-        assert told == [("CapacityError", 0), ("nothing", None)]
+    for reports, spoilt, wrong in together(members, work):
+        assert reports == [("CapacityError", 0), ("None", None)]
         assert spoilt
         assert wrong is None
 
@@ -256,7 +257,7 @@ def test_a_rank_that_leaves_is_named_by_whoever_begins_a_round() -> None:
     with group(device_native.leave, "shm", None) as (processes, pipes):
         found = [receive(pipe) for pipe in pipes]
         for rank in (0, 2, 3):
-            pipes[rank].send("all have said so")
+            pipes[rank].send("all have reported")
         for process in processes:
             process.join(SOON_SECONDS)
     for rank in (0, 2, 3):
@@ -265,8 +266,8 @@ def test_a_rank_that_leaves_is_named_by_whoever_begins_a_round() -> None:
 
 def test_it_is_closed_by_all_ranks_or_abandoned_by_one() -> None:
     results = ranks.run("device_native.closing", 3)
-    assert [result["told"] for result in results] == [
-        "nothing",
+    assert [result["reports"] for result in results] == [
+        "None",
         "WaitTimeoutError",
         "WaitTimeoutError",
     ]
@@ -286,4 +287,4 @@ def test_a_closed_communicator_closes_nothing_under_it() -> None:
 
 def test_a_forked_child_may_call_nothing_but_close() -> None:
     for result in ranks.run("device_native.fork", 2):
-        assert result == {"told": ["ForkError"] * 2 + ["nothing"] * 2, "wrong": None}
+        assert result == {"reports": ["ForkError"] * 2 + ["None"] * 2, "wrong": None}

@@ -1,4 +1,4 @@
-"""Arrays of any library that speaks DLPack."""
+"""Arrays of any library with DLPack."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import weft
 
 
 class Tensor:
-    """An array of a library that Weft does not know."""
+    """An array of another library."""
 
     def __init__(self, values: Any) -> None:
         self.values = np.asarray(values)

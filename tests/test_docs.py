@@ -1,4 +1,4 @@
-"""What the documentation names is there, and what must be documented is."""
+"""Names in the documentation exist, and public names are documented."""
 
 import inspect
 import re
@@ -40,6 +40,40 @@ def test_every_page_is_in_the_index() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_in_code_spans_exist(page: Path) -> None:
+    roots = "benchmarks|crates|docs|examples|fuzz|python|reproductions|requirements|tests|tools"
+    for path in re.findall(rf"`((?:{roots})/[\w./-]+)`", page.read_text(encoding="utf-8")):
+        if "NAME" not in path and "NNNN" not in path:
+            assert (ROOT / path).exists(), path
+
+
+def test_generated_files_exist() -> None:
+    patterns = re.findall(r"^([^#\s]+) linguist-generated$", text(".gitattributes"), re.MULTILINE)
+    assert patterns
+    for pattern in patterns:
+        assert list(ROOT.glob(pattern)), pattern
+
+
+def test_names_to_search_for_are_in_their_files() -> None:
+    rows = re.findall(
+        r"^\| [^|]+ \| \[[^]]+\]\(\.?\.?/?([^)#]+)[^)]*\) \| (?:`(\w+)`)? ?\|",
+        text("docs", "where.md"),
+        re.MULTILINE,
+    )
+    assert len(rows) >= 30
+    for path, name in rows:
+        if name:
+            assert re.search(rf"\b{name}\b", text(path)), f"{name} is not in {path}"
+
+
+def test_rows_of_the_glossary_are_sorted_and_few() -> None:
+    terms = re.findall(r"^\| (?!term|---)([^|]+?) +\|", text("docs", "glossary.md"), re.MULTILINE)
+    assert terms == sorted(terms, key=str.lower)
+    assert len(set(terms)) == len(terms)
+    assert 40 <= len(terms) <= 70
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_targets_of_make_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
     named = re.findall(r"(?:`|^ +)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
@@ -47,9 +81,7 @@ def test_targets_of_make_exist(page: Path) -> None:
 
 
 def test_every_fault_that_is_survived_names_tests_that_exist() -> None:
-    rows = re.findall(
-        r"^\| (?!what happens|---)(.*) \|$", text("docs", "survives.md"), re.MULTILINE
-    )
+    rows = re.findall(r"^\| (?!fault|---)(.*) \|$", text("docs", "survives.md"), re.MULTILINE)
     assert rows
     for row in rows:
         named = re.findall(r"\[`(\w+)`\]\(\.\./([^)]+)\)", row.split(" | ")[-1])
@@ -77,6 +109,10 @@ def test_the_providers_are_those_of_the_registry() -> None:
         for name, reaches, how, is_default, names in _native.providers()
     ]
     assert [row.rstrip() for row in rows] == [row.rstrip() for row in listed]
+    front_page = re.search(r"^.*\[`providers`\].*$", text("crates/fabric/src/lib.rs"), re.MULTILINE)
+    assert front_page is not None
+    for name, *_ in _native.providers():
+        assert re.search(rf"\b{name}\b", front_page[0]), f"crates/fabric/src/lib.rs: {name}"
     variable = re.search(r"^\| `WEFT_PROVIDERS` .*$", text("docs", "environment.md"), re.MULTILINE)
     assert variable is not None
     for *_, names in _native.providers():

@@ -1,4 +1,4 @@
-"""What `weft doctor` says of CUDA: from reports, and on this machine, which may have none."""
+"""CUDA findings of `weft doctor`: from reports, and on this machine, with or without CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""libfabric and EFA in `weft doctor`: on invented hosts, and on this machine."""
+"""libfabric and EFA in `weft doctor`: on synthetic hosts, and on this machine."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_without_the_kernel_module_there_are_no_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("report", "said"),
+    ("report", "message"),
     [
         (libfabric({}, version=(1, 17)), "libfabric 1.17 (/opt"),
         (libfabric({}, built_in=["tcp", "ofi_rxm"]), "has no provider efa"),
@@ -113,10 +113,10 @@ def test_without_the_kernel_module_there_are_no_devices() -> None:
         (NONE, "no libfabric"),
     ],
 )
-def test_a_library_that_cannot_serve_is_named(report: OfiReport, said: str) -> None:
+def test_a_library_that_cannot_serve_is_named(report: OfiReport, message: str) -> None:
     host = replace(COMPLETE, libfabric=report, nvidia=False)
     assert lacking(host) == ["EFA", "EFA library", "EFA GPU memory"]
-    assert said in rows(efa.findings(host))["EFA library"].detail
+    assert message in rows(efa.findings(host))["EFA library"].detail
 
 
 def test_low_limits_and_no_permission_have_remedies() -> None:
@@ -131,7 +131,7 @@ def test_low_limits_and_no_permission_have_remedies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"nvidia": False}, "no NVIDIA driver"),
         ({"open_nvidia": False}, "neither dma-buf nor a module for peer memory"),
@@ -139,11 +139,13 @@ def test_low_limits_and_no_permission_have_remedies() -> None:
         ({}, "has dma-buf, but"),
     ],
 )
-def test_gpu_memory_that_nics_cannot_reach_is_explained(changes: dict[str, Any], said: str) -> None:
+def test_gpu_memory_that_nics_cannot_reach_is_explained(
+    changes: dict[str, Any], message: str
+) -> None:
     without = libfabric({"efa": [offer("rdmap79s0-rdm", reaches_devices=False)]})
     host = replace(COMPLETE, libfabric=without, **changes)
     assert lacking(host) == ["EFA GPU memory"]
-    assert said in rows(efa.findings(host))["EFA GPU memory"].detail
+    assert message in rows(efa.findings(host))["EFA GPU memory"].detail
 
 
 def test_a_host_is_read_from_its_files(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Communicators that an event loop drives: nothing blocks but the loop's own sleep."""
+"""Communicators in an event loop: only the loop's own sleep blocks."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_a_selector_drives_a_communicator(transport: str, length: int) -> None:
 @pytest.mark.parametrize("transport", ["shm", "tcp", "mixed"])
 def test_asyncio_drives_a_communicator(transport: str) -> None:
     for result in ranks.run("loops.driven_by_asyncio", 4, transport, messages=50):
-        assert result == {"heard": 50, "sent": 50, "ticked": True}
+        assert result == {"arrived": 50, "sent": 50, "ticked": True}
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

@@ -1,4 +1,4 @@
-"""Every numbered example does what its tutorial page shows, and the page shows its code."""
+"""Every numbered example has the output and the code of its tutorial page."""
 
 import re
 import shlex

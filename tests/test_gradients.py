@@ -1,4 +1,4 @@
-"""Gradients through dispatch and combine, beside float64 and beside one process."""
+"""Gradients through dispatch and combine, compared with float64 and with one process."""
 
 import gc
 import importlib.util
@@ -20,9 +20,9 @@ SHAPES: list[dict[str, Any]] = [
     {"dtype": "bfloat16"},
     {"dtype": "float16", "weighting": "expert"},
     {"dtype": "bfloat16", "combine_dtype": "float32", "output_dtype": "float32"},
-    {"dtype": "bfloat16", "answer_dtype": "float32", "pad_to": 4},
+    {"dtype": "bfloat16", "reply_dtype": "float32", "pad_to": 4},
     {"weighting": "expert", "pad_to": 8},
-    {"top_k": 5, "experts": 7, "buffers": 1},
+    {"top_k": 5, "experts": 7, "channels": 1},
     {"top_k": 1, "experts": 1},
 ]
 CPU: list[dict[str, Any]] = [{"combine": "per_expert"}, {"private_rows": 1, "hidden": 5}]
@@ -36,7 +36,7 @@ DEVICE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("device", [None, "twin"])
 def test_gradients_keep_the_stated_bounds(device: str | None, count: int) -> None:
     shapes = SHAPES + (DEVICE if device else CPU)
-    told = ranks.run(
+    reports = ranks.run(
         "gradients.cases",
         count,
         timeout=140,
@@ -44,18 +44,18 @@ def test_gradients_keep_the_stated_bounds(device: str | None, count: int) -> Non
         device=device,
         shapes=shapes[:: count // 2],
     )
-    assert told == [[]] * count
+    assert reports == [[]] * count
 
 
 @pytest.mark.parametrize("device", [None, "twin"])
 def test_parts_of_a_graph_leave_no_round_open(device: str | None) -> None:
-    told = ranks.run("gradients.parts", 2, timeout=100, environment=ONE_THREAD, device=device)
-    assert told == [[], []]
+    reports = ranks.run("gradients.parts", 2, timeout=100, environment=ONE_THREAD, device=device)
+    assert reports == [[], []]
 
 
 def test_tokens_that_do_not_exist_have_gradients_of_zero() -> None:
-    told = ranks.run("gradients.counted", 2, timeout=100, environment=ONE_THREAD)
-    assert told == [[0.0] * 4] * 2
+    reports = ranks.run("gradients.counted", 2, timeout=100, environment=ONE_THREAD)
+    assert reports == [[0.0] * 4] * 2
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -64,17 +64,17 @@ def test_tokens_that_do_not_exist_have_gradients_of_zero() -> None:
 def test_a_layer_has_the_gradients_of_one_process(
     device: str | None, dtype: str, count: int
 ) -> None:
-    told = ranks.run(
+    reports = ranks.run(
         "gradients.layer", count, timeout=100, environment=ONE_THREAD, device=device, dtype=dtype
     )
-    check_layers(told, dtype)
+    check_layers(reports, dtype)
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(2, "float32"), (4, "float32"), (2, "bfloat16")])
 def test_layers_of_transformers_have_the_gradients_of_one_process(count: int, dtype: str) -> None:
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("needs transformers, which is not installed: pip install 'weft[layer]'")
-    told = ranks.run(
+    reports = ranks.run(
         "gradients.transformers_layers",
         count,
         timeout=140,
@@ -84,12 +84,12 @@ def test_layers_of_transformers_have_the_gradients_of_one_process(count: int, dt
         dtype=dtype,
     )
     for name in ("Qwen3-MoE", "DeepSeek-V3"):
-        check_layers([each[name] for each in told], dtype)
+        check_layers([each[name] for each in reports], dtype)
 
 
-def check_layers(told: list[dict[str, list[float]]], dtype: str) -> None:
+def check_layers(reports: list[dict[str, list[float]]], dtype: str) -> None:
     """Each difference is within its bound, and small: the bound is for the worst case."""
-    for off in told:
+    for off in reports:
         for name, numbers in off.items():
             for of_bound, relative in zip(numbers[::2], numbers[1::2], strict=True):
                 assert of_bound <= 1, (name, of_bound)
@@ -105,6 +105,7 @@ def test_what_has_no_gradients_is_refused() -> None:
             ({"dtype": "float8_e4m3fn"}, "received codes have no gradient"),
             ({"wire_dtype": "float8_e4m3fn", "device": "twin"}, "received codes have no gradient"),
             ({"layout": "indexed", "device": "twin"}, "layout='indexed'"),
+            ({"layout": "dense", "device": "twin"}, "layout='dense'"),
         ]
         for more, reason in cases:
             with pytest.raises(refused, match=reason):
@@ -155,7 +156,7 @@ def test_memory_of_the_backward_pass_is_counted_and_limited(device: str | None) 
         plain = weft.moe.AllToAll(communicator, device=device, **shape)
         whole = weft.moe.AllToAll(communicator, gradients=True, device=device, **shape)
         assert whole.memory_bytes > 2 * plain.memory_bytes
-        # Rows of weights may take as much as rows of tokens, where these are short.
+        # Rows of weights may be as long as short rows of tokens.
         assert whole.memory_table().count(plain.memory_table()) >= 2
         limit = whole.memory_bytes
         whole.close()
@@ -169,7 +170,7 @@ def test_memory_of_the_backward_pass_is_counted_and_limited(device: str | None) 
         assert made.memory_bytes == limit
 
 
-# By dynamo, of any function of autograd that it looks into, and of tensors with a history.
+# Warnings of dynamo on autograd functions and on tensors with a history.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_code_breaks_its_graph_at_a_differentiable_round() -> None:
@@ -204,4 +205,34 @@ def test_ranks_of_a_local_group_have_gradients() -> None:
     received.release()
     assert torch.allclose(tokens.grad, weights.detach().sum(1, keepdim=True).expand(4, 16))
     assert torch.allclose(weights.grad, tokens.detach().sum(1, keepdim=True).expand(4, 2))
+    alone.close()
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_the_backward_round_goes_by_the_plan_of_the_forward_round(
+    monkeypatch: pytest.MonkeyPatch, halves: bool
+) -> None:
+    cuda = importlib.import_module("weft.cuda")
+    (alone,) = cuda.local_group(
+        1, ["twin"], gradients=True, experts=3, top_k=2, hidden=16, max_tokens=4
+    )
+    rows, passed = alone._backward.rows, []
+    dispatch = rows.dispatch
+
+    def record(*given: Any, **named: Any) -> Any:
+        passed.append((len(given), named.get("handle"), named.get("ids")))
+        return dispatch(*given, **named)
+
+    monkeypatch.setattr(rows, "dispatch", record)
+    tokens, ids = torch.randn(4, 16, requires_grad=True), torch.tensor([[0, 2], [1, -1]] * 2)
+    count = torch.tensor([3], dtype=torch.int32)
+    if halves:
+        received = alone.dispatch_send(tokens, ids, count=count).recv()
+    else:
+        received = alone.dispatch(tokens, ids, count=count)
+    handle = received.handle
+    alone.combine(received, received.tokens * 3).sum().backward()
+    received.release()
+    assert passed == [(1, handle, None)]
+    assert torch.equal(tokens.grad.sum(1), torch.tensor([96.0, 48.0, 96.0, 0.0]))
     alone.close()

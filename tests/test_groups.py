@@ -1,4 +1,4 @@
-"""Communicators over groups of torch.distributed, and of some of the ranks of another one."""
+"""Communicators over groups of torch.distributed, and over subsets of another's ranks."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 import ranks
 import weft
 from weft import _rendezvous
-from weft.errors import AddressError, BootstrapError, ListenError
+from weft.errors import AddressError, ListenError, RendezvousError
 
 SECONDS = 100
 
@@ -34,7 +34,7 @@ def alone(
             subprocess.Popen(
                 [sys.executable, "-m", "workers", f"groups.{worker}", json.dumps(given)],
                 cwd=Path(__file__).parent,
-                # The name of the file of results; a group takes no rank from it.
+                # The name of the result file; the group ignores it.
                 env=clean | {"TEST_RESULTS": str(folder), "RANK": str(rank)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -57,8 +57,8 @@ def alone(
 @pytest.mark.timeout(SECONDS + 10)
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_a_group_of_torch_becomes_a_communicator(tmp_path: Path, hosts: int) -> None:
-    told = alone("over_torch", 4, tmp_path, rendezvous=str(tmp_path / "store"), hosts=hosts)
-    for rank, each in enumerate(told):
+    reports = alone("over_torch", 4, tmp_path, rendezvous=str(tmp_path / "store"), hosts=hosts)
+    for rank, each in enumerate(reports):
         before = (rank - 1) % 4
         assert each["whole"] == [rank, 4, before, before]
         assert len(set(each["hosts"])) == hosts
@@ -69,7 +69,7 @@ def test_a_group_of_torch_becomes_a_communicator(tmp_path: Path, hosts: int) -> 
             assert each["odd"] is None
             assert "no member of the process group" in each["refused"]
     if hosts == 2:
-        assert told[0]["routes"] == [None, "tcp", "shm", "tcp"]
+        assert reports[0]["routes"] == [None, "tcp", "shm", "tcp"]
 
 
 @pytest.mark.torch
@@ -80,7 +80,7 @@ def test_a_rank_that_cannot_join_is_named_at_all_others_at_once(tmp_path: Path) 
     assert second[0] == "ConfigurationError"
     assert "pigeon" in second[2]
     for name, rank, text, seconds in (first, third):
-        assert (name, rank) == ("BootstrapError", 1)
+        assert (name, rank) == ("RendezvousError", 1)
         assert "rank 1 cannot join: ConfigurationError" in text
         assert "pigeon" in text
         assert seconds < 20
@@ -95,8 +95,8 @@ def test_without_a_process_group_the_error_names_the_remedy() -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "mixed"])
 def test_ranks_split_into_groups(transport: str) -> None:
-    told = ranks.run("groups.splits", transport=transport)
-    for rank, each in enumerate(told):
+    reports = ranks.run("groups.splits", transport=transport)
+    for rank, each in enumerate(reports):
         here = rank % 2
         assert each["half"] == [here, 2, 1 - here, 1 - here]
         assert each["turned"] == {3: [0, 2, 1, 1], 0: [1, 2, 0, 0]}.get(rank)
@@ -118,16 +118,16 @@ def test_lists_that_contradict_each_other_are_refused_on_every_rank() -> None:
 
 
 def test_an_all_to_all_on_each_half() -> None:
-    told = ranks.run("groups.moe_in_halves")
-    assert told == [[4.0 * (1 + rank), rank // 2, 2] for rank in range(4)]
+    reports = ranks.run("groups.moe_in_halves")
+    assert reports == [[4.0 * (1 + rank), rank // 2, 2] for rank in range(4)]
 
 
 def test_a_loss_names_the_rank_of_the_group_that_lost_it(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    told = alone("loss", 4, tmp_path, killed=3, address=address)
-    assert told == [
+    reports = alone("loss", 4, tmp_path, killed=3, address=address)
+    assert reports == [
         [3, [0, 2, 1, 1]],
         [3, ["lost", 1]],
         [3, [1, 2, 0, 0]],
@@ -171,6 +171,6 @@ def test_the_first_address_that_all_reach_is_taken() -> None:
     reached = [[True, True, False], [False, True, True]]
     assert _rendezvous.common_name(names, reached, [4, 5, 6]) == "10.0.0.2"
     assert _rendezvous.common_name(names, [], [4]) == "10.0.0.1"
-    with pytest.raises(BootstrapError, match=r"rank 2 \(rank 6 of those that met\)") as raised:
+    with pytest.raises(RendezvousError, match=r"rank 2 \(rank 6 of those that met\)") as raised:
         _rendezvous.common_name(names[:1], [[True], [False]], [4, 5, 6])
     assert raised.value.rank == 2

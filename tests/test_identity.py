@@ -1,4 +1,4 @@
-"""What belongs to another communicator, peer or all-to-all is refused, and nothing is sent."""
+"""Objects of another communicator, peer or all-to-all are rejected before any write."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_ranks_that_share_different_numbers_are_named_on_every_rank(
         assert error == "ConfigurationMismatchError"
         assert message.startswith(passed)
         assert result["rank"] == others[rank]
-        # Lengths may differ, and a share after the one that was refused works.
+        # Lengths may differ, and a `share` after a rejected one succeeds.
         assert result["lengths"] == [[] if peer == rank else [8 * (peer + 1)] for peer in range(3)]
 
 

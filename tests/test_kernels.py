@@ -1,6 +1,6 @@
-"""Kernels compile for every kind of shape, and their machine code is what it has to be.
+"""Kernels compile for every kind of shape, and their machine code has the required properties.
 
-Nothing runs here: NVRTC, which comes with PyTorch, needs no GPU.
+Kernels are only compiled: PyTorch's NVRTC needs no GPU.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import importlib.util
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
+
+from weft.moe import balance
 
 if TYPE_CHECKING:
     from machine_code import Kernel
@@ -21,37 +23,53 @@ NARROW: dict[str, Any] = {"ranks": 8, "experts": 64, "top_k": 6, "hidden": 2880}
 E8M0 = NARROW | {"max_tokens": 64, "token_dtype": "float8_e4m3fn", "scales": ("float8_e8m0fnu", 32)}
 FLOAT32 = {"token_dtype": "float32", "combine_dtype": "float32"}
 FLOAT16 = {"token_dtype": "float16", "combine_dtype": "float16"}
-#: As published models have them, and what lies at the edges.
+DENSE = {"layout": "dense", "weighting": "expert"}
+#: Experts of DeepSeek-V3 with 32 replicas: equal and unequal numbers on each rank.
+REPLICAS = balance(range(256), [36] * 8), balance(range(256), [40] * 4 + [32] * 4)
+#: Shapes of published models, and limits.
 SHAPES: dict[str, dict[str, Any]] = {
     "decode": DEEPSEEK | FP8 | {"max_tokens": 128},
     "one token": DEEPSEEK | FP8 | {"max_tokens": 1},
     "prefill": DEEPSEEK | FP8 | {"max_tokens": 4096},
     "prefill in bfloat16": DEEPSEEK | {"max_tokens": 4096},
     "8-bit floats given": E8M0 | {"ids_dtype": "int32"},
+    "scales in words": E8M0 | {"layout": "padded", "scale_layout": "column_packed"},
     "float32": NARROW | FLOAT32 | {"max_tokens": 256, "weighting": "expert"},
     "indexed in float16": NARROW | FLOAT16 | {"max_tokens": 512, "layout": "indexed"},
-    "padded": DEEPSEEK | FP8 | {"max_tokens": 128, "layout": "padded", "answer_dtype": "float32"},
+    "padded": DEEPSEEK | FP8 | {"max_tokens": 128, "layout": "padded", "reply_dtype": "float32"},
+    "dense": DEEPSEEK | FP8 | DENSE | {"max_tokens": 4096},
+    "dense, sums rounded on their way": NARROW
+    | DENSE
+    | {"max_tokens": 2048, "reply_dtype": "float32"},
+    "dense decode": DEEPSEEK | DENSE | {"max_tokens": 128, "ids_dtype": "int32"},
     "odd": {"ranks": 3, "experts": 7, "top_k": 3, "hidden": 1000, "max_tokens": 33, "pad_to": 8},
+    "replicas": DEEPSEEK | FP8 | {"max_tokens": 128, "placement": REPLICAS[:1]},
+    "replicas on uneven ranks": DEEPSEEK | FP8 | {"max_tokens": 128, "placement": REPLICAS[1:]},
+    "replicas of one token": DEEPSEEK | FP8 | {"max_tokens": 1, "placement": REPLICAS[1:]},
+    "replicas at prefill": DEEPSEEK | FP8 | {"max_tokens": 4096, "placement": REPLICAS[1:]},
     "one rank": {"ranks": 1, "experts": 1, "top_k": 1, "hidden": 16, "max_tokens": 8},
 }
-#: The newest architecture takes a few of them: it is compiled for, and never run on here.
+#: The newest architecture compiles a few of them, without a run.
 CASES = [(name, "sm_90a") for name in SHAPES]
-CASES += [(name, "sm_100a") for name in ("decode", "one token", "prefill", "float32")]
+CASES += [
+    (name, "sm_100a")
+    for name in ("decode", "one token", "prefill", "float32", "replicas of one token")
+]
 
 HALVES = ("moe_dispatch_send", "moe_dispatch_recv", "moe_combine_send", "moe_combine_recv")
 FUSED = {"moe_dispatch": HALVES[:2], "moe_combine": HALVES[2:]}
 PLAN = ("moe_plan_count", "moe_plan_scan")
-#: The most registers of a thread. Where blocks have few warps, there may be more of them.
+#: Maximum registers of a thread; blocks with few warps may use more.
 MOST_REGISTERS = {"moe_dispatch_recv": 168}
 USUAL_REGISTERS = 128
-#: Where a block has its multiprocessor for itself.
+#: Kernels with one block per multiprocessor.
 ALONE_REGISTERS = 224
-#: The most bytes of a thread that did not fit in registers, and go to memory and back.
+#: Maximum bytes of a thread spilled to local memory.
 MOST_SPILT = {"sm_90a": 0, "sm_100a": 16}
 
 
 def need_tools() -> None:
-    """Skip, unless kernels can be compiled and their machine code be read."""
+    """Skip unless compiler and disassembler are available."""
     if importlib.util.find_spec("cuda") is None:
         pytest.skip("needs cuda-bindings, which comes with PyTorch for CUDA")
     from machine_code import tools
@@ -62,7 +80,7 @@ def need_tools() -> None:
 
 @pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}, {case[1]}")
 def case(request: pytest.FixtureRequest) -> tuple[dict[str, Kernel], dict[str, int], str]:
-    """The kernels of a shape, the macros that they were compiled with, and the architecture."""
+    """The kernels of a shape, their macros, and the architecture."""
     need_tools()
     from gpu.case import Shape
     from gpu.side import PLACED
@@ -74,7 +92,8 @@ def case(request: pytest.FixtureRequest) -> tuple[dict[str, Kernel], dict[str, i
     name, arch = request.param
     shape = Shape(**SHAPES[name])
     defines = _native.device_defines(shape.ranks, **shape.options(), **PLACED)
-    macros = {name: int(value.removesuffix("ull")) for name, value in defines}
+    numbers = [(name, value) for name, value in defines if "," not in value]
+    macros = {name: int(value.removesuffix("ull")) for name, value in numbers}
     return compiled(defines, arch), macros, arch
 
 
@@ -98,28 +117,29 @@ def test_rows_move_by_16_bytes_or_in_bulk(case: Case) -> None:
     packets = macros["WEFT_PATH"] == 0
     for name in ("moe_dispatch_send", "moe_combine_send", "moe_dispatch", "moe_combine"):
         assert kernels[name].having("LDG", "128") or kernels[name].each("UBLKCP.S.G"), name
-        # On the packets path each word has an epoch beside it, so threads store them.
+        # On the packets path each word has its epoch beside it, so threads store both.
         stored = bool(kernels[name].having("STG", "128"))
-        # Sums of large batches leave from registers, all other rows in bulk.
-        if not packets and (macros["WEFT_PATH"] != 2 or "dispatch" in name):
+        # Sums of large batches are stored from registers, all other rows in bulk.
+        in_bulk = macros["WEFT_PATH"] != 2 or "dispatch" in name or copies(macros)
+        if not packets and in_bulk:
             stored = bool(kernels[name].each("UBLKCP.G.S"))
         # A float32 sum rounds to half of 16 bytes.
-        assert stored or macros["WEFT_COMBINE_TYPE"] != macros["WEFT_ANSWER_TYPE"], name
+        assert stored or macros["WEFT_COMBINE_TYPE"] != macros["WEFT_REPLY_TYPE"], name
         assert not packets or not kernels[name].each("UBLKCP.G.S"), name
     receive = kernels["moe_dispatch_recv"]
     if packets:
         assert receive.having("LDG", "128")
-    # In the indexed layout rows stay where they have landed.
+    # In the indexed layout rows stay at their arrival slots.
     if macros["WEFT_LAYOUT"] != 1:
         assert receive.having("STG", "128") or receive.each("UBLKCP.G.S")
     receive = kernels["moe_combine_recv"]
     assert receive.having("LDG", "128") or receive.each("UBLKCP.S.G")
-    # A thread rounds 16 bytes of answers to as many, twice or half of the output's.
-    assert receive.having("STG", "128") or macros["WEFT_ANSWER_TYPE"] != macros["WEFT_OUTPUT_TYPE"]
+    # A thread rounds 16 bytes of replies to 8, 16 or 32 bytes of output.
+    assert receive.having("STG", "128") or macros["WEFT_REPLY_TYPE"] != macros["WEFT_OUTPUT_TYPE"]
 
 
-#: Instructions in which a fence and the store that it is for may lie; where one fence is for the
-#: flags of many rows, whose addresses are computed after it.
+#: Maximum instructions between a fence and its store; one fence may precede the flags of many rows,
+#: whose addresses are computed after it.
 NEAR = 5
 NEAR_FOR_MANY = 60
 
@@ -133,14 +153,14 @@ def test_whatever_a_peer_waits_for_is_released(case: Case) -> None:
         for at in stores:
             before = kernel.code[max(0, at - near) : at]
             assert any(fence(line) for line in before), (name, before, kernel.code[at])
-        # Packets are whole in themselves and need no fence; flags and signals do.
+        # Packets carry their own epoch and need no fence; flags and signals do.
         if name in ("moe_dispatch_send", "moe_dispatch") and macros["WEFT_PATH"] != 0:
             assert stores, name
         if name in ("moe_combine_send", "moe_combine"):
             signals = kernel.each("STG.E.64.STRONG.SYS")
             assert any(any(0 < at - fence <= NEAR for fence in fences) for at in signals), name
         if name in ("moe_dispatch_recv", "moe_combine_recv"):
-            # An acquire is a strong load, after which the first cache is not believed any more.
+            # An acquire is a strong load followed by an invalidation of the L1 cache.
             assert kernel.having("LDG", "STRONG", "SYS"), name
             assert kernel.having("CCTL", "IVALL"), name
 
@@ -149,19 +169,22 @@ def test_no_fence_is_wider_than_it_must_be(case: Case) -> None:
     for name, kernel in case[0].items():
         # A proxy fence without a state space is a barrier of the whole GPU, in each thread.
         assert not kernel.having("MEMBAR", "GPU"), name
-        # Flags of a peer are released by one thread each, or one fence is for many of them.
+        # Flags of a peer are released by one thread each, or one fence precedes many of them.
         assert len([line for line in kernel.code if fence(line)]) <= 8, name
 
 
+#: Maximum instructions between such a fence and the bulk load that refills a stage.
+NEAR_LOAD = 20
+
 #: Proxy fences of shared memory in kernels that load in bulk, by path: behind the initialisation of
-#: barriers, before a stage is refilled, and before one is stored in bulk.
+#: barriers, before a stage is refilled, and before one is stored in bulk. None: right before loads.
 SHARED_FENCES = {
     "moe_dispatch_send": (0, 1, 2),
     "moe_dispatch_recv": (1, 2, 2),
     "moe_dispatch": (1, 3, 3),
-    "moe_combine_send": (2, 3, 2),
-    "moe_combine_recv": (0, 0, 2),
-    "moe_combine": (2, 3, 2),
+    "moe_combine_send": (2, 3, None),
+    "moe_combine_recv": (0, 0, None),
+    "moe_combine": (2, 3, None),
 }
 
 
@@ -169,16 +192,29 @@ def test_a_stage_that_was_read_is_refilled_behind_a_fence(case: Case) -> None:
     kernels, macros, _ = case
     for name, kernel in kernels.items():
         if kernel.each("UBLKCP.S.G"):
-            # Such a fence waits for the thread's accesses first; that of a single barrier does not.
+            # Such a fence first waits for the thread's accesses; that of a single barrier does not.
             waits = set(kernel.each("MEMBAR.ALL.CTA"))
             fences = [at for at in kernel.each("FENCE.VIEW.ASYNC.S") if at - 1 in waits]
-            assert len(fences) == SHARED_FENCES[name][macros["WEFT_PATH"]], name
+            needed = SHARED_FENCES[name][macros["WEFT_PATH"]]
+            if needed is None:
+                loads = kernel.each("UBLKCP.S.G")
+                behind = [at for at in loads if any(0 < at - f <= NEAR_LOAD for f in fences)]
+                # Copied rows are not read by threads.
+                copied = copies(macros) and name != "moe_combine_recv"
+                assert behind == loads or copied, name
+                assert behind or name == "moe_combine_send", name
+                continue
+            straight = macros["WEFT_LAYOUT"] != 1 and not macros["WEFT_CAST"]
+            if name == "moe_dispatch" and macros["WEFT_PATH"] == 2 and straight:
+                needed += 1  # recorded own rows
+            assert len(fences) == needed, name
+    for name, kernel in kernels.items():
         if name in ("moe_dispatch_recv", "moe_combine_recv") and kernel.each("UBLKCP.S.G"):
-            # What a peer has written is loaded in bulk behind a fence of that state space.
+            # Bulk loads of a peer's writes follow a fence of that state space.
             assert kernel.having("FENCE", "VIEW", "ASYNC", "G"), name
 
 
-#: What a kernel of somebody else does with Weft's device functions.
+#: Third-party kernel that uses Weft's device functions.
 EXCHANGE = """
 #include "weft/device.cuh"
 using namespace weft;
@@ -205,13 +241,13 @@ def test_device_functions_order_what_they_put_before_their_signal(arch: str) -> 
     signals = kernel.each("STG.E.STRONG.SYS")
     assert puts
     assert signals
-    # All have stored, then all have met, then one makes it visible, and then it signals.
+    # All threads store, then a barrier, then one thread fences, and then it signals.
     first = next(at for at in signals if at > puts[0])
     order = [at for at in range(puts[0], first) if "BAR" in names[at] or fence(kernel.code[at])]
     assert ["BAR" in names[at] for at in order][:2] == [True, False]
 
 
-#: Compiles only if the shares of every launch are as many as every other's.
+#: Compiles only if all launches have the same number of shares.
 SHARED_OUT = """
 #include "moe/launch.cuh"
 using namespace weft::moe;
@@ -247,6 +283,12 @@ def test_a_launch_has_as_many_shares_whatever_its_blocks() -> None:
         cubin(defines, "sm_90a", SHARED_OUT.replace("sum == SHARES", "sum == SHARES + 1"))
 
 
+def copies(macros: dict[str, int]) -> bool:
+    """True if replies are unconverted outputs of the experts."""
+    same = macros["WEFT_COMBINE_TYPE"] == macros["WEFT_REPLY_TYPE"]
+    return macros["WEFT_PATH"] == 2 and macros["WEFT_LAYOUT"] == 3 and same
+
+
 def fence(line: str) -> bool:
-    """Whether an instruction orders what was stored before it, for the whole system."""
+    """True if an instruction orders earlier stores at system scope."""
     return line.split()[0] in ("MEMBAR.ALL.SYS", "MEMBAR.SC.SYS")

@@ -1,4 +1,4 @@
-"""Layers of the transformers package, spread over ranks: rounding alone differs."""
+"""Layers of the transformers package, distributed over ranks: only rounding differs."""
 
 import importlib.util
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "use_as_layer.py"
-#: Processes that import PyTorch and transformers, on a machine that is busy.
+#: Timeout of processes that import PyTorch and transformers, on a busy machine.
 SECONDS = 150
 
 
@@ -37,5 +37,5 @@ def test_spread_experts_give_what_one_process_gives(ranks: int) -> None:
     ]
     for *_, difference, bound in shown:
         assert float(difference) <= float(bound)
-        # That bound is for the worst case; a token at a wrong expert is off by far more than this.
+        # That bound is for the worst case; a token at a wrong expert differs by far more than this.
         assert float(difference) < 1e-3

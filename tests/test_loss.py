@@ -1,7 +1,7 @@
-"""Ranks that are killed, stopped, or leave: the others say who, soon; nothing stays behind.
+"""Ranks that are killed, stopped, or leave: the others name them in time; no resources leak.
 
-`WEFT_TEST_KILLS`, `WEFT_TEST_STOPS`, `WEFT_TEST_JOINS`: how often a rank is killed, stopped, and
-killed inside a call that joins ranks, on each transport.
+`WEFT_TEST_KILLS`, `WEFT_TEST_STOPS`, `WEFT_TEST_JOINS`: number of ranks killed, stopped, and killed
+inside a collective call, on each transport.
 """
 
 import json
@@ -25,13 +25,13 @@ RANKS = 4
 KILLS = int(os.environ.get("WEFT_TEST_KILLS", "20"))
 JOINS = int(os.environ.get("WEFT_TEST_JOINS", "10"))
 STOPS = int(os.environ.get("WEFT_TEST_STOPS", "3"))
-#: How soon a lost process is noticed: a promise.
+#: Documented limit of the detection of a lost process.
 NOTICED_SECONDS = 2.0
-#: How long anything else may take, on a machine that is busy.
+#: Limit of all other steps, on a busy machine.
 SOON_SECONDS = 20.0
 
-# Processes are forked from one that has imported what they need: a fresh interpreter for each of
-# some three hundred would take minutes. That one never calls weft.init().
+# Processes are forked from one with all imports: a fresh interpreter for each of some three hundred
+# would take minutes. That process never calls weft.init().
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["workers.loss"])
 
@@ -40,7 +40,7 @@ PROVIDERS: dict[str, tuple[list[str] | None, int]] = {
     "tcp": (["tcp"], 1),
     "mixed": (None, 2),
 }
-#: ofi beside those; it needs libfabric.
+#: Transports with ofi, which needs libfabric.
 GROUPS = PROVIDERS | {"ofi": (["ofi"], 1)}
 
 
@@ -82,12 +82,12 @@ def end(process: BaseProcess) -> None:
 
 
 def receive(pipe: Connection) -> Any:
-    assert pipe.poll(SOON_SECONDS), "a rank says nothing"
+    assert pipe.poll(SOON_SECONDS), "no message of a rank"
     return pipe.recv()
 
 
 def record(test: str, transport: str, times: int, seed: int, noticed: list[float]) -> None:
-    """Say what came of it, as `benchmarks/record.py` reads it."""
+    """Print the outcome in the format of `benchmarks/record.py`."""
     slowest, usual = max(noticed), sorted(noticed)[len(noticed) // 2]
     outcome = {"test": test, "transport": transport, "times": times, "failed": 0, "seed": seed}
     outcome |= {"noticed_s": {"median": round(usual, 3), "most": round(slowest, 3)}}
@@ -149,24 +149,24 @@ def test_a_stopped_rank_that_comes_back_touches_nothing_of_the_new_group(transpo
             os.kill(stopped, signal.SIGCONT)
             for rank in survivors:
                 pipes[rank].send("the late writer is awake")
-            told = [receive(pipes[victim]) for _ in range(2)]
+            reports = [receive(pipes[victim]) for _ in range(2)]
             for rank in survivors:
-                pipes[rank].send("it has been told")
+                pipes[rank].send("the late writer has raised")
             ends = [receive(pipes[rank]) for rank in survivors]
             for process in processes:
                 process.join(SOON_SECONDS)
             exits = [process.exitcode for process in processes]
-        context = f"round {round}, victim {victim}, seed {seed}: {results} {told} {ends}"
+        context = f"round {round}, victim {victim}, seed {seed}: {results} {reports} {ends}"
         for result in results:
             assert (result["error"], result["rank"]) == ("PeerLostError", victim), context
-            # Not too early. How late depends on the machine: a rank that was itself kept from
-            # running forgives the silence of that time.
+            # A lower limit only: a rank that was itself stopped does not count the silence of that
+            # time.
             noticed.append(result["at"] - stopped_at)
             assert noticed[-1] > loss.SILENCE_SECONDS / 2, context
         new = [{"place": (rank, RANKS - 1, 1)} for rank in range(RANKS - 1)]
         assert places == new, context
-        assert told[0]["error"] == "PeerLostError", context
-        assert told[1] == {"excluded": "ExcludedError"}, context
+        assert reports[0]["error"] == "PeerLostError", context
+        assert reports[1] == {"excluded": "ExcludedError"}, context
         assert ends == [{"wrong": [], "over": []}] * (RANKS - 1), context
         assert exits == [0] * RANKS, context
     record("stop", transport, STOPS, seed, noticed)
@@ -204,7 +204,7 @@ def test_a_rank_that_dies_in_a_call_that_joins_ranks_is_lost(transport: str, cal
         context = f"round {round}, victim {victim}, {delay} s, seed {seed}: {results}"
         for result in results:
             if call == "reform":
-                assert result == {"error": "nothing"}, context
+                assert result == {"error": "None"}, context
             else:
                 assert (result["error"], result["rank"]) == ("PeerLostError", victim), context
         assert exits == [-signal.SIGKILL if r == victim else 0 for r in range(RANKS)], context

@@ -17,23 +17,23 @@ CASES: list[dict[str, Any]] = [
     {"combine": "per_expert", "top_k": 5, "layout": "indexed"},
     {"combine": "per_expert", "routing": "masked"},
     {"dtype": "bfloat16", "combine_dtype": "float32", "output_dtype": "float32"},
-    {"dtype": "bfloat16", "answer_dtype": "float32"},
-    {"dtype": "float32", "answer_dtype": "bfloat16", "combine": "per_expert"},
+    {"dtype": "bfloat16", "reply_dtype": "float32"},
+    {"dtype": "float32", "reply_dtype": "bfloat16", "combine": "per_expert"},
     {"dtype": "float8_e4m3fn", "hidden": 300},
     {"dtype": "float8_e4m3fn", "block": 7, "pad_to": 8, "routing": "masked"},
-    {"dtype": "float8_e4m3fn", "block": 16, "layout": "indexed", "answer_dtype": "float32"},
+    {"dtype": "float8_e4m3fn", "block": 16, "layout": "indexed", "reply_dtype": "float32"},
     {"dtype": "float8_e5m2", "scale_dtype": "float8_e8m0fnu", "block": 5, "hidden": 33},
     {"dtype": "float8_e5m2", "block": 8, "private_rows": 3, "combine": "per_expert"},
     {"dtype": "float8_e4m3fn", "scale_dtype": "float8_e8m0fnu", "block": 1, "layout": "indexed"},
     {"dtype": "float8_e4m3fn", "routing": "masked", "combine_dtype": "float32"},
-    {"dtype": "float8_e4m3fn", "routing": "nothing", "layout": "indexed"},
+    {"dtype": "float8_e4m3fn", "routing": "empty", "layout": "indexed"},
     {"pad_to": 8},
     {"pad_to": 8, "routing": "masked", "dtype": "bfloat16", "hidden": 33},
     {"layout": "indexed"},
     {"layout": "indexed", "routing": "masked", "dtype": "float16"},
     {"weighting": "expert"},
     {"routing": "some"},
-    {"routing": "nothing"},
+    {"routing": "empty"},
     {"routing": "one"},
     {"routing": "full", "private_rows": 0},
     {"routing": "full", "private_rows": 3, "pad_to": 8},
@@ -44,8 +44,8 @@ CASES: list[dict[str, Any]] = [
     {"experts": 2, "top_k": 4, "routing": "masked"},
     {"experts": 33, "top_k": 8, "hidden": 1, "rounds": 2},
     {"hidden": 1000, "max_tokens": 3},
-    {"buffers": 1},
-    {"buffers": 3, "rounds": 7},
+    {"channels": 1},
+    {"channels": 3, "rounds": 7},
 ]
 
 
@@ -85,7 +85,7 @@ def test_received_tokens_are_views_until_released(layout: str) -> None:
         assert result["addresses"] == 1
         assert not result["owned"]
         assert result["shared"] == (layout == "contiguous")
-        assert result["raised"] == ["BufferInUseError", "StageError"] * 3
+        assert result["raised"] == ["ChannelInUseError", "StageError"] * 3
         assert f"{result['bytes']}" in result["table"].replace(",", "")
 
 
@@ -125,7 +125,7 @@ def test_scales_must_fit_the_tokens() -> None:
             "shape": "ShapeError: scales has shape (3, 4); (3, 3) is needed",
             "dtype": "ShapeError: scales is of dtype float8_e8m0fnu; float32 is needed",
             "not wanted": "ShapeError: dtype float32 has no scales",
-            "bytes": "nothing",
+            "bytes": "None",
         }
 
 
@@ -141,12 +141,12 @@ def test_a_request_that_cannot_fit_says_by_how_much() -> None:
     [
         ({"experts": 0}, "ConfigurationError"),
         ({"hidden": 0}, "ConfigurationError"),
-        ({"buffers": 0}, "ConfigurationError"),
+        ({"channels": 0}, "ConfigurationError"),
         ({"dtype": "float64"}, "ConfigurationError"),
         ({"dtype": "float8_e4m3fn", "block": 0}, "ConfigurationError"),
         ({"dtype": "float8_e4m3fn", "scale_dtype": "float16"}, "ConfigurationError"),
         ({"combine_dtype": "float8_e4m3fn"}, "ConfigurationError"),
-        ({"answer_dtype": "float8_e5m2"}, "ConfigurationError"),
+        ({"reply_dtype": "float8_e5m2"}, "ConfigurationError"),
         ({"layout": "sideways"}, "ConfigurationError"),
         ({"combine": "multiply"}, "ConfigurationError"),
     ],
@@ -162,7 +162,7 @@ def test_arguments_without_meaning_are_refused(options: dict[str, Any], error: s
         {"hidden": 16},
         {"top_k": 1},
         {"dtype": "bfloat16"},
-        {"answer_dtype": "bfloat16"},
+        {"reply_dtype": "bfloat16"},
         {"dtype": "float8_e4m3fn", "combine_dtype": "float32"},
     ],
 )
@@ -178,10 +178,10 @@ def test_ranks_that_were_told_different_things_are_refused(differing: dict[str, 
         ("combine", "per_expert", "reduce"),
         ("layout", "indexed", "contiguous"),
         ("pad_to", 8, 1),
-        ("buffers", 3, 2),
+        ("channels", 3, 2),
         ("max_tokens", 17, 16),
         ("experts", 5, 4),
-        # Neither of these is possible by itself.
+        # Each of these is impossible separately.
         ("top_k", 0, 2),
         ("hidden", 2**31, 8),
         ("private_rows", 3, 16),

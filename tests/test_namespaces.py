@@ -1,6 +1,6 @@
-"""Two hosts, as far as the network is concerned: two network namespaces that a veth pair joins.
+"""Two hosts of the network: two network namespaces connected by a veth pair.
 
-Each has a loopback of its own and its own /etc/hosts, in which the first host has the name `alpha`.
+Each has its own loopback and its own /etc/hosts, in which the first host has the name `alpha`.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ADDRESSES = ("10.231.7.1", "10.231.7.2")
-#: What Debian's installer writes for the machine's own name.
+#: Address that Debian's installer writes for the machine's own name.
 DEBIAN = "127.0.1.1"
 PORT = 29400
 TIMEOUT_SECONDS = 40.0
@@ -35,7 +35,7 @@ class Hosts:
     def __init__(self, names: tuple[str, str], folder: Path) -> None:
         self.names = names
         self.folder = folder
-        #: What ranks do, and its arguments.
+        #: Function of the ranks, and its arguments.
         self.worker: tuple[str, dict[str, int]] = (
             "transfer.ring",
             {"length": 300_000, "rounds": 6},
@@ -47,8 +47,8 @@ class Hosts:
         (self.folder / f"hosts{host}").write_text(text, encoding="utf-8")
 
     def start(self, host: int, rank: int, extra: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Start a rank as torchrun would, two on each host."""
-        # `ip netns exec` has made a mount namespace of its own.
+        """Start a rank with torchrun's variables, two on each host."""
+        # `ip netns exec` has made a mount namespace.
         script = f'mount --bind "{self.folder}/hosts{host}" /etc/hosts && exec "$@"'
         worker = [sys.executable, "-m", "workers", self.worker[0], json.dumps(self.worker[1])]
         return subprocess.Popen(
@@ -136,7 +136,7 @@ def test_a_name_that_is_loopback_on_another_host_is_pointed_out(hosts: Hosts) ->
     soon = {"WEFT_CONNECT_TIMEOUT": "2"}
     for rank, ended in enumerate(hosts.run(dict.fromkeys(range(4), soon))):
         assert ended.code != 0, rank
-        assert "BootstrapError" in ended.output, ended.output
+        assert "RendezvousError" in ended.output, ended.output
         if rank >= 2:
             assert "on this host the name is 127.0.1.1" in ended.output, ended.output
             assert "WEFT_ADDR" in ended.output

@@ -17,14 +17,14 @@ from test_moe import CASES
 from weft.diagnosis import ofi as diagnosis
 from workers import ofi
 
-#: How soon Ctrl-C ends a wait: a promise.
+#: Documented limit until Ctrl-C ends a wait.
 PROMPT_SECONDS = 1.0
 PROVIDERS = ["tcp;ofi_rxm", "shm"]
 REPORT = diagnosis.report()
 
 
 def over(provider: str) -> Any:
-    """The parameter of a provider, skipped where libfabric does not offer it."""
+    """The parameter of a provider, skipped if libfabric does not offer it."""
     found = REPORT["providers"][provider]
     why = f"needs libfabric with {provider} (Debian: libfabric1): {found['error']}"
     return pytest.param(provider, marks=pytest.mark.skipif(not found["offers"], reason=why))
@@ -75,8 +75,8 @@ def test_a_group_that_is_poisoned_ends_everywhere(provider: str) -> None:
         assert "the sea is rough" in result["message"]
 
 
-# libfabric's shm has spin locks in shared memory: a rank that is killed while it holds one leaves
-# the others in libfabric for good.
+# libfabric's shm has spin locks in shared memory: a rank killed with a held lock blocks the others
+# in libfabric forever.
 @tcp
 @pytest.mark.parametrize("reform", [False, True])
 def test_a_killed_rank_is_named_by_all_others(provider: str, reform: bool) -> None:
@@ -110,7 +110,7 @@ def test_control_c_ends_a_wait(provider: str, wait: str) -> None:
 
 @both
 def test_a_fork_after_init_is_refused_and_the_parent_goes_on(provider: str) -> None:
-    assert run("process.fork", 3, provider) == [{"told": ["ForkError"] * 3}] * 3
+    assert run("process.fork", 3, provider) == [{"reports": ["ForkError"] * 3}] * 3
 
 
 @both
@@ -170,9 +170,9 @@ INIT = (
     "try: weft.init(rank=0, world_size=2, timeout=90, providers=['ofi'])\n"
     "except weft.errors.ProviderError as error: print(error)"
 )
-NOWHERE = {"WEFT_LIBFABRIC": "/nowhere/libfabric.so.1"}
+ABSENT = {"WEFT_LIBFABRIC": "/absent/libfabric.so.1"}
 FAULTS: list[Any] = [
-    (NOWHERE, "name a file of libfabric, or unset WEFT_LIBFABRIC"),
+    (ABSENT, "name a file of libfabric, or unset WEFT_LIBFABRIC"),
     pytest.param(
         {"WEFT_OFI_PROVIDER": "efa"},
         "provider efa",
@@ -183,37 +183,37 @@ FAULTS: list[Any] = [
     ),
     pytest.param(
         {"WEFT_OFI_PROVIDER": "gold"},
-        "by provider gold; `weft doctor` lists what it offers",
+        "by provider gold; `weft doctor` lists its offers",
         marks=over("shm").marks,
     ),
     pytest.param(
         {"WEFT_OFI_PROVIDER": "tcp;ofi_rxm", "WEFT_OFI_DOMAINS": "gold0"},
-        "choose of these in WEFT_OFI_DOMAINS",
+        "name one of these in WEFT_OFI_DOMAINS",
         marks=over("tcp;ofi_rxm").marks,
     ),
 ]
 
 
-@pytest.mark.parametrize(("environment", "said"), FAULTS)
+@pytest.mark.parametrize(("environment", "message"), FAULTS)
 def test_what_is_missing_is_named_before_ranks_are_waited_for(
-    environment: dict[str, str], said: str
+    environment: dict[str, str], message: str
 ) -> None:
     result = weft("-c", INIT, **environment)
     assert result.stdout.startswith("the ofi provider cannot be used here: "), result.stderr
-    assert said in result.stdout
+    assert message in result.stdout
 
 
 @pytest.mark.parametrize("command", [("bench", "transfer"), ("bench", "moe"), ("demo",)])
-@pytest.mark.parametrize(("environment", "said"), FAULTS)
+@pytest.mark.parametrize(("environment", "message"), FAULTS)
 def test_what_is_missing_is_named_before_any_work(
-    command: tuple[str, ...], environment: dict[str, str], said: str
+    command: tuple[str, ...], environment: dict[str, str], message: str
 ) -> None:
     result = weft("-m", "weft", *command, "--provider=ofi", **environment)
     assert result.returncode == 1
     assert result.stdout == ""
     start = f"weft {' '.join(command)}: the ofi provider cannot be used here: "
     assert result.stderr.startswith(start)
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stderr.count("\n") == 1
 
 

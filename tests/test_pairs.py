@@ -19,13 +19,13 @@ import pytest
 import ranks
 import weft
 from weft.errors import (
-    BootstrapError,
     ClosedError,
     ConfigurationError,
     ForkError,
     ListenError,
     PeerLeftError,
     PeerLostError,
+    RendezvousError,
     SecretError,
     WaitTimeoutError,
 )
@@ -37,7 +37,7 @@ TRANSPORTS = ["shm", "tcp"]
 
 @contextmanager
 def dialler(address: str, transport: str, messages: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that connects and sends messages, each answered by its double, then waits."""
+    """A process that connects and sends numbers, expects their doubles, then waits."""
     code = f"from workers import pairs; pairs.ask({address!r}, {transport!r}, {messages})"
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, stdin=subprocess.PIPE
@@ -183,7 +183,7 @@ def test_what_cannot_be_formed_is_refused_by_name() -> None:
             weft.listen(listener.address)
         with pytest.raises(WaitTimeoutError):
             listener.accept(timeout=0)
-    with pytest.raises(BootstrapError, match="its process listens"):
+    with pytest.raises(RendezvousError, match="its process listens"):
         weft.connect(listener.address, timeout=0.1)
     with pytest.raises(ClosedError):
         listener.accept(timeout=1)

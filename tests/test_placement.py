@@ -1,4 +1,4 @@
-"""Memory on a NUMA node and in huge pages: given as asked for, or refused with the remedy."""
+"""Memory on a NUMA node and in huge pages: allocated as requested, or an error with the remedy."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def test_memory_of_node_0_is_memory() -> None:
 
 
 @pytest.mark.parametrize("node", [63, 4_000_000_000])
-def test_a_node_that_there_is_not_is_refused_with_those_that_there_are(node: int) -> None:
+def test_an_unknown_node_is_rejected_with_the_list_of_nodes(node: int) -> None:
     with (
         weft.init(rank=0, world_size=1) as communicator,
         pytest.raises(weft.errors.ConfigurationError, match=rf"NUMA node {node}: .*here: 0"),
@@ -67,5 +67,5 @@ def test_memory_of_a_device_is_not_placed(placement: dict[str, Any]) -> None:
 def test_memory_that_was_placed_is_written_to_by_peers(transport: str) -> None:
     _, arrived = ranks.run("placement.sent", 2, transport)
     assert arrived.pop("node")
-    # Where enough huge pages are reserved.
+    # Requires enough reserved huge pages.
     assert all(arrived.values())

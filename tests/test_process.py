@@ -1,4 +1,4 @@
-"""How ranks behave as processes: forks, signals, threads, idleness, silence, exceptions."""
+"""Ranks as processes: forks, signals, threads, idleness, silence, exceptions."""
 
 import inspect
 
@@ -7,18 +7,18 @@ import pytest
 import ranks
 from weft import _native, errors
 
-#: How soon Ctrl-C ends a wait, on a machine that is busy.
+#: Limit until Ctrl-C ends a wait, on a busy machine.
 PROMPT_SECONDS = 5.0
 
 
 def test_a_fork_after_init_is_refused_and_the_parent_goes_on() -> None:
-    assert ranks.run("process.fork", 2) == [{"told": ["ForkError"] * 3}] * 2
+    assert ranks.run("process.fork", 2) == [{"reports": ["ForkError"] * 3}] * 2
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("forget", [False, True])
-def test_a_child_forked_while_a_thread_waits_can_exit(transport: str, forget: bool) -> None:
-    first, _ = ranks.run("process.fork_while_waiting", 2, transport, forget=forget)
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_child_forked_while_a_thread_waits_can_exit(transport: str, drop: bool) -> None:
+    first, _ = ranks.run("process.fork_while_waiting", 2, transport, drop=drop)
     assert first["ends"] == ["exit 7", "WaitTimeoutError"]
 
 
@@ -40,9 +40,9 @@ def test_control_c_ends_the_wait_for_ranks_that_never_come() -> None:
 def test_a_waiting_rank_leaves_the_core_and_the_interpreter_to_others(transport: str) -> None:
     result, _ = ranks.run("process.waiting", 2, transport, seconds=2.5)
     assert result["waited"] > 2
-    # Ten a second, were the machine idle.
+    # Ten a second on an idle machine.
     assert result["steps"] >= 8
-    # It sleeps, and does not spin; the few wake-ups cost 0.3 % on a quiet machine.
+    # It sleeps without spinning; the few wake-ups cost 0.3 % on an idle machine.
     assert result["share"] < 0.05
 
 

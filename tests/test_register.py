@@ -1,4 +1,4 @@
-"""Memory of the caller as regions: any dtype, any library, any owner; and what cannot be one."""
+"""Memory of the caller as regions: any dtype, library and owner; and unsuitable memory."""
 
 import gc
 import weakref
@@ -34,14 +34,14 @@ def test_an_array_cannot_be_a_destination_over_shm() -> None:
 def test_all_ranks_raise_when_one_shares_an_array_over_shm() -> None:
     first, second = ranks.run("buffers.refused_by_one", 2, "shm")
     assert (second["error"], second["prompt"], second["granted"]) == ("RegionError", True, 1)
-    told = (first["error"], first["rank"], first["prompt"], first["granted"])
-    assert told == ("ConfigurationMismatchError", 1, True, 1)
-    assert "rank 1 refused" in first["message"]
+    reports = (first["error"], first["rank"], first["prompt"], first["granted"])
+    assert reports == ("ConfigurationMismatchError", 1, True, 1)
+    assert "rank 1 rejected" in first["message"]
     assert "alloc" in first["message"]
 
 
 class OnDevice:
-    """An array that only CUDA's own interface describes."""
+    """An array with only CUDA's array interface."""
 
     def __init__(self, shape: tuple[int, ...] = (4,), **more: Any) -> None:
         data = (1 << 40 if 0 not in shape else 0, False)

@@ -1,8 +1,10 @@
-"""`weft sim`: what it takes, what it prints, what it keeps, how it refuses."""
+"""`weft sim`: options, output, files and errors."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ ALWAYS = {"time_s", "max_link_load", "cpu_s", "constants"}
 def sim(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main(["sim", *arguments, "--json"]) == 0
     output = capsys.readouterr()
-    assert output.err == "", "nothing but JSON is written"
+    assert output.err == "", "JSON alone is written"
     found: dict[str, Any] = json.loads(output.out)
     assert set(found) >= ALWAYS
     return found
@@ -36,7 +38,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return output.err.splitlines()[-1]
 
 
-def test_an_all_reduce_takes_what_its_formula_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_all_reduce_takes_the_time_of_its_formula(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("allreduce", "--topology", BIGRAPH, "--algorithm", "hdrm", "--bytes", "1MiB")
     found = sim(capsys, *arguments, "--set", "message_latency_s=1e-6")
     assert found["scenario"] == "collective"
@@ -49,7 +51,7 @@ def test_an_all_reduce_takes_what_its_formula_says(capsys: pytest.CaptureFixture
     assert len(found["links"]) <= 8
 
 
-def test_one_seed_is_one_result(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_seeds_give_equal_results(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("allreduce", "--topology", FAT_TREE, "--algorithm", "hd", "--routing", "ecmp")
     runs = [sim(capsys, *arguments, "--seed", seed) for seed in ("1", "1", "2", "3", "4")]
     for run in runs:
@@ -104,7 +106,7 @@ def test_the_same_picture_is_the_same_bytes(
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_people_get_tables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_json_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sim", "allreduce", "--topology", BIGRAPH, "--algorithm", "ring,tree"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:2] == ["algorithm", "time"]
@@ -113,10 +115,12 @@ def test_people_get_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Busiest links" in capsys.readouterr().out
 
 
-def test_moe_plans_what_weft_plans(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_moe_has_the_rows_of_the_planner(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     shape = ["moe", "--topology", FAT_TREE, "--experts", "16", "--top-k", "2", "--hidden", "64"]
     shape += ["--ranks", "8", "--tokens", "4", "--rounds", "1"]
-    # All tokens name the two experts of rank 0, once as a law and once as a file.
+    # All tokens choose the two experts of rank 0, as a distribution and as a file.
     incast = sim(capsys, *shape, "--token-routing", "incast")
     file = tmp_path / "routing.npz"
     np.savez(file, ids=np.array([[0, 1]] * 3))
@@ -126,7 +130,7 @@ def test_moe_plans_what_weft_plans(capsys: pytest.CaptureFixture[str], tmp_path:
         assert rows == {"nic": 7 * 4 / 8, "nvlink": 0, "kept": 4 / 8}
         assert found["results"]["rank_imbalance"] == 8
     assert incast["results"] == traced["results"]
-    by_expert = sim(capsys, *shape, "--token-routing", "incast", "--algorithm", "expert")
+    by_expert = sim(capsys, *shape, "--token-routing", "incast", "--copies", "expert")
     assert by_expert["results"]["rows_per_rank"]["nic"] == 7
     within = sim(capsys, *shape, "--nvlink", "8:300:1")
     assert within["results"]["rows_per_rank"]["nic"] == 0
@@ -135,18 +139,20 @@ def test_moe_plans_what_weft_plans(capsys: pytest.CaptureFixture[str], tmp_path:
     assert len(zipf["points"]) == 2
 
 
-def test_fusing_gains_no_more_than_what_it_hides(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fusing_gains_at_most_the_overlapped_time(capsys: pytest.CaptureFixture[str]) -> None:
     found = sim(capsys, "dlrm", "--topology", FAT_TREE, "--ranks", "16")["results"]
     hidden = min(found["pooling_s"], found["forward_exchange_s"]["unfused"])
     assert 0 < found["gain"] < 1
     assert found["unfused_s"] - found["fused_s"] <= hidden * 1.001
     assert found["forward_exchange_s"]["fused"] < found["forward_exchange_s"]["unfused"]
-    alone = sim(capsys, "dlrm", "--topology", FAT_TREE, "--ranks", "16", "--algorithm", "fused")
+    alone = sim(capsys, "dlrm", "--topology", FAT_TREE, "--ranks", "16", "--variant", "fused")
     assert alone["results"]["gain"] is None
     assert alone["results"]["fused_s"] == found["fused_s"]
 
 
-def test_queries_lose_what_the_network_cannot_carry(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_throughput_of_queries_is_bounded_by_the_network(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     arguments = ["query", "--topology", FAT_TREE, "--front-ends", "1", "--accelerators", "8"]
     arguments += ["--queries", "2000", "--service-us", "100"]
     slow = sim(capsys, *arguments, "--arrivals", "offline", "--bytes", "1MiB")["results"]
@@ -160,7 +166,7 @@ def test_queries_lose_what_the_network_cannot_carry(capsys: pytest.CaptureFixtur
     assert calm["latency"]["p50_s"] <= calm["latency"]["p99_s"] <= calm["latency"]["max_s"]
 
 
-def test_training_hides_gradients_behind_compute(capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_overlaps_gradients_with_compute(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("train", "--topology", FAT_TREE, "--model", "resnet50", "--algorithm", "ring")
     overlapped = sim(capsys, *arguments)
     waiting = sim(capsys, *arguments, "--no-overlap")
@@ -198,7 +204,7 @@ def test_jobs_on_one_network_slow_each_other_down(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("allreduce", "--topology", "ring:nodes=3"), "ring"),
         (("allreduce", "--topology", "bigraph:switches=0,endpoints=4"), "switches"),
@@ -206,7 +212,7 @@ def test_jobs_on_one_network_slow_each_other_down(
         (("allreduce", "--topology", BIGRAPH, "--algorithm", "magic"), "magic"),
         (("allreduce", "--topology", BIGRAPH, "--algorithm", "ring,ring"), "--algorithm"),
         (("allreduce", "--topology", BIGRAPH, "--ranks", "17"), "16"),
-        (("allreduce", "--topology", BIGRAPH, "--ranks", "0"), "at least 1"),
+        (("allreduce", "--topology", BIGRAPH, "--ranks", "0"), "from 1 on"),
         (("allreduce", "--topology", BIGRAPH, "--bytes", "1.5"), "whole number of bytes"),
         (("allreduce", "--topology", BIGRAPH, "--bytes", "lots"), "lots"),
         (("allreduce", "--topology", BIGRAPH, "--sweep", "time=1"), "bytes=..., ranks=..."),
@@ -217,24 +223,30 @@ def test_jobs_on_one_network_slow_each_other_down(
         (("allreduce", "--topology", BIGRAPH, "--fault", "U0,L9,0"), "L9"),
         (("allreduce", "--topology", BIGRAPH, "--straggler", "99,2"), "99"),
         (("allreduce", "--topology", BIGRAPH, "--plot", "picture.gif"), ".svg"),
-        (("allreduce", "--topology", BIGRAPH, "--trace", "/nowhere/t.json"), "/nowhere"),
+        (
+            ("allreduce", "--topology", BIGRAPH, "--trace", "/no-such-directory/t.json"),
+            "/no-such-directory",
+        ),
         (("moe", "--topology", FAT_TREE, "--ranks", "17"), "endpoints"),
         (("moe", "--topology", FAT_TREE, "--dtype", "int4"), "int4"),
         (("moe", "--topology", FAT_TREE, "--token-routing", "x.csv"), "x.csv"),
         (("moe", "--topology", FAT_TREE, "--nvlink", "8"), "--nvlink"),
+        (("moe", "--topology", FAT_TREE, "--tokens", "99999999"), "tokens times top_k"),
         (("query", "--topology", FAT_TREE), "rate_per_s"),
         (("query", "--topology", FAT_TREE, "--rate", "0"), "rate_per_s"),
         (("train", "--topology", FAT_TREE, "--model", "gpt"), "gpt"),
-        (("dlrm", "--sweep", "ranks=8,16"), "--topology"),
-        (("run", "no-such-file.json"), "no-such-file.json"),
-        (("eflops", "--seed", "x"), "x"),
+        (("dlrm", "--ranks", "8"), "--topology"),
+        (("run", "no-such-file.json"), "no-such-file.json: no such file"),
+        (("run", "no-such-file.json", "--seed", "1"), "--seed"),
+        (("query", "--topology", FAT_TREE, "--seed", "-1"), "--seed"),
+        (("query", "--topology", FAT_TREE, "--sweep", "seed=-1"), "-1"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_work(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+def test_invalid_options_are_refused_before_the_run(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
 ) -> None:
     message = refusal(capsys, *arguments)
-    assert said in message
+    assert expected in message
 
 
 def test_a_trace_of_a_sweep_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -244,22 +256,22 @@ def test_a_trace_of_a_sweep_is_refused(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
-        ("{", "no JSON"),
-        ("[1]", "no object"),
-        ("{}", "no scenario"),
+        ("{", "not valid JSON at line 1, column 2"),
+        ("[1]", "expected a JSON object"),
+        ("{}", 'expected a field "scenario"'),
         ('{"scenario": "nonsense"}', "nonsense"),
         ('{"scenario": "collective", "cluster": {"topology": "x"}}', "job"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not valid JSON"),
     ],
 )
 def test_a_file_that_is_no_scenario_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, said: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, expected: str
 ) -> None:
     file = tmp_path / "scenario.json"
     file.write_text(text, encoding="utf-8")
-    assert said in refusal(capsys, "run", str(file))
+    assert expected in refusal(capsys, "run", str(file))
 
 
 def test_a_failed_link_is_an_error_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,10 +283,13 @@ def test_a_failed_link_is_an_error_that_names_it(capsys: pytest.CaptureFixture[s
     assert "L0" in output.err
 
 
-def test_sweeps_as_people_write_them() -> None:
+def test_sizes_and_ranges_are_parsed() -> None:
     assert parse_size("1KiB") == parse_size("1k") == 1024
     assert parse_size("0.5 MiB") == 1 << 19
     assert parse_size("3") == 3
+    assert parse_size("1MB") == parse_size("1000 kB") == 10**6
+    assert parse_size("1M") == parse_size("1Mi") == parse_size("1MiB") == 1 << 20
+    assert parse_size("4B") == 4
     assert parse_range("1KiB..8KiB", sizes=True) == [1024, 2048, 4096, 8192]
     assert parse_range("16,32", sizes=False) == [16, 32]
     assert parse_range("1..100:x10", sizes=False) == [1, 10, 100]
@@ -286,7 +301,26 @@ def test_sweeps_as_people_write_them() -> None:
     assert format_seconds(2.5e-6) == "2.5 µs"
 
 
-def test_without_matplotlib_a_picture_says_what_to_install() -> None:
+def test_control_c_ends_the_planning_of_moe_rounds() -> None:
+    # Without a handler of its own it would ignore the signal if the tests run in the background.
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from weft.cli import main\n"
+        f"sys.exit(main(['sim', 'moe', '--topology', {FAT_TREE!r}, '--tokens', '500000',"
+        " '--rounds', '64', '--json']))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    with process:
+        time.sleep(3)
+        assert process.poll() is None, "planning takes minutes"
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(timeout=20) == 128 + signal.SIGINT
+        finally:
+            process.kill()
+
+
+def test_without_matplotlib_the_error_names_the_package() -> None:
     program = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "from weft.cli import main\n"

@@ -34,10 +34,29 @@ def test_memory_is_used_again_once_all_ranks_have_dropped_it() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    for said in ranks.run("symmetric.refused", 2):
-        assert said == [
+    for message in ranks.run("symmetric.refused", 2):
+        assert message == [
             "RegionError",
             "ConfigurationMismatchError",
             "UnknownError",
             "ConfigurationError",
+        ]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_tensors_of_the_user_are_reached_where_they_lie(count: int) -> None:
+    right = {"right": True, "read": True, "same": True, "kept": True}
+    for result in ranks.run("symmetric.registered", count):
+        assert result == right | {"errors": ["UnknownError", "ClosedError"]}
+
+
+def test_tensors_that_cannot_be_registered_are_refused() -> None:
+    for message in ranks.run("symmetric.registered_refused", 2):
+        assert message == [
+            "ConfigurationError",
+            "ShapeError",
+            "ShapeError",
+            "ConfigurationError",
+            "ConfigurationMismatchError",
+            "ClosedError",
         ]

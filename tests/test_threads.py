@@ -9,7 +9,7 @@ TRANSPORTS = ["shm", "tcp"]
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_signal_is_sent_while_another_thread_waits(transport: str) -> None:
-    # It once waited until the other thread's wait had timed out.
+    # A past version waited until the other thread's wait had timed out.
     assert ranks.run("threads.signals_while_another_waits", 2, transport) == [True, True]
 
 
@@ -36,7 +36,7 @@ def test_a_signal_handler_calls_during_a_wait_of_its_thread(
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_eight_threads_and_an_event_loop_all_come_through(transport: str) -> None:
     for result in ranks.run("threads.eight_beside_a_loop", 2, transport, rounds=50):
-        assert result == {"made": [50] * 8, "heard": 50}
+        assert result == {"made": [50] * 8, "arrived": 50}
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -67,7 +67,7 @@ def test_rounds_of_an_all_to_all_go_on_beside_a_wait_for_another(transport: str)
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_rounds_on_several_threads_come_out_right(transport: str) -> None:
-    run = ranks.run("threads.rounds_on_threads", 2, transport, rounds=60, buffers=3)
+    run = ranks.run("threads.rounds_on_threads", 2, transport, rounds=60, channels=3)
     assert run == [list(range(60))] * 2
 
 

@@ -1,4 +1,4 @@
-"""Timeouts that are no times are refused alike by every call that waits."""
+"""Invalid timeouts are rejected alike by every call that waits."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import weft
 from weft import errors
 
 REFUSED = [math.nan, math.inf, -math.inf, -1.0, -1e-300]
-#: No wait lasts that long; some of them are more than a 64-bit number of nanoseconds.
+#: Extremely long timeouts; some exceed a 64-bit number of nanoseconds.
 LARGE: list[float] = [1e9, 1e10, 1e300, 10**400]
 
 
@@ -61,7 +61,7 @@ def test_what_is_no_time_is_refused(timeout: float) -> None:
             communicator.counter().wait_for_credit(0, 0, timeout=timeout)
         with pytest.raises(errors.ConfigurationError):
             communicator.reform(timeout=timeout)
-        # Nothing was closed by the call that was refused.
+        # The rejected call closed no object.
         calls["close"](1.0)
 
 

@@ -23,7 +23,7 @@ CLASSES = {
 
 
 def make_sysfs(root: Path, name: str) -> Path:
-    """A directory like `/sys` from a description in `DATA`, whose README says how to read one."""
+    """A directory like `/sys` from a description in `DATA`; its README describes the format."""
     above: list[Path] = []
     numa = "-1"
     for line in (DATA / f"{name}.sysfs").read_text(encoding="utf-8").splitlines():
@@ -134,8 +134,8 @@ def test_a_recorded_server_is_refused_where_a_network_is_asked_for(
     assert ended.value.code == 2
     output = capsys.readouterr()
     assert output.out == ""
-    said = f"argument {option}: not allowed with {network[0]}, which reads no server"
-    assert output.err.endswith(f"weft topo: error: {said}\n")
+    message = f"argument {option}: not allowed with {network[0]}, which reads no server"
+    assert output.err.endswith(f"weft topo: error: {message}\n")
     assert main(["topo", *network]) == 0
 
 
@@ -199,15 +199,15 @@ def test_hosts_have_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert hostfile[:2] == ["node0 slots=1", "node4 slots=1"]
     names.write_text("only one\n", encoding="utf-8")
     assert main([*arguments, "--hosts", str(names)]) == 1
-    assert "1 names are given for 8 hosts" in capsys.readouterr().err
+    assert "1 host names: expected 8, one per host" in capsys.readouterr().err
 
 
 def test_a_bigraph_of_another_size_is_embedded(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topo", "bigraph", "--switches", "12", "--endpoints", "5"]) == 0
     shown = capsys.readouterr().out
-    assert "28 endpoints have no rank: 6 switches of each half is no power of two" in shown
+    assert "28 endpoints have no rank: 6 switches of each half is not a power of two" in shown
     assert main(["topo", "bigraph", "--switches", "7", "--endpoints", "5"]) == 1
-    assert "switches is 7; it must be even" in capsys.readouterr().err
+    assert "switches 7: expected an even number" in capsys.readouterr().err
 
 
 def test_a_network_is_checked_and_has_paths(
@@ -225,25 +225,42 @@ def test_a_network_is_checked_and_has_paths(
     assert main(unique) == 1
     assert "there are 2 shortest paths" in capsys.readouterr().err
     assert main(["topo", "network", "fat-tree:leafs=2,spines=2,hosts=2"]) == 1
-    assert 'leaves is missing; is it meant by "leafs"?' in capsys.readouterr().err
+    assert 'leaves is missing; did you mean it by "leafs"?' in capsys.readouterr().err
+
+
+def test_nics_as_near_as_nvlink_are_warned_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "network.json"
+    links = [["gpu[0-1]", "leaf"], ["gpu[0-1]", "nvlink"]]
+    gpus = {"name": "gpu[0-1]", "host": "box"}
+    network = {"switches": ["leaf"], "hosts": ["nvlink"], "endpoints": [gpus], "links": links}
+    file.write_text(json.dumps(network), encoding="utf-8")
+    assert main(["topo", "network", str(file), "--path", "0", "1"]) == 0
+    shown = capsys.readouterr().out
+    warning = "warning: gpu0 to gpu1: 2 links inside host box, 2 through switches: routing stays"
+    assert warning in shown
+    assert "gpu0->nvlink nvlink->gpu1" in shown
+    assert main(["sim", "allreduce", "--topology", str(file), "--bytes", "1KiB"]) == 0
+    assert f"weft sim: {warning}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("seed", "said"),
+    ("seed", "message"),
     [
-        ("-1", "'-1' is no whole number of at least 0"),
-        ("x", "'x' is no whole number of at least 0"),
-        ("99999999999999999999", "it is 99999999999999999999, and must be at most"),
+        ("-1", "'-1': expected a whole number from 0 on"),
+        ("x", "'x': expected a whole number from 0 on"),
+        ("99999999999999999999", "99999999999999999999: expected at most"),
     ],
 )
 def test_a_seed_that_cannot_be_is_refused(
-    seed: str, said: str, capsys: pytest.CaptureFixture[str]
+    seed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = "fat-tree:leaves=2,spines=2,hosts=2"
     for option in ("--seed", "--flow"):
         with pytest.raises(SystemExit):
             main(["topo", "network", spec, "--path", "0", "3", f"{option}={seed}"])
-        assert f"argument {option}: {said}" in capsys.readouterr().err
+        assert f"argument {option}: {message}" in capsys.readouterr().err
 
 
 def test_the_examples_of_the_page_are_understood(tmp_path: Path) -> None:
@@ -262,14 +279,14 @@ def test_the_examples_of_the_page_are_understood(tmp_path: Path) -> None:
 
 
 def test_errors_have_classes() -> None:
-    with pytest.raises(ConfigurationError, match="bandwidth is -"):
+    with pytest.raises(ConfigurationError, match="bandwidth -"):
         _native.topology_network("bigraph:switches=2,endpoints=1,gbps=-1")
     with pytest.raises(SizeError, match="1048576 allowed"):
         _native.topology_network("bigraph:switches=2,endpoints=4000000000")
 
 
 class FakeNvml:
-    """NVML with two GPUs that two links join; the second refuses what NVLinks are asked."""
+    """NVML with two GPUs connected by two links; the second returns errors for NVLink queries."""
 
     def __init__(self) -> None:
         self.open = False
@@ -346,5 +363,5 @@ def test_nvml_tells_of_nvlinks(tmp_path: Path) -> None:
 def test_without_nvml_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.topology.nvml.load", lambda *_: None)
     assert nvml_gpus() is None
-    # As in the header: two strings and five numbers.
+    # Layout of the header: two strings and five numbers.
     assert ctypes.sizeof(PciInfo) == 16 + 5 * 4 + 32

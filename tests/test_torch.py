@@ -42,7 +42,7 @@ def test_tensors_go_in_and_out(torch: Any, dtype: str, layout: Any) -> None:
 def test_received_tensors_are_views_of_one_buffer(torch: Any) -> None:
     with weft.init(rank=0, world_size=1) as communicator:
         all_to_all = weft.moe.AllToAll(
-            communicator, experts=2, top_k=1, hidden=3, max_tokens=4, buffers=1
+            communicator, experts=2, top_k=1, hidden=3, max_tokens=4, channels=1
         )
         addresses = set()
         for count in (4, 2, 3):

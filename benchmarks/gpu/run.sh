@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Tests Weft on a machine with GPUs, or measures it there. No compiler is needed: only a Python that
-# can import weft and torch, WEFT_PYTHON or else python3, by an installed wheel or by PYTHONPATH.
+# GPU tests and benchmark of Weft. Requires only a Python that can import weft and torch (WEFT_PYTHON,
+# default python3), by an installed wheel or by PYTHONPATH.
 #
 #     benchmarks/gpu/run.sh test [ARGUMENTS OF PYTEST]
 #     benchmarks/gpu/run.sh bench [--budget SECONDS] [--cases NAMES] [--ranks N] [--record FILE]
 #
-# A case of the benchmark that fails is recorded as failed, and the others go on.
+# A failed case of the benchmark is recorded as failed, and the other cases run.
 set -euo pipefail
 what=${1:-}
 case $what in
@@ -21,7 +21,7 @@ cd "$root"
 python=${WEFT_PYTHON:-python3}
 
 command -v "$python" >/dev/null || {
-    echo "run.sh: there is no $python: set WEFT_PYTHON to a Python with weft and torch" >&2
+    echo "run.sh: $python: command not found; set WEFT_PYTHON to a Python with weft and torch" >&2
     exit 2
 }
 "$python" - <<'END' || exit 2
@@ -29,10 +29,10 @@ import importlib.util
 import sys
 
 if sys.version_info < (3, 11):
-    sys.exit(f"run.sh: Weft needs Python 3.11 or later, and this is {sys.version.split()[0]}")
+    sys.exit(f"run.sh: Python {sys.version.split()[0]}: Weft needs 3.11 or later")
 missing = [name for name in ("torch", "numpy", "ml_dtypes", "weft") if not importlib.util.find_spec(name)]
 if missing:
-    sys.exit(f"run.sh: {sys.executable} lacks {', '.join(missing)}: install Weft's wheel, or set PYTHONPATH")
+    sys.exit(f"run.sh: {sys.executable} lacks {', '.join(missing)}; install Weft's wheel, or set PYTHONPATH")
 import torch
 
 if not torch.cuda.is_available():
@@ -47,8 +47,8 @@ test)
     fi
     options=(-q -m gpu --confcutdir tests/gpu)
     if ! "$python" -c 'import pytest_timeout' 2>/dev/null; then
-        # The project's settings need that plugin; without it no test is stopped when it hangs.
-        echo "run.sh: $python lacks pytest-timeout: tests that hang are not stopped" >&2
+        # The project's settings need that plugin; without it, hanging tests have no timeout.
+        echo "run.sh: $python lacks pytest-timeout: hanging tests have no timeout" >&2
         options+=(-c /dev/null --rootdir .)
     fi
     exec "$python" -m pytest "${options[@]}" tests/gpu "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles the peers' programs whose libraries are installed into the folder that is given.
+# Compiles the programs of all installed peers: build.sh FOLDER.
 set -euo pipefail
 cd "$(dirname "$0")"
 mkdir -p "$1"

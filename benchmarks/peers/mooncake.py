@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-# This file must not hide the package of its name.
+# This file must not shadow the package of the same name.
 sys.path[0:1] = []
 sys.path.append(str(Path(__file__).parent))
 os.environ.setdefault("GLOG_minloglevel", "3")
@@ -21,23 +21,23 @@ class Mooncake:
 
     def __init__(self, ends: pair.Pair, path: str) -> None:
         if path != "tcp":
-            raise SystemExit("Mooncake runs over tcp here")
+            raise SystemExit(f"path {path}: Mooncake is measured over tcp only")
         from mooncake import engine as mooncake
 
         self.pair, self.write = ends, mooncake.TransferOpcode.Write
         self.engine = mooncake.TransferEngine()
         if self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""):
-            raise SystemExit("Mooncake did not start")
+            raise SystemExit("Mooncake: initialize failed")
         for array in (ends.source, ends.inbox):
             if self.engine.register_memory(array.ctypes.data, len(array)):
-                raise SystemExit("Mooncake did not register memory")
+                raise SystemExit("Mooncake: register_memory failed")
         mine = (f"127.0.0.1:{self.engine.get_rpc_port()}", ends.inbox.ctypes.data)
         self.peer, self.peer_inbox = ends.exchange(mine)
         self.notice = mooncake.TransferNotify("m", "m")
         self.notices = 0
 
     def prepare(self, offsets: list[int], length: int) -> None:
-        """Memory is registered, and there is nothing else to prepare."""
+        """No preparation: memory is registered."""
 
     def send(self, offset: int, length: int) -> None:
         failed = self.engine.transfer_sync(
@@ -49,7 +49,7 @@ class Mooncake:
             self.notice,
         )
         if failed:
-            raise SystemExit("a transfer failed")
+            raise SystemExit("Mooncake: transfer_sync failed")
 
     def receive(self) -> None:
         while not self.notices:

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-# This file must not hide a package of its own name.
+# This file must not shadow the package of the same name.
 sys.path[0:1] = []
 sys.path.append(str(Path(__file__).parent))
 
@@ -35,12 +35,12 @@ class Nixl:
         if isinstance(self.peer, bytes):
             self.peer = self.peer.decode()
         self.prepared: dict[int, int] = {}
-        self.under_way: int | None = None
+        self.in_flight: int | None = None
         self.notifications = 0
         ends.progress = self.progress
 
     def prepare(self, offsets: list[int], length: int) -> None:
-        while self.under_way is not None:
+        while self.in_flight is not None:
             self.progress()
         for request in self.prepared.values():
             self.agent.releaseXferReq(request)
@@ -60,10 +60,10 @@ class Nixl:
         return request
 
     def send(self, offset: int, length: int) -> None:
-        while self.under_way is not None:
+        while self.in_flight is not None:
             self.progress()
-        self.under_way = self.prepared[offset]
-        self.agent.postXferReq(self.under_way, "m")
+        self.in_flight = self.prepared[offset]
+        self.agent.postXferReq(self.in_flight, "m")
 
     def receive(self) -> None:
         while not self.notifications:
@@ -73,9 +73,9 @@ class Nixl:
     def progress(self) -> None:
         found = self.agent.getNotifs({}, [])
         self.notifications += sum(len(messages) for messages in found.values())
-        request = self.under_way
+        request = self.in_flight
         if request is not None and self.agent.getXferStatus(request) != self.nixl.NIXL_IN_PROG:
-            self.under_way = None
+            self.in_flight = None
 
 
 if __name__ == "__main__":

@@ -18,14 +18,14 @@ static struct fid_cq *queue;
 static fi_addr_t peer;
 static void *source_key;
 static uint64_t peer_base, peer_key;
-/* Arrivals that were not waited for yet. */
+/* Arrivals not waited for yet. */
 static size_t arrived;
-/* Contexts of writes: each belongs to one write at a time. */
+/* Contexts of writes, each of one write at a time. */
 #define UNDER_WAY 1024
 static struct fi_context2 contexts[UNDER_WAY];
 static void *unused[UNDER_WAY];
 static size_t unused_count;
-/* The newest interface whose layouts Weft declares. */
+/* Newest API version whose layouts Weft declares. */
 #define NEWEST FI_VERSION(1, 21)
 
 static void must(const char *what, ssize_t result)

@@ -39,7 +39,7 @@ void exchange(struct pair *pair, const void *mine, void *theirs, size_t length)
     }
 }
 
-/* Both processes have come before either goes on. What either has sent goes on meanwhile. */
+/* Barrier of both processes, during which messages in flight make progress. */
 static void meet(struct pair *pair)
 {
     uint8_t byte = 0;
@@ -106,7 +106,7 @@ static size_t stride_of(size_t length)
     return (length + 63) / 64 * 64;
 }
 
-/* Takes the slots of the next `count` messages. */
+/* Slots of the next `count` messages. */
 static void take_slots(const struct pair *pair, size_t length, int count, size_t *offsets)
 {
     static size_t next;
@@ -117,7 +117,7 @@ static void take_slots(const struct pair *pair, size_t length, int count, size_t
     next = (first + count) % slots * stride;
 }
 
-/* Returns how many messages are wrong, and overwrites them. */
+/* Number of wrong messages, which are then overwritten. */
 static int check(struct pair *pair, size_t length, int count, const size_t *offsets)
 {
     int wrong = 0;
@@ -128,7 +128,7 @@ static int check(struct pair *pair, size_t length, int count, const size_t *offs
     return wrong;
 }
 
-/* Messages there and back; returns how many were wrong, and the times. */
+/* Ping-pong; returns the number of wrong messages, and the times. */
 static int ping_pong(struct pair *pair, size_t length, int count, double *one_way)
 {
     static size_t offsets[MOST_MESSAGES];
@@ -149,7 +149,7 @@ static int ping_pong(struct pair *pair, size_t length, int count, double *one_wa
     return check(pair, length, count, offsets);
 }
 
-/* Messages from rank 0 to rank 1; returns how many were wrong, and the time of one, all taken together. */
+/* Stream from rank 0 to rank 1; returns the number of wrong messages, and the mean time of one. */
 static int stream_messages(struct pair *pair, const struct stream *stream, size_t length, int count,
                            double *one_way)
 {
@@ -177,7 +177,7 @@ static int stream_messages(struct pair *pair, const struct stream *stream, size_
     return pair->rank == 1 ? check(pair, length, count, offsets) : 0;
 }
 
-/* Prints the times of both ranks, each from this index on. */
+/* Prints the times of both ranks, from an index on. */
 static void print(const char *pattern, const char *side, size_t length, int wrong, double *const times[2],
                   const int begin[2], int count)
 {

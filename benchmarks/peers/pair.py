@@ -1,6 +1,6 @@
-"""Two processes for peers that have a Python interface: what pair.h is for those in C.
+"""Pair of processes for peers with a Python interface; pair.h is its equivalent in C.
 
-The same memory, slots, checks and ping-pong; see pair.h. Needs numpy alone.
+Memory, slots, checks and ping-pong equal those of pair.h. Requires only numpy.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ PATIENCE_SECONDS = 60
 
 
 class Side(Protocol):
-    """What a peer's program defines; it is made with a `Pair`, in both processes at once."""
+    """Interface of a peer's program, constructed with a `Pair` in both processes."""
 
     def prepare(self, offsets: list[int], length: int) -> None:
-        """Do what a program would do once for buffers that it uses again."""
+        """One-time preparation of buffers that a program reuses."""
 
     def send(self, offset: int, length: int) -> None:
-        """Send the bytes at `offset` of our source to the same place of the peer's inbox."""
+        """Send the bytes at `offset` of the source to the same offset of the peer's inbox."""
 
     def receive(self) -> None:
-        """Return once the peer's next message is seen to be there."""
+        """Return after the arrival of the peer's next message."""
 
 
 class Pair:
@@ -44,7 +44,7 @@ class Pair:
 
     def __init__(self, rank: int, connection: Connection) -> None:
         self.rank, self.connection = rank, connection
-        #: Called while this process waits for the other: what was sent goes on meanwhile.
+        #: Called while this process waits for the other, so that messages in flight make progress.
         self.progress: Callable[[], object] = lambda: None
         self.region = region_bytes()
         self.source = source_words(rank, self.region).view(np.uint8)
@@ -52,13 +52,13 @@ class Pair:
         self.peer_words = source_words(1 - rank, self.region).view(np.uint8)
 
     def exchange(self, mine: Any) -> Any:
-        """Give the other process a value, and get its."""
+        """Exchange a value with the other process."""
         self.connection.send(mine)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.connection.poll(0):
             self.progress()
             if time.monotonic() > deadline:
-                raise TimeoutError("the other process is silent")
+                raise TimeoutError(f"the other process sent no value within {PATIENCE_SECONDS} s")
         return self.connection.recv()
 
 
@@ -70,7 +70,7 @@ def region_bytes() -> int:
 
 
 def source_words(rank: int, region: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """What a rank's source holds."""
+    """Contents of a rank's source."""
     words = np.arange(region // 8, dtype=np.uint64)
     words *= np.uint64(0x9E3779B97F4A7C15)
     words |= np.uint64(1 << 63)
@@ -80,21 +80,21 @@ def source_words(rank: int, region: int) -> np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def run(name: str, make_side: Callable[[Pair, str], Side]) -> None:
-    """Be the program: `PROGRAM PATH SIZE...`, a line of JSON for each size."""
+    """Main function: `PROGRAM PATH SIZE...`; prints a line of JSON for each size."""
     path, sizes = sys.argv[1], [int(size) for size in sys.argv[2:]]
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
     context.Process(target=be_rank_1, args=(there, make_side, path, sizes)).start()
     for line in work(0, here, make_side, path, sizes):
         print(json.dumps({"pattern": "ping-pong", "side": name} | line), flush=True)
-    # Some peers' libraries crash or hang when they are unloaded.
+    # Some peers' libraries crash or hang at unload.
     os._exit(0)
 
 
 def be_rank_1(
     connection: Connection, make_side: Callable[[Pair, str], Side], path: str, sizes: list[int]
 ) -> None:
-    """The other process."""
+    """Main function of the other process."""
     work(1, connection, make_side, path, sizes)
     os._exit(0)
 
@@ -106,7 +106,7 @@ def work(
     path: str,
     sizes: list[int],
 ) -> list[dict[str, Any]]:
-    """One process's part."""
+    """Measurements of one process."""
     pair = Pair(rank, connection)
     side = make_side(pair, path)
     slots = Slots(pair.region)
@@ -127,7 +127,7 @@ def work(
 
 
 class Slots:
-    """Where messages go, slot after slot; both processes take the same turns."""
+    """Offsets of messages, slot after slot, in the same order in both processes."""
 
     def __init__(self, region: int) -> None:
         self.region, self.next = region, 0
@@ -143,7 +143,7 @@ class Slots:
 def measure(
     pair: Pair, side: Side, slots: Slots, length: int, count: int
 ) -> tuple[list[float], int]:
-    """Nanoseconds one way of so many messages, and how many arrived wrong."""
+    """One-way nanoseconds of `count` messages, and the number of wrong ones."""
     offsets = slots.take(count, length)
     side.prepare(offsets, length)
     pair.exchange(None)

@@ -11,7 +11,7 @@ static ucp_worker_h worker;
 static ucp_ep_h endpoint;
 static ucp_rkey_h inbox_key, flag_key;
 static uint64_t peer_inbox, peer_flag;
-/* The peer raises the first word; the second is what we have raised its to. */
+/* The first word is raised by the peer; the second is our count of raises of the peer's word. */
 static uint64_t *flags;
 static uint64_t seen;
 
@@ -54,7 +54,7 @@ static ucp_rkey_h trade_key(struct pair *pair, ucp_context_h context, ucp_mem_h 
     return unpacked;
 }
 
-/* Memory that the shared-memory transport can map into the peer must be its own. */
+/* Only memory allocated by UCX can be mapped into the peer by its shared-memory transport. */
 static uint8_t *allocate(ucp_context_h context, size_t length, ucp_mem_h *memory)
 {
     ucp_mem_map_params_t parameters = {
@@ -90,7 +90,7 @@ void open_side(struct pair *pair, const char *path)
     uint8_t mine[1024] = { 0 }, theirs[1024];
     must("ucp_worker_get_address", ucp_worker_get_address(worker, &address, &length));
     if (length > sizeof mine)
-        fail("ucp_worker_get_address", "it is longer than was thought");
+        fail("ucp_worker_get_address", "the address exceeds 1024 bytes");
     memcpy(mine, address, length);
     exchange(pair, mine, theirs, sizeof mine);
     ucp_ep_params_t endpoint_parameters = {

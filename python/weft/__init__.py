@@ -1,8 +1,9 @@
 """Communication for distributed machine learning, built on one primitive: the counted write."""
 
+from weft import _logging as _logging
 from weft import errors, float8, moe
 from weft._native import BuildInfo, build_info
-from weft._symmetric import symmetric_empty, symmetric_peer
+from weft._symmetric import symmetric_empty, symmetric_peer, symmetric_register
 from weft.communicator import Communicator, init
 from weft.counter import Counter
 from weft.errors import WeftError
@@ -38,6 +39,7 @@ __all__ = [
     "moe",
     "symmetric_empty",
     "symmetric_peer",
+    "symmetric_register",
 ]
 
 __version__ = build_info().version

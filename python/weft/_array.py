@@ -1,4 +1,4 @@
-"""Arrays of the caller, as addresses, without copies: numpy, torch, and whatever speaks DLPack."""
+"""Arrays of the caller as addresses, without copies: numpy, torch, and objects with DLPack."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ __all__ = [
     "view",
 ]
 
-#: Elements that stand for themselves.
+#: Dtypes without scales.
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-#: Elements that have scales.
+#: Dtypes with scales.
 FLOAT8: Final[dict[str, np.dtype[Any]]] = {
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
@@ -49,10 +49,10 @@ SCALES: Final[dict[str, np.dtype[Any]]] = {
 }
 _ARRAYS: Final = DTYPES | FLOAT8 | SCALES | {"uint8": np.dtype(np.uint8)}
 
-#: How a format of the buffer protocol marks the other byte order.
+#: Prefixes of formats of the buffer protocol in the other byte order.
 _FOREIGN: Final = (">", "!") if sys.byteorder == "little" else ("<",)
 
-#: DLPack's kinds of memory that the CPU may load and store: its own, and what CUDA and ROCm pinned.
+#: DLPack's kinds of memory that the CPU can load and store: its own, and pinned by CUDA or ROCm.
 CPU_MEMORY: Final = (1, 3, 11)
 #: DLPack's kind of memory of a CUDA device.
 CUDA_MEMORY: Final = 2
@@ -74,7 +74,7 @@ class Array(NamedTuple):
         return prod(self.shape) * _ARRAYS[self.dtype].itemsize
 
     def native(self) -> tuple[int, int, object]:
-        """What the native module takes: address, bytes, owner."""
+        """Arguments of the native module: address, bytes, owner."""
         return self.address, self.nbytes, self.owner
 
 
@@ -128,7 +128,7 @@ def array(value: object, what: str, *, writable: bool = False) -> Array:
 
 
 class Buffer(NamedTuple):
-    """Contiguous bytes of whatever dtype, in CPU memory or in that of the CUDA device `device`."""
+    """Contiguous bytes of any dtype, in CPU memory or in that of the CUDA device `device`."""
 
     address: int
     nbytes: int
@@ -166,7 +166,7 @@ def buffer(value: object, what: str) -> Buffer:
     except TypeError as error:
         raise ShapeError(
             f"{what} is a {type(value).__name__}, which has no bytes: pass a numpy array, or what "
-            "speaks DLPack or the buffer protocol"
+            "has DLPack or the buffer protocol"
         ) from error
     if any(mark in exported.format for mark in _FOREIGN):
         raise ShapeError(
@@ -266,7 +266,7 @@ def refuse_gradient(value: object, what: str) -> None:
 
 
 def is_torch(value: object) -> bool:
-    """Whether `value` is a torch tensor; torch is not imported for the question."""
+    """True for a torch tensor; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

@@ -1,4 +1,4 @@
-"""Gradients through dispatch and combine, each of which is the backward of the other.
+"""Gradients of dispatch and combine, each of which is the backward pass of the other.
 
 A round and its backward pass, for a token t and its expert k at position p::
 
@@ -11,7 +11,7 @@ The backward of combine dispatches `combined'` by the same ids, and the same ids
 positions. The backward of dispatch combines `rows'` in that same round, so a layer costs one round
 forward and one backward. The gradients of router weights return in a second round of rows with one
 column for each of the top k: each expert fills the column of its choice, and sums with zeros are
-exact. These rounds are of all-to-alls of their own, so they take no buffers of forward rounds.
+exact. These rounds are of all-to-alls of their own, so they take no channels of forward rounds.
 
 This module imports torch.
 """
@@ -30,6 +30,7 @@ from weft.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from weft.cuda.planned import Handle
     from weft.moe import AllToAll, Received
 
 __all__ = [
@@ -41,14 +42,14 @@ __all__ = [
     "refuse",
 ]
 
-#: Bytes that rows of devices are multiples of.
+#: Row alignment of devices in bytes.
 VECTOR: Final = 16
-#: Columns of float32 in that.
+#: Elements of float32 in `VECTOR`.
 COLUMNS: Final = 4
 
 
 class Backward:
-    """The all-to-alls of the backward pass of another one.
+    """All-to-alls of the backward pass.
 
     Args:
         rows: takes gradients of results out and those of tokens back.
@@ -60,24 +61,30 @@ class Backward:
         self.rows, self.weights, self.timeout = rows, weights, timeout
 
 
-def refuse(dtype: str, layout: str) -> None:
-    """Raise if there are no gradients through such an all-to-all.
+def refuse(dtype: str, layout: str, *, placed: bool = False) -> None:
+    """Raise if an all-to-all of these options has no gradients.
 
     Args:
         dtype: of received tokens.
         layout: of received tokens.
+        placed: true if experts have a placement.
 
     Raises:
-        ConfigurationError: says why.
+        ConfigurationError: names the reason.
     """
     if dtype in FLOAT8:
         raise ConfigurationError(
             f"gradients=True with tokens of {dtype}: received codes have no gradient; pass dtype "
             "float32, bfloat16 or float16, and no wire_dtype"
         )
-    if layout == "indexed":
+    if placed:
         raise ConfigurationError(
-            "gradients=True with layout='indexed': a row stands for several experts there; pass "
+            "gradients=True with a placement: each replica would have a part of its expert's "
+            "gradient, without a sum over replicas; pass no placement"
+        )
+    if layout in ("indexed", "dense"):
+        raise ConfigurationError(
+            f"gradients=True with layout={layout!r}: a row stands for several experts there; pass "
             "'contiguous', or on a device 'padded'"
         )
 
@@ -88,12 +95,12 @@ def differentiate(
     make: Callable[..., Sequence[AllToAll]],
     timeout: float,
 ) -> None:
-    """Make what the backward pass needs: of one rank, or of all that are in this process.
+    """Make the all-to-alls of the backward pass: of one rank, or of all ranks of this process.
 
     Args:
         group: the all-to-alls of the forward pass.
         given: their arguments, apart from dtypes and weighting.
-        make: makes as many of other arguments.
+        make: returns as many all-to-alls of other arguments.
         timeout: of the backward pass, in seconds.
     """
     made = [group]
@@ -121,7 +128,7 @@ def backward_arguments(
         **given,
         "dtype": forward.output_dtype,
         "combine_dtype": dtype,
-        "answer_dtype": "float32" if forward.answer_dtype == "float32" else dtype,
+        "reply_dtype": "float32" if forward.reply_dtype == "float32" else dtype,
         "output_dtype": dtype,
         "weighting": "expert",
     }
@@ -133,13 +140,13 @@ def backward_arguments(
         "weighting": "expert",
     }
     # Dtypes of the forward pass, and a path for rows of another length.
-    for name in ("combine_dtype", "answer_dtype", "output_dtype", "path"):
+    for name in ("combine_dtype", "reply_dtype", "output_dtype", "path"):
         weights.pop(name, None)
     return rows, weights
 
 
 class Source:
-    """What a round was dispatched from, as tensors that autograd knows.
+    """Inputs of a dispatch, as tensors of autograd.
 
     Args:
         backward: the all-to-alls of the backward pass.
@@ -161,7 +168,7 @@ class Source:
     ) -> None:
         self.tokens: torch.Tensor | None = tokens
         self.weights: torch.Tensor | None = weights if torch.is_tensor(weights) else None
-        # The caller may write to an array of numpy, without a trace for autograd.
+        # The caller may write to an array of numpy, unseen by autograd.
         self.ids: torch.Tensor = ids if torch.is_tensor(ids) else torch.tensor(ids)
         needed = self.weights is not None and self.weights.requires_grad
         self.round = Round(backward, count, weighted=weighting == "combine", weights=needed)
@@ -183,6 +190,8 @@ class Round:
         self._backward, self._count = backward, count
         self.weighted, self.weights = weighted, weights
         self._received: Received | None = None
+        #: Plan of the forward round on a device; the backward round reuses it, without counts.
+        self.handle: Handle | None = None
         #: `[positions, 1]`: positions of no token; the same in every round of the same ids.
         self.padding = torch.empty((0, 1), dtype=torch.bool)
 
@@ -190,39 +199,39 @@ class Round:
         """Rows and weights of the forward round, as tensors of the caller's, 0 for padding."""
         rows, offsets = torch.as_tensor(received.rows), torch.as_tensor(received.expert_offsets)
         positions = torch.arange(len(rows), device=rows.device)
-        # Behind the last expert's group nothing is written, neither rows nor numbers of them.
+        # Rows and their numbers behind the last expert's group are not written.
         self.padding = ((rows < 0) | (positions >= offsets[-1]))[:, None]
         weights = torch.as_tensor(received.weights).masked_fill(self.padding[:, 0], 0)
         return self._rows(received), weights
 
     def dispatch(self, gradient: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Bring gradients of results to the experts: `[positions, hidden]`, 0 for padding."""
+        """Dispatch gradients of results to the experts: `[positions, hidden]`, 0 for padding."""
         received = self._open(gradient, ids)
-        # A part of the graph may be left out (`torch.autograd.grad`), and with it `combine`.
+        # A graph may skip `combine` (`torch.autograd.grad` of some inputs).
         torch.autograd.Variable._execution_engine.queue_callback(self.end)
         return self._rows(received)
 
     def combine(self, gradient: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Bring gradients of received rows to their tokens, summed."""
+        """Combine gradients of received rows at their tokens."""
         all_to_all = self._backward.rows
         received = self._received
         if received is None:
-            # Rows were used, and no result.
+            # The loss depends on received rows and on no result.
             dtype = getattr(torch, all_to_all.dtype)
             shape = (len(ids), all_to_all.hidden)
             received = self._open(torch.zeros(shape, dtype=dtype, device=ids.device), ids)
         given = prepared(gradient, all_to_all.combine_dtype)
         summed = all_to_all.combine(received, given, timeout=self._backward.timeout)
-        return self._existing(summed)
+        return self.existing(summed)
 
     def end(self) -> None:
-        """Release the round, if it is under way."""
+        """Release the round, if it is in flight."""
         received, self._received = self._received, None
         if received is not None:
             received.release()
 
     def return_weights(self, gradient: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Bring a number at each position to its token and choice: `[tokens, top_k]` float32."""
+        """Return a number at each position to its token and choice: `[tokens, top_k]` float32."""
         all_to_all, timeout = self._backward.weights, self._backward.timeout
         columns = all_to_all.hidden
         nothing = torch.zeros((len(ids), columns), device=ids.device)
@@ -236,13 +245,16 @@ class Round:
             rows = torch.zeros((received.positions, columns), device=ids.device)
             rows.scatter_(1, choice[:, None], gradient.masked_fill(padding, 0)[:, None])
             summed = all_to_all.combine(received, rows, timeout=timeout)
-        return self._existing(summed)[:, : ids.shape[1]]
+        return self.existing(summed)[:, : ids.shape[1]]
 
     def _open(self, gradient: torch.Tensor, ids: torch.Tensor) -> Received:
         all_to_all = self._backward.rows
         given = prepared(gradient, all_to_all.dtype)
-        timeout = self._backward.timeout
-        received = all_to_all.dispatch(given, ids, **self._counted(), timeout=timeout)
+        plan: dict[str, Any] = {"ids": ids, **self._counted()}
+        if self.handle is not None:
+            plan = {"handle": self.handle}
+        with torch.no_grad():
+            received = all_to_all.dispatch(given, timeout=self._backward.timeout, **plan)
         self._received = received
         return received
 
@@ -253,7 +265,7 @@ class Round:
     def _counted(self) -> dict[str, Any]:
         return {} if self._count is None else {"count": self._count}
 
-    def _existing(self, summed: torch.Tensor) -> torch.Tensor:
+    def existing(self, summed: torch.Tensor) -> torch.Tensor:
         """Zeros for tokens that do not exist, whose rows were not written."""
         if self._count is None:
             return summed
@@ -263,24 +275,30 @@ class Round:
 
 def attach(received: Received, source: Source) -> None:
     """Make the tokens and weights of a round differentiable; they are the caller's own then."""
-    # Makes what is received require a gradient whatever was given: experts' parameters may.
+    # Received tensors require a gradient even if no input does: experts' parameters may.
     always = torch.empty(0, device=source.ids.device, requires_grad=True)
     received._tokens, received.weights = _Dispatch.apply(
         source.tokens, source.weights, always, source.ids, source.round, received
     )
-    # The graph has them; a result that is kept is to keep no batch.
+    # The graph has them: a result that is kept must not keep the batch.
     source.tokens = source.weights = None
     received._source = source
 
 
+# Compiled code breaks its graph here, rather than inside of `combine`.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def combined(
-    received: Received, outputs: torch.Tensor, combine: Callable[[], torch.Tensor]
+    received: Received,
+    outputs: torch.Tensor,
+    combine: Callable[[], torch.Tensor],
+    bias: Sequence[torch.Tensor | None] = (),
 ) -> torch.Tensor:
-    """What `combine` returns, as a function of `outputs` and of the weights received."""
+    """The result of `combine` as a function of `outputs`, of the weights received and of `bias`."""
     source = received._source
     assert source is not None
     weights: Any = received.weights
-    result: torch.Tensor = _Combine.apply(outputs, weights, source.ids, source.round, combine)
+    given = outputs, weights, source.ids, source.round, combine
+    result: torch.Tensor = _Combine.apply(*given, *bias)
     return result
 
 
@@ -331,6 +349,7 @@ class _Combine(torch.autograd.Function):  # type: ignore[misc]
         ids: torch.Tensor,
         round: Round,
         combine: Callable[[], torch.Tensor],
+        *bias: torch.Tensor | None,
     ) -> torch.Tensor:
         ctx.round, ctx.dtype = round, outputs.dtype
         saved = [outputs] if round.weighted and round.weights else []
@@ -342,13 +361,17 @@ class _Combine(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         round, (ids, placed, *saved) = ctx.round, ctx.saved_tensors
         rows = round.dispatch(gradient, ids)
-        # Dispatch's backward is reached in any case: every rank has a part in it.
+        wanted = ctx.needs_input_grad[5:]
+        # Rows of tokens that do not exist are in no result.
+        of_bias = round.existing(gradient) if any(wanted) else None
+        biases = [of_bias if each else None for each in wanted]
+        # Dispatch's backward pass always runs: every rank takes part in it.
         of_placed = torch.zeros_like(placed)
         if not round.weighted:
-            return rows.to(ctx.dtype), of_placed, None, None, None
+            return rows.to(ctx.dtype), of_placed, None, None, None, *biases
         rows = rows.float()
         for outputs in saved:
-            # What experts wrote at padding may be no numbers.
+            # Outputs of experts at padding may be NaN.
             products = rows * outputs.float().masked_fill(round.padding, 0)
             of_placed = products.sum(-1)
-        return (rows * placed[:, None]).to(ctx.dtype), of_placed, None, None, None
+        return (rows * placed[:, None]).to(ctx.dtype), of_placed, None, None, None, *biases

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from weft import _native
+    from weft.cuda.registered import Registered
     from weft.moe import AllToAll
 
 __all__ = ["OPEN", "Group"]
@@ -28,12 +29,14 @@ MAX_DETAIL: Final = 200
 
 
 class Group:
-    """What a `Communicator` does apart from memory and writes."""
+    """Base of `Communicator`: all but memory and writes."""
 
     def __init__(self, native: _native.Communicator) -> None:
         self._native = native
         self._process = os.getpid()
         self._all_to_alls: weakref.WeakSet[AllToAll] = weakref.WeakSet()
+        #: Peers may write to these, so they live until they are closed.
+        self._registered: set[Registered] = set()
         OPEN.add(self)
 
     @property
@@ -48,12 +51,12 @@ class Group:
 
     @property
     def generation(self) -> int:
-        """How often the group has been formed anew."""
+        """Number of times that the group was formed anew."""
         return self._native.generation
 
     @property
     def hosts(self) -> list[str]:
-        """The host that each rank runs on."""
+        """Host identity of each rank."""
         return self._native.hosts
 
     def routes(self) -> list[str | None]:
@@ -61,17 +64,17 @@ class Group:
         return self._native.routes()
 
     def provider_details(self) -> dict[str, dict[str, str]]:
-        """What stands below the providers of this communicator, for records.
+        """Libraries and devices of this communicator's providers, for records.
 
         Returns:
             By provider, names and values. "ofi" has "provider" (of libfabric), "libfabric" (its
-            version), "library" (its file) and "domains" (NICs, with commas). Providers with nothing
-            below them are left out.
+            version), "library" (its file) and "domains" (NICs, with commas). Providers without
+            details are left out.
         """
         return self._native.provider_details()
 
     def route(self, peer: int) -> Route:
-        """How a peer is reached, and how writes to it and from it are cut into parts.
+        """Route to a peer: its provider, and the limits of a part.
 
         Raises:
             UnknownError: if there is no such peer; there is no route to this rank itself.
@@ -79,10 +82,10 @@ class Group:
         return Route(*self._native.route(peer))
 
     def parts(self, peer: int, lengths: Iterable[int] = ()) -> int:
-        """By how much a write of pages of these lengths raises its lane.
+        """Raises of a lane by a write of pages of these lengths.
 
         A write over tcp that is longer than the limit of a part raises the lane once for each part,
-        and the owner waits for all of them. Both ends of a route get the same answer.
+        and the owner waits for all of them. Both ends of a route compute the same number.
         `Counter.wait` takes lengths itself; a round of several writes is a sum of this::
 
             counter.wait({source: sum(communicator.parts(source, [each]) for each in lengths)})
@@ -126,7 +129,7 @@ class Group:
         """A descriptor to wait on in an event loop: readable, once armed, when `poll` has work.
 
         So a communicator can be registered with `selectors` itself, or with asyncio. Poll until
-        `arm` says that there is nothing to do, then sleep, and poll again::
+        `arm` returns true, then sleep, and poll again::
 
             def turn():
                 while True:
@@ -138,14 +141,14 @@ class Group:
             asyncio.get_running_loop().add_reader(communicator, turn)
             turn()
 
-        Poll a few times a second even if nothing happens: that a connection has broken is known
-        for certain only a second later. With `init(progress="thread")` a thread makes progress on
-        tcp, and this only tells of what arrived.
+        Poll a few times a second even without events: a broken connection is detected up to a
+        second later. With `init(progress="thread")` a thread makes progress on tcp, and this
+        descriptor signals arrivals alone.
         """
         return self._native.fileno()
 
     def arm(self) -> bool:
-        """Whether there is nothing to do, so that the caller may sleep until `fileno` is readable.
+        """Arm `fileno`; true if there is no work: the caller may sleep until it is readable.
 
         It stays armed until `poll` or `disarm`, whatever other calls are made, by whichever thread:
         raises, credits, ends of requests and callbacks that those come across make `fileno`
@@ -170,11 +173,11 @@ class Group:
         return rose
 
     def statistics(self) -> list[Statistics]:
-        """What went to and came from each peer."""
+        """Traffic with each peer."""
         return [Statistics(*row) for row in self._native.statistics()]
 
     def take_trace(self) -> RankTrace:
-        """What was recorded since the last call; `init(trace_limit=...)` turns recording on."""
+        """Records since the last call; `init(trace_limit=...)` turns recording on."""
         writes, arrivals, phases, dropped = self._native.take_trace()
         ahead, error = self._native.clock_offsets()[self.rank]
         return RankTrace(
@@ -189,7 +192,7 @@ class Group:
         )
 
     def check(self) -> None:
-        """Raise the error that killed the group, if one did."""
+        """Raise the error that ended the group, if there is one."""
         self._native.check()
 
     def poison(self, detail: str) -> None:
@@ -197,12 +200,12 @@ class Group:
         self._native.poison(detail)
 
     def close(self) -> None:
-        """Say goodbye to the peers and give everything back. A second call does nothing.
+        """Leave the group and free its resources. A second call has no effect.
 
         Any thread may call it, a signal handler too: waits of all threads end with `ClosedError`.
         Memory that an array still shows stays until that array is gone. Every later call on this
-        communicator, or on what was made on it, raises `ClosedError`. In a child that was forked
-        after `init` this forgets the communicator, which is the parent's.
+        communicator, or on objects made on it, raises `ClosedError`. In a child that was forked
+        after `init` it has no effect: the communicator is the parent's.
         """
         OPEN.discard(self)
         if os.getpid() != self._process:
@@ -211,6 +214,9 @@ class Group:
         self._native.end_waits()
         for all_to_all in list(self._all_to_alls):
             all_to_all._abandon()
+        for registered in list(self._registered):
+            registered._abandon()
+        self._registered.clear()
         self._native.close()
 
     def __enter__(self) -> Self:
@@ -227,7 +233,7 @@ class Group:
 
 
 def is_success(error: BaseException) -> bool:
-    """Whether an exception ends a program that has done its work."""
+    """True for the exception of a program that ends with success."""
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 

@@ -1,7 +1,9 @@
-"""What the native module offers. `weft` re-exports what is public, and documents it."""
+"""The native module. `weft` re-exports the public part and documents it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NotRequired, TypeAlias, TypedDict, Unpack, final
+from typing import Any, TypeAlias, TypedDict, Unpack, final
+
+from weft._options import Native
 
 #: A contiguous array that the Python layer has checked: address, bytes, and its owner.
 _Array: TypeAlias = tuple[int, int, object]
@@ -11,7 +13,7 @@ _Page: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 
 @final
 class BuildInfo:
-    """What the native module was built from."""
+    """Version, commit, target and profile of the native module."""
 
     @property
     def version(self) -> str:
@@ -31,7 +33,7 @@ class BuildInfo:
 
 @final
 class View:
-    """A stretch of a region's memory, as a buffer; it stays while any array on it lives."""
+    """Byte range of a region's memory, as a buffer; it stays while any array on it lives."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -49,24 +51,24 @@ class Region:
 
     @property
     def writable(self) -> bool:
-        """Whether its memory may be written to."""
+        """True if its memory may be written to."""
 
     def __len__(self) -> int: ...
     def address(self) -> int:
-        """Where it begins: an address of the CPU's, or of its device's."""
+        """Address of its first byte: of the CPU, or of its device."""
 
     def view(self) -> View:
         """Its bytes, as a buffer; as CUDA's array interface if it is memory of a device."""
 
     def release(self) -> None:
-        """Forget the region; requests under way keep it until they drain."""
+        """Release the region; requests in flight keep it until they complete."""
 
 @final
 class Request:
-    """A request under way."""
+    """A request in flight."""
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
 
     def wait(self, timeout: float) -> None:
         """Wait until it has ended."""
@@ -97,32 +99,32 @@ class Communicator:
 
     @property
     def generation(self) -> int:
-        """How often the group has been formed anew."""
+        """Number of times that the group was formed anew."""
 
     @property
     def hosts(self) -> list[str]:
-        """The host that each rank runs on."""
+        """Host identity of each rank."""
 
     def routes(self) -> list[str | None]:
         """The provider of the route to each rank; `None` for this one."""
 
     def provider_details(self) -> dict[str, dict[str, str]]:
-        """By provider: what stands below it; without those that have nothing to name."""
+        """Details by provider, such as a library's version; providers without any are left out."""
 
     def route(self, peer: int) -> tuple[str, int | None, int | None]:
         """Provider, most bytes and most pages of a part; `None`: no limit."""
 
     def parts(self, peer: int, lengths: list[int]) -> int:
-        """By how much a write of pages of these lengths raises its lane, to or from a peer."""
+        """Raises of a lane by a write of pages of these lengths, to or from a peer."""
 
     def clock_offsets(self) -> list[tuple[int, int]]:
-        """By rank: nanoseconds its clock is ahead of rank 0's, and the error of that."""
+        """Offset of each rank's clock from rank 0's in nanoseconds, and its error."""
 
     def all_gather(self, payload: bytes, timeout: float, for_share: bool = False) -> list[bytes]:
         """Each rank's bytes, in rank order."""
 
     def derive_key(self, purpose: str) -> bytes | None:
-        """A key that the members have in common; `None` for a pair."""
+        """Key shared by the members; `None` for a pair."""
 
     def barrier(self, timeout: float) -> None:
         """Every rank has entered before any leaves."""
@@ -134,7 +136,7 @@ class Communicator:
         numa_node: int | None = None,
         huge_pages: bool = False,
     ) -> Region:
-        """Memory that peers can be granted, of the host (placed as asked for) or of a device."""
+        """Memory that peers can be granted: of the host, placed as requested, or of a device."""
 
     def register(
         self, address: int, length: int, owner: object, writable: bool, device: int | None = None
@@ -148,13 +150,13 @@ class Communicator:
         """The number of a new counter with this window, toward these peers (`None`: all)."""
 
     def release_counter(self, counter: int, timeout: float) -> None:
-        """Wait until all that was written toward a counter has arrived, and give it back."""
+        """Wait until all writes toward a counter have arrived, and release it."""
 
     def is_shared(self, counter: int) -> bool:
-        """Whether a counter was shared with any peer."""
+        """True if a counter was shared with any peer."""
 
     def next_round(self, counter: int, peer: int) -> int:
-        """The first round toward a peer in which nothing was written yet."""
+        """The first round toward a peer without a write."""
 
     def open_round(self, counter: int, peer: int) -> int:
         """The oldest round of a peer without a credit."""
@@ -196,16 +198,16 @@ class Communicator:
         """Raises by a peer in an open round; in the oldest if none is named."""
 
     def raised(self) -> list[tuple[int, int, int]]:
-        """Lanes that rose since this was last asked: counter, peer, raises since the credit."""
+        """Lanes that rose since the last call: counter, peer, raises since the last credit."""
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable, once armed, when there is something to do."""
+        """Descriptor that becomes readable, once armed, when there is work."""
 
     def arm(self) -> bool:
-        """Before sleeping on the descriptor: whether there is nothing to do."""
+        """Arm the descriptor; true if there is no work, so that the caller may sleep on it."""
 
     def disarm(self) -> None:
-        """After sleeping on the descriptor."""
+        """Disarm the descriptor."""
 
     def credits(self, counter: int, peer: int) -> int:
         """Credits that a peer has given on a counter."""
@@ -232,7 +234,7 @@ class Communicator:
         """
 
     def check(self) -> None:
-        """Raise the error that killed the group, if one did."""
+        """Raise the error that ended the group, if there is one."""
 
     def poison(self, detail: str) -> None:
         """Poison the group at every rank."""
@@ -244,7 +246,7 @@ class Communicator:
         """End the waits of all threads with `ClosedError`."""
 
     def close(self) -> None:
-        """Say goodbye and give everything back; in a forked child, only forget."""
+        """Leave the group and free its resources; no effect in a forked child."""
 
 @final
 class Received:
@@ -276,7 +278,7 @@ class Received:
 
     @property
     def expert_offsets(self) -> list[int]:
-        """Where each local expert's positions begin, and where the last one's end."""
+        """First position of each local expert, and the end of the last one's."""
 
     @property
     def slots(self) -> list[int]:
@@ -305,7 +307,7 @@ class AllToAll:
         token_dtype: str,
         scales: tuple[str, int] | None,
         combine_dtype: str,
-        answer_dtype: str,
+        reply_dtype: str,
         output_dtype: str,
         layout: str,
         pad_to: int,
@@ -313,20 +315,20 @@ class AllToAll:
         weighting: str,
         private_rows: int | None,
         max_receive_rows: int | None,
-        buffers: int,
+        channels: int,
         max_bytes: int | None,
         timeout: float,
     ) -> AllToAll: ...
     @property
     def row_bytes(self) -> tuple[int, int]:
-        """Bytes of a token with its scales, and of an answer, as the wire has them."""
+        """Bytes of a token with its scales, and of a reply, on the wire."""
 
     @property
     def local_experts(self) -> tuple[int, int]:
         """The first and one past the last expert of this rank."""
 
     def sizes(self) -> tuple[str, int]:
-        """What it takes in memory: a table, and bytes in all."""
+        """Memory: a table by area, and the total in bytes."""
 
     def dispatch_send(
         self, tokens: _Array, ids: _Array, weights: _Array | None, scales: _Array | None
@@ -340,7 +342,7 @@ class AllToAll:
         """Send the experts' outputs back."""
 
     def combine_recv(self, round: int, out: _Array, timeout: float) -> None:
-        """Wait for all answers and sum them into `out`."""
+        """Wait for all replies and sum them into `out`."""
 
     def release(self, round: int) -> None:
         """End a round."""
@@ -366,7 +368,7 @@ class SymmetricMemory:
     ) -> SymmetricMemory: ...
     @property
     def addresses(self) -> list[int]:
-        """Where each rank's part is mapped here, by rank."""
+        """Address at which each rank's part is mapped here."""
 
     @property
     def bytes(self) -> int:
@@ -383,36 +385,35 @@ class SymmetricMemory:
     def usage(self) -> tuple[int, int]:
         """Bytes in blocks of the domain, and bytes of its heap."""
 
-class DeviceOptions(TypedDict):
-    """Options of an all-to-all on a device: see `weft.cuda.AllToAll`."""
+@final
+class RegisteredMemory:
+    """Memory of the user's, mapped by all ranks until it is closed."""
 
-    experts: int
-    top_k: int
-    hidden: int
-    max_tokens: int
-    token_dtype: str
-    wire_dtype: str
-    scales: tuple[str, int] | None
-    combine_dtype: str
-    answer_dtype: str
-    output_dtype: str
-    ids_dtype: str
-    layout: str
-    pad_to: int
-    expert_capacity: int | None
-    max_positions: int | None
-    weighting: str
-    buffers: int
-    num_sms: int | None
-    concurrent: NotRequired[bool]
-    path: str | None
-    memory: str
-    skew_timeout: float
-    max_bytes: int | None
-    timeout: float
+    def __new__(
+        cls,
+        communicator: Communicator,
+        *,
+        device: str,
+        address: int,
+        bytes: int,
+        file: tuple[int, int] | None,
+        timeout: float,
+    ) -> RegisteredMemory: ...
+    @property
+    def addresses(self) -> list[int]:
+        """Address at which each rank's memory is mapped here."""
+
+    def close(self, timeout: float) -> None:
+        """End it; every rank calls this. Mappings of a twin end with this object."""
+
+    def abandon(self) -> None:
+        """End this rank's mappings of a GPU's memory."""
 
 def device_options() -> list[str]:
     """Names of the options of a device all-to-all."""
+
+#: The logical experts that each rank holds.
+RankExperts: TypeAlias = list[list[int]]
 
 @final
 class DeviceAllToAll:
@@ -427,13 +428,16 @@ class DeviceAllToAll:
         communicator: Communicator,
         *,
         device: str,
-        **options: Unpack[DeviceOptions],
+        placement: list[RankExperts] | None = None,
+        **options: Unpack[Native],
     ) -> DeviceAllToAll: ...
     @staticmethod
     def local_group(
         world_size: int,
         devices: list[str],
-        **options: Unpack[DeviceOptions],
+        *,
+        placement: list[RankExperts] | None = None,
+        **options: Unpack[Native],
     ) -> list[DeviceAllToAll]:
         """All ranks in this process, in rank order."""
 
@@ -442,8 +446,12 @@ class DeviceAllToAll:
         """The most positions of a rank in one round."""
 
     @property
+    def plan_bytes(self) -> int:
+        """Bytes of the plan of a round."""
+
+    @property
     def path(self) -> str:
-        """How tokens travel: "packets", "latency" or "bandwidth"."""
+        """Transfer path of tokens: "packets", "latency" or "bandwidth"."""
 
     @property
     def num_sms(self) -> int:
@@ -454,14 +462,21 @@ class DeviceAllToAll:
         """The first and one past the last expert of this rank."""
 
     @property
+    def most_local_experts(self) -> int:
+        """The most experts of any rank, for which outputs of dispatch have room."""
+
+    def set_placement(self, changes: list[tuple[int, RankExperts]], timeout: float) -> None:
+        """Change which experts ranks hold, by layer, on every rank."""
+
+    @property
     def build(self) -> dict[str, Any]:
-        """How its kernels were made: seconds, and whether they were cached."""
+        """Build of its kernels: seconds, and true if they were cached."""
 
     def sizes(self) -> tuple[str, int]:
-        """What it takes in memory: a table, and bytes in all."""
+        """Memory: a table by area, and the total in bytes."""
 
     def received(self, channel: int) -> tuple[int, int, int]:
-        """Where rows land: address, bytes from one row to the next, rows."""
+        """Landing area of received rows: address, stride in bytes, rows."""
 
     def dispatch_send(
         self,
@@ -475,6 +490,10 @@ class DeviceAllToAll:
         given: int,
         *,
         num_sms: int | None = None,
+        layer: int = 0,
+        plan: int = 0,
+        kept: bool = False,
+        positions: int | None = None,
     ) -> None:
         """Launch the send half of dispatch, of at most `given` tokens."""
 
@@ -489,9 +508,24 @@ class DeviceAllToAll:
         rows: int,
         weights: int,
         *,
+        experts: int = 0,
+        load: int = 0,
+        load_bytes: int = 4,
         num_sms: int | None = None,
+        plan: int = 0,
+        kept: bool = False,
+        positions: int | None = None,
     ) -> None:
         """Launch the receive half of dispatch."""
+
+    def counts(
+        self, stream: int, channel: int, timeout: float, *, plan: int = 0
+    ) -> tuple[list[int], list[int], int]:
+        """Wait for the counts of a round whose dispatch is in flight.
+
+        Returns tokens of each expert, the first position of each group with the end of the last,
+        and the positions needed if there are fewer.
+        """
 
     def dispatch(
         self,
@@ -511,14 +545,30 @@ class DeviceAllToAll:
         out_weights: int,
         /,
         *,
+        out_experts: int = 0,
+        load: int = 0,
+        load_bytes: int = 4,
         num_sms: int | None = None,
+        layer: int = 0,
+        plan: int = 0,
+        kept: bool = False,
+        positions: int | None = None,
     ) -> None:
         """Launch both halves of dispatch as one kernel."""
 
     def combine_send(
-        self, stream: int, channel: int, outputs: int, release: bool, *, num_sms: int | None = None
+        self,
+        stream: int,
+        channel: int,
+        outputs: int,
+        release: bool,
+        *,
+        num_sms: int | None = None,
+        plan: int = 0,
+        kept: bool = False,
+        positions: int | None = None,
     ) -> None:
-        """Launch the send half of combine, or of what takes its place at a release."""
+        """Launch the send half of combine, or of the release that takes its place."""
 
     def combine_recv(
         self,
@@ -529,7 +579,11 @@ class DeviceAllToAll:
         given: int,
         release: bool,
         *,
+        added: tuple[int, int, int] = (0, 0, 0),
         num_sms: int | None = None,
+        plan: int = 0,
+        kept: bool = False,
+        positions: int | None = None,
     ) -> None:
         """Launch the receive half of combine."""
 
@@ -543,12 +597,16 @@ class DeviceAllToAll:
         given: int,
         release: bool,
         *,
+        added: tuple[int, int, int] = (0, 0, 0),
         num_sms: int | None = None,
+        plan: int = 0,
+        kept: bool = False,
+        positions: int | None = None,
     ) -> None:
         """Launch both halves of combine as one kernel."""
 
     def check(self) -> None:
-        """Raise what the device recorded; what does not end the group is forgotten then."""
+        """Raise the error that the device recorded, and clear it unless it ended the group."""
 
     def close(self, timeout: float) -> None:
         """Give all memory back; every rank calls this."""
@@ -556,8 +614,96 @@ class DeviceAllToAll:
     def abandon(self) -> None:
         """End it on this rank alone."""
 
+@final
+class DeviceCalls:
+    """Calls of a `DeviceAllToAll` with tensors, which are checked and launched in one crossing.
+
+    A call returns `None` or `False`, without a launch, if a tensor does not fit or if the channel's
+    last call was on another stream: the caller then checks step by step.
+    """
+
+    @staticmethod
+    def of(
+        all_to_all: DeviceAllToAll,
+        tensors: type,
+        device: int | None,
+        places: dict[str, int | None],
+    ) -> DeviceCalls | None:
+        """Calls with tensors of a class on a device; `None` if such tensors cannot be read.
+
+        Args:
+            all_to_all: what launches.
+            tensors: a class with DLPack's C functions.
+            device: a CUDA device; the CPU if not given.
+            places: see `weft.cuda.outputs.OutputLayout.places`.
+        """
+
+    def follows(self, channel: int, stream: int) -> bool:
+        """True if the last call on a channel, of the same kind (eager or captured), was there."""
+
+    def follow(self, channel: int, stream: int, captured: bool) -> None:
+        """Note the stream of a channel's last call."""
+
+    def dispatch_send(
+        self,
+        stream: int,
+        channel: int,
+        tokens: object,
+        scales: object | None,
+        ids: object,
+        weights: object | None,
+        count: object | None,
+        layer: int,
+        num_sms: int | None,
+    ) -> int | None:
+        """Launch the send half of dispatch; returns the number of tokens."""
+
+    def dispatch_recv(self, stream: int, channel: int, buffer: object, num_sms: int | None) -> bool:
+        """Launch the receive half of dispatch."""
+
+    def dispatch(
+        self,
+        stream: int,
+        channel: int,
+        tokens: object,
+        scales: object | None,
+        ids: object,
+        weights: object | None,
+        count: object | None,
+        layer: int,
+        buffer: object,
+        num_sms: int | None,
+    ) -> int | None:
+        """Launch both halves of dispatch as one kernel; returns the number of tokens."""
+
+    def combine_send(self, stream: int, channel: int, outputs: object, num_sms: int | None) -> bool:
+        """Launch the send half of combine."""
+
+    def combine_recv(
+        self,
+        stream: int,
+        channel: int,
+        combined: object,
+        count: object | None,
+        given: int,
+        num_sms: int | None,
+    ) -> bool:
+        """Launch the receive half of combine."""
+
+    def combine(
+        self,
+        stream: int,
+        channel: int,
+        outputs: object,
+        combined: object,
+        count: object | None,
+        given: int,
+        num_sms: int | None,
+    ) -> bool:
+        """Launch both halves of combine as one kernel."""
+
 def add_nvrtc_directory(directory: str) -> None:
-    """Have NVRTC, which compiles kernels, looked for there too, before its first use."""
+    """Add a directory to the search for NVRTC, which compiles kernels; before its first use."""
 
 def device_defines(ranks: int, **options: Any) -> list[tuple[str, str]]:
     """Names and values of the macros of a shape; options as those of `DeviceAllToAll`."""
@@ -569,7 +715,7 @@ def device_source(arch: str) -> tuple[str, list[tuple[str, str]], list[str]]:
     """The kernels' program: its name, path and text of each file, options but for macros."""
 
 def build_info() -> BuildInfo:
-    """What the native module was built from."""
+    """Version, commit, target and profile of the native module."""
 
 def providers() -> list[tuple[str, str, str, bool, list[str]]]:
     """All providers, in the order in which a route prefers them.
@@ -622,7 +768,7 @@ class Listener:
         """Stop listening."""
 
 def check_providers(names: list[str]) -> None:
-    """Raise unless all of these are known and can be used on this machine; nothing is opened."""
+    """Raise unless all of these exist and can be used on this machine; opens no device."""
 
 def listen(
     address: str, *, secret: bytes | None = None, providers: list[str] | None = None
@@ -652,19 +798,19 @@ class CudaDevice(TypedDict):
     compute_capability: tuple[int, int]
     sm_count: int
     memory_bytes: int
-    #: Whether it is a slice of a GPU.
+    #: True for a slice of a GPU (MIG).
     mig_slice: bool
-    #: Whether the GPU is cut up; `None` if NVML does not say.
+    #: True if the GPU is partitioned (MIG); `None` if NVML does not report it.
     mig_mode: bool | None
-    #: Whether its memory can be shared by file descriptor.
+    #: True if its memory can be shared by file descriptor.
     file_descriptors: bool
     #: The other devices whose memory it reaches.
     reaches: list[int]
-    #: Those that it reaches over NVLink; `None` if NVML does not say.
+    #: Devices that it reaches over NVLink; `None` if NVML does not report them.
     nvlink: list[int] | None
 
 class CudaReport(TypedDict):
-    """What this machine has of CUDA, for typing only; `None` for what it has not."""
+    """Report on CUDA, for typing only; `None` for missing parts."""
 
     #: The newest CUDA that the driver offers.
     driver: tuple[int, int] | None
@@ -677,7 +823,7 @@ class CudaReport(TypedDict):
     errors: dict[str, str]
 
 def cuda_report(nvrtc_folders: Sequence[str] = ()) -> CudaReport:
-    """What this machine has of CUDA; NVRTC is looked for in these folders too."""
+    """Report on CUDA on this machine; NVRTC is also searched for in these folders."""
 
 class OfiOffer(TypedDict):
     """A NIC as a provider of libfabric reaches it, for typing only."""
@@ -700,11 +846,11 @@ class OfiProvider(TypedDict):
     """A provider of libfabric, for typing only."""
 
     offers: list[OfiOffer]
-    #: Why it offers nothing.
+    #: Reason that it has no domain.
     error: str | None
 
 class OfiReport(TypedDict):
-    """What libfabric offers on this machine, for typing only."""
+    """Report on libfabric, for typing only."""
 
     #: Its file and version, or why there is none.
     library: str | None
@@ -715,7 +861,7 @@ class OfiReport(TypedDict):
     providers: dict[str, OfiProvider]
 
 def ofi_report(providers: list[str]) -> OfiReport:
-    """What libfabric offers by each of these providers. This loads it, and opens no NIC."""
+    """Report on libfabric, for each of these providers. Loads the library; opens no NIC."""
 
 def simulate(spec: str, progress: Callable[[float, str], object] | None = None) -> str:
     """Run a scenario, JSON in and JSON out; `progress` may stop it by giving False."""
@@ -766,3 +912,6 @@ def dlpack_tensor(
 
 def cuda_device_of(address: int) -> int:
     """The ordinal of the CUDA device that the memory at an address is of."""
+
+def end_logging() -> None:
+    """End the thread that hands log records to Python, and hand over the rest."""

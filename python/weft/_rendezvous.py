@@ -1,9 +1,9 @@
-"""Rendezvous of groups whose ranks can exchange bytes already.
+"""Rendezvous of groups whose ranks can already exchange bytes.
 
-That is over a group of torch.distributed, or over a communicator that is split. Three all-gathers
-of small records: who joins which group; where rank 0 of each group listens; which of its addresses
-each of the others reaches. An error of one rank travels with them, so that no other rank waits for
-one that has raised.
+They exchange them over a group of torch.distributed, or over a communicator that is split, in three
+all-gathers of small records: the group that each rank joins; the addresses of rank 0 of each group;
+those of them that each of the others reaches. An error of one rank travels with them, so that no
+other rank waits for one that has raised.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from weft._group import one_line
 from weft._timeout import seconds
 from weft.errors import (
     AddressError,
-    BootstrapError,
     ConfigurationError,
     ConfigurationMismatchError,
     ListenError,
+    RendezvousError,
     UnknownError,
 )
 
@@ -41,7 +41,7 @@ __all__ = ["Outer", "meet", "over_torch"]
 LOOPBACK: Final = "127.0.0.1"
 #: An address of no host (RFC 5737): a datagram socket toward it has the default route's source.
 ELSEWHERE: Final = ("192.0.2.1", 9)
-#: Seconds for a connection to an address of rank 0: a firewall may drop it without an answer.
+#: Seconds for a connection to an address of rank 0: a firewall may drop it without a response.
 PROBE: Final = 2.0
 SECRET_BYTES: Final = 32
 #: Asks Linux for an interface's IPv4 address.
@@ -49,7 +49,7 @@ SIOCGIFADDR: Final = 0x8915
 
 
 class Outer(NamedTuple):
-    """The ranks that exchange the records: all who call `meet`."""
+    """The ranks that exchange the records: all callers of `meet`."""
 
     #: Each rank's bytes, in rank order.
     gather: Callable[[bytes], list[bytes]]
@@ -57,7 +57,7 @@ class Outer(NamedTuple):
     world_size: int
     #: Host identity of this rank.
     host: str
-    #: What only the ranks know beside what they exchange.
+    #: Key shared by the ranks alone.
     key: bytes = b""
 
 
@@ -134,10 +134,10 @@ def meet(
 
 
 def exchange(outer: Outer, make: Callable[[], Any]) -> list[Any]:
-    """What `make` returned on each rank, in rank order; JSON on its way.
+    """Results of `make` on all ranks, in rank order; exchanged as JSON.
 
     Raises:
-        BootstrapError: if it raised on another rank; names the rank and the error.
+        RendezvousError: if it raised on another rank; names the rank and the error.
     """
     failure: Exception | None = None
     try:
@@ -149,7 +149,7 @@ def exchange(outer: Outer, make: Callable[[], Any]) -> list[Any]:
         raise failure
     for peer, each in enumerate(gathered):
         if "error" in each:
-            refused = BootstrapError(f"rank {peer} cannot join: {each['error']}")
+            refused = RendezvousError(f"rank {peer} cannot join: {each['error']}")
             refused.rank = peer
             raise refused
     return [each["value"] for each in gathered]
@@ -262,7 +262,7 @@ def interface_addresses() -> list[str]:
 
 
 def reaches(name: str, port: int) -> bool:
-    """Whether a connection to rank 0 can be made at this name."""
+    """True if rank 0 accepts a connection at this name."""
     try:
         socket.create_connection((name, port), PROBE).close()
     except OSError:
@@ -276,7 +276,7 @@ def common_name(
     """The first name of rank 0 that all others reach.
 
     Raises:
-        BootstrapError: on every rank of the group alike, if there is none; names a rank that does
+        RendezvousError: on every rank of the group alike, if there is none; names a rank that does
             not reach it.
     """
     for name, each in zip(names, zip(*reached, strict=True), strict=True) if reached else ():
@@ -285,7 +285,7 @@ def common_name(
     if not reached:
         return names[0]
     rank = 1 + next(at for at, each in enumerate(reached) if not each[0])
-    error = BootstrapError(
+    error = RendezvousError(
         f"rank {rank} (rank {ranks[rank]} of those that met) cannot connect to rank 0 at "
         f"{', '.join(names)}: no address of it is reached by all; pass address= with one that is"
     )
@@ -308,7 +308,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def is_address(host: str) -> bool:
-    """Whether it is an IP address and not a name."""
+    """True for an IP address, as opposed to a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

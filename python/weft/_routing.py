@@ -1,4 +1,4 @@
-"""Expert ids and router weights of a batch, checked and made what the native module takes."""
+"""Expert ids and router weights of a batch: checks, and conversion for the native module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGEST: Final = np.iinfo(np.int64).max
 
 
 def expert_ids(ids: object, shape: tuple[int, int]) -> NDArray[np.int64]:
-    """`ids` as contiguous int64 of this shape, each number as it was given.
+    """`ids` as contiguous int64 of this shape, with unchanged numbers.
 
     Raises:
         ShapeError: if it is of another shape, or not of an integer dtype.
@@ -59,7 +59,7 @@ def router_weights(weights: object, shape: tuple[int, int]) -> NDArray[np.float3
 
 
 def _numpy(value: Any, what: str) -> NDArray[Any]:
-    """`value` as an array of numpy's own choice of dtype.
+    """`value` as an array of numpy, of its own dtype.
 
     Raises:
         ShapeError: if it is none, or not in native byte order.

@@ -1,23 +1,23 @@
-"""Arguments of `Communicator.share`, checked on each rank and compared between ranks."""
+"""Arguments of `Communicator.share`: checks on each rank and comparison between ranks."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Final
 
+from weft._arguments import expect
+from weft.counter import Counter
 from weft.errors import AlreadySharedError, ConfigurationMismatchError, RegionError
-from weft.region import check_group
+from weft.region import Region, check_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weft import _native
-    from weft.counter import Counter
-    from weft.region import Region
 
 __all__ = ["check_alike", "check_shared", "described"]
 
-#: Longest text of a peer that an error repeats, in bytes.
+#: Longest text of a peer in an error, in bytes.
 _MAX_SHOWN: Final = 80
 
 
@@ -30,6 +30,7 @@ def check_shared(
         AlreadySharedError, RegionError, UnknownError, WrongGroupError: as `Communicator.share`.
     """
     for region in regions:
+        expect(region, Region, "regions")
         check_group(region._group, group, "a region")
         if not region.writable:
             raise RegionError(
@@ -37,6 +38,7 @@ def check_shared(
                 "or use `alloc`"
             )
     for counter in counters:
+        expect(counter, Counter, "counters")
         check_group(counter._native, group, "a counter")
         if group.is_shared(counter.number):
             raise AlreadySharedError(
@@ -57,7 +59,7 @@ def described(
 
 
 def check_alike(gathered: Sequence[bytes], rank: int) -> None:
-    """Raise unless all ranks passed to `share` what fits what this one passed.
+    """Raise unless the arguments of all ranks to `share` fit each other.
 
     Raises:
         ConfigurationMismatchError: names all ranks, by what they passed; or the two ranks of which
@@ -75,8 +77,8 @@ def check_alike(gathered: Sequence[bytes], rank: int) -> None:
         for text, peers in by_text.items()
     )
     mismatch = ConfigurationMismatchError(
-        f"share: {passed}: as many of both are needed on every rank; nothing was granted, pass as "
-        "many everywhere"
+        f"share: {passed}: expected equal numbers of both on every rank; no region was granted, "
+        "pass as many everywhere"
     )
     mismatch.rank = next(peer for peer, each in enumerate(texts) if each != texts[rank])
     raise mismatch
@@ -98,7 +100,7 @@ def check_pairs(peers: Sequence[Sequence[Sequence[int] | None]]) -> None:
                 if (ours is None or other in ours) != (theirs is None or one in theirs):
                     mismatch = ConfigurationMismatchError(
                         f"share: counter {position} in order connects one of ranks {other} and "
-                        f"{one} with the other alone; nothing was granted, name each rank in the "
+                        f"{one} with the other alone; no region was granted, name each rank in the "
                         "other's peers"
                     )
                     mismatch.rank = other

@@ -1,4 +1,4 @@
-"""Symmetric memory, for those who have not imported torch yet."""
+"""Symmetric memory, without an import of torch before the first call."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     import torch
 
     from weft.communicator import Communicator
+    from weft.cuda.registered import Registered
 
-__all__ = ["symmetric_empty", "symmetric_peer"]
+__all__ = ["symmetric_empty", "symmetric_peer", "symmetric_register"]
 
 
 def symmetric_empty(
@@ -38,7 +39,7 @@ def symmetric_empty(
         dtype: of the elements; by default torch's default.
         device: "cuda", "cuda:1" or a `torch.device`; "twin" is memory of the CPU that processes
             share.
-        communicator: whose ranks; by default the only one that is open.
+        communicator: that of the ranks; by default the only one that is open.
         memory: how peers' memory is shared: "fd" or "ipc".
         timeout: seconds to wait for all ranks to make the same call.
 
@@ -56,11 +57,11 @@ def symmetric_empty(
 
 
 def symmetric_peer(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """What `tensor` is at another rank: a view of that rank's memory, as it is mapped here.
+    """The tensor of another rank at the same place: a view of its memory, as mapped here.
 
     Args:
         tensor: of `symmetric_empty`, or a view of one.
-        rank: whose; this rank's own is as good.
+        rank: of the memory; this rank is allowed.
 
     Raises:
         RegionError: if the tensor's memory is not symmetric.
@@ -69,3 +70,37 @@ def symmetric_peer(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     from weft.cuda import symmetric
 
     return symmetric.peer(tensor, rank)
+
+
+def symmetric_register(
+    tensor: torch.Tensor,
+    *,
+    communicator: Communicator | None = None,
+    timeout: float = 60.0,
+) -> Registered:
+    """Let all ranks read and write a tensor that each has already, where it lies.
+
+    Every rank makes this call, with a tensor of as many bytes; shapes and places in torch's memory
+    may differ. `Registered.peer(rank)` is a rank's tensor, with this rank's shape and dtype. Peers
+    open the whole allocation that the tensor is in, by CUDA IPC, so they trust each other.
+
+    The tensor lives until `Registered.close`, which every rank calls. If the communicator is closed
+    before, this rank's mappings end, and a tensor on a GPU stays allocated until the process ends,
+    since peers may have it mapped still.
+
+    Args:
+        tensor: contiguous, on a GPU and made by cudaMalloc, as torch does without expandable
+            segments; or on the CPU (a twin) and in shared memory, `tensor.share_memory_()`.
+        communicator: that of the ranks; by default the only one that is open.
+        timeout: seconds to wait for all ranks to make the same call.
+
+    Raises:
+        ConfigurationError: if the memory cannot be shared, such as that of an expandable segment.
+            If there is not one open communicator, and none is given.
+        ConfigurationMismatchError: if ranks pass a different number of bytes.
+        NoRouteError: if ranks are on other hosts, or GPUs cannot reach each other.
+        ShapeError: if the tensor is not contiguous, or empty.
+    """
+    from weft.cuda import registered
+
+    return registered.register(tensor, communicator=communicator, timeout=timeout)

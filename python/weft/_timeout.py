@@ -1,8 +1,9 @@
-"""Timeouts in seconds, as every call that waits takes them."""
+"""Timeouts in seconds: checks of the argument `timeout`."""
 
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Final
 
 from weft.errors import ConfigurationError
@@ -18,7 +19,10 @@ def seconds(timeout: float, what: str = "timeout") -> float:
 
     Raises:
         ConfigurationError: for NaN, infinity and negative numbers; no wait is unbounded.
+        TypeError: if it is no real number.
     """
+    if not isinstance(timeout, numbers.Real):
+        raise TypeError(f"{what}: expected a number of seconds, got {type(timeout).__name__}")
     if 0 <= timeout <= LONGEST:
         return timeout
     if LONGEST < timeout < math.inf:

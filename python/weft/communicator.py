@@ -1,14 +1,17 @@
-"""A group of ranks that can write to each other, and what is made on it."""
+"""Communicator: a group of ranks that can write to each other, and the objects made on it."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from weft import _native
+from weft._arguments import expect, expect_names
 from weft._array import buffer
+from weft._environment import check_variables
 from weft._group import Group
 from weft._rendezvous import Outer, meet, over_torch
 from weft._sharing import check_alike, check_shared, described
@@ -24,7 +27,7 @@ from weft.region import Page, Region, RemoteRegion, check_group, rows
 from weft.request import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from weft.request import Done
 
@@ -54,7 +57,7 @@ class Communicator(Group):
         super().__init__(native)
         #: Arguments of `init` that groups made from this one inherit.
         self._options = dict(options or {})
-        #: The arguments of a share whose first half is done: a repeat goes on with the second.
+        #: Arguments of a share whose first half is done: a repeated call continues with the second.
         self._agreed: list[object] | None = None
 
     def alloc(
@@ -69,20 +72,20 @@ class Communicator(Group):
 
         Args:
             length: in bytes.
-            device: whose memory: "cuda" (the current device), "cuda:1" or a torch.device; `None`
-                for the CPU's. Peers write to it by copy engines, so they must be reached over copy
-                (WEFT_PROVIDERS).
+            device: owner of the memory: "cuda" (the current device), "cuda:1" or a torch.device;
+                `None` for the CPU. Peers write to it by copy engines, so they must be reached over
+                copy (WEFT_PROVIDERS).
             numa_node: the NUMA node of all pages of CPU memory, strictly (`MPOL_BIND`); `None`
                 leaves it to the kernel. `weft topo` shows which node is next to which GPU and NIC.
             huge_pages: CPU memory in huge pages of 2 MiB that the system has reserved
                 (`sysctl -w vm.nr_hugepages=...`), all allocated at once. It takes up whole pages;
-                the region is as long as asked for.
+                the region has the requested length.
 
         Raises:
             ProviderError: if no provider has memory of that device.
             ConfigurationError: if it is not the name of a device, there is no such NUMA node (the
                 message lists those there are), or a device's memory is to be placed.
-            AllocationError: if the memory, or so many huge pages, cannot be had.
+            AllocationError: if the memory, or the huge pages, cannot be allocated.
         """
         if device is None or str(device) == "cpu":
             if numa_node is not None and not 0 <= numa_node < 1 << 32:
@@ -237,11 +240,11 @@ class Communicator(Group):
     ) -> Request:
         """Write pages to a peer and raise its counter: one page, several, or none (a signal).
 
-        Returns before the bytes have arrived. That the source may be reused is known from
-        `Request.done`, `Request.wait` or a callback; that they arrived, from the peer's answer.
+        Returns before the bytes have arrived. `Request.done`, `Request.wait` or a callback reports
+        that the source may be reused; only the peer's response confirms arrival.
 
         Args:
-            peer: to whom.
+            peer: destination rank.
             counter: the peer's counter of equal position is raised, by `parts` of these pages.
             what: the pages, or the round and the pages.
             round: by default the next one toward this peer, so each call is a round of its own. A
@@ -255,8 +258,8 @@ class Communicator(Group):
 
         Raises:
             CreditError: if the peer has not given the credit that the round needs, or has given one
-                for the round itself, which is over. As with every error that is raised here,
-                nothing was written and `done` is not called.
+                for the round itself, which is over. As with every error that is raised here, no
+                byte was written and `done` is not called.
             NotSharedError: if the counter was not shared yet.
             WrongGroupError: if a region or the counter belongs to another communicator, or to the
                 group before `reform`.
@@ -300,6 +303,10 @@ class Communicator(Group):
             done: as in `write`, called once for all.
         """
         group = self._native
+        if type(writes) is not dict:
+            expect(writes, Mapping, "writes")
+        if type(counter) is not Counter:
+            expect(counter, Counter, "counter")
         if counter._native is not group:
             check_group(counter._native, group, "the counter")
         numbers = [(peer, rows(pages, peer, group)) for peer, pages in writes.items()]
@@ -369,7 +376,7 @@ class Communicator(Group):
         Raises:
             ConfigurationError: torch is not installed or has no process group, or this process is
                 no member of `group`.
-            BootstrapError: a rank cannot join, with its error; or no address of rank 0 is reached
+            RendezvousError: a rank cannot join, with its error; or no address of rank 0 is reached
                 by all others.
             ListenError: rank 0 cannot listen at `address`.
         """
@@ -406,7 +413,7 @@ class Communicator(Group):
                 lists.
             ConfigurationError: if `ranks` is empty or names a rank twice, or this is a pair.
             UnknownError: if this communicator has no such rank.
-            BootstrapError, ListenError: as of `from_group`.
+            RendezvousError, ListenError: as of `from_group`.
         """
         timeout = seconds(timeout)
         key = self._native.derive_key("split")
@@ -428,9 +435,12 @@ def made_options(
     silence_timeout: float | None,
     trace_limit: int,
 ) -> dict[str, Any]:
-    """Arguments of the native `init` that do not say which group it is."""
+    """Arguments of the native `init` apart from those that name the group."""
+    check_variables()
     if providers is None and (named := os.environ.get("WEFT_PROVIDERS")):
         providers = [name.strip() for name in named.split(",")]
+    if providers is not None:
+        expect_names(providers, "providers")
     return {
         "providers": None if providers is None else list(providers),
         "progress": progress,
@@ -446,7 +456,7 @@ def device_number(device: object) -> tuple[str, int]:
     """The kind and ordinal of a device given as "cuda", "cuda:1" or a torch.device."""
     kind, _, number = str(device).partition(":")
     if kind not in ("cuda", "twin") or not (number.isdecimal() or not number):
-        raise ConfigurationError(f'{device!r} is not a device: "cuda" or "cuda:1" would be one')
+        raise ConfigurationError(f'device {device!r}: expected "cuda" or "cuda:1"')
     if number:
         return kind, int(number)
     torch = sys.modules.get("torch")
@@ -484,8 +494,8 @@ def init(
         providers: names of those to use, as `weft doctor` lists them; by default WEFT_PROVIDERS
             (with commas), else shm and tcp.
             ofi is libfabric, EFA among its networks (docs/efa.md).
-            copy is shm with memory of GPUs besides (`Communicator.alloc`), by copy engines;
-            copy-twin the same with host memory in place of GPUs, for tests.
+            copy is shm extended to memory of GPUs (`Communicator.alloc`), by copy engines;
+            copy-twin is copy with host memory in place of GPUs, for tests.
         progress: who makes progress on connections: "caller", in each call; "thread"; "epoll", the
             caller's event loop (`Communicator.fileno`).
         spin: seconds that a wait spins before it parks; by default 50 us if every rank of this host
@@ -496,12 +506,20 @@ def init(
         trace_limit: records of each sort to keep for a trace; 0 keeps none.
 
     Raises:
-        BootstrapError: names the ranks that did not come.
+        RendezvousError: names the ranks that did not come.
         ConfigurationError: and its kinds; the message names the variable or argument.
         ProviderError: a provider cannot be used on this machine; raised before ranks are waited
             for.
     """
     options = made_options(providers, progress, spin, silence_timeout, trace_limit)
+    for name, value, kind in (
+        ("address", address, str),
+        ("secret", secret, (bytes, bytearray)),
+        ("host_id", host_id, str),
+        ("progress", progress, str),
+    ):
+        if value is not None:
+            expect(value, kind, name)
     native = _native.init(
         rank=rank,
         world_size=world_size,

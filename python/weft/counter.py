@@ -1,14 +1,16 @@
-"""Counters, by whose lanes arrival is known."""
+"""Counters of arrived writes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from weft._arguments import expect
 from weft._timeout import seconds
 from weft.request import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from weft.communicator import Communicator
 
@@ -54,7 +56,7 @@ class Counter:
 
         Args:
             expected: by peer, the bytes of each page of its write, in order (none for a signal; a
-                page with a `count` is so many pages); or a number of raises, such as a sum of
+                page with a `count` is `count` pages); or a number of raises, such as a sum of
                 `Communicator.parts`.
             round: an open round of all these peers; by default the oldest of each without a credit.
             timeout: seconds, finite; the wait may be repeated after `WaitTimeoutError`.
@@ -62,6 +64,8 @@ class Counter:
         Raises:
             CreditError: if `round` was credited, or is beyond the window.
         """
+        if type(expected) is not dict:
+            expect(expected, Mapping, "expected")
         raises: Any = list(expected.items())
         for _, each in raises:
             if type(each) is not int:
@@ -73,7 +77,7 @@ class Counter:
         """Raises by a peer in a round; the bytes that they count are visible.
 
         Args:
-            peer: whose.
+            peer: the rank that raises.
             round: an open one; by default the oldest without a credit.
 
         Raises:
@@ -108,8 +112,7 @@ class Counter:
             credit may stay in this process until its next call: wait before a long computation.
 
         Raises:
-            CreditError: if nothing of that round has arrived: it is still to come, or the round
-                that was meant has been credited before.
+            CreditError: if no part of that round has arrived, or the round was credited before.
             NotSharedError: if the counter was not shared yet.
         """
         return Request(self._native.credit(peer, self.number))
@@ -136,8 +139,7 @@ class Counter:
 
         Args:
             timeout: seconds, finite, for the other ranks to come. The counter stays after
-                `WaitTimeoutError`, and the call may be repeated. In a poisoned group nothing is
-                waited for.
+                `WaitTimeoutError`, and the call may be repeated. No wait in a poisoned group.
         """
         self._native.release_counter(self.number, seconds(timeout))
 

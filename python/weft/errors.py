@@ -1,4 +1,4 @@
-"""What can go wrong, a class for each cause. All derive from `WeftError`.
+"""Errors: a class for each cause. All derive from `WeftError`.
 
 `rank` names the rank that an error is about, where one is known; `missing` holds, for a wait that
 took too long, a tuple `(rank, expected, seen)` for each peer that it lacks.
@@ -6,30 +6,30 @@ took too long, a tuple `(rank, expected, seen)` for each peer that it lacks.
 
 
 class WeftError(Exception):
-    """Something that Weft could not do; the message says what to do about it."""
+    """Base of all errors of Weft; messages end with a remedy."""
 
     rank: int | None = None
     missing: tuple[tuple[int, int, int], ...] | list[tuple[int, int, int]] = ()
 
 
 class ConfigurationError(WeftError, ValueError):
-    """An argument or an environment variable has no meaning, or contradicts another."""
+    """An argument or an environment variable is invalid, or contradicts another."""
 
 
 class ConfigurationMismatchError(ConfigurationError):
-    """The ranks gave different arguments to a call that all of them make."""
+    """The ranks passed different arguments to a collective call."""
 
 
 class AddressError(ConfigurationError):
-    """It is not known, or cannot be resolved, where rank 0 listens."""
+    """The address of rank 0 is missing or cannot be resolved."""
 
 
 class SecretError(ConfigurationError):
-    """The shared secret is missing, unreadable or not the others'."""
+    """The shared secret is missing, unreadable or different from that of the other ranks."""
 
 
 class WorldSizeError(ConfigurationError):
-    """The ranks disagree on how many they are."""
+    """The ranks have different world sizes."""
 
 
 class RankTakenError(ConfigurationError):
@@ -37,7 +37,7 @@ class RankTakenError(ConfigurationError):
 
 
 class SizeError(WeftError, ValueError):
-    """What was asked for cannot fit; the message says by how much."""
+    """A size exceeds a limit; the message names the excess."""
 
 
 class ShapeError(WeftError, ValueError):
@@ -49,23 +49,23 @@ class ExpertError(WeftError, ValueError):
 
 
 class ListenError(WeftError, OSError):
-    """Rank 0 cannot listen where it should."""
+    """Rank 0 cannot listen on its address."""
 
 
-class BootstrapError(WeftError):
-    """Not all ranks came in time."""
+class RendezvousError(WeftError):
+    """The rendezvous timed out before all ranks had joined."""
 
 
 class WireVersionError(WeftError):
-    """The ranks run versions of Weft that cannot talk to each other."""
+    """The ranks run versions of Weft with different wire protocols."""
 
 
 class NoRouteError(WeftError):
-    """No provider that both ranks have reaches a peer."""
+    """No provider of both ranks reaches a peer."""
 
 
 class ConnectError(WeftError, ConnectionError):
-    """A peer cannot be connected to."""
+    """A connection to a peer failed."""
 
 
 class ProviderError(WeftError):
@@ -73,14 +73,14 @@ class ProviderError(WeftError):
 
 
 class DeviceError(WeftError, RuntimeError):
-    """A GPU, its driver or the compiler of its kernels refused something, here or at a peer.
+    """An error of a GPU, its driver or the compiler of its kernels, here or at a peer.
 
-    What a GPU says may be about work that was put on it earlier, also by others.
+    The error may belong to earlier work on the GPU, also of other libraries.
     """
 
 
 class AllocationError(WeftError, MemoryError):
-    """Memory could not be had."""
+    """Memory could not be allocated."""
 
 
 class RegionError(WeftError, ValueError):
@@ -96,7 +96,7 @@ class OutOfRangeError(WeftError, IndexError):
 
 
 class UnknownError(WeftError, LookupError):
-    """A region, counter, rank or request that is not known."""
+    """A region, counter, rank or request that does not exist."""
 
 
 class NotSharedError(UnknownError):
@@ -104,11 +104,11 @@ class NotSharedError(UnknownError):
 
 
 class LimitError(WeftError):
-    """A limit that was set at construction."""
+    """A limit set at construction was reached."""
 
 
 class CreditError(WeftError):
-    """A round that its owner has not allowed yet, or that is over, or a credit for no arrivals."""
+    """A round without credit of its owner, or one that is over, or a credit without arrivals."""
 
 
 class StageError(WeftError):
@@ -119,20 +119,20 @@ class AlreadySharedError(StageError):
     """A counter was shared a second time."""
 
 
-class BufferInUseError(WeftError):
-    """All sets of buffers are held by handles that were not released."""
+class ChannelInUseError(WeftError):
+    """All channels are held by rounds that were not released."""
 
 
 class CapacityError(WeftError):
-    """A rank would receive more tokens than it has room for; all ranks raise this alike."""
+    """A rank would receive more tokens than its limit; all ranks raise this."""
 
 
 class WaitTimeoutError(WeftError, TimeoutError):
-    """A wait took longer than it was given. What it waited for goes on: it may be repeated."""
+    """A wait timed out. The operation goes on: the wait may be repeated."""
 
 
 class GroupPoisonedError(WeftError):
-    """The group is dead: a rank asked for it, or something went wrong that cannot be mended.
+    """The group has ended: a rank requested it, or a fatal error occurred.
 
     After any error of this family the group's memory is not used again; `Communicator.reform` makes
     a new group of the survivors.
@@ -140,23 +140,23 @@ class GroupPoisonedError(WeftError):
 
 
 class PeerLostError(GroupPoisonedError, ConnectionError):
-    """A rank's process is gone, or it gives no sign of life."""
+    """A rank's process has ended, or is silent for longer than the silence timeout."""
 
 
 class PeerLeftError(GroupPoisonedError):
-    """A rank finished before the others were done with it."""
+    """A rank left the group while others had operations with it."""
 
 
 class WriteFailedError(GroupPoisonedError):
-    """A write failed; nobody knows what it wrote."""
+    """A write failed; its destination is undefined."""
 
 
 class ProtocolError(GroupPoisonedError):
-    """A peer broke the protocol."""
+    """A peer violated the protocol."""
 
 
 class MalformedError(ProtocolError):
-    """A peer sent something that cannot be understood."""
+    """A peer sent a malformed message."""
 
 
 class ExcludedError(GroupPoisonedError):
@@ -176,8 +176,8 @@ class ForkError(WeftError):
 
 
 class SimulationError(WeftError):
-    """A simulated schedule deadlocks, or what it sends can never arrive."""
+    """A simulated schedule deadlocks, or a message in it can never arrive."""
 
 
 class SystemCallError(WeftError, OSError):
-    """The operating system refused something."""
+    """A system call failed."""

@@ -1,4 +1,4 @@
-"""Groups of two, made between any two processes at run time."""
+"""Pairs: groups of two that form at run time between any two processes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 from typing import TYPE_CHECKING, Literal, Self
 
 from weft import _native
+from weft._arguments import expect, expect_names
+from weft._environment import check_variables
 from weft._timeout import seconds
 from weft.communicator import Communicator
 
@@ -51,7 +53,7 @@ class Listener:
         return Communicator(self._native.accept(seconds(timeout)))
 
     def try_accept(self) -> Communicator | None:
-        """The next pair if one is formed by what has come, else None; for event loops (`fileno`).
+        """The next pair if one has formed, else None; for event loops (`fileno`).
 
         Call it until it returns None, then wait until `fileno` is readable. A dialler that stops in
         the last step of forming holds this call up for at most 2 s.
@@ -84,11 +86,11 @@ class Listener:
                 os.close(descriptor)
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `try_accept` has something to do."""
+        """A descriptor that is readable when `try_accept` has work."""
         return self._native.fileno()
 
     def close(self) -> None:
-        """Stop listening. A second call does nothing. Pairs that were accepted stay."""
+        """Stop listening. A second call has no effect. Pairs that were accepted stay."""
         self._native.close()
 
     def __enter__(self) -> Self:
@@ -103,7 +105,7 @@ class Listener:
         self.close()
 
 
-#: Seconds after which `accept_async` looks whether the listener was closed.
+#: Seconds after which `accept_async` checks that the listener is open.
 POLL = 0.5
 
 
@@ -127,6 +129,7 @@ def listen(
         ListenError: the address is not of this host, or its port is in use.
         ConfigurationError: the address or a provider cannot be understood.
     """
+    expect(address, str, "address")
     return Listener(_native.listen(address, secret=secret, providers=_names(providers)))
 
 
@@ -139,7 +142,7 @@ def connect(
 ) -> Communicator:
     """Form a pair with the process that listens at `address`: a communicator of two, here rank 1.
 
-    The other end is rank 0. Any number of pairs may exist beside each other and beside the
+    The other end is rank 0. Any number of pairs may exist, next to each other and to the
     communicator of `init`; the loss of a peer poisons its pair alone, within 2 s of its process's
     end, or WEFT_SILENCE_TIMEOUT after the process was stopped or its host fell silent. One thread
     of the process finds it for all pairs. `Communicator.reform` refuses a pair: connect again.
@@ -151,12 +154,13 @@ def connect(
         timeout: seconds, finite. Until then a listener that is not there yet is dialled again.
 
     Raises:
-        BootstrapError: the listener did not answer in time.
+        RendezvousError: the listener did not respond in time.
         SecretError: it holds another secret; or it is on another host, and there is no secret.
-        WireVersionError: it speaks another version of the pair protocol.
+        WireVersionError: it uses another version of the pair protocol.
         NoRouteError: no provider that both have reaches it.
         LimitError: this process has no descriptor left (`ulimit -n`).
     """
+    expect(address, str, "address")
     names = _names(providers)
     return Communicator(
         _native.connect(address, timeout=seconds(timeout), secret=secret, providers=names)
@@ -173,7 +177,7 @@ async def connect_async(
     """As `connect`, without blocking the running asyncio loop: a thread of its executor dials.
 
     Raises:
-        BootstrapError, SecretError, WireVersionError, NoRouteError, LimitError: as `connect`.
+        RendezvousError, SecretError, WireVersionError, NoRouteError, LimitError: as `connect`.
     """
 
     def dial() -> Communicator:
@@ -188,14 +192,16 @@ async def connect_async(
 
 
 def _close(dialled: asyncio.Future[Communicator]) -> None:
-    """Leave a pair that came after its task was cancelled."""
+    """Close a pair that formed after its task was cancelled."""
     if not dialled.cancelled() and dialled.exception() is None:
         dialled.result().close()
 
 
 def _names(providers: Sequence[Provider] | None) -> list[str] | None:
     """The providers given, else those of WEFT_PROVIDERS, where copy stands for shm, else None."""
+    check_variables()
     if providers is not None:
+        expect_names(providers, "providers")
         return list(providers)
     named = [name.strip() for name in os.environ.get("WEFT_PROVIDERS", "").split(",")]
     names = ["shm" if name.startswith("copy") else name for name in named if name]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.region import check_group
+from weft._arguments import expect
+from weft.counter import Counter
+from weft.region import Region, RemoteRegion, check_group
 from weft.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weft import _native
-    from weft.counter import Counter
-    from weft.region import Region, RemoteRegion
     from weft.request import Done
 
 __all__ = ["PeerGroup"]
@@ -33,9 +33,12 @@ class PeerGroup:
         destinations: Sequence[RemoteRegion],
         group: _native.Communicator,
     ) -> None:
+        expect(counter, Counter, "counter")
+        expect(source, Region, "source")
         check_group(counter._native, group, "the counter")
         check_group(source._group, group, "the source")
         for destination in destinations:
+            expect(destination, RemoteRegion, "destinations")
             check_group(destination._group, group, "a destination")
         #: The destinations, in the order that writes number them.
         self.members = tuple(destinations)
@@ -60,7 +63,7 @@ class PeerGroup:
 
         Raises:
             UnknownError: if the group has no such member, or its counter or one of its regions was
-                released. As with every error that is raised here, nothing was written.
+                released. As with every error that is raised here, no byte was written.
             CreditError, RegionError: as `Communicator.write`.
         """
         return Request(self._native.scatter(writes, round, done))

@@ -1,4 +1,4 @@
-"""Memory that peers can write to, and how it is named."""
+"""Regions: memory that peers can write to, and its names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from weft._arguments import expect
 from weft.errors import RegionError, UnknownError, WrongGroupError
 
 if TYPE_CHECKING:
@@ -82,25 +83,25 @@ class Region:
 
     @property
     def device(self) -> str | None:
-        """The device whose memory it is, such as "cuda:0"; `None` for CPU memory."""
+        """Device of the memory, such as "cuda:0"; `None` for CPU memory."""
         return self._device
 
     @property
     def address(self) -> int:
-        """Where it begins: an address of the CPU's, or of its device's."""
+        """Address of its first byte: of the CPU, or of its device."""
         return self._native.address()
 
     @property
     def writable(self) -> bool:
-        """Whether it may be a destination; not so if it is an array that is read-only."""
+        """True if it may be a destination; false for a read-only array."""
         return self._native.writable
 
     @property
     def bytes(self) -> NDArray[np.uint8]:
         """The memory itself, `[length]` uint8: what peers write appears here.
 
-        It stays readable while the array lives, also when the region was released or the
-        communicator closed; nothing arrives in it any more then.
+        It stays readable while the array lives, also after the region was released or the
+        communicator closed; no more writes arrive in it then.
 
         Raises:
             RegionError: if it is memory of a device: see `cuda`.
@@ -114,7 +115,7 @@ class Region:
 
     @property
     def cuda(self) -> _native.View:
-        """The memory of a device, for what speaks CUDA's array interface: `[length]` uint8.
+        """The memory of a device, with CUDA's array interface: `[length]` uint8.
 
         `torch.as_tensor(region.cuda)` is a tensor of it, without a copy; `.view(torch.float32)` of
         that has another dtype. It stays valid as `bytes` does. What a kernel is to read must have
@@ -129,7 +130,7 @@ class Region:
         return self._native.view()
 
     def release(self) -> None:
-        """Forget the region. Requests under way keep it until they have ended."""
+        """Release the region. Requests in flight keep it until they have ended."""
         self._native.release()
 
 
@@ -143,7 +144,12 @@ def rows(pages: Iterable[Page], peer: int, group: _native.Communicator) -> list[
     """
     taken = []
     for page in pages:
+        if type(page) is not Page:
+            expect(page, Page, "pages")
         source, offset, destination, destination_offset, length, count, *_ = page
+        if type(source) is not Region or type(destination) is not RemoteRegion:
+            expect(source, Region, "source of a page")
+            expect(destination, RemoteRegion, "destination of a page")
         if (
             source._group is not group
             or destination._group is not group

@@ -1,4 +1,4 @@
-"""Writes under way."""
+"""Requests: writes in flight."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Done", "Request"]
 
-#: Told of the end of a request: `None`, or the error if it failed.
+#: Callback at the end of a request: its argument is `None`, or the error if it failed.
 Done: TypeAlias = "Callable[[Exception | None], object]"
 
 
 class Request:
-    """A write under way."""
+    """A write in flight."""
 
     def __init__(self, native: _native.Request) -> None:
         self._native = native
 
     @property
     def done(self) -> bool:
-        """Whether the source may be reused and the bytes have left this process.
+        """True if the source may be reused and the bytes have left this process.
 
-        Arrival is known from the peer's answer alone. A poisoned group sets every source free, so
-        this is then true for failed writes too; `wait` raises the error of those.
+        Only the peer's response confirms arrival. A poisoned group releases every source, so this
+        is then true for failed writes too; `wait` raises the error of those.
         """
         return self._native.done()
 
@@ -43,6 +43,6 @@ class Request:
         Raises:
             GroupPoisonedError: or the subclass that names the cause, if the group was poisoned
                 before the write had ended: its outcome is unknown. A write that had ended before
-                the poison raises nothing.
+                the poison does not raise.
         """
         self._native.wait(seconds(timeout))

@@ -1,4 +1,4 @@
-"""How a peer is reached, and what went there and came."""
+"""Route to a peer, and statistics of its traffic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Route", "Statistics"]
 
 
 class Route(NamedTuple):
-    """How a peer is reached.
+    """Route to a peer: provider and limits of a part.
 
     Attributes:
         provider: its name, such as "shm" (`weft doctor` lists them).
@@ -22,7 +22,7 @@ class Route(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What went to and came from one peer since the communicator was made.
+    """Traffic with one peer since the communicator was made.
 
     Attributes:
         peer: its rank.

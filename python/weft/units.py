@@ -1,4 +1,4 @@
-"""Numbers as people write them: sizes with units, lists, ranges."""
+"""Numbers in arguments: sizes with units, lists, ranges."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ __all__ = ["format_bytes", "format_seconds", "parse_count", "parse_range", "pars
 
 SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?B|i)?", re.IGNORECASE)
 FACTORS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+DECIMAL_FACTORS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 LARGEST: Final = 1 << 50
 #: More points than this on one axis are a mistake.
 MOST_POINTS: Final = 1000
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `4096`, `4K`, `4KiB` or `0.5MiB`; units are powers of 1024.
+    """Bytes from `4096`, `4K`, `4KiB`, `0.5MiB` or `1MB`.
+
+    K, M, G and T, alone or as Ki and KiB, are powers of 1024; kB, MB, GB and TB powers of 1000.
 
     Raises:
         ValueError: if it is none of these, not whole, less than 1 byte or more than 1 PiB.
     """
     match = SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no size such as 4096, 64KiB or 256MiB")
-    number, unit, _ = match.groups()
-    exact = float(number) * FACTORS[unit.upper()]
-    count = int(number) * FACTORS[unit.upper()] if number.isdecimal() else int(exact)
+        raise ValueError(f"{text!r}: expected a size such as 4096, 64KiB, 256M or 1MB")
+    number, unit, suffix = match.groups()
+    factors = DECIMAL_FACTORS if (suffix or "").upper() == "B" else FACTORS
+    factor = factors[unit.upper()]
+    exact = float(number) * factor
+    count = int(number) * factor if number.isdecimal() else int(exact)
     if count != exact and not number.isdecimal():
-        raise ValueError(f"{text!r} is not a whole number of bytes")
+        raise ValueError(f"{text!r}: expected a whole number of bytes")
     if not 1 <= count <= LARGEST:
-        raise ValueError(f"{text!r} is {count} bytes, and must be from 1 to {LARGEST}")
+        raise ValueError(f"{text!r}: {count} bytes; expected 1 to {LARGEST}")
     return count
 
 
@@ -40,7 +45,7 @@ def parse_count(text: str) -> int:
         ValueError: if it is none.
     """
     if not text.strip().isdecimal() or int(text) < 1:
-        raise ValueError(f"{text!r} is no whole number of at least 1")
+        raise ValueError(f"{text!r}: expected a whole number from 1 on")
     return int(text)
 
 
@@ -52,7 +57,7 @@ def parse_range(text: str, *, sizes: bool) -> list[int]:
         sizes: whether points are sizes, with units, rather than plain numbers.
 
     Raises:
-        ValueError: if it is none of these, or goes nowhere.
+        ValueError: if it is none of these, or empty.
     """
     parse = parse_size if sizes else parse_count
     points: list[int] = []
@@ -65,23 +70,23 @@ def parse_range(text: str, *, sizes: bool) -> list[int]:
         factor = 2
         if colon:
             if not re.fullmatch(r"x\d+", step) or int(step[1:]) < 2:
-                raise ValueError(f"{step!r} is no step such as x2 or x4")
+                raise ValueError(f"{step!r}: expected a step such as x2 or x4")
             factor = int(step[1:])
         point, end = parse(first), parse(last)
         if point > end:
-            raise ValueError(f"{part!r} begins above its end")
+            raise ValueError(f"{part!r}: begins above its end")
         while point <= end:
             points.append(point)
             point *= factor
     if len(points) > MOST_POINTS:
-        raise ValueError(f"{text!r} has {len(points)} points; {MOST_POINTS} are the most")
+        raise ValueError(f"{text!r}: {len(points)} points; expected at most {MOST_POINTS}")
     if len(set(points)) != len(points):
-        raise ValueError(f"{text!r} has a point twice")
+        raise ValueError(f"{text!r}: a point is given twice")
     return points
 
 
 def format_bytes(count: float) -> str:
-    """Bytes as people say them."""
+    """Bytes with a unit, as text."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         factor = FACTORS[unit[0]]
         if count >= factor:
@@ -90,7 +95,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A time with three digits that mean something."""
+    """A time with four significant digits and a unit."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= factor:
             return f"{seconds / factor:.4g} {unit}"

@@ -1,7 +1,7 @@
-"""Stand-ins for inference engines: their interfaces, and as little behind them as a layer needs.
+"""Stand-ins for inference engines: their interfaces with a minimal implementation of a layer.
 
-Written from the engines' public signatures. `install` puts one in place of the engine's modules,
-and `removed` takes them out again.
+Written from the engines' public signatures. `install` replaces the engine's modules by one, and
+`removed` removes it again.
 """
 
 import sys
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def removed() -> Iterator[None]:
-    """After the block neither stand-ins nor adaptors over them are imported."""
+    """Context whose end removes stand-ins, and adapters over them, from the imported modules."""
     before = set(sys.modules)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A stand-in for SGLang's token dispatchers: the formats, and a layer that calls a dispatcher."""
+"""Stand-in for SGLang's token dispatchers: the formats, and a layer that calls a dispatcher."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -86,13 +86,13 @@ class BaseDispatcher(ABC):
 
 
 class Layer:
-    """As SGLang's fused MoE layer: dispatcher, a runner by format, dispatcher."""
+    """Equivalent of SGLang's fused MoE layer: dispatcher, a runner by format, dispatcher."""
 
     def __init__(
         self, dispatcher: Any, w1: torch.Tensor, w2: torch.Tensor, *, whole: bool = False
     ) -> None:
         self.dispatcher, self.w1, self.w2 = dispatcher, w1, w2
-        #: Batches are multiplied with their padding: without the host, so that it can be captured.
+        #: Batches are multiplied with their padding, without host synchronisation, for capture.
         self.whole = whole
 
     def __call__(
@@ -130,7 +130,7 @@ class Layer:
         return DeepEPLLCombineInput(outputs, output.topk_ids, output.topk_weights)
 
     def scattered(self, output: DeepEPNormalDispatchOutput) -> DeepEPNormalCombineInput:
-        """Rows to places by expert, and back with weights, as SGLang's runner of this format."""
+        """Permutation of rows by expert, and weighted return, as in SGLang's runner."""
         rows, ids, weights = output.hidden_states, output.topk_ids, output.topk_weights
         lengths = output.num_recv_tokens_per_expert
         places = torch.full((sum(lengths), rows.shape[1]), float("nan"), dtype=rows.dtype)
@@ -153,7 +153,7 @@ class Layer:
 
 
 def install() -> None:
-    """In place of the module of SGLang that the adaptor imports."""
+    """Replacement of the SGLang module that the adapter imports."""
     package = "sglang.srt.layers.moe"
     names = package.split(".")
     for length in range(1, len(names) + 1):

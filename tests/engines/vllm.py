@@ -1,4 +1,4 @@
-"""A stand-in for vLLM's modular kernels: the abstract classes, and a kernel that calls them."""
+"""Stand-in for vLLM's modular kernels: the abstract classes, and a kernel that calls them."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -47,7 +47,7 @@ class TopKWeightAndReduceNoOP(TopKWeightAndReduce):
 
 
 class TopKWeightAndReduceContiguous(TopKWeightAndReduce):
-    """Of `[rows, top_k, hidden]`."""
+    """Weights and sum of `[rows, top_k, hidden]`."""
 
     def apply(
         self,
@@ -121,10 +121,10 @@ class Experts:
 
     Args:
         batched: the format `BatchedExperts`.
-        left: what they leave to finalize.
-        quant_config: how they want their rows.
-        whole: batches are multiplied with their padding, without a look at the counts on the host,
-            so that it can be captured.
+        left: steps left to finalize.
+        quant_config: quantisation of their rows.
+        whole: batches are multiplied with their padding, without counts on the host, for graph
+            capture.
         max_num_tokens: rows of an expert's batch from each dispatcher.
         num_dispatchers: as `max_num_tokens`.
     """
@@ -183,7 +183,7 @@ class Experts:
             row, choice = torch.where(local == expert)
             outputs[row, choice] = gated(rows[row], w1[expert], w2[expert])
         if isinstance(self.left, TopKWeightAndReduceNoOP):
-            # These weight and reduce by themselves.
+            # These apply weights and reduce themselves.
             return TopKWeightAndReduceContiguous().apply(
                 None, outputs, topk_weights, topk_ids, False
             )
@@ -191,13 +191,13 @@ class Experts:
 
 
 def gated(rows: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
-    """Of one expert, or of a batch of experts."""
+    """Output of one expert, or of a batch of experts."""
     gate, up = (rows @ w1.mT).chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up) @ w2.mT
 
 
 class Kernel:
-    """As vLLM's kernel calls its two parts: asynchronously where prepare and finalize can."""
+    """Calls of the two parts as in vLLM's kernel, asynchronous if prepare and finalize are."""
 
     def __init__(self, parts: FusedMoEPrepareAndFinalizeModular, experts: Experts) -> None:
         self.parts, self.experts = parts, experts
@@ -244,7 +244,7 @@ class Kernel:
 
 
 def received(returned: Callable[[], Any] | tuple[Callable[[], Any], Callable[[], Any]]) -> Any:
-    """What a receiver returns, after its hook if it has one."""
+    """Result of a receiver, after its hook if it has one."""
     if isinstance(returned, tuple):
         returned[0]()
         return returned[1]()
@@ -252,7 +252,7 @@ def received(returned: Callable[[], Any] | tuple[Callable[[], Any], Callable[[],
 
 
 def install() -> None:
-    """In place of the modules of vLLM that the adaptor imports."""
+    """Replacement of the vLLM modules that the adapter imports."""
     here = sys.modules[__name__]
     package = "vllm.model_executor.layers.fused_moe"
     names = package.split(".")

@@ -1,1 +1,1 @@
-"""What proves the kernels, on a machine with GPUs; as far as it goes, on their CPU twin."""
+"""Tests of the kernels on a machine with GPUs, most of them also on their CPU twin."""

@@ -1,24 +1,27 @@
-"""Shapes of an all-to-all and batches for it, random but seeded."""
+"""Seeded random shapes of an all-to-all, and batches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+
+from weft.moe import Placement
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 PATHS = ("packets", "latency", "bandwidth")
-ROUTINGS = ("uniform", "zipf", "incast", "masked", "same", "nothing")
+ROUTINGS = ("uniform", "zipf", "incast", "masked", "same", "empty")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What all ranks agree on: the arguments of the native class, and how many ranks there are."""
+    """Shape common to all ranks: arguments of the native class, and the number of ranks."""
 
     ranks: int = 2
     experts: int = 8
@@ -27,28 +30,41 @@ class Shape:
     max_tokens: int = 16
     token_dtype: str = "bfloat16"
     wire_dtype: str | None = None
-    #: Their dtype and the elements of a block, if what travels has scales.
+    #: Dtype of scales and elements of a block, if tokens on the wire have scales.
     scales: tuple[str, int] | None = None
     combine_dtype: str = "bfloat16"
-    answer_dtype: str | None = None
+    reply_dtype: str | None = None
     output_dtype: str | None = None
     ids_dtype: str = "int64"
     layout: str = "contiguous"
     pad_to: int = 1
     expert_capacity: int | None = None
     max_positions: int | None = None
+    scale_layout: str = "row"
     weighting: str = "combine"
-    buffers: int = 2
+    channels: int = 2
     path: str | None = None
+    #: Experts of each rank for each layer, if there are replicas; rounds use the last layer.
+    placement: tuple[Placement, ...] = ()
+
+    @property
+    def layer(self) -> int:
+        return max(0, len(self.placement) - 1)
+
+    @cached_property
+    def placed(self) -> Placement:
+        """Experts of each rank."""
+        even = Placement.even(self.experts, self.ranks)
+        return self.placement[-1] if self.placement else even
 
     @property
     def wire(self) -> str:
-        """The dtype that travels."""
+        """Dtype on the wire."""
         return self.wire_dtype or self.token_dtype
 
     @property
     def answer(self) -> str:
-        return self.answer_dtype or self.combine_dtype
+        return self.reply_dtype or self.combine_dtype
 
     @property
     def output(self) -> str:
@@ -56,44 +72,68 @@ class Shape:
 
     @property
     def cast(self) -> bool:
-        """Whether tokens become 8-bit floats on their way out."""
+        """True if dispatch casts tokens to 8-bit floats."""
         return self.wire != self.token_dtype
 
     @property
     def scale_count(self) -> int:
-        """Scales of a token."""
+        """Number of scales of a token."""
         return -(-self.hidden // self.scales[1]) if self.scales else 0
 
     @property
     def local_experts(self) -> int:
-        """The most experts of any rank."""
-        return -(-self.experts // self.ranks)
+        """Maximum number of experts of a rank."""
+        return max(self.placed.slots)
 
     @property
     def row_scales_at(self) -> int:
-        """Where a token's scales lie in a row that has landed, in bytes."""
+        """Byte offset of a token's scales in a received row."""
         return -(-self.hidden * BYTES[self.wire] // 16) * 16
 
     @property
     def capacity(self) -> int:
-        """Tokens that one expert has room for, in the padded layout."""
+        """Capacity of an expert in tokens, in the padded layout."""
         return min(
             self.expert_capacity or self.ranks * self.max_tokens, self.ranks * self.max_tokens
         )
 
+    def placed_scales(self, positions: int) -> tuple[int, int, int, int]:
+        """Received scales in memory: groups, columns, rows of one in memory, bytes of an element.
+
+        The rows of a group are contiguous, or in the column layouts its columns.
+        """
+        element = 4 if self.scales and self.scales[0] == "float32" else 1
+        columns = self.scale_count
+        if self.scale_layout == "row":
+            return 1, columns, positions, element
+        if self.scale_layout == "column_packed":
+            element, columns = 4, -(-columns // 4)
+        padded = self.layout == "padded"
+        rows = self.capacity if padded else positions
+        each = 16 // element
+        return self.local_experts if padded else 1, columns, -(-rows // each) * each, element
+
     @property
     def limited(self) -> bool:
-        """Whether there may be less room than tokens for it."""
+        """True if the capacity may be below the worst case."""
         return self.max_positions is not None or self.expert_capacity is not None
 
     def experts_of(self, rank: int) -> range:
-        return range(rank * self.experts // self.ranks, (rank + 1) * self.experts // self.ranks)
+        """Physical experts of a rank."""
+        slots = self.placed.slots
+        return range(sum(slots[:rank]), sum(slots[: rank + 1]))
 
     def owner(self, expert: NDArray[np.int64]) -> NDArray[np.int64]:
-        return ((expert + 1) * self.ranks - 1) // self.experts
+        """The ranks of physical experts."""
+        ends = np.cumsum(self.placed.slots)
+        return np.searchsorted(ends, expert, side="right").astype(np.int64)
+
+    def physical(self, ids: NDArray[np.int64], rank: int) -> NDArray[np.int64]:
+        """Destinations of a rank's tokens: physical experts."""
+        return self.placed.choose(ids, rank)
 
     def options(self) -> dict[str, Any]:
-        """The arguments of the native class, but for what the machine decides."""
+        """Arguments of the native class, without those that depend on the machine."""
         return {
             "experts": self.experts,
             "top_k": self.top_k,
@@ -103,29 +143,31 @@ class Shape:
             "wire_dtype": self.wire,
             "scales": self.scales,
             "combine_dtype": self.combine_dtype,
-            "answer_dtype": self.answer,
+            "reply_dtype": self.answer,
             "output_dtype": self.output,
             "ids_dtype": self.ids_dtype,
             "layout": self.layout,
             "pad_to": self.pad_to,
             "expert_capacity": self.expert_capacity,
             "max_positions": self.max_positions,
+            "scale_layout": self.scale_layout,
             "weighting": self.weighting,
-            "buffers": self.buffers,
+            "channels": self.channels,
             "path": self.path,
+            "placement": [layer.native for layer in self.placement],
         }
 
 
 @dataclass
 class Batch:
-    """What one rank dispatches, in CPU memory.
+    """Input of one rank's dispatch, in CPU memory.
 
     Attributes:
         given: rows of `tokens`.
-        count: tokens that exist, as the device reads it; may be more than `given`. `None`: not
-            said, all of them exist.
-        scales: of tokens that are given as 8-bit floats, float32 or, in bytes, e8m0.
-        factors: `[positions]` what this rank's experts multiply by, at each position.
+        count: valid tokens, as the device reads it; may exceed `given`. `None`: absent, all
+            tokens are valid.
+        scales: scales of 8-bit tokens: float32 or, in bytes, e8m0.
+        factors: `[positions]` factor of this rank's experts, at each position.
     """
 
     given: int
@@ -142,9 +184,9 @@ class Batch:
 
 
 class Result(NamedTuple):
-    """What came of a round at one rank, every byte of it, in CPU memory.
+    """Outcome of a round at one rank, all bytes, in CPU memory.
 
-    Arrays are uint8 or int32, so that they compare bit by bit. What was not written is `UNWRITTEN`.
+    Arrays are uint8 or int32, so that they compare bit by bit. Unwritten bytes are `UNWRITTEN`.
     """
 
     tokens: torch.Tensor
@@ -153,19 +195,20 @@ class Result(NamedTuple):
     offsets: torch.Tensor
     rows: torch.Tensor
     weights: torch.Tensor
+    groups: torch.Tensor
     combined: torch.Tensor
     error: str | None
 
 
-#: What fills outputs before a call: no poison of the kernels', so it shows what they did not write.
+#: Fill of outputs before a call; it differs from the kernels' poison and shows unwritten bytes.
 UNWRITTEN = 0xA5
-#: What fills the result of a round that failed: no number in any type.
+#: Fill of the result of a failed round: NaN in every type.
 POISON = 0xFF
 
 
 @dataclass
 class Chance:
-    """Draws shapes and batches."""
+    """Generator of random shapes and batches."""
 
     seed: int
     random: np.random.Generator = field(init=False)
@@ -177,10 +220,11 @@ class Chance:
         return choices[int(self.random.integers(len(choices)))]
 
     def shape(self, elements: int = 1 << 23) -> Shape:
-        """Any shape; `elements`: about how many tokens' elements all ranks may have room for."""
+        """Random shape; `elements`: approximate limit of elements of all ranks' tokens."""
         ranks = int(self.random.integers(1, 9))
         experts = self.one_of(1, 2, 3, 7, ranks, 2 * ranks, 4 * ranks + 1, 32, 64, 160, 256)
-        local = -(-experts // ranks)
+        placement = self.placement(experts, ranks)
+        local = max(placement[-1].slots) if placement else -(-experts // ranks)
         top_k = self.one_of(1, 2, 3, 4, 6, 8)
         dtypes = self.dtypes()
         hidden = self.hidden(dtypes)
@@ -188,13 +232,15 @@ class Chance:
         most = {"packets": self.one_of(8, 8, 40), "latency": 1024, "bandwidth": 3000}[path]
         if path != "bandwidth":
             most = min(most, 8192 // top_k)
-        layout = self.one_of("contiguous", "contiguous", "indexed", "padded")
-        copies = local if layout == "padded" else min(top_k, local)
+        layout = self.one_of("contiguous", "contiguous", "indexed", "padded", "dense")
+        copies = {"padded": local, "dense": 1}.get(layout, min(top_k, local))
         most = min(most, elements // (ranks * ranks * copies * hidden))
         tokens = 1 + int(most * self.random.random() ** 2)
         if path == "packets" and layout == "indexed":
             path = "latency"
+        weighting = self.one_of("combine", "combine", "expert")
         forced = None if self.chosen(tokens, top_k, layout) == path else path
+        scale_layout = self.scale_layout(layout, dtypes["scales"])
         return Shape(
             ranks=ranks,
             experts=experts,
@@ -202,15 +248,40 @@ class Chance:
             hidden=hidden,
             max_tokens=tokens,
             ids_dtype=self.one_of("int64", "int32"),
-            weighting=self.one_of("combine", "combine", "expert"),
-            buffers=self.one_of(1, 2, 3),
+            weighting="expert" if layout == "dense" else weighting,
+            channels=self.one_of(1, 2, 3),
             path=forced,
+            scale_layout=scale_layout,
+            placement=placement,
             **dtypes,
             **self.layout(layout, ranks * tokens, local),
         )
 
+    def scale_layout(self, layout: str, scales: tuple[str, int] | None) -> str:
+        """Layout of scales, drawn from a generator of its own."""
+        if scales is None or layout == "indexed":
+            return "row"
+        packed = ["column_packed"] if scales[0] != "float32" else []
+        known = ["row", "column", *packed]
+        return known[int(np.random.default_rng([self.seed, 1]).integers(len(known)))]
+
+    def placement(self, experts: int, ranks: int) -> tuple[Placement, ...]:
+        """Layers whose experts have replicas, on ranks with any number of them, for some seeds."""
+        # A generator of its own, so that seeds keep their other shapes.
+        random = np.random.default_rng([self.seed, 15])
+        if random.integers(3):
+            return ()
+        more = int(random.integers(2 * ranks + 1))
+        held = np.concatenate([np.arange(experts), random.integers(0, experts, more)])
+        ends = np.sort(random.integers(0, len(held) + 1, ranks - 1))
+        layers = [random.permutation(held) for _ in range(int(random.integers(1, 4)))]
+        return tuple(
+            Placement([part.tolist() for part in np.split(layer, ends)], experts)
+            for layer in layers
+        )
+
     def hidden(self, dtypes: dict[str, Any]) -> int:
-        """A length of which rows in each of `dtypes` are whole pieces of 16 bytes."""
+        """Length whose rows in each of `dtypes` are multiples of 16 bytes."""
         named = [name for name in dtypes.values() if isinstance(name, str)]
         piece = 16 // min(BYTES[name] for name in named)
         usual = self.one_of(128, 256, 512, 1024, 2048, 2880, 4096, 7168)
@@ -218,7 +289,7 @@ class Chance:
 
     @staticmethod
     def chosen(tokens: int, top_k: int, layout: str) -> str:
-        """The path that a shape takes by itself."""
+        """Default path of a shape."""
         if tokens <= 8 and layout != "indexed":
             return "packets"
         return "latency" if tokens <= 1024 and tokens * top_k <= 8192 else "bandwidth"
@@ -236,12 +307,12 @@ class Chance:
             "wire_dtype": "float8_e4m3fn" if kind == "cast" else None,
             "scales": None if kind == "plain" else scales,
             "combine_dtype": combine,
-            "answer_dtype": self.one_of(None, None, *wide),
+            "reply_dtype": self.one_of(None, None, *wide),
             "output_dtype": self.one_of(None, None, *wide),
         }
 
     def layout(self, layout: str, rows: int, local: int) -> dict[str, Any]:
-        """What goes with a layout; now and then less room than `rows` rows for a rank need."""
+        """Options of a layout; for some seeds with less capacity than `rows` rows need."""
         tight = int(self.random.integers(6)) == 0
         if layout == "padded":
             capacity = max(1, rows // 2) if tight else self.one_of(None, rows)
@@ -251,7 +322,7 @@ class Chance:
         return {"layout": layout, "pad_to": pad_to, "max_positions": room}
 
     def batches(self, shape: Shape, positions: int) -> list[Batch]:
-        """A batch for each rank; `positions` is how many each has room for."""
+        """A batch for each rank; `positions`: capacity of each."""
         alone = int(self.random.integers(shape.ranks))
         quiet = self.one_of(False, False, True)
         hot = int(self.random.integers(shape.experts))
@@ -271,7 +342,7 @@ class Chance:
             positions: as in `batches`.
             routing: one of `ROUTINGS`.
             hot: an expert of the rank to which `incast` sends everything.
-            none: no tokens at all.
+            none: an empty batch.
         """
         most = shape.max_tokens
         given = (
@@ -295,7 +366,7 @@ class Chance:
         )
 
     def tokens(self, shape: Shape, count: int) -> torch.Tensor:
-        """`[count, hidden]`: any bits if they are only carried, and mostly numbers if cast."""
+        """`[count, hidden]`: arbitrary bits if only copied, mostly finite numbers if cast."""
         tokens = torch.empty(count, shape.hidden, dtype=getattr(torch, shape.token_dtype))
         if not shape.cast:
             bits = tokens.view(torch.uint8)
@@ -304,7 +375,7 @@ class Chance:
         values = self.random.standard_normal((count, shape.hidden), dtype=np.float32)
         values *= 2.0 ** self.random.integers(-12, 12, (count, 1)).astype(np.float32)
         for special in (0.0, np.inf, -np.inf, np.nan, 1e-38, -3e38):
-            # One in about two rows, each.
+            # About one in two rows, each.
             often = 0.5 / shape.hidden
             values[self.random.random(values.shape) < often] = special
         if count:
@@ -318,15 +389,15 @@ class Chance:
         return torch.from_numpy(self.random.integers(0, 256, (count, width), dtype=np.uint8))
 
     def ids(self, shape: Shape, count: int, routing: str, hot: int) -> NDArray[np.int64]:
-        """`[count, top_k]`, each expert named at most once by a token; -1: none."""
+        """`[count, top_k]`, each expert at most once per token; -1: none."""
         ids = np.full((count, shape.top_k), -1, dtype=np.int64)
-        if routing == "nothing":
+        if routing == "empty":
             return ids
         named = np.arange(shape.experts)
         if routing == "incast":
             owner = int(shape.owner(np.array([hot]))[0])
-            named = np.array(shape.experts_of(owner))
-        # The largest of random keys: draws without replacement; heavier ones for low numbers.
+            named = np.unique(shape.placed.ranks[owner]).astype(np.int64)
+        # Largest random keys: draws without replacement, weighted toward low numbers.
         keys = self.random.gumbel(size=(1 if routing == "same" else count, len(named)))
         if routing == "zipf":
             keys -= 1.2 * np.log(1 + np.arange(len(named)))

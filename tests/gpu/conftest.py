@@ -1,22 +1,22 @@
-"""What these tests need: a GPU, or for some of them the CPU twin of the kernels."""
+"""Fixtures and requirements: a GPU, or for some tests the CPU twin of the kernels."""
 
 import os
 
 import pytest
 
-# Ranks of one process wait for each other on streams of their own. Streams that share a queue of
-# the device would wait for what is queued behind them: as many queues as there can be, then. Both
-# are read when CUDA starts.
+# Ranks of one process wait for each other on separate streams. Streams that share a hardware queue
+# would wait for work queued behind them: hence the maximum number of queues. CUDA reads both
+# variables at its initialisation.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-# Loading a kernel can wait for all that run, and these wait for the kernel.
+# Lazy loading of a kernel can wait for running kernels, and these wait for that kernel.
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
-#: The kernels themselves, and their twin, on which the same test runs without a GPU.
+#: The kernels, and their twin, on which the same test runs without a GPU.
 KINDS = [pytest.param("cuda", marks=pytest.mark.gpu), "twin"]
 
 
 def missing(marked: bool) -> str | None:
-    """What a test lacks here, if anything; `marked`: it needs a GPU."""
+    """Missing requirement of a test, or empty; `marked`: it needs a GPU."""
     try:
         import torch
     except ImportError:

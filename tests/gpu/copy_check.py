@@ -1,10 +1,10 @@
-"""Counted writes between GPUs by copy engines: every byte checked, and how fast they are.
+"""Counted writes between GPUs by copy engines: check of every byte, and bandwidth.
 
-    weft run -n 2 -- python tests/gpu/copy_check.py     (or without `weft run`: it does so itself)
+    weft run -n 2 -- python tests/gpu/copy_check.py     (without `weft run`, it starts itself so)
 
-Two ranks, on two GPUs where there are two, else on one. Rank 0 prints one line of JSON: `ok`, what
-was checked, and the median bandwidth by kind of memory and size. `--twin` runs the same with host
-memory in place of GPUs; its bandwidths mean nothing. Exit status 1 if a byte was wrong.
+Two ranks, on two GPUs if available, else on one. Rank 0 prints one line of JSON: `ok`, the checks,
+and the median bandwidth by kind of memory and size. `--twin` runs the same with host memory in
+place of GPUs; its bandwidths are not comparable. Exit status 1 if a byte was wrong.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PATHS = ["device to device", "host to device", "device to host"]
 
 
 class Host:
-    """The twin: its devices' addresses are the CPU's."""
+    """Twin whose device addresses are CPU addresses."""
 
     name = "twin"
     count = 2
@@ -50,11 +50,11 @@ class Host:
         return np.ctypeslib.as_array(memory)
 
     def store(self, region: weft.Region, values: Bytes) -> None:
-        """Put bytes at a region's beginning; they are there when this returns."""
+        """Write bytes to the beginning of a region, synchronously."""
         self._array(region)[: len(values)] = values
 
     def equal(self, region: weft.Region, values: Bytes) -> bool:
-        """Whether a region begins with these bytes."""
+        """True if a region begins with these bytes."""
         return bool(np.array_equal(self._array(region)[: len(values)], values))
 
 
@@ -78,7 +78,7 @@ class Cuda:
         self.torch.cuda.synchronize()
 
     def equal(self, region: weft.Region, values: Bytes) -> bool:
-        # The first to read the bytes is a kernel that is launched at once.
+        # The first reader of the bytes is a kernel launched at once.
         expected = self.torch.from_numpy(values).to(self.device)
         return bool(self.torch.equal(self.tensor(region)[: len(values)], expected))
 
@@ -90,7 +90,7 @@ def device_count() -> int:
 
 
 class Side:
-    """One rank: memory of both kinds that the other may write, and of both kinds to write from."""
+    """One rank: destinations and sources of both kinds of memory."""
 
     def __init__(self, communicator: weft.Communicator, side: Host | Cuda, length: int) -> None:
         self.communicator, self.side = communicator, side
@@ -128,7 +128,7 @@ class Side:
 
 
 def plan(random: np.random.Generator) -> list[tuple[str, str, int, int]]:
-    """Pages of a round: from and to which kind of memory, where, and how long."""
+    """Pages of a round: kinds of memory, offsets and lengths."""
     pages = []
     at = {"host": 0, "device": 0}
     for _ in range(random.integers(1, 24)):
@@ -141,7 +141,7 @@ def plan(random: np.random.Generator) -> list[tuple[str, str, int, int]]:
 
 
 def random_rounds(side: Side, rounds: int) -> int:
-    """Rounds of random pages in both directions at once; how many arrived right."""
+    """Rounds of random pages in both directions at once; the number of correct ones."""
     rank, right = side.communicator.rank, 0
     memory = {"host": np.zeros(SLOT, np.uint8), "device": np.zeros(SLOT, np.uint8)}
     for round in range(rounds):
@@ -174,7 +174,7 @@ def random_rounds(side: Side, rounds: int) -> int:
 
 
 def while_capturing(side: Side) -> bool:
-    """A write in the midst of a capture must neither break it nor become part of it."""
+    """A write during a capture neither breaks it nor becomes part of it."""
     values = np.random.default_rng(7).integers(0, 256, 100_000, dtype=np.uint8)
     side.store("device", values)
     page = weft.Page(side.sources["device"], 0, side.targets["device"], 0, len(values))
@@ -202,7 +202,7 @@ def median_seconds(times: int, once: Callable[[], float]) -> float:
 
 
 def bandwidth(side: Side, sizes: list[int]) -> list[dict[str, Any]]:
-    """Rank 0 writes: seconds until the lane has risen, and until the answer is there."""
+    """Rank 0 writes: seconds until the lane has risen, and until the reply has arrived."""
     results = []
     for path in PATHS:
         source, target = path.split(" to ")
@@ -246,7 +246,7 @@ def bandwidth(side: Side, sizes: list[int]) -> list[dict[str, Any]]:
 
 
 def rank(arguments: argparse.Namespace) -> bool:
-    """One of the two."""
+    """Main function of one of the two ranks."""
     with weft.init(providers=["copy-twin" if arguments.twin else "copy"]) as communicator:
         number = communicator.rank
         devices = Host.count if arguments.twin else device_count()
@@ -257,15 +257,15 @@ def rank(arguments: argparse.Namespace) -> bool:
         right = random_rounds(side, arguments.rounds)
         captured = while_capturing(side)
         mine = {"right": right, "captured": captured, "device": machine.name}
-        said = [json.loads(each) for each in communicator.all_gather(json.dumps(mine).encode())]
-        ok = all(each["right"] == arguments.rounds and each["captured"] for each in said)
+        message = [json.loads(each) for each in communicator.all_gather(json.dumps(mine).encode())]
+        ok = all(each["right"] == arguments.rounds and each["captured"] for each in message)
         result = {
             "check": "copy",
             "ok": ok,
             "rounds": arguments.rounds,
-            "right": [each["right"] for each in said],
-            "captured": [each["captured"] for each in said],
-            "devices": [each["device"] for each in said],
+            "right": [each["right"] for each in message],
+            "captured": [each["captured"] for each in message],
+            "devices": [each["device"] for each in message],
             "same_device": devices < 2,
             "routes": communicator.routes(),
             "bandwidth": bandwidth(side, arguments.sizes),

@@ -1,4 +1,4 @@
-"""Experts whose outputs are the same bits on every device."""
+"""Experts whose outputs have equal bits on every device."""
 
 import torch
 
@@ -8,7 +8,7 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 class Scratch:
-    """Memory for `run_experts`, so that it allocates nothing."""
+    """Preallocated memory for `run_experts`."""
 
     def __init__(self, shape: Shape, positions: int, device: torch.device | str) -> None:
         dtype: torch.dtype = getattr(torch, shape.wire)
@@ -24,14 +24,14 @@ def run_experts(
 ) -> torch.Tensor:
     """`[positions, hidden]` of the combine dtype, a function of a token's last bits and its factor.
 
-    Tokens may be any bits, so they are not read as numbers: what a NaN becomes differs by device.
+    Tokens are arbitrary bits, so they are not read as numbers: NaN conversion differs by device.
     Only exact steps and single roundings are used.
 
     Args:
         shape: of the group.
         tokens: `[positions, bytes of a token]` uint8.
         factors: `[positions]` float32.
-        scratch: what to use; otherwise memory is allocated.
+        scratch: preallocated memory, or `None` to allocate.
     """
     scratch = scratch or Scratch(shape, len(tokens), tokens.device)
     torch.bitwise_and(tokens.view(scratch.codes.dtype), 7, out=scratch.codes)

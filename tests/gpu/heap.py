@@ -1,4 +1,4 @@
-"""Words of a rank's heap that only kernels know of, to set what would take days to reach."""
+"""Words of a rank's heap that only kernels use, set to values that would take days to reach."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ if TYPE_CHECKING:
     from gpu.case import Shape
     from gpu.side import Rank, Side
 
-#: u32 words of the state of a channel that say which round it is. The twin's count the rounds that
-#: each of the four phases has ended; the kernels' is what is added to the rounds they count.
+#: u32 words of a channel's state with its round. The twin's count the rounds that each of the four
+#: phases has ended; the kernels' word is added to the rounds that they count.
 EPOCHS = {"twin": slice(0, 4), "cuda": slice(10, 11)}
 
 
 def defines(shape: Shape) -> dict[str, int]:
-    """The macros that the kernels of `shape` are compiled with."""
+    """Macros of the kernels of `shape`."""
     pairs: list[tuple[str, str]] = _native.device_defines(shape.ranks, **shape.options(), **PLACED)
     return {name: int(value.removesuffix("ull")) for name, value in pairs}
 
 
 def area(side: Side, rank: Rank, channel: int, name: str, size: int) -> torch.Tensor:
-    """The first bytes of an area, where they lie."""
+    """View of the first bytes of an area."""
     macros = defines(side.shape)
-    # The landed rows are what is known of the heap outside.
+    # The received rows are the only address of the heap visible outside.
     rows, _, _ = rank.native.received(channel)
     address = rows - macros["WEFT_ROWS_AT"] + macros[f"WEFT_{name}_AT"]
     return memory(address, (1, size), rank.device)[0]
 
 
 def set_epochs(side: Side, epoch: int) -> None:
-    """Make it so many rounds, on every channel of every rank, before the first round."""
+    """Set the number of rounds on every channel of every rank, before the first round."""
     side.synchronise()
     signed = epoch - (1 << 32) if epoch >= 1 << 31 else epoch
     for rank in side.ranks:
-        for channel in range(side.shape.buffers):
+        for channel in range(side.shape.channels):
             words = area(side, rank, channel, "STATE", 64).view(torch.int32)
             words[EPOCHS[side.kind]] = signed
     side.synchronise()
@@ -49,7 +49,7 @@ def announce(side: Side, rank: Rank, source: int, epoch: int) -> None:
     line = side.shape.local_experts + 1
     counts = area(side, rank, 0, "COUNTS", 8 * line * side.shape.ranks).view(torch.int64)
     counts = counts.view(side.shape.ranks, line)
-    # int64, of which the epoch is the upper half.
+    # int64 whose upper half is the epoch.
     counts[source] = (epoch - (1 << 32) if epoch >= 1 << 31 else epoch) << 32
     counts[source, 0] += 1
     counts[source, -1] += 1

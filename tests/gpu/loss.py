@@ -1,10 +1,10 @@
-"""A rank is killed or stopped while kernels of all ranks store to each other.
+"""Loss of a rank, killed or stopped, while kernels of all ranks store to each other.
 
     python tests/gpu/loss.py --times 10
 
-prints a line of JSON for each way of sharing memory, of launching, and of losing a rank: after how
-long the survivors raised and what, and whether their GPU still computes. Where one line says
-`"survived": false`, that way of sharing memory is no good on this machine.
+prints a line of JSON for each kind of shared memory, of launch, and of loss: the time until the
+survivors raised, their errors, and whether their GPU still computes. A line with
+`"survived": false` means that this kind of shared memory is unsuitable on this machine.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
-#: After how long a silent rank counts as lost, and a kernel gives up.
+#: Silence timeout of a rank, and timeout of a kernel.
 SILENCE_SECONDS, SKEW_SECONDS = 2.0, 3.0
-#: When all survivors must have raised, from the loss on.
+#: Limit from the loss until all survivors have raised.
 DEADLINE_SECONDS = SKEW_SECONDS + 2.0
-#: How long starting, compiling and ending may take on a machine that is busy.
+#: Limit of starting, compiling and ending on a busy machine.
 SOON_SECONDS = 120.0
 
 
@@ -48,7 +48,7 @@ class Spec:
 
 
 def survive(pipe: Connection, options: dict[str, Any], spec: Spec) -> None:
-    """A rank: rounds until one raises. Says when it is at it, what was raised, and what is left."""
+    """A rank: rounds until one raises. Reports the start, the error, and remaining resources."""
     import torch
 
     import weft
@@ -113,18 +113,18 @@ def survive(pipe: Connection, options: dict[str, Any], spec: Spec) -> None:
                     "message": str(error),
                     "rounds": rounds,
                 }
-            # A store into memory that is gone would have ended the context as well.
+            # A store into unmapped memory would have ended the context as well.
             synchronise()
             sum = float(torch.ones(1000, device=place).sum())
         pipe.send(outcome | {"computes": sum == 1000})
 
 
-# Processes are forked from one that has imported what they need, and has not touched a GPU.
+# Processes are forked from one with all imports, which has not used a GPU.
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def lose(spec: Spec, chance: random.Random) -> dict[str, Any]:
-    """Lose a rank once, and say what the others made of it."""
+    """Lose a rank once, and report the outcome at the others."""
     CONTEXT.set_forkserver_preload(["torch", "weft", "gpu.loss"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -146,29 +146,29 @@ def lose(spec: Spec, chance: random.Random) -> dict[str, Any]:
             processes.append(process)
             pipes.append(ours)
         for rank, pipe in enumerate(pipes):
-            said = receive(pipe, SOON_SECONDS)
-            if said != "running":
-                return {"failed": f"rank {rank} did not begin: {said}"}
+            message = receive(pipe, SOON_SECONDS)
+            if message != "running":
+                return {"failed": f"rank {rank} did not start: {message}"}
         time.sleep(chance.uniform(0, 0.2))
         lost, lost_at = processes[victim].pid, time.monotonic()
         assert lost is not None
         os.kill(lost, signal.SIGKILL if spec.how == "kill" else signal.SIGSTOP)
-        told = [receive(pipes[rank], DEADLINE_SECONDS + 10) for rank in survivors]
+        reports = [receive(pipes[rank], DEADLINE_SECONDS + 10) for rank in survivors]
         for rank in survivors:
             processes[rank].join(SOON_SECONDS)
         exits = [processes[rank].exitcode for rank in survivors]
-    if any(not isinstance(each, dict) for each in told):
-        return {"failed": f"survivors said {told}, and ended with {exits}"}
-    outcome: dict[str, Any] = {"told": told}
-    outcome["noticed_s"] = max(each["at"] for each in told) - lost_at
-    wrong = [each for each in told if each["named"] != [victim] or not each["computes"]]
+    if any(not isinstance(each, dict) for each in reports):
+        return {"failed": f"survivors reported {reports}, exit statuses {exits}"}
+    outcome: dict[str, Any] = {"reports": reports}
+    outcome["noticed_s"] = max(each["at"] for each in reports) - lost_at
+    wrong = [each for each in reports if each["named"] != [victim] or not each["computes"]]
     if wrong or any(code != 0 for code in exits) or outcome["noticed_s"] > DEADLINE_SECONDS:
-        outcome["failed"] = f"victim {victim}, exits {exits}: {told}"
+        outcome["failed"] = f"victim {victim}, exits {exits}: {reports}"
     return outcome
 
 
 def end(process: BaseProcess) -> None:
-    """Whatever became of it."""
+    """Kill a process if it still runs, and free its resources."""
     if process.is_alive():
         process.kill()
     process.join(SOON_SECONDS)
@@ -176,22 +176,22 @@ def end(process: BaseProcess) -> None:
 
 
 def receive(pipe: Connection, seconds: float) -> Any:
-    """What a rank says; in words, if it says nothing."""
+    """Message of a rank, or a description of its absence."""
     if not wait([pipe], seconds):
-        return f"nothing for {seconds:.0f} s"
+        return f"no message within {seconds:.0f} s"
     try:
         return pipe.recv()
     except EOFError:
-        return "it ended"
+        return "end of the process"
 
 
 def summary(spec: Spec, times: int, seed: int) -> dict[str, Any]:
-    """Lose a rank so many times: one line of outcome."""
+    """Lose a rank `times` times: one line of outcome."""
     chance = random.Random(seed)
     outcomes = [lose(spec, chance) for _ in range(times)]
     noticed = sorted(each["noticed_s"] for each in outcomes if "noticed_s" in each)
     raised = Counter(
-        each["error"] for one in outcomes if "noticed_s" in one for each in one["told"]
+        each["error"] for one in outcomes if "noticed_s" in one for each in one["reports"]
     )
     failed = [each["failed"] for each in outcomes if "failed" in each]
     line: dict[str, Any] = asdict(spec) | {"times": times, "seed": seed, "survived": not failed}
@@ -202,7 +202,7 @@ def summary(spec: Spec, times: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Every way, as lines of JSON; 1 if one was not survived."""
+    """All kinds, as lines of JSON; 1 if one was not survived."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=["cuda", "twin"], default="cuda")
     parser.add_argument("--ranks", type=int, default=2)
@@ -223,7 +223,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    # Under its importable name, so that other processes find what they are to run.
+    # Under its importable name, so that other processes can import its functions.
     from gpu import loss
 
     sys.exit(loss.main())

@@ -1,6 +1,6 @@
-"""Dispatch and combine by arithmetic on whole arrays, without areas, slots of memory or rounds.
+"""Reference of dispatch and combine: arithmetic on whole arrays, without areas, slots or rounds.
 
-It shares nothing with the kernels or their CPU twin but the description of the result.
+It shares only the description of the result with the kernels and their CPU twin.
 """
 
 from __future__ import annotations
@@ -28,25 +28,30 @@ class Pairs(NamedTuple):
 
 
 class Reference:
-    """Looks like `gpu.side.Side`, and computes what that should give."""
+    """Reference with the interface of `gpu.side.Side`."""
 
     def __init__(self, shape: Shape, positions: int) -> None:
         self.shape, self.positions = shape, positions
 
     def run(self, batches: list[Batch], channel: int = 0, mode: str = "halves") -> list[Result]:
-        """A round; channel and mode make no difference."""
+        """A round; channel and mode are ignored."""
         shape = self.shape
         pairs = all_pairs(shape, batches)
         sent = [wire(shape, batch) for batch in batches]
-        slots = [slots_of(shape, batch) for batch in batches]
+        slots = [slots_of(shape, batch, rank) for rank, batch in enumerate(batches)]
         placed = [self._offsets(pairs, rank) for rank in range(shape.ranks)]
+        if shape.layout == "dense":
+            placed = [self._dense_offsets(slots, batches, rank) for rank in range(shape.ranks)]
         overflow = any(offsets is None for offsets in placed)
         results, outputs = [], []
         where = np.full(len(pairs.expert), -1, dtype=np.int64)
         for rank, offsets in enumerate(placed):
             result = self._nothing(rank)
             if offsets is not None:
-                self._place(rank, pairs, offsets, sent, slots, where, result)
+                if shape.layout == "dense":
+                    self._place_dense(rank, batches, offsets, sent, slots, where, pairs, result)
+                else:
+                    self._place(rank, pairs, offsets, sent, slots, where, result)
             outputs.append(run_experts(shape, result.tokens, batches[rank].factors))
             results.append(result)
         for rank, batch in enumerate(batches):
@@ -60,10 +65,10 @@ class Reference:
         return results
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No resources to free."""
 
     def _nothing(self, rank: int) -> Result:
-        """A result to which nothing has been written but that there are no tokens."""
+        """Unwritten result of a round without tokens."""
         shape, own = self.shape, len(self.shape.experts_of(rank))
 
         def unwritten(*size: int) -> torch.Tensor:
@@ -72,20 +77,28 @@ class Reference:
         def numbers(count: int) -> torch.Tensor:
             return unwritten(count * 4).view(torch.int32)
 
-        scale = 4 if shape.scales and shape.scales[0] == "float32" else 1
+        groups, columns, length, element = shape.placed_scales(self.positions)
+        scales = unwritten(self.positions, columns * element)
+        if shape.scale_layout != "row":
+            scales = unwritten(groups * columns, length * element)
+        dense = shape.layout == "dense"
+        choices = self.positions * shape.top_k if dense else self.positions
+        ids = choices * (2 if dense and shape.ids_dtype == "int64" else 1)
         return Result(
             tokens=unwritten(self.positions, shape.hidden * BYTES[shape.wire]),
-            scales=unwritten(self.positions, shape.scale_count * scale),
+            scales=scales,
             counts=torch.zeros(own, dtype=torch.int32),
-            offsets=torch.zeros(own + 1, dtype=torch.int32),
-            rows=numbers(self.positions),
-            weights=numbers(self.positions),
+            offsets=torch.zeros((shape.ranks if dense else own) + 1, dtype=torch.int32),
+            # Dense rows without a token have no experts.
+            rows=torch.full((ids,), -1, dtype=torch.int32) if dense else numbers(ids),
+            weights=torch.zeros(choices, dtype=torch.int32) if dense else numbers(choices),
+            groups=torch.full((self.positions,), -1, dtype=torch.int32),
             combined=unwritten(shape.max_tokens, shape.hidden * BYTES[shape.output]),
             error=None,
         )
 
     def _offsets(self, pairs: Pairs, rank: int) -> NDArray[np.int64] | None:
-        """Where each local expert's group begins and the last one ends; `None`: it does not fit."""
+        """Offsets of the local experts' groups and the end of the last; `None`: over capacity."""
         shape, mine = self.shape, self.shape.experts_of(rank)
         local = pairs.expert[(pairs.expert >= mine.start) & (pairs.expert < mine.stop)] - mine.start
         totals = np.bincount(local, minlength=len(mine))
@@ -97,6 +110,50 @@ class Reference:
             fits = int(room.sum()) <= self.positions
         return np.concatenate([[0], np.cumsum(room)]) if fits else None
 
+    def _dense_offsets(
+        self, slots: list[NDArray[np.int64]], batches: list[Batch], rank: int
+    ) -> NDArray[np.int64] | None:
+        """Offsets of the rows of each source and the end of the last; `None`: over capacity."""
+        each = enumerate(batches)
+        rows = [len(rows_to(self.shape, batch, source, rank)) for source, batch in each]
+        return np.concatenate([[0], np.cumsum(rows)]) if sum(rows) <= self.positions else None
+
+    def _place_dense(
+        self,
+        rank: int,
+        batches: list[Batch],
+        offsets: NDArray[np.int64],
+        sent: list[tuple[torch.Tensor, torch.Tensor]],
+        slots: list[NDArray[np.int64]],
+        where: NDArray[np.int64],
+        pairs: Pairs,
+        result: Result,
+    ) -> None:
+        """Write the outputs of `rank`; record in `where` the row of each of its pairs."""
+        shape, mine = self.shape, self.shape.experts_of(rank)
+        result.offsets[:] = torch.from_numpy(offsets)
+        local = pairs.expert[(pairs.expert >= mine.start) & (pairs.expert < mine.stop)] - mine.start
+        result.counts[:] = torch.from_numpy(np.bincount(local, minlength=len(mine)))
+        words = 2 if shape.ids_dtype == "int64" else 1
+        ids = result.rows.view(torch.int64 if words == 2 else torch.int32).view(-1, shape.top_k)
+        weights = result.weights.view(torch.float32).view(-1, shape.top_k)
+        for source, batch in enumerate(batches):
+            token = rows_to(shape, batch, source, rank)
+            at = slice(int(offsets[source]), int(offsets[source + 1]))
+            tokens, scales = sent[source]
+            result.tokens[at] = tokens[token]
+            self._place_scales(result.scales, np.arange(at.start, at.stop), scales[token])
+            named = shape.physical(batch.ids[: batch.tokens_that_exist], source)[token]
+            here = (named >= mine.start) & (named < mine.stop)
+            ids[at] = torch.from_numpy(np.where(here, named - mine.start, -1)).to(ids.dtype)
+            given = (
+                np.ones(named.shape, np.float32) if batch.weights is None else batch.weights[token]
+            )
+            weights[at] = torch.from_numpy(np.where(here, given, np.float32(0)))
+            of_pair = (pairs.source == source) & (pairs.expert >= mine.start)
+            of_pair &= pairs.expert < mine.stop
+            where[of_pair] = offsets[source] + slots[source][pairs.token[of_pair], rank]
+
     def _place(
         self,
         rank: int,
@@ -107,7 +164,7 @@ class Reference:
         where: NDArray[np.int64],
         result: Result,
     ) -> None:
-        """Write what `rank` receives; note in `where` the position of each of its pairs."""
+        """Write the outputs of `rank`; record in `where` the position of each of its pairs."""
         shape, mine = self.shape, self.shape.experts_of(rank)
         result.offsets[:] = torch.from_numpy(offsets)
         result.rows[: offsets[-1]] = -1
@@ -126,11 +183,25 @@ class Reference:
             result.rows[at] = torch.tensor(rows, dtype=torch.int32)
             weights = torch.from_numpy(pairs.weight[group])
             result.weights[at] = weights.view(torch.int32)
+            result.groups[at] = local
             for each in np.unique(source):
                 from_it = source == each
                 tokens, scales = sent[each]
                 result.tokens[at[from_it]] = tokens[token[from_it]]
-                result.scales[at[from_it]] = scales[token[from_it]]
+                self._place_scales(result.scales, at[from_it], scales[token[from_it]])
+
+    def _place_scales(self, to: torch.Tensor, at: NDArray[np.int64], scales: torch.Tensor) -> None:
+        """Write rows of scales to positions, in `scale_layout`."""
+        shape = self.shape
+        if shape.scale_layout == "row":
+            to[at] = scales
+            return
+        groups, columns, length, element = shape.placed_scales(self.positions)
+        missing = columns * element - scales.shape[1]
+        whole = torch.nn.functional.pad(scales, (0, missing)).view(len(at), columns, element)
+        rows = shape.capacity if shape.layout == "padded" else self.positions
+        placed = to.view(groups, columns, length, element)
+        placed[at // rows, :, at % rows] = whole
 
     def _combine(
         self,
@@ -150,7 +221,11 @@ class Reference:
                 (pairs.source == rank) & (pairs.expert >= mine.start) & (pairs.expert < mine.stop)
             )
             partial = torch.zeros(exist, shape.hidden)
-            for choice in range(shape.top_k):
+            if shape.layout == "dense":
+                # A row of outputs is for all experts of the rank.
+                token, first = np.unique(pairs.token[here], return_index=True)
+                partial[token] = outputs[owner][where[here][first]].float()
+            for choice in range(shape.top_k if shape.layout != "dense" else 0):
                 chosen = np.flatnonzero(here & (pairs.choice == choice))
                 rows = outputs[owner][where[chosen]].float()
                 if shape.weighting == "combine":
@@ -166,7 +241,7 @@ def all_pairs(shape: Shape, batches: list[Batch]) -> Pairs:
     columns: list[list[NDArray[np.int64]]] = []
     weights: list[NDArray[np.float32]] = []
     for source, batch in enumerate(batches):
-        ids = batch.ids[: batch.tokens_that_exist]
+        ids = shape.physical(batch.ids[: batch.tokens_that_exist], source)
         token, choice = np.nonzero(ids >= 0)
         columns.append([ids[token, choice], np.full(len(token), source), token, choice])
         given = batch.weights
@@ -178,9 +253,19 @@ def all_pairs(shape: Shape, batches: list[Batch]) -> Pairs:
     return Pairs(expert[order], sources[order], token[order], choice[order], flat[order])
 
 
-def slots_of(shape: Shape, batch: Batch) -> NDArray[np.int64]:
-    """`[tokens, ranks]`: how many earlier tokens of this rank go to that rank."""
-    ids = batch.ids[: batch.tokens_that_exist]
+def rows_to(shape: Shape, batch: Batch, source: int, rank: int) -> NDArray[np.int64]:
+    """Tokens of the batch of `source` with an expert at `rank`."""
+    ids = shape.physical(batch.ids[: batch.tokens_that_exist], source)
+    mine = shape.experts_of(rank)
+    tokens: NDArray[np.int64] = np.flatnonzero(
+        ((ids >= mine.start) & (ids < mine.stop)).any(axis=1)
+    )
+    return tokens
+
+
+def slots_of(shape: Shape, batch: Batch, rank: int) -> NDArray[np.int64]:
+    """`[tokens, ranks]`: number of earlier tokens of this rank for that rank."""
+    ids = shape.physical(batch.ids[: batch.tokens_that_exist], rank)
     goes = np.zeros((len(ids), shape.ranks), dtype=np.int64)
     token, choice = np.nonzero(ids >= 0)
     goes[token, shape.owner(ids[token, choice])] = 1
@@ -189,7 +274,7 @@ def slots_of(shape: Shape, batch: Batch) -> NDArray[np.int64]:
 
 
 def wire(shape: Shape, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and scales as they travel, in bytes."""
+    """Tokens and scales on the wire, in bytes."""
     if not shape.cast:
         none = torch.empty((batch.given, 0), dtype=torch.uint8)
         return batch.tokens.view(torch.uint8), none if batch.scales is None else batch.scales
@@ -200,7 +285,7 @@ def wire(shape: Shape, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     largest = torch.nan_to_num(blocks.abs(), nan=0.0, posinf=torch.inf).amax(dim=2)
     scale = torch.clamp(largest / 448, min=2.0**-126)
     if kind != "float32":
-        # The smallest power of two that is not less; frexp's mantissa is at least a half.
+        # The next power of two; frexp's mantissa is at least a half.
         mantissa, exponent = torch.frexp(largest.double() / 448)
         exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(min=-127)
         power = torch.pow(2.0, exponent.double()).float()
@@ -213,5 +298,5 @@ def wire(shape: Shape, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     codes = codes.flatten(1)[:, : shape.hidden].contiguous()
     if kind == "float32":
         return codes, scale.view(torch.uint8)
-    # The exponent of a float32, but for the smallest power, which is subnormal there: 0 as well.
+    # The exponent of a float32; the smallest power, subnormal in float32, has 0 as well.
     return codes, (scale.view(torch.int32) >> 23).to(torch.uint8)

@@ -1,4 +1,4 @@
-"""All ranks of a group in one process, on GPUs or on their CPU twin, with every output in view."""
+"""All ranks of a group in one process, on GPUs or on their CPU twin, with all outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu.experts import Scratch, run_experts
 from weft import _native
 
 Mode: TypeAlias = Literal["halves", "apart", "fused", "graph"]
-#: Arguments of the native class that a shape has not: where and how, not what.
+#: Arguments of the native class that are not part of a shape.
 PLACED: dict[str, Any] = {
     "num_sms": None,
     "memory": "fd",
@@ -23,15 +23,15 @@ PLACED: dict[str, Any] = {
     "max_bytes": None,
     "timeout": 30.0,
 }
-#: Bytes behind every output that nobody may write.
+#: Guard bytes behind every output, which must stay unchanged.
 GUARD = 256
-#: Multiprocessors that a rank's kernels may fill, of all that its GPU has: half of them, shared by
-#: the ranks on it, so that kernels which wait for each other are always all running.
+#: Multiprocessors of a rank's kernels: half of its GPU's, divided by the ranks on it, so that
+#: kernels which wait for each other are always resident together.
 SHARE = 2
 
 
 def devices(kind: str, ranks: int) -> list[str]:
-    """Where the ranks are: spread over the GPUs there are, or the twin."""
+    """Devices of the ranks: all GPUs in turn, or the twin."""
     if kind == "twin":
         return ["twin"] * ranks
     return [f"cuda:{rank % torch.cuda.device_count()}" for rank in range(ranks)]
@@ -52,7 +52,7 @@ def native_group(shape: Shape, kind: str, **more: Any) -> list[Any]:
 
 
 class Guarded:
-    """An output: its bytes, and those behind it that must not change."""
+    """An output: its bytes, and the guard bytes behind it."""
 
     def __init__(self, rows: int, row_bytes: int, device: str) -> None:
         self.bytes = rows * row_bytes
@@ -76,7 +76,7 @@ class Guarded:
 
 
 class Rank:
-    """A rank's native object, its stream, and what its calls read and write."""
+    """A rank's native object, its stream, and inputs and outputs of its calls."""
 
     def __init__(self, shape: Shape, native: Any, device: str) -> None:
         self.shape, self.native = shape, native
@@ -103,24 +103,33 @@ class Rank:
 
         kept = 0 if shape.layout == "indexed" else positions
         self.tokens = output(kept, shape.hidden * BYTES[shape.wire])
+        groups, columns, length, element = shape.placed_scales(kept)
         self.scales = output(kept, shape.scale_count * scale)
-        self.counts, self.offsets = output(local, 4), output(local + 1, 4)
-        self.rows, self.weights = output(positions, 4), output(positions, 4)
+        if shape.scale_layout != "row":
+            self.scales = output(groups * columns, length * element)
+        #: Values of each position: in the dense layout ids, in the dtype of the input ids.
+        self.dense = shape.layout == "dense"
+        each = shape.top_k if self.dense else 1
+        self.counts = output(local, 4)
+        self.offsets = output((shape.ranks if self.dense else local) + 1, 4)
+        self.rows = output(positions, each * (self.ids.element_size() if self.dense else 4))
+        self.weights = output(positions, each * 4)
+        self.groups = output(positions, 4)
         self.combined = output(most, shape.hidden * BYTES[shape.output])
         self.scratch = Scratch(shape, positions, device)
         self.outputs = [self.tokens, self.scales, self.counts, self.offsets, self.rows]
-        self.outputs += [self.weights, self.combined]
-        self.landed = [self._landed(channel) for channel in range(shape.buffers)]
+        self.outputs += [self.weights, self.groups, self.combined]
+        self.landed = [self._landed(channel) for channel in range(shape.channels)]
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def load(self, batch: Batch) -> None:
-        """Bring a batch to the device, and unwrite all outputs."""
+        """Copy a batch to the device, and reset all outputs to `UNWRITTEN`."""
         given = batch.given
         self.given_tokens[:given] = batch.tokens.view(torch.uint8).to(self.device)
         if batch.scales is not None:
             self.given_scales[:given] = batch.scales.to(self.device)
         self.ids[:given] = torch.from_numpy(batch.ids).to(self.ids)
-        # What does not exist must not be read.
+        # Tokens beyond `count` must not be read.
         self.ids[given:] = self.shape.experts + 7
         self.given_weights[:given] = (
             torch.from_numpy(batch.weights).to(self.device) if batch.weights is not None else 1.0
@@ -131,7 +140,7 @@ class Rank:
             output.unwrite()
 
     def inputs(self, batch: Batch | None) -> tuple[int, ...]:
-        """Addresses of dispatch's inputs, and the tokens given; no batch: as graphs have it."""
+        """Addresses of dispatch's inputs, and the number of tokens; without a batch: for graphs."""
         shape = self.shape
         scaled = shape.scales is not None and not shape.cast
         weighted = batch is None or batch.weights is not None
@@ -151,17 +160,17 @@ class Rank:
         return tuple(output.address for output in outputs)
 
     def counted(self, batch: Batch | None) -> tuple[int, int]:
-        """What combine is told of the tokens: address of their count, and how many were given."""
+        """Combine's tokens: address of their count, and their number."""
         inputs = self.inputs(batch)
         return inputs[4], inputs[5]
 
     @property
     def on(self) -> int:
-        """Its stream, as the native class takes it."""
+        """Stream in the form of the native class."""
         return 0 if self.stream is None else self.stream.cuda_stream
 
     def received(self, channel: int) -> torch.Tensor:
-        """`[positions, bytes of a token]`: tokens by position, in either layout."""
+        """`[positions, bytes of a token]`: tokens by position, in every layout."""
         if self.shape.layout != "indexed":
             return self.tokens.own
         rows = self.rows.own.view(torch.int32)[:, 0]
@@ -174,18 +183,18 @@ class Rank:
         run_experts(self.shape, self.received(channel), self.factors, self.scratch)
 
     def result(self, channel: int, exist: int, error: str | None) -> Result:
-        """What was written, on the CPU; `exist`: tokens that were dispatched."""
+        """Outcome on the CPU; `exist`: number of dispatched tokens."""
         fetched = {
-            name: getattr(self, name).fetch(name)
-            for name in ("tokens", "scales", "counts", "offsets", "rows", "weights", "combined")
+            name: getattr(self, name).fetch(name) for name in Result._fields if name != "error"
         }
-        for name in ("counts", "offsets", "rows", "weights"):
-            fetched[name] = fetched[name].view(torch.int32)[:, 0]
-        # Ranks may own one expert more or less; outputs have room for the most.
+        for name in ("counts", "offsets", "rows", "weights", "groups"):
+            fetched[name] = fetched[name].view(torch.int32).flatten()
+        # Ranks may own one expert more or less; outputs have room for the maximum.
         fetched["counts"] = fetched["counts"][: self.own_experts]
-        fetched["offsets"] = fetched["offsets"][: self.own_experts + 1]
+        if not self.dense:
+            fetched["offsets"] = fetched["offsets"][: self.own_experts + 1]
         if error is not None:
-            # A round that failed may poison the rows of tokens that do not exist, or leave them.
+            # A failed round may poison the rows beyond the tokens, or leave them.
             beyond = fetched["combined"][exist:]
             beyond[(beyond == POISON).all(dim=1)] = UNWRITTEN
         if self.shape.layout == "indexed":
@@ -193,14 +202,14 @@ class Rank:
         return Result(**fetched, error=error)
 
     def _landed(self, channel: int) -> torch.Tensor | None:
-        """The rows that land here, `[rows, bytes of a row and what aligns it]`."""
+        """The received rows, `[rows, bytes of a row with padding]`."""
         if self.shape.layout != "indexed":
             return None
         address, stride, count = self.native.received(channel)
         return memory(address, (count, stride), self.device)
 
     def _landed_rows(self, channel: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and scales of the positions that have a row; the others' count as unwritten."""
+        """Tokens and scales of the positions with a row; others count as unwritten."""
         shape, landed = self.shape, self.landed[channel]
         assert landed is not None
         here = landed.cpu()
@@ -229,14 +238,14 @@ class Side:
 
         Args:
             batches: of each rank.
-            channel: which set of areas.
-            mode: every phase by itself; so, and over on all ranks before the next; the fused
+            channel: index of the channel.
+            mode: separate phases; phases with a barrier of all ranks in between; the fused
                 launches; a replay of a captured graph of those.
         """
         for rank, batch in zip(self.ranks, batches, strict=True):
             rank.load(batch)
             if mode == "graph":
-                # A graph is given all rows there can be, so the count alone says which exist.
+                # A graph has the maximum number of rows, so only the count delimits the valid ones.
                 rank.count.fill_(batch.tokens_that_exist)
             if self.kind == "cuda" and mode == "graph" and channel not in rank.graphs:
                 self._capture(rank, channel)
@@ -257,13 +266,13 @@ class Side:
         ]
 
     def synchronise(self) -> None:
-        """Wait for everything that was launched."""
+        """Wait for all launches."""
         if self.kind == "cuda":
             for device in range(torch.cuda.device_count()):
                 torch.cuda.synchronize(device)
 
     def close(self) -> None:
-        """Give all memory back, each rank by itself: no other uses it any more."""
+        """Free all memory, each rank separately: no other rank uses it any more."""
         self.synchronise()
         for rank in self.ranks:
             rank.graphs.clear()
@@ -283,10 +292,13 @@ class Side:
                 self.synchronise()
 
         for rank, batch in pairs:
-            rank.native.dispatch_send(rank.on, channel, *rank.inputs(batch))
+            inputs, layer = rank.inputs(batch), self.shape.layer
+            rank.native.dispatch_send(rank.on, channel, *inputs, layer=layer)
         pause()
         for rank, _ in pairs:
-            rank.native.dispatch_recv(rank.on, channel, *rank.receipts())
+            rank.native.dispatch_recv(
+                rank.on, channel, *rank.receipts(), experts=rank.groups.address
+            )
         pause()
         for rank, _ in pairs:
             with torch.cuda.stream(rank.stream):
@@ -300,7 +312,7 @@ class Side:
 
     def _capture(self, rank: Rank, channel: int) -> None:
         graph = torch.cuda.CUDAGraph()
-        # Once outside, so that capturing loads and allocates nothing new.
+        # Once outside, so that the capture neither loads nor allocates.
         with torch.cuda.stream(rank.stream):
             rank.experts(channel)
         self.synchronise()
@@ -310,8 +322,10 @@ class Side:
 
 
 def fused(rank: Rank, batch: Batch | None, channel: int) -> None:
-    """Dispatch, experts and combine in as few launches as there are."""
-    rank.native.dispatch(rank.on, channel, *rank.inputs(batch), *rank.receipts())
+    """Dispatch, experts and combine in the fewest launches."""
+    given, to, layer = rank.inputs(batch), rank.receipts(), rank.shape.layer
+    experts = rank.groups.address
+    rank.native.dispatch(rank.on, channel, *given, *to, out_experts=experts, layer=layer)
     rank.experts(channel)
     outputs = rank.scratch.outputs.data_ptr()
     rank.native.combine(
@@ -320,7 +334,7 @@ def fused(rank: Rank, batch: Batch | None, channel: int) -> None:
 
 
 def raised(native: Any) -> str | None:
-    """The name of what `check` raises."""
+    """Class name of the error of `check`."""
     try:
         native.check()
     except weft.WeftError as error:
@@ -329,7 +343,7 @@ def raised(native: Any) -> str | None:
 
 
 def memory(address: int, shape: tuple[int, int], device: str) -> torch.Tensor:
-    """Bytes that somebody else owns, as a tensor."""
+    """Tensor over memory with another owner."""
     if device != "cpu":
         return torch.as_tensor(DeviceBytes(address, shape), device=device)
     size = shape[0] * shape[1]
@@ -338,7 +352,7 @@ def memory(address: int, shape: tuple[int, int], device: str) -> torch.Tensor:
 
 
 class DeviceBytes:
-    """An address on a GPU, as arrays are handed over."""
+    """GPU address with CUDA's array interface."""
 
     def __init__(self, address: int, shape: tuple[int, int]) -> None:
         self.__cuda_array_interface__ = {

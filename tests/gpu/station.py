@@ -1,7 +1,7 @@
-"""A rank that plays rounds without end on two channels, and checks every one of them where it is.
+"""A rank that runs endless rounds on two channels, and checks each of them on its device.
 
-Tokens, weights and what experts multiply by are small integers, so that every sum is exact in every
-type and the right result is known without another implementation.
+Tokens, weights and factors of experts are small integers, so that every sum is exact in every type
+and the correct result follows without another implementation.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from gpu.case import Shape
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Different batches, played in turn.
+#: Different batches, used in turn.
 BATCHES = 16
 CHANNELS = 2
-#: Most cycles of a GPU, and seconds of the twin, that a rank dawdles before a phase.
+#: Maximum delay before a phase: cycles of a GPU, and seconds of the twin.
 MOST_CYCLES = 60_000
 MOST_SECONDS = 0.002
 
 
 class Channel:
-    """What one round's calls read and write."""
+    """Inputs and outputs of one round."""
 
     def __init__(self, shape: Shape, positions: int, device: str) -> None:
         most, hidden, local = shape.max_tokens, shape.hidden, shape.local_experts
@@ -53,7 +53,7 @@ class Channel:
 
 
 class Station:
-    """A rank: its native object, its stream, and a device's count of what was wrong."""
+    """A rank: its native object, its stream, and a device counter of wrong values."""
 
     def __init__(self, shape: Shape, native: Any, device: str, rank: int, seed: int) -> None:
         self.shape, self.native, self.rank = shape, native, rank
@@ -67,7 +67,7 @@ class Station:
         keys = torch.rand(*many[:2], shape.experts, generator=chosen)
         ids = keys.topk(min(shape.top_k, shape.experts), dim=2).indices
         ids[torch.rand(ids.shape, generator=chosen) < 0.2] = -1
-        # The last batch goes to one rank, the one before it has no expert at all.
+        # The last batch goes to one rank; the one before it has no experts.
         ids[-1] = torch.where(ids[-1] >= 0, ids[-1] % shape.local_experts, -1)
         same = ids[-1][:, :, None] == ids[-1][:, None, :]
         ids[-1][same.tril(-1).any(2)] = -1
@@ -86,7 +86,7 @@ class Station:
         self.token = torch.arange(shape.max_tokens, device=self.device)[:, None]
 
     def delay(self, most: float = 1.0) -> None:
-        """Dawdle, or not: half of the time there is no delay at all."""
+        """Random delay, zero in half of the cases."""
         share = max(0.0, self.chance.uniform(-most, most))
         if self.on_gpu:
             torch.cuda._sleep(int(MOST_CYCLES * share))
@@ -94,7 +94,7 @@ class Station:
             time.sleep(MOST_SECONDS * share)
 
     def rounds(self) -> None:
-        """One round on each channel, the second begun before the first is over."""
+        """One round on each channel; the second begins before the first ends."""
         native, on = self.native, self.on
         for number, channel in enumerate(self.channels):
             self.prepare(channel, number)
@@ -130,7 +130,7 @@ class Station:
         self.round.add_(1)
 
     def synchronise(self) -> None:
-        """Wait for what this rank has launched."""
+        """Wait for this rank's launches."""
         if self.stream is not None:
             self.stream.synchronize()
 
@@ -161,7 +161,7 @@ class Station:
         )
 
     def prepare(self, channel: Channel, number: int) -> None:
-        """This round's batch, and outputs that show what is not written."""
+        """Copy this round's batch, and reset the outputs to `UNWRITTEN`."""
         index = (self.round * CHANNELS + number) % BATCHES
         channel.ids.copy_(self.all_ids[index][0])
         channel.weights.copy_(self.all_weights[index][0])
@@ -172,7 +172,7 @@ class Station:
         channel.offsets.fill_(0)
 
     def experts(self, channel: Channel) -> None:
-        """Each multiplies by one or two, even or odd."""
+        """Outputs of experts: even ones multiply by one, odd ones by two."""
         group = torch.searchsorted(channel.offsets, self.positions, right=True) - 1
         factor = 1 + (group + self.first) % 2
         values = channel.arrived.float()
@@ -184,7 +184,7 @@ class Station:
         channel.outputs.copy_(values * factor[:, None])
 
     def judge(self, channel: Channel) -> None:
-        """Count what is not what it must be; what was never written is no such number."""
+        """Count wrong values; the fill of unwritten outputs is always wrong."""
         factor = torch.where(channel.ids >= 0, 1 + channel.ids % 2, 0)
         total = (channel.weights * factor).sum(dim=1, keepdim=True)
         right = channel.tokens.float() * total

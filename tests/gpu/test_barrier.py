@@ -1,4 +1,4 @@
-"""The device barrier: ranks that come back to it at once, a hundred thousand times, with jitter."""
+"""The device barrier: ranks that re-enter it at once, a hundred thousand times, with jitter."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(200)]
 
 ROUNDS = int(os.environ.get("WEFT_ROUNDS", "100000"))
 
-#: Each rank counts its rounds where all see it. Between two barriers no rank's count may differ by
-#: more than the one round that it may be ahead.
+#: Each rank publishes its count of rounds. Between two barriers counts differ by at most the one
+#: round that a rank may be ahead.
 SOURCE = """
 #include "weft/device.cuh"
 using namespace weft;
@@ -38,7 +38,7 @@ extern "C" __global__ void rounds(Table *table, Record *records, const u32 *abor
 }
 """
 
-#: Bytes of a table; where its limit of waits stands.
+#: Bytes of a table, and the offset of its wait limit.
 TABLE_BYTES, LIMIT_AT = 1024, 8
 
 
@@ -58,7 +58,7 @@ def test_barriers_back_to_back_let_no_rank_pass_another() -> None:
     places = [torch.device("cuda", rank % gpus) for rank in range(ranks)]
     words = [torch.zeros(ranks, dtype=torch.int32, device=place) for place in places]
     counts = [torch.zeros(1, dtype=torch.int32, device=place) for place in places]
-    # Kernels reach the memory of the other GPUs once torch has copied between them.
+    # Kernels can access the memory of the other GPUs after torch has copied between them.
     for place in places:
         for other in words:
             torch.zeros(ranks, dtype=torch.int32, device=place).copy_(other)

@@ -1,4 +1,4 @@
-"""What goes wrong is noticed in time, by name, and poisons what it must; the rest goes on."""
+"""Errors are reported in time with their rank, poison the affected outputs, and spare the rest."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
 SKEW_SECONDS = 1.0
-#: How long noticing may take beyond that, on a machine that others use too.
+#: Additional time until an error, on a shared machine.
 GRACE_SECONDS = 3.0
 
 
 def begun(side: Side, sent: list[Batch]) -> None:
-    """All ranks' batches are on their devices."""
+    """Copy all ranks' batches to their devices."""
     for rank, batch in zip(side.ranks, sent, strict=True):
         rank.load(batch)
     side.synchronise()
@@ -35,7 +35,7 @@ def group(kind: str, shape: Shape, **more: Any) -> Side:
 
 
 def batches(side: Side, seed: int = 0, routing: str = "uniform") -> list[Batch]:
-    """Full batches, of which every token exists."""
+    """Full batches without a count."""
     from gpu.case import Chance
 
     chance, shape = Chance(seed), side.shape
@@ -50,7 +50,7 @@ def batches(side: Side, seed: int = 0, routing: str = "uniform") -> list[Batch]:
 
 
 def outcome(side: Side, rank: int, calls: Iterable[Callable[[], object]]) -> Exception | None:
-    """Make calls, wait for the device, and return what a call or the check after them raised."""
+    """Make calls, wait for the device, and return the error of a call or of a check after them."""
     import weft
 
     native = side.ranks[rank].native
@@ -66,7 +66,7 @@ def outcome(side: Side, rank: int, calls: Iterable[Callable[[], object]]) -> Exc
 
 
 def poisoned(output: Guarded) -> bool:
-    """Whether every byte of an output is what a lost round leaves."""
+    """True if every byte of an output is the poison of a failed round."""
     from gpu.case import POISON
 
     return bool((output.own == POISON).all())
@@ -106,13 +106,13 @@ def test_a_rank_that_does_not_dispatch_is_named_in_time(kind: str, path: str) ->
     began = time.monotonic()
     for rank in (0, 1):
         dispatched(side, rank, sent[rank])[0]()
-    # Both wait at a time: the twin does so on the calling thread.
+    # Both wait concurrently: the twin waits on the calling thread.
     receives = [dispatched(side, rank, sent[rank])[1] for rank in (0, 1)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda receive: receive(), receives))
     errors = [outcome(side, rank, []) for rank in (0, 1)]
     took = time.monotonic() - began
-    # The first to give up ends the group, and the other is told why.
+    # The first timeout poisons the group, and the other rank gets the cause.
     waited = [each for each in errors if isinstance(each, weft.errors.WaitTimeoutError)]
     assert waited, errors
     for each in waited:
@@ -127,7 +127,7 @@ def test_a_rank_that_does_not_dispatch_is_named_in_time(kind: str, path: str) ->
         assert not got.counts.own[: got.own_experts].any()
         assert not got.offsets.own[: got.own_experts + 1].any()
     assert SKEW_SECONDS * 0.9 < took < SKEW_SECONDS + GRACE_SECONDS
-    # The group is dead, and says so without waiting again.
+    # The group is poisoned, and calls raise without another wait.
     began = time.monotonic()
     again = outcome(side, 0, dispatched(side, 0, sent[0], channel=1))
     assert isinstance(again, weft.WeftError)
@@ -194,7 +194,7 @@ def test_two_launches_at_once_on_one_channel_are_noticed() -> None:
     send, receive = dispatched(side, 0, sent[0])
     send()
     receive()
-    # Both wait for rank 1 now, and neither can know of the other before the next phase.
+    # Both wait for rank 1 now; neither can detect the other before the next phase.
     each.native.dispatch_recv(other.cuda_stream, 0, *each.receipts())
     for call in dispatched(side, 1, sent[1]):
         call()
@@ -217,7 +217,7 @@ def test_wrong_expert_ids_are_told_and_the_group_goes_on(kind: str, path: str, w
     sent[1].ids[3, 1] = side.shape.experts if wrong == "too large" else right[0]
     results = side.run(sent)
     assert [result.error for result in results] == [None, "ExpertError"]
-    # Such an id counts as none.
+    # Such an id counts as masked.
     sent[1].ids[3, 1] = -1
     for seen, expected in zip(
         results, Reference(side.shape, side.positions).run(sent), strict=True
@@ -231,7 +231,7 @@ def test_wrong_expert_ids_are_told_and_the_group_goes_on(kind: str, path: str, w
     side.close()
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "indexed", "padded"])
+@pytest.mark.parametrize("layout", ["contiguous", "indexed", "padded", "dense"])
 @pytest.mark.parametrize("path", PATHS)
 def test_a_round_beyond_the_capacity_is_told_everywhere(kind: str, path: str, layout: str) -> None:
     from gpu.case import Shape
@@ -241,6 +241,8 @@ def test_a_round_beyond_the_capacity_is_told_everywhere(kind: str, path: str, la
     if path == "packets" and layout == "indexed":
         path = "latency"
     room: dict[str, Any] = {"expert_capacity": 20} if layout == "padded" else {"max_positions": 60}
+    if layout == "dense":
+        room = {"max_positions": 40, "weighting": "expert"}
     side = group(kind, Shape(ranks=3, path=path, layout=layout, **room))
     for seed, routing in enumerate(("incast", "masked", "incast", "masked")):
         sent = batches(side, seed, routing)
@@ -252,8 +254,8 @@ def test_a_round_beyond_the_capacity_is_told_everywhere(kind: str, path: str, la
                 batch.ids[:] = [7, 6]
         results = side.run(sent, channel=seed % 2)
         expected = Reference(side.shape, side.positions).run(sent)
-        told = "CapacityError" if routing == "incast" else None
-        assert [result.error for result in results] == [told] * 3
+        reports = "CapacityError" if routing == "incast" else None
+        assert [result.error for result in results] == [reports] * 3
         for pair in zip(results, expected, strict=True):
             assert list(differences(*pair)) == []
     side.close()
@@ -261,13 +263,13 @@ def test_a_round_beyond_the_capacity_is_told_everywhere(kind: str, path: str, la
 
 @pytest.mark.parametrize("path", PATHS)
 def test_epochs_begin_again_after_the_last(kind: str, path: str) -> None:
-    """Their words are set to what they are after four thousand million rounds, less a few."""
+    """Words are set to their values after slightly less than 2^32 rounds."""
     from gpu.case import Shape
     from gpu.compare import differences
     from gpu.heap import set_epochs
     from gpu.reference import Reference
 
-    side = group(kind, Shape(ranks=2, layout="contiguous", path=path, buffers=2))
+    side = group(kind, Shape(ranks=2, layout="contiguous", path=path, channels=2))
     set_epochs(side, 2**32 - 4)
     for round in range(14):
         sent = batches(side, round, "masked" if round % 2 else "uniform")
@@ -279,7 +281,7 @@ def test_epochs_begin_again_after_the_last(kind: str, path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_no_round_has_the_epoch_that_memory_begins_with(kind: str, path: str) -> None:
-    """A slot that was never used, in the round that follows the last epoch."""
+    """An unused slot, in the round after the last epoch."""
     import weft
     from gpu.case import Shape
     from gpu.heap import announce, set_epochs
@@ -288,26 +290,27 @@ def test_no_round_has_the_epoch_that_memory_begins_with(kind: str, path: str) ->
     sent = batches(side)
     side.ranks[0].load(sent[0])
     set_epochs(side, 2**32 - 1)
-    # Rank 1 has announced one row, and is slow to send it.
+    # Rank 1 has announced one row, and delays it.
     announce(side, side.ranks[0], source=1, epoch=2**31)
     error = outcome(side, 0, dispatched(side, 0, sent[0]))
     assert isinstance(error, weft.errors.WaitTimeoutError), error
     side.close()
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "indexed", "padded"])
+@pytest.mark.parametrize("layout", ["contiguous", "indexed", "padded", "dense"])
 @pytest.mark.parametrize("path", PATHS)
 def test_rows_that_were_announced_and_never_come_end_the_round(
     kind: str, path: str, layout: str
 ) -> None:
-    """Some lanes of a warp wait in vain, and others have nothing to wait for."""
+    """Some lanes of a warp time out; others have no wait."""
     import weft
     from gpu.case import Shape
     from gpu.heap import announce
 
     if (path, layout) == ("packets", "indexed"):
         pytest.skip("rows of packets do not stay where they landed")
-    side = group(kind, Shape(ranks=2, path=path, layout=layout))
+    weighting = "expert" if layout == "dense" else "combine"
+    side = group(kind, Shape(ranks=2, path=path, layout=layout, weighting=weighting))
     sent = batches(side)
     side.ranks[0].load(sent[0])
     announce(side, side.ranks[0], source=1, epoch=1)
@@ -329,7 +332,7 @@ def test_tokens_that_combine_alone_is_told_of_have_sums_of_zero(kind: str, path:
     sent, few = batches(side), side.shape.max_tokens // 2
     sent = [replace(batch, count=few) for batch in sent]
     begun(side, sent)
-    # Both ranks at a time: the twin waits on the calling thread.
+    # Both ranks concurrently: the twin waits on the calling thread.
     for half in range(2):
         calls = [dispatched(side, rank, sent[rank])[half] for rank in (0, 1)]
         with ThreadPoolExecutor(2) as pool:

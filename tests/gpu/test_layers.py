@@ -1,4 +1,4 @@
-"""Gradients and engines' layers on a device: as on the CPU, and in a graph."""
+"""Gradients and engines' layers on a device, compared with the CPU, and in a graph."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def inputs(place: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch
 def gradients(
     all_to_all: weft.moe.AllToAll, place: str, upstream: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """The result, and gradients of tokens and weights, where experts triple and add nothing."""
+    """The result, and gradients of tokens and weights, with experts that multiply by three."""
     tokens, ids, weights = inputs(place)
     tokens.requires_grad_()
     weights.requires_grad_()
@@ -78,7 +78,7 @@ def test_gradients_are_those_of_the_cpu(
     for here, there in zip(found[:2], expected[:2], strict=True):
         assert torch.equal(here, there)
     tokens, ids, _ = inputs("cpu")
-    # A sum in another order.
+    # The order of the sum differs.
     size = (3 * tokens.double() * upstream.double()).abs().sum(-1, keepdim=True) * (ids >= 0)
     allowed = 2 * (64 + 2) * SINGLE * size
     assert ((found[2] - expected[2]).double().abs() <= allowed).all()
@@ -177,7 +177,7 @@ def test_a_layer_of_an_engine_is_right(
     (expected,) = layer(engine, "twin", communicator)(*inputs("cpu"))
     weft.check()
     assert expected.abs().max() > 0.1
-    # Products of another library, with sums in another order.
+    # Products of another library, with sums in a different order.
     assert torch.allclose(found.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 

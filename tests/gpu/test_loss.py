@@ -1,4 +1,4 @@
-"""A rank that is killed or stopped: the others raise in time, name it, and end in good order."""
+"""A rank that is killed or stopped: the others raise in time, name it, and end cleanly."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Random shapes and routings: the kernels, their CPU twin and plain arithmetic give the same bits.
 
-`WEFT_SEED`: replay the shape of one seed. `WEFT_SEEDS`: draw so many shapes.
+`WEFT_SEED`: replay the shape of one seed. `WEFT_SEEDS`: number of shapes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ pytestmark = pytest.mark.torch
 
 #: Shapes on a machine with GPUs, each compiled; and without one.
 SHAPES = {"cuda": 64, "twin": 24}
-#: At the least.
+#: Minimum.
 COMPARISONS = 500
 
 
 def seeds(kind: str) -> list[int]:
-    """Which shapes are drawn."""
+    """Seeds of the shapes."""
     if "WEFT_SEED" in os.environ:
         return [int(os.environ["WEFT_SEED"])]
     return list(range(int(os.environ.get("WEFT_SEEDS", SHAPES[kind]))))
 
 
 def compiled(shape: Shape) -> None:
-    """Compile the kernels of a shape; the machine code is kept."""
+    """Compile the kernels of a shape into the cache."""
     from gpu.side import native_group
 
     for native in native_group(shape, "cuda"):
@@ -52,7 +52,7 @@ def test_random_rounds_are_the_same_bits(kind: str, capsys: pytest.CaptureFixtur
     seen: Counter[object] = Counter()
     count = 0
     if kind == "cuda":
-        # Each shape is compiled for itself: ahead and side by side, into the cache.
+        # Shapes are compiled ahead, in parallel, into the cache.
         shapes = [Chance(seed).shape() for seed in chosen]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             list(pool.map(compiled, shapes))
@@ -73,16 +73,18 @@ def test_random_rounds_are_the_same_bits(kind: str, capsys: pytest.CaptureFixtur
             if isinstance(against, Side):
                 against.close()
         seen.update([path, shape.layout, shape.ranks, (path, shape.layout)])
+        seen.update(["placed"] * bool(shape.placement))
         seen.update(["cast" if shape.cast else "scaled" if shape.scales else shape.wire])
         if kind == "cuda" and done % 8 == 7:
             with capsys.disabled():
                 print(f"\n{count} rounds of {done + 1} shapes, {time.monotonic() - began:.0f} s")
     if len(chosen) > 1:
-        # Chance left nothing out.
+        # The random shapes cover all cases.
         assert not {1, 2, 3, 4, 5, 6, 7, 8} - set(seen), seen
-        assert not {"packets", "latency", "bandwidth", "contiguous", "indexed", "padded"} - set(
-            seen
-        )
+        layouts = {"contiguous", "indexed", "padded", "dense"}
+        assert not layouts - set(seen), seen
+        assert not {"packets", "latency", "bandwidth"} - set(seen), seen
+        assert "placed" in seen
         assert not {"cast", "scaled", "float32", "bfloat16", "float16"} - set(seen), seen
     if kind == "cuda" and len(chosen) >= SHAPES[kind]:
         assert count >= COMPARISONS

@@ -1,4 +1,4 @@
-"""Tensors of torch on a GPU are registered as they lie, and written from."""
+"""Tensors of torch on a GPU are registered in place, as sources of writes."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""Ranks that dawdle at random, with two rounds under way at a time, thousands of times over.
+"""Ranks with random delays and two rounds in flight, thousands of times.
 
-`WEFT_SEED`: another order of delays. `WEFT_SEEDS`: so many replays of each shape.
+`WEFT_SEED`: seed of the delays. `WEFT_SEEDS`: replays of each shape.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEED = int(os.environ.get("WEFT_SEED", "1"))
 REPLAYS = {"cuda": int(os.environ.get("WEFT_SEEDS", "2000")), "twin": 20}
 #: Captures of each rank, with different delays.
 GRAPHS = 4
-#: Launches of all ranks before one looks whether they went well.
+#: Launches of all ranks between two checks.
 TOGETHER = 50
 RANKS = {"cuda": 8, "twin": 3}
 
@@ -43,7 +43,7 @@ def test_ranks_that_dawdle_lose_nothing(
     ]
     replays, began = REPLAYS[kind], time.monotonic()
     if kind == "cuda":
-        # Everything that runs between the kernels is loaded before one of them waits.
+        # All kernels in between are loaded before one of Weft's waits.
         for station in stations:
             with torch.cuda.stream(station.stream):
                 station.prepare(station.channels[0], 0)

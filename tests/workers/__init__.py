@@ -1,1 +1,1 @@
-"""What ranks run in tests: functions that return JSON. They import weft and numpy alone."""
+"""Functions that ranks run in tests; they return JSON and import only weft and numpy."""

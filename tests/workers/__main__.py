@@ -1,4 +1,4 @@
-"""`python -m workers MODULE.FUNCTION ARGUMENTS`: a rank; its result goes to a file of its own."""
+"""`python -m workers MODULE.FUNCTION ARGUMENTS`: a rank that writes its result to a file."""
 
 import importlib
 import json

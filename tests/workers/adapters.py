@@ -1,4 +1,4 @@
-"""Layers of transformers run by stand-ins for engines, over several ranks."""
+"""Layers of transformers, run by stand-ins for engines over several ranks."""
 
 import importlib
 from typing import Any
@@ -13,7 +13,7 @@ from workers.gradients import example
 
 
 def adapter(engine: str) -> Any:
-    """The module `weft.adapters.ENGINE` over its stand-in."""
+    """The module `weft.adapters.ENGINE` over its stand-in, freshly imported."""
     {"vllm": engines.vllm, "sglang": engines.sglang}[engine].install()
     return importlib.import_module(f"weft.adapters.{engine}")
 
@@ -85,11 +85,11 @@ def sglang_layer(all_to_all: AllToAll, experts: Any, *, way: int) -> Any:
 
 
 def layers(engine: str, device: str | None, layout: str) -> list[list[float]]:
-    """By how much a layer differs from one process, and the bound of that.
+    """Difference of a layer from one process, and its bound.
 
-    Each layer runs in all ways in which its engine calls, one after the other over one all-to-all.
+    Each layer runs in all modes of its engine, one after the other over one all-to-all.
     """
-    module, told = example(), []
+    module, reports = example(), []
     with weft.init() as communicator, torch.no_grad():
         rank = communicator.rank
         make_layer = {"vllm": vllm_layer, "sglang": sglang_layer}[engine]
@@ -104,13 +104,13 @@ def layers(engine: str, device: str | None, layout: str) -> list[list[float]]:
                     weights, ids = sorted(chosen[1:], key=lambda each: not each.is_floating_point())
                     run = make_layer(all_to_all, block.experts, way=way)
                     result = run(tokens[0], ids, weights)
-                    # Padding of an earlier round must not be taken for a result.
+                    # Padding of an earlier round must not appear in a result.
                     again = run(tokens[0], ids, weights)
                     assert torch.equal(result, again)
                     whole = block.experts(tokens[0], ids, weights)
                     allowed = module.bound(block.experts, tokens[0], ids, weights)
                     off = (result - whole).double().abs()
                     share = float((off / allowed).max()) if count else 0.0
-                    told.append([share, float(off.max()) if count else 0.0])
+                    reports.append([share, float(off.max()) if count else 0.0])
             communicator.barrier()
-    return told
+    return reports

@@ -1,4 +1,4 @@
-"""Memory of the caller, of whatever kind, as a source and as a destination."""
+"""Memory of the caller, of every kind, as a source and as a destination."""
 
 import array
 import mmap
@@ -13,7 +13,7 @@ from workers.transfer import raised_by
 
 
 class Tensor:
-    """An array of a library that Weft does not know."""
+    """An array of another library."""
 
     def __init__(self, values: Any, device: int = 1) -> None:
         self.values = np.asarray(values)
@@ -58,7 +58,7 @@ def of_every_kind() -> dict[str, tuple[Any, bytes]]:
 
 
 def sent() -> list[str]:
-    """What rank 0 sent from memory of every kind and did not arrive as it was."""
+    """Names of rank 0's sources whose bytes arrived wrong."""
     with weft.init() as communicator:
         sources = of_every_kind()
         inbox, counter = communicator.alloc(1 << 13), communicator.counter()
@@ -83,7 +83,7 @@ def sent() -> list[str]:
 
 
 def refused_by_one() -> dict[str, Any]:
-    """Rank 1 shares an array over shm; every rank raises, and the same counter is shared after."""
+    """Rank 1 shares an array over shm; every rank raises, and later shares the same counter."""
     with weft.init() as communicator:
         counter = communicator.counter()
         lent = communicator.register(np.zeros(4, dtype=np.int32))
@@ -103,7 +103,7 @@ def refused_by_one() -> dict[str, Any]:
 
 
 def destination() -> dict[str, Any]:
-    """Rank 0 writes into an array of rank 1; a read-only one, and one over shm, is refused."""
+    """Rank 0 writes into an array of rank 1; read-only ones, and ones over shm, are rejected."""
     with weft.init() as communicator:
         mine = np.zeros(4, dtype=np.int32)
         region, counter = communicator.register(mine), communicator.counter()

@@ -1,4 +1,4 @@
-"""Requests that call back when they have ended."""
+"""Callbacks at the end of requests."""
 
 import sys
 from typing import Any
@@ -55,7 +55,7 @@ def scattered(length: int) -> dict[str, Any]:
 
 
 def chained(count: int) -> dict[str, Any]:
-    """Signals to a peer, each sent by the callback of the one before: the stack does not grow."""
+    """Signals to a peer, each sent by the callback of the previous one, at constant stack depth."""
     with weft.init() as communicator:
         counters = [communicator.counter() for _ in range(2)]
         communicator.share([], counters)
@@ -81,7 +81,7 @@ def chained(count: int) -> dict[str, Any]:
 
 
 def raising() -> dict[str, Any]:
-    """What a callback raises is reported and harms nobody; a refused call has no callback."""
+    """Errors of callbacks are reported without other effects; rejected calls have no callback."""
     caught: list[str] = []
     sys.unraisablehook = lambda raised: caught.append(repr(raised.exc_value))
     with weft.init() as communicator:
@@ -103,9 +103,9 @@ def raising() -> dict[str, Any]:
 
 
 def unfinished(length: int, end: str) -> list[str]:
-    """A write that nobody reads is under way when its group ends: so does it, with an error.
+    """An unread write in flight ends with an error when its group ends.
 
-    Returns the error that the callback got, and the one that a wait raises.
+    Returns the error of the callback, and the error of a wait.
     """
     with weft.init() as communicator:
         mine, counter = communicator.alloc(length), communicator.counter()
@@ -118,7 +118,7 @@ def unfinished(length: int, end: str) -> list[str]:
         if communicator.rank == 0:
             page = weft.Page(mine, 0, granted[1][0], 0, length)
             request = communicator.write(1, counter, [page], done=done)
-            assert ended == [], "the write ended before anybody read it"
+            assert ended == [], "the write ended before the peer read it"
             if end == "close":
                 communicator.close()
                 return [*ended, type(raised_by(request.wait)).__name__]

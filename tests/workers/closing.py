@@ -1,4 +1,4 @@
-"""What is left of an all-to-all and of a communicator that were closed: nothing."""
+"""Resources after closing an all-to-all and a communicator: all are freed."""
 
 import contextlib
 import gc
@@ -20,7 +20,7 @@ def held() -> tuple[set[str], list[str]]:
     gc.collect()
     descriptors = set()
     for link in Path("/proc/self/fd").iterdir():
-        # One that another thread closes meanwhile is gone.
+        # Another thread may close one meanwhile.
         with contextlib.suppress(FileNotFoundError):
             if not (target := os.readlink(link)).endswith("/fd"):
                 descriptors.add(f"{link.name} {target}")
@@ -62,7 +62,7 @@ def all_goes(progress: Any, cycles: int) -> dict[str, Any]:
 
 
 def used_after() -> dict[str, Any]:
-    """Calls on a closed all-to-all and its rounds; what an array shows that outlives it."""
+    """Calls on a closed all-to-all and its rounds; contents of an array that outlives it."""
     with weft.init() as communicator:
         all_to_all = make(communicator)
         dispatch = all_to_all.dispatch_send(TOKENS, IDS)
@@ -94,7 +94,7 @@ def used_after() -> dict[str, Any]:
 
 
 def with_communicator() -> list[str]:
-    """What closing the communicator does to what was made on it."""
+    """Effect of closing the communicator on its objects."""
     with weft.init() as communicator:
         all_to_all, region = make(communicator), communicator.alloc(8)
         received = all_to_all.dispatch(TOKENS, IDS)
@@ -111,7 +111,7 @@ def with_communicator() -> list[str]:
 
 
 def over_capacity() -> list[Any]:
-    """Closing while rows of a round that was refused may still be on their way."""
+    """Closing while rows of a rejected round may still be in flight."""
     with weft.init() as communicator:
         raised = []
         for _ in range(5):
@@ -123,7 +123,7 @@ def over_capacity() -> list[Any]:
 
 
 def one_fails() -> dict[str, Any]:
-    """Rank 0 leaves its block by an error at once; the others' close waits in vain."""
+    """Rank 0 leaves its block by an error at once; the others' close times out."""
     with weft.init() as communicator:
         failed, lacked = "", ""
         counter = communicator.counter()
@@ -145,11 +145,11 @@ def one_fails() -> dict[str, Any]:
 
 
 def poisoned() -> dict[str, Any]:
-    """In a poisoned group nothing is waited for, and all memory goes back."""
+    """In a poisoned group `close` returns at once and frees all memory."""
     with weft.init() as communicator:
         idle = held()
         all_to_all = make(communicator)
-        # The poison may come before or after what the others still do.
+        # The poison may precede or follow the others' last calls.
         error = raised_by(lambda: all_to_all.dispatch(TOKENS, IDS).release())
         if communicator.rank == 0:
             communicator.poison("enough")
@@ -160,7 +160,7 @@ def poisoned() -> dict[str, Any]:
 
 
 def stale() -> list[str]:
-    """A region that was released, when its number has gone to another."""
+    """A released region whose number another one has."""
     with weft.init() as communicator:
         counter = communicator.counter()
         first = communicator.alloc(8)

@@ -12,7 +12,7 @@ def name_of(error: object) -> str:
 
 
 def memory() -> dict[str, Any]:
-    """What a region on a device says of itself, and what is refused."""
+    """Properties of a region on a device, and rejected calls."""
     with weft.init() as communicator:
         refused = raised_by(lambda: communicator.alloc(1000, device="cuda:3"))
         if refused is not None:

@@ -11,7 +11,7 @@ from workers.transfer import raised_by
 
 
 def named(call: Any) -> str:
-    """The class of the error that a call raises; "None" if it raises none."""
+    """Class name of a call's error, or "None"."""
     error = raised_by(call)
     return "None" if error is None else type(error).__name__
 
@@ -25,7 +25,7 @@ def resident_bytes() -> int:
 
 
 def ring(window: int, slot: int, rounds: int) -> dict[str, Any]:
-    """Rank 0 fills a ring of slots at rank 1, one counter in all; the owner looks at each round."""
+    """Rank 0 fills a ring of slots at rank 1 with one counter; the owner checks each round."""
     with weft.init() as communicator:
         memory, counter = communicator.alloc(window * slot), communicator.counter(window=window)
         target = communicator.share([memory], [counter])[1 - communicator.rank][0]
@@ -74,7 +74,7 @@ def ring(window: int, slot: int, rounds: int) -> dict[str, Any]:
 
 
 def refusals(rounds: int) -> dict[str, Any]:
-    """Calls on counters that are refused, and that change nothing."""
+    """Rejected calls on counters, without effect."""
     with weft.init() as communicator:
         peer = 1 - communicator.rank
         counter, alone = communicator.counter(), communicator.counter()
@@ -114,7 +114,7 @@ def refusals(rounds: int) -> dict[str, Any]:
 
 
 def pairs() -> dict[str, Any]:
-    """Counters between neighbours in pairs, of even and odd ranks."""
+    """Counters between neighbouring even and odd ranks."""
     with weft.init() as communicator:
         rank = communicator.rank
         partner = rank ^ 1
@@ -210,7 +210,7 @@ def many_all_to_alls(times: int) -> int:
         for number in range(times):
             # 288 lanes, so that the group has too few for all of them.
             made = weft.moe.AllToAll(
-                communicator, experts=4, top_k=1, hidden=4, max_tokens=2, buffers=16
+                communicator, experts=4, top_k=1, hidden=4, max_tokens=2, channels=16
             )
             with made as all_to_all:
                 received = all_to_all.dispatch(tokens * number, ids)
@@ -221,7 +221,7 @@ def many_all_to_alls(times: int) -> int:
 
 
 def polled(times: int) -> int:
-    """Bytes by which memory grew over polls of a counter while the peer raises it."""
+    """Growth of memory in bytes over polls of a counter while the peer raises it."""
     with weft.init() as communicator:
         peer = 1 - communicator.rank
         counter = communicator.counter()
@@ -239,7 +239,7 @@ def polled(times: int) -> int:
         before = resident_bytes()
         poll(times)
         grown = resident_bytes() - before
-        # What the peer has sent last is read before the group ends.
+        # The peer's last write is read before the group ends.
         until = time.monotonic() + 0.2
         while time.monotonic() < until:
             poll(10)

@@ -1,4 +1,4 @@
-"""Dispatch and combine on a device or its twin, beside the same on the CPU."""
+"""Dispatch and combine on a device or its twin, compared with the CPU."""
 
 import threading
 import time
@@ -16,12 +16,12 @@ from weft import moe
 
 Result = TypeVar("Result")
 
-#: Arguments that only a device has.
+#: Arguments of devices only.
 DEVICE_ONLY = ("path", "max_positions", "ids_dtype")
 
 
 class Batch(NamedTuple):
-    """What a rank sends, in CPU memory."""
+    """Batch of a rank, in CPU memory."""
 
     tokens: torch.Tensor
     ids: torch.Tensor
@@ -30,10 +30,10 @@ class Batch(NamedTuple):
 
 
 def batch(random: np.random.Generator, all_to_all: moe.AllToAll, routing: str) -> Batch:
-    """Random tokens; `routing` says how many and to whom."""
+    """Random tokens; `routing` selects their number and experts."""
     experts, top_k = all_to_all.experts, all_to_all.top_k
     count = int(random.integers(0, all_to_all.max_tokens + 1))
-    if routing == "nothing" or (routing == "some" and random.random() < 0.5):
+    if routing == "empty" or (routing == "some" and random.random() < 0.5):
         count = 0
     if routing in ("one", "full"):
         count = all_to_all.max_tokens
@@ -63,24 +63,24 @@ def batch(random: np.random.Generator, all_to_all: moe.AllToAll, routing: str) -
 
 
 def block(all_to_all: moe.AllToAll) -> int:
-    """Elements that share a scale."""
+    """Elements per scale."""
     assert all_to_all.scales
     return all_to_all.scales[1]
 
 
 def of_bytes(array: NDArray[Any], dtype: str) -> torch.Tensor:
-    """A tensor of what numpy has no dtype for."""
+    """A tensor of a dtype that numpy lacks."""
     kind: torch.dtype = getattr(torch, dtype)
     return torch.from_numpy(array.view(np.uint8)).view(kind).reshape(array.shape)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes, on the CPU, which are equal even where numbers are not."""
+    """Bytes on the CPU, comparable even for NaN."""
     return tensor.contiguous().view(torch.uint8).cpu()
 
 
 def expert(number: int, codes: torch.Tensor, scales: Any, dtype: torch.dtype) -> torch.Tensor:
-    """What expert `number` makes of tokens; something else for each row and column."""
+    """Output of expert `number`, different for each row and column."""
     values = codes.float()
     if scales is not None:
         each = scales.float()
@@ -94,7 +94,7 @@ def expert(number: int, codes: torch.Tensor, scales: Any, dtype: torch.dtype) ->
 
 
 def run_experts(all_to_all: moe.AllToAll, received: moe.Received, weighting: str) -> torch.Tensor:
-    """Outputs for all positions; those of no token are no numbers, since nobody may read them."""
+    """Outputs for all positions; NaN at positions without a token, which must not be read."""
     dtype = getattr(torch, all_to_all.combine_dtype)
     shape, place = (received.positions, all_to_all.hidden), received.tokens.device
     outputs = torch.full(shape, torch.nan, dtype=dtype, device=place)
@@ -110,8 +110,8 @@ def run_experts(all_to_all: moe.AllToAll, received: moe.Received, weighting: str
     return outputs
 
 
-def differ(device: moe.AllToAll, on_device: moe.Received, on_cpu: moe.Received) -> str | None:
-    """How what was received on the device differs from what the CPU received."""
+def differ(device: moe.AllToAll, on_device: weft.cuda.Received, on_cpu: moe.Received) -> str | None:
+    """Differences of the received tokens between device and CPU."""
     experts = len(device.local_experts)
     if on_device.expert_counts.tolist() != on_cpu.expert_counts.tolist():
         return f"counts are {on_device.expert_counts}, not {on_cpu.expert_counts}"
@@ -142,6 +142,15 @@ def differ(device: moe.AllToAll, on_device: moe.Received, on_cpu: moe.Received) 
         return "a token has no row"
     if bool((rows[~used[:end]] != -1).any()) or bool((weights[~used[:end]] != 0).any()):
         return "padding names rows or has weights"
+    if device.layout != "contiguous":
+        return None if on_device.m_indices is None else "m_indices are for the contiguous layout"
+    assert on_device.m_indices is not None
+    groups = torch.full((on_device.positions,), -1, dtype=torch.int32)
+    for local in range(experts):
+        begin = int(on_cpu.expert_offsets[local])
+        groups[begin : begin + int(on_cpu.expert_counts[local])] = local
+    if not torch.equal(on_device.m_indices.cpu(), groups):
+        return f"m_indices are {on_device.m_indices}, not {groups}"
     return None
 
 
@@ -152,7 +161,7 @@ def one_round(
     case: dict[str, Any],
     halves: bool,
 ) -> str | None:
-    """A round on both; what differs."""
+    """A round on both; the differences."""
     weighting = case.get("weighting", "combine")
     sent = batch(random, cpu, case.get("routing", "random"))
     there = Batch(*(None if each is None else each.to(device.device) for each in sent))
@@ -162,7 +171,7 @@ def one_round(
     if case.get("counted"):
         existing = int(random.integers(0, existing + 1))
         count = torch.tensor([existing], dtype=torch.int32, device=device.device)
-    options = {"scales": there.scales, "count": count}
+    options: dict[str, Any] = {"scales": there.scales, "count": count}
     if halves:
         received = device.dispatch_send(there.tokens, ids, there.weights, **options).recv()
     else:
@@ -186,7 +195,7 @@ def one_round(
 
 
 def cases(cases: list[dict[str, Any]], seed: int, device: str = "twin") -> list[str]:
-    """Rounds of every case on a device and on the CPU; what differs."""
+    """Rounds of every case on a device and on the CPU; the differences."""
     failures = []
     with weft.init() as communicator:
         if device == "cuda":
@@ -210,7 +219,7 @@ def cases(cases: list[dict[str, Any]], seed: int, device: str = "twin") -> list[
 
 
 def lost(skew_timeout: float, watchdog: bool) -> list[Any]:
-    """Rank 1 never dispatches; what rank 0 gets, and what it is told."""
+    """Rank 1 never dispatches; outputs and error of rank 0."""
     with weft.init() as communicator:
         all_to_all = weft.cuda.AllToAll(
             communicator,
@@ -223,20 +232,20 @@ def lost(skew_timeout: float, watchdog: bool) -> list[Any]:
             watchdog=watchdog,
         )
         if communicator.rank == 1:
-            return told(communicator.check, 20)
+            return check_error(communicator.check, 20)
         received = all_to_all.dispatch(torch.ones(2, 16), torch.tensor([[0], [1]]))
         poisoned = bool((bits(received.tokens) == 0xFF).all())
         if watchdog:
-            told(communicator.check, 20)
-        return [poisoned, received.expert_counts.tolist(), told(weft.check, 5)]
+            check_error(communicator.check, 20)
+        return [poisoned, received.expert_counts.tolist(), check_error(weft.check, 5)]
 
 
 def compiled(backend: str, layout: str) -> list[Any]:
-    """Rounds in compiled code without a break, beside the same rounds as they are."""
+    """Rounds in compiled code without a graph break, compared with eager rounds."""
     wire: Any = {"wire_dtype": "float8_e4m3fn", "block": 32} if layout == "indexed" else {}
 
     def experts(received: weft.cuda.Received) -> torch.Tensor:
-        # Nothing here rounds differently when it is fused.
+        # Fusion does not change the rounding of these operations.
         used = torch.arange(received.positions) < received.expert_offsets[-1]
         values = received.tokens.to(torch.float32)
         if received.scales is not None:
@@ -284,16 +293,16 @@ def compiled(backend: str, layout: str) -> list[Any]:
                 full = batch(random, rank, "full")
                 tokens, ids, weights = (each[:count] for each in full[:3] if each is not None)
                 expected = function(rank, tokens, ids, weights)
-                # Compiling takes as long as it takes, on one rank and on another.
+                # Compilation times differ between ranks.
                 communicator.barrier(timeout=120)
                 result = quick(rank, tokens, ids, weights)
                 equal.append(torch.equal(bits(result), bits(expected)))
         rank.check()
-        return [*equal, "something is held" if any(rank._busy) else "nothing is held"]
+        return [*equal, "in use" if any(rank._busy) else "free"]
 
 
-def told(call: Callable[[], object], seconds: float) -> list[str]:
-    """What a check raises, which may take a while."""
+def check_error(call: Callable[[], object], seconds: float) -> list[str]:
+    """Error of a check within a time limit."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -301,11 +310,11 @@ def told(call: Callable[[], object], seconds: float) -> list[str]:
         except weft.WeftError as error:
             return [type(error).__name__, str(error)]
         time.sleep(0.01)
-    return ["nothing", ""]
+    return ["None", ""]
 
 
 def together(ranks: list[Any], call: Callable[[Any], Result]) -> list[Result]:
-    """`call` with each rank of a local group, on a thread for each; what they returned."""
+    """`call` with each rank of a local group, on a thread for each; the results."""
     results: dict[int, Result] = {}
     errors: list[BaseException] = []
 
@@ -326,7 +335,7 @@ def together(ranks: list[Any], call: Callable[[Any], Result]) -> list[Result]:
 
 
 def cast(values: NDArray[np.float32], block: int, powers: bool) -> tuple[Any, Any]:
-    """Codes and scales as kernels cast, by numpy alone: see "Numbers" in `docs/moe.md`."""
+    """Codes and scales equal to the kernels' cast, by numpy: see "Numbers" in `docs/moe.md`."""
     rows, hidden = values.shape
     columns = -(-hidden // block)
     codes = np.empty((rows, hidden), dtype=ml_dtypes.float8_e4m3fn)

@@ -1,4 +1,4 @@
-"""Ranks of the native all-to-all on a device, as its twin on the CPU, over numpy's arrays."""
+"""Ranks of the native all-to-all on the CPU twin, over numpy's arrays."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import weft
 from weft import _native
 
-#: Everything that the native class is told, but for what tests change.
+#: Default arguments of the native class.
 OPTIONS: dict[str, Any] = {
     "experts": 8,
     "top_k": 2,
@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {
     "wire_dtype": "float32",
     "scales": None,
     "combine_dtype": "float32",
-    "answer_dtype": "float32",
+    "reply_dtype": "float32",
     "output_dtype": "float32",
     "ids_dtype": "int64",
     "layout": "contiguous",
@@ -32,7 +32,7 @@ OPTIONS: dict[str, Any] = {
     "expert_capacity": None,
     "max_positions": None,
     "weighting": "combine",
-    "buffers": 2,
+    "channels": 2,
     "num_sms": None,
     "path": None,
     "memory": "fd",
@@ -43,7 +43,7 @@ OPTIONS: dict[str, Any] = {
 
 
 class Batch(NamedTuple):
-    """What a rank sends: float32 tokens, int64 ids, float32 weights."""
+    """Batch of a rank: float32 tokens, int64 ids, float32 weights."""
 
     tokens: NDArray[np.float32]
     ids: NDArray[np.int64]
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
 
 class Rank:
-    """One rank's native object, and the arrays that it is given."""
+    """One rank's native object, and the arrays of its calls."""
 
     def __init__(self, native: _native.DeviceAllToAll, options: Mapping[str, Any]) -> None:
         self.native, self.options = native, options
@@ -68,7 +68,7 @@ class Rank:
         self.combined = np.zeros((self.max_tokens, self.hidden), np.float32)
 
     def batch(self, random: np.random.Generator, count: int | None = None) -> Batch:
-        """Tokens of whole numbers, so that sums are exact in any order."""
+        """Tokens of small integers, so that sums are exact in any order."""
         given = int(random.integers(0, self.max_tokens + 1)) if count is None else count
         tokens = random.integers(-99, 100, (given, self.hidden)).astype(np.float32)
         chosen = [random.permutation(self.experts)[: self.top_k] for _ in range(given)]
@@ -108,13 +108,13 @@ class Rank:
             self.outputs[group] = named * np.float32(expert + 1)
 
     def expected(self, sent: Batch) -> NDArray[np.float32]:
-        """What one process makes of a batch."""
+        """Result of a batch in one process."""
         factors = np.where(sent.ids < 0, 0, sent.ids + 1) * sent.weights
         sums: NDArray[np.float32] = factors.sum(axis=1, dtype=np.float32)
         return np.multiply(sent.tokens, sums[:, np.newaxis])
 
     def round(self, channel: int, sent: Batch, *, fused: bool) -> str | None:
-        """Dispatch, experts, combine; what was wrong with the result."""
+        """Dispatch, experts, combine; differences of the result."""
         native, given = self.native, len(sent.tokens)
         combined = address(self.combined)
         self.combined[:] = np.nan
@@ -137,12 +137,12 @@ class Rank:
 
 
 def address(array: NDArray[Any] | None) -> int:
-    """Where an array lies; 0 for none."""
+    """Address of an array; 0 for none."""
     return 0 if array is None else int(array.ctypes.data)
 
 
 def landed(base: int, stride: int, rows: int, hidden: int) -> NDArray[np.float32]:
-    """Rows where they landed."""
+    """Received rows in their slots."""
 
     given: Any = (ctypes.c_uint8 * (rows * stride)).from_address(base)
     values: NDArray[np.float32] = np.frombuffer(given, np.float32).reshape(rows, -1)
@@ -150,7 +150,7 @@ def landed(base: int, stride: int, rows: int, hidden: int) -> NDArray[np.float32
 
 
 def make(communicator: weft.Communicator, **changes: Any) -> Rank:
-    """A rank's twin over a communicator."""
+    """Twin of a rank over a communicator."""
     options = OPTIONS | changes
     native = _native.DeviceAllToAll(communicator._native, device="twin", **options)
     return Rank(native, options)
@@ -164,16 +164,16 @@ def local_group(world_size: int, **changes: Any) -> list[Rank]:
 
 
 def named(call: Callable[[], object]) -> tuple[str, int | None, str]:
-    """The error of a call: its class, the rank that it names, what it says."""
+    """Error of a call: class, rank, message."""
     try:
         call()
     except weft.WeftError as error:
         return type(error).__name__, error.rank, str(error)
-    return "nothing", None, ""
+    return "None", None, ""
 
 
 def rounds(shapes: Sequence[Mapping[str, Any]], rounds: int) -> list[str]:
-    """Rounds of every shape; what was wrong."""
+    """Rounds of every shape; their differences."""
     wrong: list[str] = []
     with weft.init() as communicator:
         random = np.random.default_rng(communicator.rank)
@@ -188,14 +188,14 @@ def rounds(shapes: Sequence[Mapping[str, Any]], rounds: int) -> list[str]:
 
 
 def constructed(differing: Mapping[str, Any], **same: Any) -> tuple[str, int | None, str]:
-    """What rank 0 is told if only the last rank has other options, and the last, if it has."""
+    """Errors of rank 0 and of the last rank, which alone has other options."""
     with weft.init() as communicator:
         last = communicator.rank == communicator.world_size - 1
         return named(lambda: make(communicator, **same, **(differing if last else {})))
 
 
 def late(skew: float) -> dict[str, Any]:
-    """Rank 1 never sends: what rank 0 is told first, then what everybody is."""
+    """Rank 1 never sends: the error of rank 0, then those of all ranks."""
     with weft.init() as communicator:
         rank = make(communicator, skew_timeout=skew)
         sent = rank.batch(np.random.default_rng(0), 4)
@@ -203,7 +203,7 @@ def late(skew: float) -> dict[str, Any]:
         if communicator.rank == 0:
             rank.native.dispatch_send(0, 0, *rank.inputs(sent))
             began = time.monotonic()
-            # As on a device, the call that waits in vain says nothing.
+            # As on a device, a call whose wait fails does not raise.
             rank.native.dispatch_recv(0, 0, *rank.received())
             result["waited"] = time.monotonic() - began
             result["poisoned"] = bool((rank.rows == -1).all() and np.isnan(rank.tokens).all())
@@ -214,13 +214,13 @@ def late(skew: float) -> dict[str, Any]:
             ]
         else:
             calls = [lambda: until_raised(rank.native.check), communicator.barrier]
-        result["told"] = [named(call) for call in calls]
+        result["reports"] = [named(call) for call in calls]
         rank.native.close(20.0)
         return result
 
 
 def until_raised(check: Callable[[], None]) -> None:
-    """Look until there is something."""
+    """Poll until there is a result."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
         check()
@@ -228,7 +228,7 @@ def until_raised(check: Callable[[], None]) -> None:
 
 
 def closing() -> dict[str, Any]:
-    """Rank 0 abandons its side: the others are told when they close, and rounds after that."""
+    """Rank 0 abandons its side: errors of the others' `close`, and of later rounds."""
     with weft.init() as communicator:
         rank, other = make(communicator), make(communicator)
         sent = rank.batch(np.random.default_rng(0), 4)
@@ -238,24 +238,24 @@ def closing() -> dict[str, Any]:
         if communicator.rank == 0:
             rank.native.abandon()
             rank.native.abandon()
-            told = "nothing"
+            reports = "None"
         else:
-            told = named(lambda: rank.native.close(0.5))[0]
+            reports = named(lambda: rank.native.close(0.5))[0]
         calls = [
             lambda: rank.native.dispatch_send(0, 0, *rank.inputs(sent)),
             rank.native.check,
             lambda: rank.native.received(0),
         ]
         closed = [named(call)[0] for call in calls]
-        # What does not change can be asked for all the same.
+        # Constant properties remain available.
         sizes = rank.native.sizes()[1], rank.native.positions, rank.native.path
         # Until here rank 0 has left the all-to-all, but not the group.
         communicator.barrier()
-        return {"wrong": wrong, "told": told, "closed": closed, "sizes": sizes}
+        return {"wrong": wrong, "reports": reports, "closed": closed, "sizes": sizes}
 
 
 def fork() -> dict[str, Any]:
-    """A child may call nothing but what closes, and its end takes nothing from its parent."""
+    """A child may only close, and its end does not affect its parent."""
     with weft.init() as communicator:
         rank = make(communicator)
         sent = rank.batch(np.random.default_rng(0), 4)
@@ -272,15 +272,15 @@ def fork() -> dict[str, Any]:
             del rank
             os._exit(0)
         os.close(writer)
-        told = os.read(reader, 1000).decode().split(",")
+        reports = os.read(reader, 1000).decode().split(",")
         os.waitpid(child, 0)
         wrong = rank.round(0, sent, fused=False)
         rank.native.close(20.0)
-        return {"told": told, "wrong": wrong}
+        return {"reports": reports, "wrong": wrong}
 
 
 def survive(pipe: Connection, options: Mapping[str, Any], fused: bool) -> None:
-    """Rounds until a rank is lost; says when that was noticed, and in which words."""
+    """Rounds until a rank is lost; reports the time of detection and the error."""
     signal.alarm(60)
     with weft.init(**options) as communicator:
         rank = make(communicator, skew_timeout=50.0)
@@ -292,12 +292,12 @@ def survive(pipe: Connection, options: Mapping[str, Any], fused: bool) -> None:
         except weft.WeftError as error:
             found = {"at": time.monotonic(), "error": type(error).__name__, "rank": error.rank}
             pipe.send(found)
-        # Nobody can come, and nothing is waited for.
+        # No rank can join, and `close` does not wait.
         rank.native.close(20.0)
 
 
 def leave(pipe: Connection, options: Mapping[str, Any], _: object) -> None:
-    """Rank 1 leaves after a round: nobody needs it until the next."""
+    """Rank 1 leaves after a round: it is not needed until the next."""
     with weft.init(**options) as communicator:
         rank = make(communicator)
         sent = rank.batch(np.random.default_rng(communicator.rank), 8)
@@ -305,9 +305,9 @@ def leave(pipe: Connection, options: Mapping[str, Any], _: object) -> None:
         communicator.barrier()
         if communicator.rank == 1:
             rank.native.abandon()
-            pipe.send({"wrong": wrong, "error": "nothing", "rank": None})
+            pipe.send({"wrong": wrong, "error": "None", "rank": None})
             return
-        # Too many tokens, so that no round begins before the goodbye has come.
+        # Too many tokens, so that no round begins before the goodbye has arrived.
         tokens, scales, ids, weights, count, _ = rank.inputs(sent)
         refused = (tokens, scales, ids, weights, count, rank.max_tokens + 1)
         end, error, at = time.monotonic() + 20, "ShapeError", None
@@ -315,5 +315,5 @@ def leave(pipe: Connection, options: Mapping[str, Any], _: object) -> None:
             rank.native.check()
             error, at, _ = named(lambda: rank.native.dispatch_send(0, 1, *refused))
         pipe.send({"wrong": wrong, "error": error, "rank": at})
-        # Whoever leaves now must not be taken for the first.
+        # A rank that leaves now must not be reported as the first.
         pipe.recv()

@@ -1,4 +1,4 @@
-"""Tensors on a GPU as sources: torch's, or a stand-in for one over the twin of copy engines."""
+"""Tensors on a GPU as sources: torch's, or a stand-in over the twin of copy engines."""
 
 import ctypes
 import gc
@@ -31,7 +31,7 @@ class _Managed(ctypes.Structure):
     )
 
 
-#: What capsules keep, by the address of their tensor.
+#: Objects kept by capsules, by the address of their tensor.
 EXPORTED: dict[int, Any] = {}
 
 _new = ctypes.pythonapi.PyCapsule_New
@@ -50,9 +50,9 @@ _end = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_forget)
 
 
 class DeviceTensor:
-    """A tensor on a CUDA device, of a library that Weft does not know; its bytes are the CPU's.
+    """A tensor of another library on a CUDA device; its bytes are the CPU's.
 
-    `device` is the device that it names, `held` the one that its capsule names.
+    `device` is the device of its attribute, `held` that of its capsule.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ def tensor(kind: str, values: Any) -> Any:
         return DeviceTensor(values)
     import torch
 
-    # Computed on a stream of its own, which registering orders and `synchronize` waits for.
+    # Computed on a separate stream, which registration orders and `synchronize` waits for.
     with torch.cuda.stream(torch.cuda.Stream()):
         return torch.from_numpy(values).to("cuda:0") * 2 / 2
 
 
 def content(kind: str, region: weft.Region) -> bytes:
-    """The bytes of a region of a device."""
+    """Bytes of a region on a device."""
     if kind == "twin":
         return ctypes.string_at(region.address, len(region))
     import torch

@@ -1,4 +1,4 @@
-"""Gradients through dispatch and combine, beside those of one process."""
+"""Gradients through dispatch and combine, compared with those of one process."""
 
 import importlib.util
 from pathlib import Path
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SINGLE = 2.0**-24
-#: Where two correct runs differ, both are off; and bounds leave products of roundings out.
+#: Factor of bounds: two correct runs may both differ, and bounds omit products of roundings.
 SLACK = 2.1
 
 
 class Case(NamedTuple):
-    """A round: what each rank sends, and the gradient of its result."""
+    """A round: the batch of each rank, and the gradient of its result."""
 
     tokens: torch.Tensor
     ids: torch.Tensor
@@ -32,11 +32,11 @@ def unit(dtype: torch.dtype) -> float:
 
 
 def case(rank: int, all_to_all: AllToAll, *, seed: int = 0, count: int | None = None) -> Case:
-    """What a rank sends: any rank can make it again."""
+    """Batch of a rank, reproducible on any rank."""
     random = torch.Generator().manual_seed(1000 * seed + rank)
     most, top_k, hidden = all_to_all.max_tokens, all_to_all.top_k, all_to_all.hidden
     if count is None:
-        # One rank sends nothing.
+        # One rank sends no tokens.
         count = 0 if (rank + seed) % 4 == 3 else most - rank
     ids = torch.rand(count, all_to_all.experts, generator=random).argsort(-1)[:, :top_k]
     ids = torch.where(torch.rand(ids.shape, generator=random) < 0.2, -1, ids).contiguous()
@@ -49,14 +49,14 @@ def case(rank: int, all_to_all: AllToAll, *, seed: int = 0, count: int | None = 
 
 
 def gains(all_to_all: AllToAll) -> torch.Tensor:
-    """What each expert multiplies tokens by: `[experts, hidden]`."""
+    """Factors of the experts: `[experts, hidden]`."""
     random = torch.Generator().manual_seed(7)
     made = torch.randn(all_to_all.experts, all_to_all.hidden, generator=random)
     return made.to(getattr(torch, all_to_all.dtype))
 
 
 def expert_of_positions(all_to_all: AllToAll, received: weft.moe.Received) -> torch.Tensor:
-    """The local expert of each position; any for those behind the last."""
+    """The local expert of each position; arbitrary behind the last."""
     offsets = torch.as_tensor(received.expert_offsets)[1:].contiguous()
     positions = torch.arange(received.positions, dtype=offsets.dtype)
     found = torch.searchsorted(offsets, positions, right=True)
@@ -64,7 +64,7 @@ def expert_of_positions(all_to_all: AllToAll, received: weft.moe.Received) -> to
 
 
 def experts(all_to_all: AllToAll, received: weft.moe.Received, gain: torch.Tensor) -> torch.Tensor:
-    """Each row times its expert's gain, and times its weight if combine does not do that."""
+    """Each row times its expert's gain, and times its weight unless combine applies it."""
     outputs = received.tokens * gain[expert_of_positions(all_to_all, received)]
     if all_to_all._weighting == "expert":
         outputs = outputs * torch.as_tensor(received.weights)[:, None]
@@ -93,26 +93,26 @@ def differentiable(sent: Case) -> Case:
 
 
 def beyond(found: torch.Tensor | None, exact: torch.Tensor, allowed: torch.Tensor) -> float:
-    """By how much an element is farther off than is allowed; 0 if none is."""
+    """Largest excess over the bound; 0 if all elements are within."""
     assert found is not None
     off = (found.double() - exact).abs() - allowed
-    # NaN is not below anything.
+    # Comparisons with NaN are false.
     return 0.0 if bool((off <= 0).all()) else float(off.nan_to_num(float("inf")).max())
 
 
 def elementwise(
     all_to_all: AllToAll, sent: Case, got: Case, gain: torch.Tensor
 ) -> dict[str, float]:
-    """Gradients of tokens and weights beside float64, with the bounds of docs/moe.md."""
+    """Gradients of tokens and weights compared with float64, with the bounds of docs/moe.md."""
     kinds = [
         getattr(torch, name)
-        for name in (all_to_all.dtype, all_to_all.combine_dtype, all_to_all.answer_dtype)
+        for name in (all_to_all.dtype, all_to_all.combine_dtype, all_to_all.reply_dtype)
     ]
     tokens, outputs, answers = kinds
     here = sent.ids >= 0
     gain = gain[sent.ids.clamp(min=0)]
     y = (sent.tokens[:, None] * gain).to(outputs if all_to_all._weighting == "combine" else tokens)
-    # These are computed for each element alone, with the same roundings here and there.
+    # These are computed per element, with equal roundings in both.
     upstream = sent.upstream.to(outputs)[:, None].float()
     wide = upstream * sent.weights[..., None]
     rows = wide.to(outputs).to(tokens) if all_to_all._weighting == "combine" else wide.to(tokens)
@@ -135,7 +135,7 @@ def make(communicator: weft.Communicator, device: str | None, **arguments: Any) 
 
 
 def cases(device: str | None, shapes: list[dict[str, Any]]) -> list[str]:
-    """Rounds of each shape; what was wrong."""
+    """Rounds of each shape; the errors."""
     failures = []
     with weft.init() as communicator:
         for shape in shapes:
@@ -161,7 +161,7 @@ def rounds(communicator: weft.Communicator, all_to_all: AllToAll, name: str) -> 
     several = [case(communicator.rank, all_to_all, seed=seed) for seed in (2, 3, 4)]
     given = [differentiable(each) for each in several]
     results = [round_of(all_to_all, each, gain) for each in given]
-    # More rounds than there are buffers.
+    # More rounds than there are channels.
     torch.autograd.backward(results, [each.upstream for each in several])
     for sent, got in zip(several, given, strict=True):
         off = elementwise(all_to_all, sent, got, gains(all_to_all))
@@ -170,7 +170,7 @@ def rounds(communicator: weft.Communicator, all_to_all: AllToAll, name: str) -> 
 
 
 def counted() -> list[float]:
-    """On a device, of 12 tokens 5 exist: the others get gradients of 0."""
+    """On a device, 5 of 12 tokens are valid: the others get gradients of 0."""
     with weft.init() as communicator, make(communicator, "twin") as all_to_all:
         sent = case(communicator.rank, all_to_all, count=12)
         got = differentiable(sent)
@@ -189,23 +189,23 @@ def counted() -> list[float]:
 
 
 def parts(device: str | None) -> list[str]:
-    """Parts of a graph: each call ends the rounds that it began, and the next one finds buffers."""
+    """Parts of a graph: each call ends the rounds that it began and frees their channels."""
     failures = []
     with (
         weft.init() as communicator,
-        make(communicator, device, buffers=1, max_tokens=6) as all_to_all,
+        make(communicator, device, channels=1, max_tokens=6) as all_to_all,
     ):
         gain = gains(all_to_all)[list(all_to_all.local_experts)].requires_grad_()
         sent = case(communicator.rank, all_to_all, count=6)
         for _ in range(3):
-            # Gradients of parameters alone: dispatch's backward is left out.
+            # Gradients of parameters only: dispatch's backward is skipped.
             got = differentiable(sent)
             result = round_of(all_to_all, got, gain)
             (slope,) = torch.autograd.grad(result, gain, sent.upstream)
             if not slope.isfinite().all():
                 failures.append("parameters alone")
         for _ in range(2):
-            # Tokens that need none: the first layer of a model.
+            # Tokens without gradients: the first layer of a model.
             result = round_of(all_to_all, sent, gain)
             result.backward(sent.upstream)
         # Twice through one graph.
@@ -226,7 +226,7 @@ def parts(device: str | None) -> list[str]:
         named = (sent.ids >= 0).sum(1, keepdim=True).expand_as(got.tokens)
         if not torch.equal(got.tokens.grad, named.float()):
             failures.append("rows alone")
-        # Without gradients, and with experts that use no token of theirs.
+        # Without gradients, and with experts that ignore their tokens.
         with torch.no_grad():
             if round_of(all_to_all, got, gain).requires_grad:
                 failures.append("no_grad")
@@ -241,7 +241,7 @@ def parts(device: str | None) -> list[str]:
 
 
 class Near(NamedTuple):
-    """Numbers in float64, and how far a run with rounding can be from each."""
+    """Numbers in float64, each with a bound of a rounded run's difference."""
 
     value: torch.Tensor
     error: torch.Tensor
@@ -294,16 +294,16 @@ def silu_slope(a: Near) -> Near:
 def mlp_bounds(
     first: torch.Tensor, second: torch.Tensor, sent: list[Case], dtype: torch.dtype
 ) -> dict[str, list[torch.Tensor]]:
-    """How far gradients of gated experts can be off, for rounding alone.
+    """Bounds of the rounding errors of gated experts' gradients.
 
     Args:
         first: `[experts, 2 * inner, hidden]`.
         second: `[experts, hidden, inner]`.
-        sent: by rank.
-        dtype: of everything but weights.
+        sent: batches by rank.
+        dtype: dtype of all tensors except weights.
 
     Returns:
-        For `tokens` and `weights` by rank, for `first` and `second` by expert.
+        Bounds for `tokens` and `weights` by rank, for `first` and `second` by expert.
     """
     u, top_k = unit(dtype), sent[0].ids.shape[1]
     tokens = [torch.zeros_like(each.tokens, dtype=torch.float64) for each in sent]
@@ -339,7 +339,7 @@ def mlp_bounds(
         size.index_add_(0, token, drows.size)
         of_first.append(product(both.T, rows, 2 * u).error)
         of_second.append(product(dy.T, middle, 2 * u).error)
-    # Sums of at most top_k rows, each rounded in one process; answers and the sum otherwise.
+    # One process rounds each sum of at most top_k rows; otherwise replies and the sum are rounded.
     off += size * ((1 + u) ** (top_k + 2) - 1)
     cut = [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
     return {
@@ -353,7 +353,7 @@ def mlp_bounds(
 def one_process(
     first: torch.Tensor, second: torch.Tensor, sent: list[Case]
 ) -> tuple[list[Case], torch.Tensor, torch.Tensor]:
-    """Gradients of all ranks' tokens, in the way of a layer whose experts are all here."""
+    """Gradients of all ranks' tokens through a layer with all experts in this process."""
     given = [differentiable(each) for each in sent]
     first, second = first.clone().requires_grad_(), second.clone().requires_grad_()
     ids = torch.cat([each.ids for each in given])
@@ -373,7 +373,7 @@ def one_process(
 def compared(
     off: dict[str, list[float]], name: str, a: Any, b: torch.Tensor, allowed: torch.Tensor
 ) -> None:
-    """Enter the most that two gradients differ, in parts of the bound and of the largest number."""
+    """Record the largest difference of two gradients, relative to bound and largest number."""
     difference = (a.double() - b.double()).abs()
     of_bound = float((difference / (SLACK * allowed + 1e-300)).max()) if a.numel() else 0.0
     largest = float(b.double().abs().max()) if b.numel() else 0.0
@@ -433,7 +433,7 @@ def example() -> Any:
 
 
 class Watched(torch.nn.Module):  # type: ignore[misc]
-    """A layer's experts, with what goes in kept."""
+    """A layer's experts, with their inputs kept."""
 
     def __init__(self, experts: torch.nn.Module) -> None:
         super().__init__()
@@ -441,7 +441,7 @@ class Watched(torch.nn.Module):  # type: ignore[misc]
         self.given: tuple[torch.Tensor, ...] = ()
 
     def forward(self, *given: torch.Tensor) -> Any:
-        # Gradients of this use of them alone.
+        # Gradients of this call only.
         self.given = tuple(each.clone() if each.is_floating_point() else each for each in given)
         for each in self.given:
             if each.is_floating_point():
@@ -452,7 +452,7 @@ class Watched(torch.nn.Module):  # type: ignore[misc]
 def transformers_layers(device: str, dtype: str) -> dict[str, dict[str, list[float]]]:
     """Layers of transformers: their experts over all ranks, and in one process."""
     module, kind = example(), getattr(torch, dtype)
-    told: dict[str, dict[str, list[float]]] = {}
+    reports: dict[str, dict[str, list[float]]] = {}
     with weft.init() as communicator:
         rank, ranks = communicator.rank, communicator.world_size
         all_to_all = AllToAll(
@@ -468,10 +468,10 @@ def transformers_layers(device: str, dtype: str) -> dict[str, dict[str, list[flo
             gradients=True,
         )
         for name, block in module.layers().items():
-            told[name] = one_layer(module, block.to(kind), all_to_all, rank, ranks)
+            reports[name] = one_layer(module, block.to(kind), all_to_all, rank, ranks)
         communicator.barrier()
         all_to_all.close()
-    return told
+    return reports
 
 
 def one_layer(
@@ -508,7 +508,7 @@ def one_layer(
     ):
         for at, expert in enumerate(all_to_all.local_experts):
             compared(off, name, found[at], of_all[expert], bounds[name][expert] * 2)
-    # Of the rest of the layer, whose code is the same in both: in parts of the largest number.
+    # The rest of the layer has the same code in both: relative to the largest number.
     free = torch.full((), float("inf"), dtype=torch.float64)
     compared(off, "layer's input", given.grad, inputs[rank][0], free)
     compared(off, "gate", block.gate.weight.grad, gates[rank], free)

@@ -1,4 +1,4 @@
-"""Communicators over groups of torch.distributed, and of some of the ranks of another one."""
+"""Communicators over groups of torch.distributed, and over subsets of another's ranks."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ SECONDS = 20.0
 
 
 def ring(communicator: weft.Communicator) -> list[int]:
-    """Each rank writes its rank to the next one; what came, and from whom it should have come."""
+    """Each rank writes its rank to the next one; the received and the expected rank."""
     rank, world_size = communicator.rank, communicator.world_size
     source, mailbox = communicator.alloc(8), communicator.alloc(8)
     counter = communicator.counter()
@@ -37,7 +37,7 @@ def described(communicator: weft.Communicator | None) -> Any:
 
 
 def begin(rendezvous: str, rank: int, ranks: int) -> Any:
-    """The default group of torch, without a variable of the environment."""
+    """The default group of torch, without environment variables."""
     from torch import distributed
 
     distributed.init_process_group(
@@ -58,7 +58,7 @@ def over_torch(rendezvous: str, rank: int, ranks: int, hosts: int = 1) -> dict[s
     except weft.errors.ConfigurationError as error:
         refused = str(error)
     distributed.destroy_process_group()
-    told = {
+    reports = {
         "whole": described(whole),
         "odd": described(of_odd),
         "refused": refused,
@@ -69,11 +69,11 @@ def over_torch(rendezvous: str, rank: int, ranks: int, hosts: int = 1) -> dict[s
         of_odd.close()
     whole.barrier(timeout=SECONDS)
     whole.close()
-    return told
+    return reports
 
 
 def refused_by_one(rendezvous: str, rank: int, ranks: int) -> Any:
-    """Rank 1 names a provider that there is not; how long each took to raise what."""
+    """Rank 1 names an unknown provider; time and error of each rank."""
     distributed = begin(rendezvous, rank, ranks)
     providers = ["pigeon"] if rank == 1 else None
     begun = time.monotonic()
@@ -82,7 +82,7 @@ def refused_by_one(rendezvous: str, rank: int, ranks: int) -> Any:
     except weft.WeftError as error:
         return [type(error).__name__, error.rank, str(error), time.monotonic() - begun]
     finally:
-        # Else its threads may end the process with an error.
+        # Otherwise its threads may end the process with an error.
         distributed.destroy_process_group()
     return None
 
@@ -91,24 +91,24 @@ def splits() -> dict[str, Any]:
     """Two halves at once, a group in another order, one of a single rank, none."""
     with weft.init() as whole:
         rank = whole.rank
-        told: dict[str, Any] = {}
+        reports: dict[str, Any] = {}
         halves = whole.split([0, 1] if rank < 2 else [2, 3], timeout=SECONDS)
-        told["half"] = described(halves)
-        told["turned"] = described(whole.split([3, 0], timeout=SECONDS))
-        told["one"] = described(whole.split([2], timeout=SECONDS))
+        reports["half"] = described(halves)
+        reports["turned"] = described(whole.split([3, 0], timeout=SECONDS))
+        reports["one"] = described(whole.split([2], timeout=SECONDS))
         assert halves is not None
-        told["of a half"] = described(halves.split([1, 0], timeout=SECONDS))
+        reports["of a half"] = described(halves.split([1, 0], timeout=SECONDS))
         halves.close()
-        told["whole"] = described(whole)
+        reports["whole"] = described(whole)
         last = whole.split([0, 1, 2, 3], timeout=SECONDS)
-    told["after the whole was closed"] = described(last)
+    reports["after the whole was closed"] = described(last)
     assert last is not None
     last.close()
-    return told
+    return reports
 
 
 def refusals() -> list[Any]:
-    """Lists that cannot be; each raises on every rank, and the group goes on."""
+    """Invalid lists; each raises on every rank, and the group continues."""
     with weft.init() as whole:
         raised = []
         given: list[list[int]] = [[0, 1] if whole.rank else [0, 2], [0, 0], [], [0, 4]]
@@ -139,25 +139,25 @@ def moe_in_halves() -> list[float]:
 
 
 def loss(rank: int, ranks: int, address: str) -> list[Any]:
-    """Rank 3 is killed: its group names its rank there; a group that it is not in goes on."""
+    """Rank 3 is killed: its group names its rank there; a group without it continues."""
     whole = weft.init(rank=rank, world_size=ranks, address=address)
     pair = whole.split([0, 2] if whole.rank % 2 == 0 else [1, 3], timeout=SECONDS)
     assert pair is not None
     described(pair)
     if whole.rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    told: list[Any] = []
+    reports: list[Any] = []
     until = time.monotonic() + SECONDS
-    while time.monotonic() < until and not told:
+    while time.monotonic() < until and not reports:
         try:
             whole.check()
         except weft.errors.PeerLostError as error:
-            told.append(error.rank)
+            reports.append(error.rank)
         time.sleep(0.01)
     try:
-        told.append(described(pair))
+        reports.append(described(pair))
     except weft.errors.PeerLostError as error:
-        told.append(["lost", error.rank])
+        reports.append(["lost", error.rank])
     pair.close()
     whole.close()
-    return told
+    return reports

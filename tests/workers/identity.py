@@ -1,4 +1,4 @@
-"""Regions, counters and rounds that belong elsewhere: another communicator, peer or all-to-all."""
+"""Regions, counters and rounds of another communicator, peer or all-to-all."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,17 +11,17 @@ from workers.transfer import raised_by
 
 
 def refusal(call: Callable[[], Any]) -> list[str]:
-    """The class and the text of what a call raises."""
+    """Class and text of a call's error."""
     error = raised_by(call)
     return [type(error).__name__, str(error)]
 
 
 def before_reform() -> dict[str, list[str]]:
-    """Rank 2 ends the group and leaves; the others use what they made before on the new group."""
+    """Rank 2 ends the group and leaves; the others use its objects on the new group."""
     with weft.init() as old:
         stale, old_counter = old.alloc(64), old.counter()
         old_granted = old.share([stale], [old_counter])
-        # The poison may come while the others are still in it.
+        # The poison may arrive while the others are still in it.
         raised_by(old.barrier)
         if old.rank == 2:
             old.poison("this rank leaves")
@@ -51,7 +51,7 @@ def before_reform() -> dict[str, list[str]]:
 
 
 def another_peer() -> dict[str, Any]:
-    """Rank 0 writes a page of rank 2 to rank 1, which must not land anywhere."""
+    """Rank 0 writes a page of rank 2 to rank 1, which must be rejected without effect."""
     with weft.init() as communicator:
         region, counter = communicator.alloc(64), communicator.counter()
         granted = communicator.share([region], [counter])
@@ -63,7 +63,7 @@ def another_peer() -> dict[str, Any]:
             result["write"] = refusal(lambda: communicator.write(1, counter, pages[2]))
             swapped = {1: pages[2], 2: pages[1]}
             result["scatter"] = refusal(lambda: communicator.scatter(swapped, counter))
-            # Nothing of that was sent: the round is still to be started.
+            # The write was not sent: the round has not started.
             communicator.scatter(pages, counter).wait()
         else:
             counter.wait({0: [8]})
@@ -73,7 +73,7 @@ def another_peer() -> dict[str, Any]:
 
 
 def uneven(given: list[list[int]], read_only: int | None = None) -> dict[str, Any]:
-    """Each rank shares `given[rank]` regions and counters; then all share alike."""
+    """Each rank shares `given[rank]` regions and counters; then all share equal numbers."""
     with weft.init() as communicator:
         regions, counters = given[communicator.rank]
         mine = [communicator.alloc(8 * (communicator.rank + 1)) for _ in range(regions)]
@@ -91,7 +91,7 @@ def uneven(given: list[list[int]], read_only: int | None = None) -> dict[str, An
 
 
 def another_round() -> dict[str, list[str]]:
-    """Rounds of one all-to-all given to another, or twice; then each where it belongs."""
+    """Rounds passed to another all-to-all, or twice; then each to its own."""
     with weft.init() as communicator:
         made: dict[str, Any] = {"experts": 2, "top_k": 1, "hidden": 4, "max_tokens": 4}
         first, second = AllToAll(communicator, **made), AllToAll(communicator, **made)

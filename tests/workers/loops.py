@@ -8,12 +8,12 @@ from typing import Any
 import weft
 from workers.transfer import raised_by
 
-#: Long enough that only an event ends a sleep in time.
+#: Longer than a test: only an event ends a sleep in time.
 LONG_SECONDS = 30.0
 
 
 def selected(rounds: int, length: int) -> dict[str, Any]:
-    """Ranks 0 and 1 write to each other in turns; both only ever sleep in a selector."""
+    """Ranks 0 and 1 write to each other in turns; both sleep only in a selector."""
     with weft.init(progress="epoll") as communicator:
         rank, peer = communicator.rank, 1 - communicator.rank
         inbox, outbox = communicator.alloc(length), communicator.alloc(length)
@@ -32,7 +32,7 @@ def selected(rounds: int, length: int) -> dict[str, Any]:
         with selectors.DefaultSelector() as selector:
             selector.register(communicator, selectors.EVENT_READ)
             if rank == 0:
-                # So that rank 1 sleeps by then, if the machine is not very busy.
+                # Rank 1 sleeps by then, unless the machine is very busy.
                 time.sleep(0.2)
                 send()
             while right < rounds:
@@ -44,14 +44,14 @@ def selected(rounds: int, length: int) -> dict[str, Any]:
                         send()
                     continue
                 if communicator.arm():
-                    assert selector.select(LONG_SECONDS), "nothing woke it"
+                    assert selector.select(LONG_SECONDS), "no event woke it"
         communicator.disarm()
         communicator.barrier()
         return {"right": right, "credits": counter.credits(peer)}
 
 
 def come_across() -> list[object]:
-    """Rank 0's look at its credits takes notice of what rank 1 sends: it may not sleep on that."""
+    """Rank 0's poll of its credits also takes rank 1's writes: it must not sleep afterwards."""
     with weft.init(progress="epoll") as communicator:
         peer = 1 - communicator.rank
         counter = communicator.counter()
@@ -62,37 +62,37 @@ def come_across() -> list[object]:
         else:
             while counter.count(peer) == 0:
                 counter.credits(peer)
-            # Over shm a count is seen a moment before the mark that wakes.
+            # Over shm a count is visible shortly before the dirty bit that wakes.
             time.sleep(0.1)
             counter.credits(peer)
-            told = [communicator.arm(), communicator.poll(), communicator.arm()]
-            seen = [told[0], told[1] == [(counter.number, peer, 1)], told[2]]
+            reports = [communicator.arm(), communicator.poll(), communicator.arm()]
+            seen = [reports[0], reports[1] == [(counter.number, peer, 1)], reports[2]]
             communicator.disarm()
         communicator.barrier()
         return seen
 
 
 def driven_by_asyncio(messages: int) -> dict[str, Any]:
-    """Every rank signals the next, whose event loop answers with a credit, beside another task."""
+    """Every rank signals the next, whose event loop returns a credit, beside another task."""
 
     async def run(communicator: weft.Communicator, counter: weft.Counter) -> dict[str, Any]:
         rank, size = communicator.rank, communicator.world_size
         after, before = (rank + 1) % size, (rank - 1) % size
-        heard = sent = ticks = 0
+        arrived = sent = ticks = 0
         done = asyncio.Event()
 
         def turn() -> None:
-            nonlocal heard, sent
+            nonlocal arrived, sent
             while True:
                 for number, peer, count in communicator.poll():
                     assert (number, peer, count) == (counter.number, before, 1)
                     counter.credit(before)
-                    heard += 1
+                    arrived += 1
                 if sent < messages and counter.credits(after) >= sent:
                     communicator.signal(after, counter, round=sent)
                     sent += 1
                     continue
-                if heard == messages and counter.credits(after) == messages:
+                if arrived == messages and counter.credits(after) == messages:
                     done.set()
                 if communicator.arm():
                     return
@@ -110,7 +110,7 @@ def driven_by_asyncio(messages: int) -> dict[str, Any]:
         await asyncio.wait_for(done.wait(), LONG_SECONDS)
         loop.remove_reader(communicator)
         ticking.cancel()
-        return {"heard": heard, "sent": sent, "ticked": ticks > 0}
+        return {"arrived": arrived, "sent": sent, "ticked": ticks > 0}
 
     with weft.init(progress="epoll") as communicator:
         counter = communicator.counter()
@@ -121,7 +121,7 @@ def driven_by_asyncio(messages: int) -> dict[str, Any]:
 
 
 def poisoned() -> str:
-    """Poison wakes a rank that sleeps in a selector, and polling says why."""
+    """Poison wakes a rank that sleeps in a selector, and a poll raises the cause."""
     with weft.init(progress="epoll") as communicator:
         if communicator.rank == 0:
             communicator.poison("wake up")
@@ -131,7 +131,7 @@ def poisoned() -> str:
             while error is None:
                 error = raised_by(communicator.poll)
                 if error is None and communicator.arm():
-                    assert selector.select(LONG_SECONDS), "nothing woke it"
+                    assert selector.select(LONG_SECONDS), "no event woke it"
         return f"{type(error).__name__}: {error}"
 
 

@@ -15,14 +15,14 @@ import numpy as np
 import weft
 from workers import moe
 
-#: After how long a stopped rank is held for lost, in these tests.
+#: Silence timeout of these tests.
 SILENCE_SECONDS = 2.0
-#: In /proc/net/tcp, a socket that listens.
+#: State of a listening socket in /proc/net/tcp.
 LISTENING = "0A"
 
 
 def held() -> dict[str, list[str]]:
-    """What of this process could outlive it by mistake: named shared memory, sockets, children."""
+    """Resources that could outlive this process: named shared memory, sockets, children."""
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     sockets = []
     for entry in Path("/proc/self/fd").iterdir():
@@ -36,7 +36,7 @@ def held() -> dict[str, list[str]]:
         each.read_text(encoding="utf-8") for each in Path("/proc/self/task").glob("*/children")
     ]
     return {
-        # Shared, not a library that happens to lie there.
+        # Shared mappings, not libraries in the same folder.
         "shared memory": [
             line for line in maps if "/dev/shm" in line and line.split()[1][3] == "s"
         ],
@@ -46,7 +46,7 @@ def held() -> dict[str, list[str]]:
 
 
 def open_sockets() -> set[str]:
-    """The inodes of this machine's sockets that listen or are connected."""
+    """Inodes of this machine's listening or connected sockets."""
     inodes = set()
     for table, column in (("tcp", 9), ("tcp6", 9), ("unix", 6)):
         lines = Path("/proc/net", table).read_text(encoding="utf-8").splitlines()[1:]
@@ -55,7 +55,7 @@ def open_sockets() -> set[str]:
 
 
 def load(all_to_all: weft.moe.AllToAll, random: np.random.Generator) -> str | None:
-    """A round; what was wrong with its result."""
+    """A round; differences of its result."""
     sent = moe.batch(random, all_to_all, "masked")
     with moe.dispatch(all_to_all, sent) as received:
         outputs = moe.run_experts(all_to_all, received)
@@ -64,7 +64,7 @@ def load(all_to_all: weft.moe.AllToAll, random: np.random.Generator) -> str | No
 
 
 def survive(pipe: Connection, options: Mapping[str, Any], reform: bool) -> None:
-    """Rounds until a rank is lost; says when that was noticed, and goes on with the survivors."""
+    """Rounds until a rank is lost; reports the time of detection, then uses the new group."""
     with weft.init(**options) as communicator:
         random = np.random.default_rng(communicator.rank)
         all_to_all = weft.moe.AllToAll(communicator, experts=8, top_k=2, hidden=16, max_tokens=32)
@@ -91,13 +91,13 @@ def survive(pipe: Connection, options: Mapping[str, Any], reform: bool) -> None:
         pipe.send(noticed)
 
 
-#: What fills memory that nobody writes in the new group. As long as a write, which is short enough
-#: to be one part on every transport.
+#: Fill of memory without writes in the new group. It has the length of a write, which is one part
+#: on every transport.
 GUARD, GUARD_BYTES = 0xA5, 1 << 18
 
 
 class Writes:
-    """Large counted writes to every peer, so that whoever is stopped is likely to be within one."""
+    """Large counted writes to every peer, so that a stopped rank is probably inside of one."""
 
     def __init__(self, communicator: weft.Communicator) -> None:
         self.communicator, self.round = communicator, 0
@@ -110,7 +110,7 @@ class Writes:
         self.granted = communicator.share([self.inbox], [self.counter])
 
     def exchange(self) -> None:
-        """A round to everybody and from everybody."""
+        """A round to and from every peer."""
         place = GUARD_BYTES * self.communicator.rank
         for peer in self.peers:
             self.counter.wait_for_credit(peer, self.round)
@@ -122,15 +122,15 @@ class Writes:
         self.round += 1
 
     def wrong(self) -> list[int]:
-        """The peers whose bytes are not all theirs."""
+        """Peers with wrong bytes."""
         slots = self.inbox.bytes.reshape(-1, GUARD_BYTES)
         return [peer for peer in self.peers if not (slots[peer] == peer).all()]
 
 
 def outlive(pipe: Connection, options: Mapping[str, Any], _: object) -> None:
-    """Rounds until a rank is silent; then a new group, whose memory is nobody else's to write.
+    """Rounds until a rank is silent; then a new group, whose memory the stopped rank cannot write.
 
-    The rank that was stopped comes back when the pipe says so, and says what it was told.
+    The stopped rank resumes on a message of the pipe, and reports its error.
     """
     with weft.init(**options, silence_timeout=SILENCE_SECONDS) as communicator:
         random = np.random.default_rng(communicator.rank)
@@ -162,7 +162,7 @@ def outlive(pipe: Connection, options: Mapping[str, Any], _: object) -> None:
             smaller.barrier()
             pipe.send({"place": (smaller.rank, smaller.world_size, smaller.generation)})
             pipe.recv()
-            # The late writer is awake now: work beside it, then look at every byte.
+            # The late writer is awake now: work beside it, then check every byte.
             wrong: list[object] = []
             for _ in range(10):
                 wrong += [load(again, random)]
@@ -194,7 +194,7 @@ def leave(
                 counter.wait({1: 1}, timeout=20)
             else:
                 communicator.barrier(timeout=20)
-            pipe.send({"error": "nothing", "rank": None})
+            pipe.send({"error": "None", "rank": None})
         except weft.WeftError as error:
             pipe.send({"error": type(error).__name__, "rank": error.rank})
 
@@ -202,7 +202,7 @@ def leave(
 def options(
     rank: int, ranks: int, port: int, providers: Sequence[str] | None, hosts: int
 ) -> dict[str, Any]:
-    """What `weft.init` is told."""
+    """Arguments of `weft.init`."""
     return {
         "rank": rank,
         "world_size": ranks,
@@ -214,7 +214,7 @@ def options(
 
 
 def share_until_lost(group: weft.Communicator, regions: int) -> None:
-    """Share over and over, until a rank is lost."""
+    """Repeat `share` until a rank is lost."""
     memory = [group.alloc(1 << 16) for _ in range(regions)]
     while True:
         with group.counter() as counter:
@@ -222,7 +222,7 @@ def share_until_lost(group: weft.Communicator, regions: int) -> None:
 
 
 def reform_until_lost(communicator: weft.Communicator) -> None:
-    """Form groups anew until one rank is missing; every error is its loss."""
+    """Form new groups until one rank is missing; every error is its loss."""
     group = communicator
     while True:
         try:
@@ -240,7 +240,7 @@ def joins(
     options: Mapping[str, Any],
     argument: tuple[Literal["share", "all-to-all", "device", "reform"], int, float],
 ) -> None:
-    """A rank kills itself in a call that joins ranks, some time after it began; the others fail."""
+    """A rank kills itself in a collective call, after a delay; the others fail."""
     call, victim, delay = argument
     with weft.init(**options) as communicator:
         with contextlib.suppress(weft.errors.GroupPoisonedError):
@@ -259,6 +259,6 @@ def joins(
                     ).close()
             else:
                 reform_until_lost(communicator)
-            pipe.send({"error": "nothing"})
+            pipe.send({"error": "None"})
         except weft.WeftError as error:
             pipe.send({"error": type(error).__name__, "rank": error.rank, "message": str(error)})

@@ -27,7 +27,7 @@ ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 class Batch(NamedTuple):
-    """What a rank sends."""
+    """Batch of a rank."""
 
     tokens: NDArray[Any]
     ids: NDArray[np.int64]
@@ -41,10 +41,10 @@ def dispatch(all_to_all: AllToAll, sent: Batch) -> Received:
 
 
 def batch(random: np.random.Generator, all_to_all: AllToAll, routing: str, rank: int = 0) -> Batch:
-    """Random tokens; `routing` says how many and to whom."""
+    """Random tokens; `routing` selects their number and experts."""
     experts, top_k = all_to_all.experts, all_to_all.top_k
     count = int(random.integers(0, all_to_all.max_tokens + 1))
-    if routing == "nothing" or (routing == "some" and rank % 2 == 0):
+    if routing == "empty" or (routing == "some" and rank % 2 == 0):
         count = 0
     if routing in ("one", "full"):
         count = all_to_all.max_tokens
@@ -73,7 +73,7 @@ def batch(random: np.random.Generator, all_to_all: AllToAll, routing: str, rank:
 def widened(
     all_to_all: AllToAll, tokens: NDArray[Any], scales: NDArray[Any] | None
 ) -> NDArray[np.float32]:
-    """What tokens stand for."""
+    """Numeric values of tokens."""
     values = tokens.astype(np.float32)
     if all_to_all.scales and scales is not None:
         _, block = all_to_all.scales
@@ -83,7 +83,7 @@ def widened(
 
 
 def expert(number: int, tokens: NDArray[np.float32], dtype: str) -> NDArray[Any]:
-    """What expert `number` makes of tokens."""
+    """Output of expert `number`."""
     values = tokens * np.float32(number + 1) + np.float32(number / 4)
     return values.astype(DTYPES[dtype])
 
@@ -91,7 +91,7 @@ def expert(number: int, tokens: NDArray[np.float32], dtype: str) -> NDArray[Any]
 def run_experts(
     all_to_all: AllToAll, received: Received, weighting: str = "combine"
 ) -> NDArray[Any]:
-    """Outputs for all positions; those of padding are no numbers, since nobody may read them."""
+    """Outputs for all positions; padding is NaN, which must not be read."""
     shape = (received.positions, all_to_all.hidden)
     outputs = np.full(shape, np.nan, dtype=DTYPES[all_to_all.combine_dtype])
     for local, number in enumerate(all_to_all.local_experts):
@@ -108,9 +108,9 @@ def run_experts(
 
 
 def terms(all_to_all: AllToAll, sent: Batch, combine: str, weighting: str) -> NDArray[np.float32]:
-    """`[top_k, tokens, hidden]`: the summands in top-k order, as a single process has them."""
+    """`[top_k, tokens, hidden]`: the summands in top-k order, as in a single process."""
     tokens = widened(all_to_all, sent.tokens, sent.scales)
-    answer_dtype = all_to_all.answer_dtype if combine == "per_expert" else "float32"
+    reply_dtype = all_to_all.reply_dtype if combine == "per_expert" else "float32"
     summands = np.zeros((all_to_all.top_k, *sent.tokens.shape), dtype=np.float32)
     for k in range(all_to_all.top_k):
         for number in range(all_to_all.experts):
@@ -119,7 +119,7 @@ def terms(all_to_all: AllToAll, sent: Batch, combine: str, weighting: str) -> ND
             weights = sent.weights[mine, k, np.newaxis]
             if weighting == "expert":
                 answers = (answers.astype(np.float32) * weights).astype(answers.dtype)
-            answers = answers.astype(DTYPES[answer_dtype]).astype(np.float32)
+            answers = answers.astype(DTYPES[reply_dtype]).astype(np.float32)
             summands[k, mine] = answers if weighting == "expert" else answers * weights
     return summands
 
@@ -127,7 +127,7 @@ def terms(all_to_all: AllToAll, sent: Batch, combine: str, weighting: str) -> ND
 def compare(
     all_to_all: AllToAll, sent: Batch, combined: NDArray[Any], combine: str, weighting: str
 ) -> str | None:
-    """How the combined result differs from the reference."""
+    """Differences of the combined result from the reference."""
     summands = terms(all_to_all, sent, combine, weighting)
     if combine == "per_expert":
         total = np.zeros(sent.tokens.shape, dtype=np.float32)
@@ -136,8 +136,8 @@ def compare(
         expected = total.astype(combined.dtype)
         return None if np.array_equal(combined, expected) else "not the bits of a single process"
     dense = summands.astype(np.float64).sum(axis=0)
-    # A rounding of each term, of each partial, of the result, and those of summing in float32.
-    dtypes = (all_to_all.combine_dtype, all_to_all.answer_dtype, all_to_all.output_dtype)
+    # Roundings of each term, of each partial sum, of the result, and of the float32 sums.
+    dtypes = (all_to_all.combine_dtype, all_to_all.reply_dtype, all_to_all.output_dtype)
     roundings = sum(ROUNDING[dtype] for dtype in dtypes)
     roundings += (all_to_all.top_k + 2) * ROUNDING["float32"]
     allowed = np.abs(summands.astype(np.float64)).sum(axis=0) * roundings * 1.01 + 1e-6
@@ -148,7 +148,7 @@ def compare(
 def check_received(
     communicator: weft.Communicator, all_to_all: AllToAll, received: Received, sent: Batch
 ) -> str | None:
-    """What is wrong with what was received."""
+    """Errors of the received tokens."""
     ids = [
         np.frombuffer(each, dtype=np.int64) for each in communicator.all_gather(sent.ids.tobytes())
     ]
@@ -173,7 +173,7 @@ def check_received(
 
 
 def cases(cases: list[dict[str, Any]], seed: int) -> list[str]:
-    """Runs rounds of every case; what went wrong."""
+    """Rounds of every case; the errors."""
     failures = []
     with weft.init() as communicator:
         for number, case in enumerate(cases):
@@ -198,7 +198,7 @@ def cases(cases: list[dict[str, Any]], seed: int) -> list[str]:
 
 
 def many_rounds(rounds: int, seed: int) -> list[str]:
-    """One all-to-all, used again and again, with and without a barrier's worth of skew."""
+    """Repeated rounds of one all-to-all, with and without barriers in between."""
     failures = []
     with weft.init() as communicator:
         random = np.random.default_rng([seed, communicator.rank])
@@ -216,18 +216,18 @@ def many_rounds(rounds: int, seed: int) -> list[str]:
 
 
 def overlap(rounds: int) -> list[str]:
-    """Two rounds under way at a time; a third is refused."""
+    """Two rounds in flight; a third is rejected."""
     failures = []
     with weft.init() as communicator:
         random = np.random.default_rng(communicator.rank)
-        all_to_all = AllToAll(communicator, experts=8, top_k=2, hidden=8, max_tokens=30, buffers=2)
+        all_to_all = AllToAll(communicator, experts=8, top_k=2, hidden=8, max_tokens=30, channels=2)
         for round in range(rounds):
             sent = [batch(random, all_to_all, "random") for _ in range(2)]
             dispatched = [all_to_all.dispatch_send(*each[:3]) for each in sent]
             try:
                 all_to_all.dispatch_send(*sent[0][:3])
                 failures.append("a third round began")
-            except weft.errors.BufferInUseError:
+            except weft.errors.ChannelInUseError:
                 pass
             received = [each.recv() for each in dispatched]
             under_way = [
@@ -243,11 +243,11 @@ def overlap(rounds: int) -> list[str]:
 
 
 def views(layout: Literal["contiguous", "indexed"]) -> dict[str, Any]:
-    """What received arrays are made of, and how long they are valid."""
+    """Memory and lifetime of received arrays."""
     with weft.init() as communicator:
         random = np.random.default_rng(communicator.rank)
         all_to_all = AllToAll(
-            communicator, experts=4, top_k=1, hidden=8, max_tokens=16, buffers=1, layout=layout
+            communicator, experts=4, top_k=1, hidden=8, max_tokens=16, channels=1, layout=layout
         )
         addresses, raised = [], []
         for _ in range(3):
@@ -305,7 +305,7 @@ def refused() -> list[list[str]]:
         for name, arguments in attempts.items():
             try:
                 all_to_all.dispatch_send(*arguments)
-                raised.append([name, "nothing", ""])
+                raised.append([name, "None", ""])
             except weft.WeftError as error:
                 raised.append([name, type(error).__name__, str(error)])
         sent = batch(random, all_to_all, "full")
@@ -317,13 +317,13 @@ def refused() -> list[list[str]]:
             ):
                 try:
                     all_to_all.combine(received, given, out=out)
-                    raised.append([name, "nothing", ""])
+                    raised.append([name, "None", ""])
                 except weft.WeftError as error:
                     raised.append([name, type(error).__name__, str(error)])
             under_way = all_to_all.combine_send(received, outputs)
             try:
                 under_way.recv(out=np.empty((1, 8), dtype=np.float32))
-                raised.append(["out's shape", "nothing", ""])
+                raised.append(["out's shape", "None", ""])
             except weft.WeftError as error:
                 raised.append(["out's shape", type(error).__name__, str(error)])
             combined = under_way.recv()
@@ -333,7 +333,7 @@ def refused() -> list[list[str]]:
 
 
 def refused_scales() -> dict[str, str]:
-    """Scales that do not fit, and ones given as bytes that do; what each raised."""
+    """Mismatched scales, and valid ones given as bytes; error of each."""
     with weft.init() as communicator:
         given: dict[str, Any] = {"experts": 4, "top_k": 1, "hidden": 24, "max_tokens": 8}
         scaled = AllToAll(communicator, **given, dtype="float8_e4m3fn", block=10)
@@ -353,7 +353,7 @@ def refused_scales() -> dict[str, str]:
         for name, (all_to_all, sent, scales) in attempts.items():
             try:
                 all_to_all.dispatch(sent, ids, scales=scales).release()
-                raised[name] = "nothing"
+                raised[name] = "None"
             except weft.WeftError as error:
                 raised[name] = f"{type(error).__name__}: {error}"
         communicator.barrier()
@@ -361,7 +361,7 @@ def refused_scales() -> dict[str, str]:
 
 
 def capacity() -> dict[str, Any]:
-    """A round that does not fit, and one after it."""
+    """A round over capacity, and one after it."""
     with weft.init() as communicator:
         random = np.random.default_rng(communicator.rank)
         all_to_all = AllToAll(
@@ -385,7 +385,7 @@ def capacity() -> dict[str, Any]:
 
 
 def constructed(differing: dict[str, Any], **options: Any) -> list[str]:
-    """Make an all-to-all, on rank 1 with other arguments; what that raised."""
+    """Make an all-to-all, on rank 1 with other arguments; the error."""
     with weft.init() as communicator:
         given = {"experts": 4, "top_k": 2, "hidden": 8, "max_tokens": 16} | options
         if communicator.rank == 1:
@@ -394,11 +394,11 @@ def constructed(differing: dict[str, Any], **options: Any) -> list[str]:
             AllToAll(communicator, **given, timeout=10)
         except weft.WeftError as error:
             return [type(error).__name__, str(error)]
-        return ["nothing", ""]
+        return ["None", ""]
 
 
 def no_memory(device: bool) -> dict[str, Any]:
-    """Rank 1 has memory for one and a half sets of buffers: two are refused, and less is not."""
+    """Rank 1 has memory for one and a half channels: two fail, and one succeeds."""
 
     def make(**given: int) -> Any:
         shape = {"experts": 4, "top_k": 2, "hidden": 4096} | given
@@ -408,7 +408,7 @@ def no_memory(device: bool) -> dict[str, Any]:
         return AllToAll(communicator, **shape, timeout=20)  # type: ignore[arg-type]
 
     with weft.init() as communicator:
-        largest = make(max_tokens=4096, buffers=1)
+        largest = make(max_tokens=4096, channels=1)
         set_bytes = largest.sizes()[1] if device else largest.memory_bytes
         largest.close(20.0) if device else largest.close()
         before = resource.getrlimit(resource.RLIMIT_AS)
@@ -417,10 +417,10 @@ def no_memory(device: bool) -> dict[str, Any]:
             limit = pages * resource.getpagesize() + set_bytes * 3 // 2
             resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
         mapped = len(held()[1])
-        error = raised_by(lambda: make(max_tokens=4096, buffers=2))
+        error = raised_by(lambda: make(max_tokens=4096, channels=2))
         kept = len(held()[1]) - mapped
         # Five eighths of that set here, and over shm as much of the peer's.
-        smaller = make(max_tokens=1280, buffers=2)
+        smaller = make(max_tokens=1280, channels=2)
         resource.setrlimit(resource.RLIMIT_AS, before)
         after = "right"
         if not device:

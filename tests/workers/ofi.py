@@ -10,7 +10,7 @@ from workers import loss
 
 
 def details() -> dict[str, Any]:
-    """What stands below the routes of this rank."""
+    """Provider details of this rank."""
     with weft.init() as communicator:
         routes = [route for route in communicator.routes() if route is not None]
         communicator.barrier()
@@ -18,7 +18,7 @@ def details() -> dict[str, Any]:
 
 
 def different() -> str:
-    """Rank 1 uses another provider of libfabric: what each rank is told."""
+    """Rank 1 uses another provider of libfabric: the error of each rank."""
     if os.environ["WEFT_RANK"] == "1":
         os.environ["WEFT_OFI_PROVIDER"] = "shm"
     try:

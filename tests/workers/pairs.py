@@ -1,4 +1,4 @@
-"""Ends of pairs: messages of eight bytes, answered by their doubles."""
+"""Ends of pairs: messages of eight bytes, with their doubles as replies."""
 
 import asyncio
 import sys
@@ -11,7 +11,7 @@ from weft import Communicator
 
 
 class End:
-    """One end's memory and counter; both ends of a pair make one."""
+    """Memory and counter of one end; both ends of a pair make one."""
 
     def __init__(self, pair: Communicator) -> None:
         self.pair = pair
@@ -36,7 +36,7 @@ class End:
         return self.take()
 
     def take(self) -> int:
-        """The message that has come."""
+        """The received message."""
         number = int(self.inbox.bytes.view(np.int64)[0])
         self.arrived.credit(self.peer)
         return number
@@ -58,13 +58,13 @@ class End:
                 loop.remove_reader(self.pair)
 
     async def answer_async(self, messages: int) -> int:
-        """Answer so many messages; how many were answered."""
+        """Reply to `count` messages; the number of replies."""
         for _ in range(messages):
             self.send(2 * await self.receive_async())
         return messages
 
     async def ask_async(self, messages: int) -> int:
-        """Ask so many times; how often the answer was right."""
+        """Send `count` numbers; the number of correct replies."""
         right = 0
         for number in range(messages):
             self.send(number)
@@ -73,7 +73,7 @@ class End:
 
 
 def ask(address: str, transport: Literal["shm", "tcp"], messages: int) -> None:
-    """Connect, ask, and wait until standard input ends."""
+    """Connect, send numbers, and wait until standard input ends."""
     with weft.connect(address, providers=[transport]) as pair:
         end = End(pair)
         for number in range(messages):
@@ -83,7 +83,7 @@ def ask(address: str, transport: Literal["shm", "tcp"], messages: int) -> None:
 
 
 def beside_a_group() -> list[int]:
-    """Messages over a pair, with barriers of the group in between; then the group goes on alone."""
+    """Messages over a pair, with barriers of the group in between; then the group alone."""
     with weft.init() as group:
         return _beside(group)
 

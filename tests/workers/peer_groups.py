@@ -1,4 +1,4 @@
-"""Peer groups: scatters between real processes, and calls that are refused."""
+"""Peer groups: scatters between real processes, and rejected calls."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ ROUNDS = 4
 
 
 def content(rank: int, round: int) -> NDArray[np.uint8]:
-    """What a rank sends in a round."""
+    """Source bytes of a rank in a round."""
     return np.random.default_rng([rank, round]).integers(0, 256, LENGTH, dtype=np.uint8)
 
 
@@ -38,7 +38,7 @@ def scatters() -> dict[str, Any]:
             for length in lengths:
                 writes += [(member, at, rank * LENGTH + at, length) for member in range(len(peers))]
                 at += length
-            # The first names its round, which the others continue.
+            # The first names its round; the others continue from it.
             group.scatter(writes, round, done=ended.append).wait()
             for peer in peers:
                 # Each write is of one page.
@@ -61,7 +61,7 @@ def refused(
     shared: list[list[weft.RemoteRegion]],
     peer: int,
 ) -> dict[str, str]:
-    """The classes of errors."""
+    """Class names of errors."""
     result = {
         "member": named(lambda: group.scatter([(99, 0, 0, 8)])),
         "round": named(lambda: group.scatter([(0, 0, 0, 8)], 99)),

@@ -1,4 +1,4 @@
-"""Memory that was placed, as a source and as a destination."""
+"""Memory with a NUMA node or huge pages, as a source and as a destination."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ LENGTH = (2 << 20) + 5
 
 
 def placed(communicator: weft.Communicator, **placement: Any) -> weft.Region | None:
-    """Memory, if every rank got it."""
+    """Memory, if the allocation succeeded on every rank."""
     try:
         region = communicator.alloc(LENGTH, **placement)
     except weft.errors.AllocationError:

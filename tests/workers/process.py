@@ -16,12 +16,12 @@ import weft
 from weft import _group
 from weft.moe import AllToAll
 
-#: Long enough that only an interrupt ends a wait in time.
+#: Longer than a test: only an interrupt ends a wait in time.
 LONG_SECONDS = 40.0
 
 
 def fork() -> dict[str, Any]:
-    """What a child is told that was forked after `weft.init()`, and that its parent goes on."""
+    """Errors of a child forked after `weft.init()`, and a working parent."""
     with weft.init() as communicator:
         reader, writer = os.pipe()
         child = os.fork()
@@ -38,18 +38,18 @@ def fork() -> dict[str, Any]:
             os.write(writer, ",".join(names).encode())
             os._exit(0)
         os.close(writer)
-        told = os.read(reader, 1000).decode().split(",")
+        reports = os.read(reader, 1000).decode().split(",")
         os.waitpid(child, 0)
         communicator.barrier()
-        return {"told": told}
+        return {"reports": reports}
 
 
 #: A child that has not ended by then hangs.
 CHILD_SECONDS = 5.0
 
 
-def fork_while_waiting(forget: bool) -> dict[str, Any]:
-    """How long children of rank 0 take to exit that were forked while a thread of it waits."""
+def fork_while_waiting(drop: bool) -> dict[str, Any]:
+    """Exit of children of rank 0 that were forked while one of its threads waits."""
     with weft.init() as communicator:
         all_to_all = AllToAll(communicator, experts=2, top_k=1, hidden=4, max_tokens=4)
         region, counter = communicator.alloc(64), communicator.counter()
@@ -69,8 +69,8 @@ def fork_while_waiting(forget: bool) -> dict[str, Any]:
             time.sleep(0.3)
             child = os.fork()
             if child == 0:
-                if forget:
-                    # What is left to do is garbage collection's.
+                if drop:
+                    # Garbage collection does the rest.
                     _group.OPEN.clear()
                     communicator.close = all_to_all.close = lambda **_: None  # type: ignore[method-assign]
                 else:
@@ -99,7 +99,7 @@ def exit_of(child: int) -> str:
 
 @contextmanager
 def interrupted(after: float) -> Iterator[list[float]]:
-    """SIGINT `after` some seconds; then how long it took until KeyboardInterrupt came out."""
+    """SIGINT `after` some seconds; the time until KeyboardInterrupt."""
     took: list[float] = []
     sent = []
 
@@ -117,7 +117,7 @@ def interrupted(after: float) -> Iterator[list[float]]:
 
 
 def interrupt(wait: str) -> list[float]:
-    """Ctrl-C while rank 0 waits for rank 1; afterwards both go on."""
+    """Ctrl-C while rank 0 waits for rank 1; afterwards both continue."""
     with weft.init() as communicator:
         if wait == "construct":
             return construct(communicator)
@@ -153,14 +153,14 @@ def construct(communicator: weft.Communicator) -> list[float]:
 
 
 def interrupt_init() -> list[float]:
-    """Ctrl-C while a rank waits for one that never comes."""
+    """Ctrl-C while a rank waits for one that never joins."""
     with interrupted(0.3) as took:
         weft.init(world_size=2, rank=0, timeout=LONG_SECONDS)
     return took
 
 
 def waiting(seconds: float) -> dict[str, float]:
-    """Rank 0 waits for rank 1: what that costs, and what another thread does meanwhile."""
+    """Rank 0 waits for rank 1: CPU time, and progress of another thread."""
     with weft.init() as communicator:
         all_to_all = AllToAll(communicator, experts=2, top_k=1, hidden=4, max_tokens=4)
         tokens, ids = np.ones((4, 4), np.float32), np.arange(4)[:, np.newaxis] % 2
@@ -189,13 +189,13 @@ def waiting(seconds: float) -> dict[str, float]:
 
 
 def talkative() -> None:
-    """A little of everything, and an error, which is raised and not printed."""
+    """Calls of every kind, and an error, which is raised without output."""
     with weft.init() as communicator:
         all_to_all = AllToAll(communicator, experts=2, top_k=1, hidden=4, max_tokens=4)
         with all_to_all.dispatch(np.ones((1, 4), np.float32), [[0]]) as received:
             all_to_all.combine(received, received.tokens)
         try:
-            # Rank 0 may have left it, and its poison have come, before the others have.
+            # Rank 0 may have left the barrier, and its poison arrived, before the others leave.
             communicator.barrier()
             if communicator.rank == 0:
                 communicator.poison("for the silence")

@@ -16,9 +16,9 @@ import weft
 from weft.moe import AllToAll
 from workers.transfer import raised_by
 
-#: Waits that only a failure lets end this way.
+#: Timeout of waits that end earlier unless the test fails.
 LONG_SECONDS = 40.0
-#: Within this, a call that does not wait has returned, also on a busy machine.
+#: Limit of calls that do not wait, on a busy machine.
 PROMPT_SECONDS = 10.0
 TOKENS, IDS = np.ones((4, 8), np.float32), np.arange(4)[:, np.newaxis]
 
@@ -29,7 +29,7 @@ def make(communicator: weft.Communicator) -> AllToAll:
 
 @contextlib.contextmanager
 def on_threads(*work: Callable[[], object]) -> Iterator[list[threading.Thread]]:
-    """Runs functions beside the block; what one of them raises comes out of it."""
+    """Runs functions beside the block; an error of one of them is raised at its end."""
     raised: list[BaseException] = []
 
     def run(each: Callable[[], object]) -> None:
@@ -50,7 +50,7 @@ def on_threads(*work: Callable[[], object]) -> Iterator[list[threading.Thread]]:
 
 
 def signals_while_another_waits() -> bool:
-    """The peer ends the first thread's wait only when the second thread's signals have come."""
+    """The peer ends the first thread's wait only after the second thread's signals."""
     with weft.init() as communicator:
         peer = 1 - communicator.rank
         first, second = communicator.counter(), communicator.counter()
@@ -70,13 +70,13 @@ def signals_while_another_waits() -> bool:
 
 
 def handler_calls(call: str, wait: str) -> list[str]:
-    """SIGALRM during a wait of rank 0, whose handler makes a call on what is waited for."""
+    """SIGALRM during a wait of rank 0; its handler calls the object of the wait."""
     communicator = weft.init()
     counter = communicator.counter()
     communicator.share([], [counter])
     all_to_all = make(communicator)
     if communicator.rank == 1:
-        # Until the other has done, or the group is dead.
+        # Until the other is done, or the group is poisoned.
         raised_by(lambda: communicator.all_gather(b"", timeout=LONG_SECONDS))
         communicator.close()
         return []
@@ -126,21 +126,21 @@ def eight_beside_a_loop(rounds: int) -> dict[str, Any]:
                 made[index] += 1
 
         async def drive() -> int:
-            heard = sent = 0
+            arrived = sent = 0
             done = asyncio.Event()
 
             def turn() -> None:
-                nonlocal heard, sent
+                nonlocal arrived, sent
                 while True:
                     communicator.poll()
                     if looped.count(peer):
                         looped.credit(peer)
-                        heard += 1
+                        arrived += 1
                     if sent < rounds and looped.credits(peer) >= sent:
                         communicator.signal(peer, looped, sent)
                         sent += 1
                         continue
-                    if heard == rounds and looped.credits(peer) == rounds:
+                    if arrived == rounds and looped.credits(peer) == rounds:
                         done.set()
                     if communicator.arm():
                         return
@@ -150,14 +150,14 @@ def eight_beside_a_loop(rounds: int) -> dict[str, Any]:
             turn()
             await asyncio.wait_for(done.wait(), LONG_SECONDS)
             loop.remove_reader(communicator)
-            return heard
+            return arrived
 
         work = [lambda index=index: exchange(index) for index in range(len(counters))]
         with on_threads(*work):
-            heard = asyncio.run(drive())
+            arrived = asyncio.run(drive())
         communicator.disarm()
         communicator.barrier()
-        return {"made": made, "heard": heard}
+        return {"made": made, "arrived": arrived}
 
 
 def callbacks_wake_the_loop(count: int) -> int:
@@ -213,7 +213,7 @@ def callbacks_wake_the_loop(count: int) -> int:
 
 
 def control_while_another_waits() -> bool:
-    """all_gather and share of one thread, an all-to-all of another, and a wait that goes on."""
+    """all_gather and share of one thread, an all-to-all of another, and a wait in progress."""
     with weft.init() as communicator:
         peer = 1 - communicator.rank
         last = communicator.counter()
@@ -247,7 +247,7 @@ def rounds_beside_a_wait() -> bool:
         communicator.share([], [go])
         peer = 1 - communicator.rank
         with AllToAll(
-            communicator, experts=4, top_k=1, hidden=8, max_tokens=4, buffers=3
+            communicator, experts=4, top_k=1, hidden=8, max_tokens=4, channels=3
         ) as all_to_all:
             first = all_to_all.dispatch(TOKENS, IDS)
             combine = all_to_all.combine_send(first, first.tokens * 2)
@@ -281,12 +281,12 @@ def rounds_beside_a_wait() -> bool:
         return True
 
 
-def rounds_on_threads(rounds: int, buffers: int) -> list[int]:
+def rounds_on_threads(rounds: int, channels: int) -> list[int]:
     """One thread begins rounds, others receive, combine and release them; every sum is right."""
     with weft.init() as communicator:
         right: list[int] = []
         with AllToAll(
-            communicator, experts=8, top_k=2, hidden=64, max_tokens=32, buffers=buffers
+            communicator, experts=8, top_k=2, hidden=64, max_tokens=32, channels=channels
         ) as all_to_all:
             begun: queue.Queue[Any] = queue.Queue()
 
@@ -301,22 +301,22 @@ def rounds_on_threads(rounds: int, buffers: int) -> list[int]:
                     )
                     received.release()
                     right.append(number)
-                    # Sets are taken in turn: the next round needs the oldest one back.
-                    done[number % buffers].set()
+                    # Channels are used in turn: the next round needs the oldest one.
+                    done[number % channels].set()
 
-            done = [threading.Event() for _ in range(buffers)]
+            done = [threading.Event() for _ in range(channels)]
             random = np.random.default_rng(communicator.rank)
-            with on_threads(*[work] * buffers):
+            with on_threads(*[work] * channels):
                 for number in range(rounds):
-                    if number >= buffers:
-                        assert done[number % buffers].wait(LONG_SECONDS)
-                        done[number % buffers].clear()
+                    if number >= channels:
+                        assert done[number % channels].wait(LONG_SECONDS)
+                        done[number % channels].clear()
                     tokens = random.normal(size=(32, 64)).astype(np.float32)
                     ids = np.argsort(random.random((32, 8)), axis=1)[:, :2]
                     weights = random.random((32, 2)).astype(np.float32)
                     dispatch = all_to_all.dispatch_send(tokens, ids, weights)
                     begun.put((number, dispatch, tokens, weights))
-                for _ in range(buffers):
+                for _ in range(channels):
                     begun.put(None)
             communicator.barrier()
         return sorted(right)
@@ -344,7 +344,7 @@ def closed_beside_a_wait() -> list[str]:
 
 
 def barriers_at_once() -> list[str]:
-    """Rank 1 enters once a second thread of rank 0 has been refused; later barriers hold."""
+    """Rank 1 enters after a second thread of rank 0 was rejected; later barriers work."""
     with weft.init() as communicator:
         go = communicator.counter()
         communicator.share([], [go])
@@ -364,7 +364,7 @@ def barriers_at_once() -> list[str]:
 
 
 def interrupted() -> list[str]:
-    """Ctrl-C ends the main thread's wait and not that of another thread, which leads or follows."""
+    """Ctrl-C ends only the main thread's wait, not that of a leading or following thread."""
     with weft.init() as communicator:
         peer = 1 - communicator.rank
         mine, other = communicator.counter(), communicator.counter()
@@ -389,7 +389,7 @@ def interrupted() -> list[str]:
 
 
 def exits_while_a_thread_waits() -> bool:
-    """The interpreter ends while a daemon thread is inside a wait, and nothing was closed."""
+    """The interpreter ends while a daemon thread waits, without a call of `close`."""
     communicator = weft.init()
     counter = communicator.counter()
     communicator.share([], [counter])

@@ -64,7 +64,7 @@ def ring(length: int, rounds: int) -> dict[str, Any]:
 
 
 def repeat() -> dict[str, Any]:
-    """Ranks that give up waiting before the others come, and repeat."""
+    """Ranks whose waits time out before the others join, and that repeat the calls."""
     with weft.init() as communicator:
         rank, last = communicator.rank, communicator.world_size - 1
         region, counter = communicator.alloc(100), communicator.counter()
@@ -117,7 +117,7 @@ def different() -> list[str]:
 
 
 def long_writes(writes: list[list[int]]) -> list[dict[str, Any]]:
-    """Rank 0 writes pages of these lengths; rank 1 waits for as many raises as `parts` says."""
+    """Rank 0 writes pages of these lengths; rank 1 waits for the raises of `parts`."""
     with weft.init() as communicator:
         rank, longest = communicator.rank, max(sum(lengths) for lengths in writes)
         mine, counter = communicator.alloc(longest), communicator.counter()
@@ -153,7 +153,7 @@ def long_writes(writes: list[list[int]]) -> list[dict[str, Any]]:
 
 
 def by_lengths(writes: list[list[int]]) -> list[bool]:
-    """Rank 0 writes pages of these lengths; rank 1 waits for the lengths, and looks at once."""
+    """Rank 0 writes pages of these lengths; rank 1 waits for the lengths, and checks at once."""
     with weft.init() as communicator:
         rank, longest = communicator.rank, max(sum(lengths) for lengths in writes)
         mine, counter = communicator.alloc(longest), communicator.counter()
@@ -181,7 +181,7 @@ def by_lengths(writes: list[list[int]]) -> list[bool]:
 
 
 def signals() -> dict[str, Any]:
-    """Rank 0 is signalled by all; who is missing is named, and the wait may be repeated."""
+    """All ranks signal rank 0; missing ones are named, and the wait may be repeated."""
     with weft.init() as communicator:
         counter = communicator.counter()
         communicator.share([], [counter])
@@ -212,7 +212,7 @@ def signals() -> dict[str, Any]:
 
 
 def refused() -> dict[str, str]:
-    """What rank 0 may not do, and that everything still works after it was refused."""
+    """Rejected calls of rank 0, and correct operation afterwards."""
     with weft.init() as communicator:
         region, counter = communicator.alloc(64), communicator.counter()
         granted = communicator.share([region], [counter])
@@ -259,12 +259,12 @@ def closed() -> list[str]:
 
 
 def poisoned() -> dict[str, Any]:
-    """Rank 0 ends the group; the others are told why, in whichever call they are by then."""
+    """Rank 0 ends the group; the others raise the cause, in any call."""
     with weft.init() as communicator:
         counter = communicator.counter()
 
         def share_and_wait() -> None:
-            # The poison does not wait for those who are still sharing.
+            # The poison may arrive during the others' `share`.
             communicator.share([], [counter])
             counter.wait({0: 1}, timeout=20)
 
@@ -278,13 +278,13 @@ def poisoned() -> dict[str, Any]:
 
 
 class UnprintableError(Exception):
-    """An exception whose text cannot be had."""
+    """An exception whose `__str__` raises."""
 
     def __str__(self) -> str:
         raise ZeroDivisionError
 
 
-#: What ends the block of rank 1, by name.
+#: Exceptions that end the block of rank 1, by name.
 ENDS: dict[str, BaseException] = {
     "an error": ValueError("no\n  such\tfile"),
     "a long error": RuntimeError("x" * 10_000),
@@ -298,14 +298,14 @@ ENDS: dict[str, BaseException] = {
 
 
 def raises_in_block(end: str) -> dict[str, Any]:
-    """Rank 1 leaves its block by an exception, while the others wait for it."""
+    """Rank 1 leaves its block by an exception while the others wait for it."""
     raised: BaseException | None = None
     error: weft.WeftError | None = None
     try:
         with weft.init() as communicator:
             counter = communicator.counter()
             communicator.share([], [counter])
-            # All ranks have left `share` when the exception comes.
+            # All ranks have left `share` before the exception.
             communicator.all_gather(b"")
             if communicator.rank == 1:
                 raise ENDS[end]

@@ -1,25 +1,24 @@
-//! The memory that is written: a source and an inbox at each rank, in slots that are used in turn.
+//! Memory of the benchmarks: a source and an inbox at each rank, divided into slots that are used in turn.
 //!
-//! Together they are several times as large as the last-level cache, so that no slot is still
-//! cached when its turn comes again. A source's bytes are a function of the rank and the offset and
-//! never change; a checked inbox slot is overwritten, so bytes of an earlier turn are not taken for
-//! those of the current one.
+//! Together they are several times as large as the last-level cache, so that a slot is no longer cached at
+//! its next use. A source's bytes are a function of the rank and the offset and never change; a checked
+//! inbox slot is overwritten, so that bytes of an earlier use are not taken for current ones.
 
-use weft_fabric::memory::Memory;
+use weft_fabric::Memory;
 
-/// The longest message that fits at least twice.
+/// Longest message; at least two fit.
 pub const LONGEST: usize = 64 << 20;
-/// What the words of the two ranks' sources differ by.
+/// XOR of the words of the two ranks' sources.
 const DIFFERENCE: u64 = 0x5bd1_e995_7f4a_7c15;
 const LINE: usize = 64;
 
-/// Bytes of a source and of an inbox. All four regions together are about four times the last-level
-/// cache of this machine, or four times 256 MiB if that is unknown.
+/// Bytes of a source and of an inbox. All four regions together are about four times the last-level cache
+/// of this machine, or four times 256 MiB if that is unknown.
 pub fn region_bytes() -> usize {
     last_level_cache().unwrap_or(LONGEST * 4).next_multiple_of(LONGEST).max(2 * LONGEST)
 }
 
-/// Bytes of the largest cache that the first core uses.
+/// Bytes of the largest cache of the first core.
 fn last_level_cache() -> Option<usize> {
     let sizes = (0..8).filter_map(|index| {
         let path = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");
@@ -41,15 +40,15 @@ pub fn fill_source(source: &Memory, rank: u32) {
 }
 
 fn source_word(rank: u32, index: usize) -> u64 {
-    // The highest bit is set at both ranks, so that no word is zero, which scrubbed ones are.
+    // The highest bit is set at both ranks, so that no word is zero, the value of scrubbed words.
     let word = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 << 63;
     if rank == 0 { word } else { word ^ (DIFFERENCE & !(1 << 63)) }
 }
 
-/// Whether `length` bytes at `offset` are those of the other rank's source; overwrites them.
+/// True if `length` bytes at `offset` are those of the other rank's source; overwrites them.
 pub fn check_and_scrub(inbox: &Memory, source: &Memory, offset: usize, length: usize) -> bool {
-    // SAFETY: the message was counted and its slot is not written again before the next barrier;
-    // nobody ever writes to a source.
+    // SAFETY: the message was counted and its slot is not written again before the next barrier; sources
+    // are never written.
     let (arrived, ours) = unsafe { (inbox.bytes(offset, length), source.bytes(offset, length)) };
     let difference = DIFFERENCE & !(1 << 63);
     let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
@@ -65,19 +64,19 @@ pub fn check_and_scrub(inbox: &Memory, source: &Memory, offset: usize, length: u
     right
 }
 
-/// Where messages go, slot after slot. Both ranks take the same turns.
+/// Slots of messages in turn, the same at both ranks.
 pub struct Slots {
     next: usize,
     bytes: usize,
 }
 
 impl Slots {
-    /// Slots of regions of so many bytes.
+    /// Slots of regions of `bytes` bytes.
     pub fn new(bytes: usize) -> Slots {
         Slots { next: 0, bytes }
     }
 
-    /// The offsets of the next `count` messages of `length` bytes, all distinct.
+    /// Offsets of the next `count` messages of `length` bytes, all distinct.
     pub fn take(&mut self, count: usize, length: usize) -> Vec<usize> {
         let stride = length.next_multiple_of(LINE);
         let (first, slots) = (self.next.div_ceil(stride), self.bytes / stride);
@@ -92,26 +91,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_byte_anywhere_is_seen_and_what_was_checked_is_gone() {
+    fn a_wrong_byte_anywhere_is_detected_and_checked_bytes_are_scrubbed() {
         let (source, inbox) = (Memory::shared(4096).unwrap(), Memory::shared(4096).unwrap());
         let theirs = Memory::shared(4096).unwrap();
         fill_source(&source, 0);
         fill_source(&theirs, 1);
-        assert!(!check_and_scrub(&inbox, &source, 0, 8), "nothing had arrived");
+        assert!(!check_and_scrub(&inbox, &source, 0, 8), "no message had arrived");
         for wrong in [None, Some(64), Some(64 + 999)] {
             theirs.copy_to(64, &inbox, 64, 1000);
             if let Some(at) = wrong {
                 inbox.fill(at, 1, 0);
             }
             assert_eq!(check_and_scrub(&inbox, &source, 64, 1000), wrong.is_none());
-            assert!(!check_and_scrub(&inbox, &source, 64, 1000), "it was not scrubbed");
+            assert!(!check_and_scrub(&inbox, &source, 64, 1000), "the slot was not scrubbed");
         }
         theirs.copy_to(64, &inbox, 128, 64);
-        assert!(!check_and_scrub(&inbox, &source, 128, 64), "it lies in a wrong place");
+        assert!(!check_and_scrub(&inbox, &source, 128, 64), "the message is at a wrong offset");
     }
 
     #[test]
-    fn slots_are_distinct_within_a_batch_and_go_round() {
+    fn slots_are_distinct_within_a_batch_and_wrap_around() {
         let mut slots = Slots::new(1024);
         assert_eq!(slots.take(3, 100), [0, 128, 256]);
         assert_eq!(slots.take(4, 200), [512, 768, 0, 256]);

@@ -1,7 +1,7 @@
-//! More ranks than cores: every rank answers every other, and nobody may starve.
+//! More ranks than cores: rounds between all ranks, and the slowest rank.
 //!
-//! In each round every rank writes 8 bytes to each other rank and waits for the writes of all; with
-//! fewer cores than ranks, every wait parks and is woken.
+//! In each round every rank writes 8 bytes to each other rank and waits for the writes of all; with fewer
+//! cores than ranks, every wait parks and is woken.
 
 use crate::group::{PATIENCE, join, on_processes, waiting};
 use crate::statistics::percentile;
@@ -11,43 +11,43 @@ use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use weft_fabric::{Page, Rank, clock};
 
-/// What to measure.
+/// Options of the benchmark.
 #[derive(Args)]
 pub struct Options {
-    /// How the ranks reach each other
+    /// Path between the ranks
     #[arg(long, value_enum, default_value = "shm")]
     path: Path,
-    /// Ranks
+    /// Number of ranks
     #[arg(long, default_value_t = 16)]
     ranks: u32,
-    /// Rounds to measure
+    /// Measured rounds
     #[arg(long, default_value_t = 1000)]
     rounds: u64,
-    /// Print a JSON line
+    /// JSON line on standard output
     #[arg(long)]
     json: bool,
 }
 
-/// What one rank saw.
+/// Measurements of one rank.
 #[derive(Serialize, Deserialize)]
-struct Found {
+struct RankResult {
     rounds_us: Vec<f64>,
     wrong: u64,
 }
 
 const WORD: u64 = 8;
 
-/// Measures, and shows what was found.
+/// Runs the benchmark and prints its results.
 pub fn run(options: &Options) -> Outcome<()> {
     if options.ranks < 2 {
-        return Err("a crowd has at least 2 ranks".into());
+        return Err(format!("--ranks {}: expected at least 2", options.ranks).into());
     }
     let ranks = on_processes(options.ranks, || rank(options))?;
-    let median = |found: &Found| percentile(&found.rounds_us, 50.0);
+    let median = |result: &RankResult| percentile(&result.rounds_us, 50.0);
     let by_median = |a: &usize, b: &usize| median(&ranks[*a]).total_cmp(&median(&ranks[*b]));
     let slowest = (0..ranks.len()).max_by(by_median).unwrap_or_default();
-    let all: Vec<f64> = ranks.iter().flat_map(|found| found.rounds_us.iter().copied()).collect();
-    let wrong: u64 = ranks.iter().map(|found| found.wrong).sum();
+    let all: Vec<f64> = ranks.iter().flat_map(|result| result.rounds_us.iter().copied()).collect();
+    let wrong: u64 = ranks.iter().map(|result| result.wrong).sum();
     let cores = std::thread::available_parallelism()?.get();
     let largest = all.iter().copied().fold(0.0, f64::max);
     let figures = [
@@ -75,21 +75,21 @@ pub fn run(options: &Options) -> Outcome<()> {
         print!("{}", table::format(&["a round", ""], &figures.iter().map(row).collect::<Vec<_>>()));
         println!("slowest rank {slowest}, wrong words {wrong}");
     }
-    if wrong > 0 { Err(format!("{wrong} words arrived wrong").into()) } else { Ok(()) }
+    if wrong > 0 { Err(format!("{wrong} words had wrong values").into()) } else { Ok(()) }
 }
 
-/// One rank's part.
-fn rank(options: &Options) -> Outcome<Found> {
+/// Part of one rank.
+fn rank(options: &Options) -> Outcome<RankResult> {
     let communicator = join(options.path, None)?;
-    // What the communicator itself would choose.
+    // Default of the communicator.
     let spin = {
         let mut never = || false;
-        communicator.waiter(clock::now(), &mut never).spin
+        communicator.wait_options(clock::now(), &mut never).spin
     };
     let me = communicator.rank();
     let length = usize::try_from(u64::from(options.ranks) * WORD)?;
     let source = communicator.engine().alloc(2 * WORD as usize)?;
-    // Two rounds are under way at most, so each rank has two words of every inbox.
+    // At most two rounds are in flight, so each rank has two words of every inbox.
     let inbox = communicator.engine().alloc(2 * length)?;
     let mut engine = communicator.engine();
     let counters = [engine.counter()?, engine.counter()?];
@@ -99,7 +99,7 @@ fn rank(options: &Options) -> Outcome<Found> {
     let mut engine = communicator.engine();
     let peers: Vec<Rank> = engine.peers().collect();
     let everybody: Vec<(Rank, u64)> = peers.iter().map(|&peer| (peer, 1)).collect();
-    let mut found = Found { rounds_us: Vec::new(), wrong: 0 };
+    let mut result = RankResult { rounds_us: Vec::new(), wrong: 0 };
     for round in 0..options.rounds {
         let half = round % 2;
         let counter = counters[half as usize];
@@ -117,22 +117,22 @@ fn rank(options: &Options) -> Outcome<Found> {
             engine.write(peer, counter, round / 2, &[page])?;
         }
         waiting(spin, |waiter| engine.wait(counter, &everybody, waiter))?;
-        found.rounds_us.push(begin.elapsed().as_secs_f64() * 1e6);
+        result.rounds_us.push(begin.elapsed().as_secs_f64() * 1e6);
         for &peer in &peers {
             let mut seen = [0; WORD as usize];
             let at = half * length as u64 + u64::from(peer.0) * WORD;
             inbox.memory().copy_out(at as usize, &mut seen);
-            found.wrong += u64::from(seen != word(peer, round));
+            result.wrong += u64::from(seen != word(peer, round));
             engine.credit(peer, counter)?;
         }
         engine.flush();
     }
     waiting(Duration::ZERO, |waiter| engine.barrier(waiter))?;
     communicator.leave();
-    Ok(found)
+    Ok(result)
 }
 
-/// What a rank writes in a round.
+/// Word that a rank writes in a round.
 fn word(rank: Rank, round: u64) -> [u8; WORD as usize] {
     ((round + 1) << 16 | u64::from(rank.0)).to_le_bytes()
 }

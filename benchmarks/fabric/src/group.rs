@@ -1,5 +1,5 @@
-//! Ranks as processes. This program starts itself once for each rank, with the same arguments; what
-//! each rank found comes back as JSON on its standard output.
+//! Ranks as processes: this program starts itself once for each rank, with the same arguments. Each rank
+//! prints its results as JSON on standard output.
 
 use crate::{Outcome, Path};
 use serde::{Serialize, de::DeserializeOwned};
@@ -7,18 +7,17 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use weft_control::{Config, Control, Overrides};
-use weft_fabric::communicator::CommunicatorConfig;
-use weft_fabric::{Communicator, Waiter, clock};
+use weft_fabric::{Communicator, CommunicatorConfig, WaitOptions, clock};
 
-/// Long enough for anything that is expected to happen on a busy machine.
+/// Time limit for any expected event on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 const RANK: &str = "WEFT_RANK";
 
-/// Runs `rank` in `size` processes of this program, and returns in the one that started them what
-/// each found, by rank. In the others, this does not return.
+/// Runs `rank` in `size` processes of this program. Returns their results by rank in the parent process;
+/// does not return in the others.
 ///
 /// # Errors
-/// If a process ends with a failure. It has then said why on standard error.
+/// If a process fails. Its cause is on standard error.
 pub fn on_processes<T: Serialize + DeserializeOwned>(
     size: u32,
     rank: impl FnOnce() -> Outcome<T>,
@@ -64,14 +63,14 @@ pub fn on_processes_under<T: Serialize + DeserializeOwned>(
             .spawn()?)
     };
     let children = (0..size).map(spawn).collect::<Outcome<Vec<Child>>>()?;
-    // Pipes hold little; every rank's is read to its end while the others go on.
+    // Pipes hold little: each is read to its end concurrently.
     let readers: Vec<_> = children
         .into_iter()
         .map(|child| std::thread::spawn(move || child.wait_with_output()))
         .collect();
     let mut found = Vec::new();
     for (number, reader) in readers.into_iter().enumerate() {
-        let output = reader.join().map_err(|_| "a thread that reads a rank's output died")??;
+        let output = reader.join().map_err(|_| "the reader of a rank's output panicked")??;
         if !output.status.success() {
             return Err(format!("rank {number} failed: {}", output.status).into());
         }
@@ -80,7 +79,7 @@ pub fn on_processes_under<T: Serialize + DeserializeOwned>(
     Ok(found)
 }
 
-/// In a process of [`on_processes`]: joins the group over one provider. Progress is the caller's, beside a
+/// Joins the group over one provider, in a process of [`on_processes`]. Progress is the caller's, beside a
 /// thread of the communicator where the provider demands one.
 pub fn join(path: Path, spin: Option<Duration>) -> Outcome<Communicator> {
     let mut config = CommunicatorConfig::new(Config::from_env(Overrides::default())?);
@@ -92,13 +91,13 @@ pub fn join(path: Path, spin: Option<Duration>) -> Outcome<Communicator> {
     Ok(Communicator::init(config)?)
 }
 
-/// The control plane of a communicator that [`join`] made.
+/// Control plane of a communicator of [`join`].
 pub fn mesh(communicator: &Communicator) -> Outcome<&Control> {
     communicator.control().mesh().ok_or_else(|| "a pair has no control plane".into())
 }
 
-/// Calls `f` with a way to wait, for [`PATIENCE`] at most, spinning for `spin`.
-pub fn waiting<T>(spin: Duration, f: impl FnOnce(&mut Waiter<'_>) -> T) -> T {
+/// Runs a wait of at most [`PATIENCE`] that spins for `spin`.
+pub fn waiting<T>(spin: Duration, f: impl FnOnce(&mut WaitOptions<'_>) -> T) -> T {
     let mut never = || false;
-    f(&mut Waiter { deadline: clock::now().after(PATIENCE), spin, interrupted: &mut never })
+    f(&mut WaitOptions { deadline: clock::now().after(PATIENCE), spin, interrupted: &mut never })
 }

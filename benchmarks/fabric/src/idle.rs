@@ -1,5 +1,4 @@
-//! The share of a core that a rank takes which waits for something that does not come, and how soon it is
-//! awake when something comes.
+//! Share of a core of a waiting rank, and its wake-up latency.
 
 use crate::group::{join, on_processes, waiting};
 use crate::statistics::percentile;
@@ -9,39 +8,39 @@ use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use weft_fabric::{Error, Page, Rank, Time, clock};
 
-/// What to measure.
+/// Options of the benchmark.
 #[derive(Args)]
 pub struct Options {
-    /// How the ranks reach each other
+    /// Path between the ranks
     #[arg(long, value_enum, default_value = "shm")]
     path: Path,
-    /// Seconds to wait
+    /// Length of the wait in seconds
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// Print a JSON line
+    /// JSON line on standard output
     #[arg(long)]
     json: bool,
 }
 
-/// What one rank measured.
+/// Measurements of one rank.
 #[derive(Serialize, Deserialize)]
-struct Found {
-    /// Percent of a core that all threads of its process took.
+struct RankResult {
+    /// Processor time of all threads of its process, in percent of a core.
     share: f64,
-    /// From each of the peer's signals to the end of this rank's wait.
+    /// Times from each of the peer's signals to the end of this rank's wait.
     wakes_us: Vec<f64>,
 }
 
-/// Signals to a rank that sleeps.
+/// Signals to a sleeping rank.
 const WAKES: u64 = 200;
-/// Long enough for a rank to sleep.
+/// Time after which a waiting rank sleeps.
 const ASLEEP: Duration = Duration::from_millis(5);
 
-/// Measures, and shows what was found.
+/// Runs the benchmark and prints its results.
 pub fn run(options: &Options) -> Outcome<()> {
     let ranks = on_processes(2, || rank(options))?;
-    let shares: Vec<f64> = ranks.iter().map(|found| found.share).collect();
-    let wakes: Vec<f64> = ranks.into_iter().flat_map(|found| found.wakes_us).collect();
+    let shares: Vec<f64> = ranks.iter().map(|result| result.share).collect();
+    let wakes: Vec<f64> = ranks.into_iter().flat_map(|result| result.wakes_us).collect();
     let (p50, p99) = (percentile(&wakes, 50.0), percentile(&wakes, 99.0));
     if options.json {
         let line = serde_json::json!({
@@ -59,7 +58,7 @@ pub fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-fn rank(options: &Options) -> Outcome<Found> {
+fn rank(options: &Options) -> Outcome<RankResult> {
     let communicator = join(options.path, Some(Duration::ZERO))?;
     let peer = Rank(1 - communicator.rank().0);
     let mut engine = communicator.engine();
@@ -71,11 +70,11 @@ fn rank(options: &Options) -> Outcome<Found> {
     let mut never = || false;
     let deadline = clock::now().after(Duration::from_secs(options.seconds));
     let (began, taken) = (Instant::now(), processor_time());
-    let mut waiter = communicator.waiter(deadline, &mut never);
+    let mut waiter = communicator.wait_options(deadline, &mut never);
     match communicator.wait(counter, &[(peer, 1)], &mut waiter) {
         Err(Error::Timeout { .. }) => {}
         Err(error) => return Err(error.into()),
-        Ok(()) => return Err("something arrived that nobody sent".into()),
+        Ok(()) => return Err("a raise arrived without a signal".into()),
     }
     let share = (processor_time() - taken).as_secs_f64() / began.elapsed().as_secs_f64();
     waiting(Duration::ZERO, |waiter| communicator.barrier(waiter))?;
@@ -103,10 +102,10 @@ fn rank(options: &Options) -> Outcome<Found> {
     }
     waiting(Duration::ZERO, |waiter| communicator.barrier(waiter))?;
     communicator.leave();
-    Ok(Found { share: share * 100.0, wakes_us })
+    Ok(RankResult { share: share * 100.0, wakes_us })
 }
 
-/// What this process's threads have taken of the cores so far.
+/// Processor time of this process's threads so far.
 pub fn processor_time() -> Duration {
     let at = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(at.tv_sec as u64, at.tv_nsec as u32)

@@ -1,8 +1,8 @@
-//! Fixed work for callgrind to count: what a write costs its source, and what an arrival costs its
-//! owner, in instructions of user space. `benchmarks/instructions.py` runs this and compares.
+//! Fixed work for callgrind: instructions in user space of a write at its source, and of an arrival at its
+//! owner. `benchmarks/instructions.py` runs this and compares.
 //!
-//! Nothing here waits while it is counted, so the same program counts the same number again: all
-//! writes are one round, and all arrivals are there before the first is looked at.
+//! The counted code never waits, so that equal programs give equal counts: all writes are one round, and
+//! all arrivals precede the first poll.
 
 use crate::group::{PATIENCE, join, mesh, on_processes_under, waiting};
 use crate::{Outcome, Path};
@@ -10,34 +10,34 @@ use clap::{Args, ValueEnum};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use weft_fabric::descriptor::Address;
-use weft_fabric::link::{Introduction, Membership, Posted, Scatter, ScatterPosted, Sink, Work};
-use weft_fabric::memory::Memory;
+use weft_fabric::link::{
+    Introduction, Membership, PostStatus, Scatter, ScatterStatus, Sink, WorkRequest,
+};
 use weft_fabric::{
-    CounterId, Device, Engine, EngineConfig, Generation, Link, MemberWrite, Page, PeerGroup,
-    PeerWrite, ProviderKind, Rank, Region, RegionKey, RemoteRegion, RouteRule, Time, WaitLimit,
-    clock,
+    CounterId, Device, Engine, EngineAddress, EngineConfig, Generation, Link, MemberWrite, Memory,
+    Page, PeerGroup, PeerWrite, ProviderKind, Rank, Region, RegionKey, RemoteRegion, RouteRule,
+    Time, WaitLimit, clock,
 };
 
-/// What to do.
+/// Options of the benchmark.
 #[derive(Args)]
 pub struct Options {
-    /// What carries the writes
+    /// Device or path of the writes
     #[arg(long, value_enum, default_value = "null")]
     over: Over,
-    /// What is done
+    /// Counted operation
     #[arg(long, value_enum, default_value = "write")]
     operation: Operation,
-    /// Run the rank that is counted under this program
+    /// Program that runs the counted rank
     #[arg(long, num_args = 1.., allow_hyphen_values = true)]
     under: Vec<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Over {
-    /// A device whose writes complete at once and do nothing: what is left is the engine's.
+    /// Device whose writes complete at once without effect: the cost of the engine alone.
     Null,
-    /// A device whose writes complete at the next poll, as those of a NIC do.
+    /// Device whose writes complete at the next poll, as those of a NIC.
     Later,
     Shm,
     Tcp,
@@ -46,7 +46,7 @@ enum Over {
 }
 
 impl Over {
-    /// The path between two processes, if it is one.
+    /// Path between two processes; `None` for a device.
     fn path(self) -> Option<Path> {
         match self {
             Over::Null | Over::Later => None,
@@ -62,35 +62,37 @@ impl Over {
 enum Operation {
     /// A write of 8 bytes.
     Write,
-    /// The same with 16 of them under way at a time.
+    /// The same with 16 in flight.
     Stream,
-    /// Waiting for a write that is there, and crediting it.
+    /// Wait for a write that has arrived, and its credit.
     Arrival,
-    /// Writes of 8 bytes to 63 peers as one request; counted for each of them.
+    /// Scatter of 8 bytes to each of 63 peers; counted for each of them.
     Scatter,
     /// The same over a peer group.
     GroupScatter,
 }
 
-/// How often it is done.
+/// Repetitions of the operation.
 const REPEATS: usize = 256;
-/// Writes of a stream that are under way at a time.
-const UNDER_WAY: usize = 16;
-/// How many scatters, and to how many peers each.
+/// Writes of a stream in flight.
+const IN_FLIGHT: usize = 16;
+/// Number of scatters, and peers of each.
 const SCATTERS: usize = 8;
 const PEERS: u32 = 63;
 const LENGTH: u64 = 8;
 
-/// Does it, and says how often.
+/// Runs the operation and prints its repetitions.
 pub fn run(options: &Options) -> Outcome<()> {
     if let Some(path) = options.over.path() {
         on_processes_under(&options.under, 2, || rank(options, path))?;
     } else {
         let later = options.over == Over::Later;
         match options.operation {
-            Operation::Arrival => return Err("nothing arrives over these devices".into()),
+            Operation::Arrival => {
+                return Err("--operation arrival: expected a path between two processes".into());
+            }
             Operation::Write => null_writes(later, 1)?,
-            Operation::Stream => null_writes(later, UNDER_WAY)?,
+            Operation::Stream => null_writes(later, IN_FLIGHT)?,
             Operation::Scatter => null_scatters(later)?,
             Operation::GroupScatter => null_group_scatters(later)?,
         }
@@ -103,7 +105,7 @@ pub fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// One rank's part. Rank 0 is the one that is counted.
+/// Part of one rank. Rank 0 is counted.
 fn rank(options: &Options, path: Path) -> Outcome<()> {
     let communicator = join(path, Some(Duration::ZERO))?;
     let (me, peer) = (communicator.rank(), Rank(1 - communicator.rank().0));
@@ -132,7 +134,7 @@ fn rank(options: &Options, path: Path) -> Outcome<()> {
             arrivals(engine, &counters)?;
         }
         (Operation::Stream | Operation::Scatter | Operation::GroupScatter, _) => {
-            return Err("only null and later count streams and scatters".into());
+            return Err("streams and scatters: expected --over null or later".into());
         }
         (Operation::Arrival, _) => {
             for &counter in &counters {
@@ -158,7 +160,7 @@ fn await_raises(engine: &mut Engine, counter: CounterId, raises: u64) -> Outcome
     Ok(waiting(Duration::ZERO, |waiter| engine.wait(counter, &[(peer, raises)], waiter))?)
 }
 
-/// What callgrind counts for a write. Its name is known to `benchmarks/instructions.py`.
+/// Code counted for a write; `benchmarks/instructions.py` refers to its name.
 #[inline(never)]
 fn writes(engine: &mut Engine, counter: CounterId, page: &Page) -> Outcome<()> {
     let peer = Rank(1 - engine.rank().0);
@@ -168,18 +170,18 @@ fn writes(engine: &mut Engine, counter: CounterId, page: &Page) -> Outcome<()> {
     Ok(())
 }
 
-/// As [`writes`], with their completions; so many are under way at a time.
+/// As [`writes`], with their completions and a number of writes in flight.
 #[inline(never)]
 fn completed_writes(
     engine: &mut Engine,
     counter: CounterId,
     page: &Page,
-    under_way: usize,
+    in_flight: usize,
 ) -> Outcome<()> {
     let mut events = Vec::with_capacity(16);
-    for _ in 0..REPEATS / under_way {
+    for _ in 0..REPEATS / in_flight {
         let mut request = engine.write(Rank(1), counter, 0, std::slice::from_ref(page))?;
-        for _ in 1..under_way {
+        for _ in 1..in_flight {
             request = engine.write(Rank(1), counter, 0, std::slice::from_ref(page))?;
         }
         events.clear();
@@ -191,8 +193,7 @@ fn completed_writes(
     Ok(())
 }
 
-/// What callgrind counts for scatters, with their completions. Its name is known to
-/// `benchmarks/instructions.py`.
+/// Code counted for scatters with their completions; `benchmarks/instructions.py` refers to its name.
 #[inline(never)]
 fn scatters(engine: &mut Engine, counter: CounterId, writes: &[PeerWrite<'_>]) -> Outcome<()> {
     let mut events = Vec::with_capacity(16);
@@ -226,7 +227,7 @@ fn group_scatters(
     Ok(())
 }
 
-/// What callgrind counts for an arrival. Its name is known to `benchmarks/instructions.py`.
+/// Code counted for an arrival; `benchmarks/instructions.py` refers to its name.
 #[inline(never)]
 fn arrivals(engine: &mut Engine, counters: &[CounterId]) -> Outcome<()> {
     let peer = Rank(1 - engine.rank().0);
@@ -238,15 +239,15 @@ fn arrivals(engine: &mut Engine, counters: &[CounterId]) -> Outcome<()> {
     Ok(())
 }
 
-/// Rank 0 of a group whose peers exist as grants alone.
-struct Lone {
+/// Rank 0 of a group whose peers are grants without processes.
+struct SingleRank {
     engine: Engine,
     counter: CounterId,
     source: Region,
     remotes: Vec<RemoteRegion>,
 }
 
-fn lone(ranks: u32, later: bool) -> Outcome<Lone> {
+fn single_rank(ranks: u32, later: bool) -> Outcome<SingleRank> {
     let deadline = clock::now().after(PATIENCE);
     let mut engines = Vec::new();
     for rank in 0..ranks {
@@ -254,7 +255,7 @@ fn lone(ranks: u32, later: bool) -> Outcome<Lone> {
         let config = EngineConfig { lanes: 256, ..EngineConfig::default() };
         engines.push(Engine::new(config, Rank(rank), ranks, Generation(0), &devices)?);
     }
-    let addresses: Vec<Address> = engines.iter().map(Engine::address).collect();
+    let addresses: Vec<EngineAddress> = engines.iter().map(Engine::address).collect();
     let messages = vec![Vec::new(); ranks as usize];
     for engine in &mut engines {
         engine.introduce(&addresses)?;
@@ -262,7 +263,7 @@ fn lone(ranks: u32, later: bool) -> Outcome<Lone> {
         engine.connect(&addresses, &messages, &mut limit)?;
     }
     let mut peers = engines.into_iter();
-    let mut engine = peers.next().ok_or("there is no rank 0")?;
+    let mut engine = peers.next().ok_or("no rank 0")?;
     let (source, counter) = (engine.alloc(4096)?, engine.counter()?);
     let mut remotes = Vec::new();
     for mut peer in peers {
@@ -270,25 +271,25 @@ fn lone(ranks: u32, later: bool) -> Outcome<Lone> {
         let grant = peer.grant(Rank(0), &[(&inbox, 0..4096)], &[its_counter])?;
         remotes.extend(engine.import(peer.rank(), &grant, &[counter], deadline)?);
     }
-    Ok(Lone { engine, counter, source, remotes })
+    Ok(SingleRank { engine, counter, source, remotes })
 }
 
-fn null_writes(later: bool, under_way: usize) -> Outcome<()> {
-    let Lone { mut engine, counter, source, remotes } = lone(2, later)?;
+fn null_writes(later: bool, in_flight: usize) -> Outcome<()> {
+    let SingleRank { mut engine, counter, source, remotes } = single_rank(2, later)?;
     let page = page(&source, remotes[0]);
     if later {
-        // Requests find their memory there.
-        for _ in 0..UNDER_WAY {
+        // Warms up the memory of requests.
+        for _ in 0..IN_FLIGHT {
             engine.write(Rank(1), counter, 0, &[page])?;
         }
         engine.poll(Time(0), &mut Vec::new());
-        return completed_writes(&mut engine, counter, &page, under_way);
+        return completed_writes(&mut engine, counter, &page, in_flight);
     }
     writes(&mut engine, counter, &page)
 }
 
 fn null_scatters(later: bool) -> Outcome<()> {
-    let Lone { mut engine, counter, source, remotes } = lone(1 + PEERS, later)?;
+    let SingleRank { mut engine, counter, source, remotes } = single_rank(1 + PEERS, later)?;
     let pages: Vec<[Page; 1]> = remotes.iter().map(|&remote| [page(&source, remote)]).collect();
     let writes: Vec<PeerWrite<'_>> = remotes
         .iter()
@@ -299,16 +300,16 @@ fn null_scatters(later: bool) -> Outcome<()> {
 }
 
 fn null_group_scatters(later: bool) -> Outcome<()> {
-    let Lone { mut engine, counter, source, remotes } = lone(1 + PEERS, later)?;
+    let SingleRank { mut engine, counter, source, remotes } = single_rank(1 + PEERS, later)?;
     let mut group = engine.peer_group(counter, &source, &remotes)?;
     let write = |member| MemberWrite { member, length: LENGTH, ..MemberWrite::default() };
     let writes: Vec<MemberWrite> = (0..PEERS).map(write).collect();
     group_scatters(&mut engine, &mut group, &writes)
 }
 
-/// Takes every post and moves nothing.
+/// Device that accepts every post and moves no bytes.
 struct Null {
-    /// Whether posts complete at the next poll.
+    /// True: posts complete at the next poll.
     later: bool,
 }
 
@@ -372,24 +373,24 @@ impl Link for NullLink {
 
     fn deregister(&mut self, _key: RegionKey) {}
 
-    fn post(&mut self, work: &Work<'_>, _sink: &mut Sink) -> Result<Posted, String> {
+    fn post(&mut self, work: &WorkRequest<'_>, _sink: &mut Sink) -> Result<PostStatus, String> {
         if !self.later {
-            return Ok(Posted::Done);
+            return Ok(PostStatus::Done);
         }
         if self.posted.len() == self.posted.capacity() {
-            return Ok(Posted::Full);
+            return Ok(PostStatus::Full);
         }
         self.posted.push(work.token);
-        Ok(Posted::InFlight)
+        Ok(PostStatus::InFlight)
     }
 
-    fn post_scatter(&mut self, scatter: &Scatter<'_>, _sink: &mut Sink) -> ScatterPosted {
+    fn post_scatter(&mut self, scatter: &Scatter<'_>, _sink: &mut Sink) -> ScatterStatus {
         let taken = scatter.parts.len();
         if !self.later {
-            return ScatterPosted { taken, ..ScatterPosted::default() };
+            return ScatterStatus { taken, ..ScatterStatus::default() };
         }
         self.posted.extend(scatter.parts.iter().map(|part| scatter.token(part)));
-        ScatterPosted { taken, in_flight: taken as u32, failed: None }
+        ScatterStatus { taken, in_flight: taken as u32, failed: None }
     }
 
     fn flush(&mut self, _sink: &mut Sink) {}

@@ -1,14 +1,14 @@
-//! Measures the fabric beside the bare operations that it stands on.
+//! Benchmarks of the fabric, in comparison with the bare operations below it.
 //!
-//! - `group.rs`: ranks as processes: this program starts itself once for each
-//! - `arena.rs`: the memory that is written, its slots, and the check of every byte
+//! - `group.rs`: ranks as processes of this program
+//! - `arena.rs`: memory of the benchmarks, its slots, and the check of every byte
 //! - `transfer/`: latency and throughput between two ranks
-//! - `crowd.rs`, `idle.rs`: many ranks on few cores, and ranks with nothing to do
+//! - `crowd.rs`, `idle.rs`: more ranks than cores, and ranks that wait
 //! - `threads.rs`: threads of a rank that share its communicator
-//! - `pairs.rs`: pair groups: forming, many idle ones, a burst of processes
-//! - `soak.rs`: counted writes of mixed sizes for as long as one wants
-//! - `instructions.rs`: fixed work for callgrind to count
-//! - `statistics.rs`, `table.rs`: percentiles, and how they are shown
+//! - `pairs.rs`: pair groups: formation, idle pairs, a burst of processes
+//! - `soak.rs`: counted writes of mixed sizes for a given time
+//! - `instructions.rs`: fixed work for callgrind
+//! - `statistics.rs`, `table.rs`: percentiles, and tables of them
 
 mod arena;
 mod crowd;
@@ -25,7 +25,7 @@ mod transfer;
 use clap::{Parser, Subcommand, ValueEnum};
 use weft_fabric::ProviderKind;
 
-/// Measure Weft's fabric on this machine.
+/// Benchmarks of Weft's fabric on this machine.
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -34,23 +34,23 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Benchmark {
-    /// Latency and throughput between two processes, beside the bare operations
+    /// Latency and throughput between two processes, compared with bare operations
     Transfer(transfer::Options),
-    /// Round trips among more ranks than there are cores
+    /// Round trips among more ranks than cores
     Crowd(crowd::Options),
-    /// The share of a core that a waiting rank takes, and how soon it is awake
+    /// Share of a core of a waiting rank, and its wake-up latency
     Idle(idle::Options),
-    /// A write beside another thread's wait, and threads that write and wait at once
+    /// Writes beside another thread's wait, and threads that write and wait at once
     Threads(threads::Options),
-    /// Pair groups: time to form one, cost of idle ones, a burst of processes
+    /// Pair groups: formation time, cost of idle pairs, a burst of processes
     Pairs(pairs::Options),
-    /// Counted writes of mixed sizes, every count and byte checked, memory watched
+    /// Counted writes of mixed sizes, with checks of counts, bytes and memory
     Soak(soak::Options),
-    /// Fixed numbers of operations, to be counted by callgrind
+    /// Fixed numbers of operations, for callgrind
     Instructions(instructions::Options),
 }
 
-/// How ranks reach each other.
+/// Path between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Path {
     /// Shared memory.
@@ -64,7 +64,7 @@ pub enum Path {
 }
 
 impl Path {
-    /// As users write it.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Path::Shm => "shm",
@@ -74,7 +74,7 @@ impl Path {
         }
     }
 
-    /// The provider that it is.
+    /// Provider of the path.
     pub fn provider(self) -> ProviderKind {
         match self {
             Path::Shm => ProviderKind::Shm,
@@ -83,7 +83,7 @@ impl Path {
         }
     }
 
-    /// The provider within libfabric.
+    /// Provider within libfabric.
     pub fn ofi_provider(self) -> Option<&'static str> {
         match self {
             Path::OfiTcp => Some("tcp;ofi_rxm"),
@@ -93,7 +93,7 @@ impl Path {
     }
 }
 
-/// What a benchmark can fail with, worded for the user.
+/// Result with an error message for the user.
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> std::process::ExitCode {

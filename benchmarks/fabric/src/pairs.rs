@@ -1,42 +1,42 @@
-//! Pair groups: time to form one, cost of many that are idle, a burst of processes that connect.
+//! Pair groups: formation time, cost of idle pairs, a burst of connecting processes.
 
 use crate::{Outcome, Path};
 use clap::Args;
 use std::io::{BufRead as _, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use weft_control::pair::Settings;
+use weft_control::pair::PairSettings;
 use weft_fabric::pair::{Listener, PairConfig, connect};
 use weft_fabric::{Communicator, Error, clock};
 
-/// Long enough for anything that is expected to happen on a busy machine.
+/// Time limit for any expected event on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The work of a process that this program starts: `WORK COUNT ADDRESS`.
+/// Environment variable: task of a child process, `TASK COUNT ADDRESS`.
 const WORK: &str = "WEFT_BENCH_PAIRS";
-/// Pairs formed before the time is taken.
+/// Pairs formed before the measurement.
 const WARM: usize = 20;
-/// Polls that are timed together.
+/// Polls of one measurement.
 const POLLS: u32 = 100_000;
 
-/// What to measure.
+/// Options of the benchmark.
 #[derive(Args)]
 pub struct Options {
-    /// How the processes reach each other
+    /// Path between the processes
     #[arg(long, value_enum, default_value = "shm")]
     path: Path,
-    /// Pairs that are formed one after another
+    /// Pairs formed one after another
     #[arg(long, default_value_t = 1000)]
     formed: usize,
-    /// Pairs that are idle in one process
+    /// Idle pairs in one process
     #[arg(long, default_value_t = 1000)]
     idle: usize,
     /// Processes that connect at once
     #[arg(long, default_value_t = 200)]
     burst: usize,
-    /// Seconds for which the share of a core of idle pairs is taken
+    /// Length in seconds of the measurement of idle pairs' share of a core
     #[arg(long, default_value_t = 5)]
     seconds: u64,
-    /// Print a JSON line
+    /// JSON line on standard output
     #[arg(long)]
     json: bool,
 }
@@ -49,7 +49,7 @@ struct Idle {
     percent_of_a_core: f64,
 }
 
-/// Measures, and shows what was found.
+/// Runs the benchmark and prints its results.
 pub fn run(options: &Options) -> Outcome<()> {
     if let Ok(work) = std::env::var(WORK) {
         return work_of_child(options, &work);
@@ -76,12 +76,15 @@ pub fn run(options: &Options) -> Outcome<()> {
     println!("  poll of one         {:8.0} ns beside {pairs} idle pairs", idle.poll_ns);
     println!("  poll of all         {:8.0} ns per pair", idle.poll_all_ns_per_pair);
     println!("  share of a core     {:8.3} % with {pairs} idle pairs", idle.percent_of_a_core);
-    println!("  burst               {:8.3} s until {} processes are in", burst, options.burst);
+    println!(
+        "  burst               {:8.3} s until {} processes are connected",
+        burst, options.burst
+    );
     Ok(())
 }
 
 fn config(path: Path, address: &str) -> PairConfig {
-    let mut config = PairConfig::new(Settings {
+    let mut config = PairConfig::new(PairSettings {
         address: address.into(),
         secret: None,
         host_id: "this host".into(),
@@ -97,7 +100,7 @@ fn accept(listener: &Listener, count: usize) -> Outcome<Vec<Communicator>> {
     Ok((0..count).map(|_| listener.accept(deadline, &mut || false)).collect::<Result<_, _>>()?)
 }
 
-/// Starts this program once more, to connect `count` pairs in the way that `work` names.
+/// Starts a child process that connects `count` pairs for the task `work`.
 fn start(listener: &Listener, work: &str, count: usize) -> Outcome<Child> {
     Ok(Command::new(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
@@ -107,7 +110,7 @@ fn start(listener: &Listener, work: &str, count: usize) -> Outcome<Child> {
         .spawn()?)
 }
 
-/// Lets a process go on.
+/// Lets a child process continue.
 fn signal(child: &mut Child) -> Outcome<()> {
     let input = child.stdin.as_mut().ok_or("a process without an input")?;
     Ok(input.write_all(b"\n")?)
@@ -115,7 +118,9 @@ fn signal(child: &mut Child) -> Outcome<()> {
 
 fn work_of_child(options: &Options, work: &str) -> Outcome<()> {
     let words: Vec<&str> = work.split(' ').collect();
-    let &[work, count, address] = words.as_slice() else { return Err("not a work".into()) };
+    let &[work, count, address] = words.as_slice() else {
+        return Err("malformed task of a child process".into());
+    };
     let config = config(options.path, address);
     let dial = || connect(&config, clock::now().after(PATIENCE));
     let wait = || std::io::stdin().lock().read_line(&mut String::new());
@@ -141,7 +146,7 @@ fn work_of_child(options: &Options, work: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// Seconds that the connecting end takes: median and 99th percentile.
+/// Seconds of the connecting end: median and 99th percentile.
 fn forming(options: &Options) -> Outcome<(f64, f64)> {
     let listener = Listener::bind(config(options.path, "127.0.0.1:0"))?;
     let count = options.formed + WARM;
@@ -181,11 +186,11 @@ fn idle(options: &Options) -> Outcome<Idle> {
     let (began, taken) = (Instant::now(), crate::idle::processor_time());
     let mut never = || false;
     let deadline = clock::now().after(Duration::from_secs(options.seconds));
-    // The other end does not enter it.
-    match one.barrier(&mut one.waiter(deadline, &mut never)) {
+    // The other end does not enter this barrier.
+    match one.barrier(&mut one.wait_options(deadline, &mut never)) {
         Err(Error::Timeout { .. }) => {}
         Err(error) => return Err(error.into()),
-        Ok(()) => return Err("a barrier was left that one end entered".into()),
+        Ok(()) => return Err("a barrier ended that one end had entered".into()),
     }
     let share =
         (crate::idle::processor_time() - taken).as_secs_f64() / began.elapsed().as_secs_f64();
@@ -194,7 +199,7 @@ fn idle(options: &Options) -> Outcome<Idle> {
     Ok(Idle { kib_per_pair, poll_ns, poll_all_ns_per_pair, percent_of_a_core: share * 100.0 })
 }
 
-/// Seconds from the signal to all processes until all are in.
+/// Seconds from the start signal of all processes until all pairs have formed.
 fn burst(options: &Options) -> Outcome<f64> {
     let listener = Listener::bind(config(options.path, "127.0.0.1:0"))?;
     let started = (0..options.burst).map(|_| start(&listener, "burst", 1));
@@ -215,7 +220,7 @@ fn burst(options: &Options) -> Outcome<f64> {
     Ok(seconds)
 }
 
-/// Memory of this process's own: resident pages and what shared mappings of it hold.
+/// Private memory of this process in KiB: resident pages without those of shared mappings.
 fn resident_kib() -> Outcome<f64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

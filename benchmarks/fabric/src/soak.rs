@@ -1,9 +1,9 @@
-//! Counted writes of mixed sizes for as long as one wants.
+//! Soak test: counted writes of mixed sizes for a given time.
 //!
-//! Both ranks write to each other all the time. In each round a rank makes some writes of random sizes,
-//! which the other knows from the seed: it computes what each lane must rise by, waits for exactly
-//! that, looks that it did not rise by more, and checks every byte. Memory is watched from the end of
-//! the first tenth on.
+//! Both ranks write to each other continuously. In each round a rank makes some writes of random sizes from
+//! a seed that both have. The receiver computes the raises of each lane, waits for exactly these, checks
+//! that there are no more, and checks every byte. Resident memory is checked after the first tenth of the
+//! time.
 
 use crate::arena::{self, Slots};
 use crate::group::{PATIENCE, join, mesh, on_processes, waiting};
@@ -11,61 +11,62 @@ use crate::{Outcome, Path};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
+use weft_fabric::random::SplitMix64;
 use weft_fabric::{CounterId, Engine, Page, Rank, Region, RemoteRegion, RequestId, clock};
 
-/// For how long.
+/// Options of the benchmark.
 #[derive(Args)]
 pub struct Options {
-    /// How the ranks reach each other
+    /// Path between the ranks
     #[arg(long, value_enum, default_value = "shm")]
     path: Path,
-    /// Seconds to run
+    /// Length of the run in seconds
     #[arg(long, default_value_t = 600)]
     seconds: u64,
-    /// Stop earlier, after so many writes of each rank
+    /// Maximum number of writes of each rank
     #[arg(long, default_value_t = 1_000_000_000)]
     writes: u64,
-    /// Of the sizes
+    /// Random seed of the sizes
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Print a JSON line
+    /// JSON line on standard output
     #[arg(long)]
     json: bool,
 }
 
-/// What one rank saw.
+/// Measurements of one rank.
 #[derive(Clone, Serialize, Deserialize)]
-struct Found {
+struct RankResult {
     writes: u64,
     bytes: u64,
     raises: u64,
     wrong_counts: u64,
     wrong_writes: u64,
     seconds: f64,
-    /// Resident memory after the first tenth, and the most and the last since then.
+    /// Resident memory after the first tenth, and its maximum and last value since then.
     early_kib: u64,
     most_kib: u64,
     last_kib: u64,
 }
 
-/// Writes of a round, at most.
+/// Maximum number of writes of a round.
 const BURST: u64 = 8;
-/// Rounds between two looks at the clock. Both ranks agree there whether to go on.
-const STRETCH: u64 = 256;
-/// Bytes of each rank's source and inbox: twice what the two rounds under way can take, so that their
-/// writes never meet.
+/// Rounds between two checks of the clock, after which both ranks agree to continue.
+const CHECK_ROUNDS: u64 = 256;
+/// Bytes of each rank's source and inbox: twice the maximum of two rounds in flight, so that their writes
+/// never overlap.
 const REGION: usize = 128 << 20;
-/// Growth of resident memory that no leak explains: pages of the allocator and of stacks.
+/// Tolerated growth of resident memory: pages of the allocator and of stacks.
 const TOLERATED_KIB: u64 = 1024;
 /// Counters used in turn.
-const BUFFERS: u64 = 2;
+const COUNTERS: u64 = 2;
 
-/// Runs, and shows what was found.
+/// Runs the soak test and prints its results.
 pub fn run(options: &Options) -> Outcome<()> {
     let ranks = on_processes(2, || rank(options))?;
-    let fault = |found: &Found| {
-        found.wrong_counts + found.wrong_writes > 0
-            || found.most_kib > found.early_kib + TOLERATED_KIB
+    let fault = |result: &RankResult| {
+        result.wrong_counts + result.wrong_writes > 0
+            || result.most_kib > result.early_kib + TOLERATED_KIB
     };
     if options.json {
         let (path, seed) = (options.path.name(), options.seed);
@@ -74,31 +75,31 @@ pub fn run(options: &Options) -> Outcome<()> {
         });
         println!("{line}");
     } else {
-        for (rank, found) in ranks.iter().enumerate() {
+        for (rank, result) in ranks.iter().enumerate() {
             println!(
                 "rank {rank} over {}: {} writes, {:.1} GB, {} raises in {:.0} s; wrong counts {}, \
                  wrong writes {}; resident {} KiB early, {} most, {} last",
                 options.path.name(),
-                found.writes,
-                found.bytes as f64 / 1e9,
-                found.raises,
-                found.seconds,
-                found.wrong_counts,
-                found.wrong_writes,
-                found.early_kib,
-                found.most_kib,
-                found.last_kib,
+                result.writes,
+                result.bytes as f64 / 1e9,
+                result.raises,
+                result.seconds,
+                result.wrong_counts,
+                result.wrong_writes,
+                result.early_kib,
+                result.most_kib,
+                result.last_kib,
             );
         }
     }
     if ranks.iter().any(fault) {
-        return Err("counts or bytes were wrong, or memory grew".into());
+        return Err("wrong counts, wrong bytes, or growing memory".into());
     }
     Ok(())
 }
 
-/// One rank's part.
-fn rank(options: &Options) -> Outcome<Found> {
+/// Part of one rank.
+fn rank(options: &Options) -> Outcome<RankResult> {
     let communicator = join(options.path, None)?;
     let (me, peer) = (communicator.rank(), Rank(1 - communicator.rank().0));
     let mut engine = communicator.engine();
@@ -111,9 +112,9 @@ fn rank(options: &Options) -> Outcome<Found> {
     let remotes = communicator.share(&[(&inbox, 0..REGION as u64)], &counters, deadline)?;
     let spin = {
         let mut never = || false;
-        communicator.waiter(deadline, &mut never).spin
+        communicator.wait_options(deadline, &mut never).spin
     };
-    let mut end = End {
+    let mut end = SoakRank {
         peer,
         source,
         inbox,
@@ -123,33 +124,33 @@ fn rank(options: &Options) -> Outcome<Found> {
         out: Plan::new(options.seed ^ u64::from(me.0) << 32),
         back: Plan::new(options.seed ^ u64::from(peer.0) << 32),
     };
-    let found = end.go_on(mesh(&communicator)?, &mut communicator.engine(), options)?;
+    let result = end.should_continue(mesh(&communicator)?, &mut communicator.engine(), options)?;
     communicator.leave();
-    Ok(found)
+    Ok(result)
 }
 
-struct End {
+struct SoakRank {
     peer: Rank,
     source: Region,
     inbox: Region,
     remote: RemoteRegion,
-    counters: [CounterId; BUFFERS as usize],
+    counters: [CounterId; COUNTERS as usize],
     spin: Duration,
-    /// What we write, and what the peer does.
+    /// Plans of this rank's writes and of the peer's.
     out: Plan,
     back: Plan,
 }
 
-impl End {
-    fn go_on(
+impl SoakRank {
+    fn should_continue(
         &mut self,
         control: &weft_control::Control,
         engine: &mut Engine,
         options: &Options,
-    ) -> Outcome<Found> {
+    ) -> Outcome<RankResult> {
         let begin = Instant::now();
         let limit = Duration::from_secs(options.seconds);
-        let mut found = Found {
+        let mut result = RankResult {
             writes: 0,
             bytes: 0,
             raises: 0,
@@ -162,30 +163,30 @@ impl End {
         };
         let mut rounds = 0..;
         loop {
-            for round in rounds.by_ref().take(STRETCH as usize) {
-                self.round(engine, round, &mut found)?;
+            for round in rounds.by_ref().take(CHECK_ROUNDS as usize) {
+                self.round(engine, round, &mut result)?;
             }
-            found.last_kib = resident_kib()?;
+            result.last_kib = resident_kib()?;
             if begin.elapsed() >= limit / 10 {
-                if found.early_kib == 0 {
-                    found.early_kib = found.last_kib;
+                if result.early_kib == 0 {
+                    result.early_kib = result.last_kib;
                 }
-                found.most_kib = found.most_kib.max(found.last_kib);
+                result.most_kib = result.most_kib.max(result.last_kib);
             }
-            let over = begin.elapsed() >= limit || found.writes >= options.writes;
+            let over = begin.elapsed() >= limit || result.writes >= options.writes;
             let said = control.all_gather(&[u8::from(over)], PATIENCE)?;
             if said.iter().any(|over| over == &[1]) {
-                found.seconds = begin.elapsed().as_secs_f64();
-                return Ok(found);
+                result.seconds = begin.elapsed().as_secs_f64();
+                return Ok(result);
             }
         }
     }
 
     /// Writes a round and reads the peer's.
-    fn round(&mut self, engine: &mut Engine, round: u64, found: &mut Found) -> Outcome<()> {
+    fn round(&mut self, engine: &mut Engine, round: u64, result: &mut RankResult) -> Outcome<()> {
         let (spin, peer) = (self.spin, self.peer);
-        let counter = self.counters[(round % BUFFERS) as usize];
-        waiting(spin, |waiter| engine.wait_for_credit(counter, peer, round / BUFFERS, waiter))?;
+        let counter = self.counters[(round % COUNTERS) as usize];
+        waiting(spin, |waiter| engine.wait_for_credit(counter, peer, round / COUNTERS, waiter))?;
         let mut requests: Vec<RequestId> = Vec::new();
         for (offset, length) in self.out.round() {
             let page = Page {
@@ -195,20 +196,20 @@ impl End {
                 destination_offset: offset as u64,
                 length: length as u64,
             };
-            requests.push(engine.write(peer, counter, round / BUFFERS, &[page])?);
-            found.writes += 1;
-            found.bytes += length as u64;
+            requests.push(engine.write(peer, counter, round / COUNTERS, &[page])?);
+            result.writes += 1;
+            result.bytes += length as u64;
         }
         let expected = self.back.round();
         let rule = engine.route(peer).ok_or("the peer has no route")?.parts;
         let raises: u64 = expected.iter().map(|&(_, length)| rule.count([length as u64])).sum();
         waiting(spin, |waiter| engine.wait(counter, &[(peer, raises)], waiter))?;
-        found.wrong_counts += u64::from(engine.count(counter, peer)? != raises);
-        found.raises += raises;
+        result.wrong_counts += u64::from(engine.count(counter, peer)? != raises);
+        result.raises += raises;
         for (offset, length) in expected {
             let right =
                 arena::check_and_scrub(self.inbox.memory(), self.source.memory(), offset, length);
-            found.wrong_writes += u64::from(!right);
+            result.wrong_writes += u64::from(!right);
         }
         for request in requests {
             waiting(spin, |waiter| engine.wait_for_request(request, waiter))?;
@@ -219,46 +220,38 @@ impl End {
     }
 }
 
-/// What one rank writes, round after round; the same seed gives the same again.
+/// Seeded plan of one rank's writes.
 struct Plan {
-    random: u64,
+    random: SplitMix64,
     slots: Slots,
 }
 
 impl Plan {
     fn new(seed: u64) -> Plan {
-        Plan { random: seed, slots: Slots::new(REGION) }
+        Plan { random: SplitMix64::new(seed), slots: Slots::new(REGION) }
     }
 
-    /// Places and lengths of the next round's writes. Most are short; a few are of megabytes.
+    /// Offsets and lengths of the next round's writes. Most are short; a few have megabytes.
     fn round(&mut self) -> Vec<(usize, usize)> {
-        let count = 1 + self.below(BURST);
+        let count = 1 + self.random.below(BURST);
         let write = |_| {
-            let power = match self.below(1000) {
+            let power = match self.random.below(1000) {
                 0 => 21,
                 1..20 => 16,
                 20..200 => 12,
                 _ => 8,
             };
-            let length = 1 + self.below(1 << power) as usize;
+            let length = 1 + self.random.below(1 << power) as usize;
             (self.slots.take(1, length)[0], length)
         };
         (0..count).map(write).collect()
     }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        // xorshift64*, from Vigna, "An experimental exploration of Marsaglia's xorshift generators".
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) % limit
-    }
 }
 
-/// Resident memory of this process that is its own: what it shares, such as regions, is left out.
+/// Private resident memory of this process in KiB, without shared mappings such as regions.
 fn resident_kib() -> Outcome<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     let value = line.and_then(|line| line.split_whitespace().next());
-    Ok(value.ok_or("the kernel does not say how much memory is resident")?.parse()?)
+    Ok(value.ok_or("/proc/self/status: no RssAnon")?.parse()?)
 }

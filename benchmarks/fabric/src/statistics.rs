@@ -1,12 +1,12 @@
-//! Percentiles, and what the samples of all rounds sum up to.
+//! Percentiles, and summaries of the samples of all rounds.
 
 use crate::Path;
 use crate::transfer::{Pattern, Sample};
 use serde::Serialize;
 
-/// What was measured of one pattern, size and side.
+/// Summary of one pattern, size and side.
 #[derive(Serialize)]
-pub struct Measured {
+pub struct TransferSummary {
     benchmark: &'static str,
     path: &'static str,
     pattern: Pattern,
@@ -14,27 +14,27 @@ pub struct Measured {
     bytes: usize,
     rounds: usize,
     messages: usize,
-    /// Microseconds one way, over all messages of the slowest rank.
+    /// One-way microseconds over all messages of the slowest rank.
     p50_us: f64,
     p99_us: f64,
-    /// The rank with the larger median.
+    /// Rank with the larger median.
     slowest_rank: usize,
     /// Median over rounds of the median of each.
     median_us: f64,
     round_medians_us: Vec<f64>,
-    /// Bytes over `median_us`, in GB/s.
+    /// Bytes / `median_us`, in GB/s.
     gb_per_s: f64,
-    /// This side's time divided by Weft's, median over rounds; nothing for Weft itself.
+    /// Time of this side / time of Weft, median over rounds; `None` for Weft itself.
     ratio: Option<f64>,
     wrong: usize,
 }
 
-impl Measured {
-    /// Headers of a table of them.
+impl TransferSummary {
+    /// Headers of the table.
     pub const HEADERS: [&'static str; 8] =
         ["pattern", "bytes", "side", "p50 us", "p99 us", "GB/s", "ratio", "wrong"];
 
-    /// A row of a table of them.
+    /// Row of the table.
     pub fn row(&self) -> Vec<String> {
         let pattern = match self.pattern {
             Pattern::PingPong => "ping-pong",
@@ -53,8 +53,8 @@ impl Measured {
     }
 }
 
-/// Sums up both ranks' samples, which are in the same order.
-pub fn summarise(path: Path, ranks: &[Vec<Sample>]) -> Vec<Measured> {
+/// Summarises both ranks' samples, which are in the same order.
+pub fn summarise(path: Path, ranks: &[Vec<Sample>]) -> Vec<TransferSummary> {
     let key = |sample: &Sample| (sample.pattern, sample.bytes, sample.side.clone());
     let mut keys = Vec::new();
     for sample in &ranks[0] {
@@ -76,7 +76,7 @@ pub fn summarise(path: Path, ranks: &[Vec<Sample>]) -> Vec<Measured> {
         let weft = medians(&of(slowest_rank, &(wanted.0, wanted.1, "weft".into())));
         let ratios: Vec<f64> = rounds.iter().zip(&weft).map(|(bare, weft)| bare / weft).collect();
         let (all, median) = (pooled(&samples), percentile(&rounds, 50.0));
-        Measured {
+        TransferSummary {
             benchmark: "transfer",
             path: path.name(),
             pattern: wanted.0,
@@ -105,7 +105,7 @@ fn medians(samples: &[&Sample]) -> Vec<f64> {
     samples.iter().map(|sample| percentile(&sample.one_way_ns, 50.0)).collect()
 }
 
-/// A percentile, between the two values nearest to it; NaN of nothing.
+/// Percentile, interpolated between the two nearest values; NaN for an empty list.
 pub fn percentile(values: &[f64], percent: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! Threads of one rank that share its communicator: a write beside another thread's wait, and many threads
+//! Threads of one rank that share its communicator: writes beside another thread's wait, and many threads
 //! that write and wait at once.
 
 use crate::group::{PATIENCE, join, on_processes, waiting};
@@ -8,30 +8,30 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use weft_fabric::{
-    Communicator, CounterConfig, CounterId, Page, Rank, Region, RemoteRegion, Waiter, clock,
+    Communicator, CounterConfig, CounterId, Page, Rank, Region, RemoteRegion, WaitOptions, clock,
 };
 
-/// What to measure.
+/// Options of the benchmark.
 #[derive(Args)]
 pub struct Options {
-    /// How the ranks reach each other
+    /// Path between the ranks
     #[arg(long, value_enum, default_value = "shm")]
     path: Path,
-    /// Writes to measure beside each kind of wait
+    /// Measured writes beside each kind of wait
     #[arg(long, default_value_t = 100_000)]
     writes: u64,
     /// Threads of each rank that write and wait at once
     #[arg(long, default_value_t = 8)]
     threads: usize,
-    /// Seconds for which they do
+    /// Length in seconds of that measurement
     #[arg(long, default_value_t = 3)]
     seconds: u64,
-    /// Print JSON lines
+    /// JSON lines on standard output
     #[arg(long)]
     json: bool,
 }
 
-/// A wait of another thread, beside which writes are measured.
+/// Wait of another thread during the measured writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Beside {
@@ -42,9 +42,9 @@ enum Beside {
 
 const BESIDE: [Beside; 3] = [Beside::None, Beside::Parked, Beside::Spinning];
 
-/// What one rank measured; rank 1 measures nothing.
+/// Measurements of one rank; empty for rank 1.
 #[derive(Default, Serialize, Deserialize)]
-struct Found {
+struct RankResult {
     writes_ns: Vec<(Beside, Vec<f64>)>,
     rounds: Vec<u64>,
 }
@@ -52,10 +52,10 @@ struct Found {
 const WORD: u64 = 8;
 /// Writes between two waits for the peer's credits.
 const WINDOW: u64 = 1024;
-/// The last round of a thread.
+/// Marker of a thread's last round.
 const LAST: u64 = u64::MAX;
 
-/// Measures, and shows what was found.
+/// Runs the benchmark and prints its results.
 pub fn run(options: &Options) -> Outcome<()> {
     let ranks = on_processes(2, || rank(options))?;
     let (path, cores) = (options.path.name(), std::thread::available_parallelism()?.get());
@@ -99,20 +99,20 @@ fn soon() -> weft_fabric::Time {
     clock::now().after(PATIENCE)
 }
 
-fn rank(options: &Options) -> Outcome<Found> {
+fn rank(options: &Options) -> Outcome<RankResult> {
     let communicator = join(options.path, Some(Duration::ZERO))?;
-    let mut found = Found::default();
+    let mut result = RankResult::default();
     for beside in BESIDE {
         let writes_ns = beside_a_wait(&communicator, beside, options.writes)?;
-        found.writes_ns.push((beside, writes_ns));
+        result.writes_ns.push((beside, writes_ns));
     }
-    found.rounds = at_once(&communicator, options)?;
+    result.rounds = at_once(&communicator, options)?;
     waiting(Duration::ZERO, |waiter| communicator.barrier(waiter))?;
     communicator.leave();
-    Ok(found)
+    Ok(result)
 }
 
-/// Nanoseconds that each write takes while another thread waits.
+/// Nanoseconds of each write while another thread waits.
 fn beside_a_wait(communicator: &Communicator, beside: Beside, writes: u64) -> Outcome<Vec<f64>> {
     let mut engine = communicator.engine();
     let last = engine.counter()?;
@@ -149,7 +149,7 @@ fn beside_a_wait(communicator: &Communicator, beside: Beside, writes: u64) -> Ou
             taken.push(begin.elapsed().as_nanos() as f64);
         }
         match waiter {
-            Some(waiter) => waiter.join().map_err(|_| "the waiting thread died")??,
+            Some(waiter) => waiter.join().map_err(|_| "the waiting thread panicked")??,
             None => wait()?,
         }
         Ok(taken)
@@ -166,7 +166,7 @@ fn word(source: &Region, remote: &RemoteRegion, at: u64) -> Page {
     }
 }
 
-/// Round trips of each thread of rank 0, with the thread of the same number of rank 1.
+/// Round trips of each thread of rank 0 with the thread of the same number of rank 1.
 fn at_once(communicator: &Communicator, options: &Options) -> Outcome<Vec<u64>> {
     let mut engine = communicator.engine();
     let counters: Vec<CounterId> =
@@ -181,10 +181,11 @@ fn at_once(communicator: &Communicator, options: &Options) -> Outcome<Vec<u64>> 
         let (counter, at) = (counters[thread], thread * WORD as usize);
         let page = word(&source, &granted[peer.index()][0], at as u64);
         let mut never = || false;
-        let mut waiter = Waiter { deadline: soon(), spin: Duration::ZERO, interrupted: &mut never };
+        let mut waiter =
+            WaitOptions { deadline: soon(), spin: Duration::ZERO, interrupted: &mut never };
         for round in 0.. {
             let mut seen = [0; WORD as usize];
-            let mut receive = |waiter: &mut Waiter<'_>| -> weft_fabric::Result<u64> {
+            let mut receive = |waiter: &mut WaitOptions<'_>| -> weft_fabric::Result<u64> {
                 communicator.wait(counter, &[(peer, 1)], waiter)?;
                 inbox.memory().copy_out(at, &mut seen);
                 communicator.engine().credit(peer, counter)?;
@@ -215,6 +216,9 @@ fn at_once(communicator: &Communicator, options: &Options) -> Outcome<Vec<u64>> 
         let rounds = &rounds;
         let threads: Vec<_> =
             (0..options.threads).map(|thread| scope.spawn(move || rounds(thread))).collect();
-        threads.into_iter().map(|thread| Ok(thread.join().map_err(|_| "a thread died")??)).collect()
+        threads
+            .into_iter()
+            .map(|thread| Ok(thread.join().map_err(|_| "a thread panicked")??))
+            .collect()
     })
 }

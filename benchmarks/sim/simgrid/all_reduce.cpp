@@ -1,17 +1,16 @@
 // Runs the messages of an all-reduce on SimGrid's engine, over the links and routes of a file that
-// `weft-bench-sim export` has written; platform.rs there says what is in it.
+// `weft-bench-sim export` has written; its platform.rs documents the format.
 //
 // The model is CM02 without cross-traffic, TCP's window or correcting factors: a message takes the
-// latency of its route, then shares bandwidth max-min fairly, which is what weft-netsim computes. A
-// rank is an actor; its mailboxes have a permanent receiver, so that a message leaves when it is
-// sent, whether or not somebody already waits for it, as a counted write does.
+// latency of its route, then shares bandwidth max-min fairly, as in weft-netsim. A rank is an actor;
+// its mailboxes have a permanent receiver, so that a message is sent at once, before or after its
+// receiver waits, as a counted write is.
 //
-// SimGrid shares by the inverse of a route's latency, and Weft equally: they are to agree where flows
-// that meet have the same latency. SimGrid's default way of updating ("Lazy") gives other rates than
-// "Full" and "TI" in a few instants at which flows come and go together, so the way is an argument.
+// SimGrid shares by the inverse of a route's latency, and Weft equally: they agree for flows of equal
+// latency on each link. SimGrid's default update mode ("Lazy") gives other rates than "Full" and "TI"
+// at a few instants with simultaneous starts and ends, so the mode is an argument.
 //
-// Prints the virtual time at which the last rank is done, and the processor time of the run alone
-// and of reading and building what it runs on.
+// Prints the virtual time of the last rank's end, and the processor time of the run and of the setup.
 
 #include <simgrid/s4u.hpp>
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compiles the programs against SimGrid into the folder that is given. Says where SimGrid comes from if it
-# is not there, and exits with 3.
+# Compiles the programs against SimGrid into the given folder. Without SimGrid it prints the package to install
+# and exits with 3.
 set -euo pipefail
 cd "$(dirname "$0")"
 compiler=${CXX:-c++}

@@ -1,5 +1,4 @@
-//! Straight on the engine: the messages of ring and halving-doubling, and nothing but what depends on
-//! what.
+//! Bare engine: the messages of ring and halving-doubling on `weft-netsim`, with their dependencies alone.
 
 use crate::platform::Platform;
 use crate::{Case, Failure, Found};
@@ -24,7 +23,13 @@ pub fn run(case: &Case) -> Result<Found, Failure> {
         "hd" | "hdrm" if case.ranks.is_power_of_two() => {
             halving_doubling(case, &mut platform, &mut engine)?
         }
-        other => return Err(format!("no messages by hand for {other} of {}", case.ranks).into()),
+        other => {
+            return Err(format!(
+                "algorithm {other} of {} ranks: expected ring, or hd of a power of two",
+                case.ranks
+            )
+            .into());
+        }
     };
     let loads = (0..links.len() as u32).map(|link| engine.link_usage(LinkId(link)).most_flows);
     let (cpu_s, max_link_load) = (cpu.seconds(), loads.max().unwrap_or(0));
@@ -55,7 +60,7 @@ fn ring(case: &Case, platform: &mut Platform, engine: &mut Engine) -> Result<(f6
             block_start(case.bytes, ranks, block + 1) - block_start(case.bytes, ranks, block)
         })
         .collect();
-    // The step that each rank sends next: one for each that has arrived.
+    // Next step of each rank: one for each arrival.
     let mut step = vec![1; ranks as usize];
     for rank in 0..ranks {
         engine.start_flow(paths[rank as usize], sizes[rank as usize], 0.0, Tag(u64::from(rank)))?;
@@ -85,7 +90,7 @@ fn halving_doubling(
 ) -> Result<(f64, u64), Failure> {
     let (ranks, bits) = (case.ranks, case.ranks.trailing_zeros());
     let steps = 2 * bits;
-    // The bit that a step flips, and what is sent in it.
+    // Bit that a step flips, and bytes of its message.
     let flip = |step: u32| if step < bits { step } else { steps - 1 - step };
     let bytes = |step: u32| case.bytes >> (flip(step) + 1);
     let mut paths = Vec::new();
@@ -98,7 +103,7 @@ fn halving_doubling(
         let path = paths[(rank * bits + flip(step)) as usize];
         engine.start_flow(path, bytes(step), 0.0, Tag(u64::from(step) << 32 | u64::from(rank)))
     };
-    // Which steps have arrived at each rank, and the step that it is in.
+    // Arrived steps of each rank as bits, and its current step.
     let mut arrived = vec![0_u64; ranks as usize];
     let mut current = vec![0; ranks as usize];
     for rank in 0..ranks {
@@ -123,7 +128,7 @@ fn halving_doubling(
     Ok((last, flows))
 }
 
-/// Where a block begins.
+/// First byte of a block.
 fn block_start(bytes: u64, blocks: u32, block: u32) -> u64 {
     (u128::from(bytes) * u128::from(block) / u128::from(blocks)) as u64
 }

@@ -1,12 +1,12 @@
-//! Through the executor of schedules.
+//! Executor of schedules: a case as a scenario of `weft-predict`.
 
 use crate::{Case, Failure, Found};
 use serde_json::json;
 use weft_predict::collective::CollectiveWorkload;
-use weft_predict::{CpuTime, Spec, World};
+use weft_predict::{CpuTime, Scenario, World};
 use weft_topology::Network;
 
-/// Runs a case as `weft sim` would.
+/// Runs a case as `weft sim` does.
 pub fn run(case: &Case) -> Result<Found, Failure> {
     let placement = match case.shuffle {
         Some(_) => {
@@ -30,8 +30,8 @@ pub fn run(case: &Case) -> Result<Found, Failure> {
             "placement": placement,
         },
     });
-    let Spec::Collective(spec) = serde_json::from_value(spec)? else {
-        return Err("it is no collective".into());
+    let Scenario::Collective(spec) = serde_json::from_value(spec)? else {
+        return Err("expected a collective".into());
     };
     let setup = CpuTime::start();
     let mut world = World::new(&spec.cluster)?;

@@ -1,7 +1,7 @@
-//! Measures the simulator on the collectives whose speed is promised.
+//! Benchmark of the simulator on all-reduces.
 //!
-//! - `executor.rs`: schedules through `weft-predict`, as `weft sim` runs them
-//! - `engine.rs`: the same messages straight on `weft-netsim`, to see what is whose
+//! - `executor.rs`: schedules on `weft-predict`, as `weft sim` runs them
+//! - `engine.rs`: the same messages on bare `weft-netsim`, to separate the costs of both
 //! - `platform.rs`: links, routes and messages in a file, for other simulators
 
 mod engine;
@@ -11,11 +11,11 @@ mod platform;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::json;
 use std::path::PathBuf;
-use weft_predict::SplitMix64;
+use weft_control::random::SplitMix64;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Measure the simulator on this machine.
+/// Benchmark of the simulator
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -24,36 +24,36 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Simulate an all-reduce, and print what it came to and what it cost as a JSON line
+    /// Simulation of an all-reduce; prints its time and processor time as a JSON line
     Run {
         #[command(flatten)]
         case: Case,
-        /// How
+        /// Side
         #[arg(long, value_enum, default_value = "executor")]
         through: Through,
-        /// How often in this process; each run is from the description on
+        /// Runs in this process, each with a new network
         #[arg(long, default_value_t = 1)]
         repeat: u32,
     },
-    /// Write the network, its routes and the messages to a file
+    /// Network, routes and messages as a file
     Export {
         #[command(flatten)]
         case: Case,
-        /// The file
+        /// File
         file: PathBuf,
     },
 }
 
-/// An all-reduce on a network. Only links cost time, nothing at the ranks.
+/// All-reduce on a network, with costs of links alone.
 #[derive(Args, Clone)]
 pub struct Case {
-    /// The network's short form
+    /// Short form of the network
     #[arg(long, default_value = "fat-tree:leaves=32,spines=16,hosts=16,gbps=100,latency_us=0.5")]
     topology: String,
     /// `static`, `ecmp` or `unique`
     #[arg(long, default_value = "static")]
     routing: String,
-    /// ECMP's seed
+    /// Seed of ECMP's hash
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// `ring`, `hd` or `hdrm`
@@ -62,27 +62,27 @@ pub struct Case {
     /// Ranks
     #[arg(long, default_value_t = 512)]
     ranks: u32,
-    /// Bytes of the vector
+    /// Length of the vector in bytes
     #[arg(long, default_value_t = 256 << 20)]
     bytes: u64,
-    /// Put ranks on endpoints in a random order of this seed, so that neighbours are far apart
+    /// Seed of a random rank placement
     #[arg(long)]
     shuffle: Option<u64>,
 }
 
-/// What runs a case.
+/// Side that runs a case.
 #[derive(Clone, Copy, ValueEnum)]
 enum Through {
     /// `weft-predict`.
     Executor,
-    /// Bookkeeping by hand on `weft-netsim`.
+    /// Bare `weft-netsim`.
     Engine,
 }
 
-/// What a run came to.
+/// Results of a run.
 pub struct Found {
     time_s: f64,
-    /// Processor time of reading and building the network, and of all after that.
+    /// Processor time of the network's construction, and of the run.
     setup_cpu_s: f64,
     cpu_s: f64,
     flows: u64,
@@ -114,7 +114,7 @@ fn main() -> Result<(), Failure> {
 }
 
 impl Case {
-    /// The endpoint of each rank, or nothing if the network's own order is meant.
+    /// Endpoint of each rank; `None` for the network's own order.
     fn shuffled(&self, endpoints: u32) -> Option<Vec<u32>> {
         let mut random = SplitMix64::new(self.shuffle?);
         let mut order: Vec<u32> = (0..endpoints).collect();
@@ -126,7 +126,7 @@ impl Case {
     }
 }
 
-/// The most memory that this process has had, in MiB; 0 where the system does not say.
+/// Peak resident memory of this process in MiB; 0 if the system does not report it.
 fn peak_mib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -1,4 +1,4 @@
-//! A case for other simulators: what there is, and who writes what to whom.
+//! Export of a case for other simulators: links, routes and messages.
 
 use crate::{Case, Failure};
 use std::fmt::Write;
@@ -6,26 +6,26 @@ use std::path::Path;
 use weft_collectives::{Algorithm, AnySchedule, Collective, Op, Options, Rank, Schedule, build};
 use weft_topology::{EndpointId, LinkId, Network, Router, Routing};
 
-/// A case, read: the network and where each rank is.
+/// Parsed case: network, rank placement and schedule.
 pub struct Platform {
-    /// The network.
+    /// Network.
     pub network: Network,
     router: Router,
-    /// The endpoint of each rank.
+    /// Endpoint of each rank.
     pub endpoints: Vec<EndpointId>,
-    /// What runs.
+    /// Schedule.
     pub schedule: AnySchedule,
 }
 
 impl Platform {
-    /// Reads a case.
+    /// Parses a case.
     pub fn new(case: &Case) -> Result<Platform, Failure> {
         let network = Network::parse(&case.topology)?;
         let routing = match case.routing.as_str() {
             "static" => Routing::Static,
             "unique" => Routing::Unique,
             "ecmp" => Routing::Ecmp { seed: case.seed },
-            other => return Err(format!("no routing is called {other}").into()),
+            other => return Err(format!("routing {other}: expected static, unique or ecmp").into()),
         };
         let algorithm: Algorithm = case.algorithm.parse()?;
         let endpoints = match case.shuffled(network.endpoints()) {
@@ -40,36 +40,36 @@ impl Platform {
         Ok(Platform { router: Router::new(&network, routing)?, network, endpoints, schedule })
     }
 
-    /// The links from one rank to another.
+    /// Links from one rank to another.
     pub fn path(&mut self, from: u32, to: u32, links: &mut Vec<LinkId>) -> Result<(), Failure> {
         links.clear();
         let ranks = u64::from(self.schedule.ranks());
-        // As the executor numbers its connections, so that hashes agree.
+        // The connection number of the executor, for equal hashes.
         let flow = u64::from(from) * ranks + u64::from(to);
         let ends = [from, to].map(|rank| self.endpoints[rank as usize]);
         Ok(self.router.path(ends[0], ends[1], flow, links)?)
     }
 }
 
-/// Writes a case down, in numbers separated by white space:
+/// Writes a case as numbers separated by white space:
 ///
 /// ```text
 /// ranks links
-/// for each link: its bandwidth in bytes/s and its latency in s
+/// for each link: bandwidth in bytes/s, latency in s
 /// for each rank:
-///   how many peers it writes to; for each the peer, the number of links to it, and the links
-///   how many writes it makes; for each the step, the peer and the bytes
-///   how many arrivals it waits for; for each the step and the peer
+///   number of peers written to; for each the peer, number of links, links
+///   number of writes; for each the step, peer and bytes
+///   number of awaited arrivals; for each the step and peer
 /// ```
 ///
-/// In each step a rank does all its writes, then all its waits.
+/// In each step a rank posts all its writes, then waits.
 pub fn export(case: &Case, file: &Path) -> Result<(), Failure> {
     let mut platform = Platform::new(case)?;
     let ranks = platform.schedule.ranks();
     let links = platform.network.links();
     let mut text = format!("{ranks} {}\n", links.len());
     for link in links {
-        // Rust prints as many digits as tell a number from all others.
+        // Rust prints the shortest digits that parse to the same number.
         writeln!(text, "{} {}", link.bandwidth, link.latency)?;
     }
     for rank in 0..ranks {
@@ -99,11 +99,11 @@ pub fn export(case: &Case, file: &Path) -> Result<(), Failure> {
     Ok(std::fs::write(file, text)?)
 }
 
-/// What a rank sends and waits for.
+/// Writes and waits of a rank.
 struct Messages {
-    /// The step, the peer and the bytes.
+    /// Step, peer and bytes.
     writes: Vec<(u32, u32, u64)>,
-    /// The step and the peer.
+    /// Step and peer.
     waits: Vec<(u32, u32)>,
 }
 

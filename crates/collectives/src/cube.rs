@@ -1,32 +1,32 @@
-//! Halving and doubling among members of a hypercube: what HD, HDRM and the rails of a hierarchy share.
+//! Halving and doubling among the members of a hypercube: shared by HD, HDRM and the rails of a hierarchy.
 
 use crate::op::{Op, Rank, Span};
 
 /// All-reduce of `2^levels` blocks among `members`: recursive halving over the bits from the lowest, then
-/// recursive doubling back. Members from `2^levels` on first give all they have to the member with the top bit
-/// cleared, and get the result from it.
+/// recursive doubling back. Members from `2^levels` on are folded: they send their vector to the member with the
+/// top bit cleared, their proxy, and receive the result from it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cube {
     members: u32,
     levels: u32,
-    /// The contribution lies in the output already, not in the input.
+    /// True if the contribution is in the output instead of the input.
     in_place: bool,
 }
 
-/// Where a member's operations take place.
-pub(crate) struct Place {
-    /// Member 0, and the distance to the next in ranks.
+/// Mapping of members, blocks, slots and steps to those of the schedule.
+pub(crate) struct CubeLayout {
+    /// Rank of member 0; `stride` is the distance to the next member in ranks.
     pub(crate) first_rank: u32,
     pub(crate) stride: u32,
-    /// The first of the blocks, in input and output.
+    /// First block in input and output.
     pub(crate) block: u32,
-    /// The first slot of scratch.
+    /// First scratch slot.
     pub(crate) scratch: u32,
-    /// The first step and lane.
+    /// First step and lane.
     pub(crate) step: u32,
 }
 
-impl Place {
+impl CubeLayout {
     fn rank(&self, member: u32) -> Rank {
         Rank(self.first_rank + member * self.stride)
     }
@@ -58,7 +58,7 @@ impl Cube {
         Cube { members, levels: members.ilog2(), in_place }
     }
 
-    /// The blocks, and the members that are not folded: the largest power of two.
+    /// Number of blocks and of unfolded members: the largest power of two up to `members`.
     pub(crate) fn blocks(&self) -> u32 {
         1 << self.levels
     }
@@ -71,32 +71,32 @@ impl Cube {
         2 * self.levels + 2 * u32::from(self.folded())
     }
 
-    /// True when another member is folded onto `member`.
-    fn has_guest(&self, member: u32) -> bool {
+    /// True if another member is folded onto `member`.
+    fn is_proxy(&self, member: u32) -> bool {
         member < self.members - self.blocks()
     }
 
-    /// True when the output holds something before the first level.
+    /// True if the output holds data before the first level.
     fn filled(&self, member: u32) -> bool {
-        self.in_place || self.has_guest(member)
+        self.in_place || self.is_proxy(member)
     }
 
-    /// The slot where what arrives at `level` begins: each level has slots of its own, since nothing tells
-    /// a peer that those of an earlier level are free.
+    /// First slot of the arrivals of `level`. Each level has its own slots, since peers are not notified when
+    /// those of an earlier level are free.
     fn slot(&self, member: u32, level: u32) -> u32 {
         let blocks = self.blocks();
-        let guest = if self.in_place && self.has_guest(member) { blocks } else { 0 };
+        let folded = if self.in_place && self.is_proxy(member) { blocks } else { 0 };
         let first = if self.filled(member) { 0 } else { blocks / 2 };
-        // At level 0, an output that is not filled takes what arrives.
-        guest + (blocks - (blocks >> level)).saturating_sub(first)
+        // At level 0, an unfilled output receives the arrivals.
+        folded + (blocks - (blocks >> level)).saturating_sub(first)
     }
 
     pub(crate) fn scratch(&self, member: u32) -> u32 {
         if member < self.blocks() { self.slot(member, self.levels) } else { 0 }
     }
 
-    /// The blocks that `member` keeps after `level` levels: the bits of its number, from the lowest, choose
-    /// halves.
+    /// Blocks that `member` keeps after `level` levels, as first and count: the bits of its number, from the
+    /// lowest, select halves.
     fn kept(&self, member: u32, level: u32) -> (u32, u32) {
         let low = u64::from(member) & ((1 << level) - 1);
         let first = (low as u32).reverse_bits() as u64 >> (32 - self.levels);
@@ -107,78 +107,78 @@ impl Cube {
         if member >= self.blocks() {
             return 2;
         }
-        let fold = if self.has_guest(member) { 3 } else { 0 };
+        let fold = if self.is_proxy(member) { 3 } else { 0 };
         let alone = u32::from(self.members == 1 && !self.in_place);
         5 * self.levels + fold + alone
     }
 
-    pub(crate) fn op(&self, member: u32, index: u32, place: &Place) -> Op {
+    pub(crate) fn op(&self, member: u32, index: u32, layout: &CubeLayout) -> Op {
         let (blocks, levels) = (self.blocks(), self.levels);
         let last = self.steps().saturating_sub(1);
         if self.members == 1 {
-            return Op::Copy { source: place.input(0, 1), target: place.output(0, 1) };
+            return Op::Copy { source: layout.input(0, 1), target: layout.output(0, 1) };
         }
         if member >= blocks {
             return match index {
                 0 if self.in_place => {
-                    let host = member - blocks;
-                    place.write(host, 0, place.output(0, blocks), place.scratch(0, blocks))
+                    let proxy = member - blocks;
+                    layout.write(proxy, 0, layout.output(0, blocks), layout.scratch(0, blocks))
                 }
                 0 => {
-                    let host = member - blocks;
-                    place.write(host, 0, place.input(0, blocks), place.output(0, blocks))
+                    let proxy = member - blocks;
+                    layout.write(proxy, 0, layout.input(0, blocks), layout.output(0, blocks))
                 }
-                _ => place.wait(member - blocks, last),
+                _ => layout.wait(member - blocks, last),
             };
         }
         let mut index = index;
-        if self.has_guest(member) {
-            let all = place.output(0, blocks);
+        if self.is_proxy(member) {
+            let all = layout.output(0, blocks);
             match index {
-                0 => return place.wait(member + blocks, 0),
+                0 => return layout.wait(member + blocks, 0),
                 1 if self.in_place => {
-                    return Op::Reduce { source: place.scratch(0, blocks), target: all };
+                    return Op::Reduce { source: layout.scratch(0, blocks), target: all };
                 }
-                1 => return Op::Reduce { source: place.input(0, blocks), target: all },
+                1 => return Op::Reduce { source: layout.input(0, blocks), target: all },
                 _ if index == 2 + 5 * levels => {
-                    return place.write(member + blocks, last, all, all);
+                    return layout.write(member + blocks, last, all, all);
                 }
                 _ => index -= 2,
             }
         }
         let fold = u32::from(self.folded());
         if index < 3 * levels {
-            self.halve(member, index / 3, index % 3, fold, place)
+            self.halve(member, index / 3, index % 3, fold, layout)
         } else {
             let index = index - 3 * levels;
-            self.double(member, levels - 1 - index / 2, index % 2, fold, place)
+            self.double(member, levels - 1 - index / 2, index % 2, fold, layout)
         }
     }
 
-    fn halve(&self, member: u32, level: u32, part: u32, fold: u32, place: &Place) -> Op {
+    fn halve(&self, member: u32, level: u32, part: u32, fold: u32, layout: &CubeLayout) -> Op {
         let peer = member ^ (1 << level);
         let arrival = |member: u32| {
             let (first, blocks) = self.kept(member, level + 1);
             if level == 0 && !self.filled(member) {
-                place.output(first, blocks)
+                layout.output(first, blocks)
             } else {
-                place.scratch(self.slot(member, level), blocks)
+                layout.scratch(self.slot(member, level), blocks)
             }
         };
-        // What the rank itself has of these blocks.
+        // The rank's own contribution to these blocks.
         let own = |first, blocks| {
             if level == 0 && !self.filled(member) {
-                place.input(first, blocks)
+                layout.input(first, blocks)
             } else {
-                place.output(first, blocks)
+                layout.output(first, blocks)
             }
         };
         match part {
             0 => {
                 let (first, blocks) = self.kept(peer, level + 1);
-                place.write(peer, fold + level, own(first, blocks), arrival(peer))
+                layout.write(peer, fold + level, own(first, blocks), arrival(peer))
             }
-            1 => place.wait(peer, fold + level),
+            1 => layout.wait(peer, fold + level),
             _ => {
                 let (first, blocks) = self.kept(member, level + 1);
                 if level == 0 && !self.filled(member) {
@@ -190,13 +190,13 @@ impl Cube {
         }
     }
 
-    fn double(&self, member: u32, level: u32, part: u32, fold: u32, place: &Place) -> Op {
+    fn double(&self, member: u32, level: u32, part: u32, fold: u32, layout: &CubeLayout) -> Op {
         let peer = member ^ (1 << level);
         let step = fold + 2 * self.levels - 1 - level;
         if part == 1 {
-            return place.wait(peer, step);
+            return layout.wait(peer, step);
         }
         let (first, blocks) = self.kept(member, level + 1);
-        place.write(peer, step, place.output(first, blocks), place.output(first, blocks))
+        layout.write(peer, step, layout.output(first, blocks), layout.output(first, blocks))
     }
 }

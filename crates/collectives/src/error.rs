@@ -1,240 +1,220 @@
-//! What can go wrong, one variant per cause.
+//! Errors of schedules, one variant per cause.
 
-use crate::contention::Collision;
-use crate::op::{Buffer, Collective, Op, Rank, Span};
-use std::fmt;
+use crate::collision::Collision;
+use crate::op::{Collective, OpLocation, Rank, Span};
 
-/// Where in a schedule something is wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct At {
-    /// Whose operation.
-    pub rank: Rank,
-    /// Which of the rank's operations, from 0.
-    pub index: u32,
-    /// The operation.
-    pub op: Op,
-}
-
-impl fmt::Display for At {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {}, operation {} ({}", self.rank, self.index, self.op)?;
-        if let Op::Write { step, .. } = self.op {
-            write!(f, ", step {step}")?;
-        }
-        f.write_str(")")
-    }
-}
-
-/// Why a schedule was not built, not read, or not believed.
+/// Failure to build, parse, verify or estimate a schedule.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A number is outside what is possible.
-    #[error("{what} is {value}; it must be from {least} to {most}")]
+    /// Number out of range.
+    #[error("{what} is {value}: expected {least} to {most}")]
     OutOfRange {
-        /// What the number is.
+        /// Meaning of the number.
         what: &'static str,
-        /// The number.
+        /// Number.
         value: u64,
-        /// The least possible.
+        /// Smallest valid number.
         least: u64,
-        /// The most possible.
+        /// Largest valid number.
         most: u64,
     },
-    /// The algorithm does not compute this collective.
-    #[error("there is no {collective} by {algorithm}; there is {known}")]
+    /// Collective that the algorithm does not compute.
+    #[error("{algorithm} does not compute {collective}: use one of {known}")]
     NoSuchAlgorithm {
-        /// The collective.
+        /// Collective.
         collective: Collective,
-        /// The algorithm asked for.
+        /// Requested algorithm.
         algorithm: &'static str,
-        /// The algorithms that compute it.
+        /// Algorithms that compute the collective.
         known: String,
     },
-    /// The name is not that of an algorithm.
-    #[error("there is no algorithm called {name:?}; there is {known}")]
+    /// Unknown algorithm.
+    #[error("algorithm {name:?} is unknown: use one of {known}")]
     UnknownName {
-        /// The name.
+        /// Name.
         name: String,
         /// All names.
         known: String,
     },
-    /// Ranks do not make whole nodes, or blocks not whole shares.
-    #[error("{whole} {what} cannot be shared evenly by {parts}")]
+    /// Number that is not the required multiple: ranks of nodes, or blocks of ranks.
+    #[error("{whole} {what}: expected a multiple of {parts}")]
     Uneven {
-        /// What is shared.
+        /// Meaning of the number.
         what: &'static str,
-        /// How many there are.
+        /// Number.
         whole: u32,
-        /// Among how many.
+        /// Required divisor.
         parts: u32,
     },
-    /// JSON that is not a program.
+    /// Invalid JSON of a program.
     #[error("not a program: {0}")]
     Json(String),
-    /// A schedule has too many operations or blocks to be stored.
+    /// Size beyond a limit.
     #[error("{what}: {needed}, at most {limit} allowed")]
     TooLarge {
-        /// What there is too much of.
+        /// Meaning of the size.
         what: &'static str,
-        /// How much.
+        /// Size.
         needed: u64,
-        /// How much there may be.
+        /// Limit.
         limit: u64,
     },
-    /// A span does not lie within its buffer, or may not be used like this.
+    /// Span outside of its buffer, or of an invalid use.
     #[error("{at}: {span} {problem}")]
     Span {
-        /// The operation.
-        at: At,
-        /// The span.
+        /// Operation.
+        at: OpLocation,
+        /// Span.
         span: Span,
-        /// What is wrong with it.
+        /// Its problem.
         problem: String,
     },
-    /// A peer, a lane, a step or a count that cannot be.
+    /// Invalid peer, lane, step or count.
     #[error("{at}: {problem}")]
     Operation {
-        /// The operation.
-        at: At,
-        /// What is wrong with it.
+        /// Operation.
+        at: OpLocation,
+        /// Its problem.
         problem: String,
     },
-    /// A write belongs to a step before that of something it depends on.
-    #[error("{at}: rank {} has been at step {reached} before", at.rank)]
+    /// Write of an earlier step than a write that it depends on.
+    #[error("{at}: rank {} has completed step {reached}", at.rank)]
     StepOrder {
-        /// The write.
-        at: At,
-        /// The step that has to come before, or be the same if it is the rank's own.
+        /// Write.
+        at: OpLocation,
+        /// Last completed step of the rank.
         reached: u32,
     },
-    /// A block is read that nothing was written to.
-    #[error("{at}: reads {block}, to which nothing has been written")]
+    /// Read of an unwritten block.
+    #[error("{at}: reads {block}, which is unwritten")]
     Unwritten {
-        /// Who reads.
-        at: At,
-        /// What.
+        /// Reading operation.
+        at: OpLocation,
+        /// Block.
         block: Span,
     },
-    /// A block is used while another operation may still be using it.
-    #[error("{at}: {use_} {block} of rank {owner}, and nothing ensures that {other} has {done} it")]
+    /// Use of a block that is not ordered after a conflicting use.
+    #[error("{at}: {use_} {block} of rank {owner} without waiting until {other} has {done} it")]
     Race {
-        /// The operation that comes too early.
-        at: At,
+        /// Operation that may start too early.
+        at: OpLocation,
         /// `reads`, `writes` or `overwrites`.
         use_: &'static str,
-        /// Whose memory.
+        /// Owner of the block.
         owner: Rank,
-        /// The block.
+        /// Block.
         block: Span,
-        /// The operation that may not be over.
-        other: Box<At>,
+        /// Operation that may not have ended.
+        other: Box<OpLocation>,
         /// `read` or `written`.
         done: &'static str,
     },
-    /// A contribution is added a second time.
+    /// Contribution added twice.
     #[error("{at}: adds rank {contributor}'s block {block} a second time")]
     Twice {
-        /// The addition.
-        at: At,
-        /// Whose contribution.
+        /// Addition.
+        at: OpLocation,
+        /// Rank of the contribution.
         contributor: Rank,
-        /// Which block of the vector.
+        /// Block of the vector.
         block: u32,
     },
-    /// A block of the vector comes where another belongs.
-    #[error("{at}: brings block {found} of the vector to {place}, where block {expected} belongs")]
+    /// Block of the vector at the position of another.
+    #[error(
+        "{at}: writes block {found} of the vector to {place}, the position of block {expected}"
+    )]
     WrongBlock {
-        /// The operation.
-        at: At,
-        /// Where to.
+        /// Operation.
+        at: OpLocation,
+        /// Target block.
         place: Span,
-        /// The block that it brings.
+        /// Block of the vector that it writes.
         found: u32,
-        /// The block that belongs there.
+        /// Block of the vector of that position.
         expected: u32,
     },
-    /// A wait may count a write that it does not mean.
+    /// Wait that may count another write than intended.
     #[error("{at}: may also be satisfied by a later write: {write}")]
     Ambiguous {
-        /// The wait.
-        at: At,
-        /// The write that may arrive before those that were meant.
-        write: Box<At>,
+        /// Wait.
+        at: OpLocation,
+        /// Later write that may arrive before the intended ones.
+        write: Box<OpLocation>,
     },
-    /// A wait never ends.
-    #[error("{at}: waits for ever: {risen} of {count} writes are posted, and rank {from} {}",
+    /// Wait that never ends.
+    #[error("{at}: never ends: {risen} of {count} writes are posted, and rank {from} {}",
         match .peer {
             Some(peer) => format!("waits itself: {peer}"),
-            None => "has nothing left to do".to_owned(),
+            None => "has no operations left".to_owned(),
         })]
     Deadlock {
-        /// The wait.
-        at: At,
-        /// For whom.
+        /// Wait.
+        at: OpLocation,
+        /// Rank that it waits for.
         from: Rank,
-        /// How many writes were posted on the lane.
+        /// Writes posted on the lane.
         risen: u32,
-        /// For how many it waits.
+        /// Writes that it waits for.
         count: u32,
-        /// Where that rank waits itself.
-        peer: Option<Box<At>>,
+        /// Wait in which that rank blocks, if any.
+        peer: Option<Box<OpLocation>>,
     },
-    /// Nobody waits for a write.
+    /// Write without a wait.
     #[error("{write}: rank {to} does not wait for it")]
     Unwaited {
-        /// The write.
-        write: At,
-        /// Who should wait.
+        /// Write.
+        write: OpLocation,
+        /// Destination, which should wait.
         to: Rank,
     },
-    /// A block of the output is not what the collective asks for.
-    #[error("rank {rank}: in the end {block} {problem}")]
+    /// Wrong block in the final output.
+    #[error("rank {rank}: final {block} {problem}")]
     Result {
-        /// Whose output.
+        /// Rank of the output.
         rank: Rank,
-        /// Which block of it.
+        /// Block of the output.
         block: Span,
-        /// What is wrong with it.
+        /// Its problem.
         problem: String,
     },
-    /// The map from ranks to endpoints does not fit.
-    #[error("the rank map {0}")]
-    RankMap(String),
-    /// Two endpoints are in the same half of a BiGraph, and have as many paths as the other has switches.
+    /// Invalid rank placement.
+    #[error("the rank placement {0}")]
+    RankPlacement(String),
+    /// Two endpoints in one half of a BiGraph, which have a path through each switch of the other half.
     #[error("{from} and {to} are in one half of the BiGraph: there is no unique path")]
-    NotUnique {
-        /// The endpoint that sends.
+    NoUniquePath {
+        /// Source endpoint.
         from: String,
-        /// The endpoint that receives.
+        /// Destination endpoint.
         to: String,
     },
-    /// Writes of one step share a link.
-    #[error("{count} times a link is shared in a step; {first}")]
+    /// Contention: writes of one step share a link.
+    #[error("{count} collisions; the first: {first}")]
     Contention {
-        /// How often.
+        /// Number of collisions.
         count: u64,
-        /// The first.
+        /// First collision.
         first: Box<Collision>,
     },
-    /// A cost that cannot be.
-    #[error("the cost {what} is {value}; it must be finite, and {}",
-        if *what == "add_bytes_per_s" { "above 0" } else { "not negative" })]
-    Cost {
-        /// Which of [`Costs`](crate::tune::Costs).
+    /// Invalid cost.
+    #[error("the cost {what} is {value}: expected a finite number {}",
+        if *what == "add_bytes_per_s" { "above 0" } else { "of at least 0" })]
+    InvalidCost {
+        /// Field of [`Costs`](crate::tune::Costs).
         what: &'static str,
-        /// What it is.
+        /// Value.
         value: f64,
     },
-    /// No algorithm could be weighed.
+    /// No algorithm could be estimated.
     #[error("no algorithm can be chosen: {0}")]
-    NothingToChoose(String),
-    /// The network has no such path.
+    NoCandidate(String),
+    /// Error of the network, such as a missing path.
     #[error(transparent)]
     Topology(#[from] weft_topology::Error),
 }
 
-/// Refuses a number that is out of range.
+/// Rejects a number out of range.
 pub(crate) fn in_range(what: &'static str, value: u32, least: u32, most: u32) -> Result<(), Error> {
     if (least..=most).contains(&value) {
         return Ok(());
@@ -242,15 +222,10 @@ pub(crate) fn in_range(what: &'static str, value: u32, least: u32, most: u32) ->
     Err(Error::OutOfRange { what, value: value.into(), least: least.into(), most: most.into() })
 }
 
-/// Refuses more than `limit`.
+/// Rejects a size beyond `limit`.
 pub(crate) fn at_most(what: &'static str, needed: u64, limit: u64) -> Result<(), Error> {
     if needed > limit {
         return Err(Error::TooLarge { what, needed, limit });
     }
     Ok(())
-}
-
-/// One block, as a span.
-pub(crate) fn block(buffer: Buffer, first: u32) -> Span {
-    Span { buffer, first, blocks: 1 }
 }

@@ -1,16 +1,16 @@
-//! All-reduce in two layers: inside the nodes, and between them on rails.
+//! All-reduce in two layers: within nodes, and between nodes on rails.
 
-use crate::cube::{Cube, Place};
-use crate::direct::{OrderedSum, peer};
+use crate::cube::{Cube, CubeLayout};
 use crate::op::{Collective, Op, Rank, Span};
+use crate::ordered_sum::{OrderedSum, peer};
 use crate::schedule::Schedule;
 
-/// All-reduce with `G` ranks on each node: a direct reduce-scatter inside the node, halving-doubling (HDRM, with
-/// the rails' map of ranks) among the ranks of the same number on all nodes, a direct all-gather inside the node.
-/// Rank `r` is number `r mod G` of node `r / G`.
+/// All-reduce with `G` ranks on each node: a direct reduce-scatter within the node, halving-doubling (HDRM, with
+/// the rank placement of the rails) among the ranks of equal number on all nodes, a direct all-gather within the
+/// node. Rank `r` has number `r mod G` on node `r / G`.
 ///
-/// Between nodes each rank sends `2/G` of the vector, over its own NIC. Cost, with the letters of
-/// [`ring`](crate::ring), `M` nodes, `P` the largest power of two up to `M`, and `a'`, `b'` inside the node:
+/// Between nodes each rank sends `2/G` of the vector, over its own NIC. Cost, in the notation of
+/// [`ring`](crate::ring), for `M` nodes, `P` the largest power of two up to `M`, and `a'`, `b'` within the node:
 /// `2a' + 2(G-1)/G nb' + 2 log2(P) a + 2(P-1)/P n/G b + ((G-1)/G + (P-1)/PG) ng`, and
 /// `2a + 2n/G b + n/G g` more if `M > P`.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ impl Hierarchical {
         OrderedSum { member: number, members: self.local }
     }
 
-    /// The blocks that number `number` of each node adds up.
+    /// Blocks that the rank of number `number` of each node sums, as first and count.
     fn part(&self, number: u32) -> (u32, u32) {
         (number * self.cube.blocks(), self.cube.blocks())
     }
@@ -39,7 +39,7 @@ impl Hierarchical {
         if self.local == 1 { 0 } else { self.sum(number).slots() * self.cube.blocks() }
     }
 
-    /// The steps inside the node, before and after.
+    /// Steps within the node, before the rails and after.
     fn inside(&self) -> u32 {
         u32::from(self.local > 1)
     }
@@ -101,8 +101,9 @@ impl Schedule for Hierarchical {
         }
         if index < self.cube.len(node) {
             let (scratch, step) = (self.slots(number), self.inside());
-            let place = Place { first_rank: number, stride: local, block: first, scratch, step };
-            return self.cube.op(node, index, &place);
+            let layout =
+                CubeLayout { first_rank: number, stride: local, block: first, scratch, step };
+            return self.cube.op(node, index, &layout);
         }
         let index = index - self.cube.len(node);
         let last = self.steps() - 1;

@@ -1,20 +1,19 @@
-//! Programs as JSON.
+//! JSON format of programs.
 
-use crate::build::MAX_RANKS;
-use crate::error::{At, Error, at_most};
-use crate::op::Rank;
+use crate::error::{Error, at_most};
+use crate::op::{MAX_RANKS, OpLocation, Rank};
 use crate::program::Program;
 use crate::verify;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// What the JSON says it is.
+/// Value of the key `format`.
 const FORMAT: &str = "weft-schedule-1";
 
-/// The longest text that is read.
+/// Largest text, in bytes.
 const MAX_TEXT: u64 = 1 << 28;
 
-/// The most operations of all ranks together.
+/// Limit on the operations of all ranks together.
 const MAX_OPERATIONS: u64 = 1 << 24;
 
 #[derive(Serialize, Deserialize)]
@@ -25,14 +24,14 @@ struct File<'a> {
 }
 
 impl Program {
-    /// The program as JSON.
+    /// JSON of the program.
     pub fn to_json(&self) -> String {
         let file = File { format: FORMAT.to_owned(), schedule: Cow::Borrowed(self) };
-        serde_json::to_string_pretty(&file).expect("a program has nothing that JSON cannot say")
+        serde_json::to_string_pretty(&file).expect("all fields of a program have a JSON form")
     }
 
-    /// Reads a program that [`to_json`](Program::to_json) or somebody else has written. Every rank, lane, step and
-    /// span has been checked to exist; whether the program computes anything, [`verify`](crate::verify()) tells.
+    /// Parses a program of any origin. All ranks, lanes, steps and spans are checked to exist;
+    /// [`verify`](crate::verify()) proves that the program computes its collective.
     ///
     /// # Errors
     /// [`Error::Json`] with line and column, [`Error::TooLarge`], and the errors of [`Program::check`].
@@ -49,11 +48,10 @@ impl Program {
         Ok(program)
     }
 
-    /// Checks what can be told without running the program: that it is not too large, and that every rank, lane,
-    /// step and span exists.
+    /// Static check: sizes within limits, and every rank, lane, step and span exists.
     ///
     /// # Errors
-    /// The first thing that is wrong, with rank and operation.
+    /// The first fault, with its rank and operation.
     pub fn check(&self) -> Result<(), Error> {
         at_most("ranks", self.ops.len() as u64, MAX_RANKS.into())?;
         let operations = self.ops.iter().map(|ops| ops.len() as u64).sum();
@@ -68,7 +66,7 @@ impl Program {
         }
         for (rank, ops) in (0..).map(Rank).zip(&self.ops) {
             for (index, &op) in (0..).zip(ops) {
-                verify::operation(self, At { rank, index, op })?;
+                verify::operation(self, OpLocation { rank, index, op })?;
             }
         }
         Ok(())

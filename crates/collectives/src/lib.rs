@@ -1,53 +1,67 @@
 //! Collectives as data: schedules of counted writes, and proofs about them.
 //!
-//! A [`Schedule`] says for each rank what it does in which order: post a counted write, wait for those of a
-//! peer, add, copy. [`build()`] makes one by the name of an algorithm, for any number of ranks; a [`Program`]
-//! is one that was written down. The module [`schedule`] says precisely what the operations mean; whoever runs
-//! schedules stands on it. `docs/collectives.md` has the algorithms, their costs, and examples.
+//! A [`Schedule`] is the ordered list of operations of each rank: post a counted write, wait for the writes of
+//! a peer, add, copy. [`build()`] constructs one by the name of its algorithm, for any number of ranks; a
+//! [`Program`] stores one explicitly. The module [`schedule`] defines the semantics of the operations, on which
+//! every executor relies. `docs/collectives.md` has the algorithms, their costs, and examples.
+//!
+//! - `op`: ranks, collectives, spans and operations; [`schedule`]: the trait and its semantics; `program`,
+//!   `json`, `listing`: stored schedules, their file format and their printed form
+//! - algorithms: [`ring`], [`tree`], [`halving_doubling`], [`hierarchical`], [`direct`], [`pairwise`],
+//!   [`recursive`], [`circulant`], [`broadcast`]; their parts: `cube`, `double_tree`, `ordered_sum`, `pipeline`
+//! - `algorithm`: names; `any_schedule`: [`build()`] and [`AnySchedule`]
+//! - [`verify`](mod@verify): proof of correctness; [`contention`](mod@contention): load of links; `collision`
+//! - [`tune`](mod@tune): choice of the fastest algorithm
 
 #![warn(missing_docs)]
 
+mod algorithm;
+mod any_schedule;
 pub mod broadcast;
-pub mod build;
+pub mod circulant;
+mod collision;
 pub mod contention;
 mod cube;
 pub mod direct;
+mod double_tree;
 mod error;
 pub mod halving_doubling;
 pub mod hierarchical;
 mod json;
+mod listing;
 mod op;
+mod ordered_sum;
 pub mod pairwise;
 mod pipeline;
-mod print;
 mod program;
+pub mod recursive;
 pub mod ring;
 pub mod schedule;
-pub mod shares;
 pub mod tree;
 pub mod tune;
 pub mod verify;
 
 /// Schedules by name.
-pub use build::{Algorithm, AnySchedule, Options, build};
+pub use algorithm::{Algorithm, Options};
+pub use any_schedule::{AnySchedule, build};
 /// Loads of links.
 pub use contention::contention;
-/// What can go wrong.
-pub use error::{At, Error};
-/// What a schedule is made of.
-pub use op::{Buffer, Collective, Op, Rank, Span};
-/// A schedule in print.
-pub use print::Print;
-/// A schedule that was written down.
+/// Errors.
+pub use error::Error;
+/// Printed form of a schedule.
+pub use listing::Listing;
+/// Parts of a schedule.
+pub use op::{Buffer, Collective, MAX_RANKS, Op, OpLocation, Rank, Span};
+/// Stored schedule.
 pub use program::Program;
-/// A schedule as a value.
+/// Trait of all schedules.
 pub use schedule::Schedule;
-/// The fastest algorithm.
+/// Choice of the fastest algorithm.
 pub use tune::tune;
-/// What was proved.
+/// Proof of correctness.
 pub use verify::{Proof, verify};
 
-/// The examples of `docs/collectives.md`.
+/// Examples of `docs/collectives.md`.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/collectives.md")]
 pub struct Docs;

@@ -1,9 +1,12 @@
-//! What a schedule is made of: ranks, spans of memory, and the five things a rank does.
+//! Parts of a schedule: ranks, collectives, spans of memory, and the five operations.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A rank of the group, from 0.
+/// Largest number of ranks of a schedule.
+pub const MAX_RANKS: u32 = 1 << 24;
+
+/// Rank of a group, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rank(pub u32);
@@ -14,7 +17,7 @@ impl fmt::Display for Rank {
     }
 }
 
-/// What a schedule computes. `N` is the number of ranks, `B` the number of blocks of the vector.
+/// Collective operation. `N` is the number of ranks, `B` the number of blocks of the vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Collective {
@@ -26,23 +29,23 @@ pub enum Collective {
     /// The input of rank `r` is the `B/N` blocks from `r*B/N`, the output all `B`. `B` is a multiple of
     /// `N`.
     AllGather,
-    /// The output of every rank, also the root's, is the input of the root. The others have no input.
+    /// The output of every rank, the root included, is the input of the root. Other ranks have no input.
     Broadcast {
-        /// Who has the vector.
+        /// Rank that has the vector.
         root: Rank,
     },
-    /// Input and output have `B` blocks, `B/N` for each rank: what rank `s` has for rank `d` comes to the
-    /// place of `s` in the output of `d`. `B` is a multiple of `N`, and all blocks have the same length.
+    /// Input and output have `B` blocks, `B/N` for each rank: share `d` of the input of rank `s` becomes share `s`
+    /// of the output of rank `d`. `B` is a multiple of `N`, and all blocks have the same length.
     AllToAll,
 }
 
 impl Collective {
-    /// True when contributions are added up.
+    /// True if contributions are summed.
     pub fn reduces(self) -> bool {
         matches!(self, Collective::AllReduce | Collective::ReduceScatter)
     }
 
-    /// True when `blocks` has to be a multiple of the number of ranks.
+    /// True if `blocks` must be a multiple of the number of ranks.
     pub fn shares(self) -> bool {
         matches!(self, Collective::ReduceScatter | Collective::AllGather | Collective::AllToAll)
     }
@@ -60,15 +63,15 @@ impl fmt::Display for Collective {
     }
 }
 
-/// A rank's memory, by its use.
+/// Buffer of a rank, by its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Buffer {
-    /// What the rank contributes. Nobody writes to it.
+    /// Contribution of the rank. Read-only.
     Input,
-    /// What the rank obtains. Undefined at the start.
+    /// Result of the rank. Undefined at the start.
     Output,
-    /// Slots that each hold the longest block. Undefined at the start.
+    /// Slots, each as long as the longest block. Undefined at the start.
     Scratch,
 }
 
@@ -86,11 +89,11 @@ impl fmt::Display for Buffer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Span {
-    /// Where.
+    /// Buffer.
     pub buffer: Buffer,
-    /// The first block, counted within the buffer.
+    /// First block, counted within the buffer.
     pub first: u32,
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: u32,
 }
 
@@ -109,6 +112,11 @@ impl Span {
     pub const fn scratch(first: u32, blocks: u32) -> Span {
         Span { buffer: Buffer::Scratch, first, blocks }
     }
+
+    /// One block of a buffer.
+    pub(crate) const fn block(buffer: Buffer, first: u32) -> Span {
+        Span { buffer, first, blocks: 1 }
+    }
 }
 
 impl fmt::Display for Span {
@@ -121,55 +129,62 @@ impl fmt::Display for Span {
     }
 }
 
-/// One thing that a rank does. A rank does its operations in order, each after the one before is done.
+/// Operation of a rank. A rank executes its operations in order, each after the end of the one before.
 ///
-/// The module [`schedule`](crate::schedule) says what may happen when.
+/// The module [`schedule`](crate::schedule) defines their memory and time semantics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Op {
-    /// Posts a counted write and goes on. When all of it has arrived, `lane` of this rank at `to` rises
-    /// by one.
+    /// Posts a counted write, without waiting. Once all its bytes have arrived, `lane` of this rank at `to` is
+    /// raised by one.
     Write {
-        /// Who gets the bytes; another rank.
+        /// Destination; another rank.
         to: Rank,
-        /// What is read here.
+        /// Local blocks to read.
         source: Span,
-        /// What is written there; as many blocks, not of the input.
+        /// Blocks to write at the destination; as many as in `source`, not of the input.
         target: Span,
-        /// Which of this rank's lanes at `to` rises.
+        /// Lane of this rank at `to` to raise.
         lane: u32,
-        /// The step it belongs to if all ranks went in step; `contention` counts by it.
+        /// Step of the write if all ranks proceed in lockstep; `contention` counts by it.
         step: u32,
     },
-    /// Waits until `lane` of `from` at this rank has risen `count` times since the start.
+    /// Waits until `lane` of `from` at this rank was raised `count` times since the start.
     Wait {
-        /// Whose lane.
+        /// Source of the writes.
         from: Rank,
-        /// Which of them.
+        /// Lane of `from` at this rank.
         lane: u32,
-        /// How many rises in all; at least 1.
+        /// Total number of raises; at least 1.
         count: u32,
     },
-    /// Waits until the sources of all writes that this rank posted to `to` may be overwritten. It says
-    /// nothing about arrival.
+    /// Waits until the sources of all writes that this rank posted to `to` may be overwritten. It does not imply
+    /// their arrival.
     Drain {
-        /// The peer.
+        /// Peer.
         to: Rank,
     },
     /// `target += source`, block by block, both of this rank.
     Reduce {
-        /// What is added.
+        /// Blocks to add.
         source: Span,
-        /// To what.
+        /// Blocks to add to.
         target: Span,
     },
     /// `target = source`, block by block, both of this rank.
     Copy {
-        /// What is read.
+        /// Blocks to read.
         source: Span,
-        /// What is overwritten.
+        /// Blocks to overwrite.
         target: Span,
     },
+}
+
+impl Op {
+    /// Copy of the whole input to the output: the schedule of a group of one.
+    pub(crate) const fn copy_all(blocks: u32) -> Op {
+        Op::Copy { source: Span::input(0, blocks), target: Span::output(0, blocks) }
+    }
 }
 
 impl fmt::Display for Op {
@@ -184,5 +199,26 @@ impl fmt::Display for Op {
             Op::Reduce { source, target } => write!(f, "reduce {source} into {target}"),
             Op::Copy { source, target } => write!(f, "copy {source} to {target}"),
         }
+    }
+}
+
+/// Operation of a rank, with its position; names the location of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpLocation {
+    /// Rank of the operation.
+    pub rank: Rank,
+    /// Index among the operations of the rank, from 0.
+    pub index: u32,
+    /// Operation.
+    pub op: Op,
+}
+
+impl fmt::Display for OpLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}, operation {} ({}", self.rank, self.index, self.op)?;
+        if let Op::Write { step, .. } = self.op {
+            write!(f, ", step {step}")?;
+        }
+        f.write_str(")")
     }
 }

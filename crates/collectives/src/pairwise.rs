@@ -3,11 +3,11 @@
 use crate::op::{Collective, Op, Rank, Span};
 use crate::schedule::Schedule;
 
-/// All-to-all in `N-1` steps, each a permutation: in step `s` a rank trades with the one whose number
-/// differs in the bits of `s` if `N` is a power of two; otherwise it writes to the rank `s` further on.
+/// All-to-all in `N-1` steps, each a permutation: in step `s` rank `r` exchanges with rank `r xor s` if `N` is a
+/// power of two; otherwise it writes to rank `r + s mod N`.
 ///
 /// Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH",
-/// IJHPCA 2005. Cost, with the letters of [`ring`](crate::ring): `(N-1)a + (N-1)/N nb`. No scratch.
+/// IJHPCA 2005. Cost, in the notation of [`ring`](crate::ring): `(N-1)a + (N-1)/N nb`. No scratch.
 #[derive(Clone, Copy, Debug)]
 pub struct Pairwise {
     pub(crate) ranks: u32,
@@ -44,7 +44,7 @@ impl Schedule for Pairwise {
 
     fn op(&self, Rank(me): Rank, index: u32) -> Op {
         let ranks = self.ranks;
-        // The copy comes behind the first write, and first if there is none.
+        // The copy follows the first write, and is first if there is none.
         let index = match index {
             _ if ranks > 1 && index == 0 => 0,
             0 | 1 => return Op::Copy { source: Span::input(me, 1), target: Span::output(me, 1) },

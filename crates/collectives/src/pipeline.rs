@@ -1,17 +1,19 @@
-//! Where a rank stands in several overlapping streams of chunks, by random access.
+//! Pipeline: interleaved operations of several overlapping streams of chunks, by random access.
 
-/// Streams of `chunks` items each: stream `i` does so many operations for its item `c` at time
-/// `start + c`. A rank does the operations in order of time, those of one time in order of streams.
+/// Streams of `chunks` items each: item `c` of a stream takes a fixed number of operations at time `start + c`.
+/// Operations are ordered by time, those of one time by stream.
 #[derive(Clone, Debug)]
 pub(crate) struct Pipeline<const STREAMS: usize> {
+    /// Start time and operations for each item.
     streams: [(u32, u32); STREAMS],
     chunks: u32,
-    /// Times between which the same streams are active, with the operations before each. The last is the end.
+    /// Maximal intervals with the same active streams, in order. The last one marks the end.
     segments: Vec<Segment>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Segment {
+    /// First operation.
     operation: u32,
     time: u32,
     /// Operations at each time.
@@ -19,7 +21,7 @@ struct Segment {
 }
 
 impl<const STREAMS: usize> Pipeline<STREAMS> {
-    /// Streams by their start and their operations for each item.
+    /// Pipeline of streams, given by start time and operations for each item.
     pub(crate) fn new(streams: [(u32, u32); STREAMS], chunks: u32) -> Pipeline<STREAMS> {
         let mut times: Vec<u32> =
             streams.iter().flat_map(|&(start, _)| [start, start + chunks]).collect();
@@ -39,17 +41,17 @@ impl<const STREAMS: usize> Pipeline<STREAMS> {
         Pipeline { streams, chunks, segments }
     }
 
-    /// The number of operations.
+    /// Number of operations.
     pub(crate) fn len(&self) -> u32 {
         self.segments[self.segments.len() - 1].operation
     }
 
-    /// When a stream begins.
+    /// Start time of a stream.
     pub(crate) fn start(&self, stream: usize) -> u32 {
         self.streams[stream].0
     }
 
-    /// The stream of an operation, its item, and its number among the operations for that item.
+    /// Stream of an operation, its item, and its index among the operations of that item.
     pub(crate) fn item(&self, index: u32) -> (usize, u32, u32) {
         // At most two segments for each stream.
         let after = self.segments.iter().take_while(|segment| segment.operation <= index).count();

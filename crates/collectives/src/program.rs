@@ -1,34 +1,34 @@
-//! An explicit schedule: every operation of every rank, stored.
+//! Program: a schedule with all operations stored.
 
 use crate::op::{Collective, Op, Rank};
 use crate::schedule::Schedule;
 use serde::{Deserialize, Serialize};
 
-/// A schedule that is written down rather than computed: made from any other, by hand, or read from JSON.
+/// Stored schedule: copied from any other, written by hand, or read from JSON.
 ///
-/// Its fields may say anything; [`verify`](crate::verify()) tells whether they make sense.
+/// Its fields are unchecked; [`verify`](crate::verify()) proves that they compute the collective.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
-    /// The name of the algorithm.
+    /// Name of the algorithm.
     pub name: String,
-    /// What it computes.
+    /// Computed collective.
     pub collective: Collective,
-    /// The number of blocks of the vector.
+    /// Number of blocks of the vector.
     pub blocks: u32,
-    /// The slots of scratch of each rank.
+    /// Scratch slots of each rank.
     pub scratch_blocks: Vec<u32>,
-    /// The number of steps.
+    /// Number of steps.
     pub steps: u32,
-    /// The number of lanes from a rank to another.
+    /// Number of lanes from a rank to another.
     pub lanes: u32,
-    /// The operations of each rank.
+    /// Operations of each rank.
     #[serde(rename = "operations")]
     pub ops: Vec<Vec<Op>>,
 }
 
 impl Program {
-    /// Writes down a schedule.
+    /// Stores all operations of a schedule.
     pub fn new(schedule: &impl Schedule) -> Program {
         let ranks = || (0..schedule.ranks()).map(Rank);
         Program {

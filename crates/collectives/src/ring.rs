@@ -1,4 +1,4 @@
-//! Ring algorithms: every rank sends to the next one only.
+//! Ring algorithms: each rank sends to its successor only.
 //!
 //! Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 //! JPDC 2009; Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and
@@ -11,8 +11,8 @@ use crate::schedule::Schedule;
 
 /// All-reduce by a ring: `N-1` steps of reduce-scatter, `N-1` of all-gather. No scratch.
 ///
-/// Partial sums travel in the output: a peer's arrives where the block belongs, and the rank adds its own
-/// input to it. When the sum comes round again, its sender has long read what it replaces.
+/// Partial sums travel in the output: a partial sum arrives at the position of its block, and the rank adds its
+/// input to it. The final sum overwrites the partial sum only after that was sent on.
 #[derive(Clone, Copy, Debug)]
 pub struct RingAllReduce {
     pub(crate) ranks: u32,
@@ -43,11 +43,6 @@ fn behind(rank: Rank, back: u32, ranks: u32) -> u32 {
     (rank.0 + 2 * ranks - back) % ranks
 }
 
-/// The whole input to the output: what a group of one does.
-pub(crate) fn copy_all(blocks: u32) -> Op {
-    Op::Copy { source: Span::input(0, blocks), target: Span::output(0, blocks) }
-}
-
 impl Schedule for RingAllReduce {
     fn name(&self) -> &str {
         "ring"
@@ -76,7 +71,7 @@ impl Schedule for RingAllReduce {
     fn op(&self, rank: Rank, index: u32) -> Op {
         let ranks = self.ranks;
         if ranks == 1 {
-            return copy_all(1);
+            return Op::copy_all(1);
         }
         let reducing = 3 * (ranks - 1);
         let (step, part) = if index < reducing {
@@ -132,10 +127,10 @@ impl Schedule for RingReduceScatter {
     fn op(&self, rank: Rank, index: u32) -> Op {
         let ranks = self.ranks;
         if ranks == 1 {
-            return copy_all(1);
+            return Op::copy_all(1);
         }
         let step = index / 3;
-        // What arrives in the last step is the rank's own block.
+        // The arrival of the last step is the rank's own block.
         let arrival = |step| {
             if step + 2 == ranks { Span::output(0, 1) } else { Span::scratch(step, 1) }
         };
@@ -186,7 +181,7 @@ impl Schedule for RingAllGather {
         if ranks == 1 {
             return own;
         }
-        // The copy comes behind the first write, which does not need it.
+        // The copy follows the first write, which does not depend on it.
         let index = match index {
             0 => 0,
             1 => return own,

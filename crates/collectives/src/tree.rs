@@ -1,77 +1,17 @@
-//! Double binary trees, pipelined in chunks.
-//!
-//! Source: Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
-//! Parallel Computing 2009: two trees of which one has as leaves what the other has inside, each for half of
-//! the vector, so that every rank sends as much as it receives. The shape is the in-order tree in which the
-//! lowest set bit of a position is its height; the second tree is the first one mirrored, or shifted by one
-//! for an odd number of ranks.
+//! All-reduce by a double binary tree, pipelined in chunks.
 
+use crate::double_tree::{Node, nodes};
 use crate::op::{Collective, Op, Rank, Span};
 use crate::pipeline::Pipeline;
-use crate::ring::copy_all;
 use crate::schedule::Schedule;
 
-/// A rank's neighbours in one tree.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Node {
-    pub(crate) parent: Option<u32>,
-    /// The second one only if there is a first.
-    pub(crate) children: [Option<u32>; 2],
-    pub(crate) depth: u32,
-}
-
-/// The node of a position in the in-order tree of `count` positions; position 0 is the root, with one child.
-fn node(position: u32, count: u32) -> Node {
-    let parent = parent(position, count);
-    let mut children = [None, None];
-    if position == 0 {
-        children[0] = (count > 1).then(|| 1 << (count - 1).ilog2());
-    } else {
-        let mut step = (1 << position.trailing_zeros()) >> 1;
-        if step > 0 {
-            children[0] = Some(position - step);
-            while step > 0 && position + step >= count {
-                step >>= 1;
-            }
-            children[1] = (step > 0).then(|| position + step);
-        }
-    }
-    let depth = std::iter::successors(parent, |&up| self::parent(up, count)).count() as u32;
-    Node { parent, children, depth }
-}
-
-fn parent(position: u32, count: u32) -> Option<u32> {
-    if position == 0 {
-        return None;
-    }
-    let low = 1 << position.trailing_zeros();
-    let up = (position ^ low) | (low << 1);
-    Some(if up < count { up } else { position ^ low })
-}
-
-/// The nodes of `rank` in both trees of `count` ranks.
-pub(crate) fn nodes(rank: u32, count: u32) -> [Node; 2] {
-    let second = |position: u32| {
-        if count.is_multiple_of(2) { count - 1 - position } else { (position + 1) % count }
-    };
-    let position =
-        if count.is_multiple_of(2) { count - 1 - rank } else { (rank + count - 1) % count };
-    let mirrored = node(position, count);
-    let mirrored = Node {
-        parent: mirrored.parent.map(second),
-        children: mirrored.children.map(|child| child.map(second)),
-        depth: mirrored.depth,
-    };
-    [node(rank, count), mirrored]
-}
-
-/// All-reduce by a double binary tree: chunk by chunk up to the roots and down again, the two ways overlapped.
+/// All-reduce by a double binary tree: chunks travel up to the roots and down again, both directions overlapped.
 ///
 /// With `C` chunks of each half and trees of depth `D = ceil(log2 N)`, the vector has `2C` blocks. A rank receives
-/// from two children in one tree, from its parents in both, and sends as much, so the cost, with the letters of
+/// from two children in one tree and from its parents in both, and sends as much, so the cost, in the notation of
 /// [`ring`](crate::ring), is `(C + 2D - 1) a + ng` and at most `(C + 2D - 1) 2n/C b`, less where the pipeline fills
-/// and empties. The best `C` grows with the root of `n`. Each chunk leaves after the one before has left (a drain),
-/// so that they do not share the link.
+/// and empties. The best `C` grows with the square root of `n`. Each chunk is sent after a drain of the one
+/// before, so that chunks do not share the link.
 #[derive(Clone, Debug)]
 pub struct TreeAllReduce {
     ranks: u32,
@@ -103,7 +43,8 @@ impl TreeAllReduce {
         TreeAllReduce { ranks, chunks, depth, nodes, pipelines }
     }
 
-    /// Where a child's sum of a chunk arrives: the first one's where it belongs, the second one's in a slot.
+    /// Arrival span of a child's sum of a chunk: the position of the block for the first child, a slot for the
+    /// second.
     fn arrival(&self, parent: u32, tree: usize, second: bool, chunk: u32) -> Span {
         if second {
             let before = tree == 1 && self.nodes[parent as usize][0].children[1].is_some();
@@ -199,7 +140,7 @@ impl Schedule for TreeAllReduce {
 
     fn op(&self, rank: Rank, index: u32) -> Op {
         if self.ranks == 1 {
-            return copy_all(self.blocks());
+            return Op::copy_all(self.blocks());
         }
         let (stream, chunk, part) = self.pipelines[rank.0 as usize].item(index);
         if stream < 2 {
@@ -207,49 +148,5 @@ impl Schedule for TreeAllReduce {
         } else {
             self.down(rank, stream - 2, chunk, part)
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn trees_are_trees_and_hardly_anybody_is_inside_both() {
-        for count in 1..=300 {
-            let all: Vec<_> = (0..count).map(|rank| nodes(rank, count)).collect();
-            for tree in [0, 1] {
-                let mut roots = 0;
-                for rank in 0..count {
-                    let node = &all[rank as usize][tree];
-                    roots += u32::from(node.parent.is_none());
-                    assert!(node.depth <= count.ilog2() + 1, "{rank} of {count}");
-                    assert!(node.children[0].is_some() || node.children[1].is_none());
-                    for child in node.children.iter().flatten() {
-                        assert_eq!(all[*child as usize][tree].parent, Some(rank));
-                        assert_eq!(all[*child as usize][tree].depth, node.depth + 1);
-                    }
-                    if let Some(parent) = node.parent {
-                        assert!(all[parent as usize][tree].children.contains(&Some(rank)));
-                    }
-                }
-                assert_eq!(roots, 1);
-            }
-            let inside = |nodes: &&[Node; 2]| nodes.iter().all(|node| node.children[1].is_some());
-            assert_eq!(all.iter().filter(inside).count(), 0, "{count}");
-        }
-    }
-
-    #[test]
-    fn eight_ranks() {
-        let parents = |tree: usize| (0..8).map(|r| nodes(r, 8)[tree].parent).collect::<Vec<_>>();
-        assert_eq!(
-            parents(0),
-            [None, Some(2), Some(4), Some(2), Some(0), Some(6), Some(4), Some(6)]
-        );
-        assert_eq!(
-            parents(1),
-            [Some(1), Some(3), Some(1), Some(7), Some(5), Some(3), Some(5), None]
-        );
     }
 }

@@ -1,6 +1,7 @@
-//! Which algorithm is the fastest for a size, on a network, and why.
+//! Tuner: choice of the fastest algorithm for a vector size on a network, by estimated time.
 
-use crate::build::{Algorithm, AnySchedule, Options, build};
+use crate::algorithm::{Algorithm, Options};
+use crate::any_schedule::{AnySchedule, build};
 use crate::contention::{Paths, walk};
 use crate::error::{Error, at_most};
 use crate::op::{Collective, Op, Rank};
@@ -8,53 +9,54 @@ use crate::schedule::Schedule;
 use std::fmt;
 use weft_topology::EndpointId;
 
-/// Schedules of more operations than this are not weighed.
+/// Limit on the operations of an estimated schedule.
 const MAX_OPERATIONS: u64 = 1 << 24;
 
-/// Times that differ by less than this part are as good as equal; then the lower load on links decides, since
-/// ranks that are not in step, and many writes that arrive at one endpoint, cost more than is estimated.
+/// Relative difference below which times count as equal; then the lower link load decides, since drift between
+/// ranks and incast cost more than estimated.
 const SLACK: f64 = 0.05;
 
-/// What things cost besides the network's links.
+/// Costs besides the links of the network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
-    /// Seconds of a step besides the links' latency: from a write's post until the peer acts on it.
+    /// Seconds of a step besides link latency: from the post of a write until the peer acts on it.
     pub step_s: f64,
-    /// Seconds to post a write; a rank posts one after another.
+    /// Seconds to post a write; posts of a rank are sequential.
     pub post_s: f64,
-    /// Bytes per second at which a rank adds.
+    /// Rate of additions at a rank, in bytes per second.
     pub add_bytes_per_s: f64,
 }
 
 impl Default for Costs {
-    /// 2 us for a step, 0.2 us for a post, 100 GB/s of sums: round numbers for one NIC per GPU. Measure yours.
+    /// 2 us for a step, 0.2 us for a post, 100 GB/s of additions: round numbers for one NIC per GPU. Replace them
+    /// by measurements.
     fn default() -> Costs {
         Costs { step_s: 2e-6, post_s: 0.2e-6, add_bytes_per_s: 100e9 }
     }
 }
 
-/// How long a schedule would take if all ranks were always in the same step. Each step takes its latency, its
-/// posts, and the bytes of its fullest link at that link's speed.
+/// Estimated time of a schedule, for ranks in lockstep. A step takes its latency, its posts, and the bytes of its
+/// most loaded link at the bandwidth of that link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// The algorithm.
+    /// Algorithm.
     pub algorithm: Algorithm,
-    /// With these options.
+    /// Options of the algorithm.
     pub options: Options,
-    /// Steps that have writes.
+    /// Number of steps with writes.
     pub steps: u32,
-    /// The most writes of one step on one link.
+    /// Largest number of writes of a step on a link.
     pub max_load: u32,
     /// Seconds of latency and posting.
     pub latency_s: f64,
     /// Seconds on the links.
     pub wire_s: f64,
-    /// Seconds of adding, at the rank that adds most.
+    /// Seconds of additions, at the rank with the most.
     pub add_s: f64,
 }
 
 impl Estimate {
-    /// All of it.
+    /// Total time in seconds.
     pub fn seconds(&self) -> f64 {
         self.latency_s + self.wire_s + self.add_s
     }
@@ -98,7 +100,7 @@ impl Costs {
             ("add_bytes_per_s", add_bytes_per_s, f64::MIN_POSITIVE),
         ] {
             if !(value.is_finite() && value >= least) {
-                return Err(Error::Cost { what, value });
+                return Err(Error::InvalidCost { what, value });
             }
         }
         Ok(())
@@ -108,13 +110,13 @@ impl Costs {
 /// Estimates one schedule for a vector of `bytes` bytes.
 ///
 /// # Errors
-/// If a cost is impossible, the map does not fit, or the schedule or a path is not there.
+/// If a cost or the placement is invalid, or the schedule or a path does not exist.
 pub fn estimate(
     algorithm: Algorithm,
     options: &Options,
     schedule: &impl Schedule,
     paths: &mut impl Paths,
-    map: &[EndpointId],
+    placement: &[EndpointId],
     bytes: u64,
     costs: &Costs,
 ) -> Result<Estimate, Error> {
@@ -132,16 +134,16 @@ pub fn estimate(
     let mut carried = vec![(0u32, 0u64); links];
     let mut specs = vec![None; links];
     let mut posts = vec![0u32; schedule.ranks() as usize];
-    walk(schedule, paths, map, |paths, _, crossings| {
+    walk(schedule, paths, placement, |paths, _, routed| {
         let (mut wire, mut latency, mut most) = (0f64, 0f64, 0);
         posts.fill(0);
-        for write in &crossings.writes {
+        for write in &routed.writes {
             let Op::Write { source, target, .. } = write.op else { continue };
             let size = schedule.write_bytes(write.from, source, write.to, target, bytes);
             posts[write.from.0 as usize] += 1;
             most = most.max(posts[write.from.0 as usize]);
             let mut path_latency = 0.0;
-            for &link in crossings.path(write) {
+            for &link in routed.path(write) {
                 let at = link.0 as usize;
                 let spec = specs[at].get_or_insert_with(|| paths.spec(link));
                 carried[at].0 += 1;
@@ -152,8 +154,8 @@ pub fn estimate(
             }
             latency = latency.max(path_latency);
         }
-        for write in &crossings.writes {
-            for &link in crossings.path(write) {
+        for write in &routed.writes {
+            for &link in routed.path(write) {
                 carried[link.0 as usize] = (0, 0);
             }
         }
@@ -173,105 +175,107 @@ pub fn estimate(
     Ok(sum)
 }
 
-/// Where ranks are.
+/// Rank placements by algorithm.
 #[derive(Clone, Debug)]
-pub struct Maps {
+pub struct RankPlacements {
     /// For all algorithms but HDRM.
     pub plain: Vec<EndpointId>,
-    /// For HDRM; without it, HDRM is not considered.
+    /// For HDRM; without it, HDRM is skipped.
     pub hdrm: Option<Vec<EndpointId>>,
 }
 
-/// What was chosen, and why.
+/// Chosen algorithm, with the estimates of all.
 #[derive(Clone, Debug)]
-pub struct Choice {
-    /// The fastest; of those within 5% of it, the one with the least load on any link.
+pub struct AlgorithmChoice {
+    /// Chosen estimate: of those within 5% of the fastest, the one with the lowest link load.
     pub best: Estimate,
-    /// Its schedule.
+    /// Schedule of the chosen algorithm.
     pub schedule: AnySchedule,
-    /// All that were weighed, the fastest first; of a pipelined algorithm only its best number of chunks.
-    pub weighed: Vec<Estimate>,
-    /// Those that were not, and why.
-    pub left_out: Vec<(Algorithm, String)>,
+    /// Estimates, fastest first; for pipelined algorithms, that of the best number of chunks.
+    pub estimates: Vec<Estimate>,
+    /// Skipped algorithms, with the reason.
+    pub skipped: Vec<(Algorithm, String)>,
 }
 
-impl fmt::Display for Choice {
-    /// Why.
+impl fmt::Display for AlgorithmChoice {
+    /// The choice, then a line for each alternative.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.best)?;
-        for other in self.weighed.iter().filter(|&other| *other != self.best) {
+        for other in self.estimates.iter().filter(|&other| *other != self.best) {
             let times = other.seconds() / self.best.seconds();
             write!(f, "\n{times:.2}x the time: {other}")?;
             if times <= 1.0 {
                 f.write_str(", but more load where links are shared")?;
             }
         }
-        for (algorithm, why) in &self.left_out {
+        for (algorithm, why) in &self.skipped {
             write!(f, "\nnot considered: {algorithm}, {why}")?;
         }
         Ok(())
     }
 }
 
-/// Chooses the algorithm with the least [`estimate`] for a vector of `bytes` bytes; of those within 5% of it, the
-/// one that loads links least. `local` is the number of ranks of a node; above 1, hierarchical algorithms are
-/// considered.
+/// Chooses the algorithm with the lowest [`estimate`] for a vector of `bytes` bytes; of those within 5% of it, the
+/// one with the lowest link load. `local` is the number of ranks of a node; above 1, hierarchical algorithms are
+/// included.
 ///
 /// # Errors
-/// If a cost is impossible, the maps do not fit, or no algorithm can be weighed.
+/// If a cost or a placement is invalid, or no algorithm can be estimated.
 pub fn tune(
     collective: Collective,
     bytes: u64,
     local: u32,
     paths: &mut impl Paths,
-    maps: &Maps,
+    placements: &RankPlacements,
     costs: &Costs,
-) -> Result<Choice, Error> {
-    let ranks = maps.plain.len() as u32;
-    let mut weighed: Vec<Estimate> = Vec::new();
-    let mut left_out = Vec::new();
+) -> Result<AlgorithmChoice, Error> {
+    let ranks = placements.plain.len() as u32;
+    let mut estimates: Vec<Estimate> = Vec::new();
+    let mut skipped = Vec::new();
     for &algorithm in Algorithm::of(collective) {
-        let map = match (algorithm, &maps.hdrm) {
-            (Algorithm::Hdrm, Some(map)) => map,
+        let placement = match (algorithm, &placements.hdrm) {
+            (Algorithm::Hdrm, Some(placement)) => placement,
             (Algorithm::Hdrm, None) => {
-                left_out.push((algorithm, "there is no rank map for it".to_owned()));
+                skipped.push((algorithm, "it has no rank placement".to_owned()));
                 continue;
             }
             (Algorithm::Hierarchical, _) if local == 1 => continue,
-            _ => &maps.plain,
+            _ => &placements.plain,
         };
         let mut best: Option<Estimate> = None;
         for chunks in chunks(algorithm, bytes) {
             let options = Options { chunks, local };
             let tried = build(collective, algorithm, ranks, &options).and_then(|schedule| {
                 affordable(&schedule)?;
-                estimate(algorithm, &options, &schedule, paths, map, bytes, costs)
+                estimate(algorithm, &options, &schedule, paths, placement, bytes, costs)
             });
             match tried {
                 Ok(found) if best.is_none_or(|best| found.seconds() < best.seconds()) => {
                     best = Some(found);
                 }
                 Ok(_) => {}
-                Err(error @ (Error::RankMap(_) | Error::Cost { .. })) => return Err(error),
+                Err(error @ (Error::RankPlacement(_) | Error::InvalidCost { .. })) => {
+                    return Err(error);
+                }
                 Err(error) => {
-                    left_out.push((algorithm, error.to_string()));
+                    skipped.push((algorithm, error.to_string()));
                     break;
                 }
             }
         }
-        weighed.extend(best);
+        estimates.extend(best);
     }
-    weighed.sort_by(|a, b| a.seconds().total_cmp(&b.seconds()));
-    let near = |one: &&Estimate| one.seconds() <= weighed[0].seconds() * (1.0 + SLACK);
-    let Some(&best) = weighed.iter().filter(near).min_by_key(|one| one.max_load) else {
-        let why = left_out.iter().map(|(algorithm, why)| format!("{algorithm}: {why}"));
-        return Err(Error::NothingToChoose(why.collect::<Vec<_>>().join("; ")));
+    estimates.sort_by(|a, b| a.seconds().total_cmp(&b.seconds()));
+    let near = |one: &&Estimate| one.seconds() <= estimates[0].seconds() * (1.0 + SLACK);
+    let Some(&best) = estimates.iter().filter(near).min_by_key(|one| one.max_load) else {
+        let why = skipped.iter().map(|(algorithm, why)| format!("{algorithm}: {why}"));
+        return Err(Error::NoCandidate(why.collect::<Vec<_>>().join("; ")));
     };
     let schedule = build(collective, best.algorithm, ranks, &best.options)?;
-    Ok(Choice { best, schedule, weighed, left_out })
+    Ok(AlgorithmChoice { best, schedule, estimates, skipped })
 }
 
-/// The numbers of chunks to try.
+/// Numbers of chunks to estimate.
 fn chunks(algorithm: Algorithm, bytes: u64) -> Vec<u32> {
     match algorithm {
         Algorithm::Tree | Algorithm::Chain => (0..10)
@@ -282,8 +286,8 @@ fn chunks(algorithm: Algorithm, bytes: u64) -> Vec<u32> {
     }
 }
 
-/// Refuses schedules that would take long to weigh.
+/// Rejects schedules that would take long to estimate.
 fn affordable(schedule: &impl Schedule) -> Result<(), Error> {
     let needed = (0..schedule.ranks()).map(|rank| u64::from(schedule.len(Rank(rank)))).sum();
-    at_most("operations to weigh", needed, MAX_OPERATIONS)
+    at_most("operations to estimate", needed, MAX_OPERATIONS)
 }

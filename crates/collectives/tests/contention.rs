@@ -1,4 +1,4 @@
-//! HDRM is free of contention on every BiGraph that has it; others are not.
+//! Tests of contention: HDRM has none on the BiGraphs that it supports; other algorithms and graphs have.
 
 use weft_collectives::contention::{BiGraphPaths, contention};
 use weft_collectives::{Algorithm, AnySchedule, Collective, Options, Rank, Schedule, build};
@@ -12,7 +12,7 @@ fn in_order(ranks: u32) -> Vec<EndpointId> {
     (0..ranks).map(EndpointId).collect()
 }
 
-/// Every BiGraph of `least` to `most` endpoints with H a power of two and M up to H.
+/// BiGraphs of `least` to `most` endpoints with H a power of two and M up to H.
 fn sizes(least: u32, most: u32) -> impl Iterator<Item = (u32, u32)> {
     let half = (0..).map(|power| 1u32 << power).take_while(move |half| 2 * half <= most);
     half.flat_map(|half| (1..=half).map(move |endpoints| (half, endpoints)))
@@ -87,7 +87,7 @@ fn computed_paths_are_those_of_the_network() {
     }
 }
 
-/// The place of a rank by HDRM's formula, whatever the half.
+/// Port of a rank by HDRM's formula, for any half.
 fn port(rank: u32, half: u32) -> weft_topology::Port {
     let (port, i) = (rank / (2 * half), rank % (2 * half) / 2);
     let lower = rank.count_ones() % 2 == 1;
@@ -97,7 +97,7 @@ fn port(rank: u32, half: u32) -> weft_topology::Port {
 
 #[test]
 fn other_halves_have_load_2_and_are_refused_or_embedded() {
-    // What the formula would give there: 2 once there are enough endpoints, and never more.
+    // Load by the formula: 2 once there are enough endpoints, and never more.
     for half in [3, 5, 6, 7, 9, 10, 12, 20, 24, 48] {
         for endpoints in 1..=half {
             let graph = BiGraph::new(half, endpoints);
@@ -114,7 +114,7 @@ fn other_halves_have_load_2_and_are_refused_or_embedded() {
     for (half, endpoints) in [(3, 2), (6, 2), (6, 5), (12, 12), (100, 3), (4, 5), (8, 9)] {
         let graph = BiGraph::new(half, endpoints);
         let error = graph.rank_map().unwrap_err().to_string();
-        assert!(error.contains("power of two") || error.contains("share"), "{error}");
+        assert!(error.contains("power of two") || error.contains("exceed its"), "{error}");
         let embedded = graph.embedded_rank_map().unwrap();
         assert!(embedded.reason.is_some());
         let ranks = embedded.endpoints.len() as u32;
@@ -133,7 +133,7 @@ fn other_halves_have_load_2_and_are_refused_or_embedded() {
 }
 
 #[test]
-fn halving_doubling_without_the_map_collides_and_says_where() {
+fn halving_doubling_without_the_placement_collides_with_a_location() {
     let graph = BiGraph::new(4, 2);
     let network = graph.network().unwrap();
     let mut router = Router::new(&network, Routing::Static).unwrap();
@@ -182,18 +182,18 @@ fn a_ring_on_a_bigraph() {
 }
 
 #[test]
-fn maps_that_do_not_fit_are_refused() {
+fn invalid_placements_are_refused() {
     let graph = BiGraph::new(2, 2);
     let mut paths = BiGraphPaths::new(&graph).unwrap();
     let schedule = all_reduce(Algorithm::Hdrm, 8);
     let mut try_map =
         |map: Vec<EndpointId>| contention(&schedule, &mut paths, &map).unwrap_err().to_string();
-    assert_eq!(try_map(in_order(7)), "the rank map has 7 endpoints for 8 ranks");
+    assert_eq!(try_map(in_order(7)), "the rank placement has 7 endpoints for 8 ranks");
     let mut map = in_order(8);
     map[5] = EndpointId(2);
-    assert_eq!(try_map(map.clone()), "the rank map puts ranks 2 and 5 on endpoint 2");
+    assert_eq!(try_map(map.clone()), "the rank placement puts ranks 2 and 5 on endpoint 2");
     map[5] = EndpointId(8);
-    assert_eq!(try_map(map), "the rank map puts rank 5 on endpoint 8 of 8");
+    assert_eq!(try_map(map), "the rank placement puts rank 5 on endpoint 8 of 8");
 }
 
 #[test]

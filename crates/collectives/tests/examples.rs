@@ -1,7 +1,7 @@
 //! Small schedules, pinned by hand.
 
 use weft_collectives::{
-    Algorithm, AnySchedule, Collective, Op, Options, Print, Program, Rank, Schedule, Span, build,
+    Algorithm, AnySchedule, Collective, Listing, Op, Options, Program, Rank, Schedule, Span, build,
     verify,
 };
 
@@ -10,7 +10,7 @@ fn all_reduce(algorithm: Algorithm, ranks: u32) -> AnySchedule {
 }
 
 fn printed(schedule: &impl Schedule, rank: u32) -> String {
-    let text = Print(schedule).to_string();
+    let text = Listing(schedule).to_string();
     let from = text.find(&format!("\nrank {rank}")).unwrap() + 1;
     let end = text[from..].find("\nrank ").map_or(text.len(), |end| from + end + 1);
     text[from..end].to_owned()
@@ -20,7 +20,7 @@ fn printed(schedule: &impl Schedule, rank: u32) -> String {
 fn a_ring_of_three() {
     let ring = all_reduce(Algorithm::Ring, 3);
     assert_eq!(
-        Print(&ring).to_string(),
+        Listing(&ring).to_string(),
         "\
 all-reduce by ring: 3 ranks, 3 blocks, 4 steps
 rank 0
@@ -56,7 +56,7 @@ rank 0
     // Rank 2 folds onto rank 0, whose output is in use when rank 1's half comes.
     let three = all_reduce(Algorithm::Hdrm, 3);
     assert_eq!(
-        Print(&three).to_string(),
+        Listing(&three).to_string(),
         "\
 all-reduce by hdrm: 3 ranks, 2 blocks, 4 steps
 rank 0, 1 block of scratch
@@ -137,7 +137,7 @@ fn broadcast_all_to_all_and_shares() {
     let root = Collective::Broadcast { root: Rank(1) };
     let binomial = build(root, Algorithm::Binomial, 5, &Options::default()).unwrap();
     assert_eq!(
-        Print(&binomial).to_string(),
+        Listing(&binomial).to_string(),
         "\
 broadcast from rank 1 by binomial: 5 ranks, 1 block, 3 steps
 rank 0
@@ -190,26 +190,26 @@ fn numbers_of_steps() {
 }
 
 #[test]
-fn a_program_survives_json_and_says_what_is_wrong_in_it() {
+fn a_program_survives_json_and_errors_name_their_location() {
     let program = Program::new(&all_reduce(Algorithm::Hdrm, 3));
     let text = program.to_json();
     let read = Program::from_json(&text).unwrap();
     assert_eq!(read, program);
     verify(&read).unwrap();
 
-    let said = |text: &str| Program::from_json(text).unwrap_err().to_string();
-    assert!(said("{").starts_with("not a program: EOF"));
-    assert!(said(&text.replace("schedule-1", "schedule-9")).contains("weft-schedule-9"));
-    let error = said(&text.replacen("\"lane\": 1,", "", 1));
+    let error_of = |text: &str| Program::from_json(text).unwrap_err().to_string();
+    assert!(error_of("{").starts_with("not a program: EOF"));
+    assert!(error_of(&text.replace("schedule-1", "schedule-9")).contains("weft-schedule-9"));
+    let error = error_of(&text.replacen("\"lane\": 1,", "", 1));
     assert!(error.contains("missing field `lane` at line"), "{error}");
-    let error = said(&text.replacen("\"lane\": 1,", "\"lane\": 1, \"line\": 1,", 1));
+    let error = error_of(&text.replacen("\"lane\": 1,", "\"lane\": 1, \"line\": 1,", 1));
     assert!(error.contains("unknown field `line`"), "{error}");
-    let error = said(&text.replacen("\"to\": 1", "\"to\": 9", 1));
+    let error = error_of(&text.replacen("\"to\": 1", "\"to\": 9", 1));
     assert_eq!(
         error,
         "rank 0, operation 2 (write out[1] -> rank 9 out[1], lane 1, step 1): there is no rank 9"
     );
-    let error = said(&text.replacen("\"first\": 1,", "\"first\": 4294967295,", 1));
+    let error = error_of(&text.replacen("\"first\": 1,", "\"first\": 4294967295,", 1));
     assert_eq!(
         error,
         "rank 0, operation 2 (write out[4294967295] -> rank 1 out[1], lane 1, step 1): out[4294967295] \
@@ -217,31 +217,32 @@ fn a_program_survives_json_and_says_what_is_wrong_in_it() {
     );
     let mut short = program.clone();
     short.scratch_blocks.pop();
-    assert!(said(&short.to_json()).contains("scratch_blocks has 2 entries for 3 ranks"));
+    assert!(error_of(&short.to_json()).contains("scratch_blocks has 2 entries for 3 ranks"));
     let huge = Program { blocks: u32::MAX, ..program };
     assert!(verify(&huge).unwrap_err().to_string().contains("at most 16777216 allowed"));
 }
 
 #[test]
-fn what_is_not_built_says_why() {
-    let said = |collective, algorithm, ranks, local| {
+fn an_impossible_schedule_is_an_error_with_its_reason() {
+    let error_of = |collective, algorithm, ranks, local| {
         let options = Options { local, ..Options::default() };
         build(collective, algorithm, ranks, &options).unwrap_err().to_string()
     };
     assert_eq!(
-        said(Collective::AllToAll, Algorithm::Ring, 4, 1),
-        "there is no all-to-all by ring; there is direct, pairwise"
+        error_of(Collective::AllToAll, Algorithm::Ring, 4, 1),
+        "ring does not compute all-to-all: use one of direct, pairwise"
     );
     assert_eq!(
-        said(Collective::AllReduce, Algorithm::Hierarchical, 6, 4),
-        "6 ranks cannot be shared evenly by 4"
+        error_of(Collective::AllReduce, Algorithm::Hierarchical, 6, 4),
+        "6 ranks: expected a multiple of 4"
     );
     assert_eq!(
-        said(Collective::Broadcast { root: Rank(4) }, Algorithm::Chain, 4, 1),
-        "the root is 4; it must be from 0 to 3"
+        error_of(Collective::Broadcast { root: Rank(4) }, Algorithm::Chain, 4, 1),
+        "the root is 4: expected 0 to 3"
     );
     assert!(
-        said(Collective::AllReduce, Algorithm::Ring, 0, 1).starts_with("the number of ranks is 0")
+        error_of(Collective::AllReduce, Algorithm::Ring, 0, 1)
+            .starts_with("the number of ranks is 0")
     );
     assert_eq!("hdrm".parse::<Algorithm>().unwrap(), Algorithm::Hdrm);
     assert!("nccl".parse::<Algorithm>().unwrap_err().to_string().contains("ring, tree, hd"));

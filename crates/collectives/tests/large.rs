@@ -1,4 +1,4 @@
-//! Spot checks of large schedules, with the time they take (`cargo test --release -- --nocapture`).
+//! Spot checks of large schedules, with their times (`cargo test --release -- --nocapture`).
 
 use std::time::Instant;
 use weft_collectives::contention::{BiGraphPaths, contention};
@@ -19,6 +19,7 @@ fn schedules_of_512_and_1024_ranks() {
     check(reduce, Algorithm::Hdrm, 512, &options);
     check(reduce, Algorithm::Hdrm, 1000, &options);
     check(reduce, Algorithm::Hdrm, 1024, &options);
+    check(reduce, Algorithm::Circulant, 1000, &options);
     check(reduce, Algorithm::Tree, 1023, &options);
     check(reduce, Algorithm::Hierarchical, 1024, &options);
     check(Collective::ReduceScatter, Algorithm::HalvingDoubling, 999, &options);

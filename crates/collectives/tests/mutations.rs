@@ -1,4 +1,4 @@
-//! What a machine that runs schedules finds wrong, `verify` refuses.
+//! Mutation test: `verify` rejects every schedule that fails in the executor.
 
 mod common;
 
@@ -8,7 +8,7 @@ use common::{Random, all, credited};
 use std::collections::BTreeMap;
 use weft_collectives::{Collective, Program, Schedule, verify};
 
-/// The elements of a vector, so that blocks are of different lengths where they may be.
+/// Elements of a vector, chosen so that blocks differ in length where permitted.
 fn units(schedule: &impl Schedule) -> u64 {
     let blocks = u64::from(schedule.blocks());
     if schedule.collective() == Collective::AllToAll { 2 * blocks } else { 2 * blocks - 1 }
@@ -54,7 +54,7 @@ fn mutations_that_run_wrong_are_refused() {
     let seeds = number("WEFT_MUTANT_SEEDS", 60);
     let mut schedules: Vec<_> =
         (2..=6).flat_map(all).map(|schedule| Program::new(&schedule)).collect();
-    // A fifth of them use slots again.
+    // A fifth of them reuse slots.
     let by_hand = (2..=4).flat_map(|ranks| [3, 5].map(|n| (ranks, n)));
     let by_hand: Vec<_> =
         by_hand.flat_map(|(r, n)| [credited::chain(r, n), credited::star(r, n)]).collect();
@@ -94,7 +94,7 @@ fn mutations_that_run_wrong_are_refused() {
             }
         }
     }
-    // None that was verified ran wrong, or the test would not have come here.
+    // No verified mutant has failed, or the test would have panicked.
     let outcome = serde_json::json!({
         "mutants": made, "refused": refused, "refused_and_ran_wrong": found,
         "verified": made - refused, "orders_each": seeds, "refused_and_ran_wrong_by_reason": kinds,

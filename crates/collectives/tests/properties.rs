@@ -1,4 +1,4 @@
-//! What holds for every schedule, and for anything that somebody writes into a file.
+//! Properties of all schedules, and of arbitrary stored programs.
 
 mod common;
 
@@ -66,7 +66,7 @@ proptest! {
         let program = Program::new(&schedule);
         program.check().unwrap();
         prop_assert_eq!(verify(&program).unwrap(), proof);
-        // Steps and lanes are no more than are used, and scratch is used to its end.
+        // All steps, lanes and scratch slots are used.
         let ops = || program.ops.iter().flatten();
         let writes = || ops().filter_map(|op| match op {
             Op::Write { step, lane, to, target, .. } => Some((*step, *lane, *to, *target)),
@@ -77,11 +77,13 @@ proptest! {
             prop_assert_eq!(writes().map(|w| w.1 + 1).max().unwrap_or(0), schedule.lanes());
         }
         for rank in (0..schedule.ranks()).map(Rank) {
-            let used = writes()
-                .filter(|w| w.2 == rank && w.3.buffer == Buffer::Scratch)
-                .map(|w| w.3.first + w.3.blocks)
-                .max()
-                .unwrap_or(0);
+            let arrivals = writes().filter(|w| w.2 == rank).map(|w| w.3);
+            let copies = program.ops[rank.0 as usize].iter().filter_map(|op| match op {
+                Op::Copy { target, .. } => Some(*target),
+                _ => None,
+            });
+            let slots = arrivals.chain(copies).filter(|span| span.buffer == Buffer::Scratch);
+            let used = slots.map(|span| span.first + span.blocks).max().unwrap_or(0);
             prop_assert_eq!(used, schedule.scratch_blocks(rank), "rank {}", rank);
         }
     }

@@ -1,7 +1,7 @@
-//! Estimates are the formulas where no link is shared, and the choice is the known one.
+//! Tests of estimates against closed formulas, and of the chosen algorithms.
 
 use weft_collectives::contention::BiGraphPaths;
-use weft_collectives::tune::{Costs, Estimate, Maps, estimate, tune};
+use weft_collectives::tune::{Costs, Estimate, RankPlacements, estimate, tune};
 use weft_collectives::{Algorithm, Collective, Options, build};
 use weft_topology::{BiGraph, EndpointId, FatTree, LinkSpec, Router, Routing};
 
@@ -36,17 +36,20 @@ fn hdrm_is_its_formula() {
 fn small_and_large_vectors_on_a_bigraph() {
     let graph = graph();
     let mut router = Router::new(&graph.network().unwrap(), Routing::Ecmp { seed: 7 }).unwrap();
-    let maps =
-        Maps { plain: (0..64).map(EndpointId).collect(), hdrm: Some(graph.rank_map().unwrap()) };
+    let placements = RankPlacements {
+        plain: (0..64).map(EndpointId).collect(),
+        hdrm: Some(graph.rank_map().unwrap()),
+    };
     let mut chosen = |bytes| {
-        let choice = tune(Collective::AllReduce, bytes, 1, &mut router, &maps, &COSTS).unwrap();
-        assert!(choice.left_out.is_empty());
-        assert!(choice.weighed.windows(2).all(|two| two[0].seconds() <= two[1].seconds()));
+        let choice =
+            tune(Collective::AllReduce, bytes, 1, &mut router, &placements, &COSTS).unwrap();
+        assert!(choice.skipped.is_empty());
+        assert!(choice.estimates.windows(2).all(|two| two[0].seconds() <= two[1].seconds()));
         choice
     };
     assert_eq!(chosen(64).best.algorithm, Algorithm::OneShot);
     let large = chosen(1 << 28);
-    let of = |algorithm| large.weighed.iter().find(|one| one.algorithm == algorithm).unwrap();
+    let of = |algorithm| large.estimates.iter().find(|one| one.algorithm == algorithm).unwrap();
     let (hdrm, hd, ring) =
         (of(Algorithm::Hdrm), of(Algorithm::HalvingDoubling), of(Algorithm::Ring));
     assert!(hdrm.max_load == 1 && hd.max_load > 1);
@@ -58,18 +61,18 @@ fn small_and_large_vectors_on_a_bigraph() {
 }
 
 #[test]
-fn without_a_map_there_is_no_hdrm_and_with_nodes_there_is_a_hierarchy() {
+fn hdrm_needs_a_rank_placement_and_hierarchical_needs_nodes() {
     let network = FatTree::new(8, 8, 8).network().unwrap();
     let mut router = Router::new(&network, Routing::Static).unwrap();
-    let maps = Maps { plain: (0..64).map(EndpointId).collect(), hdrm: None };
-    let choice = tune(Collective::AllReduce, 1 << 28, 8, &mut router, &maps, &COSTS).unwrap();
-    assert!(choice.weighed.iter().any(|one| one.algorithm == Algorithm::Hierarchical));
-    assert!(choice.to_string().contains("not considered: hdrm, there is no rank map for it"));
-    let choice = tune(Collective::AllToAll, 1 << 20, 1, &mut router, &maps, &COSTS).unwrap();
-    assert_eq!(choice.weighed.len(), 2);
-    // Nobody has one path only.
+    let placements = RankPlacements { plain: (0..64).map(EndpointId).collect(), hdrm: None };
+    let choice = tune(Collective::AllReduce, 1 << 28, 8, &mut router, &placements, &COSTS).unwrap();
+    assert!(choice.estimates.iter().any(|one| one.algorithm == Algorithm::Hierarchical));
+    assert!(choice.to_string().contains("not considered: hdrm, it has no rank placement"));
+    let choice = tune(Collective::AllToAll, 1 << 20, 1, &mut router, &placements, &COSTS).unwrap();
+    assert_eq!(choice.estimates.len(), 2);
+    // No pair of endpoints has a unique path.
     let mut router = Router::new(&network, Routing::Unique).unwrap();
-    let error = tune(Collective::AllReduce, 64, 1, &mut router, &maps, &COSTS).unwrap_err();
+    let error = tune(Collective::AllReduce, 64, 1, &mut router, &placements, &COSTS).unwrap_err();
     assert!(error.to_string().starts_with("no algorithm can be chosen: "), "{error}");
 }
 
@@ -120,6 +123,10 @@ fn costs_are_those_of_the_documents_on_one_switch() {
             let a = 2.0 * levels + 2.0 * fold;
             check(reduce, algorithm, 1, a, 2.0 * part + 2.0 * fold, part + fold);
         }
+        let depth = n.log2().ceil();
+        check(reduce, Algorithm::Circulant, 1, 2.0 * depth, 2.0 * share, share);
+        check(Collective::ReduceScatter, Algorithm::Circulant, 1, depth, share, share);
+        check(Collective::AllGather, Algorithm::Circulant, 1, depth, share, 0.0);
         check(reduce, Algorithm::OneShot, 1, 1.0, n - 1.0, n - 1.0);
         check(reduce, Algorithm::TwoShot, 1, 2.0, 2.0 * share, share);
         for algorithm in [Algorithm::Ring, Algorithm::Direct] {
@@ -127,7 +134,7 @@ fn costs_are_those_of_the_documents_on_one_switch() {
             check(Collective::ReduceScatter, algorithm, 1, a, share, share);
             check(Collective::AllGather, algorithm, 1, a, share, 0.0);
         }
-        // The most blocks of 2^k members: of the first, each has two until there are no guests left.
+        // Largest number of blocks of 2^k members: each proxy has two.
         let most = |k: u32| f64::from(1u32 << k) + f64::from(1u32 << k).min(n - p);
         let halves = (0..ranks.ilog2()).map(most).sum::<f64>() / n;
         let (a, b, g) = (levels + 2.0 * fold, halves + fold * (1.0 + 1.0 / n), halves + fold);
@@ -171,22 +178,23 @@ fn costs_are_those_of_the_documents_on_one_switch() {
 #[test]
 fn impossible_costs_are_refused() {
     let mut paths = BiGraphPaths::new(&graph()).unwrap();
-    let maps = Maps { plain: graph().rank_map().unwrap(), hdrm: None };
-    for (costs, said) in [
+    let placements = RankPlacements { plain: graph().rank_map().unwrap(), hdrm: None };
+    for (costs, expected) in [
         (
             Costs { add_bytes_per_s: 0.0, ..COSTS },
-            "the cost add_bytes_per_s is 0; it must be finite, and above 0",
+            "the cost add_bytes_per_s is 0: expected a finite number above 0",
         ),
         (
             Costs { step_s: f64::NAN, ..COSTS },
-            "the cost step_s is NaN; it must be finite, and not negative",
+            "the cost step_s is NaN: expected a finite number of at least 0",
         ),
         (
             Costs { post_s: -1e-9, ..COSTS },
-            "the cost post_s is -0.000000001; it must be finite, and not negative",
+            "the cost post_s is -0.000000001: expected a finite number of at least 0",
         ),
     ] {
-        let error = tune(Collective::AllReduce, 64, 1, &mut paths, &maps, &costs).unwrap_err();
-        assert_eq!(error.to_string(), said);
+        let error =
+            tune(Collective::AllReduce, 64, 1, &mut paths, &placements, &costs).unwrap_err();
+        assert_eq!(error.to_string(), expected);
     }
 }

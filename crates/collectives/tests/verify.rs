@@ -1,4 +1,4 @@
-//! Every schedule is what it says.
+//! Verification of every algorithm.
 
 mod common;
 

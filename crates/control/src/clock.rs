@@ -1,8 +1,8 @@
-//! Aligning the clocks of several hosts, well enough to draw one timeline.
+//! Clock alignment between hosts, for one common timeline.
 
 use crate::Member;
 
-/// This host's monotonic clock in nanoseconds, which all its processes share: the clock of
+/// Monotonic clock of this host (CLOCK_MONOTONIC) in nanoseconds, shared by all its processes: the clock of
 /// [`crate::Control::clock_offset`] and of [`std::time::Instant`].
 #[inline]
 pub fn monotonic_ns() -> u64 {
@@ -10,43 +10,43 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// This rank's clock minus rank 0's, and by how much that may be wrong at most.
+/// This rank's clock minus rank 0's, with its error bound, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Offset {
+pub(crate) struct ClockOffset {
     pub nanoseconds: i64,
     pub error: u64,
 }
 
-impl Offset {
-    pub(crate) const UNKNOWN: Offset = Offset { nanoseconds: 0, error: u64::MAX };
+impl ClockOffset {
+    pub(crate) const UNKNOWN: ClockOffset = ClockOffset { nanoseconds: 0, error: u64::MAX };
 
-    /// What one ping says: sent and received by this clock, answered by the other. The answer was
-    /// given somewhere in between, so half the round trip bounds the error.
-    pub(crate) fn from_ping(sent: u64, answered: u64, received: u64) -> Offset {
+    /// Offset from one ping: `sent` and `received` on this clock, `responded` on the other. The response was
+    /// sent at some time in between, so half the round trip bounds the error (Cristian, 1989).
+    pub(crate) fn from_ping(sent: u64, responded: u64, received: u64) -> ClockOffset {
         let round_trip = received.saturating_sub(sent);
         let middle = sent as i128 + i128::from(round_trip / 2);
-        let nanoseconds = (middle - i128::from(answered)) as i64;
-        Offset { nanoseconds, error: round_trip.div_ceil(2) }
+        let nanoseconds = (middle - i128::from(responded)) as i64;
+        ClockOffset { nanoseconds, error: round_trip.div_ceil(2) }
     }
 
-    pub(crate) fn better(self, other: Offset) -> Offset {
+    pub(crate) fn more_precise(self, other: ClockOffset) -> ClockOffset {
         if other.error < self.error { other } else { self }
     }
 }
 
-/// One offset per rank out of what each measured. Ranks of one host share a clock, so they share
-/// the best measurement among them, and the host of rank 0 has offset zero.
-pub(crate) fn align(members: &[Member], measured: &[Offset]) -> Vec<Offset> {
+/// Offset of each rank from the measurements of all. Ranks of one host share a clock, so they share the most
+/// precise measurement among them; the host of rank 0 has offset zero.
+pub(crate) fn align(members: &[Member], measured: &[ClockOffset]) -> Vec<ClockOffset> {
     let Some(first) = members.first() else { return Vec::new() };
     let of_host = |host: &str| {
         if host == first.host_id {
-            return Offset { nanoseconds: 0, error: 0 };
+            return ClockOffset { nanoseconds: 0, error: 0 };
         }
         members
             .iter()
             .zip(measured)
             .filter(|(member, _)| member.host_id == host)
-            .fold(Offset::UNKNOWN, |best, (_, offset)| best.better(*offset))
+            .fold(ClockOffset::UNKNOWN, |best, (_, offset)| best.more_precise(*offset))
     };
     members.iter().map(|member| of_host(&member.host_id)).collect()
 }
@@ -63,8 +63,8 @@ mod tests {
             start in 0u64..1 << 50, there in 0u64..1 << 30, back in 0u64..1 << 30,
             ahead in 0u64..1 << 50,
         ) {
-            // The other clock is `ahead` of ours, so ours minus the other is its negative.
-            let offset = Offset::from_ping(start, start + there + ahead, start + there + back);
+            // The other clock is `ahead` of this one, so the offset is its negative.
+            let offset = ClockOffset::from_ping(start, start + there + ahead, start + there + back);
             let wrong_by = (offset.nanoseconds + ahead as i64).unsigned_abs();
             prop_assert!(wrong_by <= offset.error, "{wrong_by} > {}", offset.error);
         }
@@ -80,7 +80,7 @@ mod tests {
             local_index: 0,
             address: [127, 0, 0, 1].into(),
         };
-        let offset = |nanoseconds, error| Offset { nanoseconds, error };
+        let offset = |nanoseconds, error| ClockOffset { nanoseconds, error };
         let aligned = align(
             &[member(0, "a"), member(1, "a"), member(2, "b"), member(3, "b")],
             &[offset(0, 0), offset(7, 9), offset(100, 50), offset(90, 20)],

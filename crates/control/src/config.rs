@@ -1,16 +1,16 @@
-//! Where a rank's number, the size of the world and the address of rank 0 come from.
+//! Configuration of a rank: its number, the world size, the address of rank 0, secret and timeouts.
 //!
-//! In this order: what the program says ([`Overrides`]), Weft's own variables, torchrun's, Open
-//! MPI's, Slurm's; and where there is nothing, a world of one rank.
+//! Sources in order of precedence: arguments ([`Overrides`]), Weft's own variables, those of torchrun, Open
+//! MPI and Slurm; without any, a world of one rank.
 //!
-//! | what | variables of Weft |
+//! | setting | variables of Weft |
 //! |---|---|
 //! | rank, size | `WEFT_RANK`, `WEFT_WORLD_SIZE`, `WEFT_LOCAL_RANK`, `WEFT_LOCAL_WORLD_SIZE` |
 //! | address of rank 0 | `WEFT_ADDR`, `WEFT_PORT` (default `MASTER_ADDR`, `MASTER_PORT` + 1) |
 //! | this rank's own addresses | `WEFT_BIND`, `WEFT_ADVERTISE` |
 //! | the secret | `WEFT_SECRET`, `WEFT_SECRET_FILE` |
-//! | which ranks share memory | `WEFT_HOST_ID` |
-//! | patience, in seconds | `WEFT_CONNECT_TIMEOUT`, `WEFT_SILENCE_TIMEOUT` |
+//! | host identity (ranks with equal ones share memory) | `WEFT_HOST_ID` |
+//! | timeouts, in seconds | `WEFT_CONNECT_TIMEOUT`, `WEFT_SILENCE_TIMEOUT` |
 
 use crate::{Error, HostIdentity, Rank, Result, Secret, nodelist};
 use std::fmt;
@@ -19,81 +19,79 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The port of rank 0 where nothing says otherwise.
+/// Default port of rank 0.
 pub const DEFAULT_PORT: u16 = 29501;
-/// The most ranks of a group. Every rank keeps a connection to every other, and a table entry; the
-/// roster with all addresses has to fit one control message ([`crate::MAX_PAYLOAD`]), which it does
-/// about three times over at this size. A mistyped size fails at once rather than with tables for
-/// billions of ranks.
+/// Largest world size. Each rank keeps a connection and a table entry for each other rank; the roster with all
+/// addresses has to fit one control message ([`crate::MAX_PAYLOAD`]), of which it fills about a third at
+/// this size. A mistyped size fails before tables are allocated.
 pub const MAX_WORLD_SIZE: u32 = 65_536;
-/// Silence timeout unless configured otherwise.
+/// Default silence timeout.
 pub(crate) const DEFAULT_SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
-/// The shortest silence timeout. Signs of life are sent four times as often.
+/// Shortest silence timeout. The heartbeat interval is a quarter of it.
 pub const MIN_SILENCE_TIMEOUT: Duration = Duration::from_millis(10);
 /// Longest host identity, in bytes.
 pub(crate) const MAX_HOST_ID: usize = 256;
 
-/// How a rank joins its group. [`Config::new`] is for ranks on one host, [`Config::from_env`] for
-/// whatever a launcher has set.
+/// Settings by which a rank joins its group. [`Config::new`] is for ranks on one host, [`Config::from_env`] for
+/// ranks of a launcher.
 #[derive(Clone)]
 pub struct Config {
-    /// This rank.
+    /// Rank of this process.
     pub rank: Rank,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub world_size: u32,
-    /// This rank among those the launcher started on this host, where the launcher says so.
+    /// Rank among those that the launcher started on this host, if it reports one.
     pub local_rank: Option<u32>,
-    /// How many ranks the launcher started on this host, where it says so.
+    /// Number of ranks that the launcher started on this host, if it reports it.
     pub local_size: Option<u32>,
     /// Name or address of the host of rank 0.
     pub host: String,
-    /// The port on which rank 0 listens while the ranks find each other.
+    /// Port on which rank 0 listens during the rendezvous.
     pub port: u16,
-    /// Where this rank listens. By default: at the address of rank 0 on rank 0 (every address if
-    /// that is a name), and at the address it reaches rank 0 from on the others.
+    /// Listening address of this rank. Default: on rank 0, its configured address (all addresses if that is a
+    /// name); on other ranks, the local address of the connection to rank 0.
     pub bind: Option<IpAddr>,
-    /// The address others are told to reach this rank at, if not the one it listens on.
+    /// Address that peers dial, if not the listening address.
     pub advertise: Option<IpAddr>,
-    /// The shared secret. Needed as soon as rank 0 is not on this host's loopback.
+    /// Shared secret. Required unless rank 0 is on the loopback of this host.
     pub secret: Option<Secret>,
-    /// Ranks with the same identity can share memory.
+    /// Host identity: ranks with equal ones can share memory.
     pub host_id: String,
-    /// How long connecting may take, all phases together: see
-    /// [`crate::Control::connect_deadline`].
+    /// Time limit of connecting, all phases together: see [`crate::Control::connect_deadline`].
     pub connect_timeout: Duration,
-    /// After how long without a sign of life a rank is held for lost. Ranks may have different ones: all
-    /// send heartbeats by the shortest of the group.
+    /// Time without a received byte after which a peer counts as lost. Ranks may have different ones: the
+    /// heartbeat interval follows from the shortest of the group.
     pub silence_timeout: Duration,
-    /// Asked now and then during every wait whether to give up.
+    /// Interrupt check, called every 100 ms during waits.
     pub interrupt: Option<Interrupt>,
 }
 
-/// Asked during waits whether to stop waiting.
+/// Interrupt check of the program: `true` ends a wait with [`Error::Interrupted`].
 pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// What a program sets itself, before any variable.
+/// Settings of the program, which precede all variables.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
-    /// This rank. Goes with `world_size`.
+    /// Rank of this process. Requires `world_size`.
     pub rank: Option<u32>,
-    /// How many ranks there are. Goes with `rank`.
+    /// Number of ranks. Requires `rank`.
     pub world_size: Option<u32>,
-    /// Where rank 0 listens: `host`, `host:port` or `[v6]:port`.
+    /// Address of rank 0: `host`, `host:port` or `[v6]:port`.
     pub address: Option<String>,
-    /// Where this rank listens.
+    /// Listening address of this rank.
     pub bind: Option<IpAddr>,
-    /// The secret.
+    /// Shared secret.
     pub secret: Option<Secret>,
-    /// The host identity.
+    /// Host identity.
     pub host_id: Option<String>,
-    /// How long to wait for all ranks to come.
+    /// Time limit of connecting.
     pub connect_timeout: Option<Duration>,
-    /// After how long without a sign of life a rank is held for lost.
+    /// Silence timeout.
     pub silence_timeout: Option<Duration>,
 }
 
 impl Config {
-    /// A rank of a world on this host's loopback, without a secret.
+    /// Settings of a rank on the loopback of this host, without a secret.
     pub fn new(rank: u32, world_size: u32) -> Config {
         Config {
             rank: Rank(rank),
@@ -112,32 +110,31 @@ impl Config {
         }
     }
 
-    /// What the environment of this process and the overrides say.
+    /// Settings from the environment of this process and the overrides.
     pub fn from_env(overrides: Overrides) -> Result<Config> {
         Config::resolve(&|name| std::env::var(name).ok(), overrides)
     }
 
-    /// [`Config::from_env`] for any source of variables. Besides those, only the file that
-    /// `WEFT_SECRET_FILE` names is read.
+    /// [`Config::from_env`] for any source of variables. Reads no file but that of `WEFT_SECRET_FILE`.
     pub fn resolve(
         variable: &dyn Fn(&str) -> Option<String>,
         overrides: Overrides,
     ) -> Result<Config> {
         let variables = Variables(variable);
-        let place = place(&variables, &overrides)?;
-        let (host, port) = address(&variables, &overrides, &place)?;
+        let assignment = rank_assignment(&variables, &overrides)?;
+        let (host, port) = address(&variables, &overrides, &assignment)?;
         let seconds = |name, given: Option<Duration>, default| match given {
             Some(given) => Ok(given),
             None => Ok(variables.seconds(name)?.unwrap_or(default)),
         };
-        let mut config = Config::new(place.rank, place.world_size);
+        let mut config = Config::new(assignment.rank, assignment.world_size);
         config.connect_timeout =
             seconds("WEFT_CONNECT_TIMEOUT", overrides.connect_timeout, config.connect_timeout)?;
         config.silence_timeout =
             seconds("WEFT_SILENCE_TIMEOUT", overrides.silence_timeout, config.silence_timeout)?;
         let config = Config {
-            local_rank: place.local_rank,
-            local_size: place.local_size,
+            local_rank: assignment.local_rank,
+            local_size: assignment.local_size,
             host,
             port,
             bind: match overrides.bind {
@@ -159,7 +156,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Whether the parts fit together. [`crate::Control::connect`] asks this first.
+    /// Checks the settings. [`crate::Control::connect`] calls it first.
     pub fn validate(&self) -> Result<()> {
         check_rank(("rank", self.rank.0), ("world_size", self.world_size))?;
         if self.host_id.is_empty() || self.host_id.len() > MAX_HOST_ID {
@@ -174,7 +171,7 @@ impl Config {
             return Err(Error::Variable {
                 variable: "WEFT_SILENCE_TIMEOUT".into(),
                 value: format!("{:?}", self.silence_timeout),
-                problem: "ranks cannot give signs of life that often".into(),
+                problem: "heartbeats cannot be sent that often".into(),
                 remedy: format!("use at least {MIN_SILENCE_TIMEOUT:?}"),
             });
         }
@@ -210,13 +207,13 @@ impl fmt::Debug for Config {
     }
 }
 
-/// Whether a host, as it is written, can only mean this one.
+/// True if a host name or address is always the loopback of this host.
 pub(crate) fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Which rank this is, and who said so.
-struct Place {
+/// Rank and world size of this process, with the launcher that set them.
+struct RankAssignment {
     launcher: &'static str,
     rank: u32,
     world_size: u32,
@@ -224,7 +221,7 @@ struct Place {
     local_size: Option<u32>,
 }
 
-/// The variables in which a launcher tells a process its place.
+/// Variables of a launcher.
 struct Launcher {
     name: &'static str,
     rank: &'static str,
@@ -264,7 +261,7 @@ const OTHERS: [Launcher; 3] = [
     },
 ];
 
-fn place(variables: &Variables, overrides: &Overrides) -> Result<Place> {
+fn rank_assignment(variables: &Variables, overrides: &Overrides) -> Result<RankAssignment> {
     let given = (overrides.rank.is_some(), overrides.world_size.is_some());
     let launchers =
         std::iter::once((&WEFT, given)).chain(OTHERS.iter().map(|o| (o, (false, false))));
@@ -285,15 +282,21 @@ fn place(variables: &Variables, overrides: &Overrides) -> Result<Place> {
             (None, None) => continue,
             (Some(rank), Some(world_size)) => (rank, world_size),
             (Some(_), None) => {
-                return Err(Error::HalfSet { set: rank_name.into(), missing: size_name.into() });
+                return Err(Error::MissingVariable {
+                    set: rank_name.into(),
+                    missing: size_name.into(),
+                });
             }
             (None, Some(_)) => {
-                return Err(Error::HalfSet { set: size_name.into(), missing: rank_name.into() });
+                return Err(Error::MissingVariable {
+                    set: size_name.into(),
+                    missing: rank_name.into(),
+                });
             }
         };
         check_rank((rank_name, rank), (size_name, world_size))?;
         let local_rank = variables.number(launcher.local_rank)?;
-        // Slurm writes this one as "4(x2),3"; only a plain number says anything about this host.
+        // Slurm writes this one as "4(x2),3"; only a plain number is valid for this host.
         let local_size = match variables.get(launcher.local_size) {
             Some(text) if launcher.name == "Slurm" => text.parse().ok(),
             _ => variables.number(launcher.local_size)?,
@@ -301,10 +304,16 @@ fn place(variables: &Variables, overrides: &Overrides) -> Result<Place> {
         if let (Some(local_rank), Some(local_size)) = (local_rank, local_size) {
             check_rank((launcher.local_rank, local_rank), (launcher.local_size, local_size))?;
         }
-        return Ok(Place { launcher: launcher.name, rank, world_size, local_rank, local_size });
+        return Ok(RankAssignment {
+            launcher: launcher.name,
+            rank,
+            world_size,
+            local_rank,
+            local_size,
+        });
     }
-    Ok(Place {
-        launcher: "nothing",
+    Ok(RankAssignment {
+        launcher: "none",
         rank: 0,
         world_size: 1,
         local_rank: Some(0),
@@ -323,7 +332,7 @@ fn check_rank((rank_name, rank): (&str, u32), (size_name, size): (&str, u32)) ->
     };
     if size == 0 {
         let remedy = "set it to the number of ranks, at least 1".into();
-        return refuse(size_name, size, "there is no world without ranks".into(), remedy);
+        return refuse(size_name, size, "a group has at least 1 rank".into(), remedy);
     }
     if size > MAX_WORLD_SIZE {
         let problem = format!("a group has at most {MAX_WORLD_SIZE} ranks");
@@ -331,14 +340,18 @@ fn check_rank((rank_name, rank): (&str, u32), (size_name, size): (&str, u32)) ->
         return refuse(size_name, size, problem, remedy);
     }
     if rank >= size {
-        let problem = format!("{size_name} is {size}, so there is no such rank");
+        let problem = format!("{size_name} is {size}, so the highest rank is {}", size - 1);
         return refuse(rank_name, rank, problem, format!("set it to 0 to {}", size - 1));
     }
     Ok(())
 }
 
-/// Where rank 0 listens.
-fn address(variables: &Variables, overrides: &Overrides, place: &Place) -> Result<(String, u16)> {
+/// Address of rank 0.
+fn address(
+    variables: &Variables,
+    overrides: &Overrides,
+    assignment: &RankAssignment,
+) -> Result<(String, u16)> {
     let port = match variables.parse("WEFT_PORT", "a port from 0 to 65535")? {
         Some(port) => port,
         None => after_master(variables)?.unwrap_or(DEFAULT_PORT),
@@ -350,21 +363,21 @@ fn address(variables: &Variables, overrides: &Overrides, place: &Place) -> Resul
         return split_address("WEFT_ADDR", &address, port);
     }
     let here = "127.0.0.1".to_string();
-    if place.local_size == Some(place.world_size) {
+    if assignment.local_size == Some(assignment.world_size) {
         return Ok((here, port));
     }
     if let Some(host) = variables.get("MASTER_ADDR") {
         return Ok((host, port));
     }
-    match place.launcher {
+    match assignment.launcher {
         "Slurm" => Ok((slurm_host(variables)?, port)),
-        // torchrun always sets MASTER_ADDR; where it is missing, somebody wrote RANK by hand.
-        "Open MPI" => Err(Error::NoAddress { launcher: place.launcher }),
+        // torchrun always sets MASTER_ADDR; without it, RANK was set by hand.
+        "Open MPI" => Err(Error::MissingAddress { launcher: assignment.launcher }),
         _ => Ok((here, port)),
     }
 }
 
-/// MASTER_PORT is taken by torchrun's own store, so Weft takes the next.
+/// Port after MASTER_PORT, which torchrun's own store uses.
 fn after_master(variables: &Variables) -> Result<Option<u16>> {
     let Some(port) = variables.parse::<u16>("MASTER_PORT", "a port from 0 to 65535")? else {
         return Ok(None);
@@ -379,7 +392,7 @@ fn after_master(variables: &Variables) -> Result<Option<u16>> {
 
 fn slurm_host(variables: &Variables) -> Result<String> {
     let Some(list) = variables.get("SLURM_JOB_NODELIST") else {
-        return Err(Error::NoAddress { launcher: "Slurm" });
+        return Err(Error::MissingAddress { launcher: "Slurm" });
     };
     match nodelist::expand(&list, 2).as_deref() {
         Some([_]) => Ok("127.0.0.1".into()),
@@ -393,7 +406,7 @@ fn slurm_host(variables: &Variables) -> Result<String> {
     }
 }
 
-/// `host`, `host:port`, `[v6]:port` or a bare IPv6 address.
+/// Parses `host`, `host:port`, `[v6]:port` or a bare IPv6 address.
 pub(crate) fn split_address(
     variable: &str,
     address: &str,
@@ -423,11 +436,11 @@ pub(crate) fn split_address(
     match port.map(str::parse::<u16>) {
         None => Ok((host.into(), default_port)),
         Some(Ok(port)) => Ok((host.into(), port)),
-        Some(Err(_)) => refuse("what follows the colon is not a port"),
+        Some(Err(_)) => refuse("the part after the colon is not a port"),
     }
 }
 
-/// What pair groups take from the environment: the secret, the identity of the host, the silence timeout.
+/// Settings of pair groups in the environment: secret, host identity, silence timeout.
 pub(crate) fn pair_from_env() -> Result<(Option<Secret>, String, Duration)> {
     let get = |name: &str| std::env::var(name).ok();
     let variables = Variables(&get);
@@ -444,7 +457,7 @@ fn secret(variables: &Variables) -> Result<Option<Secret>> {
     }
 }
 
-/// Variables, where blank counts as not set.
+/// Source of variables; blank ones count as unset.
 struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {

@@ -1,3 +1,5 @@
+//! Tests of the configuration: launchers, precedence, and errors.
+
 use super::*;
 
 fn resolve_with(variables: &[(&str, &str)], overrides: Overrides) -> Result<Config> {
@@ -15,7 +17,7 @@ fn refusal(variables: &[(&str, &str)]) -> String {
     resolve(variables).unwrap_err().to_string()
 }
 
-fn place_of(config: &Config) -> (u32, u32, &str, u16) {
+fn assignment_of(config: &Config) -> (u32, u32, &str, u16) {
     (config.rank.0, config.world_size, &config.host, config.port)
 }
 
@@ -30,15 +32,15 @@ const TORCHRUN: [(&str, &str); 7] = [
 ];
 
 #[test]
-fn nothing_set_is_a_world_of_one() {
+fn without_variables_the_world_has_one_rank() {
     let config = resolve(&[]).unwrap();
-    assert_eq!(place_of(&config), (0, 1, "127.0.0.1", DEFAULT_PORT));
+    assert_eq!(assignment_of(&config), (0, 1, "127.0.0.1", DEFAULT_PORT));
 }
 
 #[test]
 fn torchrun_and_the_port_after_its_own() {
     let config = resolve(&TORCHRUN).unwrap();
-    assert_eq!(place_of(&config), (3, 8, "node1", 29501));
+    assert_eq!(assignment_of(&config), (3, 8, "node1", 29501));
     assert_eq!((config.local_rank, config.local_size), (Some(1), Some(2)));
 }
 
@@ -51,7 +53,7 @@ fn torchrun_on_one_host_stays_on_loopback() {
         ("MASTER_ADDR", "myhost.example"),
         ("MASTER_PORT", "4000"),
     ];
-    assert_eq!(place_of(&resolve(&variables).unwrap()), (1, 2, "127.0.0.1", 4001));
+    assert_eq!(assignment_of(&resolve(&variables).unwrap()), (1, 2, "127.0.0.1", 4001));
 }
 
 #[test]
@@ -59,7 +61,7 @@ fn own_variables_come_before_a_launchers() {
     let mut variables = TORCHRUN.to_vec();
     variables.extend([("WEFT_RANK", "0"), ("WEFT_WORLD_SIZE", "2"), ("WEFT_ADDR", "other")]);
     variables.push(("WEFT_PORT", "7"));
-    assert_eq!(place_of(&resolve(&variables).unwrap()), (0, 2, "other", 7));
+    assert_eq!(assignment_of(&resolve(&variables).unwrap()), (0, 2, "other", 7));
 }
 
 #[test]
@@ -70,7 +72,7 @@ fn overrides_come_before_everything() {
         address: Some("[::1]:9".into()),
         ..Overrides::default()
     };
-    assert_eq!(place_of(&resolve_with(&TORCHRUN, overrides).unwrap()), (5, 6, "::1", 9));
+    assert_eq!(assignment_of(&resolve_with(&TORCHRUN, overrides).unwrap()), (5, 6, "::1", 9));
 }
 
 #[test]
@@ -80,9 +82,9 @@ fn open_mpi_and_slurm() {
         ("OMPI_COMM_WORLD_SIZE", "4"),
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
     ];
-    assert_eq!(place_of(&resolve(&open_mpi).unwrap()), (2, 4, "127.0.0.1", DEFAULT_PORT));
-    let elsewhere = [open_mpi[0], open_mpi[1], ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")];
-    assert!(refusal(&elsewhere).contains("set WEFT_ADDR"));
+    assert_eq!(assignment_of(&resolve(&open_mpi).unwrap()), (2, 4, "127.0.0.1", DEFAULT_PORT));
+    let two_hosts = [open_mpi[0], open_mpi[1], ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")];
+    assert!(refusal(&two_hosts).contains("set WEFT_ADDR"));
 
     let slurm = [
         ("SLURM_PROCID", "9"),
@@ -91,9 +93,9 @@ fn open_mpi_and_slurm() {
         ("SLURM_JOB_NODELIST", "node[003-004,9]"),
         ("WEFT_SECRET", "apple"),
     ];
-    assert_eq!(place_of(&resolve(&slurm).unwrap()), (9, 16, "node003", DEFAULT_PORT));
+    assert_eq!(assignment_of(&resolve(&slurm).unwrap()), (9, 16, "node003", DEFAULT_PORT));
     let one = [slurm[0], slurm[1], ("SLURM_JOB_NODELIST", "node7")];
-    assert_eq!(place_of(&resolve(&one).unwrap()), (9, 16, "127.0.0.1", DEFAULT_PORT));
+    assert_eq!(assignment_of(&resolve(&one).unwrap()), (9, 16, "127.0.0.1", DEFAULT_PORT));
     let bad = [slurm[0], slurm[1], ("SLURM_JOB_NODELIST", "node[")];
     assert!(refusal(&bad).contains("SLURM_JOB_NODELIST"));
 }
@@ -102,8 +104,8 @@ fn open_mpi_and_slurm() {
 fn contradictions_name_the_variable_and_the_remedy() {
     type Case = (&'static [(&'static str, &'static str)], &'static [&'static str]);
     let cases: [Case; 11] = [
-        (&[("RANK", "1")], &["RANK is set", "WORLD_SIZE is not"]),
-        (&[("WEFT_WORLD_SIZE", "1")], &["WEFT_WORLD_SIZE is set", "WEFT_RANK is not"]),
+        (&[("RANK", "1")], &["RANK is set without WORLD_SIZE"]),
+        (&[("WEFT_WORLD_SIZE", "1")], &["WEFT_WORLD_SIZE is set without WEFT_RANK"]),
         (&[("RANK", "4"), ("WORLD_SIZE", "4")], &["RANK is \"4\"", "WORLD_SIZE is 4", "0 to 3"]),
         (&[("RANK", "x"), ("WORLD_SIZE", "4")], &["RANK is \"x\"", "not a whole number"]),
         (&[("RANK", "0"), ("WORLD_SIZE", "0")], &["WORLD_SIZE is \"0\"", "at least 1"]),
@@ -133,8 +135,8 @@ fn several_hosts_without_a_secret_are_refused_with_the_remedy() {
     let without: Vec<_> = TORCHRUN.into_iter().filter(|(name, _)| *name != "WEFT_SECRET").collect();
     let message = refusal(&without);
     assert!(message.contains("node1") && message.contains("WEFT_SECRET"), "{message}");
-    let everywhere = [("WEFT_RANK", "0"), ("WEFT_WORLD_SIZE", "2"), ("WEFT_BIND", "0.0.0.0")];
-    assert!(refusal(&everywhere).contains("WEFT_SECRET"));
+    let all_addresses = [("WEFT_RANK", "0"), ("WEFT_WORLD_SIZE", "2"), ("WEFT_BIND", "0.0.0.0")];
+    assert!(refusal(&all_addresses).contains("WEFT_SECRET"));
 }
 
 #[test]
@@ -152,7 +154,7 @@ fn a_secret_file_is_a_regular_one_of_at_most_64_kib() {
     std::fs::write(file("good"), [b"x".repeat(64 << 10), b"".to_vec()].concat()).unwrap();
     assert!(resolve(&[("WEFT_SECRET_FILE", &file("good"))]).unwrap().secret.is_some());
     std::fs::write(file("large"), b"x".repeat((64 << 10) + 1)).unwrap();
-    // A file of a terabyte that takes no room: it must not be read.
+    // A sparse file of 1 TiB, which must not be read.
     std::fs::File::create(file("huge")).unwrap().set_len(1 << 40).unwrap();
     for (path, word) in [
         (file("large"), "65537 bytes"),
@@ -171,7 +173,7 @@ fn a_secret_file_is_a_regular_one_of_at_most_64_kib() {
         0,
     )
     .unwrap();
-    // No writer will ever come.
+    // A FIFO without a writer.
     assert!(refusal(&[("WEFT_SECRET_FILE", &file("fifo"))]).contains("not a regular file"));
     std::fs::remove_dir_all(folder).unwrap();
 }

@@ -1,61 +1,60 @@
-//! The handle a program holds.
+//! Handle of a group.
 
 mod clocks;
 mod messages;
 
-use crate::clock::Offset;
-use crate::core::{Core, Formed, OnPoison};
+use crate::clock::ClockOffset;
+use crate::core::{Core, FormedGroup, PoisonCallback};
 use crate::deadline::Deadline;
-use crate::handshake::{GROUP_MAGIC, Identity, Job};
-use crate::mesh::{self, LINGER, Shared};
+use crate::handshake::{GROUP_MAGIC, Identity, JobId};
+use crate::mesh::{self, LINGER, SharedCore};
 use crate::secret::Key;
 use crate::{Config, Error, Interrupt, Member, PeerStatus, Poison, Rank, Result, WIRE_VERSIONS};
-use crate::{bootstrap, fork_guard};
+use crate::{fork_guard, rendezvous};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// This rank's membership in a group: cheap to clone, usable from every thread.
+/// Membership of this rank in a group: cheap to clone, usable from every thread.
 ///
-/// A handle stands for one generation of the group. [`Control::reform`] makes the next one out of
-/// the survivors. When the last handle of a process goes, the rank leaves.
+/// A handle belongs to one generation of the group; [`Control::reform`] forms the next one of the
+/// survivors. The rank leaves when its last handle is dropped.
 #[derive(Clone)]
 pub struct Control {
-    owner: Arc<Owner>,
+    process: Arc<ProcessState>,
     generation: u32,
     rank: Rank,
     members: Arc<[Member]>,
-    /// Of the call that formed this generation.
+    /// Deadline of the call that formed this generation.
     deadline: Deadline,
-    /// Shared by the handles of this generation.
+    /// SharedCore by the handles of this generation.
     _handle: Arc<()>,
 }
 
-/// What all generations of one process have in common.
-struct Owner {
-    shared: Arc<Shared>,
+/// State shared by all generations of one process.
+struct ProcessState {
+    shared: Arc<SharedCore>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// By original rank.
-    offsets: OnceLock<Vec<Offset>>,
+    offsets: OnceLock<Vec<ClockOffset>>,
     interrupt: Option<Interrupt>,
     key: Key,
-    job: Job,
-    /// The forks behind the process that joined. In another process, a forked child, the connections
-    /// and the thread are not there, and a lock may be held for ever.
+    job: JobId,
+    /// Fork count of the process that joined. A forked child has neither the connections nor the thread, and
+    /// its copies of locks may stay locked.
     forks: u64,
 }
 
 impl Control {
-    /// Joins the group: waits until every rank is there and connected to every other, at most
-    /// `config.connect_timeout` for all of its phases together.
-    /// [`Control::connect_deadline`] is the end of that time, for what is connected on top of it.
+    /// Joins the group: waits until all ranks are connected to each other, at most
+    /// `config.connect_timeout` for all phases together.
+    /// [`Control::connect_deadline`] is the end of that time, for connections of higher layers.
     pub fn connect(config: Config) -> Result<Control> {
         Control::connect_from(config, None)
     }
 
-    /// [`Control::connect`] with a listener that is bound already, for rank 0. The other ranks dial
-    /// its address.
+    /// [`Control::connect`] with a bound listener, for rank 0. The other ranks dial its address.
     pub fn connect_with_listener(config: Config, listener: TcpListener) -> Result<Control> {
         Control::connect_from(config, Some(listener))
     }
@@ -68,12 +67,12 @@ impl Control {
         let (rank, world_size) = (config.rank, config.world_size);
         let (versions, magic) = (WIRE_VERSIONS, GROUP_MAGIC);
         let identity = Identity { rank, world_size, key: key.clone(), versions, magic };
-        let joined = bootstrap::join(&config, &identity, listener, &deadline)?;
+        let joined = rendezvous::join(&config, &identity, listener, &deadline)?;
         let mut core = Core::new(rank, joined.members.clone());
         let handle = core.first_handle();
         let (shared, thread) =
-            mesh::start(core, joined.links, config.silence_timeout, joined.shortest_silence)?;
-        let owner = Owner {
+            mesh::start(core, joined.connections, config.silence_timeout, joined.shortest_silence)?;
+        let process = ProcessState {
             shared,
             thread: Mutex::new(Some(thread)),
             offsets: OnceLock::new(),
@@ -83,127 +82,124 @@ impl Control {
             forks: fork_guard::forks(),
         };
         let members = joined.members.into();
-        let owner = Arc::new(owner);
-        let control = Control { owner, generation: 0, rank, members, deadline, _handle: handle };
+        let process = Arc::new(process);
+        let control = Control { process, generation: 0, rank, members, deadline, _handle: handle };
         control.align_clocks(&control.deadline)?;
         Ok(control)
     }
 
-    /// This rank, in this generation.
+    /// Rank of this process in this generation.
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// How many members this generation has.
+    /// Number of members of this generation.
     pub fn world_size(&self) -> u32 {
         self.members.len() as u32
     }
 
-    /// Which generation of the group this is. It rises with every [`Control::reform`], by one or
-    /// more.
+    /// Generation of the group. It increases by one or more with every [`Control::reform`].
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// All members, by rank, this one among them.
+    /// All members by rank, this one included.
     pub fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// The end of the time that the program gave to the call that formed this generation: the
-    /// `connect_timeout` of [`Control::connect`], or the timeout of [`Control::reform`]. `None` if
-    /// that is beyond what the clock can represent.
+    /// Deadline of the call that formed this generation: `connect_timeout` of [`Control::connect`], or the
+    /// timeout of [`Control::reform`]. `None` if the clock cannot represent it.
     pub fn connect_deadline(&self) -> Option<Instant> {
         self.deadline.end()
     }
 
-    /// The time until [`Control::connect_deadline`]; zero once it has passed.
+    /// Time until [`Control::connect_deadline`]; zero once it has passed.
     pub fn connect_time_left(&self) -> Duration {
         self.deadline.left()
     }
 
-    /// An error if what is under way on this group cannot end well: for waits outside of the control
-    /// plane, cheap enough for every 50 ms.
+    /// Error if operations in flight on this group cannot complete: for waits outside of the control plane,
+    /// cheap enough for a call every 50 ms.
     ///
     /// # Errors
     /// [`Error::Poisoned`]; [`Error::Left`] if any member has left; [`Error::Superseded`] after
     /// [`Control::reform`]; [`Error::Closed`]; [`Error::Forked`]; [`Error::Interrupted`] if the
-    /// program's interrupt asks for it.
+    /// program's interrupt is raised.
     pub fn check(&self) -> Result<()> {
         const CHECK: &str = "the other ranks";
-        self.owner.shared()?.with(|core| core.check(self.generation, CHECK))?;
+        self.process.shared()?.with(|core| core.check(self.generation, CHECK))?;
         self.deadline.check(CHECK)
     }
 
-    /// Fails the group at every rank. The first cause wins; later ones change nothing.
+    /// Fails the group at every rank. The first cause wins; later ones are ignored.
     pub fn poison(&self, cause: &Poison) {
-        if self.owner.is_copy() {
+        if self.process.is_forked_child() {
             return;
         }
-        self.owner.shared.with(|core| core.poison(self.generation, cause.clone()));
+        self.process.shared.with(|core| core.poison(self.generation, cause.clone()));
     }
 
-    /// What the group was poisoned with, if it was.
+    /// Poison of the group, if it is poisoned.
     pub fn poisoned(&self) -> Option<Poison> {
-        if self.owner.is_copy() {
+        if self.process.is_forked_child() {
             return None;
         }
-        self.owner.shared.with(|core| core.poisoned(self.generation))
+        self.process.shared.with(|core| core.poisoned(self.generation))
     }
 
-    /// Calls `call` once when the group is poisoned, on the control thread; at once and here if it
-    /// is already. It must not wait for anything of the control plane.
-    pub fn on_poison(&self, call: OnPoison) {
-        if self.owner.is_copy() {
+    /// Calls `call` once when the group is poisoned, on the control thread; at once on this thread if it is
+    /// already. `call` must not wait for the control plane.
+    pub fn on_poison(&self, call: PoisonCallback) {
+        if self.process.is_forked_child() {
             return;
         }
-        let already = self.owner.shared.with(|core| core.on_poison(self.generation, call));
+        let already = self.process.shared.with(|core| core.on_poison(self.generation, call));
         if let Some((call, poison)) = already {
             call(&poison);
         }
     }
 
-    /// Calls `call` on the control thread for every rank that says goodbye; at once and here for
-    /// those that have. That a rank left is no poison: it only matters to who still needs it.
+    /// Calls `call` on the control thread for every rank that leaves; at once on this thread for ranks that
+    /// have left. A departure is no poison: it fails only operations that still need the rank.
     pub fn on_peer_left(&self, call: Box<dyn Fn(Rank) + Send + Sync>) {
-        if self.owner.is_copy() {
+        if self.process.is_forked_child() {
             return;
         }
         let call: Arc<dyn Fn(Rank) + Send + Sync> = call.into();
-        let left = self.owner.shared.with(|core| core.on_left(self.generation, call.clone()));
+        let left = self.process.shared.with(|core| core.on_left(self.generation, call.clone()));
         left.into_iter().for_each(|rank| call(rank));
     }
 
-    /// What is known about a rank of this generation. A rank that never was is lost.
+    /// Status of a rank of this generation; `Lost` for a rank beyond the world size.
     pub fn peer_status(&self, rank: Rank) -> PeerStatus {
         match self.members.get(rank.index()) {
-            Some(member) if !self.owner.is_copy() => {
-                self.owner.shared.with(|core| core.status(member.original_rank))
+            Some(member) if !self.process.is_forked_child() => {
+                self.process.shared.with(|core| core.status(member.original_rank))
             }
             _ => PeerStatus::Lost,
         }
     }
 
-    /// Forms a new group out of the ranks that are left, over the connections that are there.
+    /// Forms a new group of the surviving ranks over the existing connections.
     ///
-    /// All survivors call it; it returns once all of them have formed the new group. The new ranks
-    /// are consecutive, in the order of the old. This generation is of no more use afterwards: if it
-    /// was not poisoned, it is now. A loss on the way makes the survivors agree once more, within the
-    /// same call.
+    /// Collective over all survivors; returns once all of them have formed the new group. New ranks are
+    /// consecutive, in the order of the old ones. This generation is poisoned by the call. A loss during the
+    /// call starts another view change within it.
     ///
-    /// After [`Error::Timeout`] or [`Error::Interrupted`] a repeat on this handle goes on. So it does
-    /// if all handles of the new group were dropped: that group is poisoned then, and a newer one
-    /// formed.
+    /// After [`Error::Timeout`] or [`Error::Interrupted`], a repeat on this handle continues. A repeat is
+    /// also possible once all handles of the new group were dropped: it poisons that group and forms a newer
+    /// one.
     ///
-    /// There is no quorum: if the network is cut in two, both parts form a group.
+    /// There is no quorum: in a partitioned network each part forms a group.
     ///
     /// # Errors
-    /// [`Error::Timeout`], which names who is missing by ranks of this generation;
-    /// [`Error::Excluded`] if the others go on without this rank; [`Error::Superseded`] if there is a
-    /// handle of a newer group, or another thread is in this call.
+    /// [`Error::Timeout`], which names the missing ranks of this generation; [`Error::Excluded`] if the
+    /// other survivors excluded this rank; [`Error::Superseded`] if the program has a handle of a newer group,
+    /// or another thread is in this call.
     pub fn reform(&self, timeout: Duration) -> Result<Control> {
         const REFORM: &str = "reform";
-        let shared = self.owner.shared()?;
+        let shared = self.process.shared()?;
         let deadline = self.deadline(timeout);
         shared.with(|core| core.reform(self.generation))?;
         let waited = shared.wait(&deadline, REFORM, Core::reform_poll);
@@ -217,12 +213,12 @@ impl Control {
             let missing = self.members.iter().filter(here).map(|m| m.rank).collect();
             return Err(Error::Timeout { operation: REFORM, missing, waited: deadline.waited() });
         };
-        let Formed { generation, members, handle } = formed?;
+        let FormedGroup { generation, members, handle } = formed?;
         let original = self.members.get(self.rank.index()).map(|member| member.original_rank);
         let rank = members.iter().find(|member| Some(member.original_rank) == original);
         let rank = rank.map_or(Rank(0), |member| member.rank);
         Ok(Control {
-            owner: self.owner.clone(),
+            process: self.process.clone(),
             generation,
             rank,
             members,
@@ -231,32 +227,31 @@ impl Control {
         })
     }
 
-    /// Says goodbye to everybody and closes the connections. Whoever needs this rank afterwards
-    /// fails with [`Error::Left`]. Every handle of this process is closed with it.
+    /// Leaves the group in order and closes the connections. Operations of other ranks that still need this
+    /// rank fail with [`Error::Left`]. Closes every handle of this process.
     pub fn leave(&self) {
-        self.owner.leave();
+        self.process.leave();
     }
 
-    /// Closes every connection without a goodbye, as a crash would. For tests of what the others
-    /// make of it.
+    /// Closes every connection without a leave message, as a crash does. For tests of losses.
     pub fn abandon(&self) {
-        if self.owner.is_copy() {
+        if self.process.is_forked_child() {
             return;
         }
-        self.owner.shared.abandon();
+        self.process.shared.abandon();
     }
 
-    /// A key that only the members of this generation know, for one purpose: to authenticate
-    /// further connections among them. Without a secret it is as open as the loopback is.
+    /// Key shared by the members of this generation, for one purpose: the authentication of further
+    /// connections between them. Without a secret, any process on the host can derive it.
     pub fn derive_key(&self, purpose: &str) -> [u8; 32] {
         let generation = self.generation.to_le_bytes();
-        self.owner
+        self.process
             .key
-            .prove("weft derived key", &[&self.owner.job, &generation, purpose.as_bytes()])
+            .prove("weft derived key", &[&self.process.job, &generation, purpose.as_bytes()])
     }
 
     fn deadline(&self, timeout: Duration) -> Deadline {
-        Deadline::after(timeout, self.owner.interrupt.clone())
+        Deadline::after(timeout, self.process.interrupt.clone())
     }
 }
 
@@ -270,18 +265,18 @@ impl std::fmt::Debug for Control {
     }
 }
 
-impl Owner {
-    /// Whether this is a copy in a forked child.
-    fn is_copy(&self) -> bool {
+impl ProcessState {
+    /// True in a forked child.
+    fn is_forked_child(&self) -> bool {
         self.forks != fork_guard::forks()
     }
 
-    fn shared(&self) -> Result<&Shared> {
-        if self.is_copy() { Err(Error::Forked) } else { Ok(&self.shared) }
+    fn shared(&self) -> Result<&SharedCore> {
+        if self.is_forked_child() { Err(Error::Forked) } else { Ok(&self.shared) }
     }
 
     fn leave(&self) {
-        if self.is_copy() {
+        if self.is_forked_child() {
             return;
         }
         self.shared.with(Core::leave);
@@ -291,7 +286,7 @@ impl Owner {
         if on_the_thread {
             return;
         }
-        // A callback that hangs must not hang this too.
+        // Bounded: a callback may hang.
         let deadline = Deadline::after(2 * LINGER, None);
         let closed = self.shared.wait(&deadline, "leave", |core| core.closed.then_some(()));
         if let (Ok(Some(())), Some(thread)) = (closed, thread.take()) {
@@ -300,22 +295,23 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for ProcessState {
     fn drop(&mut self) {
         self.leave();
-        if self.is_copy() {
+        if self.is_forked_child() {
             let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
-            // The system has no such thread here, not even to forget it.
+            // The thread does not exist here; dropping its handle would detach a foreign thread.
             std::mem::forget(thread.take());
         }
     }
 }
 
-/// A whole world of `size` ranks within this process, in rank order, over a port of the system's
-/// choice: for tests and examples. `adjust` may change each rank's configuration.
+/// Group of `size` ranks within this process, in rank order, over an ephemeral port: for tests and examples.
+/// `adjust` may change the configuration of each rank.
 pub fn local_world(size: u32, adjust: impl Fn(&mut Config)) -> Result<Vec<Control>> {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::system("making a listener"))?;
-    let port = listener.local_addr().map_err(Error::system("asking for the port"))?.port();
+    let listener =
+        TcpListener::bind("127.0.0.1:0").map_err(Error::system("creating a listener"))?;
+    let port = listener.local_addr().map_err(Error::system("querying the port"))?.port();
     let mut listener = Some(listener);
     let ranks: Vec<JoinHandle<Result<Control>>> = (0..size)
         .map(|rank| {

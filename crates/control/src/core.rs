@@ -1,78 +1,80 @@
-//! The state of a rank and its protocol, without sockets, threads or a clock.
+//! Protocol state of a rank, without sockets, threads or a clock.
 //!
-//! The mesh thread puts in what arrived ([`Core::receive`], [`Core::link_down`]), the handle puts in
-//! what the program asks for; out come frames to send and callbacks to run.
+//! The mesh thread passes in messages and losses ([`Core::receive`], [`Core::connection_lost`]), the handle
+//! passes in calls of the program; the results are frames to send and callbacks to run.
 //!
-//! `gather` has the collective calls, `mail` the point-to-point messages, `poison` the end of a group
-//! and its callbacks, `reform` the agreement on the survivors.
+//! - `gather`: collective calls
+//! - `point_to_point`: messages between two ranks, with flow control
+//! - `poison`: the end of a group, and its callbacks
+//! - `reform`: the next group, formed by its survivors
 
 mod gather;
-mod mail;
+mod point_to_point;
 mod poison;
 mod reform;
 
-use crate::agreement::{Agreement, View};
 use crate::message::Message;
+use crate::view_change::{View, ViewChange};
 use crate::wire::Malformed;
 use crate::{Cause, Error, Member, PeerStatus, Poison, Rank, Result};
 pub(crate) use gather::Payload;
-use gather::{Call, Part};
-use mail::Mail;
-pub(crate) use reform::Formed;
-use reform::Phase;
+use gather::{CallPart, PendingCall};
+use point_to_point::MessageQueues;
+pub(crate) use reform::FormedGroup;
+use reform::ReformPhase;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-/// How many generations a peer may be ahead.
+/// Generations that a peer may be ahead of this rank.
 const MAX_GENERATIONS_AHEAD: u32 = 64;
 
-pub(crate) type OnPoison = Box<dyn Fn(&Poison) + Send + Sync>;
-pub(crate) type OnLeft = Arc<dyn Fn(Rank) + Send + Sync>;
+pub(crate) type PoisonCallback = Box<dyn Fn(&Poison) + Send + Sync>;
+pub(crate) type PeerLeftCallback = Arc<dyn Fn(Rank) + Send + Sync>;
 
-/// Something for the mesh thread to do.
+/// Request to the mesh thread.
 pub(crate) enum Action {
-    /// Send a frame to the peer with this original rank.
+    /// Send a frame to the peer of this original rank.
     Send(Rank, Arc<[u8]>),
-    /// Send what is queued, then close.
+    /// Send queued frames, then close.
     Close(Rank),
-    /// Call these.
-    Poisoned(Vec<OnPoison>, Poison),
-    /// Call these.
-    Left(Vec<OnLeft>, Rank),
+    /// Run the poison callbacks.
+    Poisoned(Vec<PoisonCallback>, Poison),
+    /// Run the callbacks for a departed rank.
+    Left(Vec<PeerLeftCallback>, Rank),
 }
 
-/// A rank's state. All ranks in it are original ones unless it says otherwise.
+/// State of a rank. Ranks are original ones unless noted otherwise.
 pub(crate) struct Core {
     me: Rank,
     peers: BTreeMap<Rank, Peer>,
     groups: BTreeMap<u32, Group>,
-    /// The newest generation this rank is a member of.
+    /// Newest generation of which this rank is a member.
     newest: u32,
-    /// The highest generation this rank ever proposed.
+    /// Highest generation that this rank has proposed.
     proposed: u32,
-    agreement: Option<Agreement>,
-    phase: Phase,
-    /// The newest group was formed here, and not every member has confirmed it.
+    view_change: Option<ViewChange>,
+    phase: ReformPhase,
+    /// The newest group is formed here and not yet confirmed by all members.
     unconfirmed: bool,
-    /// Alive while the program has a handle of the newest group.
-    held: Weak<()>,
-    /// The last view of each peer.
+    /// Upgradable while the program has a handle of the newest group.
+    handle: Weak<()>,
+    /// Last view of each peer.
     views: BTreeMap<Rank, View>,
-    /// The first peer that said it goes on without this rank.
+    /// First peer whose view excludes this rank.
     excluded_by: Option<Rank>,
     pub(crate) actions: Vec<Action>,
-    /// The answer to a ping: sent, answered, received.
+    /// Response to a ping: times sent, responded, received.
     pub(crate) pong: Option<(u64, u64, u64)>,
-    /// Set once the mesh thread is done.
+    /// True once the mesh thread has ended.
     pub(crate) closed: bool,
     pub(crate) leaving: bool,
 }
 
 struct Peer {
     status: PeerStatus,
-    /// Bytes of collective calls that it sent before this rank made the same calls.
+    /// Stored bytes of its parts of collective calls that this rank has not begun.
     ahead: usize,
-    /// Bytes of point-to-point messages that it sent and this rank has not received.
+    /// Stored bytes of its point-to-point messages that the program has not received.
     queued: usize,
 }
 
@@ -80,31 +82,31 @@ impl Peer {
     const NEW: Peer = Peer { status: PeerStatus::Alive, ahead: 0, queued: 0 };
 }
 
-/// One generation. Peers may speak of it before this rank knows that it is a member.
+/// One generation. Messages of it may arrive before this rank has formed it.
 #[derive(Default)]
 struct Group {
     members: Arc<[Member]>,
     poison: Option<Poison>,
-    on_poison: Vec<OnPoison>,
-    on_left: Vec<OnLeft>,
+    on_poison: Vec<PoisonCallback>,
+    on_left: Vec<PeerLeftCallback>,
     next_sequence: u64,
-    /// The parts of collective calls, by sequence and sender.
-    gathers: BTreeMap<u64, BTreeMap<Rank, Part>>,
-    /// The collective calls that this rank has begun and not ended, by sequence.
-    calls: BTreeMap<u64, Call>,
-    mail: Mail,
+    /// Parts of collective calls, by sequence and sender.
+    gathers: BTreeMap<u64, BTreeMap<Rank, CallPart>>,
+    /// Collective calls that this rank has begun and not finished, by sequence.
+    calls: BTreeMap<u64, PendingCall>,
+    messages: MessageQueues,
 }
 
 impl Group {
-    /// The rank in this group of a peer known by its original one.
+    /// Rank in this group of an original rank.
     fn rank_of(&self, original: Rank) -> Option<Rank> {
         self.members.iter().find(|m| m.original_rank == original).map(|m| m.rank)
     }
 }
 
-/// How a connection ended, or why it must.
+/// Cause of a lost connection.
 #[derive(Clone, Debug)]
-pub(crate) enum Down {
+pub(crate) enum ConnectionLoss {
     Closed(String),
     Silent(String),
     Protocol(String),
@@ -121,10 +123,10 @@ impl Core {
             groups: BTreeMap::from([(0, group)]),
             newest: 0,
             proposed: 0,
-            agreement: None,
-            phase: Phase::Idle,
+            view_change: None,
+            phase: ReformPhase::Idle,
             unconfirmed: false,
-            held: Weak::new(),
+            handle: Weak::new(),
             views: BTreeMap::new(),
             excluded_by: None,
             actions: Vec::new(),
@@ -134,10 +136,10 @@ impl Core {
         }
     }
 
-    /// What the handles of the first generation keep.
+    /// Token held by the handles of the first generation.
     pub(crate) fn first_handle(&mut self) -> Arc<()> {
         let handle = Arc::new(());
-        self.held = Arc::downgrade(&handle);
+        self.handle = Arc::downgrade(&handle);
         handle
     }
 
@@ -145,7 +147,7 @@ impl Core {
         self.peers.get(&peer).map_or(PeerStatus::Alive, |peer| peer.status)
     }
 
-    /// Takes in a message. An error costs the peer its connection.
+    /// Handles a message. An error closes the connection of its sender.
     pub(crate) fn receive(
         &mut self,
         from: Rank,
@@ -158,44 +160,51 @@ impl Core {
         match message {
             Message::Heartbeat => {}
             Message::Gather { generation, sequence, operation, payload } => {
-                return self.gathered(from, generation, sequence, Part { operation, payload });
+                return self.part_received(
+                    from,
+                    generation,
+                    sequence,
+                    CallPart { operation, payload },
+                );
             }
-            Message::Mail { generation, channel, payload } => {
-                return self.mailed(from, generation, channel, payload);
+            Message::PointToPoint { generation, channel, payload } => {
+                return self.message_received(from, generation, channel, payload);
             }
-            Message::Taken { generation, bytes } => return self.taken(from, generation, bytes),
+            Message::Acknowledge { generation, bytes } => {
+                return self.acknowledged(from, generation, bytes);
+            }
             Message::Poison { generation, poison } => {
                 self.known_generation(generation)?;
                 self.poison(generation, poison);
             }
-            Message::Leave => self.left(from),
+            Message::Leave => self.peer_left(from),
             Message::View(view) => {
                 self.known_generation(view.generation)?;
-                self.viewed(from, view);
+                self.view_received(from, view);
             }
-            Message::Ping(sent) => self.send(from, &Message::Pong { sent, answered: clock }),
-            Message::Pong { sent, answered } => self.pong = Some((sent, answered, clock)),
-            Message::Waiting(_) | Message::Roster(_) => {
-                return Err(Malformed("a message of the start came later"));
+            Message::Ping(sent) => self.send(from, &Message::Pong { sent, responded: clock }),
+            Message::Pong { sent, responded } => self.pong = Some((sent, responded, clock)),
+            Message::Missing(_) | Message::Roster(_) => {
+                return Err(Malformed("a rendezvous message after the rendezvous"));
             }
         }
         Ok(())
     }
 
-    /// A connection is gone, or is to be given up.
-    pub(crate) fn link_down(&mut self, peer: Rank, how: Down) {
+    /// Handles a connection that was lost or must be closed.
+    pub(crate) fn connection_lost(&mut self, peer: Rank, how: ConnectionLoss) {
         let Some(state) = self.peers.get_mut(&peer) else { return };
         if state.status != PeerStatus::Alive {
             return;
         }
         state.status = PeerStatus::Lost;
-        let silent = matches!(how, Down::Silent(_));
+        let silent = matches!(how, ConnectionLoss::Silent(_));
         let (kind, detail) = match how {
-            Down::Closed(detail) => (Cause::Lost, detail),
-            Down::Silent(detail) => (Cause::Silent, detail),
-            Down::Protocol(detail) => (Cause::Protocol, detail),
+            ConnectionLoss::Closed(detail) => (Cause::Lost, detail),
+            ConnectionLoss::Silent(detail) => (Cause::Silent, detail),
+            ConnectionLoss::Protocol(detail) => (Cause::Protocol, detail),
         };
-        self.gone(peer);
+        self.peer_gone(peer);
         if self.leaving {
             return;
         }
@@ -204,12 +213,12 @@ impl Core {
             self.poison(self.newest, Poison { kind, rank, detail });
         }
         if silent {
-            self.dismiss(peer);
+            self.exclude_silent_peer(peer);
         }
     }
 
-    /// Tells a silent peer, should it ever listen again, that the others go on without it.
-    fn dismiss(&mut self, peer: Rank) {
+    /// Sends a silent peer the poison and a view without it, in case it resumes, and closes.
+    fn exclude_silent_peer(&mut self, peer: Rank) {
         let generation = self.newest;
         if let Some(poison) = self.poisoned(generation) {
             self.send(peer, &Message::Poison { generation, poison });
@@ -220,14 +229,14 @@ impl Core {
         self.actions.push(Action::Close(peer));
     }
 
-    fn left(&mut self, peer: Rank) {
+    fn peer_left(&mut self, peer: Rank) {
         let Some(state) = self.peers.get_mut(&peer) else { return };
         if state.status != PeerStatus::Alive {
             return;
         }
         state.status = PeerStatus::Left;
         self.actions.push(Action::Close(peer));
-        self.gone(peer);
+        self.peer_gone(peer);
         if let Some(group) = self.groups.get(&self.newest)
             && let Some(rank) = group.rank_of(peer)
         {
@@ -235,14 +244,12 @@ impl Core {
         }
     }
 
-    fn gone(&mut self, peer: Rank) {
-        if let Some(agreement) = &mut self.agreement {
-            agreement.lost(peer);
+    fn peer_gone(&mut self, peer: Rank) {
+        if let Some(view_change) = &mut self.view_change {
+            view_change.lost(peer);
         }
-        self.advance_agreement();
+        self.advance_view_change();
     }
-
-    // Leaving.
 
     pub(crate) fn leave(&mut self) {
         if !self.leaving {
@@ -250,8 +257,6 @@ impl Core {
             self.broadcast(&Message::Leave);
         }
     }
-
-    // Helpers.
 
     pub(crate) fn usable(&self, generation: u32) -> Result<()> {
         if self.closed || self.leaving {
@@ -264,7 +269,7 @@ impl Core {
         }
     }
 
-    /// An error unless the generation is usable and all of its members are here.
+    /// Error unless the generation is usable and all its members are alive.
     pub(crate) fn check(&self, generation: u32, operation: &'static str) -> Result<()> {
         self.usable(generation)?;
         let members = self.groups.get(&generation).map(|group| &*group.members).unwrap_or_default();
@@ -274,10 +279,10 @@ impl Core {
 
     fn known_generation(&self, generation: u32) -> std::result::Result<(), Malformed> {
         let newest = self.newest.max(self.proposed).saturating_add(MAX_GENERATIONS_AHEAD);
-        if generation > newest { Err(Malformed("a generation out of nowhere")) } else { Ok(()) }
+        if generation > newest { Err(Malformed("a generation too far ahead")) } else { Ok(()) }
     }
 
-    /// Asks a peer for its clock. The answer will be in [`Core::pong`].
+    /// Pings a peer; the response appears in [`Core::pong`].
     pub(crate) fn ping(&mut self, peer: Rank, clock: u64) {
         self.pong = None;
         self.send(peer, &Message::Ping(clock));
@@ -296,7 +301,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    //! What the tests of the parts have in common.
+    //! Helpers of the tests of all parts.
 
     use super::*;
 
@@ -311,7 +316,7 @@ mod tests {
         }
     }
 
-    /// The messages for one peer that wait to be sent, which are taken away.
+    /// Removes and returns the queued messages to one peer.
     pub(super) fn sent(core: &mut Core, to: Rank) -> Vec<Message> {
         let parse = |action: &Action| match action {
             Action::Send(peer, frame) if *peer == to => {

@@ -1,27 +1,28 @@
-//! How long to wait, and whether somebody wants it to end sooner.
+//! Deadline of a wait, with the interrupt of the program.
 
 use crate::{Error, Interrupt, Result};
+use rustix::event::Timespec;
 use std::time::{Duration, Instant};
 
-/// How often an interrupt is asked for during a wait.
+/// Interval of interrupt checks during a wait.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The end of a wait.
+/// End of a wait.
 #[derive(Clone)]
 pub(crate) struct Deadline {
     started: Instant,
-    patience: Duration,
+    timeout: Duration,
     interrupt: Option<Interrupt>,
 }
 
 impl Deadline {
-    pub(crate) fn after(patience: Duration, interrupt: Option<Interrupt>) -> Deadline {
-        Deadline { started: Instant::now(), patience, interrupt }
+    pub(crate) fn after(timeout: Duration, interrupt: Option<Interrupt>) -> Deadline {
+        Deadline { started: Instant::now(), timeout, interrupt }
     }
 
-    /// The same end or an earlier one, `patience` from now.
-    pub(crate) fn at_most(&self, patience: Duration) -> Deadline {
-        Deadline::after(patience.min(self.left()), self.interrupt.clone())
+    /// Earlier of this deadline and `timeout` from now.
+    pub(crate) fn at_most(&self, timeout: Duration) -> Deadline {
+        Deadline::after(timeout.min(self.left()), self.interrupt.clone())
     }
 
     pub(crate) fn waited(&self) -> Duration {
@@ -29,24 +30,24 @@ impl Deadline {
     }
 
     pub(crate) fn left(&self) -> Duration {
-        self.patience.saturating_sub(self.waited())
+        self.timeout.saturating_sub(self.waited())
     }
 
-    /// When it ends; `None` if the clock has no such time.
+    /// End time; `None` if the clock cannot represent it.
     pub(crate) fn end(&self) -> Option<Instant> {
-        self.started.checked_add(self.patience)
+        self.started.checked_add(self.timeout)
     }
 
     pub(crate) fn expired(&self) -> bool {
         self.left().is_zero()
     }
 
-    /// How long to sleep at most before looking again.
+    /// Longest sleep until the next interrupt check.
     pub(crate) fn slice(&self) -> Duration {
         self.left().min(INTERRUPT_INTERVAL)
     }
 
-    /// Sleeps for `pause`, not beyond the end.
+    /// Sleeps for `pause`, at most until the deadline.
     ///
     /// # Errors
     /// [`Error::Interrupted`], within [`INTERRUPT_INTERVAL`].
@@ -59,12 +60,20 @@ impl Deadline {
         Ok(())
     }
 
-    /// An error if the program wants to stop.
+    /// Error if the interrupt of the program is raised.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         match &self.interrupt {
             Some(interrupt) if interrupt() => Err(Error::Interrupted { operation }),
             _ => Ok(()),
         }
+    }
+}
+
+/// Duration as a `timespec`.
+pub(crate) fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(duration.subsec_nanos()),
     }
 }
 

@@ -1,12 +1,12 @@
-//! Connecting to a rank that may not be there yet.
+//! Dialer: connects to a rank, with retries until it listens.
 
 use crate::config::is_loopback;
-use crate::connecting::connect;
+use crate::connect::connect;
 use crate::deadline::Deadline;
-use crate::handshake::{Dialer, DialerStep, Failure, Identity, Job, Refusal};
-use crate::reception::HANDSHAKE_TIME;
+use crate::handshake::{Dialer, DialerStep, HandshakeError, Identity, JobId, Refusal};
+use crate::rank_listener::HANDSHAKE_TIMEOUT;
 use crate::resolve::resolve;
-use crate::wire::{MAX_FRAME, MAX_UNPROVED_FRAME, Parser};
+use crate::wire::{FrameParser, MAX_FRAME, MAX_UNAUTHENTICATED_FRAME};
 use crate::{Error, Rank, Result};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -14,68 +14,70 @@ use std::time::Duration;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// How often this rank may be told that it is there already before it believes it.
-const DUPLICATES: u32 = 4;
-const CONNECT_TIME: Duration = Duration::from_secs(2);
-const WAITING_FOR_RANKS: &str = "the other ranks to join";
+/// Refusals as a duplicate rank before the dialer gives up.
+const MAX_DUPLICATE_REFUSALS: u32 = 4;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const JOINING: &str = "the other ranks to join";
 
-/// Who is dialed, and where.
-pub(crate) struct Target {
+/// Rank to dial, and its address.
+pub(crate) struct DialTarget {
     pub rank: Rank,
     pub host: String,
     pub port: u16,
-    /// What to look at if it does not answer.
+    /// Remedy named by the error if it does not respond.
     pub hint: &'static str,
 }
 
-/// The hint for ranks of a group.
+/// Remedy for ranks of a group.
 pub(crate) const HINT: &str = "check that it runs, and that its address can be reached from here \
                                (WEFT_ADDR and WEFT_PORT for rank 0, WEFT_ADVERTISE for any other)";
 
-/// A connection whose other side has proved itself.
-pub(crate) struct Connection {
+/// Connection that has passed the handshake.
+pub(crate) struct AuthenticatedConnection {
     pub stream: TcpStream,
-    pub parser: Parser,
-    pub job: Job,
+    pub parser: FrameParser,
+    pub job: JobId,
 }
 
-/// Makes what a rank tells about itself, once it has a connection.
+/// Builds this rank's details for the handshake, once it has a connection.
 pub(crate) type MakeDetails<'a> = &'a mut dyn FnMut(&TcpStream) -> Result<Vec<u8>>;
 
-/// Dials until the target answers, refuses for good, or the deadline has passed.
+/// Dials until the target accepts, refuses for good, or the deadline has passed.
 pub(crate) fn dial(
-    target: &Target,
+    target: &DialTarget,
     identity: &Identity,
-    job: Option<Job>,
+    job: Option<JobId>,
     details: MakeDetails,
     deadline: &Deadline,
-) -> Result<Connection> {
+) -> Result<AuthenticatedConnection> {
     let mut pause = FIRST_PAUSE;
     let mut duplicates = 0;
     loop {
-        deadline.check(WAITING_FOR_RANKS)?;
+        deadline.check(JOINING)?;
         let mut unresolved = false;
         let last = match attempt(target, identity, job, details, deadline) {
             Ok(connection) => return Ok(connection),
-            // An attempt of this rank that broke off may be known there for a moment.
-            Err(Attempt::Final(error @ Error::DuplicateRank { .. })) if duplicates < DUPLICATES => {
+            // The target may still hold an earlier attempt of this rank.
+            Err(AttemptError::Final(error @ Error::DuplicateRank { .. }))
+                if duplicates < MAX_DUPLICATE_REFUSALS =>
+            {
                 duplicates += 1;
                 error.to_string()
             }
-            Err(Attempt::Final(error)) => return Err(error),
-            Err(Attempt::Again(problem)) => problem,
-            Err(Attempt::Unresolved(problem)) => {
+            Err(AttemptError::Final(error)) => return Err(error),
+            Err(AttemptError::Retry(problem)) => problem,
+            Err(AttemptError::Unresolved(problem)) => {
                 unresolved = true;
                 problem
             }
         };
         log::debug!("{} at {}:{}: {last}", target.rank, target.host, target.port);
-        deadline.pause(pause, WAITING_FOR_RANKS)?;
+        deadline.pause(pause, JOINING)?;
         if deadline.expired() && unresolved {
             return Err(Error::Resolve { host: target.host.clone(), problem: last });
         }
         if deadline.expired() {
-            return Err(Error::Bootstrap {
+            return Err(Error::Rendezvous {
                 missing: vec![target.rank],
                 waited: deadline.waited(),
                 last: Some(format!("{} at {}:{}: {last}", target.rank, target.host, target.port)),
@@ -86,48 +88,48 @@ pub(crate) fn dial(
     }
 }
 
-/// Why one attempt failed.
-enum Attempt {
-    /// Trying again will not help.
+/// Failure of one attempt.
+enum AttemptError {
+    /// Permanent: a retry has the same outcome.
     Final(Error),
-    Again(String),
-    /// The name has no address now. It may get one once its host is up.
+    Retry(String),
+    /// The name does not resolve now. It may once its host is up.
     Unresolved(String),
 }
 
-impl From<Error> for Attempt {
-    fn from(error: Error) -> Attempt {
-        Attempt::Final(error)
+impl From<Error> for AttemptError {
+    fn from(error: Error) -> AttemptError {
+        AttemptError::Final(error)
     }
 }
 
 fn attempt(
-    target: &Target,
+    target: &DialTarget,
     identity: &Identity,
-    job: Option<Job>,
+    job: Option<JobId>,
     details: MakeDetails,
     deadline: &Deadline,
-) -> std::result::Result<Connection, Attempt> {
-    let addresses = match resolve(&target.host, target.port, deadline, WAITING_FOR_RANKS)? {
+) -> std::result::Result<AuthenticatedConnection, AttemptError> {
+    let addresses = match resolve(&target.host, target.port, deadline, JOINING)? {
         Ok(addresses) => addresses,
-        Err(error) => return Err(Attempt::Unresolved(error.to_string())),
+        Err(error) => return Err(AttemptError::Unresolved(error.to_string())),
     };
     let mut problem = "the name has no address".to_string();
     for address in &addresses {
-        match connect(address, &deadline.at_most(CONNECT_TIME), WAITING_FOR_RANKS)? {
-            // Another address of the same name may be the right one.
-            Ok(stream) => match shake(stream, target, identity, job, details, deadline) {
-                Err(Attempt::Again(answer)) => problem = answer,
+        match connect(address, &deadline.at_most(CONNECT_TIMEOUT), JOINING)? {
+            // Another address of the name may be the right one.
+            Ok(stream) => match handshake(stream, target, identity, job, details, deadline) {
+                Err(AttemptError::Retry(answer)) => problem = answer,
                 done => return done,
             },
             Err(error) => problem = error.to_string(),
         }
     }
-    Err(Attempt::Again(problem + &name_of_loopback(&target.host, &addresses)))
+    Err(AttemptError::Retry(problem + &loopback_note(&target.host, &addresses)))
 }
 
-/// What to add where a name that should mean another host means this one.
-fn name_of_loopback(host: &str, addresses: &[SocketAddr]) -> String {
+/// Note for a host name that resolves to loopback here.
+fn loopback_note(host: &str, addresses: &[SocketAddr]) -> String {
     match addresses {
         [first, ..] if !is_loopback(host) && addresses.iter().all(|a| a.ip().is_loopback()) => {
             format!(
@@ -140,106 +142,122 @@ fn name_of_loopback(host: &str, addresses: &[SocketAddr]) -> String {
     }
 }
 
-fn shake(
+fn handshake(
     mut stream: TcpStream,
-    target: &Target,
+    target: &DialTarget,
     identity: &Identity,
-    job: Option<Job>,
+    job: Option<JobId>,
     details: MakeDetails,
     deadline: &Deadline,
-) -> std::result::Result<Connection, Attempt> {
-    // A port chosen by the system for the dialing side may be the very one that is dialed.
+) -> std::result::Result<AuthenticatedConnection, AttemptError> {
+    // TCP self-connect: the ephemeral source port may equal the dialed port.
     if stream.local_addr().ok() == stream.peer_addr().ok() {
-        return Err(Attempt::Again("nobody listens there yet".into()));
+        return Err(AttemptError::Retry("no listener there yet".into()));
     }
     let details = details(&stream)?;
-    let again = |error: std::io::Error| Attempt::Again(error.to_string());
-    stream.set_nodelay(true).map_err(again)?;
-    stream.set_write_timeout(Some(HANDSHAKE_TIME)).map_err(again)?;
-    let fail = |failure| give_up(failure, target, identity);
+    let retry = |error: std::io::Error| AttemptError::Retry(error.to_string());
+    stream.set_nodelay(true).map_err(retry)?;
+    stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT)).map_err(retry)?;
+    let fail = |failure| attempt_error(failure, target, identity);
     let (mut dialer, hello) =
         Dialer::start(identity.clone(), target.rank, job, details).map_err(fail)?;
-    stream.write_all(&hello).map_err(again)?;
-    let mut parser = Parser::new(MAX_UNPROVED_FRAME);
-    let deadline = deadline.at_most(HANDSHAKE_TIME);
+    stream.write_all(&hello).map_err(retry)?;
+    let mut parser = FrameParser::new(MAX_UNAUTHENTICATED_FRAME);
+    let deadline = deadline.at_most(HANDSHAKE_TIMEOUT);
     loop {
         let frame = match read_frame(&mut stream, &mut parser, &deadline)? {
-            Read::Frame(frame) => frame,
-            Read::Late => return Err(Attempt::Again("it accepts but does not answer".into())),
-            Read::Ended(problem) => return Err(Attempt::Again(problem)),
+            FrameRead::Frame(frame) => frame,
+            FrameRead::TimedOut => {
+                return Err(AttemptError::Retry("it accepts but sends no response".into()));
+            }
+            FrameRead::Closed(problem) => return Err(AttemptError::Retry(problem)),
         };
         match dialer.receive(&frame).map_err(fail)? {
-            DialerStep::Send(frame) => stream.write_all(&frame).map_err(again)?,
+            DialerStep::Send(frame) => stream.write_all(&frame).map_err(retry)?,
             DialerStep::Welcome(job) => {
                 parser.set_limit(MAX_FRAME);
-                return Ok(Connection { stream, parser, job });
+                return Ok(AuthenticatedConnection { stream, parser, job });
             }
         }
     }
 }
 
-fn give_up(failure: Failure, target: &Target, identity: &Identity) -> Attempt {
+fn attempt_error(
+    failure: HandshakeError,
+    target: &DialTarget,
+    identity: &Identity,
+) -> AttemptError {
     let (peer, address) = (target.rank, format!("{}:{}", target.host, target.port));
-    Attempt::Final(match failure {
-        Failure::Refused(Refusal::WrongSecret) => Error::WrongSecret { peer, address },
-        Failure::Refused(Refusal::Version(theirs)) => {
+    AttemptError::Final(match failure {
+        HandshakeError::Rejected(Refusal::WrongSecret) => Error::WrongSecret { peer, address },
+        HandshakeError::Rejected(Refusal::Version(theirs)) => {
             Error::WrongVersion { peer, address, ours: identity.versions.1, theirs }
         }
-        Failure::Refused(Refusal::WorldSize(theirs)) => {
+        HandshakeError::Rejected(Refusal::WorldSize(theirs)) => {
             Error::WrongWorldSize { peer, address, ours: identity.world_size, theirs }
         }
-        Failure::Refused(Refusal::DuplicateRank) => Error::DuplicateRank { rank: identity.rank },
-        Failure::Refused(Refusal::NotExpected) | Failure::Refuse(_) => {
-            return Attempt::Again("another job's rank answers there".into());
+        HandshakeError::Rejected(Refusal::DuplicateRank) => {
+            Error::DuplicateRank { rank: identity.rank }
         }
-        Failure::WrongRank(rank) => return Attempt::Again(format!("{rank} answers there")),
-        Failure::Malformed(malformed) => {
-            return Attempt::Again(format!("what answers there is not Weft ({})", malformed.0));
+        HandshakeError::Rejected(Refusal::NotExpected) | HandshakeError::Reject(_) => {
+            return AttemptError::Retry("a rank of another job listens there".into());
         }
-        Failure::NoRandomness => {
-            return Attempt::Again("the system has no random bytes".into());
+        HandshakeError::WrongRank(rank) => {
+            return AttemptError::Retry(format!("{rank} listens there"));
+        }
+        HandshakeError::Malformed(malformed) => {
+            return AttemptError::Retry(format!(
+                "the listener there is not Weft ({})",
+                malformed.0
+            ));
+        }
+        HandshakeError::NoRandomness => {
+            return AttemptError::Retry("the system has no random bytes".into());
         }
     })
 }
 
-/// What came of reading a frame.
-pub(crate) enum Read {
+/// Outcome of reading a frame.
+pub(crate) enum FrameRead {
     Frame(Vec<u8>),
     /// The deadline has passed.
-    Late,
-    /// The connection ended, and how.
-    Ended(String),
+    TimedOut,
+    /// The connection ended, with its reason.
+    Closed(String),
 }
 
 /// Reads one frame from a blocking stream.
 pub(crate) fn read_frame(
     stream: &mut TcpStream,
-    parser: &mut Parser,
+    parser: &mut FrameParser,
     deadline: &Deadline,
-) -> Result<Read> {
+) -> Result<FrameRead> {
     let mut bytes = [0; 4096];
     loop {
         match parser.next() {
-            Ok(Some(frame)) => return Ok(Read::Frame(frame)),
+            Ok(Some(frame)) => return Ok(FrameRead::Frame(frame)),
             Ok(None) => {}
             Err(malformed) => {
-                return Ok(Read::Ended(format!("what answers is not Weft ({})", malformed.0)));
+                return Ok(FrameRead::Closed(format!(
+                    "the listener is not Weft ({})",
+                    malformed.0
+                )));
             }
         }
-        deadline.check(WAITING_FOR_RANKS)?;
+        deadline.check(JOINING)?;
         if deadline.expired() {
-            return Ok(Read::Late);
+            return Ok(FrameRead::TimedOut);
         }
         let slice = deadline.slice().max(Duration::from_millis(1));
         if let Err(error) = stream.set_read_timeout(Some(slice)) {
-            return Ok(Read::Ended(error.to_string()));
+            return Ok(FrameRead::Closed(error.to_string()));
         }
         match stream.read(&mut bytes) {
-            Ok(0) => return Ok(Read::Ended("it closed the connection".into())),
+            Ok(0) => return Ok(FrameRead::Closed("it closed the connection".into())),
             Ok(count) => parser.feed(bytes.get(..count).unwrap_or_default()),
             Err(error) => match error.kind() {
                 ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
-                _ => return Ok(Read::Ended(error.to_string())),
+                _ => return Ok(FrameRead::Closed(error.to_string())),
             },
         }
     }
@@ -252,11 +270,11 @@ mod tests {
     #[test]
     fn a_name_of_loopback_is_pointed_out_and_loopback_itself_is_not() {
         let debian = [SocketAddr::from(([127, 0, 1, 1], 1))];
-        let text = name_of_loopback("node1", &debian);
+        let text = loopback_note("node1", &debian);
         assert!(text.contains("127.0.1.1") && text.contains("WEFT_ADDR"), "{text}");
-        assert_eq!(name_of_loopback("127.0.1.1", &debian), "");
+        assert_eq!(loopback_note("127.0.1.1", &debian), "");
         let both = [debian[0], SocketAddr::from(([10, 0, 0, 1], 1))];
-        assert_eq!(name_of_loopback("node1", &both), "");
-        assert_eq!(name_of_loopback("node1", &[]), "");
+        assert_eq!(loopback_note("node1", &both), "");
+        assert_eq!(loopback_note("node1", &[]), "");
     }
 }

@@ -1,323 +1,321 @@
-//! Everything that can go wrong here, worded for the user.
+//! Errors of the control plane, worded for the user.
 
-use crate::member::list;
+use crate::member::list_ranks;
 use crate::{Operation, Poison, Rank};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// A result of this crate.
+/// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong and what to do about it.
+/// Error of the control plane, with its remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A variable or an argument makes no sense.
+    /// Invalid environment variable or argument.
     #[error("{variable} is {value:?}: {problem}; {remedy}")]
     Variable {
-        /// The variable or argument.
+        /// Variable or argument.
         variable: String,
-        /// What it holds.
+        /// Its value.
         value: String,
-        /// Why that will not do.
+        /// Its problem.
         problem: String,
-        /// What to set instead.
+        /// Valid values.
         remedy: String,
     },
-    /// Of two variables that belong together, one is set.
-    #[error("{set} is set but {missing} is not: set both, or neither")]
-    HalfSet {
-        /// The one that is set.
+    /// One of two variables that belong together is missing.
+    #[error("{set} is set without {missing}: set both, or neither")]
+    MissingVariable {
+        /// Set variable.
         set: String,
-        /// The one that is not.
+        /// Missing variable.
         missing: String,
     },
-    /// Several hosts, and nothing says where rank 0 is.
+    /// Several hosts, and no address of rank 0.
     #[error(
-        "{launcher} starts ranks on several hosts but does not say where rank 0 is: set WEFT_ADDR to \
-         the host of rank 0 (and WEFT_PORT to a free port on it)"
+        "{launcher} starts ranks on several hosts without an address of rank 0: set WEFT_ADDR to the host of \
+         rank 0 (and WEFT_PORT to a free port on it)"
     )]
-    NoAddress {
-        /// The launcher whose variables were found.
+    MissingAddress {
+        /// Launcher whose variables were found.
         launcher: &'static str,
     },
     /// Several hosts without a secret.
     #[error(
-        "rank 0 is at {host}, which is not this host's loopback, and there is no secret: set \
+        "address of rank 0 {host}: expected a secret, since this is not the loopback of this host; set \
          WEFT_SECRET (or WEFT_SECRET_FILE) to the same value on every rank, or WEFT_ADDR=127.0.0.1 \
          if all ranks are on this host"
     )]
     SecretMissing {
-        /// The address that was asked for.
+        /// Requested address.
         host: String,
     },
-    /// A listener of pair groups that other hosts reach, without a secret.
+    /// Listener of pair groups on a non-loopback address, without a secret.
     #[error(
         "listener at {address}: expected a secret, since this is not the loopback of this host; pass \
          secret= (or set WEFT_SECRET or WEFT_SECRET_FILE) with the same value in both processes, or \
          use 127.0.0.1 if both are on this host"
     )]
     PairSecretMissing {
-        /// The address that was asked for.
+        /// Requested address.
         address: String,
     },
-    /// The address of a listener of pair groups cannot be listened on.
+    /// Failure to listen for pair groups.
     #[error(
         "listener at {address}: {source}; choose an address of this host and a free port (port 0: any)"
     )]
     PairListen {
-        /// The address.
+        /// Address.
         address: String,
-        /// The system's error.
+        /// System error.
         source: std::io::Error,
     },
-    /// The process has no descriptor left.
+    /// File descriptors exhausted.
     #[error(
         "{doing}: all {limit} descriptors of this process are in use; raise its limit (ulimit -n), a pair \
          takes about 8"
     )]
     Descriptors {
-        /// What needed one.
+        /// Operation that needed one.
         doing: &'static str,
-        /// The process's limit.
+        /// Limit of the process.
         limit: u64,
     },
-    /// The secret's file cannot be read, or there is nothing in it.
-    #[error("the secret file {path} cannot be used: {problem}; check WEFT_SECRET_FILE")]
+    /// Secret file unreadable or empty.
+    #[error("secret file {path}: {problem}; check WEFT_SECRET_FILE")]
     SecretFile {
-        /// Its path.
+        /// Path.
         path: String,
-        /// Why not.
+        /// Its problem.
         problem: String,
     },
-    /// The address of rank 0 is taken.
+    /// Port of rank 0 in use.
     #[error(
-        "rank 0 cannot listen on {address}: the port is in use by another process; set WEFT_PORT to \
-         a free port, the same on every rank"
+        "listener of rank 0 at {address}: the port is in use by another process; set WEFT_PORT to a free \
+         port, the same on every rank"
     )]
     PortInUse {
-        /// The address.
+        /// Address.
         address: String,
     },
-    /// A listening socket could not be made.
+    /// Failure to listen.
     #[error(
-        "cannot listen on {address}: {source}; set WEFT_BIND to an address of this host (0.0.0.0 for \
-         all of them)"
+        "listener at {address}: {source}; set WEFT_BIND to an address of this host (0.0.0.0 for all of them)"
     )]
     Listen {
-        /// The address.
+        /// Address.
         address: String,
-        /// What the system said.
+        /// System error.
         source: std::io::Error,
     },
-    /// A host name means nothing here.
-    #[error("the host {host} cannot be resolved: {problem}; check WEFT_ADDR or MASTER_ADDR")]
+    /// Unresolvable host name.
+    #[error("host {host} cannot be resolved: {problem}; check WEFT_ADDR or MASTER_ADDR")]
     Resolve {
-        /// The name.
+        /// Name.
         host: String,
-        /// What the system said.
+        /// System error.
         problem: String,
     },
-    /// A rank of another host is to be reached at a loopback address.
+    /// Rank of another host at a loopback address.
     #[error(
-        "{rank} is on another host and its address is {address}, which only its own host reaches: set \
-         WEFT_ADVERTISE (and WEFT_BIND, if it listens there too) on that rank to an address that other \
-         hosts reach, or WEFT_ADDR to one of rank 0's host"
+        "{rank} is on another host at {address}, a loopback address: set WEFT_ADVERTISE (and WEFT_BIND, if it \
+         listens there too) on that rank to an address that other hosts reach, or WEFT_ADDR to one of rank \
+         0's host"
     )]
     LoopbackAddress {
-        /// The rank.
+        /// Rank.
         rank: Rank,
         /// Its address.
         address: IpAddr,
     },
-    /// The two sides of a connection hold different secrets.
+    /// Different secrets on the two sides of a connection.
     #[error(
-        "{peer} at {address} holds another secret: set WEFT_SECRET (or WEFT_SECRET_FILE) to the same \
+        "{peer} at {address} has another secret: set WEFT_SECRET (or WEFT_SECRET_FILE) to the same \
          value on every rank"
     )]
     WrongSecret {
-        /// Who was dialed.
+        /// Dialed rank.
         peer: Rank,
-        /// Where.
+        /// Its address.
         address: String,
     },
-    /// The two sides of a connection speak different versions.
+    /// No common wire version.
     #[error(
-        "{peer} at {address} speaks wire version {theirs}, this rank speaks {ours}: run the same \
+        "{peer} at {address} has wire version {theirs}, this rank {ours}: run the same \
          release of Weft on every rank"
     )]
     WrongVersion {
-        /// Who was dialed.
+        /// Dialed rank.
         peer: Rank,
-        /// Where.
+        /// Its address.
         address: String,
-        /// The newest version of this side.
+        /// Newest version of this side.
         ours: u16,
-        /// The newest version of the other.
+        /// Newest version of the other side.
         theirs: u16,
     },
-    /// The ranks were started with different world sizes.
+    /// Different world sizes.
     #[error(
-        "{peer} at {address} expects {theirs} ranks, this rank was started with a world size of \
-         {ours}: start all ranks with the same size"
+        "{peer} at {address} has world size {theirs}, this rank {ours}: start all ranks with the same \
+         world size"
     )]
     WrongWorldSize {
-        /// Who was dialed.
+        /// Dialed rank.
         peer: Rank,
-        /// Where.
+        /// Its address.
         address: String,
-        /// This side's world size.
+        /// World size of this side.
         ours: u32,
-        /// The other's.
+        /// World size of the other side.
         theirs: u32,
     },
-    /// Somebody else has this rank already.
+    /// Rank in use by another process.
     #[error("{rank} has joined already: two processes were started with the same rank")]
     DuplicateRank {
-        /// The rank.
+        /// Rank.
         rank: Rank,
     },
-    /// Not every rank came in time.
-    #[error("after {waited:.1?} {} had not joined{}: {hint}", list(missing), because(last))]
-    Bootstrap {
-        /// The ranks that did not come, as far as this rank knows.
+    /// Rendezvous incomplete at the deadline.
+    #[error("after {waited:.1?} {} had not joined{}: {hint}", list_ranks(missing), because(last))]
+    Rendezvous {
+        /// Missing ranks, as reported to this rank.
         missing: Vec<Rank>,
-        /// How long this rank waited.
+        /// Time waited.
         waited: Duration,
-        /// The last thing that failed, where something did.
+        /// Last failure, if any.
         last: Option<String>,
-        /// What to look at.
+        /// Remedy.
         hint: &'static str,
     },
-    /// An operation's deadline passed.
-    #[error("{operation} took longer than {waited:.1?}: {} did not answer", list(missing))]
+    /// Deadline of an operation passed.
+    #[error("{operation} timed out after {waited:.1?}: no response from {}", list_ranks(missing))]
     Timeout {
-        /// Which operation.
+        /// Operation.
         operation: &'static str,
-        /// The ranks that were missing.
+        /// Missing ranks.
         missing: Vec<Rank>,
-        /// How long this rank waited.
+        /// Time waited.
         waited: Duration,
     },
-    /// The group is poisoned.
+    /// Poisoned group.
     #[error("the group is poisoned: {0}")]
     Poisoned(Poison),
-    /// A rank that was needed has said goodbye.
+    /// Departed rank that is still needed.
     #[error("{rank} has left the group and is still needed by {operation}")]
     Left {
-        /// The rank.
+        /// Rank.
         rank: Rank,
-        /// What needed it.
+        /// Operation that needs it.
         operation: &'static str,
     },
-    /// Too much for the control plane.
+    /// Message too large for the control plane.
     #[error(
-        "a control message of {size} bytes is over the limit of {limit}: send bulk data by the fabric"
+        "control message of {size} bytes: the limit is {limit}; send bulk data through the fabric"
     )]
     TooLarge {
-        /// What was asked for.
+        /// Requested size in bytes.
         size: usize,
-        /// The limit.
+        /// Limit in bytes.
         limit: usize,
     },
-    /// Another rank makes another collective call.
+    /// Mismatched collective calls.
     #[error(
         "{peer} called {theirs}, this rank {ours}: every rank makes the same collective calls in the same \
          order; correct the program at one of them"
     )]
-    OtherCall {
-        /// The other rank.
+    CallMismatch {
+        /// Other rank.
         peer: Rank,
         /// Its call.
         theirs: Operation,
-        /// This rank's call.
+        /// Call of this rank.
         ours: Operation,
     },
-    /// A collective call is unfinished and was repeated with another payload.
+    /// Unfinished collective call repeated with another payload.
     #[error(
-        "{operation} with another payload than the call before, which ended early and is unfinished: the \
-         payload of the first call stands; repeat the call with the same bytes"
+        "{operation} with another payload than the unfinished call before: the first payload is final; repeat \
+         the call with the same bytes"
     )]
-    RepeatDiffers {
-        /// The call.
+    PayloadMismatch {
+        /// Call.
         operation: Operation,
     },
-    /// A call takes one element for each rank.
+    /// Wrong number of elements: a call takes one for each rank.
     #[error(
-        "{operation} of {given} elements: expected {world_size}, one for each rank; pass b\"\" where there is nothing to send"
+        "{operation} of {given} elements: expected {world_size}, one for each rank; pass b\"\" for ranks without data"
     )]
     WrongCount {
-        /// The call.
+        /// Call.
         operation: &'static str,
-        /// Elements given.
+        /// Number of elements.
         given: usize,
-        /// Ranks in the group.
+        /// World size.
         world_size: usize,
     },
-    /// The group has no such rank.
+    /// Rank beyond the world size.
     #[error("{rank}: the group has {world_size} ranks; use 0 to {}", world_size.saturating_sub(1))]
     NoSuchRank {
-        /// The rank.
+        /// Rank.
         rank: Rank,
-        /// Ranks in the group.
+        /// World size.
         world_size: u32,
     },
-    /// Too many messages to a rank wait there.
+    /// Too many unreceived bytes at a rank.
     #[error(
-        "{queued} bytes wait to be received by {peer}: the limit is {limit}; receive them there before \
-         sending more"
+        "{queued} unreceived bytes at {peer}: the limit is {limit}; receive them there before sending more"
     )]
     Backlog {
-        /// The rank.
+        /// Rank.
         peer: Rank,
-        /// Bytes sent to it that it has not received, with 256 for each message.
+        /// Bytes sent to it and not received, with 256 for each message.
         queued: usize,
-        /// The most that may wait.
+        /// Limit in bytes.
         limit: usize,
     },
-    /// The survivors go on without this rank.
+    /// Excluded from the new group.
     #[error(
-        "{by} and others formed a new group without this rank, which they hold for lost: start it again"
+        "{by} and others formed a new group without this rank, which counts as lost there: start it again"
     )]
     Excluded {
-        /// Who said so, by the rank it had when the job started.
+        /// Original rank of the peer whose view excludes this rank.
         by: Rank,
     },
-    /// This handle's group was replaced, or is being replaced, by a newer one.
+    /// Group replaced by a newer one, or replacement in progress.
     #[error(
         "this group was replaced by a newer generation, or another thread is in `reform`: use the handle \
          that `reform` returns"
     )]
     Superseded,
-    /// This process was forked from one that joined the group.
+    /// Forked child of a process that joined the group.
     #[error(
         "this process was forked after the group was joined: the connections belong to its parent; start \
          processes with the spawn or forkserver method, or join in the child"
     )]
     Forked,
-    /// This rank has left.
+    /// Group left by this rank.
     #[error("this rank has left the group")]
     Closed,
-    /// The program asked to stop waiting.
+    /// Wait interrupted by the program.
     #[error("interrupted while waiting for {operation}")]
     Interrupted {
-        /// What was waited for.
+        /// Operation that was waited for.
         operation: &'static str,
     },
-    /// A peer said something it should not.
-    #[error("{peer} broke the control protocol: {problem}")]
+    /// Protocol violation by a peer.
+    #[error("{peer} violated the control protocol: {problem}")]
     Protocol {
-        /// Who.
+        /// Peer.
         peer: Rank,
-        /// How.
+        /// Violation.
         problem: String,
     },
-    /// The system refused something.
+    /// Failed system call.
     #[error("{doing} failed: {source}")]
     System {
-        /// What this rank was about to do.
+        /// Operation.
         doing: &'static str,
-        /// What the system said.
+        /// System error.
         source: std::io::Error,
     },
 }

@@ -1,14 +1,12 @@
-//! Descriptors that a forked child must not keep open.
+//! Fork guard: registered descriptors are closed in forked children.
 //!
-//! A child of `fork` has copies of all descriptors. While it lives, the system does not close the
-//! connections of a parent that was killed, and peers see no more than its silence. So a child gives
-//! up its copies of what is registered here before `fork` returns in it. What the parent has stays as
-//! it is.
+//! A child of `fork` has copies of all descriptors. While it lives, the system keeps the connections of a
+//! killed parent open, and its peers detect only silence. So a child drops its copies of registered
+//! descriptors before `fork` returns in it. The parent is unaffected.
 //!
-//! The handler runs where only async-signal-safe calls are allowed: the registry is a table of
-//! atomics that only ever grows, and the handler calls `open`, `dup3` and `close`. A copy is replaced
-//! by one of `/dev/null` rather than closed, so that its number is not given to another file, which a
-//! destructor in the child would then close.
+//! The handler may make async-signal-safe calls only: the registry is a grow-only table of atomics, and the
+//! handler calls `open`, `dup3` and `close`. A copy is replaced by one of `/dev/null` rather than closed, so
+//! that its number is not reused by another file, which a destructor in the child would then close.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::ptr::null_mut;
@@ -22,16 +20,16 @@ const FREE: RawFd = -1;
 
 type Chunk = [AtomicI32; CHUNK_SLOTS];
 
-/// Chunks of slots, each with a descriptor or [`FREE`]. Chunks are made in order and never freed.
+/// Chunks of slots, each with a descriptor or [`FREE`]. Chunks are allocated in order and never freed.
 static TABLE: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(null_mut()) }; CHUNKS];
-/// Where to begin to look for a free slot.
+/// Start of the search for a free slot.
 static HINT: AtomicUsize = AtomicUsize::new(0);
-/// How many forks lie between this process and the one that was started.
+/// Forks between the started process and this one.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 static WATCH: Once = Once::new();
 
-/// Keeps a descriptor registered. A field of this type stands before the one that closes the
-/// descriptor, so that it is dropped first.
+/// Registration of a descriptor. Declare a field of this type before the one that closes the descriptor, so
+/// that it is dropped first.
 #[derive(Debug)]
 #[must_use = "the descriptor is registered as long as this lives"]
 pub struct Registration {
@@ -39,7 +37,7 @@ pub struct Registration {
     descriptor: RawFd,
 }
 
-/// Registers a descriptor: children of this process give up their copies of it.
+/// Registers a descriptor: forked children of this process drop their copies of it.
 pub fn register(descriptor: &impl AsFd) -> Registration {
     watch();
     let descriptor = descriptor.as_fd().as_raw_fd();
@@ -53,40 +51,40 @@ pub fn register(descriptor: &impl AsFd) -> Registration {
             return Registration { slot: Some(slot), descriptor };
         }
     }
-    log::warn!("{all} descriptors are registered: a forked child will keep another one");
+    log::warn!("{all} descriptors are registered: a forked child keeps any further one open");
     Registration { slot: None, descriptor }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
-            // In a child the slot is free already, or another descriptor's.
+            // In a child the slot is free already, or holds another descriptor.
             let own = self.descriptor;
             let _ = slot.compare_exchange(own, FREE, Ordering::Release, Ordering::Relaxed);
         }
     }
 }
 
-/// How many forks lie behind this process. An object that remembers the number of its making is in
-/// a forked child where it differs.
+/// Fork count of this process. An object that stores the count at its construction is in a forked child if the
+/// counts differ.
 pub fn forks() -> u64 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// A value that each process makes for itself. A forked child makes a new one: in that of its parent a lock may
-/// be held for ever, by a thread that the child does not have.
-pub(crate) struct OfProcess<T: 'static>(AtomicPtr<(u64, T)>);
+/// Lazily constructed value of a process. A forked child constructs a new one: in the parent's, a lock may be
+/// held by a thread that does not exist in the child.
+pub(crate) struct PerProcess<T: 'static>(AtomicPtr<(u64, T)>);
 
-impl<T: Send + Sync> OfProcess<T> {
-    pub(crate) const fn new() -> OfProcess<T> {
-        OfProcess(AtomicPtr::new(null_mut()))
+impl<T: Send + Sync> PerProcess<T> {
+    pub(crate) const fn new() -> PerProcess<T> {
+        PerProcess(AtomicPtr::new(null_mut()))
     }
 
-    /// This process's value, which `make` makes at the first call.
+    /// Value of this process, constructed by `make` at the first call.
     pub(crate) fn get(&self, make: impl FnOnce() -> T) -> &'static T {
         watch();
         let current = self.0.load(Ordering::Acquire);
-        // SAFETY: what is here came from a box and is never freed.
+        // SAFETY: the pointer came from a box and is never freed.
         if let Some((forks_then, value)) = unsafe { current.as_ref() }
             && *forks_then == forks()
         {
@@ -97,25 +95,25 @@ impl<T: Send + Sync> OfProcess<T> {
         {
             Ok(_) => new,
             Err(other) => {
-                // SAFETY: `new` came from a box above and was given to no one.
+                // SAFETY: `new` came from a box above and was not shared.
                 drop(unsafe { Box::from_raw(new) });
-                // Another thread of this process was faster.
+                // Another thread of this process won the race.
                 other
             }
         };
-        // SAFETY: what is here came from a box and is never freed.
+        // SAFETY: the pointer came from a box and is never freed.
         unsafe { &(*place).1 }
     }
 }
 
-/// From now on, forks are counted and registered descriptors given up in children.
+/// Installs the fork handler, once.
 pub(crate) fn watch() {
     WATCH.call_once(|| {
-        // SAFETY: the handler makes async-signal-safe calls only and is part of this library, which
-        // is never unloaded.
+        // SAFETY: the handler makes async-signal-safe calls only and is part of this library, which is never
+        // unloaded.
         let refused = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if refused != 0 {
-            log::warn!("forked children will keep connections open: pthread_atfork: {refused}");
+            log::warn!("pthread_atfork failed ({refused}): forked children keep connections open");
         }
     });
 }
@@ -128,7 +126,7 @@ fn chunk(number: usize) -> &'static Chunk {
         match place.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => chunk = new,
             Err(other) => {
-                // SAFETY: `new` came from a box above and was given to no one.
+                // SAFETY: `new` came from a box above and was not shared.
                 drop(unsafe { Box::from_raw(new) });
                 chunk = other;
             }
@@ -152,9 +150,9 @@ extern "C" fn in_child() {
             if descriptor == FREE {
                 continue;
             }
-            // SAFETY: system calls; the only pointer is to a constant that ends with a zero. The
-            // descriptor is this child's copy of one that its owner keeps open while it is
-            // registered; the owner's copy of the handle, if it is used here, finds /dev/null.
+            // SAFETY: system calls; the only pointer is to a NUL-terminated constant. The descriptor is this
+            // child's copy of one that its owner keeps open while it is registered; a use through the owner's
+            // handle in this child reaches /dev/null.
             unsafe {
                 if null == FREE {
                     null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
@@ -166,7 +164,7 @@ extern "C" fn in_child() {
         }
     }
     if null != FREE {
-        // SAFETY: opened above and used nowhere else.
+        // SAFETY: opened above and used here only.
         unsafe { libc::close(null) };
     }
 }
@@ -195,7 +193,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "miri has no fork")]
     fn a_forked_child_makes_a_value_of_its_own_though_a_lock_of_its_parents_is_held() {
-        static PLACE: OfProcess<std::sync::Mutex<u32>> = OfProcess::new();
+        static PLACE: PerProcess<std::sync::Mutex<u32>> = PerProcess::new();
         let ours = PLACE.get(|| 1.into());
         assert!(std::ptr::eq(ours, PLACE.get(|| 2.into())));
         let held = ours.lock().unwrap();

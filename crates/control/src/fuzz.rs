@@ -1,23 +1,23 @@
-//! What takes bytes from outside, each as a function of any bytes: for the fuzzer (`fuzz/`) and the
-//! tests, never part of the library. A function panics if a promise was broken.
+//! Fuzz targets: each parser of external bytes as a function of arbitrary bytes, for the fuzzer (`fuzz/`) and
+//! the tests, never part of the library. A function panics if an invariant is violated.
 
 use crate::config::{Config, Overrides};
 use crate::core::{Action, Core, Payload};
 use crate::handshake::{Acceptor, AcceptorStep, Dialer, DialerStep, Identity};
-use crate::member::number;
-use crate::message::{Details, Message};
-use crate::pair::protocol::{News, Protocol};
+use crate::member::number_members;
+use crate::message::{Message, RankDetails};
+use crate::pair::protocol::{PairProtocol, PendingCallbacks};
 use crate::pair::{stream_frame, stream_token};
 use crate::secret::Key;
-use crate::wire::{MAX_UNPROVED_FRAME, Parser, Reader, Writer};
+use crate::wire::{FrameParser, FrameReader, FrameWriter, MAX_UNAUTHENTICATED_FRAME};
 use crate::{Error, Member, Operation, PeerStatus, Rank, Secret, WIRE_VERSIONS, nodelist};
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 
-/// A parser of bytes from outside, and what its corpus is called.
+/// Name of a corpus, and the parser that it is for.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every target of this crate.
+/// All targets of this crate.
 pub const TARGETS: [Target; 8] = [
     ("control_frames", frames),
     ("control_handshake", handshake),
@@ -29,18 +29,18 @@ pub const TARGETS: [Target; 8] = [
     ("control_secret", secret),
 ];
 
-/// A stream of bytes gives the same frames however it is cut, none longer than allowed.
+/// Frames do not depend on the cuts of the stream, and none exceeds the limit.
 pub fn frames(data: &[u8]) {
     let Some((step, stream)) = data.split_first() else { return };
-    let take = |parser: &mut Parser, frames: &mut Vec<Vec<u8>>| {
+    let take = |parser: &mut FrameParser, frames: &mut Vec<Vec<u8>>| {
         while let Some(frame) = parser.next()? {
-            assert!(frame.len() <= MAX_UNPROVED_FRAME, "a frame beyond the limit");
+            assert!(frame.len() <= MAX_UNAUTHENTICATED_FRAME, "a frame beyond the limit");
             frames.push(frame);
         }
         Ok::<(), crate::wire::Malformed>(())
     };
     let read = |step: usize| {
-        let (mut parser, mut frames) = (Parser::new(MAX_UNPROVED_FRAME), Vec::new());
+        let (mut parser, mut frames) = (FrameParser::new(MAX_UNAUTHENTICATED_FRAME), Vec::new());
         for chunk in stream.chunks(step) {
             parser.feed(chunk);
             if take(&mut parser, &mut frames).is_err() {
@@ -63,8 +63,8 @@ fn identity(rank: u32, secret: &[u8]) -> Identity {
     }
 }
 
-/// The body of a frame, with bytes exchanged: `(place, change)` pairs.
-fn disturbed(frame: &[u8], changes: &[u8]) -> Vec<u8> {
+/// Body of a frame with some bytes changed: pairs of position and XOR mask.
+fn corrupted(frame: &[u8], changes: &[u8]) -> Vec<u8> {
     let mut body = frame.get(4..).unwrap_or_default().to_vec();
     for change in changes.chunks_exact(2) {
         let at = usize::from(change[0]) % body.len().max(1);
@@ -75,8 +75,8 @@ fn disturbed(frame: &[u8], changes: &[u8]) -> Vec<u8> {
     body
 }
 
-/// Whoever does not hold the secret is never let in, whatever it says at whichever step; and what was
-/// changed on its way is refused by both ends.
+/// A peer without the secret is never admitted, whatever it sends at any step; both ends reject frames that were
+/// changed in transit.
 pub fn handshake(data: &[u8]) {
     let Some((step, rest)) = data.split_first() else { return };
     let job = [7; 16];
@@ -87,46 +87,46 @@ pub fn handshake(data: &[u8]) {
         return;
     };
     if step % 4 == 0 {
-        // A stranger at both ends.
+        // Unauthenticated peers at both ends.
         for frame in rest.split(|byte| *byte == 0xff) {
-            assert!(!matches!(acceptor.receive(frame), Ok(AcceptorStep::Proved { .. })));
+            assert!(!matches!(acceptor.receive(frame), Ok(AcceptorStep::Authenticated { .. })));
             assert!(!matches!(dialer.receive(frame), Ok(DialerStep::Welcome(_))));
         }
         return;
     }
     let changes = |at: u8| if step % 4 == at { rest } else { &[] };
-    let untouched = |frame: &[u8], said: &[u8]| frame.get(4..) == Some(said);
-    let said = disturbed(&hello, changes(1));
-    let mut honest = untouched(&hello, &said) && key == b"apple";
-    let Ok(AcceptorStep::Send(challenge)) = acceptor.receive(&said) else { return };
-    let said = disturbed(&challenge, changes(2));
-    honest &= untouched(&challenge, &said);
-    let Ok(DialerStep::Send(proof)) = dialer.receive(&said) else { return };
-    let said = disturbed(&proof, changes(3));
-    honest &= untouched(&proof, &said);
-    let proved = matches!(acceptor.receive(&said), Ok(AcceptorStep::Proved { .. }));
+    let unchanged = |frame: &[u8], sent: &[u8]| frame.get(4..) == Some(sent);
+    let sent = corrupted(&hello, changes(1));
+    let mut honest = unchanged(&hello, &sent) && key == b"apple";
+    let Ok(AcceptorStep::Send(challenge)) = acceptor.receive(&sent) else { return };
+    let sent = corrupted(&challenge, changes(2));
+    honest &= unchanged(&challenge, &sent);
+    let Ok(DialerStep::Send(proof)) = dialer.receive(&sent) else { return };
+    let sent = corrupted(&proof, changes(3));
+    honest &= unchanged(&proof, &sent);
+    let proved = matches!(acceptor.receive(&sent), Ok(AcceptorStep::Authenticated { .. }));
     assert_eq!(proved, honest, "proved, or honest, but not both");
     let Some(welcome) = acceptor.welcome() else { return };
-    let said = disturbed(&welcome, rest);
-    let welcomed = dialer.receive(&said) == Ok(DialerStep::Welcome(job));
-    assert_eq!(welcomed, honest && untouched(&welcome, &said), "welcomed, or honest, but not both");
+    let sent = corrupted(&welcome, rest);
+    let welcomed = dialer.receive(&sent) == Ok(DialerStep::Welcome(job));
+    assert_eq!(welcomed, honest && unchanged(&welcome, &sent), "welcomed, or honest, but not both");
 }
 
-/// What is a message has one meaning: it survives being said again.
+/// A parsed message has one encoding: parsing its frame returns it.
 pub fn message(data: &[u8]) {
     if let Ok(message) = Message::parse(data) {
         let frame = message.frame();
         assert_eq!(Message::parse(frame.get(4..).unwrap_or_default()), Ok(message));
     }
-    let mut reader = Reader::new(data);
-    if let Ok(details) = Details::read(&mut reader) {
-        let frame = details.write(Writer::new(0)).finish();
-        let mut again = Reader::new(frame.get(5..).unwrap_or_default());
-        assert_eq!(Details::read(&mut again), Ok(details));
+    let mut reader = FrameReader::new(data);
+    if let Ok(details) = RankDetails::read(&mut reader) {
+        let frame = details.write(FrameWriter::new(0)).finish();
+        let mut again = FrameReader::new(frame.get(5..).unwrap_or_default());
+        assert_eq!(RankDetails::read(&mut again), Ok(details));
     }
 }
 
-/// Peers that have proved themselves say anything, in any order; what is kept of it stays bounded.
+/// Authenticated peers send anything in any order; stored state and responses stay bounded.
 pub fn core(data: &[u8]) {
     let member = |rank: u32| Member {
         rank: Rank(rank),
@@ -136,7 +136,7 @@ pub fn core(data: &[u8]) {
         local_index: 0,
         address: IpAddr::V4(Ipv4Addr::LOCALHOST),
     };
-    let mut core = Core::new(Rank(0), number((0..3).map(member)));
+    let mut core = Core::new(Rank(0), number_members((0..3).map(member)));
     let mut rest = data;
     while let Some(([who, length], tail)) = rest.split_first_chunk::<2>() {
         let (frame, tail) = tail.split_at(usize::from(*length).min(tail.len()));
@@ -160,7 +160,7 @@ pub fn core(data: &[u8]) {
                 ));
             }
             38 => drop(core.post(u32::from(*length) % 3, Rank(u32::from(who % 4)), 7, b"mine")),
-            39 => drop(core.take(u32::from(*length) % 3, Rank(u32::from(who % 4)), 7)),
+            39 => drop(core.take_message(u32::from(*length) % 3, Rank(u32::from(who % 4)), 7)),
             40..48 => drop(core.reform(u32::from(*length) % 3)),
             48..56 => core.reform_pause(),
             _ => {
@@ -179,15 +179,16 @@ pub fn core(data: &[u8]) {
     }
 }
 
-/// The other end of a pair has proved itself and sends anything, between the exchanges of this end. At most two
-/// of its parts are kept, exchanges return them in their order, and the first poison stays.
+/// The authenticated other end of a pair sends anything between the exchanges of this end. At most two of its
+/// parts are stored, exchanges return them in order, and the first poison stays.
 pub fn pair(data: &[u8]) {
     if let Some(Ok(token)) = stream_token(data) {
         assert_eq!(stream_frame(&token).get(4..), Some(data));
     }
     let Some((rank, mut rest)) = data.split_first() else { return };
-    let mut protocol = Protocol::new(Rank(u32::from(rank % 2)));
-    let (mut news, mut parts, mut poison) = (News::default(), VecDeque::new(), None);
+    let mut protocol = PairProtocol::new(Rank(u32::from(rank % 2)));
+    let (mut callbacks, mut parts, mut poison) =
+        (PendingCallbacks::default(), VecDeque::new(), None);
     while let Some(([what, length], tail)) = rest.split_first_chunk::<2>() {
         let (frame, tail) = tail.split_at(usize::from(*length).min(tail.len()));
         rest = tail;
@@ -195,9 +196,9 @@ pub fn pair(data: &[u8]) {
             0 => drop(protocol.begin(Operation::Share, frame)),
             1 => drop(protocol.begin(Operation::Settle, frame)),
             2 | 3 => match protocol.finish() {
-                Ok(None) => assert!(protocol.begun().is_none() || parts.is_empty()),
+                Ok(None) => assert!(protocol.unfinished().is_none() || parts.is_empty()),
                 Ok(Some(part)) => assert_eq!(Some(part), parts.pop_front()),
-                Err(Error::OtherCall { .. }) => drop(parts.pop_front()),
+                Err(Error::CallMismatch { .. }) => drop(parts.pop_front()),
                 Err(error) => panic!("an exchange fails only by the other end's call: {error}"),
             },
             _ => {
@@ -206,7 +207,7 @@ pub fn pair(data: &[u8]) {
                     parts.push_back(payload.clone());
                 }
                 // The connection ends.
-                if protocol.receive(message, &mut news).is_err() {
+                if protocol.receive(message, &mut callbacks).is_err() {
                     return;
                 }
             }
@@ -248,8 +249,7 @@ const VARIABLES: [&str; 24] = [
     "SLURM_JOB_NODELIST",
 ];
 
-/// An environment of lines, the first byte of each choosing the variable. A place that was found is
-/// one that exists.
+/// Environment of lines, whose first bytes choose the variables. A resolved rank is below the world size.
 pub fn config(data: &[u8]) {
     let lines = data.split(|byte| *byte == b'\n').filter_map(<[u8]>::split_first);
     let environment: HashMap<&str, String> = lines
@@ -265,28 +265,31 @@ pub fn config(data: &[u8]) {
     }
 }
 
-/// A list gives no more hosts than asked for, and the first ones of a longer list.
+/// Expansion respects its limit, and a larger limit only appends hosts.
 pub fn nodelist(data: &[u8]) {
     let Ok(list) = std::str::from_utf8(data) else { return };
     let some = nodelist::expand(list, 4);
     let more = nodelist::expand(list, 8);
-    // What lies past the limit is not looked at.
+    // Items past the limit are not checked.
     assert!(some.is_some() || more.is_none());
     let (some, more) = (some.unwrap_or_default(), more.unwrap_or_default());
     assert!(some.len() <= 4 && more.len() <= 8);
     assert!(more.is_empty() || more.starts_with(&some));
 }
 
-/// A proof of anything holds for that alone.
+/// A proof is valid for its parts only.
 pub fn secret(data: &[u8]) {
     let Some((cut, rest)) = data.split_first() else { return };
-    let (secret, said) = rest.split_at(usize::from(*cut).min(rest.len()));
+    let (secret, message) = rest.split_at(usize::from(*cut).min(rest.len()));
     let key = Key::new(Secret::new(secret).ok().as_ref());
-    let proof = key.prove("fuzz", &[said]);
-    assert!(key.verify("fuzz", &[said], &proof));
-    assert!(!key.verify("fuzz", &[said, b""], &proof));
-    assert!(!key.verify("fuzz", &[said], said) || said == proof);
+    let proof = key.prove("fuzz", &[message]);
+    assert!(key.verify("fuzz", &[message], &proof));
+    assert!(!key.verify("fuzz", &[message, b""], &proof));
+    assert!(!key.verify("fuzz", &[message], message) || message == proof);
 }
+
+#[cfg(test)]
+use crate::random::SplitMix64;
 
 #[cfg(test)]
 #[path = "../../../fuzz/replay.rs"]

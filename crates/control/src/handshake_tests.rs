@@ -1,3 +1,5 @@
+//! Tests of the handshake: outcomes, refusals, replay, and changed bits.
+
 use super::*;
 use crate::{Secret, WIRE_VERSIONS};
 use proptest::prelude::*;
@@ -7,24 +9,27 @@ fn identity(rank: u32) -> Identity {
     Identity { rank: Rank(rank), world_size: 4, key, versions: WIRE_VERSIONS, magic: GROUP_MAGIC }
 }
 
-const JOB: Job = [7; 16];
+const JOB: JobId = [7; 16];
 
-/// Runs both sides against each other and returns the dialer's end and the acceptor's.
-fn shake(dialer: Identity, acceptor: Identity) -> (Result<DialerStep, Failure>, Vec<Vec<u8>>) {
+/// Runs both sides against each other; returns the outcome of the dialer and its frames.
+fn handshake(
+    dialer: Identity,
+    acceptor: Identity,
+) -> (Result<DialerStep, HandshakeError>, Vec<Vec<u8>>) {
     let mut acceptor = Acceptor::new(acceptor, JOB, false);
     let (mut dialer, hello) = Dialer::start(dialer, Rank(0), None, b"here".to_vec()).unwrap();
     let mut sent = vec![hello];
     loop {
-        let answer = match acceptor.receive(&sent.last().unwrap()[4..]) {
+        let response = match acceptor.receive(&sent.last().unwrap()[4..]) {
             Ok(AcceptorStep::Send(frame)) => frame,
-            Ok(AcceptorStep::Proved { rank, details }) => {
+            Ok(AcceptorStep::Authenticated { rank, details }) => {
                 assert_eq!((rank, details.as_slice()), (Rank(3), b"here".as_slice()));
                 acceptor.welcome().unwrap()
             }
-            Err(Failure::Refuse(refusal)) => refusal.frame(),
+            Err(HandshakeError::Reject(refusal)) => refusal.frame(),
             Err(other) => panic!("{other:?}"),
         };
-        match dialer.receive(&answer[4..]) {
+        match dialer.receive(&response[4..]) {
             Ok(DialerStep::Send(frame)) => sent.push(frame),
             end => return (end, sent),
         }
@@ -32,24 +37,30 @@ fn shake(dialer: Identity, acceptor: Identity) -> (Result<DialerStep, Failure>, 
 }
 
 #[test]
-fn two_who_share_the_secret_agree_on_the_job() {
-    assert_eq!(shake(identity(3), identity(0)).0, Ok(DialerStep::Welcome(JOB)));
+fn sides_with_one_secret_settle_on_the_job() {
+    assert_eq!(handshake(identity(3), identity(0)).0, Ok(DialerStep::Welcome(JOB)));
 }
 
 #[test]
 fn every_refusal_reaches_the_dialer() {
-    let stranger = Identity { key: Key::new(None), ..identity(3) };
-    assert_eq!(shake(stranger, identity(0)).0, Err(Failure::Refused(Refusal::WrongSecret)));
+    let other_secret = Identity { key: Key::new(None), ..identity(3) };
+    assert_eq!(
+        handshake(other_secret, identity(0)).0,
+        Err(HandshakeError::Rejected(Refusal::WrongSecret))
+    );
     let other_size = Identity { world_size: 5, ..identity(3) };
-    assert_eq!(shake(other_size, identity(0)).0, Err(Failure::Refused(Refusal::WorldSize(4))));
+    assert_eq!(
+        handshake(other_size, identity(0)).0,
+        Err(HandshakeError::Rejected(Refusal::WorldSize(4)))
+    );
     let newer = Identity { versions: (8, 9), ..identity(3) };
     assert_eq!(
-        shake(newer, identity(0)).0,
-        Err(Failure::Refused(Refusal::Version(WIRE_VERSIONS.1)))
+        handshake(newer, identity(0)).0,
+        Err(HandshakeError::Rejected(Refusal::Version(WIRE_VERSIONS.1)))
     );
     assert_eq!(
-        shake(identity(3), identity(2)).0,
-        Err(Failure::Refused(Refusal::NotExpected)),
+        handshake(identity(3), identity(2)).0,
+        Err(HandshakeError::Rejected(Refusal::NotExpected)),
         "the hello was for rank 0"
     );
 }
@@ -58,34 +69,40 @@ fn every_refusal_reaches_the_dialer() {
 fn the_newest_common_version_is_taken() {
     let both = |versions| Identity { versions, ..identity(3) };
     let acceptor = Identity { versions: (2, 5), ..identity(0) };
-    assert_eq!(shake(both((1, 3)), acceptor.clone()).0, Ok(DialerStep::Welcome(JOB)));
-    assert_eq!(shake(both((1, 1)), acceptor).0, Err(Failure::Refused(Refusal::Version(5))));
+    assert_eq!(handshake(both((1, 3)), acceptor.clone()).0, Ok(DialerStep::Welcome(JOB)));
+    assert_eq!(
+        handshake(both((1, 1)), acceptor).0,
+        Err(HandshakeError::Rejected(Refusal::Version(5)))
+    );
 }
 
 #[test]
 fn a_recorded_handshake_is_refused() {
-    let (_, recorded) = shake(identity(3), identity(0));
+    let (_, recorded) = handshake(identity(3), identity(0));
     let mut acceptor = Acceptor::new(identity(0), JOB, false);
     assert!(matches!(acceptor.receive(&recorded[0][4..]), Ok(AcceptorStep::Send(_))));
-    assert_eq!(acceptor.receive(&recorded[1][4..]), Err(Failure::Refuse(Refusal::WrongSecret)));
+    assert_eq!(
+        acceptor.receive(&recorded[1][4..]),
+        Err(HandshakeError::Reject(Refusal::WrongSecret))
+    );
     assert_eq!(acceptor.welcome(), None);
 }
 
 #[test]
-fn an_acceptor_without_the_secret_is_found_out() {
+fn an_acceptor_without_the_secret_is_detected() {
     let mut acceptor = Acceptor::new(identity(0), JOB, false);
     let (mut dialer, hello) = Dialer::start(identity(3), Rank(0), None, Vec::new()).unwrap();
     let Ok(AcceptorStep::Send(challenge)) = acceptor.receive(&hello[4..]) else { panic!() };
     assert!(matches!(dialer.receive(&challenge[4..]), Ok(DialerStep::Send(_))));
-    let forged = Writer::new(WELCOME).bytes(&JOB).bytes(&[0; PROOF_BYTES]).finish();
-    assert_eq!(dialer.receive(&forged[4..]), Err(Failure::Refused(Refusal::WrongSecret)));
+    let forged = FrameWriter::new(WELCOME).bytes(&JOB).bytes(&[0; PROOF_BYTES]).finish();
+    assert_eq!(dialer.receive(&forged[4..]), Err(HandshakeError::Rejected(Refusal::WrongSecret)));
 }
 
 #[test]
 fn a_rank_of_another_job_is_not_expected() {
     let mut acceptor = Acceptor::new(identity(0), JOB, true);
     let (_, hello) = Dialer::start(identity(3), Rank(0), Some([8; 16]), Vec::new()).unwrap();
-    assert_eq!(acceptor.receive(&hello[4..]), Err(Failure::Refuse(Refusal::NotExpected)));
+    assert_eq!(acceptor.receive(&hello[4..]), Err(HandshakeError::Reject(Refusal::NotExpected)));
 }
 
 proptest! {

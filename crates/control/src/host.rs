@@ -1,22 +1,22 @@
-//! Host identity: the machine, namespaces and user of a process, which decide what it can share.
+//! Host identity: machine, namespaces and user of a process, which decide what it can share.
 
-/// The identity of a process's surroundings. A field that the system does not report is empty.
+/// Environment of a process. A field that the system does not report is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostIdentity {
-    /// The boot of the machine.
+    /// Boot id of the machine.
     pub boot: String,
-    /// The network namespace: loopback and abstract sockets are found within one.
+    /// Network namespace, the scope of loopback and abstract sockets.
     pub network: String,
-    /// The IPC namespace.
+    /// IPC namespace.
     pub ipc: String,
-    /// The PID namespace.
+    /// PID namespace.
     pub processes: String,
-    /// The effective user.
+    /// Effective user id.
     pub user: u32,
 }
 
 impl HostIdentity {
-    /// Of this process.
+    /// Identity of this process.
     pub fn here() -> HostIdentity {
         HostIdentity {
             boot: read("/proc/sys/kernel/random/boot_id"),
@@ -27,8 +27,8 @@ impl HostIdentity {
         }
     }
 
-    /// The default `host_id`. Ranks with equal ones can share memory: two containers of one machine that
-    /// have namespaces of their own are two hosts.
+    /// Default `host_id`. Ranks with equal ones can share memory: two containers of one machine with separate
+    /// namespaces are two hosts.
     pub fn host_id(&self) -> String {
         let boot = if self.boot.is_empty() { host_name() } else { self.boot.clone() };
         format!("{boot}/{}/{}", self.network, self.ipc)
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_boot_id_goes_by_its_name() {
+    fn a_machine_without_a_boot_id_is_identified_by_its_name() {
         let here = HostIdentity { boot: String::new(), ..HostIdentity::here() };
         assert!(!here.host_id().starts_with('/'), "{}", here.host_id());
     }

@@ -1,24 +1,25 @@
-//! The control plane of Weft: how ranks find each other, notice a loss and agree on who is left.
+//! Control plane of Weft: rendezvous, failure detection, membership and small messages between ranks.
 //!
-//! [`Config::from_env`] reads what a launcher has set; [`Control::connect`] joins the group and
-//! returns the handle everything else goes through: a small [`Control::all_gather`] or
-//! [`Control::exchange`] of descriptors, [`Control::send`] to one rank, [`Control::poison`] to fail
-//! the group everywhere, and [`Control::reform`] to go on with the survivors. No bulk data travels
-//! here.
+//! [`Config::from_env`] reads the launcher's variables; [`Control::connect`] joins the group and returns
+//! its handle: [`Control::all_gather`] and [`Control::exchange`] of small payloads, [`Control::send`] to
+//! one rank, [`Control::poison`] to fail the group at every rank, and [`Control::reform`] to continue with
+//! the survivors. Bulk data travels through `weft-fabric`.
 //!
-//! Read next: [`config`] (where rank, size and address come from), `handshake` (who may join),
-//! `core` (what the ranks tell each other, without sockets), `agreement` (who survives),
-//! [`pair`] (the control connection of a group of two),
-//! `mesh` (the one background thread and its sockets), `bootstrap` (how the mesh comes to be),
-//! [`fork_guard`] (why a forked child keeps no connection open).
+//! - [`config`]: rank, world size and address of rank 0 from arguments and environment; `nodelist`: Slurm
+//! - `rendezvous`: addresses exchanged through rank 0, one connection for each pair of ranks
+//! - `dial`, `connect`, `resolve`, `rank_listener`: the two sides of a connection's set-up
+//! - `handshake`, `secret`: mutual authentication; `wire`, `message`, [`bytes`]: frames and their fields
+//! - `mesh`: the background thread with all sockets; `control`: the handle; `clock`: aligned clocks
+//! - `core`: collective calls, messages, poison and `reform`, without sockets or a clock
+//! - `view_change`: the protocol by which the survivors settle on the next group
+//! - [`pair`]: control connection of a group of two
+//! - [`fork_guard`]: descriptors that forked children close; [`random`]: the seeded generator
 #![warn(missing_docs)]
 
-mod agreement;
-mod bootstrap;
 pub mod bytes;
 mod clock;
 pub mod config;
-mod connecting;
+mod connect;
 mod control;
 mod core;
 mod deadline;
@@ -37,9 +38,11 @@ mod operation;
 pub mod pair;
 mod poison;
 pub mod random;
-mod reception;
+mod rank_listener;
+mod rendezvous;
 mod resolve;
 mod secret;
+mod view_change;
 mod wire;
 
 pub use clock::monotonic_ns;
@@ -53,5 +56,5 @@ pub use poison::{Cause, Poison};
 pub use secret::Secret;
 pub use wire::MAX_PAYLOAD;
 
-/// The oldest and newest wire version this build speaks.
+/// Oldest and newest wire version of this build.
 pub const WIRE_VERSIONS: (u16, u16) = (3, 3);

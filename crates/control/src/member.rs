@@ -1,9 +1,9 @@
-//! Who is in a group.
+//! Members of a group and their ranks.
 
 use std::fmt;
 use std::net::IpAddr;
 
-/// A rank within its group: ranks are consecutive from zero.
+/// Rank within its group: consecutive from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u32);
 
@@ -20,36 +20,36 @@ impl fmt::Display for Rank {
     }
 }
 
-/// One member of a group, as every member sees it.
+/// Member of a group; equal at every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its rank in this generation of the group.
+    /// Rank in this generation of the group.
     pub rank: Rank,
-    /// Its rank when the job started, which never changes.
+    /// Rank at the start of the job, constant over generations.
     pub original_rank: Rank,
-    /// Ranks with the same identity can share memory.
+    /// Host identity: ranks with equal ones can share memory.
     pub host_id: String,
-    /// Its process id, on its own host.
+    /// Process id on its host.
     pub pid: u32,
-    /// Its place among the members on its host, in rank order.
+    /// Index among the members of its host, in rank order.
     pub local_index: u32,
-    /// The address at which it can be reached by the others.
+    /// Address at which its peers reach it.
     pub address: IpAddr,
 }
 
-/// What this rank knows about a peer.
+/// Status of a peer as this rank sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerStatus {
-    /// Its connection stands and it gives signs of life.
+    /// Connected, with heartbeats.
     Alive,
-    /// It said goodbye.
+    /// Left in order.
     Left,
-    /// It is gone without a goodbye, or silent for too long, or was left out of a new group.
+    /// Connection lost, silent for the silence timeout, or excluded from a new group.
     Lost,
 }
 
-/// Members numbered from zero in the order given, with their place on their host.
-pub(crate) fn number(members: impl IntoIterator<Item = Member>) -> Vec<Member> {
+/// Members numbered from 0 in iteration order, with their index on their host.
+pub(crate) fn number_members(members: impl IntoIterator<Item = Member>) -> Vec<Member> {
     let mut numbered: Vec<Member> = Vec::new();
     for (rank, member) in members.into_iter().enumerate() {
         let local = numbered.iter().filter(|other| other.host_id == member.host_id).count();
@@ -58,8 +58,8 @@ pub(crate) fn number(members: impl IntoIterator<Item = Member>) -> Vec<Member> {
     numbered
 }
 
-/// "rank 3", "ranks 1, 2 and 5": for messages to people.
-pub(crate) fn list(ranks: &[Rank]) -> String {
+/// List of ranks for messages: "rank 3", "ranks 1, 2 and 5".
+pub(crate) fn list_ranks(ranks: &[Rank]) -> String {
     match ranks {
         [] => "no rank".to_string(),
         [only] => only.to_string(),
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn ranks_read_as_a_sentence() {
-        assert_eq!(list(&[Rank(3)]), "rank 3");
-        assert_eq!(list(&[Rank(1), Rank(2), Rank(5)]), "ranks 1, 2 and 5");
+        assert_eq!(list_ranks(&[Rank(3)]), "rank 3");
+        assert_eq!(list_ranks(&[Rank(1), Rank(2), Rank(5)]), "ranks 1, 2 and 5");
     }
 }

@@ -1,13 +1,13 @@
-//! The background thread: it moves frames between the sockets and the [`Core`], and keeps time.
+//! Background thread of a group: moves frames between sockets and [`Core`], sends heartbeats, detects silence.
 
-use crate::bootstrap::Link;
-use crate::core::{Action, Core, Down};
+use crate::core::{Action, ConnectionLoss, Core};
 use crate::deadline::Deadline;
+use crate::deadline::timespec;
 use crate::fork_guard::{self, Registration};
 use crate::message::Message;
 use crate::monotonic_ns;
-use crate::reception::timespec;
-use crate::wire::Parser;
+use crate::rendezvous::PeerConnection;
+use crate::wire::FrameParser;
 use crate::{Error, Rank, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::VecDeque;
@@ -20,20 +20,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a connection is kept for its last bytes to get through.
+/// Time that a closing connection is kept open for its last bytes.
 pub(crate) const LINGER: Duration = Duration::from_secs(1);
 
-/// What the thread and the handles share.
-pub(crate) struct Shared {
+/// State shared by the thread and the handles.
+pub(crate) struct SharedCore {
     core: Mutex<Core>,
     changed: Condvar,
     waker: OwnedFd,
-    /// Drop everything at once, as a crash would.
+    /// Drop all connections at once, as a crash does.
     abandoned: AtomicBool,
 }
 
-impl Shared {
-    /// Works on the core. The thread then carries out what came of it.
+impl SharedCore {
+    /// Locks the core for `work`. The thread then runs the resulting actions.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Core) -> T) -> T {
         let mut core = self.lock();
         let result = work(&mut core);
@@ -45,7 +45,7 @@ impl Shared {
         result
     }
 
-    /// Waits until `done` gives something. `None` if the deadline passes before.
+    /// Waits until `done` returns a value; `None` if the deadline passes first.
     pub(crate) fn wait<T>(
         &self,
         deadline: &Deadline,
@@ -66,13 +66,13 @@ impl Shared {
             }
             let waited = self.changed.wait_timeout(core, deadline.slice());
             drop(waited.unwrap_or_else(PoisonError::into_inner).0);
-            // The interrupt is the program's code: it must not run under the lock.
+            // The interrupt is code of the program and must not run under the lock.
             deadline.check(operation)?;
             core = self.lock();
         }
     }
 
-    /// Lets those that wait look again.
+    /// Wakes all waiting calls.
     pub(crate) fn notify(&self) {
         self.changed.notify_all();
     }
@@ -83,7 +83,7 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // A full counter would mean that the thread is awake already.
+        // A write fails only on a full counter, and then the thread is awake.
         let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
     }
 
@@ -95,24 +95,24 @@ impl Shared {
 /// Longest time between two heartbeats.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Starts the thread. It sends heartbeats for the rank whose silence timeout is the shortest, and judges
-/// silence by its own.
+/// Starts the thread. Its heartbeat interval follows from the shortest silence timeout of the group; it
+/// detects silence by its own timeout.
 pub(crate) fn start(
     core: Core,
-    links: Vec<Link>,
+    peers: Vec<PeerConnection>,
     silence_timeout: Duration,
     shortest_silence: Duration,
-) -> Result<(Arc<Shared>, JoinHandle<()>)> {
+) -> Result<(Arc<SharedCore>, JoinHandle<()>)> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let waker = eventfd(0, flags).map_err(Error::system("making an eventfd"))?;
-    let shared = Arc::new(Shared {
+    let waker = eventfd(0, flags).map_err(Error::system("creating an eventfd"))?;
+    let shared = Arc::new(SharedCore {
         core: Mutex::new(core),
         changed: Condvar::new(),
         waker,
         abandoned: AtomicBool::new(false),
     });
     let now = Instant::now();
-    let connections = links.into_iter().map(|link| Connection::new(link, now));
+    let connections = peers.into_iter().map(|peer| Connection::new(peer, now));
     let connections: Result<Vec<Connection>> = connections.collect();
     let mut mesh = Mesh {
         shared: shared.clone(),
@@ -121,7 +121,7 @@ pub(crate) fn start(
         heartbeat_interval: (shortest_silence / 4).min(LONGEST_INTERVAL),
         heartbeat: Message::Heartbeat.frame().into(),
         next_heartbeat: now,
-        last_turn: now,
+        last_run: now,
         leaving: false,
     };
     let thread = std::thread::Builder::new()
@@ -132,27 +132,27 @@ pub(crate) fn start(
 }
 
 struct Mesh {
-    shared: Arc<Shared>,
+    shared: Arc<SharedCore>,
     connections: Vec<Connection>,
     silence_timeout: Duration,
     heartbeat_interval: Duration,
     heartbeat: Arc<[u8]>,
     next_heartbeat: Instant,
-    last_turn: Instant,
+    last_run: Instant,
     leaving: bool,
 }
 
 impl Mesh {
     fn run(&mut self) {
-        while self.turn() {}
+        while self.run_once() {}
         self.connections.clear();
         self.shared.lock().closed = true;
         self.shared.changed.notify_all();
     }
 
-    /// One round. False when there is nothing more to do, ever.
-    fn turn(&mut self) -> bool {
-        self.act();
+    /// One iteration; false once the thread can end.
+    fn run_once(&mut self) -> bool {
+        self.run_actions();
         self.transmit();
         if self.shared.abandoned.load(Ordering::Acquire) {
             return false;
@@ -160,7 +160,7 @@ impl Mesh {
         if self.leaving && self.connections.is_empty() {
             return false;
         }
-        self.sleep();
+        self.wait_for_events();
         self.receive();
         self.keep_time(Instant::now());
         self.connections.retain(|connection| !connection.done);
@@ -168,8 +168,8 @@ impl Mesh {
         true
     }
 
-    /// Carries out what the core wants.
-    fn act(&mut self) {
+    /// Runs the actions of the core.
+    fn run_actions(&mut self) {
         loop {
             let (actions, leaving) = {
                 let mut core = self.shared.lock();
@@ -192,11 +192,11 @@ impl Mesh {
                     }
                     Action::Poisoned(calls, poison) => {
                         self.shared.changed.notify_all();
-                        calls.iter().for_each(|call| guarded(|| call(&poison)));
+                        calls.iter().for_each(|call| catch_panic(|| call(&poison)));
                     }
                     Action::Left(calls, rank) => {
                         self.shared.changed.notify_all();
-                        calls.iter().for_each(|call| guarded(|| call(rank)));
+                        calls.iter().for_each(|call| catch_panic(|| call(rank)));
                     }
                 }
             }
@@ -216,38 +216,38 @@ impl Mesh {
         for connection in &mut self.connections {
             if let Err(error) = connection.transmit() {
                 connection.done = true;
-                let how = Down::Closed(format!("its connection broke ({error})"));
-                self.shared.lock().link_down(connection.peer, how);
+                let how = ConnectionLoss::Closed(format!("its connection broke ({error})"));
+                self.shared.lock().connection_lost(connection.peer, how);
             }
         }
         self.connections.retain(|connection| !connection.done);
     }
 
-    fn sleep(&self) {
+    fn wait_for_events(&self) {
         let mut sockets = vec![PollFd::new(&self.shared.waker, PollFlags::IN)];
         sockets.extend(self.connections.iter().map(|connection| {
             let writing = !connection.queue.is_empty();
             let flags = if writing { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             PollFd::new(&connection.stream, flags)
         }));
-        let mut patience =
+        let mut timeout =
             self.next_heartbeat.saturating_duration_since(Instant::now()).min(self.silence_timeout);
         if self.connections.iter().any(|connection| connection.closing.is_some()) {
-            patience = patience.min(LINGER / 4);
+            timeout = timeout.min(LINGER / 4);
         }
-        // What came of callbacks and of broken connections must not wait.
+        // Actions of callbacks and of broken connections run at once.
         if !self.shared.lock().actions.is_empty() {
-            patience = Duration::ZERO;
+            timeout = Duration::ZERO;
         }
-        let timeout = if self.connections.is_empty() && !patience.is_zero() {
+        let timeout = if self.connections.is_empty() && !timeout.is_zero() {
             None
         } else {
-            Some(timespec(patience))
+            Some(timespec(timeout))
         };
         if let Err(error) = poll(&mut sockets, timeout.as_ref())
             && error != rustix::io::Errno::INTR
         {
-            log::error!("the control thread cannot wait for its sockets: {error}");
+            log::error!("control thread: polling its sockets failed: {error}");
             std::thread::sleep(Duration::from_millis(100));
         }
         let _ = rustix::io::read(&self.shared.waker, &mut [0u8; 8]);
@@ -257,18 +257,18 @@ impl Mesh {
         for connection in &mut self.connections {
             if let Err(how) = connection.receive(&self.shared) {
                 connection.done = true;
-                self.shared.lock().link_down(connection.peer, how);
+                self.shared.lock().connection_lost(connection.peer, how);
             }
         }
     }
 
     fn keep_time(&mut self, now: Instant) {
-        // If this very thread did not run (the process was stopped, the machine slept), the
-        // silence was its own.
-        if now - self.last_turn > self.silence_timeout / 2 {
-            self.connections.iter_mut().for_each(|connection| connection.heard = now);
+        // If this thread did not run (the process was stopped, the machine was suspended), the silence was
+        // its own.
+        if now - self.last_run > self.silence_timeout / 2 {
+            self.connections.iter_mut().for_each(|connection| connection.last_received = now);
         }
-        self.last_turn = now;
+        self.last_run = now;
         let beat = now >= self.next_heartbeat;
         if beat {
             self.next_heartbeat = now + self.heartbeat_interval;
@@ -276,9 +276,9 @@ impl Mesh {
         for connection in &mut self.connections {
             if let Some(since) = connection.closing {
                 connection.done |= now - since > LINGER;
-            } else if now - connection.heard > self.silence_timeout {
+            } else if now - connection.last_received > self.silence_timeout {
                 let how = format!("no sign of life for {:.1?}", self.silence_timeout);
-                self.shared.lock().link_down(connection.peer, Down::Silent(how));
+                self.shared.lock().connection_lost(connection.peer, ConnectionLoss::Silent(how));
             } else if beat && connection.queue.is_empty() {
                 connection.queue.push_back(self.heartbeat.clone());
             }
@@ -286,33 +286,33 @@ impl Mesh {
     }
 }
 
-/// Runs the program's code without letting its panic end the thread.
-pub(crate) fn guarded(call: impl FnOnce()) {
+/// Runs a callback of the program; a panic is logged and does not end the thread.
+pub(crate) fn catch_panic(call: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(call)).is_err() {
         log::error!("a callback of the program panicked");
     }
 }
 
-/// One peer's socket.
+/// Connection to one peer.
 struct Connection {
     peer: Rank,
-    /// Before the stream, to be dropped first.
+    /// Declared before the stream, so it is dropped first.
     _guard: Registration,
     stream: TcpStream,
-    parser: Parser,
+    parser: FrameParser,
     queue: VecDeque<Arc<[u8]>>,
-    /// How much of the first in the queue is written.
+    /// Bytes of the first queued frame already written.
     written: usize,
-    heard: Instant,
-    /// Since when it is only kept for its last bytes.
+    last_received: Instant,
+    /// Start of closing: only queued bytes are sent from then on.
     closing: Option<Instant>,
     shut: bool,
     done: bool,
 }
 
 impl Connection {
-    fn new(link: Link, now: Instant) -> Result<Connection> {
-        let Link { rank: peer, stream, parser } = link;
+    fn new(connection: PeerConnection, now: Instant) -> Result<Connection> {
+        let PeerConnection { rank: peer, stream, parser } = connection;
         stream
             .set_nonblocking(true)
             .and(stream.set_nodelay(true))
@@ -324,7 +324,7 @@ impl Connection {
             parser,
             queue: VecDeque::new(),
             written: 0,
-            heard: now,
+            last_received: now,
             closing: None,
             shut: false,
             done: false,
@@ -350,8 +350,8 @@ impl Connection {
                 Err(error) => return Err(error),
             }
         }
-        // The other direction stays open until the peer closes it: closing with unread bytes would
-        // make the system discard what was just sent.
+        // The other direction stays open until the peer closes it: closing with unread bytes would make the
+        // system discard sent ones.
         if self.closing.is_some() && !self.shut {
             self.shut = true;
             return self.stream.shutdown(Shutdown::Write);
@@ -359,19 +359,22 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads what is there, at most a little more than a megabyte so that others get their turn.
-    fn receive(&mut self, shared: &Shared) -> std::result::Result<(), Down> {
+    /// Reads available bytes, at most 1 MiB, so that each connection gets its turn.
+    fn receive(&mut self, shared: &SharedCore) -> std::result::Result<(), ConnectionLoss> {
         let mut bytes = [0; 64 << 10];
         for _ in 0..16 {
             match self.stream.read(&mut bytes) {
-                Ok(0) => return Err(Down::Closed("its connection was closed".into())),
+                Ok(0) => return Err(ConnectionLoss::Closed("its connection was closed".into())),
                 Ok(count) => self.parser.feed(bytes.get(..count).unwrap_or_default()),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(Down::Closed(format!("its connection broke ({error})"))),
+                Err(error) => {
+                    return Err(ConnectionLoss::Closed(format!("its connection broke ({error})")));
+                }
             }
-            self.heard = Instant::now();
-            let protocol = |malformed: crate::wire::Malformed| Down::Protocol(malformed.0.into());
+            self.last_received = Instant::now();
+            let protocol =
+                |malformed: crate::wire::Malformed| ConnectionLoss::Protocol(malformed.0.into());
             while let Some(frame) = self.parser.next().map_err(protocol)? {
                 let message = Message::parse(&frame).map_err(protocol)?;
                 shared.lock().receive(self.peer, message, monotonic_ns()).map_err(protocol)?;

@@ -1,37 +1,37 @@
-//! What ranks say to each other once both have proved themselves.
+//! Messages between authenticated ranks (`docs/wire-format-control.md`).
 
-use crate::agreement::View;
-use crate::wire::{MAX_PAYLOAD, Malformed, Reader, Writer};
+use crate::view_change::View;
+use crate::wire::{FrameReader, FrameWriter, MAX_PAYLOAD, Malformed};
 use crate::{Cause, Operation, Poison, Rank};
 use std::net::IpAddr;
 
-/// Longest explanation in a poison, in bytes.
+/// Longest detail of a poison, in bytes.
 const MAX_DETAIL: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// A sign of life.
+    /// Heartbeat.
     Heartbeat,
-    /// One rank's part of a collective call.
+    /// Sender's part of a collective call.
     Gather { generation: u32, sequence: u64, operation: Operation, payload: Vec<u8> },
-    /// The group is poisoned; ranks are those of that generation.
+    /// Poison of a generation; the rank is one of that generation.
     Poison { generation: u32, poison: Poison },
-    /// Goodbye: nothing follows.
+    /// Orderly departure; the last message of the sender.
     Leave,
-    /// The sender's view in an agreement on the survivors.
+    /// Sender's view in a view change.
     View(View),
-    /// The sender's clock, to be sent back with the answer.
+    /// Sender's clock, returned in the pong.
     Ping(u64),
-    /// What was pinged, and the answering side's clock.
-    Pong { sent: u64, answered: u64 },
-    /// From rank 0 while the ranks find each other: who is still missing.
-    Waiting(Vec<Rank>),
-    /// From rank 0: everybody is here, in rank order.
-    Roster(Vec<Details>),
-    /// A point-to-point message.
-    Mail { generation: u32, channel: u32, payload: Vec<u8> },
-    /// So much of the receiver's point-to-point messages was taken by the sender's program.
-    Taken { generation: u32, bytes: u64 },
+    /// Clock of the ping, and clock of the responder.
+    Pong { sent: u64, responded: u64 },
+    /// From rank 0 during a rendezvous: ranks that have not joined.
+    Missing(Vec<Rank>),
+    /// From rank 0: details of all ranks, in rank order.
+    Roster(Vec<RankDetails>),
+    /// Point-to-point message.
+    PointToPoint { generation: u32, channel: u32, payload: Vec<u8> },
+    /// Bytes of point-to-point messages that the program of this message's sender has received.
+    Acknowledge { generation: u32, bytes: u64 },
 }
 
 const HEARTBEAT: u8 = 1;
@@ -41,46 +41,49 @@ const LEAVE: u8 = 4;
 const VIEW: u8 = 5;
 const PING: u8 = 6;
 const PONG: u8 = 7;
-const WAITING: u8 = 8;
+const MISSING: u8 = 8;
 const ROSTER: u8 = 9;
-const MAIL: u8 = 10;
-const TAKEN: u8 = 11;
+const POINT_TO_POINT: u8 = 10;
+const ACKNOWLEDGE: u8 = 11;
 
 impl Message {
     pub(crate) fn frame(&self) -> Vec<u8> {
         match self {
-            Message::Heartbeat => Writer::new(HEARTBEAT),
+            Message::Heartbeat => FrameWriter::new(HEARTBEAT),
             Message::Gather { generation, sequence, operation, payload } => {
-                let writer = Writer::new(GATHER).u32(*generation).u64(*sequence);
+                let writer = FrameWriter::new(GATHER).u32(*generation).u64(*sequence);
                 writer.u8(operation.code()).bytes(payload)
             }
             Message::Poison { generation, poison } => {
                 let rank = poison.rank.map_or(u32::MAX, |rank| rank.0);
-                let writer = Writer::new(POISON).u32(*generation).u8(poison.kind.code()).u32(rank);
+                let writer =
+                    FrameWriter::new(POISON).u32(*generation).u8(poison.kind.code()).u32(rank);
                 writer.text(&clip(&poison.detail))
             }
-            Message::Leave => Writer::new(LEAVE),
+            Message::Leave => FrameWriter::new(LEAVE),
             Message::View(view) => {
-                ranks(Writer::new(VIEW).u32(view.generation), view.members.iter())
+                ranks(FrameWriter::new(VIEW).u32(view.generation), view.members.iter())
             }
-            Message::Ping(sent) => Writer::new(PING).u64(*sent),
-            Message::Pong { sent, answered } => Writer::new(PONG).u64(*sent).u64(*answered),
-            Message::Waiting(missing) => ranks(Writer::new(WAITING), missing.iter()),
+            Message::Ping(sent) => FrameWriter::new(PING).u64(*sent),
+            Message::Pong { sent, responded } => FrameWriter::new(PONG).u64(*sent).u64(*responded),
+            Message::Missing(missing) => ranks(FrameWriter::new(MISSING), missing.iter()),
             Message::Roster(roster) => {
-                (0..).zip(roster).fold(Writer::new(ROSTER), |writer, (rank, details)| {
+                (0..).zip(roster).fold(FrameWriter::new(ROSTER), |writer, (rank, details)| {
                     details.write(writer.u32(rank))
                 })
             }
-            Message::Mail { generation, channel, payload } => {
-                Writer::new(MAIL).u32(*generation).u32(*channel).bytes(payload)
+            Message::PointToPoint { generation, channel, payload } => {
+                FrameWriter::new(POINT_TO_POINT).u32(*generation).u32(*channel).bytes(payload)
             }
-            Message::Taken { generation, bytes } => Writer::new(TAKEN).u32(*generation).u64(*bytes),
+            Message::Acknowledge { generation, bytes } => {
+                FrameWriter::new(ACKNOWLEDGE).u32(*generation).u64(*bytes)
+            }
         }
         .finish()
     }
 
     pub(crate) fn parse(body: &[u8]) -> Result<Message, Malformed> {
-        let mut reader = Reader::new(body);
+        let mut reader = FrameReader::new(body);
         let message = match reader.u8()? {
             HEARTBEAT => Message::Heartbeat,
             GATHER => {
@@ -104,24 +107,24 @@ impl Message {
                 return Ok(Message::View(View { generation, members }));
             }
             PING => Message::Ping(reader.u64()?),
-            PONG => Message::Pong { sent: reader.u64()?, answered: reader.u64()? },
-            WAITING => return Ok(Message::Waiting(remaining_ranks(reader)?)),
+            PONG => Message::Pong { sent: reader.u64()?, responded: reader.u64()? },
+            MISSING => return Ok(Message::Missing(remaining_ranks(reader)?)),
             ROSTER => {
                 let mut roster = Vec::new();
                 while !reader.is_empty() {
                     if reader.u32()? as usize != roster.len() {
                         return Err(Malformed("a roster out of order"));
                     }
-                    roster.push(Details::read(&mut reader)?);
+                    roster.push(RankDetails::read(&mut reader)?);
                 }
                 Message::Roster(roster)
             }
-            MAIL => {
+            POINT_TO_POINT => {
                 let (generation, channel) = (reader.u32()?, reader.u32()?);
                 let payload = payload(reader)?;
-                return Ok(Message::Mail { generation, channel, payload });
+                return Ok(Message::PointToPoint { generation, channel, payload });
             }
-            TAKEN => Message::Taken { generation: reader.u32()?, bytes: reader.u64()? },
+            ACKNOWLEDGE => Message::Acknowledge { generation: reader.u32()?, bytes: reader.u64()? },
             _ => return Err(Malformed("a message of an unknown kind")),
         };
         reader.end()?;
@@ -129,11 +132,11 @@ impl Message {
     }
 }
 
-fn ranks<'a>(writer: Writer, ranks: impl Iterator<Item = &'a Rank>) -> Writer {
+fn ranks<'a>(writer: FrameWriter, ranks: impl Iterator<Item = &'a Rank>) -> FrameWriter {
     ranks.fold(writer, |writer, rank| writer.u32(rank.0))
 }
 
-fn remaining_ranks(mut reader: Reader) -> Result<Vec<Rank>, Malformed> {
+fn remaining_ranks(mut reader: FrameReader) -> Result<Vec<Rank>, Malformed> {
     let mut ranks = Vec::new();
     while !reader.is_empty() {
         ranks.push(Rank(reader.u32()?));
@@ -141,8 +144,8 @@ fn remaining_ranks(mut reader: Reader) -> Result<Vec<Rank>, Malformed> {
     Ok(ranks)
 }
 
-/// The rest of a message, which a program sent.
-fn payload(reader: Reader) -> Result<Vec<u8>, Malformed> {
+/// Payload: the rest of the message.
+fn payload(reader: FrameReader) -> Result<Vec<u8>, Malformed> {
     let payload = reader.rest();
     if payload.len() > MAX_PAYLOAD {
         return Err(Malformed("a payload is longer than allowed"));
@@ -154,29 +157,29 @@ fn clip(detail: &str) -> String {
     detail.chars().take(MAX_DETAIL / 4).collect()
 }
 
-/// What a rank tells about itself when it joins.
+/// Details that a rank sends when it joins.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Details {
+pub(crate) struct RankDetails {
     pub host_id: String,
     pub pid: u32,
     pub address: IpAddr,
-    /// Where its peers of higher rank dial it.
+    /// Port at which higher ranks dial it.
     pub port: u16,
-    /// Silence of a peer after which it counts that peer as lost, in milliseconds.
+    /// Its silence timeout, in milliseconds.
     pub silence: u64,
 }
 
-impl Details {
-    pub(crate) fn write(&self, writer: Writer) -> Writer {
+impl RankDetails {
+    pub(crate) fn write(&self, writer: FrameWriter) -> FrameWriter {
         let writer = writer.u32(self.pid).u16(self.port).text(&self.host_id);
         writer.text(&self.address.to_string()).u64(self.silence)
     }
 
-    pub(crate) fn read(reader: &mut Reader) -> Result<Details, Malformed> {
+    pub(crate) fn read(reader: &mut FrameReader) -> Result<RankDetails, Malformed> {
         let (pid, port, host_id) = (reader.u32()?, reader.u16()?, reader.text()?);
-        let address = reader.text()?.parse().map_err(|_| Malformed("no IP address"))?;
+        let address = reader.text()?.parse().map_err(|_| Malformed("not an IP address"))?;
         let silence = reader.u64()?;
-        Ok(Details { host_id, pid, address, port, silence })
+        Ok(RankDetails { host_id, pid, address, port, silence })
     }
 }
 
@@ -188,7 +191,8 @@ mod tests {
     #[test]
     fn every_message_survives_its_frame() {
         let address = [10, 0, 0, 1].into();
-        let details = Details { host_id: "a".into(), pid: 7, address, port: 9, silence: 15_000 };
+        let details =
+            RankDetails { host_id: "a".into(), pid: 7, address, port: 9, silence: 15_000 };
         let poison = Poison { kind: Cause::Failed, rank: None, detail: "lane 3".into() };
         let members = [Rank(0), Rank(3)];
         for message in [
@@ -199,16 +203,16 @@ mod tests {
                 operation: Operation::Share,
                 payload: b"abc".to_vec(),
             },
-            Message::Mail { generation: 1, channel: 7, payload: b"abc".to_vec() },
-            Message::Mail { generation: 1, channel: u32::MAX, payload: Vec::new() },
-            Message::Taken { generation: 1, bytes: 1 << 40 },
+            Message::PointToPoint { generation: 1, channel: 7, payload: b"abc".to_vec() },
+            Message::PointToPoint { generation: 1, channel: u32::MAX, payload: Vec::new() },
+            Message::Acknowledge { generation: 1, bytes: 1 << 40 },
             Message::Poison { generation: 3, poison: poison.clone() },
             Message::Poison { generation: 3, poison: Poison { rank: Some(Rank(2)), ..poison } },
             Message::Leave,
             Message::View(View { generation: 4, members: members.into() }),
             Message::Ping(5),
-            Message::Pong { sent: 5, answered: 6 },
-            Message::Waiting(members.to_vec()),
+            Message::Pong { sent: 5, responded: 6 },
+            Message::Missing(members.to_vec()),
             Message::Roster(vec![details.clone(), details]),
         ] {
             assert_eq!(Message::parse(&message.frame()[4..]), Ok(message));
@@ -222,8 +226,8 @@ mod tests {
             payload in prop::collection::vec(any::<u8>(), 0..80),
         ) {
             for message in [
-                Message::Mail { generation, channel, payload: payload.clone() },
-                Message::Taken { generation, bytes },
+                Message::PointToPoint { generation, channel, payload: payload.clone() },
+                Message::Acknowledge { generation, bytes },
             ] {
                 let frame = message.frame();
                 prop_assert_eq!(Message::parse(&frame[4..]), Ok(message.clone()));

@@ -1,14 +1,14 @@
-//! The first host of a Slurm node list, such as `gpu[003-007,9],login1`.
+//! Expansion of Slurm node lists, such as `gpu[003-007,9],login1`.
 
-/// The most brackets of one item: more than any machine's names have, few enough to recurse over.
-const MOST_BRACKETS: usize = 16;
+/// Brackets of one item: bound on the recursion, above the use of any real machine.
+const MAX_BRACKETS: usize = 16;
 
-/// The hosts of a list, in order, at most `limit` of them. `None` if it is not a node list; what lies
-/// past the limit is not looked at.
+/// First `limit` hosts of a list, in order. `None` if it is not a node list; items past the limit are not
+/// checked.
 pub(crate) fn expand(list: &str, limit: usize) -> Option<Vec<String>> {
     let mut hosts = Vec::new();
     for item in split_outside_brackets(list)? {
-        if item.matches('[').count() > MOST_BRACKETS {
+        if item.matches('[').count() > MAX_BRACKETS {
             return None;
         }
         expand_item(item, limit, &mut hosts)?;
@@ -38,7 +38,7 @@ fn split_outside_brackets(list: &str) -> Option<Vec<&str>> {
     if inside || items.iter().any(|item| item.trim().is_empty()) { None } else { Some(items) }
 }
 
-/// `a[1-2]b[3-4]` is a product, its last bracket running fastest.
+/// Expands one item. `a[1-2]b[3-4]` is a product whose last bracket varies fastest.
 fn expand_item(item: &str, limit: usize, hosts: &mut Vec<String>) -> Option<()> {
     let Some((before, rest)) = item.trim().split_once('[') else {
         hosts.push(item.trim().to_string());

@@ -1,15 +1,15 @@
-//! The collective calls of the control plane, as the wire names them.
+//! Kinds of collective calls, with their wire codes.
 
 use std::fmt;
 
-/// A kind of collective call. Each part of a call carries it, so that ranks that make different
-/// calls get [`crate::Error::OtherCall`] in place of each other's bytes.
+/// Kind of a collective call. Each part of a call carries it, so ranks whose calls differ get
+/// [`crate::Error::CallMismatch`] instead of each other's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
-    /// The end of [`crate::Control::connect`]: clock offsets.
+    /// Last step of [`crate::Control::connect`]: clock offsets.
     Connect,
-    /// The end of [`crate::Control::reform`]: every member has formed the new group.
+    /// Last step of [`crate::Control::reform`]: all members have formed the new group.
     Reform,
     /// [`crate::Control::all_gather`].
     AllGather,
@@ -19,15 +19,15 @@ pub enum Operation {
     Exchange,
     /// Addresses of links.
     Addresses,
-    /// Introductions of links to each other.
+    /// Introductions between links.
     Introductions,
     /// Grants of regions and lanes.
     Share,
     /// Totals of counters.
     Settle,
-    /// A GPU heap that is being made.
+    /// Construction of a GPU heap.
     Heap,
-    /// Resources that all ranks give back together.
+    /// Collective release of resources.
     Close,
 }
 
@@ -46,7 +46,7 @@ impl Operation {
         Operation::Close,
     ];
 
-    /// Its number on the wire.
+    /// Wire code.
     pub(crate) fn code(self) -> u8 {
         match self {
             Operation::Connect => 1,
@@ -67,7 +67,7 @@ impl Operation {
         Operation::ALL.into_iter().find(|operation| operation.code() == code)
     }
 
-    /// Its name in errors.
+    /// Name in errors.
     pub fn name(self) -> &'static str {
         match self {
             Operation::Connect => "connect",

@@ -1,34 +1,33 @@
-//! Why a group can no longer be used.
+//! Poison: the first fatal error of a group.
 
 use crate::Rank;
 use std::fmt;
 
-/// The first thing that went wrong in a group. Once it is known, every operation of the group
-/// fails with it, at every rank.
+/// First fatal error of a group. Every later operation of the group fails with it, at every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Poison {
-    /// What kind of thing it was.
+    /// Kind of error.
     pub kind: Cause,
-    /// The rank at fault, where one is.
+    /// Rank at fault, if any.
     pub rank: Option<Rank>,
-    /// What was seen, for people.
+    /// Detail for messages.
     pub detail: String,
 }
 
-/// The kinds of [`Poison`].
+/// Kind of a [`Poison`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// The process is gone, or its connection was closed without a goodbye.
+    /// Process ended, or connection closed without a leave message.
     Lost,
-    /// No sign of life for the silence timeout.
+    /// No heartbeat for the silence timeout.
     Silent,
-    /// The rank finished before the others were done with it.
+    /// Rank left while others still needed it.
     Left,
-    /// A write failed: its outcome is unknown.
+    /// Write failed with an unknown outcome.
     Failed,
-    /// A peer said something that the protocol does not allow.
+    /// Protocol violation by a peer.
     Protocol,
-    /// The program asked for it.
+    /// Poisoned by the program.
     User,
 }
 
@@ -36,7 +35,7 @@ impl Cause {
     const ALL: [Cause; 6] =
         [Cause::Lost, Cause::Silent, Cause::Left, Cause::Failed, Cause::Protocol, Cause::User];
 
-    /// The number that stands for it on the wire.
+    /// Wire code.
     pub(crate) fn code(self) -> u8 {
         match self {
             Cause::Lost => 1,
@@ -57,16 +56,16 @@ impl fmt::Display for Poison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
             Cause::Lost => "was lost",
-            Cause::Silent => "fell silent",
+            Cause::Silent => "is silent",
             Cause::Left => "left before the others were done",
-            Cause::Failed => "is where a write failed",
-            Cause::Protocol => "broke the protocol",
+            Cause::Failed => "had a failed write",
+            Cause::Protocol => "violated the protocol",
             Cause::User => "poisoned the group",
         };
         match self.rank {
             Some(rank) => write!(f, "{rank} {what}")?,
             None if self.kind == Cause::User => write!(f, "the program poisoned the group")?,
-            None => write!(f, "a rank that is not known {what}")?,
+            None => write!(f, "an unknown rank {what}")?,
         }
         if self.detail.is_empty() { Ok(()) } else { write!(f, ": {}", self.detail) }
     }

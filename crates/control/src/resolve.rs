@@ -1,4 +1,4 @@
-//! Addresses of a host's name, within a deadline.
+//! Resolution of a host name, within a deadline.
 
 use crate::deadline::Deadline;
 use crate::{Error, Result};
@@ -8,8 +8,8 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 
 type Addresses = std::io::Result<Vec<SocketAddr>>;
 
-/// The addresses of a host, in the system's order. The inner error is the system's, or `TimedOut` if
-/// the deadline passed first.
+/// Addresses of a host, in the system's order. The inner error is the system's, or `TimedOut` if the
+/// deadline passed first.
 pub(crate) fn resolve(
     host: &str,
     port: u16,
@@ -25,28 +25,28 @@ pub(crate) fn resolve(
     })
 }
 
-/// Looks up on a thread of its own: a name server that is silent holds the call for half a minute or
-/// more, and the system has no way to end it sooner. The thread ends when the system answers.
+/// Looks up on a separate thread: a silent name server blocks the call for 30 s or more, and the system
+/// call cannot be cancelled. The thread ends with the call.
 fn within(
     deadline: &Deadline,
     operation: &'static str,
     look_up: impl FnOnce() -> Addresses + Send + 'static,
 ) -> Result<Addresses> {
-    let (sender, answer) = sync_channel(1);
+    let (sender, result) = sync_channel(1);
     std::thread::Builder::new()
         .name("weft-resolve".into())
         .spawn(move || drop(sender.send(look_up())))
         .map_err(Error::system("starting a thread that resolves a name"))?;
     loop {
-        match answer.recv_timeout(deadline.slice()) {
+        match result.recv_timeout(deadline.slice()) {
             Ok(addresses) => return Ok(addresses),
             Err(RecvTimeoutError::Disconnected) => {
-                return Ok(Err(IoError::other("the lookup ended without an answer")));
+                return Ok(Err(IoError::other("the lookup ended without a result")));
             }
             Err(RecvTimeoutError::Timeout) => deadline.check(operation)?,
         }
         if deadline.expired() {
-            return Ok(Err(IoError::new(ErrorKind::TimedOut, "no name server answered in time")));
+            return Ok(Err(IoError::new(ErrorKind::TimedOut, "no name server responded in time")));
         }
     }
 }
@@ -59,7 +59,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_name_server_that_is_silent_holds_up_neither_the_deadline_nor_an_interrupt() {
+    fn a_name_server_that_is_silent_delays_neither_the_deadline_nor_an_interrupt() {
         let never = || {
             let (keep, silent) = channel();
             (keep, move || silent.recv().unwrap_or_else(|_| Ok(Vec::new())))
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_names_that_are_known_are_found() {
+    fn addresses_and_local_names_are_resolved() {
         let deadline = Deadline::after(Duration::from_secs(20), None);
         let find = |host| resolve(host, 7, &deadline, "a test").unwrap().unwrap();
         assert_eq!(find("10.0.0.1"), [SocketAddr::from(([10, 0, 0, 1], 7))]);

@@ -1,4 +1,4 @@
-//! The shared secret and what is proved with it.
+//! Shared secret of a job, and the authentication codes made with it.
 
 use crate::{Error, Result};
 use hmac::{Hmac, Mac};
@@ -9,15 +9,15 @@ use std::fs::{File, Metadata};
 use std::io::Read as _;
 use std::path::Path;
 
-/// The largest file that is read as a secret: 64 KiB.
+/// Largest secret file: 64 KiB.
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
-/// What every rank of a job knows and nobody else does.
+/// Secret shared by the ranks of a job only.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// A secret of these bytes. An empty one is refused.
+    /// Secret of these bytes; empty ones are rejected.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Secret> {
         let bytes = bytes.into();
         if bytes.is_empty() {
@@ -31,14 +31,14 @@ impl Secret {
         Ok(Secret(bytes))
     }
 
-    /// The secret that a file holds, without the white space around it. A regular file of at most
-    /// 64 KiB: others may never end.
+    /// Secret in a file, with surrounding white space removed. The file must be regular and at most 64 KiB
+    /// long, so that reading it ends.
     pub fn from_file(path: &Path) -> Result<Secret> {
         let refuse =
             |problem: String| Error::SecretFile { path: path.display().to_string(), problem };
         let failed = |error: std::io::Error| refuse(error.to_string());
-        // A pipe would block until it has a writer, so the kind is looked at before it is opened,
-        // and once more after that: the name may mean another file by then.
+        // Opening a pipe would block until it has a writer, so the file type is checked before; and once
+        // more after, since the path may name another file by then.
         check_file(&std::fs::metadata(path).map_err(failed)?).map_err(refuse)?;
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
@@ -57,9 +57,9 @@ impl Secret {
         }
     }
 
-    /// A fresh random secret in hexadecimal, for a launcher to hand to its ranks.
+    /// Random secret of 32 bytes in hexadecimal, for launchers.
     pub fn generate() -> Result<String> {
-        let bytes: [u8; 32] = random()?;
+        let bytes: [u8; 32] = random_bytes()?;
         Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 }
@@ -83,34 +83,34 @@ impl fmt::Debug for Secret {
 
 pub(crate) const PROOF_BYTES: usize = 32;
 
-/// What a rank proves itself with: a key made from the secret.
+/// Authentication key derived from the secret.
 #[derive(Clone)]
 pub(crate) struct Key([u8; 32]);
 
 impl Key {
-    /// Ranks without a secret share a key that everybody knows; [`crate::Config`] allows that on
+    /// Key of a secret. Without a secret it is a public constant, which [`crate::Config`] allows on
     /// loopback only.
     pub(crate) fn new(secret: Option<&Secret>) -> Key {
         let (label, secret) = match secret {
             Some(secret) => ("weft control secret", secret.0.as_slice()),
             None => ("weft control without a secret", [].as_slice()),
         };
-        Key(code(secret, label, &[]).finalize().into_bytes().into())
+        Key(authentication_code(secret, label, &[]).finalize().into_bytes().into())
     }
 
-    /// An authentication code over the parts, for one purpose only.
+    /// Authentication code over the parts, for one purpose.
     pub(crate) fn prove(&self, purpose: &str, parts: &[&[u8]]) -> [u8; PROOF_BYTES] {
-        code(&self.0, purpose, parts).finalize().into_bytes().into()
+        authentication_code(&self.0, purpose, parts).finalize().into_bytes().into()
     }
 
-    /// Whether a proof holds, in constant time.
+    /// True if a proof is valid; in constant time.
     pub(crate) fn verify(&self, purpose: &str, parts: &[&[u8]], proof: &[u8]) -> bool {
-        code(&self.0, purpose, parts).verify_slice(proof).is_ok()
+        authentication_code(&self.0, purpose, parts).verify_slice(proof).is_ok()
     }
 }
 
-/// Every part goes in with its length, so that no two lists of parts give the same code.
-fn code(key: &[u8], purpose: &str, parts: &[&[u8]]) -> Hmac<Sha256> {
+/// HMAC-SHA256 over the parts, each with its length, so that different lists of parts never share a code.
+fn authentication_code(key: &[u8], purpose: &str, parts: &[&[u8]]) -> Hmac<Sha256> {
     let mut code =
         <Hmac<Sha256> as Mac>::new_from_slice(key).expect("HMAC takes a key of any length");
     for part in std::iter::once(purpose.as_bytes()).chain(parts.iter().copied()) {
@@ -120,11 +120,11 @@ fn code(key: &[u8], purpose: &str, parts: &[&[u8]]) -> Hmac<Sha256> {
     code
 }
 
-/// Bytes nobody can foresee.
-pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
+/// Unpredictable bytes of the system.
+pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| Error::System {
-        doing: "asking the system for random bytes",
+        doing: "reading random bytes of the system",
         source: std::io::Error::other(error.to_string()),
     })?;
     Ok(bytes)
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proof_holds_for_its_key_purpose_and_parts_only() {
+    fn a_proof_is_valid_for_its_key_purpose_and_parts_only() {
         let key = Key::new(Some(&Secret::new("apple").unwrap()));
         let proof = key.prove("dialer", &[b"ab", b"c"]);
         assert!(key.verify("dialer", &[b"ab", b"c"], &proof));

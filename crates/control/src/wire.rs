@@ -1,34 +1,34 @@
-//! Frames and the numbers in them: a length of 32 bits, then that many bytes.
+//! Frames: a 32-bit length, then that many bytes; fields are little-endian.
 //!
-//! The parser is fed whatever arrived. It keeps what it was given and never reserves memory
-//! because a length said so.
+//! The parser accepts any cut of the byte stream. Its memory grows with the bytes received, never with a
+//! claimed length.
 
 use crate::bytes;
 
-/// The largest payload of one control message: 64 MiB.
+/// Largest payload of one control message: 64 MiB.
 pub const MAX_PAYLOAD: usize = 64 << 20;
-/// The largest frame between ranks that trust each other.
+/// Largest frame between authenticated ranks.
 pub(crate) const MAX_FRAME: usize = MAX_PAYLOAD + 1024;
-/// The largest frame before the other side has proved that it belongs here.
-pub(crate) const MAX_UNPROVED_FRAME: usize = 1024;
+/// Largest frame before the other side is authenticated.
+pub(crate) const MAX_UNAUTHENTICATED_FRAME: usize = 1024;
 
 pub(crate) const LENGTH_BYTES: usize = 4;
 
-/// Bytes that do not follow the protocol, and how.
+/// Protocol violation, with its description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed(pub &'static str);
 
-/// Cuts a stream of bytes into frames.
+/// Parser of a byte stream into frames.
 #[derive(Debug)]
-pub(crate) struct Parser {
+pub(crate) struct FrameParser {
     buffer: Vec<u8>,
     start: usize,
     limit: usize,
 }
 
-impl Parser {
-    pub(crate) fn new(limit: usize) -> Parser {
-        Parser { buffer: Vec::new(), start: 0, limit }
+impl FrameParser {
+    pub(crate) fn new(limit: usize) -> FrameParser {
+        FrameParser { buffer: Vec::new(), start: 0, limit }
     }
 
     pub(crate) fn set_limit(&mut self, limit: usize) {
@@ -43,9 +43,9 @@ impl Parser {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Bytes that the next frame lacks, its length first: who reads no more leaves what follows it in
-    /// the socket.
-    pub(crate) fn lacking(&self) -> usize {
+    /// Missing bytes of the next frame (of its length field first). A reader that reads no more leaves the
+    /// following bytes in the socket.
+    pub(crate) fn missing_bytes(&self) -> usize {
         let rest = self.buffer.get(self.start..).unwrap_or_default();
         let Some((length, body)) = rest.split_first_chunk::<LENGTH_BYTES>() else {
             return LENGTH_BYTES - rest.len();
@@ -53,7 +53,7 @@ impl Parser {
         (u32::from_le_bytes(*length) as usize).min(self.limit).saturating_sub(body.len())
     }
 
-    /// The next whole frame, once all of it has arrived.
+    /// Body of the next frame, once complete.
     pub(crate) fn next(&mut self) -> Result<Option<Vec<u8>>, Malformed> {
         let rest = self.buffer.get(self.start..).unwrap_or_default();
         let Some((length, rest)) = rest.split_first_chunk::<LENGTH_BYTES>() else {
@@ -76,37 +76,37 @@ impl Parser {
     }
 }
 
-/// Builds a frame.
-pub(crate) struct Writer(Vec<u8>);
+/// Builder of a frame.
+pub(crate) struct FrameWriter(Vec<u8>);
 
-impl Writer {
-    pub(crate) fn new(kind: u8) -> Writer {
-        Writer(vec![0, 0, 0, 0, kind])
+impl FrameWriter {
+    pub(crate) fn new(kind: u8) -> FrameWriter {
+        FrameWriter(vec![0, 0, 0, 0, kind])
     }
 
-    pub(crate) fn bytes(mut self, bytes: &[u8]) -> Writer {
+    pub(crate) fn bytes(mut self, bytes: &[u8]) -> FrameWriter {
         self.0.extend_from_slice(bytes);
         self
     }
 
-    pub(crate) fn u8(self, value: u8) -> Writer {
+    pub(crate) fn u8(self, value: u8) -> FrameWriter {
         self.bytes(&[value])
     }
 
-    pub(crate) fn u16(self, value: u16) -> Writer {
+    pub(crate) fn u16(self, value: u16) -> FrameWriter {
         self.bytes(&value.to_le_bytes())
     }
 
-    pub(crate) fn u32(self, value: u32) -> Writer {
+    pub(crate) fn u32(self, value: u32) -> FrameWriter {
         self.bytes(&value.to_le_bytes())
     }
 
-    pub(crate) fn u64(self, value: u64) -> Writer {
+    pub(crate) fn u64(self, value: u64) -> FrameWriter {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Text of at most 64 KiB; more is cut off.
-    pub(crate) fn text(self, text: &str) -> Writer {
+    /// Text of at most 64 KiB; the rest is cut off.
+    pub(crate) fn text(self, text: &str) -> FrameWriter {
         let mut cut = text.len().min(usize::from(u16::MAX));
         while !text.is_char_boundary(cut) {
             cut -= 1;
@@ -114,7 +114,7 @@ impl Writer {
         self.u16(cut as u16).bytes(&text.as_bytes()[..cut])
     }
 
-    /// The frame, its length filled in. Callers keep to [`MAX_FRAME`].
+    /// Frame with its length filled in. Callers respect [`MAX_FRAME`].
     pub(crate) fn finish(mut self) -> Vec<u8> {
         let length = (self.0.len() - LENGTH_BYTES) as u32;
         self.0[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
@@ -122,14 +122,14 @@ impl Writer {
     }
 }
 
-/// Reader of a frame's body: [`bytes::Reader`] with an error in place of `None`.
-pub(crate) struct Reader<'a>(bytes::Reader<'a>);
+/// FrameReader of a frame's body: [`bytes::Reader`] with an error in place of `None`.
+pub(crate) struct FrameReader<'a>(bytes::Reader<'a>);
 
 const CUT_SHORT: Malformed = Malformed("a frame is cut short");
 
-impl<'a> Reader<'a> {
-    pub(crate) fn new(body: &'a [u8]) -> Reader<'a> {
-        Reader(bytes::Reader::new(body))
+impl<'a> FrameReader<'a> {
+    pub(crate) fn new(body: &'a [u8]) -> FrameReader<'a> {
+        FrameReader(bytes::Reader::new(body))
     }
 
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
@@ -162,14 +162,14 @@ impl<'a> Reader<'a> {
         self.0.is_at_end()
     }
 
-    /// All bytes that are left.
+    /// Remaining bytes.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.0.rest()
     }
 
-    /// An error if bytes are left.
+    /// Error if bytes remain.
     pub(crate) fn end(self) -> Result<(), Malformed> {
-        if self.0.is_at_end() { Ok(()) } else { Err(Malformed("a frame has bytes to spare")) }
+        if self.0.is_at_end() { Ok(()) } else { Err(Malformed("a frame has surplus bytes")) }
     }
 }
 
@@ -180,15 +180,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_any_cutting(
+        fn frames_survive_any_cut_of_the_stream(
             bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..20),
             cuts in prop::collection::vec(1usize..200, 1..50),
         ) {
             let frames: Vec<u8> = bodies
                 .iter()
-                .flat_map(|body| Writer::new(9).bytes(body).finish())
+                .flat_map(|body| FrameWriter::new(9).bytes(body).finish())
                 .collect();
-            let mut parser = Parser::new(1024);
+            let mut parser = FrameParser::new(1024);
             let mut seen = Vec::new();
             let mut rest = frames.as_slice();
             for cut in cuts.iter().cycle() {
@@ -209,10 +209,10 @@ mod tests {
         fn garbage_neither_panics_nor_grows_beyond_what_was_fed(
             bytes in prop::collection::vec(any::<u8>(), 0..4000),
         ) {
-            let mut parser = Parser::new(MAX_UNPROVED_FRAME);
+            let mut parser = FrameParser::new(MAX_UNAUTHENTICATED_FRAME);
             parser.feed(&bytes);
             while let Ok(Some(frame)) = parser.next() {
-                prop_assert!(frame.len() <= MAX_UNPROVED_FRAME);
+                prop_assert!(frame.len() <= MAX_UNAUTHENTICATED_FRAME);
             }
             prop_assert!(parser.buffer.capacity() <= 2 * bytes.len().max(8));
         }
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_long_length_is_refused_before_anything_follows_it() {
-        let mut parser = Parser::new(MAX_UNPROVED_FRAME);
+        let mut parser = FrameParser::new(MAX_UNAUTHENTICATED_FRAME);
         parser.feed(&1025u32.to_le_bytes());
         assert!(parser.next().is_err());
     }

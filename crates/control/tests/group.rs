@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use weft_control::{Cause, Control, Error, Operation, PeerStatus, Poison, Rank, local_world};
 
 const LONG: Duration = Duration::from_secs(20);
-/// A loss is noticed within this time, everywhere.
-const PROMISED: Duration = Duration::from_secs(2);
+/// Bound on the detection of a loss, at every rank.
+const DETECTION: Duration = Duration::from_secs(2);
 
-/// Runs `work` on every rank at once and returns what each says, in rank order.
+/// Runs `work` on every rank at once and returns the results in rank order.
 fn each<T: Send>(world: &[Control], work: impl Fn(&Control) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let running: Vec<_> = world.iter().map(|c| scope.spawn(|| work(c))).collect();
@@ -23,11 +23,11 @@ fn world(size: u32) -> Vec<Control> {
 fn poison_of(control: &Control) -> Poison {
     let (sender, poisons) = mpsc::channel();
     control.on_poison(Box::new(move |poison| sender.send(poison.clone()).unwrap()));
-    poisons.recv_timeout(PROMISED).expect("the poison comes in time")
+    poisons.recv_timeout(DETECTION).expect("the poison comes in time")
 }
 
 #[test]
-fn a_world_of_one_needs_nobody() {
+fn a_world_of_one_needs_no_peer() {
     let world = world(1);
     assert_eq!(world[0].all_gather(b"me", LONG).unwrap(), [b"me"]);
     world[0].barrier(LONG).unwrap();
@@ -37,7 +37,7 @@ fn a_world_of_one_needs_nobody() {
 }
 
 #[test]
-fn times_without_an_end_are_taken() {
+fn unbounded_timeouts_are_accepted() {
     let world = local_world(2, |config| {
         config.connect_timeout = Duration::MAX;
         config.silence_timeout = Duration::MAX;
@@ -50,7 +50,7 @@ fn times_without_an_end_are_taken() {
     each(&next, |c| c.barrier(Duration::MAX).unwrap());
 }
 
-/// Ranks 1 and 2 send heartbeats by the timeout of rank 0; by their own, one a second would do.
+/// Ranks 1 and 2 send heartbeats by the timeout of rank 0; their own would permit one a second.
 #[test]
 fn ranks_of_different_silence_timeouts_blame_no_sound_rank() {
     let world = local_world(3, |config| {
@@ -64,15 +64,15 @@ fn ranks_of_different_silence_timeouts_blame_no_sound_rank() {
 }
 
 #[test]
-fn everybody_knows_everybody() {
+fn every_rank_has_all_members() {
     let world = local_world(5, |config| {
         config.host_id = format!("host {}", config.rank.0 % 2);
     })
     .unwrap();
     for control in &world {
         assert_eq!(control.members(), world[0].members());
-        let places: Vec<u32> = control.members().iter().map(|m| m.local_index).collect();
-        assert_eq!(places, [0, 0, 1, 1, 2]);
+        let indices: Vec<u32> = control.members().iter().map(|m| m.local_index).collect();
+        assert_eq!(indices, [0, 0, 1, 1, 2]);
         assert!(control.members().iter().all(|m| m.address.is_loopback()));
         assert_eq!(control.derive_key("tcp"), world[0].derive_key("tcp"));
         assert_ne!(control.derive_key("tcp"), control.derive_key("shm"));
@@ -110,7 +110,7 @@ fn an_exchange_gives_each_rank_its_own_bytes() {
 }
 
 #[test]
-fn ranks_that_make_different_calls_are_named_with_both() {
+fn mismatched_calls_are_named_with_both_ranks() {
     let world = world(3);
     for (rank, result) in each(&world, |c| {
         let shares = c.rank() == Rank(1);
@@ -124,7 +124,7 @@ fn ranks_that_make_different_calls_are_named_with_both() {
         )
     }) {
         let error = result.unwrap_err();
-        let Error::OtherCall { peer, theirs, ours } = &error else { panic!("{error:?}") };
+        let Error::CallMismatch { peer, theirs, ours } = &error else { panic!("{error:?}") };
         let (share, gather) = (Operation::Share, Operation::AllGather);
         if rank == Rank(1) {
             assert_eq!((*theirs, *ours), (gather, share));
@@ -134,7 +134,7 @@ fn ranks_that_make_different_calls_are_named_with_both() {
         let text = error.to_string();
         assert!(text.contains("share") && text.contains("all_gather"), "{text}");
     }
-    // The calls after it belong together again.
+    // Later calls match again.
     each(&world, |c| c.barrier(LONG).unwrap());
 }
 
@@ -182,14 +182,14 @@ fn many_rounds_are_not_confused() {
 }
 
 #[test]
-fn too_much_is_refused() {
+fn a_payload_beyond_the_limit_is_refused() {
     let world = world(1);
     let size = weft_control::MAX_PAYLOAD + 1;
     assert!(matches!(world[0].all_gather(&vec![0; size], LONG), Err(Error::TooLarge { .. })));
 }
 
 #[test]
-fn a_timeout_names_who_is_missing() {
+fn a_timeout_names_the_missing_ranks() {
     let world = world(4);
     let results: Vec<_> = each(&world[..2], |c| c.barrier(Duration::from_millis(50)));
     for result in results {
@@ -209,7 +209,7 @@ fn a_call_that_timed_out_is_continued_by_the_same_call() {
         assert!(matches!(&late, Error::Timeout { missing, .. } if missing.contains(&Rank(2))));
         let other = control.all_gather(b"other", short).unwrap_err();
         assert!(
-            matches!(other, Error::RepeatDiffers { operation: Operation::AllGather }),
+            matches!(other, Error::PayloadMismatch { operation: Operation::AllGather }),
             "{other}"
         );
     }
@@ -221,7 +221,7 @@ fn a_call_that_timed_out_is_continued_by_the_same_call() {
 }
 
 #[test]
-fn an_unfinished_call_is_given_up_by_another_one() {
+fn another_call_abandons_an_unfinished_one() {
     let world = world(2);
     world[0].barrier(Duration::from_millis(30)).unwrap_err();
     std::thread::scope(|scope| {
@@ -233,7 +233,7 @@ fn an_unfinished_call_is_given_up_by_another_one() {
 }
 
 #[test]
-fn a_lost_rank_fails_everybody_at_once() {
+fn a_lost_rank_fails_all_ranks_at_once() {
     let world = world(4);
     std::thread::scope(|scope| {
         let waits: Vec<_> = world[..3].iter().map(|c| scope.spawn(|| c.barrier(LONG))).collect();
@@ -244,14 +244,14 @@ fn a_lost_rank_fails_everybody_at_once() {
             let Error::Poisoned(poison) = error else { panic!("{error:?}") };
             assert_eq!((poison.kind, poison.rank), (Cause::Lost, Some(Rank(3))));
         }
-        assert!(start.elapsed() < PROMISED);
+        assert!(start.elapsed() < DETECTION);
     });
     assert_eq!(world[0].peer_status(Rank(3)), PeerStatus::Lost);
     assert!(matches!(world[0].barrier(LONG), Err(Error::Poisoned(_))));
 }
 
 #[test]
-fn poison_reaches_everybody_and_the_first_cause_wins() {
+fn poison_reaches_all_ranks_and_the_first_cause_wins() {
     let world = world(3);
     let first = Poison { kind: Cause::Failed, rank: Some(Rank(2)), detail: "lane 7".into() };
     world[1].poison(&first);
@@ -268,7 +268,7 @@ fn a_rank_that_leaves_is_no_loss_until_it_is_needed() {
     let (sender, left) = mpsc::channel();
     world[0].on_peer_left(Box::new(move |rank| sender.send(rank).unwrap()));
     world[2].leave();
-    assert_eq!(left.recv_timeout(PROMISED), Ok(Rank(2)));
+    assert_eq!(left.recv_timeout(DETECTION), Ok(Rank(2)));
     assert_eq!(world[0].peer_status(Rank(2)), PeerStatus::Left);
     assert_eq!(world[0].poisoned(), None);
     for result in each(&world[..2], |c| c.barrier(LONG)) {
@@ -278,7 +278,7 @@ fn a_rank_that_leaves_is_no_loss_until_it_is_needed() {
 }
 
 #[test]
-fn a_last_barrier_and_goodbye_lose_nothing() {
+fn a_barrier_and_leave_lose_no_message() {
     for _ in 0..20 {
         for result in each(&world(4), |control| {
             let result = control.barrier(LONG);
@@ -291,7 +291,7 @@ fn a_last_barrier_and_goodbye_lose_nothing() {
 }
 
 #[test]
-fn survivors_go_on_from_four_to_three_to_two() {
+fn survivors_continue_from_four_to_three_to_two() {
     let world = world(4);
     world[1].abandon();
     let three = each(&[world[0].clone(), world[2].clone(), world[3].clone()], |old| {
@@ -319,9 +319,8 @@ fn survivors_go_on_from_four_to_three_to_two() {
     assert!(two.iter().all(|control| control.generation() == 2));
 }
 
-/// What a program does that builds something on a new group: if that fails, all it has is the handle
-/// of the group before.
-fn reform_and_meet(old: &Control) -> Control {
+/// Reforms until a barrier of the new group succeeds; after a failure, only the old handle is left.
+fn reform_with_barrier(old: &Control) -> Control {
     loop {
         let next = old.reform(LONG).unwrap();
         match next.barrier(LONG) {
@@ -333,15 +332,15 @@ fn reform_and_meet(old: &Control) -> Control {
 }
 
 #[test]
-fn a_second_loss_during_reform_leads_to_a_group_of_those_that_are_left() {
+fn a_second_loss_during_reform_leads_to_a_group_of_the_survivors() {
     for round in 0..30 {
         let world = world(5);
         world[4].abandon();
         std::thread::scope(|scope| {
             let dying = scope.spawn(|| world[3].reform(LONG));
             let survivors: Vec<_> =
-                world[..3].iter().map(|old| scope.spawn(|| reform_and_meet(old))).collect();
-            // Over the rounds it dies before, while and after the others agree.
+                world[..3].iter().map(|old| scope.spawn(|| reform_with_barrier(old))).collect();
+            // Over the rounds it dies before, during and after the view change of the others.
             std::thread::sleep(Duration::from_micros(100 * round));
             world[3].abandon();
             let next: Vec<Control> = survivors.into_iter().map(|t| t.join().unwrap()).collect();
@@ -366,7 +365,7 @@ fn an_old_handle_is_superseded_while_there_is_a_newer_one() {
 }
 
 #[test]
-fn reform_names_who_does_not_come_and_a_repeat_goes_on() {
+fn reform_names_the_missing_ranks_and_a_repeat_continues() {
     let world = world(3);
     world[2].abandon();
     let error = world[0].reform(Duration::from_millis(300)).unwrap_err();

@@ -15,13 +15,13 @@ struct RankProcess {
 }
 
 impl RankProcess {
-    /// The next line that is meant for us.
-    fn says(&mut self) -> String {
+    /// Next line of the rank for the test.
+    fn line(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert!(self.output.read_line(&mut line).unwrap() > 0, "the rank ended");
-            if let Some((_, said)) = line.split_once("rank says: ") {
-                return said.trim().to_string();
+            if let Some((_, report)) = line.split_once("rank reports: ") {
+                return report.trim().to_string();
             }
         }
     }
@@ -42,7 +42,7 @@ fn start(silence: &str) -> Vec<RankProcess> {
     start_with(silence, "")
 }
 
-/// Ranks of which one does something besides, as `this_is_a_rank` has it.
+/// Ranks of which the last has a role, as in `this_is_a_rank`.
 fn start_with(silence: &str, role: &str) -> Vec<RankProcess> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut ranks: Vec<RankProcess> = (0..SIZE)
@@ -61,11 +61,11 @@ fn start_with(silence: &str, role: &str) -> Vec<RankProcess> {
             RankProcess { child, output }
         })
         .collect();
-    ranks.iter_mut().for_each(|rank| assert_eq!(rank.says(), "connected"));
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.line(), "connected"));
     ranks
 }
 
-/// Not a test: what each process runs.
+/// Program of each process; not a test.
 #[test]
 #[ignore = "started by the other tests of this file"]
 fn this_is_a_rank() {
@@ -91,48 +91,48 @@ fn this_is_a_rank() {
             _ => {}
         }
     }
-    println!("rank says: connected");
+    println!("rank reports: connected");
     if std::env::var("TEST_ROLE").as_deref() == Ok("ends") {
         control.barrier(wait).unwrap();
-        println!("rank says: {:?}", control.poisoned());
+        println!("rank reports: {:?}", control.poisoned());
         return;
     }
-    // The last rank never comes, so the others wait for it.
+    // The last rank never calls the barrier, so the others wait for it.
     if control.rank().0 == SIZE - 1 {
         while control.poisoned().is_none() {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
     let Err(Error::Poisoned(poison)) = control.barrier(wait) else { panic!("no poison") };
-    println!("rank says: {:?} {:?}", poison.kind, poison.rank.map(|rank| rank.0));
+    println!("rank reports: {:?} {:?}", poison.kind, poison.rank.map(|rank| rank.0));
     if control.rank().0 == 1 && std::env::var("TEST_ROLE").as_deref() == Ok("stops") {
         // SAFETY: no pointers. A signal to this thread, so it stops here and not a little later.
         unsafe { libc::raise(libc::SIGSTOP) };
     }
     match control.reform(wait) {
-        Ok(next) => println!("rank says: {} left", next.world_size()),
-        Err(error) => println!("rank says: {error}"),
+        Ok(next) => println!("rank reports: {} left", next.world_size()),
+        Err(error) => println!("rank reports: {error}"),
     }
 }
 
 #[test]
-fn a_killed_process_is_noticed_in_time_and_the_others_go_on() {
+fn a_killed_process_is_detected_in_time_and_the_others_continue() {
     let mut ranks = start("15");
     let start = Instant::now();
     ranks[2].signal(Signal::KILL);
     for survivor in &mut ranks[..2] {
-        assert_eq!(survivor.says(), "Lost Some(2)");
+        assert_eq!(survivor.line(), "Lost Some(2)");
         assert!(start.elapsed() < Duration::from_secs(2));
     }
     for survivor in &mut ranks[..2] {
-        assert_eq!(survivor.says(), "2 left");
+        assert_eq!(survivor.line(), "2 left");
     }
 }
 
-/// Runs something in a child, which ends after a while if it does not before.
+/// Runs `work` in a child, which is killed after 8 s.
 fn fork(work: impl FnOnce()) -> Pid {
-    // SAFETY: a copy of this process with this thread alone. It takes no lock that another thread may
-    // have held: the harness waits for this test, and the control thread's locks are not touched.
+    // SAFETY: the child has this thread alone. It takes no lock that another thread may have held: the harness
+    // waits for this test, and the locks of the control thread are not used.
     match unsafe { libc::fork() } {
         0 => {
             // SAFETY: no pointers; the default action ends the process.
@@ -146,49 +146,49 @@ fn fork(work: impl FnOnce()) -> Pid {
 
 /// The child has copies of all sockets, so the system does not close them.
 #[test]
-fn a_killed_process_whose_child_lives_on_is_noticed_in_time() {
+fn a_killed_process_whose_child_lives_on_is_detected_in_time() {
     let mut ranks = start_with("15", "lives on");
     let start = Instant::now();
     ranks[2].signal(Signal::KILL);
     for survivor in &mut ranks[..2] {
-        assert_eq!(survivor.says(), "Lost Some(2)");
+        assert_eq!(survivor.line(), "Lost Some(2)");
         assert!(start.elapsed() < Duration::from_secs(2));
     }
     for survivor in &mut ranks[..2] {
-        assert_eq!(survivor.says(), "2 left");
+        assert_eq!(survivor.line(), "2 left");
     }
 }
 
 #[test]
 fn a_forked_child_ends_at_once_and_disturbs_no_connection() {
     for rank in &mut start_with("15", "ends") {
-        assert_eq!(rank.says(), "None");
+        assert_eq!(rank.line(), "None");
     }
 }
 
 #[test]
-fn a_process_that_stops_during_reform_is_left_out_in_the_same_call() {
+fn a_process_that_stops_during_reform_is_excluded_in_the_same_call() {
     let mut ranks = start_with("0.5", "stops");
     ranks[2].signal(Signal::KILL);
     for survivor in &mut ranks[..2] {
-        assert_eq!(survivor.says(), "Lost Some(2)");
+        assert_eq!(survivor.line(), "Lost Some(2)");
     }
-    assert_eq!(ranks[0].says(), "1 left");
+    assert_eq!(ranks[0].line(), "1 left");
     ranks[1].signal(Signal::CONT);
-    let excluded = ranks[1].says();
+    let excluded = ranks[1].line();
     assert!(excluded.contains("without this rank"), "{excluded}");
 }
 
 #[test]
-fn a_stopped_process_is_silent_and_is_told_when_it_wakes() {
+fn a_stopped_process_is_silent_and_excluded_once_it_resumes() {
     let mut ranks = start("0.5");
     ranks[2].signal(Signal::STOP);
     for survivor in &mut ranks[..2] {
-        assert_eq!(survivor.says(), "Silent Some(2)");
-        assert_eq!(survivor.says(), "2 left");
+        assert_eq!(survivor.line(), "Silent Some(2)");
+        assert_eq!(survivor.line(), "2 left");
     }
     ranks[2].signal(Signal::CONT);
-    assert_eq!(ranks[2].says(), "Silent Some(2)");
-    let excluded = ranks[2].says();
+    assert_eq!(ranks[2].line(), "Silent Some(2)");
+    let excluded = ranks[2].line();
     assert!(excluded.contains("without this rank"), "{excluded}");
 }

@@ -1,4 +1,4 @@
-//! Calls while a graph is captured elsewhere.
+//! Relaxed capture mode: calls of a thread during the graph capture of another.
 
 use crate::driver::{Driver, call, driver};
 use crate::error::Result;
@@ -6,23 +6,23 @@ use std::marker::PhantomData;
 
 const RELAXED: u32 = 2;
 
-/// While it lives, this thread may make calls that a stream's capture on another thread would forbid,
-/// such as allocations and queries of events. For threads of ours, whose calls no graph is to hold:
-/// PyTorch captures in the mode that forbids them to all threads.
-#[must_use = "capture is relaxed only while this lives"]
+/// Guard of the relaxed capture mode of this thread: it permits calls that a stream capture on another thread
+/// forbids, such as allocations and event queries. For Weft's own threads, whose calls belong to no graph:
+/// PyTorch captures in the mode that forbids such calls to all threads.
+#[must_use = "capture is relaxed only for the lifetime of this value"]
 pub struct RelaxedCapture {
     driver: &'static Driver,
     earlier: u32,
-    // The mode is the thread's: this stays on it.
+    // The mode belongs to the thread, so this value is not `Send`.
     thread: PhantomData<*const ()>,
 }
 
 impl RelaxedCapture {
-    /// Relaxes this thread's mode.
+    /// Relaxes the mode of this thread.
     ///
     /// # Errors
     ///
-    /// [`Error::Absent`](crate::Error::Absent) without CUDA, and what CUDA says.
+    /// [`Error::Absent`](crate::Error::Absent) without CUDA, and errors of CUDA.
     pub fn new() -> Result<Self> {
         let driver = driver()?;
         let earlier = exchange(driver, RELAXED)?;
@@ -32,15 +32,15 @@ impl RelaxedCapture {
 
 impl Drop for RelaxedCapture {
     fn drop(&mut self) {
-        // There is nothing to do about an error.
+        // An error has no remedy here.
         let _ = exchange(self.driver, self.earlier);
     }
 }
 
-/// Sets this thread's mode and returns the earlier one.
+/// Sets the mode of this thread; returns the earlier one.
 fn exchange(driver: &Driver, mut mode: u32) -> Result<u32> {
     let address = (&raw mut mode).cast();
-    // SAFETY: it reads and writes an enumeration, which for C is such a number.
+    // SAFETY: reads and writes an enumeration, which in C is an unsigned int.
     unsafe { call!(driver, cuThreadExchangeStreamCaptureMode(address)) }?;
     Ok(mode)
 }

@@ -1,4 +1,4 @@
-//! A device's primary context.
+//! Primary context of a device.
 
 use crate::device::Device;
 use crate::driver::{Driver, call, driver};
@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 const ALREADY_ENABLED: u32 = 704;
 
-/// The primary context of a device, which PyTorch and the CUDA runtime use too. It lives as long as
-/// anyone retains it.
+/// Primary context of a device, shared with PyTorch and the CUDA runtime. CUDA keeps it while it is
+/// retained.
 pub struct Context {
     pub(crate) driver: &'static Driver,
     device: Device,
@@ -19,45 +19,45 @@ pub struct Context {
 
 // SAFETY: a context may be made current on any thread, and on several at once.
 unsafe impl Send for Context {}
-// SAFETY: as above; nothing in it changes.
+// SAFETY: as above; its fields are immutable.
 unsafe impl Sync for Context {}
 
-/// While it lives, a context is current on this thread; then the earlier one is again.
-#[must_use = "the context is current only while this lives"]
+/// Guard that keeps a context current on this thread; restores the earlier one on drop.
+#[must_use = "the context is current only for the lifetime of this value"]
 pub struct Bound<'a> {
     earlier: Option<CUcontext>,
     driver: &'static Driver,
-    // What is current is the thread's: this stays on it.
+    // The current context belongs to the thread, so this value is not `Send`.
     context: PhantomData<(&'a Context, *const ())>,
 }
 
 impl Context {
-    /// Retains the primary context of a device, and makes it if it is not there yet.
+    /// Retains the primary context of a device; creates it if necessary.
     ///
     /// # Errors
     ///
-    /// What CUDA says: the device may be out of memory, or another process's alone.
+    /// Errors of CUDA: the device may be out of memory, or in exclusive use by another process.
     pub fn primary(device: Device) -> Result<Arc<Self>> {
         let driver = driver()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: it writes one handle, of a device of the driver's.
+        // SAFETY: writes one handle; the device handle came from the driver.
         unsafe {
             call!(driver, cuDevicePrimaryCtxRetain(&raw mut handle, device.properties.handle))
         }?;
         Ok(Arc::new(Self { driver, device, handle }))
     }
 
-    /// Its device.
+    /// Device of the context.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// Makes it current on this thread, for good; cheap when it is already. A thread of the user's
-    /// has its current device changed by this: use [`Context::enter`] there.
+    /// Makes the context current on this thread permanently; cheap if it is already. This changes the current
+    /// device of the thread: use [`Context::enter`] on threads of the user.
     ///
     /// # Errors
     ///
-    /// What CUDA says.
+    /// Errors of CUDA.
     pub fn bind(&self) -> Result<()> {
         if self.is_current()? {
             return Ok(());
@@ -66,11 +66,11 @@ impl Context {
         unsafe { call!(self.driver, cuCtxSetCurrent(self.handle)) }
     }
 
-    /// Makes it current on this thread until what is returned is dropped.
+    /// Makes the context current on this thread until the guard is dropped.
     ///
     /// # Errors
     ///
-    /// What CUDA says.
+    /// Errors of CUDA.
     pub fn enter(&self) -> Result<Bound<'_>> {
         let current = self.current()?;
         let earlier = (current != self.handle).then_some(current);
@@ -81,21 +81,21 @@ impl Context {
         Ok(Bound { earlier, driver: self.driver, context: PhantomData })
     }
 
-    /// Whether it is current on this thread.
+    /// True if the context is current on this thread.
     ///
     /// # Errors
     ///
-    /// What CUDA says.
+    /// Errors of CUDA.
     pub fn is_current(&self) -> Result<bool> {
         Ok(self.current()? == self.handle)
     }
 
-    /// Lets this context's device use memory that was allocated in `peer`'s by
-    /// [`DeviceMemory`](crate::DeviceMemory) or by PyTorch, in this process.
+    /// Enables access of this device to memory of `peer` that [`DeviceMemory`](crate::DeviceMemory) or PyTorch
+    /// allocated in this process.
     ///
     /// # Errors
     ///
-    /// What CUDA says, such as that the devices do not reach each other.
+    /// Errors of CUDA, such as no peer access between the devices.
     pub fn enable_peer(&self, peer: &Self) -> Result<()> {
         if self.device == peer.device {
             return Ok(());
@@ -104,16 +104,16 @@ impl Context {
         // SAFETY: this context is current, the peer's is retained, and no flags are defined.
         match unsafe { call!(self.driver, cuCtxEnablePeerAccess(peer.handle, 0)) } {
             Err(Error::Call { code: ALREADY_ENABLED, .. }) => Ok(()),
-            answer => answer,
+            result => result,
         }
     }
 
-    /// Waits until the device has done all that was asked of it in this context. This waits without
-    /// a bound: not for kernels that may hang.
+    /// Waits, without a bound, until the device has completed all work of this context. Not for kernels that may
+    /// hang.
     ///
     /// # Errors
     ///
-    /// What CUDA says, also of work that failed earlier.
+    /// Errors of CUDA, including those of earlier asynchronous work.
     pub fn synchronize(&self) -> Result<()> {
         let _bound = self.enter()?;
         // SAFETY: the context is current.
@@ -122,7 +122,7 @@ impl Context {
 
     fn current(&self) -> Result<CUcontext> {
         let mut current = std::ptr::null_mut();
-        // SAFETY: it writes one handle, or null.
+        // SAFETY: writes one handle, or null.
         unsafe { call!(self.driver, cuCtxGetCurrent(&raw mut current)) }?;
         Ok(current)
     }
@@ -130,7 +130,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: it was retained once by this. An error means that CUDA is gone already.
+        // SAFETY: retained once by this value. An error means that CUDA is shut down already.
         let _ = unsafe {
             call!(self.driver, cuDevicePrimaryCtxRelease_v2(self.device.properties.handle))
         };
@@ -140,7 +140,7 @@ impl Drop for Context {
 impl Drop for Bound<'_> {
     fn drop(&mut self) {
         let Some(earlier) = self.earlier else { return };
-        // SAFETY: it was current on this thread when this began, or none was (null).
+        // SAFETY: this context, or null, was current on this thread before.
         let _ = unsafe { call!(self.driver, cuCtxSetCurrent(earlier)) };
     }
 }

@@ -1,4 +1,4 @@
-//! A device and what it can do.
+//! Device and its properties.
 
 use crate::driver::{Driver, call, driver};
 use crate::error::Result;
@@ -6,13 +6,13 @@ use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
 use std::ffi::{CStr, c_char};
 use std::fmt;
 
-/// A device that this process sees: a GPU, or a slice of one (MIG).
+/// Device visible to this process: a GPU, or a MIG slice of one.
 #[derive(Clone, Copy)]
 pub struct Device {
     pub(crate) properties: &'static Properties,
 }
 
-/// What is asked once of a device.
+/// Properties of a device, queried once.
 pub(crate) struct Properties {
     pub(crate) ordinal: u32,
     pub(crate) handle: CUdevice,
@@ -30,73 +30,73 @@ pub(crate) struct Properties {
 }
 
 impl Device {
-    /// Its number among the devices that this process sees.
+    /// Ordinal among the devices visible to this process.
     pub fn ordinal(self) -> u32 {
         self.properties.ordinal
     }
 
-    /// The product's name.
+    /// Product name.
     pub fn name(self) -> &'static str {
         &self.properties.name
     }
 
-    /// What names it on every machine: a MIG slice has its own.
+    /// Globally unique id; MIG slices have their own.
     pub fn uuid(self) -> [u8; 16] {
         self.properties.uuid
     }
 
-    /// The PCI address, as `0000:1b:00.0`.
+    /// PCI address, as `0000:1b:00.0`.
     pub fn bus_id(self) -> &'static str {
         &self.properties.bus_id
     }
 
-    /// The compute capability: `(9, 0)` for Hopper.
+    /// Compute capability: `(9, 0)` for Hopper.
     pub fn compute_capability(self) -> (u32, u32) {
         self.properties.compute_capability
     }
 
-    /// How many streaming multiprocessors it has.
+    /// Number of streaming multiprocessors.
     pub fn sm_count(self) -> u32 {
         self.properties.sm_count
     }
 
-    /// Its memory, in bytes.
+    /// Device memory, in bytes.
     pub fn memory_bytes(self) -> usize {
         self.properties.memory_bytes
     }
 
-    /// The most shared memory that a block may have, in bytes, once its kernel asks for it.
+    /// Largest opt-in shared memory of a block, in bytes.
     pub fn max_shared_per_block(self) -> u32 {
         self.properties.max_shared_per_block
     }
 
-    /// Whether it is a slice of a GPU. Slices reach no other device.
+    /// True for a MIG slice. Slices have no peer access.
     pub fn is_mig(self) -> bool {
         self.properties.is_mig
     }
 
-    /// Whether its memory can be passed to another process as a file descriptor.
+    /// True if its memory can be shared with other processes by file descriptor.
     pub fn can_share_fds(self) -> bool {
         self.properties.can_share_fds
     }
 
-    /// True if its memory can be exported as a dma-buf, by which NICs reach it.
+    /// True if its memory can be exported as a dma-buf for NICs.
     pub fn can_export_dma_buf(self) -> bool {
         self.properties.can_export_dma_buf
     }
 
-    /// Whether it may load from and store to the other's memory; itself it always may.
+    /// True if the device can load from and store to the memory of `other`; always true for itself.
     ///
     /// # Errors
     ///
-    /// What CUDA says.
+    /// Errors of CUDA.
     pub fn can_access(self, other: Self) -> Result<bool> {
         if self == other {
             return Ok(true);
         }
         let mut can = 0;
         let (own, peer) = (self.properties.handle, other.properties.handle);
-        // SAFETY: it writes one integer, and both are devices of the driver's.
+        // SAFETY: writes one integer, and both handles came from the driver.
         unsafe { call!(driver()?, cuDeviceCanAccessPeer(&raw mut can, own, peer)) }?;
         Ok(can != 0)
     }
@@ -123,32 +123,32 @@ impl fmt::Display for Device {
 }
 
 impl Driver {
-    /// Asks everything of a device that there is.
-    pub(crate) fn look_at(&self, ordinal: u32) -> Result<Properties> {
+    /// Queries all properties of a device.
+    pub(crate) fn query_properties(&self, ordinal: u32) -> Result<Properties> {
         let mut handle = 0;
-        // SAFETY: it writes one integer.
+        // SAFETY: writes one integer.
         unsafe { call!(self, cuDeviceGet(&raw mut handle, ordinal.cast_signed())) }?;
 
         let mut name = [0; 256];
-        // SAFETY: it writes at most so many characters, the last of them 0.
+        // SAFETY: writes at most 255 characters, the last of them NUL.
         unsafe { call!(self, cuDeviceGetName(name.as_mut_ptr(), 255, handle)) }?;
         let mut bus_id = [0; 32];
         // SAFETY: as above.
         unsafe { call!(self, cuDeviceGetPCIBusId(bus_id.as_mut_ptr(), 31, handle)) }?;
         let mut uuid = CUuuid { bytes: [0; 16] };
-        // SAFETY: it writes 16 bytes.
+        // SAFETY: writes 16 bytes.
         unsafe { call!(self, cuDeviceGetUuid_v2(&raw mut uuid, handle)) }?;
         let mut memory_bytes = 0;
-        // SAFETY: it writes one integer.
+        // SAFETY: writes one integer.
         unsafe { call!(self, cuDeviceTotalMem_v2(&raw mut memory_bytes, handle)) }?;
 
         let number = |attribute| {
             let mut value = 0;
-            // SAFETY: it writes one integer.
+            // SAFETY: writes one integer.
             unsafe { call!(self, cuDeviceGetAttribute(&raw mut value, attribute, handle)) }?;
             Ok(value.unsigned_abs())
         };
-        // What an older driver does not know, its devices cannot do.
+        // An attribute unknown to an older driver counts as unsupported.
         let can = |attribute| number(attribute).is_ok_and(|value| value != 0);
         let name = text(&name);
         Ok(Properties {
@@ -179,17 +179,17 @@ impl Driver {
         })
     }
 
-    /// Whether a device's own identifier is another than its GPU's, which the older call gives.
+    /// True if the UUID of the device differs from that of its GPU, which the older call returns.
     fn is_slice(&self, handle: CUdevice, own: &CUuuid) -> bool {
         let Some(function) = self.physical_uuid else { return false };
         let mut physical = CUuuid { bytes: [0; 16] };
-        // SAFETY: it writes 16 bytes.
-        let answer = unsafe { function(&raw mut physical, handle) };
-        answer == 0 && physical.bytes != own.bytes
+        // SAFETY: writes 16 bytes.
+        let code = unsafe { function(&raw mut physical, handle) };
+        code == 0 && physical.bytes != own.bytes
     }
 }
 
-/// A string of CUDA's, in a field longer than it.
+/// Text of a NUL-terminated field.
 fn text(field: &[c_char]) -> String {
     let bytes: Vec<u8> = field.iter().map(|&c| c as u8).collect();
     CStr::from_bytes_until_nul(&bytes).unwrap_or_default().to_string_lossy().into_owned()

@@ -1,4 +1,4 @@
-//! libcuda, loaded once.
+//! CUDA driver (libcuda), loaded once.
 
 use crate::device::{Device, Properties};
 use crate::error::{Error, Result};
@@ -20,7 +20,7 @@ const NEEDS: &str = "a driver for CUDA 12.0 or newer";
 const SUCCESS: u32 = 0;
 
 functions! {
-    /// What is called of libcuda.
+    /// Functions of libcuda.
     Api, declared in sys as CUresult;
     cuInit(c_uint);
     cuDriverGetVersion(*mut c_int);
@@ -104,17 +104,17 @@ functions! {
     cuEventSynchronize(CUevent);
 }
 
-// Not in `Api`: they take a result, which for cudarc is an enumeration.
+// Not in `Api`: they take a result, which cudarc declares as an enumeration.
 type Describe = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
-// Not in `Api`: CUDA 13's headers map this name to the newer one; the library has both.
+// Not in `Api`: the headers of CUDA 13 map this name to the newer one; the library has both.
 type GetUuid = unsafe extern "C" fn(*mut CUuuid, CUdevice) -> u32;
-// Not in `Api`: a driver without it is of use for everything else.
+// Not in `Api`: optional.
 pub(crate) type GetRangeHandle =
     unsafe extern "C" fn(*mut c_void, CUdeviceptr, usize, CUmemRangeHandleType, c_ulonglong) -> u32;
 const _: unsafe fn(*mut c_void, CUdeviceptr, usize, CUmemRangeHandleType, c_ulonglong) -> CUresult =
     sys::cuMemGetHandleForAddressRange;
 
-/// The CUDA driver.
+/// CUDA driver.
 pub struct Driver {
     pub(crate) api: Api,
     pub(crate) range_handle: Option<GetRangeHandle>,
@@ -125,18 +125,18 @@ pub struct Driver {
     devices: Mutex<BTreeMap<u32, &'static Properties>>,
 }
 
-/// The CUDA driver, loaded and initialised at the first call.
+/// Driver of this process, loaded and initialised at the first call.
 ///
 /// # Errors
 ///
-/// [`Error::Absent`] where there is none, [`Error::TooOld`], and what `cuInit` says, such as that no
-/// GPU is visible. The outcome is kept: a process asks once.
+/// [`Error::Absent`] without a driver, [`Error::TooOld`], and errors of `cuInit`, such as no visible GPU. The
+/// outcome is cached.
 pub fn driver() -> Result<&'static Driver> {
     static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
     DRIVER.get_or_init(Driver::load).as_ref().map_err(Clone::clone)
 }
 
-/// Calls a function of the driver; an error names it.
+/// Calls a function of the driver; errors name it.
 macro_rules! call {
     ($driver:expr, $name:ident($($argument:expr),* $(,)?)) => {{
         let driver: &$crate::driver::Driver = $driver;
@@ -152,18 +152,18 @@ impl Driver {
             why,
             remedy: "install NVIDIA's driver, or start the container with its GPUs (--gpus all)",
         })?;
-        // Its threads and exit handlers outlive us: it is never unloaded.
+        // Its threads and exit handlers outlive this library: it is never unloaded.
         let library = Box::leak(Box::new(library));
         let missing = too_old(LIBRARY, NEEDS);
-        // SAFETY: it is libcuda, and never unloaded.
+        // SAFETY: the library is libcuda, and never unloaded.
         let api = unsafe { Api::look_up(library) }.map_err(&missing)?;
-        // SAFETY: as above; cuda.h declares it so, with an enumeration for the first argument.
+        // SAFETY: as above; cuda.h declares this signature, with an enumeration as the first argument.
         let error_name = unsafe { library.get("cuGetErrorName") };
         // SAFETY: as above.
         let error_text = unsafe { library.get("cuGetErrorString") };
-        // SAFETY: as above; it is declared like the newer one, which `Api` has.
+        // SAFETY: as above; it has the signature of the newer one, which is in `Api`.
         let physical_uuid = unsafe { library.get::<GetUuid>("cuDeviceGetUuid") };
-        // SAFETY: as above; cuda.h declares it so, and the constant above compares.
+        // SAFETY: as above; cuda.h declares this signature, which the constant above checks.
         let range_handle = unsafe { library.get("cuMemGetHandleForAddressRange") };
         let mut driver = Self {
             api,
@@ -177,34 +177,34 @@ impl Driver {
         let mut version = 0;
         // SAFETY: no flags are defined, and any thread may initialise the driver, more than once.
         unsafe { call!(&driver, cuInit(0)) }?;
-        // SAFETY: it writes one integer.
+        // SAFETY: writes one integer.
         unsafe { call!(&driver, cuDriverGetVersion(&raw mut version)) }?;
         driver.version = version.unsigned_abs();
         Ok(driver)
     }
 
-    /// The newest CUDA that it offers, as CUDA counts: 13000 for 13.0.
+    /// Newest supported CUDA version, as 13000 for 13.0.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// How many devices this process sees.
+    /// Number of devices visible to this process.
     ///
     /// # Errors
     ///
-    /// What CUDA says.
+    /// Errors of CUDA.
     pub fn device_count(&self) -> Result<u32> {
         let mut count = 0;
-        // SAFETY: it writes one integer.
+        // SAFETY: writes one integer.
         unsafe { call!(self, cuDeviceGetCount(&raw mut count)) }?;
         Ok(count.unsigned_abs())
     }
 
-    /// The device with this number, among those that this process sees.
+    /// Device of this ordinal, among those visible to this process.
     ///
     /// # Errors
     ///
-    /// [`Error::NoDevice`], and what CUDA says.
+    /// [`Error::NoDevice`], and errors of CUDA.
     pub fn device(&self, ordinal: u32) -> Result<Device> {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(properties) = devices.get(&ordinal) {
@@ -214,12 +214,12 @@ impl Driver {
         if ordinal >= count {
             return Err(Error::NoDevice { ordinal, count });
         }
-        let properties: &'static Properties = Box::leak(Box::new(self.look_at(ordinal)?));
+        let properties: &'static Properties = Box::leak(Box::new(self.query_properties(ordinal)?));
         devices.insert(ordinal, properties);
         Ok(Device { properties })
     }
 
-    /// Makes an error of a result.
+    /// Converts a result code.
     pub(crate) fn check(&self, call: &'static str, code: u32) -> Result<()> {
         if code == SUCCESS {
             return Ok(());
@@ -227,7 +227,7 @@ impl Driver {
         Err(Error::Call {
             call,
             code,
-            name: self.describe(self.error_name, code, "an error that this driver cannot name"),
+            name: self.describe(self.error_name, code, "unknown error"),
             text: self.describe(self.error_text, code, "no text"),
             remedy: crate::error::remedy(code),
         })
@@ -235,11 +235,11 @@ impl Driver {
 
     fn describe(&self, function: Describe, code: u32, otherwise: &str) -> String {
         let mut text = std::ptr::null();
-        // SAFETY: any number may be asked for; it writes the address of a string, or null.
+        // SAFETY: valid for any number; it writes the address of a string, or null.
         if unsafe { function(code, &raw mut text) } != SUCCESS || text.is_null() {
             return otherwise.to_owned();
         }
-        // SAFETY: the driver's strings end with a 0 and are never freed.
+        // SAFETY: strings of the driver are NUL-terminated and never freed.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 }

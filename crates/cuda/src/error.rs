@@ -1,126 +1,126 @@
-//! Everything that can go wrong here, worded for the user.
+//! Errors of CUDA and of its libraries, worded for the user.
 
 use std::fmt::Display;
 
-/// A result of this crate.
+/// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong and what to do about it.
+/// Error of CUDA, with its remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A library is not on this machine, or cannot be loaded.
-    #[error("{library} is not here ({why}): {remedy}")]
+    /// Missing or unloadable library.
+    #[error("{library} cannot be loaded ({why}): {remedy}")]
     Absent {
-        /// The library.
+        /// Library.
         library: &'static str,
-        /// What was tried, and what the loader said.
+        /// Messages of the loader for each attempted name.
         why: String,
-        /// What to install.
+        /// Remedy.
         remedy: &'static str,
     },
-    /// A library lacks a function that Weft calls.
-    #[error("{library} has no {function}: it is too old for Weft, which needs {needs}")]
+    /// Library without a required function.
+    #[error("{library} has no {function}: expected {needs}; install a newer version")]
     TooOld {
-        /// The library.
+        /// Library.
         library: &'static str,
-        /// The function.
+        /// Function.
         function: &'static str,
-        /// The oldest version that has everything.
+        /// Oldest sufficient version.
         needs: &'static str,
     },
-    /// A call failed.
+    /// Failed call.
     #[error("{call} failed: {text} ({name}, {code}){}", then(.remedy))]
     Call {
-        /// The function.
+        /// Function.
         call: &'static str,
-        /// Its result.
+        /// Result code.
         code: u32,
-        /// CUDA's name of the result.
+        /// Name of the result.
         name: String,
-        /// CUDA's text for it.
+        /// Description by CUDA.
         text: String,
-        /// What to do, where that is known; else empty.
+        /// Remedy; empty if unknown.
         remedy: &'static str,
     },
-    /// A device that there is not.
+    /// Ordinal beyond the visible devices.
     #[error(
-        "there is no CUDA device {ordinal}: {count} are visible here; look at CUDA_VISIBLE_DEVICES"
+        "CUDA device {ordinal}: {count} are visible to this process; check CUDA_VISIBLE_DEVICES"
     )]
     NoDevice {
-        /// The number that was asked for.
+        /// Requested ordinal.
         ordinal: u32,
-        /// How many devices there are.
+        /// Number of visible devices.
         count: u32,
     },
-    /// An address that is no device's.
+    /// Address outside of device memory.
     #[error(
         "address {address:#x}: expected memory of a CUDA device; pass memory of the CPU as a numpy array"
     )]
     NotOfDevice {
-        /// The address.
+        /// Address.
         address: u64,
     },
-    /// A device cannot do what is asked of it.
+    /// Unsupported operation of a device.
     #[error("{device} cannot {what}: {remedy}")]
     Unsupported {
-        /// The device's name.
+        /// Name of the device.
         device: String,
-        /// What it cannot do.
+        /// Unsupported operation.
         what: &'static str,
-        /// What to use instead.
+        /// Alternative.
         remedy: &'static str,
     },
-    /// A size that cannot be.
-    #[error("{bytes} bytes of {what} cannot be had: {problem}")]
+    /// Invalid size.
+    #[error("{bytes} bytes of {what}: {problem}")]
     Size {
-        /// What was to be allocated or moved.
+        /// Kind of memory.
         what: &'static str,
-        /// How many bytes of it.
+        /// Number of bytes.
         bytes: usize,
-        /// Why not.
+        /// Problem.
         problem: &'static str,
     },
-    /// A name, an option or a source text that C cannot take.
-    #[error("{what} {text:?} holds a byte 0, which CUDA cannot take: leave it out")]
+    /// Text with a NUL byte: a name, an option or a source.
+    #[error("{what} {text:?}: expected text without NUL bytes")]
     Text {
-        /// What it is.
+        /// Kind of text.
         what: &'static str,
-        /// Its beginning.
+        /// First characters.
         text: String,
     },
-    /// What is to be loaded as a kernel's code is none.
-    #[error("{bytes} bytes are not a cubin ({problem}): compile the kernel anew")]
+    /// Invalid cubin.
+    #[error("{bytes} bytes are not a cubin ({problem}): compile the kernel again")]
     Cubin {
-        /// How many bytes there are.
+        /// Number of bytes.
         bytes: usize,
-        /// What is wrong with them.
+        /// Problem.
         problem: &'static str,
     },
-    /// A kernel does not compile.
+    /// Compilation error.
     #[error("{name} does not compile with {}: {text}\n{log}", .options.join(" "))]
     Compile {
-        /// The source's name.
+        /// Name of the source.
         name: String,
-        /// The options that it was compiled with.
+        /// Options of the compiler.
         options: Vec<String>,
-        /// NVRTC's word for what is wrong.
+        /// Result of NVRTC.
         text: String,
-        /// NVRTC's log.
+        /// Log of NVRTC.
         log: String,
     },
-    /// The system refused something about a file descriptor of ours.
-    #[error("a file descriptor of device memory: {0}; look at the limit of open files (ulimit -n)")]
+    /// Failed operation on a file descriptor of device memory.
+    #[error("file descriptor of device memory: {0}; check the limit of open files (ulimit -n)")]
     Descriptor(String),
 }
 
-/// A remedy behind a message.
+/// Suffix of a message: the remedy, if any.
 fn then(remedy: &&'static str) -> impl Display {
     if remedy.is_empty() { String::new() } else { format!("; {remedy}") }
 }
 
 impl Error {
-    /// CUDA's number of the error, if a call failed.
+    /// Result code of a failed call.
     pub fn code(&self) -> Option<u32> {
         match self {
             Self::Call { code, .. } => Some(*code),
@@ -129,43 +129,47 @@ impl Error {
     }
 }
 
-/// What to do about an error of the driver's, or nothing.
+/// Remedy of a result code of the driver; empty if unknown.
 pub(crate) fn remedy(code: u32) -> &'static str {
     match code {
         2 => {
-            "other processes, and PyTorch's cache, hold the device's memory: \
-             torch.cuda.empty_cache() gives the cache back"
+            "other processes or the cache of PyTorch occupy the device memory: \
+             torch.cuda.empty_cache() frees the cache"
         }
-        3 => "CUDA does not survive a fork: start the ranks with spawn, or before CUDA is used",
-        34 => "the toolkit's stub was loaded: take its folder out of LD_LIBRARY_PATH",
-        46 => "another process has the device for itself: `nvidia-smi -c 0` lets it be shared",
+        3 => {
+            "CUDA is unusable after a fork: start the ranks with spawn, or before the first use of CUDA"
+        }
+        34 => "the stub of the toolkit was loaded: remove its folder from LD_LIBRARY_PATH",
+        46 => "another process uses the device exclusively: `nvidia-smi -c 0` permits sharing",
         100 => {
-            "no GPU is visible: look at `nvidia-smi`, at CUDA_VISIBLE_DEVICES, and whether the \
-             container was given its GPUs"
+            "no GPU is visible: check `nvidia-smi`, CUDA_VISIBLE_DEVICES, and the GPUs of the \
+             container"
         }
         101 | 217 => {
-            "the devices do not reach each other's memory (with MIG none do): `weft doctor` says \
-             which can"
+            "the devices have no peer access (MIG slices never have): `weft doctor` lists those \
+             that have"
         }
         201 => {
-            "no context is current on this thread, or the context is gone; a process cannot open \
-             its own IPC handle either"
+            "no context is current on this thread, or it was destroyed; or a process opened its own \
+             IPC handle"
         }
-        209 | 218 | 222 => "the kernel was built for another device: clear the cache of kernels",
+        209 | 218 | 222 => "the kernel was compiled for another device: clear the cache of kernels",
         304 => {
-            "the system refused to share the memory: the ranks must run under one user, on one \
+            "the system rejected sharing of the memory: run the ranks under one user, on one \
              host, with the same driver"
         }
         700 | 701 | 702 | 710 | 715..=719 => {
-            "a kernel failed, perhaps an earlier one: CUDA_LAUNCH_BLOCKING=1 shows which; the \
-             process must be started anew"
+            "a kernel failed, possibly an earlier one: CUDA_LAUNCH_BLOCKING=1 shows which; restart the \
+             process"
         }
-        801 => "the device, the driver or a virtual machine around them cannot: see `weft doctor`",
-        800 => "the container or the system forbids it: look at its permissions",
-        802 => "machines with NVSwitch need the service nvidia-fabricmanager to run: start it",
+        801 => "unsupported by the device, the driver or the virtual machine: see `weft doctor`",
+        800 => "the container or the system forbids it: check its permissions",
+        802 => "machines with NVSwitch need the service nvidia-fabricmanager: start it",
         803 => "the driver was updated while it was loaded: restart the machine",
         900..=908 => "a CUDA graph is being captured, which this call does not allow",
-        999 => "the driver is in a bad state: look at the kernel's log (dmesg), or restart",
+        999 => {
+            "the driver is in an error state: check the kernel log (dmesg), or restart the machine"
+        }
         _ => "",
     }
 }

@@ -1,4 +1,4 @@
-//! Events: marks on streams.
+//! Events on streams.
 
 use crate::context::Context;
 use crate::driver::{call, driver};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 const WITHOUT_TIME: u32 = 2;
 const NOT_READY: u32 = 600;
 
-/// A mark on a stream: done once all that stood before it on the stream is. It takes no time.
+/// Event: complete once all earlier work of its stream is complete. Timing is disabled.
 pub struct Event {
     context: Arc<Context>,
     handle: CUevent,
@@ -22,38 +22,38 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event, of the streams of this context. One that was never recorded is done.
+    /// Event for streams of this context. An event that was never recorded is complete.
     ///
     /// # Errors
     ///
-    /// What CUDA says.
+    /// Errors of CUDA.
     pub fn new(context: &Arc<Context>) -> Result<Self> {
         let mut handle = std::ptr::null_mut();
         let _bound = context.enter()?;
-        // SAFETY: it writes one handle; the context is current.
+        // SAFETY: writes one handle; the context is current.
         unsafe { call!(context.driver, cuEventCreate(&raw mut handle, WITHOUT_TIME)) }?;
         Ok(Self { context: context.clone(), handle })
     }
 
-    /// Puts the mark on a stream; an earlier one is forgotten.
+    /// Records the event on a stream; replaces its earlier record.
     ///
     /// # Errors
     ///
-    /// What CUDA says.
+    /// Errors of CUDA.
     pub fn record(&self, stream: Stream) -> Result<()> {
         let _bound = self.context.enter()?;
-        // SAFETY: the event is ours, and the stream lives, for which who made it answers.
+        // SAFETY: this value owns the event; the creator of the stream guarantees that it lives.
         unsafe { call!(self.context.driver, cuEventRecord(self.handle, stream.raw())) }
     }
 
-    /// Whether all that stood before the mark is done.
+    /// True if the event is complete.
     ///
     /// # Errors
     ///
-    /// What CUDA says, also of work that failed earlier.
+    /// Errors of CUDA, including those of earlier asynchronous work.
     pub fn done(&self) -> Result<bool> {
         let _bound = self.context.enter()?;
-        // SAFETY: the event is ours.
+        // SAFETY: this value owns the event.
         match unsafe { call!(self.context.driver, cuEventQuery(self.handle)) } {
             Ok(()) => Ok(true),
             Err(Error::Call { code: NOT_READY, .. }) => Ok(false),
@@ -61,14 +61,14 @@ impl Event {
         }
     }
 
-    /// Waits until it is done, without a bound.
+    /// Waits until the event is complete, without a bound.
     ///
     /// # Errors
     ///
-    /// What CUDA says, also of work that failed earlier.
+    /// Errors of CUDA, including those of earlier asynchronous work.
     pub fn synchronize(&self) -> Result<()> {
         let _bound = self.context.enter()?;
-        // SAFETY: the event is ours.
+        // SAFETY: this value owns the event.
         unsafe { call!(self.context.driver, cuEventSynchronize(self.handle)) }
     }
 }
@@ -76,17 +76,17 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let Ok(_bound) = self.context.enter() else { return };
-        // SAFETY: it is ours, and this is its end. An error means that CUDA is gone already.
+        // SAFETY: this value owns it and uses it last here. An error means that CUDA is shut down already.
         let _ = unsafe { call!(self.context.driver, cuEventDestroy_v2(self.handle)) };
     }
 }
 
-/// Lets what follows on a stream wait for an event, of any device.
+/// Makes later work of a stream wait for an event, of any device.
 ///
 /// # Errors
 ///
-/// What CUDA says.
+/// Errors of CUDA.
 pub fn stream_wait(stream: Stream, event: &Event) -> Result<()> {
-    // SAFETY: the event lives, and so does the stream, for which who made it answers.
+    // SAFETY: the event lives; the creator of the stream guarantees that it lives.
     unsafe { call!(driver()?, cuStreamWaitEvent(stream.raw(), event.handle, 0)) }
 }

@@ -1,23 +1,22 @@
-//! CUDA, loaded at run time: the driver, the compiler for kernels (NVRTC), and NVML.
+//! CUDA, loaded at run time: driver, kernel compiler (NVRTC), and NVML.
 //!
-//! Nothing here is linked with. On a machine without CUDA everything compiles and imports, and
-//! [`driver`] says what is missing; so nothing else of this crate can be reached there.
+//! No library is linked. On a machine without CUDA the crate compiles and loads, and [`driver`] returns an error
+//! that names the missing library; all other types need a driver.
 //!
-//! - [`driver`], [`Driver`], [`Device`]: what this machine has
-//! - [`Context`]: a device's primary context, which PyTorch uses too
+//! - [`driver`], [`Driver`], [`Device`]: driver and devices of this machine
+//! - [`Context`]: primary context of a device, shared with PyTorch
 //! - [`DeviceMemory`] and [`PeerMemory`] (by IPC handle), [`VirtualMemory`] (by file descriptor),
-//!   [`PinnedMemory`] and [`RegisteredMemory`] (the host's): memory, and how another process comes to it
-//! - [`DmaBuf`]: a device's memory for NICs; [`device_of`]: the device that an address is of
+//!   [`PinnedMemory`] and [`RegisteredMemory`] (of the host): memory, and its sharing between processes
+//! - [`DmaBuf`]: device memory for NICs; [`device_of`]: device of an address
 //! - [`Stream`], [`OwnedStream`], [`Event`], [`copy_async`], [`set_bytes_async`],
-//!   [`stream_write_value32`]: work in order
+//!   [`stream_write_value32`]: ordered work
 //! - [`Module`], [`Function`]: kernels
-//! - [`RelaxedCapture`]: calls of a thread of ours while PyTorch captures a graph
-//! - [`nvrtc`]: from source to cubin; [`nvml`]: whether GPUs are cut up, and how joined
-//! - [`report`]: what `weft doctor` says of all this
+//! - [`RelaxedCapture`]: calls of Weft's threads while PyTorch captures a graph
+//! - [`nvrtc`]: compilation of source to cubin; [`nvml`]: MIG mode and NVLink
+//! - [`report`]: summary for `weft doctor`
 //!
-//! Methods make their context current and put the caller's back, so that the caller's current device
-//! (which is the current context's) stays what it was. Functions on streams take the one that is
-//! current: see [`Context::bind`] and [`Context::enter`].
+//! Methods make their context current and restore the caller's, so that the caller's current device is unchanged.
+//! Functions on streams use the current context: see [`Context::bind`] and [`Context::enter`].
 
 mod capture;
 mod context;
@@ -41,7 +40,7 @@ pub use error::{Error, Result};
 pub use event::{Event, stream_wait};
 pub use memory::{
     DeviceMemory, DmaBuf, IpcHandle, PeerMemory, PinnedMemory, RegisteredMemory, VirtualMemory,
-    device_of,
+    device_of, is_ipc_capable,
 };
 pub use module::{Function, Module};
 pub use stream::{

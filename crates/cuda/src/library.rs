@@ -1,18 +1,17 @@
-//! Loading a library, and looking its functions up.
+//! Loading of libraries, and tables of their functions.
 //!
-//! cudarc can load libraries too, but panics where a function is missing, looks for the toolkit's
-//! stub of libcuda first, and takes results as Rust enumerations, which a newer driver's new error
-//! would make undefined. So its declarations are used, and a table of functions of our own, which the
-//! compiler compares with them.
+//! cudarc's loader panics on a missing function, prefers the toolkit's stub of libcuda, and declares results as
+//! Rust enumerations, for which a new code of a newer driver is undefined behaviour. So only its declarations are
+//! used: the compiler checks the function tables of this crate against them.
 
 use crate::error::{Error, Result};
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::path::Path;
 
-/// A table of the functions of a library: their names as in C, with their arguments; all return an
-/// `int` or an enumeration, which is taken as a `u32`, or what stands behind the arrow.
+/// Declares a table of functions of a library, by C name and arguments. All return an `int` or an enumeration, read
+/// as `u32`.
 ///
-/// With `declared in M as R`, each is compared with what module `M` declares, where its result is `R`.
+/// With `declared in M as R`, the signatures are checked against those of module `M`, which return `R`.
 macro_rules! functions {
     ($(#[$attribute:meta])* $table:ident, declared in $sys:ident as $result:ty;
      $($name:ident($($argument:ty),* $(,)?);)*) => {
@@ -27,7 +26,7 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// Looks all functions up; or says which one there is not.
+            /// Looks up all functions; the error is the name of a missing one.
             ///
             /// # Safety
             ///
@@ -37,8 +36,8 @@ macro_rules! functions {
             ) -> std::result::Result<Self, &'static str> {
                 Ok(Self {
                     $(
-                        // SAFETY: the library is the one that declares this function so, as the
-                        // caller promises, which also keeps it loaded.
+                        // SAFETY: the caller guarantees that the library declares this signature and
+                        // stays loaded.
                         $name: *unsafe { library.get(stringify!($name)) }
                             .map_err(|_| stringify!($name))?,
                     )*
@@ -49,7 +48,7 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// Opens the first of these libraries that there is, by name or path; or says why there is none.
+/// Opens the first available library, by name or path; the error joins the messages of all attempts.
 pub(crate) fn open<P: AsRef<Path>>(names: impl IntoIterator<Item = P>) -> Result<Library, String> {
     let mut problems = Vec::new();
     for name in names {
@@ -63,15 +62,15 @@ pub(crate) fn open<P: AsRef<Path>>(names: impl IntoIterator<Item = P>) -> Result
 
 /// Opens one library.
 pub(crate) fn open_with(name: &Path, flags: i32) -> Result<Library, String> {
-    // SAFETY: loading runs the initialisers of NVIDIA's libraries, which any program may load at any
-    // time; none of ours is loaded that is not NVIDIA's.
+    // SAFETY: loading runs the initialisers of NVIDIA's libraries, which any program may load at any time; no
+    // other library is loaded here.
     unsafe { Library::open(Some(name), flags) }.map_err(|error| match error {
         libloading::Error::DlOpen { source } => source.to_string(),
         other => other.to_string(),
     })
 }
 
-/// What a library that cannot be used is called.
+/// Constructor of the error of a missing function.
 pub(crate) fn too_old(
     library: &'static str,
     needs: &'static str,
@@ -85,7 +84,7 @@ mod tests {
     use std::ffi::c_int;
 
     functions! {
-        /// One function that this process has, and one that none has.
+        /// An existing function, and a missing one.
         #[expect(dead_code, reason = "they are only looked up")]
         Partial;
         getpid();
@@ -95,19 +94,19 @@ mod tests {
     #[test]
     fn a_function_that_is_missing_is_named() {
         let own = Library::this();
-        // SAFETY: nothing of it is called.
+        // SAFETY: no function of it is called.
         let missing = unsafe { Partial::look_up(&own) }.err();
         assert_eq!(missing, Some("weft_has_no_such_function"));
         let error = too_old("libold", "one from this century")(missing.unwrap_or_default());
         assert_eq!(
             error.to_string(),
-            "libold has no weft_has_no_such_function: it is too old for Weft, which needs one from \
-             this century"
+            "libold has no weft_has_no_such_function: expected one from this century; install a newer \
+             version"
         );
     }
 
     #[test]
-    fn every_name_that_was_tried_is_in_the_reason() {
+    fn every_attempted_name_is_in_the_reason() {
         let why = open(["libweft-none.so.1", "libweft-none.so.2"]).expect_err("there are none");
         assert!(why.contains("libweft-none.so.1") && why.contains("libweft-none.so.2"), "{why}");
     }

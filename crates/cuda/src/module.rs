@@ -1,4 +1,4 @@
-//! Kernels.
+//! Modules and kernels.
 
 use crate::context::Context;
 use crate::driver::call;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 const ELF: &[u8] = b"\x7fELF";
 const ELF_HEADER_BYTES: usize = 64;
 
-/// A kernel's code, loaded into a context; unloaded with the last of its functions.
+/// Cubin loaded into a context; unloaded with the last of its functions.
 pub struct Module {
     context: Arc<Context>,
     handle: CUmodule,
@@ -23,32 +23,32 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads what [`nvrtc::compile`](crate::nvrtc::compile) gave, all of it: the driver is not told
-    /// how long it is.
+    /// Loads a cubin of [`nvrtc::compile`](crate::nvrtc::compile). It must be complete, since the driver reads no
+    /// length.
     ///
     /// # Errors
     ///
-    /// [`Error::Cubin`] for what is none, and what CUDA says, such as that it is for another device.
+    /// [`Error::Cubin`] for an invalid cubin, and errors of CUDA, such as one for another device.
     pub fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Arc<Self>> {
         check_cubin(cubin)?;
         let mut handle = std::ptr::null_mut();
         let _bound = context.enter()?;
-        // SAFETY: it writes one handle, and reads a cubin whose sections lie within the slice.
+        // SAFETY: writes one handle, and reads a cubin whose sections lie within the slice.
         unsafe { call!(context.driver, cuModuleLoadData(&raw mut handle, cubin.as_ptr().cast())) }?;
         Ok(Arc::new(Self { context: context.clone(), handle }))
     }
 
-    /// The kernel with this name (declared `extern "C"`).
+    /// Kernel of this name (declared `extern "C"`).
     ///
     /// # Errors
     ///
-    /// What CUDA says: there may be none.
+    /// Errors of CUDA, such as an unknown name.
     pub fn function(self: &Arc<Self>, name: &str) -> Result<Function> {
         let c_name = CString::new(name)
             .map_err(|_| Error::Text { what: "the kernel's name", text: name.to_owned() })?;
         let mut handle = std::ptr::null_mut();
         let _bound = self.context.enter()?;
-        // SAFETY: it writes one handle, and reads a name that ends with 0.
+        // SAFETY: writes one handle, and reads a NUL-terminated name.
         unsafe {
             call!(
                 self.context.driver,
@@ -58,18 +58,18 @@ impl Module {
         Ok(Function { module: self.clone(), handle })
     }
 
-    /// Address and bytes of the variable with this name (`__device__` or `__constant__`, declared
-    /// `extern "C"`): the device's memory, for as long as the module lives.
+    /// Address and size in bytes of a variable (`__device__` or `__constant__`, declared `extern "C"`), valid for
+    /// the lifetime of the module.
     ///
     /// # Errors
     ///
-    /// What CUDA says: there may be none.
+    /// Errors of CUDA, such as an unknown name.
     pub fn variable(&self, name: &str) -> Result<(u64, usize)> {
         let c_name = CString::new(name)
             .map_err(|_| Error::Text { what: "the variable's name", text: name.to_owned() })?;
         let (mut address, mut bytes) = (0, 0);
         let _bound = self.context.enter()?;
-        // SAFETY: it writes two numbers, and reads a name that ends with 0.
+        // SAFETY: writes two numbers, and reads a NUL-terminated name.
         unsafe {
             call!(
                 self.context.driver,
@@ -88,12 +88,12 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         let Ok(_bound) = self.context.enter() else { return };
-        // SAFETY: it is ours, and no function of it is left. An error means that CUDA is gone already.
+        // SAFETY: this value owns it, and no function of it is left. An error means that CUDA is shut down already.
         let _ = unsafe { call!(self.context.driver, cuModuleUnload(self.handle)) };
     }
 }
 
-/// A kernel.
+/// Kernel.
 #[derive(Clone)]
 pub struct Function {
     module: Arc<Module>,
@@ -106,59 +106,59 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Function {
-    /// Lets it be launched with so much dynamic shared memory: 48 KiB need no asking.
+    /// Permits launches with up to `bytes` bytes of dynamic shared memory; 48 KiB need no call.
     ///
     /// # Errors
     ///
-    /// What CUDA says: the device may not have so much.
+    /// Errors of CUDA, such as a size beyond the limit of the device.
     pub fn set_dynamic_shared(&self, bytes: u32) -> Result<()> {
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
         let _bound = self.module.context.enter()?;
-        // SAFETY: the function lives as long as its module, which this holds.
+        // SAFETY: the function lives as long as its module, which this value holds.
         unsafe {
             call!(self.module.context.driver, cuFuncSetAttribute(self.handle, attribute, bytes))
         }
     }
 
-    /// Registers of a thread.
+    /// Registers per thread.
     ///
     /// # Errors
     ///
-    /// What CUDA says.
+    /// Errors of CUDA.
     pub fn registers(&self) -> Result<u32> {
         self.attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)
     }
 
-    /// Local memory of a thread, in bytes: what its registers did not hold.
+    /// Local memory per thread, in bytes, such as spilled registers.
     ///
     /// # Errors
     ///
-    /// What CUDA says.
+    /// Errors of CUDA.
     pub fn local_bytes(&self) -> Result<u32> {
         self.attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
     }
 
-    /// Shared memory of a block, in bytes, without the dynamic part.
+    /// Static shared memory per block, in bytes.
     ///
     /// # Errors
     ///
-    /// What CUDA says.
+    /// Errors of CUDA.
     pub fn shared_bytes(&self) -> Result<u32> {
         self.attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
     }
 
-    /// How many blocks of so many threads, with so much dynamic shared memory, run on one streaming
-    /// multiprocessor at once.
+    /// Occupancy: resident blocks per streaming multiprocessor, for `block` threads and `shared` bytes of dynamic
+    /// shared memory.
     ///
     /// # Errors
     ///
-    /// What CUDA says.
+    /// Errors of CUDA.
     pub fn blocks_per_sm(&self, block: u32, shared: u32) -> Result<u32> {
         let mut blocks: c_int = 0;
         let block = i32::try_from(block).unwrap_or(i32::MAX);
         let _bound = self.module.context.enter()?;
-        // SAFETY: it writes one integer; the function lives as long as its module, which this holds.
+        // SAFETY: writes one integer; the function lives as long as its module, which this value holds.
         unsafe {
             call!(
                 self.module.context.driver,
@@ -173,18 +173,17 @@ impl Function {
         Ok(blocks.unsigned_abs())
     }
 
-    /// Puts the kernel on a stream: `grid` blocks of `block` threads, with `shared` bytes of dynamic
-    /// shared memory. It takes one argument, by value, which is read from `argument` before this
-    /// returns.
+    /// Launches the kernel on a stream: `grid` blocks of `block` threads, with `shared` bytes of dynamic shared
+    /// memory. Its only argument is passed by value and read from `argument` before this returns.
     ///
     /// # Errors
     ///
-    /// What CUDA says, also of work that failed earlier.
+    /// Errors of CUDA, including those of earlier asynchronous work.
     ///
     /// # Safety
     ///
-    /// The kernel takes one argument, and `argument` points at a value of just its layout; addresses
-    /// in it are good for the device until the kernel has ended. The stream is 0 or one that lives.
+    /// The kernel takes one argument, and `argument` points to a value of exactly its layout; addresses in it are
+    /// valid on the device until the kernel has ended. The stream is 0 or lives.
     pub unsafe fn launch(
         &self,
         grid: u32,
@@ -197,7 +196,7 @@ impl Function {
         let mut arguments = [argument.cast_mut()];
         let _bound = context.enter()?;
         // SAFETY: the function lives as long as its module, which this holds; it reads the only
-        // argument, which the caller answers for.
+        // argument, for which the caller is responsible.
         unsafe {
             call!(
                 context.driver,
@@ -221,7 +220,7 @@ impl Function {
     fn attribute(&self, attribute: Attribute) -> Result<u32> {
         let mut value: c_int = 0;
         let _bound = self.module.context.enter()?;
-        // SAFETY: it writes one integer; the function lives as long as its module, which this holds.
+        // SAFETY: writes one integer; the function lives as long as its module, which this value holds.
         unsafe {
             call!(
                 self.module.context.driver,
@@ -232,12 +231,12 @@ impl Function {
     }
 }
 
-/// Whether bytes are a whole ELF file, as cubins are: its table of sections, which stands last or
-/// names what does, must lie within them.
+/// Checks that bytes are a complete ELF file, as cubins are: its header tables, of which one ends last, must lie
+/// within them.
 pub(crate) fn check_cubin(cubin: &[u8]) -> Result<()> {
     let refuse = |problem| Error::Cubin { bytes: cubin.len(), problem };
     if cubin.len() < ELF_HEADER_BYTES || !cubin.starts_with(ELF) {
-        return Err(refuse("it does not begin as one"));
+        return Err(refuse("no ELF header"));
     }
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| cubin[at + byte]));
     let half = |at: usize| u64::from(u16::from_le_bytes([cubin[at], cubin[at + 1]]));
@@ -245,7 +244,7 @@ pub(crate) fn check_cubin(cubin: &[u8]) -> Result<()> {
     for (table, size, count) in [(32, 54, 56), (40, 58, 60)] {
         let end = word(table).checked_add(half(size) * half(count));
         if end.is_none_or(|end| end > cubin.len() as u64) {
-            return Err(refuse("its end is missing"));
+            return Err(refuse("it is truncated"));
         }
     }
     Ok(())
@@ -261,16 +260,16 @@ mod tests {
             Err(Error::Cubin { problem, .. }) => problem,
             other => panic!("{other:?}"),
         };
-        assert_eq!(problem(b""), "it does not begin as one");
-        assert_eq!(problem(&[b'x'; 128]), "it does not begin as one");
+        assert_eq!(problem(b""), "no ELF header");
+        assert_eq!(problem(&[b'x'; 128]), "no ELF header");
         let mut cubin = vec![0; 192];
         cubin[..4].copy_from_slice(ELF);
         cubin[40..48].copy_from_slice(&64_u64.to_le_bytes());
         cubin[58..60].copy_from_slice(&64_u16.to_le_bytes());
         cubin[60..62].copy_from_slice(&2_u16.to_le_bytes());
         assert_eq!(check_cubin(&cubin), Ok(()));
-        assert_eq!(problem(&cubin[..191]), "its end is missing");
+        assert_eq!(problem(&cubin[..191]), "it is truncated");
         cubin[40..48].copy_from_slice(&u64::MAX.to_le_bytes());
-        assert_eq!(problem(&cubin), "its end is missing");
+        assert_eq!(problem(&cubin), "it is truncated");
     }
 }

@@ -1,4 +1,4 @@
-//! NVML, for what `weft doctor` says: whether GPUs are cut up (MIG), and which are joined by NVLink.
+//! NVML, for `weft doctor`: MIG mode, and NVLink between GPUs.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ const P2P_OK: u32 = 0;
 type Handle = *mut c_void;
 
 functions! {
-    /// What is called of NVML.
+    /// Functions of NVML.
     Api;
     nvmlInit_v2();
     nvmlShutdown();
@@ -26,13 +26,13 @@ functions! {
 // Not in `Api`: it returns text.
 type Describe = unsafe extern "C" fn(u32) -> *const c_char;
 
-/// NVML, in use; shut down with this.
+/// NVML session; shut down on drop.
 pub struct Nvml {
     api: Api,
     error_text: Describe,
 }
 
-/// Calls a function of NVML's; an error names it.
+/// Calls a function of NVML; errors name it.
 macro_rules! call {
     ($nvml:expr, $name:ident($($argument:expr),* $(,)?)) => {
         $nvml.check(stringify!($name), ($nvml.api.$name)($($argument),*))
@@ -40,26 +40,26 @@ macro_rules! call {
 }
 
 impl Nvml {
-    /// Loads NVML and makes it ready.
+    /// Loads and initialises NVML.
     ///
     /// # Errors
     ///
-    /// [`Error::Absent`] where there is none, [`Error::TooOld`], and what NVML says.
+    /// [`Error::Absent`] without NVML, [`Error::TooOld`], and errors of NVML.
     pub fn open() -> Result<Self> {
         let library = library::open(["libnvidia-ml.so.1"]).map_err(|why| Error::Absent {
             library: LIBRARY,
             why,
-            remedy: "it comes with NVIDIA's driver; a container needs the capability \"utility\"",
+            remedy: "install NVIDIA's driver, or start the container with the capability \"utility\"",
         })?;
-        // The system counts how often it was opened; it is never unloaded.
+        // Opens are reference-counted; it is never unloaded.
         let library = Box::leak(Box::new(library));
         let missing = too_old(LIBRARY, "a driver for CUDA 12.0 or newer");
-        // SAFETY: it is NVML, and never unloaded.
+        // SAFETY: the library is NVML, and never unloaded.
         let api = unsafe { Api::look_up(library) }.map_err(&missing)?;
-        // SAFETY: as above; nvml.h declares it so, with an enumeration for the argument.
+        // SAFETY: as above; nvml.h declares this signature, with an enumeration as the argument.
         let error_text = *unsafe { library.get::<Describe>("nvmlErrorString") }
             .map_err(|_| missing("nvmlErrorString"))?;
-        // SAFETY: any thread may make NVML ready, any number of times.
+        // SAFETY: any thread may initialise NVML, any number of times.
         let code = unsafe { (api.nvmlInit_v2)() };
         if code != 0 {
             return Err(failure("nvmlInit_v2", code, error_text));
@@ -67,28 +67,28 @@ impl Nvml {
         Ok(Self { api, error_text })
     }
 
-    /// The version of NVIDIA's driver, as in `580.95.05`.
+    /// Version of NVIDIA's driver, as `580.95.05`.
     ///
     /// # Errors
     ///
-    /// What NVML says.
+    /// Errors of NVML.
     pub fn driver_version(&self) -> Result<String> {
         let mut version: [c_char; 96] = [0; 96];
-        // SAFETY: it writes at most so many characters, the last of them 0.
+        // SAFETY: writes at most 95 characters, the last of them NUL.
         unsafe { call!(self, nvmlSystemGetDriverVersion(version.as_mut_ptr(), 95)) }?;
-        // SAFETY: it ends with a 0, since the last character was not written to.
+        // SAFETY: NUL-terminated, since the last character was not written.
         Ok(unsafe { CStr::from_ptr(version.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// Whether the GPU that a device is, or is a slice of, is cut up; `None` if it never can be.
+    /// MIG mode of the GPU of a device; `None` without MIG support.
     ///
     /// # Errors
     ///
-    /// What NVML says: a container may have been given slices and not the GPU.
+    /// Errors of NVML: a container may have slices without the GPU.
     pub fn mig_mode(&self, device: Device) -> Result<Option<bool>> {
         let handle = self.handle(device)?;
         let (mut now, mut pending) = (0, 0);
-        // SAFETY: it writes two integers, of a device that NVML has just named.
+        // SAFETY: writes two integers; the handle came from NVML.
         match unsafe { call!(self, nvmlDeviceGetMigMode(handle, &raw mut now, &raw mut pending)) } {
             Ok(()) => Ok(Some(now != 0)),
             Err(Error::Call { code: NOT_SUPPORTED, .. }) => Ok(None),
@@ -96,15 +96,15 @@ impl Nvml {
         }
     }
 
-    /// Whether two GPUs reach each other's memory over NVLink, directly or through switches.
+    /// True if two GPUs have peer access over NVLink, directly or through switches.
     ///
     /// # Errors
     ///
-    /// What NVML says.
+    /// Errors of NVML.
     pub fn over_nvlink(&self, one: Device, other: Device) -> Result<bool> {
         let (one, other) = (self.handle(one)?, self.handle(other)?);
         let mut status = P2P_OK;
-        // SAFETY: it writes one integer, of devices that NVML has just named.
+        // SAFETY: writes one integer; the handles came from NVML.
         match unsafe {
             call!(self, nvmlDeviceGetP2PStatus(one, other, P2P_OVER_NVLINK, &raw mut status))
         } {
@@ -117,7 +117,7 @@ impl Nvml {
     fn handle(&self, device: Device) -> Result<Handle> {
         let bus_id = CString::new(device.bus_id()).unwrap_or_default();
         let mut handle = std::ptr::null_mut();
-        // SAFETY: it writes one handle, and reads a string that ends with 0.
+        // SAFETY: writes one handle, and reads a NUL-terminated string.
         unsafe { call!(self, nvmlDeviceGetHandleByPciBusId_v2(bus_id.as_ptr(), &raw mut handle)) }?;
         Ok(handle)
     }
@@ -129,28 +129,28 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // SAFETY: it was made ready once by this. There is nothing to do about an error.
+        // SAFETY: initialised once by this value. An error has no remedy here.
         unsafe { (self.api.nvmlShutdown)() };
     }
 }
 
 fn failure(call: &'static str, code: u32, describe: Describe) -> Error {
-    // SAFETY: any number may be asked for.
+    // SAFETY: valid for any number.
     let text = unsafe { describe(code) };
     let text = if text.is_null() {
         "no text".to_owned()
     } else {
-        // SAFETY: NVML's strings end with a 0 and are never freed.
+        // SAFETY: strings of NVML are NUL-terminated and never freed.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     };
     Error::Call { call, code, name: "NVML".to_owned(), text, remedy: remedy(code) }
 }
 
-/// What to do about an error of NVML's, or nothing.
+/// Remedy of a result code of NVML; empty if unknown.
 fn remedy(code: u32) -> &'static str {
     match code {
-        4 => "the container or the system forbids it: look at its permissions",
-        9 => "NVIDIA's driver is not loaded: look at `nvidia-smi`",
+        4 => "the container or the system forbids it: check its permissions",
+        9 => "NVIDIA's driver is not loaded: check `nvidia-smi`",
         15 => "a GPU has fallen off the bus: restart the machine",
         18 => "the driver was updated while it was loaded: restart the machine",
         _ => "",

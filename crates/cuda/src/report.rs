@@ -1,4 +1,4 @@
-//! What this machine has of CUDA, for `weft doctor`.
+//! CUDA report of this machine, for `weft doctor`.
 
 use crate::device::Device;
 use crate::driver::driver;
@@ -7,43 +7,43 @@ use crate::nvml::Nvml;
 use crate::nvrtc;
 use std::path::PathBuf;
 
-/// The loader's words for a library that there is not.
+/// Loader message for a missing library.
 const NO_FILE: &str = "cannot open shared object file: No such file or directory";
 
-/// What there is of CUDA here. What cannot be asked is an error in its place, or left out.
+/// CUDA libraries and devices of this machine. Failed queries are errors in their place, or omitted.
 #[derive(Debug)]
-pub struct Report {
-    /// The driver's [version](crate::Driver::version).
+pub struct CudaReport {
+    /// [Version](crate::Driver::version) of the driver.
     pub driver: Result<u32>,
-    /// The devices that this process sees; none without a driver.
+    /// Devices visible to this process; empty without a driver.
     pub devices: Result<Vec<DeviceReport>>,
-    /// The version of NVIDIA's driver, which NVML knows.
+    /// Version of NVIDIA's driver, from NVML.
     pub nvml: Result<String>,
-    /// NVRTC's version, and where it was found.
+    /// Version and path of NVRTC.
     pub nvrtc: Result<((u32, u32), PathBuf)>,
 }
 
-/// What there is to say of a device, beside what it is.
+/// Device with its MIG mode and its peers.
 #[derive(Debug)]
 pub struct DeviceReport {
-    /// The device.
+    /// Device.
     pub device: Device,
-    /// Whether the GPU is cut up, if NVML says.
+    /// MIG mode of the GPU, if NVML reports it.
     pub mig_mode: Option<bool>,
-    /// The numbers of the other devices whose memory it reaches.
+    /// Ordinals of other devices to which it has peer access.
     pub reaches: Vec<u32>,
-    /// Those that it reaches over NVLink, if NVML says.
+    /// Ordinals of devices with NVLink, if NVML reports it.
     pub nvlink: Option<Vec<u32>>,
 }
 
-/// Looks at this machine.
-pub fn look() -> Report {
+/// Queries this machine.
+pub fn query() -> CudaReport {
     let nvml = Nvml::open();
     let devices = match driver() {
         Ok(_) => devices(nvml.as_ref().ok()),
         Err(_) => Ok(Vec::new()),
     };
-    Report {
+    CudaReport {
         driver: driver().map(|driver| driver.version()),
         devices,
         nvml: nvml.and_then(|nvml| nvml.driver_version()),
@@ -51,7 +51,7 @@ pub fn look() -> Report {
     }
 }
 
-/// An error in as many words as a table has room for: most machines just lack a library.
+/// Short form of an error for tables: a missing library becomes "not installed".
 pub fn brief(error: &Error) -> String {
     match error {
         Error::Absent { why, .. } if why.split("; ").all(|why| why.ends_with(NO_FILE)) => {
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_and_one_that_does_not_load_are_told_apart() {
+    fn a_missing_library_and_one_that_does_not_load_are_distinguished() {
         let absent = |why: &str| {
             brief(&Error::Absent { library: "a library", why: why.to_owned(), remedy: "none" })
         };

@@ -1,4 +1,4 @@
-//! What needs a device. Without one each test says so and passes.
+//! Tests that need a device. Without one, each test reports the skip and passes.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use weft_cuda::{
 
 const MIB: usize = 1 << 20;
 
-/// The devices of this machine; if there is none, says so.
+/// Devices of this machine; without any, reports the skip.
 fn devices() -> Vec<Device> {
     let found = driver().and_then(|driver| {
         (0..driver.device_count()?).map(|ordinal| driver.device(ordinal)).collect()
@@ -24,7 +24,7 @@ fn devices() -> Vec<Device> {
     }
 }
 
-/// The first device's context, current on this thread.
+/// Context of the first device, current on this thread.
 fn context() -> Option<Arc<Context>> {
     let device = *devices().first()?;
     let context = Context::primary(device).expect("a context");
@@ -32,14 +32,14 @@ fn context() -> Option<Arc<Context>> {
     Some(context)
 }
 
-/// So many bytes of pinned memory, as the host sees them.
+/// Bytes of pinned memory, as the host sees them.
 fn bytes(memory: &PinnedMemory) -> &[u8] {
-    // SAFETY: it is so long, and the tests wait before they look.
+    // SAFETY: the memory has this length, and the tests synchronise before they read it.
     unsafe { std::slice::from_raw_parts(memory.host(), memory.len()) }
 }
 
 #[test]
-fn a_device_says_what_it_is() {
+fn a_device_reports_its_properties() {
     for device in devices() {
         assert!(!device.name().is_empty() && !device.bus_id().is_empty(), "{device}");
         assert_ne!(device.uuid(), [0; 16]);
@@ -52,7 +52,7 @@ fn a_device_says_what_it_is() {
 }
 
 #[test]
-fn a_device_that_there_is_not_is_named() {
+fn a_missing_device_is_named() {
     let count = devices().len() as u32;
     if count == 0 {
         return;
@@ -108,7 +108,7 @@ fn memory_goes_through_a_descriptor_to_each_device_that_reaches_it() {
     set_bytes_async(memory.address(), 9, memory.len(), Stream(0)).expect("set");
     context.synchronize().expect("done");
     for device in devices() {
-        if !device.can_access(context.device()).expect("an answer") {
+        if !device.can_access(context.device()).expect("a result") {
             eprintln!("skipped: {device} does not reach {}", context.device());
             continue;
         }
@@ -145,9 +145,9 @@ fn memory_outlives_its_first_mapping() {
     assert_eq!(bytes(&pinned), [3; 16]);
 }
 
-// That another process opens it is tested where processes meet: by the symmetric heap.
+// Opening by another process is tested with the symmetric heap.
 #[test]
-fn a_handle_tells_where_in_its_allocation_a_stretch_begins() {
+fn a_handle_has_the_offset_of_its_range() {
     let Some(context) = context() else { return };
     let memory = DeviceMemory::alloc(&context, 4 * MIB).expect("memory");
     let handle = match memory.ipc_handle() {
@@ -174,7 +174,7 @@ fn memory_is_exported_as_a_dma_buf_of_whole_pages() {
     }
     let whole = DmaBuf::of(&context, memory.address(), memory.len()).expect("a dma-buf");
     assert_eq!((whole.offset, whole.bytes), (0, 4 * MIB as u64));
-    // PyTorch gives out parts of its allocations, which begin anywhere.
+    // Tensors of PyTorch start anywhere in an allocation.
     let part = DmaBuf::of(&context, memory.address() + 512, 16).expect("a dma-buf");
     assert_eq!((part.offset, part.bytes), (512, 16));
     assert!(matches!(DmaBuf::of(&context, memory.address(), 0), Err(Error::Size { .. })));
@@ -226,7 +226,7 @@ fn a_kernel_takes_one_argument_by_value() {
     let fill = module.function("fill").expect("a kernel");
     drop(module);
     let shared = context.device().max_shared_per_block();
-    fill.set_dynamic_shared(shared).expect("so much shared memory");
+    fill.set_dynamic_shared(shared).expect("the largest shared memory");
     assert!(fill.set_dynamic_shared(shared + 1).is_err());
     assert!(fill.registers().expect("a number") > 0);
     assert_eq!((fill.local_bytes(), fill.shared_bytes()), (Ok(0), Ok(0)));
@@ -234,7 +234,7 @@ fn a_kernel_takes_one_argument_by_value() {
     let pinned = PinnedMemory::alloc(&context, 400).expect("pinned memory");
     let arguments = Arguments { out: pinned.device_address(), count: 99, value: 1000 };
     let argument = (&raw const arguments).cast::<c_void>();
-    // SAFETY: the structure is as the kernel declares it, and the memory lives until all is done.
+    // SAFETY: the structure has the layout of the kernel, and the memory outlives the launch.
     unsafe { fill.launch(4, 32, shared, Stream(0), argument) }.expect("launched");
     context.synchronize().expect("done");
     let expected: Vec<u8> =
@@ -249,7 +249,7 @@ fn fill_of(context: &Arc<Context>, cubin: &[u8]) -> Result<(), Error> {
 }
 
 #[test]
-fn what_was_current_is_current_again() {
+fn the_current_context_is_restored() {
     let Some(first) = context() else { return };
     let devices = devices();
     let Some(&device) = devices.get(1) else {
@@ -265,7 +265,7 @@ fn what_was_current_is_current_again() {
     assert_eq!(first.is_current(), Ok(true));
 }
 
-// The modes have no other effect that is seen without a capture, which this library never begins.
+// Without a capture, which this library never starts, the modes have no visible effect.
 #[test]
 fn relaxed_capture_nests() {
     let Some(context) = context() else { return };
@@ -276,7 +276,7 @@ fn relaxed_capture_nests() {
 }
 
 #[test]
-fn nothing_cannot_be_allocated_and_too_much_is_an_error_with_a_remedy() {
+fn empty_and_oversized_allocations_are_errors() {
     let Some(context) = context() else { return };
     assert!(matches!(DeviceMemory::alloc(&context, 0), Err(Error::Size { .. })));
     assert!(matches!(PinnedMemory::alloc(&context, 0), Err(Error::Size { .. })));

@@ -1,22 +1,22 @@
-//! The atomic words that processes and threads share, as a trait: the protocols above are generic over
-//! it, so that loom can check the same code that runs.
+//! Atomic words shared by processes and threads, as traits: the protocols above are generic over them, so
+//! that loom models check the code that runs.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A 32-bit word that can also be slept on.
+/// A 32-bit word with futex operations.
 pub trait Word32: Send + Sync {
-    /// A word of its own, not shared with other processes.
+    /// A private word, not shared with other processes.
     fn new(value: u32) -> Self
     where
         Self: Sized;
     /// Acquire load.
     fn load(&self) -> u32;
-    /// Acquire-release wrapping addition; returns what was there.
+    /// Acquire-release wrapping addition; returns the previous value.
     fn fetch_add(&self, addend: u32) -> u32;
-    /// Acquire-release bitwise or; returns what was there.
+    /// Acquire-release bitwise or; returns the previous value.
     fn fetch_or(&self, bits: u32) -> u32;
-    /// Acquire-release bitwise and; returns what was there.
+    /// Acquire-release bitwise and; returns the previous value.
     fn fetch_and(&self, bits: u32) -> u32;
     /// Sleeps while the word equals `expected`, at most `timeout`; may return early.
     fn wait(&self, expected: u32, timeout: Duration);
@@ -28,7 +28,7 @@ pub trait Word32: Send + Sync {
 
 /// A 64-bit word.
 pub trait Word64: Send + Sync {
-    /// A word of its own, not shared with other processes.
+    /// A private word, not shared with other processes.
     fn new(value: u64) -> Self
     where
         Self: Sized;
@@ -38,30 +38,30 @@ pub trait Word64: Send + Sync {
     fn store(&self, value: u64);
     /// Acquire-release swap.
     fn swap(&self, value: u64) -> u64;
-    /// Acquire-release bitwise or; returns what was there.
+    /// Acquire-release bitwise or; returns the previous value.
     fn fetch_or(&self, bits: u64) -> u64;
-    /// Acquire-release exchange of `expected` for `value`; whether it took place.
+    /// Acquire-release compare-exchange of `expected` for `value`; true if it succeeded.
     fn replace(&self, expected: u64, value: u64) -> bool;
 }
 
-/// A value alone on its cache line, so that two writers never share one.
+/// A value on a cache line of its own, against false sharing.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub struct Line<T>(pub T);
+pub struct CacheLine<T>(pub T);
 
-/// A place that two threads hand to each other; loom checks that they never hold it at once.
+/// Cell that two threads hand to each other; loom checks that their accesses never overlap.
 #[cfg(loom)]
-pub(crate) use loom::cell::UnsafeCell as Place;
+pub(crate) use loom::cell::UnsafeCell as SharedCell;
 
-/// A place that two threads hand to each other.
+/// Cell that two threads hand to each other.
 #[cfg(not(loom))]
 #[derive(Debug)]
-pub(crate) struct Place<T>(std::cell::UnsafeCell<T>);
+pub(crate) struct SharedCell<T>(std::cell::UnsafeCell<T>);
 
 #[cfg(not(loom))]
-impl<T> Place<T> {
-    pub fn new(value: T) -> Place<T> {
-        Place(std::cell::UnsafeCell::new(value))
+impl<T> SharedCell<T> {
+    pub fn new(value: T) -> SharedCell<T> {
+        SharedCell(std::cell::UnsafeCell::new(value))
     }
 
     pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
@@ -96,8 +96,8 @@ impl Word32 for AtomicU32 {
             tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         };
-        // Not private: the word may lie in memory that several processes map. Every error
-        // (changed value, signal, time) only means that the caller looks again.
+        // Not private: the word may lie in memory that several processes map. Every error (changed value,
+        // signal, time) only means that the caller checks again.
         let _ = futex::wait(self, futex::Flags::empty(), expected, Some(&timeout));
     }
 

@@ -1,8 +1,8 @@
-//! The host's monotonic clock, read only at the edges.
+//! Monotonic clock of the host, read at the edges only.
 
 use crate::types::Time;
 
-/// Now, on the clock that every process of this host shares: that of [`weft_control::monotonic_ns`].
+/// Current time on the clock that all processes of this host share ([`weft_control::monotonic_ns`]).
 #[inline]
 pub fn now() -> Time {
     Time(weft_control::monotonic_ns())

@@ -1,11 +1,11 @@
-//! What ranks tell each other: how to reach an engine, and what in it may be written.
+//! Descriptors that ranks exchange: addresses of engines, and grants of regions and counters.
 
 use crate::bytes::{Reader, put_block};
 use crate::types::{Generation, Lane, LaneId, ProviderKind, RegionKey};
 
-/// How an engine can be reached: an entry for each of its providers.
+/// Address of an engine: an entry for each of its providers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
+pub struct EngineAddress {
     /// In the order of [`ProviderKind`].
     pub providers: Vec<(ProviderKind, Vec<u8>)>,
 }
@@ -13,17 +13,17 @@ pub struct Address {
 const ADDRESS: u8 = b'A';
 const GRANT: u8 = b'G';
 const REFUSAL: u8 = b'R';
-/// Longest text of a refusal that travels, or is taken of a peer, in characters.
+/// Longest text of a refusal, sent or received, in characters.
 const MAX_DETAIL: usize = 2000;
 
-impl Address {
+impl EngineAddress {
     /// The entry of one provider.
     pub fn of(&self, kind: ProviderKind) -> Option<&[u8]> {
         let entry = self.providers.iter().find(|(of, _)| *of == kind)?;
         Some(&entry.1)
     }
 
-    /// The bytes that travel.
+    /// Encoded bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![ADDRESS, self.providers.len() as u8];
         for (kind, entry) in &self.providers {
@@ -33,8 +33,8 @@ impl Address {
         out
     }
 
-    /// What a peer sent; `None` if it is not an address. Providers unknown here are left out.
-    pub fn decode(bytes: &[u8]) -> Option<Address> {
+    /// Decodes a peer's bytes; `None` if they are not an address. Providers unknown here are left out.
+    pub fn decode(bytes: &[u8]) -> Option<EngineAddress> {
         let mut reader = Reader::new(bytes);
         if reader.u8()? != ADDRESS {
             return None;
@@ -45,11 +45,11 @@ impl Address {
             let entry = reader.block()?;
             providers.extend(ProviderKind::from_wire(kind).map(|kind| (kind, entry.to_vec())));
         }
-        reader.is_at_end().then_some(Address { providers })
+        reader.is_at_end().then_some(EngineAddress { providers })
     }
 }
 
-/// A region as one peer may write it.
+/// Grant of a region to one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionGrant {
     /// The owner's key.
@@ -60,18 +60,18 @@ pub struct RegionGrant {
     pub entry: Vec<u8>,
 }
 
-/// A counter as one peer may raise it.
+/// Grant of a counter to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterGrant {
     /// The first lane that the peer raises.
     pub data: Lane,
-    /// The lane on which the peer gives credit for its own counter of the same position.
+    /// The lane on which the peer returns credits for its own counter of the same position.
     pub credit: Lane,
     /// Rounds that may be open at a time.
     pub window: u32,
 }
 
-/// What one rank grants to one peer.
+/// Regions and counters that one rank grants to one peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
     /// Regions.
@@ -81,7 +81,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// The bytes that travel.
+    /// Encoded bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![GRANT];
         out.extend_from_slice(&(self.regions.len() as u32).to_le_bytes());
@@ -101,7 +101,7 @@ impl Grant {
         out
     }
 
-    /// What a peer sent; `None` if it is not a grant.
+    /// Decodes a peer's bytes; `None` if they are not a grant.
     pub fn decode(bytes: &[u8]) -> Option<Grant> {
         let mut reader = Reader::new(bytes);
         if reader.u8()? != GRANT {
@@ -127,18 +127,18 @@ impl Grant {
     }
 }
 
-/// What travels in place of a grant that a rank cannot make: the text of its error.
+/// Refusal in place of a grant: the text of the rank's error.
 pub(crate) struct Refusal(pub String);
 
 impl Refusal {
-    /// The bytes that travel.
+    /// Encoded bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![REFUSAL];
         out.extend(self.0.chars().take(MAX_DETAIL).collect::<String>().into_bytes());
         out
     }
 
-    /// What a peer sent; `None` if it is not a refusal.
+    /// Decodes a peer's bytes; `None` if they are not a refusal.
     pub fn decode(bytes: &[u8]) -> Option<Refusal> {
         let text = bytes.strip_prefix(&[REFUSAL])?;
         Some(Refusal(String::from_utf8_lossy(text).chars().take(MAX_DETAIL).collect()))
@@ -157,7 +157,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn grants_survive_the_wire(
+        fn grants_round_trip(
             regions in prop::collection::vec((any::<u32>(), any::<u64>(), any::<Vec<u8>>()), 0..4),
             counters in prop::collection::vec((lane(), lane(), any::<u32>()), 0..4),
         ) {
@@ -180,12 +180,12 @@ mod tests {
 
         #[test]
         fn garbage_is_refused_without_a_panic(bytes in any::<Vec<u8>>()) {
-            let _ = Address::decode(&bytes);
+            let _ = EngineAddress::decode(&bytes);
             let mut tagged = bytes.clone();
             tagged.insert(0, GRANT);
             let _ = Grant::decode(&tagged);
             tagged[0] = ADDRESS;
-            let _ = Address::decode(&tagged);
+            let _ = EngineAddress::decode(&tagged);
         }
     }
 }

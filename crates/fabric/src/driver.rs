@@ -1,18 +1,18 @@
-//! What a polled driver takes and gives: events in, requests out, no I/O and no clock.
+//! Driver: a polled state machine over an engine. Events in, requests out; no I/O and no clock.
 //!
-//! A driver is `poll(now, &[Event], &mut Requests)`. It allocates nothing after construction: give
-//! [`Requests::with_capacity`] the most it ever asks for in one poll.
+//! A driver is `poll(now, &[Event], &mut Requests)`. It is free of allocation after construction if
+//! [`Requests::with_capacity`] covers its largest poll.
 
 use crate::types::{CounterId, Page, Time};
 use std::ops::Range;
 use weft_control::{Poison, Rank};
 
-/// Something that happened, as a driver sees it.
+/// Event for a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A peer raised its lane of one of our counters.
     Raised {
-        /// Ours.
+        /// Our counter.
         counter: CounterId,
         /// The peer that raised it.
         peer: Rank,
@@ -25,43 +25,43 @@ pub enum Event {
     Credited {
         /// Our counter in the same position as the peer's.
         counter: CounterId,
-        /// Who gave it.
+        /// The peer.
         peer: Rank,
-        /// Credits it has given in all. Round r may start when this is at least r.
+        /// Its credits so far. Round r may start when this is at least r.
         credits: u64,
     },
     /// The source of a request may be reused.
     Completed {
-        /// The tag that the request was given.
+        /// The tag of the request.
         tag: u64,
     },
-    /// The group is poisoned; nothing more will arrive.
+    /// The group is poisoned: the last event.
     Poisoned(Poison),
 }
 
 impl Event {
-    /// Tags above this bit say whose they are, see [`Driver::namespace`].
+    /// Position of the namespace within a tag, see [`Driver::namespace`].
     pub const NAMESPACE_SHIFT: u32 = 48;
 }
 
-/// What a driver asks of the engine.
+/// Request of a driver to the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum DriverRequest {
     Write { peer: Rank, counter: CounterId, round: u64, pages: Range<usize>, tag: u64 },
     Credit { peer: Rank, counter: CounterId },
 }
 
-/// Requests that a driver hands out in one poll; the engine drains them.
+/// Requests of a driver from one poll; the engine drains them.
 #[derive(Debug, Default)]
 pub struct Requests {
-    pub(crate) asks: Vec<Ask>,
+    pub(crate) entries: Vec<DriverRequest>,
     pub(crate) pages: Vec<Page>,
 }
 
 impl Requests {
-    /// Room for this many requests and pages.
+    /// Capacity for this many requests and pages.
     pub fn with_capacity(requests: usize, pages: usize) -> Requests {
-        Requests { asks: Vec::with_capacity(requests), pages: Vec::with_capacity(pages) }
+        Requests { entries: Vec::with_capacity(requests), pages: Vec::with_capacity(pages) }
     }
 
     /// Writes `pages` to `peer` and raises its `counter` by the parts of that write. A signal if
@@ -78,32 +78,32 @@ impl Requests {
         let begin = self.pages.len();
         self.pages.extend(pages);
         let pages = begin..self.pages.len();
-        self.asks.push(Ask::Write { peer, counter, round, pages, tag });
+        self.entries.push(DriverRequest::Write { peer, counter, round, pages, tag });
     }
 
-    /// Tells `peer` that what it wrote under our `counter` has been read: it may start one more round.
+    /// Sends `peer` a credit for our `counter`: its round has been read, and it may start one more.
     pub fn credit(&mut self, peer: Rank, counter: CounterId) {
-        self.asks.push(Ask::Credit { peer, counter });
+        self.entries.push(DriverRequest::Credit { peer, counter });
     }
 
-    /// Whether nothing is asked.
+    /// True without requests.
     pub fn is_empty(&self) -> bool {
-        self.asks.is_empty()
+        self.entries.is_empty()
     }
 }
 
-/// A polled state machine over an engine.
+/// State machine that polls an engine.
 pub trait Driver {
-    /// What can go wrong in it.
+    /// Its error type.
     type Error;
 
-    /// The number that [`crate::Engine::namespace`] gave it: the high bits of its tags.
+    /// The number from [`crate::Engine::namespace`]: the high bits of its tags.
     fn namespace(&self) -> u16;
 
-    /// The counters whose events it wants.
+    /// The counters whose events it receives.
     fn counters(&self) -> &[CounterId];
 
-    /// Takes what happened, moves on, and hands out requests. `now` is for deadlines and traces.
+    /// Consumes events, advances, and emits requests. `now` is for deadlines and traces.
     fn poll(
         &mut self,
         now: Time,

@@ -1,4 +1,4 @@
-//! What can go wrong, one variant per cause, worded for whoever must act on it.
+//! Errors of the fabric, one variant per cause, each with its remedy.
 
 use crate::types::{CounterId, ProviderKind, RegionKey, Time};
 use std::time::Duration;
@@ -7,9 +7,9 @@ use weft_control::{Poison, Rank};
 /// The result of a fabric call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// One expectation that a wait had when its deadline passed.
+/// Raises that a wait lacked from one peer at its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingPeer {
     /// The peer that has not raised its lane far enough.
     pub rank: Rank,
     /// Raises expected in this round.
@@ -22,12 +22,12 @@ pub struct Missing {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Memory could not be had.
+    /// Shareable memory could not be allocated.
     #[error("cannot allocate {length} bytes of shareable memory: {source}")]
     Allocate {
-        /// Bytes asked for.
+        /// Bytes requested.
         length: usize,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A NUMA node without memory on this machine.
@@ -36,7 +36,7 @@ pub enum Error {
         numbers(.nodes)
     )]
     NoNumaNode {
-        /// The node asked for.
+        /// The node requested.
         node: u32,
         /// The nodes that have memory.
         nodes: Vec<u32>,
@@ -53,10 +53,10 @@ pub enum Error {
         /// The remedy.
         remedy: &'static str,
     },
-    /// Huge pages could not be had.
+    /// Huge pages could not be allocated.
     #[error("{length} bytes in huge pages of 2 MiB: {detail}")]
     HugePages {
-        /// Bytes asked for.
+        /// Bytes requested.
         length: usize,
         /// Pages needed and free, and the remedy.
         detail: String,
@@ -71,7 +71,7 @@ pub enum Error {
         /// The driver's error, with its remedy.
         source: Box<weft_cuda::Error>,
     },
-    /// No provider that both ranks have reaches the peer.
+    /// No common provider reaches the peer.
     #[error(
         "no provider reaches {peer}: this rank has {here}, the peer has {there}; enable one that both have (WEFT_PROVIDERS; for ofi WEFT_OFI_PROVIDER)"
     )]
@@ -83,14 +83,14 @@ pub enum Error {
         /// Kinds of provider there.
         there: String,
     },
-    /// A peer's address, descriptor or frame does not have the form it should.
-    #[error("{peer} sent {what} that cannot be understood: {detail}")]
+    /// A peer's address, descriptor or frame is malformed.
+    #[error("{peer} sent {what} that is malformed: {detail}")]
     Malformed {
         /// The peer.
         peer: Rank,
-        /// What it was.
+        /// The malformed item.
         what: &'static str,
-        /// Why.
+        /// The cause.
         detail: String,
     },
     /// Connecting to a peer failed.
@@ -98,29 +98,29 @@ pub enum Error {
     Connect {
         /// The peer.
         peer: Rank,
-        /// The provider that tried.
+        /// The provider of the attempt.
         provider: ProviderKind,
-        /// Why.
+        /// The cause.
         detail: String,
     },
-    /// A pair cannot be formed anew.
+    /// `reform` of a pair.
     #[error(
-        "reform at {rank} of a pair: expected a group that was formed at bootstrap; connect a new pair \
+        "reform at {rank} of a pair: expected a group that was formed by a rendezvous; connect a new pair \
          (weft.connect) in place of this one"
     )]
     ReformOfPair {
-        /// The rank that asked.
+        /// The rank of the call.
         rank: Rank,
     },
     /// A provider cannot be opened on this machine.
     #[error("the {provider} provider cannot be used here: {detail}")]
     Provider {
-        /// Which.
+        /// The provider.
         provider: ProviderKind,
-        /// Why, and what to do.
+        /// The cause, and the remedy.
         detail: String,
     },
-    /// Memory of a device was asked for, and no provider has any.
+    /// Device memory was requested without a provider that has any.
     #[error(
         "no provider has memory of device {device}: add copy to the providers (WEFT_PROVIDERS=copy,tcp)"
     )]
@@ -128,32 +128,32 @@ pub enum Error {
         /// The device's ordinal.
         device: u32,
     },
-    /// A wait's deadline passed. The write it waited for is not recalled, and the wait may be repeated.
+    /// A wait passed its deadline. The write stays in flight, and the wait may be repeated.
     #[error("{what} did not finish within {waited:?}: {}", missing_text(.missing))]
     Timeout {
-        /// What was waited for.
+        /// The operation.
         what: &'static str,
-        /// For how long.
+        /// Duration of the wait.
         waited: Duration,
-        /// Which peers are missing, as far as it is known.
-        missing: Vec<Missing>,
+        /// Peers that the wait lacks, as far as the engine can name them.
+        missing: Vec<MissingPeer>,
     },
-    /// The group is poisoned; nothing works on it any more.
+    /// The group is poisoned: each of its operations fails.
     #[error("{0}")]
     Poisoned(Poison),
-    /// A write was started in a round for which the owner has not given credit.
+    /// A write in a round without credit.
     #[error("round {round} of counter {} at {peer} is not open, {credits} credits have come: wait until the peer has released the bytes of an earlier round", .counter.number())]
     NoCredit {
         /// The peer.
         peer: Rank,
         /// The counter.
         counter: CounterId,
-        /// The round that was to be written.
+        /// The round of the write.
         round: u64,
         /// Credits received.
         credits: u64,
     },
-    /// A round that is over was named again.
+    /// An operation in a round that is over.
     #[error("round {round} of counter {} at {peer} is over; the current one is {current}", .counter.number())]
     OldRound {
         /// The peer.
@@ -171,13 +171,13 @@ pub enum Error {
         /// The counter.
         counter: CounterId,
     },
-    /// A counter was shared a second time.
+    /// A second share of a counter.
     #[error("counter {} is shared already: share each counter once", .counter.number())]
     AlreadyLinked {
         /// The counter.
         counter: CounterId,
     },
-    /// A credit was given for a round of which nothing has arrived.
+    /// A credit for a round without arrivals.
     #[error("round {round} of counter {} by {peer} has no arrivals: credit a round once, after it is complete", .counter.number())]
     NothingToCredit {
         /// The peer.
@@ -187,7 +187,7 @@ pub enum Error {
         /// The oldest round without a credit.
         round: u64,
     },
-    /// A slice is not inside its region.
+    /// A slice outside of its region.
     #[error("bytes {offset}..{end} are outside of {side} region {}, which has {length}", .key.0, end = .offset.saturating_add(*.wanted))]
     OutOfRange {
         /// `local` or `remote`.
@@ -196,40 +196,40 @@ pub enum Error {
         key: RegionKey,
         /// First byte.
         offset: u64,
-        /// Bytes wanted.
+        /// Length of the slice.
         wanted: u64,
-        /// Bytes there are.
+        /// Length of the region.
         length: u64,
     },
-    /// A region, counter or rank that this engine does not know.
-    #[error("{what} {number} is not known to this engine")]
+    /// An id of a region, counter or rank that this engine lacks.
+    #[error("{what} {number}: not part of this engine")]
     Unknown {
         /// `region`, `counter`, `rank`, `request`.
         what: &'static str,
         /// Its number.
         number: u64,
     },
-    /// A limit that was set at construction.
+    /// A limit of the configuration or the protocol was reached.
     #[error("{what}: {wanted} wanted, the limit is {limit}")]
     Limit {
-        /// Of what.
+        /// The limited quantity.
         what: &'static str,
-        /// How many were wanted.
+        /// The number requested.
         wanted: u64,
-        /// How many there are.
+        /// The limit.
         limit: u64,
     },
-    /// A collective call while the same one is under way, in another thread or below a signal handler.
+    /// A collective call while the same call is in progress, in another thread or below a signal handler.
     #[error(
-        "{call}: expected one call of this process at a time, and one is under way; call it after that \
+        "{call}: expected one call of this process at a time, and one is in progress; call it after that \
          has returned"
     )]
-    UnderWay {
+    InProgress {
         /// The call.
         call: &'static str,
     },
-    /// Another rank refused its own arguments of a call that all ranks make.
-    #[error("{call}: {peer} refused what it passed: {detail}; nothing was granted")]
+    /// A peer rejected its own arguments of a collective call.
+    #[error("{call}: {peer} rejected its arguments: {detail}; no rank has granted anything")]
     PeerRefused {
         /// The call.
         call: &'static str,
@@ -239,13 +239,13 @@ pub enum Error {
         detail: String,
     },
     /// A provider cannot use memory of this kind.
-    #[error("{provider} cannot use region {} : {detail}", .key.0)]
+    #[error("{provider} cannot use region {}: {detail}", .key.0)]
     Unusable {
         /// The provider.
         provider: ProviderKind,
         /// The region.
         key: RegionKey,
-        /// Why, and what to do instead.
+        /// The cause, and the alternative.
         detail: String,
     },
     /// A wait was interrupted by a signal.
@@ -254,38 +254,38 @@ pub enum Error {
     /// The control plane failed.
     #[error(transparent)]
     Control(#[from] weft_control::Error),
-    /// The system refused something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What it said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
 impl Error {
-    /// The system refused `what`.
+    /// Error of a failed system call.
     pub fn system(what: &'static str, source: impl Into<std::io::Error>) -> Error {
         Error::System { what, source: source.into() }
     }
 
-    /// `what` was still missing `missing` at `now`, having waited since `since`.
-    pub fn timeout(what: &'static str, since: Time, now: Time, missing: Vec<Missing>) -> Error {
+    /// Timeout of an operation that lacked `missing` at `now`, after a wait since `since`.
+    pub fn timeout(what: &'static str, since: Time, now: Time, missing: Vec<MissingPeer>) -> Error {
         Error::Timeout { what, waited: now.since(since), missing }
     }
 }
 
-/// Numbers with commas between them.
+/// Comma-separated numbers.
 fn numbers(list: &[u32]) -> String {
     let list: Vec<String> = list.iter().map(u32::to_string).collect();
     list.join(", ")
 }
 
-/// Who is missing, in words.
-pub fn missing_text(missing: &[Missing]) -> String {
+/// Text of the peers that a wait lacks.
+pub fn missing_text(missing: &[MissingPeer]) -> String {
     if missing.is_empty() {
-        return "nothing is known of who is missing".into();
+        return "the missing peers are unknown".into();
     }
     let list: Vec<String> =
         missing.iter().map(|m| format!("{} raised {} of {}", m.rank, m.seen, m.expected)).collect();

@@ -1,14 +1,14 @@
-//! What takes bytes from outside, each as a function of any bytes: for the fuzzer (`fuzz/`) and the
-//! tests, never part of the library. A function panics if a promise was broken.
+//! Fuzz targets: each parser of external bytes as a function of arbitrary bytes, for the fuzzer (`fuzz/`)
+//! and the tests. A function panics on a violated invariant.
 
 use crate::bytes::{Reader, put_block};
-use crate::descriptor::{Address, Grant};
+use crate::descriptor::{EngineAddress, Grant};
 
 pub use crate::local::fuzz_address as shm_address;
 pub use crate::pair::fuzz as pair;
 pub use crate::providers::tcp::{fuzz_stream as tcp_stream, fuzz_wire as tcp_wire};
 
-/// A parser of bytes from outside, and what its corpus is called.
+/// Name of a corpus, and its target.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target of this crate.
@@ -21,7 +21,7 @@ pub const TARGETS: [Target; 6] = [
     ("fabric_tcp_stream", tcp_stream),
 ];
 
-/// Fields are read in an order that the first bytes say; none reaches past the end.
+/// Reads of fields in the order of the first bytes stay inside the input.
 pub fn bytes(data: &[u8]) {
     let (orders, fields) = data.split_at(data.len().min(8));
     let mut reader = Reader::new(fields);
@@ -44,15 +44,18 @@ pub fn bytes(data: &[u8]) {
     assert_eq!(Reader::new(&block).block(), Some(fields));
 }
 
-/// What is an address or a grant survives being said again.
+/// Addresses and grants round-trip through their encodings.
 pub fn descriptor(data: &[u8]) {
-    if let Some(address) = Address::decode(data) {
-        assert_eq!(Address::decode(&address.encode()), Some(address));
+    if let Some(address) = EngineAddress::decode(data) {
+        assert_eq!(EngineAddress::decode(&address.encode()), Some(address));
     }
     if let Some(grant) = Grant::decode(data) {
         assert_eq!(grant.encode(), data);
     }
 }
+
+#[cfg(test)]
+use crate::random::SplitMix64;
 
 #[cfg(test)]
 #[path = "../../../fuzz/replay.rs"]

@@ -5,12 +5,12 @@ use std::time::Duration;
 use weft_control::pair::PairControl;
 use weft_control::{Control, Error, Member, Operation, PeerStatus, Poison, Rank, Result};
 
-/// Control of a group, whichever way it was formed. The calls are those of [`Control`].
+/// Control of a group, with the calls of [`Control`] for both ways of forming one.
 #[derive(Clone)]
 pub enum GroupControl {
-    /// A group that was formed at bootstrap, or re-formed.
+    /// Group formed by a rendezvous, or re-formed.
     Mesh(Control),
-    /// A pair that was formed by `listen` and `connect`.
+    /// Pair formed by `listen` and `connect`.
     Pair(PairMembers),
 }
 
@@ -43,7 +43,7 @@ impl GroupControl {
         self.members().len() as u32
     }
 
-    /// The generation of the group; a pair has one.
+    /// Generation of the group; 0 for a pair.
     pub fn generation(&self) -> u32 {
         self.mesh().map_or(0, Control::generation)
     }
@@ -56,7 +56,7 @@ impl GroupControl {
         }
     }
 
-    /// An error if what is under way on this group cannot end well ([`Control::check`]).
+    /// An error if operations in flight on this group cannot succeed ([`Control::check`]).
     ///
     /// # Errors
     /// [`Error::Poisoned`]; [`Error::Left`]; [`Error::Superseded`]; [`Error::Closed`];
@@ -84,7 +84,7 @@ impl GroupControl {
         }
     }
 
-    /// Calls `call` once when the group is poisoned; at once if it is already.
+    /// Calls `call` once when the group is poisoned; immediately if it is poisoned already.
     pub fn on_poison(&self, call: Box<dyn Fn(&Poison) + Send + Sync>) {
         match self {
             GroupControl::Mesh(control) => control.on_poison(call),
@@ -92,7 +92,7 @@ impl GroupControl {
         }
     }
 
-    /// Calls `call` for every rank that leaves the group; at once for those that have.
+    /// Calls `call` for every rank that leaves the group; immediately for those that have left.
     pub fn on_peer_left(&self, call: Box<dyn Fn(Rank) + Send + Sync>) {
         match self {
             GroupControl::Mesh(control) => control.on_peer_left(call),
@@ -100,7 +100,7 @@ impl GroupControl {
         }
     }
 
-    /// The state of a rank. A rank that never was is lost.
+    /// State of a rank; an unknown rank is lost.
     pub fn peer_status(&self, rank: Rank) -> PeerStatus {
         match self {
             GroupControl::Mesh(control) => control.peer_status(rank),
@@ -110,7 +110,8 @@ impl GroupControl {
         }
     }
 
-    /// The monotonic clock of `rank` minus that of rank 0, in nanoseconds. Pairs measure none: zero.
+    /// The monotonic clock of `rank` minus that of rank 0, in nanoseconds. Zero for pairs, which do not
+    /// measure it.
     pub fn clock_offset(&self, rank: Rank) -> i64 {
         self.mesh().map_or(0, |control| control.clock_offset(rank))
     }
@@ -175,7 +176,7 @@ impl GroupControl {
         }
     }
 
-    /// Sends the goodbye: the peers then see that this rank left, and did not die.
+    /// Leaves the group: the peers see a departure in place of a loss.
     pub fn leave(&self) {
         match self {
             GroupControl::Mesh(control) => control.leave(),
@@ -183,7 +184,7 @@ impl GroupControl {
         }
     }
 
-    /// Ends the connections without a goodbye, as a crash does. For tests of losses.
+    /// Ends the connections without a departure message, as a crash does, for tests of losses.
     pub fn abandon(&self) {
         match self {
             GroupControl::Mesh(control) => control.abandon(),

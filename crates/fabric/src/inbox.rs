@@ -1,38 +1,38 @@
-//! Inbox: submissions of threads that must not wait for an engine's lock.
+//! Inbox: submissions of threads that must not block on an engine's lock.
 //!
-//! A bounded queue without locks, from many threads to the one that holds the engine, of descriptors of
-//! fixed size. The proxy of a GPU and a query dispatcher push the same format.
+//! A bounded lock-free queue of fixed-size descriptors, from many producers to the thread that holds the
+//! engine. The proxy of a GPU and a query dispatcher push the same format.
 //!
-//! A place of the ring carries a turn number. A producer claims the place at the tail when its turn is
-//! that of the tail, writes, and passes the turn on; the consumer takes the place at the head when its
-//! turn is one further, and passes it on to the next round of the ring.
+//! Each slot of the ring carries a sequence number (D. Vyukov's bounded MPMC queue). A producer claims the
+//! slot at the tail when its sequence equals the tail, writes, and increments the sequence; the consumer
+//! takes the slot at the head when its sequence is head + 1, and advances it by the capacity.
 
-use crate::atomics::{Line, Place, Word64};
+use crate::atomics::{CacheLine, SharedCell, Word64};
 use crate::error::{Error, Result};
-use crate::shared::SharedEngine;
+use crate::shared_engine::SharedEngine;
 use crate::types::{CounterId, Page, RegionKey};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use weft_control::Rank;
 
-/// Submissions that may wait for an engine.
+/// Capacity of an inbox.
 const DEPTH: usize = 1024;
 
 /// One request in a fixed number of bytes: a write of `count` slices of `length` bytes at regular
 /// distances, a signal if the length is zero, or a credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Descriptor {
-    /// What to do.
-    pub operation: Operation,
+pub struct SubmissionDescriptor {
+    /// Kind of the request.
+    pub operation: SubmissionOperation,
     /// The peer written to.
     pub peer: Rank,
-    /// The counter raised or credited.
+    /// The counter that is raised or credited.
     pub counter: CounterId,
     /// Slices; at least 1.
     pub count: u32,
-    /// The round written in.
+    /// The round of the write.
     pub round: u64,
     /// The local region that is read.
     pub source: RegionKey,
@@ -48,23 +48,23 @@ pub struct Descriptor {
     pub destination_stride: u64,
     /// Bytes of each slice.
     pub length: u64,
-    /// Returned with the outcome.
+    /// Tag returned with the outcome.
     pub tag: u64,
 }
 
-/// What a [`Descriptor`] asks for.
+/// Operation of a [`SubmissionDescriptor`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Operation {
+pub enum SubmissionOperation {
     /// Write slices and raise the peer's counter by their parts.
     Write = 1,
-    /// Give the peer credit for its oldest open round.
+    /// Send the peer a credit for its oldest open round.
     Credit = 2,
 }
 
-/// Slices of equal length at regular distances: a page, `count` times.
+/// Page repeated `count` times at regular strides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slices {
+pub struct StridedPages {
     /// The first slice.
     pub first: Page,
     /// Slices.
@@ -75,14 +75,14 @@ pub struct Slices {
     pub destination_stride: u64,
 }
 
-impl Slices {
-    /// The most slices of one expansion.
+impl StridedPages {
+    /// Limit of slices.
     pub const MAX: u32 = 1 << 20;
 
-    /// Appends a page for each slice. An offset beyond 64 bits is the largest number, and so out of range.
+    /// Appends a page for each slice. Offsets saturate at 64 bits, which is out of range.
     ///
     /// # Errors
-    /// [`Error::Limit`] beyond [`Slices::MAX`]; nothing was appended then.
+    /// [`Error::Limit`] beyond [`StridedPages::MAX`]; `pages` is unchanged then.
     pub fn append_to(&self, pages: &mut Vec<Page>) -> Result<()> {
         if self.count > Self::MAX {
             let (wanted, limit) = (self.count.into(), Self::MAX.into());
@@ -100,9 +100,9 @@ impl Slices {
     }
 }
 
-impl Descriptor {
+impl SubmissionDescriptor {
     /// The slices of a write.
-    pub(crate) fn slices(&self) -> Slices {
+    pub(crate) fn slices(&self) -> StridedPages {
         let first = Page {
             source: self.source,
             source_offset: self.source_offset,
@@ -111,13 +111,19 @@ impl Descriptor {
             length: self.length,
         };
         let (source_stride, destination_stride) = (self.source_stride, self.destination_stride);
-        Slices { first, count: self.count, source_stride, destination_stride }
+        StridedPages { first, count: self.count, source_stride, destination_stride }
     }
 
     /// A write of `length` bytes.
-    pub fn write(peer: Rank, counter: CounterId, round: u64, page: Page, tag: u64) -> Descriptor {
-        Descriptor {
-            operation: Operation::Write,
+    pub fn write(
+        peer: Rank,
+        counter: CounterId,
+        round: u64,
+        page: Page,
+        tag: u64,
+    ) -> SubmissionDescriptor {
+        SubmissionDescriptor {
+            operation: SubmissionOperation::Write,
             peer,
             counter,
             count: 1,
@@ -134,9 +140,9 @@ impl Descriptor {
     }
 
     /// A credit to `peer`.
-    pub fn credit(peer: Rank, counter: CounterId, tag: u64) -> Descriptor {
-        let (operation, zero) = (Operation::Credit, RegionKey(0));
-        Descriptor {
+    pub fn credit(peer: Rank, counter: CounterId, tag: u64) -> SubmissionDescriptor {
+        let (operation, zero) = (SubmissionOperation::Credit, RegionKey(0));
+        SubmissionDescriptor {
             operation,
             peer,
             counter,
@@ -154,23 +160,24 @@ impl Descriptor {
     }
 }
 
-/// Receives the outcome of each submission, on the thread that makes progress: its tag, and the error if
-/// it was refused or failed. The engine is locked during the call: it may push, and makes no other call.
-pub type Outcomes = dyn Fn(u64, Result<(), String>) + Send + Sync;
+/// Callback for the outcome of each submission, on the thread that makes progress: its tag, and the error
+/// if it was rejected or failed. The engine is locked during the call; the callback may push to the inbox
+/// and makes no other call.
+pub type OutcomeCallback = dyn Fn(u64, Result<(), String>) + Send + Sync;
 
-/// A descriptor and where its outcome goes.
+/// Descriptor and its pending outcome.
 pub(crate) struct Submission {
-    pub descriptor: Descriptor,
-    pub outcome: Outcome,
+    pub descriptor: SubmissionDescriptor,
+    pub outcome: PendingOutcome,
 }
 
-/// The one outcome of a submission. If nothing else delivers it, its drop does: the engine has gone.
-pub(crate) struct Outcome {
+/// Outcome of a submission, delivered once; by its drop if the engine ends first.
+pub(crate) struct PendingOutcome {
     tag: u64,
-    outcomes: Option<Arc<Outcomes>>,
+    outcomes: Option<Arc<OutcomeCallback>>,
 }
 
-impl Outcome {
+impl PendingOutcome {
     pub fn deliver(&mut self, result: Result<(), String>) {
         if let Some(outcomes) = self.outcomes.take() {
             outcomes(self.tag, result);
@@ -178,13 +185,13 @@ impl Outcome {
     }
 }
 
-impl Drop for Outcome {
+impl Drop for PendingOutcome {
     fn drop(&mut self) {
         self.deliver(Err("the communicator was closed before the submission had ended".into()));
     }
 }
 
-/// A producer of submissions; clones push to the same engine.
+/// Producer of submissions; clones push to the same engine.
 #[derive(Clone)]
 pub struct Submitter {
     shared: Arc<SharedEngine>,
@@ -195,15 +202,19 @@ impl Submitter {
         Submitter { shared }
     }
 
-    /// Submits a descriptor. `outcomes` is called once with its tag: when its source may be reused, or
-    /// with the error if it was refused or failed.
+    /// Submits a descriptor. `outcomes` is called once with its tag: when its source may be reused, or with
+    /// the error if it was rejected or failed.
     ///
     /// # Errors
-    /// [`Error::Limit`] if the queue is full: progress is behind, try again later;
+    /// [`Error::Limit`] if the queue is full: retry after progress;
     /// [`weft_control::Error::Closed`]. `outcomes` is not called then.
-    pub fn push(&self, descriptor: Descriptor, outcomes: &Arc<Outcomes>) -> Result<()> {
+    pub fn push(
+        &self,
+        descriptor: SubmissionDescriptor,
+        outcomes: &Arc<OutcomeCallback>,
+    ) -> Result<()> {
         self.shared.check_open()?;
-        let outcome = Outcome { tag: descriptor.tag, outcomes: Some(outcomes.clone()) };
+        let outcome = PendingOutcome { tag: descriptor.tag, outcomes: Some(outcomes.clone()) };
         let submission = Submission { descriptor, outcome };
         if let Err(mut submission) = self.shared.inbox().ring().put(submission) {
             submission.outcome.outcomes = None;
@@ -215,16 +226,16 @@ impl Submitter {
     }
 }
 
-/// The queue in front of a [`SharedEngine`].
+/// Submission queue of a [`SharedEngine`].
 #[derive(Default)]
 pub(crate) struct Inbox {
-    /// Made for the first [`Submitter`]: it takes some 90 KiB, and a process may have thousands of pairs.
+    /// Allocated for the first [`Submitter`]: about 90 KiB, and a process may have thousands of pairs.
     ring: OnceLock<Ring<Submission, AtomicU64>>,
     used: AtomicBool,
 }
 
 impl Inbox {
-    /// From now on there may be a [`Submitter`].
+    /// Prepares for a [`Submitter`].
     pub fn open(&self) {
         self.ring();
         self.used.store(true, Ordering::SeqCst);
@@ -234,7 +245,7 @@ impl Inbox {
         self.ring.get_or_init(|| Ring::new(DEPTH))
     }
 
-    /// Whether there ever was a [`Submitter`].
+    /// True once a [`Submitter`] was made.
     pub fn is_used(&self) -> bool {
         self.used.load(Ordering::Relaxed)
     }
@@ -243,7 +254,7 @@ impl Inbox {
         self.ring.get().is_none_or(Ring::is_empty)
     }
 
-    /// Takes everything. The caller holds the engine's lock, so it is the only consumer.
+    /// Takes all submissions. The caller holds the engine's lock, so it is the only consumer.
     pub fn drain(&self, mut take: impl FnMut(Submission)) {
         if !self.is_used() {
             return;
@@ -255,22 +266,22 @@ impl Inbox {
     }
 }
 
-/// A bounded queue from many threads to one at a time.
+/// Bounded multi-producer queue with one consumer at a time.
 pub struct Ring<T, W: Word64> {
-    /// The next place to claim.
-    tail: Line<W>,
-    /// The next place to take; only the consumer writes it.
-    head: Line<W>,
-    places: Box<[Turned<T, W>]>,
+    /// Next slot to claim.
+    tail: CacheLine<W>,
+    /// Next slot to take; written by the consumer only.
+    head: CacheLine<W>,
+    slots: Box<[RingSlot<T, W>]>,
 }
 
-struct Turned<T, W> {
-    turn: W,
-    item: Place<MaybeUninit<T>>,
+struct RingSlot<T, W> {
+    sequence: W,
+    item: SharedCell<MaybeUninit<T>>,
 }
 
-// SAFETY: an item is moved in by the thread that claimed its place and out by the consumer, each while the
-// turn gives the place to it alone.
+// SAFETY: an item is moved in by the thread that claimed its slot and out by the consumer, each while the
+// sequence number gives the slot to it alone.
 unsafe impl<T: Send, W: Word64> Send for Ring<T, W> {}
 // SAFETY: as above.
 unsafe impl<T: Send, W: Word64> Sync for Ring<T, W> {}
@@ -279,34 +290,38 @@ impl<T, W: Word64> Ring<T, W> {
     /// A ring for `capacity` items, rounded up to a power of two, at least two.
     pub fn new(capacity: usize) -> Ring<T, W> {
         let capacity = capacity.next_power_of_two().max(2) as u64;
-        let place = |turn| Turned { turn: W::new(turn), item: Place::new(MaybeUninit::uninit()) };
+        let slot = |sequence| RingSlot {
+            sequence: W::new(sequence),
+            item: SharedCell::new(MaybeUninit::uninit()),
+        };
         Ring {
-            tail: Line(W::new(0)),
-            head: Line(W::new(0)),
-            places: (0..capacity).map(place).collect(),
+            tail: CacheLine(W::new(0)),
+            head: CacheLine(W::new(0)),
+            slots: (0..capacity).map(slot).collect(),
         }
     }
 
-    fn place(&self, index: u64) -> &Turned<T, W> {
-        &self.places[(index & (self.places.len() as u64 - 1)) as usize]
+    fn slot(&self, index: u64) -> &RingSlot<T, W> {
+        &self.slots[(index & (self.slots.len() as u64 - 1)) as usize]
     }
 
-    /// Puts an item, or gives it back if the ring is full. Any thread.
+    /// Puts an item, or returns it if the ring is full. Any thread.
     pub fn put(&self, item: T) -> Result<(), T> {
         let mut tail = self.tail.0.load();
         loop {
-            let place = self.place(tail);
-            match place.turn.load() {
-                turn if turn == tail => {
+            let slot = self.slot(tail);
+            match slot.sequence.load() {
+                sequence if sequence == tail => {
                     if self.tail.0.replace(tail, tail + 1) {
-                        // SAFETY: the turn was this one's, and the claim of the tail was won.
-                        place.item.with_mut(|place| unsafe { (*place).write(item) });
-                        place.turn.store(tail + 1);
+                        // SAFETY: the slot's sequence was the tail, and this thread won the claim of the
+                        // tail.
+                        slot.item.with_mut(|slot| unsafe { (*slot).write(item) });
+                        slot.sequence.store(tail + 1);
                         return Ok(());
                     }
                     tail = self.tail.0.load();
                 }
-                turn if turn < tail => return Err(item),
+                sequence if sequence < tail => return Err(item),
                 _ => tail = self.tail.0.load(),
             }
         }
@@ -315,21 +330,21 @@ impl<T, W: Word64> Ring<T, W> {
     /// Takes the oldest item. One thread at a time.
     pub fn take(&self) -> Option<T> {
         let head = self.head.0.load();
-        let place = self.place(head);
-        if place.turn.load() != head + 1 {
+        let slot = self.slot(head);
+        if slot.sequence.load() != head + 1 {
             return None;
         }
-        // SAFETY: the turn is raised after the item was written, and the only consumer reads it once.
-        let item = place.item.with_mut(|place| unsafe { (*place).assume_init_read() });
-        place.turn.store(head + self.places.len() as u64);
+        // SAFETY: the sequence is raised after the item was written, and the only consumer reads it once.
+        let item = slot.item.with_mut(|slot| unsafe { (*slot).assume_init_read() });
+        slot.sequence.store(head + self.slots.len() as u64);
         self.head.0.store(head + 1);
         Some(item)
     }
 
-    /// Whether there is nothing to take.
+    /// True without items.
     pub fn is_empty(&self) -> bool {
         let head = self.head.0.load();
-        self.place(head).turn.load() != head + 1
+        self.slot(head).sequence.load() != head + 1
     }
 }
 
@@ -367,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_each_thread_puts_is_taken_once_and_in_its_order() {
+    fn items_of_each_thread_are_taken_once_and_in_order() {
         let many: u64 = if cfg!(miri) { 40 } else { 20_000 };
         let ring = Ring::<(usize, u64), AtomicU64>::new(8);
         std::thread::scope(|scope| {

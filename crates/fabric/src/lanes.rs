@@ -1,32 +1,34 @@
-//! Lanes: the words that rise, the marks that say which rose, and the bell that wakes the owner.
+//! Lanes: the words that peers raise, dirty bits that mark raised lanes, and the doorbell that wakes the
+//! owner.
 //!
-//! One table per engine, in memory that peers of the same host map. A lane has one raising agent, so
-//! its word is stored, never added to. After the word the agent marks the lane (a bit in a leaf, then a
-//! bit of the bell that covers the leaf); the mark on the bell returns whether the owner sleeps, so the
-//! agent makes a system call only then. The owner takes marks in the opposite order, bell first, so a
-//! raise is seen now or marks the bell again.
+//! One table per engine, in memory that peers of the same host map. A lane has one raising agent, which
+//! stores its word (no read-modify-write). After the word the agent sets the lane's dirty bit in a leaf,
+//! then the doorbell bit that covers the leaf; the previous doorbell value includes the owner's sleep bits,
+//! and the agent makes a system call only if one is set. The owner takes dirty bits in the opposite order,
+//! doorbell first, so a raise is either seen now or sets the doorbell again.
 //!
-//! Lanes 2i and 2i+1 share a cache line. An engine gives both to one peer, as a counter's data and credit
-//! lanes, so whoever waits for data has the credit beside it at hand, and no two agents share a line.
+//! Lanes 2i and 2i+1 share a cache line. An engine issues both to one peer, as the data and credit lane of
+//! a counter: a wait for data loads the credit too, and no two agents share a line.
 
-use crate::atomics::{Line, Word32, Word64};
+use crate::atomics::{CacheLine, Word32, Word64};
 use std::time::Duration;
 
-/// The bell's bits: 28 groups of leaves, a nudge from within the process, and how its owners sleep.
+/// Bits of the doorbell: 28 groups of leaves, a notification without a raise, and three sleep modes of the
+/// owner.
 pub const GROUPS: u32 = 28;
-const NUDGE: u32 = 1 << 28;
+const NOTIFIED: u32 = 1 << 28;
 const ARMED: u32 = 1 << 29;
 const ASLEEP_ON_FD: u32 = 1 << 30;
 const ASLEEP_ON_WORD: u32 = 1 << 31;
-const MARKS: u32 = ((1 << GROUPS) - 1) | NUDGE;
+const DIRTY: u32 = ((1 << GROUPS) - 1) | NOTIFIED;
 
-/// What a raising agent must do after a raise.
+/// Wake-up that a raising agent owes after a raise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Wake {
     /// The owner is awake.
     No,
-    /// A thread of the owner sleeps on the bell word itself.
+    /// A thread of the owner sleeps on the doorbell word.
     Word,
     /// A thread of the owner, or its event loop, sleeps on the event descriptor.
     Descriptor,
@@ -34,36 +36,36 @@ pub enum Wake {
     WordAndDescriptor,
 }
 
-/// How the owner is about to sleep. At most one thread sleeps in each way.
+/// Sleep mode of the owner. At most one thread sleeps in each mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sleep {
-    /// On the bell word.
+pub enum SleepMode {
+    /// On the doorbell word.
     Word,
-    /// On a descriptor, together with others.
+    /// On an epoll descriptor, together with the links' descriptors.
     Descriptor,
     /// In an event loop of the program, on the same descriptor.
     EventLoop,
 }
 
-impl Sleep {
+impl SleepMode {
     fn flag(self) -> u32 {
         match self {
-            Sleep::Word => ASLEEP_ON_WORD,
-            Sleep::Descriptor => ASLEEP_ON_FD,
-            Sleep::EventLoop => ARMED,
+            SleepMode::Word => ASLEEP_ON_WORD,
+            SleepMode::Descriptor => ASLEEP_ON_FD,
+            SleepMode::EventLoop => ARMED,
         }
     }
 }
 
-/// A lane table as both sides see it, over borrowed words.
+/// View of a lane table, for both sides, over borrowed words.
 #[derive(Debug)]
 pub struct Lanes<'a, W32, W64> {
-    /// Wakes the owner.
-    pub bell: &'a Line<W32>,
-    /// One bit a lane, 64 to a leaf.
-    pub leaves: &'a [Line<W64>],
+    /// The word that wakes the owner.
+    pub doorbell: &'a CacheLine<W32>,
+    /// Dirty bits, 64 lanes to a leaf.
+    pub leaves: &'a [CacheLine<W64>],
     /// The lanes' words, two to a line.
-    pub words: &'a [Line<[W64; 2]>],
+    pub words: &'a [CacheLine<[W64; 2]>],
 }
 
 impl<W32, W64> Clone for Lanes<'_, W32, W64> {
@@ -75,40 +77,40 @@ impl<W32, W64> Clone for Lanes<'_, W32, W64> {
 impl<W32, W64> Copy for Lanes<'_, W32, W64> {}
 
 impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
-    /// Raises `lane` to `value`. Only its one agent calls this. All that the caller wrote before is
-    /// visible to the owner once it sees the value.
+    /// Raises `lane` to `value`; called by its one agent only. Release store: the caller's earlier writes
+    /// are visible to an owner that reads the value.
     pub fn raise(&self, lane: usize, value: u64) -> Wake {
         self.word(lane).store(value);
-        self.mark(lane)
+        self.set_dirty(lane)
     }
 
-    /// [`Lanes::raise`] without a mark, for an agent within the owner's poll, which reports the lane itself.
+    /// [`Lanes::raise`] without a dirty bit, for an agent inside the owner's poll, which reports the lane itself.
     #[inline(always)]
-    pub fn raise_unmarked(&self, lane: usize, value: u64) {
+    pub fn raise_in_poll(&self, lane: usize, value: u64) {
         self.word(lane).store(value);
     }
 
-    /// Marks a lane that has been raised.
-    pub fn mark(&self, lane: usize) -> Wake {
-        self.mark_leaf(lane / 64, 1 << (lane % 64))
+    /// Sets the dirty bit of a raised lane.
+    pub fn set_dirty(&self, lane: usize) -> Wake {
+        self.set_dirty_in_leaf(lane / 64, 1 << (lane % 64))
     }
 
-    /// Raises both lanes of a cache line, which then travels once. Whoever sees `lane`'s value sees that of
-    /// the one beside it, too.
+    /// Raises both lanes of a cache line in one transfer. A reader of `lane`'s value also sees that of its
+    /// neighbour.
     pub fn raise_both(&self, lane: usize, value: u64, beside: u64) -> Wake {
         self.word(lane ^ 1).store(beside);
         self.word(lane).store(value);
-        self.mark_leaf(lane / 64, 0b11 << ((lane & !1) % 64))
+        self.set_dirty_in_leaf(lane / 64, 0b11 << ((lane & !1) % 64))
     }
 
-    fn mark_leaf(&self, leaf: usize, lanes: u64) -> Wake {
+    fn set_dirty_in_leaf(&self, leaf: usize, lanes: u64) -> Wake {
         self.leaves[leaf].0.fetch_or(lanes);
-        Self::wake_for(self.bell.0.fetch_or(1 << (leaf as u32 % GROUPS)))
+        Self::wake_for(self.doorbell.0.fetch_or(1 << (leaf as u32 % GROUPS)))
     }
 
-    /// Wakes the owner without a raise: something outside the table changed.
-    pub fn nudge(&self) -> Wake {
-        Self::wake_for(self.bell.0.fetch_or(NUDGE))
+    /// Wakes the owner without a raise, for changes outside of the table.
+    pub fn notify(&self) -> Wake {
+        Self::wake_for(self.doorbell.0.fetch_or(NOTIFIED))
     }
 
     fn wake_for(before: u32) -> Wake {
@@ -120,12 +122,12 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         }
     }
 
-    /// The lane's value, with all that its agent wrote before it.
+    /// The lane's value (acquire load: the agent's earlier writes are visible).
     pub fn value(&self, lane: usize) -> u64 {
         self.word(lane).load()
     }
 
-    /// Owner: sets a lane back to zero that no agent raises: it is about to be issued anew.
+    /// Owner: resets a lane without an agent to zero before it is issued again.
     pub fn reset(&self, lane: usize) {
         if self.word(lane).load() != 0 {
             self.word(lane).store(0);
@@ -136,24 +138,24 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         &self.words[lane / 2].0[lane % 2]
     }
 
-    /// Owner: whether there are marks to take, a nudge included.
+    /// Owner: true with dirty bits or a notification to take.
     #[inline(always)]
-    pub fn has_raised(&self) -> bool {
-        self.bell.0.load() & MARKS != 0
+    pub fn has_dirty(&self) -> bool {
+        self.doorbell.0.load() & DIRTY != 0
     }
 
-    /// Owner: takes the marks and calls `rose` for each lane marked since the last call. Returns
-    /// whether there was anything, a nudge included. Announcements of sleep stay, as does the nudge of a
-    /// thread that announced sleep on the bell: on its way there it finds nothing else. Threads of one
-    /// owner call this, [`Lanes::prepare_sleep`] and [`Lanes::finish_sleep`] one at a time.
-    pub fn take_raised(&self, mut rose: impl FnMut(usize)) -> bool {
-        let bell = self.bell.0.load();
-        if bell & MARKS == 0 {
+    /// Owner: takes the dirty bits and calls `rose` for each lane. Returns true if there was a dirty bit or
+    /// a notification. Sleep announcements stay, and so does a notification while a thread has announced
+    /// sleep on the doorbell word, since that thread checks only the notification before it sleeps. Threads
+    /// of one owner call this, [`Lanes::prepare_sleep`] and [`Lanes::finish_sleep`] one at a time.
+    pub fn take_dirty(&self, mut rose: impl FnMut(usize)) -> bool {
+        let doorbell = self.doorbell.0.load();
+        if doorbell & DIRTY == 0 {
             return false;
         }
-        let taken = if bell & ASLEEP_ON_WORD == 0 { MARKS } else { MARKS & !NUDGE };
-        let marks = self.bell.0.fetch_and(!taken) & MARKS;
-        let mut groups = marks & !NUDGE;
+        let taken = if doorbell & ASLEEP_ON_WORD == 0 { DIRTY } else { DIRTY & !NOTIFIED };
+        let dirty = self.doorbell.0.fetch_and(!taken) & DIRTY;
+        let mut groups = dirty & !NOTIFIED;
         while groups != 0 {
             let group = groups.trailing_zeros();
             groups &= groups - 1;
@@ -168,32 +170,33 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
                 }
             }
         }
-        marks != 0
+        dirty != 0
     }
 
-    /// Owner: announces sleep. Returns whether sleeping is right, that is, whether no mark was there;
-    /// the announcement stands only then.
-    pub fn prepare_sleep(&self, how: Sleep) -> bool {
-        let idle = self.bell.0.fetch_or(how.flag()) & MARKS == 0;
+    /// Owner: announces sleep. Returns true without dirty bits or notification; otherwise the announcement
+    /// is withdrawn.
+    pub fn prepare_sleep(&self, mode: SleepMode) -> bool {
+        let idle = self.doorbell.0.fetch_or(mode.flag()) & DIRTY == 0;
         if !idle {
-            self.finish_sleep(how);
+            self.finish_sleep(mode);
         }
         idle
     }
 
-    /// Owner: sleeps on the bell after [`Lanes::prepare_sleep`] with [`Sleep::Word`] returned `true`.
+    /// Owner: sleeps on the doorbell after [`Lanes::prepare_sleep`] with [`SleepMode::Word`] returned
+    /// `true`.
     pub fn sleep_on_word(&self, timeout: Duration) {
-        let bell = self.bell.0.load();
-        if bell & MARKS == 0 {
-            self.bell.0.wait(bell, timeout);
+        let doorbell = self.doorbell.0.load();
+        if doorbell & DIRTY == 0 {
+            self.doorbell.0.wait(doorbell, timeout);
         }
     }
 
-    /// Owner: withdraws the announcement. Returns whether the descriptor is of no further use to any
-    /// sleeper, so that it may be cleared.
-    pub fn finish_sleep(&self, how: Sleep) -> bool {
-        let before = self.bell.0.fetch_and(!how.flag());
-        before & (ASLEEP_ON_FD | ARMED) & !how.flag() == 0
+    /// Owner: withdraws the announcement. Returns true if no other sleeper uses the descriptor, so that it
+    /// may be cleared.
+    pub fn finish_sleep(&self, mode: SleepMode) -> bool {
+        let before = self.doorbell.0.fetch_and(!mode.flag());
+        before & (ASLEEP_ON_FD | ARMED) & !mode.flag() == 0
     }
 }
 
@@ -204,28 +207,28 @@ mod tests {
     use std::sync::atomic::{AtomicU32, AtomicU64};
 
     struct Table {
-        bell: Line<AtomicU32>,
-        leaves: Vec<Line<AtomicU64>>,
-        words: Vec<Line<[AtomicU64; 2]>>,
+        doorbell: CacheLine<AtomicU32>,
+        leaves: Vec<CacheLine<AtomicU64>>,
+        words: Vec<CacheLine<[AtomicU64; 2]>>,
     }
 
     impl Table {
         fn new(leaves: usize) -> Table {
             Table {
-                bell: Line::default(),
-                leaves: (0..leaves).map(|_| Line::default()).collect(),
-                words: (0..32 * leaves).map(|_| Line::default()).collect(),
+                doorbell: CacheLine::default(),
+                leaves: (0..leaves).map(|_| CacheLine::default()).collect(),
+                words: (0..32 * leaves).map(|_| CacheLine::default()).collect(),
             }
         }
 
         fn lanes(&self) -> Lanes<'_, AtomicU32, AtomicU64> {
-            Lanes { bell: &self.bell, leaves: &self.leaves, words: &self.words }
+            Lanes { doorbell: &self.doorbell, leaves: &self.leaves, words: &self.words }
         }
     }
 
     fn taken(table: &Table) -> Vec<usize> {
         let mut rose = Vec::new();
-        table.lanes().take_raised(|lane| rose.push(lane));
+        table.lanes().take_dirty(|lane| rose.push(lane));
         rose.sort_unstable();
         rose
     }
@@ -233,7 +236,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 64 }))]
         #[test]
-        fn what_rose_is_told_once(mut raised in prop::collection::btree_set(0usize..64 * 70, 0..40)) {
+        fn each_raised_lane_is_reported_once(mut raised in prop::collection::btree_set(0usize..64 * 70, 0..40)) {
             let table = Table::new(70);
             for &lane in &raised {
                 prop_assert_eq!(table.lanes().raise(lane, 5), Wake::No);
@@ -260,25 +263,29 @@ mod tests {
     }
 
     #[test]
-    fn each_sleeper_is_woken_the_way_it_sleeps_and_its_announcement_outlives_other_looks() {
+    fn each_sleeper_is_woken_in_its_mode_and_its_announcement_outlives_other_polls() {
         let table = Table::new(2);
         let lanes = table.lanes();
         assert_eq!(lanes.raise(3, 1), Wake::No);
-        assert!(!lanes.prepare_sleep(Sleep::Word), "a mark is there");
+        assert!(!lanes.prepare_sleep(SleepMode::Word), "a dirty bit is set");
         assert_eq!(lanes.raise(70, 1), Wake::No);
         assert_eq!(taken(&table), [3, 70]);
-        assert!(lanes.prepare_sleep(Sleep::Word));
-        assert!(lanes.prepare_sleep(Sleep::EventLoop));
+        assert!(lanes.prepare_sleep(SleepMode::Word));
+        assert!(lanes.prepare_sleep(SleepMode::EventLoop));
         assert_eq!(lanes.raise(5, 1), Wake::WordAndDescriptor);
         assert_eq!(taken(&table), [5]);
-        assert_eq!(lanes.raise(6, 1), Wake::WordAndDescriptor, "a look by another thread");
-        assert!(!lanes.finish_sleep(Sleep::Word), "the event loop still needs its descriptor");
-        assert_eq!(lanes.nudge(), Wake::Descriptor);
-        assert!(lanes.finish_sleep(Sleep::EventLoop));
+        assert_eq!(
+            lanes.raise(6, 1),
+            Wake::WordAndDescriptor,
+            "after another thread took the dirty bits"
+        );
+        assert!(!lanes.finish_sleep(SleepMode::Word), "the event loop still needs its descriptor");
+        assert_eq!(lanes.notify(), Wake::Descriptor);
+        assert!(lanes.finish_sleep(SleepMode::EventLoop));
         assert_eq!(taken(&table), [6]);
-        assert!(!lanes.take_raised(|_| panic!("nothing rose")));
-        assert_eq!(lanes.nudge(), Wake::No);
-        assert!(lanes.take_raised(|_| panic!("a nudge raises nothing")));
+        assert!(!lanes.take_dirty(|_| panic!("no lane was raised")));
+        assert_eq!(lanes.notify(), Wake::No);
+        assert!(lanes.take_dirty(|_| panic!("a notification raises no lane")));
     }
 
     #[test]
@@ -295,7 +302,7 @@ mod tests {
             let mut done = 0;
             let mut seen = [0; 65];
             while done < 3 {
-                table.lanes().take_raised(|lane| {
+                table.lanes().take_dirty(|lane| {
                     let value = table.lanes().value(lane);
                     assert!(value >= seen[lane]);
                     done += usize::from(value == raises && seen[lane] != raises);

@@ -1,70 +1,109 @@
 //! Counted one-sided writes over any network.
 //!
-//! Between hosts a rank does exactly one thing to another: it writes bytes into memory that the
-//! other has granted, and raises a counter there. [`Engine`] is one rank's end of a group that does
-//! so; a [`Device`] is a way of reaching peers, which groups share, and a [`Link`] one group's use of it;
-//! [`Communicator`] puts an engine on top of the control plane, which is what most programs start with.
+//! A rank writes bytes into memory that a peer has granted, and raises a counter there once all of them
+//! are visible. Three types carry this:
 //!
-//! - [`Engine::write`], [`Engine::scatter`], [`Engine::signal`], [`Engine::barrier`]: requests
-//! - [`Engine::wait`], [`Engine::count`], [`Engine::credit`]: counters, their rounds and credits
-//! - [`Engine::poll`], [`Driver`]: the same without blocking
-//! - [`providers`]: shm, copy, tcp, sim; hostile, a wrapper for tests
-//! - [`pair`]: groups of two, made between any two processes at run time
-//! - [`local`]: ranks of one host: meeting, passing descriptors, mapped memory
-//! - [`RegistrationCache`], [`LentCache`]: registrations with NICs, once for each allocation
+//! - [`Communicator`]: a group of ranks over the control plane; the start of most programs. Any thread may
+//!   call it.
+//! - [`Engine`]: one rank's state in one generation of a group: regions, counters, requests. It has no
+//!   thread and no clock.
+//! - [`Device`]: a way of reaching peers, shared by the groups of a process; a [`Link`] is one group's
+//!   use of it.
+//!
+//! A round of a counter: the source writes ([`Engine::write`], [`Engine::scatter`], [`Engine::signal`]), the
+//! owner waits for the arrivals ([`Engine::wait`], [`Engine::count`]) and returns a credit
+//! ([`Engine::credit`]). [`Engine::poll`] and [`Driver`] do the same without blocking.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`link`] | the interface of a provider: posts, completions, routes |
+//! | [`providers`] | shm, copy, ofi, tcp and sim; `hostile`, a wrapper for tests |
+//! | [`registry`] | the list of providers, by kind and name, and their open devices |
+//! | [`pair`] | groups of two, formed at run time between any two processes |
+//! | [`clock`] | the monotonic clock of the host |
 
-pub mod atomics;
 pub mod clock;
-pub mod communicator;
-pub mod descriptor;
-pub mod device;
-pub mod driver;
-pub mod engine;
-pub mod error;
 #[cfg(any(test, feature = "fuzz"))]
+#[doc(hidden)]
 pub mod fuzz;
-pub mod group_control;
-pub mod inbox;
-pub mod lane_table;
-pub mod lanes;
 pub mod link;
-pub mod local;
-pub mod memory;
-pub mod model;
 pub mod pair;
-pub mod parts;
-pub mod poison;
 pub mod providers;
-pub mod registration;
 pub mod registry;
-pub mod request;
-pub mod shared;
-mod shared_driver;
-pub mod statistics;
-mod strangers;
-mod timer;
-pub mod trace;
-pub mod types;
-pub mod unconsumed;
-pub mod wait;
-pub mod waiters;
+#[doc(hidden)]
+pub mod testing;
 
-pub use communicator::Communicator;
-pub use device::Device;
-pub use driver::{Driver, Event, Requests};
+// Groups.
+mod communicator;
+mod group_control;
+mod poison;
+pub use communicator::{Communicator, CommunicatorConfig, Progress};
+pub use group_control::GroupControl;
+pub use poison::PoisonFlag;
+
+// Engines: regions, counters, requests.
+mod descriptor;
+mod engine;
+mod request;
+mod statistics;
+mod trace;
+pub use descriptor::{CounterGrant, EngineAddress, Grant, RegionGrant};
 pub use engine::{
-    CounterConfig, Engine, EngineConfig, MemberWrite, PeerGroup, PeerWrite, Raised, Region,
+    CounterConfig, Engine, EngineConfig, MemberWrite, PeerGroup, PeerWrite, RaisedCounter, Region,
     RemoteRegion, Route, WeakRegion,
 };
-pub use error::{Error, Missing, Result};
-pub use link::{Link, RouteRule};
-pub use local::WaitLimit;
-pub use memory::{DmaBuf, Memory, MemoryId, Place, Placement};
-pub use parts::PartRule;
-pub use registration::{IdleLimits, LentCache, Registration, RegistrationCache};
-pub use shared_driver::SharedDriver;
-pub use types::{
-    Class, CounterId, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, RequestId, Time,
+pub use request::CompletionCallback;
+pub use statistics::{EngineStatistics, PeerStatistics, TrafficTotals};
+pub use trace::{ArrivalRecord, PhaseRecord, Trace, WriteRecord};
+
+// Drivers, waits, and engines that threads share.
+mod driver;
+mod inbox;
+mod shared_driver;
+mod shared_engine;
+mod wait;
+mod waiters;
+pub use driver::{Driver, Event, Requests};
+pub use inbox::{
+    OutcomeCallback, StridedPages, SubmissionDescriptor, SubmissionOperation, Submitter,
 };
-pub use wait::{Host, Waiter};
+pub use shared_driver::SharedDriver;
+pub use shared_engine::{EngineGuard, SharedEngineAccess};
+pub use wait::{EngineAccess, WaitOptions};
+
+// Memory and its registration with NICs.
+mod memory;
+mod registration;
+pub use memory::{DmaBuf, Memory, MemoryId, MemoryKind, MemoryWatcher, Placement};
+pub use registration::{
+    IdleLimits, Registration, RegistrationCache, RegistrationStatistics, UserBufferCache,
+};
+
+// Below the links: lanes, parts, connections within a host, models of networks.
+mod atomics;
+mod device;
+mod lane_table;
+mod lanes;
+mod local;
+mod network_model;
+mod parts;
+mod timer;
+mod unconsumed;
+mod unproven;
+pub use device::Device;
+pub use lane_table::LaneTable;
+pub use link::{Link, RouteRule};
+pub use local::{DescriptorExchange, WaitLimit};
+pub use network_model::{FlowId, LatencyBandwidth, NetworkModel};
+pub use parts::PartRule;
+
+// Identities, units, errors.
+mod error;
+mod id_map;
+mod types;
+pub use error::{Error, MissingPeer, Result, missing_text};
+pub use types::{
+    CounterId, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, RequestId, Time,
+    TrafficClass,
+};
 pub use weft_control::{Cause, Poison, Rank, bytes, random};

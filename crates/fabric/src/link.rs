@@ -3,11 +3,11 @@
 //! A link moves pages into a peer's granted memory and raises one lane there once they are visible.
 //! Two posts have no order. Rounds, credits and parts belong to the [`crate::Engine`] above it.
 //!
-//! Life of a link:
+//! States of a link:
 //!
 //! 1. [`Link::address`] goes to every peer, the same bytes to each.
-//! 2. [`Link::route`] decides from both addresses whether and by which rule a pair is connected.
-//! 3. [`Link::introduce`] makes one message for each routed peer; the peers' answers enter
+//! 2. [`Link::route`] derives the rule of each pair from both addresses, or none.
+//! 3. [`Link::introduce`] makes one message for each routed peer; the messages of the peers enter
 //!    [`Link::connect`].
 //! 4. Regions are registered and granted; entries travel in a descriptor and are imported.
 //! 5. Posts, flushes, polls. [`Link::prepare_sleep`] arms the link before its owner sleeps.
@@ -17,8 +17,8 @@ use crate::lane_table::LaneTable;
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::parts::PartRule;
-use crate::request::Token;
-use crate::types::{Class, Generation, Lane, LaneId, Page, ProviderKind, RegionKey, Time};
+use crate::request::PartToken;
+use crate::types::{Generation, Lane, LaneId, Page, ProviderKind, RegionKey, Time, TrafficClass};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -33,84 +33,83 @@ pub struct Membership {
     pub size: u32,
     /// Generation of the group.
     pub generation: Generation,
-    /// Lanes that the link raises on arrival. The table also carries the engine's bell.
+    /// Lanes that the link raises on arrival, with the engine's doorbell.
     pub lanes: Arc<LaneTable>,
 }
 
-/// How one pair of ranks is connected. Both ends derive the same rule from the two addresses.
+/// Rule of the route between two ranks. Both ends derive the same rule from the two addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteRule {
-    /// How writes are cut: longest part, ranges and gather entries per part, stripes.
+    /// Division of writes into parts: longest part, ranges and gather entries per part, stripes.
     pub parts: PartRule,
     /// Arrivals keep the order of their posts.
     pub ordered: bool,
-    /// Posts complete inside [`Link::post`]: nothing is ever under way, and nothing needs progress.
+    /// Posts complete inside [`Link::post`], so no part is in flight and no progress is needed.
     pub inline: bool,
-    /// Arrivals that may lie unconsumed in each direction; the sender's link posts no further part until
-    /// the owner has consumed some (see [`crate::unconsumed`]).
+    /// Limit of unconsumed arrivals in each direction; at the limit the sender's link posts no part until
+    /// the owner has consumed some (`unconsumed.rs`).
     pub max_unconsumed: u32,
-    /// The longest write, in bytes, that takes a credit to the same peer along ([`Work::rider`]); 0: none
-    /// does. Of no meaning where posts complete inside of the call: those always do.
-    pub max_ride: u64,
+    /// The longest write, in bytes, that carries a credit to the same peer ([`WorkRequest::piggyback`]); 0:
+    /// none. Inline routes ignore it: there each write may carry one.
+    pub max_piggyback: u64,
 }
 
 impl RouteRule {
-    /// Stores into a peer's mapping: any write is one part and done when its post returns.
+    /// Stores into a peer's mapping: each write is one part, complete when its post returns.
     pub const STORES: RouteRule = RouteRule {
         parts: PartRule::WHOLE,
         ordered: true,
         inline: true,
         max_unconsumed: RouteRule::UNBOUNDED,
-        max_ride: 0,
+        max_piggyback: 0,
     };
 
-    /// Parts that complete later, and take no place in a queue when they arrive.
-    pub const LATER: RouteRule = RouteRule { inline: false, ..RouteRule::STORES };
+    /// Parts that complete later and occupy no completion queue on arrival.
+    pub const DEFERRED: RouteRule = RouteRule { inline: false, ..RouteRule::STORES };
 
-    /// Arrivals take no place in a queue.
+    /// No limit of unconsumed arrivals.
     pub const UNBOUNDED: u32 = u32::MAX;
 }
 
-/// A routed peer, with what it sent to this engine alone.
+/// A routed peer, with its message for this engine alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Introduction<'a> {
     /// The peer.
     pub peer: Rank,
     /// Its [`Link::address`].
     pub address: &'a [u8],
-    /// What its [`Link::introduce`] made for this engine.
+    /// The message of its [`Link::introduce`] for this engine.
     pub message: &'a [u8],
 }
 
 /// One part of a write, or a signal if it has no pages.
 #[derive(Clone, Copy, Debug)]
-pub struct Work<'a> {
+pub struct WorkRequest<'a> {
     /// Returned in the [`Sink`] when the part ends.
     pub token: u64,
     /// The peer written to.
     pub peer: Rank,
     /// The peer's lane that this part raises by one.
     pub lane: Lane,
-    /// For a credit that is offered for the first time: the lane of this engine's own table that it
-    /// answers.
+    /// For a credit on its first post: the lane of this engine's own table whose round it releases.
     pub credits: Option<Lane>,
-    /// A credit to the same peer that travels with this part: its lane rises together with that of
-    /// the part. On inline routes, and on those with a [`RouteRule::max_ride`], where its immediate is not 0.
-    pub rider: Option<Lane>,
+    /// Piggybacked credit to the same peer: its lane rises together with that of the part. On inline
+    /// routes, and on those with a [`RouteRule::max_piggyback`], where its immediate is not 0.
+    pub piggyback: Option<Lane>,
     /// Traffic class. Bulk parts never delay latency-critical ones.
-    pub class: Class,
-    /// What is written. Valid during the call.
+    pub class: TrafficClass,
+    /// Pages to write. Valid during the call.
     pub pages: &'a [Page],
 }
 
 /// Writes of one part and one page each to several peers, under one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Scatter<'a> {
-    /// What the tokens of all parts have in common.
+    /// The part of the token that all parts share.
     pub(crate) token: u64,
     /// Traffic class of all parts.
-    pub class: Class,
-    /// What goes where.
+    pub class: TrafficClass,
+    /// The parts, with their peers.
     pub parts: &'a [ScatterPart],
 }
 
@@ -121,17 +120,17 @@ pub struct ScatterPart {
     pub peer: Rank,
     /// The peer's lane that this part raises by one.
     pub lane: Lane,
-    /// Place of its link; [`ScatterPart::NO_LINK`] for a write that is no such part.
+    /// Index of its link; [`ScatterPart::NO_LINK`] for a write that needs more than one part.
     pub(crate) link: u16,
-    /// What is written.
+    /// The page to write.
     pub page: Page,
 }
 
 impl ScatterPart {
     pub(crate) const NO_LINK: u16 = u16::MAX;
 
-    /// A place for a part.
-    pub(crate) const BLANK: ScatterPart = ScatterPart {
+    /// Placeholder.
+    pub(crate) const EMPTY: ScatterPart = ScatterPart {
         peer: Rank(0),
         lane: Lane::from_immediate(0),
         link: ScatterPart::NO_LINK,
@@ -149,61 +148,60 @@ impl Scatter<'_> {
     /// The token of one part.
     #[inline(always)]
     pub fn token(&self, part: &ScatterPart) -> u64 {
-        Token::toward(self.token, part.peer)
+        PartToken::toward(self.token, part.peer)
     }
 
-    /// One part as a post of its own.
+    /// One part as a separate work request.
     #[inline(always)]
-    pub fn work<'a>(&self, part: &'a ScatterPart) -> Work<'a> {
+    pub fn work<'a>(&self, part: &'a ScatterPart) -> WorkRequest<'a> {
         let (token, class) = (self.token(part), self.class);
         let ScatterPart { peer, lane, ref page, .. } = *part;
         let pages = std::slice::from_ref(page);
-        Work { token, peer, lane, credits: None, rider: None, class, pages }
+        WorkRequest { token, peer, lane, credits: None, piggyback: None, class, pages }
     }
 }
 
 /// Outcome of [`Link::post_scatter`].
 #[derive(Debug, Default)]
-pub struct ScatterPosted {
-    /// Parts that were taken, from the first on.
+pub struct ScatterStatus {
+    /// Number of parts accepted, from the first on.
     pub taken: usize,
-    /// Those of them that are under way.
+    /// Number of those in flight.
     pub in_flight: u32,
-    /// Why the next one failed. If that is `None`, it found a full queue.
+    /// Error of the next part; `None` if it found a full queue.
     pub failed: Option<String>,
 }
 
 /// Outcome of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Posted {
-    /// The source may be reused, no completion follows. The bytes may still lie with the link
+pub enum PostStatus {
+    /// The source may be reused; no completion follows. The link may still hold a copy of the bytes
     /// ([`Sink::held`]).
     Done,
-    /// Under way: its token follows exactly once in the [`Sink`].
+    /// In flight: its token follows exactly once in the [`Sink`].
     InFlight,
-    /// Not taken, the queue toward this peer is full: post again after a poll.
+    /// Not accepted: the queue toward this peer is full. Post again after a poll.
     Full,
 }
 
-/// Where a link reports what happened; the engine owns and drains it. Each part that was under way ends
-/// exactly once.
+/// Events that a link reports; the engine owns and drains them. Each part in flight ends exactly once.
 #[derive(Debug, Default)]
 pub struct Sink {
-    /// Tokens of parts of which the source may be reused.
+    /// Tokens of parts whose source may be reused.
     pub completed: Vec<u64>,
     /// Tokens of parts that failed, with the reason. The outcome of the write is unknown.
     pub failures: Vec<(u64, String)>,
-    /// Peers that cannot be reached any more, with the reason.
+    /// Peers that became unreachable, with the reason.
     pub lost: Vec<(Rank, String)>,
-    /// Lanes that a poll has raised without a mark ([`LaneTable::arrive_unmarked`]).
+    /// Lanes raised inside a poll without a dirty bit ([`LaneTable::arrive_in_poll`]).
     pub raised: Vec<LaneId>,
-    /// After a flush: parts may be left with the link although their posts were [`Posted::Done`]. Their
-    /// requests go on by [`Link::hold`]. The reader clears it.
+    /// After a flush: the link may hold parts whose posts were [`PostStatus::Done`]. Their requests
+    /// continue by [`Link::hold`]. The reader clears it.
     pub held: bool,
 }
 
 impl Sink {
-    /// Whether there is nothing to take.
+    /// True without events.
     pub fn is_empty(&self) -> bool {
         self.completed.is_empty()
             && self.failures.is_empty()
@@ -211,9 +209,9 @@ impl Sink {
             && self.raised.is_empty()
     }
 
-    /// Reports that a lane has risen without a mark. A lane that rises several times in a row is reported once.
+    /// Reports a lane raised without a dirty bit. Consecutive raises of one lane are one report.
     #[inline]
-    pub fn rose(&mut self, lane: LaneId) {
+    pub fn lane_raised(&mut self, lane: LaneId) {
         if self.raised.last() != Some(&lane) {
             self.raised.push(lane);
         }
@@ -235,11 +233,11 @@ pub trait Link: Send {
     /// Its provider.
     fn kind(&self) -> ProviderKind;
 
-    /// Address for every peer, opaque to all but links of the same kind.
+    /// Address for every peer, opaque except to links of the same kind.
     fn address(&self) -> Vec<u8>;
 
-    /// The rule of the pair, or `None` if this link does not reach that address. A pure function of
-    /// both addresses, and symmetric: the peer's link derives the same rule.
+    /// The rule of the pair, or `None` if this link does not reach that address. A pure, symmetric function
+    /// of both addresses: the peer's link derives the same rule.
     fn route(&self, theirs: &[u8]) -> Option<RouteRule>;
 
     /// The provider of an address of this kind, for errors.
@@ -247,7 +245,7 @@ pub trait Link: Send {
         self.kind().name().to_owned()
     }
 
-    /// The message for one routed peer: a queue pair number, a token. Empty by default.
+    /// The introduction for one routed peer, such as a queue pair number or a token. Empty by default.
     fn introduce(&mut self, _peer: Rank, _address: &[u8]) -> Result<Vec<u8>> {
         Ok(Vec::new())
     }
@@ -258,7 +256,7 @@ pub trait Link: Send {
     /// [`crate::Error::Connect`], also after the deadline; the error of [`WaitLimit::give_up`].
     fn connect(&mut self, peers: &[Introduction<'_>], limit: &mut WaitLimit<'_>) -> Result<()>;
 
-    /// Zeroed device memory that peers can be granted; `None` if the link reaches no devices.
+    /// Zeroed device memory that can be granted to peers; `None` if the link reaches no devices.
     fn allocate(&mut self, _device: u32, _length: usize) -> Option<Result<Memory>> {
         None
     }
@@ -279,25 +277,29 @@ pub trait Link: Send {
         limit: &mut WaitLimit<'_>,
     ) -> Result<()>;
 
-    /// Removes a region. No post that names it is under way.
+    /// Removes a region that no post in flight names.
     fn deregister(&mut self, key: RegionKey);
 
-    /// Removes a peer's region. No post that names it is under way.
-    fn forget(&mut self, _peer: Rank, _key: RegionKey) {}
+    /// Removes a peer's region that no post in flight names.
+    fn remove_remote(&mut self, _peer: Rank, _key: RegionKey) {}
 
-    /// Takes one part. It may be held back until [`Link::flush`], so that a batch costs one doorbell.
-    /// An error means that the peer cannot be written to any more.
-    fn post(&mut self, work: &Work<'_>, sink: &mut Sink) -> std::result::Result<Posted, String>;
+    /// Posts one part. It may be held back until [`Link::flush`], so that a batch costs one doorbell. An
+    /// error means that the peer is unreachable.
+    fn post(
+        &mut self,
+        work: &WorkRequest<'_>,
+        sink: &mut Sink,
+    ) -> std::result::Result<PostStatus, String>;
 
-    /// Takes the parts of a scatter, in order and up to the first that is not taken. A link with templates
-    /// of its own patches them here.
-    fn post_scatter(&mut self, scatter: &Scatter<'_>, sink: &mut Sink) -> ScatterPosted {
-        let mut posted = ScatterPosted::default();
+    /// Posts the parts of a scatter in order, up to the first that is not accepted. A link with work
+    /// request templates patches them here.
+    fn post_scatter(&mut self, scatter: &Scatter<'_>, sink: &mut Sink) -> ScatterStatus {
+        let mut posted = ScatterStatus::default();
         for part in scatter.parts {
             match self.post(&scatter.work(part), sink) {
-                Ok(Posted::Done) => {}
-                Ok(Posted::InFlight) => posted.in_flight += 1,
-                Ok(Posted::Full) => break,
+                Ok(PostStatus::Done) => {}
+                Ok(PostStatus::InFlight) => posted.in_flight += 1,
+                Ok(PostStatus::Full) => break,
                 Err(why) => {
                     posted.failed = Some(why);
                     break;
@@ -308,17 +310,19 @@ pub trait Link: Send {
         posted
     }
 
-    /// The owner has read what `peer` wrote under `lane`, a lane of its own table, and its credit names
-    /// another lane ([`Work::credits`]). For links that watch over bytes; nothing is sent.
+    /// Reports to the link that the owner has read the round of `lane`, a lane of its own table that `peer`
+    /// raised, and that the credit names another lane ([`WorkRequest::credits`]). For links that check
+    /// accesses; no message is sent.
     fn released(&mut self, _peer: Rank, _lane: Lane) {}
 
-    /// Sends what posts have held back. Sets [`Sink::held`] if parts of these posts are left here that
-    /// were [`Posted::Done`].
+    /// Sends parts that posts have held back. Sets [`Sink::held`] if the link still holds some whose posts
+    /// were [`PostStatus::Done`].
     fn flush(&mut self, sink: &mut Sink);
 
-    /// Reports `token` each time one of the queues to `peer` has been sent as far as it goes now. Returns
-    /// how many completions follow: one for each queue with parts that were [`Posted::Done`] since the
-    /// last flush but one. A link that keeps nothing behind [`Posted::Done`] has none.
+    /// Requests a completion with `token` for each queue toward `peer` once its present contents have been
+    /// sent. Returns the number of completions that follow: one for each queue with parts that were
+    /// [`PostStatus::Done`] since the flush before the last. Zero for a link that holds no part after
+    /// [`PostStatus::Done`].
     fn hold(&mut self, _peer: Rank, _token: u64) -> u32 {
         0
     }
@@ -326,23 +330,23 @@ pub trait Link: Send {
     /// Makes progress: receives, raises lanes through the table, reports completions.
     fn poll(&mut self, now: Time, sink: &mut Sink);
 
-    /// Arms the link: from now on one of its descriptors becomes readable when [`Link::poll`] has
-    /// something to do. Returns `false` if there is something to do already.
+    /// Arms the link: from now on one of its descriptors becomes readable when [`Link::poll`] has work.
+    /// Returns `false` if it has work already.
     fn prepare_sleep(&mut self) -> bool {
         true
     }
 
-    /// Descriptors to sleep on. None if peers raise lanes without this link's help.
+    /// Descriptors to sleep on; empty if peers raise lanes by stores.
     fn descriptors(&self) -> Vec<RawFd> {
         Vec::new()
     }
 
-    /// When [`Link::poll`] must be called even if no descriptor becomes readable.
+    /// Time at which [`Link::poll`] is due even if no descriptor becomes readable.
     fn next_deadline(&self) -> Option<Time> {
         None
     }
 
-    /// Cuts a peer off. After this returns no byte of this engine's memory is read for it or written
-    /// by it through this link, and its parts under way have been reported as failed.
+    /// Ends the connection to a peer. Afterwards this link neither reads nor writes this engine's memory
+    /// for it, and its parts in flight have been reported as failed.
     fn fence(&mut self, peer: Rank, sink: &mut Sink);
 }

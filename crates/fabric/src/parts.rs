@@ -1,29 +1,30 @@
-//! Parts: how a long or scattered write is cut, as a pure function of what was agreed at connect.
+//! Parts: division of a long or scattered write, a pure function of the rule agreed at connect.
 //!
-//! Sender and receiver call the same function on the same page lengths, so the receiver knows by how
-//! much a write will raise its lane. Planners ask [`PartRule::count`]; they never know a number of NICs.
+//! Sender and receiver apply the same function to the same page lengths, so the receiver can compute by how
+//! much a write raises its lane. Planners call [`PartRule::count`] and stay independent of the number of
+//! NICs.
 
 use crate::types::Page;
 
-/// How a route cuts writes. Part of the route, equal at both of its ends.
+/// Rule by which a route divides writes into parts; equal at both ends of the route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartRule {
-    /// The most bytes that one part carries; at least 1.
+    /// Most bytes of one part; at least 1.
     pub max_part_bytes: u64,
-    /// The most pages that one part carries; at least 1. A page is one destination range and one gather
-    /// entry, so this is the smaller of the two limits (1 where each work request is one range).
+    /// Most pages of one part; at least 1. A page is one destination range and one gather entry, so this is
+    /// the smaller of the two limits (1 where each work request is one range).
     pub max_pages_per_part: u32,
-    /// Paths that a large write is spread over; at least 1.
+    /// Paths over which a large write is striped; at least 1.
     pub stripes: u32,
-    /// The shortest write, in bytes, that is spread over all stripes.
+    /// Shortest write, in bytes, that is striped.
     pub stripe_from: u64,
 }
 
-/// Stripes are cut at multiples of this, so that no two of them share a page of memory.
+/// Stripes are cut at multiples of this size, so that no two of them share a page of memory.
 const STRIPE_ALIGNMENT: u64 = 4096;
 
 impl PartRule {
-    /// The rule of a route that takes any write in one part.
+    /// Rule of a route where each write is one part.
     pub const WHOLE: PartRule = PartRule {
         max_part_bytes: u64::MAX,
         max_pages_per_part: u32::MAX,
@@ -31,7 +32,7 @@ impl PartRule {
         stripe_from: u64::MAX,
     };
 
-    /// The longest part of a write of `total` bytes: a striped write has parts of equal length.
+    /// Longest part of a write of `total` bytes: a striped write has parts of equal length.
     fn longest(&self, total: u64) -> u64 {
         if self.stripes <= 1 || total < self.stripe_from {
             return self.max_part_bytes;
@@ -41,9 +42,9 @@ impl PartRule {
         aligned.clamp(1, self.max_part_bytes)
     }
 
-    /// The number of parts, and so of raises, of a write of pages of these lengths.
+    /// Number of parts, and so of raises, of a write of pages with these lengths.
     ///
-    /// A write of no pages, or of no bytes, is a signal and has one part.
+    /// A write without pages or without bytes is a signal of one part.
     pub fn count(&self, lengths: impl IntoIterator<Item = u64, IntoIter: Clone>) -> u64 {
         if *self == PartRule::WHOLE {
             return 1;
@@ -56,20 +57,20 @@ impl PartRule {
         cutter.parts()
     }
 
-    /// The most pages and bytes of a write that is surely one part.
+    /// Pages and bytes up to which a write is certainly one part.
     pub(crate) fn single(&self) -> (usize, u64) {
         let striped = if self.stripes <= 1 { u64::MAX } else { self.stripe_from.saturating_sub(1) };
         (self.max_pages_per_part as usize, self.max_part_bytes.min(striped))
     }
 
-    /// The number of parts of a contiguous write of `length` bytes.
+    /// Number of parts of a contiguous write of `length` bytes.
     pub fn count_contiguous(&self, length: u64) -> u64 {
         length.div_ceil(self.longest(length)).max(1)
     }
 }
 
-/// Walk over pages that ends each part. Both [`PartRule::count`] and [`Parts`] use it, so that they
-/// cannot disagree.
+/// Iteration over pages that ends each part; shared by [`PartRule::count`] and [`Parts`], so that they
+/// agree.
 struct Cutter {
     max_bytes: u64,
     max_pages: u32,
@@ -84,7 +85,7 @@ impl Cutter {
         Cutter { max_bytes, max_pages, closed: 0, bytes: 0, pages: 0 }
     }
 
-    /// Cuts one page; calls `piece(part, offset in page, length)` for each piece of it.
+    /// Divides one page; calls `piece(part, offset in page, length)` for each piece.
     fn page(&mut self, length: u64, mut piece: impl FnMut(u64, u64, u64)) {
         let mut offset = 0;
         while offset < length {
@@ -114,7 +115,7 @@ impl Cutter {
     }
 }
 
-/// The parts of one write, each a run of pages in a caller's buffer.
+/// Parts of one write, each a run of pages.
 #[derive(Debug, Default)]
 pub struct Parts {
     pages: Vec<Page>,
@@ -122,7 +123,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Cuts `pages` by `rule`, reusing this value's memory.
+    /// Divides `pages` by `rule`, reusing this value's memory.
     pub fn cut(&mut self, rule: PartRule, pages: &[Page]) {
         self.pages.clear();
         self.ends.clear();
@@ -144,14 +145,9 @@ impl Parts {
         self.ends.push(self.pages.len() as u32);
     }
 
-    /// The number of parts; at least 1 after a cut.
+    /// Number of parts; at least 1 after [`Parts::cut`].
     pub fn len(&self) -> usize {
         self.ends.len()
-    }
-
-    /// Whether nothing was cut yet.
-    pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
     }
 
     /// The pages of part `index`.

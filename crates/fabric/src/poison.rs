@@ -1,4 +1,4 @@
-//! The mark of a dead group: set once, by whoever notices first, seen by every wait.
+//! Poison flag of a group: set once by the first fatal error, read by every wait.
 
 use crate::lane_table::LaneTable;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +12,11 @@ pub struct PoisonFlag {
     left: Box<[AtomicBool]>,
     any_left: AtomicBool,
     lanes: Arc<LaneTable>,
-    tell: OnceLock<Tell>,
+    callback: OnceLock<PoisonCallback>,
 }
 
-/// Told of the first cause, if it arose here.
-type Tell = Box<dyn Fn(&Poison) + Send + Sync>;
+/// Callback for the first cause, if it arose in this process.
+type PoisonCallback = Box<dyn Fn(&Poison) + Send + Sync>;
 
 impl PoisonFlag {
     pub(crate) fn new(size: u32, lanes: Arc<LaneTable>) -> PoisonFlag {
@@ -27,39 +27,40 @@ impl PoisonFlag {
             left,
             any_left: AtomicBool::new(false),
             lanes,
-            tell: OnceLock::new(),
+            callback: OnceLock::new(),
         }
     }
 
-    /// Poisons the group and wakes whoever waits; the first cause wins, and is told to whoever
-    /// asked with [`PoisonFlag::on_poison`].
+    /// Poisons the group and wakes all waits. The first cause wins and is passed to the callback of
+    /// [`PoisonFlag::on_poison`].
     pub fn poison(&self, cause: Poison) {
         if self.mark(cause)
-            && let (Some(tell), Some(cause)) = (self.tell.get(), self.cause.get())
+            && let (Some(callback), Some(cause)) = (self.callback.get(), self.cause.get())
         {
-            tell(cause);
+            callback(cause);
         }
     }
 
-    /// As [`PoisonFlag::poison`], for a cause that the others know already.
-    pub fn told(&self, cause: Poison) {
+    /// [`PoisonFlag::poison`] for a cause received from the control plane; the callback is not called.
+    pub fn poison_from_peer(&self, cause: Poison) {
         self.mark(cause);
     }
 
-    /// Calls `tell`, once, when a cause arises here. Only the first caller is heard.
-    pub fn on_poison(&self, tell: Tell) {
-        let first = self.tell.set(tell).is_ok();
+    /// Sets the callback for a cause that arises here; called at most once. Only the first call has an
+    /// effect.
+    pub fn on_poison(&self, callback: PoisonCallback) {
+        let first = self.callback.set(callback).is_ok();
         debug_assert!(first, "one control plane for one engine");
     }
 
     fn mark(&self, cause: Poison) -> bool {
         let first = self.cause.set(cause).is_ok();
         self.set.store(true, Ordering::Release);
-        self.lanes.nudge();
+        self.lanes.notify();
         first
     }
 
-    /// Whether the group is poisoned.
+    /// True if the group is poisoned.
     #[inline]
     pub(crate) fn is_set(&self) -> bool {
         self.set.load(Ordering::Acquire)
@@ -71,21 +72,21 @@ impl PoisonFlag {
         if self.set.load(Ordering::Acquire) { self.cause.get() } else { None }
     }
 
-    /// A peer has said goodbye: what it wrote still counts, more will not come.
+    /// Records that a peer has left: its earlier writes count, and no more follow.
     pub fn peer_left(&self, rank: Rank) {
         if let Some(left) = self.left.get(rank.0 as usize) {
             left.store(true, Ordering::Release);
             self.any_left.store(true, Ordering::Release);
-            self.lanes.nudge();
+            self.lanes.notify();
         }
     }
 
-    /// Whether some peer has left.
+    /// True if any peer has left.
     pub fn any_has_left(&self) -> bool {
         self.any_left.load(Ordering::Acquire)
     }
 
-    /// Whether a peer has left.
+    /// True if this peer has left.
     pub fn has_left(&self, rank: Rank) -> bool {
         self.left.get(rank.0 as usize).is_some_and(|left| left.load(Ordering::Acquire))
     }

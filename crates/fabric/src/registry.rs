@@ -1,49 +1,61 @@
-//! Registry of providers: the one list that programs, the command line and the docs read.
+//! Registry of providers: the one list that programs, pairs, the command line and the documents read.
 //!
 //! A device is opened once for each configuration and shared by all groups of the process; it is closed
 //! with the last of them.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::providers::copy::{CopyConfig, CopyDevice, Devices};
-use crate::providers::hostile::{Hostile, HostileConfig};
+use crate::providers::copy::{CopyBackend, CopyConfig, CopyDevice};
+use crate::providers::hostile::{HostileConfig, HostileDevice};
 use crate::providers::ofi::{OfiChoice, OfiConfig, OfiDevice};
 use crate::providers::shm::{ShmConfig, ShmDevice};
-use crate::providers::tcp::{TcpConfig, TcpDevice};
+use crate::providers::tcp::{AdoptedTcp, Adoption, TcpConfig, TcpDevice};
 use crate::types::ProviderKind;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// What the devices of a process need in order to be opened.
+/// Configuration of the devices of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
-    /// Names this host. Processes with different names count as different hosts.
+    /// Name of this host. Processes with different names count as different hosts.
     pub host_id: String,
     /// The address that sockets listen on.
     pub bind: IpAddr,
     /// The address that peers dial, if it is not `bind`.
     pub advertise: Option<IpAddr>,
-    /// Whose memory and copy engines the copy provider uses.
-    pub devices: Devices,
-    /// For tests: the seed of a [`Hostile`] wrapper around the device.
+    /// Memory and copy engines of the copy provider.
+    pub devices: CopyBackend,
+    /// Seed of a [`HostileDevice`] wrapper around the device, for tests.
     pub hostile: Option<u64>,
     /// Provider and NICs of libfabric that the ofi provider uses.
     pub ofi: OfiChoice,
 }
 
+/// Configuration of the devices of one pair.
+pub(crate) struct PairDeviceConfig {
+    /// Name of this host.
+    pub host_id: String,
+    /// Data connection that tcp takes over.
+    pub adoption: Adoption,
+}
+
+/// Constructor of the device of one pair.
+type OpenPair = fn(&PairDeviceConfig) -> Arc<dyn Device>;
+
 /// A provider.
 pub struct Provider {
-    /// Its kind, which also is its place in the order in which routes prefer providers.
+    /// Its kind; kinds ascend in the order of preference of routes.
     pub kind: ProviderKind,
     /// The peers that it reaches.
     pub reaches: &'static str,
-    /// How bytes travel.
+    /// Means of transport.
     pub how: &'static str,
-    /// Whether a communicator uses it unless configured otherwise.
+    /// True if a communicator uses it by default.
     pub is_default: bool,
-    /// The names under which programs ask for it; the first is its kind's. None if its groups are of one
-    /// process.
+    /// Names in configuration, the kind's first. Empty for a provider within one process.
     pub names: &'static [&'static str],
+    /// Device of one pair (`weft.listen`, `weft.connect`); `None` if pairs cannot use it.
+    open_pair: Option<OpenPair>,
     open: fn(&DeviceConfig) -> Result<Arc<dyn Device>>,
 }
 
@@ -59,6 +71,7 @@ static PROVIDERS: [Provider; 5] = [
         how: "virtual time and a seed",
         is_default: false,
         names: &[],
+        open_pair: None,
         open: |_| {
             let detail = "it joins ranks of one process: use it through its World".into();
             Err(Error::Provider { provider: ProviderKind::Sim, detail })
@@ -70,6 +83,7 @@ static PROVIDERS: [Provider; 5] = [
         how: "copy engines driven by the host",
         is_default: false,
         names: &["copy", "copy-twin"],
+        open_pair: None,
         open: |config| {
             let (host_id, devices) = (config.host_id.clone(), config.devices);
             Ok(Arc::new(CopyDevice::new(CopyConfig { host_id, devices })?))
@@ -81,6 +95,10 @@ static PROVIDERS: [Provider; 5] = [
         how: "stores into shared mappings",
         is_default: true,
         names: &["shm"],
+        open_pair: Some(|config| {
+            let host_id = config.host_id.clone();
+            Arc::new(ShmDevice::new(ShmConfig { host_id }))
+        }),
         open: |config| {
             let host_id = config.host_id.clone();
             Ok(Arc::new(ShmDevice::new(ShmConfig { host_id })))
@@ -92,6 +110,7 @@ static PROVIDERS: [Provider; 5] = [
         how: "RDMA writes with immediate data through libfabric, loaded at run time",
         is_default: false,
         names: &["ofi"],
+        open_pair: None,
         open: |config| {
             let host_id = config.host_id.clone();
             let bind = config.advertise.unwrap_or(config.bind);
@@ -106,6 +125,7 @@ static PROVIDERS: [Provider; 5] = [
         how: "sockets, every frame checked against its grant",
         is_default: true,
         names: &["tcp"],
+        open_pair: Some(|config| Arc::new(AdoptedTcp::new(config.adoption.clone()))),
         open: |config| {
             let (bind, advertise) = (config.bind, config.advertise);
             Ok(Arc::new(TcpDevice::new(TcpConfig { bind, advertise, ..TcpConfig::default() })?))
@@ -113,12 +133,12 @@ static PROVIDERS: [Provider; 5] = [
     },
 ];
 
-/// The provider that programs ask for by this name, and the devices that it uses then: `copy-twin` is
-/// the copy provider with host memory in place of devices, for tests.
-pub fn named(name: &str) -> Option<(ProviderKind, Devices)> {
+/// The provider with this name, and its backend: `copy-twin` is the copy provider with host memory in place
+/// of devices, for tests.
+pub fn named(name: &str) -> Option<(ProviderKind, CopyBackend)> {
     let kind = all().iter().find(|provider| provider.names.contains(&name))?.kind;
     let is_twin = name != kind.name();
-    Some((kind, if is_twin { Devices::Twin { seed: 0 } } else { Devices::default() }))
+    Some((kind, if is_twin { CopyBackend::Twin { seed: 0 } } else { CopyBackend::default() }))
 }
 
 /// All names that [`named`] takes, in the order of [`all`].
@@ -126,13 +146,33 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     all().iter().flat_map(|provider| provider.names).copied()
 }
 
-/// The providers that a communicator uses unless configured otherwise.
+/// Default providers of a communicator.
 pub fn defaults() -> Vec<ProviderKind> {
     all().iter().filter(|provider| provider.is_default).map(|provider| provider.kind).collect()
 }
 
-/// Looks for what a provider needs of this machine, and opens nothing. Most providers need nothing that a
-/// machine may lack.
+/// Providers that pairs can use, all of them by default.
+pub fn of_pairs() -> Vec<ProviderKind> {
+    let of_pairs = all().iter().filter(|provider| provider.open_pair.is_some());
+    of_pairs.map(|provider| provider.kind).collect()
+}
+
+/// Opens the device of a provider for one pair.
+///
+/// # Errors
+/// [`Error::Provider`] if pairs cannot use it.
+pub(crate) fn open_pair(kind: ProviderKind, config: &PairDeviceConfig) -> Result<Arc<dyn Device>> {
+    let provider = all().iter().find(|provider| provider.kind == kind);
+    let names = || of_pairs().iter().map(|kind| kind.name()).collect::<Vec<_>>().join(" and ");
+    let refused = || Error::Provider {
+        provider: kind,
+        detail: format!("pairs use {}; choose from these", names()),
+    };
+    let open = provider.and_then(|provider| provider.open_pair).ok_or_else(refused)?;
+    Ok(open(config))
+}
+
+/// Checks that this machine has the libraries of a provider, without opening a device. Only ofi needs any.
 ///
 /// # Errors
 /// [`Error::Provider`] if it cannot be used here.
@@ -140,14 +180,14 @@ pub fn check(kind: ProviderKind, ofi: &OfiChoice) -> Result<()> {
     if kind == ProviderKind::Ofi { ofi.check() } else { Ok(()) }
 }
 
-struct Opened {
+struct OpenDevice {
     kind: ProviderKind,
     config: DeviceConfig,
     device: Weak<dyn Device>,
 }
 
-/// Devices that some group of this process uses.
-static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+/// Open devices of this process.
+static OPENED: Mutex<Vec<OpenDevice>> = Mutex::new(Vec::new());
 
 /// The device of a provider with this configuration: the one that is open, or a new one.
 ///
@@ -165,9 +205,9 @@ pub fn open(kind: ProviderKind, config: &DeviceConfig) -> Result<Arc<dyn Device>
         .ok_or_else(|| Error::Provider { provider: kind, detail: "it is not built in".into() })?;
     let mut device = (provider.open)(config)?;
     if let Some(seed) = config.hostile {
-        device = Arc::new(Hostile::over(device, HostileConfig::new(seed)));
+        device = Arc::new(HostileDevice::over(device, HostileConfig::new(seed)));
     }
-    opened.push(Opened { kind, config: config.clone(), device: Arc::downgrade(&device) });
+    opened.push(OpenDevice { kind, config: config.clone(), device: Arc::downgrade(&device) });
     Ok(device)
 }
 
@@ -181,7 +221,7 @@ mod tests {
             host_id: host_id.into(),
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             advertise: None,
-            devices: Devices::Twin { seed: 0 },
+            devices: CopyBackend::Twin { seed: 0 },
             hostile: None,
             ofi: OfiChoice::default(),
         }

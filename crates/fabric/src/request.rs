@@ -1,4 +1,4 @@
-//! A request's life.
+//! Request table and the states of a request.
 //!
 //! ```text
 //!            submit
@@ -12,53 +12,53 @@
 //!   Drained(Ok)   Drained(Err)     the sources are free; callback and event are delivered
 //! ```
 //!
-//! A request under way is a token and a number of parts left. Completion means that the source may
-//! be reused and that no byte waits in this process. A wait whose deadline passes leaves the request
-//! where it is: memory stays borrowed until the parts drain, or their peer is fenced, which drains them
-//! with an error. After an error the outcome of the write is unknown; the engine then poisons the group.
-//! No part is ever posted twice.
+//! A request in flight is a token and a count of parts left. Completion means that the source may be reused
+//! and that all bytes have left this process. A wait that passes its deadline leaves the request in flight:
+//! memory stays borrowed until the parts drain, or until their peer is fenced, which drains them with an
+//! error. After an error the outcome of the write is unknown; the engine then poisons the group. Each part
+//! is posted once.
 
 use crate::types::{Lane, RegionKey, RequestId};
 use std::collections::HashSet;
 use weft_control::Rank;
 
 /// Called once with the outcome, on the thread that makes progress.
-pub type Callback = Box<dyn FnOnce(Result<(), String>) + Send>;
+pub type CompletionCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// Who asked for a request: a driver's own tag, or one of those below, which no driver's namespace has.
+/// Origin of a request: a driver's tag, or one of the constants below, which are outside of all namespaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tag(pub u64);
+pub(crate) struct RequestTag(pub u64);
 
-impl Tag {
-    /// A credit, whose completion nothing waits for.
-    pub const CREDIT: Tag = Tag(u64::MAX);
-    /// A call, which asks for its request by number.
-    pub const CALLER: Tag = Tag(u64::MAX - 1);
+impl RequestTag {
+    /// A credit; no caller waits for its completion.
+    pub const CREDIT: RequestTag = RequestTag(u64::MAX);
+    /// A call, which queries its request by id.
+    pub const CALLER: RequestTag = RequestTag(u64::MAX - 1);
 
     #[inline(always)]
     pub fn is_credit(self) -> bool {
-        self == Tag::CREDIT
+        self == RequestTag::CREDIT
     }
 
     #[inline(always)]
     pub fn is_of_driver(self) -> bool {
-        self.0 < Tag::CALLER.0
+        self.0 < RequestTag::CALLER.0
     }
 }
 
-/// Where a write goes.
+/// Destination of a write: a peer and its lane.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Aim {
+pub(crate) struct LaneTarget {
     pub peer: Rank,
     /// The peer's lane that it raises.
     pub lane: Lane,
-    /// For a credit, the lane of ours that it answers.
+    /// For a credit, the lane of ours whose round it releases.
     pub credits: Option<Lane>,
 }
 
-/// Why a request failed, and toward which peer.
+/// Cause of a failed request, and the peer.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct RequestFailure {
     pub why: String,
     pub peer: Rank,
 }
@@ -66,33 +66,33 @@ pub(crate) struct Failure {
 /// A request that did not end inside its submit.
 pub(crate) struct Request {
     reuse: u32,
-    /// Parts that have not ended: queued, or under way. Zero in a free place.
+    /// Parts that have not ended: queued or in flight. Zero in a free slot.
     pub left: u32,
-    /// In a free place, the next free one.
+    /// In a free slot, the next free one.
     next_free: u32,
-    pub tag: Tag,
+    pub tag: RequestTag,
     /// The only peer that it writes to; [`Request::SEVERAL`] for a scatter.
     peer: Rank,
     /// The first region that it reads.
     source: Option<RegionKey>,
-    /// It has one of the fields below; most requests have none.
+    /// True if one of the fields below is set; most requests have none.
     has_more: bool,
     /// Further regions that it reads, each once.
     more_sources: Vec<RegionKey>,
-    failure: Option<Failure>,
-    callback: Option<Callback>,
+    failure: Option<RequestFailure>,
+    callback: Option<CompletionCallback>,
 }
 
 impl Request {
-    /// In place of a peer, for a scatter.
+    /// Peer of a scatter.
     pub const SEVERAL: Rank = Rank(u32::MAX);
 
-    /// The peer that it writes to, if that is one.
+    /// The peer that it writes to; `None` for a scatter.
     pub fn peer(&self) -> Option<Rank> {
         (self.peer != Request::SEVERAL).then_some(self.peer)
     }
 
-    /// Records that it reads a region.
+    /// Adds a region that it reads.
     #[inline]
     pub fn reads(&mut self, source: RegionKey) {
         match self.source {
@@ -110,62 +110,68 @@ impl Request {
         }
     }
 
-    /// Records why a part failed; the first reason stays.
+    /// Records the cause of a failed part; the first cause stays.
     #[cold]
     pub fn fail(&mut self, why: String, peer: Rank) {
-        self.failure.get_or_insert(Failure { why, peer });
+        self.failure.get_or_insert(RequestFailure { why, peer });
         self.has_more = true;
     }
 
-    /// Sets the function that its end calls.
-    pub fn call_at_end(&mut self, callback: Option<Callback>) {
+    /// Sets the callback for its completion.
+    pub fn call_at_end(&mut self, callback: Option<CompletionCallback>) {
         self.has_more |= callback.is_some();
         self.callback = callback;
     }
 
-    /// Its failure and its callback, which it then lacks.
-    pub fn take_outcome(&mut self) -> (Option<Failure>, Option<Callback>) {
+    /// Takes its failure and its callback.
+    pub fn take_outcome(&mut self) -> (Option<RequestFailure>, Option<CompletionCallback>) {
         (self.failure.take(), self.callback.take())
     }
 }
 
-/// All requests under way; their memory is reused.
-pub(crate) struct Table {
+/// All requests in flight; slots are reused.
+pub(crate) struct RequestTable {
     slots: Vec<Request>,
-    /// The first free place of a list of them; [`Table::NONE`] ends it.
+    /// Head of the list of free slots; [`RequestTable::NONE`] ends it.
     free: u32,
-    under_way: usize,
-    /// The most requests under way.
+    in_flight: usize,
+    /// Limit of requests in flight.
     limit: usize,
-    /// Requests that ended with an error. The first of them poisons the group, which opens no more,
-    /// so they are at most as many as were under way.
+    /// Failed requests. The first of them poisons the group, which opens no more requests, so their number
+    /// is bounded by those then in flight.
     failed: HashSet<RequestId>,
 }
 
-impl Table {
+impl RequestTable {
     const NONE: u32 = u32::MAX;
 
-    /// A table for up to `limit` requests, with room for `capacity` of them before it allocates.
-    pub fn new(limit: usize, capacity: usize) -> Table {
+    /// A table for up to `limit` requests, with `capacity` slots reserved.
+    pub fn new(limit: usize, capacity: usize) -> RequestTable {
         let slots = Vec::with_capacity(capacity);
-        Table { slots, free: Table::NONE, under_way: 0, limit, failed: HashSet::new() }
+        RequestTable {
+            slots,
+            free: RequestTable::NONE,
+            in_flight: 0,
+            limit,
+            failed: HashSet::new(),
+        }
     }
 
-    /// Whether as many requests are under way as may be.
+    /// True at the limit of requests in flight.
     #[inline(always)]
     pub fn is_full(&self) -> bool {
-        self.under_way >= self.limit
+        self.in_flight >= self.limit
     }
 
-    /// The place of the next request. Credits need one also in a full table.
+    /// Slot for the next request. Credits take one even in a full table.
     #[inline(always)]
-    pub fn vacant(&mut self) -> Vacant<'_> {
-        if self.free == Table::NONE {
+    pub fn free_slot(&mut self) -> FreeSlot<'_> {
+        if self.free == RequestTable::NONE {
             self.grow();
         }
-        let Table { slots, free, under_way, .. } = self;
+        let RequestTable { slots, free, in_flight, .. } = self;
         let request = &mut slots[*free as usize];
-        Vacant { id: RequestId { index: *free, reuse: request.reuse }, request, free, under_way }
+        FreeSlot { id: RequestId { index: *free, reuse: request.reuse }, request, free, in_flight }
     }
 
     #[cold]
@@ -174,8 +180,8 @@ impl Table {
         self.slots.push(Request {
             reuse: 0,
             left: 0,
-            next_free: Table::NONE,
-            tag: Tag::default(),
+            next_free: RequestTable::NONE,
+            tag: RequestTag::default(),
             peer: Request::SEVERAL,
             source: None,
             has_more: false,
@@ -186,7 +192,7 @@ impl Table {
         self.free = (self.slots.len() - 1) as u32;
     }
 
-    /// Whether a request under way reads this region.
+    /// True if a request in flight reads this region.
     pub fn read(&self, source: RegionKey) -> bool {
         self.slots.iter().any(|request| {
             let is_source =
@@ -195,15 +201,14 @@ impl Table {
         })
     }
 
-    /// A blank request toward `peer`, with one part left, which a submit holds until all its parts are
-    /// counted.
+    /// A new request toward `peer` with one part left, which the submit holds until all parts are counted.
     #[inline(always)]
-    pub fn open(&mut self, tag: Tag, peer: Rank) -> (RequestId, &mut Request) {
-        let vacant = self.vacant();
-        (vacant.id, vacant.open(tag, peer, None))
+    pub fn open(&mut self, tag: RequestTag, peer: Rank) -> (RequestId, &mut Request) {
+        let free_slot = self.free_slot();
+        (free_slot.id, free_slot.open(tag, peer, None))
     }
 
-    /// Removes a request of which no part is left.
+    /// Removes a request without parts left.
     #[inline]
     pub fn close(&mut self, id: RequestId) {
         let free = self.free;
@@ -214,7 +219,7 @@ impl Table {
             request.reuse = request.reuse.wrapping_add(1);
             request.next_free = free;
             self.free = id.index;
-            self.under_way -= 1;
+            self.in_flight -= 1;
         }
     }
 
@@ -224,121 +229,121 @@ impl Table {
         self.slots.get_mut(id.index as usize).filter(|request| request.reuse == id.reuse)
     }
 
-    /// A part ended well. A request of which it was the last is closed, unless it has more to be dealt with
-    /// than a tag.
+    /// Completes a part. Closes its request with the last part, unless the request has a callback, a
+    /// failure or further sources.
     #[inline(always)]
-    pub fn ended(&mut self, token: u64) -> Part {
-        let Some((index, request)) = part(&mut self.slots, token) else { return Part::Stray };
+    pub fn ended(&mut self, token: u64) -> PartEnd {
+        let Some((index, request)) = part(&mut self.slots, token) else { return PartEnd::Stray };
         request.left -= 1;
         if request.left > 0 || request.has_more {
             let id = RequestId { index, reuse: request.reuse };
-            return Part::Other { id, left: request.left };
+            return PartEnd::Other { id, left: request.left };
         }
         request.reuse = request.reuse.wrapping_add(1);
         request.next_free = self.free;
         self.free = index;
-        self.under_way -= 1;
-        Part::Last { tag: request.tag }
+        self.in_flight -= 1;
+        PartEnd::Last { tag: request.tag }
     }
 
-    /// A part failed. Returns its request, or `None` if that was closed before.
+    /// Fails a part. Returns its request, or `None` if that was closed before.
     pub fn failed(&mut self, token: u64, why: String) -> Option<RequestId> {
         let (index, request) = part(&mut self.slots, token)?;
         request.left -= 1;
-        request.fail(why, Rank(token as u32 & Token::PEER));
+        request.fail(why, Rank(token as u32 & PartToken::PEER));
         Some(RequestId { index, reuse: request.reuse })
     }
 
-    /// Records that a request ended with an error, for later waits on it.
+    /// Records a failed request for later waits on it.
     #[cold]
     pub fn record_failure(&mut self, id: RequestId) {
         self.failed.insert(id);
     }
 
-    /// Whether the request has ended with an error.
+    /// True if the request has ended with an error.
     pub fn has_failed(&self, id: RequestId) -> bool {
         id == RequestId::FAILED || self.failed.contains(&id)
     }
 
-    /// How many are under way.
+    /// Number of requests in flight.
     #[inline]
     pub fn len(&self) -> usize {
-        self.under_way
+        self.in_flight
     }
 }
 
-/// The request under way that a part belongs to, and its place.
+/// The request in flight of a part, and its slot.
 #[inline(always)]
 fn part(slots: &mut [Request], token: u64) -> Option<(u32, &mut Request)> {
-    let (index, reuse) = Token::place(token);
+    let (index, reuse) = PartToken::slot(token);
     let request = slots.get_mut(index as usize)?;
-    (request.reuse & Token::REUSE == reuse && request.left > 0).then_some((index, request))
+    (request.reuse & PartToken::REUSE == reuse && request.left > 0).then_some((index, request))
 }
 
-/// A free place, and the request that may be opened there.
-pub(crate) struct Vacant<'a> {
+/// Free slot of the table, in which a request may be opened.
+pub(crate) struct FreeSlot<'a> {
     pub id: RequestId,
     request: &'a mut Request,
     free: &'a mut u32,
-    under_way: &'a mut usize,
+    in_flight: &'a mut usize,
 }
 
-impl<'a> Vacant<'a> {
+impl<'a> FreeSlot<'a> {
     /// A request toward `peer` with one part left, which reads this region.
     #[inline(always)]
-    pub fn open(self, tag: Tag, peer: Rank, source: Option<RegionKey>) -> &'a mut Request {
-        let Vacant { request, free, under_way, .. } = self;
+    pub fn open(self, tag: RequestTag, peer: Rank, source: Option<RegionKey>) -> &'a mut Request {
+        let FreeSlot { request, free, in_flight, .. } = self;
         *free = request.next_free;
-        *under_way += 1;
+        *in_flight += 1;
         (request.tag, request.peer, request.left, request.source) = (tag, peer, 1, source);
         request
     }
 }
 
-/// What the end of a part came to.
+/// Effect of the end of a part on its request.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// It ended its request, which is closed.
-    Last { tag: Tag },
-    /// It belongs to this request, which has so many parts left.
+pub(crate) enum PartEnd {
+    /// The last part: the request is closed.
+    Last { tag: RequestTag },
+    /// The request has `left` parts left, or more to clean up.
     Other { id: RequestId, left: u32 },
     /// Its request was closed before.
     Stray,
 }
 
 impl RequestId {
-    /// The request ended inside its submit.
+    /// Completed inside its submit.
     pub(crate) const DONE: RequestId = RequestId { index: u32::MAX, reuse: 0 };
-    /// The request failed inside its submit, over an inline route.
+    /// Failed inside its submit, over an inline route.
     pub(crate) const FAILED: RequestId = RequestId { index: u32::MAX, reuse: 1 };
 }
 
-/// What links see of a part: its request's place (24 bits), how often that was reused (16, wrapping), and
-/// the peer (24).
-pub(crate) struct Token;
+/// Token of a part for links: slot of its request (24 bits), reuse count of the slot (16 bits, wrapping),
+/// peer (24 bits).
+pub(crate) struct PartToken;
 
-impl Token {
-    /// The number of places for requests.
-    pub const PLACES: usize = 1 << 24;
+impl PartToken {
+    /// Limit of slots.
+    pub const SLOTS: usize = 1 << 24;
     const REUSE: u32 = 0xffff;
     const PEER: u32 = 0xff_ffff;
 
     #[inline]
     pub fn of(id: RequestId, peer: Rank) -> u64 {
-        let reuse = u64::from(id.reuse & Token::REUSE);
-        (u64::from(id.index) << 40) | (reuse << 24) | u64::from(peer.0 & Token::PEER)
+        let reuse = u64::from(id.reuse & PartToken::REUSE);
+        (u64::from(id.index) << 40) | (reuse << 24) | u64::from(peer.0 & PartToken::PEER)
     }
 
-    /// A token of the same request toward another peer than rank 0.
+    /// The same request's token toward another peer than rank 0.
     #[inline(always)]
     pub fn toward(token: u64, peer: Rank) -> u64 {
-        token | u64::from(peer.0 & Token::PEER)
+        token | u64::from(peer.0 & PartToken::PEER)
     }
 
-    /// The request's place, and how often that was reused.
+    /// Slot and reuse count.
     #[inline(always)]
-    fn place(token: u64) -> (u32, u32) {
-        ((token >> 40) as u32, (token >> 24) as u32 & Token::REUSE)
+    fn slot(token: u64) -> (u32, u32) {
+        ((token >> 40) as u32, (token >> 24) as u32 & PartToken::REUSE)
     }
 }
 
@@ -346,53 +351,53 @@ impl Token {
 mod tests {
     use super::*;
 
-    fn posted(table: &mut Table, peers: &[u32]) -> (RequestId, Vec<u64>) {
-        let (id, request) = table.open(Tag(0), Request::SEVERAL);
+    fn posted(table: &mut RequestTable, peers: &[u32]) -> (RequestId, Vec<u64>) {
+        let (id, request) = table.open(RequestTag(0), Request::SEVERAL);
         request.left = peers.len() as u32;
-        (id, peers.iter().map(|&peer| Token::of(id, Rank(peer))).collect())
+        (id, peers.iter().map(|&peer| PartToken::of(id, Rank(peer))).collect())
     }
 
     #[test]
-    fn a_completion_of_a_request_that_was_closed_touches_no_other() {
-        let mut table = Table::new(8, 0);
+    fn a_completion_of_a_closed_request_affects_no_other() {
+        let mut table = RequestTable::new(8, 0);
         let (id, tokens) = posted(&mut table, &[1, 2]);
-        assert_eq!(table.ended(tokens[0]), Part::Other { id, left: 1 });
-        assert_eq!(table.ended(tokens[1]), Part::Last { tag: Tag(0) });
-        assert_eq!(table.ended(tokens[1]), Part::Stray);
+        assert_eq!(table.ended(tokens[0]), PartEnd::Other { id, left: 1 });
+        assert_eq!(table.ended(tokens[1]), PartEnd::Last { tag: RequestTag(0) });
+        assert_eq!(table.ended(tokens[1]), PartEnd::Stray);
         assert_eq!((table.len(), table.get(id).is_none()), (0, true));
         let (next, others) = posted(&mut table, &[1]);
-        assert_eq!(table.ended(tokens[0]), Part::Stray);
+        assert_eq!(table.ended(tokens[0]), PartEnd::Stray);
         assert_ne!(others[0], tokens[0]);
         assert_eq!(table.get(next).unwrap().left, 1);
-        assert_eq!(table.ended(u64::MAX), Part::Stray);
+        assert_eq!(table.ended(u64::MAX), PartEnd::Stray);
     }
 
     #[test]
     fn a_failure_names_the_peer_of_the_part_that_failed() {
-        let mut table = Table::new(8, 0);
+        let mut table = RequestTable::new(8, 0);
         let (id, tokens) = posted(&mut table, &[7, 8, 9]);
         assert_eq!(table.failed(tokens[1], "broken".into()), Some(id));
         table.ended(tokens[0]);
-        assert_eq!(table.ended(tokens[2]), Part::Other { id, left: 0 });
+        assert_eq!(table.ended(tokens[2]), PartEnd::Other { id, left: 0 });
         let failure = table.get(id).unwrap().take_outcome().0.unwrap();
         assert_eq!(failure.peer, Rank(8));
     }
 
     #[test]
     fn a_region_is_read_until_the_last_request_that_reads_it_is_closed() {
-        let mut table = Table::new(8, 0);
+        let mut table = RequestTable::new(8, 0);
         let [first, second] = [[1, 2, 1], [2, 2, 3]].map(|keys| {
-            let (id, request) = table.open(Tag(0), Request::SEVERAL);
+            let (id, request) = table.open(RequestTag(0), Request::SEVERAL);
             keys.iter().for_each(|&key| request.reads(RegionKey(key)));
             id
         });
-        let read = |table: &Table| [1, 2, 3, 4].map(|key| table.read(RegionKey(key)));
+        let read = |table: &RequestTable| [1, 2, 3, 4].map(|key| table.read(RegionKey(key)));
         assert_eq!(read(&table), [true, true, true, false]);
         table.close(first);
         assert_eq!(read(&table), [false, true, true, false]);
         table.close(second);
         assert_eq!(read(&table), [false; 4]);
-        let (_, request) = table.open(Tag(0), Request::SEVERAL);
+        let (_, request) = table.open(RequestTag(0), Request::SEVERAL);
         assert!(!request.has_more);
         assert_eq!(read(&table), [false; 4]);
     }

@@ -1,36 +1,36 @@
-//! A driver that threads share.
+//! Driver shared by threads.
 //!
-//! A call that works on the driver (one that plans a round, or sums what came) holds the driver's lock, and
-//! takes the engine's inside of it. A step of a wait holds the engine's lock and only tries the driver's:
-//! where a call holds that, the step does nothing, what it saw stays with the engine, and the call makes
-//! the waits look again once it has given the driver back. So no call waits for another thread's wait, and
-//! no thread waits for the driver while it holds the engine.
+//! A call on the driver (such as planning a round or reducing replies) holds the driver's lock and takes
+//! the engine's inside of it. A step of a wait holds the engine's lock and only tries the driver's: if a
+//! call holds it, the step leaves its events with the engine, and the call wakes the waits once it has
+//! released the driver. So no call blocks on another thread's wait, and no thread blocks on the driver
+//! while it holds the engine.
 
 use crate::clock;
 use crate::driver::{Driver, Event, Requests};
 use crate::engine::Engine;
-use crate::error::{Error, Missing};
-use crate::wait::{self, Host, Waiter};
+use crate::error::{Error, MissingPeer};
+use crate::wait::{self, EngineAccess, WaitOptions};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// A driver, its lock, and its waits. Calls on one that was ended return `None`.
+/// Driver, its lock, and its waits. Calls on an ended driver return `None`.
 ///
-/// A host that is passed to a call must not be an engine that the caller has locked beside other threads:
-/// pass [`crate::Communicator::host`].
+/// The access passed to a call must not be an engine guard of a shared engine; pass
+/// [`crate::Communicator::access`].
 pub struct SharedDriver<D> {
     namespace: u16,
-    state: Mutex<Option<State<D>>>,
-    /// Waits under way. A wait is counted before it first takes the driver's lock, so the thread that takes the
-    /// lock after it sees the count.
+    state: Mutex<Option<DriverState<D>>>,
+    /// Waits in progress. A wait is counted before it first takes the driver's lock, so the next holder of
+    /// the lock sees the count.
     waits: AtomicU32,
     ended: AtomicBool,
 }
 
-struct State<D> {
+struct DriverState<D> {
     driver: D,
     requests: Requests,
-    /// [`Engine::polls`] when the driver was polled last.
+    /// [`Engine::polls`] at the last poll of the driver.
     polls: u64,
 }
 
@@ -38,111 +38,113 @@ impl<D: Driver> SharedDriver<D>
 where
     D::Error: From<Error>,
 {
-    /// Shares a driver; `requests` has room for all that one poll asks for.
+    /// Shares a driver; `requests` has capacity for the largest poll.
     pub fn new(driver: D, requests: Requests) -> SharedDriver<D> {
         SharedDriver {
             namespace: driver.namespace(),
-            state: Mutex::new(Some(State { driver, requests, polls: 0 })),
+            state: Mutex::new(Some(DriverState { driver, requests, polls: 0 })),
             waits: AtomicU32::new(0),
             ended: AtomicBool::new(false),
         }
     }
 
-    /// Runs `work` on the driver, and submits what it asks for.
+    /// Runs `work` on the driver, and submits its requests.
     ///
     /// # Errors
     /// Those of `work`, and those of [`Engine::submit`].
     pub fn call<T>(
         &self,
-        host: &mut impl Host,
+        access: &mut impl EngineAccess,
         work: impl FnOnce(&mut D, &mut Requests) -> Result<T, D::Error>,
     ) -> Result<Option<T>, D::Error> {
         let mut guard = self.lock();
-        let Some(State { driver, requests, .. }) = self.open(&mut guard) else { return Ok(None) };
+        let Some(DriverState { driver, requests, .. }) = self.open(&mut guard) else {
+            return Ok(None);
+        };
         let mut result = work(driver, requests);
         if result.is_ok() && !requests.is_empty() {
-            let submitted = host.with(|engine| engine.submit(requests));
+            let submitted = access.with(|engine| engine.submit(requests));
             result = result.and_then(|value| submitted.map(|()| value).map_err(D::Error::from));
         }
         drop(guard);
-        self.renew_waits(host, 0);
+        self.renew_waits(access, 0);
         result.map(Some)
     }
 
-    /// One look at what has arrived, and what follows from it.
+    /// Polls the driver once.
     ///
     /// # Errors
     /// The driver's own, and those of [`Engine::submit`].
-    pub fn turn(&self, host: &mut impl Host) -> Result<Option<()>, D::Error> {
-        let turned = self.turn_state(host, self.open(&mut self.lock()));
-        self.renew_waits(host, 0);
+    pub fn drive(&self, access: &mut impl EngineAccess) -> Result<Option<()>, D::Error> {
+        let turned = self.drive_state(access, self.open(&mut self.lock()));
+        self.renew_waits(access, 0);
         turned
     }
 
-    fn turn_state(
+    fn drive_state(
         &self,
-        host: &mut impl Host,
-        state: Option<&mut State<D>>,
+        access: &mut impl EngineAccess,
+        state: Option<&mut DriverState<D>>,
     ) -> Result<Option<()>, D::Error> {
-        let Some(State { driver, requests, polls }) = state else { return Ok(None) };
-        host.with(|engine| {
-            let result = engine.turn(driver, requests);
+        let Some(DriverState { driver, requests, polls }) = state else { return Ok(None) };
+        access.with(|engine| {
+            let result = engine.drive(driver, requests);
             *polls = engine.polls();
             result.map(Some)
         })
     }
 
-    /// Polls the driver until `done` returns a value. `missing` names the peers that the wait lacks.
+    /// Polls the driver until `done` returns a value. `missing` returns the peers that the wait lacks.
     ///
     /// # Errors
-    /// The driver's own; [`Error::Timeout`] with what `missing` names; [`Error::Poisoned`];
+    /// The driver's own; [`Error::Timeout`] with the peers of `missing`; [`Error::Poisoned`];
     /// [`Error::Interrupted`].
     pub fn wait<T>(
         &self,
-        host: &mut impl Host,
+        access: &mut impl EngineAccess,
         what: &'static str,
-        waiter: &mut Waiter<'_>,
+        options: &mut WaitOptions<'_>,
         done: impl Fn(&D) -> Option<T>,
-        missing: impl Fn(&D) -> Vec<Missing>,
+        missing: impl Fn(&D) -> Vec<MissingPeer>,
     ) -> Result<Option<T>, D::Error> {
-        self.wait_while(host, what, waiter, done, missing, || !self.is_ended())
+        self.wait_while(access, what, options, done, missing, || !self.is_ended())
     }
 
-    /// As [`SharedDriver::wait`], for the thread that has ended the driver and releases it in good order.
+    /// As [`SharedDriver::wait`], for the thread that has ended the driver and drains it.
     ///
     /// # Errors
     /// As [`SharedDriver::wait`].
     pub fn wait_ended<T>(
         &self,
-        host: &mut impl Host,
+        access: &mut impl EngineAccess,
         what: &'static str,
-        waiter: &mut Waiter<'_>,
+        options: &mut WaitOptions<'_>,
         done: impl Fn(&D) -> Option<T>,
-        missing: impl Fn(&D) -> Vec<Missing>,
+        missing: impl Fn(&D) -> Vec<MissingPeer>,
     ) -> Result<Option<T>, D::Error> {
-        self.wait_while(host, what, waiter, done, missing, || true)
+        self.wait_while(access, what, options, done, missing, || true)
     }
 
     fn wait_while<T>(
         &self,
-        host: &mut impl Host,
+        access: &mut impl EngineAccess,
         what: &'static str,
-        waiter: &mut Waiter<'_>,
+        options: &mut WaitOptions<'_>,
         done: impl Fn(&D) -> Option<T>,
-        missing: impl Fn(&D) -> Vec<Missing>,
+        missing: impl Fn(&D) -> Vec<MissingPeer>,
         goes_on: impl Fn() -> bool,
     ) -> Result<Option<T>, D::Error> {
-        let _wait = Wait::new(&self.waits);
-        let turned = self.turn_state(host, self.lock().as_mut().filter(|_| goes_on()));
-        self.renew_waits(host, 1);
+        let _wait = WaitCount::new(&self.waits);
+        let turned = self.drive_state(access, self.lock().as_mut().filter(|_| goes_on()));
+        self.renew_waits(access, 1);
         if turned?.is_none() {
             return Ok(None);
         }
         wait::run(
-            host,
+            access,
             what,
             self.namespace,
-            waiter,
+            options,
             |engine, events| {
                 if !goes_on() {
                     return Ok(Some(None));
@@ -164,56 +166,60 @@ where
     }
 
     /// Polls the driver with the events of the engine's latest poll.
-    fn step(state: &mut State<D>, engine: &mut Engine, events: &[Event]) -> Result<(), D::Error> {
-        let State { driver, requests, polls } = state;
+    fn step(
+        state: &mut DriverState<D>,
+        engine: &mut Engine,
+        events: &[Event],
+    ) -> Result<(), D::Error> {
+        let DriverState { driver, requests, polls } = state;
         let before = std::mem::replace(polls, engine.polls());
         if *polls != before + 1 {
-            // Other polls took events of this driver.
-            return engine.turn_with(driver, requests, events);
+            // Other polls consumed events of this driver.
+            return engine.drive_with(driver, requests, events);
         }
         driver.poll(clock::now(), events, requests)?;
         Ok(engine.submit(requests)?)
     }
 
-    /// Ends all calls and waits, now and later, but for [`SharedDriver::wait_ended`] and
-    /// [`SharedDriver::take`]. Returns whether it had not been ended before.
-    pub fn end(&self, host: &mut impl Host) -> bool {
+    /// Ends all present and later calls and waits except [`SharedDriver::wait_ended`] and
+    /// [`SharedDriver::take`]. Returns true the first time.
+    pub fn end(&self, access: &mut impl EngineAccess) -> bool {
         let first = !self.ended.swap(true, Ordering::AcqRel);
-        host.with(Engine::renew_waits);
+        access.with(Engine::renew_waits);
         first
     }
 
-    /// Whether it was ended.
+    /// True after [`SharedDriver::end`].
     pub fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// The driver, once no call works on it. Do not hold the engine meanwhile.
+    /// Removes the driver, once no call holds it. The caller must not hold the engine.
     pub fn take(&self) -> Option<D> {
         self.lock().take().map(|state| state.driver)
     }
 
-    /// Makes the waits look at the driver, which the caller has given back, if there are more than `own`.
-    /// A wait whose step did not get the driver either took its step before this, and is woken, or takes
-    /// the next one after it.
-    fn renew_waits(&self, host: &mut impl Host, own: u32) {
+    /// Wakes the waits after the caller has released the driver, if there are more than `own`. A wait whose
+    /// step did not get the driver either took that step before this and is woken, or takes its next one
+    /// after it.
+    fn renew_waits(&self, access: &mut impl EngineAccess, own: u32) {
         if self.waits.load(Ordering::Relaxed) > own {
-            host.with(Engine::renew_waits);
+            access.with(Engine::renew_waits);
         }
     }
 
     fn open<'a>(
         &self,
-        guard: &'a mut MutexGuard<'_, Option<State<D>>>,
-    ) -> Option<&'a mut State<D>> {
+        guard: &'a mut MutexGuard<'_, Option<DriverState<D>>>,
+    ) -> Option<&'a mut DriverState<D>> {
         guard.as_mut().filter(|_| !self.is_ended())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<State<D>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<DriverState<D>>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn try_lock(&self) -> Option<MutexGuard<'_, Option<State<D>>>> {
+    fn try_lock(&self) -> Option<MutexGuard<'_, Option<DriverState<D>>>> {
         match self.state.try_lock() {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -222,17 +228,17 @@ where
     }
 }
 
-/// A wait under way.
-struct Wait<'a>(&'a AtomicU32);
+/// Count of a wait in progress.
+struct WaitCount<'a>(&'a AtomicU32);
 
-impl Wait<'_> {
-    fn new(waits: &AtomicU32) -> Wait<'_> {
+impl WaitCount<'_> {
+    fn new(waits: &AtomicU32) -> WaitCount<'_> {
         waits.fetch_add(1, Ordering::Relaxed);
-        Wait(waits)
+        WaitCount(waits)
     }
 }
 
-impl Drop for Wait<'_> {
+impl Drop for WaitCount<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -1,11 +1,11 @@
-//! What went where: bytes, writes and errors for each peer and each provider.
+//! Statistics of an engine: bytes, parts, arrivals and errors by peer and provider.
 
 use crate::types::ProviderKind;
 use weft_control::Rank;
 
-/// Totals since the engine was made.
+/// Totals since the construction of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct TrafficTotals {
     /// Payload bytes handed to a provider.
     pub bytes: u64,
     /// Parts handed to a provider, signals and credits included.
@@ -24,27 +24,27 @@ pub struct PeerStatistics {
     /// The provider that its route uses.
     pub provider: ProviderKind,
     /// Its totals.
-    pub totals: Totals,
+    pub totals: TrafficTotals,
 }
 
-/// A snapshot of an engine.
+/// Snapshot of an engine's statistics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Statistics {
+pub struct EngineStatistics {
     /// By peer, in rank order, without this rank.
     pub peers: Vec<PeerStatistics>,
-    /// Requests under way.
+    /// Requests in flight.
     pub requests: u64,
-    /// Arrivals dropped because their lane was not granted to the peer.
+    /// Dropped arrivals that named a lane not granted to the peer.
     pub refused_ungranted: u64,
-    /// Arrivals dropped because their lane was of another generation.
+    /// Dropped arrivals that named a lane of another generation.
     pub refused_stale: u64,
 }
 
-impl Statistics {
+impl EngineStatistics {
     /// Totals over all peers that one provider reaches.
-    pub fn of_provider(&self, provider: ProviderKind) -> Totals {
+    pub fn of_provider(&self, provider: ProviderKind) -> TrafficTotals {
         let peers = self.peers.iter().filter(|peer| peer.provider == provider);
-        peers.fold(Totals::default(), |sum, peer| Totals {
+        peers.fold(TrafficTotals::default(), |sum, peer| TrafficTotals {
             bytes: sum.bytes + peer.totals.bytes,
             parts: sum.parts + peer.totals.parts,
             arrivals: sum.arrivals + peer.totals.arrivals,

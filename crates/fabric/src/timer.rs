@@ -22,7 +22,7 @@ impl Timer {
         Ok(Timer { descriptor, deadline: None })
     }
 
-    /// Makes the descriptor readable from `deadline` on, or never.
+    /// Makes the descriptor readable from `deadline` on; `None` stops the timer.
     pub fn set(&mut self, deadline: Option<Time>) {
         if deadline == self.deadline {
             return;
@@ -37,7 +37,7 @@ impl Timer {
         let _ = timerfd_settime(&self.descriptor, TimerfdTimerFlags::ABSTIME, &new);
     }
 
-    /// What becomes readable.
+    /// The descriptor that becomes readable.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }

@@ -1,29 +1,29 @@
-//! A record of what an engine did, for timelines. Off unless asked for; bounded when on.
+//! Trace of an engine for timelines: writes, arrivals and phases. Off by default, bounded when on.
 
 use crate::types::Time;
 use weft_control::Rank;
 
-/// A write, when it was submitted.
+/// Submission of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteRecord {
-    /// When.
+    /// Time of the record.
     pub at: Time,
-    /// To whom.
+    /// The destination.
     pub peer: Rank,
     /// The peer's lane.
     pub lane: u32,
-    /// The lane's value once this write has landed: with peer and lane it names the flow.
+    /// The lane's value after this write: with peer and lane it identifies the flow.
     pub value: u64,
     /// Payload bytes.
     pub bytes: u64,
 }
 
-/// A raise, when the owner saw it.
+/// Raise of a lane, as the owner observed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArrivalRecord {
-    /// When.
+    /// Time of the record.
     pub at: Time,
-    /// From whom.
+    /// The peer that raised it.
     pub peer: Rank,
     /// Our lane.
     pub lane: u32,
@@ -31,18 +31,18 @@ pub struct ArrivalRecord {
     pub value: u64,
 }
 
-/// A named stretch of time.
+/// Named interval.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PhaseRecord {
-    /// What was done.
+    /// Name of the phase.
     pub name: String,
-    /// Since when.
+    /// Start.
     pub begin: Time,
-    /// Until when.
+    /// End.
     pub end: Time,
 }
 
-/// What was recorded. Each list stops at the limit and counts what it left out.
+/// Records, each list up to the limit. Further records are counted only.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     limit: usize,
@@ -52,7 +52,7 @@ pub struct Trace {
     pub arrivals: Vec<ArrivalRecord>,
     /// Phases ended, in order.
     pub phases: Vec<PhaseRecord>,
-    /// Records that found no room.
+    /// Records beyond the limit.
     pub dropped: u64,
 }
 

@@ -1,16 +1,17 @@
-//! Identities and units: what a number means is its type.
+//! Identities and units, a type for each.
 
 use std::fmt;
 use std::time::Duration;
 
-/// A point on the clock that the caller of a poll supplies, in nanoseconds from an arbitrary origin.
+/// Instant on the clock that the caller of a poll supplies, in nanoseconds from an arbitrary origin.
 ///
-/// Real engines use the monotonic clock of the host ([`crate::clock::now`]); the simulator its own.
+/// Engines of a process use the host's monotonic clock ([`crate::clock::now`]), the simulator a virtual
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(pub u64);
 
 impl Time {
-    /// The last instant that can be named: "no deadline" in arithmetic, never in a wait.
+    /// The largest instant: "no deadline" in arithmetic, never in a wait.
     pub const MAX: Time = Time(u64::MAX);
 
     /// This instant plus `duration`, saturating.
@@ -18,22 +19,22 @@ impl Time {
         Time(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// How long after `earlier` this is; zero if it is not.
+    /// Duration since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// Which incarnation of a group a lane or a connection belongs to; 8 bits travel on the wire.
+/// Incarnation of a group; 8 bits on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Generation(pub u8);
 
-/// A lane's number in its owner's table: 24 bits, issued by the owner.
+/// Number of a lane in its owner's table: 24 bits, issued by the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(u32);
 
 impl LaneId {
-    /// The number of lanes that 24 bits can name.
+    /// Number of lanes that 24 bits can name.
     pub const LIMIT: u32 = 1 << 24;
 
     /// The lane of this number, or `None` if it does not fit into 24 bits.
@@ -47,7 +48,7 @@ impl LaneId {
     }
 }
 
-/// A lane as it is named on the wire: the owner's number for it and the generation it was issued in.
+/// Lane on the wire: the owner's number and the generation of its issue.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lane(u32);
 
@@ -84,17 +85,17 @@ impl fmt::Debug for Lane {
     }
 }
 
-/// A region's number in its owner's engine.
+/// Number of a region in its owner's engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionKey(pub u32);
 
-/// A counter of this engine: its index in the low 24 bits, and in the high 8 how often that index was
-/// reused. Grants link counters by position (see [`crate::Engine::import`]).
+/// Counter of this engine: index in the low 24 bits, number of reuses of that index in the high 8. Grants
+/// link counters by position (see [`crate::Engine::import`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CounterId(u32);
 
 impl CounterId {
-    /// Counters that one engine can hold.
+    /// Limit of counters in one engine.
     pub const LIMIT: u32 = 1 << 24;
 
     /// The counter at `index` after `reuse` releases, or `None` if the index needs more than 24 bits.
@@ -124,14 +125,14 @@ impl CounterId {
     }
 }
 
-/// A request in the life that `request.rs` describes.
+/// Request; `request.rs` describes its states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId {
     pub(crate) index: u32,
     pub(crate) reuse: u32,
 }
 
-/// A slice of a local region that goes to a slice of equal length of a peer's region.
+/// Slice of a local region and its destination in a peer's region, of equal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Page {
     /// The local region that is read.
@@ -146,14 +147,14 @@ pub struct Page {
     pub length: u64,
 }
 
-/// Bytes in all of these pages.
+/// Total bytes of these pages.
 pub(crate) fn bytes_of(pages: &[Page]) -> u64 {
     pages.iter().fold(0, |sum, page| sum.saturating_add(page.length))
 }
 
-/// Traffic class of a counter: bulk transfers never delay latency-critical ones.
+/// Traffic class of a counter. Bulk transfers never delay latency-critical ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Class {
+pub enum TrafficClass {
     /// Small or urgent: queries, pages, counts, credits.
     #[default]
     Latency,
@@ -161,30 +162,30 @@ pub enum Class {
     Bulk,
 }
 
-/// The kinds of provider, in the order in which a route prefers them.
+/// Kind of a provider, in the order in which a route prefers them. `registry.rs` describes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum ProviderKind {
-    /// Many ranks in one process under virtual time.
+    /// Ranks of one process under virtual time.
     Sim = 0,
     /// Ranks of one host over shared mappings, and their devices by copy engines.
     Copy = 1,
     /// Ranks of one host over shared mappings.
     Shm = 2,
-    /// What libfabric reaches: EFA, and others.
+    /// Networks of libfabric: EFA and others.
     Ofi = 4,
     /// Any host over sockets.
     Tcp = 5,
 }
 
 impl ProviderKind {
-    /// The kind that a peer's byte names.
+    /// The kind with this number on the wire.
     pub fn from_wire(byte: u8) -> Option<ProviderKind> {
         use ProviderKind::{Copy, Ofi, Shm, Sim, Tcp};
         [Sim, Copy, Shm, Ofi, Tcp].into_iter().find(|kind| *kind as u8 == byte)
     }
 
-    /// The name that users write and read.
+    /// Name in configuration and records.
     pub fn name(self) -> &'static str {
         match self {
             ProviderKind::Sim => "sim",

@@ -1,27 +1,26 @@
-//! Bound on unconsumed arrivals: what two ends of a route count so that no completion queue overflows.
+//! Flow control of completion queues: counts of unconsumed arrivals at the two ends of a route.
 //!
-//! A route may have [`crate::RouteRule::max_unconsumed`] arrivals that lie in their owner's queue. Each
-//! end of the pair counts what it sends. The owner reports each half of the bound that it has consumed,
-//! so a sender needs no report for what came before, and reports are few.
+//! At most [`crate::RouteRule::max_unconsumed`] arrivals of a route lie in the owner's completion queue.
+//! The sender counts its posts; the owner sends a report each time it has consumed half of that limit.
 
-/// Arrivals of one peer, counted by their sender.
+/// Sender's count of arrivals at one peer.
 #[derive(Clone, Copy, Debug)]
-pub struct Outgoing {
+pub struct SentArrivals {
     limit: u64,
     sent: u64,
-    /// So many may be sent in all, by the reports that were read last.
+    /// Sends allowed in total by the reports read last.
     allowed: u64,
 }
 
-impl Outgoing {
-    /// A sender toward a queue in which `limit` of its arrivals may lie, at least 2.
-    pub fn new(limit: u32) -> Outgoing {
+impl SentArrivals {
+    /// Count for a queue that may hold `limit` arrivals of this sender, at least 2.
+    pub fn new(limit: u32) -> SentArrivals {
         let limit = u64::from(limit.max(2));
-        Outgoing { limit, sent: 0, allowed: limit }
+        SentArrivals { limit, sent: 0, allowed: limit }
     }
 
-    /// Whether one more may be sent. `reports` returns the number of reports that have come; it is called only if
-    /// those known do not suffice.
+    /// True if one more arrival may be sent. `reports` returns the number of reports received; called only
+    /// if the last known number does not suffice.
     #[inline(always)]
     pub fn may_send(&mut self, reports: impl FnOnce() -> u64) -> bool {
         if self.sent == self.allowed {
@@ -30,27 +29,27 @@ impl Outgoing {
         self.sent < self.allowed
     }
 
-    /// One was sent.
+    /// Counts one sent arrival.
     #[inline]
     pub fn send(&mut self) {
         self.sent += 1;
     }
 }
 
-/// Arrivals of one peer, counted by their owner.
+/// Owner's count of arrivals of one peer.
 #[derive(Clone, Copy, Debug)]
-pub struct Incoming {
+pub struct ConsumedArrivals {
     half: u32,
     consumed: u32,
 }
 
-impl Incoming {
-    /// The owner of a queue in which `limit` arrivals of the peer may lie, at least 2.
-    pub fn new(limit: u32) -> Incoming {
-        Incoming { half: limit.max(2) / 2, consumed: 0 }
+impl ConsumedArrivals {
+    /// Count for a queue that may hold `limit` arrivals of the peer, at least 2.
+    pub fn new(limit: u32) -> ConsumedArrivals {
+        ConsumedArrivals { half: limit.max(2) / 2, consumed: 0 }
     }
 
-    /// One was consumed. Returns whether a report is due.
+    /// Counts one consumed arrival. Returns true if a report is due.
     #[inline]
     pub fn consume(&mut self) -> bool {
         self.consumed += 1;
@@ -68,14 +67,14 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever the order of sends, of consumption and of reports' arrivals: no more than the limit
-        /// lie unconsumed, no more than three reports are under way, and nothing is stuck at the end.
+        /// In any order of sends, consumption and reports: unconsumed arrivals stay within the limit, at
+        /// most three reports are in flight, and the sender can send at the end.
         #[test]
-        fn no_more_than_the_limit_lie_unconsumed_and_nothing_is_stuck(
+        fn unconsumed_arrivals_stay_within_the_limit_and_the_sender_is_never_stuck(
             limit in 2u32..40,
             steps in prop::collection::vec(0u8..3, 0..400),
         ) {
-            let (mut outgoing, mut incoming) = (Outgoing::new(limit), Incoming::new(limit));
+            let (mut outgoing, mut incoming) = (SentArrivals::new(limit), ConsumedArrivals::new(limit));
             let (mut lie, mut under_way, mut reports) = (0u32, 0u32, 0u64);
             let mut step = |which, lie: &mut u32, under_way: &mut u32, reports: &mut u64| match which {
                 0 if outgoing.may_send(|| *reports) => {

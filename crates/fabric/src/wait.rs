@@ -1,65 +1,66 @@
-//! Blocking calls: thin loops around [`Engine::poll`], at the edge.
+//! Blocking calls: loops around [`Engine::poll`].
 //!
-//! A waiter spins for a bounded time, then parks: on the bell word if peers' stores alone can wake
-//! it, on descriptors if a link needs to be polled. No wait is unbounded. The same loops run over an
-//! engine that the caller holds alone, and over one that threads share ([`crate::shared`]).
+//! A wait spins up to its spin deadline, then parks: on the doorbell word if peers' stores alone can wake
+//! it, on descriptors if a link needs polls. Every wait has a deadline. The loops run over an engine with
+//! one owner and over one that threads share (`shared_engine.rs`).
 
 use crate::clock;
 use crate::driver::{Driver, Event, Requests};
 use crate::engine::{Engine, MAX_PARK};
-use crate::error::{Error, Missing, Result};
+use crate::error::{Error, MissingPeer, Result};
 use crate::types::{CounterId, RequestId, Time};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use weft_control::{Cause, Poison, Rank};
 
-/// How to wait.
-pub struct Waiter<'a> {
-    /// When the wait fails.
+/// Options of a wait.
+pub struct WaitOptions<'a> {
+    /// Deadline of the wait.
     pub deadline: Time,
-    /// For how long to spin before parking.
+    /// Time to spin before parking (spin deadline).
     pub spin: Duration,
-    /// Asked a few times a second; `true` ends the wait with [`Error::Interrupted`]. No lock is held
-    /// during the call.
+    /// Interruption check, called a few times a second without a lock; `true` ends the wait with
+    /// [`Error::Interrupted`].
     pub interrupted: &'a mut dyn FnMut() -> bool,
 }
 
-/// How often a spinning wait looks only at what it waits for before it polls again: some
-/// microseconds. A poll in between costs more than the store of a peer takes to be seen.
-const GLANCES: u32 = 100;
-/// Polls of a spinning wait between two looks at the clock and at all that ends a wait without an event.
+/// Checks of the awaited lanes between two polls of a spinning wait: some microseconds. A poll costs more
+/// than the latency of a peer's store.
+const SPIN_CHECKS: u32 = 100;
+/// Polls of a spinning wait between two reads of the clock and of the other end conditions.
 const POLLS: u32 = 16;
-/// Pauses between two glances: each look takes the line away from the peer that is about to store to it.
+/// Pause instructions between two checks: each load takes the cache line away from the peer that stores to
+/// it.
 const PAUSES: u32 = 2;
-/// The least time between two questions whether a wait is interrupted.
-const ASK_EVERY: Duration = Duration::from_millis(20);
-/// How long a wait goes on for a peer that has said goodbye, whose last writes may be under way.
-const LEFT_GRACE: Duration = Duration::from_secs(1);
+/// Least time between two interruption checks.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(20);
+/// Time that a wait continues for a peer that has left, whose last writes may be in flight.
+const DEPARTURE_GRACE: Duration = Duration::from_secs(1);
 
-/// Access of a waiting thread to its engine: an [`Engine`] that it holds alone, or one that threads share
-/// ([`crate::Communicator::host`]).
-pub trait Host {
-    /// Runs `work` on the engine. Other threads may run between two calls.
+/// Access of a waiting thread to its engine: an [`Engine`] of its own, or one that threads share
+/// ([`crate::Communicator::access`]).
+pub trait EngineAccess {
+    /// Runs `work` on the engine. Other threads may use the engine between two calls.
     fn with<R>(&mut self, work: impl FnOnce(&mut Engine) -> R) -> R;
 
-    /// As [`Host::with`], with the number of callers that want the engine: a thread that spins on it
-    /// gives way to them.
+    /// As [`EngineAccess::with`], with the number of callers that wait for the engine: a spinning thread
+    /// yields to them.
     fn spin<R>(&mut self, work: impl FnOnce(&mut Engine, Option<&AtomicU32>) -> R) -> R;
 
-    /// Identifies what has happened so far, for [`Host::park`].
+    /// Count of events so far, for [`EngineAccess::park`].
     fn ticket(&self) -> u32;
 
-    /// Sleeps until something may have happened since `ticket`, at most until `until`.
+    /// Sleeps until an event after `ticket`, at most until `until`.
     fn park(&mut self, ticket: u32, until: Time);
 
-    /// The caller goes on to something else than a poll: another waiting thread takes its place.
-    fn step_aside(&self);
+    /// Passes the lead to another waiting thread, before the caller does something other than a poll.
+    fn yield_lead(&self);
 
-    /// The error that ends every wait, once the engine was closed.
+    /// The error of every wait on a closed engine.
     fn closed(&self) -> Result<()>;
 }
 
-impl Host for Engine {
+impl EngineAccess for Engine {
     #[inline(always)]
     fn with<R>(&mut self, work: impl FnOnce(&mut Engine) -> R) -> R {
         work(self)
@@ -81,66 +82,66 @@ impl Host for Engine {
         }
     }
 
-    fn step_aside(&self) {}
+    fn yield_lead(&self) {}
 
     fn closed(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// What one turn of a wait came to.
-enum Turn<T, E> {
+/// Outcome of one iteration of a wait.
+enum StepOutcome<T, E> {
     Ended(Result<T, E>),
-    /// Something happened.
+    /// At least one event.
     Busy,
     Idle,
 }
 
-/// Polls until `step` returns a value. `step` sees each poll's events, or none if it is only to
-/// look again; `missing` names the peers that the wait lacks, when it fails or a peer has left.
+/// Polls until `step` returns a value. `step` receives each poll's events, or none for a repeated check;
+/// `missing` returns the peers that the wait lacks, after its deadline or when a peer has left.
 pub(crate) fn run<T, E: From<Error>>(
-    host: &mut impl Host,
+    access: &mut impl EngineAccess,
     what: &'static str,
     namespace: u16,
-    waiter: &mut Waiter<'_>,
+    options: &mut WaitOptions<'_>,
     step: impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
-    missing: impl FnMut(&mut Engine) -> Vec<Missing>,
+    missing: impl FnMut(&mut Engine) -> Vec<MissingPeer>,
 ) -> Result<T, E> {
-    let result = run_turns(host, what, namespace, waiter, step, missing);
-    host.step_aside();
+    let result = poll_until(access, what, namespace, options, step, missing);
+    access.yield_lead();
     result
 }
 
-fn run_turns<T, E: From<Error>>(
-    host: &mut impl Host,
+fn poll_until<T, E: From<Error>>(
+    access: &mut impl EngineAccess,
     what: &'static str,
     namespace: u16,
-    waiter: &mut Waiter<'_>,
+    options: &mut WaitOptions<'_>,
     mut step: impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
-    mut missing: impl FnMut(&mut Engine) -> Vec<Missing>,
+    mut missing: impl FnMut(&mut Engine) -> Vec<MissingPeer>,
 ) -> Result<T, E> {
-    let spins = namespace == 0 && !waiter.spin.is_zero();
-    let found = host.with(|engine| {
+    let spins = namespace == 0 && !options.spin.is_zero();
+    let found = access.with(|engine| {
         engine.flush();
-        // Without a driver, `step` only reads; if peers' stores are all that can bring what it waits for,
-        // it is worth a few looks before the first poll.
-        let glances = if spins && engine.is_raised_by_stores() { GLANCES } else { 0 };
-        glance(engine, glances, None, &mut step)
+        // Without a driver, `step` only reads lanes; if peers' stores alone can end the wait, a few checks
+        // precede the first poll.
+        let checks = if spins && engine.is_raised_by_stores() { SPIN_CHECKS } else { 0 };
+        check_step(engine, checks, None, &mut step)
     });
     if let Some(value) = found? {
         return Ok(value);
     }
     let begin = clock::now();
-    // The first turn needs no second look at the clock.
+    // The first iteration reuses the time read above.
     let mut first = Some(begin);
     let mut idle_since = begin;
-    let mut asked = Time(0);
+    let mut interrupt_checked = Time(0);
     let mut left_since = None;
     loop {
-        let ticket = host.ticket();
+        let ticket = access.ticket();
         let now = first.take().unwrap_or_else(clock::now);
-        host.closed()?;
-        let turn = host.with(|engine| {
+        access.closed()?;
+        let outcome = access.with(|engine| {
             let mut events = std::mem::take(engine.event_buffer());
             events.clear();
             engine.poll_for(namespace, now, &mut events);
@@ -149,91 +150,92 @@ fn run_turns<T, E: From<Error>>(
             *engine.event_buffer() = events;
             match stepped {
                 Ok(None) => {}
-                Ok(Some(value)) => return Turn::Ended(Ok(value)),
-                Err(error) => return Turn::Ended(Err(error)),
+                Ok(Some(value)) => return StepOutcome::Ended(Ok(value)),
+                Err(error) => return StepOutcome::Ended(Err(error)),
             }
             if let Err(error) = engine.check() {
-                return Turn::Ended(Err(error.into()));
+                return StepOutcome::Ended(Err(error.into()));
             }
-            if now >= waiter.deadline {
+            if now >= options.deadline {
                 let error = Error::timeout(what, begin, now, missing(engine));
-                return Turn::Ended(Err(error.into()));
+                return StepOutcome::Ended(Err(error.into()));
             }
-            if busy { Turn::Busy } else { Turn::Idle }
+            if busy { StepOutcome::Busy } else { StepOutcome::Idle }
         });
-        match turn {
-            Turn::Ended(result) => return result,
-            Turn::Busy => {
+        match outcome {
+            StepOutcome::Ended(result) => return result,
+            StepOutcome::Busy => {
                 idle_since = now;
                 continue;
             }
-            Turn::Idle => {}
+            StepOutcome::Idle => {}
         }
-        if now.since(idle_since) < waiter.spin {
-            match spin(host, spins, now, &mut step) {
-                Turn::Ended(result) => return result,
-                Turn::Busy => idle_since = now,
-                Turn::Idle => {}
+        if now.since(idle_since) < options.spin {
+            match spin(access, spins, now, &mut step) {
+                StepOutcome::Ended(result) => return result,
+                StepOutcome::Busy => idle_since = now,
+                StepOutcome::Idle => {}
             }
             continue;
         }
-        // It may take long, and a wait that is woken often need not ask each time.
-        if now.since(asked) >= ASK_EVERY {
-            asked = now;
-            host.step_aside();
-            if (waiter.interrupted)() {
+        // The check may take long, so frequent wake-ups skip it.
+        if now.since(interrupt_checked) >= INTERRUPT_INTERVAL {
+            interrupt_checked = now;
+            access.yield_lead();
+            if (options.interrupted)() {
                 return Err(Error::Interrupted.into());
             }
         }
-        let gone = host.with(|engine| missing_left(engine, &mut missing));
-        if let Some(gone) = gone
-            && now.since(*left_since.get_or_insert(now)) >= LEFT_GRACE
+        let departed = access.with(|engine| missing_departed(engine, &mut missing));
+        if let Some(departed) = departed
+            && now.since(*left_since.get_or_insert(now)) >= DEPARTURE_GRACE
         {
-            let detail = format!("{gone} finished before this rank's {what} was complete");
-            host.with(|engine| {
-                engine.poison(Poison { kind: Cause::Left, rank: Some(gone), detail });
+            let detail = format!("{departed} finished before this rank's {what} was complete");
+            access.with(|engine| {
+                engine.poison(Poison { kind: Cause::Left, rank: Some(departed), detail });
             });
             continue;
         }
-        host.park(ticket, waiter.deadline.min(now.after(MAX_PARK)));
+        access.park(ticket, options.deadline.min(now.after(MAX_PARK)));
     }
 }
 
-/// One spell of spinning between two looks at the clock.
+/// Spins between two reads of the clock.
 fn spin<T, E>(
-    host: &mut impl Host,
+    access: &mut impl EngineAccess,
     spins: bool,
     now: Time,
     step: &mut impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
-) -> Turn<T, E> {
-    host.spin(|engine, callers| {
+) -> StepOutcome<T, E> {
+    access.spin(|engine, callers| {
         if spins && !engine.is_raised_by_stores() {
             return poll_again(engine, callers, now, step);
         }
-        let glances = if spins { GLANCES } else { 0 };
-        match glance(engine, glances, callers, step).transpose() {
-            Some(result) => Turn::Ended(result),
-            None => Turn::Idle,
+        let checks = if spins { SPIN_CHECKS } else { 0 };
+        match check_step(engine, checks, callers, step).transpose() {
+            Some(result) => StepOutcome::Ended(result),
+            None => StepOutcome::Idle,
         }
     })
 }
 
-/// Polls a few times for a wait without a driver, until it has what it waits for; gives way to `callers`.
+/// Polls up to `POLLS` times for a wait without a driver, until `step` returns a value; yields to
+/// `callers`.
 fn poll_again<T, E>(
     engine: &mut Engine,
     callers: Option<&AtomicU32>,
     now: Time,
     step: &mut impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
-) -> Turn<T, E> {
-    let mut turn = Turn::Idle;
+) -> StepOutcome<T, E> {
+    let mut outcome = StepOutcome::Idle;
     for _ in 0..POLLS {
         if engine.progress_at(now) {
-            turn = Turn::Busy;
+            outcome = StepOutcome::Busy;
             if let Some(result) = step(engine, &[]).transpose() {
-                return Turn::Ended(result);
+                return StepOutcome::Ended(result);
             }
             if callers.is_some() {
-                // Another thread may wait for what has happened; giving the engine back wakes it.
+                // Releasing the engine wakes other threads that wait for this event.
                 break;
             }
         }
@@ -241,17 +243,17 @@ fn poll_again<T, E>(
             break;
         }
     }
-    turn
+    outcome
 }
 
-/// Looks that often whether `step` has what it waits for; gives way to `callers`.
-fn glance<T, E>(
+/// Calls `step` up to `checks` times without a poll; yields to `callers`.
+fn check_step<T, E>(
     engine: &mut Engine,
-    glances: u32,
+    checks: u32,
     callers: Option<&AtomicU32>,
     step: &mut impl FnMut(&mut Engine, &[Event]) -> Result<Option<T>, E>,
 ) -> Result<Option<T>, E> {
-    for _ in 0..glances {
+    for _ in 0..checks {
         if let Some(value) = step(engine, &[])? {
             return Ok(Some(value));
         }
@@ -265,9 +267,9 @@ fn glance<T, E>(
     Ok(None)
 }
 
-fn missing_left(
+fn missing_departed(
     engine: &mut Engine,
-    missing: &mut impl FnMut(&mut Engine) -> Vec<Missing>,
+    missing: &mut impl FnMut(&mut Engine) -> Vec<MissingPeer>,
 ) -> Option<Rank> {
     if !engine.poison_flag().any_has_left() {
         return None;
@@ -276,24 +278,24 @@ fn missing_left(
     missing.into_iter().map(|m| m.rank).find(|rank| engine.poison_flag().has_left(*rank))
 }
 
-/// [`Engine::wait_in`] over any host; without a round, [`Engine::wait`].
+/// [`Engine::wait_in`] over any access; without a round, [`Engine::wait`].
 #[inline]
 pub(crate) fn wait(
-    host: &mut impl Host,
+    access: &mut impl EngineAccess,
     counter: CounterId,
     round: Option<u64>,
     expected: &[(Rank, u64)],
-    waiter: &mut Waiter<'_>,
+    options: &mut WaitOptions<'_>,
 ) -> Result<()> {
     let count = |engine: &mut Engine, rank| match round {
         Some(round) => engine.count_in(counter, rank, round),
         None => engine.count(counter, rank),
     };
     run(
-        host,
+        access,
         "a wait on a counter",
         0,
-        waiter,
+        options,
         |engine, _| {
             for &(rank, expected) in expected {
                 if count(engine, rank)? < expected {
@@ -314,73 +316,72 @@ pub(crate) fn wait(
         |engine| {
             let short = |&(rank, expected): &(Rank, u64)| {
                 let seen = count(engine, rank).unwrap_or_default();
-                (seen < expected).then_some(Missing { rank, expected, seen })
+                (seen < expected).then_some(MissingPeer { rank, expected, seen })
             };
             expected.iter().filter_map(short).collect()
         },
     )
 }
 
-/// Waits until counters have been raised by peers as often, since they were linked, as is
-/// expected of each.
+/// Waits until peers have raised counters to these totals since they were linked.
 pub(crate) fn wait_for_totals(
-    host: &mut impl Host,
+    access: &mut impl EngineAccess,
     expected: &[(CounterId, Rank, u64)],
-    waiter: &mut Waiter<'_>,
+    options: &mut WaitOptions<'_>,
 ) -> Result<()> {
-    let lacking = |engine: &mut Engine| -> Result<Vec<Missing>> {
+    let lacking = |engine: &mut Engine| -> Result<Vec<MissingPeer>> {
         let mut missing = Vec::new();
         for &(counter, rank, expected) in expected {
             let seen = engine.count_in_all(counter, rank)?;
             if seen < expected {
-                missing.push(Missing { rank, expected, seen });
+                missing.push(MissingPeer { rank, expected, seen });
             }
         }
         Ok(missing)
     };
     run(
-        host,
-        "a wait for all that was written",
+        access,
+        "a wait for all writes",
         0,
-        waiter,
+        options,
         |engine, _| Ok(lacking(engine)?.is_empty().then_some(())),
         |engine| lacking(engine).unwrap_or_default(),
     )
 }
 
-/// [`Engine::wait_for_credit`] over any host.
+/// [`Engine::wait_for_credit`] over any access.
 pub(crate) fn wait_for_credit(
-    host: &mut impl Host,
+    access: &mut impl EngineAccess,
     counter: CounterId,
     peer: Rank,
     round: u64,
-    waiter: &mut Waiter<'_>,
+    options: &mut WaitOptions<'_>,
 ) -> Result<()> {
     run(
-        host,
+        access,
         "a wait for credit",
         0,
-        waiter,
+        options,
         |engine, _| Ok(engine.has_credit(counter, peer, round)?.then_some(())),
         |engine| {
             let seen = engine.credits(counter, peer).unwrap_or_default();
             let expected = engine.credits_for(counter, peer, round).unwrap_or(round);
-            vec![Missing { rank: peer, expected, seen }]
+            vec![MissingPeer { rank: peer, expected, seen }]
         },
     )
 }
 
-/// [`Engine::wait_for_request`] over any host.
+/// [`Engine::wait_for_request`] over any access.
 pub(crate) fn wait_for_request(
-    host: &mut impl Host,
+    access: &mut impl EngineAccess,
     request: RequestId,
-    waiter: &mut Waiter<'_>,
+    options: &mut WaitOptions<'_>,
 ) -> Result<()> {
     run(
-        host,
+        access,
         "a request",
         0,
-        waiter,
+        options,
         |engine, _| {
             if !engine.is_drained(request) {
                 return Ok(None);
@@ -394,81 +395,83 @@ pub(crate) fn wait_for_request(
     )
 }
 
-/// [`Engine::hand_on`] over any host.
-fn hand_on(host: &mut impl Host, waiter: &mut Waiter<'_>) -> Result<()> {
+/// [`Engine::drain_queues`] over any access.
+fn drain_queues(access: &mut impl EngineAccess, options: &mut WaitOptions<'_>) -> Result<()> {
     run(
-        host,
-        "handing on",
+        access,
+        "draining queues",
         0,
-        waiter,
+        options,
         |engine, _| Ok((!engine.has_queued()).then_some(())),
         |engine| engine.missing_of_queues(),
     )
 }
 
-/// A barrier that has begun.
+/// Progress of a barrier.
 #[derive(Debug, Default)]
 pub(crate) struct BarrierState {
-    /// The peers before this place in their order have been signalled.
+    /// Number of peers signalled, in rank order.
     signalled: usize,
-    /// Signals of which the kernel has not taken all.
-    leaving: Vec<RequestId>,
-    /// A thread is inside.
-    is_occupied: bool,
+    /// Signals that have not left this process.
+    signals_in_flight: Vec<RequestId>,
+    /// A thread is inside the barrier.
+    is_entered: bool,
 }
 
-/// A thread's stay in a barrier; its end, also by a panic, lets another thread in.
-struct Stay<'a, H: Host>(&'a mut H);
+/// Guard of a thread inside a barrier; its drop, also by a panic, admits another thread.
+struct BarrierGuard<'a, H: EngineAccess>(&'a mut H);
 
-impl<H: Host> Drop for Stay<'_, H> {
+impl<H: EngineAccess> Drop for BarrierGuard<'_, H> {
     fn drop(&mut self) {
-        self.0.with(|engine| engine.barrier_state().is_occupied = false);
+        self.0.with(|engine| engine.barrier_state().is_entered = false);
     }
 }
 
-/// [`Engine::barrier`] over any host. Barriers of two threads at once have no order that is the same at
+/// [`Engine::barrier`] over any access. Barriers of two threads at once have no order that is the same at
 /// all ranks, so the second is refused.
-pub(crate) fn barrier(host: &mut impl Host, waiter: &mut Waiter<'_>) -> Result<()> {
-    let occupied =
-        |engine: &mut Engine| std::mem::replace(&mut engine.barrier_state().is_occupied, true);
-    if host.with(occupied) {
-        return Err(Error::UnderWay { call: "barrier" });
+pub(crate) fn barrier(access: &mut impl EngineAccess, options: &mut WaitOptions<'_>) -> Result<()> {
+    let entered =
+        |engine: &mut Engine| std::mem::replace(&mut engine.barrier_state().is_entered, true);
+    if access.with(entered) {
+        return Err(Error::InProgress { call: "barrier" });
     }
-    let stay = Stay(host);
-    pass_barrier(&mut *stay.0, waiter)
+    let guard = BarrierGuard(access);
+    pass_barrier(&mut *guard.0, options)
 }
 
-fn pass_barrier(host: &mut impl Host, waiter: &mut Waiter<'_>) -> Result<()> {
-    let (peers, counter) = host.with(|engine| {
+fn pass_barrier(access: &mut impl EngineAccess, options: &mut WaitOptions<'_>) -> Result<()> {
+    let (peers, counter) = access.with(|engine| {
         let peers: Vec<Rank> = engine.peers().collect();
         engine.barrier_counter().map(|counter| (peers, counter))
     })?;
     loop {
-        let next = host.with(|engine| -> Result<Option<(Rank, u64)>> {
+        let next = access.with(|engine| -> Result<Option<(Rank, u64)>> {
             let signalled = engine.barrier_state().signalled;
             let Some(&peer) = peers.get(signalled) else { return Ok(None) };
             Ok(Some((peer, engine.next_round(counter, peer)?)))
         })?;
         let Some((peer, round)) = next else { break };
-        wait_for_credit(host, counter, peer, round, waiter)?;
-        host.with(|engine| {
+        wait_for_credit(access, counter, peer, round, options)?;
+        access.with(|engine| {
             let signal = engine.signal(peer, counter, round)?;
             let state = engine.barrier_state();
             state.signalled += 1;
             if signal != RequestId::DONE {
-                state.leaving.push(signal);
+                state.signals_in_flight.push(signal);
             }
             Ok::<(), Error>(())
         })?;
     }
     let expected: Vec<(Rank, u64)> = peers.iter().map(|&peer| (peer, 1)).collect();
-    wait(host, counter, None, &expected, waiter)?;
-    // A peer must not wait for a signal that lies here while this program computes.
-    while let Some(signal) = host.with(|engine| engine.barrier_state().leaving.last().copied()) {
-        wait_for_request(host, signal, waiter)?;
-        host.with(|engine| engine.barrier_state().leaving.pop());
+    wait(access, counter, None, &expected, options)?;
+    // Signals leave this process before the program computes on.
+    while let Some(signal) =
+        access.with(|engine| engine.barrier_state().signals_in_flight.last().copied())
+    {
+        wait_for_request(access, signal, options)?;
+        access.with(|engine| engine.barrier_state().signals_in_flight.pop());
     }
-    host.with(|engine| {
+    access.with(|engine| {
         engine.barrier_state().signalled = 0;
         for peer in peers {
             engine.credit(peer, counter)?;
@@ -479,8 +482,8 @@ fn pass_barrier(host: &mut impl Host, waiter: &mut Waiter<'_>) -> Result<()> {
 }
 
 impl Engine {
-    /// Polls a driver once, with all that has happened since it was polled last.
-    pub fn turn<D>(&mut self, driver: &mut D, requests: &mut Requests) -> Result<(), D::Error>
+    /// Polls a driver once, with all events since its last poll.
+    pub fn drive<D>(&mut self, driver: &mut D, requests: &mut Requests) -> Result<(), D::Error>
     where
         D: Driver,
         D::Error: From<Error>,
@@ -488,13 +491,13 @@ impl Engine {
         let mut events = std::mem::take(self.event_buffer());
         events.clear();
         self.poll_for(driver.namespace(), clock::now(), &mut events);
-        let result = self.turn_with(driver, requests, &events);
+        let result = self.drive_with(driver, requests, &events);
         *self.event_buffer() = events;
         result
     }
 
-    /// Polls a driver with these events of a poll and with all that other polls took from it.
-    pub(crate) fn turn_with<D>(
+    /// Polls a driver with these events and with those that other polls consumed.
+    pub(crate) fn drive_with<D>(
         &mut self,
         driver: &mut D,
         requests: &mut Requests,
@@ -504,29 +507,29 @@ impl Engine {
         D: Driver,
         D::Error: From<Error>,
     {
-        let mut all = std::mem::take(&mut self.caught_up);
+        let mut all = std::mem::take(&mut self.catch_up_events);
         all.clear();
         all.extend_from_slice(events);
         self.catch_up(driver.namespace(), driver.counters(), &mut all);
         let result = driver.poll(clock::now(), &all, requests);
-        self.caught_up = all;
+        self.catch_up_events = all;
         result?;
         Ok(self.submit(requests)?)
     }
 
-    /// Waits until every peer named has raised `counter` by as much as is expected of it in its oldest
-    /// round without a credit.
+    /// Waits until each listed peer has raised `counter` by its expected count in its oldest round without
+    /// a credit.
     ///
     /// # Errors
-    /// [`Error::Timeout`], which names who is missing and may be waited for again;
+    /// [`Error::Timeout`], which names the missing peers; the wait may be repeated;
     /// [`Error::Poisoned`]; [`Error::Interrupted`].
     pub fn wait(
         &mut self,
         counter: CounterId,
         expected: &[(Rank, u64)],
-        waiter: &mut Waiter<'_>,
+        options: &mut WaitOptions<'_>,
     ) -> Result<()> {
-        wait(self, counter, None, expected, waiter)
+        wait(self, counter, None, expected, options)
     }
 
     /// [`Engine::wait`] for an open round: the oldest without a credit or a later one of the window, the
@@ -540,44 +543,48 @@ impl Engine {
         counter: CounterId,
         round: u64,
         expected: &[(Rank, u64)],
-        waiter: &mut Waiter<'_>,
+        options: &mut WaitOptions<'_>,
     ) -> Result<()> {
-        wait(self, counter, Some(round), expected, waiter)
+        wait(self, counter, Some(round), expected, options)
     }
 
-    /// Waits until `peer` has given the credit that `round` needs.
+    /// Waits for the credit of `peer` that `round` needs.
     pub fn wait_for_credit(
         &mut self,
         counter: CounterId,
         peer: Rank,
         round: u64,
-        waiter: &mut Waiter<'_>,
+        options: &mut WaitOptions<'_>,
     ) -> Result<()> {
-        wait_for_credit(self, counter, peer, round, waiter)
+        wait_for_credit(self, counter, peer, round, options)
     }
 
     /// Waits until the request's sources may be reused and its bytes have left this process.
     ///
     /// # Errors
-    /// [`Error::Poisoned`] if the poison of the group came first: the outcome of the write is unknown. A
+    /// [`Error::Poisoned`] if the group was poisoned first: the outcome of the write is unknown. A
     /// request that ended before the poison returns without an error. [`Error::Timeout`],
     /// [`Error::Interrupted`].
-    pub fn wait_for_request(&mut self, request: RequestId, waiter: &mut Waiter<'_>) -> Result<()> {
-        wait_for_request(self, request, waiter)
+    pub fn wait_for_request(
+        &mut self,
+        request: RequestId,
+        options: &mut WaitOptions<'_>,
+    ) -> Result<()> {
+        wait_for_request(self, request, options)
     }
 
-    /// Waits until links have taken all that waits for a full queue. What they have taken arrives although
-    /// the engine is dropped then; what still waits is lost with it.
+    /// Waits until links have accepted all queued parts. Accepted parts arrive even if the engine is
+    /// dropped afterwards; queued parts are lost with it.
     ///
     /// # Errors
     /// As [`Engine::wait`].
-    pub fn hand_on(&mut self, waiter: &mut Waiter<'_>) -> Result<()> {
-        hand_on(self, waiter)
+    pub fn drain_queues(&mut self, options: &mut WaitOptions<'_>) -> Result<()> {
+        drain_queues(self, options)
     }
 
-    /// Returns after every rank has entered. It orders control, not data. After a timeout, a repeat
-    /// continues the same barrier.
-    pub fn barrier(&mut self, waiter: &mut Waiter<'_>) -> Result<()> {
-        barrier(self, waiter)
+    /// Returns after every rank has entered. It orders control flow, not data. After a timeout, a repeated
+    /// call continues the same barrier.
+    pub fn barrier(&mut self, options: &mut WaitOptions<'_>) -> Result<()> {
+        barrier(self, options)
     }
 }

@@ -1,76 +1,74 @@
-//! Waiting threads of one engine: one leads, the others follow.
+//! Waiting threads of one engine: a leader and its followers.
 //!
-//! The leader sleeps on what peers raise (the bell or descriptors) and makes progress for all. Followers
-//! sleep on a sequence number, which rises with everything that may end a wait. A thread that stops
-//! waiting wakes one follower, which leads from then on. The engine's lock is held by none of them
-//! while they sleep.
+//! The leader sleeps on the doorbell or on descriptors and makes progress for all. Followers sleep on a
+//! sequence number, incremented by each event that may end a wait. A thread that stops waiting wakes one
+//! follower to lead. Sleeping threads do not hold the engine's lock.
 //!
-//! Every read that decides about a wake-up is a read-modify-write: of two of them one sees the other.
+//! Every read that decides about a wake-up is a read-modify-write, so that of two such operations one sees
+//! the other.
 
-use crate::atomics::{Line, Word32};
+use crate::atomics::{CacheLine, Word32};
 use crate::clock;
 use crate::types::Time;
 
-/// Bit of the state word: a thread sleeps as the leader, or is about to. Below it is the number of
-/// followers.
+/// Bit of the state word: a thread sleeps as the leader, or is about to. The lower bits count followers.
 const LEADS: u32 = 1 << 31;
 
 /// The waiting threads of one engine.
 pub struct Waiters<W> {
-    /// Rises with everything that may end a wait.
-    sequence: Line<W>,
+    /// Incremented by each event that may end a wait.
+    sequence: CacheLine<W>,
     /// [`LEADS`] and the number of followers.
-    state: Line<W>,
+    state: CacheLine<W>,
     /// Threads inside a wait, asleep or not.
     waiting: W,
 }
 
 /// Sleep of a leader. `prepare` and `finish` take the engine's lock.
-pub trait Bed {
-    /// A sleep that was announced to peers.
-    type Park;
+pub trait LeaderSleep {
+    /// An announced sleep.
+    type Announced;
 
-    /// Announces the sleep; `None` if there is something to do already.
-    fn prepare(&self) -> Option<Self::Park>;
+    /// Announces the sleep; `None` if the engine has work.
+    fn prepare(&self) -> Option<Self::Announced>;
 
-    /// Sleeps until a peer raises, the leader is nudged, or `until`.
-    fn sleep(&self, park: &Self::Park, until: Time);
+    /// Sleeps until a raise, a notification or `until`.
+    fn sleep(&self, park: &Self::Announced, until: Time);
 
     /// Withdraws the announcement.
-    fn finish(&self, park: Self::Park);
+    fn finish(&self, park: Self::Announced);
 }
 
 impl<W: Word32> Default for Waiters<W> {
     fn default() -> Waiters<W> {
-        Waiters { sequence: Line(W::new(0)), state: Line(W::new(0)), waiting: W::new(0) }
+        Waiters { sequence: CacheLine(W::new(0)), state: CacheLine(W::new(0)), waiting: W::new(0) }
     }
 }
 
 impl<W: Word32> Waiters<W> {
-    /// A thread begins to wait.
+    /// Registers a waiting thread.
     pub fn enter(&self) {
         self.waiting.fetch_add(1);
     }
 
-    /// A thread waits no more.
+    /// Removes a waiting thread, and passes on the lead.
     pub fn exit(&self) {
         self.waiting.fetch_add(u32::MAX);
-        self.step_aside();
+        self.yield_lead();
     }
 
-    /// Whether more threads wait than these. A thread that enters after the caller has given the
-    /// engine's lock back finds in the engine what the caller found.
+    /// True if more than `own` threads wait. A thread that enters after the caller has released the
+    /// engine's lock finds the caller's events in the engine.
     pub fn are_more_than(&self, own: u32) -> bool {
         self.waiting.load() > own
     }
 
-    /// Identifies what has been notified so far, for [`Waiters::park`]. Draw it before the poll that
-    /// finds nothing.
+    /// Count of notifications so far, for [`Waiters::park`]. Read it before the poll that finds no event.
     pub fn ticket(&self) -> u32 {
         self.sequence.0.load()
     }
 
-    /// Makes every waiting thread look again. Returns whether the leader's bell must be nudged.
+    /// Makes every waiting thread poll again. Returns true if the leader's doorbell must be notified.
     #[must_use]
     pub fn notify(&self) -> bool {
         self.sequence.0.fetch_add(1);
@@ -81,43 +79,42 @@ impl<W: Word32> Waiters<W> {
         state & LEADS != 0
     }
 
-    /// The caller goes on to something else than a poll: lets a follower lead meanwhile.
-    pub fn step_aside(&self) {
+    /// Lets a follower lead, before the caller does something other than a poll.
+    pub fn yield_lead(&self) {
         let state = self.state.0.fetch_or(0);
         if state & LEADS == 0 && state > 0 {
-            // A follower on its way to sleep finds its ticket old, and looks who leads.
+            // A follower about to sleep finds its ticket outdated and tries to lead.
             self.sequence.0.fetch_add(1);
             self.sequence.0.wake_one();
         }
     }
 
-    /// Sleeps, as the leader or as a follower, until something may have happened since `ticket`, at most
-    /// until `until`.
-    pub fn park(&self, ticket: u32, until: Time, bed: &impl Bed) {
+    /// Sleeps as the leader or as a follower until an event after `ticket`, at most until `until`.
+    pub fn park(&self, ticket: u32, until: Time, sleep: &impl LeaderSleep) {
         // Counted as a follower first: a leader that leaves from here on wakes it.
         let before = self.state.0.fetch_add(1);
         if before & LEADS == 0 && self.state.0.fetch_or(LEADS) & LEADS == 0 {
             self.state.0.fetch_add(u32::MAX);
             let _leader = Leader(self);
-            self.lead(ticket, until, bed);
+            self.lead(ticket, until, sleep);
         } else {
             self.sequence.0.wait(ticket, until.since(clock::now()));
             self.state.0.fetch_add(u32::MAX);
         }
     }
 
-    fn lead(&self, ticket: u32, until: Time, bed: &impl Bed) {
-        let Some(park) = bed.prepare() else { return };
-        // What was notified since the ticket was drawn either shows here or nudges the bell, where a
-        // nudge stays until this thread has withdrawn its announcement.
+    fn lead(&self, ticket: u32, until: Time, sleep: &impl LeaderSleep) {
+        let Some(park) = sleep.prepare() else { return };
+        // A notification since the ticket either shows here or sets the doorbell, where it stays until this
+        // thread has withdrawn its announcement.
         if self.sequence.0.fetch_or(0) == ticket {
-            bed.sleep(&park, until);
+            sleep.sleep(&park, until);
         }
-        bed.finish(park);
+        sleep.finish(park);
     }
 }
 
-/// Ends the lead, also when a panic does.
+/// Guard of the lead; ends it on drop, also by a panic.
 struct Leader<'a, W: Word32>(&'a Waiters<W>);
 
 impl<W: Word32> Drop for Leader<'_, W> {

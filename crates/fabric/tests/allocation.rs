@@ -1,4 +1,4 @@
-//! Loops over counts and credits that never ask what rose take no memory, however long they run.
+//! Loops over counts and credits that never call `raised` allocate no memory, for any number of rounds.
 
 mod common;
 #[path = "common/counting.rs"]
@@ -8,17 +8,16 @@ use common::{PATIENCE, connect, on_threads, soon};
 use counting::counting;
 use std::sync::Arc;
 use std::time::Instant;
-use weft_fabric::descriptor::Grant;
 use weft_fabric::providers::{ShmConfig, ShmDevice, TcpConfig, TcpDevice};
-use weft_fabric::{CounterId, Device, Engine, EngineConfig, Generation, ProviderKind, Rank};
+use weft_fabric::{CounterId, Device, Engine, EngineConfig, Generation, Grant, ProviderKind, Rank};
 
-/// Rounds before allocations are counted: buffers have grown to what they need by then.
+/// Rounds before allocations are counted, after which buffers have reached their size.
 const WARM: u64 = 100;
-/// A list with an entry for each raise would grow several times in as many.
+/// A list with an entry for each raise would grow several times in this many.
 const ROUNDS: u64 = 2_000;
 
-/// A round each way, found by looking at count and credits alone.
-fn trade(engine: &mut Engine, counter: CounterId, round: u64) {
+/// One round in each direction, observed by count and credits alone.
+fn run_round(engine: &mut Engine, counter: CounterId, round: u64) {
     let peer = Rank(1 - engine.rank().0);
     let begin = Instant::now();
     engine.signal(peer, counter, round).unwrap();
@@ -35,7 +34,7 @@ fn trade(engine: &mut Engine, counter: CounterId, round: u64) {
 }
 
 #[test]
-fn rounds_whose_raises_are_not_asked_for_allocate_nothing() {
+fn rounds_without_calls_of_raised_allocate_no_memory() {
     for kind in [ProviderKind::Shm, ProviderKind::Tcp] {
         on_threads(2, |me, gather| {
             let device: Arc<dyn Device> = match kind {
@@ -49,10 +48,10 @@ fn rounds_whose_raises_are_not_asked_for_allocate_nothing() {
             let grants = gather(engine.grant(peer, &[], &[counter]).unwrap().encode());
             let grant = Grant::decode(&grants[peer.0 as usize]).unwrap();
             engine.import(peer, &grant, &[counter], soon(20)).unwrap();
-            (0..WARM).for_each(|round| trade(&mut engine, counter, round));
+            (0..WARM).for_each(|round| run_round(&mut engine, counter, round));
             let rounds = WARM..WARM + ROUNDS;
             let ((), allocations) =
-                counting(|| rounds.for_each(|round| trade(&mut engine, counter, round)));
+                counting(|| rounds.for_each(|round| run_round(&mut engine, counter, round)));
             assert_eq!(allocations, 0, "{kind}: allocations in {ROUNDS} rounds");
             // `raised` still returns the lane, once.
             assert!(engine.raised().len() <= 1);

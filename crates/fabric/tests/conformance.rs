@@ -1,18 +1,18 @@
-//! Conformance suite: what every provider is held to, each through one line below.
+//! Conformance suite: tests of the contract of all providers, one line each below.
 //!
-//! A provider is described by a [`Provider`]: how a rank's device is made in each [`Shape`], and what it
-//! promises. The macro gives it a module of tests, one for each case:
+//! A [`Provider`] describes how a rank's device is created in each [`Shape`], and which guarantees it
+//! gives. The macro gives it a module of tests, one for each case:
 //!
 //! - `requests.rs`: all kinds of request, lengths and offsets
 //! - `traffic.rs`: random writes byte for byte, many ranks, full queues, ranks configured differently
 //! - `slow.rs`: peers that read late or never, deadlines that pass
-//! - `loss.rs`: peers that are killed, stopped, or gone in peace; writes whose writer leaves at once
+//! - `loss.rs`: peers that are killed, stopped, or leave in order; writes whose writer leaves at once
 //! - `memory.rs`: regions that are released and granted again
-//! - `restarts.rs`: ranks that come back, and introductions of those that were there before
+//! - `restarts.rs`: ranks that restart, and introductions of their earlier processes
 //!
-//! A case that a provider or this machine cannot run prints why it is skipped. `WEFT_LONG=1` runs each for as
-//! long as a release deserves. The simulator's clock is virtual: `stepped.rs` moves it on as ranks poll. Its
-//! own suite (`sim.rs`) runs drivers under many seeds, each of which is one run.
+//! A case that a provider or this machine cannot run prints the reason and is skipped. `WEFT_LONG=1`
+//! selects the long runs of a release. The simulator has a virtual clock: `stepped.rs` advances it as ranks
+//! poll. Its own suite (`sim.rs`) runs drivers under many seeds, each of which is one run.
 
 #[path = "common/mod.rs"]
 mod common;
@@ -33,13 +33,13 @@ mod stepped;
 #[path = "conformance/traffic.rs"]
 mod traffic;
 
-use common::Places;
+use common::MemberDevices;
 use provider::{
     Provider, copy_twin, hostile_ofi, hostile_shm, hostile_tcp, ofi_shm, ofi_tcp, shm, tcp,
 };
 use stepped::{sim, sim_world};
 
-/// Whether the long runs were asked for.
+/// True if the long runs are selected.
 fn is_long() -> bool {
     std::env::var_os("WEFT_LONG").is_some_and(|value| value == "1")
 }
@@ -99,10 +99,10 @@ conformance!(tcp: Provider {
     ..Provider::new("", tcp)
 });
 conformance!(copy_twin: Provider {
-    places: Places { source: Some(0), inbox: Some(1) },
+    places: MemberDevices { source: Some(0), inbox: Some(1) },
     ..Provider::new("", copy_twin)
 });
-// Its network makes completions early or late, parts overtake each other, and what is credited turns random.
+// Its network completes early or late, parts overtake each other, and credited bytes turn random.
 conformance!(sim: Provider {
     processes: false,
     world: Some(sim_world),
@@ -120,8 +120,8 @@ conformance!(hostile_tcp: Provider {
     ..Provider::new("", hostile_tcp)
 });
 conformance!(ofi_tcp: Provider { may_be_done_at_once: false, ..Provider::new("", ofi_tcp) });
-// libfabric's shm frees memory of an endpoint that others of its process still use, and holds spin locks
-// in shared memory, which a rank that is killed may leave locked.
+// libfabric's shm frees memory of an endpoint that others of its process still use, and holds spin locks in
+// shared memory, which a killed rank may leave locked.
 conformance!(ofi_shm: Provider {
     threads: false,
     survives_kills: false,

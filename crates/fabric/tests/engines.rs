@@ -1,4 +1,5 @@
-//! Engines over shm and over tcp: counters that come and go, barriers that are repeated, event loops.
+//! Engines over shm and over tcp: counters that are created and released, barriers that are repeated, event
+//! loops.
 
 #[path = "engines/barriers.rs"]
 mod barriers;
@@ -13,9 +14,8 @@ mod flushes;
 
 use common::{AllGather, connect, on_threads, soon};
 use std::sync::Arc;
-use weft_fabric::descriptor::Grant;
 use weft_fabric::providers::{ShmConfig, ShmDevice, TcpConfig, TcpDevice};
-use weft_fabric::{CounterId, Device, Engine, EngineConfig, Generation, ProviderKind, Rank};
+use weft_fabric::{CounterId, Device, Engine, EngineConfig, Generation, Grant, ProviderKind, Rank};
 
 const KINDS: [ProviderKind; 2] = [ProviderKind::Shm, ProviderKind::Tcp];
 
@@ -26,7 +26,7 @@ fn device(kind: ProviderKind) -> Arc<dyn Device> {
     }
 }
 
-/// Two connected engines, a thread each.
+/// Two connected engines, each on its own thread.
 fn two(
     kind: ProviderKind,
     config: &EngineConfig,

@@ -1,5 +1,5 @@
-//! Groups and grants that cannot be completed, as a peer takes part in the control plane alone: the
-//! program interrupts, the peer dies, the time is over.
+//! Groups and grants that cannot be completed, with a peer on the control plane alone: the program
+//! interrupts, the peer dies, the deadline passes.
 
 #[path = "forming/grants.rs"]
 mod grants;
@@ -9,20 +9,18 @@ mod links;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_control::{Cause, Config, Control, Operation, local_world};
-use weft_fabric::communicator::CommunicatorConfig;
-use weft_fabric::descriptor::Address;
 use weft_fabric::providers::{ShmConfig, ShmDevice, TcpConfig, TcpDevice};
 use weft_fabric::{
-    Communicator, Device, Engine, EngineConfig, Error, Generation, ProviderKind, Rank, Result,
-    WaitLimit, clock,
+    Communicator, CommunicatorConfig, Device, Engine, EngineAddress, EngineConfig, Error,
+    Generation, ProviderKind, Rank, Result, WaitLimit, clock,
 };
 
-/// The time to form a group, unless a test sets another: more than any of these tests may take.
+/// Time limit to form a group, unless a test sets another: above that of any of these tests.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// An end before [`PATIENCE`] comes within this, also on a busy machine.
+/// Time limit of an early end, before [`PATIENCE`], on a busy machine.
 const PROMPT: Duration = Duration::from_secs(15);
 
-/// The second half of `Communicator::init`.
+/// Second half of `Communicator::init`.
 fn join(control: Control, kind: ProviderKind) -> Result<Communicator> {
     let mut config = Config::new(control.rank().0, control.world_size());
     config.connect_timeout = PATIENCE;
@@ -31,10 +29,10 @@ fn join(control: Control, kind: ProviderKind) -> Result<Communicator> {
     Communicator::over(control, config)
 }
 
-/// An engine that is introduced to its peers and does not connect, and what connecting takes.
+/// Engine that is introduced to its peers and not connected, with the state that connecting needs.
 struct Introduced {
     engine: Engine,
-    addresses: Vec<Address>,
+    addresses: Vec<EngineAddress>,
     messages: Vec<Vec<u8>>,
 }
 
@@ -51,8 +49,8 @@ impl Introduced {
         let mut engine = Engine::new(config, rank, size, generation, &[device]).unwrap();
         let own = engine.address().encode();
         let addresses = control.all_gather_as(Operation::Addresses, &own, PATIENCE).unwrap();
-        let addresses: Vec<Address> =
-            addresses.iter().map(|bytes| Address::decode(bytes).unwrap()).collect();
+        let addresses: Vec<EngineAddress> =
+            addresses.iter().map(|bytes| EngineAddress::decode(bytes).unwrap()).collect();
         let introductions = engine.introduce(&addresses).unwrap();
         let messages =
             control.exchange_as(Operation::Introductions, &introductions, PATIENCE).unwrap();
@@ -72,7 +70,7 @@ fn cases() -> impl Iterator<Item = (ProviderKind, usize)> {
     [ProviderKind::Shm, ProviderKind::Tcp].into_iter().flat_map(|kind| [(kind, 0), (kind, 1)])
 }
 
-/// Two members of a group; the one that is absent comes second.
+/// Two members of a group; the absent one comes second.
 fn two(absent: usize, adjust: impl Fn(&mut Config)) -> [Control; 2] {
     let mut world = local_world(2, adjust).unwrap();
     let second = world.remove(absent);

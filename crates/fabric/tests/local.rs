@@ -1,4 +1,5 @@
-//! Ranks of one host that meet, among strangers of the same user, and waits that are given up.
+//! Connections between ranks of one host, among unknown connections of the same user, and interrupted
+//! waits.
 
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -7,14 +8,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use weft_fabric::bytes::Reader;
-use weft_fabric::local::{Exchange, WaitLimit};
-use weft_fabric::{Error, Memory, Rank, Result, clock};
+use weft_fabric::{DescriptorExchange, Error, Memory, Rank, Result, WaitLimit, clock};
 
-/// Long enough for anything that is expected to happen on a busy machine.
+/// Time limit for any expected event on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A connection to the socket in an address; `None` if its backlog is full or it is closed.
-fn stranger(address: &[u8]) -> Option<OwnedFd> {
+/// Connects to the socket in an address; `None` if its backlog is full or it is closed.
+fn unknown_connection(address: &[u8]) -> Option<OwnedFd> {
     let mut reader = Reader::new(address);
     reader.bytes(16).unwrap();
     reader.block().unwrap();
@@ -24,15 +24,15 @@ fn stranger(address: &[u8]) -> Option<OwnedFd> {
     net::connect(&socket, &name).ok().map(|()| socket)
 }
 
-/// Whether the other end of a stranger's connection has closed it.
-fn is_closed(stranger: &OwnedFd) -> bool {
-    match net::recv(stranger, &mut [0; 64], net::RecvFlags::DONTWAIT) {
+/// True if the other end has closed this connection.
+fn is_closed(unknown_connection: &OwnedFd) -> bool {
+    match net::recv(unknown_connection, &mut [0; 64], net::RecvFlags::DONTWAIT) {
         Ok((got, _)) => got == 0,
         Err(error) => error != Errno::AGAIN,
     }
 }
 
-fn swap(exchange: Exchange, rank: u32, peer: &[u8]) -> Result<Vec<OwnedFd>> {
+fn swap(exchange: DescriptorExchange, rank: u32, peer: &[u8]) -> Result<Vec<OwnedFd>> {
     let memory = Memory::shared(8).unwrap();
     let mut limit = WaitLimit { deadline: clock::now().after(PATIENCE), give_up: &mut || Ok(()) };
     let descriptor = memory.descriptor().unwrap();
@@ -41,25 +41,26 @@ fn swap(exchange: Exchange, rank: u32, peer: &[u8]) -> Result<Vec<OwnedFd>> {
 
 #[test]
 fn ranks_meet_among_silent_and_babbling_strangers() {
-    let exchanges = [(); 2].map(|()| Exchange::open("this").unwrap());
+    let exchanges = [(); 2].map(|()| DescriptorExchange::open("this").unwrap());
     let addresses = [exchanges[0].address(), exchanges[1].address()];
-    // Before the ranks: more than are kept at a time, and they stay.
-    let silent: Vec<OwnedFd> = (0..300).filter_map(|_| stranger(&addresses[1])).collect();
+    // Before the ranks: more connections than are kept, and they stay open.
+    let silent: Vec<OwnedFd> = (0..300).filter_map(|_| unknown_connection(&addresses[1])).collect();
     assert_eq!(silent.len(), 300);
     let met = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // And while the ranks meet, silent ones and others, without end.
+        // And while the ranks connect: silent and sending ones, continuously.
         scope.spawn(|| {
             let mut held = VecDeque::new();
             for number in 0.. {
                 if met.load(Ordering::Relaxed) {
                     return;
                 }
-                let Some(stranger) = stranger(&addresses[1]) else { continue };
+                let Some(unknown_connection) = unknown_connection(&addresses[1]) else { continue };
                 if number % 2 == 0 {
-                    let _ = net::send(&stranger, &[number as u8; 21], SendFlags::NOSIGNAL);
+                    let _ =
+                        net::send(&unknown_connection, &[number as u8; 21], SendFlags::NOSIGNAL);
                 }
-                held.push_back(stranger);
+                held.push_back(unknown_connection);
                 if held.len() > 200 {
                     held.pop_front();
                 }
@@ -77,12 +78,12 @@ fn ranks_meet_among_silent_and_babbling_strangers() {
     drop(silent);
 }
 
-/// The promised time is two seconds; the rank that is waited for comes after it.
+/// The time limit of an unknown connection is 2 s; the awaited rank comes later.
 #[test]
 fn a_silent_stranger_is_closed_while_ranks_wait_for_a_peer() {
-    let exchanges = [(); 2].map(|()| Exchange::open("this").unwrap());
+    let exchanges = [(); 2].map(|()| DescriptorExchange::open("this").unwrap());
     let addresses = [exchanges[0].address(), exchanges[1].address()];
-    let silent = stranger(&addresses[1]).unwrap();
+    let silent = unknown_connection(&addresses[1]).unwrap();
     std::thread::scope(|scope| {
         let [zero, one] = exchanges;
         let one = scope.spawn(|| swap(one, 1, &addresses[0]));
@@ -99,7 +100,8 @@ fn a_silent_stranger_is_closed_while_ranks_wait_for_a_peer() {
 
 #[test]
 fn a_meeting_ends_when_it_is_given_up() {
-    let (here, there) = (Exchange::open("this").unwrap(), Exchange::open("this").unwrap());
+    let (here, there) =
+        (DescriptorExchange::open("this").unwrap(), DescriptorExchange::open("this").unwrap());
     let memory = Memory::shared(8).unwrap();
     let mut checks = 0;
     let mut give_up = || {

@@ -2,8 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p weft-fabric --release --test loom_inbox`
 //!
-//! The items are boxes, so an item that is lost, taken twice or dropped twice shows as a leak or a double
-//! free, besides the assertions.
+//! The items are boxes, so that a lost, duplicated or doubly dropped item is a leak or a double free,
+//! besides the assertions.
 #![cfg(loom)]
 
 #[path = "common/loom_word.rs"]
@@ -12,7 +12,7 @@ mod loom_word;
 use loom::sync::Arc;
 use loom::thread;
 use loom_word::Word;
-use weft_fabric::inbox::Ring;
+use weft_fabric::testing::Ring;
 
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -20,7 +20,7 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// An item, counted while it is alive.
+/// Item that is counted while alive.
 struct Item {
     number: usize,
     alive: Arc<()>,
@@ -39,7 +39,7 @@ fn put(ring: &Ring<Box<Item>, Word>, mut item: Box<Item>) {
     }
 }
 
-/// The ring has been used before, so that the places are in their second turn.
+/// The ring has been used before, so that its slots are in their second lap.
 #[test]
 fn what_two_producers_put_is_taken_once() {
     check(|| {
@@ -91,7 +91,7 @@ fn items_cross_in_order_through_full_and_empty() {
     });
 }
 
-/// Two producers for the last free place: one gets it, the other gets its item back.
+/// Two producers for the last free slot: one gets it, the other gets its item back.
 #[test]
 fn a_full_ring_gives_the_item_back() {
     check(|| {

@@ -2,8 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p weft-fabric --release --test loom_lanes`
 //!
-//! A lost wake-up shows as a deadlock: a model's sleep has no end of its own. An owner here learns of
-//! raises from marks alone, so a lost mark shows as a deadlock too.
+//! Sleeps of a model have no timeout, so that a lost wake-up is a deadlock. An owner here finds raises by
+//! dirty bits alone, so that a lost dirty bit is a deadlock too.
 #![cfg(loom)]
 
 #[path = "common/loom_word.rs"]
@@ -14,16 +14,16 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom_word::{Futex, Word};
 use std::time::Duration;
-use weft_fabric::atomics::{Line, Word32, Word64};
-use weft_fabric::lanes::{Lanes, Sleep, Wake};
+use weft_fabric::testing::{CacheLine, Word32, Word64};
+use weft_fabric::testing::{Lanes, SleepMode, Wake};
 
-/// An eventfd and the owner's poll of it.
-struct Event {
+/// Eventfd with the owner's poll of it.
+struct EventFd {
     readable: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Event {
+impl EventFd {
     fn signal(&self) {
         *self.readable.lock().unwrap() = true;
         self.changed.notify_all();
@@ -37,16 +37,16 @@ impl Event {
     }
 }
 
-/// A table of two leaves, of which each model uses a few lanes, and a payload for each raise.
+/// Table of two leaves, of which each model uses a few lanes, and a payload for each raise.
 struct Table {
-    bell: Line<Futex>,
-    leaves: Vec<Line<Word>>,
-    words: Vec<Line<[Word; 2]>>,
-    event: Event,
+    doorbell: CacheLine<Futex>,
+    leaves: Vec<CacheLine<Word>>,
+    words: Vec<CacheLine<[Word; 2]>>,
+    event: EventFd,
     payload: [UnsafeCell<u32>; 2],
 }
 
-// SAFETY: loom checks that the payloads are never touched by two threads at once.
+// SAFETY: loom checks that two threads never access a payload at once.
 unsafe impl Sync for Table {}
 // SAFETY: as above.
 unsafe impl Send for Table {}
@@ -57,24 +57,26 @@ const LANES: usize = 65;
 
 impl Table {
     fn new() -> Arc<Table> {
-        let word = |_| Line(Word::new(0));
+        let word = |_| CacheLine(Word::new(0));
         Arc::new(Table {
-            bell: Line(Futex::new(0)),
+            doorbell: CacheLine(Futex::new(0)),
             leaves: (0..2).map(word).collect(),
-            // Words that no model raises are made once all the same; they are never touched.
-            words: (0..LANES.div_ceil(2)).map(|_| Line([Word::new(0), Word::new(0)])).collect(),
-            event: Event { readable: Mutex::new(false), changed: Condvar::new() },
+            // Words without raises are created once and never accessed.
+            words: (0..LANES.div_ceil(2))
+                .map(|_| CacheLine([Word::new(0), Word::new(0)]))
+                .collect(),
+            event: EventFd { readable: Mutex::new(false), changed: Condvar::new() },
             payload: [UnsafeCell::new(0), UnsafeCell::new(0)],
         })
     }
 
     fn lanes(&self) -> Lanes<'_, Futex, Word> {
-        Lanes { bell: &self.bell, leaves: &self.leaves, words: &self.words }
+        Lanes { doorbell: &self.doorbell, leaves: &self.leaves, words: &self.words }
     }
 
     /// Agent: writes payload `index`, then raises.
     fn write(&self, index: usize, lane: usize, value: u64) {
-        // SAFETY: nobody reads this payload before it is counted; loom checks.
+        // SAFETY: this payload is read only after it is counted; loom checks.
         self.payload[index].with_mut(|payload| unsafe { *payload = 7 });
         self.wake(self.lanes().raise(lane, value));
     }
@@ -82,10 +84,10 @@ impl Table {
     fn wake(&self, wake: Wake) {
         match wake {
             Wake::No => {}
-            Wake::Word => self.bell.0.wake(),
+            Wake::Word => self.doorbell.0.wake(),
             Wake::Descriptor => self.event.signal(),
             Wake::WordAndDescriptor => {
-                self.bell.0.wake();
+                self.doorbell.0.wake();
                 self.event.signal();
             }
         }
@@ -93,16 +95,16 @@ impl Table {
 
     /// Owner: payload `index` was counted.
     fn read(&self, index: usize) {
-        // SAFETY: it was counted, so nobody writes it any more; loom checks.
+        // SAFETY: it was counted, so its writes are over; loom checks.
         assert_eq!(self.payload[index].with(|payload| unsafe { *payload }), 7);
     }
 
-    /// Owner: takes marks and sleeps until `done`, which is called for each lane that rose and
-    /// once for each time awake.
-    fn own(&self, how: Sleep, mut done: impl FnMut(Option<usize>) -> bool) {
+    /// Owner: takes dirty bits and sleeps until `done`, which is called for each raised lane and once for
+    /// each wake-up.
+    fn own(&self, how: SleepMode, mut done: impl FnMut(Option<usize>) -> bool) {
         loop {
             let mut finished = false;
-            self.lanes().take_raised(|lane| finished |= done(Some(lane)));
+            self.lanes().take_dirty(|lane| finished |= done(Some(lane)));
             if finished || done(None) {
                 return;
             }
@@ -110,10 +112,10 @@ impl Table {
                 continue;
             }
             match how {
-                Sleep::Word => self.lanes().sleep_on_word(Duration::MAX),
-                Sleep::Descriptor | Sleep::EventLoop => self.event.sleep(),
+                SleepMode::Word => self.lanes().sleep_on_word(Duration::MAX),
+                SleepMode::Descriptor | SleepMode::EventLoop => self.event.sleep(),
             }
-            if self.lanes().finish_sleep(how) && how != Sleep::Word {
+            if self.lanes().finish_sleep(how) && how != SleepMode::Word {
                 *self.event.readable.lock().unwrap() = false;
             }
         }
@@ -128,7 +130,7 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
 }
 
 /// One agent raises twice; the owner sees each payload that the value counts.
-fn one_agent(how: Sleep) {
+fn one_agent(how: SleepMode) {
     check(move || {
         let table = Table::new();
         let agent = table.clone();
@@ -150,23 +152,23 @@ fn one_agent(how: Sleep) {
 }
 
 #[test]
-fn one_agent_and_an_owner_asleep_on_the_bell() {
-    one_agent(Sleep::Word);
+fn one_agent_and_an_owner_asleep_on_the_doorbell() {
+    one_agent(SleepMode::Word);
 }
 
 #[test]
 fn one_agent_and_an_owner_asleep_on_its_descriptor() {
-    one_agent(Sleep::Descriptor);
+    one_agent(SleepMode::Descriptor);
 }
 
 #[test]
-fn whoever_sees_one_of_two_lanes_raised_together_sees_the_other() {
+fn an_owner_that_sees_one_of_two_lanes_raised_together_sees_the_other() {
     check(|| {
         let table = Table::new();
         let agent = table.clone();
         let agent = loom::thread::spawn(move || agent.wake(agent.lanes().raise_both(0, 1, 5)));
         let mut seen = [false; 2];
-        table.own(Sleep::Word, |rose| {
+        table.own(SleepMode::Word, |rose| {
             if table.lanes().value(0) == 1 {
                 assert_eq!(table.lanes().value(1), 5);
             }
@@ -179,8 +181,8 @@ fn whoever_sees_one_of_two_lanes_raised_together_sees_the_other() {
     });
 }
 
-/// Two agents raise a lane each; the owner hears of both.
-fn two_agents(how: Sleep, other: usize) {
+/// Two agents raise a lane each; the owner observes both.
+fn two_agents(how: SleepMode, other: usize) {
     check(move || {
         let table = Table::new();
         let agents = [(0, 0), (1, other)].map(|(index, lane)| {
@@ -204,18 +206,18 @@ fn two_agents(how: Sleep, other: usize) {
 }
 
 #[test]
-fn two_agents_of_one_leaf_and_an_owner_asleep_on_the_bell() {
-    two_agents(Sleep::Word, 1);
+fn two_agents_of_one_leaf_and_an_owner_asleep_on_the_doorbell() {
+    two_agents(SleepMode::Word, 1);
 }
 
 #[test]
 fn two_agents_of_one_leaf_and_an_owner_asleep_on_its_descriptor() {
-    two_agents(Sleep::Descriptor, 1);
+    two_agents(SleepMode::Descriptor, 1);
 }
 
 #[test]
-fn two_agents_of_two_leaves_and_an_owner_asleep_on_the_bell() {
-    two_agents(Sleep::Word, ALONE);
+fn two_agents_of_two_leaves_and_an_owner_asleep_on_the_doorbell() {
+    two_agents(SleepMode::Word, ALONE);
 }
 
 #[test]
@@ -228,10 +230,10 @@ fn a_nudge_beside_a_raise_wakes_the_owner() {
         let (nudger, flag) = (table.clone(), poisoned.clone());
         let nudger = loom::thread::spawn(move || {
             flag.store(1, Ordering::Release);
-            nudger.wake(nudger.lanes().nudge());
+            nudger.wake(nudger.lanes().notify());
         });
         let mut rose = false;
-        table.own(Sleep::Word, |lane| {
+        table.own(SleepMode::Word, |lane| {
             rose |= lane.is_some();
             rose && poisoned.load(Ordering::Acquire) == 1
         });
@@ -240,9 +242,9 @@ fn a_nudge_beside_a_raise_wakes_the_owner() {
     });
 }
 
-/// A second thread of the owner takes the marks. Whatever it takes it passes on with a nudge, so the
-/// thread that sleeps misses nothing.
-fn a_thread_sleeps_while_another_looks(how: Sleep) {
+/// A second thread of the owner takes the dirty bits. It passes them on with a wake-up, so that the
+/// sleeping thread misses none.
+fn a_thread_sleeps_while_another_polls(how: SleepMode) {
     check(move || {
         let table = Table::new();
         let taken = Arc::new(AtomicU32::new(0));
@@ -251,9 +253,9 @@ fn a_thread_sleeps_while_another_looks(how: Sleep) {
         let (other, by_other) = (table.clone(), taken.clone());
         let other = loom::thread::spawn(move || {
             let mut rose = false;
-            if other.lanes().take_raised(|_| rose = true) {
+            if other.lanes().take_dirty(|_| rose = true) {
                 by_other.fetch_or(u32::from(rose), Ordering::AcqRel);
-                other.wake(other.lanes().nudge());
+                other.wake(other.lanes().notify());
             }
         });
         let mut rose = false;
@@ -268,13 +270,13 @@ fn a_thread_sleeps_while_another_looks(how: Sleep) {
 }
 
 #[test]
-fn a_thread_asleep_on_the_bell_misses_nothing_that_another_takes() {
-    a_thread_sleeps_while_another_looks(Sleep::Word);
+fn a_thread_asleep_on_the_doorbell_misses_no_raise_that_another_takes() {
+    a_thread_sleeps_while_another_polls(SleepMode::Word);
 }
 
 #[test]
-fn an_event_loop_misses_nothing_that_another_thread_takes() {
-    a_thread_sleeps_while_another_looks(Sleep::EventLoop);
+fn an_event_loop_misses_no_raise_that_another_thread_takes() {
+    a_thread_sleeps_while_another_polls(SleepMode::EventLoop);
 }
 
 #[test]
@@ -286,16 +288,16 @@ fn two_threads_asleep_in_different_ways_are_both_woken() {
         let looped = table.clone();
         let event_loop = loom::thread::spawn(move || {
             while looped.lanes().value(0) == 0 {
-                if looped.lanes().prepare_sleep(Sleep::EventLoop) {
+                if looped.lanes().prepare_sleep(SleepMode::EventLoop) {
                     looped.event.sleep();
-                    looped.lanes().finish_sleep(Sleep::EventLoop);
+                    looped.lanes().finish_sleep(SleepMode::EventLoop);
                 }
             }
         });
         while table.lanes().value(0) == 0 {
-            if table.lanes().prepare_sleep(Sleep::Word) {
+            if table.lanes().prepare_sleep(SleepMode::Word) {
                 table.lanes().sleep_on_word(Duration::MAX);
-                table.lanes().finish_sleep(Sleep::Word);
+                table.lanes().finish_sleep(SleepMode::Word);
             }
         }
         agent.join().unwrap();

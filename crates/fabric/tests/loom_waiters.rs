@@ -2,9 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p weft-fabric --release --test loom_waiters`
 //!
-//! The waiters' protocol and the lanes are the code that runs; the engine is a lock, a count of polls that
-//! found something, and the lanes that rose. Sleeps have no end of their own, so a lost wake-up shows as
-//! a deadlock.
+//! The waiters' protocol and the lanes are the production code; the engine is a lock, a count of successful
+//! polls, and the raised lanes. Sleeps have no timeout, so that a lost wake-up is a deadlock.
 #![cfg(loom)]
 
 #[path = "common/loom_word.rs"]
@@ -15,44 +14,44 @@ use loom::thread::{self, JoinHandle};
 use loom_word::{Futex, Word};
 use std::time::Duration;
 use weft_fabric::Time;
-use weft_fabric::atomics::{Line, Word32, Word64};
-use weft_fabric::lanes::{Lanes, Sleep, Wake};
-use weft_fabric::waiters::{Bed, Waiters};
+use weft_fabric::testing::{CacheLine, Word32, Word64};
+use weft_fabric::testing::{Lanes, SleepMode, Wake};
+use weft_fabric::testing::{LeaderSleep, Waiters};
 
-/// What the lock of the engine protects.
+/// State under the engine's lock.
 #[derive(Default)]
 struct Engine {
     epoch: u32,
-    /// Lanes that rose, by number.
+    /// Raised lanes, by number.
     rose: [bool; 2],
 }
 
-struct World {
+struct Model {
     engine: Mutex<Engine>,
     waiters: Waiters<Futex>,
-    bell: Line<Futex>,
-    leaves: Vec<Line<Word>>,
-    words: Vec<Line<[Word; 2]>>,
+    doorbell: CacheLine<Futex>,
+    leaves: Vec<CacheLine<Word>>,
+    words: Vec<CacheLine<[Word; 2]>>,
 }
 
-impl World {
-    fn new() -> Arc<World> {
-        Arc::new(World {
+impl Model {
+    fn new() -> Arc<Model> {
+        Arc::new(Model {
             engine: Mutex::new(Engine::default()),
             waiters: Waiters::default(),
-            bell: Line(Futex::new(0)),
-            leaves: vec![Line(Word::new(0))],
-            words: vec![Line([Word::new(0), Word::new(0)])],
+            doorbell: CacheLine(Futex::new(0)),
+            leaves: vec![CacheLine(Word::new(0))],
+            words: vec![CacheLine([Word::new(0), Word::new(0)])],
         })
     }
 
     fn lanes(&self) -> Lanes<'_, Futex, Word> {
-        Lanes { bell: &self.bell, leaves: &self.leaves, words: &self.words }
+        Lanes { doorbell: &self.doorbell, leaves: &self.leaves, words: &self.words }
     }
 
     fn wake(&self, wake: Wake) {
         if wake == Wake::Word {
-            self.bell.0.wake();
+            self.doorbell.0.wake();
         }
     }
 
@@ -61,12 +60,12 @@ impl World {
         self.wake(self.lanes().raise(lane, 1));
     }
 
-    /// A step under the lock, as `EngineGuard` takes it: what it finds is passed on.
+    /// Step under the lock, as in `EngineGuard`: its findings are passed on.
     fn poll(&self, own: u32, done: impl FnOnce(&Engine) -> bool) -> bool {
         let mut engine = self.engine.lock().unwrap();
         let before = engine.epoch;
         let mut rose = engine.rose;
-        self.lanes().take_raised(|lane| rose[lane] = true);
+        self.lanes().take_dirty(|lane| rose[lane] = true);
         engine.epoch += u32::from(rose != engine.rose);
         engine.rose = rose;
         let found = engine.epoch != before;
@@ -80,11 +79,11 @@ impl World {
 
     fn notify(&self) {
         if self.waiters.notify() {
-            self.wake(self.lanes().nudge());
+            self.wake(self.lanes().notify());
         }
     }
 
-    /// A wait, as `wait::run` over a `SharedHost` makes it.
+    /// Wait, as `wait::run` over a `SharedEngineAccess`.
     fn wait(&self, mut done: impl FnMut(&Engine) -> bool) {
         self.waiters.enter();
         loop {
@@ -98,14 +97,14 @@ impl World {
     }
 }
 
-struct OnWord<'a>(&'a World);
+struct OnWord<'a>(&'a Model);
 
-impl Bed for OnWord<'_> {
-    type Park = ();
+impl LeaderSleep for OnWord<'_> {
+    type Announced = ();
 
     fn prepare(&self) -> Option<()> {
         let _engine = self.0.engine.lock().unwrap();
-        self.0.lanes().prepare_sleep(Sleep::Word).then_some(())
+        self.0.lanes().prepare_sleep(SleepMode::Word).then_some(())
     }
 
     fn sleep(&self, (): &(), _: Time) {
@@ -114,14 +113,14 @@ impl Bed for OnWord<'_> {
 
     fn finish(&self, (): ()) {
         let _engine = self.0.engine.lock().unwrap();
-        self.0.lanes().finish_sleep(Sleep::Word);
+        self.0.lanes().finish_sleep(SleepMode::Word);
     }
 }
 
-/// A thread of the model that works on the world.
-fn beside(world: &Arc<World>, work: impl FnOnce(&World) + 'static) -> JoinHandle<()> {
-    let world = world.clone();
-    thread::spawn(move || work(&world))
+/// Thread of the model.
+fn spawn(model_state: &Arc<Model>, work: impl FnOnce(&Model) + 'static) -> JoinHandle<()> {
+    let model_state = model_state.clone();
+    thread::spawn(move || work(&model_state))
 }
 
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
@@ -131,87 +130,88 @@ fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Another thread's poll takes what the first waits for, and the nudges of others with it.
+/// Another thread's poll takes the raise that the first waits for, and the wake-ups of others with it.
 #[test]
-fn a_thread_that_waits_misses_nothing_that_another_polls() {
+fn a_thread_that_waits_misses_no_raise_that_another_polls() {
     check(3, || {
-        let world = World::new();
-        let agent = beside(&world, |world| world.raise(0));
-        let poller = beside(&world, |world| {
-            world.poll(0, |_| false);
-            world.poll(0, |_| false);
+        let model_state = Model::new();
+        let agent = spawn(&model_state, |model_state| model_state.raise(0));
+        let poller = spawn(&model_state, |model_state| {
+            model_state.poll(0, |_| false);
+            model_state.poll(0, |_| false);
         });
-        world.wait(|engine| engine.rose[0]);
+        model_state.wait(|engine| engine.rose[0]);
         agent.join().unwrap();
         poller.join().unwrap();
     });
 }
 
-/// Both wait for the same raise: one leads, the other follows, and neither is forgotten.
+/// Both wait for the same raise: one leads, the other follows, and both return.
 #[test]
 fn two_threads_wait_while_an_agent_raises_and_another_polls() {
     check(2, || {
-        let world = World::new();
-        let agent = beside(&world, |world| world.raise(0));
-        let poller = beside(&world, |world| {
-            world.poll(0, |_| false);
+        let model_state = Model::new();
+        let agent = spawn(&model_state, |model_state| model_state.raise(0));
+        let poller = spawn(&model_state, |model_state| {
+            model_state.poll(0, |_| false);
         });
-        let second = beside(&world, |world| world.wait(|engine| engine.rose[0]));
-        world.wait(|engine| engine.rose[0]);
+        let second = spawn(&model_state, |model_state| model_state.wait(|engine| engine.rose[0]));
+        model_state.wait(|engine| engine.rose[0]);
         agent.join().unwrap();
         poller.join().unwrap();
         second.join().unwrap();
     });
 }
 
-/// The second raise comes once the first waiter has gone: a follower has to lead by then.
+/// The second raise comes after the first waiter has returned: a follower leads by then.
 #[test]
 fn a_follower_leads_when_the_leader_has_what_it_waited_for() {
     check(2, || {
-        let world = World::new();
-        let first = beside(&world, |world| {
-            world.wait(|engine| engine.rose[0]);
-            world.raise(1);
+        let model_state = Model::new();
+        let first = spawn(&model_state, |model_state| {
+            model_state.wait(|engine| engine.rose[0]);
+            model_state.raise(1);
         });
-        let second = beside(&world, |world| world.wait(|engine| engine.rose[1]));
-        world.raise(0);
+        let second = spawn(&model_state, |model_state| model_state.wait(|engine| engine.rose[1]));
+        model_state.raise(0);
         first.join().unwrap();
         second.join().unwrap();
     });
 }
 
-/// A state of the program that ends all waits, such as a close.
+/// State of the program that ends all waits, such as a close.
 #[test]
 fn a_notification_ends_the_waits_of_all() {
     check(2, || {
-        let world = World::new();
+        let model_state = Model::new();
         let closed = Arc::new(Futex::new(0));
         let its = closed.clone();
-        let second = beside(&world, move |world| world.wait(|_| its.load() == 1));
+        let second = spawn(&model_state, move |model_state| model_state.wait(|_| its.load() == 1));
         let its = closed.clone();
-        let closer = beside(&world, move |world| {
+        let closer = spawn(&model_state, move |model_state| {
             its.fetch_or(1);
-            world.notify();
+            model_state.notify();
         });
-        world.wait(|_| closed.load() == 1);
+        model_state.wait(|_| closed.load() == 1);
         second.join().unwrap();
         closer.join().unwrap();
     });
 }
 
-/// A nudge that another thread's poll takes on a sleeper's way to the bell wakes the sleeper all the same.
+/// A wake-up that another thread's poll takes before a sleeper reaches the doorbell still wakes the
+/// sleeper.
 #[test]
 fn a_nudge_is_not_taken_from_a_thread_on_its_way_to_sleep() {
     check(3, || {
-        let world = World::new();
+        let model_state = Model::new();
         let flag = Arc::new(Futex::new(0));
         let its = flag.clone();
-        let nudger = beside(&world, move |world| {
+        let nudger = spawn(&model_state, move |model_state| {
             its.fetch_or(1);
-            world.notify();
-            world.poll(0, |_| false);
+            model_state.notify();
+            model_state.poll(0, |_| false);
         });
-        world.wait(|_| flag.load() == 1);
+        model_state.wait(|_| flag.load() == 1);
         nudger.join().unwrap();
     });
 }

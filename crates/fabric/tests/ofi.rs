@@ -1,4 +1,4 @@
-//! The ofi provider over libfabric's own providers for any host and for one.
+//! Provider ofi over libfabric's providers of its own: one for any host, one within a host.
 //!
 //! Skipped, with a message, on a machine without libfabric (Debian: libfabric1).
 
@@ -20,10 +20,10 @@ use std::sync::Arc;
 use weft_fabric::Device;
 use weft_fabric::providers::{OfiConfig, OfiDevice, OfiProvider, ofi};
 
-/// The providers that every libfabric has.
+/// Providers in every libfabric.
 pub const PROVIDERS: [&str; 2] = ["tcp;ofi_rxm", "shm"];
 
-/// The providers that can be tested here; none without libfabric.
+/// Providers that can be tested here; none without libfabric.
 pub fn providers() -> Vec<&'static str> {
     match ofi::library() {
         Ok((path, (major, minor))) => {
@@ -37,7 +37,7 @@ pub fn providers() -> Vec<&'static str> {
     }
 }
 
-/// So that a run with another library tests that one.
+/// Makes a run with another library test that one.
 #[test]
 fn the_library_that_the_environment_names_is_used() {
     if let Ok(named) = std::env::var(ofi::LIBRARY_PATH) {
@@ -45,12 +45,12 @@ fn the_library_that_the_environment_names_is_used() {
     }
 }
 
-/// A configuration of one of these.
+/// Configuration of one of these.
 pub fn config(provider: &str) -> OfiConfig {
     OfiConfig { provider: OfiProvider::new(provider), ..OfiConfig::default() }
 }
 
-/// A device of it.
+/// Device of a configuration.
 pub fn device(config: OfiConfig) -> Arc<dyn Device> {
     Arc::new(OfiDevice::new(config).unwrap())
 }

@@ -1,4 +1,4 @@
-//! Pair groups: forming, traffic, loss, strangers, processes.
+//! Pair groups: formation, traffic, loss, unknown connections, processes.
 #![cfg(not(any(miri, loom)))]
 
 #[path = "pairs/common.rs"]

@@ -1,4 +1,4 @@
-//! The shm provider between threads and between processes.
+//! Provider shm between threads and between processes.
 
 mod common;
 
@@ -9,11 +9,11 @@ use common::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use weft_fabric::link::{Posted, Sink, Work};
-use weft_fabric::memory::Memory;
+use weft_fabric::link::{PostStatus, Sink, WorkRequest};
 use weft_fabric::providers::{ShmConfig, ShmDevice};
 use weft_fabric::{
-    Class, CounterId, Device, Engine, Error, Generation, Lane, LaneId, Link, Rank, Waiter, clock,
+    CounterId, Device, Engine, Error, Generation, Lane, LaneId, Link, Memory, Rank, TrafficClass,
+    WaitOptions, clock,
 };
 
 fn shm() -> ShmDevice {
@@ -86,14 +86,14 @@ fn sleepers_are_woken(sleep: fn(&mut Engine, Rank, CounterId) -> weft_fabric::Re
                 member.engine.wait_for_credit(counter, peer, turn + 1, waiter).unwrap();
             });
         }
-        // A sleeper that is not woken sleeps 50 ms, three times a turn.
+        // A sleeper without a wake-up sleeps 50 ms, three times a turn.
         assert!(begin.elapsed() < TURNS as u32 * Duration::from_millis(50), "wake-ups were lost");
         gather(Vec::new());
     });
 }
 
-/// A second of waiting takes few wake-ups, and under 1% of a core. On a busy virtual machine even a
-/// thread that only sleeps is charged more than that at times, so such a one is the yardstick.
+/// A second of waiting takes few wake-ups, and under 1% of a core. On a busy virtual machine even a thread
+/// that only sleeps is sometimes charged more than that, so the limit is relative to such a thread.
 #[test]
 fn an_idle_waiter_costs_little() {
     let second = Duration::from_secs(1);
@@ -108,7 +108,7 @@ fn an_idle_waiter_costs_little() {
                 false
             };
             let (deadline, spin) = (clock::now().after(second), Duration::from_micros(20));
-            let mut waiter = Waiter { deadline, spin, interrupted: &mut nap };
+            let mut waiter = WaitOptions { deadline, spin, interrupted: &mut nap };
             let error = member.engine.wait(counter, &[(peer, 1)], &mut waiter).unwrap_err();
             assert!(matches!(error, Error::Timeout { .. }), "{error}");
             assert!(naps < 40, "woke up {naps} times in a second of waiting");
@@ -139,7 +139,7 @@ fn more_regions_than_a_socket_holds_cross_in_both_directions() {
         let mine: Vec<_> = (0..REGIONS).map(|_| engine.alloc(1).unwrap()).collect();
         let ranges: Vec<_> = mine.iter().map(|region| (region, 0..1)).collect();
         let said = gather(engine.grant(peer, &ranges, &[]).unwrap().encode());
-        let theirs = weft_fabric::descriptor::Grant::decode(&said[peer.0 as usize]).unwrap();
+        let theirs = weft_fabric::Grant::decode(&said[peer.0 as usize]).unwrap();
         let remotes = engine.import(peer, &theirs, &[], clock::now().after(PATIENCE)).unwrap();
         assert_eq!(remotes.len(), REGIONS);
         // The last descriptors leave when the engine is polled.
@@ -148,10 +148,10 @@ fn more_regions_than_a_socket_holds_cross_in_both_directions() {
     });
 }
 
-/// A part and the credit that rides with it, between two links: in one cache line, in two, and far
-/// apart. Each lane rises by one, whichever of the two is first.
+/// A part and the credit piggybacked on it, between two links: lanes in one cache line, in adjacent ones,
+/// and far apart. Each lane rises by one, in either order.
 #[test]
-fn a_credit_rides_with_a_part_wherever_its_lane_lies() {
+fn a_credit_piggybacks_on_a_part_wherever_its_lane_lies() {
     const LANES: u32 = 130;
     on_threads(2, |rank, gather| {
         let peer = Rank(1 - rank.0);
@@ -162,17 +162,18 @@ fn a_credit_rides_with_a_part_wherever_its_lane_lies() {
         connect_bare(&mut *link, peer, &addresses[peer.0 as usize], deadline).unwrap();
         let lane = |number| Lane::new(LaneId::new(number).unwrap(), Generation(0));
         let mut sink = Sink::default();
-        for (part, rider) in [(0, 1), (3, 2), (4, 7), (129, 5)] {
-            let (lane, rider) = (lane(part), Some(lane(rider)));
-            let class = Class::Latency;
-            let work = Work { token: 0, peer, lane, credits: None, rider, class, pages: &[] };
-            assert_eq!(link.post(&work, &mut sink), Ok(Posted::Done));
+        for (part, piggyback) in [(0, 1), (3, 2), (4, 7), (129, 5)] {
+            let (lane, piggyback) = (lane(part), Some(lane(piggyback)));
+            let class = TrafficClass::Latency;
+            let work =
+                WorkRequest { token: 0, peer, lane, credits: None, piggyback, class, pages: &[] };
+            assert_eq!(link.post(&work, &mut sink), Ok(PostStatus::Done));
         }
         gather(Vec::new());
         let rose = (0..LANES).filter(|&number| lanes.value(lane(number).id()) == 1);
         assert_eq!(rose.collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 7, 129]);
         let mut marked = Vec::new();
-        lanes.take_raised(|number| marked.push(number));
+        lanes.take_dirty(|number| marked.push(number));
         marked.sort_unstable();
         assert_eq!(marked, [0, 1, 2, 3, 4, 5, 7, 129]);
         gather(Vec::new());

@@ -1,4 +1,4 @@
-//! The simulator under random traffic, and its checks under drivers that are deliberately wrong.
+//! Simulator under random traffic, and its checks under drivers with deliberate errors.
 
 #[path = "sim/checks.rs"]
 mod checks;
@@ -6,10 +6,10 @@ mod checks;
 mod counters;
 #[path = "sim/engine.rs"]
 mod engine;
-#[path = "common/fate.rs"]
-mod fate;
 #[path = "sim/groups.rs"]
 mod groups;
+#[path = "common/injected_fault.rs"]
+mod injected_fault;
 #[path = "sim/peer_groups.rs"]
 mod peer_groups;
 #[path = "sim/runs.rs"]

@@ -1,5 +1,5 @@
-//! Engines over real sockets: every byte of random writes, back-pressure, strangers, hostile peers,
-//! and every way in which a peer can go.
+//! Engines over real sockets: random writes byte for byte, back-pressure, unproven connections, malicious
+//! peers, and all kinds of peer loss.
 
 #[path = "tcp/classes.rs"]
 mod classes;
@@ -19,7 +19,7 @@ mod handmade;
 mod handover;
 #[path = "tcp/loss.rs"]
 mod loss;
-#[path = "tcp/strangers.rs"]
-mod strangers;
 #[path = "tcp/traffic.rs"]
 mod traffic;
+#[path = "tcp/unproven.rs"]
+mod unproven;

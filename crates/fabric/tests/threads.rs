@@ -1,9 +1,9 @@
-//! Communicators that several threads use at once: two ranks in one process, over shm and over tcp.
+//! Communicators used by several threads at once: two ranks in one process, over shm and over tcp.
 
 #[path = "threads/ends.rs"]
 mod ends;
-#[path = "threads/last_words.rs"]
-mod last_words;
+#[path = "threads/leaving.rs"]
+mod leaving;
 #[path = "threads/rounds.rs"]
 mod rounds;
 #[path = "threads/submitters.rs"]
@@ -12,16 +12,18 @@ mod submitters;
 use std::sync::mpsc;
 use std::time::Duration;
 use weft_control::{Config, local_world};
-use weft_fabric::communicator::{CommunicatorConfig, Progress};
-use weft_fabric::{Communicator, CounterId, ProviderKind, Rank, Time, Waiter, clock};
+use weft_fabric::{
+    Communicator, CommunicatorConfig, CounterId, Progress, ProviderKind, Rank, Time, WaitOptions,
+    clock,
+};
 
 const KINDS: [ProviderKind; 2] = [ProviderKind::Shm, ProviderKind::Tcp];
-/// Waits that park at once, and waits that spin first.
+/// Spin times: park at once, or spin first.
 const SPINS: [Duration; 2] = [Duration::ZERO, Duration::from_micros(50)];
-/// Longer than anything takes on a busy machine.
+/// Time limit above that of any step on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs `rank` on two ranks, a thread each, with the rank of the peer. All leave together.
+/// Runs `rank` on two ranks, each on its own thread, with the rank of the peer. All leave together.
 fn two(
     kind: ProviderKind,
     progress: Progress,
@@ -36,7 +38,7 @@ fn two(
     });
 }
 
-/// Runs `rank` on two ranks, a thread each, with the rank of the peer. Each leaves in its own way.
+/// Runs `rank` on two ranks, each on its own thread, with the rank of the peer. Each leaves in its own way.
 fn two_that_leave(
     kind: ProviderKind,
     progress: Progress,
@@ -74,10 +76,10 @@ fn soon() -> Time {
     clock::now().after(PATIENCE)
 }
 
-/// Waits for at most [`PATIENCE`] with the communicator's habits.
-fn waiting<T>(communicator: &Communicator, f: impl FnOnce(&mut Waiter<'_>) -> T) -> T {
+/// Waits for at most [`PATIENCE`] with the communicator's options.
+fn waiting<T>(communicator: &Communicator, f: impl FnOnce(&mut WaitOptions<'_>) -> T) -> T {
     let mut never = || false;
-    f(&mut communicator.waiter(soon(), &mut never))
+    f(&mut communicator.wait_options(soon(), &mut never))
 }
 
 fn wait(communicator: &Communicator, counter: CounterId, peer: Rank) {
@@ -88,7 +90,7 @@ fn signal(communicator: &Communicator, peer: Rank, counter: CounterId) {
     communicator.engine().signal(peer, counter, 0).unwrap();
 }
 
-/// The next message, which must come while the wait of another thread goes on.
+/// Next message, which must arrive while the wait of another thread continues.
 fn promptly<T>(from: &mpsc::Receiver<T>, what: &str) -> T {
     from.recv_timeout(PATIENCE / 3).unwrap_or_else(|_| panic!("{what} does not come"))
 }

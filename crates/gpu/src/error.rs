@@ -1,91 +1,89 @@
-//! What can go wrong, one variant per cause, worded for whoever must act on it.
+//! Errors of this crate, one variant per cause.
 
-use crate::watch::{Phase, Report};
+use crate::phase::{Phase, Report};
 use std::path::PathBuf;
 use weft_control::Rank;
 
-/// The result of a call of this crate.
+/// Result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a heap, a kernel or a wait on the device failed.
+/// Failure of a heap, a kernel or a wait on the device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A heap of no bytes, or a group of no ranks.
-    #[error(
-        "a heap needs at least one byte and one rank; {bytes} bytes at {ranks} ranks were asked for"
-    )]
+    /// Heap without bytes or ranks.
+    #[error("heap of {bytes} bytes at {ranks} ranks: expected at least one byte and one rank")]
     Empty {
-        /// Bytes asked for.
+        /// Bytes.
         bytes: u64,
-        /// Ranks asked for.
+        /// Ranks.
         ranks: usize,
     },
-    /// The list of offers does not fit to this rank.
+    /// Offers that are not those of all ranks in rank order.
     #[error(
-        "rank {rank} was to connect its heap with {offers} offers, of which the one at its own place is \
-         not its own: gather the offers of all ranks in rank order"
+        "{offers} offers at rank {rank}: expected its own offer at index {rank}; gather the offers of all ranks \
+         in rank order"
     )]
     WrongOffers {
         /// The rank.
         rank: u32,
-        /// The offers given.
+        /// Number of offers.
         offers: usize,
     },
-    /// A peer's offer does not have the form it should.
+    /// Malformed offer of a peer.
     #[error(
-        "{peer} sent an offer of memory that cannot be understood: {detail}; run one version of Weft on every rank"
+        "malformed offer of memory from {peer}: {detail}; run one version of Weft on all ranks"
     )]
     Malformed {
         /// The peer.
         peer: Rank,
-        /// What is wrong with it.
+        /// Reason.
         detail: String,
     },
-    /// A peer made another heap.
+    /// Heap of a peer with another size or kind.
     #[error(
-        "{peer} has a heap of {theirs}, this rank one of {ours}: give every rank the same configuration"
+        "heap of {theirs} at {peer}: expected {ours}, as at this rank; use one configuration on all ranks"
     )]
     Disagreement {
         /// The peer.
         peer: Rank,
-        /// What this rank has.
+        /// Heap of this rank.
         ours: String,
-        /// What the peer has.
+        /// Heap of the peer.
         theirs: String,
     },
-    /// A peer is not on this host.
+    /// Peer on another host.
     #[error(
-        "{peer} is on another host ({detail}): a heap joins the memory of ranks of one host only; make \
-         the group of ranks that share a host"
+        "{peer} is on another host ({detail}): the ranks of a heap share one host; make the group of ranks \
+         of one host"
     )]
     OtherHost {
         /// The peer.
         peer: Rank,
-        /// How that is known.
+        /// Evidence.
         detail: String,
     },
-    /// A peer is on this host, but descriptors cannot be passed to it.
+    /// Peer on this host that descriptors cannot be passed to.
     #[error(
         "{peer} is on this host but {detail}, so memory cannot be passed to it by descriptor: {remedy}"
     )]
     Namespace {
         /// The peer.
         peer: Rank,
-        /// What separates them.
+        /// Difference between the two processes.
         detail: String,
-        /// What to do.
+        /// Remedy.
         remedy: &'static str,
     },
-    /// The peer's descriptor could not be fetched.
+    /// Failed exchange of descriptors.
     #[error("{source}; {remedy}")]
     Exchange {
-        /// What the sockets said; it names the peer.
+        /// Error of the socket, which names the peer.
         source: weft_fabric::Error,
-        /// What to do.
+        /// Remedy.
         remedy: &'static str,
     },
-    /// Two GPUs do not reach each other's memory.
+    /// GPUs without peer access.
     #[error(
         "the GPU of rank {rank} ({here}) cannot access the memory of the GPU of {peer} ({there}): the \
          two need NVLink, or PCIe with peer-to-peer access (`nvidia-smi topo -p2p r` shows which do); \
@@ -101,7 +99,7 @@ pub enum Error {
         /// The peer's GPU.
         there: String,
     },
-    /// A peer's memory cannot be mapped.
+    /// Failed mapping of a peer's memory.
     #[error("rank {rank} ({here}) cannot map the memory of {peer} ({there}): {source}; {remedy}")]
     Map {
         /// This rank.
@@ -112,187 +110,195 @@ pub enum Error {
         here: String,
         /// The peer's GPU.
         there: String,
-        /// What CUDA said.
+        /// CUDA's error.
         source: Box<weft_cuda::Error>,
-        /// What to do.
+        /// Remedy.
         remedy: &'static str,
     },
-    /// A GPU's memory was asked for on the CPU.
+    /// Twin memory on a GPU.
     #[error(
-        "memory=\"twin\" is the CPU's, and {device} is a GPU: its heap is memory=\"fd\" or \"ipc\""
+        "memory=\"twin\" on {device}: expected \"fd\" or \"ipc\" on a GPU; \"twin\" is memory of the CPU"
     )]
     TwinOnDevice {
         /// The GPU.
         device: String,
     },
-    /// A peer failed where all must succeed.
-    #[error("{peer} could not make its part of the heap: {detail}")]
+    /// User memory on a GPU without an IPC handle.
+    #[error(
+        "memory at {address:#x} of {device} cannot be shared by IPC: expected memory of cudaMalloc; make the tensor without expandable segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False), or with          weft.symmetric_empty"
+    )]
+    NotShareable {
+        /// Its address.
+        address: u64,
+        /// The GPU.
+        device: String,
+    },
+    /// Failure of a peer in a collective call.
+    #[error("{peer} failed to make its part of the heap: {detail}")]
     Peer {
         /// The peer.
         peer: Rank,
-        /// What it said.
+        /// Its error.
         detail: String,
     },
-    /// No kernel has this name.
-    #[error("there is no kernel source {name:?} in this build; it has {known}")]
+    /// Unknown kernel source.
+    #[error("no kernel source {name:?} in this build: expected one of {known}")]
     NoKernel {
-        /// The name asked for.
+        /// The name.
         name: String,
-        /// The names there are.
+        /// Known names.
         known: String,
     },
-    /// A compile-time constant cannot be one.
+    /// Invalid name of a compile-time constant.
     #[error(
-        "{name:?} cannot be defined for a kernel: a name is a letter or _, then letters, digits and _"
+        "{name:?} cannot be defined for a kernel: expected a letter or _, then letters, digits and _"
     )]
     Define {
         /// Its name.
         name: String,
     },
-    /// What was compiled ahead of time cannot be kept.
-    #[error("compiled kernels cannot be kept in {}: {detail}; set WEFT_CACHE_DIR to a folder that can be written", .directory.display())]
+    /// Unusable cache of compiled kernels.
+    #[error("compiled kernels cannot be cached in {}: {detail}; set WEFT_CACHE_DIR to a writable folder", .directory.display())]
     Cache {
         /// The folder.
         directory: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         detail: String,
     },
-    /// A wait on the device expired.
+    /// Expired wait on the device.
     #[error(
-        "{rank} waited {}in {phase} (channel {channel}, slot {slot}) and gave up: epoch {expected} was \
-         expected, {seen} was seen; {} is lost, stuck or further behind than skew_timeout allows",
-        for_whom(.peer), who(.peer, "a peer")
+        "{rank} waited {}in {phase} (channel {channel}, slot {slot}) and timed out: expected epoch {expected}, \
+         observed {seen}; {} is lost, stuck or further behind than skew_timeout allows",
+        for_peer(.peer), peer_or(.peer, "a peer")
     )]
     Timeout {
-        /// Who waited.
+        /// Rank that waited.
         rank: Rank,
-        /// Where.
+        /// Phase.
         phase: Phase,
-        /// For whom.
+        /// Peer awaited.
         peer: Option<Rank>,
         /// The channel.
         channel: u32,
         /// The row.
         slot: u32,
-        /// The epoch that was waited for.
+        /// Epoch awaited.
         expected: u64,
-        /// The epoch that was there.
+        /// Epoch observed.
         seen: u64,
     },
-    /// The host ended the waits on the device.
+    /// Wait ended by the host.
     #[error(
         "{rank} stopped in {phase} (channel {channel}): its host ended all waits, because the group failed or was closed"
     )]
     Aborted {
-        /// Who stopped.
+        /// Rank that stopped.
         rank: Rank,
-        /// Where.
+        /// Phase.
         phase: Phase,
         /// The channel.
         channel: u32,
     },
-    /// Two launches at once on one channel.
+    /// Overlapping launches on one channel.
     #[error(
-        "{rank} launched {phase} on channel {channel} while an earlier launch on it was still running: \
-         use one stream for a channel, or order the streams with events"
+        "{rank} launched {phase} on channel {channel} while an earlier launch on it was in flight: use one \
+         stream for a channel, or order the streams with events"
     )]
     Overlap {
-        /// Who launched.
+        /// Rank.
         rank: Rank,
-        /// What.
+        /// Phase launched.
         phase: Phase,
         /// The channel.
         channel: u32,
     },
-    /// The phases of a round out of order.
+    /// Phases of a round launched out of order.
     #[error(
-        "{rank} launched {phase} of round {expected} on channel {channel} where the phase before it has \
-         come to round {seen}{}",
+        "{rank} launched {phase} of round {expected} on channel {channel}, but the phase before it is at round \
+         {seen}{}",
         each_round(.order)
     )]
     OutOfOrder {
-        /// Who launched.
+        /// Rank.
         rank: Rank,
-        /// What.
+        /// Phase launched.
         phase: Phase,
         /// The channel.
         channel: u32,
-        /// The round of the launch.
+        /// Round of the launch.
         expected: u64,
-        /// The round of the phase before it.
+        /// Round of the phase before it.
         seen: u64,
-        /// The order of phases in a round; empty if it is not known.
+        /// Order of phases in a round; empty if unknown.
         order: &'static str,
     },
-    /// What only kernels of one family record.
+    /// Record with a code of one family.
     #[error("{}", .0.text)]
     Reported(Report),
-    /// A group too large for the table.
-    #[error(
-        "{ranks} ranks: the table of a domain has room for {most}; make the group of fewer ranks"
-    )]
+    /// Group too large for the table.
+    #[error("{ranks} ranks: expected at most {most} in a domain; make the group of fewer ranks")]
     TooManyRanks {
         /// Ranks.
         ranks: u32,
-        /// The most.
+        /// Limit.
         most: u32,
     },
-    /// Launches that cannot all be on the GPU at once.
+    /// Launches that do not fit on the GPU together.
     #[error(
-        "{wanted}: cannot be on the GPU's {sms} multiprocessors at once with {beside}; kernels that wait for \
-         peers would keep each other out for ever: pass a smaller num_sms, close what is not needed, or \
-         concurrent=False if one stream orders its calls with those of others"
+        "{wanted}: does not fit on the GPU's {sms} multiprocessors together with {beside}; kernels that wait for \
+         peers could deadlock: pass a smaller num_sms, close operators, or pass concurrent=False if one stream \
+         orders its calls with those of others"
     )]
     NotResident {
-        /// The operator to be made.
+        /// New operator.
         wanted: String,
-        /// The operators that there are.
+        /// Present operators.
         beside: String,
-        /// Multiprocessors of the GPU, or of this rank's part of it.
+        /// Multiprocessors of the GPU, or of this rank's partition of it.
         sms: u32,
     },
-    /// Two families with the same numbers.
-    #[error("the family {family} has phases or codes that {other} has too: give it others")]
+    /// Families with overlapping numbers.
+    #[error("phases or codes of family {family} overlap those of {other}: choose others")]
     Families {
-        /// The family to be added.
+        /// Family to register.
         family: &'static str,
-        /// Whose numbers they are.
+        /// Owner of the numbers.
         other: &'static str,
     },
-    /// A record that this build does not know.
+    /// Record with an unknown code.
     #[error(
-        "the device recorded code {code} at {rank} in {phase}{} (expected {expected}, seen {seen}), which \
-         this build does not know: its memory is damaged, or kernels of another version ran",
+        "unknown code {code} in a record of {rank} in {phase}{} (expected {expected}, observed {seen}): device \
+         memory is corrupt, or kernels of another version ran",
         .peer.map(|peer| format!(" about {peer}")).unwrap_or_default()
     )]
     UnknownRecord {
-        /// Who recorded.
+        /// Rank of the record.
         rank: Rank,
-        /// The number.
+        /// Its code.
         code: u32,
-        /// Where.
+        /// Its phase.
         phase: Phase,
-        /// About whom.
+        /// Its peer.
         peer: Option<Rank>,
-        /// A number.
+        /// Its expected value.
         expected: u64,
-        /// Another.
+        /// Its observed value.
         seen: u64,
     },
-    /// CUDA failed, or is not here.
+    /// Error of CUDA, or CUDA absent.
     #[error(transparent)]
     Cuda(#[from] weft_cuda::Error),
-    /// The fabric or the control plane failed.
+    /// Error of the fabric or the control plane.
     #[error(transparent)]
     Fabric(#[from] weft_fabric::Error),
 }
 
-fn for_whom(peer: &Option<Rank>) -> String {
+fn for_peer(peer: &Option<Rank>) -> String {
     peer.map(|peer| format!("for {peer} ")).unwrap_or_default()
 }
 
-fn who(peer: &Option<Rank>, nobody: &str) -> String {
-    peer.map_or(nobody.to_owned(), |peer| peer.to_string())
+fn peer_or(peer: &Option<Rank>, default: &str) -> String {
+    peer.map_or(default.to_owned(), |peer| peer.to_string())
 }
 
 fn each_round(order: &str) -> String {

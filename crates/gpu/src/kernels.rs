@@ -1,13 +1,13 @@
-//! The device headers of this crate, carried in the library so that a program needs no files beside it.
+//! Device headers of this crate, embedded in the library.
 //!
 //! A crate with kernels (a *family* of operators) lists its own files with [`sources!`](crate::sources);
-//! every program may include these headers besides. A test of each such crate compares its list with
-//! its folder `kernels`, so no file can be forgotten.
+//! every program may also include these headers. A test of each such crate compares its list with its
+//! folder `kernels`.
 
-/// Path and text of a source file. The path is what `#include "path"` names in a kernel.
-pub type File = (&'static str, &'static str);
+/// Path and text of a source file; the path is that of `#include "path"` in a kernel.
+pub type SourceFile = (&'static str, &'static str);
 
-/// Path and text of each file named, by its path under the folder `kernels` of the crate that calls this.
+/// Path and text of each listed file, by its path in the folder `kernels` of the calling crate.
 #[macro_export]
 macro_rules! sources {
     ($($path:literal),* $(,)?) => {
@@ -15,8 +15,8 @@ macro_rules! sources {
     };
 }
 
-/// The headers that every kernel may include.
-pub const HEADERS: &[File] = crate::sources![
+/// Headers available to all kernels.
+pub const HEADERS: &[SourceFile] = crate::sources![
     "weft/barrier.cuh",
     "weft/device.cuh",
     "weft/order.cuh",

@@ -1,20 +1,20 @@
-//! Memory that the host and kernels share, declared once: [`layout!`](crate::layout!) makes the Rust struct, its
+//! Structs shared by host and kernels, declared once: [`layout!`](crate::layout!) generates the Rust struct, its
 //! bytes, the offsets for Python and the twin, and the C struct for kernels.
 
 use std::fmt::Write as _;
 
-/// A field of such a struct.
+/// Field of a shared struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     /// Its name.
     pub name: &'static str,
     /// First byte.
     pub offset: u64,
-    /// Bytes of an element: 4 or 8, an unsigned integer.
+    /// Bytes of an element, an unsigned integer: 4 or 8.
     pub width: u64,
     /// Elements, if it is an array.
     pub array: Option<u64>,
-    /// What it says.
+    /// Description.
     pub about: &'static str,
 }
 
@@ -25,21 +25,21 @@ impl Field {
     }
 }
 
-/// What a field may be: an unsigned integer of 32 or 64 bits, or an array of them.
-pub trait Words {
+/// Type of a field: an unsigned integer of 32 or 64 bits, or an array of them.
+pub trait FieldType {
     /// Bytes of an element.
     const WIDTH: u64;
     /// Elements, if it is an array.
     const ARRAY: Option<u64>;
     /// All zeros.
     const ZERO: Self;
-    /// Writes the value, in this machine's order, to as many bytes as it has.
+    /// Writes the value in native byte order; `to` has its exact length.
     fn store(&self, to: &mut [u8]);
 }
 
 macro_rules! words {
     ($($type:ident),*) => {$(
-        impl Words for $type {
+        impl FieldType for $type {
             const WIDTH: u64 = size_of::<$type>() as u64;
             const ARRAY: Option<u64> = None;
             const ZERO: $type = 0;
@@ -48,7 +48,7 @@ macro_rules! words {
             }
         }
 
-        impl<const N: usize> Words for [$type; N] {
+        impl<const N: usize> FieldType for [$type; N] {
             const WIDTH: u64 = size_of::<$type>() as u64;
             const ARRAY: Option<u64> = Some(N as u64);
             const ZERO: [$type; N] = [0; N];
@@ -62,8 +62,8 @@ macro_rules! words {
 
 words!(u32, u64);
 
-/// Declares memory that kernels read or write: a struct of `u32`, `u64` and arrays of them, each with the text that
-/// documents it in Rust and in C. It has `FIELDS`, `SIZE`, `bytes()`, and is all zeros by default.
+/// Declares a struct of `u32`, `u64` and arrays of them, each with its description in Rust and in C. It has
+/// `FIELDS`, `SIZE` and `bytes()`; its default is all zeros.
 #[macro_export]
 macro_rules! layout {
     ($(#[$meta:meta])* pub struct $struct:ident { $($name:ident: $type:ty, $about:literal;)* }) => {
@@ -76,30 +76,30 @@ macro_rules! layout {
 
         impl Default for $struct {
             fn default() -> Self {
-                $struct { $($name: <$type as $crate::layout::Words>::ZERO,)* }
+                $struct { $($name: <$type as $crate::layout::FieldType>::ZERO,)* }
             }
         }
 
         impl $struct {
-            /// All fields, in the order in which they lie.
+            /// All fields, in memory order.
             pub const FIELDS: &'static [$crate::layout::Field] = &[$($crate::layout::Field {
                 name: stringify!($name),
                 offset: std::mem::offset_of!($struct, $name) as u64,
-                width: <$type as $crate::layout::Words>::WIDTH,
-                array: <$type as $crate::layout::Words>::ARRAY,
+                width: <$type as $crate::layout::FieldType>::WIDTH,
+                array: <$type as $crate::layout::FieldType>::ARRAY,
                 about: $about,
             },)*];
             /// Bytes.
             pub const SIZE: usize = size_of::<$struct>();
 
-            /// Its bytes, in this machine's order.
+            /// Its bytes, in native byte order.
             #[inline]
             pub fn bytes(&self) -> [u8; Self::SIZE] {
                 let mut bytes = [0; Self::SIZE];
                 $({
                     let at = std::mem::offset_of!($struct, $name);
                     let to = &mut bytes[at..at + size_of::<$type>()];
-                    $crate::layout::Words::store(&self.$name, to);
+                    $crate::layout::FieldType::store(&self.$name, to);
                 })*
                 bytes
             }
@@ -107,7 +107,7 @@ macro_rules! layout {
     };
 }
 
-/// The C struct of these fields, behind `first`: fields that only C can state.
+/// C struct of these fields, behind `first`, the text of further C fields.
 pub fn c_struct(name: &str, first: &str, fields: &[Field]) -> String {
     let mut text = format!("struct {name} {{\n{first}");
     for Field { name, width, array, about, .. } in fields {

@@ -1,23 +1,24 @@
-//! Memory that the GPUs of one host share, the kernels that use it, and what they tell the host.
+//! Symmetric memory of the GPUs of one host, run-time compilation of the kernels that use it, and failure records
+//! from kernels to the host.
 //!
-//! A [`Domain`] is what all device operators of a communicator stand on: a symmetric heap with an allocator, the
-//! table that kernels read, one way in which failures become known, an account of what may be resident at
-//! once.
+//! A [`Domain`] is the base of all device operators of a communicator: a symmetric heap with an allocator, the
+//! table that kernels read, the detection of failures, and the budget of resident blocks.
 //!
-//! A [`Heap`] is one allocation of equal size for each rank, mapped by all of them: a kernel stores
-//! straight into a peer's part. [`jit`] compiles kernels for the shapes at hand and keeps them; their
-//! sources come from the crates that have them, the headers for all of them from [`kernels`]. A kernel
-//! that gives up waiting says so in a [`Watch`], and ends when the host asks for it there.
+//! A [`Heap`] is one allocation of equal size for each rank, mapped by all of them: a kernel stores directly into a
+//! peer's part. [`jit`] compiles kernels for the present shapes and caches them; their sources come from the crates
+//! of the operators, the common headers from [`kernels`]. A kernel whose wait expires leaves a record in a
+//! [`Watch`], and ends when the host sets the abort word there.
 //!
-//! Without a GPU everything is here all the same: [`Place::Twin`] is a heap on the CPU that several
-//! processes share, with the same addresses and areas, in which the kernels' twins run.
+//! All of this also works without a GPU: [`MemoryLocation::Twin`] is a heap on the CPU that several
+//! processes share, with the same addresses and areas, for the CPU twins of kernels.
 //!
-//! - [`domain`]: what operators stand on
-//! - [`heap`]: allocating, offering, connecting, and who may die when
-//! - [`jit`]: requests, the cache, compiling ahead of time
+//! - [`domain`]: the base of operators
+//! - [`heap`]: allocation, exchange, mapping and lifetime of symmetric memory
+//! - [`jit`]: requests, cache, compilation ahead of time
 //! - [`watch`]: records and the abort word
 //! - [`kernels`]: the device headers
-//! - [`mod@layout`]: memory that the host and kernels share, declared once
+//! - [`table`]: the ABI between host and kernels
+//! - [`mod@layout`]: structs shared by host and kernels, declared once
 
 pub mod domain;
 pub mod error;
@@ -25,9 +26,12 @@ pub mod heap;
 pub mod jit;
 pub mod kernels;
 pub mod layout;
+mod phase;
+pub mod table;
 pub mod watch;
 
 pub use domain::{Block, Domain};
 pub use error::{Error, Result};
-pub use heap::{Heap, HeapBuilder, Memory, Place, Window};
-pub use watch::{Code, Families, Family, Phase, Record, Report, Severity, Watch};
+pub use heap::{Heap, HeapBuilder, HostView, MemoryKind, MemoryLocation, UserMemory};
+pub use phase::{Phase, Report};
+pub use watch::{Code, Families, Family, Record, Severity, Watch};

@@ -1,4 +1,4 @@
-//! The twin's heap between threads and between processes.
+//! Twin heap between threads and between processes.
 
 #[path = "../../fabric/tests/common/ranks.rs"]
 mod ranks;
@@ -7,11 +7,11 @@ use ranks::{PATIENCE, on_processes, on_threads, process_gather, process_rank};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use weft_control::{Cause, Control, Error as ControlError, Operation, Poison, local_world};
-use weft_fabric::communicator::CommunicatorConfig;
-use weft_fabric::{Communicator, Error as FabricError, Rank, Time, clock};
-use weft_gpu::{Error, Heap, Place};
+use weft_fabric::{Communicator, CommunicatorConfig, Error as FabricError, Rank, Time, clock};
+use weft_gpu::heap::HeapBuilder;
+use weft_gpu::{Error, Heap, MemoryLocation};
 
-/// Of a part: a flag for each source, then a page for each.
+/// Layout of a part: a flag for each source, then a page for each.
 const PAGE: usize = 4096;
 
 fn bytes(size: u32) -> u64 {
@@ -23,20 +23,20 @@ fn soon() -> Time {
 }
 
 fn join(rank: Rank, size: u32, gather: &mut ranks::AllGather<'_>) -> Heap {
-    let builder = Heap::allocate(Place::Twin, bytes(size)).unwrap();
+    let builder = HeapBuilder::allocate(MemoryLocation::Twin, bytes(size)).unwrap();
     let offers = gather(builder.offer());
     builder.connect(rank.0, offers, soon()).unwrap()
 }
 
-/// Writes a page to every rank, this one among them, and flags it; then checks all that came.
+/// Writes a page to each rank, including this one, and raises its flag; then checks all pages that arrive.
 fn round(heap: &Heap, epoch: u32) {
     let me = heap.rank();
     for peer in (0..heap.size()).map(|step| (me + step) % heap.size()) {
-        let there = heap.window(peer).unwrap();
+        let there = heap.host_view(peer).unwrap();
         there.fill(64 + me as usize * PAGE, PAGE, (epoch as u8) ^ (me as u8) ^ 0x5a);
         there.word32(me as usize * 4).store(epoch, Ordering::Release);
     }
-    let here = heap.window(me).unwrap();
+    let here = heap.host_view(me).unwrap();
     for peer in 0..heap.size() {
         let begin = Instant::now();
         while here.word32(peer as usize * 4).load(Ordering::Acquire) != epoch {
@@ -57,7 +57,7 @@ fn threads_write_into_each_others_parts() {
         assert_eq!((heap.rank(), heap.size(), heap.bytes()), (rank.0, 4, bytes(4)));
         assert_eq!(heap.addresses().len(), 4);
         assert_eq!(heap.own(), heap.address(rank.0));
-        assert!(heap.window(4).is_none());
+        assert!(heap.host_view(4).is_none());
         for epoch in 1..40 {
             round(&heap, epoch);
             gather(Vec::new());
@@ -66,9 +66,9 @@ fn threads_write_into_each_others_parts() {
 }
 
 #[test]
-fn processes_write_into_each_others_parts_and_nothing_is_left() {
+fn processes_write_into_each_others_parts_and_leave_no_files() {
     let Some(rank) = process_rank() else {
-        let name = "processes_write_into_each_others_parts_and_nothing_is_left";
+        let name = "processes_write_into_each_others_parts_and_leave_no_files";
         let ended = on_processes(name, 3);
         assert!(ended.iter().all(Result::is_ok), "{ended:?}");
         return;
@@ -89,7 +89,7 @@ fn processes_write_into_each_others_parts_and_nothing_is_left() {
     assert!(names.len() == 3 && names.iter().all(|name| !sockets.contains(name)), "{names:?}");
 }
 
-/// The dead rank's part, its pages and its flags, stays where it is for those that have it mapped.
+/// A dead rank's part, its pages and its flags, stays mapped at its peers.
 #[test]
 fn a_killed_owner_leaves_its_part_to_the_others() {
     let name = "a_killed_owner_leaves_its_part_to_the_others";
@@ -100,7 +100,7 @@ fn a_killed_owner_leaves_its_part_to_the_others() {
     };
     let heap = join(rank, 3, &mut process_gather);
     round(&heap, 1);
-    // The second gather says that all are done with the first round.
+    // The second gather is a barrier after the first round.
     let processes = process_gather(std::process::id().to_le_bytes().to_vec());
     if rank == Rank(1) {
         let myself = rustix::process::getpid();
@@ -108,7 +108,7 @@ fn a_killed_owner_leaves_its_part_to_the_others() {
     }
     let dead = u32::from_le_bytes(processes[1].as_slice().try_into().unwrap());
     let begin = Instant::now();
-    // A zombie has given its memory back already.
+    // A zombie has released its memory already.
     while std::fs::read_to_string(format!("/proc/{dead}/stat"))
         .is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
     {
@@ -116,11 +116,11 @@ fn a_killed_owner_leaves_its_part_to_the_others() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let other = 2 - rank.0;
-    let orphan = heap.window(1).unwrap();
+    let orphan = heap.host_view(1).unwrap();
     assert_eq!(orphan.word32(rank.0 as usize * 4).load(Ordering::Acquire), 1);
     orphan.fill(64 + rank.0 as usize * PAGE, PAGE, 7);
     orphan.word32(rank.0 as usize * 4).store(2, Ordering::Release);
-    // The survivors still meet in it.
+    // The survivors still exchange data in it.
     while orphan.word32(other as usize * 4).load(Ordering::Acquire) != 2 {
         assert!(begin.elapsed() < PATIENCE, "rank {other} did not write");
         std::thread::yield_now();
@@ -133,7 +133,7 @@ fn a_killed_owner_leaves_its_part_to_the_others() {
 #[test]
 fn heaps_are_dropped_in_any_order() {
     for first in 0..3 {
-        let mut heaps = Heap::local_group(&[Place::Twin; 3], bytes(3)).unwrap();
+        let mut heaps = Heap::local_group(&[MemoryLocation::Twin; 3], bytes(3)).unwrap();
         std::thread::scope(|scope| {
             for heap in &heaps {
                 scope.spawn(|| round(heap, 1));
@@ -141,55 +141,55 @@ fn heaps_are_dropped_in_any_order() {
         });
         drop(heaps.remove(first));
         for heap in &heaps {
-            assert_eq!(heap.window(first as u32).unwrap().word32(0).load(Ordering::Acquire), 1);
+            assert_eq!(heap.host_view(first as u32).unwrap().word32(0).load(Ordering::Acquire), 1);
         }
     }
 }
 
 #[test]
 fn a_local_group_shares_one_part_for_each_rank() {
-    let heaps = Heap::local_group(&[Place::Twin; 4], 1000).unwrap();
+    let heaps = Heap::local_group(&[MemoryLocation::Twin; 4], 1000).unwrap();
     for heap in &heaps {
         assert_eq!((heap.size(), heap.bytes()), (4, 1000));
         assert_eq!(heap.addresses(), heaps[0].addresses());
-        let window = heap.window(heap.rank()).unwrap();
+        let window = heap.host_view(heap.rank()).unwrap();
         assert_eq!(window.at(0, 1000) as u64, heap.own());
         let mut zeros = [1; 1000];
         window.read(0, &mut zeros);
         assert_eq!(zeros, [0; 1000]);
     }
     assert!(matches!(Heap::local_group(&[], 1), Err(Error::Empty { .. })));
-    assert!(matches!(Heap::local_group(&[Place::Twin], 0), Err(Error::Empty { .. })));
+    assert!(matches!(Heap::local_group(&[MemoryLocation::Twin], 0), Err(Error::Empty { .. })));
 }
 
 #[test]
-fn offers_of_other_heaps_are_refused_by_name() {
+fn offers_of_other_heaps_are_rejected_by_name() {
     let refused = |change: &dyn Fn(&mut Vec<Vec<u8>>)| {
-        let builder = Heap::allocate(Place::Twin, 64).unwrap();
-        let peer = Heap::allocate(Place::Twin, 64).unwrap();
+        let builder = HeapBuilder::allocate(MemoryLocation::Twin, 64).unwrap();
+        let peer = HeapBuilder::allocate(MemoryLocation::Twin, 64).unwrap();
         let mut offers = vec![builder.offer(), peer.offer()];
         change(&mut offers);
         builder.connect(0, offers, clock::now().after(Duration::from_millis(200))).unwrap_err()
     };
-    let larger = Heap::allocate(Place::Twin, 65).unwrap();
+    let larger = HeapBuilder::allocate(MemoryLocation::Twin, 65).unwrap();
     let error = refused(&|offers| offers[1] = larger.offer()).to_string();
-    assert!(error.contains("rank 1 has a heap of 65 bytes"), "{error}");
+    assert!(error.contains("heap of 65 bytes"), "{error}");
     let error = refused(&|offers| offers[1].truncate(20)).to_string();
-    assert!(error.contains("rank 1 sent an offer"), "{error}");
+    assert!(error.contains("malformed offer of memory from rank 1"), "{error}");
     assert!(matches!(refused(&|offers| offers.swap(0, 1)), Error::WrongOffers { .. }));
     assert!(matches!(refused(&|offers| offers.clear()), Error::WrongOffers { .. }));
-    // It is there, and never calls.
+    // The peer exists and never connects.
     let begin = Instant::now();
     let error = refused(&|_| ()).to_string();
     assert!(error.contains("rank 1") && error.contains("network namespace"), "{error}");
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
-/// A peer whose socket is gone is told apart at once, and not when the time is up.
+/// A peer whose socket is gone is detected immediately, not at the deadline.
 #[test]
-fn a_socket_that_is_not_there_is_said_to_be_in_another_namespace() {
-    let builder = Heap::allocate(Place::Twin, 64).unwrap();
-    let gone = Heap::allocate(Place::Twin, 64).unwrap().offer();
+fn a_missing_socket_is_reported_as_another_namespace() {
+    let builder = HeapBuilder::allocate(MemoryLocation::Twin, 64).unwrap();
+    let gone = HeapBuilder::allocate(MemoryLocation::Twin, 64).unwrap().offer();
     let begin = Instant::now();
     let offers = vec![builder.offer(), gone];
     let error = builder.connect(0, offers, soon()).unwrap_err();
@@ -200,7 +200,7 @@ fn a_socket_that_is_not_there_is_said_to_be_in_another_namespace() {
     }
 }
 
-/// Runs every rank of a communicator on a thread of its own.
+/// Runs each rank of a communicator on its own thread.
 fn on_communicators<T: Send>(
     size: u32,
     adjust: impl Fn(&mut weft_control::Config) + Copy + Send + Sync,
@@ -222,13 +222,14 @@ fn on_communicators<T: Send>(
 }
 
 #[test]
-fn a_communicator_gets_a_heap_and_gives_it_back() {
+fn a_communicator_makes_and_closes_a_heap() {
     on_communicators(
         3,
         |_| (),
         |communicator| {
             for epoch in 1..4 {
-                let heap = Heap::over(&communicator, Place::Twin, bytes(3), soon()).unwrap();
+                let heap =
+                    Heap::create(&communicator, MemoryLocation::Twin, bytes(3), soon()).unwrap();
                 assert_eq!(heap.rank(), communicator.rank().0);
                 round(&heap, epoch);
                 heap.close(&communicator, soon()).unwrap();
@@ -238,26 +239,28 @@ fn a_communicator_gets_a_heap_and_gives_it_back() {
 }
 
 #[test]
-fn one_rank_that_fails_fails_all_at_once_with_its_reason() {
+fn one_rank_that_fails_fails_all_with_its_reason() {
     let begin = Instant::now();
     let errors = on_communicators(
         3,
         |_| (),
         |communicator| {
-            // More than there are addresses for.
+            // Exceeds the address space.
             let bytes = if communicator.rank().0 == 1 { 1 << 62 } else { 64 };
-            Heap::over(&communicator, Place::Twin, bytes, soon()).unwrap_err().to_string()
+            Heap::create(&communicator, MemoryLocation::Twin, bytes, soon())
+                .unwrap_err()
+                .to_string()
         },
     );
     assert!(begin.elapsed() < PATIENCE / 2);
     assert!(errors[1].contains("4611686018427387904 bytes"), "{errors:?}");
     for other in [0, 2] {
-        let told = format!("rank 1 could not make its part of the heap: {}", errors[1]);
-        assert_eq!(errors[other], told);
+        let expected = format!("rank 1 failed to make its part of the heap: {}", errors[1]);
+        assert_eq!(errors[other], expected);
     }
 }
 
-/// Rank 1 makes its part, and is lost while the others wait for its descriptor.
+/// Rank 1 allocates its part, and is lost while the others wait for its descriptor.
 #[test]
 fn a_rank_that_is_lost_while_the_others_wait_for_its_part_is_named_at_once() {
     for listens in [true, false] {
@@ -267,10 +270,11 @@ fn a_rank_that_is_lost_while_the_others_wait_for_its_part_is_named_at_once() {
             |communicator| {
                 if communicator.rank().0 != 1 {
                     let begin = Instant::now();
-                    let error = Heap::over(&communicator, Place::Twin, 64, soon()).unwrap_err();
+                    let error =
+                        Heap::create(&communicator, MemoryLocation::Twin, 64, soon()).unwrap_err();
                     return (Some(error), begin.elapsed());
                 }
-                let builder = Heap::allocate(Place::Twin, 64).unwrap();
+                let builder = HeapBuilder::allocate(MemoryLocation::Twin, 64).unwrap();
                 let control = communicator.control();
                 for said in [Vec::new(), builder.offer(), Vec::new()] {
                     control.all_gather_as(Operation::Heap, &said, PATIENCE).unwrap();
@@ -278,7 +282,7 @@ fn a_rank_that_is_lost_while_the_others_wait_for_its_part_is_named_at_once() {
                 let _listening = listens.then_some(builder);
                 std::thread::sleep(Duration::from_millis(300));
                 control.mesh().unwrap().abandon();
-                // Leaving after that sends no goodbye.
+                // A departure after that is not announced.
                 while control.check().is_ok() {
                     std::thread::yield_now();
                 }
@@ -298,13 +302,13 @@ fn a_rank_that_is_lost_while_the_others_wait_for_its_part_is_named_at_once() {
 }
 
 #[test]
-fn ranks_of_two_hosts_are_refused_before_anything_travels() {
+fn ranks_of_two_hosts_are_rejected_before_any_exchange() {
     let begin = Instant::now();
     let two_hosts = |config: &mut weft_control::Config| {
         config.host_id = format!("host {}", config.rank.0 / 2);
     };
     let errors = on_communicators(3, two_hosts, |communicator| {
-        Heap::over(&communicator, Place::Twin, 64, soon()).unwrap_err().to_string()
+        Heap::create(&communicator, MemoryLocation::Twin, 64, soon()).unwrap_err().to_string()
     });
     assert!(begin.elapsed() < PATIENCE / 2);
     assert!(errors[0].starts_with("rank 2 is on another host"), "{errors:?}");
@@ -313,7 +317,7 @@ fn ranks_of_two_hosts_are_refused_before_anything_travels() {
 }
 
 #[test]
-fn a_heap_on_a_gpu_without_cuda_says_what_is_missing() {
+fn a_heap_on_a_gpu_without_cuda_names_the_missing_library() {
     match weft_cuda::driver() {
         Err(error) => assert!(error.to_string().contains("libcuda"), "{error}"),
         Ok(driver) => {
@@ -321,15 +325,15 @@ fn a_heap_on_a_gpu_without_cuda_says_what_is_missing() {
                 eprintln!("not tested: a GPU's heap, as there is no GPU");
                 return;
             };
-            for memory in [weft_gpu::Memory::Fd, weft_gpu::Memory::Ipc] {
-                let place = Place::Cuda { device, memory };
+            for memory in [weft_gpu::MemoryKind::Fd, weft_gpu::MemoryKind::Ipc] {
+                let place = MemoryLocation::Cuda { device, memory };
                 match Heap::local_group(&[place, place], 1 << 20) {
                     Ok(heaps) => assert_eq!(heaps[0].addresses(), heaps[1].addresses()),
                     Err(error) => assert!(!device.can_share_fds(), "{error}"),
                 }
             }
-            let place = Place::Cuda { device, memory: weft_gpu::Memory::Twin };
-            assert!(matches!(Heap::allocate(place, 64), Err(Error::TwinOnDevice { .. })));
+            let place = MemoryLocation::Cuda { device, memory: weft_gpu::MemoryKind::Twin };
+            assert!(matches!(HeapBuilder::allocate(place, 64), Err(Error::TwinOnDevice { .. })));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The cache of compiled kernels: what damages it, who races for it, and NVRTC itself.
+//! Cache of compiled kernels: damage, races, and NVRTC.
 
 #[path = "../../fabric/tests/common/ranks.rs"]
 mod ranks;
@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use weft_fabric::Rank;
 use weft_gpu::Result;
-use weft_gpu::jit::{Cache, Compiler, Request, cubin, cubin_with, prepare, prepare_with};
+use weft_gpu::jit::{Cache, CompileRequest, Compiler, cubin, cubin_with, prepare, prepare_with};
 
-/// What a kernel of these tests compiles to.
-fn code(request: &Request<'_>) -> Vec<u8> {
+/// Code of a kernel of these tests.
+fn code(request: &CompileRequest<'_>) -> Vec<u8> {
     format!("code of {} with {:?}", request.name, request.arguments()).into_bytes()
 }
 
-/// Compiles at once, and counts.
+/// Compiler that counts its calls.
 #[derive(Default)]
 struct Counting {
     compiled: AtomicUsize,
@@ -39,15 +39,15 @@ impl Compiler for Counting {
         Ok("counting".into())
     }
 
-    fn compile(&self, request: &Request<'_>) -> Result<Vec<u8>> {
+    fn compile(&self, request: &CompileRequest<'_>) -> Result<Vec<u8>> {
         self.compiled.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(self.pause);
         Ok(code(request))
     }
 }
 
-fn request(number: u32) -> Request<'static> {
-    Request {
+fn request(number: u32) -> CompileRequest<'static> {
+    CompileRequest {
         name: "a.cu",
         files: &[("a.cu", "int a;")],
         defines: vec![("NUMBER".into(), number.to_string())],
@@ -60,7 +60,7 @@ fn folder() -> TempDir {
     tempfile::Builder::new().prefix("weft-jit-").tempdir().unwrap()
 }
 
-/// The files in a folder whose names end so.
+/// Files in a folder with this suffix.
 fn files(folder: &Path, suffix: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut found: Vec<_> = entries.filter(|p| p.to_str().unwrap().ends_with(suffix)).collect();
@@ -68,7 +68,7 @@ fn files(folder: &Path, suffix: &str) -> Vec<PathBuf> {
     found
 }
 
-/// An entry of `request` in the folder, and a compiler that has made it.
+/// Entry of `request` in the folder, and the compiler that made it.
 fn filled(folder: &TempDir, number: u32) -> (Cache, Counting, PathBuf) {
     let (cache, compiler) = (Cache::at(folder.path()), Counting::default());
     let before = files(folder.path(), ".cubin");
@@ -78,8 +78,7 @@ fn filled(folder: &TempDir, number: u32) -> (Cache, Counting, PathBuf) {
     (cache, compiler, made.unwrap())
 }
 
-/// Whatever stands in the entry's place, the right code comes, and comes out of the cache the next
-/// time.
+/// Checks that a damaged entry yields the right code, and comes from the cache the next time.
 fn is_replaced(cache: &Cache, compiler: &Counting) {
     let before = compiler.count();
     for (cached, compiled) in [(false, 1), (true, 1)] {
@@ -90,7 +89,7 @@ fn is_replaced(cache: &Cache, compiler: &Counting) {
 }
 
 #[test]
-fn the_second_time_nothing_is_compiled() {
+fn the_second_request_comes_from_the_cache() {
     let folder = folder();
     let (cache, compiler, entry) = filled(&folder, 1);
     let second = cubin_with(&request(1), &cache, &compiler).unwrap();
@@ -109,7 +108,7 @@ proptest! {
     })]
 
     #[test]
-    fn an_entry_that_was_cut_off_is_replaced(length: prop::sample::Index) {
+    fn a_truncated_entry_is_replaced(length: prop::sample::Index) {
         let folder = folder();
         let (cache, compiler, entry) = filled(&folder, 1);
         let bytes = fs::read(&entry).unwrap();
@@ -118,7 +117,7 @@ proptest! {
     }
 
     #[test]
-    fn an_entry_of_which_a_bit_has_changed_is_replaced(at: prop::sample::Index, bit in 0..8) {
+    fn an_entry_with_a_flipped_bit_is_replaced(at: prop::sample::Index, bit in 0..8) {
         let folder = folder();
         let (cache, compiler, entry) = filled(&folder, 1);
         let mut bytes = fs::read(&entry).unwrap();
@@ -129,7 +128,7 @@ proptest! {
     }
 
     #[test]
-    fn an_entry_of_anything_is_replaced(bytes: Vec<u8>, behind: bool) {
+    fn an_entry_of_arbitrary_bytes_is_replaced(bytes: Vec<u8>, behind: bool) {
         let folder = folder();
         let (cache, compiler, entry) = filled(&folder, 1);
         let mut file = File::options().write(true).append(behind).open(&entry).unwrap();
@@ -155,7 +154,7 @@ fn racing_threads_compile_once() {
     let cached: usize = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
             .map(|_| {
-                // Each has a cache of its own, as each rank does.
+                // One cache per thread, as per rank.
                 scope.spawn(|| {
                     let cache = Cache::at(folder.path());
                     let got = cubin_with(&request(1), &cache, &compiler).unwrap();
@@ -169,8 +168,8 @@ fn racing_threads_compile_once() {
     assert_eq!((compiler.count(), cached), (1, 7));
 }
 
-/// Writes a line to a file for each compilation, so that processes are counted together; dies on the
-/// way if it is told to.
+/// Compiler that appends a line to a file for each compilation, to count over processes; exits during the
+/// compilation if `dies` is set.
 struct Logged {
     log: PathBuf,
     dies: bool,
@@ -181,7 +180,7 @@ impl Compiler for Logged {
         Ok("logged".into())
     }
 
-    fn compile(&self, request: &Request<'_>) -> Result<Vec<u8>> {
+    fn compile(&self, request: &CompileRequest<'_>) -> Result<Vec<u8>> {
         let mut log = File::options().create(true).append(true).open(&self.log).unwrap();
         log.write_all(b"compiled\n").unwrap();
         std::thread::sleep(Duration::from_millis(100));
@@ -193,7 +192,7 @@ impl Compiler for Logged {
     }
 }
 
-/// A folder that all processes of a test use; the first one removes it.
+/// Common folder of all processes of a test; the first one removes it.
 fn common_folder(rank: Rank) -> (Option<TempDir>, PathBuf) {
     let own = (rank == Rank(0)).then(folder);
     let path = own.as_ref().map(|own| own.path().to_str().unwrap().to_owned());
@@ -221,9 +220,9 @@ fn racing_processes_compile_once() {
 }
 
 #[test]
-fn a_process_that_dies_while_it_compiles_leaves_the_work_to_another() {
+fn another_process_compiles_after_one_dies_compiling() {
     let Some(rank) = process_rank() else {
-        let name = "a_process_that_dies_while_it_compiles_leaves_the_work_to_another";
+        let name = "another_process_compiles_after_one_dies_compiling";
         let ended = on_processes(name, 2);
         assert_eq!(ended, [Ok(()), Err("killed by 9".into())]);
         return;
@@ -245,7 +244,7 @@ fn a_process_that_dies_while_it_compiles_leaves_the_work_to_another() {
 }
 
 #[test]
-fn what_a_dead_writer_left_is_swept_and_nothing_else() {
+fn only_temporary_files_of_dead_writers_are_removed() {
     let folder = folder();
     let (cache, compiler, entry) = filled(&folder, 1);
     fs::remove_file(&entry).unwrap();
@@ -257,18 +256,18 @@ fn what_a_dead_writer_left_is_swept_and_nothing_else() {
 }
 
 #[test]
-fn a_lock_that_is_never_let_go_costs_only_time() {
+fn a_lock_that_is_never_released_costs_only_time() {
     let folder = folder();
     let (cache, compiler, entry) = filled(&folder, 1);
     fs::remove_file(&entry).unwrap();
     let held = File::open(entry.with_extension("lock")).unwrap();
     rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    let cache = cache.with_patience(Duration::from_millis(50));
+    let cache = cache.with_lock_timeout(Duration::from_millis(50));
     is_replaced(&cache, &compiler);
     drop(held);
 }
 
-/// What was warned of since it was asked for last, by this thread.
+/// Takes the warnings of this thread since the last call.
 fn warnings() -> Vec<String> {
     type Said = (std::thread::ThreadId, String);
     struct Logger(Mutex<Vec<Said>>);
@@ -297,7 +296,7 @@ fn warnings() -> Vec<String> {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_only_warns() {
+fn an_unwritable_folder_only_warns() {
     warnings();
     let folder = folder();
     let file = folder.path().join("file");
@@ -307,8 +306,8 @@ fn a_folder_that_cannot_be_written_only_warns() {
         let got = cubin_with(&request(1), &cache, &compiler).unwrap();
         assert!(!got.cached && got.cubin == code(&request(1)) && compiler.count() == compiled);
     }
-    let said = warnings();
-    let [one] = said.as_slice() else { panic!("{said:?}") };
+    let logged = warnings();
+    let [one] = logged.as_slice() else { panic!("{logged:?}") };
     assert!(one.contains("WEFT_CACHE_DIR") && one.contains("below"), "{one}");
     let error = prepare_with(&[request(1)], &cache, &compiler).unwrap_err().to_string();
     assert!(error.contains("WEFT_CACHE_DIR"), "{error}");
@@ -321,13 +320,13 @@ fn a_damaged_entry_is_warned_of() {
     let (cache, compiler, entry) = filled(&folder, 1);
     fs::write(&entry, "nonsense").unwrap();
     is_replaced(&cache, &compiler);
-    let said = warnings();
-    let [one] = said.as_slice() else { panic!("{said:?}") };
+    let logged = warnings();
+    let [one] = logged.as_slice() else { panic!("{logged:?}") };
     assert!(one.contains("too short") && one.contains(entry.to_str().unwrap()), "{one}");
 }
 
 #[test]
-fn what_was_prepared_is_not_compiled_again() {
+fn prepared_requests_are_not_compiled_again() {
     let folder = folder();
     let (cache, compiler) = (Cache::at(folder.path().join("made/here")), Counting::default());
     let requests = [request(1), request(2), request(1)];
@@ -339,8 +338,8 @@ fn what_was_prepared_is_not_compiled_again() {
     assert!(cubin_with(&request(2), &cache, &compiler).unwrap().cached);
 }
 
-/// NVRTC itself, where there is one: in the folder that `WEFT_NVRTC_DIR` names, in the Python
-/// environment of this checkout or of `PYO3_PYTHON`, or where the system has it.
+/// NVRTC, if present: in the folder `WEFT_NVRTC_DIR`, in the Python environment of this checkout or of `PYO3_PYTHON`,
+/// or in the system.
 #[test]
 fn nvrtc_compiles_once_for_a_gpu_that_is_not_here() {
     if let Some(folder) = std::env::var_os("WEFT_NVRTC_DIR") {
@@ -369,7 +368,7 @@ fn nvrtc_compiles_once_for_a_gpu_that_is_not_here() {
         ),
         ("weft/more.cuh", "#pragma once\n__device__ int more(int x) { return x; }"),
     ];
-    let request = |more: &str| Request {
+    let request = |more: &str| CompileRequest {
         name: "kernels/add.cu",
         files: FILES,
         defines: vec![("MORE".into(), more.into())],

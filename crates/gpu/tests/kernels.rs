@@ -1,4 +1,4 @@
-//! The device headers.
+//! List of device headers.
 
 #[path = "common/folder.rs"]
 mod folder;

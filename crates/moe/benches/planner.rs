@@ -1,4 +1,4 @@
-//! How long planning takes: the sender's plan of a batch, and the receiver's once all headers are in.
+//! Planning time: the sender's plan of a batch, and the receiver's plan from all headers.
 //!
 //! `cargo bench -p weft-moe`. On a shared machine, take the least of several runs.
 
@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::ops::Range;
 use weft_moe::routing::Routing;
 use weft_moe::{
-    Area, Config, Counts, ReceivePlan, Rows, RowsMut, SendPlan, Shape, header, metadata,
+    Area, Config, ReceivePlan, RoundCounts, Rows, RowsMut, SendPlan, Shape, header, metadata,
 };
 
 const RANKS: u32 = 64;
@@ -45,13 +45,13 @@ fn send(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What a rank does with the headers and records of all others.
+/// Receive plan of a rank from the headers and records of all others.
 fn receive(criterion: &mut Criterion) {
     let tokens = TOKENS / RANKS as usize;
     let shape = shape(0, tokens);
     let record = shape.sizes().extent(Area::Metadata);
     let mut records = vec![0; record.bytes() as usize];
-    let mut counts = Counts::new(&shape);
+    let mut counts = RoundCounts::new(&shape);
     let mut plans = Vec::new();
     for rank in 0..RANKS {
         let sender = self::shape(rank, tokens);

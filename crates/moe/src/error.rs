@@ -1,97 +1,95 @@
-//! What can go wrong, one variant per cause.
+//! Errors of MoE dispatch and combine, one variant per cause.
 
-use crate::exchange::Stage;
-use crate::rows::Area;
-use crate::token_type::TokenType;
+use crate::area::Area;
+use crate::elements::token_type::TokenType;
+use crate::stage::Stage;
 use std::time::Duration;
-use weft_fabric::{Missing, Place};
+use weft_fabric::{MemoryKind, MissingPeer};
 
-/// Why a shape was refused, a round could not be planned, or a peer's data was not believed.
+/// Error of a configuration, a call, a round or a peer's data.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The all-to-all was closed.
     #[error("the all-to-all was closed")]
     Closed,
-    /// A field of the configuration must be at least one.
-    #[error("{field} is 0; it must be at least 1")]
+    /// A field of the configuration is 0.
+    #[error("{field} is 0: expected at least 1")]
     Zero {
         /// The field's name in [`Config`](crate::Config).
         field: &'static str,
     },
-    /// The rank is not one of the group.
-    #[error("rank {rank} is outside a group of {ranks} ranks; ranks are numbered from 0")]
+    /// A rank outside the group.
+    #[error("rank {rank} is outside a group of {ranks} ranks: expected 0 to {}", ranks.saturating_sub(1))]
     RankOutOfRange {
-        /// The rank given.
+        /// The rank.
         rank: u32,
-        /// The size of the group.
+        /// Size of the group.
         ranks: u32,
     },
-    /// The shape needs more than can be named or than the limit allows.
+    /// A size of the shape exceeds a limit of the formats or of the configuration.
     #[error(
         "{what}: {needed} needed, {limit} allowed, {} too many; lower max_tokens, top_k or hidden, \
          or set max_receive_rows below the worst case",
         needed - u128::from(*limit)
     )]
     TooLarge {
-        /// What is counted.
+        /// The counted quantity.
         what: &'static str,
-        /// How much the shape asks for.
+        /// Amount of this shape.
         needed: u128,
-        /// How much there may be.
+        /// Maximum amount.
         limit: u64,
     },
-    /// The batch is larger than the buffers were made for.
+    /// A batch larger than `max_tokens`.
     #[error(
         "{tokens} tokens in a batch of at most {max_tokens}, {} too many; split the batch or raise \
          max_tokens",
         tokens - *max_tokens as usize
     )]
     TooManyTokens {
-        /// Tokens given.
+        /// Tokens of the batch.
         tokens: usize,
-        /// Tokens that the buffers hold.
+        /// Maximum number of tokens.
         max_tokens: u32,
     },
-    /// An array has the wrong number of elements.
+    /// An array of the wrong length.
     #[error("{what} has {given} elements; {expected} are needed")]
     WrongLength {
         /// The array.
         what: &'static str,
         /// Elements needed.
         expected: usize,
-        /// Elements given.
+        /// Elements of the array.
         given: usize,
     },
-    /// An array has too few rows, or a buffer too few bytes for them.
+    /// An array of too few rows.
     #[error("{what} holds {given} rows; {needed} are needed")]
     TooFewRows {
         /// The array.
         what: Area,
         /// Rows needed.
         needed: usize,
-        /// Rows given.
+        /// Rows of the array.
         given: usize,
     },
-    /// The rows of an array are not as long as the shape says.
+    /// An array whose rows have the wrong length.
     #[error("a row of {what} has {given} bytes; {needed} are needed")]
     RowLength {
         /// The array.
         what: Area,
         /// Bytes needed.
         needed: usize,
-        /// Bytes given.
+        /// Bytes of a row.
         given: usize,
     },
-    /// An array lies where the CPU cannot read it.
-    #[error(
-        "{what} are in memory that the CPU cannot read ({place:?}): copy them to host memory first"
-    )]
+    /// An array in memory that the CPU cannot read.
+    #[error("{what}: memory of {place:?}, which the CPU cannot read; copy it to host memory first")]
     NotOnHost {
         /// The array.
         what: Area,
-        /// Where it lies.
-        place: Place,
+        /// Its kind of memory.
+        place: MemoryKind,
     },
     /// A token names an expert that does not exist.
     #[error(
@@ -103,7 +101,7 @@ pub enum Error {
         token: usize,
         /// The top-k slot.
         slot: usize,
-        /// The id given.
+        /// The id.
         expert: i64,
         /// The number of experts.
         experts: u32,
@@ -116,54 +114,54 @@ pub enum Error {
         /// The expert named twice.
         expert: u32,
     },
-    /// More tokens are on their way to a rank than it has room for. Every rank of the group finds
-    /// the same from the same headers, before anything is written past the private rows.
+    /// A rank would receive more rows than it has room for. Every rank derives the same error from the same
+    /// headers, before any write beyond the private rows.
     #[error(
         "rank {rank} would receive {rows} rows but has room for {capacity}, {} too few; raise \
          max_receive_rows or send smaller batches",
         rows - u64::from(*capacity)
     )]
     Capacity {
-        /// The rank that would overflow; of several, the lowest.
+        /// The rank that would overflow; the lowest one of several.
         rank: u32,
-        /// The rows on their way to it.
+        /// Rows for that rank.
         rows: u64,
-        /// The rows it has room for.
+        /// Its room, in rows.
         capacity: u32,
     },
-    /// A peer's header contradicts the configuration, the round or itself.
+    /// A peer's header that contradicts the configuration, the round or itself.
     #[error(
         "rank {peer} sent a header whose {what} is {seen}, where {expected} was expected; its \
          configuration differs or its memory is damaged"
     )]
     Header {
-        /// Who sent it.
+        /// The sender.
         peer: u32,
         /// The field.
         what: &'static str,
-        /// The value, or the bound, that would have been right.
+        /// Expected value, or its bound.
         expected: u64,
-        /// The value found.
+        /// Value found.
         seen: u64,
     },
-    /// A peer's metadata contradict its header or the configuration.
+    /// A peer's metadata that contradict its header or the configuration.
     #[error(
         "row {row} from rank {peer} has metadata whose {what} is {seen}, where {expected} was \
          expected; its configuration differs or its memory is damaged"
     )]
     Metadata {
-        /// Who sent it.
+        /// The sender.
         peer: u32,
-        /// The row, counted within what the peer sent.
+        /// Number of the row among the peer's rows.
         row: u32,
         /// The field.
         what: &'static str,
-        /// The value, or the bound, that would have been right.
+        /// Expected value, or its bound.
         expected: u64,
-        /// The value found.
+        /// Value found.
         seen: u64,
     },
-    /// A peer raised a lane more often than what it announced.
+    /// A peer that raised a lane more often than announced.
     #[error("rank {peer} wrote {seen} times in the {phase} of a round, {expected} were announced")]
     Overrun {
         /// The peer.
@@ -175,7 +173,7 @@ pub enum Error {
         /// Raises seen.
         seen: u64,
     },
-    /// A peer was made with another configuration.
+    /// A peer with another configuration.
     #[error(
         "rank {peer} has {field} {theirs}, this rank {ours}: give every rank the same configuration"
     )]
@@ -189,7 +187,7 @@ pub enum Error {
         /// Its value there.
         theirs: String,
     },
-    /// The configuration is for another place or another group than the engine's.
+    /// A configuration for another rank or group than the engine's.
     #[error(
         "the configuration is for rank {rank} of {ranks}, but this engine is rank {engine_rank} of \
          {engine_ranks}"
@@ -204,82 +202,82 @@ pub enum Error {
         /// The ranks of the engine's group.
         engine_ranks: u32,
     },
-    /// Every set of buffers is held by a round that was not released.
+    /// All channels are held by rounds that were not released.
     #[error(
-        "round {round} still holds the buffers that this one would use ({buffers} sets): release its \
-         handle first, or ask for more buffers"
+        "all {channels} channels are in use; round {round} holds the next one: release its handle, or \
+         pass more channels"
     )]
     InUse {
-        /// The round that holds them.
+        /// The round that holds the next channel.
         round: u64,
-        /// Sets of buffers.
-        buffers: u32,
+        /// Channels of the all-to-all.
+        channels: u32,
     },
-    /// A call came out of order.
+    /// A call out of order.
     #[error("{call} of round {round} while it is {stage}")]
     WrongStage {
         /// The call.
         call: &'static str,
         /// The round.
         round: u64,
-        /// Where the round stands.
+        /// Stage of the round.
         stage: Stage,
     },
-    /// A deadline passed. The round goes on: the call may be repeated.
+    /// A deadline passed. The round continues, and the call may be repeated.
     #[error(
         "rank {rank} waited {waited:?} in round {round} ({phase}): {}",
-        weft_fabric::error::missing_text(.missing)
+        weft_fabric::missing_text(.missing)
     )]
     Timeout {
-        /// Who waited.
+        /// The waiting rank.
         rank: u32,
-        /// What the round waits for.
+        /// Phase of the round.
         phase: &'static str,
         /// The round.
         round: u64,
-        /// For how long.
+        /// Time waited.
         waited: Duration,
-        /// Whom it waits for.
-        missing: Vec<Missing>,
+        /// Peers that block the round.
+        missing: Vec<MissingPeer>,
     },
-    /// A field is beyond what kernels can do.
+    /// A field beyond a limit of the kernels.
     #[error("{field} is {given}; on a device it is at most {limit}, since {reason}")]
     DeviceLimit {
         /// The field.
         field: &'static str,
-        /// What was asked for.
+        /// The requested option or value.
         given: u64,
-        /// The most there may be.
+        /// Maximum.
         limit: u64,
-        /// Why.
+        /// Reason of the limit.
         reason: &'static str,
     },
-    /// Two parts of a device's configuration exclude each other.
-    #[error("{what} cannot be had: {reason}")]
+    /// A combination of options that excludes itself.
+    #[error("{what} is not supported: {reason}")]
     Unsuitable {
-        /// What was asked for.
+        /// The requested option or value.
         what: &'static str,
-        /// Why not, and what to do.
+        /// The reason, and the remedy.
         reason: &'static str,
     },
-    /// Tokens cannot be cast from one type to the other.
+    /// An unsupported cast of tokens.
     #[error(
-        "tokens of {token} cannot travel as {wire}: a device sends tokens and scales as they are, or \
+        "tokens of {token} cannot travel as {wire}: a device sends tokens and scales unchanged, or \
          casts float32, bfloat16 and float16 to float8_e4m3fn"
     )]
     Cast {
-        /// What tokens are made of.
+        /// Type of the input tokens.
         token: TokenType,
-        /// What they would be on their way.
+        /// Type of the tokens on the wire.
         wire: TokenType,
     },
-    /// A device cannot cast to blocks of this size.
-    #[error("a device casts tokens in blocks of 32, 64, 128 or 256 elements, not {block}")]
+    /// An unsupported block size of a cast.
+    #[error("a cast to blocks of {block} elements, not supported: expected 32, 64, 128 or 256")]
     CastBlock {
         /// Elements of a block.
         block: u32,
     },
-    /// Rows do not consist of whole pieces.
+    /// Rows whose length is not a multiple of 16 bytes.
     #[error(
         "a row of {what} has {bytes} bytes; on a device rows are multiples of 16 bytes: make hidden a \
          multiple of {multiple}"
@@ -289,12 +287,13 @@ pub enum Error {
         what: &'static str,
         /// Bytes of a row.
         bytes: u64,
-        /// What hidden needs to be a multiple of.
+        /// Required divisor of `hidden`.
         multiple: u64,
     },
-    /// The heap of a rank is larger than allowed.
+    /// A rank's heap larger than allowed.
     #[error(
-        "the symmetric heap needs {needed} bytes, {limit} allowed, {} too many; lower max_tokens, hidden          or buffers",
+        "the symmetric heap needs {needed} bytes, {limit} allowed, {} too many; lower max_tokens, hidden \
+         or channels",
         needed - u128::from(*limit)
     )]
     HeapTooLarge {
@@ -303,48 +302,139 @@ pub enum Error {
         /// Bytes allowed.
         limit: u64,
     },
-    /// A peer could not allocate its part of an all-to-all.
-    #[error("rank {peer} could not allocate its part of the all-to-all: {detail}; ask for less")]
+    /// A peer that could not allocate its part of an all-to-all.
+    #[error(
+        "rank {peer} could not allocate its part of the all-to-all: {detail}; lower max_tokens, hidden or channels"
+    )]
     PeerRefused {
         /// The peer.
         peer: u32,
-        /// The text of its error.
+        /// Text of its error.
         detail: String,
     },
-    /// A peer could not make its part of a device all-to-all.
-    #[error("rank {peer} could not make its part of the all-to-all: {detail}")]
+    /// A peer that could not create its part of a device all-to-all.
+    #[error("rank {peer} could not create its part of the all-to-all: {detail}")]
     PeerFailed {
         /// The peer.
         peer: u32,
-        /// What it said.
+        /// Text of its error.
         detail: String,
     },
-    /// A channel that there is not.
-    #[error("there is no channel {channel}: {channels} were asked for (buffers), numbered from 0")]
+    /// A channel outside the range.
+    #[error("channel {channel}: expected 0 to {}; pass channels= for more", channels.saturating_sub(1))]
     NoChannel {
-        /// The channel given.
+        /// The channel.
         channel: u32,
-        /// Channels there are.
+        /// Number of channels.
         channels: u32,
     },
-    /// An array that a call needs was not given.
-    #[error("no array was given for {what}")]
+    /// A call that waits on the host, on a stream under capture.
+    #[error(
+        "{what} during stream capture: the host would wait for a kernel that does not run; call it outside the capture"
+    )]
+    Captured {
+        /// The requested option or value.
+        what: &'static str,
+    },
+    /// Counts that did not come to the host in time.
+    #[error(
+        "the counts of the round on channel {channel} did not come to the host within {seconds} s: earlier work on \
+         the stream, or the slowest rank, may take longer; repeat the call, or raise timeout"
+    )]
+    CountsLate {
+        /// The channel.
+        channel: u32,
+        /// Seconds waited.
+        seconds: f64,
+    },
+    /// Counts of a channel without tokens in flight.
+    #[error(
+        "counts of channel {channel}: no tokens are in flight; ask for counts between dispatch_send and recv"
+    )]
+    NoCounts {
+        /// The channel.
+        channel: u32,
+    },
+    /// A placement with an expert that does not exist.
+    #[error(
+        "the placement is invalid: rank {rank} holds expert {expert}, but there are {experts} experts, numbered from 0"
+    )]
+    MapExpert {
+        /// The rank.
+        rank: u32,
+        /// The expert.
+        expert: u32,
+        /// The number of experts.
+        experts: u32,
+    },
+    /// A placement with no replica of an expert, or with too many.
+    #[error("the placement is invalid: expert {expert} has {count} replicas: expected 1 to {most}")]
+    MapReplicas {
+        /// The expert.
+        expert: u32,
+        /// Its number of replicas.
+        count: u32,
+        /// Maximum.
+        most: u32,
+    },
+    /// A placement of other experts, or of other numbers of them per rank, than the all-to-all's.
+    #[error(
+        "the placement of layer {layer} has {what} {given}; this all-to-all was created with {expected}: create another one"
+    )]
+    MapShape {
+        /// The layer.
+        layer: u32,
+        /// The difference.
+        what: &'static str,
+        /// Value of the placement.
+        given: String,
+        /// Value of the all-to-all.
+        expected: String,
+    },
+    /// A layer outside the range.
+    #[error(
+        "there is no layer {layer}: this all-to-all has {layers}, numbered from 0, one for each placement passed at creation"
+    )]
+    NoLayer {
+        /// The layer.
+        layer: u32,
+        /// Number of layers.
+        layers: u32,
+    },
+    /// A peer that could not change the placement.
+    #[error("rank {peer} could not change the placement, so no rank did: {detail}")]
+    MapRefused {
+        /// The peer.
+        peer: u32,
+        /// Text of its error.
+        detail: String,
+    },
+    /// A change of placement while a round is in flight.
+    #[error(
+        "channel {channel} has a round in flight: combine or release it on every rank before a change of placement"
+    )]
+    RoundInFlight {
+        /// The channel.
+        channel: u32,
+    },
+    /// A missing array of a call.
+    #[error("{what}: array missing; pass it")]
     NoAddress {
         /// The array.
         what: &'static str,
     },
-    /// An array begins where a device cannot move whole pieces of it.
+    /// An array whose address is not aligned to 16 bytes.
     #[error(
-        "the array of {what} begins at {address:#x}, which is not a multiple of 16: copy it into one \
-         of its own"
+        "{what} at {address:#x}: expected an address that is a multiple of 16; copy the array into a \
+         new one"
     )]
     Misaligned {
         /// The array.
         what: &'static str,
-        /// Where it begins.
+        /// Address of the array.
         address: u64,
     },
-    /// The heap, the kernels' compiler, or what a kernel recorded.
+    /// Error of the heap, of the kernels' compiler, or of a device record.
     #[error(transparent)]
     Gpu(weft_gpu::Error),
     /// CUDA failed.
@@ -356,7 +446,7 @@ pub enum Error {
 }
 
 impl From<weft_gpu::Error> for Error {
-    /// What the fabric or CUDA say is the same, wherever they were asked.
+    /// Unwraps errors of the fabric and of CUDA, so that each has one form.
     fn from(error: weft_gpu::Error) -> Error {
         match error {
             weft_gpu::Error::Fabric(error) => Error::Fabric(error),
@@ -367,7 +457,7 @@ impl From<weft_gpu::Error> for Error {
 }
 
 impl Error {
-    /// The rank that broke the protocol, if one did.
+    /// Rank that violated the protocol, if one did.
     pub fn offender(&self) -> Option<u32> {
         match self {
             Error::Header { peer, .. }
@@ -376,4 +466,12 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// Rejects an amount of `what` above `limit`.
+pub(crate) fn fits(what: &'static str, needed: u128, limit: u64) -> Result<(), Error> {
+    if needed > u128::from(limit) {
+        return Err(Error::TooLarge { what, needed, limit });
+    }
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! After construction a driver allocates nothing: not in its polls, not in the calls on its rounds.
+//! Allocation after construction: a driver allocates neither in polls nor in the calls on its rounds.
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod common;
@@ -11,8 +11,8 @@ use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
 use weft_fabric::{Driver as _, Engine, Event, Memory, PartRule, Rank, Region, Requests, Time};
 use weft_moe::routing::Routing;
 use weft_moe::{
-    CombineMode, Config, Driver, Error, Handle, Input, Layout, Rows, RowsMut, Shape, Stage,
-    Weighting,
+    CombineMode, Config, Driver, Error, Layout, RoundHandle, Rows, RowsMut, Shape, Stage,
+    TokenInput, Weighting,
 };
 
 const ROUNDS: usize = 6;
@@ -23,7 +23,7 @@ struct Member {
     requests: Requests,
     batches: Vec<Batch>,
     begun: usize,
-    live: Option<(Handle, Region)>,
+    live: Option<(RoundHandle, Region)>,
     outputs: Vec<u8>,
     sums: Vec<u8>,
     polls: usize,
@@ -55,9 +55,9 @@ impl Member {
                 let row = self.driver.shape().row_bytes(config.combine_dtype);
                 let positions = self.driver.received(handle)?.plan.positions();
                 let outputs = std::mem::take(&mut self.outputs);
-                while self.counted("answer", |driver, _| {
+                while self.counted("reply", |driver, _| {
                     let outputs = Rows::new(&outputs[..positions * row], row, row);
-                    driver.answer(handle, outputs, Weighting::AtCombine)
+                    driver.reply(handle, outputs, Weighting::AtCombine)
                 })? {}
                 self.outputs = outputs;
                 self.counted("poll", |driver, requests| driver.poll(now, &[], requests))?;
@@ -66,7 +66,7 @@ impl Member {
                 let row = self.driver.shape().row_bytes(config.output_dtype);
                 let mut sums = std::mem::take(&mut self.sums);
                 self.counted("sum", |driver, _| {
-                    driver.sum_answers(
+                    driver.sum_replies(
                         handle,
                         RowsMut::new(&mut sums, row, row),
                         Weighting::AtCombine,
@@ -90,7 +90,7 @@ impl Member {
         }
         let batch = self.batches[self.begun].clone();
         let region = engine.register(Memory::from_bytes(batch.tokens))?;
-        let input = Input { region: region.key(), memory: region.memory().clone() };
+        let input = TokenInput { region: region.key(), memory: region.memory().clone() };
         let handle = self.counted("begin", |driver, _| {
             driver.begin(input, &batch.ids, batch.weights.as_deref(), Some(&batch.scales))
         })?;

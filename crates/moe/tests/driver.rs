@@ -1,13 +1,15 @@
-//! What a driver says of itself: whom it waits for, and what it refuses to begin.
+//! State reported by a driver: peers that block a round, and rejected calls.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use weft_fabric::engine::EngineConfig;
-use weft_fabric::providers::sim::{Cluster, Hang, World, WorldConfig};
-use weft_fabric::{Driver as _, Event, Memory, Missing, PartRule, Place, Rank, Requests, Time};
+use weft_fabric::providers::sim::{Cluster, RunError, World, WorldConfig};
+use weft_fabric::{
+    Driver as _, EngineConfig, Event, Memory, MemoryKind, MissingPeer, PartRule, Rank, Requests,
+    Time,
+};
 use weft_moe::{
-    Area, BlockScaled, Config, Driver, Error, Float8, Handle, Input, ScaleType, Shape, Stage,
-    TokenType,
+    Area, BlockScaled, Config, Driver, Error, Float8, RoundHandle, ScaleType, Shape, Stage,
+    TokenInput, TokenType,
 };
 
 const HIDDEN: u32 = 8;
@@ -39,14 +41,14 @@ fn cluster(ranks: u32) -> (Cluster, Vec<Driver>) {
     (cluster, drivers)
 }
 
-fn begin(cluster: &mut Cluster, driver: &mut Driver, rank: Rank) -> Handle {
+fn begin(cluster: &mut Cluster, driver: &mut Driver, rank: Rank) -> RoundHandle {
     let tokens = Memory::from_bytes(vec![0; IDS.len() * HIDDEN as usize * 4]);
     let region = cluster.engine(rank).register(tokens).unwrap();
-    let input = Input { region: region.key(), memory: region.memory().clone() };
+    let input = TokenInput { region: region.key(), memory: region.memory().clone() };
     driver.begin(input, &IDS, None, None).unwrap()
 }
 
-/// Polls both drivers, keeping from rank 0 the events that `kept` names, until nothing moves.
+/// Polls both drivers until they are idle, withholding from rank 0 the events that `kept` names.
 fn run_without(cluster: &mut Cluster, drivers: &mut [Driver], kept: impl Fn(&Event) -> bool) {
     let stopped = cluster.run(|engine, now, events, requests| {
         let rank = engine.rank().0 as usize;
@@ -55,14 +57,14 @@ fn run_without(cluster: &mut Cluster, drivers: &mut [Driver], kept: impl Fn(&Eve
         drivers[rank].poll(now, &events, requests)?;
         Ok::<bool, Error>(false)
     });
-    assert!(matches!(stopped, Err(Hang::Deadlock { .. })), "{stopped:?}");
+    assert!(matches!(stopped, Err(RunError::Deadlock { .. })), "{stopped:?}");
 }
 
 #[test]
 fn a_round_says_whom_it_waits_for_and_for_what() {
     let (mut cluster, mut drivers) = cluster(2);
     let handle = begin(&mut cluster, &mut drivers[0], Rank(0));
-    let missing = |expected, seen| vec![Missing { rank: Rank(1), expected, seen }];
+    let missing = |expected, seen| vec![MissingPeer { rank: Rank(1), expected, seen }];
 
     run_without(&mut cluster, &mut drivers, |_| false);
     assert_eq!(drivers[0].missing(handle), ("dispatch: headers", missing(1, 0)));
@@ -91,7 +93,7 @@ fn a_round_that_lacks_only_its_own_writes_says_so() {
     });
     assert_eq!(drivers[0].stage(handle), Stage::Dispatching);
     // A header and one row.
-    let missing = vec![Missing { rank: Rank(1), expected: 2, seen: 0 }];
+    let missing = vec![MissingPeer { rank: Rank(1), expected: 2, seen: 0 }];
     assert_eq!(drivers[0].missing(handle), ("completion of this rank's own writes", missing));
     let events: Vec<Event> = tags.iter().map(|&tag| Event::Completed { tag }).collect();
     drivers[0].poll(Time(0), &events, &mut Requests::default()).unwrap();
@@ -104,7 +106,7 @@ fn scales_that_are_too_few_or_not_wanted_are_refused() {
     let (mut cluster, mut drivers) = cluster(1);
     let mut refused = |driver: &mut Driver, scales: Option<&[u8]>, expected: usize| {
         let region = cluster.engine(Rank(0)).register(Memory::from_bytes(vec![0; 64])).unwrap();
-        let input = Input { region: region.key(), memory: region.memory().clone() };
+        let input = TokenInput { region: region.key(), memory: region.memory().clone() };
         let error = driver.begin(input, &[0i64, 0], None, scales).unwrap_err();
         let given = scales.map_or(0, <[u8]>::len);
         let message = format!("the scales' bytes has {given} elements; {expected} are needed");
@@ -123,17 +125,19 @@ fn scales_that_are_too_few_or_not_wanted_are_refused() {
 #[test]
 fn tokens_that_the_cpu_cannot_read_are_refused_and_the_next_round_begins() {
     let (mut cluster, mut drivers) = cluster(1);
-    // SAFETY: nobody may dereference a device's address on the host, which is what is tested.
-    let memory = unsafe { Memory::lent(NonNull::dangling(), 64, Place::Device(3), Box::new(())) };
+    // SAFETY: a device's address must not be dereferenced on the host, which this test verifies.
+    let memory = unsafe {
+        Memory::user_buffer(NonNull::dangling(), 64, MemoryKind::Device(3), Box::new(()))
+    };
     let region = cluster.engine(Rank(0)).register(Memory::from_bytes(vec![0; 64])).unwrap();
-    let input = Input { region: region.key(), memory: Arc::new(memory) };
+    let input = TokenInput { region: region.key(), memory: Arc::new(memory) };
     let error = drivers[0].begin(input, &[0i64, 0], None, None).unwrap_err();
     assert!(
-        matches!(error, Error::NotOnHost { what: Area::Input, place: Place::Device(3) }),
+        matches!(error, Error::NotOnHost { what: Area::Input, place: MemoryKind::Device(3) }),
         "{error}"
     );
-    assert!(error.to_string().contains("copy them to host memory"), "{error}");
-    let input = Input { region: region.key(), memory: region.memory().clone() };
+    assert!(error.to_string().contains("copy it to host memory"), "{error}");
+    let input = TokenInput { region: region.key(), memory: region.memory().clone() };
     assert_eq!(drivers[0].begin(input, &[0i64, 0], None, None).unwrap().round(), 0);
 }
 
@@ -157,14 +161,14 @@ fn an_all_to_all_without_room_to_pack_rows_is_refused() {
     assert!(error.to_string().contains(" 3 too many"), "{error}");
 }
 
-/// Lanes for two sets of buffers and a half: three sets take none of them.
+/// Lanes for two channels and a half: three channels take none of them.
 #[test]
 fn an_all_to_all_that_finds_no_lanes_keeps_none() {
     let world = World::new(WorldConfig::new(2, 1));
     let engine = EngineConfig { lanes: 2 * 6 + 3, ..EngineConfig::default() };
     let mut cluster = Cluster::with_config(&world, engine).unwrap();
     let engine = cluster.engine(Rank(0));
-    let with = |buffers| Shape::new(Config { buffers, ..config(2) }).unwrap();
+    let with = |channels| Shape::new(Config { channels, ..config(2) }).unwrap();
     for _ in 0..3 {
         let refused = Driver::allocate(engine, &with(3)).map(drop);
         let limit = matches!(&refused, Err(Error::Fabric(weft_fabric::Error::Limit { .. })));

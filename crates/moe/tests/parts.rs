@@ -1,16 +1,15 @@
-//! What a round costs each peer over a provider whose parts take few ranges of memory: data parts, which are
-//! as many immediates, and credits.
+//! Data parts of a round for each peer, over a provider whose parts take few pages.
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod common;
 
 use common::Batch;
 use std::cell::RefCell;
-use weft_fabric::engine::EngineConfig;
 use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
-use weft_fabric::{Driver as _, Memory, PartRule, Rank, Region};
+use weft_fabric::{Driver as _, EngineConfig, Memory, PartRule, Rank, Region};
 use weft_moe::{
-    Config, DType, Driver, Error, Handle, Input, Layout, Rows, RowsMut, Shape, Stage, Weighting,
+    Config, DType, Driver, Error, Layout, RoundHandle, Rows, RowsMut, Shape, Stage, TokenInput,
+    Weighting,
 };
 
 const MIB: u64 = 1 << 20;
@@ -21,7 +20,7 @@ const RANKS: u32 = 3;
 struct Cost {
     header: u64,
     rows: u64,
-    answers: u64,
+    replies: u64,
     credits: u64,
 }
 
@@ -43,7 +42,7 @@ struct Member {
     driver: Driver,
     batch: Batch,
     begun: u64,
-    live: Option<(Handle, Region)>,
+    live: Option<(RoundHandle, Region)>,
     received: Vec<u8>,
     output: Vec<u8>,
     /// By peer that wrote, in every round.
@@ -86,7 +85,7 @@ fn run(config: &Config, parts: PartRule, rounds: u64, cost: Cost) -> Vec<(Vec<u8
                 return Ok(true);
             }
             let region = engine.register(Memory::from_bytes(member.batch.tokens.clone()))?;
-            let input = Input { region: region.key(), memory: region.memory().clone() };
+            let input = TokenInput { region: region.key(), memory: region.memory().clone() };
             let handle = member.driver.begin(input, &member.batch.ids, None, None)?;
             (member.live, member.begun) = (Some((handle, region)), member.begun + 1);
             member.driver.poll(now, &[], requests)?;
@@ -106,17 +105,17 @@ fn run(config: &Config, parts: PartRule, rounds: u64, cost: Cost) -> Vec<(Vec<u8
                     received.memory.copy_out(received.bytes.start + row * received.stride, out);
                 }
                 let outputs = Rows::new(&all, token, token);
-                while member.driver.answer(handle, outputs, Weighting::AtCombine)? {}
+                while member.driver.reply(handle, outputs, Weighting::AtCombine)? {}
                 member.received = all;
                 member.driver.poll(now, &[], requests)?;
             }
             Stage::Combined => {
                 let row = member.driver.shape().row_bytes(config.output_dtype);
                 let out = RowsMut::new(&mut member.output, row, row);
-                member.driver.sum_answers(handle, out, Weighting::AtCombine)?;
+                member.driver.sum_replies(handle, out, Weighting::AtCombine)?;
                 // The sets are used in turn; each has three counters.
-                let set = (handle.round() % u64::from(config.buffers)) as usize;
-                let counters: Vec<_> = member.driver.counters()[3 * set..][..3].to_vec();
+                let channel = (handle.round() % u64::from(config.channels)) as usize;
+                let counters: Vec<_> = member.driver.counters()[3 * channel..][..3].to_vec();
                 for peer in engine.peers() {
                     let count = |at: usize| engine.count(counters[at], peer).unwrap();
                     member.arrived.push((peer, [0, 1, 2].map(count)));
@@ -138,11 +137,11 @@ fn run(config: &Config, parts: PartRule, rounds: u64, cost: Cost) -> Vec<(Vec<u8
     for (rank, member) in cluster.ranks().zip(&members) {
         assert_eq!(member.arrived.len() as u64, rounds * u64::from(RANKS - 1));
         for (peer, arrived) in &member.arrived {
-            assert_eq!(*arrived, [cost.header, cost.rows, cost.answers], "{peer} to {rank}");
+            assert_eq!(*arrived, [cost.header, cost.rows, cost.replies], "{peer} to {rank}");
         }
         let engine = cluster.engine(rank);
         for peer in engine.statistics().peers {
-            let of_round = cost.header + cost.rows + cost.answers + cost.credits;
+            let of_round = cost.header + cost.rows + cost.replies + cost.credits;
             assert_eq!(peer.totals.parts, rounds * of_round, "{rank} to {}", peer.rank);
         }
         for peer in engine.peers() {
@@ -167,8 +166,8 @@ fn rule(max_pages_per_part: u32) -> PartRule {
 #[cfg_attr(miri, ignore = "it moves tens of megabytes")]
 fn a_decode_round_is_at_most_three_data_parts_and_one_credit_for_each_peer() {
     let layout = Layout::Contiguous { pad_to: 1 };
-    for (tokens, private, rows, answers) in [
-        // The header, the private rows, the answers: three in the whole round.
+    for (tokens, private, rows, replies) in [
+        // The header, the private rows, the replies: three in the whole round.
         (1, 32, 1, 1),
         (32, 32, 1, 1),
         (73, 73, 1, 1),
@@ -180,7 +179,7 @@ fn a_decode_round_is_at_most_three_data_parts_and_one_credit_for_each_peer() {
         (106, 32, 3, 2),
     ] {
         for pages in [1, 4] {
-            let cost = Cost { header: 1, rows, answers, credits: 1 };
+            let cost = Cost { header: 1, rows, replies, credits: 1 };
             run(&config(tokens, private, 7168, layout), rule(pages), 2, cost);
         }
     }
@@ -190,7 +189,7 @@ fn a_decode_round_is_at_most_three_data_parts_and_one_credit_for_each_peer() {
 fn packed_rounds_have_the_bytes_of_rounds_that_are_not_packed() {
     for layout in [Layout::Indexed, Layout::Contiguous { pad_to: 4 }] {
         let config = config(9, 4, 20, layout);
-        let cost = Cost { header: 1, rows: 2, answers: 1, credits: 1 };
+        let cost = Cost { header: 1, rows: 2, replies: 1, credits: 1 };
         let unpacked = run(&config, PartRule::WHOLE, 5, cost);
         assert_eq!(unpacked, run(&config, rule(1), 5, cost));
         // Four private rows and five others, each with a page of records, at four pages a part.

@@ -1,11 +1,11 @@
-//! What a caller gets wrong is named, and nothing that a peer writes can panic or be half believed.
+//! Rejected arguments of the caller, and rejected data of a peer, without a panic or a partial effect.
 
 use proptest::prelude::*;
 use std::ops::Range;
 use weft_fabric::random::SplitMix64 as Random;
 use weft_moe::routing::Routing;
 use weft_moe::{
-    Area, Config, Counts, Error, Layout, PADDING, ReceivePlan, Rows, RowsMut, SendPlan, Shape,
+    Area, Config, Error, Layout, PADDING, ReceivePlan, RoundCounts, Rows, RowsMut, SendPlan, Shape,
     header, metadata,
 };
 
@@ -90,7 +90,7 @@ impl Arrivals {
             metadata: vec![0xAA; extent.bytes() as usize],
         };
         let mut plans = Vec::new();
-        let mut counts = Counts::new(&shapes[0]);
+        let mut counts = RoundCounts::new(&shapes[0]);
         for (rank, shape) in shapes.iter().enumerate() {
             let mut plan = SendPlan::new(shape);
             let tokens = Random::new(seed ^ rank as u64).below(u64::from(config.max_tokens) + 1);
@@ -117,9 +117,9 @@ impl Arrivals {
         arrivals
     }
 
-    /// Takes everything; if all of it was believed, every position must have been filled once.
+    /// Takes everything; if all of it was accepted, every position must have been filled once.
     fn take(&self) -> Result<(), Error> {
-        let mut counts = Counts::new(&self.shape);
+        let mut counts = RoundCounts::new(&self.shape);
         for (peer, header) in self.headers.iter().enumerate() {
             counts.accept(peer as u32, header)?;
         }
@@ -165,7 +165,7 @@ proptest! {
 
     #[test]
     fn garbage_for_a_header_is_an_error(config in configs(), header in prop::collection::vec(any::<u8>(), 0..200)) {
-        let mut counts = Counts::new(&shape(config));
+        let mut counts = RoundCounts::new(&shape(config));
         let refused = matches!(counts.accept(0, &header), Err(Error::Header { peer: 0, .. }));
         prop_assert!(refused && !counts.has(0));
     }
@@ -206,7 +206,7 @@ proptest! {
     #[test]
     fn a_header_of_another_rank_or_round_is_refused(config in configs(), seed in any::<u64>()) {
         let arrivals = Arrivals::new(&config, seed);
-        let mut counts = Counts::new(&arrivals.shape);
+        let mut counts = RoundCounts::new(&arrivals.shape);
         counts.begin(7);
         let wrong = matches!(
             counts.accept(0, &arrivals.headers[0]),

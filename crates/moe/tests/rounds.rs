@@ -1,5 +1,5 @@
-//! All ranks of a group in one process: rows are copied as the plans say, and what comes out is compared
-//! with a dense reference.
+//! All ranks of a group in one process: rows are copied by the plans, and the results are compared with the
+//! reference.
 
 mod common;
 
@@ -9,15 +9,15 @@ use std::collections::HashSet;
 use std::ops::Range;
 use weft_moe::routing::Routing;
 use weft_moe::{
-    Area, CombineMode, Config, Counts, DType, Error, Layout, PADDING, ReceivePlan, Rows, RowsMut,
-    SendPlan, Shape, Weighting, combine, header, metadata, reply,
+    Area, CombineMode, Config, DType, Error, Layout, PADDING, ReceivePlan, RoundCounts, Rows,
+    RowsMut, SendPlan, Shape, Weighting, combine, header, metadata, reply,
 };
 
-/// One rank: its plans and one set of its buffers.
+/// One rank: its plans and one of its channels.
 struct Member {
     shape: Shape,
     send: SendPlan,
-    counts: Counts,
+    counts: RoundCounts,
     receive: ReceivePlan,
     memory: Vec<u8>,
     /// Rows of arrival areas that a peer has written in this round.
@@ -31,9 +31,9 @@ impl Member {
         let shape = Shape::new(Config { rank, ..config.clone() }).unwrap();
         Member {
             send: SendPlan::new(&shape),
-            counts: Counts::new(&shape),
+            counts: RoundCounts::new(&shape),
             receive: ReceivePlan::new(&shape),
-            memory: vec![0xAA; shape.sizes().buffer_bytes() as usize],
+            memory: vec![0xAA; shape.sizes().channel_bytes() as usize],
             written: HashSet::new(),
             leaving: Vec::new(),
             shape,
@@ -181,14 +181,14 @@ fn run_round(
         compute(member, weighting)?;
     }
 
-    // The answers.
+    // The replies.
     for rank in 0..ranks {
         for source in 0..ranks {
             let rows = members[rank as usize].receive.replies_to(source);
-            let first = members[rank as usize].counts.answer_offset(source, rank);
-            let expected = members[source as usize].send.answers_from(rank);
+            let first = members[rank as usize].counts.reply_offset(source, rank);
+            let expected = members[source as usize].send.replies_from(rank);
             assert_eq!(expected, first as usize..first as usize + rows.len());
-            write(members, (rank, Area::Replies, rows), (source, Area::Answers, first));
+            write(members, (rank, Area::SendReplies, rows), (source, Area::Replies, first));
         }
     }
     let mut outputs = Vec::new();
@@ -196,19 +196,19 @@ fn run_round(
         let bytes = member.shape.row_bytes(member.shape.config().output_dtype);
         let tokens = member.send.tokens();
         let mut output = vec![0xAA; tokens * bytes];
-        let (span, stride) = (member.whole(Area::Answers), member.stride(Area::Answers));
-        let answers = Rows::new(&member.memory[span], member.row_bytes(Area::Answers), stride);
+        let (span, stride) = (member.whole(Area::Replies), member.stride(Area::Replies));
+        let replies = Rows::new(&member.memory[span], member.row_bytes(Area::Replies), stride);
         // In two halves, as a driver may.
         for tokens in [0..tokens / 2, tokens / 2..tokens] {
             let out = RowsMut::new(&mut output, bytes, bytes);
-            combine(&mut member.send, tokens, weighting, answers, out)?;
+            combine(&mut member.send, tokens, weighting, replies, out)?;
         }
         outputs.push(output);
     }
     Ok(outputs)
 }
 
-/// What a rank does between the halves: places its tokens, runs its experts, writes its answers.
+/// Work of a rank between the halves: places its tokens, runs its experts, writes its replies.
 fn compute(member: &mut Member, weighting: Weighting) -> Result<(), Error> {
     let config = member.shape.config().clone();
     member.receive.begin(&member.counts)?;
@@ -260,7 +260,7 @@ fn compute(member: &mut Member, weighting: Weighting) -> Result<(), Error> {
         }
     }
 
-    let answer_bytes = member.row_bytes(Area::Replies);
+    let reply_bytes = member.row_bytes(Area::SendReplies);
     let output_bytes = member.row_bytes(Area::ExpertOutput);
     let mut output = vec![0xAA; positions * output_bytes];
     let first = member.shape.placement().experts_of(config.rank).start;
@@ -285,10 +285,10 @@ fn compute(member: &mut Member, weighting: Weighting) -> Result<(), Error> {
     }
 
     for source in 0..config.ranks {
-        let (stride, rows) = (member.stride(Area::Replies), member.receive.replies_to(source));
-        let span = member.span(Area::Replies, rows);
+        let (stride, rows) = (member.stride(Area::SendReplies), member.receive.replies_to(source));
+        let span = member.span(Area::SendReplies, rows);
         if !span.is_empty() {
-            let out = RowsMut::new(&mut member.memory[span], answer_bytes, stride);
+            let out = RowsMut::new(&mut member.memory[span], reply_bytes, stride);
             let outputs = Rows::new(&output, output_bytes, output_bytes);
             reply(&member.receive, source, weighting, outputs, out)?;
         }
@@ -335,7 +335,7 @@ prop_compose! {
         private_rows in 0u32..8,
         max_receive_rows in prop::option::weighted(0.3, 0u32..40),
         token_type in (1u32..50).prop_flat_map(|block| prop::sample::select(token_types(block))),
-        (combine_dtype, answer_dtype, output_dtype) in (dtypes(), dtypes(), dtypes()),
+        (combine_dtype, reply_dtype, output_dtype) in (dtypes(), dtypes(), dtypes()),
         layout in prop_oneof![
             Just(Layout::Indexed),
             (1u32..9).prop_map(|pad_to| Layout::Contiguous { pad_to }),
@@ -343,7 +343,7 @@ prop_compose! {
         combine in prop::sample::select(&[CombineMode::ReduceAtExpert, CombineMode::PerExpert]),
     ) -> Config {
         Config {
-            private_rows, max_receive_rows, token_type, combine_dtype, answer_dtype, output_dtype,
+            private_rows, max_receive_rows, token_type, combine_dtype, reply_dtype, output_dtype,
             layout, combine,
             ..Config::new(ranks, 0, experts, top_k).sized(max_tokens, hidden)
         }

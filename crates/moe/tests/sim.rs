@@ -1,4 +1,4 @@
-//! The drivers of all ranks under the simulator: every run ends in the right answer on every rank or,
+//! The drivers of all ranks under the simulator: every run ends in the right reply on every rank or,
 //! where something died, in the error that names it; never in a hang.
 
 mod common;
@@ -7,23 +7,23 @@ mod program;
 #[path = "sim/scenario.rs"]
 mod scenario;
 
-#[path = "../../fabric/tests/common/fate.rs"]
-mod fate;
+#[path = "../../fabric/tests/common/injected_fault.rs"]
+mod injected_fault;
 #[path = "../../fabric/tests/common/seeds.rs"]
 mod seeds;
 
-use fate::Fate;
+use injected_fault::InjectedFault;
 use scenario::{Scenario, results, run};
-use weft_fabric::providers::sim::Random;
+use weft_fabric::random::SplitMix64;
 use weft_fabric::{PartRule, Rank};
 use weft_moe::Layout;
 
 #[test]
-fn every_run_ends_in_the_right_answer_or_the_right_error() {
+fn every_run_ends_in_the_right_reply_or_the_right_error() {
     seeds::each("every_run", 6_000, |seed| run(Scenario::random(seed)).map(drop));
 }
 
-/// Whoever is killed, cut off or paused just before anything happens, at every such moment.
+/// A rank is killed, cut off or paused just before an event, at each event.
 #[test]
 #[cfg_attr(miri, ignore = "it is hundreds of runs, of some seconds each")]
 fn any_step_may_be_the_last() {
@@ -35,12 +35,17 @@ fn any_step_may_be_the_last() {
             scenario.rounds.truncate(2);
             scenario
         };
-        let (ranks, mut random) = (well().config.ranks, Random::new(!seed));
+        let (ranks, mut random) = (well().config.ranks, SplitMix64::new(!seed));
         for (step, at) in run(well())?.into_iter().enumerate() {
             let (a, b) = (Rank(step as u32 % ranks), Rank((step as u32 + 1) % ranks));
-            for fate in [Fate::Killed(a), Fate::Cut(a, b), Fate::Paused, Fate::Silent(a)] {
-                run(well().with_fate(fate, at, &mut random))
-                    .map_err(|wrong| format!("{fate:?} at {} ns: {wrong}", at.0))?;
+            for fault in [
+                InjectedFault::Killed(a),
+                InjectedFault::Cut(a, b),
+                InjectedFault::Paused,
+                InjectedFault::Silent(a),
+            ] {
+                run(well().with_fault(fault, at, &mut random))
+                    .map_err(|wrong| format!("{fault:?} at {} ns: {wrong}", at.0))?;
             }
         }
         Ok(())
@@ -82,13 +87,13 @@ fn packed_rows_arrive_as_rows_that_are_not_packed() {
     });
 }
 
-/// A rank that sends a peer nothing in one round may be in the next while the peer is not.
+/// A rank without rows for a peer may be one round ahead of it.
 #[test]
 fn rows_of_the_next_round_are_not_taken_for_rows_of_this_one() {
     well("rows_of_the_next", 150, |seed| {
         let mut scenario = Scenario::shaped(seed, |config| {
             (config.ranks, config.experts, config.top_k) = (3, 3, 1);
-            (config.buffers, config.max_tokens, config.private_rows) = (1, 2, 2);
+            (config.channels, config.max_tokens, config.private_rows) = (1, 2, 2);
             config.layout = Layout::Contiguous { pad_to: 1 };
             config.max_receive_rows = None;
         });
@@ -97,12 +102,12 @@ fn rows_of_the_next_round_are_not_taken_for_rows_of_this_one() {
     });
 }
 
-/// Rounds that fit and rounds that do not, side by side: each handle hears of its own.
+/// Rounds within and beyond the capacity, interleaved: each handle gets its own result.
 #[test]
 fn a_refused_round_leaves_the_others_alone() {
     well("a_refused_round", 150, |seed| {
         Scenario::shaped(seed, |config| {
-            config.buffers = 2 + (seed % 2) as u32;
+            config.channels = 2 + (seed % 2) as u32;
             config.max_receive_rows = Some(config.max_tokens);
         })
     });

@@ -1,17 +1,16 @@
-//! When what ends: jobs by time, those of the same time together.
+//! Event calendar: a 4-ary min-heap of time buckets. Jobs due at the same instant share a bucket.
 //!
-//! In a schedule whose ranks keep step, thousands of jobs end at one instant. They share a bucket, found
-//! again by its exact time, so that the heap holds one entry for all of them. A job is in one bucket at
-//! most; a bucket that all jobs have left is dropped when its turn comes, or when such make up most of
-//! the heap.
+//! In a schedule whose ranks run in step, thousands of jobs end at one instant. They share one bucket, looked
+//! up by its exact time, and so one heap entry. A job is in at most one bucket. An empty bucket is dropped
+//! when it reaches the top, or when empty buckets make up most of the heap.
 
 use crate::types::NONE;
 
-/// Times that differ by less than this part of them are one instant: sums of the same durations in
-/// another order differ by a few units in the last place, and would drift apart for ever.
+/// Relative tolerance within which times are one instant: sums of the same durations in different orders
+/// differ by a few units in the last place, and would drift apart.
 pub(crate) const SAME_INSTANT: f64 = 1e-13;
 
-/// Buckets that are looked up by their time.
+/// Size of the direct-mapped cache of buckets by time.
 const RECENT: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -21,17 +20,17 @@ struct Node {
     bucket: u32,
 }
 
-const OUT: Node = Node { previous: NONE, next: NONE, bucket: NONE };
+const UNLINKED: Node = Node { previous: NONE, next: NONE, bucket: NONE };
 
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     time: f64,
-    /// The first and the last job; `NONE` if all have left.
+    /// First and last job; `NONE` if empty.
     head: u32,
     tail: u32,
 }
 
-/// What the heap is ordered by: the time, then who came first.
+/// Heap entry, ordered by time, then by sequence number.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     time: f64,
@@ -47,14 +46,14 @@ impl Entry {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Calendar {
-    /// By job.
+    /// List nodes by job.
     nodes: Vec<Node>,
     buckets: Vec<Bucket>,
     unused: Vec<u32>,
-    /// Each entry is before its four children.
+    /// 4-ary min-heap.
     heap: Vec<Entry>,
     sequence: u64,
-    /// How many entries of the heap have an empty bucket.
+    /// Number of heap entries with an empty bucket.
     empty: usize,
     recent: [u32; RECENT],
 }
@@ -72,15 +71,15 @@ impl Calendar {
         }
     }
 
-    /// Puts a job down for a time. It must not be down for another.
+    /// Schedules a job, which must not be scheduled already.
     #[inline]
     pub(crate) fn insert(&mut self, job: u32, time: f64) {
         let index = job as usize;
         if index >= self.nodes.len() {
-            self.nodes.resize(index + 1, OUT);
+            self.nodes.resize(index + 1, UNLINKED);
         }
         debug_assert_eq!(self.nodes[index].bucket, NONE);
-        let place = recent_place(time);
+        let place = recent_slot(time);
         let mut bucket = self.recent[place];
         if bucket == NONE || self.buckets[bucket as usize].time != time {
             bucket = self.open(time);
@@ -90,7 +89,7 @@ impl Calendar {
         let last = found.tail;
         found.tail = job;
         if last == NONE {
-            // It is new, or all that were in it have left.
+            // The bucket is new or was emptied.
             self.empty -= 1;
             found.head = job;
         } else {
@@ -99,11 +98,11 @@ impl Calendar {
         self.nodes[index] = Node { previous: last, next: NONE, bucket };
     }
 
-    /// Takes a job out, if it is in.
+    /// Removes a job, if scheduled.
     #[inline]
     pub(crate) fn remove(&mut self, job: u32) {
         let Some(node) = self.nodes.get_mut(job as usize) else { return };
-        let Node { previous, next, bucket } = std::mem::replace(node, OUT);
+        let Node { previous, next, bucket } = std::mem::replace(node, UNLINKED);
         if bucket == NONE {
             return;
         }
@@ -124,7 +123,7 @@ impl Calendar {
         }
     }
 
-    /// The next time for which a job is down.
+    /// Time of the next job.
     #[inline]
     pub(crate) fn next_time(&mut self) -> Option<f64> {
         loop {
@@ -138,7 +137,7 @@ impl Calendar {
         }
     }
 
-    /// Takes out all jobs of the next instant, in the order of their times and then of their insertion.
+    /// Removes all jobs of the next instant, by time and then by order of insertion.
     pub(crate) fn take_instant(&mut self, jobs: &mut Vec<u32>) -> Option<f64> {
         let time = self.next_time()?;
         let latest = time + time * SAME_INSTANT;
@@ -150,14 +149,14 @@ impl Calendar {
             }
             while job != NONE {
                 jobs.push(job);
-                job = std::mem::replace(&mut self.nodes[job as usize], OUT).next;
+                job = std::mem::replace(&mut self.nodes[job as usize], UNLINKED).next;
             }
             self.close(bucket);
         }
         Some(time)
     }
 
-    /// A bucket for a time. It counts as empty until a job is in it.
+    /// Adds a bucket for a time; it counts as empty until it has a job.
     fn open(&mut self, time: f64) -> u32 {
         let new = Bucket { time, head: NONE, tail: NONE };
         let bucket = match self.unused.pop() {
@@ -178,7 +177,7 @@ impl Calendar {
     }
 
     fn close(&mut self, bucket: u32) {
-        // No time equals it, so `recent` cannot find it.
+        // NaN equals no time, so `recent` cannot match it.
         self.buckets[bucket as usize].time = f64::NAN;
         self.unused.push(bucket);
     }
@@ -240,7 +239,7 @@ impl Calendar {
     }
 }
 
-fn recent_place(time: f64) -> usize {
+fn recent_slot(time: f64) -> usize {
     (time.to_bits().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
 }
 
@@ -277,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_out_does_not_come_and_leaves_nothing_behind() {
+    fn removed_jobs_do_not_end_and_leave_no_entries() {
         let mut calendar = Calendar::new();
         for round in 0..10_000 {
             for job in 0..4 {

@@ -1,18 +1,18 @@
-//! The engine: from one instant to the next.
+//! Engine: flows, services and timers, from one instant to the next.
 
 use crate::calendar::Calendar;
 use crate::error::{Error, Result};
 use crate::job::{Jobs, Phase};
-use crate::network::{Joined, Links, Paths};
+use crate::network::{Links, Paths, UncontendedRate};
 use crate::solver::Solver;
 use crate::types::{Event, FlowHandle, Link, LinkId, LinkUsage, NONE, PathId, ServerId, Tag};
 
-/// So many instants at one time are taken for time that has stopped.
-const MOST_INSTANTS: u64 = 1 << 20;
-/// And so are so many ends at one time.
-const MOST_ENDS: u64 = 1 << 28;
+/// Limit of instants at one time; more are [`Error::NoProgress`].
+const MAX_INSTANTS: u64 = 1 << 20;
+/// Limit of ended jobs at one time; more are [`Error::NoProgress`].
+const MAX_ENDS: u64 = 1 << 28;
 
-/// A network and what is under way on it. See the [crate] for an example.
+/// A network with its jobs in flight. See the [crate] for an example.
 #[derive(Clone, Debug)]
 pub struct Engine {
     now: f64,
@@ -21,28 +21,28 @@ pub struct Engine {
     jobs: Jobs,
     calendar: Calendar,
     solver: Solver,
-    /// When each server has done all that it was given.
+    /// Time at which each server becomes idle.
     servers: Vec<f64>,
-    /// What has changed since the rates were solved: flows that began to move, links that flows have
-    /// left (or have left several times), and links of another bandwidth.
+    /// Changes since rates were last solved: flows that start to move, links that flows have left (possibly
+    /// repeated), and links with a new bandwidth.
     arrived: Vec<u32>,
     touched: Vec<u32>,
     changed: Vec<u32>,
     instant: Vec<u32>,
-    /// Flows that begin to move, while their rates are settled.
-    joined: Vec<(u32, Joined)>,
-    /// How many instants and ends there were at this time.
+    /// Flows that start to move, while rates are solved.
+    joined: Vec<(u32, UncontendedRate)>,
+    /// Numbers of instants and of ended jobs at the present time.
     instants: u64,
     ends: u64,
-    /// What keeps the simulation from going on for good.
-    fault: Option<Error>,
+    /// Fatal error, returned by all later calls.
+    fatal: Option<Error>,
 }
 
 impl Engine {
-    /// A network of these links, at time 0, with nothing on it.
+    /// Network of these links at time 0, without jobs.
     ///
     /// # Errors
-    /// A bandwidth is not finite and greater than zero, a latency not finite and zero or more.
+    /// [`Error::Bandwidth`], [`Error::Latency`], [`Error::TooMany`].
     pub fn new(links: &[Link]) -> Result<Engine> {
         Ok(Engine {
             now: 0.0,
@@ -59,22 +59,22 @@ impl Engine {
             instant: Vec::new(),
             instants: 0,
             ends: 0,
-            fault: None,
+            fatal: None,
         })
     }
 
-    /// A path over these links, in this order; none means a copy on one host, which takes no time. The
-    /// same path again has the same number.
+    /// Adds a path over these links, in order, or returns the number of an equal one. A path without links is a
+    /// copy within a host, of no duration.
     ///
     /// # Errors
-    /// There is no such link, or one comes twice.
+    /// [`Error::UnknownLink`], [`Error::Loop`].
     pub fn add_path(&mut self, links: &[LinkId]) -> Result<PathId> {
         let jobs = &self.jobs;
         let moving = || jobs.moving().map(|(flow, job)| (flow, job.path)).collect();
         self.paths.add(&mut self.links, links, moving, jobs.capacity() as u64)
     }
 
-    /// A server that takes work first in, first out: a NIC's posting, a GPU's stream, a memory.
+    /// Adds a first-in first-out server: the posting of a NIC, a GPU stream, a memory.
     pub fn add_server(&mut self) -> ServerId {
         self.servers.push(0.0);
         ServerId((self.servers.len() - 1) as u32)
@@ -85,21 +85,21 @@ impl Engine {
         self.now
     }
 
-    /// How many flows, services and timers are under way.
-    pub fn under_way(&self) -> usize {
+    /// Number of flows, services and timers in flight.
+    pub fn in_flight(&self) -> usize {
         self.jobs.len()
     }
 
-    /// How many slots there are for them: the most that were under way at one time.
+    /// Number of job slots: the maximum that were in flight at one time.
     pub fn slots(&self) -> usize {
         self.jobs.capacity()
     }
 
-    /// Sends `bytes` along a path: spends `delay` seconds and the latencies of the path's links, then
-    /// shares their bandwidth. Without bytes, or over no link, it has arrived after `delay` and latency.
+    /// Starts a flow of `bytes` along a path: it waits `delay` seconds and the latencies of the links, then shares
+    /// their bandwidth. Without bytes or links, it arrives after `delay` and latency.
     ///
     /// # Errors
-    /// There is no such path, or `delay` is not finite and zero or more.
+    /// [`Error::UnknownPath`], [`Error::Duration`].
     #[inline]
     pub fn start_flow(
         &mut self,
@@ -113,11 +113,11 @@ impl Engine {
         self.start(self.now + (delay + latency), path, moves, bytes, tag)
     }
 
-    /// The same, but first a server spends `service` seconds on it, after all that was given to the
-    /// server before. Cancelling the flow does not give those seconds back.
+    /// Starts a flow behind a service of `service` seconds, which queues at a server. Cancelling the flow does
+    /// not cancel the service.
     ///
     /// # Errors
-    /// There is no such server or path, or a duration is not finite and zero or more.
+    /// [`Error::UnknownServer`], [`Error::UnknownPath`], [`Error::Duration`].
     pub fn start_flow_after(
         &mut self,
         server: ServerId,
@@ -135,10 +135,10 @@ impl Engine {
         Ok(handle)
     }
 
-    /// An event once a server has spent `service` seconds on it, after all that was given to it before.
+    /// Queues a service of `service` seconds at a server; its end is an event.
     ///
     /// # Errors
-    /// There is no such server, or `service` is not finite and zero or more.
+    /// [`Error::UnknownServer`], [`Error::Duration`].
     pub fn serve(&mut self, server: ServerId, service: f64, tag: Tag) -> Result<()> {
         let done = self.service_end(server, service, tag)?;
         self.add_job(Phase::Timer, NONE, 0.0, done, tag)?;
@@ -146,18 +146,17 @@ impl Engine {
         Ok(())
     }
 
-    /// An event in `after` seconds.
+    /// Starts a timer that expires in `after` seconds.
     ///
     /// # Errors
-    /// `after` is not finite and zero or more.
+    /// [`Error::Duration`].
     pub fn timer(&mut self, after: f64, tag: Tag) -> Result<()> {
         check_duration("time", after, tag)?;
         self.add_job(Phase::Timer, NONE, 0.0, self.now + after, tag)?;
         Ok(())
     }
 
-    /// Forgets a flow; there will be no event. The bytes that it has moved stay counted. Nothing
-    /// happens if it has ended.
+    /// Cancels a flow without an event. Bytes already moved stay counted. No effect on a flow that has ended.
     pub fn cancel(&mut self, flow: FlowHandle) {
         let Some(job) = self.jobs.slots.get(flow.slot as usize) else { return };
         if job.generation != flow.generation || job.phase == Phase::Free {
@@ -172,10 +171,10 @@ impl Engine {
         self.jobs.remove(flow.slot);
     }
 
-    /// Gives a link another bandwidth from now on; 0 means that it has failed.
+    /// Sets the bandwidth of a link from now on; 0 is a failed link.
     ///
     /// # Errors
-    /// There is no such link, or the bandwidth is not finite and zero or more.
+    /// [`Error::UnknownLink`], [`Error::Bandwidth`].
     pub fn set_bandwidth(&mut self, link: LinkId, bandwidth: f64) -> Result<()> {
         let index = self.links.check(link)?;
         if !(bandwidth.is_finite() && bandwidth >= 0.0) {
@@ -186,16 +185,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Moves on to the next instant at which something ends, appends all that ends there, and gives its
-    /// time; `None` when nothing is left. What ends at one instant comes in an order that depends only on
-    /// the calls made so far.
+    /// Advances to the next instant with events, appends them to `events`, and returns its time; `None` without
+    /// jobs in flight. The order of events of one instant depends on the sequence of calls alone.
     ///
     /// # Errors
-    /// Flows are left that can never end ([`Error::Stalled`]; mending the link and calling again goes
-    /// on), something would end at no finite time, or time does not go on.
+    /// [`Error::Stalled`] if only stalled flows are left (recoverable: restore the link and call again);
+    /// [`Error::Time`], [`Error::NoProgress`].
     pub fn next(&mut self, events: &mut Vec<Event>) -> Result<Option<f64>> {
         let before = events.len();
-        while let Some(time) = self.instant_to_come()? {
+        while let Some(time) = self.next_instant()? {
             self.take_instant(time, events)?;
             if events.len() > before {
                 return Ok(Some(self.now));
@@ -207,30 +205,30 @@ impl Engine {
         }
     }
 
-    /// A time before which nothing ends unless something is started: the next instant at which
-    /// something ends or begins to move. `None` if nothing is left that will ever end.
+    /// Lower bound of the time of the next event, unless a job is started: the next instant at which a job ends
+    /// or a flow starts to move. `None` without one.
     pub fn next_time(&mut self) -> Option<f64> {
-        self.instant_to_come().ok().flatten().map(|time| time.max(self.now))
+        self.next_instant().ok().flatten().map(|time| time.max(self.now))
     }
 
-    /// Moves on to `to`, and appends all that ends until then, that instant included.
+    /// Advances to `to` and appends all events until then, inclusive.
     ///
     /// # Errors
-    /// `to` is over or not finite; and as [`Engine::next`], but stalled flows are no error.
+    /// [`Error::Past`]; those of [`Engine::next`] except [`Error::Stalled`].
     pub fn advance(&mut self, to: f64, events: &mut Vec<Event>) -> Result<()> {
         if !(to >= self.now && to.is_finite()) {
             return Err(Error::Past { now: self.now, to });
         }
-        while let Some(time) = self.instant_to_come()?.filter(|&time| time <= to) {
+        while let Some(time) = self.next_instant()?.filter(|&time| time <= to) {
             self.take_instant(time, events)?;
         }
         if to > self.now {
-            self.go_to(to);
+            self.set_time(to);
         }
         Ok(())
     }
 
-    /// What a link has done so far; nothing if there is no such link.
+    /// Usage of a link; zeros for an unknown link.
     pub fn link_usage(&self, link: LinkId) -> LinkUsage {
         let Ok(index) = self.links.check(link) else { return LinkUsage::default() };
         let mut usage = self.links.usage(index, self.now);
@@ -241,15 +239,14 @@ impl Engine {
         usage
     }
 
-    /// The rate of a flow from now on, in bytes/s: 0 while it waits, for its latency or on a failed
-    /// link; `None` if it has ended.
+    /// Rate of a flow from now on, in bytes/s: 0 during its latency and on a failed link; `None` if it has ended.
     pub fn rate(&mut self, flow: FlowHandle) -> Option<f64> {
-        self.settle();
+        self.solve_rates();
         let job = self.jobs.slots.get(flow.slot as usize)?;
         (job.generation == flow.generation && job.phase != Phase::Free).then_some(job.rate)
     }
 
-    /// When a server would be done with a service that it is given now.
+    /// End of a service queued now.
     fn service_end(&self, server: ServerId, service: f64, tag: Tag) -> Result<f64> {
         check_duration("service", service, tag)?;
         match self.servers.get(server.0 as usize) {
@@ -261,7 +258,7 @@ impl Engine {
         }
     }
 
-    /// Starts a flow that at `time` `moves` on its links, if it has bytes, or has arrived.
+    /// Starts a flow that starts to move at `time` if it has links and bytes, else arrives then.
     #[inline]
     fn start(
         &mut self,
@@ -286,34 +283,33 @@ impl Engine {
         Ok(slot)
     }
 
-    /// The time of the next instant. Rates are solved before time goes on, once for all that has
-    /// changed at this instant.
+    /// Time of the next instant. Rates are solved before time advances, once for all changes of an instant.
     #[inline]
-    fn instant_to_come(&mut self) -> Result<Option<f64>> {
-        if let Some(fault) = &self.fault {
-            return Err(fault.clone());
+    fn next_instant(&mut self) -> Result<Option<f64>> {
+        if let Some(fatal) = &self.fatal {
+            return Err(fatal.clone());
         }
         if let Some(time) = self.calendar.next_time()
             && time <= self.now
         {
             return Ok(Some(time));
         }
-        self.settle();
-        match &self.fault {
-            Some(fault) => Err(fault.clone()),
+        self.solve_rates();
+        match &self.fatal {
+            Some(fatal) => Err(fatal.clone()),
             None => Ok(self.calendar.next_time()),
         }
     }
 
-    fn go_to(&mut self, time: f64) {
+    fn set_time(&mut self, time: f64) {
         self.now = time;
         (self.instants, self.ends) = (0, 0);
     }
 
-    /// Lets everything happen that is down for the next instant, which is at `time`.
+    /// Processes all jobs of the next instant, at `time`.
     fn take_instant(&mut self, time: f64, events: &mut Vec<Event>) -> Result<()> {
         if time > self.now {
-            self.go_to(time);
+            self.set_time(time);
         }
         let mut instant = std::mem::take(&mut self.instant);
         self.calendar.take_instant(&mut instant);
@@ -337,18 +333,18 @@ impl Engine {
         instant.clear();
         self.instant = instant;
         if let Some(last) = last
-            && (self.instants > MOST_INSTANTS || self.ends > MOST_ENDS)
+            && (self.instants > MAX_INSTANTS || self.ends > MAX_ENDS)
         {
             let tag = self.jobs.slots[last as usize].tag;
             let stuck = Error::NoProgress { time: self.now, instants: self.instants, tag };
-            self.fault = Some(stuck.clone());
+            self.fatal = Some(stuck.clone());
             return Err(stuck);
         }
         Ok(())
     }
 
-    /// Gives all flows that move the rates that are due to them from now on.
-    fn settle(&mut self) {
+    /// Solves the rates of all moving flows from now on.
+    fn solve_rates(&mut self) {
         if self.arrived.is_empty() && self.touched.is_empty() && self.changed.is_empty() {
             return;
         }
@@ -356,20 +352,20 @@ impl Engine {
         let mut joined = std::mem::take(&mut self.joined);
         for slot in self.arrived.drain(..) {
             let job = &mut self.jobs.slots[slot as usize];
-            // Else it was cancelled; the slot may have another flow by now.
+            // Otherwise it was cancelled, and the slot may have another flow.
             if job.phase == Phase::Arrived {
                 job.phase = Phase::Moving;
                 let path = self.paths.links(job.path);
                 joined.push((slot, self.links.join(slot, path, self.now)));
             }
         }
-        // Where nobody has met anybody, links need not be looked at again.
-        let met = joined.iter().any(|(_, joined)| joined.meets);
+        // Without contention, links are not visited again.
+        let contended = joined.iter().any(|(_, joined)| joined.contended);
         for (slot, alone) in joined.drain(..) {
-            if met && self.is_shared(slot) {
-                self.settle_shared(slot);
+            if contended && self.is_shared(slot) {
+                self.add_contended(slot);
             } else {
-                self.set_off(slot, alone);
+                self.start_alone(slot, alone);
             }
         }
         self.joined = joined;
@@ -390,26 +386,26 @@ impl Engine {
         }
     }
 
-    /// Whether anybody else is on a flow's links.
+    /// True if another flow is on one of the flow's links.
     #[inline]
     fn is_shared(&self, slot: u32) -> bool {
         let path = self.paths.links(self.jobs.slots[slot as usize].path);
         path.iter().any(|&link| self.links.state[link as usize].flows > 1)
     }
 
-    /// A flow that has begun to move where nobody else is.
+    /// Sets the rate of a flow that has its links to itself.
     #[inline]
-    fn set_off(&mut self, slot: u32, alone: Joined) {
+    fn start_alone(&mut self, slot: u32, alone: UncontendedRate) {
         let job = &mut self.jobs.slots[slot as usize];
         job.bottleneck = alone.bottleneck;
         if alone.rate > 0.0 {
             (job.rate, job.since) = (alone.rate, self.now);
-            self.plan_end(slot);
+            self.schedule_end(slot);
         }
     }
 
-    /// A flow that has begun to move where others are is one for the solver.
-    fn settle_shared(&mut self, slot: u32) {
+    /// Adds a flow that shares links, and its rivals, to the solver.
+    fn add_contended(&mut self, slot: u32) {
         let job = &mut self.jobs.slots[slot as usize];
         self.solver.add(slot, job);
         for &link in self.paths.links(job.path) {
@@ -419,7 +415,7 @@ impl Engine {
         }
     }
 
-    /// A flow that had the rate `old` has its job's rate from now on.
+    /// Switches a flow from the rate `old` to its job's rate.
     #[inline]
     fn set_rate(&mut self, slot: u32, old: f64) {
         let now = self.now;
@@ -431,23 +427,23 @@ impl Engine {
         (job.remaining, job.since, job.rate) = (job.left(now), now, rate);
         self.calendar.remove(slot);
         if job.rate > 0.0 {
-            self.plan_end(slot);
+            self.schedule_end(slot);
         }
     }
 
-    /// Puts a flow whose rate is known from now on down for its end.
+    /// Schedules the end of a flow by its rate.
     #[inline]
-    fn plan_end(&mut self, slot: u32) {
+    fn schedule_end(&mut self, slot: u32) {
         let job = &self.jobs.slots[slot as usize];
         let time = self.now + job.remaining / job.rate;
         if time.is_finite() {
             self.calendar.insert(slot, time);
         } else {
-            self.fault.get_or_insert(Error::Time { tag: job.tag, time });
+            self.fatal.get_or_insert(Error::Time { tag: job.tag, time });
         }
     }
 
-    /// Why nothing goes on though flows are left.
+    /// Error for stalled flows.
     fn stalled(&self) -> Error {
         let mut waiting = self.jobs.moving();
         let first = waiting.next();

@@ -1,122 +1,120 @@
-//! What can go wrong, one variant per cause.
+//! Errors of this crate, one variant per cause.
 
 use crate::types::{LinkId, Tag};
 
-/// The result of a call of the engine.
+/// Result of a call of the engine.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of the engine. A call that gives one has changed nothing.
+/// Error of the engine. A failed call leaves the engine unchanged.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A link's bandwidth is not a number greater than zero.
-    #[error(
-        "link {link} has a bandwidth of {bandwidth} bytes/s; it must be finite and greater than zero"
-    )]
+    /// Bandwidth outside its range.
+    #[error("bandwidth {bandwidth} bytes/s of link {link}: expected a finite number above 0")]
     Bandwidth {
         /// The link.
         link: LinkId,
         /// Its bandwidth.
         bandwidth: f64,
     },
-    /// A link's latency is not a number of seconds.
-    #[error("link {link} has a latency of {latency} s; it must be finite and zero or more")]
+    /// Latency outside its range.
+    #[error("latency {latency} s of link {link}: expected a finite number of at least 0")]
     Latency {
         /// The link.
         link: LinkId,
         /// Its latency.
         latency: f64,
     },
-    /// There are more of something than can be numbered.
-    #[error("there are too many {what}: at most {most} can be numbered")]
+    /// Count above the range of its numbers.
+    #[error("too many {what}: expected at most {most}")]
     TooMany {
-        /// Of what.
+        /// Counted items.
         what: &'static str,
-        /// How many there may be.
+        /// Limit.
         most: u64,
     },
-    /// There is no link of that number.
-    #[error("there is no link {link}: there are {links}, numbered from 0")]
+    /// Link number out of range.
+    #[error("link {link}: expected a number below {links}, the number of links")]
     UnknownLink {
         /// The number.
         link: LinkId,
-        /// How many links there are.
+        /// Number of links.
         links: u32,
     },
-    /// There is no path of that number.
-    #[error("there is no path {path}: {paths} have been added, numbered from 0")]
+    /// Path number out of range.
+    #[error("path {path}: expected a number below {paths}, the number of paths added")]
     UnknownPath {
         /// The number.
         path: u32,
-        /// How many paths there are.
+        /// Number of paths.
         paths: u32,
     },
-    /// There is no server of that number.
-    #[error("there is no server {server}: {servers} have been added, numbered from 0")]
+    /// Server number out of range.
+    #[error("server {server}: expected a number below {servers}, the number of servers added")]
     UnknownServer {
         /// The number.
         server: u32,
-        /// How many servers there are.
+        /// Number of servers.
         servers: u32,
     },
-    /// A path comes over the same link twice.
-    #[error("the path comes over link {link} twice, as hops {first} and {second}: a routing loop")]
+    /// Path with a repeated link.
+    #[error("link {link} is hop {first} and hop {second} of one path: a routing loop")]
     Loop {
         /// The link.
         link: LinkId,
-        /// The hop that is it first, counted from 0.
+        /// Its first hop, counted from 0.
         first: usize,
-        /// The hop that is it again.
+        /// Its second hop.
         second: usize,
     },
-    /// A duration is not a number of seconds.
-    #[error("the {what} of {tag} is {seconds} s; it must be finite and zero or more")]
+    /// Duration outside its range.
+    #[error("{what} {seconds} s of {tag}: expected a finite number of at least 0")]
     Duration {
-        /// What lasts so long.
+        /// Kind of duration.
         what: &'static str,
-        /// Of what.
+        /// The job.
         tag: Tag,
-        /// How long.
+        /// The duration.
         seconds: f64,
     },
-    /// Something would happen at a time that cannot be named.
-    #[error("{tag} would end at {time} s: the times of a simulation must be finite")]
+    /// Job whose end is not finite.
+    #[error("{tag} would end at {time} s: expected a finite time")]
     Time {
-        /// What would.
+        /// The job.
         tag: Tag,
-        /// When.
+        /// Its end.
         time: f64,
     },
-    /// A time that is over, or no time at all, was asked for.
-    #[error("it is {now} s: the simulation cannot go to {to} s")]
+    /// Time to advance to that is past or not finite.
+    #[error("cannot advance to {to} s: expected a finite time of at least {now} s, the present")]
     Past {
-        /// The time.
+        /// Present time.
         now: f64,
-        /// The time that was asked for.
+        /// Requested time.
         to: f64,
     },
-    /// Flows are left that can never end, and nothing else will happen.
-    #[error("flow {tag} is stalled for ever at {time} s: link {link} has failed ({flows} {} in all)", if *.flows == 1 { "flow waits" } else { "flows wait" })]
+    /// Flows stalled by failed links, with no other job left.
+    #[error("flow {tag} is stalled at {time} s: link {link} has failed ({flows} stalled in all)")]
     Stalled {
-        /// The flow that was started first.
+        /// Stalled flow with the lowest slot.
         tag: Tag,
-        /// The failed link that it needs.
+        /// Its failed link.
         link: LinkId,
-        /// How many flows are left in all.
+        /// Number of stalled flows.
         flows: u32,
-        /// The time since which nothing moves.
+        /// Present time.
         time: f64,
     },
-    /// Time has stopped: what ends at an instant starts something that ends at the same instant, for ever.
+    /// Time without progress: jobs that end at an instant start jobs that end at the same instant.
     #[error(
-        "time does not go on from {time} s: {instants} times running something that takes no time has ended there, the last was {tag}"
+        "no progress at {time} s: {instants} jobs of no duration ended there in sequence, the last was {tag}"
     )]
     NoProgress {
         /// The instant.
         time: f64,
-        /// How often.
+        /// Number of times.
         instants: u64,
-        /// What ended there last.
+        /// Last job that ended.
         tag: Tag,
     },
 }

@@ -1,45 +1,45 @@
-//! What is under way: flows, services and timers, in slots that are used again.
+//! Jobs in flight: flows, services and timers, in reusable slots.
 
 use crate::error::{Error, Result};
 use crate::types::{NONE, Tag};
 
-/// Where a job is in its life.
+/// Phase of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The slot is free.
+    /// Free slot.
     Free,
-    /// It is no flow: it ends when its time has come.
+    /// Service, timer, or flow without bytes: ends at its time.
     Timer,
-    /// A flow that waits for its server, its delay and its latency.
+    /// Flow that waits for its server, its delay and its latency.
     Latency,
-    /// A flow that moves from now on, as soon as all of this instant is known.
+    /// Flow that starts to move once all jobs of this instant are processed.
     Arrived,
-    /// A flow on its links.
+    /// Flow on its links.
     Moving,
 }
 
-/// A job: one cache line.
+/// A job, one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(crate) struct Job {
     pub(crate) tag: Tag,
     pub(crate) bytes: f64,
-    /// Bytes that were left at `since`, and what it has moved a second since then.
+    /// Bytes left at time `since`, and the rate in bytes/s since then.
     pub(crate) remaining: f64,
     pub(crate) since: f64,
     pub(crate) rate: f64,
     pub(crate) path: u32,
     pub(crate) generation: u32,
-    /// The link that limits its rate; `NONE` while it has none.
+    /// Link that limits its rate, or `NONE`.
     pub(crate) bottleneck: u32,
-    /// The last round of the solver that it had part in, and the last in which its rate is settled.
+    /// Last round of the solver that included it, and last round that fixed its rate.
     pub(crate) solved: u32,
     pub(crate) frozen: u32,
     pub(crate) phase: Phase,
 }
 
 impl Job {
-    /// Bytes left to move at a time.
+    /// Bytes left at a time.
     pub(crate) fn left(&self, now: f64) -> f64 {
         (self.remaining - self.rate * (now - self.since)).max(0.0)
     }
@@ -52,17 +52,17 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// How many are under way.
+    /// Number in flight.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Slots there are, used or free.
+    /// Number of slots, used or free.
     pub(crate) fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// A slot for a job, of at most `most`.
+    /// Allocates a slot, at most `most` in all.
     #[inline]
     pub(crate) fn add(
         &mut self,
@@ -87,7 +87,7 @@ impl Jobs {
         };
         if let Some(slot) = self.free.pop() {
             let job = &mut self.slots[slot as usize];
-            // The solver's marks of the slot's last job are of rounds that are over.
+            // `solved` and `frozen` of the previous job refer to past rounds.
             *job = Job { generation: job.generation, ..new };
             return Ok(slot);
         }
@@ -98,7 +98,7 @@ impl Jobs {
         Ok((self.slots.len() - 1) as u32)
     }
 
-    /// Frees a slot. Handles of the job name nothing from now on.
+    /// Frees a slot, which invalidates handles of its job.
     #[inline]
     pub(crate) fn remove(&mut self, slot: u32) {
         let job = &mut self.slots[slot as usize];
@@ -107,7 +107,7 @@ impl Jobs {
         self.free.push(slot);
     }
 
-    /// The flows that move, with their paths.
+    /// Moving flows with their slots.
     pub(crate) fn moving(&self) -> impl Iterator<Item = (u32, &Job)> {
         let jobs = (0..).zip(&self.slots);
         jobs.filter(|(_, job)| job.phase == Phase::Moving)

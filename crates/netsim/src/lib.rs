@@ -1,10 +1,10 @@
-//! A network at the level of flows: how long bytes take when they share links.
+//! Flow-level network simulator: transfer times of flows that share links.
 //!
-//! An [`Engine`] knows directed links with a bandwidth and a latency, paths over them, and flows along
-//! the paths. A flow first spends its latency, then shares bandwidth with all flows that are in that
-//! phase, in the max-min fair way: nobody can have more without somebody who has no more getting less.
-//! Servers take work first in, first out, and timers only wait. The engine moves from one instant to
-//! the next and says what has ended; what follows from that is its caller's business.
+//! An [`Engine`] holds directed links with a bandwidth and a latency, paths over them, and flows along the
+//! paths. A flow first spends its latency, then shares bandwidth with all moving flows under max-min
+//! fairness: the rate of a flow can only rise at the cost of one that is no faster. Servers process work
+//! first in, first out; timers expire. The engine advances from one instant to the next and returns the
+//! events of each; the caller starts new work in response.
 //!
 //! ```
 //! use weft_netsim::{Engine, Link, LinkId, Tag};
@@ -24,7 +24,14 @@
 //! # Ok::<(), weft_netsim::Error>(())
 //! ```
 //!
-//! It has no clock, no randomness and no I/O: the same calls give the same answers, bit for bit.
+//! It has no clock, no randomness and no I/O: the same calls return the same results, bit for bit.
+//!
+//! - `engine.rs`: flows, services and timers, from one instant to the next
+//! - `calendar.rs`: event calendar
+//! - `job.rs`: slots of jobs
+//! - `network.rs`: links, paths, and lists of the flows on each link
+//! - `solver.rs`: max-min fair rates
+//! - `types.rs`: identifiers and reports
 
 mod calendar;
 mod engine;

@@ -1,10 +1,9 @@
-//! Links, the paths over them, and which flows move over each link.
+//! Links, paths, and the list of moving flows on each link.
 
 use crate::error::{Error, Result};
 use crate::types::{Link, LinkId, LinkUsage, NONE, PathId};
 
-/// A link, what is on it and what it has carried: one cache line, for every flow that comes or goes
-/// touches most of it.
+/// State of a link, one cache line: each flow that starts or ends touches most of it.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(crate) struct LinkState {
@@ -12,37 +11,37 @@ pub(crate) struct LinkState {
     busy_since: f64,
     busy: f64,
     bytes: f64,
-    /// Flows that move over it.
+    /// Number of moving flows.
     pub(crate) flows: u32,
     most_flows: u32,
-    /// The first of the list of their hops.
+    /// Head of the list of their hops.
     head: u32,
-    /// The round of the solver that has asked for all rivals on this link.
+    /// Last round of the solver that added this link's rivals.
     pub(crate) seen: u32,
-    /// Its place among the links of an attempt of the solver, if it is the one there.
+    /// Its index among the links of the solver's attempt, if that entry names this link.
     pub(crate) place: u32,
-    /// Whether it is among those that flows have left at this instant.
+    /// True if a flow has left it at this instant.
     pub(crate) touched: bool,
 }
 
-/// A flow's use of one link, in the list of all uses of that link.
+/// A flow on one link: node of the doubly linked list of that link's flows.
 #[derive(Clone, Copy, Debug)]
 struct Hop {
     previous: u32,
     next: u32,
 }
 
-/// How a flow has joined the links of its path.
+/// Rate of a flow that has its links to itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Joined {
-    /// What it moves a second if nobody else is on its links, and the link that limits it then.
+pub(crate) struct UncontendedRate {
+    /// Minimum bandwidth of its links in bytes/s, and the link that has it.
     pub(crate) rate: f64,
     pub(crate) bottleneck: u32,
-    /// Whether somebody was there.
-    pub(crate) meets: bool,
+    /// True if a link already had a flow.
+    pub(crate) contended: bool,
 }
 
-/// The links and the lists of the flows on them. The hop `h` of flow `f` has the number `f << shift | h`.
+/// Links with the lists of their flows. Hop `h` of flow `f` has the number `f << shift | h`.
 #[derive(Clone, Debug)]
 pub(crate) struct Links {
     pub(crate) state: Vec<LinkState>,
@@ -92,15 +91,16 @@ impl Links {
         Err(Error::UnknownLink { link, links: self.state.len() as u32 })
     }
 
-    /// How many flows can be numbered, given the longest path.
+    /// Limit of flows, given the longest path.
     pub(crate) fn most_flows(&self) -> u64 {
         u64::from(NONE >> self.shift)
     }
 
-    /// A flow begins to move over the links of its path.
+    /// Adds a flow to the links of its path.
     #[inline]
-    pub(crate) fn join(&mut self, flow: u32, path: &[u32], now: f64) -> Joined {
-        let mut joined = Joined { rate: f64::INFINITY, bottleneck: NONE, meets: false };
+    pub(crate) fn join(&mut self, flow: u32, path: &[u32], now: f64) -> UncontendedRate {
+        let mut joined =
+            UncontendedRate { rate: f64::INFINITY, bottleneck: NONE, contended: false };
         let first = (flow << self.shift) as usize;
         if first + path.len() > self.hops.len() {
             let flows = (flow as usize + 1).next_power_of_two();
@@ -119,15 +119,15 @@ impl Links {
             if next == NONE {
                 link.busy_since = now;
             } else {
-                joined.meets = true;
+                joined.contended = true;
                 hops[next as usize].previous = hop as u32;
             }
         }
         joined
     }
 
-    /// A flow has moved `bytes` over the links of its path and leaves them. Links on which others stay
-    /// are added to `touched`.
+    /// Removes a flow from the links of its path and counts its `bytes`. Links with remaining flows are added
+    /// to `touched`.
     #[inline]
     pub(crate) fn leave(
         &mut self,
@@ -163,7 +163,7 @@ impl Links {
         }
     }
 
-    /// The flows on a link.
+    /// Flows on a link.
     #[inline]
     pub(crate) fn flows(&self, link: u32) -> impl Iterator<Item = u32> + '_ {
         let mut hop = self.state[link as usize].head;
@@ -177,16 +177,15 @@ impl Links {
         })
     }
 
-    /// What a link has done until now, but for the bytes of flows that are still on it.
+    /// Usage of a link until now, without the bytes of its present flows.
     pub(crate) fn usage(&self, link: usize, now: f64) -> LinkUsage {
         let state = &self.state[link];
         let running = if state.flows > 0 { now - state.busy_since } else { 0.0 };
         LinkUsage { bytes: state.bytes, busy: state.busy + running, most_flows: state.most_flows }
     }
 
-    /// Makes room for paths of `length` links. Hops get other numbers, so all flows, `moving` with their
-    /// paths, are listed anew.
-    fn make_room(&mut self, length: usize, moving: &[(u32, &[u32])]) {
+    /// Widens the hop numbers for paths of `length` links and rebuilds the lists of all `moving` flows.
+    fn relink(&mut self, length: usize, moving: &[(u32, &[u32])]) {
         self.shift = length.next_power_of_two().trailing_zeros();
         self.hops.clear();
         for link in &mut self.state {
@@ -215,13 +214,13 @@ struct Path {
     latency: f64,
 }
 
-/// The paths, each once.
+/// Interned paths.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Paths {
     paths: Vec<Path>,
     links: Vec<u32>,
-    /// Paths by their links: a hash table with open addressing, a power of two of places at most two
-    /// thirds full, each with a path's hash and its number.
+    /// Hash table of paths by their links: open addressing, a power of two of slots, at most two thirds full;
+    /// each slot has a path's hash and number.
     table: Vec<(u32, u32)>,
 }
 
@@ -232,7 +231,7 @@ impl Paths {
         &self.links[first as usize..(first + links) as usize]
     }
 
-    /// The sum of the latencies of its links, and whether it has any links.
+    /// Sum of the latencies of its links; true if it has links.
     #[inline]
     pub(crate) fn latency(&self, path: PathId) -> Result<(f64, bool)> {
         match self.paths.get(path.0 as usize) {
@@ -241,7 +240,7 @@ impl Paths {
         }
     }
 
-    /// Adds a path. `moving` gives the flows that are on links, should they have to be listed anew.
+    /// Adds a path, or returns the number of an equal one. `moving` returns the flows on links for a rebuild.
     pub(crate) fn add(
         &mut self,
         network: &mut Links,
@@ -254,13 +253,13 @@ impl Paths {
         }
         let hash = hash_of(links.iter().map(|link| link.0));
         let mask = self.table.len() - 1;
-        let mut place = hash as usize & mask;
-        while self.table[place].1 != NONE {
-            let (other, path) = self.table[place];
+        let mut slot = hash as usize & mask;
+        while self.table[slot].1 != NONE {
+            let (other, path) = self.table[slot];
             if other == hash && self.links(path).iter().eq(links.iter().map(|link| &link.0)) {
                 return Ok(PathId(path));
             }
-            place = (place + 1) & mask;
+            slot = (slot + 1) & mask;
         }
         let mut latency = 0.0;
         for &link in links {
@@ -279,30 +278,30 @@ impl Paths {
             let shift = links.len().next_power_of_two().trailing_zeros();
             if most_jobs > u64::from(NONE >> shift) {
                 return Err(Error::TooMany {
-                    what: "flows on paths so long",
+                    what: "flows on paths of this length",
                     most: u64::from(NONE >> shift),
                 });
             }
             let moving = moving();
             let moving: Vec<_> =
                 moving.iter().map(|&(flow, path)| (flow, self.links(path))).collect();
-            network.make_room(links.len(), &moving);
+            network.relink(links.len(), &moving);
         }
         self.links.extend(links.iter().map(|link| link.0));
         self.paths.push(Path { first: first as u32, links: links.len() as u32, latency });
-        self.table[place] = (hash, number as u32);
+        self.table[slot] = (hash, number as u32);
         Ok(PathId(number as u32))
     }
 
     fn grow_table(&mut self) {
-        let places = (self.table.len() * 2).max(16);
-        let old = std::mem::replace(&mut self.table, vec![(0, NONE); places]);
+        let slots = (self.table.len() * 2).max(16);
+        let old = std::mem::replace(&mut self.table, vec![(0, NONE); slots]);
         for entry in old.into_iter().filter(|&(_, path)| path != NONE) {
-            let mut place = entry.0 as usize & (places - 1);
-            while self.table[place].1 != NONE {
-                place = (place + 1) & (places - 1);
+            let mut slot = entry.0 as usize & (slots - 1);
+            while self.table[slot].1 != NONE {
+                slot = (slot + 1) & (slots - 1);
             }
-            self.table[place] = entry;
+            self.table[slot] = entry;
         }
     }
 }
@@ -314,9 +313,9 @@ fn hash_of(links: impl Iterator<Item = u32>) -> u32 {
     (hash ^ hash >> 32) as u32
 }
 
-/// An error if a link is there twice.
+/// Rejects a path with a repeated link.
 fn check_loop(links: &[LinkId]) -> Result<()> {
-    // Nearly all paths are short and have none.
+    // Fast path: most paths are short and have no loop.
     let twice = |hop: usize| links[..hop].contains(&links[hop]);
     if links.len() <= 16 && !(1..links.len()).any(twice) {
         return Ok(());

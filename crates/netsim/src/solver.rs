@@ -1,35 +1,33 @@
-//! Max-min fair rates, for as few flows as a change concerns.
+//! Solver of max-min fair rates, incremental: it includes only the flows that a change affects.
 //!
-//! An allocation is max-min fair exactly if it keeps every link's bandwidth and every flow has a
-//! bottleneck: a link that is full and on which no flow is faster (Bertsekas and Gallager, Data Networks,
-//! 6.5). So a part of the flows can be solved while the rates of all others stand, and if afterwards
-//! every flow on the links concerned has a bottleneck, the whole is the one max-min fair allocation.
-//! Those that have lost theirs take part in the next attempt. Changes are local in most networks, and
-//! this finds out how far they reach instead of taking everything that is connected.
+//! An allocation is max-min fair if and only if it respects each link's bandwidth and each flow has a
+//! bottleneck: a saturated link on which no flow is faster (Bertsekas and Gallager, Data Networks, 6.5). So a
+//! subset of the flows can be solved while the rates of all others are fixed; if each flow on the links
+//! concerned then has a bottleneck, the whole is the unique max-min fair allocation. Flows that have lost
+//! theirs join the next attempt. Changes are local in most networks, so the subset stays small.
 
 use crate::job::{Job, Jobs};
 use crate::network::{Links, Paths};
 
-/// Rates and loads that differ by less than this part are the same: more than rounding, and far less
-/// than anybody measures.
+/// Relative tolerance of rates and loads: above rounding errors, far below measurable differences.
 const SAME: f64 = 1e-9;
-/// Levels of one attempt within this part of each other are one.
+/// Relative tolerance within which levels of one attempt are equal.
 const SAME_LEVEL: f64 = 1e-13;
-/// After so many attempts all that is connected is solved at once.
+/// Number of attempts before all connected flows are included.
 const ATTEMPTS: u32 = 8;
-/// After so many levels in one attempt the next ones are found by a heap.
+/// Number of levels of one attempt before the search uses a heap.
 const LEVELS: u32 = 12;
 
-/// A link that flows in question use.
+/// Link used by flows of the subset.
 #[derive(Clone, Copy, Debug)]
 struct Local {
     link: u32,
-    /// Flows in question on it, and how many of them have no rate yet.
+    /// Number of its flows in the subset, and of those without a rate.
     members: u32,
     open: u32,
-    /// Bandwidth that nobody has yet.
+    /// Unassigned bandwidth.
     residual: f64,
-    /// The rate of the flows in question that have their bottleneck here.
+    /// Rate of the flows of the subset whose bottleneck it is.
     level: f64,
 }
 
@@ -42,17 +40,17 @@ impl Local {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Solver {
     round: u32,
-    /// The flows in question, and the rates that they had before.
+    /// Flows of the subset, with their previous rates.
     pub(crate) flows: Vec<(u32, f64)>,
     locals: Vec<Local>,
-    /// Places in `locals` that still have flows without a rate.
+    /// Indices in `locals` of links with flows without a rate.
     open: Vec<u32>,
     heap: Vec<(f64, u32)>,
     joining: Vec<u32>,
 }
 
 impl Solver {
-    /// Begins a new round, without flows.
+    /// Starts a new round with an empty subset.
     pub(crate) fn begin(&mut self, links: &mut Links, jobs: &mut Jobs) {
         self.flows.clear();
         if self.round == u32::MAX {
@@ -67,7 +65,7 @@ impl Solver {
         self.round += 1;
     }
 
-    /// Adds a flow, unless it is there.
+    /// Adds a flow, once.
     #[inline]
     pub(crate) fn add(&mut self, flow: u32, job: &mut Job) {
         if job.solved != self.round {
@@ -76,7 +74,7 @@ impl Solver {
         }
     }
 
-    /// Adds the flows of a link that an additional flow on it is likely to slow down, once.
+    /// Adds the flows of a link that an additional flow on it is likely to slow down, once per round.
     pub(crate) fn add_rivals(&mut self, link: u32, links: &mut Links, jobs: &mut Jobs) {
         let state = &mut links.state[link as usize];
         if state.seen == self.round {
@@ -92,7 +90,7 @@ impl Solver {
         }
     }
 
-    /// Adds the flows that have their bottleneck on a link, or all flows of it.
+    /// Adds the flows whose bottleneck is this link, or all its flows.
     pub(crate) fn add_flows(&mut self, link: u32, all: bool, links: &Links, jobs: &mut Jobs) {
         for flow in links.flows(link) {
             let job = &mut jobs.slots[flow as usize];
@@ -102,7 +100,7 @@ impl Solver {
         }
     }
 
-    /// Gives the flows in question, and all others that this concerns, their rates.
+    /// Solves the rates of the subset, and of all flows that it affects.
     pub(crate) fn solve(&mut self, links: &mut Links, paths: &Paths, jobs: &mut Jobs) {
         let members = self.round;
         let mut attempt = 0;
@@ -123,7 +121,7 @@ impl Solver {
         }
     }
 
-    /// Lists the links of the flows in question, with the bandwidth that others leave of them.
+    /// Collects the links of the subset, with the bandwidth left by other flows.
     fn gather(&mut self, members: u32, links: &mut Links, paths: &Paths, jobs: &mut Jobs) {
         self.locals.clear();
         for &(flow, _) in &self.flows {
@@ -155,8 +153,8 @@ impl Solver {
         }
     }
 
-    /// Progressive filling: the link that gives its flows least settles their rates, and so on with
-    /// what is left.
+    /// Progressive filling: the link with the smallest share per flow fixes the rates of its flows; repeated on
+    /// the residual bandwidth.
     fn fill(&mut self, members: u32, links: &Links, paths: &Paths, jobs: &mut Jobs) {
         let mut levels = 0;
         while !self.open.is_empty() {
@@ -172,7 +170,7 @@ impl Solver {
                 let place = self.open[index];
                 let local = &self.locals[place as usize];
                 if local.open > 0 && local.share() <= limit {
-                    self.settle(place, least, members, links, paths, jobs);
+                    self.fix_rates(place, least, members, links, paths, jobs);
                 }
                 if self.locals[place as usize].open > 0 {
                     self.open[kept] = place;
@@ -183,8 +181,8 @@ impl Solver {
         }
     }
 
-    /// The same for many levels. A link's share only grows while flows elsewhere are settled, so one
-    /// that has grown goes back into the heap.
+    /// Progressive filling by a heap, for many levels. A link's share only grows as rates elsewhere are fixed, so
+    /// an entry whose share has grown is pushed again.
     fn fill_by_heap(&mut self, members: u32, links: &Links, paths: &Paths, jobs: &mut Jobs) {
         let mut heap = std::mem::take(&mut self.heap);
         heap.clear();
@@ -203,15 +201,15 @@ impl Solver {
             if grown > share * (1.0 + SAME_LEVEL) {
                 push(&mut heap, (grown, place));
             } else {
-                self.settle(place, share, members, links, paths, jobs);
+                self.fix_rates(place, share, members, links, paths, jobs);
             }
         }
         self.open.clear();
         self.heap = heap;
     }
 
-    /// Gives the flows on a link that have no rate yet this one.
-    fn settle(
+    /// Fixes the rate of all flows on a link that have none.
+    fn fix_rates(
         &mut self,
         place: u32,
         rate: f64,
@@ -236,7 +234,7 @@ impl Solver {
         }
     }
 
-    /// Finds the flows that were not in question and have no bottleneck now, or take it from others.
+    /// Finds flows outside the subset that have lost their bottleneck, or exceed another flow's.
     fn verify(&mut self, members: u32, links: &Links, jobs: &Jobs) {
         for local in &self.locals {
             let state = &links.state[local.link as usize];
@@ -264,9 +262,9 @@ impl Solver {
         }
     }
 
-    /// Adds all flows that share links with those in question, directly or through others.
+    /// Adds the connected component: all flows that share links with the subset, directly or through others.
     fn add_connected(&mut self, links: &mut Links, paths: &Paths, jobs: &mut Jobs) {
-        // Every flow of a link that is visited comes in, so each link is visited once.
+        // A visited link adds all its flows, so each link is visited once.
         let mut index = 0;
         let mut visited = vec![false; links.state.len()];
         while index < self.flows.len() {

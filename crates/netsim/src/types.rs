@@ -1,20 +1,20 @@
-//! Identities, links, and what the engine says of them.
+//! Identifiers, links, events and usage reports.
 
 use std::fmt;
 
-/// No job, link, hop or bucket.
+/// Null index of jobs, links, hops and buckets.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// A directed link: what it carries in a second, and how long a byte takes to cross it.
+/// A directed link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Bytes a second: finite and greater than zero.
+    /// Bandwidth in bytes/s: finite, above 0.
     pub bandwidth: f64,
-    /// Seconds: finite, and zero or more.
+    /// Latency in seconds: finite, at least 0.
     pub latency: f64,
 }
 
-/// A link's number: its place in the list that [`crate::Engine::new`] was given.
+/// A link's number: its index in the argument of [`crate::Engine::new`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u32);
 
@@ -26,7 +26,7 @@ pub struct PathId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServerId(pub u32);
 
-/// The caller's name for a piece of work. The engine gives it back and does not look into it.
+/// The caller's identifier of a job, returned in its event; opaque to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(pub u64);
 
@@ -42,28 +42,28 @@ impl fmt::Display for LinkId {
     }
 }
 
-/// Something has ended: a flow has arrived, a service is done, a timer has run out.
+/// End of a job: a flow has arrived, a service is done, or a timer has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event {
-    /// What it was started with.
+    /// Tag of the job.
     pub tag: Tag,
 }
 
-/// A flow under way, to cancel it. It names nothing once the flow has ended.
+/// Handle of a flow in flight; invalid once the flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowHandle {
     pub(crate) slot: u32,
     pub(crate) generation: u32,
 }
 
-/// What a link has done so far.
+/// Usage of a link since time 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkUsage {
-    /// Bytes carried, those of flows still under way included.
+    /// Bytes carried, including those of flows in flight.
     pub bytes: f64,
-    /// Seconds during which at least one flow was moving bytes over it, or waiting to on a failed link.
+    /// Seconds with at least one flow on it, moving or stalled by a failed link.
     pub busy: f64,
-    /// The most flows that shared it at one time.
+    /// Maximum number of concurrent flows.
     pub most_flows: u32,
 }

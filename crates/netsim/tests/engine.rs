@@ -1,4 +1,4 @@
-//! The engine by example: exact virtual times, order, statistics, and every error.
+//! Engine: exact virtual times, order of events, usage, and each error.
 
 mod support;
 
@@ -8,19 +8,19 @@ use weft_netsim::{Engine, Error, Event, Link, LinkId, LinkUsage, PathId, ServerI
 const LATENCY: f64 = 1e-6;
 const BANDWIDTH: f64 = 1e9;
 
-/// Links that are all alike.
-fn alike(links: usize) -> Engine {
+/// Engine with equal links.
+fn equal_links(links: usize) -> Engine {
     Engine::new(&vec![Link { bandwidth: BANDWIDTH, latency: LATENCY }; links]).unwrap()
 }
 
-/// Everything that still happens: times, and tags in their order.
+/// All remaining events: times, and tags in order.
 fn run(engine: &mut Engine) -> Vec<(f64, Vec<u64>)> {
     let (mut all, mut events) = (Vec::new(), Vec::new());
     while let Some(time) = engine.next(&mut events).unwrap() {
         assert_eq!(time, engine.now());
         all.push((time, events.drain(..).map(|event: Event| event.tag.0).collect()));
     }
-    assert_eq!(engine.under_way(), 0);
+    assert_eq!(engine.in_flight(), 0);
     all
 }
 
@@ -29,8 +29,8 @@ fn close(a: f64, b: f64) -> bool {
 }
 
 #[test]
-fn a_flow_alone_takes_its_delay_its_latency_and_its_bytes() {
-    let mut engine = alike(3);
+fn a_single_flow_takes_its_delay_its_latency_and_its_bytes() {
+    let mut engine = equal_links(3);
     let path = path(&mut engine, &[0, 1, 2]);
     engine.start_flow(path, 5000, 0.5e-6, Tag(9)).unwrap();
     let expected = 0.5e-6 + 3.0 * LATENCY + 5000.0 / BANDWIDTH;
@@ -42,7 +42,7 @@ fn a_flow_alone_takes_its_delay_its_latency_and_its_bytes() {
 
 #[test]
 fn a_flow_of_no_bytes_or_over_no_link_only_waits() {
-    let mut engine = alike(2);
+    let mut engine = equal_links(2);
     let (far, here) = (path(&mut engine, &[0, 1]), path(&mut engine, &[]));
     engine.start_flow(far, 0, 0.0, Tag(1)).unwrap();
     engine.start_flow(here, 1 << 40, 0.0, Tag(2)).unwrap();
@@ -53,8 +53,8 @@ fn a_flow_of_no_bytes_or_over_no_link_only_waits() {
 
 #[test]
 fn a_later_flow_takes_half_until_the_first_has_ended() {
-    // Alone for 1 s of its 3, then both at half speed: the first needs 4 s more, and the second, half
-    // done by then, 2 s alone.
+    // The first is alone for 1 s of its 3, then both run at half speed: the first takes 4 s more, the second,
+    // half done by then, 2 s alone.
     let mut engine = engine(&[100.0]);
     let path = path(&mut engine, &[0]);
     engine.start_flow(path, 300, 0.0, Tag(1)).unwrap();
@@ -63,8 +63,8 @@ fn a_later_flow_takes_half_until_the_first_has_ended() {
 }
 
 #[test]
-fn what_a_bottleneck_leaves_others_take() {
-    // Flow 1 has a third of the narrow link, so flow 4 gets what that leaves of the wide one.
+fn bandwidth_left_by_a_bottleneck_goes_to_other_flows() {
+    // Flow 1 has a third of the narrow link; flow 4 gets the rest of the wide one.
     let mut engine = engine(&[30.0, 100.0]);
     let (both, narrow, wide) =
         (path(&mut engine, &[0, 1]), path(&mut engine, &[0]), path(&mut engine, &[1]));
@@ -76,7 +76,7 @@ fn what_a_bottleneck_leaves_others_take() {
 }
 
 #[test]
-fn a_server_takes_one_thing_after_the_other() {
+fn a_server_is_first_in_first_out() {
     let mut engine = engine(&[100.0]);
     let path = path(&mut engine, &[0]);
     let (nic, other) = (engine.add_server(), engine.add_server());
@@ -86,17 +86,17 @@ fn a_server_takes_one_thing_after_the_other() {
     engine.serve(other, 1.5, Tag(4)).unwrap();
     let mut events = Vec::new();
     assert_eq!(engine.next(&mut events).unwrap(), Some(1.0));
-    // It has work until 3 s, and this comes after that.
+    // Queued behind work until 3 s.
     engine.serve(nic, 1.0, Tag(5)).unwrap();
     let rest = [(1.5, vec![4]), (3.0, vec![3]), (4.0, vec![5]), (4.25, vec![2])];
     assert_eq!(run(&mut engine), rest);
-    // It has been idle since 4 s.
+    // Idle since 4 s.
     engine.serve(nic, 1.0, Tag(6)).unwrap();
     assert_eq!(run(&mut engine), [(5.25, vec![6])]);
 }
 
 #[test]
-fn ends_of_one_instant_come_together_in_the_order_of_the_calls() {
+fn events_of_one_instant_are_in_the_order_of_calls() {
     let mut engine = engine(&[100.0; 8]);
     for tag in [5, 3, 7, 0] {
         let path = path(&mut engine, &[tag as u32]);
@@ -107,7 +107,7 @@ fn ends_of_one_instant_come_together_in_the_order_of_the_calls() {
 }
 
 #[test]
-fn a_cancelled_flow_gives_its_share_back_and_its_handle_names_nothing_more() {
+fn a_cancelled_flow_frees_its_share_and_its_handle_is_invalid() {
     let mut engine = engine(&[100.0]);
     let path = path(&mut engine, &[0]);
     let first = engine.start_flow(path, 1000, 0.0, Tag(1)).unwrap();
@@ -117,7 +117,7 @@ fn a_cancelled_flow_gives_its_share_back_and_its_handle_names_nothing_more() {
     engine.cancel(first);
     engine.cancel(waiting);
     assert_eq!(engine.rate(first), None);
-    // These take the slots of the cancelled, whose handles must not reach them.
+    // These reuse the slots of cancelled flows, whose handles must not match them.
     engine.start_flow(path, 0, 1.0, Tag(4)).unwrap();
     engine.start_flow(path, 0, 1.0, Tag(5)).unwrap();
     engine.cancel(first);
@@ -128,7 +128,7 @@ fn a_cancelled_flow_gives_its_share_back_and_its_handle_names_nothing_more() {
 }
 
 #[test]
-fn a_degraded_link_slows_its_flows_from_then_on_and_a_mended_one_lets_them_go_on() {
+fn a_degraded_link_slows_its_flows_and_a_restored_one_resumes_them() {
     let mut engine = engine(&[100.0, 100.0]);
     let (both, second) = (path(&mut engine, &[0, 1]), path(&mut engine, &[1]));
     engine.start_flow(both, 1000, 0.0, Tag(1)).unwrap();
@@ -145,7 +145,7 @@ fn a_degraded_link_slows_its_flows_from_then_on_and_a_mended_one_lets_them_go_on
     assert_eq!(engine.next(&mut events), Err(stalled.clone()));
     assert_eq!(
         stalled.to_string(),
-        "flow 1 is stalled for ever at 12.4 s: link 0 has failed (1 flow waits in all)"
+        "flow 1 is stalled at 12.4 s: link 0 has failed (1 stalled in all)"
     );
     engine.advance(20.0, &mut events).unwrap();
     engine.set_bandwidth(LinkId(0), 100.0).unwrap();
@@ -153,7 +153,7 @@ fn a_degraded_link_slows_its_flows_from_then_on_and_a_mended_one_lets_them_go_on
 }
 
 #[test]
-fn a_timer_before_a_stall_still_comes() {
+fn a_timer_before_a_stall_expires() {
     let mut engine = engine(&[100.0]);
     let path = path(&mut engine, &[0]);
     engine.set_bandwidth(LinkId(0), 0.0).unwrap();
@@ -165,7 +165,7 @@ fn a_timer_before_a_stall_still_comes() {
 }
 
 #[test]
-fn a_link_says_what_it_has_carried() {
+fn usage_of_a_link_counts_its_bytes() {
     let mut engine = engine(&[100.0, 50.0, 10.0]);
     let (long, short) = (path(&mut engine, &[0, 1]), path(&mut engine, &[0]));
     engine.start_flow(long, 100, 0.0, Tag(1)).unwrap();
@@ -183,8 +183,8 @@ fn a_link_says_what_it_has_carried() {
 }
 
 #[test]
-fn slots_are_used_again() {
-    let mut engine = alike(4);
+fn slots_are_reused() {
+    let mut engine = equal_links(4);
     let paths = [path(&mut engine, &[0, 1]), path(&mut engine, &[2, 3])];
     let mut events = Vec::new();
     for round in 0..50_000_u64 {
@@ -194,7 +194,7 @@ fn slots_are_used_again() {
         if round % 3 == 0 {
             engine.cancel(cancelled);
         }
-        while engine.under_way() > 20 {
+        while engine.in_flight() > 20 {
             events.clear();
             engine.next(&mut events).unwrap();
         }
@@ -204,7 +204,7 @@ fn slots_are_used_again() {
 }
 
 #[test]
-fn the_same_path_has_the_same_number_and_a_longer_one_disturbs_nobody() {
+fn equal_paths_have_one_number_and_a_longer_path_keeps_flows() {
     let mut engine = engine(&[100.0; 40]);
     let short = path(&mut engine, &[0]);
     assert_eq!(path(&mut engine, &[0]), short);
@@ -224,7 +224,7 @@ fn the_same_path_has_the_same_number_and_a_longer_one_disturbs_nobody() {
 #[test]
 fn two_runs_are_the_same_bit_for_bit() {
     let run = || {
-        let mut engine = alike(16);
+        let mut engine = equal_links(16);
         for number in 0..200_u64 {
             let first = (number * 7 % 13) as u32;
             let path = path(&mut engine, &[first, first + 1, (first + 5) % 16]);
@@ -240,8 +240,8 @@ fn two_runs_are_the_same_bit_for_bit() {
 }
 
 #[test]
-fn what_has_ended_is_appended() {
-    let mut engine = alike(1);
+fn events_are_appended() {
+    let mut engine = equal_links(1);
     engine.timer(1.0, Tag(1)).unwrap();
     engine.timer(2.0, Tag(2)).unwrap();
     let mut events = Vec::new();
@@ -252,12 +252,12 @@ fn what_has_ended_is_appended() {
 }
 
 #[test]
-fn links_that_cannot_be_are_refused() {
+fn invalid_links_are_rejected() {
     for bandwidth in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let links = [Link { bandwidth: 1.0, latency: 0.0 }, Link { bandwidth, latency: 0.0 }];
         let error = Engine::new(&links).unwrap_err();
         assert!(matches!(error, Error::Bandwidth { link: LinkId(1), .. }), "{error}");
-        let mut engine = alike(1);
+        let mut engine = equal_links(1);
         assert_eq!(engine.set_bandwidth(LinkId(0), bandwidth).is_ok(), bandwidth == 0.0);
     }
     for latency in [-1e-9, f64::NAN, f64::INFINITY] {
@@ -270,8 +270,8 @@ fn links_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn names_of_nothing_are_refused() {
-    let mut engine = alike(2);
+fn unknown_numbers_are_rejected() {
+    let mut engine = equal_links(2);
     let path = path(&mut engine, &[1]);
     let error = engine.add_path(&[LinkId(1), LinkId(2)]).unwrap_err();
     assert_eq!(error, Error::UnknownLink { link: LinkId(2), links: 2 });
@@ -283,25 +283,22 @@ fn names_of_nothing_are_refused() {
     assert_eq!(engine.serve(ServerId(0), 1.0, Tag(1)), Err(unknown.clone()));
     let error = engine.start_flow_after(ServerId(0), 1.0, path, 1, 0.0, Tag(1)).unwrap_err();
     assert_eq!(error, unknown);
-    assert_eq!(engine.under_way(), 0);
+    assert_eq!(engine.in_flight(), 0);
 }
 
 #[test]
-fn a_path_with_a_loop_is_refused() {
-    let mut engine = alike(5);
+fn a_path_with_a_loop_is_rejected() {
+    let mut engine = equal_links(5);
     let links: Vec<LinkId> = [3, 1, 4, 1, 3].map(LinkId).to_vec();
     let error = engine.add_path(&links).unwrap_err();
     assert_eq!(error, Error::Loop { link: LinkId(1), first: 1, second: 3 });
-    assert_eq!(
-        error.to_string(),
-        "the path comes over link 1 twice, as hops 1 and 3: a routing loop"
-    );
+    assert_eq!(error.to_string(), "link 1 is hop 1 and hop 3 of one path: a routing loop");
 }
 
 #[test]
-fn durations_that_are_none_are_refused_and_leave_no_trace() {
+fn invalid_durations_are_rejected_without_effect() {
     for seconds in [-1.0, f64::NAN, f64::INFINITY] {
-        let mut engine = alike(1);
+        let mut engine = equal_links(1);
         let (path, server) = (path(&mut engine, &[0]), engine.add_server());
         let errors = [
             engine.timer(seconds, Tag(1)).unwrap_err(),
@@ -318,7 +315,7 @@ fn durations_that_are_none_are_refused_and_leave_no_trace() {
 }
 
 #[test]
-fn times_that_are_not_finite_are_errors_and_so_is_going_back() {
+fn infinite_and_past_times_are_errors() {
     let mut engine = engine(&[f64::MIN_POSITIVE]);
     let path = path(&mut engine, &[0]);
     engine.timer(f64::MAX, Tag(1)).unwrap();
@@ -330,7 +327,7 @@ fn times_that_are_not_finite_are_errors_and_so_is_going_back() {
     let mut events = Vec::new();
     let error = engine.next(&mut events).unwrap_err();
     assert_eq!(error, Error::Time { tag: Tag(4), time: f64::INFINITY });
-    let mut engine = alike(1);
+    let mut engine = equal_links(1);
     engine.advance(3.0, &mut events).unwrap();
     for to in [2.0, f64::NAN, f64::INFINITY] {
         assert!(matches!(engine.advance(to, &mut events), Err(Error::Past { .. })));
@@ -338,8 +335,8 @@ fn times_that_are_not_finite_are_errors_and_so_is_going_back() {
 }
 
 #[test]
-fn time_that_stops_is_an_error() {
-    let mut engine = alike(1);
+fn time_without_progress_is_an_error() {
+    let mut engine = equal_links(1);
     let here = path(&mut engine, &[]);
     engine.timer(1.0, Tag(0)).unwrap();
     let mut events = Vec::new();
@@ -353,11 +350,11 @@ fn time_that_stops_is_an_error() {
     assert!(matches!(error, Error::NoProgress { time: 1.0, tag: Tag(7), .. }), "{error}");
 }
 
-/// Two neighbours' chains of equal durations, added in different orders, must stay together.
+/// Two chains of equal durations, added in different orders, must stay in step.
 #[test]
 fn sums_in_another_order_are_still_the_same_instant() {
     let durations = [0.1, 0.2, 0.3, 0.7];
-    let mut engine = alike(1);
+    let mut engine = equal_links(1);
     let mut steps = [0_usize; 2];
     for (chain, duration) in (0..2).zip(durations) {
         engine.timer(duration, Tag(chain)).unwrap();
@@ -369,9 +366,9 @@ fn sums_in_another_order_are_still_the_same_instant() {
         for event in events.drain(..) {
             let chain = event.tag.0 as usize;
             steps[chain] += 1;
-            // The first takes them in order, the second one ahead of it.
+            // The first adds them in order, the second one position ahead.
             engine.timer(durations[(steps[chain] + chain) % 4], event.tag).unwrap();
         }
     }
-    assert!(together >= 500, "they met {together} times");
+    assert!(together >= 500, "in step {together} times");
 }

@@ -1,4 +1,4 @@
-//! The rates of the engine against exact max-min fair shares, and against what defines them.
+//! Rates of the engine against exact max-min fair shares, and against the definition.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn network(
     })
 }
 
-/// What happens in a run, and where: numbers are taken modulo what there is.
+/// Step of a random run; numbers are taken modulo the present counts.
 #[derive(Clone, Debug)]
 enum Change {
     Start { path: usize, bytes: u64 },
@@ -39,7 +39,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// An engine, and the flows that are under way in it, by their path.
+/// Engine with its flows in flight, by path.
 struct World {
     engine: Engine,
     bandwidths: Vec<u64>,
@@ -82,7 +82,7 @@ impl World {
                 self.bandwidths[link] = bandwidth;
                 self.engine.set_bandwidth(LinkId(link as u32), bandwidth as f64).unwrap();
             }
-            // A stalled flow is no surprise where links fail.
+            // Stalled flows are expected where links fail.
             Change::Next => drop(self.engine.next(&mut self.events)),
             Change::Advance { seconds } => {
                 let to = self.engine.now() + seconds;
@@ -94,9 +94,9 @@ impl World {
         }
     }
 
-    /// The flows that move by now, each with the rate that it has.
+    /// Moving flows with their rates.
     fn rates(&mut self) -> Vec<(usize, f64)> {
-        // Those that were started just now begin to move at the next instant, which is now.
+        // Flows just started begin to move at the next instant, which is the present time.
         let now = self.engine.now();
         self.engine.advance(now, &mut self.events).unwrap();
         for event in self.events.drain(..) {
@@ -175,8 +175,8 @@ proptest! {
     }
 }
 
-/// A chain of links, each a little wider than the one before, with a long flow over each pair of
-/// neighbours: every link is a level of its own, and one change may reach them all.
+/// Chain of links of rising bandwidth with a long flow over each two neighbours: each link is a level of its
+/// own, and one change may affect all.
 #[test]
 fn a_change_reaches_as_far_as_it_must() {
     let links = 400;

@@ -2,16 +2,16 @@
 //! SimGrid.
 //!
 //! The networks, routes and messages in `simgrid/` were written by `weft-bench-sim export` (whose
-//! `platform.rs` says what stands where) with `--ranks 16 --topology
-//! fat-tree:leaves=4,spines=2,hosts=4,gbps=100,latency_us=0.5`, static routes, and 1 MiB; for those that
-//! are shuffled, where links are shared, with `,trunk_latency_us=0`, 16 MiB and `--shuffle 1` (ring) and `3`
+//! `platform.rs` defines the columns) with `--ranks 16 --topology
+//! fat-tree:leaves=4,spines=2,hosts=4,gbps=100,latency_us=0.5`, static routes, and 1 MiB; for the
+//! shuffled ones, in which links are shared, with `,trunk_latency_us=0`, 16 MiB and `--shuffle 1` (ring) and `3`
 //! (halving-doubling). The times are those that `benchmarks/sim/simgrid/all_reduce FILE Full` prints with
 //! SimGrid 3.32 (Debian 3.32-2+b2): model CM02, no cross-traffic, TCP gamma 0.
 
 use std::str::FromStr;
 use weft_netsim::{Engine, Link, LinkId, PathId, Tag};
 
-/// What a rank does: writes (step, peer, bytes) and waits (step, peer), in the order of steps.
+/// Program of a rank: writes (step, peer, bytes) and waits (step, peer), in the order of steps.
 struct Program {
     paths: Vec<(u32, PathId)>,
     writes: Vec<(u32, u32, u64)>,
@@ -21,7 +21,7 @@ struct Program {
 }
 
 impl Program {
-    /// Goes on as far as it can; what it sends is started on the engine.
+    /// Runs until it blocks; starts its writes on the engine.
     fn go_on(&mut self, rank: u32, engine: &mut Engine) {
         loop {
             let write = self.writes.get(self.next.0);
@@ -44,7 +44,7 @@ impl Program {
     }
 }
 
-/// The virtual time at which the last rank is done.
+/// Virtual time at which the last rank ends.
 fn run(text: &str) -> f64 {
     let mut words = text.split_ascii_whitespace();
     fn next<'a, T: FromStr>(words: &mut impl Iterator<Item = &'a str>) -> T {

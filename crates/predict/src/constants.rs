@@ -1,43 +1,42 @@
-//! The constants of the model: what a message, a step, a reduction and a collective cost.
+//! Constants of the model: costs of a message, a step, a reduction and a collective.
 //!
-//! Every constant is a field here, has one meaning, and carries in [`Constants::described`] where its
-//! value came from. Nothing depends on the algorithm that runs.
+//! No constant depends on the algorithm, the size or the network.
 
 use serde::{Deserialize, Serialize};
 
 use crate::check::{at_least_0, more_than_0};
 use crate::error::Error;
 
-/// What things cost beyond the bandwidth and the latency of links. Seconds and bytes per second;
-/// a rate of `None` is infinite.
+/// Costs beyond the bandwidth and the latency of links, in seconds and bytes per second. A rate of `None` is
+/// infinite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Constants {
-    /// How long a NIC is busy with posting one write; writes of one NIC queue for it.
+    /// Time for which posting one write occupies the NIC; posts of one NIC queue.
     pub post_s: f64,
-    /// What a message takes from NIC to NIC beyond the latency of links and its bytes.
+    /// Time of a message from NIC to NIC beyond the latency of links and the transfer of its bytes.
     pub message_latency_s: f64,
-    /// From the arrival of a write until the waiting rank goes on.
+    /// Time from the arrival of a write to the next operation of the waiting rank.
     pub wait_s: f64,
-    /// Once for each rank and collective, before its first operation.
+    /// Time of each rank before the first operation of a collective.
     pub launch_s: f64,
-    /// Once for each reduction.
+    /// Fixed time of a reduction.
     pub reduce_launch_s: f64,
-    /// Bytes of the reduced vector summed in a second.
+    /// Rate of reductions, in bytes of the reduced vector.
     pub reduce_bytes_per_s: Option<f64>,
-    /// Bytes of a reduction that do not overlap with their arrival: a reduction of more takes as long
-    /// as one of so many. `None`: nothing overlaps.
+    /// Bytes of a reduction that do not overlap with their arrival: a longer reduction takes as long as one of
+    /// this length. `None`: no overlap.
     pub reduce_tail_bytes: Option<u64>,
-    /// The longest vector that a collective works on at once: longer ones are cut into segments, one after
-    /// the other, as by a library that stages them in buffers of that size. `None`: in one piece.
+    /// Segment size: longer vectors are cut into segments, processed one after the other, as by a library with
+    /// staging buffers of this size. `None`: one segment.
     pub segment_bytes: Option<u64>,
-    /// Bytes copied within a rank in a second.
+    /// Rate of copies within a rank.
     pub copy_bytes_per_s: Option<f64>,
-    /// The share of a link's bandwidth that carries payload.
+    /// Payload share of a link's bandwidth.
     pub wire_efficiency: f64,
-    /// The mean of an exponentially distributed delay that each message has on top.
+    /// Mean of an exponentially distributed extra delay of each message.
     pub jitter_s: f64,
-    /// The same, as a share of the time that the message's bytes take on the rank's own link.
+    /// The same mean, as a share of the message's transfer time on the rank's own link.
     pub jitter_share: f64,
 }
 
@@ -61,7 +60,7 @@ impl Default for Constants {
 }
 
 impl Constants {
-    /// Refuses what cannot be: negative times, rates that are not positive, NaN.
+    /// Rejects negative times, rates of 0 or less, and NaN.
     pub fn check(&self) -> Result<(), Error> {
         let times = [
             ("post_s", self.post_s),
@@ -94,37 +93,21 @@ impl Constants {
         Ok(())
     }
 
-    /// Seconds of a reduction of `bytes`.
+    /// Time of a reduction of `bytes`.
     pub fn reduce_s(&self, bytes: u64) -> f64 {
         let exposed = self.reduce_tail_bytes.map_or(bytes, |tail| bytes.min(tail));
         self.reduce_launch_s + self.reduce_bytes_per_s.map_or(0.0, |rate| exposed as f64 / rate)
     }
 
-    /// Seconds of a copy of `bytes` within a rank.
+    /// Time of a copy of `bytes` within a rank.
     pub fn copy_s(&self, bytes: u64) -> f64 {
         self.copy_bytes_per_s.map_or(0.0, |rate| bytes as f64 / rate)
     }
 }
 
 impl Constants {
-    /// Bandwidth and latency alone, with a microsecond and a half for each message.
+    /// Bandwidth and latency alone, with 1.5 us for each message.
     pub fn ideal() -> Constants {
         Constants { message_latency_s: 1.5e-6, ..Constants::default() }
-    }
-
-    /// What the EFLOPS article leaves open, fitted, and the rest from public or measured figures:
-    /// `data/eflops.json` says where each comes from.
-    pub fn eflops() -> Constants {
-        Constants {
-            post_s: 0.3e-6,
-            message_latency_s: 1.5e-6,
-            wait_s: 3.09e-6,
-            launch_s: 62e-6,
-            reduce_launch_s: 0.54e-6,
-            reduce_bytes_per_s: Some(250e9),
-            segment_bytes: Some(10 << 20),
-            wire_efficiency: 0.837,
-            ..Constants::default()
-        }
     }
 }

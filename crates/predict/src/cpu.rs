@@ -1,18 +1,18 @@
-//! How long the simulation itself took.
+//! Processor time of a simulation.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Processor time of this thread since it was made.
+/// Stopwatch of this thread's processor time.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuTime(f64);
 
 impl CpuTime {
-    /// From now on.
+    /// Starts now.
     pub fn start() -> CpuTime {
         CpuTime(now())
     }
 
-    /// Seconds of processor time since.
+    /// Seconds of processor time since the start.
     pub fn seconds(&self) -> f64 {
         now() - self.0
     }

@@ -1,99 +1,99 @@
-//! What can go wrong, one variant per cause.
+//! Errors of scenarios and their runs, a variant per cause.
 
 use std::fmt::Display;
 
-/// Why a scenario was refused or could not be run to its end.
+/// Invalid scenario, or a run without an end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The scenario is not the JSON that it should be.
-    #[error("the scenario cannot be read: {0}")]
+    /// Malformed JSON.
+    #[error("scenario: {0}")]
     Json(#[from] serde_json::Error),
-    /// A field has a value that cannot be.
-    #[error("{field} is {value}; it must be {must}")]
+    /// Field out of range.
+    #[error("{field} {value}: expected {must}")]
     Field {
-        /// The field, as a path in the scenario.
+        /// Path of the field in the scenario.
         field: String,
-        /// What it is.
+        /// Its value.
         value: String,
-        /// What it must be.
+        /// Expected values.
         must: String,
     },
-    /// A schedule waits for what never comes.
+    /// Deadlock of a schedule.
     #[error(
-        "the schedule {schedule} deadlocks: rank {rank} stands at operation {op} (step {step}), \
-         {waits}; {others} other ranks stand too"
+        "schedule {schedule}: deadlock of rank {rank} at operation {op} (step {step}), {waits}; \
+         {others} other ranks are blocked"
     )]
     Deadlock {
-        /// The schedule's name.
+        /// Name of the schedule.
         schedule: String,
-        /// Who waits for a write that nobody posts any more, or has come least far.
+        /// A rank whose awaited write is never posted, or else the one with the least progress.
         rank: u32,
-        /// Which of its operations it stands at.
+        /// Its current operation.
         op: u32,
-        /// The step that the operation belongs to.
+        /// Step of the operation.
         step: u32,
-        /// What it waits for.
+        /// Awaited rank and lane.
         waits: String,
-        /// How many others do not end.
+        /// Number of other blocked ranks.
         others: u32,
     },
-    /// Bytes are left that no link carries any more.
+    /// Flow over a failed link with no later event.
     #[error(
-        "the write from {flow} can never end: the link {link} has failed, and at {time} s nothing else \
-         is left to happen ({flows} writes wait like it); let the link come back (until_s), or route around it"
+        "write from {flow}: link {link} has failed, and no event is left at {time} s ({flows} blocked \
+         writes); set until_s of the fault, or route around the link"
     )]
     Stalled {
-        /// Whose bytes.
+        /// Name of the flow.
         flow: String,
-        /// The link.
+        /// Failed link.
         link: String,
-        /// How many flows stand.
+        /// Number of blocked flows.
         flows: u32,
-        /// Since when.
+        /// Virtual time, in seconds.
         time: f64,
     },
-    /// A workload waits for what never comes.
-    #[error("{what} has no end: rank {rank} waits in round {round}, and nothing is left to happen")]
-    Waiting {
-        /// Which workload.
+    /// Workload without a further event.
+    #[error("{what}: rank {rank} is blocked in round {round}, and no event is left")]
+    Blocked {
+        /// Workload.
         what: &'static str,
-        /// Who waits, of those the one that has come least far.
+        /// Blocked rank with the least progress.
         rank: u32,
-        /// In which round.
+        /// Its round.
         round: u32,
     },
-    /// Nothing was given to run.
-    #[error("nothing is left to run")]
-    Nothing,
-    /// The caller asked to stop.
-    #[error("the run was cancelled at {time_s} s of simulated time")]
+    /// No workload to run.
+    #[error("no workload to run")]
+    NoWorkload,
+    /// Cancelled by the caller.
+    #[error("cancelled at {time_s} s of virtual time")]
     Cancelled {
-        /// How far it had come.
+        /// Virtual time, in seconds.
         time_s: f64,
     },
-    /// Topology or routing.
+    /// Error of topology or routing.
     #[error(transparent)]
     Topology(Box<weft_topology::Error>),
-    /// A schedule that cannot be built.
+    /// Error of a schedule's construction.
     #[error(transparent)]
     Collectives(Box<weft_collectives::Error>),
-    /// The network solver.
+    /// Error of the network solver.
     #[error(transparent)]
     Network(#[from] weft_netsim::Error),
-    /// A mixture-of-experts shape or round.
+    /// Error of a mixture-of-experts shape or plan.
     #[error(transparent)]
     Moe(#[from] weft_moe::Error),
 }
 
 impl Error {
-    /// A field that cannot be what it is.
+    /// [`Error::Field`].
     pub fn field(field: impl Into<String>, value: impl Display, must: impl Into<String>) -> Error {
         Error::Field { field: field.into(), value: value.to_string(), must: must.into() }
     }
 }
 
-// Boxed, as results travel through many hands and these two are large.
+// Boxed: these two are large, and results are returned through many frames.
 impl From<weft_topology::Error> for Error {
     fn from(error: weft_topology::Error) -> Error {
         Error::Topology(Box::new(error))

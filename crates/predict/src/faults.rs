@@ -1,26 +1,26 @@
-//! Links that are slow or broken from some time on.
+//! Degraded and failed links: timed changes of bandwidth.
 
 use weft_netsim::{Engine, LinkId};
 use weft_topology::Network;
 
+use crate::cluster::Fault;
 use crate::error::Error;
-use crate::spec::Fault;
 
-/// What happens to links, and when.
+/// Bandwidth changes of a scenario.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Faults {
-    changes: Vec<Change>,
+    changes: Vec<BandwidthChange>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Change {
+struct BandwidthChange {
     at_s: f64,
     link: LinkId,
     bandwidth: f64,
 }
 
 impl Faults {
-    /// Finds the links that the faults name.
+    /// Resolves the links that `faults` name.
     pub fn new(network: &Network, faults: &[Fault], efficiency: f64) -> Result<Faults, Error> {
         let mut changes = Vec::new();
         for fault in faults {
@@ -42,21 +42,25 @@ impl Faults {
             for link in links {
                 let whole = network.link(link).bandwidth * efficiency;
                 let link = LinkId(link.0);
-                changes.push(Change { at_s: fault.at_s, link, bandwidth: whole * fault.bandwidth });
+                changes.push(BandwidthChange {
+                    at_s: fault.at_s,
+                    link,
+                    bandwidth: whole * fault.bandwidth,
+                });
                 if let Some(at_s) = fault.until_s {
-                    changes.push(Change { at_s, link, bandwidth: whole });
+                    changes.push(BandwidthChange { at_s, link, bandwidth: whole });
                 }
             }
         }
         Ok(Faults { changes })
     }
 
-    /// When something changes, with the tags to call [`Faults::apply`] with.
+    /// Times of the changes, with the tags for [`Faults::apply`].
     pub fn times(&self) -> impl Iterator<Item = (f64, u64)> {
         self.changes.iter().enumerate().map(|(number, change)| (change.at_s, number as u64))
     }
 
-    /// Changes what `tag` names.
+    /// Applies the change `tag`.
     pub fn apply(&self, tag: u64, engine: &mut Engine) -> Result<(), Error> {
         let change = self.changes[tag as usize];
         Ok(engine.set_bandwidth(change.link, change.bandwidth)?)

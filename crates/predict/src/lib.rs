@@ -1,9 +1,17 @@
-//! Scenarios on the network model: collectives, training and what runs beside them, on networks that one
-//! need not own.
+//! Predicted times of collectives, training, MoE and query traffic on a simulated network.
 //!
-//! [`run`] takes a scenario as JSON and gives back its outcome as JSON; it is what `weft sim` calls.
-//! Below it, a [`World`] is one network with its routes and [`Constants`] in one virtual time, and a
-//! [`Workload`] something that runs on it. `docs/simulator.md` says what the model covers and what not.
+//! [`run`] maps a scenario to its outcome, both as JSON; `weft sim` calls it. A [`World`] is one network
+//! with its routes and [`Constants`] in one virtual time; a [`Workload`] runs on it. `docs/simulator.md`
+//! has the limits of the model.
+//!
+//! - `scenario`: the union of all scenarios, and `run`
+//! - `mixture`: concurrent jobs on one network
+//! - `collective`, `train`, `moe`, `dlrm`, `query`: the workloads
+//! - `event_loop`, `workload`, `world`: virtual time, network, NICs
+//! - `network_model`: the network model of the fabric's simulator
+//! - `cluster`, `constants`, `faults`: conditions of a scenario
+//! - `outcome`, `statistics`, `trace`: results
+//! - `check`, `cpu`, `error`, `progress`: shared leaves
 //!
 //! ```
 //! let scenario = r#"{
@@ -22,48 +30,48 @@
 #![warn(missing_docs)]
 
 mod check;
+mod cluster;
 pub mod collective;
 mod constants;
 mod cpu;
 pub mod dlrm;
-pub mod eflops;
 mod error;
+mod event_loop;
 mod faults;
 pub mod mixture;
 pub mod moe;
 mod network_model;
 mod outcome;
+mod progress;
 pub mod query;
-mod random;
-mod run;
-mod spec;
+mod scenario;
 mod statistics;
 mod trace;
 pub mod train;
 mod workload;
 mod world;
 
-/// What things cost.
+/// Network, routing, faults and stragglers.
+pub use cluster::{Cluster, ConstantOverrides, Fault, Straggler};
+/// Costs beyond bandwidth and latency.
 pub use constants::Constants;
-/// The processor time that a run took.
+/// Processor time of a simulation.
 pub use cpu::CpuTime;
-/// What can go wrong.
+/// Errors.
 pub use error::Error;
-/// The network under the fabric's simulator.
+/// Network model of the fabric's simulator.
 pub use network_model::{MessageCosts, SimulatedNetwork};
-/// What a run came to.
+/// Results of a run.
 pub use outcome::{LinkReport, Outcome};
-/// Seeded.
-pub use random::{Random, SplitMix64};
-/// JSON in, JSON out.
-pub use run::{Progress, run, run_spec};
-/// Scenarios.
-pub use spec::{Cluster, ConstantsSpec, Fault, Preset, Spec, Straggler};
-/// Many times in a few numbers.
+/// Progress of a run.
+pub use progress::Progress;
+/// Scenarios, JSON in and JSON out.
+pub use scenario::{Scenario, run};
+/// Percentiles of times.
 pub use statistics::Summary;
-/// What happened when.
+/// Trace of a run.
 pub use trace::{Span, Trace};
-/// What runs.
-pub use workload::{TAG_BITS, Workload};
-/// Where it runs.
-pub use world::{Path, World};
+/// Interface of workloads.
+pub use workload::Workload;
+/// Network in virtual time.
+pub use world::{Path, TAG_BITS, World};

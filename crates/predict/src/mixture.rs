@@ -1,118 +1,127 @@
-//! Several jobs on one network, which compete for its links.
+//! Mixture of workloads: concurrent jobs that share the links and NICs of one network.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use weft_netsim::Link;
 
+use crate::cluster::Cluster;
 use crate::collective::{CollectiveJob, CollectiveWorkload};
 use crate::cpu::CpuTime;
 use crate::dlrm::{DlrmJob, DlrmWorkload};
 use crate::error::Error;
 use crate::moe::{MoeJob, MoeWorkload};
 use crate::outcome::Outcome;
+use crate::progress::Progress;
 use crate::query::{QueryJob, QueryWorkload};
-use crate::run::Progress;
-use crate::spec::Cluster;
 use crate::train::TrainJob;
 use crate::workload::Workload;
 use crate::world::World;
 
-/// Jobs that run at the same time.
+/// Concurrent jobs on a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct MixtureSpec {
-    /// On what. Its stragglers are of the first job.
+pub struct MixtureScenario {
+    /// Network and its conditions; stragglers are ranks of the first job.
     pub cluster: Cluster,
-    /// What runs.
-    pub jobs: Vec<Job>,
-    /// How many links to report, the busiest first.
-    #[serde(default = "crate::spec::links")]
+    /// Jobs.
+    pub jobs: Vec<MixtureJob>,
+    /// Number of reported links, busiest first.
+    #[serde(default = "crate::outcome::default_links")]
     pub links: usize,
-    /// Record up to so many spans for a trace.
+    /// Most spans of the trace; 0 for no trace.
     #[serde(default)]
     pub trace: usize,
 }
 
-/// A job of a mixture.
+/// Job of a mixture.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Job {
-    /// A collective, some number of times.
+pub enum MixtureJob {
+    /// Rounds of a collective.
     Collective(CollectiveJob),
-    /// Training.
+    /// Training iterations.
     Train(TrainJob),
     /// Mixture-of-experts dispatch and combine.
     Moe(MoeJob),
-    /// A recommendation model, fused.
+    /// Iteration of a recommendation model, fused.
     Dlrm(DlrmJob),
-    /// Queries and answers.
+    /// Queries and responses.
     Query(QueryJob),
 }
 
-impl Job {
+impl MixtureJob {
     fn ranks(&self) -> Option<u32> {
         match self {
-            Job::Collective(job) => job.ranks,
-            Job::Train(job) => job.reduction.ranks,
-            Job::Moe(job) => Some(job.ranks),
-            Job::Dlrm(job) => Some(job.ranks),
-            Job::Query(job) => job.front_ends.checked_add(job.accelerators),
+            MixtureJob::Collective(job) => job.ranks,
+            MixtureJob::Train(job) => job.reduction.ranks,
+            MixtureJob::Moe(job) => Some(job.ranks),
+            MixtureJob::Dlrm(job) => Some(job.ranks),
+            MixtureJob::Query(job) => job.front_ends.checked_add(job.accelerators),
         }
     }
 
-    /// Links of its own that it needs beside the network.
+    /// Links of the job beside the network's.
     fn private_links(&self) -> Vec<Link> {
         match self {
-            Job::Moe(job) => job.private_links(),
+            MixtureJob::Moe(job) => job.private_links(),
             _ => Vec::new(),
         }
     }
 
-    /// Makes it ready to run; `first_private` is the first of its links among the private ones.
+    /// Workload of the job; `first_private` is the index of its first private link.
     fn workload(
         &self,
         world: &mut World,
         cluster: &Cluster,
         first_private: u32,
         group: u64,
+        progress: &mut Progress<'_>,
     ) -> Result<Box<dyn Workload>, Error> {
         let stragglers = cluster.stragglers.as_slice();
         Ok(match self {
-            Job::Collective(job) => {
+            MixtureJob::Collective(job) => {
                 Box::new(CollectiveWorkload::new(world, job, stragglers, group)?)
             }
-            Job::Train(job) => Box::new(job.workload(world, stragglers, group)?),
-            Job::Moe(job) => Box::new(MoeWorkload::new(world, job, cluster, first_private)?),
-            Job::Dlrm(job) => Box::new(DlrmWorkload::new(world, job, cluster, true)?),
-            Job::Query(job) => Box::new(QueryWorkload::new(world, job)?),
+            MixtureJob::Train(job) => Box::new(job.workload(world, stragglers, group)?),
+            MixtureJob::Moe(job) => {
+                Box::new(MoeWorkload::new(world, job, cluster, first_private, progress)?)
+            }
+            MixtureJob::Dlrm(job) => Box::new(DlrmWorkload::new(world, job, cluster, true)?),
+            MixtureJob::Query(job) => Box::new(QueryWorkload::new(world, job)?),
         })
     }
 }
 
-/// Runs jobs together.
-pub(crate) fn run(spec: &MixtureSpec, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
+/// Runs the jobs at the same time.
+pub(crate) fn run(spec: &MixtureScenario, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
     let cpu = CpuTime::start();
     let Some(first) = spec.jobs.first() else {
         return Err(Error::field("jobs", "an empty list", "at least one job"));
     };
     for job in &spec.jobs {
-        // Its links are counted by what it says of itself.
-        if let Job::Moe(job) = job {
+        // Checked before its private links are counted.
+        if let MixtureJob::Moe(job) = job {
             job.check()?;
         }
     }
-    let private: Vec<Vec<Link>> = spec.jobs.iter().map(Job::private_links).collect();
+    let private: Vec<Vec<Link>> = spec.jobs.iter().map(MixtureJob::private_links).collect();
     let mut world = World::with_domains(&spec.cluster, &private.concat())?;
     if spec.trace > 0 {
         world.record(spec.trace);
     }
     spec.cluster.check(first.ranks().unwrap_or(world.network().endpoints()))?;
     let mut workloads = Vec::new();
-    let calm = Cluster { stragglers: Vec::new(), ..spec.cluster.clone() };
+    let without_stragglers = Cluster { stragglers: Vec::new(), ..spec.cluster.clone() };
     let mut first_private = 0;
     for (number, job) in spec.jobs.iter().enumerate() {
-        let cluster = if number == 0 { &spec.cluster } else { &calm };
-        workloads.push(job.workload(&mut world, cluster, first_private, number as u64)?);
+        let cluster = if number == 0 { &spec.cluster } else { &without_stragglers };
+        workloads.push(job.workload(
+            &mut world,
+            cluster,
+            first_private,
+            number as u64,
+            progress,
+        )?);
         first_private += private[number].len() as u32;
     }
     let mut borrowed: Vec<&mut dyn Workload> = Vec::new();

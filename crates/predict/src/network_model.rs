@@ -1,70 +1,68 @@
-//! A simulated network under the fabric's simulator: real drivers in the virtual time of a topology.
+//! Network model of the fabric's simulator: real drivers in the virtual time of a topology.
 //!
-//! The fabric counts whole nanoseconds from an arbitrary origin, the engine seconds as `f64` from 0.
-//! The two are tied together by one pair of instants, chosen anew whenever nothing is on the wire. So
-//! the engine's clock does not run while nothing happens, and a fabric that has run for years loses no
-//! precision. An arrival is rounded up to the next whole nanosecond, never down, and no rounding is
-//! ever added to another one: what comes next is computed from the engine's own time.
+//! The fabric counts whole nanoseconds from an arbitrary origin, the engine seconds as `f64` from 0. One
+//! pair of instants ties both clocks; it is set anew whenever the wire is idle. So the engine's clock
+//! stands while the wire is idle, and a fabric that has run for years keeps the precision. Arrivals are
+//! rounded up to whole nanoseconds. Roundings do not accumulate: each event is computed from the engine's
+//! own time.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use weft_fabric::model::{FlowId, NetworkModel};
-use weft_fabric::{Rank, Time};
+use weft_fabric::{FlowId, NetworkModel, Rank, Time};
 use weft_netsim::{Engine, Event, FlowHandle, Link, LinkId, LinkUsage, PathId, ServerId, Tag};
 use weft_topology::{EndpointId, Network, Router};
 
 use crate::check::at_least_0;
 use crate::error::Error;
 
-/// Less of a nanosecond than this is taken for rounding of `f64`, and not for a part of one more.
-const NOTHING_NS: f64 = 1e-3;
-/// By how many units in the last place a time may be off besides.
-const NOTHING_ULPS: f64 = 8.0;
-/// The engine's clock follows an idle fabric for so long, so that its servers end what they do.
+/// Fraction of a nanosecond that counts as rounding of `f64`.
+const ROUNDING_NS: f64 = 1e-3;
+/// Rounding of a time besides, in units in the last place.
+const ROUNDING_ULPS: f64 = 8.0;
+/// Time for which the engine's clock follows an idle fabric, so that its servers finish.
 const IDLE_S: f64 = 1.0;
 
-/// What a message costs beside its bytes.
+/// Costs of a message beside its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MessageCosts {
-    /// How long the sender's NIC is busy with posting one part; parts of one rank queue for it.
+    /// Time for which posting one part occupies the sender's NIC; parts of one rank queue.
     pub post_s: f64,
-    /// What each part takes beyond the latency of its links and its bytes.
+    /// Time of a part beyond the latency of its links and the transfer of its bytes.
     pub latency_s: f64,
 }
 
-/// A [`NetworkModel`] on a [`Network`]: parts share links max-min fairly, on the paths that a router
-/// chose for each pair of ranks.
+/// [`NetworkModel`] on a [`Network`]: parts share links max-min fairly, on one routed path for each pair of
+/// ranks.
 pub struct SimulatedNetwork {
-    // `next_event` takes `&self`, while the engine solves its rates only when it is asked for a time.
+    // `next_event` takes `&self`, and the engine solves its rates when a time is requested.
     state: RefCell<State>,
 }
 
 struct State {
     engine: Engine,
     ranks: usize,
-    /// By `from * ranks + to`.
+    /// Indexed by `from * ranks + to`.
     paths: Vec<PathId>,
     nics: Vec<ServerId>,
     costs: MessageCosts,
-    /// The fabric's instant at which the engine's clock stood at `origin_s`.
+    /// Instant of the fabric at the engine's time `origin_s`.
     origin: Time,
     origin_s: f64,
     flows: BTreeMap<FlowId, FlowHandle>,
     events: Vec<Event>,
-    /// What has arrived, and when, and was not asked for yet.
+    /// Arrivals not yet returned by `advance`.
     arrived: Vec<(Time, FlowId)>,
-    /// When something is due; asked of the engine once and kept until something changes.
+    /// Next event of the engine, cached until a change.
     due: Option<Option<Time>>,
 }
 
 impl SimulatedNetwork {
-    /// The ranks' network: `places[rank]` is the endpoint that a rank's NIC is. Two ranks on one
-    /// endpoint reach each other without a wire. Every pair's path is found here, so that nothing
-    /// can be unreachable later.
+    /// Model of ranks with their NICs at the endpoints `places[rank]`. Ranks on one endpoint share no link.
+    /// All paths are routed here, so an unreachable pair is an error of the constructor.
     ///
     /// # Errors
-    /// Those of the router, which name the two ends; [`Error::Field`] for costs that cannot be.
+    /// Errors of the router, which name both ends; [`Error::Field`] for invalid costs.
     pub fn new(
         network: &Network,
         router: &mut Router,
@@ -86,7 +84,7 @@ impl SimulatedNetwork {
             for (to, &destination) in places.iter().enumerate() {
                 route.clear();
                 if source != destination {
-                    // One connection for each pair: the hash of an ECMP router sees the pair.
+                    // One connection for each pair, as input of ECMP's hash.
                     let connection = (from * places.len() + to) as u64;
                     router.path(source, destination, connection, &mut route)?;
                 }
@@ -112,27 +110,27 @@ impl SimulatedNetwork {
         Ok(SimulatedNetwork { state: RefCell::new(state) })
     }
 
-    /// What a link of the network has carried so far.
+    /// Traffic of a link so far.
     pub fn link_usage(&self, link: weft_topology::LinkId) -> LinkUsage {
         self.state.borrow().engine.link_usage(LinkId(link.0))
     }
 }
 
 impl State {
-    /// The engine's clock when the fabric's stands at `time`.
+    /// Time of the engine at the fabric's `time`.
     fn seconds(&self, time: Time) -> f64 {
         self.origin_s + time.since(self.origin).as_secs_f64()
     }
 
-    /// The first instant of the fabric at which what the engine does at `seconds` has happened.
+    /// First instant of the fabric at or after the engine's `seconds`.
     fn instant(&self, seconds: f64) -> Time {
-        let nothing = NOTHING_NS.max(seconds * 1e9 * f64::EPSILON * NOTHING_ULPS);
-        let nanoseconds = ((seconds - self.origin_s) * 1e9 - nothing).ceil().max(0.0);
-        // A float beyond the largest integer becomes the largest integer.
+        let rounding = ROUNDING_NS.max(seconds * 1e9 * f64::EPSILON * ROUNDING_ULPS);
+        let nanoseconds = ((seconds - self.origin_s) * 1e9 - rounding).ceil().max(0.0);
+        // The cast saturates.
         Time(self.origin.0.saturating_add(nanoseconds as u64))
     }
 
-    /// Moves the engine on to `to`, and keeps what arrives until then.
+    /// Advances the engine to `to` and collects the arrivals.
     fn follow(&mut self, to: Time) {
         self.due = None;
         while let Some(seconds) = self.engine.next_time() {
@@ -140,7 +138,7 @@ impl State {
             if at > to {
                 break;
             }
-            // Exactly where the engine says, which may be a trifle after the whole nanosecond.
+            // The engine's exact time may be slightly after the whole nanosecond.
             self.move_engine(seconds.max(self.engine.now()), at);
         }
         let end = self.seconds(to);
@@ -151,8 +149,7 @@ impl State {
 
     fn move_engine(&mut self, seconds: f64, at: Time) {
         self.events.clear();
-        // What could be refused was checked when this was made; a flow that never ends shows as a
-        // deadlock of the world.
+        // The constructor has checked all inputs; a flow without an end shows as a deadlock of the world.
         let _ = self.engine.advance(seconds, &mut self.events);
         for event in &self.events {
             let flow = FlowId(event.tag.0);

@@ -1,45 +1,53 @@
-//! What a run came to.
+//! Results of a run.
 
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::constants::Constants;
 
-/// What every scenario reports; each adds its own results.
+/// Results that every scenario reports, with its own in `results`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// Virtual time from the start to the end of the last workload.
     pub time_s: f64,
-    /// The most flows that one link carried at one time.
+    /// Largest number of concurrent flows on a link.
     pub max_link_load: u32,
     /// Processor time of the simulation.
     pub cpu_s: f64,
-    /// What things cost.
+    /// Constants of the run.
     pub constants: Constants,
-    /// Messages sent.
+    /// Number of messages.
     pub flows: u64,
-    /// Links, the busiest first.
+    /// Links, busiest first.
     pub links: Vec<LinkReport>,
-    /// What the scenario itself found.
+    /// Results of the scenario.
     pub results: Value,
-    /// In the trace event format, if asked for.
+    /// Doubts about the network's description; see [`weft_topology::Network::warnings`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+    /// Trace event format, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<Value>,
 }
 
-/// What one link carried.
+/// Default number of links in an outcome.
+pub(crate) fn default_links() -> usize {
+    16
+}
+
+/// Traffic of one link.
 #[derive(Clone, Debug, Serialize)]
 pub struct LinkReport {
-    /// The node that it leaves.
+    /// Source node.
     pub from: String,
-    /// The node that it reaches.
+    /// Destination node.
     pub to: String,
-    /// Bytes carried.
+    /// Bytes.
     pub bytes: f64,
-    /// Seconds in which it carried any.
+    /// Time with at least one flow.
     pub busy_s: f64,
-    /// The share of the run's time in which its bandwidth was used.
+    /// Share of the bandwidth in use over the run.
     pub utilisation: f64,
-    /// The most flows at one time.
+    /// Largest number of concurrent flows.
     pub max_load: u32,
 }

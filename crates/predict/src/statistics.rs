@@ -1,30 +1,30 @@
-//! Many times in a few numbers.
+//! Percentiles of times.
 
 use serde::Serialize;
 
-/// Percentiles, by the nearest rank; all zero of nothing.
+/// Nearest-rank percentiles; zeros for an empty sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// How many there were.
+    /// Sample size.
     pub count: u64,
-    /// The mean.
+    /// Mean.
     pub mean_s: f64,
-    /// The least.
+    /// Minimum.
     pub min_s: f64,
-    /// The median.
+    /// Median.
     pub p50_s: f64,
-    /// Nine tenths are not longer.
+    /// 90th percentile.
     pub p90_s: f64,
-    /// All but a hundredth are not longer.
+    /// 99th percentile.
     pub p99_s: f64,
-    /// All but a thousandth are not longer.
+    /// 99.9th percentile.
     pub p999_s: f64,
-    /// The longest.
+    /// Maximum.
     pub max_s: f64,
 }
 
 impl Summary {
-    /// Of these times, in any order.
+    /// Summary of `times`, in any order.
     pub fn of(times: &[f64]) -> Summary {
         let mut sorted = times.to_vec();
         sorted.sort_by(f64::total_cmp);

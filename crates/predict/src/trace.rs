@@ -1,30 +1,30 @@
-//! What happened when, for Perfetto and chrome://tracing.
+//! Trace of a run for Perfetto and chrome://tracing.
 
 use std::collections::HashMap;
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// A stretch of virtual time on one row of the picture.
+/// Interval of virtual time on one row of the trace.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Span {
-    /// The workload's number: a process of the picture.
+    /// Job number; with the rank a process of the trace.
     pub job: u32,
-    /// The rank: a thread of the picture.
+    /// Rank within the job.
     pub rank: u32,
-    /// Which of the rank's rows, such as `compute` or `network`.
+    /// Row of the rank, such as `compute` or `network`; a thread of the trace.
     pub row: &'static str,
-    /// What was done.
+    /// Operation.
     pub name: String,
-    /// From when, in seconds.
+    /// Begin, in seconds.
     pub begin_s: f64,
-    /// Until when.
+    /// End, in seconds.
     pub end_s: f64,
-    /// Bytes that it moved, if it moved any.
+    /// Transferred bytes.
     pub bytes: u64,
 }
 
-/// Spans, no more than a given number of them.
+/// Bounded list of spans.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     spans: Vec<Span>,
@@ -33,7 +33,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Keeps the first `most` spans and counts the others.
+    /// Trace of the first `most` spans; later ones are counted.
     pub fn new(most: usize) -> Trace {
         Trace { spans: Vec::new(), most, dropped: 0 }
     }
@@ -47,7 +47,7 @@ impl Trace {
         }
     }
 
-    /// The spans that were kept, in the order in which they were added.
+    /// Kept spans in the order of `add`.
     pub fn spans(&self) -> &[Span] {
         &self.spans
     }
@@ -55,11 +55,11 @@ impl Trace {
     /// The trace event format, in microseconds: a process for each rank of each job, a thread for each row.
     pub fn to_json(&self) -> Value {
         let mut rows: Vec<(u32, u32, &str)> = Vec::new();
-        let mut places = HashMap::new();
+        let mut numbers = HashMap::new();
         let mut events = Vec::new();
         for span in &self.spans {
             let key = (span.job, span.rank, span.row);
-            let row = *places.entry(key).or_insert_with(|| {
+            let row = *numbers.entry(key).or_insert_with(|| {
                 rows.push(key);
                 rows.len()
             });
@@ -71,10 +71,10 @@ impl Trace {
         }
         for (row, (job, rank, name)) in rows.into_iter().enumerate() {
             let pid = process(job, rank);
-            let whose =
+            let process_name =
                 if job == 0 { format!("rank {rank}") } else { format!("job {job}, rank {rank}") };
             events.push(json!({
-                "name": "process_name", "ph": "M", "pid": pid, "args": {"name": whose},
+                "name": "process_name", "ph": "M", "pid": pid, "args": {"name": process_name},
             }));
             events.push(json!({
                 "name": "thread_name", "ph": "M", "pid": pid, "tid": row + 1, "args": {"name": name},

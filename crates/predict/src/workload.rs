@@ -1,33 +1,29 @@
-//! What runs on a world: collectives, training, all-to-alls, and mixtures of them.
+//! Interface of workloads: state machines over the events of a world.
 
 use crate::error::Error;
 use crate::world::World;
 
-/// Something that starts flows and timers, and is told when they end.
+/// State machine that starts flows and timers and receives their completions.
 ///
-/// Every tag that a workload gives to the world is one of its own, of [`TAG_BITS`] bits; the world
-/// brings it back to the workload that runs under the same number.
+/// Tags are the workload's own, of [`TAG_BITS`](crate::TAG_BITS) bits; a completion has the tag of its start.
 pub trait Workload {
     /// Called once, at the start of virtual time.
     fn start(&mut self, world: &mut World) -> Result<(), Error>;
 
-    /// What was started with `tag` ended, at `world.now()`.
+    /// Completion of the flow or timer `tag`, at `world.now()`.
     fn event(&mut self, world: &mut World, tag: u64) -> Result<(), Error>;
 
-    /// Whether everything is done; `None` as long as it is not, and else the virtual time at which it was.
+    /// Virtual time of the end; `None` before.
     fn finished(&self) -> Option<f64>;
 
-    /// Called when nothing is left that could happen and the workload is not finished: why.
-    fn stuck(&self) -> Error;
+    /// Error for an unfinished workload without a further event.
+    fn deadlock(&self) -> Error;
 
-    /// Whose flow has this tag, for an error message: `rank 3 to rank 7`.
-    fn describe(&self, tag: u64) -> String;
+    /// Name of the flow `tag` in error messages, such as `rank 3 to rank 7`.
+    fn flow_name(&self, tag: u64) -> String;
 
-    /// The share of the work that is done, from 0 to 1.
+    /// Completed share of the work, from 0 to 1.
     fn progress(&self) -> f64 {
         0.0
     }
 }
-
-/// A workload's tags are less than this power of two.
-pub const TAG_BITS: u32 = 48;

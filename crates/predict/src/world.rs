@@ -1,57 +1,51 @@
-//! One network, its routes and its constants in one virtual time.
+//! Network in virtual time: links, routes, NICs and constants.
 
-use weft_netsim::{Engine, Event, Link, LinkId, LinkUsage, PathId, Tag};
+use weft_netsim::{Engine, Link, LinkId, LinkUsage, PathId, Tag};
 use weft_topology::{Description, EndpointId, Network, Router, Routing};
 
+use crate::cluster::Cluster;
 use crate::constants::Constants;
 use crate::cpu::CpuTime;
 use crate::error::Error;
 use crate::faults::Faults;
 use crate::outcome::{LinkReport, Outcome};
-use crate::random::Random;
-use crate::run::Progress;
-use crate::spec::Cluster;
 use crate::trace::{Span, Trace};
-use crate::workload::{TAG_BITS, Workload};
+use weft_control::random::SplitMix64;
 
-/// The number of the job under which faults happen.
-const FAULTS: u64 = (1 << (64 - TAG_BITS)) - 1;
-/// How many events pass between two reports of progress.
-const REPORT_EVENTS: u64 = 1 << 16;
-/// The same in instants: where thousands of flows share links unevenly, one takes milliseconds.
-const REPORT_INSTANTS: u32 = 512;
+/// Width of a workload's tags; the bits above hold the number of its job.
+pub const TAG_BITS: u32 = 48;
 
-/// A route through the network. The engine's links have no latency of their own, so that whoever
-/// queues messages on a connection can let their latencies overlap; it is `latency_s` instead.
+/// Route through the network. The engine's links have latency 0, so that latencies of messages that queue on
+/// a connection overlap; `latency_s` has them.
 #[derive(Clone, Copy, Debug)]
 pub struct Path {
-    /// The engine's number of it.
+    /// Path of the engine.
     pub id: PathId,
-    /// The sum of its links' latencies, and of a message's.
+    /// Latency of its links and of a message.
     pub latency_s: f64,
 }
 
-/// What runs on a world sees of it.
+/// Network with its routes and constants, shared by the workloads of a run.
 pub struct World {
-    engine: Engine,
+    pub(crate) engine: Engine,
     description: Description,
-    network: Network,
+    pub(crate) network: Network,
     router: Router,
     constants: Constants,
     nics: Vec<Nic>,
     seed: u64,
-    job: u64,
+    pub(crate) job: u64,
     flows: u64,
-    events: u64,
+    pub(crate) events: u64,
     trace: Option<Trace>,
-    faults: Faults,
-    /// How many connections go over each link, where routing is adaptive.
+    pub(crate) faults: Faults,
+    /// Number of connections by link, for adaptive routing.
     connections: Vec<u32>,
     route: Vec<weft_topology::LinkId>,
     links: Vec<LinkId>,
 }
 
-/// What posts the writes of one endpoint.
+/// Post queue of one endpoint.
 #[derive(Clone, Copy, Debug, Default)]
 struct Nic {
     free_at: f64,
@@ -59,25 +53,24 @@ struct Nic {
 }
 
 impl World {
-    /// The cluster's network, empty.
+    /// Idle network of `cluster`.
     pub fn new(cluster: &Cluster) -> Result<World, Error> {
         World::with_domains(cluster, &[])
     }
 
-    /// The cluster's network and links beside it; see [`World::with_private_links`].
+    /// Network of `cluster` with private links; see [`World::with_private_links`].
     pub fn with_domains(cluster: &Cluster, private: &[Link]) -> Result<World, Error> {
         let description = cluster.description()?;
         let world = World::with_private_links(description.network()?, cluster, private)?;
         Ok(World { description, ..world })
     }
 
-    /// A network made by hand, with all else as the cluster says.
+    /// `network` with the routing, constants and faults of `cluster`.
     pub fn on(network: Network, cluster: &Cluster) -> Result<World, Error> {
         World::with_private_links(network, cluster, &[])
     }
 
-    /// The same with links beside the network's, which only [`World::private_path`] uses: those of NVLink
-    /// domains, say.
+    /// The same with private links, such as those of NVLink domains; only [`World::private_path`] uses them.
     pub fn with_private_links(
         network: Network,
         cluster: &Cluster,
@@ -111,38 +104,38 @@ impl World {
         })
     }
 
-    /// Keeps up to `most` spans of what happens.
+    /// Records a trace of up to `most` spans.
     pub fn record(&mut self, most: usize) {
         self.trace = Some(Trace::new(most));
     }
 
-    /// The virtual time, in seconds.
+    /// Virtual time, in seconds.
     pub fn now(&self) -> f64 {
         self.engine.now()
     }
 
-    /// What things cost.
+    /// Constants.
     pub fn constants(&self) -> &Constants {
         &self.constants
     }
 
-    /// The network.
+    /// Network.
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// What the network was described as.
+    /// Description of the network.
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// Random numbers that depend on the cluster's seed and on `stream` alone.
-    pub fn random(&self, stream: u64) -> Random {
-        Random::new(self.seed, stream)
+    /// SplitMix64 numbers that depend on the cluster's seed and on `stream` alone.
+    pub fn random(&self, stream: u64) -> SplitMix64 {
+        SplitMix64::stream(self.seed, stream)
     }
 
-    /// The route from one endpoint to another; `flow` stands for the ports of the connection, which ECMP
-    /// hashes. Callers keep it as long as the connection lives.
+    /// Route from one endpoint to another, for the lifetime of a connection; ECMP hashes `flow` in place of
+    /// the connection's ports.
     pub fn path(&mut self, from: EndpointId, to: EndpointId, flow: u64) -> Result<Path, Error> {
         self.find_route(from, to, flow)?;
         let mut latency_s = self.constants.message_latency_s;
@@ -154,16 +147,16 @@ impl World {
         Ok(Path { id: self.engine.add_path(&self.links)?, latency_s })
     }
 
-    /// A path over private links, by their places in the list that the world was made with; none is a copy
-    /// on one host, which takes no time.
+    /// Path over private links, by their indices in the list of the constructor; an empty path is a copy on
+    /// one host in zero time.
     pub fn private_path(&mut self, links: &[u32], latency_s: f64) -> Result<Path, Error> {
         let first = self.network.links().len() as u32;
         let links: Vec<LinkId> = links.iter().map(|link| LinkId(first + link)).collect();
         Ok(Path { id: self.engine.add_path(&links)?, latency_s })
     }
 
-    /// Puts the route into `self.route`. Where routing is adaptive, every switch takes the link over which the
-    /// fewest connections go so far.
+    /// Writes the route into `self.route`. Adaptive routing takes the link with the fewest connections at each
+    /// switch.
     fn find_route(&mut self, from: EndpointId, to: EndpointId, flow: u64) -> Result<(), Error> {
         if self.router.routing() != Routing::Adaptive {
             return Ok(self.router.path(from, to, flow, &mut self.route)?);
@@ -177,8 +170,7 @@ impl World {
         Ok(())
     }
 
-    /// Starts a flow: after `delay` seconds, to which a message's latency belongs, its bytes share the
-    /// links of the path.
+    /// Starts a flow: its bytes share the links of the path after `delay` seconds, which include the latency.
     pub fn start_flow(
         &mut self,
         path: Path,
@@ -191,42 +183,42 @@ impl World {
         Ok(())
     }
 
-    /// An event in `after` seconds.
+    /// Starts a timer of `after` seconds.
     pub fn timer(&mut self, after: f64, tag: u64) -> Result<(), Error> {
         Ok(self.engine.timer(after, Tag(self.job << TAG_BITS | tag))?)
     }
 
-    /// The bandwidth of the slowest link that leaves an endpoint, in payload bytes per second.
+    /// Payload bandwidth of the slowest link out of an endpoint, in bytes per second.
     pub fn endpoint_bandwidth(&self, endpoint: EndpointId) -> f64 {
         let links = self.network.links_from(self.network.endpoint(endpoint)).iter();
         let slowest = links.map(|link| self.network.link(*link).bandwidth);
         slowest.fold(f64::INFINITY, f64::min) * self.constants.wire_efficiency
     }
 
-    /// Says that a workload posts at this endpoint's NIC. Each does so once, before anything runs.
+    /// Registers a workload at this endpoint's NIC; once for each workload, before the run.
     pub fn attach(&mut self, endpoint: EndpointId) {
         self.nics[endpoint.0 as usize].users += 1;
     }
 
-    /// Whether several workloads post at this NIC, so that they must come to it in the order of time.
+    /// True if several workloads post at this NIC, and must do so in the order of time.
     pub fn shared(&self, endpoint: EndpointId) -> bool {
         self.nics[endpoint.0 as usize].users > 1
     }
 
-    /// Posts at an endpoint's NIC a write that is ready at `at`, which takes it `seconds`; gives the time at
-    /// which it is posted.
+    /// Posts a write that is ready at `at` at an endpoint's NIC, which takes `seconds`; the time of the post's
+    /// end.
     pub fn post(&mut self, endpoint: EndpointId, at: f64, seconds: f64) -> f64 {
         let nic = &mut self.nics[endpoint.0 as usize];
         nic.free_at = nic.free_at.max(at) + seconds;
         nic.free_at
     }
 
-    /// Whether spans are wanted.
+    /// True if a trace is recorded.
     pub fn traced(&self) -> bool {
         self.trace.is_some()
     }
 
-    /// Records a span of the workload that runs.
+    /// Records a span of the current workload.
     pub fn span(&mut self, span: Span) {
         let job = self.job as u32;
         if let Some(trace) = &mut self.trace {
@@ -234,78 +226,18 @@ impl World {
         }
     }
 
-    /// Runs workloads until all are finished; gives the virtual time at which the last one was.
-    pub fn run(
-        &mut self,
-        workloads: &mut [&mut dyn Workload],
-        progress: &mut Progress<'_>,
-    ) -> Result<f64, Error> {
-        if !progress(0.0, "simulating") {
-            return Err(Error::Cancelled { time_s: 0.0 });
-        }
-        self.job = FAULTS;
-        for (at_s, tag) in self.faults.times() {
-            self.engine.timer(at_s, Tag(FAULTS << TAG_BITS | tag))?;
-        }
-        for (job, workload) in workloads.iter_mut().enumerate() {
-            self.job = job as u64;
-            workload.start(self)?;
-        }
-        let mut events: Vec<Event> = Vec::new();
-        let (mut reported, mut instants) = (0, 0);
-        loop {
-            if workloads.iter().all(|workload| workload.finished().is_some()) {
-                break;
-            }
-            events.clear();
-            match self.engine.next(&mut events) {
-                Ok(Some(_)) => {}
-                Ok(None) => {
-                    let stuck = workloads.iter().find(|workload| workload.finished().is_none());
-                    return Err(stuck.map_or(Error::Nothing, |workload| workload.stuck()));
-                }
-                Err(weft_netsim::Error::Stalled { tag, link, flows, time }) => {
-                    let job = (tag.0 >> TAG_BITS) as usize;
-                    let flow = workloads[job].describe(tag.0 & ((1 << TAG_BITS) - 1));
-                    let link = self.network.link_name(weft_topology::LinkId(link.0));
-                    return Err(Error::Stalled { flow, link, flows, time });
-                }
-                Err(error) => return Err(error.into()),
-            }
-            self.events += events.len() as u64;
-            for event in &events {
-                self.job = event.tag.0 >> TAG_BITS;
-                let tag = event.tag.0 & ((1 << TAG_BITS) - 1);
-                if self.job == FAULTS {
-                    self.faults.apply(tag, &mut self.engine)?;
-                } else {
-                    workloads[self.job as usize].event(self, tag)?;
-                }
-            }
-            instants += 1;
-            if self.events - reported >= REPORT_EVENTS || instants == REPORT_INSTANTS {
-                (reported, instants) = (self.events, 0);
-                let done: f64 = workloads.iter().map(|workload| workload.progress()).sum();
-                if !progress(done / workloads.len() as f64, "simulating") {
-                    return Err(Error::Cancelled { time_s: self.now() });
-                }
-            }
-        }
-        Ok(workloads.iter().filter_map(|workload| workload.finished()).fold(0.0, f64::max))
-    }
-
-    /// Messages sent so far.
+    /// Number of messages so far.
     pub fn flows(&self) -> u64 {
         self.flows
     }
 
-    /// The most flows that one link carried at one time.
+    /// Largest number of concurrent flows on a link.
     pub fn max_link_load(&self) -> u32 {
         let links = 0..self.network.links().len() as u32;
         links.map(|link| self.engine.link_usage(LinkId(link)).most_flows).max().unwrap_or(0)
     }
 
-    /// What the run came to, with the `most` busiest links.
+    /// Outcome of the run, with the `most` busiest links.
     pub fn outcome(&self, time_s: f64, cpu: CpuTime, most: usize) -> Outcome {
         let network = &self.network;
         let usage = |number: u32| self.engine.link_usage(LinkId(number));
@@ -314,7 +246,7 @@ impl World {
             .filter(|(_, usage)| usage.most_flows > 0)
             .collect();
         let max_link_load = used.iter().map(|(_, usage)| usage.most_flows).max().unwrap_or(0);
-        // A stable sort: links that are equally busy stay in the order of the network.
+        // Stable: equally busy links keep the order of the network.
         used.sort_by(|(_, a), (_, b)| b.busy.total_cmp(&a.busy));
         used.truncate(most);
         let report = |(number, usage): (u32, LinkUsage)| {
@@ -338,6 +270,7 @@ impl World {
             flows: self.flows,
             links,
             results: serde_json::Value::Null,
+            warnings: network.warnings(),
             trace: self.trace.as_ref().map(Trace::to_json),
         }
     }

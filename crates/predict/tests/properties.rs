@@ -1,4 +1,4 @@
-//! What holds for every collective on every network.
+//! Properties of every collective on every network.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Schedules of all algorithms and of somebody's hand, link loads, and schedules that never end.
+//! Schedules of all algorithms and from JSON, link loads, and deadlocks.
 
 use serde_json::{Value, json};
 use weft_collectives::{
@@ -16,7 +16,7 @@ fn cluster(topology: &str, routing: &str) -> Cluster {
     serde_json::from_value(json!({"topology": topology, "routing": routing, "seed": 7})).unwrap()
 }
 
-/// The time and the greatest link load of a schedule of `bytes`.
+/// Time and largest link load of a schedule of `bytes`.
 fn run(cluster: &Cluster, schedule: AnySchedule, map: &[EndpointId], bytes: u64) -> (f64, u32) {
     let mut world = World::new(cluster).unwrap();
     let mut workload =
@@ -34,7 +34,7 @@ fn in_order(ranks: u32) -> Vec<EndpointId> {
 }
 
 #[test]
-fn ranks_in_step_load_links_as_the_link_checker_says() {
+fn link_loads_of_ranks_in_step_are_those_of_the_link_checker() {
     for topology in ["fat-tree:leaves=4,spines=2,hosts=4", "bigraph:switches=8,endpoints=2"] {
         for algorithm in [Algorithm::Ring, Algorithm::HalvingDoubling] {
             let network = Network::parse(topology).unwrap();
@@ -58,7 +58,7 @@ fn ranks_in_step_load_links_as_the_link_checker_says() {
 }
 
 #[test]
-fn hdrm_loads_every_link_once_as_the_link_checker_says() {
+fn hdrm_loads_every_link_once_as_in_the_link_checker() {
     for (half, ports) in [(2u32, 2u32), (4, 2), (8, 8), (16, 4)] {
         let shape = weft_topology::BiGraph::new(half, ports);
         let map = shape.rank_map().unwrap();
@@ -71,7 +71,7 @@ fn hdrm_loads_every_link_once_as_the_link_checker_says() {
 }
 
 #[test]
-fn direct_and_tree_take_what_their_formulas_say() {
+fn direct_and_tree_take_the_times_of_their_formulas() {
     // One switch of eight: in two-shot every rank sends a block to each of the others, seven at a time, twice.
     let topology = "fat-tree:leaves=1,spines=1,hosts=8";
     let bytes = 8 << 20;
@@ -128,7 +128,7 @@ fn outcome(spec: &Value) -> Result<Value, String> {
 }
 
 #[test]
-fn a_written_schedule_takes_as_long_as_the_one_it_was_written_from() {
+fn a_schedule_from_json_takes_as_long_as_its_algorithm() {
     let (time_s, _) = run(
         &cluster("fat-tree:leaves=1,spines=1,hosts=4", "unique"),
         all_reduce(Algorithm::Ring, 4),
@@ -140,31 +140,28 @@ fn a_written_schedule_takes_as_long_as_the_one_it_was_written_from() {
 
 #[test]
 fn a_deadlock_names_rank_operation_and_step() {
-    // Rank 2 never posts what it should in step 1.
+    // Rank 2 does not post its write of step 1.
     let error = outcome(&written(|program| {
         let write = |op: &Op| matches!(op, Op::Write { step: 1, .. });
-        let place = program.ops[2].iter().position(write).unwrap();
-        program.ops[2].remove(place);
+        let index = program.ops[2].iter().position(write).unwrap();
+        program.ops[2].remove(index);
     }))
     .unwrap_err();
-    assert!(error.contains("ring deadlocks: rank 3 stands at operation 4 (step 1)"), "{error}");
+    assert!(error.contains("schedule ring: deadlock of rank 3 at operation 4 (step 1)"), "{error}");
     assert!(error.contains("waiting for rank 2 to raise lane 1"), "{error}");
 
-    // All wait before they write: a circle.
+    // All ranks wait before they write: a cycle.
     let error = outcome(&written(|program| {
         for ops in &mut program.ops {
             ops.swap(0, 1);
         }
     }))
     .unwrap_err();
-    assert!(
-        error.contains("deadlocks") && error.contains("which itself waits for rank"),
-        "{error}"
-    );
+    assert!(error.contains("deadlock of") && error.contains("which is blocked on rank"), "{error}");
 }
 
 #[test]
-fn a_schedule_of_somebody_else_is_refused_precisely() {
+fn an_invalid_schedule_from_json_is_rejected_precisely() {
     let refused = |change: fn(&mut Program)| outcome(&written(change)).unwrap_err();
     let error = refused(|program| {
         program.ops[1][0] = Op::Drain { to: Rank(9) };

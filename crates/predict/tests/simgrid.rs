@@ -1,10 +1,10 @@
 //! SimGrid's virtual times of all-reduces of 16 ranks and 1 MiB, for comparison without SimGrid.
 //!
-//! `crates/netsim/tests/simgrid.rs` says how they were made. Only cases in which no connection has two
-//! writes under way at a time are compared: SimGrid sends such at the same time, the executor in order.
+//! `crates/netsim/tests/simgrid.rs` describes their origin. The compared cases have at most one write in flight
+//! per connection: SimGrid sends several at the same time, the executor in order.
 
-use serde_json::{Value, json};
-use weft_predict::{Spec, run_spec};
+use serde_json::json;
+use weft_predict::Scenario;
 
 #[track_caller]
 fn agrees(algorithm: &str, simgrid_s: f64) {
@@ -17,9 +17,8 @@ fn agrees(algorithm: &str, simgrid_s: f64) {
         },
         "job": { "algorithm": algorithm, "bytes": 1 << 20, "ranks": 16 },
     });
-    let spec: Spec =
-        serde_json::from_value::<Value>(spec).and_then(serde_json::from_value).unwrap();
-    let time_s = run_spec(&spec, &mut |_, _| true).unwrap().time_s;
+    let scenario: Scenario = serde_json::from_value(spec).unwrap();
+    let time_s = scenario.run(&mut |_, _| true).unwrap().time_s;
     assert!((time_s / simgrid_s - 1.0).abs() < 1e-6, "{time_s} s, SimGrid has {simgrid_s} s");
 }
 

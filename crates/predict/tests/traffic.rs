@@ -15,7 +15,9 @@ fn run(spec: Value) -> Value {
 }
 
 fn refused(spec: Value) -> String {
-    weft_predict::run(&spec.to_string(), &mut |_, _| true).expect_err("it cannot be").to_string()
+    weft_predict::run(&spec.to_string(), &mut |_, _| true)
+        .expect_err("the scenario is invalid")
+        .to_string()
 }
 
 fn seconds(value: &Value) -> f64 {
@@ -61,7 +63,7 @@ fn an_iteration_is_the_sum_of_its_parts() {
 }
 
 #[test]
-fn smaller_slices_hide_more_of_an_exchange() {
+fn smaller_slices_overlap_more_of_an_exchange() {
     let slow = ("gather_bytes_per_s", json!(2e10));
     let time = |slices: u32| {
         let found = run(dlrm(&[slow.clone(), ("slices_per_peer", json!(slices))]));
@@ -86,7 +88,7 @@ fn query(changes: &[(&str, Value)]) -> Value {
 }
 
 #[test]
-fn a_query_takes_its_way_its_service_and_its_way_back() {
+fn a_query_takes_its_transfer_its_service_and_its_response() {
     let found = run(query(&[]));
     let there_s = 1e-6 + LATENCY_S + 3000.0 / BANDWIDTH;
     let back_s = 1e-6 + LATENCY_S + 500.0 / BANDWIDTH;
@@ -146,7 +148,7 @@ fn moe(changes: &[(&str, Value)]) -> Value {
 }
 
 #[test]
-fn what_stays_on_a_rank_takes_no_network() {
+fn rows_kept_by_a_rank_use_no_link() {
     let alone = run(moe(&[("ranks", json!(1))]));
     assert_eq!(alone["time_s"], 0.0);
     assert_eq!(alone["flows"], 0);
@@ -156,7 +158,7 @@ fn what_stays_on_a_rank_takes_no_network() {
 }
 
 #[test]
-fn a_late_rank_makes_all_others_late() {
+fn a_late_rank_delays_all_others() {
     let mut spec = moe(&[("rounds", json!(1))]);
     let calm = seconds(&run(spec.clone())["time_s"]);
     spec["cluster"]["stragglers"] = json!([{"rank": 3, "late_s": 1e-3}]);
@@ -167,7 +169,7 @@ fn a_late_rank_makes_all_others_late() {
 }
 
 #[test]
-fn two_nics_of_half_the_speed_are_one() {
+fn two_nics_of_half_the_speed_equal_one() {
     let one = run(moe(&[]));
     let mut spec = moe(&[("nics_per_rank", json!(2))]);
     spec["cluster"]["topology"] =
@@ -184,15 +186,15 @@ fn rounds_that_begin_together_end_in_order() {
     let together = |rounds: u32| {
         run(moe(&[("barrier", json!(true)), ("rounds", json!(rounds)), incast.clone()]))
     };
-    // All rounds are alike, so three take three times as long as one.
+    // Equal rounds: three take three times as long as one.
     let (one, three) = (together(1), together(3));
     assert_eq!(three["results"]["dispatch"]["count"], 24);
     close(seconds(&three["time_s"]), 3.0 * seconds(&one["time_s"]));
 }
 
 #[test]
-fn what_cannot_be_is_named() {
-    for (spec, said) in [
+fn an_error_names_the_invalid_field() {
+    for (spec, field) in [
         (dlrm(&[("ranks", json!(17))]), "endpoints"),
         (dlrm(&[("batch", json!(0))]), "batch"),
         (dlrm(&[("pooling", json!(-1.0))]), "pooling"),
@@ -215,23 +217,36 @@ fn what_cannot_be_is_named() {
         (moe(&[("token_routing", json!({"kind": "zipf", "exponent": -2.0}))]), "exponent"),
         (moe(&[("costs", json!({"route_s": -1.0}))]), "route_s"),
         (moe(&[("speed", json!(1))]), "speed"),
+        (moe(&[("tokens", json!(99_999_999))]), "tokens times top_k"),
     ] {
         let message = refused(spec);
-        assert!(message.contains(said), "{message} does not name {said}");
+        assert!(message.contains(field), "{message} does not name {field}");
     }
 }
 
 #[test]
-fn progress_only_rises_and_can_be_stopped() {
+fn progress_rises_and_a_run_can_be_cancelled() {
     let spec = moe(&[("ranks", json!(16)), ("tokens", json!(256)), ("rounds", json!(16))]);
     let mut shares = Vec::new();
     weft_predict::run(&spec.to_string(), &mut |share, _| {
         shares.push(share);
         true
     })
-    .expect("nobody stops it");
+    .expect("the run ends");
     assert!(shares.len() > 2 && shares.is_sorted(), "{shares:?}");
     assert!(shares[0] < 0.5 && shares[shares.len() - 1] > 0.5, "{shares:?}");
-    let stopped = weft_predict::run(&spec.to_string(), &mut |share, _| share < 0.5);
-    assert!(stopped.expect_err("it is stopped").to_string().contains("cancelled"));
+    let cancelled = weft_predict::run(&spec.to_string(), &mut |share, _| share < 0.5);
+    assert!(cancelled.expect_err("it is cancelled").to_string().contains("cancelled"));
+}
+
+#[test]
+fn planning_of_moe_rounds_can_be_cancelled() {
+    let spec = moe(&[("ranks", json!(16)), ("tokens", json!(4096)), ("rounds", json!(64))]);
+    let mut plans = 0;
+    let cancelled = weft_predict::run(&spec.to_string(), &mut |_, stage| {
+        plans += u32::from(stage == "planning");
+        plans < 3
+    });
+    assert!(cancelled.expect_err("it is cancelled").to_string().contains("cancelled"));
+    assert_eq!(plans, 3);
 }

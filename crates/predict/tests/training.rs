@@ -1,4 +1,4 @@
-//! Training iterations, jobs that compete, and traces.
+//! Training iterations, concurrent jobs, and traces.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ fn run(spec: Value) -> Value {
 }
 
 fn seconds(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 fn assert_close(seen: f64, expected: f64, what: &str) {
@@ -46,7 +46,7 @@ fn without_overlap_an_iteration_is_compute_and_then_communication() {
 }
 
 #[test]
-fn with_overlap_only_the_last_bucket_is_seen() {
+fn with_overlap_the_last_bucket_alone_is_exposed() {
     let results = &run(train(true, 1))["results"];
     assert_close(seconds(&results["iteration_s"]), 0.061 + REDUCTION, "iteration");
     assert_close(seconds(&results["exposed_communication_s"]), REDUCTION, "exposed");
@@ -130,7 +130,7 @@ fn a_trace_has_compute_collectives_and_messages() {
 }
 
 #[test]
-fn models_that_cannot_be_are_refused() {
+fn invalid_models_are_rejected() {
     for (path, value) in [
         ("/job/iterations", json!(0)),
         ("/job/iterations", json!(1_000_000_000)),

@@ -5,7 +5,7 @@ use crate::errors::{Error, raise};
 use crate::fork;
 use crate::memory::{View, lent};
 use crate::numbers::{
-    Block, Buffers, Experts, Hidden, MaxBytes, MaxReceiveRows, MaxTokens, PadTo, PrivateRows, TopK,
+    Block, Channels, Experts, Hidden, MaxBytes, MaxReceiveRows, MaxTokens, PadTo, PrivateRows, TopK,
 };
 use crate::shared::{Shared, deadline};
 use pyo3::prelude::*;
@@ -14,13 +14,13 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard};
 use weft_fabric::Region;
 use weft_moe::{
-    AllToAll as Moe, Area, BlockScaled, CombineMode, Config, DType, Float8, Handle, Input, Layout,
-    Rows, RowsMut, ScaleType, Shape, TokenType, Weighting,
+    AllToAll as Moe, Area, BlockScaled, CombineMode, Config, DType, Float8, Layout, RoundHandle,
+    Rows, RowsMut, ScaleType, Shape, TokenInput, TokenType, Weighting,
 };
 
 /// A round whose handle Python holds.
 struct Round {
-    handle: Handle,
+    handle: RoundHandle,
     /// The user's tokens, until they have left.
     input: Option<Region>,
 }
@@ -57,7 +57,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl AllToAll {
-    fn handle(&self, py: Python<'_>, round: u64) -> PyResult<Handle> {
+    fn handle(&self, py: Python<'_>, round: u64) -> PyResult<RoundHandle> {
         if self.moe.is_closed() {
             return Err(Error::Moe(weft_moe::Error::Closed).into());
         }
@@ -67,7 +67,7 @@ impl AllToAll {
         })
     }
 
-    /// Forgets what rounds have borrowed of the user; writes under way keep it until they drain.
+    /// Releases the user's arrays of all rounds; writes in flight keep them until they complete.
     fn release_inputs(&self, engine: &mut weft_fabric::Engine) {
         for region in lock(&self.rounds).drain().filter_map(|(_, round)| round.input) {
             engine.release(&region);
@@ -82,20 +82,20 @@ impl AllToAll {
 /// The bytes of an array.
 ///
 /// # Safety
-/// The array's owner outlives the slice, and nobody writes to the array meanwhile.
+/// The array's owner outlives the slice, and the array is not written to meanwhile.
 pub unsafe fn bytes(array: &Array) -> &[u8] {
     let address = NonNull::new(array.0 as *mut u8).unwrap_or(NonNull::dangling());
-    // SAFETY: as the caller promises; the Python layer took address and length from the owner.
+    // SAFETY: the caller's contract; the Python layer took address and length from the owner.
     unsafe { std::slice::from_raw_parts(address.as_ptr(), array.1) }
 }
 
 /// As [`bytes`], to write.
 ///
 /// # Safety
-/// The array's owner outlives the slice, and nobody reads or writes the array meanwhile.
+/// The array's owner outlives the slice, and the array is not read or written elsewhere meanwhile.
 pub unsafe fn bytes_mut(array: &mut Array) -> &mut [u8] {
     let address = NonNull::new(array.0 as *mut u8).unwrap_or(NonNull::dangling());
-    // SAFETY: as the caller promises; the Python layer took address and length from the owner.
+    // SAFETY: the caller's contract; the Python layer took address and length from the owner.
     unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), array.1) }
 }
 
@@ -103,8 +103,8 @@ pub unsafe fn bytes_mut(array: &mut Array) -> &mut [u8] {
 impl AllToAll {
     #[new]
     #[pyo3(signature = (communicator, *, experts, top_k, hidden, max_tokens, token_dtype, scales,
-        combine_dtype, answer_dtype, output_dtype, layout, pad_to, combine, weighting, private_rows,
-        max_receive_rows, buffers, max_bytes, timeout))]
+        combine_dtype, reply_dtype, output_dtype, layout, pad_to, combine, weighting, private_rows,
+        max_receive_rows, channels, max_bytes, timeout))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -116,7 +116,7 @@ impl AllToAll {
         token_dtype: &str,
         scales: Option<(String, Block)>,
         combine_dtype: &str,
-        answer_dtype: &str,
+        reply_dtype: &str,
         output_dtype: &str,
         layout: &str,
         pad_to: PadTo,
@@ -124,7 +124,7 @@ impl AllToAll {
         weighting: &str,
         private_rows: Option<PrivateRows>,
         max_receive_rows: Option<MaxReceiveRows>,
-        buffers: Buffers,
+        channels: Channels,
         max_bytes: Option<MaxBytes>,
         timeout: f64,
     ) -> PyResult<AllToAll> {
@@ -133,14 +133,14 @@ impl AllToAll {
         let config = Config {
             private_rows: private_rows.map_or(Config::PRIVATE_ROWS, |rows| rows.0),
             max_receive_rows: max_receive_rows.map(|rows| rows.0),
-            buffers: buffers.0,
+            channels: channels.0,
             token_type: token_type(
                 py,
                 token_dtype,
                 scales.as_ref().map(|(dtype, block)| (dtype.as_str(), block.0)),
             )?,
             combine_dtype: dtype(py, combine_dtype)?,
-            answer_dtype: dtype(py, answer_dtype)?,
+            reply_dtype: dtype(py, reply_dtype)?,
             output_dtype: dtype(py, output_dtype)?,
             layout: choose(
                 py,
@@ -172,11 +172,11 @@ impl AllToAll {
         Ok(AllToAll { shared, moe, rounds: Mutex::default(), shape })
     }
 
-    /// Bytes of a token with its scales, and of an answer, as the wire has them.
+    /// Bytes of a token with its scales, and of a reply, on the wire.
     #[getter]
     fn row_bytes(&self) -> (usize, usize) {
         let tokens = self.shape.token_bytes() + self.shape.scale_bytes();
-        (tokens, self.shape.area_row_bytes(Area::Answers))
+        (tokens, self.shape.area_row_bytes(Area::Replies))
     }
 
     /// The first and one past the last expert of this rank.
@@ -186,7 +186,7 @@ impl AllToAll {
         (experts.start, experts.end)
     }
 
-    /// What it takes in memory: a table, and bytes in all.
+    /// Memory: a table by area, and the total in bytes.
     fn sizes(&self) -> (String, u64) {
         (self.shape.sizes().to_string(), self.shape.sizes().total_bytes())
     }
@@ -210,9 +210,9 @@ impl AllToAll {
                 let weights = weights.as_ref().map(|array| bytes(array).align_to::<f32>().1);
                 (ids, weights, scales.as_ref().map(|array| bytes(array)))
             };
-            let region = fabric.register_lent(memory)?;
-            let input = Input { region: region.key(), memory: region.memory().clone() };
-            match self.moe.dispatch_send(&mut fabric.host(), input, ids, weights, scales) {
+            let region = fabric.register_user_buffer(memory)?;
+            let input = TokenInput { region: region.key(), memory: region.memory().clone() };
+            match self.moe.dispatch_send(&mut fabric.access(), input, ids, weights, scales) {
                 Ok(handle) => Ok((handle.round(), Round { handle, input: Some(region) })),
                 Err(error) => {
                     fabric.engine().release(&region);
@@ -228,7 +228,7 @@ impl AllToAll {
     fn dispatch_recv(&self, py: Python<'_>, round: u64, timeout: f64) -> PyResult<Received> {
         let handle = self.handle(py, round)?;
         let received = self.shared.wait(py, timeout, |fabric, waiter| {
-            let host = &mut fabric.host();
+            let host = &mut fabric.access();
             let result = self.moe.dispatch_recv(host, handle, waiter);
             let over = self.moe.is_released(host, handle)?;
             let mut rounds = lock(&self.rounds);
@@ -279,11 +279,11 @@ impl AllToAll {
             // SAFETY: the owner is an argument of this call, and the docstring forbids changing the
             // array while it runs.
             let outputs = Rows::new(unsafe { bytes(&outputs) }, row, row);
-            Ok(self.moe.combine_send(&mut fabric.host(), handle, outputs)?)
+            Ok(self.moe.combine_send(&mut fabric.access(), handle, outputs)?)
         })
     }
 
-    /// Waits for all answers and sums them into `out`.
+    /// Waits for all replies and sums them into `out`.
     fn combine_recv(
         &self,
         py: Python<'_>,
@@ -301,14 +301,14 @@ impl AllToAll {
             // SAFETY: the owner is an argument of this call, and the docstring forbids touching the
             // array while it runs.
             let out = RowsMut::new(unsafe { bytes_mut(&mut out) }, row, row);
-            Ok(self.moe.combine_recv(&mut fabric.host(), handle, out, waiter)?)
+            Ok(self.moe.combine_recv(&mut fabric.access(), handle, out, waiter)?)
         })
     }
 
     /// Ends a round.
     fn release(&self, py: Python<'_>, round: u64) -> PyResult<()> {
         let handle = self.handle(py, round)?;
-        self.shared.with(py, |fabric| Ok(self.moe.release(&mut fabric.host(), handle)?))?;
+        self.shared.with(py, |fabric| Ok(self.moe.release(&mut fabric.access(), handle)?))?;
         lock(&self.rounds).remove(&round);
         Ok(())
     }
@@ -316,16 +316,16 @@ impl AllToAll {
     /// The number of tokens that this rank sent in a round.
     fn tokens(&self, py: Python<'_>, round: u64) -> PyResult<usize> {
         let handle = self.handle(py, round)?;
-        self.shared.with(py, |fabric| Ok(self.moe.tokens(&mut fabric.host(), handle)?))
+        self.shared.with(py, |fabric| Ok(self.moe.tokens(&mut fabric.access(), handle)?))
     }
 
     /// Rows that left this rank in a round, and rows that a copy per expert would have sent.
     fn copies_sent(&self, py: Python<'_>, round: u64) -> PyResult<(usize, usize)> {
         let handle = self.handle(py, round)?;
-        self.shared.with(py, |fabric| Ok(self.moe.copies_sent(&mut fabric.host(), handle)?))
+        self.shared.with(py, |fabric| Ok(self.moe.copies_sent(&mut fabric.access(), handle)?))
     }
 
-    /// Gives all memory back; every rank calls this. In a forked child it only forgets.
+    /// Frees all memory; every rank calls this. No effect in a forked child.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         if fork::is_child() {
             return Ok(());
@@ -338,8 +338,7 @@ impl AllToAll {
         })
     }
 
-    /// Ends it on this rank alone; the engine keeps memory that peers may write to. In a forked child it
-    /// only forgets.
+    /// Ends it on this rank alone; the engine keeps memory that peers may write to. No effect in a forked child.
     fn abandon(&self, py: Python<'_>) -> PyResult<()> {
         if fork::is_child() {
             return Ok(());

@@ -1,8 +1,8 @@
-//! What this native module was built from.
+//! Build of this native module: version, commit, target, profile.
 
 use pyo3::prelude::*;
 
-/// What the native module was built from.
+/// Version, commit, target and profile of the native module.
 #[pyclass(frozen, get_all, module = "weft._native")]
 pub struct BuildInfo {
     /// The version of Weft.
@@ -25,7 +25,7 @@ impl BuildInfo {
     }
 }
 
-/// What the native module was built from.
+/// Version, commit, target and profile of the native module.
 #[pyfunction]
 pub fn build_info() -> BuildInfo {
     BuildInfo {

@@ -1,4 +1,4 @@
-//! What `weft.init()` returns.
+//! `Communicator`: the group of ranks that `weft.init()` returns.
 
 use crate::errors::Error;
 use crate::fork;
@@ -10,18 +10,17 @@ use crate::numbers::{
 use crate::peer_group::PeerGroup;
 use crate::region::Region;
 use crate::request::Request;
-use crate::shared::{Raised, Shared, deadline, duration};
+use crate::shared::{HandlerException, Shared, deadline, duration};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use weft_control::{Cause, Operation, Poison};
-use weft_fabric::inbox::Slices;
-use weft_fabric::request::Callback;
 use weft_fabric::{
-    Class, Communicator as Fabric, CounterConfig, CounterId, Error as FabricError, Memory, Page,
-    PeerWrite, Placement, Rank, Region as FabricRegion, RegionKey, RemoteRegion, RequestId, Route,
+    Communicator as Fabric, CompletionCallback, CounterConfig, CounterId, Error as FabricError,
+    Memory, Page, PeerWrite, Placement, Rank, Region as FabricRegion, RegionKey, RemoteRegion,
+    RequestId, Route, StridedPages, TrafficClass,
 };
 
 /// A group of ranks that can write to each other.
@@ -35,7 +34,7 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    pub fn wrap(fabric: Fabric, raised: Raised) -> Communicator {
+    pub fn wrap(fabric: Fabric, raised: HandlerException) -> Communicator {
         Communicator {
             rank: fabric.rank().0,
             world_size: fabric.world_size(),
@@ -51,18 +50,18 @@ impl Communicator {
     }
 }
 
-/// Slices: source region, its offset, the peer's region, its offset, length; how many, and the bytes
-/// from one to the next in the source and in the destination.
+/// Slices: source region, its offset, the peer's region, its offset, length; their number, and the strides in bytes
+/// in the source and in the destination.
 type PySlices =
     (u32, SourceOffset, u32, DestinationOffset, Length, Count, SourceStride, DestinationStride);
 /// A route: provider, most bytes and most pages of a part.
 type PyRoute = (&'static str, Option<u64>, Option<u32>);
 /// Totals: peer, provider, payload bytes, parts, arrivals, errors.
 type PyTotals = (u32, &'static str, u64, u64, u64, u64);
-/// What was recorded: see `Communicator.take_trace`.
+/// Records of a trace: see `Communicator.take_trace`.
 type PyTrace =
     (Vec<(u64, u32, u32, u64, u64)>, Vec<(u64, u32, u32, u64)>, Vec<(String, u64, u64)>, u64);
-/// A raise: counter, peer and how often since the last credit.
+/// Raises of a lane since the last credit: counter, peer, number.
 type PyRaised = (u32, u32, u64);
 
 #[pymethods]
@@ -79,13 +78,13 @@ impl Communicator {
         self.world_size
     }
 
-    /// How often the group has been formed anew.
+    /// Number of times that the group was formed anew.
     #[getter]
     fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// The host that each rank runs on.
+    /// Host identity of each rank.
     #[getter]
     fn hosts(&self) -> Vec<String> {
         self.hosts.clone()
@@ -100,7 +99,7 @@ impl Communicator {
         })
     }
 
-    /// By provider: what stands below it, such as a library's version; without those that have nothing.
+    /// Details by provider, such as the version of its library; providers without any are left out.
     fn provider_details(
         &self,
         py: Python<'_>,
@@ -120,13 +119,13 @@ impl Communicator {
         Ok((route.provider.name(), bytes, pages))
     }
 
-    /// By how much a write of pages of these lengths raises its lane, to or from a peer.
+    /// Raises of a lane by a write of pages of these lengths, to or from a peer.
     fn parts(&self, py: Python<'_>, peer: Peer, lengths: Vec<Length>) -> PyResult<u64> {
         let lengths = lengths.into_iter().map(|length| length.0);
         Ok(self.route_to(py, peer)?.parts.count(lengths))
     }
 
-    /// By how many nanoseconds each rank's clock is ahead of rank 0's, and the error of that.
+    /// Offset of each rank's clock from rank 0's in nanoseconds, and its error.
     fn clock_offsets(&self, py: Python<'_>) -> PyResult<Vec<(i64, u64)>> {
         self.shared.with(py, |fabric| {
             let ranks = (0..fabric.world_size()).map(Rank);
@@ -152,7 +151,7 @@ impl Communicator {
         Ok(gathered.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
 
-    /// A key that the members of this group have in common; `None` for a pair, which has none.
+    /// Key shared by the members of this group; `None` for a pair.
     fn derive_key<'py>(
         &self,
         py: Python<'py>,
@@ -170,7 +169,7 @@ impl Communicator {
         self.shared.wait(py, timeout, |fabric, waiter| Ok(fabric.barrier(waiter)?))
     }
 
-    /// Memory that peers can be granted, of the host (placed as asked for) or of a device.
+    /// Memory that peers can be granted: of the host, placed as requested, or of a device.
     #[pyo3(signature = (length, device=None, numa_node=None, huge_pages=false))]
     fn alloc(
         &self,
@@ -205,7 +204,7 @@ impl Communicator {
     ) -> PyResult<Region> {
         let memory = lent(address, length, owner, device)?;
         let region = self.shared.with(py, |fabric| {
-            Ok(fabric.register_lent(memory).map_err(|error| with_remedy(error, device))?)
+            Ok(fabric.register_user_buffer(memory).map_err(|error| with_remedy(error, device))?)
         })?;
         Ok(Region::new(&region, writable, &self.shared))
     }
@@ -222,27 +221,27 @@ impl Communicator {
         self.shared.with(py, |fabric| {
             let peers: Option<Vec<Rank>> =
                 peers.map(|list| list.iter().map(|peer| Rank(peer.0)).collect());
-            let class = if bulk { Class::Bulk } else { Class::Latency };
+            let class = if bulk { TrafficClass::Bulk } else { TrafficClass::Latency };
             let config = CounterConfig { window: window.0, peers: peers.as_deref(), class };
             Ok(fabric.engine().counter_with(config)?.number())
         })
     }
 
-    /// Waits until all that was written toward a counter has arrived, and gives it back.
+    /// Waits until all writes toward a counter have arrived, and releases it.
     fn release_counter(&self, py: Python<'_>, counter: u32, timeout: f64) -> PyResult<()> {
         self.shared.wait(py, timeout, move |fabric, waiter| {
             Ok(fabric.release_counter(CounterId::from_number(counter), waiter)?)
         })
     }
 
-    /// Whether a counter was shared with any peer.
+    /// True if a counter was shared with any peer.
     fn is_shared(&self, py: Python<'_>, counter: u32) -> PyResult<bool> {
         self.shared.with(py, move |fabric| {
             Ok(fabric.engine().is_shared(CounterId::from_number(counter))?)
         })
     }
 
-    /// The first round toward a peer in which nothing was written yet.
+    /// The first round toward a peer without a write.
     fn next_round(&self, py: Python<'_>, counter: u32, peer: Peer) -> PyResult<u64> {
         self.shared.with(py, move |fabric| {
             Ok(fabric.engine().next_round(CounterId::from_number(counter), Rank(peer.0))?)
@@ -390,7 +389,7 @@ impl Communicator {
         })
     }
 
-    /// The lanes that rose since this was last asked: counter, peer, raises since the last credit.
+    /// Lanes that rose since the last call: counter, peer, raises since the last credit.
     fn raised(&self, py: Python<'_>) -> PyResult<Vec<PyRaised>> {
         self.shared.with(py, |fabric| {
             let raised = fabric.engine().raised();
@@ -398,18 +397,18 @@ impl Communicator {
         })
     }
 
-    /// A descriptor that becomes readable, once armed, when there is something to do.
+    /// Descriptor that becomes readable, once armed, when there is work.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         self.shared.with(py, |fabric| Ok(fabric.engine().descriptor().as_raw_fd()))
     }
 
-    /// Before sleeping on the descriptor: whether there is nothing to do.
+    /// Arms the descriptor; true if there is no work, so that the caller may sleep on it.
     fn arm(&self, py: Python<'_>) -> PyResult<bool> {
         // A callback that is due runs with the next call.
-        self.shared.with(py, |fabric| Ok(self.shared.finished.is_empty() && fabric.engine().arm()))
+        self.shared.with(py, |fabric| Ok(self.shared.callbacks.is_empty() && fabric.engine().arm()))
     }
 
-    /// After sleeping on the descriptor.
+    /// Disarms the descriptor.
     fn disarm(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.with(py, |fabric| {
             fabric.engine().disarm();
@@ -438,7 +437,7 @@ impl Communicator {
     fn statistics(&self, py: Python<'_>) -> PyResult<Vec<PyTotals>> {
         self.shared.with(py, |fabric| {
             let peers = fabric.engine().statistics().peers;
-            let row = |p: weft_fabric::statistics::PeerStatistics| {
+            let row = |p: weft_fabric::PeerStatistics| {
                 let t = p.totals;
                 (p.rank.0, p.provider.name(), t.bytes, t.parts, t.arrivals, t.errors)
             };
@@ -446,8 +445,8 @@ impl Communicator {
         })
     }
 
-    /// What was recorded and is taken away by this: writes (ns, peer, lane, value, bytes), arrivals
-    /// (ns, peer, lane, value), phases (name, begin ns, end ns), and how many found no room.
+    /// Takes the records of the trace: writes (ns, peer, lane, value, bytes), arrivals (ns, peer, lane, value), phases
+    /// (name, begin ns, end ns), and the number dropped for want of room.
     fn take_trace(&self, py: Python<'_>) -> PyResult<PyTrace> {
         self.shared.with(py, |fabric| {
             let mut engine = fabric.engine();
@@ -463,7 +462,7 @@ impl Communicator {
         })
     }
 
-    /// Why the group is dead, as an exception; nothing if it is not.
+    /// Raises the error that ended the group, if there is one.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.with(py, |fabric| Ok(fabric.engine().check()?))
     }
@@ -484,25 +483,25 @@ impl Communicator {
             .map(|fabric| Communicator::wrap(fabric, self.shared.raised.clone()))
     }
 
-    /// Ends the waits of all threads; what was made on it can still be given back.
+    /// Ends the waits of all threads; objects made on it can still be released.
     fn end_waits(&self, py: Python<'_>) {
         py.detach(|| self.shared.end_waits());
     }
 
-    /// Leaves the group and gives everything back; waits of other threads end with an error. In a forked
-    /// child it does nothing.
+    /// Leaves the group and frees its resources; waits of other threads end with an error. No effect in a forked
+    /// child.
     fn close(&self, py: Python<'_>) {
-        // A thread of the parent may hold any lock here, and no thread of this process gives it back.
+        // A thread of the parent may hold any lock here, and no thread of this process releases it.
         if fork::is_child() {
             return;
         }
         py.detach(|| self.shared.close());
-        // Requests that had not ended by then.
-        self.shared.finished.run(py);
+        // Callbacks of requests that the close ended.
+        self.shared.callbacks.run(py);
     }
 }
 
-/// Adds the remedy for memory of a device that none of the providers can use.
+/// The error with a remedy for memory of a device that no enabled provider can use.
 fn with_remedy(error: FabricError, device: Option<u32>) -> FabricError {
     match (error, device) {
         (FabricError::Unusable { provider, key, detail }, Some(device)) => {
@@ -528,7 +527,7 @@ fn pages(slices: Vec<PySlices>) -> Result<Vec<Page>, Error> {
             destination_offset: destination_offset.0,
             length: length.0,
         };
-        let slices = Slices {
+        let slices = StridedPages {
             first,
             count: count.0,
             source_stride: source_stride.0,
@@ -543,9 +542,9 @@ fn pages(slices: Vec<PySlices>) -> Result<Vec<Page>, Error> {
 pub fn deliver(
     shared: &Shared,
     done: Option<Py<PyAny>>,
-    submit: impl FnOnce(Option<Callback>) -> Result<RequestId, FabricError>,
+    submit: impl FnOnce(Option<CompletionCallback>) -> Result<RequestId, FabricError>,
 ) -> Result<RequestId, Error> {
-    let (done, accepted) = done.map(|done| shared.finished.callback(done)).unzip();
+    let (done, accepted) = done.map(|done| shared.callbacks.callback(done)).unzip();
     let id = submit(done)?;
     if let Some(accepted) = accepted {
         accepted.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What this machine has of CUDA, for `weft doctor`.
+//! CUDA on this machine: driver, devices, NVML and NVRTC, for `weft doctor`.
 
 use crate::errors::Error as Raised;
 use pyo3::prelude::*;
@@ -7,35 +7,39 @@ use std::path::PathBuf;
 use weft_cuda::report::{self, DeviceReport};
 use weft_cuda::{Device, Error, nvrtc};
 
-/// What this machine has of CUDA. NVRTC is looked for in these folders too.
+/// CUDA on this machine. NVRTC is also searched for in these folders.
 #[pyfunction]
 #[pyo3(signature = (nvrtc_folders = Vec::new()))]
 pub fn cuda_report(py: Python<'_>, nvrtc_folders: Vec<PathBuf>) -> PyResult<Bound<'_, PyDict>> {
     nvrtc_folders.into_iter().for_each(nvrtc::add_search_path);
-    let found = py.detach(report::look);
+    let found = py.detach(report::query);
     let (answer, errors) = (PyDict::new(py), PyDict::new(py));
-    let driver = kept("driver", found.driver, &errors)?;
+    let driver = value_or_error("driver", found.driver, &errors)?;
     answer.set_item("driver", driver.map(|version| (version / 1000, version % 1000 / 10)))?;
-    let devices = kept("devices", found.devices, &errors)?.unwrap_or_default();
+    let devices = value_or_error("devices", found.devices, &errors)?.unwrap_or_default();
     let devices = devices.iter().map(|device| describe(py, device)).collect::<PyResult<Vec<_>>>();
     answer.set_item("devices", devices?)?;
-    answer.set_item("nvml", kept("nvml", found.nvml, &errors)?)?;
-    let nvrtc = kept("nvrtc", found.nvrtc, &errors)?;
+    answer.set_item("nvml", value_or_error("nvml", found.nvml, &errors)?)?;
+    let nvrtc = value_or_error("nvrtc", found.nvrtc, &errors)?;
     let nvrtc = nvrtc.map(|(version, file)| (version, file.to_string_lossy().into_owned()));
     answer.set_item("nvrtc", nvrtc)?;
     answer.set_item("errors", errors)?;
     Ok(answer)
 }
 
-/// The ordinal of the CUDA device that the memory at an address is of.
+/// Ordinal of the CUDA device that owns the memory at an address.
 #[pyfunction]
 pub fn cuda_device_of(address: u64) -> PyResult<u32> {
     let device = weft_cuda::device_of(address);
     Ok(device.map_err(|error| Raised::from(weft_moe::Error::Cuda(error)))?)
 }
 
-/// What there is; or else nothing, and the reason among the errors.
-fn kept<T>(name: &str, found: Result<T, Error>, errors: &Bound<'_, PyDict>) -> PyResult<Option<T>> {
+/// The value found; `None` with an entry in `errors` otherwise.
+fn value_or_error<T>(
+    name: &str,
+    found: Result<T, Error>,
+    errors: &Bound<'_, PyDict>,
+) -> PyResult<Option<T>> {
     found.map(Some).or_else(|error| {
         errors.set_item(name, report::brief(&error))?;
         Ok(None)
@@ -60,7 +64,7 @@ fn describe<'py>(py: Python<'py>, report: &DeviceReport) -> PyResult<Bound<'py, 
     Ok(answer)
 }
 
-/// As `nvidia-smi -L` writes it.
+/// UUID of a device in the notation of `nvidia-smi -L`.
 fn uuid(device: Device) -> String {
     let digits = device.uuid().map(|byte| format!("{byte:02x}")).concat();
     let kind = if device.is_mig() { "MIG" } else { "GPU" };

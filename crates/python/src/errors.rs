@@ -1,22 +1,21 @@
-//! The one place where Rust errors become Python exceptions: a variant, a class of `weft.errors`.
+//! Conversion of Rust errors to Python exceptions: a class of `weft.errors` for each variant.
 
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 use weft_control::{Cause, Error as ControlError, Poison, Rank};
 use weft_cuda::Error as CudaError;
-use weft_fabric::{Error as FabricError, Missing};
+use weft_fabric::{Error as FabricError, MissingPeer};
 use weft_gpu::Error as GpuError;
 use weft_moe::Error as MoeError;
 use weft_predict::Error as PredictError;
 use weft_topology::Error as TopologyError;
 
-/// Every class that this module raises; `weft.errors` defines them, and a test compares.
+/// Classes that this module raises; `weft.errors` defines them, and a test compares.
 pub const CLASSES: &[&str] = &[
     "AddressError",
     "AllocationError",
     "AlreadySharedError",
-    "BootstrapError",
-    "BufferInUseError",
+    "ChannelInUseError",
     "CapacityError",
     "ClosedError",
     "ConfigurationError",
@@ -40,6 +39,7 @@ pub const CLASSES: &[&str] = &[
     "ProviderError",
     "RankTakenError",
     "RegionError",
+    "RendezvousError",
     "SecretError",
     "ShapeError",
     "SimulationError",
@@ -55,38 +55,38 @@ pub const CLASSES: &[&str] = &[
     "WrongGroupError",
 ];
 
-/// What a Python exception is made of.
-struct Raised {
+/// Parts of a Python exception.
+struct ExceptionParts {
     class: &'static str,
     rank: Option<u32>,
     missing: Vec<(u32, u64, u64)>,
 }
 
-impl Raised {
-    fn new(class: &'static str) -> Raised {
-        Raised { class, rank: None, missing: Vec::new() }
+impl ExceptionParts {
+    fn new(class: &'static str) -> ExceptionParts {
+        ExceptionParts { class, rank: None, missing: Vec::new() }
     }
 
-    fn at(self, rank: u32) -> Raised {
-        Raised { rank: Some(rank), ..self }
+    fn at(self, rank: u32) -> ExceptionParts {
+        ExceptionParts { rank: Some(rank), ..self }
     }
 
-    fn about(self, rank: Option<Rank>) -> Raised {
-        Raised { rank: rank.map(|rank| rank.0), ..self }
+    fn about(self, rank: Option<Rank>) -> ExceptionParts {
+        ExceptionParts { rank: rank.map(|rank| rank.0), ..self }
     }
 
-    fn lacking(self, missing: &[Missing]) -> Raised {
+    fn lacking(self, missing: &[MissingPeer]) -> ExceptionParts {
         let missing = missing.iter().map(|m| (m.rank.0, m.expected, m.seen)).collect();
-        Raised { missing, ..self }
+        ExceptionParts { missing, ..self }
     }
 }
 
 /// An instance of a class of `weft.errors`.
 pub fn raise(py: Python<'_>, class: &'static str, message: &str) -> PyErr {
-    build(py, &Raised::new(class), message).unwrap_or_else(|error| error)
+    build(py, &ExceptionParts::new(class), message).unwrap_or_else(|error| error)
 }
 
-fn build(py: Python<'_>, raised: &Raised, message: &str) -> PyResult<PyErr> {
+fn build(py: Python<'_>, raised: &ExceptionParts, message: &str) -> PyResult<PyErr> {
     let class = py.import("weft.errors")?.getattr(raised.class)?.cast_into::<PyType>()?;
     let value = class.call1((message,))?;
     if let Some(rank) = raised.rank {
@@ -106,9 +106,9 @@ pub enum Error {
     Predict(PredictError),
     /// Of a network or a server.
     Topology(TopologyError),
-    /// Something was used after its end; what was.
+    /// Name of an object that was used after its end.
     Closed(&'static str),
-    /// Raised by Python code that a wait called, such as a signal handler.
+    /// ExceptionParts by Python code that a wait called, such as a signal handler.
     Python(PyErr),
 }
 
@@ -168,199 +168,227 @@ impl From<Error> for PyErr {
     }
 }
 
-fn of_predict(error: &PredictError) -> Raised {
+fn of_predict(error: &PredictError) -> ExceptionParts {
     match error {
         PredictError::Moe(error) => of_moe(error),
-        PredictError::Deadlock { rank, .. } => Raised::new("SimulationError").at(*rank),
+        PredictError::Deadlock { rank, .. } => ExceptionParts::new("SimulationError").at(*rank),
         PredictError::Stalled { .. }
-        | PredictError::Nothing
+        | PredictError::NoWorkload
         | PredictError::Cancelled { .. }
-        | PredictError::Network(_) => Raised::new("SimulationError"),
-        _ => Raised::new("ConfigurationError"),
+        | PredictError::Network(_) => ExceptionParts::new("SimulationError"),
+        _ => ExceptionParts::new("ConfigurationError"),
     }
 }
 
-fn of_topology(error: &TopologyError) -> Raised {
+fn of_topology(error: &TopologyError) -> ExceptionParts {
     match error {
-        TopologyError::TooLarge { .. } => Raised::new("SizeError"),
-        _ => Raised::new("ConfigurationError"),
+        TopologyError::TooLarge { .. } => ExceptionParts::new("SizeError"),
+        _ => ExceptionParts::new("ConfigurationError"),
     }
 }
 
-fn of_moe(error: &MoeError) -> Raised {
+fn of_moe(error: &MoeError) -> ExceptionParts {
     match error {
         MoeError::Zero { .. } | MoeError::RankOutOfRange { .. } => {
-            Raised::new("ConfigurationError")
+            ExceptionParts::new("ConfigurationError")
         }
-        MoeError::Closed => Raised::new("ClosedError"),
-        MoeError::WrongGroup { .. } => Raised::new("WrongGroupError"),
-        MoeError::TooLarge { .. } => Raised::new("SizeError"),
+        MoeError::Closed => ExceptionParts::new("ClosedError"),
+        MoeError::WrongGroup { .. } => ExceptionParts::new("WrongGroupError"),
+        MoeError::TooLarge { .. } => ExceptionParts::new("SizeError"),
         MoeError::TooManyTokens { .. }
         | MoeError::WrongLength { .. }
         | MoeError::TooFewRows { .. }
-        | MoeError::RowLength { .. } => Raised::new("ShapeError"),
-        MoeError::NotOnHost { .. } => Raised::new("RegionError"),
+        | MoeError::RowLength { .. } => ExceptionParts::new("ShapeError"),
+        MoeError::NotOnHost { .. } => ExceptionParts::new("RegionError"),
         MoeError::ExpertOutOfRange { .. } | MoeError::ExpertTwice { .. } => {
-            Raised::new("ExpertError")
+            ExceptionParts::new("ExpertError")
         }
-        MoeError::Capacity { rank, .. } => Raised::new("CapacityError").at(*rank),
+        MoeError::Capacity { rank, .. } => ExceptionParts::new("CapacityError").at(*rank),
         MoeError::Header { peer, .. }
         | MoeError::Metadata { peer, .. }
-        | MoeError::Overrun { peer, .. } => Raised::new("ProtocolError").at(*peer),
-        MoeError::Disagreement { peer, .. } => Raised::new("ConfigurationMismatchError").at(*peer),
-        MoeError::InUse { .. } => Raised::new("BufferInUseError"),
-        MoeError::WrongStage { .. } => Raised::new("StageError"),
-        MoeError::Timeout { missing, .. } => Raised::new("WaitTimeoutError").lacking(missing),
+        | MoeError::Overrun { peer, .. } => ExceptionParts::new("ProtocolError").at(*peer),
+        MoeError::Disagreement { peer, .. } => {
+            ExceptionParts::new("ConfigurationMismatchError").at(*peer)
+        }
+        MoeError::RoundInFlight { .. } => ExceptionParts::new("StageError"),
+        MoeError::MapRefused { peer, .. } => ExceptionParts::new("StageError").at(*peer),
+        MoeError::Captured { .. } | MoeError::NoCounts { .. } => ExceptionParts::new("StageError"),
+        MoeError::CountsLate { .. } => ExceptionParts::new("WaitTimeoutError"),
+        MoeError::InUse { .. } => ExceptionParts::new("ChannelInUseError"),
+        MoeError::WrongStage { .. } => ExceptionParts::new("StageError"),
+        MoeError::Timeout { missing, .. } => {
+            ExceptionParts::new("WaitTimeoutError").lacking(missing)
+        }
         MoeError::DeviceLimit { .. }
         | MoeError::Unsuitable { .. }
         | MoeError::Cast { .. }
         | MoeError::CastBlock { .. }
-        | MoeError::RowPieces { .. } => Raised::new("ConfigurationError"),
-        MoeError::HeapTooLarge { .. } => Raised::new("SizeError"),
-        MoeError::PeerRefused { peer, .. } => Raised::new("AllocationError").at(*peer),
-        MoeError::PeerFailed { peer, .. } => Raised::new("DeviceError").at(*peer),
-        MoeError::NoChannel { .. } => Raised::new("UnknownError"),
-        MoeError::NoAddress { .. } | MoeError::Misaligned { .. } => Raised::new("ShapeError"),
+        | MoeError::MapExpert { .. }
+        | MoeError::MapReplicas { .. }
+        | MoeError::MapShape { .. }
+        | MoeError::NoLayer { .. }
+        | MoeError::RowPieces { .. } => ExceptionParts::new("ConfigurationError"),
+        MoeError::HeapTooLarge { .. } => ExceptionParts::new("SizeError"),
+        MoeError::PeerRefused { peer, .. } => ExceptionParts::new("AllocationError").at(*peer),
+        MoeError::PeerFailed { peer, .. } => ExceptionParts::new("DeviceError").at(*peer),
+        MoeError::NoChannel { .. } => ExceptionParts::new("UnknownError"),
+        MoeError::NoAddress { .. } | MoeError::Misaligned { .. } => {
+            ExceptionParts::new("ShapeError")
+        }
         MoeError::Gpu(error) => of_gpu(error),
         MoeError::Cuda(error) => of_cuda(error),
         MoeError::Fabric(error) => of_fabric(error),
-        _ => Raised::new("UnknownError"),
+        _ => ExceptionParts::new("UnknownError"),
     }
 }
 
 /// CUDA's number for memory that there is not.
 const CUDA_OUT_OF_MEMORY: u32 = 2;
 
-fn of_cuda(error: &CudaError) -> Raised {
+fn of_cuda(error: &CudaError) -> ExceptionParts {
     match error {
         CudaError::Absent { .. }
         | CudaError::TooOld { .. }
         | CudaError::NoDevice { .. }
-        | CudaError::Unsupported { .. } => Raised::new("ProviderError"),
-        CudaError::NotOfDevice { .. } => Raised::new("RegionError"),
-        CudaError::Size { .. } => Raised::new("AllocationError"),
-        _ if error.code() == Some(CUDA_OUT_OF_MEMORY) => Raised::new("AllocationError"),
-        _ => Raised::new("DeviceError"),
+        | CudaError::Unsupported { .. } => ExceptionParts::new("ProviderError"),
+        CudaError::NotOfDevice { .. } => ExceptionParts::new("RegionError"),
+        CudaError::Size { .. } => ExceptionParts::new("AllocationError"),
+        _ if error.code() == Some(CUDA_OUT_OF_MEMORY) => ExceptionParts::new("AllocationError"),
+        _ => ExceptionParts::new("DeviceError"),
     }
 }
 
-fn of_gpu(error: &GpuError) -> Raised {
+fn of_gpu(error: &GpuError) -> ExceptionParts {
     match error {
         // What a kernel recorded.
         GpuError::Timeout { peer, expected, seen, .. } => {
-            let missing = peer.map(|rank| Missing { rank, expected: *expected, seen: *seen });
-            Raised::new("WaitTimeoutError").about(*peer).lacking(missing.as_slice())
+            let missing = peer.map(|rank| MissingPeer { rank, expected: *expected, seen: *seen });
+            ExceptionParts::new("WaitTimeoutError").about(*peer).lacking(missing.as_slice())
         }
-        GpuError::Aborted { .. } => Raised::new("GroupPoisonedError"),
-        GpuError::Overlap { .. } | GpuError::OutOfOrder { .. } => Raised::new("StageError"),
-        GpuError::Reported(report) => Raised::new(report.class).about(report.rank),
-        GpuError::UnknownRecord { peer, .. } => Raised::new("ProtocolError").about(*peer),
+        GpuError::Aborted { .. } => ExceptionParts::new("GroupPoisonedError"),
+        GpuError::Overlap { .. } | GpuError::OutOfOrder { .. } => ExceptionParts::new("StageError"),
+        GpuError::Reported(report) => ExceptionParts::new(report.class).about(report.rank),
+        GpuError::UnknownRecord { peer, .. } => ExceptionParts::new("ProtocolError").about(*peer),
         // What a heap or a kernel is made of.
         GpuError::Empty { .. }
         | GpuError::TwinOnDevice { .. }
+        | GpuError::NotShareable { .. }
         | GpuError::Define { .. }
         | GpuError::NotResident { .. }
-        | GpuError::TooManyRanks { .. } => Raised::new("ConfigurationError"),
-        GpuError::Disagreement { peer, .. } => Raised::new("ConfigurationMismatchError").at(peer.0),
-        GpuError::Malformed { peer, .. } => Raised::new("MalformedError").at(peer.0),
+        | GpuError::TooManyRanks { .. } => ExceptionParts::new("ConfigurationError"),
+        GpuError::Disagreement { peer, .. } => {
+            ExceptionParts::new("ConfigurationMismatchError").at(peer.0)
+        }
+        GpuError::Malformed { peer, .. } => ExceptionParts::new("MalformedError").at(peer.0),
         GpuError::OtherHost { peer, .. }
         | GpuError::Namespace { peer, .. }
-        | GpuError::NoPeerAccess { peer, .. } => Raised::new("NoRouteError").at(peer.0),
+        | GpuError::NoPeerAccess { peer, .. } => ExceptionParts::new("NoRouteError").at(peer.0),
         GpuError::Map { peer, .. } | GpuError::Peer { peer, .. } => {
-            Raised::new("DeviceError").at(peer.0)
+            ExceptionParts::new("DeviceError").at(peer.0)
         }
         GpuError::Exchange { source, .. } | GpuError::Fabric(source) => of_fabric(source),
-        GpuError::Cache { .. } => Raised::new("SystemCallError"),
+        GpuError::Cache { .. } => ExceptionParts::new("SystemCallError"),
         GpuError::Cuda(error) => of_cuda(error),
-        _ => Raised::new("DeviceError"),
+        _ => ExceptionParts::new("DeviceError"),
     }
 }
 
-fn of_fabric(error: &FabricError) -> Raised {
+fn of_fabric(error: &FabricError) -> ExceptionParts {
     match error {
         FabricError::Allocate { .. }
         | FabricError::NumaBind { .. }
-        | FabricError::HugePages { .. } => Raised::new("AllocationError"),
+        | FabricError::HugePages { .. } => ExceptionParts::new("AllocationError"),
         FabricError::DmaBuf { source, .. } => of_cuda(source),
-        FabricError::NoNumaNode { .. } => Raised::new("ConfigurationError"),
-        FabricError::NoRoute { peer, .. } => Raised::new("NoRouteError").at(peer.0),
-        FabricError::Malformed { peer, .. } => Raised::new("MalformedError").at(peer.0),
-        FabricError::Connect { peer, .. } => Raised::new("ConnectError").at(peer.0),
+        FabricError::NoNumaNode { .. } => ExceptionParts::new("ConfigurationError"),
+        FabricError::NoRoute { peer, .. } => ExceptionParts::new("NoRouteError").at(peer.0),
+        FabricError::Malformed { peer, .. } => ExceptionParts::new("MalformedError").at(peer.0),
+        FabricError::Connect { peer, .. } => ExceptionParts::new("ConnectError").at(peer.0),
         FabricError::Provider { .. } | FabricError::NoDevices { .. } => {
-            Raised::new("ProviderError")
+            ExceptionParts::new("ProviderError")
         }
-        FabricError::Timeout { missing, .. } => Raised::new("WaitTimeoutError").lacking(missing),
+        FabricError::Timeout { missing, .. } => {
+            ExceptionParts::new("WaitTimeoutError").lacking(missing)
+        }
         FabricError::Poisoned(poison) => of_poison(poison),
         FabricError::NoCredit { peer, .. }
         | FabricError::OldRound { peer, .. }
-        | FabricError::NothingToCredit { peer, .. } => Raised::new("CreditError").at(peer.0),
-        FabricError::NotLinked { .. } => Raised::new("NotSharedError"),
-        FabricError::AlreadyLinked { .. } => Raised::new("AlreadySharedError"),
-        FabricError::OutOfRange { .. } => Raised::new("OutOfRangeError"),
-        FabricError::Unknown { .. } => Raised::new("UnknownError"),
-        FabricError::Limit { .. } => Raised::new("LimitError"),
-        FabricError::PeerRefused { peer, .. } => {
-            Raised::new("ConfigurationMismatchError").at(peer.0)
+        | FabricError::NothingToCredit { peer, .. } => {
+            ExceptionParts::new("CreditError").at(peer.0)
         }
-        FabricError::Unusable { .. } => Raised::new("RegionError"),
-        FabricError::UnderWay { .. } => Raised::new("StageError"),
-        FabricError::ReformOfPair { .. } => Raised::new("ConfigurationError"),
+        FabricError::NotLinked { .. } => ExceptionParts::new("NotSharedError"),
+        FabricError::AlreadyLinked { .. } => ExceptionParts::new("AlreadySharedError"),
+        FabricError::OutOfRange { .. } => ExceptionParts::new("OutOfRangeError"),
+        FabricError::Unknown { .. } => ExceptionParts::new("UnknownError"),
+        FabricError::Limit { .. } => ExceptionParts::new("LimitError"),
+        FabricError::PeerRefused { peer, .. } => {
+            ExceptionParts::new("ConfigurationMismatchError").at(peer.0)
+        }
+        FabricError::Unusable { .. } => ExceptionParts::new("RegionError"),
+        FabricError::InProgress { .. } => ExceptionParts::new("StageError"),
+        FabricError::ReformOfPair { .. } => ExceptionParts::new("ConfigurationError"),
         FabricError::Control(error) => of_control(error),
-        FabricError::System { .. } | FabricError::Interrupted => Raised::new("SystemCallError"),
-        _ => Raised::new("UnknownError"),
+        FabricError::System { .. } | FabricError::Interrupted => {
+            ExceptionParts::new("SystemCallError")
+        }
+        _ => ExceptionParts::new("UnknownError"),
     }
 }
 
-fn of_poison(poison: &Poison) -> Raised {
-    let raised = Raised::new(match poison.kind {
+fn of_poison(poison: &Poison) -> ExceptionParts {
+    let raised = ExceptionParts::new(match poison.kind {
         Cause::Lost | Cause::Silent => "PeerLostError",
         Cause::Left => "PeerLeftError",
         Cause::Failed => "WriteFailedError",
         Cause::Protocol => "ProtocolError",
         Cause::User => "GroupPoisonedError",
     });
-    poison
-        .rank
-        .map_or_else(|| Raised::new(raised.class), |rank| Raised::new(raised.class).at(rank.0))
+    poison.rank.map_or_else(
+        || ExceptionParts::new(raised.class),
+        |rank| ExceptionParts::new(raised.class).at(rank.0),
+    )
 }
 
-fn of_control(error: &ControlError) -> Raised {
+fn of_control(error: &ControlError) -> ExceptionParts {
     match error {
-        ControlError::Variable { .. } | ControlError::HalfSet { .. } => {
-            Raised::new("ConfigurationError")
+        ControlError::Variable { .. } | ControlError::MissingVariable { .. } => {
+            ExceptionParts::new("ConfigurationError")
         }
-        ControlError::NoAddress { .. } | ControlError::Resolve { .. } => {
-            Raised::new("AddressError")
+        ControlError::MissingAddress { .. } | ControlError::Resolve { .. } => {
+            ExceptionParts::new("AddressError")
         }
-        ControlError::LoopbackAddress { rank, .. } => Raised::new("AddressError").at(rank.0),
+        ControlError::LoopbackAddress { rank, .. } => {
+            ExceptionParts::new("AddressError").at(rank.0)
+        }
         ControlError::SecretMissing { .. }
         | ControlError::SecretFile { .. }
         | ControlError::PairSecretMissing { .. }
-        | ControlError::WrongSecret { .. } => Raised::new("SecretError"),
-        ControlError::PortInUse { .. } | ControlError::Listen { .. } => Raised::new("ListenError"),
-        ControlError::PairListen { .. } => Raised::new("ListenError"),
-        ControlError::Descriptors { .. } => Raised::new("LimitError"),
-        ControlError::WrongVersion { .. } => Raised::new("WireVersionError"),
-        ControlError::WrongWorldSize { .. } => Raised::new("WorldSizeError"),
-        ControlError::DuplicateRank { .. } => Raised::new("RankTakenError"),
-        ControlError::Bootstrap { .. } => Raised::new("BootstrapError"),
-        ControlError::Timeout { .. } => Raised::new("WaitTimeoutError"),
-        ControlError::Poisoned(poison) => of_poison(poison),
-        ControlError::Left { rank, .. } => Raised::new("PeerLeftError").at(rank.0),
-        ControlError::TooLarge { .. } => Raised::new("LimitError"),
-        ControlError::Backlog { peer, .. } => Raised::new("LimitError").at(peer.0),
-        ControlError::OtherCall { peer, .. } => {
-            Raised::new("ConfigurationMismatchError").at(peer.0)
+        | ControlError::WrongSecret { .. } => ExceptionParts::new("SecretError"),
+        ControlError::PortInUse { .. } | ControlError::Listen { .. } => {
+            ExceptionParts::new("ListenError")
         }
-        ControlError::RepeatDiffers { .. } => Raised::new("StageError"),
-        ControlError::WrongCount { .. } => Raised::new("ConfigurationError"),
-        ControlError::NoSuchRank { .. } => Raised::new("UnknownError"),
-        ControlError::Excluded { .. } => Raised::new("ExcludedError"),
-        ControlError::Superseded => Raised::new("SupersededError"),
-        ControlError::Forked => Raised::new("ForkError"),
-        ControlError::Closed => Raised::new("ClosedError"),
-        ControlError::Protocol { .. } => Raised::new("ProtocolError"),
-        _ => Raised::new("SystemCallError"),
+        ControlError::PairListen { .. } => ExceptionParts::new("ListenError"),
+        ControlError::Descriptors { .. } => ExceptionParts::new("LimitError"),
+        ControlError::WrongVersion { .. } => ExceptionParts::new("WireVersionError"),
+        ControlError::WrongWorldSize { .. } => ExceptionParts::new("WorldSizeError"),
+        ControlError::DuplicateRank { .. } => ExceptionParts::new("RankTakenError"),
+        ControlError::Rendezvous { .. } => ExceptionParts::new("RendezvousError"),
+        ControlError::Timeout { .. } => ExceptionParts::new("WaitTimeoutError"),
+        ControlError::Poisoned(poison) => of_poison(poison),
+        ControlError::Left { rank, .. } => ExceptionParts::new("PeerLeftError").at(rank.0),
+        ControlError::TooLarge { .. } => ExceptionParts::new("LimitError"),
+        ControlError::Backlog { peer, .. } => ExceptionParts::new("LimitError").at(peer.0),
+        ControlError::CallMismatch { peer, .. } => {
+            ExceptionParts::new("ConfigurationMismatchError").at(peer.0)
+        }
+        ControlError::PayloadMismatch { .. } => ExceptionParts::new("StageError"),
+        ControlError::WrongCount { .. } => ExceptionParts::new("ConfigurationError"),
+        ControlError::NoSuchRank { .. } => ExceptionParts::new("UnknownError"),
+        ControlError::Excluded { .. } => ExceptionParts::new("ExcludedError"),
+        ControlError::Superseded => ExceptionParts::new("SupersededError"),
+        ControlError::Forked => ExceptionParts::new("ForkError"),
+        ControlError::Closed => ExceptionParts::new("ClosedError"),
+        ControlError::Protocol { .. } => ExceptionParts::new("ProtocolError"),
+        _ => ExceptionParts::new("SystemCallError"),
     }
 }
 

@@ -70,7 +70,7 @@ pub fn dequantise(
     let (scaled, scale_bytes) = scaled(py, hidden, dtype, scale_dtype, block.0)?;
     py.detach(|| {
         // SAFETY: the arrays' owners are arguments of this call; the Python layer has just made the
-        // last, in float32, aligned by numpy, and nobody writes to the others meanwhile.
+        // last, in float32, aligned by numpy, and the caller does not write to the others meanwhile.
         let (codes, scales, values) = unsafe {
             (bytes(&codes), bytes(&scales), bytes_mut(&mut values).align_to_mut::<f32>().1)
         };

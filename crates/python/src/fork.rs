@@ -1,9 +1,11 @@
-//! A process that forks after `weft.init()` has a copy of the handles and of none of the threads, and
-//! shares the memory and the connections with its parent: every call in the child is refused. Closing and
-//! garbage collection there only forget, and take no lock: a thread of the parent may have held it.
+//! Fork detection. A child forked after `weft.init()` has copies of the handles, none of the threads, and shares
+//! memory and connections with its parent: every call there is rejected. Close and garbage collection have no
+//! effect there and take no lock, which a thread of the parent may have held.
 
 use crate::errors::raise;
 use pyo3::prelude::*;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,7 +16,7 @@ extern "C" fn in_child() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// From now on, children of this process are refused.
+/// Installs the fork handler: calls in children forked from now on are rejected.
 pub fn watch() {
     WATCH.call_once(|| {
         // SAFETY: the handler is async-signal-safe (one store) and lives as long as the library,
@@ -23,7 +25,7 @@ pub fn watch() {
     });
 }
 
-/// An error in a process that was forked after the library was used.
+/// `ForkError` in a process that was forked after the library was used.
 pub fn check(py: Python<'_>) -> PyResult<()> {
     if !FORKED.load(Ordering::Relaxed) {
         return Ok(());
@@ -37,7 +39,41 @@ pub fn check(py: Python<'_>) -> PyResult<()> {
     ))
 }
 
-/// Whether this process was forked after the library was used.
+/// True if this process was forked after the library was used.
 pub fn is_child() -> bool {
     FORKED.load(Ordering::Relaxed)
+}
+
+/// A value that a forked child does not drop: its threads, connections, devices and mappings belong to
+/// the parent.
+#[derive(Debug)]
+pub struct ProcessOwned<T>(ManuallyDrop<T>);
+
+impl<T> ProcessOwned<T> {
+    pub fn new(value: T) -> ProcessOwned<T> {
+        ProcessOwned(ManuallyDrop::new(value))
+    }
+}
+
+impl<T> Deref for ProcessOwned<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for ProcessOwned<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<T> Drop for ProcessOwned<T> {
+    fn drop(&mut self) {
+        if !is_child() {
+            // SAFETY: it is dropped here alone, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        }
+    }
 }

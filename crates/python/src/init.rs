@@ -3,19 +3,19 @@
 use crate::communicator::Communicator;
 use crate::errors::{Error, raise};
 use crate::fork;
+use crate::logging;
 use crate::numbers::{Rank, TraceLimit, WorldSize};
-use crate::shared::{Raised, duration, take};
+use crate::shared::{HandlerException, duration, take};
 use pyo3::prelude::*;
 use std::net::TcpListener;
 use std::os::fd::{FromRawFd, RawFd};
 use std::sync::Arc;
 use weft_control::{Config, HostIdentity, Overrides, Secret};
-use weft_fabric::communicator::{CommunicatorConfig, Progress};
-use weft_fabric::providers::{Devices, OfiChoice};
-use weft_fabric::{Communicator as Fabric, ProviderKind, registry};
+use weft_fabric::providers::{CopyBackend, OfiChoice};
+use weft_fabric::{Communicator as Fabric, CommunicatorConfig, Progress, ProviderKind, registry};
 
-/// Joins the group that the launcher or the arguments name; see `weft.init`. `listener`: the descriptor of
-/// a socket at which rank 0 listens in place of its address; it is closed here.
+/// Joins the group of the launcher or of the arguments; see `weft.init`. `listener`: descriptor of a socket on which
+/// rank 0 listens in place of its address; closed here.
 #[pyfunction]
 #[pyo3(signature = (*, rank=None, world_size=None, address=None, secret=None, host_id=None,
     providers=None, progress="caller", spin=None, timeout=None, silence_timeout=None,
@@ -36,14 +36,12 @@ pub fn init(
     trace_limit: TraceLimit,
     listener: Option<RawFd>,
 ) -> PyResult<Communicator> {
-    // SAFETY: the Python layer detached it from a socket that listens; it is closed here alone.
+    // SAFETY: the Python layer detached it from a listening socket; it is closed here alone.
     let listener = listener.map(|listener| unsafe { TcpListener::from_raw_fd(listener) });
     fork::check(py)?;
     fork::watch();
-    // Nothing is written unless WEFT_LOG asks for it; a logger that exists already stays.
-    let _ = env_logger::Builder::from_env(env_logger::Env::new().filter_or("WEFT_LOG", "off"))
-        .try_init();
-    // The Python layer refuses what is no time.
+    logging::install();
+    // The Python layer rejects values that are no duration.
     let seconds = |value: Option<f64>| value.map(duration);
     let overrides = Overrides {
         rank: rank.map(|rank| rank.0),
@@ -56,7 +54,7 @@ pub fn init(
         silence_timeout: seconds(silence_timeout),
     };
     let mut control = Config::from_env(overrides).map_err(Error::from)?;
-    let raised = Raised::default();
+    let raised = HandlerException::default();
     let caught = raised.clone();
     control.interrupt = Some(Arc::new(move || {
         let Err(error) = Python::attach(|py| py.check_signals()) else { return false };
@@ -79,7 +77,7 @@ pub fn init(
         "thread" => Progress::Thread,
         "epoll" => Progress::Epoll,
         other => {
-            let message = format!("progress is {other:?}: caller, thread or epoll are known");
+            let message = format!("progress {other:?}: expected caller, thread or epoll");
             return Err(raise(py, "ConfigurationError", &message));
         }
     };
@@ -96,14 +94,14 @@ pub fn init(
     }
 }
 
-/// The identity of this host: ranks with the same one can share memory.
+/// Identity of this host: ranks of equal identity can share memory.
 #[pyfunction]
 pub fn host_id() -> String {
     let named = std::env::var("WEFT_HOST_ID").unwrap_or_default();
     if named.trim().is_empty() { HostIdentity::here().host_id() } else { named.trim().to_string() }
 }
 
-/// The seed in `WEFT_HOSTILE`, which wraps every device for tests.
+/// Seed of the hostile wrapper around every device, from `WEFT_HOSTILE`; for tests.
 fn hostile(py: Python<'_>) -> PyResult<Option<u64>> {
     let seed = std::env::var_os("WEFT_HOSTILE").unwrap_or_default();
     let seed = seed.to_string_lossy();
@@ -116,7 +114,7 @@ fn hostile(py: Python<'_>) -> PyResult<Option<u64>> {
     })
 }
 
-fn provider(py: Python<'_>, name: &str) -> PyResult<(ProviderKind, Devices)> {
+fn provider(py: Python<'_>, name: &str) -> PyResult<(ProviderKind, CopyBackend)> {
     registry::named(name).ok_or_else(|| {
         let names: Vec<&str> = registry::names().collect();
         let message = format!("provider {name:?}: expected one of {}", names.join(", "));
@@ -124,7 +122,7 @@ fn provider(py: Python<'_>, name: &str) -> PyResult<(ProviderKind, Devices)> {
     })
 }
 
-/// Raises unless all of these providers are known and can be used on this machine. Nothing is opened.
+/// Raises unless all of these providers exist and can be used on this machine. Opens no device.
 #[pyfunction]
 pub fn check_providers(py: Python<'_>, names: Vec<String>) -> PyResult<()> {
     let ofi = OfiChoice::from_env();
@@ -135,8 +133,7 @@ pub fn check_providers(py: Python<'_>, names: Vec<String>) -> PyResult<()> {
     Ok(())
 }
 
-/// A provider: name, the peers that it reaches, how bytes travel, whether it is used by default, and the
-/// names under which `weft.init` takes it.
+/// A provider: name, peers that it reaches, transport, true if it is a default, names that `weft.init` accepts.
 type PyProvider = (&'static str, &'static str, &'static str, bool, &'static [&'static str]);
 
 /// All providers, in the order in which a route prefers them.

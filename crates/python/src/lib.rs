@@ -1,17 +1,17 @@
-//! The native half of the Python package `weft`: Weft's types and functions for Python, and nothing
-//! more. What Python sees is declared in `python/weft/_native.pyi`; behaviour belongs in the crates
-//! below this one, convenience in `python/weft`.
+//! Native module of the Python package `weft`: bindings alone. `python/weft/_native.pyi` declares them; behaviour
+//! belongs in the crates below this one, convenience in `python/weft`.
 
 mod all_to_all;
 mod build;
+mod callbacks;
 mod communicator;
 mod cuda;
 mod device;
 mod errors;
-mod finished;
 mod float8;
 mod fork;
 mod init;
+mod logging;
 mod memory;
 mod numbers;
 mod ofi;
@@ -21,6 +21,7 @@ mod region;
 mod request;
 mod shared;
 mod sim;
+mod tensors;
 mod topology;
 
 /// The module `weft._native`.
@@ -36,8 +37,8 @@ mod _native {
     use crate::cuda::{cuda_device_of, cuda_report};
     #[pymodule_export]
     use crate::device::{
-        DeviceAllToAll, SymmetricMemory, add_nvrtc_directory, device_defines, device_options,
-        device_source, table_fields,
+        DeviceAllToAll, DeviceCalls, RegisteredMemory, SymmetricMemory, add_nvrtc_directory,
+        device_defines, device_options, device_source, table_fields,
     };
     #[pymodule_export]
     use crate::errors::error_classes;
@@ -45,6 +46,8 @@ mod _native {
     use crate::float8::{dequantise, quantise};
     #[pymodule_export]
     use crate::init::{check_providers, host_id, init, providers};
+    #[pymodule_export]
+    use crate::logging::end_logging;
     #[pymodule_export]
     use crate::memory::{View, dlpack_tensor};
     #[pymodule_export]

@@ -1,5 +1,5 @@
-//! Memory across the language border, without copies: the user's arrays as regions, Weft's memory as
-//! buffers, and DLPack tensors as addresses.
+//! Memory shared with Python without copies: the user's arrays as regions, Weft's memory as buffers, DLPack
+//! tensors as addresses.
 
 use crate::errors::raise;
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
@@ -10,7 +10,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use weft_fabric::{Memory, Place};
+use weft_fabric::{Memory, MemoryKind};
 
 /// The user's bytes, of the host or of the device of this ordinal, kept alive by the Python object that
 /// owns them.
@@ -33,14 +33,13 @@ pub fn lent(
     // bytes where they are while it lives.
     Ok(unsafe {
         match device {
-            None => Memory::lent(address, length, Place::Host, owner),
+            None => Memory::user_buffer(address, length, MemoryKind::Host, owner),
             Some(device) => Memory::on_device(address, length, device, None, owner),
         }
     })
 }
 
-/// A stretch of a region's memory that Python may look at (the buffer protocol, bytes), and write to
-/// unless it is the user's and read-only.
+/// Byte range of a region's memory, as a buffer of Python; writable unless it is the user's and read-only.
 #[pyclass(frozen, module = "weft._native")]
 pub struct View {
     memory: Arc<Memory>,
@@ -61,12 +60,14 @@ impl View {
         self.range.len()
     }
 
-    /// What `torch.as_tensor` and CuPy make an array of bytes of, without a copy. The array keeps this,
-    /// and this its memory.
+    /// CUDA's array interface, from which `torch.as_tensor` and CuPy make an array of bytes without a copy. The
+    /// array keeps this object alive, and this object its memory.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if self.memory.host().is_some() {
-            return Err(PyAttributeError::new_err("this memory is the CPU's, not a device's"));
+            return Err(PyAttributeError::new_err(
+                "CPU memory: only memory of a device has this interface; use the buffer protocol",
+            ));
         }
         let interface = PyDict::new(py);
         let address = self.memory.address() + self.range.start as u64;
@@ -86,7 +87,9 @@ impl View {
     ) -> PyResult<()> {
         let this = slf.get();
         let Some(base) = this.memory.host() else {
-            return Err(PyBufferError::new_err("this memory is not the CPU's to look at"));
+            return Err(PyBufferError::new_err(
+                "memory of a device: the CPU cannot read it; use __cuda_array_interface__",
+            ));
         };
         // SAFETY: `range` was checked against the memory when the view was made.
         let first = unsafe { base.as_ptr().add(this.range.start) };
@@ -100,31 +103,35 @@ impl View {
     }
 }
 
+/// A device, as DLPack numbers it.
 #[repr(C)]
-struct DlDevice {
-    kind: i32,
-    number: i32,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DlDevice {
+    pub kind: i32,
+    pub number: i32,
 }
 
+/// A tensor, as DLPack describes it.
 #[repr(C)]
-struct DlTensor {
-    data: *mut c_void,
-    device: DlDevice,
-    dimensions: i32,
-    code: u8,
-    bits: u8,
-    lanes: u16,
-    shape: *const i64,
-    strides: *const i64,
-    byte_offset: u64,
+#[derive(Clone, Copy)]
+pub struct DlTensor {
+    pub data: *mut c_void,
+    pub device: DlDevice,
+    pub dimensions: i32,
+    pub code: u8,
+    pub bits: u8,
+    pub lanes: u16,
+    pub shape: *const i64,
+    pub strides: *const i64,
+    pub byte_offset: u64,
 }
 
-/// The name that DLPack gives to an unversioned tensor that nobody has taken.
+/// DLPack's name for an unversioned tensor that is not yet consumed.
 const DLPACK_NAME: &[u8] = b"dltensor\0";
-/// Memory that the CPU may load and store: its own, and what CUDA and ROCm have pinned.
+/// Memory that the CPU can load and store: its own, and memory pinned by CUDA or ROCm.
 const DLPACK_CPU: [i32; 3] = [1, 3, 11];
 /// Memory of a CUDA device.
-const DLPACK_CUDA: i32 = 2;
+pub const DLPACK_CUDA: i32 = 2;
 
 /// Address, shape, dtype and bytes of a tensor.
 type Tensor = (usize, Vec<i64>, String, usize);
@@ -165,7 +172,7 @@ pub fn dlpack_tensor(
         _ => {}
     }
     let dimensions = if tensor.shape.is_null() { 0 } else { tensor.dimensions.max(0) as usize };
-    // SAFETY: DLPack promises `ndim` entries of shape, and of strides unless that is null.
+    // SAFETY: DLPack guarantees `ndim` entries of shape, and of strides unless that is null.
     let (shape, strides): (&[i64], &[i64]) = unsafe {
         let entries = |first: *const i64| {
             if first.is_null() { &[][..] } else { std::slice::from_raw_parts(first, dimensions) }
@@ -178,7 +185,7 @@ pub fn dlpack_tensor(
     let bits = usize::from(tensor.bits) * usize::from(tensor.lanes);
     let bytes = elements.and_then(|elements| Some(elements.checked_mul(bits)?.div_ceil(8)));
     let Some(bytes) = bytes else {
-        let message = format!("{what} has a shape that no memory can have");
+        let message = format!("{what}: a shape of more bytes than an address space has");
         return Err(raise(py, "ShapeError", &message));
     };
     let mut expected = 1;

@@ -1,8 +1,7 @@
-//! Whole numbers that Python's calls take: a type for each argument, so that one that does not fit is an error
-//! that names it.
+//! Integer arguments of Python's calls: a type for each, so that an error names the argument that is out of range.
 
 use crate::errors::raise;
-use pyo3::exceptions::PyOverflowError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 
 /// Defines a type for each argument: the type, the numbers that fit, the argument's name.
@@ -23,7 +22,7 @@ macro_rules! numbers {
                     Err(error) if error.is_instance_of::<PyOverflowError>(given.py()) => {
                         Err($refuse($argument, given, <$whole>::MAX as u64))
                     }
-                    Err(error) => Err(error),
+                    Err(_) => Err(mistyped($argument, given)),
                 }
             }
         }
@@ -32,22 +31,19 @@ macro_rules! numbers {
 
 numbers! { misfit:
     Block(u32) = "block",
-    Buffers(u32) = "buffers",
+    Channels(u32) = "channels",
     Count(u32) = "count",
     DestinationOffset(u64) = "destination_offset",
     DestinationStride(u64) = "destination_stride",
     Device(u32) = "device",
     Expected(u64) = "expected",
-    ExpertCapacity(u32) = "expert_capacity",
     Experts(u32) = "experts",
     Flow(u64) = "flow",
     Hidden(u32) = "hidden",
     Length(u64) = "length",
     MaxBytes(u64) = "max_bytes",
-    MaxPositions(u32) = "max_positions",
     MaxReceiveRows(u32) = "max_receive_rows",
     MaxTokens(u32) = "max_tokens",
-    NumSms(u32) = "num_sms",
     PadTo(u32) = "pad_to",
     PrivateRows(u32) = "private_rows",
     Rank(u32) = "rank",
@@ -66,7 +62,15 @@ numbers! { unknown:
     Peer(u32) = "peer",
 }
 
-/// A number that the argument cannot be.
+/// Error for an argument that is no integer.
+#[cold]
+fn mistyped(argument: &str, given: Borrowed<'_, '_, PyAny>) -> PyErr {
+    let kind = given.get_type().name();
+    let kind = kind.map_or_else(|_| "another type".to_owned(), |name| name.to_string());
+    PyTypeError::new_err(format!("{argument}: expected int, got {kind}"))
+}
+
+/// Error for a number out of the argument's range.
 #[cold]
 fn misfit(argument: &str, given: Borrowed<'_, '_, PyAny>, most: u64) -> PyErr {
     let message = format!(
@@ -76,7 +80,7 @@ fn misfit(argument: &str, given: Borrowed<'_, '_, PyAny>, most: u64) -> PyErr {
     raise(given.py(), "ConfigurationError", &message)
 }
 
-/// A place that no rank or member can have.
+/// Error for a number that is no rank or member.
 #[cold]
 fn unknown(argument: &str, given: Borrowed<'_, '_, PyAny>, _most: u64) -> PyErr {
     let message = format!("{argument}={}: expected one of the group, from 0 on", shown(given));

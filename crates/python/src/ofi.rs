@@ -1,4 +1,4 @@
-//! What libfabric offers on this machine, for `weft doctor`.
+//! Providers of libfabric on this machine, for `weft doctor`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use weft_fabric::providers::OfiProvider;
 use weft_fabric::providers::ofi::{self, Offer};
 
-/// The libfabric of this process, and what it offers by each of these providers. It is loaded if it is not
-/// there yet; no NIC is opened.
+/// The libfabric of this process, and its domains for each of these providers. Loads the library if it is not
+/// loaded yet; opens no NIC.
 #[pyfunction]
 pub fn ofi_report(py: Python<'_>, providers: Vec<String>) -> PyResult<Bound<'_, PyDict>> {
     let anywhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);

@@ -2,31 +2,22 @@
 
 use crate::communicator::Communicator;
 use crate::errors::{Error, raise};
-use crate::fork;
-use crate::shared::{Raised, deadline, take};
+use crate::fork::{self, ProcessOwned};
+use crate::logging;
+use crate::shared::{HandlerException, deadline, take};
 use pyo3::prelude::*;
-use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use weft_control::Secret;
-use weft_control::pair::Settings;
+use weft_control::pair::PairSettings;
 use weft_fabric::pair::{Listener as Fabric, PairConfig, connect as connect_pair};
 use weft_fabric::{Communicator as Pair, ProviderKind};
 
 /// A port that pairs connect to.
 #[pyclass(frozen, module = "weft._native")]
 pub struct Listener {
-    fabric: ManuallyDrop<Fabric>,
-    raised: Raised,
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if !fork::is_child() {
-            // SAFETY: it is dropped here alone, and not used after.
-            unsafe { ManuallyDrop::drop(&mut self.fabric) };
-        }
-    }
+    fabric: ProcessOwned<Fabric>,
+    raised: HandlerException,
 }
 
 #[pymethods]
@@ -96,7 +87,7 @@ pub fn listen(
 ) -> PyResult<Listener> {
     let (config, raised) = config(py, address, secret, providers)?;
     let fabric = py.detach(|| Fabric::bind(config)).map_err(Error::from)?;
-    Ok(Listener { fabric: ManuallyDrop::new(fabric), raised })
+    Ok(Listener { fabric: ProcessOwned::new(fabric), raised })
 }
 
 /// Connects to a listener; see `weft.connect`.
@@ -121,17 +112,15 @@ fn config(
     address: &str,
     secret: Option<Vec<u8>>,
     providers: Option<Vec<String>>,
-) -> PyResult<(PairConfig, Raised)> {
+) -> PyResult<(PairConfig, HandlerException)> {
     fork::check(py)?;
     fork::watch();
-    // Nothing is written unless WEFT_LOG asks for it; a logger that exists already stays.
-    let _ = env_logger::Builder::from_env(env_logger::Env::new().filter_or("WEFT_LOG", "off"))
-        .try_init();
-    let mut settings = Settings::from_env(address).map_err(Error::from)?;
+    logging::install();
+    let mut settings = PairSettings::from_env(address).map_err(Error::from)?;
     if let Some(secret) = secret {
         settings.secret = Some(Secret::new(secret).map_err(Error::from)?);
     }
-    let raised = Raised::default();
+    let raised = HandlerException::default();
     let caught = raised.clone();
     settings.interrupt = Some(Arc::new(move || {
         let Err(error) = Python::attach(|py| py.check_signals()) else { return false };

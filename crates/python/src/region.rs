@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weft_fabric::{Region as FabricRegion, WeakRegion};
 
-/// A region of this rank: memory that peers may be granted, or that can be sent from. The engine
-/// keeps it, and whoever looks at it.
+/// A region of this rank: memory that peers may be granted, or that can be sent from. The engine and each view keep
+/// it alive.
 #[pyclass(frozen, module = "weft._native")]
 pub struct Region {
     region: WeakRegion,
@@ -47,7 +47,7 @@ impl Region {
         Ok(self.get()?.key().0)
     }
 
-    /// Whether its memory may be written to.
+    /// True if its memory may be written to.
     #[getter]
     fn writable(&self) -> bool {
         self.writable
@@ -57,7 +57,7 @@ impl Region {
         self.length
     }
 
-    /// Where it begins: an address of the CPU's, or of its device's.
+    /// Address of its first byte: of the CPU, or of its device.
     fn address(&self, py: Python<'_>) -> PyResult<u64> {
         let region = self.shared.with(py, |_| self.get())?;
         Ok(region.memory().address())
@@ -69,7 +69,7 @@ impl Region {
         Ok(View::new(region.memory().clone(), 0..self.length, self.writable))
     }
 
-    /// Forgets the region; requests under way keep it until they drain.
+    /// Releases the region; requests in flight keep it until they complete.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.with(py, |fabric| {
             if let Ok(region) = self.get() {

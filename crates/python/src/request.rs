@@ -4,7 +4,7 @@ use crate::shared::Shared;
 use pyo3::prelude::*;
 use weft_fabric::RequestId;
 
-/// A request under way.
+/// A request in flight.
 #[pyclass(frozen, module = "weft._native")]
 pub struct Request {
     pub id: RequestId,
@@ -13,7 +13,7 @@ pub struct Request {
 
 #[pymethods]
 impl Request {
-    /// Whether it has ended.
+    /// True if it has ended.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         self.shared.with(py, |fabric| {
             let mut engine = fabric.engine();

@@ -1,58 +1,34 @@
-//! The communicator as all that was made on it shares it.
+//! Communicator shared by all objects made on it.
 //!
-//! Every call that can wait gives up the GIL first. No call waits for another thread's wait, so a signal
-//! handler may call anything while its thread waits; a waiting thread looks several times a second
-//! whether a signal has come.
+//! Every call that can wait releases the GIL first. No call waits for another thread's wait, so a signal handler
+//! may make any call while its thread waits; a waiting thread checks for signals several times a second.
 
+use crate::callbacks::CallbackQueue;
 use crate::device::Domains;
 use crate::errors::Error;
-use crate::finished::Finished;
-use crate::fork;
+use crate::fork::{self, ProcessOwned};
 use pyo3::prelude::*;
-use std::mem::ManuallyDrop;
-use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-use weft_fabric::{Communicator as Fabric, Time, Waiter, clock};
+use weft_fabric::{Communicator as Fabric, Time, WaitOptions, clock};
 
 /// An exception that a signal handler raised while the control plane waited.
-pub type Raised = Arc<Mutex<Option<PyErr>>>;
+pub type HandlerException = Arc<Mutex<Option<PyErr>>>;
 
-/// A communicator that is dropped in the process that made it alone: a forked child has neither its
-/// threads nor a right to its connections.
-struct Owned(ManuallyDrop<Fabric>);
-
-impl Deref for Owned {
-    type Target = Fabric;
-
-    fn deref(&self) -> &Fabric {
-        &self.0
-    }
-}
-
-impl Drop for Owned {
-    fn drop(&mut self) {
-        if !fork::is_child() {
-            // SAFETY: it is dropped here alone, and not used after.
-            unsafe { ManuallyDrop::drop(&mut self.0) };
-        }
-    }
-}
-
-/// The communicator, shared by all that was made on it; `None` once closed.
+/// The communicator, shared by all objects made on it; `None` once closed.
 #[derive(Clone)]
 pub struct Shared {
-    fabric: Arc<Mutex<Option<Arc<Owned>>>>,
-    pub raised: Raised,
-    pub finished: Finished,
+    fabric: Arc<Mutex<Option<Arc<ProcessOwned<Fabric>>>>>,
+    pub raised: HandlerException,
+    pub callbacks: CallbackQueue,
     pub domains: Domains,
 }
 
 impl Shared {
-    pub fn new(fabric: Fabric, raised: Raised) -> Shared {
-        let fabric = Arc::new(Owned(ManuallyDrop::new(fabric)));
+    pub fn new(fabric: Fabric, raised: HandlerException) -> Shared {
+        let fabric = Arc::new(ProcessOwned::new(fabric));
         let fabric = Arc::new(Mutex::new(Some(fabric)));
-        Shared { fabric, raised, finished: Finished::default(), domains: Domains::default() }
+        Shared { fabric, raised, callbacks: CallbackQueue::default(), domains: Domains::default() }
     }
 
     /// Runs `work` without the GIL and with the communicator. If a signal ended it, the exception of the
@@ -67,7 +43,7 @@ impl Shared {
             let fabric = self.lock().clone().ok_or(weft_control::Error::Closed)?;
             work(&fabric)
         });
-        self.finished.run(py);
+        self.callbacks.run(py);
         result.map_err(|error| take(&self.raised).unwrap_or_else(|| error.into()))
     }
 
@@ -77,7 +53,7 @@ impl Shared {
         &self,
         py: Python<'_>,
         timeout: f64,
-        work: impl FnOnce(&Fabric, &mut Waiter<'_>) -> Result<T, Error> + Send,
+        work: impl FnOnce(&Fabric, &mut WaitOptions<'_>) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         self.with(py, |fabric| {
             let mut raised = None;
@@ -85,7 +61,7 @@ impl Shared {
                 raised = Python::attach(|py| py.check_signals().err());
                 raised.is_some()
             };
-            let mut waiter = fabric.waiter(deadline(timeout), &mut interrupted);
+            let mut waiter = fabric.wait_options(deadline(timeout), &mut interrupted);
             let result = work(fabric, &mut waiter);
             result.map_err(|error| raised.map_or(error, Error::Python))
         })
@@ -102,8 +78,7 @@ impl Shared {
         }
     }
 
-    /// Takes the communicator away from all users, ends their waits and leaves the group. The last thread that
-    /// is inside a call drops it.
+    /// Takes the communicator out, ends all waits and leaves the group. The last thread inside a call drops it.
     pub fn close(&self) {
         if fork::is_child() {
             return;
@@ -116,13 +91,13 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Owned>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<ProcessOwned<Fabric>>>> {
         self.fabric.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-/// What was raised, if anything.
-pub fn take(raised: &Raised) -> Option<PyErr> {
+/// The exception that a signal handler raised, if any.
+pub fn take(raised: &HandlerException) -> Option<PyErr> {
     raised.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
 }
 

@@ -3,8 +3,8 @@
 use crate::errors::Error;
 use pyo3::prelude::*;
 
-/// Runs a scenario, JSON in and JSON out. `progress`, if any, is called now and then with the share that is
-/// done and what is being done; False stops the run, and so does an exception, Ctrl-C's among them.
+/// Runs a scenario, JSON in and JSON out. `progress`, if given, is called repeatedly with the share done and the
+/// present step; a result of False stops the run, as does an exception, that of Ctrl-C included.
 #[pyfunction]
 #[pyo3(signature = (spec, progress = None))]
 pub fn simulate(py: Python<'_>, spec: &str, progress: Option<Py<PyAny>>) -> PyResult<String> {

@@ -1,4 +1,4 @@
-//! How long a path takes, as JSON lines: `make bench-paths`.
+//! Benchmark of path lookups, as JSON lines: `make bench-paths`.
 
 use std::time::Instant;
 use weft_topology::{BiGraph, EndpointId, Network, Router, Routing};

@@ -1,8 +1,8 @@
-//! The links of each node.
+//! Adjacency lists in compressed sparse row form.
 
 use crate::network::{LinkId, LinkInfo, NodeId};
 
-/// Lists of links, one for each node.
+/// Links of each node: node `n` has `links[first[n]..first[n + 1]]`.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Adjacency {
     first: Vec<u32>,
@@ -21,9 +21,9 @@ impl Adjacency {
         let mut next = first.clone();
         let mut lists = vec![LinkId(0); links.len()];
         for (number, link) in links.iter().enumerate() {
-            let place = &mut next[end(link).0 as usize];
-            lists[*place as usize] = LinkId(number as u32);
-            *place += 1;
+            let free = &mut next[end(link).0 as usize];
+            lists[*free as usize] = LinkId(number as u32);
+            *free += 1;
         }
         Adjacency { first, links: lists }
     }

@@ -1,4 +1,4 @@
-//! Making a network node by node.
+//! Builder of a network, node by node.
 
 use crate::adjacency::Adjacency;
 use crate::error::{Error, Result, hint};
@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-/// Makes a [`Network`] node by node.
+/// Builder of a [`Network`], node by node.
 #[derive(Debug, Default)]
 pub struct NetworkBuilder {
     name: String,
@@ -25,12 +25,12 @@ pub struct NetworkBuilder {
 }
 
 impl NetworkBuilder {
-    /// An empty network of that name.
+    /// Empty network of that name.
     pub fn new(name: impl Into<String>) -> NetworkBuilder {
         NetworkBuilder { name: name.into(), ..NetworkBuilder::default() }
     }
 
-    /// The same, with room for so many nodes and links: growing costs more.
+    /// Empty network with capacity for `nodes` and `links`.
     pub(crate) fn with_room(name: String, nodes: usize, links: usize) -> NetworkBuilder {
         NetworkBuilder {
             name,
@@ -41,23 +41,22 @@ impl NetworkBuilder {
         }
     }
 
-    /// A switch.
+    /// Adds a switch.
     pub fn switch(&mut self, name: impl Into<String>) -> Result<NodeId> {
         self.node(name.into(), NodeKind::Switch, true, None)
     }
 
-    /// What forwards inside a host.
+    /// Adds a forwarding node inside a host: NVLink, PCIe, a shared NIC.
     pub fn host(&mut self, name: impl Into<String>) -> Result<NodeId> {
         self.node(name.into(), NodeKind::Host, true, None)
     }
 
-    /// An endpoint, the next in number, and the host that it is part of.
+    /// Adds an endpoint, the next in number, and the name of its host.
     pub fn endpoint(&mut self, name: impl Into<String>, host: Option<&str>) -> Result<NodeId> {
         self.node(name.into(), NodeKind::Endpoint, false, host)
     }
 
-    /// An endpoint that also passes on what is for others, as a GPU does whose NIC its neighbours
-    /// on NVLink use.
+    /// Adds an endpoint that also forwards, as a GPU does whose NIC its NVLink neighbours use.
     pub fn forwarding_endpoint(
         &mut self,
         name: impl Into<String>,
@@ -100,7 +99,7 @@ impl NetworkBuilder {
         self.by_name.get(name).copied()
     }
 
-    /// The node of that name, or the error that names the place where it stands.
+    /// The node of that name, or an error with the position `at` in the input.
     pub(crate) fn named(&self, name: &str, at: impl FnOnce() -> String) -> Result<NodeId> {
         self.find(name).ok_or_else(|| Error::UnknownNode {
             at: at(),
@@ -109,7 +108,7 @@ impl NetworkBuilder {
         })
     }
 
-    /// A cable: two links, one for each direction, of which that from `one` to `other` comes first.
+    /// Adds a cable: two links, first the one from `one` to `other`.
     pub fn cable(&mut self, one: NodeId, other: NodeId, spec: LinkSpec) -> Result<LinkId> {
         let there = self.link(one, other, spec)?;
         let back = self.link(other, one, spec)?;
@@ -118,7 +117,7 @@ impl NetworkBuilder {
         Ok(there)
     }
 
-    /// A link in one direction only.
+    /// Adds a link in one direction.
     pub fn link(&mut self, from: NodeId, to: NodeId, spec: LinkSpec) -> Result<LinkId> {
         let name = |node: NodeId| self.nodes.get(node.0 as usize).map(|node| node.name.as_str());
         let at = || format!("link {}", self.links.len());
@@ -138,32 +137,35 @@ impl NetworkBuilder {
         Ok(link)
     }
 
-    /// An entry of an explicit routing table. Checked by [`finish`](NetworkBuilder::finish).
+    /// Adds an entry of an explicit routing table, checked by [`finish`](NetworkBuilder::finish).
     pub fn route(&mut self, route: Route) {
         self.routes.push(route);
     }
 
-    /// Which endpoint each rank has. Checked by [`finish`](NetworkBuilder::finish).
+    /// Sets the endpoint of each rank, checked by [`finish`](NetworkBuilder::finish).
     pub fn rank_map(&mut self, map: Vec<EndpointId>) {
         self.rank_map = Some(map);
     }
 
-    /// The kind of each node so far.
+    /// Kinds of the nodes so far.
     pub(crate) fn kinds(&self) -> impl Iterator<Item = NodeKind> {
         self.nodes.iter().map(|node| node.kind)
     }
 
-    /// Routes so far.
+    /// Number of routes so far.
     pub(crate) fn routes(&self) -> usize {
         self.routes.len()
     }
 
-    /// Endpoints so far.
+    /// Number of endpoints so far.
     pub fn endpoints(&self) -> u32 {
         self.endpoints.len() as u32
     }
 
-    /// The network, found to be one in which every endpoint reaches every other.
+    /// The network, once every endpoint is checked to reach every other.
+    ///
+    /// # Errors
+    /// [`Error::NoEndpoints`], [`Error::Unreachable`], [`Error::BadRoute`], [`Error::BadRankMap`].
     pub fn finish(self) -> Result<Network> {
         if self.endpoints.is_empty() {
             return Err(Error::NoEndpoints);
@@ -181,14 +183,14 @@ impl NetworkBuilder {
     }
 }
 
-/// Why a text cannot be a node's name.
+/// Reason why a text is no valid node name.
 fn refused(name: &str) -> Option<&'static str> {
     if name.is_empty() {
-        Some("it is empty")
+        Some("expected at least one character")
     } else if name.len() > MAX_NAME {
         Some(TOO_LONG)
     } else if name.contains(|c: char| c.is_control() || matches!(c, '[' | ']' | '*' | ',' | '"')) {
-        Some("brackets, commas, quotes, asterisks and control characters mean other things")
+        Some("brackets, commas, quotes, asterisks and control characters are reserved")
     } else {
         None
     }

@@ -1,6 +1,6 @@
-//! What is plugged into what, for whoever has the cables in hand.
+//! Cabling lists: both ends of each cable, by device and port.
 
-use crate::build::BiGraph;
+use crate::builders::BiGraph;
 use crate::error::{Error, Result};
 use crate::network::{EndpointId, Network, NodeKind};
 use std::fmt::Write as _;
@@ -8,11 +8,11 @@ use std::fmt::Write as _;
 /// One end of a cable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CableEnd {
-    /// The switch or endpoint in the network.
+    /// Switch or endpoint of the network.
     pub node: String,
-    /// The box, which may be cut into several switches of the network; otherwise the node again.
+    /// Physical device, which may hold several switches of the network; else the node.
     pub device: String,
-    /// The port of that box, from 1; 0 where the box is a host.
+    /// Port of that device, from 1; 0 for a host.
     pub port: u32,
 }
 
@@ -28,9 +28,9 @@ pub struct Cable {
 }
 
 impl BiGraph {
-    /// The physical switch of a switch of the network, from 0, and the switch's place within it. Upper
-    /// switches are cut from other boxes than lower ones where that comes out even.
-    fn cut(&self, number: u32) -> (u32, u32) {
+    /// Physical switch of a switch of the network, from 0, and its index there. Upper and lower switches
+    /// are in different physical switches if their number is even.
+    fn physical_switch(&self, number: u32) -> (u32, u32) {
         match self.physical {
             None => (number, 0),
             Some(physical) => {
@@ -40,8 +40,8 @@ impl BiGraph {
         }
     }
 
-    /// Refuses physical switches among which the others cannot be shared out evenly.
-    pub(crate) fn check_cut(&self) -> Result<()> {
+    /// Checks that the switches divide evenly into the physical ones.
+    pub(crate) fn check_physical(&self) -> Result<()> {
         match self.physical {
             Some(physical) if physical == 0 || !(2 * self.half).is_multiple_of(physical) => {
                 let must = "a divisor of the number of switches of both halves";
@@ -51,7 +51,7 @@ impl BiGraph {
         }
     }
 
-    /// The cables: first those of endpoints, in their order, then those between the halves.
+    /// Cables of the BiGraph: first those of endpoints, in their order, then those between the halves.
     pub fn cables(&self) -> Result<Vec<Cable>> {
         self.check()?;
         let hosts = self.host_names()?;
@@ -90,7 +90,7 @@ impl BiGraph {
 
     fn switch_end(&self, number: u32, port: u32) -> CableEnd {
         let node = self.switch_name(number >= self.half, number % self.half);
-        let (device, place) = self.cut(number);
+        let (device, place) = self.physical_switch(number);
         let ports = self.endpoints + self.half * self.trunks;
         match self.physical {
             None => CableEnd { device: node.clone(), node, port: port + 1 },
@@ -101,7 +101,7 @@ impl BiGraph {
     }
 }
 
-/// The cables of any network; ports are numbered in the order in which its links were given.
+/// Cables of any network; ports are numbered in the order of its links.
 pub fn cables_of(network: &Network) -> Vec<Cable> {
     let mut ports = vec![0; network.nodes() as usize];
     let mut cables = Vec::new();
@@ -126,7 +126,7 @@ pub fn cables_of(network: &Network) -> Vec<Cable> {
     cables
 }
 
-/// A cabling list as CSV with a header.
+/// Cabling list as CSV with a header.
 pub fn cables_csv(cables: &[Cable]) -> String {
     let mut text =
         String::from("cable,from_device,from_port,from_node,to_device,to_port,to_node,gbps\n");

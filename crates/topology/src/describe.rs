@@ -1,14 +1,15 @@
-//! The short forms of networks, and whatever else describes one.
+//! Descriptions of networks: short forms such as `rail:hosts=4,gpus=8`, and JSON.
 
-use crate::build::{Attach, BiGraph, FatTree, FatTree3, Rail};
+use crate::builders::{Attachment, BiGraph, FatTree, FatTree3, Rail};
 use crate::error::{Error, Result, hint};
+use crate::inner_paths;
 use crate::json;
 use crate::network::{LinkSpec, Network};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-/// What a network was described as.
+/// Description of a network: a builder with its options, or a network node by node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Description {
     /// `bigraph:...`
@@ -23,12 +24,12 @@ pub enum Description {
     Explicit(Network),
 }
 
-/// The largest file that is read.
+/// Size limit of a file.
 const MAX_FILE: u64 = 1 << 28;
 
 impl Description {
-    /// Understands a short form, as `bigraph:switches=16,endpoints=4,gbps=100,latency_us=0.5`, or reads the
-    /// JSON file of that name.
+    /// Parses a short form, as `bigraph:switches=16,endpoints=4,gbps=100,latency_us=0.5`, or the JSON file of
+    /// that path.
     pub fn parse(spec: &str) -> Result<Description> {
         match spec.split_once(':') {
             Some((kind, options)) if KINDS.contains(&kind) => {
@@ -40,7 +41,7 @@ impl Description {
                 let kind = spec.split(':').next().unwrap_or(spec);
                 let hint = hint(kind, KINDS.iter().copied());
                 let reason = format!(
-                    "it is neither a file nor one of {}{hint}",
+                    "neither a file nor one of {}{hint}",
                     KINDS.map(|kind| format!("{kind}:...")).join(", ")
                 );
                 Err(Error::Spec { spec: spec.to_owned(), reason })
@@ -48,7 +49,7 @@ impl Description {
         }
     }
 
-    /// Understands JSON: nodes and links, or the options of a builder.
+    /// Parses JSON: nodes and links, or the options of a builder.
     pub fn from_json(text: &str) -> Result<Description> {
         json::describe(text)
     }
@@ -71,7 +72,7 @@ impl Description {
             "bigraph" => {
                 let switches = options.count("switches")?;
                 if switches % 2 == 1 {
-                    let must = "even: both halves together";
+                    let must = "an even number, for two equal halves";
                     let what = "switches".to_owned();
                     return Err(Error::Count { what, value: switches.into(), must });
                 }
@@ -103,18 +104,25 @@ impl Description {
 }
 
 impl Network {
-    /// The network of a short form, or of the JSON file of that name; see [`Description::parse`].
+    /// Network of a short form or of a JSON file; see [`Description::parse`].
     pub fn parse(spec: &str) -> Result<Network> {
         Description::parse(spec)?.network()
     }
 
-    /// The network that JSON describes.
+    /// Network of a JSON text.
     pub fn from_json(text: &str) -> Result<Network> {
         Description::from_json(text)?.network()
     }
 
-    /// The network as JSON. Read back, endpoints and links have the numbers that they had and all figures
-    /// are the same to the last bit.
+    /// Warnings about hosts whose internal traffic can leave the host, one sentence for each kind: a path
+    /// through switches is as short as the path inside (routing takes the one inside), or shorter
+    /// (routing leaves the host).
+    pub fn warnings(&self) -> Vec<String> {
+        inner_paths::warnings(self)
+    }
+
+    /// The network as JSON. Parsed again, it has the same numbers of endpoints and links, and the same values
+    /// bit for bit.
     pub fn to_json(&self) -> String {
         json::write(self)
     }
@@ -123,7 +131,7 @@ impl Network {
 fn read(path: &Path) -> Result<String> {
     let fail = |source| Error::Read { path: path.to_owned(), source };
     let mut text = String::new();
-    // Devices and pipes do not say how long they are.
+    // Devices and pipes have no known length.
     let mut file = std::fs::File::open(path).map_err(fail)?.take(MAX_FILE + 1);
     file.read_to_string(&mut text).map_err(fail)?;
     crate::network::limit("bytes of a description", text.len() as u128, MAX_FILE)?;
@@ -160,9 +168,9 @@ fn rail(options: &mut Options, link: LinkSpec) -> Result<Rail> {
     })
 }
 
-/// A builder's options by name, each taken out when it is used.
+/// Options of a builder by name, each removed when it is read.
 pub(crate) struct Options {
-    /// What was given, for errors.
+    /// The description, for errors.
     spec: String,
     given: BTreeMap<String, f64>,
     known: Vec<&'static str>,
@@ -185,7 +193,7 @@ fn options_from_text(spec: &str, options: &str) -> Result<Options> {
     Ok(Options { spec: spec.to_owned(), given, known: Vec::new() })
 }
 
-pub(crate) fn options_from_json(kind: &str, options: &json::Given) -> Result<Options> {
+pub(crate) fn options_from_json(kind: &str, options: &json::OptionList) -> Result<Options> {
     let mut given = BTreeMap::new();
     for (name, value) in &options.0 {
         let fail = |reason| Err(Error::Field { at: format!("{kind}.{name}"), reason });
@@ -193,7 +201,7 @@ pub(crate) fn options_from_json(kind: &str, options: &json::Given) -> Result<Opt
             return fail(format!("{value} is not a number"));
         };
         if given.insert(name.clone(), number).is_some() {
-            return fail("it is given twice".to_owned());
+            return fail("given twice".to_owned());
         }
     }
     Ok(Options { spec: kind.to_owned(), given, known: Vec::new() })
@@ -221,7 +229,7 @@ impl Options {
     fn count(&mut self, name: &'static str) -> Result<u32> {
         self.optional_count(name)?.ok_or_else(|| {
             let known = self.given.keys().map(String::as_str);
-            let hint = hint(name, known).replace("did you mean", "is it meant by");
+            let hint = hint(name, known).replace("did you mean", "did you mean it by");
             Error::Spec { spec: self.spec.clone(), reason: format!("{name} is missing{hint}") }
         })
     }
@@ -246,9 +254,9 @@ impl Options {
         Ok((trunk != link).then_some(trunk))
     }
 
-    fn attach(&mut self) -> Result<Attach> {
-        let default = Attach::default();
-        Ok(Attach {
+    fn attach(&mut self) -> Result<Attachment> {
+        let default = Attachment::default();
+        Ok(Attachment {
             gpus_per_nic: self.count_or("gpus_per_nic", 1)?,
             pcie: self.link("pcie_gbps", "pcie_latency_us", default.pcie)?,
         })

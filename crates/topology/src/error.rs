@@ -1,86 +1,86 @@
-//! What can go wrong, one variant per cause, worded for whoever wrote the input.
+//! Errors of this crate, one variant per cause.
 
 use std::path::PathBuf;
 
 /// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a network, a route, a rank map or a host could not be had.
+/// Failure to read, build or route a network, a rank map or a server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A number is not one that a network can have.
-    #[error("{at}: {what} is {}; it must be {must}", short(*value))]
+    /// Number outside its range.
+    #[error("{at}: {what} {}: expected {must}", short(*value))]
     Number {
-        /// Where it stands: a link, a field, an option.
+        /// Position in the input: a link, a field, an option.
         at: String,
-        /// What the number says.
+        /// Quantity.
         what: &'static str,
-        /// The number.
+        /// Its value.
         value: f64,
-        /// What it must be.
+        /// Expected range.
         must: &'static str,
     },
-    /// A count is zero, or of the wrong form.
-    #[error("{what} is {value}; it must be {must}")]
+    /// Count outside its range.
+    #[error("{what} {value}: expected {must}")]
     Count {
-        /// What is counted.
+        /// Counted items.
         what: String,
         /// The count.
         value: u64,
-        /// What it must be.
+        /// Expected range.
         must: &'static str,
     },
-    /// More is asked for than this crate makes.
+    /// Size above a limit of this crate.
     #[error("{what}: {needed} needed, {limit} allowed")]
     TooLarge {
-        /// What is counted.
+        /// Counted items.
         what: &'static str,
-        /// How many there would be.
+        /// Number needed.
         needed: u128,
-        /// How many there may be.
+        /// Number allowed.
         limit: u64,
     },
-    /// Two nodes have one name.
+    /// Name of two nodes.
     #[error("{at}: the name {name:?} is given twice")]
     DuplicateName {
-        /// Where the second stands.
+        /// Position of the second.
         at: String,
         /// The name.
         name: String,
     },
-    /// A name that cannot be one.
-    #[error("{at}: {name:?} cannot be a name: {reason}")]
+    /// Invalid name.
+    #[error("{at}: {name:?} is not a valid name: {reason}")]
     BadName {
-        /// Where it stands.
+        /// Position in the input.
         at: String,
         /// The name.
         name: String,
-        /// Why.
+        /// Reason.
         reason: &'static str,
     },
-    /// A link or a route names a node that does not exist.
+    /// Name of no node, in a link or a route.
     #[error("{at}: there is no node {name:?}{hint}")]
     UnknownNode {
-        /// Where the name stands.
+        /// Position in the input.
         at: String,
         /// The name.
         name: String,
-        /// A name that was perhaps meant.
+        /// Suggestion of a similar name, or empty.
         hint: String,
     },
-    /// A link leads from a node to itself.
+    /// Link from a node to itself.
     #[error("{at}: a link leads from {name:?} to itself")]
     SelfLink {
-        /// Where it stands.
+        /// Position in the input.
         at: String,
         /// The node.
         name: String,
     },
-    /// Messages start and end at endpoints, and there are none.
+    /// Network without endpoints.
     #[error("the network has no endpoints")]
     NoEndpoints,
-    /// Two endpoints have no path.
+    /// Endpoints without a path.
     #[error("no path leads from {from:?} to {to:?}")]
     Unreachable {
         /// The endpoint that would send.
@@ -88,17 +88,17 @@ pub enum Error {
         /// The endpoint that would receive.
         to: String,
     },
-    /// Unique routing met a choice.
+    /// Several shortest paths under unique routing.
     #[error(
         "routing is unique, but from {from:?} to {to:?} there are {choices} shortest paths from \
-         {at:?} on, by {first:?} and {second:?} among others"
+         {at:?} on, among them by {first:?} and {second:?}; choose static, ecmp or adaptive"
     )]
     NotUnique {
         /// The endpoint that sends.
         from: Box<str>,
         /// The endpoint that receives.
         to: Box<str>,
-        /// The node at which the paths part.
+        /// Node at which the paths part.
         at: Box<str>,
         /// Links to choose from.
         choices: usize,
@@ -107,29 +107,29 @@ pub enum Error {
         /// The second link.
         second: Box<str>,
     },
-    /// A routing table leads in a circle.
-    #[error("the routes to {to:?} lead in a circle: {}", circle.join(" -> "))]
+    /// Loop in a routing table.
+    #[error("the routes to {to:?} form a loop: {}", nodes.join(" -> "))]
     RoutingLoop {
-        /// The endpoint never reached.
+        /// Destination.
         to: String,
-        /// The nodes of the circle; the first is also the last.
-        circle: Vec<String>,
+        /// Nodes of the loop; the first is also the last.
+        nodes: Vec<String>,
     },
-    /// A routing table names a next node that is not a neighbour, or cannot forward.
+    /// Invalid next hop in a routing table.
     #[error("{at}: the route from {node:?} to {to:?} goes by {via:?}, {reason}")]
     BadRoute {
-        /// Where it stands.
+        /// Position in the input.
         at: String,
-        /// The node that routes.
+        /// Node of the entry.
         node: String,
-        /// The endpoint to be reached.
+        /// Destination.
         to: String,
-        /// The next node.
+        /// Next hop.
         via: String,
-        /// Why that cannot be.
+        /// Reason.
         reason: &'static str,
     },
-    /// An endpoint's number is outside the network.
+    /// Endpoint number outside the network.
     #[error("endpoint {endpoint} is outside a network of {endpoints}; they are numbered from 0")]
     EndpointOutOfRange {
         /// The number.
@@ -137,7 +137,7 @@ pub enum Error {
         /// Endpoints of the network.
         endpoints: u32,
     },
-    /// A link's number is outside the network.
+    /// Link number outside the network.
     #[error("link {link} is outside a network of {links} directed links")]
     LinkOutOfRange {
         /// The number.
@@ -145,75 +145,75 @@ pub enum Error {
         /// Links of the network.
         links: usize,
     },
-    /// No rank map without contention exists, or not for as many ranks.
+    /// No contention-free rank map for that number of ranks.
     #[error("no HDRM rank map for {ranks} ranks on this BiGraph: {reason}")]
     NoRankMap {
-        /// Ranks asked for.
+        /// Ranks.
         ranks: u64,
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// A rank map cannot be written in the form asked for.
+    /// Rank map that a file format cannot express.
     #[error("the rank map has no {form} form: {reason}")]
     NoForm {
-        /// The form.
+        /// File format.
         form: &'static str,
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// A rank map is not one to one.
+    /// Rank map that is not one to one.
     #[error("rank_map: {reason}")]
     BadRankMap {
-        /// What is wrong.
+        /// Reason.
         reason: String,
     },
-    /// Text that is not JSON, or JSON of another form.
+    /// Invalid JSON, or JSON outside the schema.
     #[error("{what}, line {line}, column {column}: {reason}")]
     Json {
-        /// What was read.
+        /// Input.
         what: String,
         /// The line, from 1.
         line: usize,
         /// The column, from 1.
         column: usize,
-        /// What the parser said.
+        /// Message of the parser.
         reason: String,
     },
-    /// A field of a JSON description contradicts another, or says nothing.
+    /// Field of a JSON description with a contradiction or without effect.
     #[error("{at}: {reason}")]
     Field {
-        /// The field's path, as `links[3].from`.
+        /// Path of the field, as `links[3].from`.
         at: String,
-        /// What is wrong.
+        /// Reason.
         reason: String,
     },
-    /// A short form that cannot be understood.
-    #[error("{spec:?} cannot be understood: {reason}")]
+    /// Invalid short form.
+    #[error("{spec:?} is not a network: {reason}")]
     Spec {
-        /// What was given.
+        /// The short form.
         spec: String,
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// A file could not be read.
+    /// Unreadable file.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// Text that is not XML, or XML of another form.
+    /// Invalid XML, or XML outside NCCL's schema.
     #[error("line {line}: {reason}")]
     Xml {
         /// The line, from 1.
         line: u32,
-        /// What is wrong.
+        /// Reason.
         reason: String,
     },
 }
 
-/// A number as people write it, without hundreds of zeros.
+/// Decimal notation of a number, in scientific form where it is very large or small.
 fn short(value: f64) -> String {
     match value.abs() {
         1e-9..1e16 | 0.0 => value.to_string(),
@@ -222,9 +222,9 @@ fn short(value: f64) -> String {
     }
 }
 
-/// ", did you mean ...?" if a known name is close.
+/// Suggestion "; did you mean ...?" if a known name is close, else empty.
 pub(crate) fn hint<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
-    // A cluster may have a million names, and nobody waits for help with spelling.
+    // Bounds the time for clusters of a million names.
     const LOOKED_AT: usize = 4096;
     known
         .take(LOOKED_AT)
@@ -234,7 +234,7 @@ pub(crate) fn hint<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Stri
         .map_or_else(String::new, |(_, other)| format!("; did you mean {other:?}?"))
 }
 
-/// Letters to insert, remove or replace; names are cut at 64 letters.
+/// Levenshtein distance of the first 64 characters.
 fn distance(one: &str, other: &str) -> usize {
     let one: Vec<char> = one.chars().take(64).collect();
     let mut row: Vec<usize> = (0..=one.len()).collect();

@@ -1,46 +1,47 @@
 //! Hosts and networks as values.
 //!
-//! A [`Network`] is a graph of endpoints, switches and directed links; builders make the usual ones
-//! ([`BiGraph`], [`FatTree`], [`FatTree3`], [`Rail`]) and JSON any other. A [`Router`] says which links a
-//! message crosses, by an explicit [`Routing`]. A [`Host`] is a server's PCIe tree with its GPUs and NICs, and
-//! says what is wrong with it. `docs/topology.md` tells how to describe a cluster.
+//! A [`Network`] is a graph of endpoints, switches and directed links, made by a builder ([`BiGraph`],
+//! [`FatTree`], [`FatTree3`], [`Rail`]) or from JSON. A [`Router`] returns the links that a message crosses
+//! under a [`Routing`]. A [`Host`] is a server's PCIe tree with its GPUs and NICs; its lint reports the
+//! findings that cost bandwidth. `docs/topology.md` shows how to describe a cluster.
 
 #![warn(missing_docs)]
 
 mod adjacency;
-mod build;
 mod builder;
+mod builders;
 mod cabling;
 mod describe;
 mod error;
-mod forms;
 pub mod host;
+mod inner_paths;
 mod json;
 mod names;
 mod network;
+mod placement;
 mod rank_map;
 mod reach;
 pub mod report;
 mod routing;
 
-/// Builders of the usual networks.
-pub use build::{Attach, BiGraph, FatTree, FatTree3, Port, Rail};
-/// Networks node by node.
+/// Builder of any network, node by node.
 pub use builder::NetworkBuilder;
-/// What is plugged into what.
+/// Builders of common networks.
+pub use builders::{Attachment, BiGraph, FatTree, FatTree3, Port, Rail};
+/// Cabling lists.
 pub use cabling::{Cable, CableEnd, cables_csv, cables_of};
-/// Short forms.
+/// Descriptions in short form or JSON.
 pub use describe::Description;
-/// What can go wrong.
+/// Errors.
 pub use error::{Error, Result};
-/// Rank maps for launchers.
-pub use forms::{Place, Places};
 /// Servers.
 pub use host::Host;
 /// Networks.
 pub use network::{
     EndpointId, LinkId, LinkInfo, LinkSpec, MAX_LINKS, MAX_NODES, Network, NodeId, NodeKind, Route,
 };
+/// Rank placements in the files that launchers read.
+pub use placement::{RankPlacement, RankPlacements};
 /// Rank maps.
 pub use rank_map::{RankMap, hdrm_port};
 /// Paths.

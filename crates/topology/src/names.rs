@@ -1,16 +1,16 @@
-//! Names by the range: `gpu[0-7]`, `leaf[0-3].port[0-1]`.
+//! Name patterns with ranges: `gpu[0-7]`, `leaf[0-3].port[0-1]`.
 
 use crate::error::{Error, Result};
 use crate::network::{MAX_NODES, limit};
 
-/// The longest name of a node, in bytes.
+/// Length limit of a node name, in bytes.
 pub const MAX_NAME: usize = 256;
-pub const TOO_LONG: &str = "it is longer than 256 bytes";
+pub const TOO_LONG: &str = "expected at most 256 bytes";
 
-/// Letters of a pattern that an error shows.
+/// Characters of a pattern that an error shows.
 const SHOWN: usize = 64;
 
-/// All names that a pattern stands for, the last range fastest. Counted before any is made.
+/// Names of a pattern, the last range fastest. The count is checked before any name is made.
 pub fn expand(pattern: &str, at: &dyn Fn() -> String) -> Result<Vec<String>> {
     let bad = |reason| {
         let mut name: String = pattern.chars().take(SHOWN).collect();
@@ -26,20 +26,20 @@ pub fn expand(pattern: &str, at: &dyn Fn() -> String) -> Result<Vec<String>> {
     while let Some(open) = rest.find('[') {
         let (before, after) = rest.split_at(open);
         let Some(close) = after.find(']') else {
-            return Err(bad("a bracket is not closed"));
+            return Err(bad("expected ']' after '['"));
         };
         let range = &after[1..close];
-        let form = "a range is two whole numbers: [0-7]";
+        let form = "expected a range of two whole numbers, as [0-7]";
         let (first, last) = range.split_once('-').ok_or_else(|| bad(form))?;
         let number = |text: &str| match text.bytes().all(|b| b.is_ascii_digit()) {
             true => text.parse::<u64>().map_err(|_| bad(form)),
             false => Err(bad(form)),
         };
-        // [08-11] is 08, 09, 10, 11: as wide as the first.
+        // [08-11] is 08, 09, 10, 11: the first number sets the width.
         let width = if first.starts_with('0') { first.len() } else { 0 };
         let (first, last) = (number(first)?, number(last)?);
         if last < first {
-            return Err(bad("the range ends before it begins"));
+            return Err(bad("expected a range whose end is not below its start"));
         }
         count = count.saturating_mul(u128::from(last - first) + 1);
         limit("names", count, MAX_NODES)?;
@@ -77,17 +77,17 @@ mod tests {
         assert_eq!(names("a[08-10]x").unwrap(), "a08x a09x a10x");
         assert_eq!(names("a[0-1].b[3-4]").unwrap(), "a0.b3 a0.b4 a1.b3 a1.b4");
         for (pattern, reason) in [
-            ("a[0-", "not closed"),
+            ("a[0-", "expected ']'"),
             ("a[1]", "two whole numbers"),
             ("a[-1-2]", "two whole numbers"),
             ("a[x-y]", "two whole numbers"),
-            ("a[3-2]", "ends before it begins"),
+            ("a[3-2]", "not below its start"),
             ("a[0-99999999999999999999999]", "two whole numbers"),
             ("a[0-999999999999]", "1048576 allowed"),
             ("a[0-9999][0-9999]", "1048576 allowed"),
         ] {
-            let said = names(pattern).unwrap_err().to_string();
-            assert!(said.contains(reason), "{pattern}: {said}");
+            let error = names(pattern).unwrap_err().to_string();
+            assert!(error.contains(reason), "{pattern}: {error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A network as a value: nodes, directed links, endpoints.
+//! Network: nodes, directed links and endpoints as a value.
 
 use crate::adjacency::Adjacency;
 use crate::error::{Error, Result, hint};
@@ -14,7 +14,7 @@ pub struct NodeId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u32);
 
-/// An endpoint's number, dense from 0: the order of ranks unless a rank map says otherwise.
+/// An endpoint's number, dense from 0; equals the rank unless a rank map is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointId(pub u32);
 
@@ -24,11 +24,11 @@ impl fmt::Display for EndpointId {
     }
 }
 
-/// What a node is.
+/// Kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeKind {
-    /// Where messages start and end: one rank's GPU with the NIC that it uses.
+    /// Source and destination of messages: one rank's GPU with its NIC.
     Endpoint,
     /// Forwards between hosts.
     Switch,
@@ -36,12 +36,12 @@ pub enum NodeKind {
     Host,
 }
 
-/// What a link can do, in each of its directions.
+/// Bandwidth and latency of a cable, in each direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkSpec {
-    /// Bytes per second: finite and above zero.
+    /// Bytes per second: finite, above 0.
     pub bandwidth: f64,
-    /// Seconds that the first byte takes to cross: finite and not negative.
+    /// Seconds until the first byte arrives: finite, at least 0.
     pub latency: f64,
 }
 
@@ -51,8 +51,7 @@ impl LinkSpec {
         LinkSpec { bandwidth: gbps * BYTES_PER_GIGABIT, latency: latency_us * 1e-6 }
     }
 
-    /// The same numbers, or what is wrong with them. Those of any use are far inside of the bounds, within which
-    /// sums over paths and quotients with sizes stay finite.
+    /// The same values, checked. Within the bounds, sums over paths and quotients with sizes stay finite.
     pub(crate) fn checked(self, at: impl Fn() -> String) -> Result<LinkSpec> {
         if !(self.bandwidth.is_finite() && self.bandwidth > 0.0) {
             let must = "a finite number above 0 bytes/s";
@@ -104,26 +103,26 @@ pub struct LinkInfo {
 pub(crate) struct Node {
     pub name: String,
     pub kind: NodeKind,
-    /// Passes on what is not for itself: always true of switches and hosts.
+    /// Forwards messages for other nodes; always true of switches and hosts.
     pub forwards: bool,
-    /// The name of the host that an endpoint belongs to.
+    /// Name of an endpoint's host.
     pub host: Option<String>,
 }
 
-/// An entry of an explicit routing table: at `node`, what is for `to` goes to `via`.
+/// Entry of an explicit routing table: at `node`, messages for `to` go to `via`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// The node that routes.
+    /// Node of the entry.
     pub node: NodeId,
-    /// For whom; `None` is everyone whom no other entry of the node names.
+    /// Destination; `None`: all without an entry of their own at the node.
     pub to: Option<EndpointId>,
-    /// The neighbour that comes next.
+    /// Next hop, a neighbour.
     pub via: NodeId,
 }
 
-/// The most nodes of a network.
+/// Limit of nodes of a network.
 pub const MAX_NODES: u64 = 1 << 20;
-/// The most directed links of a network.
+/// Limit of directed links of a network.
 pub const MAX_LINKS: u64 = 1 << 22;
 
 #[derive(Debug, PartialEq)]
@@ -134,24 +133,24 @@ pub(crate) struct Graph {
     pub endpoints: Vec<NodeId>,
     pub routes: Vec<Route>,
     pub rank_map: Option<Vec<EndpointId>>,
-    /// Links that leave each node, in the order in which they were added: `out[first[n]..first[n+1]]`.
+    /// Outgoing links of each node, in the order of addition.
     pub out: Adjacency,
-    /// Links that enter each node.
+    /// Incoming links of each node.
     pub into: Adjacency,
 }
 
-/// A network of endpoints, switches, hosts and directed links. A value: clones share it.
+/// A network of endpoints, switches, hosts and directed links. Immutable; clones share it.
 ///
 /// Made by a builder ([`BiGraph`](crate::BiGraph), [`FatTree`](crate::FatTree),
 /// [`FatTree3`](crate::FatTree3), [`Rail`](crate::Rail)), from JSON, or node by node with a
-/// [`NetworkBuilder`](crate::NetworkBuilder). Whichever it was, every endpoint has been found to reach every other.
+/// [`NetworkBuilder`](crate::NetworkBuilder). Invariant: each endpoint reaches each other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
     pub(crate) graph: Arc<Graph>,
 }
 
 impl Network {
-    /// What the network is called.
+    /// Name of the network.
     pub fn name(&self) -> &str {
         &self.graph.name
     }
@@ -179,7 +178,7 @@ impl Network {
         &self.graph.links[link.0 as usize]
     }
 
-    /// The node that an endpoint is.
+    /// Node of an endpoint.
     ///
     /// # Panics
     /// If the endpoint is not of this network.
@@ -187,7 +186,7 @@ impl Network {
         self.graph.endpoints[endpoint.0 as usize]
     }
 
-    /// A node's name.
+    /// Name of a node.
     ///
     /// # Panics
     /// If the node is not of this network.
@@ -195,7 +194,7 @@ impl Network {
         &self.graph.nodes[node.0 as usize].name
     }
 
-    /// A node's kind.
+    /// Kind of a node.
     ///
     /// # Panics
     /// If the node is not of this network.
@@ -203,7 +202,7 @@ impl Network {
         self.graph.nodes[node.0 as usize].kind
     }
 
-    /// An endpoint's name.
+    /// Name of an endpoint.
     ///
     /// # Panics
     /// If the endpoint is not of this network.
@@ -211,7 +210,7 @@ impl Network {
         self.node_name(self.endpoint(endpoint))
     }
 
-    /// The name of the host that an endpoint is part of; its own name if nothing else was said.
+    /// Name of an endpoint's host; its own name by default.
     ///
     /// # Panics
     /// If the endpoint is not of this network.
@@ -220,22 +219,22 @@ impl Network {
         node.host.as_deref().unwrap_or(&node.name)
     }
 
-    /// The endpoints of each host, in the order in which hosts first come.
+    /// Endpoints of each host; hosts in the order of their first endpoints.
     pub fn hosts(&self) -> Vec<(&str, Vec<EndpointId>)> {
-        let mut places = HashMap::new();
+        let mut indices = HashMap::new();
         let mut hosts: Vec<(&str, Vec<EndpointId>)> = Vec::new();
         for endpoint in (0..self.endpoints()).map(EndpointId) {
             let name = self.host(endpoint);
-            let place = *places.entry(name).or_insert_with(|| {
+            let index = *indices.entry(name).or_insert_with(|| {
                 hosts.push((name, Vec::new()));
                 hosts.len() - 1
             });
-            hosts[place].1.push(endpoint);
+            hosts[index].1.push(endpoint);
         }
         hosts
     }
 
-    /// The links that leave a node.
+    /// Outgoing links of a node.
     ///
     /// # Panics
     /// If the node is not of this network.
@@ -243,7 +242,7 @@ impl Network {
         self.graph.out.of(node)
     }
 
-    /// The links that enter a node.
+    /// Incoming links of a node.
     ///
     /// # Panics
     /// If the node is not of this network.
@@ -251,7 +250,7 @@ impl Network {
         self.graph.into.of(node)
     }
 
-    /// The links from one node to another: several if they are joined by trunks.
+    /// Links from one node to another; several with trunks.
     pub fn links_between(&self, from: NodeId, to: NodeId) -> impl Iterator<Item = LinkId> {
         self.links_from(from).iter().copied().filter(move |&link| self.link(link).to == to)
     }
@@ -271,7 +270,7 @@ impl Network {
             let place = self.graph.endpoints.iter().position(|&endpoint| endpoint == node);
             return place.map(|place| EndpointId(place as u32)).ok_or_else(|| Error::Field {
                 at: name.to_owned(),
-                reason: "it is not an endpoint".to_owned(),
+                reason: "not an endpoint".to_owned(),
             });
         }
         match name.parse() {
@@ -287,7 +286,7 @@ impl Network {
         }
     }
 
-    /// A link's name: `U0->L3`, with `#2` after it for the second of several parallel ones.
+    /// Name of a link: `U0->L3`, or `U0->L3#2` for the second of parallel links.
     ///
     /// # Panics
     /// If the link is not of this network.
@@ -300,12 +299,12 @@ impl Network {
         }
     }
 
-    /// The explicit routes, which static routing follows where there are any.
+    /// Explicit routes, which static routing follows.
     pub fn routes(&self) -> &[Route] {
         &self.graph.routes
     }
 
-    /// Which endpoint each rank has: what the description says, or every endpoint in its order.
+    /// Endpoint of each rank: the description's rank map, or all endpoints in order.
     pub fn rank_map(&self) -> Vec<EndpointId> {
         self.graph
             .rank_map
@@ -313,12 +312,15 @@ impl Network {
             .unwrap_or_else(|| (0..self.endpoints()).map(EndpointId).collect())
     }
 
-    /// Whether the description had a rank map of its own.
+    /// True if the description has a rank map.
     pub fn has_rank_map(&self) -> bool {
         self.graph.rank_map.is_some()
     }
 
-    /// The same network with another rank map: rank `r` is endpoint `map[r]`, no endpoint twice.
+    /// The same network with another rank map: rank `r` is endpoint `map[r]`.
+    ///
+    /// # Errors
+    /// [`Error::BadRankMap`] for an endpoint with two ranks; [`Error::EndpointOutOfRange`].
     pub fn with_rank_map(&self, map: Vec<EndpointId>) -> Result<Network> {
         check_rank_map(&map, self.endpoints())?;
         let graph = &self.graph;
@@ -351,7 +353,7 @@ pub(crate) fn check_rank_map(map: &[EndpointId], endpoints: u32) -> Result<()> {
     Ok(())
 }
 
-/// Refuses more than `limit`.
+/// Checks a size against its limit.
 pub(crate) fn limit(what: &'static str, needed: u128, limit: u64) -> Result<()> {
     if needed > u128::from(limit) {
         return Err(Error::TooLarge { what, needed, limit });
@@ -359,8 +361,7 @@ pub(crate) fn limit(what: &'static str, needed: u128, limit: u64) -> Result<()> 
     Ok(())
 }
 
-/// Refuses a count of zero, or of more than any network has: products of those that are left do not
-/// overflow 128 bits.
+/// Checks a count to be at least 1 and at most [`MAX_NODES`], so that products fit into 128 bits.
 pub(crate) fn counted(what: &'static str, value: u32) -> Result<()> {
     if value == 0 {
         return Err(Error::Count { what: what.to_owned(), value: 0, must: "at least 1" });

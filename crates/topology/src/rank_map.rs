@@ -1,29 +1,29 @@
-//! Halving-doubling with rank mapping: which endpoint of a BiGraph each rank gets.
+//! Rank map of halving-doubling with rank mapping (HDRM): the endpoint of a BiGraph for each rank.
 
-use crate::build::{BiGraph, Port};
+use crate::builders::{BiGraph, Port};
 use crate::error::{Error, Result};
 use crate::network::EndpointId;
 
-/// The part of a BiGraph that HDRM uses without contention, and who is where in it.
+/// HDRM rank map of the part of a BiGraph that has no contention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankMap {
-    /// The endpoint of each rank.
+    /// Endpoint of each rank.
     pub endpoints: Vec<EndpointId>,
-    /// Switches used of each half, a power of two: the first ones.
+    /// Number of switches used of each half, a power of two, from the first on.
     pub half: u32,
-    /// Ports used on each of them: the first ones.
+    /// Number of ports used on each, from the first on.
     pub ports: u32,
-    /// Endpoints that have no rank.
+    /// Number of endpoints without a rank.
     pub left_out: u64,
-    /// Why there are any, in words for whoever built the network.
+    /// Reason for endpoints without a rank.
     pub reason: Option<String>,
 }
 
-/// The port of a rank: with `r = j * 2H + 2i + b`, the half is the parity of r's bits, the switch is
-/// `(i + j) mod H` in the upper half and `i` in the lower, the port is `j`.
+/// Port of a rank `r = j * 2H + 2i + b`: the half is the parity of r's bits, the switch is `(i + j) mod H` in
+/// the upper half and `i` in the lower, the port is `j`.
 ///
-/// Flipping one bit of `r` changes the half, so the partners of a step of halving-doubling are in
-/// different halves, and no two pairs of a step are on the same two switches.
+/// Flipping one bit of `r` changes the half, so partners in a step of halving-doubling are in different
+/// halves, and no two pairs of a step use the same two switches.
 ///
 /// # Panics
 /// If `half` is not a power of two.
@@ -36,25 +36,25 @@ pub fn hdrm_port(rank: u32, half: u32) -> Port {
 }
 
 impl BiGraph {
-    /// The HDRM map of every endpoint, where the whole BiGraph can be used: `half` a power of two and at
-    /// most `half` endpoints on a switch.
+    /// HDRM map of all endpoints. Requires `half` to be a power of two and at most `half` endpoints on a
+    /// switch.
     pub fn rank_map(&self) -> Result<Vec<EndpointId>> {
         let map = self.embedded_rank_map()?;
         match map.reason {
             None => Ok(map.endpoints),
             Some(reason) => {
                 let kept = map.endpoints.len();
-                let reason = format!("{reason}; {kept} endpoints can be used (embedded)");
+                let reason = format!("{reason}; the embedded map has {kept} endpoints");
                 Err(Error::NoRankMap { ranks: self.ports(), reason })
             }
         }
     }
 
-    /// The HDRM map of the largest part of the BiGraph that has one: the first `H'` switches of each half,
-    /// `H'` the largest power of two, and the first `min(M, H')` ports on each.
+    /// HDRM map of the largest part of the BiGraph that has one: the first `H'` switches of each half, `H'`
+    /// the largest power of two up to `half`, and the first `min(M, H')` ports on each.
     pub fn embedded_rank_map(&self) -> Result<RankMap> {
         self.check()?;
-        self.refuse_shared_nics()?;
+        self.check_nics_not_shared()?;
         let half = 1 << self.half.ilog2();
         let ports = self.endpoints.min(half);
         let ranks = 2 * half * ports;
@@ -64,24 +64,24 @@ impl BiGraph {
             half,
             ports,
             left_out,
-            reason: self.why_not_all(half, ports),
+            reason: self.reason_left_out(half, ports),
         })
     }
 
-    /// The HDRM map of `ranks` ranks, no more than the embedded map has.
+    /// HDRM map of `ranks` ranks, at most those of the embedded map.
     pub fn rank_map_of(&self, ranks: u32) -> Result<Vec<EndpointId>> {
         let mut map = self.embedded_rank_map()?;
         if ranks == 0 || ranks as usize > map.endpoints.len() {
             let most = map.endpoints.len();
             let why = map.reason.map_or_else(String::new, |reason| format!(": {reason}"));
-            let reason = format!("it has room for 1 to {most}{why}");
+            let reason = format!("expected 1 to {most}{why}");
             return Err(Error::NoRankMap { ranks: ranks.into(), reason });
         }
         map.endpoints.truncate(ranks as usize);
         Ok(map.endpoints)
     }
 
-    /// The host of each port where hosts have several NICs: host `h` has the ranks `h * nics` and on.
+    /// Host of each port where hosts have several NICs: host `h` has the ranks from `h * nics` on.
     pub(crate) fn host_names(&self) -> Result<Option<Vec<String>>> {
         if self.nics == 1 {
             return Ok(None);
@@ -97,29 +97,29 @@ impl BiGraph {
         Ok(Some(hosts))
     }
 
-    fn refuse_shared_nics(&self) -> Result<()> {
+    fn check_nics_not_shared(&self) -> Result<()> {
         if self.attach.gpus_per_nic == 1 {
             return Ok(());
         }
         let reason = format!(
-            "{} GPUs share each NIC, and so they would share a link in every step",
+            "{} GPUs share each NIC, so each step would share a link",
             self.attach.gpus_per_nic
         );
         Err(Error::NoRankMap { ranks: self.ports(), reason })
     }
 
-    fn why_not_all(&self, half: u32, ports: u32) -> Option<String> {
+    fn reason_left_out(&self, half: u32, ports: u32) -> Option<String> {
         let mut why = Vec::new();
         if half < self.half {
             why.push(format!(
-                "{} switches of each half is no power of two, and only {half} of them can be used",
+                "{} switches of each half is not a power of two: {half} of them can be used",
                 self.half
             ));
         }
         if ports < self.endpoints {
             why.push(format!(
-                "with {} endpoints on a switch but only {half} ways to the other half, two would share \
-                 a link; {ports} can be used",
+                "{} endpoints on a switch exceed its {half} links to the other half: {ports} of them can \
+                 be used",
                 self.endpoints
             ));
         }
@@ -169,7 +169,7 @@ mod tests {
                 for bit in 0..whole.ilog2() {
                     check_step(&graph, &map, (0..whole).filter(|r| r >> bit & 1 == 0), 1 << bit);
                 }
-                // Ranks beyond the power of two fold on the one without their top bit.
+                // Ranks beyond the power of two fold onto the rank without their top bit.
                 check_step(&graph, &map, 0..ranks - whole, whole);
             }
         }
@@ -188,13 +188,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_power_of_two_is_embedded_or_refused() {
+    fn halves_that_are_no_power_of_two_are_embedded_or_rejected() {
         let graph = BiGraph::new(6, 5);
         let map = graph.embedded_rank_map().unwrap();
         assert_eq!((map.half, map.ports, map.endpoints.len(), map.left_out), (4, 4, 32, 28));
-        let said = graph.rank_map().unwrap_err().to_string();
-        assert!(said.contains("6 switches of each half is no power of two"), "{said}");
-        assert!(said.contains("32 endpoints can be used"), "{said}");
+        let error = graph.rank_map().unwrap_err().to_string();
+        assert!(error.contains("6 switches of each half is not a power of two"), "{error}");
+        assert!(error.contains("the embedded map has 32 endpoints"), "{error}");
         assert!(graph.rank_map_of(33).is_err());
         assert_eq!(graph.rank_map_of(7).unwrap(), map.endpoints[..7]);
     }

@@ -1,22 +1,22 @@
-//! Whether every endpoint reaches every other, and whether explicit routes can be followed.
+//! Reachability of all endpoints, and validity of explicit routes.
 
 use crate::adjacency::Adjacency;
 use crate::error::{Error, Result};
 use crate::network::{Graph, LinkInfo, NodeId, limit};
 use std::collections::{HashMap, VecDeque};
 
-/// Finds two endpoints without a path, if there are any.
+/// Checks that each endpoint reaches each other.
 ///
-/// One node that forwards, that every endpoint reaches and that reaches every endpoint settles it. Nearly every
-/// network has one beside its first endpoint, and most others half way to the farthest. Elsewhere pairs are looked
-/// at.
+/// One forwarding node that all endpoints reach and that reaches all endpoints suffices. Nearly all networks
+/// have one next to the first endpoint, most others half way to the farthest node. The remaining networks are
+/// checked by pairs.
 pub(crate) fn check(graph: &Graph) -> Result<()> {
-    const TRIED: usize = 8;
+    const CANDIDATES: usize = 8;
     let first = graph.endpoints[0];
     let beside = graph.out.of(first).iter().map(|link| graph.links[link.0 as usize].to);
     let forwarding = |node: &NodeId| graph.nodes[node.0 as usize].forwards;
     let on_the_way = std::iter::once_with(|| half_way(graph, first)).flatten();
-    for node in beside.take(TRIED).chain(on_the_way).filter(forwarding) {
+    for node in beside.take(CANDIDATES).chain(on_the_way).filter(forwarding) {
         let there = reached(graph, node, &graph.out, |link| link.to);
         let back = reached(graph, node, &graph.into, |link| link.from);
         let both = |endpoint: &NodeId| there[endpoint.0 as usize] && back[endpoint.0 as usize];
@@ -27,7 +27,7 @@ pub(crate) fn check(graph: &Graph) -> Result<()> {
     check_pairs(graph)
 }
 
-/// The node in the middle of a shortest path to a node as far as there is.
+/// Middle node of a shortest path to a farthest node.
 fn half_way(graph: &Graph, from: NodeId) -> Option<NodeId> {
     let mut before = vec![None; graph.nodes.len()];
     let mut left = VecDeque::from([from]);
@@ -49,10 +49,10 @@ fn half_way(graph: &Graph, from: NodeId) -> Option<NodeId> {
     way.get(way.len() / 2).copied()
 }
 
-/// The most nodes and links that are looked at to compare pairs.
-const MAX_LOOKED_AT: u64 = 1 << 34;
+/// Limit of nodes and links visited to compare pairs.
+const MAX_VISITED: u64 = 1 << 34;
 
-/// Looks at one endpoint of each set of neighbours, for all with the same set reach the same.
+/// Checks one endpoint for each set of neighbours: endpoints with equal sets reach the same nodes.
 fn check_pairs(graph: &Graph) -> Result<()> {
     let mut groups: HashMap<Vec<NodeId>, NodeId> = HashMap::new();
     for &endpoint in &graph.endpoints {
@@ -65,9 +65,9 @@ fn check_pairs(graph: &Graph) -> Result<()> {
     let mut representatives: Vec<NodeId> = groups.into_values().collect();
     representatives.sort_unstable();
     let each = (graph.nodes.len() + graph.links.len()) as u128;
-    let what = "nodes and links to visit, to find whether every endpoint reaches every other";
+    let what = "nodes and links to visit in the check that each endpoint reaches each other";
     for (done, &from) in (1..).zip(&representatives) {
-        limit(what, done * each, MAX_LOOKED_AT)?;
+        limit(what, done * each, MAX_VISITED)?;
         let there = reached(graph, from, &graph.out, |link| link.to);
         for &to in &graph.endpoints {
             if !there[to.0 as usize] {
@@ -102,7 +102,7 @@ fn reached(
     seen
 }
 
-/// Finds an entry of a routing table that no link can follow, or that is there twice.
+/// Checks each entry of the routing table: a link to the next hop, a forwarding next hop, no duplicates.
 pub(crate) fn check_routes(graph: &Graph) -> Result<()> {
     let mut seen = HashMap::new();
     for (number, route) in graph.routes.iter().enumerate() {
@@ -136,7 +136,7 @@ pub(crate) fn check_routes(graph: &Graph) -> Result<()> {
             return refuse("to which it has no link");
         }
         if Some(route.node) == target {
-            return refuse("but it is there already");
+            return refuse("but it is the destination itself");
         }
         if Some(route.via) != target
             && target.is_some()
@@ -145,7 +145,7 @@ pub(crate) fn check_routes(graph: &Graph) -> Result<()> {
             return refuse("which does not forward");
         }
         if seen.insert((route.node, route.to), number).is_some() {
-            return refuse("but it has a route to there already");
+            return refuse("a duplicate of an earlier route");
         }
     }
     Ok(())

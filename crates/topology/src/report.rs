@@ -1,12 +1,12 @@
-//! What the command line shows and writes, as JSON.
+//! Reports of `weft topo`, as JSON.
 
-use crate::build::BiGraph;
+use crate::builders::BiGraph;
 use crate::cabling::cables_csv;
 use crate::describe::Description;
 use crate::error::{Error, Result};
-use crate::forms::Places;
 use crate::host::{Assumptions, Device, Finding, Host, NvLink, NvmlGpu, Pair};
 use crate::network::{LinkId, Network, NodeId, NodeKind};
+use crate::placement::RankPlacements;
 use crate::routing::{Router, Routing};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -26,20 +26,20 @@ struct BiGraphReport {
     used_half: u32,
     used_ports: u32,
     reason: Option<String>,
-    places: Option<Places>,
-    /// Names of files and what goes into them.
+    places: Option<RankPlacements>,
+    /// Contents of files, by name.
     files: BTreeMap<&'static str, String>,
-    /// Forms that there are none of, and why.
+    /// Files that cannot be written, with the reason.
     unavailable: BTreeMap<&'static str, String>,
 }
 
-/// What there is to say about a BiGraph: cabling, HDRM rank map in all forms, network. JSON.
+/// Report on a BiGraph as JSON: cabling, HDRM rank map in all formats, network.
 ///
 /// # Errors
-/// If the description is none, or not of a BiGraph.
+/// [`Error::Spec`] for a description of another kind, and those of [`Description::parse`].
 pub fn bigraph_report(spec: &str, hosts: Option<&[String]>) -> Result<String> {
     let Description::BiGraph(shape) = Description::parse(spec)? else {
-        let reason = "it is not a bigraph:...".to_owned();
+        let reason = "expected bigraph:...".to_owned();
         return Err(Error::Spec { spec: spec.to_owned(), reason });
     };
     let network = shape.network()?;
@@ -78,7 +78,7 @@ fn add_rank_map(
     hosts: Option<&[String]>,
 ) -> Result<()> {
     let map = shape.embedded_rank_map()?;
-    let places = shape.places(&map.endpoints, hosts)?;
+    let places = shape.placements(&map.endpoints, hosts)?;
     report.files.insert("rank_map.csv", places.csv());
     report.files.insert("rankfile.txt", places.rankfile());
     for (name, text) in [("hostfile.txt", places.hostfile()), ("torchrun.txt", places.torchrun())] {
@@ -108,13 +108,14 @@ struct NetworkReport<'a> {
     most_gbps: f64,
     routes: usize,
     rank_map: bool,
+    warnings: Vec<String>,
     json: String,
 }
 
-/// What there is to say about any network. JSON.
+/// Report on a network as JSON.
 ///
 /// # Errors
-/// If the description is none.
+/// Those of [`Network::parse`].
 pub fn network_report(spec: &str) -> Result<String> {
     let network = Network::parse(spec)?;
     let count = |kind| (0..network.nodes()).filter(|&n| network.kind(NodeId(n)) == kind).count();
@@ -129,15 +130,16 @@ pub fn network_report(spec: &str) -> Result<String> {
         most_gbps: gbps().reduce(f64::max).unwrap_or(0.0),
         routes: network.routes().len(),
         rank_map: network.has_rank_map(),
+        warnings: network.warnings(),
         json: network.to_json(),
     }))
 }
 
-/// The path between two endpoints, by name or number, as JSON: the links' names, and how many shortest paths
-/// there are.
+/// Report on the path between two endpoints, by name or number, as JSON: names of links, and the number of
+/// shortest paths.
 ///
 /// # Errors
-/// If the description is none, there are no such endpoints, or the routing has no path.
+/// Those of [`Network::parse`], [`Network::find_endpoint`] and [`Router::path`].
 pub fn path_report(
     spec: &str,
     from: &str,
@@ -160,7 +162,7 @@ pub fn path_report(
         "static" => Routing::Static,
         "adaptive" => Routing::Adaptive,
         other => {
-            let reason = format!("{other:?} is none of unique, ecmp, static, adaptive");
+            let reason = format!("{other:?} is not one of unique, ecmp, static, adaptive");
             return Err(Error::Field { at: "routing".to_owned(), reason });
         }
     };
@@ -200,11 +202,11 @@ struct NamedPair {
     further: bool,
 }
 
-/// What there is to say about a server, read from sysfs below `root` or from NCCL's XML, with what NVML adds
-/// (a JSON list of [`NvmlGpu`]). JSON.
+/// Report on a server as JSON, read from sysfs below `root` or from NCCL's XML, with NVML's list of GPUs (JSON
+/// of [`NvmlGpu`]).
 ///
 /// # Errors
-/// If the XML or NVML's list cannot be understood.
+/// [`Error::Xml`], or [`Error::Json`] for NVML's list.
 pub fn host_report(root: &Path, xml: Option<&str>, nvml: Option<&str>) -> Result<String> {
     let mut host = match xml {
         Some(xml) => Host::from_nccl_xml(xml)?,
@@ -212,7 +214,7 @@ pub fn host_report(root: &Path, xml: Option<&str>, nvml: Option<&str>) -> Result
     };
     if let Some(nvml) = nvml {
         let gpus: Vec<NvmlGpu> = serde_json::from_str(nvml).map_err(|error| Error::Json {
-            what: "what NVML says".to_owned(),
+            what: "NVML's list of GPUs".to_owned(),
             line: error.line(),
             column: error.column(),
             reason: error.to_string(),
@@ -220,8 +222,8 @@ pub fn host_report(root: &Path, xml: Option<&str>, nvml: Option<&str>) -> Result
         host.add_nvml(&gpus);
     }
     if xml.is_none() && nvml.is_none() && host.nvswitches == 0 && host.gpus().len() > 1 {
-        let note = "NVLinks are not known (NVML was not asked); if there are any, pairs-share-root-port and \
-                    gpu-to-gpu say too much";
+        let note = "NVLinks are unknown (NVML was not queried); if there are any, findings \
+                    pairs-share-root-port and gpu-to-gpu overstate the cost";
         host.notes.push(note.to_owned());
     }
     let pairing = host.pairing();
@@ -249,7 +251,7 @@ pub fn host_report(root: &Path, xml: Option<&str>, nvml: Option<&str>) -> Result
     }))
 }
 
-/// Maps have names for keys and no number is infinite, so this does not fail.
+/// JSON of a report; keys are strings and numbers finite, so this cannot fail.
 fn json(report: &impl Serialize) -> String {
     serde_json::to_string(report).expect("a report is JSON")
 }

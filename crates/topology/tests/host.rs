@@ -1,4 +1,4 @@
-//! Servers: recorded trees, XML there and back, pairs, and what the lint says.
+//! Servers: recorded trees, XML round trips, pairs, and findings of the lint.
 
 mod common;
 
@@ -30,11 +30,11 @@ fn pairs(host: &Host) -> Vec<String> {
     .collect()
 }
 
-/// NVML's view of GPUs that NVSwitches join.
 fn joined(host: &Host, one: usize, other: usize) -> bool {
     host.nvlinked().joins(host.devices[one].bus_id, host.devices[other].bus_id)
 }
 
+/// Adds NVML's list of GPUs that NVSwitches join.
 fn nvswitch(host: &mut Host) {
     let gpus: Vec<NvmlGpu> = host
         .of_kind(DeviceKind::Gpu)
@@ -54,7 +54,7 @@ fn nvswitch(host: &mut Host) {
 #[test]
 fn a_dgx_a100_has_a_nic_beside_each_gpu_and_pairs_share_root_ports() {
     let mut host = host("dgx-a100");
-    // Six NVSwitches can be seen without NVML.
+    // Six NVSwitches are on the PCI bus, without NVML.
     assert_eq!(host.nvswitches, 6);
     assert!(lint(&host).iter().all(|finding| finding.severity == Severity::Note));
     nvswitch(&mut host);
@@ -106,7 +106,7 @@ fn a_p5en_has_two_nics_for_each_gpu() {
 }
 
 #[test]
-fn an_eflops_box_is_as_it_should_be_and_better_off_through_its_nics() {
+fn an_eflops_server_has_no_warnings_and_is_faster_through_its_nics() {
     let host = host("eflops");
     assert_eq!(
         pairs(&host),
@@ -118,11 +118,15 @@ fn an_eflops_box_is_as_it_should_be_and_better_off_through_its_nics() {
     let (have, could) = (found[0].have_gb_per_s.unwrap(), found[0].could_gb_per_s.unwrap());
     assert!((have - 10.0).abs() < 1e-9, "{have}");
     assert!((could - 12.5).abs() < 1e-9, "{could}");
-    assert!(found[0].what.contains("GPU-to-GPU traffic is better off there"), "{}", found[0].what);
+    assert!(
+        found[0].what.contains("GPU-to-GPU traffic is faster through the NICs"),
+        "{}",
+        found[0].what
+    );
 }
 
 #[test]
-fn a_bad_server_is_told_what_is_wrong_and_what_it_costs() {
+fn findings_of_a_bad_server_state_their_cost() {
     let host = host("bad");
     let found = lint(&host);
     let of = |rule: &str| -> Vec<&Finding> {
@@ -166,7 +170,7 @@ bridge pci0000:80 numa=1
 }
 
 #[test]
-fn a_virtual_machine_sees_gpus_and_nvlinks_to_what_it_does_not_see() {
+fn a_virtual_machine_has_gpus_and_nvlinks_to_hidden_switches() {
     let mut host = Host::from_sysfs(Tree::of("h200-vm").path());
     let gpus: Vec<NvmlGpu> = (0..2)
         .map(|index| NvmlGpu {
@@ -181,9 +185,9 @@ fn a_virtual_machine_sees_gpus_and_nvlinks_to_what_it_does_not_see() {
     host.add_nvml(&gpus);
     assert_eq!(host.notes.len(), 1);
     assert!(host.notes[0].starts_with("no bridge is above any GPU"));
-    let told = rules(&host);
+    let found = rules(&host);
     let note = ("pair-not-under-one-switch", Severity::Note);
-    assert_eq!(told, [("gpus-share-nic", Severity::Warning), note, note]);
+    assert_eq!(found, [("gpus-share-nic", Severity::Warning), note, note]);
     assert_eq!(pairs(&host), ["GPU0 eth0 PHB", "GPU1 eth0 PHB"]);
     assert!(joined(&host, host.gpus()[0], host.gpus()[1]));
     assert!(host.tree().starts_with("NUMA node 0  CPUs 0-31\n"), "{}", host.tree());
@@ -209,7 +213,7 @@ fn unequal_counts_are_found() {
 }
 
 #[test]
-fn xml_there_and_back_is_the_same_server() {
+fn xml_written_and_read_is_the_same_server() {
     for name in ["dgx-a100", "p5en", "eflops", "bad"] {
         let mut one = host(name);
         nvswitch(&mut one);
@@ -229,7 +233,7 @@ fn xml_there_and_back_is_the_same_server() {
     }
 }
 
-/// In the form in which NCCL dumps a DGX A100, cut short.
+/// NCCL's dump of a DGX A100, shortened.
 const DUMP: &str = r#"<system version="1">
   <cpu host_hash="0x8393fb66b8b750c5" numaid="3" affinity="ffff0000" arch="x86_64" vendor="AuthenticAMD" familyid="143" modelid="49">
     <pci busid="0000:01:00.0" class="0x060400" vendor="0x1000" device="0xc010" link_speed="16.0 GT/s PCIe" link_width="16">
@@ -259,12 +263,12 @@ fn a_dump_of_nccl_is_read() {
     assert!(host.nvlinks[0].to_switch);
     for (change, into, said) in [
         ("<system", "<topology", "line 18: expected 'topology' tag"),
-        ("0000:0a:00.0", "0a:00", "line 4: busid \"0a:00\" is no PCI address"),
-        ("0000:0a:00.0", "0000:01:00.0", "line 4: 0000:01:00.0 is there twice"),
+        ("0000:0a:00.0", "0a:00", "line 4: busid \"0a:00\": expected a PCI address"),
+        ("0000:0a:00.0", "0000:01:00.0", "line 4: 0000:01:00.0 listed twice"),
         ("busid=\"0000:0a", "bus=\"0000:0a", "line 4: <pci> has no busid"),
         ("numaid=\"3\"", "numaid=\"three\"", "line 2: numaid is \"three\", not a whole number"),
         ("0x060400", "class", "line 3: class is \"class\", not a hexadecimal number"),
-        ("0000:c7:00.0", "switch", "<nvlink> leads to \"switch\", which is no PCI address"),
+        ("0000:c7:00.0", "switch", "<nvlink> target \"switch\": expected a PCI address"),
     ] {
         let error = Host::from_nccl_xml(&DUMP.replacen(change, into, 1)).unwrap_err().to_string();
         assert!(error.contains(said), "{change} -> {into}: {error}");
@@ -273,11 +277,11 @@ fn a_dump_of_nccl_is_read() {
     let error = Host::from_nccl_xml(&deep).unwrap_err().to_string();
     assert!(error.contains("nested more than 128 deep"), "{error}");
     let other = Host::from_nccl_xml("<topology/>").unwrap_err().to_string();
-    assert_eq!(other, "line 1: <topology> is not NCCL's topology, which is in <system>");
+    assert_eq!(other, "line 1: <topology>: expected <system>, the root of NCCL's topology");
 }
 
 #[test]
-fn what_is_missing_is_told_and_not_fatal() {
+fn missing_entries_are_noted_and_not_fatal() {
     let nothing = Host::from_sysfs(std::path::Path::new("/there/is/no/such/place"));
     assert!(nothing.devices.is_empty() && nothing.notes.len() == 2, "{:?}", nothing.notes);
     assert!(lint(&nothing).is_empty());
@@ -345,23 +349,23 @@ proptest! {
 }
 
 #[test]
-fn xml_that_nests_out_of_sight_is_refused_and_not_crashed_on() {
+fn deeply_nested_xml_is_rejected_without_a_crash() {
     let deep = |open: &str| Host::from_nccl_xml(&open.repeat(60_000)).unwrap_err().to_string();
     for open in ["<a>", "<a x='/>'>", "<a><!--</a>-->", "<a><![CDATA[</a>]]>", "<a><?p </a>?>"] {
-        let said = deep(open);
-        assert!(said.contains("nested more than 128 deep"), "{open}: {said}");
+        let error = deep(open);
+        assert!(error.contains("nested more than 128 deep"), "{open}: {error}");
     }
-    // What is in a comment does not nest.
+    // Elements in a comment do not nest.
     let comment = format!("<system><!--{}--></system>", "<a>".repeat(1000));
     assert!(Host::from_nccl_xml(&comment).is_ok());
-    // Neither takes for ever: no bracket is looked for more than once.
+    // Both take linear time: each bracket is searched once.
     for text in ["<a/".repeat(1 << 20), "<a/".repeat(1 << 20) + ">", "<!--".repeat(1 << 20)] {
         assert!(Host::from_nccl_xml(&text).is_err());
     }
 }
 
 #[test]
-fn many_gpus_with_many_nvlinks_are_looked_at_in_time() {
+fn many_gpus_with_many_nvlinks_are_linted_in_time() {
     let gpus = 2000;
     let mut text =
         String::from("<system><cpu numaid='0'><pci busid='ffff:00:00.0' class='0x060400'>");
@@ -378,6 +382,6 @@ fn many_gpus_with_many_nvlinks_are_looked_at_in_time() {
     let host = Host::from_nccl_xml(&text).unwrap();
     let start = std::time::Instant::now();
     assert!(!host.lint(&Assumptions::default()).is_empty());
-    // Looking through all links for each pair took minutes.
+    // A search of all links for each pair took minutes.
     assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
 }

@@ -1,4 +1,4 @@
-//! Networks and paths, as they are used from outside.
+//! Networks and paths by the public API.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn the_only_path_of_a_bigraph_crosses_the_halves() {
     assert_eq!(
         error.to_string(),
         "routing is unique, but from \"U0.0\" to \"U1.0\" there are 4 shortest paths from \"U0\" on, \
-         by \"U0->L0\" and \"U0->L1\" among others"
+         among them by \"U0->L0\" and \"U0->L1\"; choose static, ecmp or adaptive"
     );
     assert_eq!(router.shortest_paths(EndpointId(0), EndpointId(2)).unwrap(), (4, 4));
 }
@@ -88,20 +88,20 @@ fn adaptive_routing_takes_the_least_loaded_link_and_else_the_static_one() {
 }
 
 #[test]
-fn a_link_taken_out_is_avoided_until_it_is_put_back() {
+fn a_failed_link_is_avoided_until_it_is_restored() {
     let network = Network::parse("bigraph:switches=4,endpoints=1").unwrap();
     let mut router = Router::new(&network, Routing::Unique).unwrap();
     let before = path(&mut router, 0, 2, 0);
-    router.take_out(before[1]).unwrap();
+    router.fail_link(before[1]).unwrap();
     assert_eq!(
         names(&network, &path(&mut router, 0, 2, 0)),
         ["U0.0->U0", "U0->L1", "L1->U1", "U1->L0", "L0->L0.0"]
     );
-    router.take_out(before[0]).unwrap();
+    router.fail_link(before[0]).unwrap();
     let error = router.path(EndpointId(0), EndpointId(2), 0, &mut Vec::new()).unwrap_err();
     assert_eq!(error.to_string(), "no path leads from \"U0.0\" to \"L0.0\"");
-    router.put_back(before[0]).unwrap();
-    router.put_back(before[1]).unwrap();
+    router.restore_link(before[0]).unwrap();
+    router.restore_link(before[1]).unwrap();
     assert_eq!(path(&mut router, 0, 2, 0), before);
 }
 
@@ -121,6 +121,72 @@ fn rails_meet_inside_hosts_or_in_spines() {
     assert!(links[1].starts_with("rail0.leaf0->spine"), "{links:?}");
     assert_eq!(network.hosts().len(), 4);
     assert_eq!(network.hosts()[1], ("host1", vec![EndpointId(2), EndpointId(3)]));
+}
+
+/// Hosts of four GPUs on one leaf, each GPU with a NIC and joined to the others by `inside`.
+fn nics_on_one_leaf(inside: &str) -> Network {
+    Network::from_json(&format!(
+        r#"{{"switches": ["leaf", "spine"], "hosts": ["a.nvlink[0-1]", "b.nvlink[0-1]"],
+            "endpoints": [{{"name": "a[0-3]", "host": "a"}},
+                          {{"name": "b[0-3]", "host": "b"}}],
+            "links": [["a[0-3]", "leaf"], ["b[0-3]", "leaf"], ["leaf", "spine"], {inside}]}}"#
+    ))
+    .unwrap()
+}
+
+#[test]
+fn traffic_inside_a_host_stays_there_where_the_nic_is_as_near() {
+    let joined = r#"["a[0-3]", "a.nvlink[0-1]"], ["b[0-3]", "b.nvlink[0-1]"]"#;
+    let network = nics_on_one_leaf(joined);
+    for routing in [Routing::Static, Routing::Ecmp { seed: 1 }, Routing::Adaptive] {
+        let mut router = Router::new(&network, routing).unwrap();
+        for (from, to) in (0..8).flat_map(|from| (0..8).map(move |to| (from, to))) {
+            let links = names(&network, &path(&mut router, from, to, 7));
+            let inside = links.iter().all(|name| !name.contains("leaf"));
+            assert_eq!(inside, from / 4 == to / 4, "{routing:?}: {links:?}");
+        }
+        // Two NVLink switches, and not the leaf.
+        let (ways, length) = router.shortest_paths(EndpointId(0), EndpointId(1)).unwrap();
+        assert_eq!((ways, length), (2, 2));
+    }
+    assert_eq!(
+        network.warnings(),
+        [
+            "a0 to a1: 2 links inside host a, 2 through switches: routing stays inside the host; hosts \
+          with such endpoints: 2"
+        ]
+    );
+}
+
+#[test]
+fn a_host_whose_inner_paths_are_longer_is_warned_about() {
+    let chain = r#"["a[0-2]", "a.nvlink0"], ["a.nvlink0", "a.nvlink1"], ["a3", "a.nvlink1"],
+                   ["b0", "b.nvlink0"], ["b1", "b.nvlink1"]"#;
+    let network = nics_on_one_leaf(chain);
+    let mut router = Router::new(&network, Routing::Static).unwrap();
+    let links = names(&network, &path(&mut router, 0, 3, 0));
+    assert_eq!(links, ["a0->leaf", "leaf->a3"]);
+    let warnings = network.warnings();
+    assert_eq!(warnings.len(), 2);
+    assert_eq!(
+        warnings[0],
+        "a0 to a3: 3 links inside host a, 2 through switches: routing leaves the host; join its endpoints \
+         by fewer links, or add routes; hosts with such endpoints: 1"
+    );
+    assert!(warnings[1].starts_with("a0 to a1: 2 links inside host a, 2 through"), "{warnings:?}");
+}
+
+#[test]
+fn the_usual_networks_are_not_warned_about() {
+    for spec in [
+        "bigraph:switches=8,endpoints=4,nics=4",
+        "bigraph:switches=4,endpoints=2,gpus_per_nic=4",
+        "fat-tree:leaves=4,spines=2,hosts=2,gpus_per_nic=8",
+        "rail:hosts=4,gpus=8",
+        "rail:hosts=4,gpus=8,hosts_per_leaf=2,spines=2",
+    ] {
+        assert_eq!(Network::parse(spec).unwrap().warnings(), [""; 0], "{spec}");
+    }
 }
 
 #[test]

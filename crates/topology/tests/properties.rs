@@ -1,4 +1,4 @@
-//! What holds for every network, and for anything that somebody writes into a file.
+//! Properties of all networks, and of arbitrary text as input.
 
 mod common;
 
@@ -34,8 +34,8 @@ fn shape() -> impl Strategy<Value = String> {
     ]
 }
 
-/// A connected network of switches with any links between them, some of them one-way, and endpoints of which
-/// some forward and some have two switches.
+/// Connected network of switches with random links, some one-way, and endpoints of which some forward and some
+/// have two switches.
 fn random() -> impl Strategy<Value = Network> {
     let switches = 1usize..8;
     let links = proptest::collection::vec((0usize..8, 0usize..8, any::<bool>(), 1u32..1000), 0..20);
@@ -74,7 +74,7 @@ fn random() -> impl Strategy<Value = Network> {
     })
 }
 
-/// Links from everywhere to an endpoint over nodes that forward, by relaxation until nothing changes.
+/// Number of links from each node to an endpoint over forwarding nodes, by relaxation to a fixed point.
 fn distances(network: &Network, to: EndpointId, forwards: &dyn Fn(u32) -> bool) -> Vec<u32> {
     let mut distances = vec![u32::MAX; network.nodes() as usize];
     let target = network.endpoint(to);

@@ -1,4 +1,4 @@
-"""Positions of an all-to-all as engines lay them out."""
+"""Layouts of positions that inference engines take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "batched",
-    "by_expert",
     "check",
     "expert_of_positions",
     "outputs_of",
@@ -23,7 +22,7 @@ __all__ = [
 
 
 def check(all_to_all: AllToAll, engine: str) -> None:
-    """Raise unless an engine can be served by this all-to-all.
+    """Raise unless an all-to-all fits an engine.
 
     Raises:
         ConfigurationError: for a layout without a format of the engine, or weights that would be
@@ -44,7 +43,7 @@ def check(all_to_all: AllToAll, engine: str) -> None:
 
 
 def batched(all_to_all: AllToAll) -> bool:
-    """Whether each expert has rows of its own: `[experts, rows, hidden]`."""
+    """True if each expert has rows of its own: `[experts, rows, hidden]`."""
     return all_to_all.layout == "padded"
 
 
@@ -60,31 +59,31 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def by_expert(all_to_all: AllToAll, rows: torch.Tensor) -> torch.Tensor:
-    """Rows of the padded layout as `[local experts, capacity, columns]`."""
-    return rows.view(len(all_to_all.local_experts), -1, rows.shape[-1])
-
-
 def expert_of_positions(received: Received, positions: int) -> torch.Tensor:
     """The local expert of each position of the contiguous layout; -1 for padding."""
+    known: torch.Tensor | None = getattr(received, "m_indices", None)
+    if known is not None:
+        return known[:positions].long()
     offsets = torch.as_tensor(received.expert_offsets)
     counts = torch.as_tensor(received.expert_counts)
     at = torch.arange(positions, dtype=offsets.dtype, device=offsets.device)
     expert = torch.searchsorted(offsets[1:].contiguous(), at, right=True)
-    # Behind the last group there is no expert; any number does until it is masked.
-    known = expert.clamp(max=max(len(counts) - 1, 0))
+    # Positions behind the last group have no expert; they are masked later.
+    group = expert.clamp(max=max(len(counts) - 1, 0))
     if not len(counts):
         return torch.full_like(expert, -1)
-    filled = (at < offsets[-1]) & (at - offsets[known] < counts[known])
+    filled = (at < offsets[-1]) & (at - offsets[group] < counts[group])
     return torch.where(filled, expert, -1)
 
 
 def outputs_of(all_to_all: AllToAll, received: Received, rows: torch.Tensor) -> torch.Tensor:
-    """What experts returned as combine takes it: a row for each position, of its dtype."""
+    """Outputs of the experts for combine: a row for each position, of its dtype."""
+    if batched(all_to_all) and rows.ndim == 3:
+        return rows.to(torch_dtype(all_to_all.combine_dtype)).contiguous()
     flat = rows.reshape(-1, rows.shape[-1]).to(torch_dtype(all_to_all.combine_dtype))
     if len(flat) == received.positions:
         return flat.contiguous()
-    # Positions behind the last expert's group, of which the engine was given none.
+    # Positions behind the last expert's group, which were not passed to the engine.
     whole: Any = flat.new_empty((received.positions, flat.shape[-1]))
     whole[: len(flat)] = flat
     return torch.as_tensor(whole)

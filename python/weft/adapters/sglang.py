@@ -11,7 +11,8 @@ by its format, then the dispatcher's `combine`::
     layer.dispatcher = Dispatcher(all_to_all)
 
 In the padded layout the formats are `DEEPEP_LL`: rows are `[local experts, capacity, hidden]`, with
-`masked_m`, and combine applies the router's weights. In the contiguous layout they are
+`masked_m`, and combine applies the router's weights. Scales lie as DeepEP's do with
+`scale_layout="column"`, or "column_packed" for ue8m0. In the contiguous layout they are
 `DEEPEP_NORMAL`: a row for each token and local expert, with one local id and one weight, which the
 experts apply.
 
@@ -68,7 +69,7 @@ class Dispatcher(_Base):  # type: ignore[misc]
         super().__init__()
         _shape.check(all_to_all, "SGLang")
         self.all_to_all = all_to_all
-        #: What the next call goes on with.
+        #: State for the next call.
         self._dispatch: Dispatch | None = None
         self._received: Received | None = None
         self._combine: tuple[Combine, Received] | None = None
@@ -144,24 +145,24 @@ class Dispatcher(_Base):  # type: ignore[misc]
         received.release()
         return combined
 
-    def _batched(self, received: Received, ids: torch.Tensor, weights: torch.Tensor) -> Any:
-        all_to_all, scales = self.all_to_all, received.scales
+    def _batched(self, received: Any, ids: torch.Tensor, weights: torch.Tensor) -> Any:
+        all_to_all = self.all_to_all
         sent, top_k = ids.shape
         ranks = _shape.ranks(all_to_all)
-        # How many tokens an expert gets if all are alike; runners choose their tiles by it.
+        # Mean number of tokens of an expert, by which runners choose their tiles.
         expected = (sent * ranks * top_k + all_to_all.experts) // all_to_all.experts
         return _Batched(
-            hidden_states=_shape.by_expert(all_to_all, received.tokens),
-            hidden_states_scale=None if scales is None else _shape.by_expert(all_to_all, scales),
+            hidden_states=received.expert_tokens,
+            hidden_states_scale=received.expert_scales,
             topk_ids=ids,
             topk_weights=weights,
-            masked_m=torch.as_tensor(received.expert_counts),
+            masked_m=received.masked_m,
             expected_m=expected,
         )
 
     def _rows(self, received: Received) -> Any:
         offsets = torch.as_tensor(received.expert_offsets)
-        # With padding, which runners take for rows of the expert, as in DeepEP's aligned counts.
+        # With padding, which counts as rows of the expert, as in DeepEP's aligned counts.
         lengths = offsets.diff().tolist()
         used = int(sum(lengths))
         expert = _shape.expert_of_positions(received, used)

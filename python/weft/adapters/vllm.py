@@ -44,7 +44,7 @@ try:
 except ModuleNotFoundError:
 
     def micro_batch() -> int:
-        """The only one: this vLLM does not overlap micro-batches."""
+        """Number of the micro-batch: 0, since this vLLM does not overlap micro-batches."""
         return 0
 
 
@@ -76,7 +76,7 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
     """
 
     def __init__(self, all_to_all: AllToAll) -> None:
-        # Constructors of the base differ between versions of vLLM, and set nothing used here.
+        # Constructors of the base differ between versions of vLLM, and set no attribute used here.
         _shape.check(all_to_all, "vLLM")
         self.all_to_all = all_to_all
         #: By micro-batch, of which vLLM may run two in turns: `None` until it was received.
@@ -84,16 +84,16 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
 
     @property
     def activation_format(self) -> Any:
-        """How `prepare` lays rows out."""
+        """Layout of the rows that `prepare` returns."""
         formats = kernels.FusedMoEActivationFormat
         return formats.BatchedExperts if _shape.batched(self.all_to_all) else formats.Standard
 
     def topk_indices_dtype(self) -> torch.dtype | None:
-        """The dtype of expert ids."""
+        """Dtype of expert ids."""
         return _shape.torch_dtype(getattr(self.all_to_all, "ids_dtype", "int64"))
 
     def max_num_tokens_per_rank(self) -> int | None:
-        """The most tokens of a batch, where experts' batches are as long as that makes them."""
+        """Greatest number of tokens of a batch, if it sets the length of experts' batches."""
         return self.all_to_all.max_tokens if _shape.batched(self.all_to_all) else None
 
     def num_dispatchers(self) -> int:
@@ -105,7 +105,7 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
         return True
 
     def supports_async(self) -> bool:
-        """`prepare_async` and `finalize_async` are there."""
+        """True: `prepare_async` and `finalize_async` exist."""
         return True
 
     def prepare_async(
@@ -133,7 +133,7 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
 
         Raises:
             ConfigurationError: if the all-to-all is of another number of experts, or sends tokens
-                in another dtype than is asked for.
+                in another dtype than requested.
             StageError: if the round before was not finalized.
         """
         all_to_all, batch = self.all_to_all, micro_batch()
@@ -160,7 +160,7 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
             try:
                 received = under_way.recv()
             except BaseException:
-                # Not in the way of the next round, if the group lives on.
+                # Releases the channel for the next round, if the group lives on.
                 self._rounds.pop(batch, None)
                 raise
             self._rounds[batch] = received
@@ -275,14 +275,13 @@ class PrepareAndFinalize(_Base):  # type: ignore[misc]
         known = kernels.ExpertTokensMetadata(
             expert_num_tokens=counts.to(torch.int32), expert_num_tokens_cpu=host
         )
-        rows, scales = received.tokens, received.scales
         if _shape.batched(all_to_all):
-            rows = _shape.by_expert(all_to_all, rows)
-            scales = None if scales is None else _shape.by_expert(all_to_all, scales)
-            return rows, scales, known, None, None
+            by_expert: Any = received
+            return by_expert.expert_tokens, by_expert.expert_scales, known, None, None
+        rows, scales = received.tokens, received.scales
         expert = _shape.expert_of_positions(received, received.positions)
         here = all_to_all.local_experts
-        # An expert of another rank, which experts leave out; without one, weight 0 does.
+        # An expert of another rank, which experts skip; without one, weight 0.
         elsewhere = all_to_all.experts - 1 if here.start == 0 else 0
         if not len(here):
             elsewhere = 0
@@ -315,7 +314,7 @@ def check_quantisation(all_to_all: AllToAll, quant_config: Any, *, deferred: boo
     """Raise unless tokens travel as the experts want them.
 
     Raises:
-        ConfigurationError: says what to pass.
+        ConfigurationError: names the value to pass.
     """
     wanted = None if deferred else getattr(quant_config, "quant_dtype", None)
     wire = getattr(all_to_all, "wire_dtype", all_to_all.dtype)

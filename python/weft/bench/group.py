@@ -35,7 +35,7 @@ __all__ = [
 
 TASK: Final = "task.json"
 RESULTS: Final = "results.json"
-#: Where launchers put a process's rank: `weft run`, torchrun, Open MPI, Slurm.
+#: Variables with a process's rank: of `weft run`, torchrun, Open MPI, Slurm.
 RANK_VARIABLES: Final = ("WEFT_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 # Each rank is one of many on this machine: its numeric libraries are not to fill all cores.
 ENVIRONMENT: Final = {
@@ -46,7 +46,7 @@ ENVIRONMENT: Final = {
 
 
 class GroupError(Exception):
-    """The ranks failed; they have said why on stderr."""
+    """The ranks failed; their errors are on stderr."""
 
     def __init__(self, what: str, status: int) -> None:
         super().__init__(what)
@@ -65,7 +65,7 @@ def check_provider(provider: str | None) -> None:
 
 
 def named_routes(routes: list[str], details: dict[str, dict[str, str]]) -> str:
-    """Providers of routes for people: "ofi (tcp;ofi_rxm of libfabric 1.17)"."""
+    """Providers of routes as text: "ofi (tcp;ofi_rxm of libfabric 1.17)"."""
     below = {
         name: f"{name} ({each['provider']} of libfabric {each['libfabric']})"
         for name, each in details.items()
@@ -94,12 +94,12 @@ def run_in_launched_group(
 
 
 def under_launcher() -> bool:
-    """Whether a launcher has given this process a rank."""
+    """True if a launcher has given this process a rank."""
     return any(os.environ.get(name, "").strip() for name in RANK_VARIABLES)
 
 
 def run_group(module: str, ranks: int, directory: Path, provider: str | None) -> list[Any]:
-    """Run `python -m module directory` as so many ranks; each rank's result, by rank.
+    """Run `python -m module directory` as local ranks; results by rank.
 
     Raises:
         GroupError: if a rank failed.
@@ -115,7 +115,7 @@ def run_group(module: str, ranks: int, directory: Path, provider: str | None) ->
 
 
 def worker(work: Callable[[Path, dict[str, Any]], None]) -> int:
-    """What a worker's module does when it is run: its task, and errors in one line."""
+    """Main function of a worker's module: its task, and errors in one line."""
     directory = Path(sys.argv[1])
     try:
         work(directory, json.loads((directory / TASK).read_text(encoding="utf-8")))

@@ -27,7 +27,7 @@ __all__ = ["Options", "measure"]
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure."""
+    """Options of a measurement."""
 
     provider: str | None = None
     trace: Path | None = None
@@ -69,7 +69,7 @@ def summarise_results(workload: Workload, results: list[dict[str, Any]]) -> dict
     """One value of what all ranks saw."""
     row_bytes = workload.hidden * DTYPES[workload.dtype].itemsize
     layers = imbalance(workload, np.array(results[0]["expert_load"]))
-    # Tokens go and answers come back: as many rows both ways.
+    # Tokens leave and replies return: as many rows both ways.
     moved = 2 * row_bytes * sum(sum(result["rows_sent"]) for result in results)
     naive = 2 * row_bytes * sum(result["naive_rows"] for result in results)
     return {
@@ -95,7 +95,7 @@ def summarise_results(workload: Workload, results: list[dict[str, Any]]) -> dict
 
 
 def imbalance(workload: Workload, load: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """How unevenly each layer's tokens fell: the busiest expert and rank, as multiples of the mean.
+    """Imbalance of each layer: tokens of the busiest expert and rank over the mean.
 
     Args:
         workload: What was run.

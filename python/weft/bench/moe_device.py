@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceError", "Options", "measure"]
 
-#: So many cases that fail one after the other are not bad luck any more.
+#: Failed cases in a row after which the run ends.
 MOST_FAILURES: Final = 5
 #: Beyond the budget, for a case that was begun in time.
 GRACE_SECONDS: Final = 10.0
@@ -31,12 +31,12 @@ TWIN_RANKS: Final = 2
 
 
 class DeviceError(Exception):
-    """What was asked for cannot be measured here."""
+    """The measurement cannot run here."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure."""
+    """Options of a measurement."""
 
     #: "cuda" or "twin".
     device: str
@@ -158,7 +158,7 @@ def run_group(
 
 
 def keep_failure(directory: Path, task: dict[str, Any], waiting: list[Case], status: int) -> None:
-    """Append the record of the case that was under way, or that the ranks did not get to."""
+    """Append the record of the case in progress, or of the next one."""
     case, about = waiting[0], origin()
     under_way = directory / UNDER_WAY
     if under_way.exists():

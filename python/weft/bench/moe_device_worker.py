@@ -1,7 +1,7 @@
 """One rank of `weft bench moe --device`: its cases one after the other, each kept as it ends.
 
-A case that fails ends this rank: after an error of a device nothing on it can be trusted. The other
-cases are run by ranks that are started anew.
+A case that fails ends this rank, since a device is undefined after an error. Ranks started anew run
+the other cases.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["UNDER_WAY", "failure_file", "record_of", "work"]
 
-#: In the directory of the task: the case that is under way.
+#: File in the directory of the task: the case in progress.
 UNDER_WAY = "under-way.json"
 
 
 def failure_file(directory: Path, rank: int | str) -> Path:
-    """Where a rank says why it failed; "*" for any."""
+    """File of a rank's error; "*" for any rank."""
     return directory / f"failed-{rank}.txt"
 
 
@@ -49,7 +49,7 @@ def work(directory: Path, task: dict[str, Any]) -> None:
             raise weft.errors.ConfigurationError(
                 f"--ranks is {task['ranks']}, but the launcher started {communicator.world_size}"
             )
-        # One host: the local rank is the rank, if the launcher does not say otherwise.
+        # One host: the local rank is the rank, unless the launcher sets another.
         local = int(os.environ.get("WEFT_LOCAL_RANK", os.environ.get("LOCAL_RANK", rank)))
         device = open_device(task["device"], local)
         about = origin() | describe(device, communicator.world_size)
@@ -95,7 +95,7 @@ def run(
         if "skipped" in result:
             status, reason = "skipped", result["skipped"]
         elif result["wrong"] or result.get("beside", {}).get("wrong"):
-            status, reason = "wrong", "a result was not what the reference says"
+            status, reason = "wrong", "a result differs from the reference"
         record = record_of(case, about, status, reason)
         record |= {"result": result, "seconds": round(time.monotonic() - began, 2)}
         keep(task, 0, record)

@@ -88,7 +88,7 @@ def measure(
 
 
 def make_all_to_all(communicator: weft.Communicator, workload: Workload) -> weft.moe.AllToAll:
-    """What carries the workload."""
+    """The all-to-all of the workload."""
     return weft.moe.AllToAll(
         communicator,
         experts=workload.experts,
@@ -106,7 +106,7 @@ def run_round(
     batch: Batch,
     workload: Workload,
 ) -> tuple[NDArray[Any], weft.moe.Received]:
-    """One round: the combined answers, and what was received.
+    """One round: the combined result, and the received round.
 
     Ranks meet before and after the experts: with fewer cores than ranks, one rank's experts would
     count as another's communication.
@@ -134,14 +134,14 @@ def run_round(
 def expert_output(
     tokens: NDArray[Any], expert: NDArray[np.int64], workload: Workload
 ) -> NDArray[Any]:
-    """What experts make of tokens: a factor of their own. Both sides compute it bit for bit."""
+    """Outputs of the experts: tokens times a factor of the expert, on both sides bit for bit."""
     factor = (0.5 + (expert + 1) / workload.experts).astype(np.float32)
     result: NDArray[Any] = (tokens.astype(np.float32) * factor).astype(DTYPES[workload.dtype])
     return result
 
 
 def error_share(combined: NDArray[Any], batch: Batch, workload: Workload) -> float:
-    """The largest error, as a share of what docs/moe.md allows for its element.
+    """Largest error, as a share of the error bound of docs/moe.md for its element.
 
     The reference is the dense sum in float64 over every token's experts.
     """

@@ -1,4 +1,4 @@
-"""What `weft bench moe` sends: tokens, and which experts they name."""
+"""Workload of `weft bench moe`: tokens and their routing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """What to measure. Raises `ValueError`, which says why, for what has no meaning."""
+    """Workload to measure. Raises `ValueError` with the reason for an invalid one."""
 
     ranks: int
     #: Of each rank, in each round.

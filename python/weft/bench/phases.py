@@ -1,4 +1,4 @@
-"""How long each phase of each round took."""
+"""Durations of each phase of each round."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PhaseClock:
 
 
 class PhaseTimes(NamedTuple):
-    """What a phase took, in microseconds; the percentiles are over the rounds."""
+    """Durations of a phase in microseconds; percentiles over the rounds."""
 
     phase: str
     p50_us: float

@@ -20,7 +20,7 @@ OF_A_LAYER: Final = re.compile(r"(.*?)(\d+)\.ids")
 
 
 class Layer(NamedTuple):
-    """What the tokens of one layer named."""
+    """Routing of one layer: expert ids and weights of its tokens."""
 
     #: As the file calls it.
     name: str
@@ -32,12 +32,12 @@ def read_routing(path: Path, *, top_k: int, experts: int) -> list[Layer]:
     """The layers of a routing trace, in order.
 
     The file is an .npz or .safetensors file. It holds `ids`, whole numbers of shape [tokens, top_k]
-    or [layers, tokens, top_k], a negative one naming nobody; or an array `NAME.ids` of shape
+    or [layers, tokens, top_k], with negative ids for no expert; or an array `NAME.ids` of shape
     [tokens, top_k] for each layer, where NAME ends in the layer's number. If wanted, `weights`
     beside each `ids`, of the same shape and of floating-point numbers.
 
     Raises:
-        ValueError: if the file cannot be read, or does not fit `top_k` and `experts`; says why.
+        ValueError: if the file cannot be read, or does not fit `top_k` and `experts`.
     """
     arrays = load(path)
     if "ids" in arrays:

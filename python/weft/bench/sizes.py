@@ -1,4 +1,4 @@
-"""The sizes that transfers are measured at."""
+"""Sizes of the transfer benchmark."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ def parse_sizes(text: str) -> list[int]:
             size = 0
         if not 1 <= size <= LARGEST:
             raise ValueError(
-                f"{word.strip()!r} is no size from 1 to 1G bytes, such as 8, 64K or 2M"
+                f"{word.strip()!r}: expected a size from 1 to 1G bytes, such as 8, 64K or 2M"
             )
         sizes.append(size)
     return sizes

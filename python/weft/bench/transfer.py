@@ -12,7 +12,7 @@ __all__ = ["measure"]
 
 MOST_ROUNDS: Final = 500
 FEWEST_ROUNDS: Final = 10
-#: About so many bytes go each way for each size.
+#: Bytes sent each way for each size, about.
 BYTES_PER_SIZE: Final = 256 << 20
 
 

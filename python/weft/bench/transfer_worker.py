@@ -1,4 +1,4 @@
-"""One of the two ranks of `weft bench transfer`: answers each write with one, and checks both."""
+"""One of the two ranks of `weft bench transfer`: round trips of writes, both checked."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def work(directory: Path, task: dict[str, Any]) -> None:
 
 
 class Exchange:
-    """Round trips of one size: rank 0 writes, rank 1 answers with a write of as many bytes."""
+    """Round trips of one size: rank 0 writes, rank 1 writes as many bytes back."""
 
     def __init__(self, communicator: weft.Communicator, size: int, rounds: int) -> None:
         self.communicator, self.size = communicator, size
         self.rounds = rounds + WARM_UP_ROUNDS
         self.rank, self.peer = communicator.rank, 1 - communicator.rank
         length = size + STEP * self.rounds
-        # Each rank knows what the other sends.
+        # The bytes of each rank follow from its number.
         self.sent_bytes, self.expected_bytes = (
             np.random.default_rng((size, rank)).integers(0, 256, length, dtype=np.uint8)
             for rank in (self.rank, self.peer)
@@ -66,7 +66,7 @@ class Exchange:
         self.parts = self.count_parts()
 
     def count_parts(self) -> int:
-        """How often a write of this size raises its lane: both write once, uncounted, to see it."""
+        """Raises of a lane by a write of this size, from one uncounted write each way."""
         before = self.written_parts()
         request = self.write(0)
         parts = self.written_parts() - before
@@ -127,7 +127,7 @@ class Exchange:
         return self.communicator.write(self.peer, self.counter, [page], round=lane_round)
 
     def arrived_whole(self, number: int) -> bool:
-        """Whether every byte of the peer's write is the one it sent."""
+        """True if every byte of the peer's write arrived unchanged."""
         begin = ((number + 1) % SLOTS) * self.size
         arrived = self.destination.bytes[begin : begin + self.size]
         expected = self.expected_bytes[STEP * number :][: self.size]

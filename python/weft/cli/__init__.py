@@ -6,13 +6,12 @@ imported there, so that every other subcommand starts quickly.
 """
 
 import argparse
-import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 
 import weft
 from weft.cli import bench, demo, doctor, run, sim, topo
+from weft.cli.output import OutputError, standard_output
 
 __all__ = ["main"]
 
@@ -26,14 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
     for module in SUBCOMMANDS:
         module.add_parser(subparsers)
-    parsed = parser.parse_args(arguments)
-    subcommand: Callable[[argparse.Namespace], int] = parsed.run
     try:
-        return subcommand(parsed)
-    except BrokenPipeError:
-        # Who read our output has left (`weft ... | head`): end as a program that SIGPIPE killed
-        # would, and leave the interpreter nothing to flush into the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        with standard_output():
+            parsed = parser.parse_args(arguments)
+            subcommand: Callable[[argparse.Namespace], int] = parsed.run
+            return subcommand(parsed)
+    except OutputError as error:
+        return error.status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

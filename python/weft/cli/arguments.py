@@ -1,4 +1,4 @@
-"""What the subcommands' argument parsers share."""
+"""Argument types and names shared by the subcommands."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def positive(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number") from None
     if value < 1:
-        raise argparse.ArgumentTypeError(f"it is {value}, and must be at least 1")
+        raise argparse.ArgumentTypeError(f"{value}: expected at least 1")
     return value
 
 
 def natural(text: str) -> int:
     """A whole number of at least 0, and of 64 bits."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 0 on")
     if int(text) > MOST:
-        raise argparse.ArgumentTypeError(f"it is {text}, and must be at most {MOST}")
+        raise argparse.ArgumentTypeError(f"{text}: expected at most {MOST}")
     return int(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from weft.cli import bench_device
-from weft.cli.arguments import PROVIDERS, positive
+from weft.cli.arguments import PROVIDERS, natural, positive
 from weft.cli.table import format_table
 from weft.errors import WeftError
 
@@ -31,7 +31,9 @@ DEFAULTS: Final = {
 
 def add_parser(subparsers: Subparsers) -> None:
     """Declare `weft bench` and what can be measured."""
-    parser = subparsers.add_parser("bench", help="measure transfers or MoE dispatch and combine")
+    parser = subparsers.add_parser(
+        "bench", help="benchmarks of transfers, MoE dispatch and combine"
+    )
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     add_moe_parser(benchmarks)
     add_transfer_parser(benchmarks)
@@ -42,17 +44,16 @@ def add_moe_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "moe",
         help="MoE dispatch and combine over local ranks",
-        description="Send fresh random tokens through dispatch, experts and combine, and hold"
-        " every element of every result to the error bound that is promised. Under a launcher,"
-        " its ranks are used.",
+        description="Random tokens through dispatch, experts and combine, with every element of"
+        " every result held to the documented error bound. Under a launcher, its ranks are used.",
     )
     for name, on_gpus, what in (
-        ("ranks", "one for each visible GPU", "ranks to start"),
-        ("tokens", "128", "tokens of each rank in each round"),
-        ("hidden", "7168", "elements of a token"),
-        ("experts", "256", "experts of all ranks together"),
-        ("top_k", "8", "experts that a token names"),
-        ("rounds", "400", "rounds to measure"),
+        ("ranks", "one for each visible GPU", "number of ranks"),
+        ("tokens", "128", "tokens per rank and round"),
+        ("hidden", "7168", "elements per token"),
+        ("experts", "256", "number of experts of all ranks"),
+        ("top_k", "8", "experts per token"),
+        ("rounds", "400", "number of measured rounds"),
     ):
         parser.add_argument(
             f"--{name.replace('_', '-')}",
@@ -60,18 +61,22 @@ def add_moe_parser(subparsers: Subparsers) -> None:
             metavar="N",
             help=f"{what} (default {DEFAULTS[name]}; on GPUs {on_gpus})",
         )
-    parser.add_argument("--dtype", default="bfloat16", help="of tokens (default %(default)s)")
+    parser.add_argument("--dtype", default="bfloat16", help="dtype of tokens (default %(default)s)")
     parser.add_argument(
         "--routing",
         default="uniform",
         metavar="uniform|zipf|incast|FILE",
-        help="which experts tokens name; FILE is an .npz or .safetensors file with ids [tokens,"
-        " top_k] and, if wanted, weights, or both for each of several layers, which rounds take in"
-        " turn (default %(default)s)",
+        help="distribution of experts over tokens; FILE is an .npz or .safetensors file with ids"
+        " [tokens, top_k] and optional weights, or both for each of several layers, which rounds"
+        " take in turn (default %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the data (default %(default)s)")
-    parser.add_argument("--provider", choices=PROVIDERS, help="default: the best there is")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto")
+    parser.add_argument(
+        "--seed", type=natural, default=0, help="random seed of the data (default %(default)s)"
+    )
+    parser.add_argument(
+        "--provider", choices=PROVIDERS, help="provider (default: the best available)"
+    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="trace file for Perfetto")
     add_output(parser, "moe.jsonl", "; gpu_moe.jsonl with a device")
     bench_device.add_options(parser)
     parser.set_defaults(run=run_moe, usage_error=parser.error)
@@ -84,18 +89,20 @@ def add_transfer_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "transfer",
         help="counted writes between two ranks",
-        description="Write back and forth between two local ranks through the Python API, check"
-        " every byte, and show numpy's copy of as many bytes beside it.",
+        description="Round trips of writes between two local ranks through the Python API, with"
+        " every byte checked, beside numpy's copy of as many bytes.",
     )
     parser.add_argument(
         "--sizes",
         default=DEFAULT_SIZES,
         metavar="SIZE,...",
-        help="bytes, or with K, M or G (default %(default)s)",
+        help="sizes in bytes; 4K and 4KiB are 4096, 4kB is 4000 (default %(default)s)",
     )
-    parser.add_argument("--provider", choices=PROVIDERS, help="default: the best there is")
     parser.add_argument(
-        "--rounds", type=positive, metavar="N", help="round trips of each size (default: by size)"
+        "--provider", choices=PROVIDERS, help="provider (default: the best available)"
+    )
+    parser.add_argument(
+        "--rounds", type=positive, metavar="N", help="round trips per size (default: by size)"
     )
     add_output(parser, "transfer.jsonl")
     parser.set_defaults(run=run_transfer, usage_error=parser.error)
@@ -104,14 +111,14 @@ def add_transfer_parser(subparsers: Subparsers) -> None:
 def add_output(parser: argparse.ArgumentParser, name: str, more: str = "") -> None:
     """Declare how results are shown and kept."""
     parser.set_defaults(record_name=name)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="JSON output")
     parser.add_argument(
         "--record",
         nargs="?",
         type=Path,
         const=Path(),
         metavar="FILE",
-        help=f"append the result to a file of JSON lines (default {RESULTS / name}{more})",
+        help=f"file of JSON lines to append the result to (default {RESULTS / name}{more})",
     )
 
 
@@ -174,7 +181,7 @@ def run_transfer(arguments: argparse.Namespace) -> int:
 
 
 def finish(arguments: argparse.Namespace, found: dict[str, Any], show: Any) -> None:
-    """Show a result, and keep it if that was asked for."""
+    """Show a result, and record it if requested."""
     from weft.bench.record import append_record, origin
 
     found = {"origin": origin()} | found
@@ -182,7 +189,7 @@ def finish(arguments: argparse.Namespace, found: dict[str, Any], show: Any) -> N
         print(json.dumps(found))
     else:
         if found["origin"]["profile"] != "release":
-            print("This is a debug build of Weft: its figures mean nothing.\n")
+            print("Debug build of Weft: its figures are not representative.\n")
         show(found)
     if arguments.record is not None:
         # An option without a value is an empty path.
@@ -191,7 +198,7 @@ def finish(arguments: argparse.Namespace, found: dict[str, Any], show: Any) -> N
 
 
 def show_moe(found: dict[str, Any]) -> None:
-    """Print what was found for people."""
+    """Print a result as text."""
     from weft.bench.group import named_routes
     from weft.cli.demo import PHASE_HEADERS
 
@@ -212,7 +219,7 @@ def show_moe(found: dict[str, Any]) -> None:
         ("moved / copy per expert", ratio),
         ("busiest expert / mean, worst layer", found["expert_imbalance"]),
         ("busiest rank / mean, worst layer", found["rank_imbalance"]),
-        ("buffers of a rank, bytes", found["memory_bytes_per_rank"]),
+        ("channels of a rank, bytes", found["memory_bytes_per_rank"]),
         ("results outside the error bound", found["wrong_rounds"]),
         ("largest error / bound", found["largest_share_of_bound"]),
     ]
@@ -227,7 +234,7 @@ def show_moe(found: dict[str, Any]) -> None:
 
 
 def show_transfer(found: dict[str, Any]) -> None:
-    """Print what was found for people."""
+    """Print a result as text."""
     from weft.bench.group import named_routes
 
     over = named_routes([found["route"]], found["provider_details"])

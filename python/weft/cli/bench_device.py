@@ -26,7 +26,7 @@ OF_A_WORKLOAD: Final = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what `weft bench moe` takes beside for devices."""
+    """Declare the options of `weft bench moe` for devices."""
     from weft.cli.arguments import positive
 
     group = parser.add_argument_group("on GPUs of one host")
@@ -34,29 +34,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=DEVICES,
         default="cpu",
-        help="cuda: ranks on GPUs; twin: the same protocol on the CPU, with short tokens if cases"
-        " are named (default %(default)s)",
+        help="device of the ranks; twin: the protocol of GPUs on the CPU, with short tokens if"
+        " --cases is given (default %(default)s)",
     )
     group.add_argument(
         "--cases",
         metavar="NAME,...",
-        help="instead of one workload, these of the benchmark; `all` of them, the most important"
-        " ones first",
+        help="cases of the benchmark in place of one workload, or `all`, the most important first",
     )
     group.add_argument(
-        "--budget", type=float, metavar="SECONDS", help="begin no case that would not end in time"
+        "--budget",
+        type=float,
+        metavar="SECONDS",
+        help="time limit: cases that exceed it are skipped",
     )
     group.add_argument(
-        "--wire", help="dtype on the wire: --dtype, or float8_e4m3fn, to which the kernel casts"
+        "--wire", help="dtype on the wire: that of --dtype, or float8_e4m3fn, cast by the kernel"
     )
-    group.add_argument("--layout", choices=("contiguous", "indexed", "padded"))
-    group.add_argument("--num-sms", type=positive, metavar="N", help="blocks of a launch")
+    group.add_argument("--layout", choices=("contiguous", "indexed", "padded", "dense"))
+    group.add_argument("--num-sms", type=positive, metavar="N", help="thread blocks per launch")
     group.add_argument("--path", choices=("packets", "latency", "bandwidth"))
-    group.add_argument("--memory", choices=("fd", "ipc"), help="how GPU memory is shared")
+    group.add_argument("--memory", choices=("fd", "ipc"), help="kind of GPU memory sharing")
 
 
 def refuse_options(arguments: argparse.Namespace) -> None:
-    """Options of devices mean nothing without one."""
+    """Reject options of devices without `--device`."""
     for name in OWN:
         if getattr(arguments, name) is not None:
             arguments.usage_error(f"--{name.replace('_', '-')} needs --device cuda or twin")
@@ -69,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trace is not None:
         arguments.usage_error("--trace is of counted writes: there are none on a device")
     if arguments.budget is not None and not arguments.budget > 0:
-        arguments.usage_error(f"--budget is {arguments.budget}, and must be more than 0 seconds")
+        arguments.usage_error(f"--budget {arguments.budget}: expected more than 0 seconds")
     try:
         cases = cases_of(arguments)
     except ValueError as error:
@@ -100,10 +102,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def cases_of(arguments: argparse.Namespace) -> list[Case]:
-    """What the options ask for.
+    """Cases that the options select.
 
     Raises:
-        ValueError: if that has no meaning; says why.
+        ValueError: if the options contradict each other.
     """
     from weft.bench.device.cases import CASES, Case, choose, small
 
@@ -149,15 +151,17 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
 
 
 def show(records: list[dict[str, Any]]) -> None:
-    """Print what was found for people."""
+    """Print a result as text."""
     if not records:
         return
     about = next((r["origin"] for r in records if "device" in r["origin"]), None)
     if about is not None:
-        where = ", ".join(sorted(set(about["gpus"]))) or "the CPU twin: its times say nothing"
+        where = (
+            ", ".join(sorted(set(about["gpus"]))) or "the CPU twin: times are not representative"
+        )
         print(f"{about['ranks']} ranks on {len(about['gpus']) or 'no'} GPUs ({where})\n")
     if any(record["origin"]["profile"] != "release" for record in records):
-        print("This is a debug build of Weft: its figures mean nothing.\n")
+        print("Debug build of Weft: its figures are not representative.\n")
     for record in records:
         result = record["result"]
         print(f"{record['case']}: {record['status']}")
@@ -175,7 +179,7 @@ def show(records: list[dict[str, Any]]) -> None:
 
 
 def figures(result: dict[str, Any]) -> list[tuple[str, object]]:
-    """What there is beside times."""
+    """Figures other than times."""
     rows: list[tuple[str, object]] = []
     if "bytes" in result:
         moved = result["bytes"]

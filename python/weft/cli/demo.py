@@ -35,36 +35,36 @@ def add_parser(subparsers: Subparsers) -> None:
     """Declare `weft demo`."""
     parser = subparsers.add_parser(
         "demo",
-        help="train a small MoE classifier and run it over several processes",
-        description="Train a mixture-of-experts classifier on scikit-learn's handwritten digits,"
-        " spread its experts over processes, classify the held-out images there, and compare with"
-        " a single process. The exit status is 1 if the two differ.",
+        help="demonstration: a small MoE classifier over several processes",
+        description="Training of a mixture-of-experts classifier on scikit-learn's handwritten"
+        " digits, classification of held-out images with its experts spread over processes, and a"
+        " comparison with a single process. The exit status is 1 if the two differ.",
     )
     parser.add_argument(
         "--ranks",
         type=positive,
         default=4,
         metavar="N",
-        help="processes to start (default %(default)s)",
+        help="number of processes (default %(default)s)",
     )
     parser.add_argument(
-        "--provider", choices=PROVIDERS, help="what to send through (default: the best there is)"
+        "--provider", choices=PROVIDERS, help="provider (default: the best available)"
     )
     parser.add_argument(
         "--passes",
         type=positive,
         default=10,
         metavar="N",
-        help="how often to classify all held-out images (default %(default)s)",
+        help="number of passes over all held-out images (default %(default)s)",
     )
     parser.add_argument(
         "--output",
         type=Path,
         default=Path("weft-demo"),
         metavar="DIR",
-        help="where the trace and the timeline go (default ./%(default)s)",
+        help="directory for the trace and the timeline (default ./%(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="JSON output")
     parser.set_defaults(run=run)
 
 
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(findings: Findings, written: dict[str, Any]) -> None:
-    """Print the findings for people."""
+    """Print the results as text."""
     from weft.bench.group import named_routes
     from weft.demo.experiment import TOLERANCE
 
@@ -134,7 +134,7 @@ def show(findings: Findings, written: dict[str, Any]) -> None:
     )
     print(f"Images sent to each expert, in {findings.rounds} rounds")
     print(format_bars((f"expert {i}", load) for i, load in enumerate(findings.expert_load)) + "\n")
-    print("Bytes of tokens and answers between processes")
+    print("Bytes of tokens and replies between processes")
     moved, naive = findings.bytes_moved, findings.naive_bytes
     share = f"  ({moved / naive:.0%})" if naive else ""
     print(f"  moved                   {moved:14,}{share}")

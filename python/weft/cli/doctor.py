@@ -19,11 +19,11 @@ def add_parser(subparsers: Subparsers) -> None:
     """Declare `weft doctor`."""
     parser = subparsers.add_parser(
         "doctor",
-        help="say what this machine has, what it lacks, and what that costs",
-        description="Look at this machine with Weft's eyes. The exit status is 0 unless something"
-        " is missing that Weft cannot work without.",
+        help="diagnosis of this machine: devices, libraries, limits and what follows from them",
+        description="Diagnosis of this machine: devices, libraries, limits and what follows from"
+        " them. The exit status is 1 if a requirement of Weft is missing, else 0.",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="JSON output")
     parser.set_defaults(run=run)
 
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def verdict(finding: diagnosis.Finding) -> str:
-    """How a finding is shown in the table."""
+    """Verdict of a finding in the table."""
     if finding.found:
         return "yes"
     return "MISSING" if finding.required else "no"

@@ -1,4 +1,4 @@
-"""Progress for people, on what takes longer than two seconds."""
+"""Progress line of commands that take longer than two seconds."""
 
 import sys
 import time
@@ -14,11 +14,11 @@ ERASE_LINE: Final = "\r\x1b[K"
 
 
 class Progress:
-    """A line on a terminal that says how far `total` steps have come.
+    """Progress line on a terminal: steps done of `total`, and the time left.
 
-    Use it as a context manager and call `advance`. Nothing is shown in the first two seconds, when
-    `stream` is no terminal, or when `enabled` is false (pass `not arguments.json`); the line is
-    gone at the end.
+    Use it as a context manager and call `advance`. The line is shown after two seconds, unless
+    `stream` is no terminal or `enabled` is false (pass `not arguments.json`), and erased at the
+    end.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Progress:
             self.stream.flush()
 
     def advance(self, steps: int = 1) -> None:
-        """Note that so many more steps are done."""
+        """Add steps to those done."""
         self.done += steps
         now = self.clock()
         if self.enabled and now >= self.next_drawing:
@@ -64,7 +64,7 @@ class Progress:
             self.stream.flush()
 
     def line(self, now: float) -> str:
-        """What the terminal shows at this time."""
+        """Text of the progress line at this time."""
         share = min(1.0, self.done / self.total) if self.total else 1.0
         text = f"{self.label}  {self.done:,} of {self.total:,}  {share:.0%}"
         if 0 < self.done < self.total:

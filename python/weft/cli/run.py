@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from weft.cli.arguments import Subparsers
 
 EPILOG = """\
-Each rank finds WEFT_RANK, WEFT_WORLD_SIZE, WEFT_LOCAL_RANK, WEFT_LOCAL_WORLD_SIZE, WEFT_ADDR,
-WEFT_PORT and WEFT_SECRET in its environment. When a rank fails, the others get a
-grace to end by their own error; then they are killed. The exit status is the first failing rank's.
+Environment of each rank: WEFT_RANK, WEFT_WORLD_SIZE, WEFT_LOCAL_RANK, WEFT_LOCAL_WORLD_SIZE,
+WEFT_ADDR, WEFT_PORT and WEFT_SECRET. After a rank has failed, the others have the grace to end by
+their own error; then they are killed. Exit status: that of the first rank that failed.
 """
 
 
@@ -24,19 +24,19 @@ def add_parser(subparsers: Subparsers) -> None:
     """Declare `weft run`."""
     parser = subparsers.add_parser(
         "run",
-        help="start a command as N local ranks",
+        help="launcher: a command as N local ranks",
         description="Start COMMAND as N ranks on this machine and wait for them.",
         usage="weft run -n N [options] -- COMMAND [ARGUMENT ...]",
         epilog=EPILOG,
     )
     parser.add_argument(
-        "-n", "--ranks", type=int, required=True, metavar="N", help="ranks to start"
+        "-n", "--ranks", type=int, required=True, metavar="N", help="number of ranks"
     )
     parser.add_argument(
         "--pretend-hosts",
         type=int,
         metavar="K",
-        help="split the ranks into K pretended hosts, between which nothing is shared",
+        help="number of pretended hosts among which ranks are divided; hosts share no memory",
     )
     parser.add_argument(
         "--env",
@@ -44,20 +44,20 @@ def add_parser(subparsers: Subparsers) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="set a variable in every rank (repeatable)",
+        help="variable set in every rank (repeatable)",
     )
     parser.add_argument(
-        "--no-prefix", action="store_true", help="do not put the rank before each line of output"
+        "--no-prefix", action="store_true", help="output without the rank before each line"
     )
     parser.add_argument(
         "--grace",
         type=float,
         default=launch.GRACE_SECONDS,
         metavar="SECONDS",
-        help="time the others have to end after a rank failed (default %(default)s)",
+        help="time for the other ranks to end after one failed, or inf (default %(default)s)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="end with a line of JSON: how each ended"
+        "--json", action="store_true", help="exit status of each rank as a last line of JSON"
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     parser.set_defaults(run=run, usage_error=parser.error)
@@ -81,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = launch.launch(config)
     except launch.LaunchError as error:
         print(f"weft run: {error}", file=sys.stderr)
+        if arguments.json:
+            print(json.dumps({"ranks": [], "error": str(error)}))
         return error.status
     if arguments.json:
         print(json.dumps({"ranks": [dataclasses.asdict(rank) for rank in outcome.ranks]}))
@@ -91,5 +93,5 @@ def assignment(text: str) -> tuple[str, str]:
     """Split NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=VALUE")
     return name, value

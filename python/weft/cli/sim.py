@@ -1,7 +1,7 @@
-"""`weft sim`: how long things would take on a network, which nobody need own.
+"""`weft sim`: predicted times of collectives, MoE, training and queries on a described network.
 
-Here are its scenarios and what each takes; `sim_options` has the options that several take, and
-`sim_run` runs them.
+Declares the scenarios and their options. `sim_options` has the shared options, `sim_scenarios`
+builds the scenarios as JSON, `sim_run` runs them, `sim_tables` shows the outcomes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.cli.arguments import natural, positive
-from weft.cli.sim_options import add_cluster, add_out, add_output, add_size, add_sweep, count
+from weft.cli.sim_options import add_cluster, add_output, add_size, add_sweep, count
 from weft.cli.sim_run import (
     run_allreduce,
-    run_article,
     run_dlrm,
     run_file,
     run_moe,
@@ -29,9 +28,9 @@ def add_parser(subparsers: Subparsers) -> None:
     """Declare `weft sim` and its scenarios."""
     parser = subparsers.add_parser(
         "sim",
-        help="simulate collectives, MoE, training and more on a network",
-        description="Predict times on a network by a flow-level simulation: no such network is"
-        " needed. A topology is a JSON file or a short form, such as"
+        help="simulation of collectives, MoE, training and more on a network",
+        description="Predict times on a described network by flow-level simulation."
+        " A topology is a JSON file or a short form, such as"
         " bigraph:switches=16,endpoints=4,gbps=100,latency_us=0.5 or"
         " fat-tree:leaves=8,spines=8,hosts=8.",
     )
@@ -42,36 +41,34 @@ def add_parser(subparsers: Subparsers) -> None:
     add_dlrm_parser(scenarios)
     add_query_parser(scenarios)
     add_file_parser(scenarios)
-    add_article_parser(scenarios, "eflops", "the EFLOPS article (HPCA 2020): BiGraph, HDRM")
-    add_article_parser(
-        scenarios, "perplexity", "published MoE dispatch and combine on ConnectX-7 and EFA"
-    )
 
 
 def add_allreduce_parser(scenarios: Subparsers) -> None:
     """Declare `weft sim allreduce`."""
-    parser = scenarios.add_parser("allreduce", help="an all-reduce, or another collective")
+    parser = scenarios.add_parser("allreduce", help="all-reduce, or another collective")
     add_cluster(parser)
     parser.add_argument(
         "--algorithm",
         default="ring",
         metavar="NAME,...",
-        help="ring, tree, hd, hdrm, direct, hierarchical, ...; several with commas"
-        " (default %(default)s)",
+        help="collective algorithm: ring, tree, hd, hdrm, direct, hierarchical, ...; several with"
+        " commas (default %(default)s)",
     )
     parser.add_argument(
         "--collective",
         default="all-reduce",
-        help="all-reduce, reduce-scatter, all-gather, broadcast or all-to-all"
+        help="collective: all-reduce, reduce-scatter, all-gather, broadcast or all-to-all"
         " (default %(default)s)",
     )
     add_size(parser, "--bytes", "1MiB", "length of the vector")
+    parser.add_argument("--ranks", type=count, metavar="N", help="ranks (default: all endpoints)")
     parser.add_argument(
-        "--ranks", type=count, metavar="N", help="ranks (default: all of the network)"
+        "--rounds", type=positive, default=1, metavar="N", help="rounds, one after the other"
     )
-    parser.add_argument("--rounds", type=positive, default=1, metavar="N", help="repetitions")
-    parser.add_argument("--local", type=positive, metavar="N", help="ranks of a node, hierarchical")
-    parser.add_argument("--chunks", type=positive, metavar="N", help="pieces of a pipeline")
+    parser.add_argument(
+        "--local", type=positive, metavar="N", help="ranks of a node, for hierarchical"
+    )
+    parser.add_argument("--chunks", type=positive, metavar="N", help="chunks of a pipeline")
     add_sweep(parser, ("bytes", "ranks", "seed"))
     add_output(parser)
     parser.set_defaults(run=run_allreduce, usage_error=parser.error)
@@ -83,13 +80,13 @@ def add_moe_parser(scenarios: Subparsers) -> None:
     add_cluster(parser)
     numbers = (
         ("ranks", 16, "ranks"),
-        ("tokens", 128, "tokens of each rank in each round"),
-        ("hidden", 7168, "elements of a token"),
-        ("experts", 256, "experts of all ranks together"),
-        ("top-k", 8, "experts that a token names"),
+        ("tokens", 128, "tokens per rank and round"),
+        ("hidden", 7168, "hidden size, in elements"),
+        ("experts", 256, "experts of all ranks"),
+        ("top-k", 8, "experts per token"),
         ("rounds", 4, "rounds, one after the other"),
-        ("nics-per-rank", 1, "NICs of each rank"),
-        ("ranks-per-nic", 1, "ranks that share a NIC"),
+        ("nics-per-rank", 1, "NICs per rank"),
+        ("ranks-per-nic", 1, "ranks per NIC"),
     )
     for name, default, what in numbers:
         parser.add_argument(
@@ -100,30 +97,36 @@ def add_moe_parser(scenarios: Subparsers) -> None:
             help=f"{what} (default %(default)s)",
         )
     parser.add_argument(
-        "--algorithm",
+        "--copies",
         choices=("rank", "expert"),
         default="rank",
-        help="a copy of a token for each rank that owns any of its experts, or for each expert"
+        help="copies of a token: one for each rank with any of its experts, or one for each expert"
         " (default %(default)s)",
     )
     parser.add_argument(
-        "--private-rows", type=natural, default=32, metavar="N", help="rows with the header"
+        "--private-rows",
+        type=natural,
+        default=32,
+        metavar="N",
+        help="rows per peer sent before the counts are known (default %(default)s)",
     )
     parser.add_argument(
         "--nvlink",
         metavar="RANKS:GB/S[:US]",
-        help="ranks of an NVLink domain, what each sends and receives a second, and its latency",
+        help="NVLink domain: ranks, bandwidth of each rank in each direction, latency",
     )
     parser.add_argument(
         "--token-routing",
         default="uniform",
         metavar="uniform|zipf[:EXPONENT]|incast|FILE",
-        help="which experts tokens name; FILE is an .npz or .safetensors file as of `weft bench"
-        " moe` (default %(default)s)",
+        help="expert choice of tokens; FILE is a routing trace, .npz or .safetensors, as for `weft"
+        " bench moe` (default %(default)s)",
     )
-    parser.add_argument("--dtype", default="float8_e4m3fn", help="of tokens (default %(default)s)")
     parser.add_argument(
-        "--answer-dtype", default="bfloat16", help="of answers (default %(default)s)"
+        "--dtype", default="float8_e4m3fn", help="token dtype (default %(default)s)"
+    )
+    parser.add_argument(
+        "--answer-dtype", default="bfloat16", help="dtype of combine rows (default %(default)s)"
     )
     add_sweep(parser, ("ranks", "tokens", "seed"))
     add_output(parser)
@@ -133,22 +136,25 @@ def add_moe_parser(scenarios: Subparsers) -> None:
 def add_train_parser(scenarios: Subparsers) -> None:
     """Declare `weft sim train`."""
     parser = scenarios.add_parser(
-        "train", help="training: compute, and gradients that are added up while it goes on"
+        "train", help="training iterations: compute overlapped with gradient all-reduces"
     )
     add_cluster(parser)
-    parser.add_argument("--algorithm", default="ring", metavar="NAME,...", help="of the all-reduce")
     parser.add_argument(
-        "--ranks", type=count, metavar="N", help="ranks (default: all of the network)"
+        "--algorithm",
+        default="ring",
+        metavar="NAME,...",
+        help="algorithm of the all-reduce; several with commas (default %(default)s)",
     )
+    parser.add_argument("--ranks", type=count, metavar="N", help="ranks (default: all endpoints)")
     parser.add_argument(
         "--model",
         default="resnet50",
         metavar="NAME|FILE",
-        help="resnet50, million-class or bert, or a JSON file with layers (default %(default)s)",
+        help="model: resnet50, bert, or a JSON file with layers (default %(default)s)",
     )
-    add_size(parser, "--bytes", "25MiB", "gradients of a bucket")
+    add_size(parser, "--bytes", "25MiB", "gradient bucket size")
     parser.add_argument(
-        "--no-overlap", action="store_true", help="begin when the backward pass has ended"
+        "--no-overlap", action="store_true", help="all-reduces after the backward pass"
     )
     parser.add_argument("--iterations", type=positive, default=3, metavar="N", help="iterations")
     add_sweep(parser, ("bytes", "ranks", "seed"))
@@ -160,27 +166,27 @@ def add_dlrm_parser(scenarios: Subparsers) -> None:
     """Declare `weft sim dlrm`."""
     parser = scenarios.add_parser(
         "dlrm",
-        help="a recommendation model: embedding pooling, all-to-all, MLPs; fused or not",
-        description="Without --topology, 128 nodes as docs/dlrm.md describes them, beside the"
-        " published gain of fusing.",
+        help="recommendation model: embedding pooling, all-to-all, MLPs; fused and unfused",
     )
-    add_cluster(parser, required=False)
+    add_cluster(parser)
     parser.add_argument(
-        "--algorithm", choices=("both", "fused", "unfused"), default="both", help="which is run"
+        "--variant",
+        choices=("both", "fused", "unfused"),
+        default="both",
+        help="all-to-all fused with pooling, after it, or both runs (default %(default)s)",
     )
     parser.add_argument("--ranks", type=count, metavar="N", help="nodes (default 128)")
     for name, what in (
-        ("batch", "samples of each node"),
-        ("tables", "tables of each node"),
+        ("batch", "samples per node"),
+        ("tables", "embedding tables per node"),
         ("dimension", "elements of an embedding"),
-        ("slices-per-peer", "slices of what goes to one peer"),
+        ("slices-per-peer", "slices per peer"),
     ):
         parser.add_argument(f"--{name}", type=positive, metavar="N", help=what)
     parser.add_argument(
-        "--pooling", type=float, metavar="N", help="embeddings summed for each table"
+        "--pooling", type=float, metavar="N", help="embeddings summed per sample and table"
     )
-    parser.add_argument("--inference", action="store_true", help="the forward pass alone")
-    add_out(parser)
+    parser.add_argument("--inference", action="store_true", help="forward pass alone")
     add_sweep(parser, ("ranks", "seed"))
     add_output(parser)
     parser.set_defaults(run=run_dlrm, usage_error=parser.error)
@@ -188,7 +194,9 @@ def add_dlrm_parser(scenarios: Subparsers) -> None:
 
 def add_query_parser(scenarios: Subparsers) -> None:
     """Declare `weft sim query`."""
-    parser = scenarios.add_parser("query", help="queries from front ends to accelerators and back")
+    parser = scenarios.add_parser(
+        "query", help="queries from front ends to accelerators, and responses"
+    )
     add_cluster(parser)
     parser.add_argument("--front-ends", type=positive, default=1, metavar="N", help="front ends")
     parser.add_argument(
@@ -196,20 +204,27 @@ def add_query_parser(scenarios: Subparsers) -> None:
     )
     parser.add_argument("--queries", type=positive, default=10_000, metavar="N", help="queries")
     parser.add_argument(
-        "--arrivals", choices=("poisson", "uniform", "offline"), default="poisson", help="when"
+        "--arrivals",
+        choices=("poisson", "uniform", "offline"),
+        default="poisson",
+        help="arrival process; offline is all at the start (default %(default)s)",
     )
-    parser.add_argument("--rate", type=float, metavar="N", help="queries a second, all together")
-    add_size(parser, "--bytes", "147KiB", "bytes of a query")
-    add_size(parser, "--answer-bytes", "4KiB", "bytes of an answer")
+    parser.add_argument(
+        "--rate", type=float, metavar="N", help="queries per second of all front ends"
+    )
+    add_size(parser, "--bytes", "147KiB", "query size")
+    add_size(parser, "--answer-bytes", "4KiB", "response size")
     parser.add_argument(
         "--service-us", type=float, default=100.0, metavar="US", help="service time of a query"
     )
-    parser.add_argument("--slots", type=positive, default=64, metavar="N", help="of a connection")
     parser.add_argument(
-        "--algorithm",
+        "--slots", type=positive, default=64, metavar="N", help="queries in flight per connection"
+    )
+    parser.add_argument(
+        "--policy",
         choices=("round-robin", "least-loaded", "random"),
         default="round-robin",
-        help="who answers (default %(default)s)",
+        help="choice of the accelerator (default %(default)s)",
     )
     add_sweep(parser, ("bytes", "seed"))
     add_output(parser)
@@ -219,18 +234,8 @@ def add_query_parser(scenarios: Subparsers) -> None:
 def add_file_parser(scenarios: Subparsers) -> None:
     """Declare `weft sim run`."""
     parser = scenarios.add_parser(
-        "run", help="a scenario from a JSON file: mixtures of jobs, faults, stragglers, anything"
+        "run", help="scenario from a JSON file: any of these, mixtures, faults, stragglers"
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the scenario; - is standard input")
+    parser.add_argument("file", type=Path, metavar="FILE", help="scenario; - is standard input")
     add_output(parser)
     parser.set_defaults(run=run_file, usage_error=parser.error)
-
-
-def add_article_parser(scenarios: Subparsers, name: str, what: str) -> None:
-    """Declare a command that reproduces what was published."""
-    parser = scenarios.add_parser(name, help=f"reproduce {what}")
-    parser.add_argument("--seed", type=natural, default=1, metavar="S", help="of all chance")
-    parser.add_argument("--quick", action="store_true", help="a part of it, to see that it works")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    add_out(parser)
-    parser.set_defaults(run=run_article, article=name, usage_error=parser.error)

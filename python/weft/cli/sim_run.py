@@ -1,4 +1,4 @@
-"""`weft sim` when its arguments are parsed: scenarios are run, and what came out shown and kept."""
+"""Execution of `weft sim`: runs scenarios, prints outcomes, writes traces and pictures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from weft.cli.table import format_table
+from weft.cli import sim_scenarios as scenarios
+from weft.cli import sim_tables
+from weft.cli.progress import Progress
 
 if TYPE_CHECKING:
     import argparse
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "run_allreduce",
-    "run_article",
     "run_dlrm",
     "run_file",
     "run_moe",
@@ -22,60 +23,40 @@ __all__ = [
     "run_train",
 ]
 
-#: Links of the busiest that people are shown.
+#: Busiest links that a table shows.
 LINKS_SHOWN: Final = 8
-#: Spans of a trace, and links of a heat map, that are enough for any picture.
+#: Largest numbers of spans of a trace and of links of a heat map.
 MOST_SPANS: Final = 200_000
 MOST_LINKS: Final = 100_000
 
 
 def run_allreduce(arguments: argparse.Namespace) -> int:
     """Run collectives."""
-    from weft.sim import scenarios
-
     return run_grid(arguments, scenarios.allreduce, scenarios.algorithms(arguments))
 
 
 def run_moe(arguments: argparse.Namespace) -> int:
     """Run dispatch and combine."""
-    from weft.sim import scenarios
-
     return run_grid(arguments, scenarios.moe, [])
 
 
 def run_train(arguments: argparse.Namespace) -> int:
     """Run training."""
-    from weft.sim import scenarios
-
     return run_grid(arguments, scenarios.train, scenarios.algorithms(arguments))
 
 
 def run_dlrm(arguments: argparse.Namespace) -> int:
-    """Run a recommendation model, or reproduce what was published."""
-    from weft.sim import scenarios
-
-    if arguments.topology is None:
-        if arguments.sweep or arguments.trace or arguments.plot:
-            arguments.usage_error("--sweep, --trace and --plot need --topology")
-        arguments.article = "dlrm"
-        arguments.quick = False
-        return run_article(arguments)
-    if arguments.out is not None:
-        arguments.usage_error("--out is for the published table, without --topology")
+    """Run a recommendation model."""
     return run_grid(arguments, scenarios.dlrm, [])
 
 
 def run_query(arguments: argparse.Namespace) -> int:
     """Run queries."""
-    from weft.sim import scenarios
-
     return run_grid(arguments, scenarios.query, [])
 
 
 def run_file(arguments: argparse.Namespace) -> int:
     """Run a scenario from a file."""
-    from weft.sim import scenarios
-
     try:
         spec = scenarios.from_file(arguments.file)
     except ValueError as error:
@@ -89,10 +70,10 @@ def run_grid(
     spec_at: Callable[[argparse.Namespace, dict[str, Any]], dict[str, Any]],
     extra: Sequence[Any],
 ) -> int:
-    """Run one scenario, or one for each point of a sweep; show and keep what came out."""
+    """Run one scenario, or one for each point of a sweep; print and write the outcomes."""
     from weft.errors import ConfigurationError, ShapeError, SimulationError, SizeError
-    from weft.sim import plot, show
-    from weft.sim.sweep import parse_axes, points, run_points
+    from weft.sim import plot
+    from weft.sim.sweep import STEPS, parse_axes, points, run_points
 
     try:
         axes = [*extra, *parse_axes(arguments.sweep, arguments.swept)]
@@ -100,10 +81,12 @@ def run_grid(
         if arguments.plot is not None:
             plot.check_target(arguments.plot)
         if arguments.trace is not None and not arguments.trace.absolute().parent.is_dir():
-            raise ValueError(f"there is no directory {arguments.trace.parent} for the trace")
+            raise ValueError(
+                f"--trace {arguments.trace}: no directory {arguments.trace.parent}; create it first"
+            )
         single = len(grid) == 1
         if not single and arguments.trace is not None:
-            raise ValueError("a trace is of a single run, and this is a sweep")
+            raise ValueError("--trace: expected a single run; pass no --sweep and one --algorithm")
         for point in grid:
             point.spec["links"] = MOST_LINKS if single and arguments.plot else LINKS_SHOWN
             timeline = arguments.plot is not None and arguments.picture == "timeline"
@@ -112,7 +95,8 @@ def run_grid(
     except ValueError as error:
         arguments.usage_error(str(error))
     try:
-        outcomes = run_points(grid, label="points", progress=not arguments.json)
+        with Progress("points", STEPS * len(grid), enabled=not arguments.json) as bar:
+            outcomes = run_points(grid, bar.advance)
     except (ConfigurationError, ShapeError, SizeError) as error:
         arguments.usage_error(str(error))
     except SimulationError as error:
@@ -120,11 +104,15 @@ def run_grid(
         return 1
     scenario = grid[0].spec["scenario"]
     written = keep(arguments, scenario, axes, outcomes)
-    found = show.as_json(scenario, grid, outcomes) | written
+    found = sim_tables.as_json(scenario, grid, outcomes) | written
     if arguments.json:
         print(json.dumps(found))
     else:
-        show.for_people(scenario, outcomes)
+        # Points of a sweep share their network's warnings.
+        warned = [text for outcome in outcomes for text in outcome.get("warnings", ())]
+        for warning in dict.fromkeys(warned):
+            print(f"weft sim: warning: {warning}", file=sys.stderr)
+        sim_tables.print_tables(scenario, outcomes)
         for what, path in written.items():
             print(f"\n{what.capitalize():8}  {path}")
     return 0
@@ -136,7 +124,7 @@ def keep(
     axes: Sequence[Any],
     outcomes: Sequence[dict[str, Any]],
 ) -> dict[str, str]:
-    """Write the trace and the picture that were asked for; where they are."""
+    """Write the requested trace and picture; their paths by kind."""
     from weft.sim import plot
 
     written = {}
@@ -157,37 +145,3 @@ def keep(
     for outcome in outcomes:
         del outcome["links"][LINKS_SHOWN:]
     return written
-
-
-def run_article(arguments: argparse.Namespace) -> int:
-    """Reproduce published figures."""
-    import importlib
-
-    from weft.sim import plot
-    from weft.sim.article import finish
-
-    article = importlib.import_module(f"weft.sim.{arguments.article}")
-    if arguments.out is not None:
-        try:
-            # Where the results go is found out before the work, not after it.
-            arguments.out.mkdir(parents=True, exist_ok=True)
-            plot.check_target(arguments.out / "picture.svg")
-        except (OSError, ValueError) as error:
-            arguments.usage_error(f"--out: {error}")
-    found = article.reproduce(
-        seed=arguments.seed, quick=arguments.quick, progress=not arguments.json
-    )
-    if arguments.out is not None:
-        finish(arguments.out, arguments.article, article.document(found), found)
-        for name, figure in article.pictures(found):
-            plot.save(figure, arguments.out / name)
-    if arguments.json:
-        print(json.dumps(found))
-    else:
-        for title, headers, rows in article.tables(found):
-            print(f"{title}\n\n{format_table(headers, rows)}\n")
-        for note in article.notes(found):
-            print(note)
-        if arguments.out is not None:
-            print(f"\nTables, JSON and pictures  {arguments.out}")
-    return 0

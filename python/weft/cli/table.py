@@ -1,4 +1,4 @@
-"""Tables for people."""
+"""Tables and bars as text."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -36,7 +36,7 @@ def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> st
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is right-aligned."""
+    """True for a value that is aligned to the right."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

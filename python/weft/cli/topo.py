@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROUTINGS: Final = ("static", "ecmp", "unique", "adaptive")
 LISTED: Final = 16
 SPEC_HELP: Final = (
-    "a JSON file, or a short form: bigraph:switches=16,endpoints=4;"
+    "JSON file, or a short form: bigraph:switches=16,endpoints=4;"
     " fat-tree:leaves=8,spines=8,hosts=8; fat-tree3:k=8; rail:hosts=16,gpus=8;"
     " each with ,gbps=100,latency_us=0.5"
 )
@@ -30,22 +30,25 @@ def add_parser(subparsers: Subparsers) -> None:
     """Declare `weft topo` and what is under it."""
     parser = subparsers.add_parser(
         "topo",
-        help="show a server's GPUs and NICs and what is wrong with them; plan a network",
-        description="Print the PCIe tree of this server (or a recorded one), pair GPUs with NICs,"
-        " and say what is wrong in the terms of EFLOPS and what it costs.",
+        help="GPUs and NICs of a server with its bottlenecks; plans of networks",
+        description="PCIe tree of this server (or of a recorded one), pairs of GPUs and NICs, and"
+        " bottlenecks in the terms of EFLOPS with their cost.",
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "--sysfs", type=Path, metavar="ROOT", help="a copy of /sys (default: this machine's)"
+        "--sysfs", type=Path, metavar="ROOT", help="copy of /sys (default: this machine's)"
     )
     source.add_argument(
-        "--xml", type=Path, metavar="FILE", help="a topology that NCCL wrote (NCCL_TOPO_DUMP_FILE)"
+        "--xml", type=Path, metavar="FILE", help="topology file of NCCL (NCCL_TOPO_DUMP_FILE)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="JSON output")
     parser.add_argument(
-        "--write-xml", type=Path, metavar="FILE", help="write it as NCCL reads it (NCCL_TOPO_FILE)"
+        "--write-xml",
+        type=Path,
+        metavar="FILE",
+        help="topology file to write for NCCL (NCCL_TOPO_FILE)",
     )
-    parser.add_argument("--strict", action="store_true", help="exit with 1 if there is a warning")
+    parser.add_argument("--strict", action="store_true", help="exit status 1 for a warning")
     parser.set_defaults(run=run_host, usage_error=parser.error)
     networks = parser.add_subparsers(title="networks", metavar="NETWORK", dest="network")
     add_bigraph_parser(networks)
@@ -57,33 +60,43 @@ def add_bigraph_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "bigraph",
         help="cabling list, HDRM rank map and picture of a BiGraph",
-        description="Plan a BiGraph: what is plugged into what, which rank goes where so that no"
-        " two connections of a step of halving-doubling share a link, and a picture.",
+        description="Plan of a BiGraph: cables, a rank placement for which no two connections of a"
+        " step of halving-doubling share a link, and a picture.",
     )
-    needed = {"switches": "switches of both halves together", "endpoints": "endpoints on a switch"}
+    needed = {
+        "switches": "number of switches in both halves together",
+        "endpoints": "number of endpoints on a switch",
+    }
     for name, what in needed.items():
         parser.add_argument(f"--{name}", type=positive, required=True, metavar="N", help=what)
     parser.add_argument(
-        "--physical", type=positive, metavar="N", help="boxes that the switches are cut from"
+        "--physical",
+        type=positive,
+        metavar="N",
+        help="number of physical switches, each divided into logical ones",
     )
     parser.add_argument(
-        "--trunks", type=positive, default=1, metavar="N", help="cables for each pair of switches"
+        "--trunks",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="number of cables for each pair of switches",
     )
     parser.add_argument(
-        "--nics", type=positive, default=1, metavar="N", help="NICs of a host (default %(default)s)"
+        "--nics", type=positive, default=1, metavar="N", help="NICs per host (default %(default)s)"
     )
     parser.add_argument(
-        "--gbps", type=float, default=100, metavar="N", help="of a cable (default %(default)s)"
+        "--gbps", type=float, default=100, metavar="N", help="Gb/s per cable (default %(default)s)"
     )
     parser.add_argument(
         "--hosts",
         type=Path,
         metavar="FILE",
-        help="names of hosts, a line each: in the order of ports (U0.0, U0.1, ...), or with several"
-        " NICs each in the order of ranks",
+        help="file with a host name per line: in the order of ports (U0.0, U0.1, ...), or of ranks"
+        " with several NICs per host",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write all files into DIR")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="directory for all files")
+    parser.add_argument("--json", action="store_true", help="JSON output")
     parser.set_defaults(run=run_bigraph)
 
 
@@ -91,27 +104,36 @@ def add_network_parser(subparsers: Subparsers) -> None:
     """Declare `weft topo network`."""
     parser = subparsers.add_parser(
         "network",
-        help="check a network's description, turn it into JSON, find a path",
-        description="Read a network, say what is wrong with it or what it has, and find paths.",
+        help="check, JSON form and paths of a network",
+        description="Contents of a network, or the error in its description; paths between"
+        " endpoints.",
     )
     parser.add_argument("spec", metavar="SPEC", help=SPEC_HELP)
     parser.add_argument(
-        "--path", nargs=2, metavar=("FROM", "TO"), help="endpoints, by name or number"
+        "--path", nargs=2, metavar=("FROM", "TO"), help="endpoints of a path, by name or number"
     )
-    parser.add_argument("--routing", choices=ROUTINGS, default="static", help="of the path")
+    parser.add_argument("--routing", choices=ROUTINGS, default="static", help="routing of the path")
     parser.add_argument(
-        "--seed", type=natural, default=0, metavar="S", help="of ECMP (default %(default)s)"
+        "--seed",
+        type=natural,
+        default=0,
+        metavar="S",
+        help="random seed of ECMP (default %(default)s)",
     )
     parser.add_argument(
-        "--flow", type=natural, default=0, metavar="N", help="which connection of the pair"
+        "--flow",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="number of the connection between the pair (default 0)",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the network as JSON")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file of the network")
+    parser.add_argument("--json", action="store_true", help="JSON output")
     parser.set_defaults(run=run_network)
 
 
 def refuse_server(arguments: argparse.Namespace) -> None:
-    """Refuse a recorded server where a network is asked for: nothing would be read from it."""
+    """Reject a recorded server together with a network, which reads none."""
     for option in ("sysfs", "xml"):
         if getattr(arguments, option) is not None:
             arguments.usage_error(
@@ -120,7 +142,7 @@ def refuse_server(arguments: argparse.Namespace) -> None:
 
 
 def failed(error: Exception) -> int:
-    """Say what went wrong."""
+    """Print an error; the exit status."""
     print(f"weft topo: {error}", file=sys.stderr)
     return 1
 
@@ -152,7 +174,7 @@ def run_host(arguments: argparse.Namespace) -> int:
 
 
 def show_host(found: dict[str, Any]) -> None:
-    """Print a server for people."""
+    """Print a server as text."""
     if found["tree"]:
         print(found["tree"])
     if found["pairs"]:
@@ -170,7 +192,7 @@ def show_host(found: dict[str, Any]) -> None:
         assumed = ", ".join(f"{name} {value:g}" for name, value in found["assumptions"].items())
         print(f"\nAssumed: {assumed}")
     elif found["pairs"]:
-        print("Nothing is wrong with this server.")
+        print("No bottleneck found.")
     for note in found["notes"]:
         print(f"note: {note}")
 
@@ -224,7 +246,7 @@ def write_plan(report: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def show_bigraph(report: dict[str, Any], written: list[Path]) -> None:
-    """Print a plan for people."""
+    """Print a plan as text."""
     physical = report["physical"]
     boxes = "" if physical is None else f" cut from {physical} boxes"
     print(
@@ -283,7 +305,7 @@ def run_network(arguments: argparse.Namespace) -> int:
 
 
 def show_network(found: dict[str, Any]) -> None:
-    """Print a network for people."""
+    """Print a network as text."""
     print(found["name"] or "A network")
     least, most = found["least_gbps"], found["most_gbps"]
     rows = [
@@ -296,3 +318,5 @@ def show_network(found: dict[str, Any]) -> None:
         ("rank map of its own", found["rank_map"]),
     ]
     print(format_table(("what", "value"), rows))
+    for warning in found.get("warnings", ()):
+        print(f"warning: {warning}")

@@ -19,13 +19,13 @@ The same calls as on the CPU, on the tensors of this rank's GPU::
 
 What is different from the CPU:
 
-- Every call puts a kernel on torch's current stream and returns. Nothing waits on the host, so the
-  calls may be captured into a CUDA graph; what comes back is allocated by torch, from the graph's
-  pool too, and belongs to the caller.
-- Counts stay on the device: `Received.positions` is the most there can be, `expert_counts` and
-  `expert_offsets` are tensors.
-- What goes wrong on the device is recorded there: `weft.check()` raises it, and a `watchdog` looks
-  by itself. Outputs of a round that failed are no numbers: every byte is 0xFF, counts are 0.
+- Every call puts a kernel on torch's current stream and returns without a wait on the host, so the
+  calls may be captured into a CUDA graph; results are allocated by torch, from the graph's pool
+  too, and belong to the caller.
+- Counts stay on the device: `Received.positions` is the greatest number possible, `expert_counts`
+  and `expert_offsets` are tensors.
+- Errors of the device are recorded there: `weft.check()` raises them, and a `watchdog` polls for
+  them. Outputs of a failed round are NaN: every byte is 0xFF, counts are 0.
 - `torch.compile` traces through all of it: in compiled code the calls are the operators
   `weft::moe_dispatch`, `weft::moe_combine` and their halves. There are no gradients.
 - `device="twin"` does the same on the CPU with CPU tensors, to try things out and for tests.
@@ -33,8 +33,27 @@ What is different from the CPU:
 Importing this module imports torch; importing `weft` does not.
 """
 
-from weft.cuda.all_to_all import AllToAll, local_group
-from weft.cuda.received import Combine, Dispatch, Received
+from weft.cuda.all_to_all import AllToAll
+from weft.cuda.carveout import sm_carveout
+from weft.cuda.combine import Combine
+from weft.cuda.dispatch import Dispatch
+from weft.cuda.group import local_group
+from weft.cuda.outputs import Outputs
+from weft.cuda.planned import Handle, HostCounts
+from weft.cuda.received import Received
+from weft.cuda.streams import Event
 from weft.moe import check
 
-__all__ = ["AllToAll", "Combine", "Dispatch", "Received", "check", "local_group"]
+__all__ = [
+    "AllToAll",
+    "Combine",
+    "Dispatch",
+    "Event",
+    "Handle",
+    "HostCounts",
+    "Outputs",
+    "Received",
+    "check",
+    "local_group",
+    "sm_carveout",
+]

@@ -15,7 +15,7 @@ __all__ = ["place_of"]
 
 
 def place_of(device: object) -> tuple[str, torch.device]:
-    """What the native module calls a device, and where its tensors are.
+    """The native module's name of a device, and the device of its tensors.
 
     Raises:
         ConfigurationError: if it is no device for this.
@@ -28,11 +28,11 @@ def place_of(device: object) -> tuple[str, torch.device]:
     except (RuntimeError, TypeError) as error:
         raise ConfigurationError(f"{device!r} is not a device: {error}") from error
     if place.type != "cuda":
-        raise ConfigurationError(f"device {device} is not possible: 'cuda', 'cuda:1' or 'twin' is")
+        raise ConfigurationError(f"device {device}: expected 'cuda', 'cuda:1' or 'twin'")
     if not torch.cuda.is_available():
         raise ProviderError(
-            "torch finds no GPU here (`weft doctor` may say why); device='twin' runs the same on "
-            "the CPU"
+            "torch finds no GPU here (see `weft doctor`); device='twin' runs the same protocol "
+            "on the CPU"
         )
     number = torch.cuda.current_device() if place.index is None else place.index
     if number >= torch.cuda.device_count():

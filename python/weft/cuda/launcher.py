@@ -1,49 +1,53 @@
-"""The native all-to-all of a device behind tensors: the one place that launches.
+"""Launcher: all launches of a device all-to-all, from tensors.
 
-Every call checks addresses, allocates what it gives back, and puts one kernel on torch's current
-stream. Shapes and dtypes have been checked by then.
+There are two ways to launch. `Launcher.quick` checks the tensors of a call and launches in native
+code; it returns `None` or `False`, without a launch, if a tensor does not fit or the streams of the
+channel have to be ordered. The methods of `Launcher` order the streams and launch, given tensors
+whose shapes and dtypes have been checked; they take more time.
 """
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
 
+from weft import _native
 from weft.cuda.config import VECTOR
-from weft.cuda.memory import Landed, address, landed
+from weft.cuda.memory import HeapRows, address, allocator, heap_rows
 from weft.cuda.order import ChannelOrder
+from weft.cuda.outputs import OutputLayout, Outputs
 from weft.errors import ClosedError
 
 if TYPE_CHECKING:
-    from weft._native import DeviceAllToAll
+    from collections.abc import Callable
+
+    from weft._native import DeviceAllToAll, DeviceCalls
     from weft.cuda.config import Config
 
-__all__ = ["Arrived", "Batch", "Launcher", "of_handle"]
+__all__ = ["NOTHING", "Added", "Batch", "Launcher", "of_handle"]
 
 
 class Batch(NamedTuple):
-    """What a rank sends: see `weft.cuda.AllToAll.dispatch_send`."""
+    """Tensors of a dispatch: see `weft.cuda.AllToAll.dispatch_send`."""
 
     tokens: torch.Tensor
     scales: torch.Tensor | None
-    ids: torch.Tensor
+    #: None in a round with the plan of a handle.
+    ids: torch.Tensor | None
     weights: torch.Tensor | None
-    #: How many of the tokens exist.
+    #: Number of the tokens that exist.
     existing: torch.Tensor | None
+    #: Layer whose placement applies.
+    layer: int = 0
 
 
-class Arrived(NamedTuple):
-    """What a rank received: see `weft.cuda.Received`. `scales` is empty if there are none."""
-
-    tokens: torch.Tensor
-    scales: torch.Tensor
-    counts: torch.Tensor
-    offsets: torch.Tensor
-    rows: torch.Tensor
-    weights: torch.Tensor
+#: Rows that combine adds to its sums, in this order.
+Added: TypeAlias = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+NOTHING: Final[Added] = (None, None, None)
 
 
 class Launcher:
@@ -55,73 +59,120 @@ class Launcher:
         self.native, self.config, self.device = native, config, device
         self.positions = native.positions
         begin, end = native.local_experts
-        self.local_experts = end - begin
-        #: Rows that can land: each rank's tokens have a place here.
+        #: Rows of the landing area: one for each token of each rank.
         self.landing_rows = ranks * config.max_tokens
-        #: The most experts of any rank, for which kernels write counts.
-        self._counted = -(-config.experts // ranks)
-        self._landed: list[Landed] = []
+        counted = native.most_local_experts
+        #: Layout of the outputs of dispatch.
+        self.layout = OutputLayout.of(config, device, self.positions, end - begin, counted, ranks)
+        self._heap_rows: list[HeapRows] = []
         if config.layout == "indexed":
-            # Made here, since the first call may be one that is captured.
-            places = map(native.received, range(config.buffers))
-            self._landed = [landed(config, device, place, native) for place in places]
-        self._no_scales = torch.empty((0, 0), device=device)
-        self._order = [ChannelOrder(_is_capturing) for _ in range(config.buffers)]
-        #: Threaded through all operators as if they changed it, so that compilers keep their order.
+            # Made here, since the first call may be captured.
+            places = map(native.received, range(config.channels))
+            self._heap_rows = [heap_rows(config, device, place, native) for place in places]
+        self._order = [ChannelOrder(_is_capturing) for _ in range(config.channels)]
+        #: Declared as changed by all operators, so that compilers keep their order.
         self.workspace = torch.zeros(4, dtype=torch.int32, device=device)
-        if device.type == "cuda":
-            # Else torch.compile(mode="reduce-overhead") makes no graph of what changes it.
+        self._empty = allocator(device)
+        self._combined = getattr(torch, config.output_dtype)
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            # Else torch.compile(mode="reduce-overhead") makes no graph of operators that change it.
             torch._dynamo.mark_static_address(self.workspace)
-        #: Compiled code may be kept on disk, by what its operators were given: a handle is that of
-        #: another shape only if 31 bits of a hash agree.
-        shape = config.digest(self.positions, self.local_experts, ranks, device.type)
+        #: The current stream of the device, as CUDA's handle.
+        self.stream: Callable[[], int] = _no_stream
+        if on_gpu:
+            self.stream = partial(torch._C._cuda_getCurrentRawStream, device.index)
+        #: `None` if this version of torch lacks DLPack's C functions.
+        self.quick: DeviceCalls | None = _native.DeviceCalls.of(
+            native, torch.Tensor, device.index if on_gpu else None, self.layout.places
+        )
+        #: Compiled code may be cached on disk, by the operators' arguments: a handle names another
+        #: shape only if 31 bits of a hash agree.
+        experts = end - begin, counted
+        shape = config.digest(self.positions, experts, ranks, device.type)
         self.handle = next(
             handle
             for serial in itertools.count()
             if (handle := shape << 20 | serial) not in _LAUNCHERS
         )
-        _LAUNCHERS[self.handle] = self
+        self._known = _LAUNCHERS[self.handle] = weakref.ref(self, partial(_forget, self.handle))
+
+    def buffer(self) -> torch.Tensor:
+        """Memory for the outputs of a dispatch."""
+        layout = self.layout
+        return self._empty((layout.elements,), (1,), layout.dtype)
+
+    def outputs(self) -> Outputs:
+        """Memory for the outputs of a dispatch, with its views."""
+        return Outputs(self.layout, self.buffer())
+
+    def combined(self, given: int) -> torch.Tensor:
+        """Memory for the result of a combine of `given` tokens."""
+        hidden = self.config.hidden
+        return self._empty((given, hidden), (hidden, 1), self._combined)
+
+    def heap_rows(self, channel: int) -> HeapRows | None:
+        """Received rows of a channel in the heap, in the indexed layout."""
+        return self._heap_rows[channel] if self._heap_rows else None
 
     def dispatch_send(self, channel: int, batch: Batch, num_sms: int | None = None) -> None:
         """Launch the send half of dispatch."""
         given = self._inputs(batch)
         stream = self._stream(channel)
-        self.native.dispatch_send(stream, channel, *given, len(batch.tokens), num_sms=num_sms)
+        rows, layer = len(batch.tokens), batch.layer
+        self.native.dispatch_send(stream, channel, *given, rows, num_sms=num_sms, layer=layer)
 
-    def dispatch_recv(self, channel: int, num_sms: int | None = None) -> Arrived:
+    def dispatch_recv(
+        self,
+        channel: int,
+        buffer: torch.Tensor,
+        num_sms: int | None = None,
+        load: torch.Tensor | None = None,
+    ) -> None:
         """Launch its receive half."""
-        arrived = self._outputs(channel)
-        stream, to = self._stream(channel), self._addresses(arrived)
-        self.native.dispatch_recv(stream, channel, *to, num_sms=num_sms)
-        return self._local(arrived)
+        to, experts = self._outputs(buffer)
+        more, stream = self._load(load), self._stream(channel)
+        self.native.dispatch_recv(stream, channel, *to, experts=experts, num_sms=num_sms, **more)
 
-    def dispatch(self, channel: int, batch: Batch, num_sms: int | None = None) -> Arrived:
+    def dispatch(
+        self,
+        channel: int,
+        batch: Batch,
+        buffer: torch.Tensor,
+        num_sms: int | None = None,
+        load: torch.Tensor | None = None,
+    ) -> None:
         """Launch both as one kernel."""
-        given, arrived = self._inputs(batch), self._outputs(channel)
-        stream, to = self._stream(channel), self._addresses(arrived)
-        rows = len(batch.tokens)
-        self.native.dispatch(stream, channel, *given, rows, *to, num_sms=num_sms)
-        return self._local(arrived)
+        more = self._load(load) | {"layer": batch.layer}
+        given, (to, experts) = self._inputs(batch), self._outputs(buffer)
+        stream, rows = self._stream(channel), len(batch.tokens)
+        self.native.dispatch(
+            stream, channel, *given, rows, *to, out_experts=experts, num_sms=num_sms, **more
+        )
 
-    def combine_send(self, channel: int, outputs: torch.Tensor, num_sms: int | None = None) -> None:
+    def combine_send(
+        self, channel: int, outputs: torch.Tensor, num_sms: int | None = None, **site: Any
+    ) -> None:
         """Launch the send half of combine."""
         given = self._address(outputs, "outputs", VECTOR)
-        self.native.combine_send(self._stream(channel), channel, given, False, num_sms=num_sms)
+        site |= {"num_sms": num_sms, "positions": len(outputs)}
+        self.native.combine_send(self._stream(channel), channel, given, False, **site)
 
     def combine_recv(
         self,
         channel: int,
         given: int,
         count: torch.Tensor | None,
-        out: torch.Tensor | None = None,
+        out: torch.Tensor,
         num_sms: int | None = None,
-    ) -> torch.Tensor:
+        added: Added = NOTHING,
+        **site: Any,
+    ) -> None:
         """Launch its receive half."""
-        out = self._combined(given) if out is None else out
         into, number = self._address(out, "out", VECTOR), self._count(count)
-        stream = self._stream(channel)
-        self.native.combine_recv(stream, channel, into, number, given, False, num_sms=num_sms)
-        return out
+        more, stream = self._added(added), self._stream(channel)
+        site |= {"added": more, "num_sms": num_sms}
+        self.native.combine_recv(stream, channel, into, number, given, False, **site)
 
     def combine(
         self,
@@ -129,34 +180,48 @@ class Launcher:
         outputs: torch.Tensor,
         given: int,
         count: torch.Tensor | None,
-        out: torch.Tensor | None = None,
+        out: torch.Tensor,
         num_sms: int | None = None,
-    ) -> torch.Tensor:
+        added: Added = NOTHING,
+        **site: Any,
+    ) -> None:
         """Launch both as one kernel."""
-        out = self._combined(given) if out is None else out
         rows, into = self._address(outputs, "outputs", VECTOR), self._address(out, "out", VECTOR)
-        stream, number = self._stream(channel), self._count(count)
-        self.native.combine(stream, channel, rows, into, number, given, False, num_sms=num_sms)
-        return out
+        more, number = self._added(added), self._count(count)
+        stream = self._stream(channel)
+        site |= {"added": more, "num_sms": num_sms, "positions": len(outputs)}
+        self.native.combine(stream, channel, rows, into, number, given, False, **site)
 
     def release(self, channel: int) -> None:
-        """Launch, in place of combine, what tells the peers that there are no answers."""
+        """Launch the release of a round without replies, in place of combine."""
         self.native.combine(self._stream(channel), channel, 0, 0, 0, 0, True)
 
     def end(self) -> None:
-        """Forget it: compiled code that still names it is told so."""
-        _LAUNCHERS.pop(self.handle, None)
-        self._landed = []
+        """Drop its handle: compiled code that still names it raises `ClosedError`."""
+        _forget(self.handle, self._known)
+        self._heap_rows = []
 
     def _inputs(self, batch: Batch) -> tuple[int, int, int, int, int]:
-        tokens, scales, ids, weights, existing = batch
+        tokens, scales, ids, weights, existing, _ = batch
         return (
             self._address(tokens, "tokens", VECTOR),
             0 if scales is None else self._address(scales, "scales"),
-            self._address(ids, "ids"),
+            0 if ids is None else self._address(ids, "ids"),
             0 if weights is None else self._address(weights, "weights"),
             self._count(existing),
         )
+
+    def _load(self, load: torch.Tensor | None) -> dict[str, Any]:
+        if load is None:
+            return {}
+        return {"load": self._address(load, "expert_load"), "load_bytes": load.itemsize}
+
+    def _added(self, added: Added) -> tuple[int, int, int]:
+        first, second, last = (
+            0 if rows is None else self._address(rows, what, VECTOR)
+            for rows, what in zip(added, ("bias", "bias", "out"), strict=True)
+        )
+        return first, second, last
 
     def _count(self, count: torch.Tensor | None) -> int:
         return 0 if count is None else self._address(count, "count")
@@ -165,62 +230,38 @@ class Launcher:
         # An empty tensor has no address, which would read as "not given".
         return address(tensor, what, alignment) or int(self.workspace.data_ptr())
 
-    def _outputs(self, channel: int) -> Arrived:
-        config, device, positions = self.config, self.device, self.positions
-        if config.layout == "indexed":
-            tokens, scales = self._landed[channel]
-        else:
-            tokens, scales = self._rows(positions)
-        return Arrived(
-            tokens,
-            scales,
-            torch.empty(self._counted, dtype=torch.int32, device=device),
-            torch.empty(self._counted + 1, dtype=torch.int32, device=device),
-            torch.empty(positions, dtype=torch.int32, device=device),
-            torch.empty(positions, dtype=torch.float32, device=device),
-        )
+    def _outputs(self, buffer: torch.Tensor) -> tuple[list[int], int]:
+        """Addresses for the native module to write to; received rows may stay in the heap.
 
-    def _rows(self, rows: int) -> Landed:
-        """Room for tokens as they are received, and for their scales."""
-        config, device = self.config, self.device
-        wire = getattr(torch, config.wire_dtype)
-        tokens = torch.empty((rows, config.hidden), dtype=wire, device=device)
-        if config.scales is None:
-            return Landed(tokens, self._no_scales)
-        scale = getattr(torch, config.scales[0])
-        scales = torch.empty((rows, config.scale_columns), dtype=scale, device=device)
-        return Landed(tokens, scales)
-
-    def _addresses(self, arrived: Arrived) -> tuple[int, ...]:
-        """What kernels write to; landed rows stay where they are."""
-        stay = self.config.layout == "indexed"
-        return (
-            0 if stay else arrived.tokens.data_ptr(),
-            0 if stay or not self.config.scales else arrived.scales.data_ptr(),
-            *(tensor.data_ptr() for tensor in arrived[2:]),
-        )
-
-    def _local(self, arrived: Arrived) -> Arrived:
-        """Without the counts of experts that only other ranks have as many of."""
-        if self.local_experts == self._counted:
-            return arrived
-        counts = arrived.counts[: self.local_experts]
-        return arrived._replace(counts=counts, offsets=arrived.offsets[: self.local_experts + 1])
-
-    def _combined(self, given: int) -> torch.Tensor:
-        dtype = getattr(torch, self.config.output_dtype)
-        return torch.empty((given, self.config.hidden), dtype=dtype, device=self.device)
+        The last is the address of the expert of each row.
+        """
+        begin: Any = buffer.data_ptr()
+        names = ("tokens", "scales", "counts", "offsets", "rows", "weights", "experts")
+        places = map(self.layout.places.get, names)
+        *to, experts = (0 if place is None else begin + place for place in places)
+        return to, experts
 
     def _stream(self, channel: int) -> int:
         """The current stream, behind the channel's last call."""
         if self.device.type != "cuda":
             return 0
+        if self.quick is not None and self.quick.follows(channel, handle := self.stream()):
+            return handle
         stream = torch.cuda.current_stream(self.device)
-        capturing = None
         if self.device.index == torch.cuda.current_device():
             capturing = torch.cuda.is_current_stream_capturing()
+        else:
+            capturing = _is_capturing(stream)
         self._order[channel].follow(stream, capturing)
-        return int(stream.cuda_stream)
+        handle = int(stream.cuda_stream)
+        if self.quick is not None:
+            self.quick.follow(channel, handle, capturing)
+        return handle
+
+
+def _no_stream() -> int:
+    """Stream of a twin."""
+    return 0
 
 
 def _is_capturing(stream: torch.cuda.Stream) -> bool:
@@ -228,16 +269,24 @@ def _is_capturing(stream: torch.cuda.Stream) -> bool:
         return bool(torch.cuda.is_current_stream_capturing())
 
 
-_LAUNCHERS: Final[weakref.WeakValueDictionary[int, Launcher]] = weakref.WeakValueDictionary()
+#: Not a `WeakValueDictionary`, whose look-ups take longer.
+_LAUNCHERS: Final[dict[int, weakref.ref[Launcher]]] = {}
+
+
+def _forget(handle: int, known: weakref.ref[Launcher]) -> None:
+    # A later launcher may have the number.
+    if _LAUNCHERS.get(handle) is known:
+        del _LAUNCHERS[handle]
 
 
 def of_handle(handle: int) -> Launcher:
-    """The launcher that an operator means.
+    """The launcher of an operator's handle.
 
     Raises:
-        ClosedError: if there is none any more.
+        ClosedError: if it was closed.
     """
-    launcher = _LAUNCHERS.get(int(handle))
+    known = _LAUNCHERS.get(int(handle))
+    launcher = None if known is None else known()
     if launcher is None:
         raise ClosedError("the all-to-all of this compiled code was closed: compile it anew")
     return launcher

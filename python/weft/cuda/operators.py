@@ -1,14 +1,16 @@
 """The calls of an all-to-all as operators of torch, which compilers trace through.
 
 `weft::moe_dispatch_send`, `weft::moe_dispatch_recv`, `weft::moe_combine_send`,
-`weft::moe_combine_recv`, both halves at once as `weft::moe_dispatch` and `weft::moe_combine`, and
-`weft::moe_release`. `weft.cuda.AllToAll` calls them in code that is being compiled, and what they
-stand for otherwise.
+`weft::moe_combine_recv`, both halves at once as `weft::moe_dispatch` and `weft::moe_combine`,
+`weft::moe_landed` and `weft::moe_release`. `weft.cuda.AllToAll` calls them in code that is being
+compiled, and what they stand for otherwise.
 
 An all-to-all is named by `Launcher.handle`. Its workspace is declared to be changed by each
-operator, which keeps them in order and keeps those without outputs; nothing reads it. Outputs are
-fresh, so received tokens of the indexed layout are copied out of the heap: a compiler may write to
-what it takes for its own, and rows of the heap belong to peers again once combine was sent.
+operator, which keeps them in order and keeps those without outputs; it is never read. Dispatch
+returns its buffer, and compiled code makes the views of it that it needs. Outputs are fresh, so
+received tokens of the indexed layout are copied out of the heap, by `weft::moe_landed`: a compiler
+may write to what it takes for its own, and rows of the heap belong to peers again once combine was
+sent.
 """
 
 from __future__ import annotations
@@ -17,18 +19,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from weft.cuda.launcher import Arrived, Batch, of_handle
+from weft.cuda.launcher import NOTHING, Added, Batch, of_handle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weft.cuda.config import Config
-
 __all__ = ["OPERATORS"]
 
+#: Operators live as long as it.
+_LIBRARY: Final = torch.library.Library("weft", "FRAGMENT")
 _CHANNEL = "SymInt handle, SymInt channel, SymInt? num_sms, Tensor(a!) workspace"
-_BATCH = "Tensor tokens, Tensor? scales, Tensor ids, Tensor? weights, Tensor? count"
-_ARRIVED = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+_BATCH = "Tensor tokens, Tensor? scales, Tensor ids, Tensor? weights, Tensor? count, SymInt layer=0"
+_LOAD = "Tensor(b!)? load"
+_SUMS = "SymInt given, Tensor? count, Tensor? bias_0, Tensor? bias_1, Tensor? base"
 
 
 def _dispatch_send(
@@ -36,16 +39,32 @@ def _dispatch_send(
     channel: int,
     num_sms: int | None,
     workspace: torch.Tensor,
-    *batch: torch.Tensor | None,
+    tokens: torch.Tensor,
+    scales: torch.Tensor | None,
+    ids: torch.Tensor,
+    weights: torch.Tensor | None,
+    count: torch.Tensor | None,
+    layer: int = 0,
 ) -> None:
-    of_handle(handle).dispatch_send(channel, Batch(*batch), num_sms)
+    launcher = of_handle(handle)
+    quick, stream = launcher.quick, launcher.stream()
+    batch = tokens, scales, ids, weights, count, layer
+    if quick is None or quick.dispatch_send(stream, channel, *batch, num_sms) is None:
+        launcher.dispatch_send(channel, Batch(*batch), num_sms)
 
 
 def _dispatch_recv(
-    handle: int, channel: int, num_sms: int | None, workspace: torch.Tensor
-) -> Arrived:
+    handle: int,
+    channel: int,
+    num_sms: int | None,
+    workspace: torch.Tensor,
+    load: torch.Tensor | None,
+) -> torch.Tensor:
     launcher = of_handle(handle)
-    return _owned(launcher.config, launcher.dispatch_recv(channel, num_sms))
+    buffer, quick = launcher.buffer(), launcher.quick if load is None else None
+    if quick is None or not quick.dispatch_recv(launcher.stream(), channel, buffer, num_sms):
+        launcher.dispatch_recv(channel, buffer, num_sms, load)
+    return buffer
 
 
 def _dispatch(
@@ -53,16 +72,40 @@ def _dispatch(
     channel: int,
     num_sms: int | None,
     workspace: torch.Tensor,
-    *batch: torch.Tensor | None,
-) -> Arrived:
+    load: torch.Tensor | None,
+    tokens: torch.Tensor,
+    scales: torch.Tensor | None,
+    ids: torch.Tensor,
+    weights: torch.Tensor | None,
+    count: torch.Tensor | None,
+    layer: int = 0,
+) -> torch.Tensor:
     launcher = of_handle(handle)
-    return _owned(launcher.config, launcher.dispatch(channel, Batch(*batch), num_sms))
+    buffer, stream = launcher.buffer(), launcher.stream()
+    quick = launcher.quick if load is None else None
+    batch = tokens, scales, ids, weights, count, layer
+    if quick is None or quick.dispatch(stream, channel, *batch, buffer, num_sms) is None:
+        launcher.dispatch(channel, Batch(*batch), buffer, num_sms, load)
+    return buffer
+
+
+def _landed(
+    handle: int, channel: int, num_sms: int | None, workspace: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    heap_rows = of_handle(handle).heap_rows(channel)
+    assert heap_rows is not None, "in the indexed layout alone"
+    contiguous = torch.contiguous_format
+    tokens = heap_rows.tokens.clone(memory_format=contiguous)
+    return tokens, heap_rows.scales.clone(memory_format=contiguous)
 
 
 def _combine_send(
     handle: int, channel: int, num_sms: int | None, workspace: torch.Tensor, outputs: torch.Tensor
 ) -> None:
-    of_handle(handle).combine_send(channel, outputs, num_sms)
+    launcher = of_handle(handle)
+    quick, stream = launcher.quick, launcher.stream()
+    if quick is None or not quick.combine_send(stream, channel, outputs, num_sms):
+        launcher.combine_send(channel, outputs, num_sms)
 
 
 def _combine_recv(
@@ -72,8 +115,14 @@ def _combine_recv(
     workspace: torch.Tensor,
     given: int,
     count: torch.Tensor | None,
+    *added: torch.Tensor | None,
 ) -> torch.Tensor:
-    return of_handle(handle).combine_recv(channel, given, count, num_sms=num_sms)
+    launcher, more = of_handle(handle), _added(*added)
+    combined, stream = launcher.combined(given), launcher.stream()
+    quick = launcher.quick if more is NOTHING else None
+    if quick is None or not quick.combine_recv(stream, channel, combined, count, given, num_sms):
+        launcher.combine_recv(channel, given, count, combined, num_sms, more)
+    return combined
 
 
 def _combine(
@@ -84,45 +133,49 @@ def _combine(
     outputs: torch.Tensor,
     given: int,
     count: torch.Tensor | None,
+    *added: torch.Tensor | None,
 ) -> torch.Tensor:
-    return of_handle(handle).combine(channel, outputs, given, count, num_sms=num_sms)
+    launcher, more = of_handle(handle), _added(*added)
+    combined, stream = launcher.combined(given), launcher.stream()
+    quick, rest = launcher.quick if more is NOTHING else None, (count, given, num_sms)
+    if quick is None or not quick.combine(stream, channel, outputs, combined, *rest):
+        launcher.combine(channel, outputs, given, count, combined, num_sms, more)
+    return combined
+
+
+def _added(
+    bias_0: torch.Tensor | None, bias_1: torch.Tensor | None, base: torch.Tensor | None
+) -> Added:
+    if bias_0 is None and bias_1 is None and base is None:
+        return NOTHING
+    return bias_0, bias_1, base
 
 
 def _release(handle: int, channel: int, num_sms: int | None, workspace: torch.Tensor) -> None:
     of_handle(handle).release(channel)
 
 
-def _owned(config: Config, arrived: Arrived) -> Arrived:
-    """Without views of the heap, and without what several calls share."""
-    contiguous = torch.contiguous_format
-    if config.layout == "indexed":
-        arrived = arrived._replace(tokens=arrived.tokens.clone(memory_format=contiguous))
-    if config.layout == "indexed" or config.scales is None:
-        arrived = arrived._replace(scales=arrived.scales.clone(memory_format=contiguous))
-    return arrived
-
-
 def _nothing(*_: object) -> None:
-    """What an operator without outputs gives."""
+    """Fake of an operator without outputs."""
 
 
-def _fake_arrived(
+def _fake_buffer(
     handle: int, channel: int, num_sms: int | None, workspace: torch.Tensor, *_: object
-) -> Arrived:
+) -> torch.Tensor:
+    layout = of_handle(handle).layout
+    return workspace.new_empty(layout.elements, dtype=layout.dtype)
+
+
+def _fake_landed(
+    handle: int, channel: int, num_sms: int | None, workspace: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     launcher = of_handle(handle)
-    config, experts, positions = launcher.config, launcher.local_experts, launcher.positions
-    rows = launcher.landing_rows if config.layout == "indexed" else positions
-    wire = getattr(torch, config.wire_dtype)
-    scale = getattr(torch, config.scales[0]) if config.scales else torch.float32
-    scales = (rows, config.scale_columns) if config.scales else (0, 0)
-    return Arrived(
-        workspace.new_empty((rows, config.hidden), dtype=wire),
-        workspace.new_empty(scales, dtype=scale),
-        workspace.new_empty(experts),
-        workspace.new_empty(experts + 1),
-        workspace.new_empty(positions),
-        workspace.new_empty(positions, dtype=torch.float32),
-    )
+    config, rows = launcher.config, launcher.landing_rows
+    tokens = workspace.new_empty((rows, config.hidden), dtype=getattr(torch, config.wire_dtype))
+    if config.scales is None:
+        return tokens, workspace.new_empty((0, 0), dtype=torch.float32)
+    scale = getattr(torch, config.scales[0])
+    return tokens, workspace.new_empty((rows, config.scale_columns), dtype=scale)
 
 
 def _fake_combined(handle: int, workspace: torch.Tensor, given: int) -> torch.Tensor:
@@ -136,7 +189,7 @@ def _fake_combine_recv(
     num_sms: int | None,
     workspace: torch.Tensor,
     given: int,
-    count: torch.Tensor | None,
+    *_: torch.Tensor | None,
 ) -> torch.Tensor:
     return _fake_combined(handle, workspace, given)
 
@@ -148,7 +201,7 @@ def _fake_combine(
     workspace: torch.Tensor,
     outputs: torch.Tensor,
     given: int,
-    count: torch.Tensor | None,
+    *_: torch.Tensor | None,
 ) -> torch.Tensor:
     return _fake_combined(handle, workspace, given)
 
@@ -159,16 +212,16 @@ def _define(
     call: Callable[..., object],
     fake: Callable[..., object],
 ) -> Any:
-    operator = torch.library.custom_op(
-        f"weft::{name}",
-        call,
-        mutates_args=("workspace",),
-        schema=schema,
+    # Not `torch.library.custom_op`: it puts more Python around each call than the call itself is.
+    _LIBRARY.define(
+        f"{name}{schema}",
         # The native module takes rows as they are laid out when traced.
         tags=(torch.Tag.needs_exact_strides,),
     )
-    operator.register_fake(fake)
-    return operator
+    for device in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, call, device)
+    torch.library.register_fake(f"weft::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.weft, name).default
 
 
 #: By name, without `weft::`.
@@ -176,18 +229,19 @@ OPERATORS: Final[dict[str, Any]] = {
     name: _define(name, schema, call, fake)
     for name, schema, call, fake in (
         ("moe_dispatch_send", f"({_CHANNEL}, {_BATCH}) -> ()", _dispatch_send, _nothing),
-        ("moe_dispatch_recv", f"({_CHANNEL}) -> {_ARRIVED}", _dispatch_recv, _fake_arrived),
-        ("moe_dispatch", f"({_CHANNEL}, {_BATCH}) -> {_ARRIVED}", _dispatch, _fake_arrived),
+        ("moe_dispatch_recv", f"({_CHANNEL}, {_LOAD}) -> Tensor", _dispatch_recv, _fake_buffer),
+        ("moe_dispatch", f"({_CHANNEL}, {_LOAD}, {_BATCH}) -> Tensor", _dispatch, _fake_buffer),
+        ("moe_landed", f"({_CHANNEL}) -> (Tensor, Tensor)", _landed, _fake_landed),
         ("moe_combine_send", f"({_CHANNEL}, Tensor outputs) -> ()", _combine_send, _nothing),
         (
             "moe_combine_recv",
-            f"({_CHANNEL}, SymInt given, Tensor? count) -> Tensor",
+            f"({_CHANNEL}, {_SUMS}) -> Tensor",
             _combine_recv,
             _fake_combine_recv,
         ),
         (
             "moe_combine",
-            f"({_CHANNEL}, Tensor outputs, SymInt given, Tensor? count) -> Tensor",
+            f"({_CHANNEL}, Tensor outputs, {_SUMS}) -> Tensor",
             _combine,
             _fake_combine,
         ),

@@ -1,4 +1,4 @@
-"""Order of streams that share a channel: which stream a call has to wait for.
+"""Order of streams that share a channel: the stream that a call waits for.
 
 Calls on a channel come in an order, and the kernels of one must have ended before those of the next
 begin. On one stream they do. For calls on several streams:
@@ -8,12 +8,12 @@ begin. On one stream they do. For calls on several streams:
 - *Captured after captured, in one capture*: the stream of the call waits for that of the last call
   on the channel, as an edge of the graph.
 - *All else* (captured after eager, or in another capture; eager while the other stream is being
-  captured): nothing can be waited for inside a capture but what is captured with it. What counts is
-  when the graph is replayed: its stream must come after all earlier work on the channels that it
-  uses. One stream for all replays and eager calls does it; graphs that are to be replayed at the
-  same time need channels of their own (`channel=`).
+  captured): no wait, since work in a capture can only wait for work of the same capture. The replay
+  counts: its stream must come after all earlier work on the channels that the graph uses. One
+  stream for all replays and eager calls is enough; graphs that are replayed at the same time need
+  channels of their own (`channel=`).
 
-Kernels find calls that overlap, or come out of order, as soon as the second begins, and end the
+Kernels detect calls that overlap, or come out of order, as soon as the second begins, and end the
 group.
 """
 
@@ -35,7 +35,7 @@ class ChannelOrder:
     """The streams of the last calls on a channel.
 
     Args:
-        is_capturing: whether a stream is being captured.
+        is_capturing: returns true for a stream that is being captured.
     """
 
     def __init__(self, is_capturing: Callable[[Any], bool]) -> None:
@@ -48,8 +48,8 @@ class ChannelOrder:
 
         Args:
             stream: the stream of the call.
-            capturing: whether it is being captured, where the caller knows; asking takes longer
-                than all else of a call.
+            capturing: true if it is being captured; if not given, torch is asked, which takes
+                longer than the rest of a call.
         """
         if capturing is None:
             capturing = self._is_capturing(stream)
@@ -57,7 +57,7 @@ class ChannelOrder:
             last, self._captured = self._captured, stream
         else:
             last, self._eager = self._eager, stream
-        # A stream whose capture has ended is no part of this one; and one that is being captured
-        # would draw an eager stream into its capture.
+        # A stream whose capture has ended is not part of this capture, and a wait for a capturing
+        # stream would add the eager stream to that capture.
         if last is not None and last != stream and self._is_capturing(last) == capturing:
             stream.wait_stream(last)

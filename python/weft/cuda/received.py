@@ -1,105 +1,226 @@
-"""Rounds under way on a device, and what they brought."""
+"""Received tokens of a round on a device."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from weft import _gradient, moe
+from weft.cuda.outputs import Arrived, Outputs
 from weft.errors import ConfigurationError, StageError
+from weft.moe import rounds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from weft.cuda.all_to_all import AllToAll
-    from weft.cuda.launcher import Arrived
+    from weft.cuda.combine import Combine
+    from weft.cuda.memory import HeapRows
+    from weft.cuda.planned import Handle, HostCounts, Planned
+    from weft.cuda.streams import Event
 
-__all__ = ["Combine", "Dispatch", "Received"]
+__all__ = ["Received"]
 
 
-class Dispatch(moe.Dispatch):
-    """A round whose tokens are on their way."""
+class Received(rounds.Received):
+    """Tokens for this rank's experts, on its device. Calls return at once unless stated otherwise.
+
+    `tokens` are, in the contiguous, padded and dense layouts, `[positions, hidden]`, allocated by
+    torch and the caller's own. In the indexed layout they are a view of Weft's memory,
+    `[world_size * max_tokens, hidden]` with a stride between rows, valid until combine is sent or
+    the round released; in compiled code a copy of all of it. Their dtype is `wire_dtype`. Rows that
+    `rows` does not name are not written: they may be NaN.
+
+    `scales` are `[positions, ceil(hidden / block)]`, as `AllToAll(scale_layout=)` has them in
+    memory. In columns of the padded layout they are `[local experts, expert_capacity, columns]`.
+
+    All tensors are views of one buffer, which each of them keeps alive. They are available here
+    until the round is released.
+
+    Attributes:
+        positions: greatest number of positions, for any received tokens; with counts on the host,
+            the positions in use.
+
+    `expert_tokens`, `expert_scales` and `masked_m` show the padded layout expert by expert, as
+    DeepGEMM's masked grouped GEMMs take it.
+    """
 
     _all_to_all: AllToAll
+    #: Set in a round with a plan or arrays of its own.
+    _planned: Planned | None = None
+    #: The end of a dispatch with `async_finish=True`.
+    event: Event | None = None
 
     def __init__(
         self,
         all_to_all: AllToAll,
         channel: int,
-        given: int,
+        sent: int,
         count: torch.Tensor | None,
-        source: _gradient.Source | None,
+        arrived: Arrived | Outputs,
+        heap_rows: HeapRows | None,
     ) -> None:
-        self._all_to_all, self._source = all_to_all, source
-        #: Which of the buffers it has.
-        self.round = channel
-        #: Tokens that this rank gave; `count` may say that fewer of them exist.
-        self.sent = given
-        self._count = count
-        self._here = False
-
-    def recv(self, *, num_sms: int | None = None, timeout: float | None = None) -> Received:
-        """Launch what waits until every token for this rank's experts is here; returns at once.
-
-        Args:
-            num_sms: as of `AllToAll.dispatch_send`.
-            timeout: has no meaning on a device, where `skew_timeout` bounds every wait.
-        """
-        all_to_all = self._all_to_all
-        all_to_all._open()
-        if self._here:
-            raise StageError("this round was received before: `recv` is called once")
-        self._here = True
-        if torch.compiler.is_compiling():
-            return self._received(all_to_all._operate("moe_dispatch_recv", self.round, num_sms))
-        return self._received(all_to_all._launcher.dispatch_recv(self.round, num_sms))
-
-    def _received(self, arrived: Arrived | tuple[torch.Tensor, ...]) -> Received:
-        self._here = True
-        received = Received(self, arrived)
-        if self._source is not None:
-            _gradient.attach(received, self._source)
-        return received
-
-
-class Received(moe.Received):
-    """Tokens for this rank's experts, on its device. Nothing here waits but what says so.
-
-    `tokens` are, in the contiguous and padded layouts, `[positions, hidden]`, allocated by torch
-    and the caller's own. In the indexed layout they are a view of Weft's memory,
-    `[world_size * max_tokens, hidden]` with a stride between rows, valid until combine is sent or
-    the round released; in compiled code a copy of all of it. Their dtype is `wire_dtype`. Rows that
-    `rows` does not name hold nothing: they are not written, so they may be no numbers.
-
-    Attributes:
-        positions: the most positions there can be, whatever was received.
-        expert_counts: `[local experts]` int32 on the device, tokens of each.
-        expert_offsets: `[local experts + 1]` int32 on the device: local expert e has the positions
-            from `expert_offsets[e]` on; its padding follows its tokens.
-        rows: `[positions]` int32 on the device: the row at each position, `source * max_tokens +
-            slot`, in the indexed layout a row of `tokens`; -1 for padding. Positions behind
-            `expert_offsets[-1]` are not written.
-        weights: `[positions]` float32 on the device, the router's; 0 for padding.
-    """
-
-    _all_to_all: AllToAll
-    expert_counts: torch.Tensor
-    expert_offsets: torch.Tensor
-    rows: torch.Tensor
-    weights: torch.Tensor
-
-    def __init__(self, dispatch: Dispatch, arrived: Arrived | tuple[torch.Tensor, ...]) -> None:
-        all_to_all = dispatch._all_to_all
         self._all_to_all = all_to_all
+        self._arrived: Arrived | Outputs | None = arrived
+        #: Tokens and scales, if they stay in the heap.
+        self._heap_rows = heap_rows
         self._released = False
-        self._sent: Combine | None = None
-        self._count = dispatch._count
-        self.round, self.sent = dispatch.round, dispatch.sent
+        #: True if both halves of combine were launched, as one kernel.
+        self._sent: Combine | Literal[True] | None = None
+        self._count = count
+        self.round, self.sent = channel, sent
         self.positions = all_to_all.positions
-        tokens, scales, counts, offsets, rows, weights = arrived
-        self._tokens = tokens
-        self._scales = scales if all_to_all.scales else None
-        self.expert_counts, self.expert_offsets = counts, offsets
-        self.rows, self.weights = rows, weights
+
+    @property
+    def expert_counts(self) -> torch.Tensor:  # type: ignore[override]
+        """`[local experts]` int32 on the device: tokens of each."""
+        return self._alive().expert_counts
+
+    @property
+    def expert_offsets(self) -> torch.Tensor:  # type: ignore[override]
+        """`[local experts + 1]` int32 on the device: first position of each expert.
+
+        Local expert e has the positions from `expert_offsets[e]` on; padding follows its tokens.
+
+        Raises:
+            ConfigurationError: in the dense layout, which has `source_offsets`.
+        """
+        self._refuse_dense("expert_offsets", "source_offsets")
+        return self._alive().expert_offsets
+
+    @property
+    def source_offsets(self) -> torch.Tensor:
+        """`[world_size + 1]` int32 on the device, in the dense layout: first row of each source.
+
+        Rows of rank r begin at `source_offsets[r]`; the last element is the number of rows.
+
+        Raises:
+            ConfigurationError: in the other layouts.
+        """
+        self._need_dense("source_offsets")
+        return self._alive().expert_offsets
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """`[positions, top_k]` of `ids_dtype` on the device, in the dense layout: local experts.
+
+        -1 where a choice is not of this rank, and in all rows behind the last.
+
+        Raises:
+            ConfigurationError: in the other layouts.
+        """
+        self._need_dense("ids")
+        return self._alive().rows
+
+    @property
+    def rows(self) -> torch.Tensor:  # type: ignore[override]
+        """`[positions]` int32 on the device: the row at each position; -1 for padding.
+
+        It is `source * max_tokens + slot`, in the indexed layout a row of `tokens`. Positions
+        behind `expert_offsets[-1]` are not written.
+
+        Raises:
+            ConfigurationError: in the dense layout, where positions are rows and have `ids`.
+        """
+        self._refuse_dense("rows", "ids")
+        return self._alive().rows
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """`[positions]` float32 on the device: the router's weights; 0 for padding.
+
+        In the dense layout `[positions, top_k]`, 0 where `ids` is -1.
+        """
+        return self._alive().weights
+
+    @weights.setter
+    def weights(self, weights: torch.Tensor) -> None:
+        self._replace(weights=weights)
+
+    @property
+    def m_indices(self) -> torch.Tensor | None:
+        """`[positions]` int32 on the device, in the contiguous layout: each row's local expert.
+
+        -1 for padding and behind the last group, as DeepGEMM's contiguous grouped GEMMs take it,
+        with `pad_to` of their alignment (128). `None` in the other layouts.
+        """
+        arrived = self._alive()
+        return arrived.m_indices if self._all_to_all.layout == "contiguous" else None
+
+    @property
+    def _tokens(self) -> torch.Tensor:
+        return (self._heap_rows or self._alive()).tokens
+
+    @_tokens.setter
+    def _tokens(self, tokens: torch.Tensor) -> None:
+        self._replace(tokens=tokens)
+
+    @property
+    def _scales(self) -> torch.Tensor | None:
+        if self._all_to_all.scales is None:
+            return None
+        return (self._heap_rows or self._alive()).scales
+
+    def _replace(self, **tensors: torch.Tensor) -> None:
+        assert isinstance(self._arrived, Arrived), "of a differentiable round"
+        self._arrived = self._arrived._replace(**tensors)
+
+    @property
+    def expert_tokens(self) -> torch.Tensor:
+        """`tokens` of the padded layout as `[local experts, expert_capacity, hidden]`: a view.
+
+        Of expert e the first `masked_m[e]` rows are tokens. `AllToAll.combine` takes outputs of
+        this shape.
+
+        Raises:
+            ConfigurationError: in the other layouts, where experts have no rows of their own.
+        """
+        return self._by_expert(self.tokens, "expert_tokens")
+
+    @property
+    def expert_scales(self) -> torch.Tensor | None:
+        """`scales` as `expert_tokens`: `[local experts, expert_capacity, ceil(hidden / block)]`.
+
+        `None` if tokens have none.
+
+        Raises:
+            ConfigurationError: as `expert_tokens`.
+        """
+        scales = self.scales
+        if scales is None or scales.ndim == 3:
+            return scales
+        return self._by_expert(scales, "expert_scales")
+
+    @property
+    def masked_m(self) -> torch.Tensor:
+        """`expert_counts`: number of rows of each expert in `expert_tokens` that are tokens."""
+        return self.expert_counts
+
+    @property
+    def handle(self) -> Handle:
+        """For `handle=` of later rounds, if this one was dispatched with `keep=True`."""
+        if self._planned is None or self._planned.handle is None:
+            raise StageError("the plan of this round is not kept: pass keep=True to dispatch")
+        return self._planned.handle
+
+    def _owned(self) -> Iterable[torch.Tensor]:
+        """Tensors allocated for it."""
+        arrived = self._alive()
+        made = [arrived._buffer] if isinstance(arrived, Outputs) else list(arrived)
+        plan = self._plan()
+        return made if plan is None else [*made, plan]
+
+    def _plan(self) -> torch.Tensor | None:
+        handle = None if self._planned is None else self._planned.handle
+        return None if handle is None else handle._plan
+
+    @property
+    def host_counts(self) -> HostCounts | None:
+        """Counts of the round, if the host has waited for them."""
+        return None if self._planned is None else self._planned.counts
+
+    def _site(self) -> dict[str, Any]:
+        return {} if self._planned is None else self._planned.site()
 
     def of_expert(self, expert: int) -> torch.Tensor:
         """The tokens of local expert `expert`: a view, or a copy in the indexed layout.
@@ -110,11 +231,32 @@ class Received(moe.Received):
         return super().of_expert(expert)
 
     def scales_of_expert(self, expert: int) -> torch.Tensor:
-        """The scales of the tokens of local expert `expert`: as `of_expert`, waiting alike."""
+        """The scales of the tokens of local expert `expert`: waits as `of_expert` does."""
+        scales = self.scales
+        if scales is not None and scales.ndim == 3:
+            return scales[expert, : int(self.expert_counts[expert])]
         return super().scales_of_expert(expert)
 
+    def _rows_of(self, expert: int) -> Any:
+        if self._all_to_all.layout == "dense":
+            raise ConfigurationError(
+                f"tokens of local expert {expert}: rows of the dense layout stand by source; find "
+                "them by ids"
+            )
+        return super()._rows_of(expert)
+
+    def _need_dense(self, what: str) -> None:
+        if (layout := self._all_to_all.layout) != "dense":
+            raise ConfigurationError(f"{what} of layout={layout!r}: only 'dense' has them")
+
+    def _refuse_dense(self, what: str, instead: str) -> None:
+        if self._all_to_all.layout == "dense":
+            raise ConfigurationError(
+                f"{what} of layout='dense': rows stand by source; use {instead}"
+            )
+
     def copies_sent(self) -> tuple[int, int]:
-        """Not to be had: rows are counted on the device alone.
+        """Not available: rows are counted on the device alone.
 
         Raises:
             ConfigurationError: always.
@@ -122,10 +264,10 @@ class Received(moe.Received):
         raise ConfigurationError("rows sent are not counted on a device")
 
     def release(self) -> None:
-        """Give the buffers back; the round is over. Once is enough.
+        """Release the channel; the round is over. Once is enough.
 
-        A round that was not combined is ended at its sources too: every rank makes this call then,
-        in place of combine.
+        Without a combine, it ends the round at its sources too: every rank makes this call then, in
+        place of combine.
         """
         if self._released:
             return
@@ -136,73 +278,27 @@ class Received(moe.Received):
                 all_to_all._operate("moe_release", self.round, None)
             else:
                 all_to_all._launcher.release(self.round)
-        elif not self._sent._here:
+        elif self._sent is not True and not self._sent._here:
             self._sent.recv()
-        self._released, self._tokens, self._scales = True, None, None
-        # That names this round in turn: memory would wait for the garbage collector.
-        self._sent = None
+        # A combine refers to this round: the cycle would keep memory until garbage collection.
+        self._released, self._arrived, self._heap_rows, self._sent = True, None, None, None
         all_to_all._busy[self.round] = False
 
     def _own_tokens(self) -> torch.Tensor:
         return self._tokens
 
-    def _alive(self) -> None:
+    def _by_expert(self, rows: torch.Tensor, what: str) -> torch.Tensor:
+        capacity = self._all_to_all.expert_capacity
+        if capacity is None:
+            layout = self._all_to_all.layout
+            raise ConfigurationError(f"{what} in layout={layout!r}: pass layout='padded'")
+        # Ranks with one expert fewer than others have unused positions at the end.
+        experts = len(self._all_to_all.local_experts)
+        return rows[: experts * capacity].view(experts, capacity, rows.shape[-1])
+
+    def _alive(self) -> Arrived | Outputs:  # type: ignore[override]
+        """Received tensors, until the round is released."""
         self._all_to_all._open()
-        if self._released:
+        if self._arrived is None:
             raise StageError("the round has been released")
-
-
-class Combine(moe.Combine):
-    """A round whose answers are on their way."""
-
-    _all_to_all: AllToAll
-    _received: Received
-
-    def __init__(
-        self, all_to_all: AllToAll, received: Received, outputs: torch.Tensor | None
-    ) -> None:
-        super().__init__(all_to_all, received, outputs)
-        self._here = False
-
-    def recv(
-        self,
-        *,
-        out: Any | None = None,
-        num_sms: int | None = None,
-        timeout: float | None = None,
-    ) -> torch.Tensor:
-        """Launch what waits for all answers and sums them; returns at once.
-
-        Args:
-            out: `[tokens, hidden]` of `output_dtype` on the device to write to; a new tensor if not
-                given.
-            num_sms: as of `AllToAll.dispatch_send`.
-            timeout: has no meaning on a device, where `skew_timeout` bounds every wait.
-
-        Returns:
-            `[tokens, hidden]` of `output_dtype`, in the order of the tokens sent. A token without
-            experts gives zeros; rows from `count` on are not written.
-        """
-        all_to_all, received = self._all_to_all, self._received
-        all_to_all._open()
-        if self._here:
-            raise StageError("this round was combined before: `recv` is called once")
-        if received._source is not None:
-            moe.refuse_out(out)
-        all_to_all._check_out(out, received.sent)
-        self._here = True
-        if received._source is not None:
-            outputs, self._outputs = self._outputs, None
-            return _gradient.combined(received, outputs, lambda: self._launch_recv(None, num_sms))
-        if torch.compiler.is_compiling():
-            combined = all_to_all._operate(
-                "moe_combine_recv", received.round, num_sms, received.sent, received._count
-            )
-            return combined if out is None else out.copy_(combined)
-        return self._launch_recv(out, num_sms)
-
-    def _launch_recv(
-        self, out: torch.Tensor | None = None, num_sms: int | None = None
-    ) -> torch.Tensor:
-        received, launcher = self._received, self._all_to_all._launcher
-        return launcher.combine_recv(received.round, received.sent, received._count, out, num_sms)
+        return self._arrived

@@ -1,4 +1,4 @@
-"""Symmetric memory as tensors, and the table that kernels find it by."""
+"""Symmetric memory as tensors, and the device table that kernels read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from weft.errors import ConfigurationError, RegionError, UnknownError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TABLE", "Field", "empty", "peer", "table"]
+__all__ = ["TABLE", "Field", "empty", "only_open", "peer", "table"]
 
 
 class Field(NamedTuple):
-    """Where a field of the table lies, in bytes."""
+    """Layout of a field of the table, in bytes."""
 
     offset: int
     #: Bytes of an element, an unsigned integer.
@@ -31,7 +31,7 @@ class Field(NamedTuple):
     count: int  # type: ignore[assignment]
 
 
-#: The table of a domain, by the names of its fields: what a Triton kernel loads from.
+#: Fields of a domain's table by name, for loads of a Triton kernel.
 TABLE: Final = {name: Field(*place) for name, *place in _native.table_fields()}
 
 
@@ -57,7 +57,7 @@ def empty(
     timeout: float = 60.0,
 ) -> torch.Tensor:
     """See `weft.symmetric_empty`."""
-    group = _only_open() if communicator is None else communicator
+    group = only_open() if communicator is None else communicator
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(size < 0 for size in sizes):
         raise ConfigurationError(f"shape is {sizes}: sizes from 0 on are needed")
@@ -108,7 +108,12 @@ def _show(owner: _Owner, address: int, elements: int, dtype: torch.dtype) -> tor
     return row[0].view(dtype)
 
 
-def _only_open() -> Communicator:
+def only_open() -> Communicator:
+    """The default communicator: the only one that is open.
+
+    Raises:
+        ConfigurationError: if there is not one open communicator.
+    """
     found = [group for group in OPEN if isinstance(group, Communicator)]
     if len(found) != 1:
         raise ConfigurationError(

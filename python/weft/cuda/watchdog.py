@@ -1,4 +1,4 @@
-"""A thread that looks for what a device recorded, since nobody waits for it."""
+"""Watchdog: a thread that polls an all-to-all for errors that its device recorded."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Watchdog"]
 
-#: Seconds between looks.
+#: Seconds between polls.
 PERIOD: Final = 0.1
 
 logger = logging.getLogger("weft.cuda")
 
 
 class Watchdog:
-    """Looks at an all-to-all until it is closed or gone, and tells the log.
+    """Polls an all-to-all until it is closed or dropped, and logs its errors.
 
-    A look that finds why the group is dead tells all ranks of it: the native module does that.
+    A poll that finds an error which ends the group poisons it at all ranks, in the native module.
     """
 
     def __init__(self, all_to_all: AllToAll) -> None:
@@ -35,13 +35,13 @@ class Watchdog:
         self._thread.start()
 
     def raise_noticed(self) -> None:
-        """Raise the first of what was found, would not be found again, and was not raised here."""
+        """Raise the oldest error that the device cleared and that was not raised yet."""
         with self._lock:
             if self._noticed:
                 raise self._noticed.pop(0)
 
     def stop(self) -> None:
-        """Look no more; returns once the thread does nothing any more."""
+        """End the thread."""
         self._stopped.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -62,5 +62,5 @@ class Watchdog:
             except WeftError as error:
                 logger.error("rank %d: %s", all_to_all.rank, error)
                 return
-            # Nothing here keeps it alive between looks.
+            # The thread does not keep it alive between polls.
             del all_to_all

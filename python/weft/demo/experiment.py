@@ -32,20 +32,20 @@ DRAWN_ROUNDS: Final = 3
 
 @dataclass(frozen=True)
 class Config:
-    """What to do."""
+    """Options of the demonstration."""
 
     ranks: int = 4
     provider: str | None = None
     #: Images per rank and round: few, as in decoding.
     batch: int = 4
-    #: How often all held-out images are classified.
+    #: Number of passes over all held-out images.
     passes: int = 10
     progress: bool = True
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What came of it."""
+    """Results of the demonstration."""
 
     ranks: int
     routes: list[str]
@@ -58,16 +58,16 @@ class Findings:
     largest_logit_difference: float
     #: Of all rounds: images sent to each expert.
     expert_load: list[int]
-    #: Tokens and answers that left their rank, without headers; and with a copy per expert.
+    #: Bytes of tokens and replies sent, without headers; and with a copy per expert.
     bytes_moved: int
     naive_bytes: int
-    #: Everything that was written, with headers and what travels beside a token.
+    #: All bytes written, with headers and metadata of tokens.
     bytes_written: int
     phases: list[PhaseTimes]
 
     @property
     def agrees(self) -> bool:
-        """Whether the ranks computed what a single process computes."""
+        """True if the ranks computed the results of a single process."""
         return (
             self.largest_logit_difference <= TOLERANCE
             and self.accuracy == self.single_process_accuracy
@@ -97,7 +97,7 @@ def run_over_ranks(
     reference = model.classify(split.test_images)
     logits = assemble(results, config, len(reference))
     correct = [predicted == split.test_digits for predicted in logits.argmax(axis=2)]
-    # A token goes out and its answer comes back, both rows of HIDDEN float32.
+    # A token and its reply are both rows of HIDDEN float32.
     row_bytes = 2 * HIDDEN * np.dtype(np.float32).itemsize
     traces = [RankTrace.from_json(result["trace"]) for result in results]
     findings = Findings(

@@ -61,7 +61,7 @@ class Model(NamedTuple):
         return ids, softmax(np.take_along_axis(scores, ids, axis=1))
 
     def expert(self, number: int, images: Floats) -> Floats:
-        """What one expert makes of images, `[n, HIDDEN]`."""
+        """Output of one expert for images, `[n, HIDDEN]`."""
         inside = np.maximum(images @ self.inner[number] + self.inner_bias[number], 0)
         result: Floats = inside @ self.outer[number] + self.outer_bias[number]
         return result

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MODEL: Final = "model.npz"
-#: Of the last so many rounds, everything is traced.
+#: Number of rounds at the end whose records are all traced.
 TRACED_ROUNDS: Final = 50
 TRACE_LIMIT: Final = 1_000_000
 

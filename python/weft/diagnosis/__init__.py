@@ -1,6 +1,6 @@
-"""What this machine has that Weft uses, what it lacks, and what that costs.
+"""Diagnosis of this machine: what Weft can use, what is missing, and the consequences.
 
-Nothing here imports torch or needs any library: what may be absent is looked for by name.
+Works without torch or any other library: optional parts are searched for by name.
 """
 
 from weft.diagnosis import cuda, efa, libraries, machine, ofi

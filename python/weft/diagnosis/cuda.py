@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["findings", "nvrtc_folders", "report"]
 
-#: What the kernels are compiled for, as a compute capability.
+#: Compute capability that the kernels are compiled for.
 KERNELS_NEED: Final = (9, 0)
 
 
 def report() -> CudaReport:
-    """What this machine has of CUDA. This initialises CUDA, but makes no context."""
+    """Findings on CUDA. Initialises CUDA without a context."""
     return _native.cuda_report(nvrtc_folders())
 
 
@@ -40,7 +40,7 @@ def nvrtc_folders() -> list[str]:
 
 
 def findings(found: CudaReport) -> list[Finding]:
-    """What follows from a report; of devices only if there are any."""
+    """Findings of a report; those on devices only if there are any."""
     devices = found["devices"]
     looks = (whole, together, shareable) if devices else ()
     return [driver(found), *(look(devices) for look in looks), nvml(found), nvrtc(found)]
@@ -62,7 +62,7 @@ def driver(found: CudaReport) -> Finding:
 
 
 def whole(devices: list[CudaDevice]) -> Finding:
-    """Whether devices are GPUs and not slices of one (MIG)."""
+    """Finding on MIG: devices that are whole GPUs, or slices of one."""
     name = "whole GPUs"
     if cut := [gpu for gpu in devices if gpu["mig_slice"] or gpu["mig_mode"]]:
         follows = (
@@ -76,16 +76,16 @@ def whole(devices: list[CudaDevice]) -> Finding:
 
 
 def together(devices: list[CudaDevice]) -> Finding:
-    """Whether devices reach each other's memory, and over NVLink."""
+    """Finding on peer access between devices, and on NVLink."""
     name = "NVLink"
     pairs = list(combinations(devices, 2))
     if not pairs:
-        return Finding(name, False, "one device", "nothing to exchange between GPUs here")
+        return Finding(name, False, "one device", "no exchange between GPUs on this machine")
     reached = [pair for pair in pairs if mutual(pair, lambda gpu: gpu["reaches"])]
     joined = [pair for pair in pairs if mutual(pair, lambda gpu: gpu["nvlink"] or [])]
     if any(gpu["nvlink"] is None for gpu in devices):
         detail = f"unknown without NVML; {share(reached, pairs)} by some way"
-        return Finding(name, False, detail, "how fast GPUs exchange tokens cannot be told")
+        return Finding(name, False, detail, "bandwidth between GPUs unknown")
     if not joined:
         detail = f"none; {share(reached, pairs)} by PCI Express" if reached else "none"
         follows = "GPUs exchange tokens slowly" if reached else "no heap spans these GPUs"
@@ -99,7 +99,7 @@ def together(devices: list[CudaDevice]) -> Finding:
 
 
 def shareable(devices: list[CudaDevice]) -> Finding:
-    """Whether device memory can be shared by file descriptor."""
+    """Finding on sharing of device memory by file descriptor."""
     name = "shared GPU memory"
     if unable := [gpu for gpu in devices if not gpu["file_descriptors"]]:
         follows = 'IPC handles share it: memory="ipc"'
@@ -108,7 +108,7 @@ def shareable(devices: list[CudaDevice]) -> Finding:
 
 
 def nvml(found: CudaReport) -> Finding:
-    """NVIDIA's management library, which tells how GPUs are connected."""
+    """Finding on NVML, NVIDIA's management library, which reports the links between GPUs."""
     if found["nvml"] is None:
         return Finding("NVML", False, found["errors"]["nvml"], "NVLink cannot be seen")
     return Finding("NVML", True, f"driver {found['nvml']}", "`weft topo` shows NVLinks")
@@ -129,19 +129,19 @@ def nvrtc(found: CudaReport) -> Finding:
 
 
 def mutual(pair: Pair, reached: Callable[[CudaDevice], list[int]]) -> bool:
-    """Whether each of two devices reaches the other."""
+    """True if each of two devices reaches the other."""
     one, other = pair
     return other["ordinal"] in reached(one) and one["ordinal"] in reached(other)
 
 
 def share(some: list[Pair], pairs: list[Pair]) -> str:
-    """How many of the pairs."""
+    """Number of pairs out of all, in words."""
     every = len(some) == len(pairs)
     return "every pair" if every else f"{len(some)} of {plural(len(pairs), 'pair')}"
 
 
 def models(devices: list[CudaDevice]) -> str:
-    """How many devices of which product."""
+    """Number of devices by product, in words."""
     counts = Counter(gpu["name"] for gpu in devices)
     return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no device"
 

@@ -33,13 +33,13 @@ class Device:
     name: str
     #: Its file below /dev/infiniband; empty if the kernel names none.
     file: str
-    #: Why the file cannot be opened; `None` if it can.
+    #: Error of opening the file; `None` if it can be opened.
     error: str | None = None
 
 
 @dataclass(frozen=True)
 class Host:
-    """What a host has of EFA."""
+    """EFA devices, drivers and limits of a host."""
 
     #: EFA interfaces on the PCI bus.
     interfaces: int
@@ -49,7 +49,7 @@ class Host:
     libfabric: OfiReport
     #: Bytes that may be locked; `None`: any number.
     locked_bytes: int | None
-    #: Whether NVIDIA's kernel driver is loaded, and whether it is the open one, which has dma-buf.
+    #: True if NVIDIA's kernel driver is loaded; `open_nvidia` if it is the open one, with dma-buf.
     nvidia: bool
     open_nvidia: bool
     #: Those of `PEER_MEMORY` that are loaded.
@@ -79,7 +79,7 @@ def look(libfabric: OfiReport, root: Path = Path("/")) -> Host:
 
 
 def findings(host: Host) -> list[Finding]:
-    """What an EFA host has and lacks; one finding on hosts that have no EFA."""
+    """Findings on EFA; one finding on hosts without EFA."""
     if not host.interfaces and not host.devices:
         follows = "on EC2: attach a network interface of type efa to an instance type that has it"
         return [Finding("EFA", False, "no EFA interface on the PCI bus", follows)]
@@ -150,7 +150,7 @@ def locked_memory(host: Host) -> Finding:
 
 
 def gpu_memory(host: Host) -> Finding:
-    """Whether the NICs reach memory of GPUs."""
+    """Finding on access of the NICs to GPU memory."""
     name = "EFA GPU memory"
     if not host.nvidia:
         return Finding(name, False, "no NVIDIA driver", "regions are in the CPU's memory only")
@@ -175,7 +175,7 @@ def huge_pages(host: Host) -> Finding:
 
 
 def is_efa(device: Path) -> bool:
-    """Whether a PCI device is an EFA interface."""
+    """True for a PCI device that is an EFA interface."""
     product = read(device / "device") or ""
     return read(device / "vendor") == AMAZON and product.startswith(EFA_PRODUCTS)
 

@@ -1,4 +1,4 @@
-"""One thing that was looked for."""
+"""Finding: a part of the machine that Weft uses, present or missing."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ __all__ = ["Finding"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked for."""
+    """Finding: a part of the machine that Weft uses, present or missing."""
 
     name: str
     found: bool
-    #: What was found, or why it was not.
+    #: Description of the part found, or the reason for its absence.
     detail: str
-    #: What can be done with it, or what its absence costs.
+    #: Use of the part, or the consequence of its absence.
     follows: str
-    #: Whether Weft cannot work at all without it.
+    #: True if Weft requires it.
     required: bool = False

@@ -100,7 +100,7 @@ def unix_sockets() -> Finding:
 
 
 def loopback() -> Finding:
-    """TCP within the host, which bootstrap uses."""
+    """TCP within the host, which the rendezvous uses."""
     with socket.socket() as listener, socket.socket() as caller:
         try:
             listener.bind(("127.0.0.1", 0))
@@ -118,14 +118,14 @@ def dev_shm() -> Finding:
     try:
         size = shutil.disk_usage("/dev/shm").total
     except OSError as error:
-        follows = "nothing for Weft; PyTorch's data loaders need it"
+        follows = "no consequence for Weft; PyTorch's data loaders need it"
         return Finding("/dev/shm", False, os.strerror(error.errno or errno.ENOENT), follows)
     follows = "Weft uses none of it; its limit does not bind regions"
     return Finding("/dev/shm", True, f"{size / GIB:.1f} GiB", follows)
 
 
 def locked_memory() -> Finding:
-    """How much memory may be pinned, as registering it with a NIC does."""
+    """Finding on the limit of pinned memory, which registration with a NIC needs."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
         return Finding("RLIMIT_MEMLOCK", True, "unlimited", "NICs can register any memory")
@@ -134,7 +134,7 @@ def locked_memory() -> Finding:
 
 
 def open_files() -> Finding:
-    """How many descriptors may be open, one for each socket and region."""
+    """Finding on the limit of open descriptors, one for each socket and region."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     detail = f"{soft:,} (at most {hard:,})"
     follows = "bounds the sockets and regions of a rank"

@@ -16,18 +16,18 @@ __all__ = ["EFA_NEEDS", "findings", "library", "report", "version"]
 PROVIDERS: Final = ("efa", "efa-direct", "tcp;ofi_rxm", "tcp", "shm", "verbs;ofi_rxm")
 #: The oldest libfabric whose provider efa Weft uses.
 EFA_NEEDS: Final = (1, 21)
-#: How a library with a provider is come by.
+#: Sources of a libfabric with a provider.
 SOURCES: Final = {
     "efa": "install EFA's software (docs/efa.md), or name its library: WEFT_LIBFABRIC",
     "verbs": "install a libfabric that is built with verbs, or name one: WEFT_LIBFABRIC",
 }
 MOST_NAMES: Final = 8
-#: From so many bytes on, a limit of parts is none.
+#: Limit of parts in bytes that stands for none.
 NO_LIMIT: Final = 2**63
 
 
 def report() -> OfiReport:
-    """What libfabric offers here. This loads the library, and opens no NIC."""
+    """Findings on libfabric. Loads the library; opens no NIC."""
     return _native.ofi_report(list(PROVIDERS))
 
 
@@ -79,7 +79,7 @@ def domains(offers: list[OfiOffer]) -> str:
 
 
 def demands(offers: list[OfiOffer]) -> str:
-    """What offers ask of Weft, which does it by itself; and GPU memory."""
+    """Requirements of domains that Weft meets by itself; and GPU memory."""
     asked = [
         ("registered sources", any(offer["registers_sources"] for offer in offers)),
         ("a receive for each arrival", any(offer["consumes_receives"] for offer in offers)),

@@ -1,4 +1,4 @@
-"""What to start."""
+"""Configuration of a launch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,28 +11,28 @@ GRACE_SECONDS: Final = 10.0
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """What to start. Raises `ValueError` when it cannot be started."""
+    """Command, ranks and options of a launch. Raises `ValueError` for an invalid one."""
 
     command: Sequence[str]
     ranks: int
-    #: Split the ranks into so many hosts that share nothing, in blocks; None means one real host.
+    #: Number of pretended hosts, in blocks of ranks, without shared memory; None: one real host.
     pretended_hosts: int | None = None
     #: Set in every rank, over the launcher's own environment.
     environment: Mapping[str, str] = field(default_factory=dict)
     #: Put the rank before each line of output; otherwise ranks inherit the launcher's streams.
     prefix: bool = True
-    #: How long the others have to end once a rank has failed or the launcher was signalled.
+    #: Time for the other ranks to end after a rank has failed or the launcher was signalled.
     grace_seconds: float = GRACE_SECONDS
 
     def __post_init__(self) -> None:
         if not self.command:
-            raise ValueError("no command: say what to start after --")
+            raise ValueError("no command: expected one after --")
         if self.ranks < 1:
-            raise ValueError(f"cannot start {self.ranks} ranks: at least 1 is needed")
+            raise ValueError(f"cannot start {self.ranks} ranks: expected at least 1")
         if self.pretended_hosts is not None and not 1 <= self.pretended_hosts <= self.ranks:
             raise ValueError(
                 f"cannot split {self.ranks} ranks into {self.pretended_hosts} hosts:"
-                f" each host needs a rank, so 1 to {self.ranks} hosts are possible"
+                f" expected 1 to {self.ranks}, a rank on each host"
             )
         if not self.grace_seconds >= 0:
-            raise ValueError(f"the grace cannot be {self.grace_seconds} seconds")
+            raise ValueError(f"grace {self.grace_seconds}: expected seconds from 0 on")

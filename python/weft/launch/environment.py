@@ -1,4 +1,4 @@
-"""What a rank finds in its environment."""
+"""Environment of the ranks of a launch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 # Meant for a group of several machines, and in the way of one on loopback with a secret of its own.
 OVERRIDDEN: Final = frozenset({"WEFT_ADVERTISE", "WEFT_BIND", "WEFT_SECRET_FILE"})
+
+#: Linux's range of ports for outgoing connections, and the default of its first port.
+PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+FIRST_EPHEMERAL: Final = 32_768
 
 
 def environments(config: LaunchConfig) -> Iterator[dict[str, str]]:
@@ -42,13 +46,15 @@ def environments(config: LaunchConfig) -> Iterator[dict[str, str]]:
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nobody listens on.
+    """A free TCP port of loopback.
 
-    From below the ports that the kernel hands to outgoing connections, so that none of those takes
-    it before the ranks listen.
+    From below the kernel's range for outgoing connections, so that none of those takes it before
+    the ranks listen.
     """
-    span = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
-    first_ephemeral = int(span.split()[0])
+    first_ephemeral = FIRST_EPHEMERAL
+    # A container may have no /proc/sys.
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        first_ephemeral = int(PORT_RANGE.read_text(encoding="ascii").split()[0])
     candidates = (
         random.sample(range(10_000, first_ephemeral), 64) if first_ephemeral > 11_000 else []
     )

@@ -1,8 +1,8 @@
-"""Kills the process groups it was told of, once its standard input ends.
+"""Guardian: kills the process groups registered with it once its standard input ends.
 
-Started by `weft.launch`, which holds the other end: that ends when the launcher does, however it
-ends. Lines are "+GROUP" to guard and "-GROUP" to forget. Run as a script, without `weft`, so that
-it stands ready within milliseconds.
+Started by `weft.launch`, which holds the other end: that end closes with the launcher, however it
+ends. Lines are "+GROUP" to register and "-GROUP" to remove. Run as a script, without `weft`, so
+that it is ready within milliseconds.
 """
 
 import contextlib

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 # How long output is still read after all ranks have ended: their groups are dead by then, so only
 # a process that left its group can hold a pipe open.
 DRAIN_SECONDS: Final = 1.0
+#: Longest wait of one call: a selector refuses much longer ones.
+LONGEST_WAIT_SECONDS: Final = 3600.0
 FORWARDED: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -126,7 +129,9 @@ class Launcher:
 
     def serve(self, deadline: float | None) -> None:
         """Serve what is ready, or wait for something to be, until the deadline."""
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        timeout = None
+        if deadline is not None and deadline < math.inf:
+            timeout = min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT_SECONDS)
         for key, _ in self.selector.select(timeout):
             key.data()
 
@@ -189,7 +194,7 @@ class Launcher:
             self.reap(rank)
 
     def say(self, message: str) -> None:
-        """Tell the user, on stderr, between the ranks' lines."""
+        """Print a message on stderr, between the ranks' lines."""
         print(f"weft run: {message}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""How ranks ended."""
+"""Outcome of a launch: exits of its ranks."""
 
 import signal
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class RankExit:
-    """How one rank ended."""
+    """Exit of one rank."""
 
     rank: int
     pid: int
@@ -41,7 +41,7 @@ class RankExit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How all ranks ended."""
+    """Exits of all ranks."""
 
     ranks: Sequence[RankExit]
     first_failure: RankExit | None

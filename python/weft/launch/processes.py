@@ -1,4 +1,4 @@
-"""Processes that do not outlive who started them."""
+"""Processes that end with the launcher."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Guardian:
         self.tell(f"+{group}\n")
 
     def release(self, group: int) -> None:
-        """Forget this process group: it is dead."""
+        """Remove this process group, which has ended."""
         self.tell(f"-{group}\n")
 
     def tell(self, line: str) -> None:
@@ -53,7 +53,7 @@ class Guardian:
 
 
 def die_with_parent() -> Callable[[], None]:
-    """What a child runs before exec, so that the kernel kills it when its parent dies."""
+    """Function for a child to run before exec: the kernel kills it when its parent dies."""
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
 
@@ -67,7 +67,7 @@ def die_with_parent() -> Callable[[], None]:
 
 
 def kill_group(group: int, number: int = signal.SIGKILL) -> None:
-    """Signal a process group, if there is still somebody in it."""
+    """Signal a process group, if it still has a process."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
 

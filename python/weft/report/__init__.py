@@ -1,4 +1,4 @@
-"""What happened in a run, for people: a trace, and a picture of its timeline."""
+"""Reports of a run: a trace, and a picture of its timeline."""
 
 from weft.report.collect import RankTrace, collect
 from weft.report.events import Arrival, Phase, RankEvents, Write

@@ -40,7 +40,7 @@ class ArrivalRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank recorded, in nanoseconds of its own monotonic clock."""
+    """Records of one rank, in nanoseconds of its own monotonic clock."""
 
     rank: int
     host: str
@@ -59,7 +59,7 @@ class RankTrace:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RankTrace:
-        """What `to_json` gave; raises `ValueError` if it is not that."""
+        """The trace of `to_json`'s result; raises `ValueError` for another value."""
         try:
             return cls(
                 int(value["rank"]),
@@ -124,7 +124,7 @@ def arrivals_of(
 
 
 def from_instant(ranks: Iterable[RankEvents], begin_ns: int) -> list[RankEvents]:
-    """What began at `begin_ns` of the group's clock or later, to look at a part of a run."""
+    """Events from `begin_ns` of the group's clock on, for a part of a run."""
     chosen = []
     for events in ranks:
         begin = begin_ns - events.clock_offset_ns

@@ -1,4 +1,4 @@
-"""What each rank recorded during a run."""
+"""Events that each rank recorded during a run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RankEvents:
 
     rank: int
     host: str
-    #: What has to be added to this rank's clock to give the clock of the whole group.
+    #: Offset to add to this rank's clock for the clock of the group.
     clock_offset_ns: int = 0
     phases: Sequence[Phase] = field(default=())
     writes: Sequence[Write] = field(default=())
@@ -92,7 +92,7 @@ def on_one_clock(ranks: Iterable[RankEvents]) -> list[RankEvents]:
 
 
 def group_times(events: RankEvents) -> Iterable[int]:
-    """When something began, on the group's clock."""
+    """Times of all events, on the group's clock."""
     for phase in events.phases:
         yield phase.begin_ns + events.clock_offset_ns
     for write in events.writes:

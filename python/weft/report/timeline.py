@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_timeline", "write_timeline"]
 
-# Told apart also by readers who do not see all colours (Okabe and Ito's palette).
+# Distinct also for colour-blind readers (Okabe and Ito's palette).
 COLOURS: Final = (
     "#0072b2",
     "#e69f00",
@@ -90,7 +90,7 @@ def draw_timeline(ranks: Iterable[RankEvents], title: str = "") -> Figure:
 
 
 def draw_writes(axes: Axes, ranks: Sequence[RankEvents], unit_ns: int) -> tuple[int, int]:
-    """Draw the writes whose arrival was observed; how many were drawn, and how many there are."""
+    """Draw the writes whose arrival was observed; the numbers of drawn and of all writes."""
     rows = {rank.rank: row for row, rank in enumerate(ranks)}
     observed = {
         (arrival.source, rank.rank, arrival.flow_id): arrival.observed_ns

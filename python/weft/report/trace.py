@@ -2,7 +2,7 @@
 
 Ranks are processes, phases are slices, and a write is an arrow from where it was submitted to where
 its arrival was observed. An arrow needs a slice at both ends, so each rank has two more tracks with
-a short mark for every submission and arrival; the length of a mark means nothing.
+a short mark of arbitrary length for every submission and arrival.
 
 The form is the Trace Event Format of the Chromium project: times are microseconds, "X" is a slice,
 "s" and "f" are the two ends of an arrow, "M" is metadata, "C" a counter.
@@ -85,7 +85,7 @@ class Flows:
                     self.observed[key] = self.observation(key, arrival.observed_ns, clock_error_ns)
 
     def observation(self, key: FlowKey, observed_ns: int, clock_error_ns: int) -> int:
-        """When a write arrived: not before it was submitted, within the error of the clocks."""
+        """Arrival time of a write: not before it was submitted, within the error of the clocks."""
         early = self.submitted[key] - observed_ns
         if early > clock_error_ns:
             raise ValueError(
@@ -96,7 +96,7 @@ class Flows:
 
 
 class FlowKey(NamedTuple):
-    """What tells a write from all others."""
+    """Key that identifies a write."""
 
     source: int
     destination: int
@@ -212,5 +212,5 @@ def track_named(rank: RankEvents, track: int, name: str) -> Iterator[Event]:
 
 
 def metadata(rank: RankEvents, name: str, track: int, details: Event) -> Event:
-    """What a process or a track is called, or where it is shown."""
+    """Metadata of a process or a track: its name or its position."""
     return {"ph": "M", "pid": rank.rank, "tid": track, "name": name, "args": details}

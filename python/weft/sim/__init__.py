@@ -1,5 +1,12 @@
-"""What runs on a network would take: the Python half of `weft sim`.
+"""Flow-level simulation: the Python half of `weft sim`.
 
-The simulator is native (`crates/predict`): scenarios go in and outcomes come out as JSON. Here are
-the specifications, the sweeps, the tables beside what was published, and the pictures.
+The simulator is native (`crates/predict`) and maps a scenario to an outcome, both as JSON.
+
+- `simulate`: runs one scenario
+- `sweep`: grids of scenarios
+- `plot`, `spans`: pictures
 """
+
+from weft.sim.sweep import simulate
+
+__all__ = ["simulate"]

@@ -1,4 +1,4 @@
-"""Pictures of simulated runs; matplotlib is imported when one is drawn."""
+"""Pictures of simulated runs; matplotlib is imported for the first one."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = [
 ]
 
 SUFFIXES: Final = (".png", ".svg")
-#: A heat map of more nodes than this cannot be read.
+#: Largest number of nodes of a heat map.
 MOST_NODES: Final = 64
-#: More ranks than this do not fit into a timeline.
+#: Largest number of ranks of a timeline.
 MOST_RANKS: Final = 32
-#: Told apart also by readers who do not see all colours (Okabe and Ito's palette).
+#: Okabe and Ito's palette, distinguishable with colour blindness.
 COLOURS: Final = (
     "#0072b2",
     "#e69f00",
@@ -46,20 +46,20 @@ COLOURS: Final = (
 )
 MARKERS: Final = "osD^vPX*"
 
-#: A line's points, by its name.
+#: Points of lines, by name.
 Series = dict[str, list[tuple[float, float]]]
 
 
 def check_target(path: Path) -> None:
-    """Whether a picture can be drawn and kept there.
+    """Check that a picture can be drawn and written to `path`.
 
     Raises:
-        ValueError: if it cannot; says what to do.
+        ValueError: if it cannot, with the remedy.
     """
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path} ends neither in {' nor in '.join(SUFFIXES)}")
+        raise ValueError(f"{path}: expected a file name that ends in {' or '.join(SUFFIXES)}")
     if not path.absolute().parent.is_dir():
-        raise ValueError(f"there is no directory {path.parent} for the picture")
+        raise ValueError(f"{path}: no directory {path.parent}; create it first")
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
             "pictures need matplotlib, which is not installed: pip install 'weft[plot]'"
@@ -67,10 +67,10 @@ def check_target(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Keep a picture; the same picture gives the same bytes."""
+    """Write a picture; equal pictures have equal bytes."""
     from matplotlib import rc_context
 
-    # Neither a date nor random names of parts.
+    # No date, and a fixed salt of names.
     dated = {"Date": None} if path.suffix == ".svg" else {"Software": None}
     with rc_context({"svg.hashsalt": "weft", "svg.fonttype": "path"}):
         figure.savefig(path, metadata=dated)
@@ -79,7 +79,7 @@ def save(figure: Figure, path: Path) -> None:
 def new_figure(
     columns: int = 1, width: float = 7.0, height: float = 4.2
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with axes side by side."""
+    """Figure with axes side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * columns, height), dpi=110, layout="constrained")
@@ -101,7 +101,7 @@ def lines(
     published: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     sizes: bool = False,
 ) -> None:
-    """Lines of what was simulated; what was published as hollow marks of the same colour."""
+    """Lines of simulated values; published ones as hollow markers of the same colour."""
     for index, (name, points) in enumerate(series.items()):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=4, label=name)
@@ -133,7 +133,7 @@ def lines(
 def draw_lines(
     panels: Sequence[tuple[str, str, Series]], *, y: str = "seconds", title: str = ""
 ) -> Figure:
-    """A panel for each axis of a sweep: its title, what runs along it, and the lines."""
+    """Panel for each axis of a sweep: its title, its axis, and the lines."""
     figure, axes = new_figure(len(panels))
     for each, (name, x, series) in zip(axes, panels, strict=True):
         lines(each, series, title=name, x=x, y=y, sizes=x == "bytes")
@@ -145,11 +145,11 @@ def draw_lines(
 def panels_of(
     axes: Sequence[Axis], outcomes: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, str, Series]]:
-    """The panels of a sweep: one for each swept number, with a line for all else that changes."""
+    """Panels of a sweep: one for each swept number, with a line for each algorithm."""
     numbers = [axis for axis in axes if axis.name != "algorithm" and len(axis.values) > 1]
     panels = []
     for axis in numbers:
-        # Of each other number its last value, so that a panel does not show a whole grid.
+        # The last value of every other number, so that a panel shows a slice of the grid.
         last = {other.name: other.values[-1] for other in numbers if other is not axis}
         series: Series = {}
         for outcome in outcomes:
@@ -171,7 +171,7 @@ def panels_of(
 
 
 def draw_links(links: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
-    """A heat map of links: the most flows at one time, from node (down) to node (across)."""
+    """Heat map of links: most concurrent flows, from node (down) to node (across)."""
     import numpy as np
 
     total: dict[str, float] = {}
@@ -179,7 +179,7 @@ def draw_links(links: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
         for end in (link["from"], link["to"]):
             total[end] = total.get(end, 0.0) + link["bytes"]
     if len(total) > MOST_NODES:
-        # Endpoints have one neighbour, and as few flows as their switch lets through.
+        # Switches alone: endpoints have one neighbour.
         near: dict[str, set[str]] = {}
         for link in links:
             near.setdefault(link["from"], set()).add(link["to"])
@@ -204,19 +204,19 @@ def draw_links(links: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
     axes.set_xlabel("to")
     axes.set_ylabel("from")
     axes.set_title(title, fontsize=10)
-    figure.colorbar(image, ax=axes, label="most flows at one time", shrink=0.8)
+    figure.colorbar(image, ax=axes, label="most concurrent flows", shrink=0.8)
     return figure
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Names in the order in which people count: `u2` before `u10`."""
+    """Sort key of names with numbers: `u2` before `u10`."""
     import re
 
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def draw_timeline(trace: Mapping[str, Any], name: str, title: str) -> Figure:
-    """What each of the first ranks did when."""
+    """Timeline of the first ranks."""
     from weft.report.timeline import draw_timeline as draw
     from weft.sim.spans import rank_events
 
@@ -226,7 +226,7 @@ def draw_timeline(trace: Mapping[str, Any], name: str, title: str) -> Figure:
 def draw_bars(
     groups: Sequence[str], bars: Mapping[str, Sequence[float | None]], *, title: str, y: str
 ) -> Figure:
-    """Groups of bars side by side; a bar without a value is left out."""
+    """Groups of bars side by side, without the bars of missing values."""
     figure, (axes,) = new_figure(1, max(7.0, 0.55 * len(groups) * len(bars) + 2))
     width = 0.8 / len(bars)
     for index, (name, values) in enumerate(bars.items()):

@@ -1,4 +1,4 @@
-"""What a simulated run recorded, as events of ranks: for pictures."""
+"""Spans of a simulated run as events of ranks, for timelines."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 __all__ = ["rank_events"]
 
-#: A process of a trace is a job and a rank of it.
+#: Bits of the rank in the process number of a trace; the job is above them.
 RANK_BITS: Final = 24
 NS_PER_US: Final = 1000
 
 
 def rank_events(trace: Mapping[str, Any], name: str) -> list[RankEvents]:
-    """The spans of a trace of the simulator, rank by rank; where a host stands there is `name`.
+    """Spans of a simulator's trace, rank by rank, with `name` in place of the host.
 
-    Ranks of further jobs on the same network have numbers of their own, and the job beside them.
+    Ranks of further jobs on the same network have numbers of their own and `job N` as host.
     """
     phases: defaultdict[int, list[Phase]] = defaultdict(list)
     for event in trace["traceEvents"]:

@@ -1,4 +1,4 @@
-"""Runs of the simulator: one, or one for each point of a grid."""
+"""Runs of the simulator: one scenario, or one for each point of a grid."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from weft import _native
-from weft.cli.progress import Progress
 from weft.units import parse_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["Axis", "Point", "parse_axes", "run_points", "simulate"]
+__all__ = ["STEPS", "SWEPT", "Axis", "Point", "parse_axes", "points", "run_points", "simulate"]
 
-#: A run's share is counted in so many steps.
+#: Steps of progress of one run.
 STEPS: Final = 1000
-#: What may be swept, and whether it is a size.
+#: Axes of sweeps; true if the values are sizes in bytes.
 SWEPT: Final = {"bytes": True, "ranks": False, "tokens": False, "seed": False}
 
 
 class Axis(NamedTuple):
-    """What changes from run to run."""
+    """Parameter that differs between the runs of a grid, and its values."""
 
     name: str
     values: list[Any]
@@ -31,7 +30,7 @@ class Axis(NamedTuple):
 class Point(NamedTuple):
     """One run of a grid."""
 
-    #: The values of the axes, by name.
+    #: Values of the axes by name.
     at: dict[str, Any]
     spec: dict[str, Any]
 
@@ -39,11 +38,15 @@ class Point(NamedTuple):
 def simulate(
     spec: Mapping[str, Any], progress: Callable[[float, str], bool] | None = None
 ) -> dict[str, Any]:
-    """Run a scenario.
+    """Run a scenario; the outcome as JSON values.
+
+    Args:
+        spec: the scenario, as in docs/simulator.md.
+        progress: called with the share that is done and the stage; False cancels the run.
 
     Raises:
-        ConfigurationError: if it cannot be; says which field, and what it must be.
-        SimulationError: if it has no end: a deadlock, or bytes for a failed link.
+        ConfigurationError: if a field is out of range; names the field and the expected value.
+        SimulationError: if the run cannot end: a deadlock, or bytes for a failed link.
     """
     outcome: dict[str, Any] = json.loads(_native.simulate(json.dumps(spec), progress))
     return outcome
@@ -53,15 +56,16 @@ def parse_axes(texts: Iterable[str], allowed: Sequence[str]) -> list[Axis]:
     """Axes from `bytes=1KiB..256MiB` and the like.
 
     Raises:
-        ValueError: if one is none, or is named twice.
+        ValueError: for an unknown or repeated axis.
     """
     axes: list[Axis] = []
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or name not in allowed:
-            raise ValueError(f"{text!r} is none of {', '.join(f'{each}=...' for each in allowed)}")
+            expected = ", ".join(f"{each}=..." for each in allowed)
+            raise ValueError(f"--sweep {text!r}: expected one of {expected}")
         if any(axis.name == name for axis in axes):
-            raise ValueError(f"{name} is swept twice")
+            raise ValueError(f"--sweep {name}: given twice; pass each axis once")
         axes.append(Axis(name, list(parse_range(values, sizes=SWEPT[name]))))
     return axes
 
@@ -69,22 +73,38 @@ def parse_axes(texts: Iterable[str], allowed: Sequence[str]) -> list[Axis]:
 def points(
     axes: Sequence[Axis], spec_at: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> list[Point]:
-    """The grid that axes span; without axes it is one point."""
+    """Grid spanned by axes; one point without axes."""
     grid = itertools.product(*(axis.values for axis in axes))
     places = [dict(zip((axis.name for axis in axes), values, strict=True)) for values in grid]
     return [Point(at, spec_at(at)) for at in places]
 
 
-def run_points(grid: Sequence[Point], *, label: str, progress: bool) -> list[dict[str, Any]]:
-    """Run every point; the outcomes, each with `at`, where on the grid it is."""
+def run_points(grid: Sequence[Point], advance: Callable[[int], None]) -> list[dict[str, Any]]:
+    """Run every point; the outcomes, each with its values of the axes as `at`.
+
+    Args:
+        grid: the points.
+        advance: called with steps of progress, `STEPS` for each point in all.
+    """
     outcomes = []
-    with Progress(label, STEPS * len(grid), enabled=progress) as bar:
-        for number, point in enumerate(grid):
-
-            def tell(share: float, _: str, before: int = number * STEPS) -> bool:
-                bar.advance(max(0, before + int(share * STEPS) - bar.done))
-                return True
-
-            outcomes.append({"at": point.at, **simulate(point.spec, tell)})
-            bar.advance((number + 1) * STEPS - bar.done)
+    for point in grid:
+        progress = Steps(advance)
+        outcomes.append({"at": point.at, **simulate(point.spec, progress)})
+        progress(1.0, "done")
     return outcomes
+
+
+class Steps:
+    """Progress of one run in whole steps."""
+
+    def __init__(self, advance: Callable[[int], None]) -> None:
+        self.advance = advance
+        self.done = 0
+
+    def __call__(self, share: float, _stage: str) -> bool:
+        """Advance to a share of the run."""
+        done = int(share * STEPS)
+        if done > self.done:
+            self.advance(done - self.done)
+            self.done = done
+        return True

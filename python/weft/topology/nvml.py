@@ -1,4 +1,4 @@
-"""What NVML says of GPUs and their NVLinks, where it is present."""
+"""GPUs and their NVLinks, as NVML reports them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.diagnosis.libraries import load
 
 __all__ = ["nvml_gpus"]
 
-#: `NVML_NVLINK_MAX_LINKS`, of the newest NVML that we know.
+#: `NVML_NVLINK_MAX_LINKS` of the newest supported NVML.
 MOST_LINKS: Final = 18
 SUCCESS: Final = 0
 ENABLED: Final = 1

@@ -16,7 +16,7 @@ DRAWN: Final = 64
 
 
 def draw_bigraph(report: dict[str, Any], *paths: Path) -> None:
-    """Draw what the native module reports of a BiGraph, to files of the kinds that their names say.
+    """Draw the native module's report on a BiGraph, to files of the kinds that their names end in.
 
     `ModuleNotFoundError` without matplotlib: `pip install 'weft[plot]'`.
     """

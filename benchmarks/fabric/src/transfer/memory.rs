@@ -1,4 +1,4 @@
-//! The bare operations of shared memory: a copy into the peer's mapping and a flag, or the flag alone.
+//! Bare operations of shared memory: a copy into the peer's mapping and a flag, or the flag alone.
 
 use super::{Pattern, Side};
 use crate::Outcome;
@@ -8,14 +8,13 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use weft_control::Control;
-use weft_fabric::Region;
-use weft_fabric::memory::Memory;
+use weft_fabric::{Memory, Region};
 
-/// Bytes of the flags of one rank: one for messages, one for acknowledgements, a line each.
+/// Bytes of the flags of one rank: one for messages, one for acknowledgements, a cache line each.
 const FLAGS: usize = 256;
 const ACKNOWLEDGED: usize = 128;
 
-/// The sides, over mappings of the same memory that Weft writes.
+/// Implementations over mappings of the same memory that Weft writes.
 pub fn open(control: &Control, source: &Region, inbox: &Region) -> Outcome<Vec<Box<dyn Side>>> {
     let mut sides: Vec<Box<dyn Side>> = Vec::new();
     for bytes in [true, false] {
@@ -36,7 +35,7 @@ pub fn open(control: &Control, source: &Region, inbox: &Region) -> Outcome<Vec<B
     Ok(sides)
 }
 
-/// Maps the peer's flags and inbox, which its process names by its descriptors.
+/// Maps the peer's flags and inbox by the descriptors of its process.
 fn exchange(control: &Control, flags: &Memory, inbox: &Memory) -> Outcome<(Memory, Memory)> {
     let number = |memory: &Memory| -> Outcome<i32> {
         Ok(memory.descriptor().ok_or("the memory has no descriptor")?.as_raw_fd())
@@ -56,13 +55,13 @@ fn exchange(control: &Control, flags: &Memory, inbox: &Memory) -> Outcome<(Memor
 }
 
 struct Bare {
-    /// Whether a message has bytes besides its flag.
+    /// True if a message has bytes besides its flag.
     bytes: bool,
     source: Arc<Memory>,
     peer_inbox: Memory,
     flags: Memory,
     peer_flags: Memory,
-    /// Flags raised, for messages, windows and meetings alike.
+    /// Number of raised flags, for messages, windows and barriers.
     sent: u64,
     received: u64,
     windows_sent: u64,
@@ -90,8 +89,8 @@ impl Side for Bare {
         self.bytes
     }
 
-    fn meet(&mut self) -> Outcome<()> {
-        // A message without bytes each way.
+    fn barrier(&mut self) -> Outcome<()> {
+        // An empty message in each direction.
         self.sent += 1;
         raise(&self.peer_flags, 0, self.sent);
         self.received += 1;
@@ -139,8 +138,8 @@ impl Side for Bare {
 
 fn word(flags: &Memory, offset: usize) -> &AtomicU64 {
     let base = flags.host().expect("shared memory is the host's").as_ptr();
-    // SAFETY: the mapping has FLAGS bytes, begins at a page, and both offsets in use are multiples of
-    // 8 inside of it; the words are only ever accessed atomically, and live as long as `flags`.
+    // SAFETY: the mapping has FLAGS bytes, begins at a page, and both offsets in use are multiples of 8
+    // inside of it; the words are only ever accessed atomically, and live as long as `flags`.
     unsafe { &*base.add(offset).cast::<AtomicU64>() }
 }
 

@@ -1,16 +1,16 @@
 //! Transfers between two processes, in two patterns.
 //!
-//! - *ping-pong*: a message goes, one of the same size comes back; one way is half of a round trip,
-//!   until the receiver has seen that all bytes are there
-//! - *stream*: messages in one direction, in windows of about 1 MiB; two windows are under way, and
-//!   the receiver acknowledges each. Throughput counts until the last acknowledgement
+//! - *ping-pong*: a message and a response of the same size; one way is half of a round trip, until the
+//!   receiver has observed all bytes
+//! - *stream*: messages in one direction, in windows of about 1 MiB; two windows are in flight, and the
+//!   receiver acknowledges each. Throughput counts until the last acknowledgement
 //!
-//! Weft and the bare operations run in the same two processes, over the same memory, in turn: each
-//! round measures every size with every side. The first round is a warm-up and not counted. Every
+//! Weft and the bare operations run in the same two processes, over the same memory, in turn: each round
+//! measures every size with every implementation. The first round is a warm-up and not counted. Every
 //! message is checked, outside of the measured time.
 //!
-//! - `side.rs`: what a side can do, and both patterns over it
-//! - `weft.rs`, `memory.rs`, `socket.rs`: the sides
+//! - `side.rs`: the trait of an implementation, and both patterns over it
+//! - `weft.rs`, `memory.rs`, `socket.rs`: the implementations
 
 mod memory;
 mod side;
@@ -19,7 +19,7 @@ mod weft;
 
 use crate::arena::{self, Slots};
 use crate::group::{join, mesh, on_processes, waiting};
-use crate::statistics::{self, Measured};
+use crate::statistics::{self, TransferSummary};
 use crate::{Outcome, Path, table};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -27,13 +27,13 @@ use side::{Batch, Side, ping_pong, stream};
 use std::time::Duration;
 use weft_fabric::{Engine, Region, RemoteRegion};
 
-/// What to measure.
+/// Options of the benchmark.
 #[derive(Args)]
 pub struct Options {
-    /// How the processes reach each other
+    /// Path between the processes
     #[arg(long, value_enum, default_value = "shm")]
     path: Path,
-    /// Rounds to measure; a median of fewer than 15 says little
+    /// Measured rounds; medians need 15 or more
     #[arg(long, default_value_t = 15)]
     rounds: usize,
     /// Bytes of a message
@@ -43,62 +43,62 @@ pub struct Options {
         default_values_t = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20]
     )]
     sizes: Vec<usize>,
-    /// Measure Weft alone, and print every sample
+    /// Samples of Weft alone, all printed
     #[arg(long)]
     samples: bool,
-    /// Take the engine for each call, as threads do that share a communicator; a progress thread, where
-    /// the provider demands one, then runs beside the caller
+    /// Engine locked for each call, as by threads that share a communicator; a progress thread, where the
+    /// provider demands one, then runs beside the caller
     #[arg(long)]
     shared: bool,
-    /// Print JSON lines
+    /// JSON lines on standard output
     #[arg(long)]
     json: bool,
 }
 
 impl Options {
-    /// Whether messages of this size are streamed: over libfabric all are, as its loop does.
+    /// True if messages of this size are streamed: over libfabric all are, as in its own benchmark.
     fn streams(&self, size: usize) -> bool {
         self.path.ofi_provider().is_some() || size >= SHORTEST_STREAMED && !self.samples
     }
 }
 
-/// Messages move in one of two patterns.
+/// Pattern of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
-    /// There and back.
+    /// Both directions in turn.
     PingPong,
     /// One direction.
     Stream,
 }
 
-/// One batch as one rank saw it.
+/// Measurement of one batch by one rank.
 #[derive(Serialize, Deserialize)]
 pub struct Sample {
-    /// How messages moved.
+    /// Pattern of the batch.
     pub pattern: Pattern,
-    /// What moved them.
+    /// Name of the implementation.
     pub side: String,
     /// Bytes of a message.
     pub bytes: usize,
-    /// Nanoseconds for each message, one way.
+    /// One-way nanoseconds of each message.
     pub one_way_ns: Vec<f64>,
-    /// Messages that arrived with wrong bytes.
+    /// Number of messages with wrong bytes.
     pub wrong: usize,
 }
 
-/// Bytes of a window of a stream, at least, and messages in it, at most.
+/// Minimum bytes of a window of a stream, and its maximum number of messages.
 const WINDOW_BYTES: usize = 1 << 20;
 const WINDOW_MESSAGES: usize = 64;
-/// A stream of smaller messages measures the cost of a message, which ping-pong shows better.
+/// Shortest streamed message: below, a stream measures the cost of a message, which ping-pong shows better.
 const SHORTEST_STREAMED: usize = 4 << 10;
-/// A busy wait: on this path nobody ever parks.
+/// Spin time of a busy wait: this path never parks.
 const SPIN: Duration = Duration::from_secs(3600);
 
-/// Measures, and shows what was found.
+/// Runs the benchmark and prints its results.
 pub fn run(options: &Options) -> Outcome<()> {
     if let Some(size) = options.sizes.iter().find(|&&s| s == 0 || s > arena::LONGEST) {
-        return Err(format!("a message of {size} bytes: choose 1 to {}", arena::LONGEST).into());
+        return Err(format!("message of {size} bytes: expected 1 to {}", arena::LONGEST).into());
     }
     let ranks = on_processes(2, || rank(options))?;
     let wrong: usize = ranks.iter().flatten().map(|sample| sample.wrong).sum();
@@ -114,7 +114,7 @@ pub fn run(options: &Options) -> Outcome<()> {
         show(options, &ranks)?;
     }
     if wrong > 0 {
-        return Err(format!("{wrong} messages arrived with wrong bytes").into());
+        return Err(format!("{wrong} messages had wrong bytes").into());
     }
     Ok(())
 }
@@ -128,19 +128,22 @@ fn show(options: &Options, ranks: &[Vec<Sample>]) -> Outcome<()> {
         return Ok(());
     }
     println!(
-        "Two processes over {}, {} rounds of every size and side in turn; progress by the caller.",
+        "Two processes over {}, {} rounds of every size and implementation in turn; progress by the caller.",
         options.path.name(),
         options.rounds
     );
     println!("`ratio` is the bare operation's time divided by Weft's, median over rounds.\n");
     print!(
         "{}",
-        table::format(&Measured::HEADERS, &measured.iter().map(Measured::row).collect::<Vec<_>>())
+        table::format(
+            &TransferSummary::HEADERS,
+            &measured.iter().map(TransferSummary::row).collect::<Vec<_>>()
+        )
     );
     Ok(())
 }
 
-/// One rank's part.
+/// Part of one rank.
 fn rank(options: &Options) -> Outcome<Vec<Sample>> {
     let communicator = join(options.path, Some(SPIN))?;
     let rank = communicator.rank();
@@ -155,7 +158,7 @@ fn rank(options: &Options) -> Outcome<Vec<Sample>> {
     let mut plan =
         Plan { rank: rank.0, source, inbox, slots: Slots::new(bytes), samples: Vec::new() };
 
-    // Every page of every mapping is touched before anything is measured.
+    // Touches every page of every mapping before the measurement.
     plan.batch(&mut weft, Pattern::PingPong, arena::LONGEST, bytes / arena::LONGEST)?;
     for side in &mut bare {
         plan.batch(side.as_mut(), Pattern::PingPong, arena::LONGEST, bytes / arena::LONGEST)?;
@@ -178,8 +181,8 @@ fn rank(options: &Options) -> Outcome<Vec<Sample>> {
     Ok(plan.samples)
 }
 
-/// The sides to compare with: none when only Weft's samples are wanted, nor over libfabric, whose loop is a
-/// program of its own (`benchmarks/peers/ofi.c`).
+/// Implementations to compare with: none for samples of Weft alone, nor over libfabric, whose loop is a
+/// separate program (`benchmarks/peers/ofi.c`).
 fn open_bare(
     options: &Options,
     control: &weft_control::Control,
@@ -193,7 +196,7 @@ fn open_bare(
     })
 }
 
-/// What both ranks do, in the same order.
+/// Plan of both ranks, in the same order.
 struct Plan {
     rank: u32,
     source: Region,
@@ -203,7 +206,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Every side once, another one first each round.
+    /// Measures each implementation once, starting with another one in each round.
     fn round(
         &mut self,
         weft: &mut weft::Weft<'_>,
@@ -226,7 +229,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Measures one side, then checks what arrived.
+    /// Measures one implementation, then checks the messages.
     fn batch(
         &mut self,
         side: &mut dyn Side,
@@ -235,12 +238,12 @@ impl Plan {
         count: usize,
     ) -> Outcome<()> {
         let batch = Batch { offsets: self.slots.take(count, size), length: size };
-        side.meet()?;
+        side.barrier()?;
         let one_way_ns = match pattern {
             Pattern::PingPong => ping_pong(side, &batch, self.rank)?,
             Pattern::Stream => stream(side, &batch, self.rank, window(size))?,
         };
-        side.meet()?;
+        side.barrier()?;
         let receives = pattern == Pattern::PingPong || self.rank == 1;
         let (inbox, source) = (self.inbox.memory(), self.source.memory());
         let checked = receives && side.carries_bytes();
@@ -255,7 +258,8 @@ impl Plan {
     }
 }
 
-/// Messages of a batch: enough to be timed, never more than slots, and tens of milliseconds at most.
+/// Messages of a batch: enough for a measurement, at most as many as slots, and tens of milliseconds at
+/// most.
 fn messages(pattern: Pattern, size: usize, region: usize) -> usize {
     let fitting = region / size.next_multiple_of(64);
     match pattern {
@@ -269,12 +273,12 @@ fn window(size: usize) -> usize {
     (WINDOW_BYTES / size).clamp(1, WINDOW_MESSAGES)
 }
 
-/// How a side waits: it spins.
-fn spinning<T>(f: impl FnOnce(&mut weft_fabric::Waiter<'_>) -> T) -> T {
+/// Runs a wait that spins.
+fn spinning<T>(f: impl FnOnce(&mut weft_fabric::WaitOptions<'_>) -> T) -> T {
     waiting(SPIN, f)
 }
 
-/// The page that takes `length` bytes at `offset` from our source to the same place of a peer's inbox.
+/// Page of `length` bytes from `offset` of our source to the same offset of a peer's inbox.
 fn page(source: &Region, inbox: RemoteRegion, offset: usize, length: usize) -> weft_fabric::Page {
     weft_fabric::Page {
         source: source.key(),
@@ -285,7 +289,7 @@ fn page(source: &Region, inbox: RemoteRegion, offset: usize, length: usize) -> w
     }
 }
 
-/// How often a write of `length` bytes raises its lane.
+/// Raises of its lane by a write of `length` bytes.
 fn parts(engine: &Engine, peer: weft_fabric::Rank, length: usize) -> u64 {
     engine.route(peer).map_or(1, |route| route.parts.count([length as u64]))
 }

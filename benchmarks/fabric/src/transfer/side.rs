@@ -1,53 +1,53 @@
-//! What a side can do, and both patterns over it.
+//! Trait of an implementation, and both patterns over it.
 
 use super::Pattern;
 use crate::Outcome;
 use std::time::Instant;
 
-/// One way of moving messages between the two ranks.
+/// Implementation of messages between the two ranks.
 pub trait Side {
-    /// As results call it.
+    /// Name in results.
     fn name(&self) -> &'static str;
 
-    /// Whether it takes part in this measurement.
+    /// True if it takes part in this measurement.
     fn moves(&self, _pattern: Pattern, _size: usize) -> bool {
         true
     }
 
-    /// Whether messages have bytes, or are flags only.
+    /// True if messages have bytes, false if they are flags alone.
     fn carries_bytes(&self) -> bool {
         true
     }
 
-    /// Both ranks have come before either goes on.
-    fn meet(&mut self) -> Outcome<()>;
+    /// Barrier of both ranks.
+    fn barrier(&mut self) -> Outcome<()>;
 
     /// Sends the bytes at `offset` of the source to the peer's inbox.
     fn send(&mut self, offset: usize, length: usize) -> Outcome<()>;
 
-    /// Returns once the next message from the peer, which goes to `offset`, is seen to be there.
+    /// Returns once the next message of the peer, to `offset`, has arrived.
     fn receive(&mut self, offset: usize, length: usize) -> Outcome<()>;
 
-    /// Sends a window of messages, once that before the last was acknowledged.
+    /// Sends a window of messages after the acknowledgement of the last but one.
     fn send_window(&mut self, offsets: &[usize], length: usize) -> Outcome<()>;
 
     /// Receives a window of messages and acknowledges it.
     fn receive_window(&mut self, offsets: &[usize], length: usize) -> Outcome<()>;
 
-    /// Returns once every window was acknowledged.
+    /// Returns once every window is acknowledged.
     fn finish_windows(&mut self) -> Outcome<()>;
 }
 
-/// Messages that are measured together.
+/// Messages of one measurement.
 pub struct Batch {
-    /// Where each goes.
+    /// Offset of each message.
     pub offsets: Vec<usize>,
-    /// Bytes of each.
+    /// Bytes of each message.
     pub length: usize,
 }
 
-/// Each message goes from rank 0 to rank 1, and back. Nanoseconds one way: half the time from one
-/// arrival to the next, on both ranks; on rank 1, whose first arrival has none before it, one less.
+/// Sends each message from rank 0 to rank 1, and back. One-way nanoseconds: half the time from one arrival
+/// to the next, on both ranks; one fewer on rank 1, whose first arrival has no predecessor.
 pub fn ping_pong(side: &mut dyn Side, batch: &Batch, rank: u32) -> Outcome<Vec<f64>> {
     let mut arrivals = Vec::with_capacity(batch.offsets.len() + 1);
     if rank == 0 {
@@ -68,7 +68,7 @@ pub fn ping_pong(side: &mut dyn Side, batch: &Batch, rank: u32) -> Outcome<Vec<f
     Ok(trips.map(|trip| trip.as_nanos() as f64 / 2.0).collect())
 }
 
-/// All messages go from rank 0 to rank 1. One figure: nanoseconds for each, all taken together.
+/// Sends all messages from rank 0 to rank 1. One figure: nanoseconds per message over all of them.
 pub fn stream(side: &mut dyn Side, batch: &Batch, rank: u32, window: usize) -> Outcome<Vec<f64>> {
     let begin = Instant::now();
     for offsets in batch.offsets.chunks(window) {

@@ -1,4 +1,4 @@
-//! The bare operations of a network: one busy-polled socket.
+//! Bare operation of a network: one busy-polled socket.
 
 use super::Side;
 use crate::Outcome;
@@ -7,10 +7,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use weft_control::Control;
-use weft_fabric::Region;
-use weft_fabric::memory::Memory;
+use weft_fabric::{Memory, Region};
 
-/// A connection to the other rank, never blocking and without delay.
+/// Nonblocking connection to the other rank, without Nagle's algorithm.
 pub struct Socket {
     stream: TcpStream,
     source: Arc<Memory>,
@@ -20,7 +19,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Both ranks call this.
+    /// Connects; called by both ranks.
     pub fn open(control: &Control, source: &Region, inbox: &Region) -> Outcome<Socket> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let mine = listener.local_addr()?.port().to_le_bytes();
@@ -73,14 +72,14 @@ impl Side for Socket {
         "one bare socket"
     }
 
-    fn meet(&mut self) -> Outcome<()> {
+    fn barrier(&mut self) -> Outcome<()> {
         self.write(&[0])?;
         self.read(&mut [0])
     }
 
     fn send(&mut self, offset: usize, length: usize) -> Outcome<()> {
         let source = self.source.clone();
-        // SAFETY: nobody ever writes to a source.
+        // SAFETY: sources are never written.
         self.write(unsafe { source.bytes(offset, length) })
     }
 

@@ -1,19 +1,18 @@
-//! Weft as a program would use it: two counters in turn, so that one round is written while the other
-//! is read; each round is waited for and credited.
+//! Weft as in a program: two counters in turn, so that one round is written while the other is read; each
+//! round is awaited and credited.
 
 use super::{Side, page, parts, spinning};
 use crate::Outcome;
 use crate::group::PATIENCE;
-use weft_fabric::shared::EngineGuard;
 use weft_fabric::{
-    Communicator, CounterId, Engine, Error, Rank, Region, RemoteRegion, RequestId, Result, Waiter,
-    clock,
+    Communicator, CounterId, Engine, EngineGuard, Error, Rank, Region, RemoteRegion, RequestId,
+    Result, WaitOptions, clock,
 };
 
 /// Counters used in turn.
-const BUFFERS: usize = 2;
+const COUNTERS: usize = 2;
 
-/// The engine, held alone or taken for each call.
+/// Access to the engine: exclusive, or locked for each call.
 enum Access<'a> {
     Held(EngineGuard<'a>),
     Shared(&'a Communicator),
@@ -52,21 +51,21 @@ impl Access<'_> {
     }
 
     fn barrier(&mut self) -> Result<()> {
-        spinning(|waiter: &mut Waiter<'_>| match self {
+        spinning(|waiter: &mut WaitOptions<'_>| match self {
             Access::Held(engine) => engine.barrier(waiter),
             Access::Shared(communicator) => communicator.barrier(waiter),
         })
     }
 }
 
-/// Counted writes toward the other rank.
+/// Counted writes to the other rank.
 pub struct Weft<'a> {
     access: Access<'a>,
     peer: Rank,
     source: Region,
     inbox: RemoteRegion,
-    counters: [CounterId; BUFFERS],
-    /// Rounds that were begun toward the peer, and that were received from it.
+    counters: [CounterId; COUNTERS],
+    /// Rounds opened toward the peer, and rounds received from it.
     sent: u64,
     received: u64,
     /// Writes whose source may still be read.
@@ -74,7 +73,7 @@ pub struct Weft<'a> {
 }
 
 impl<'a> Weft<'a> {
-    /// Both ranks call this. `shared`: the engine is taken for each call.
+    /// Shares memory and counters; called by both ranks. `shared`: the engine is locked for each call.
     pub fn open(
         communicator: &'a Communicator,
         shared: bool,
@@ -95,9 +94,9 @@ impl<'a> Weft<'a> {
         Ok(Weft { access, peer, source, inbox, counters, sent: 0, received: 0, requests })
     }
 
-    /// The counter and its round for the window of this number.
+    /// Counter and round of a window.
     fn round(&self, number: u64) -> (CounterId, u64) {
-        (self.counters[number as usize % BUFFERS], number / BUFFERS as u64)
+        (self.counters[number as usize % COUNTERS], number / COUNTERS as u64)
     }
 }
 
@@ -106,7 +105,7 @@ impl Side for Weft<'_> {
         "weft"
     }
 
-    fn meet(&mut self) -> Outcome<()> {
+    fn barrier(&mut self) -> Outcome<()> {
         for request in self.requests.drain(..) {
             self.access.wait_for_request(request)?;
         }
@@ -145,14 +144,14 @@ impl Side for Weft<'_> {
         let ((counter, _), peer) = (self.round(self.received), self.peer);
         let parts = self.access.with(|engine| parts(engine, peer, length));
         self.access.wait(counter, &[(peer, offsets.len() as u64 * parts)])?;
-        // It leaves behind the next write, or with the next wait.
+        // The credit leaves behind the next write, or with the next wait.
         self.access.with(|engine| engine.credit(peer, counter))?;
         self.received += 1;
         Ok(())
     }
 
     fn finish_windows(&mut self) -> Outcome<()> {
-        for number in self.sent.saturating_sub(BUFFERS as u64)..self.sent {
+        for number in self.sent.saturating_sub(COUNTERS as u64)..self.sent {
             let (counter, round) = self.round(number);
             self.access.wait_for_credit(counter, self.peer, round + 1)?;
         }

@@ -1,24 +1,24 @@
-//! Where paths come from: a router, or arithmetic.
+//! Paths between endpoints: by a router, or by arithmetic on a BiGraph.
 
 use crate::error::Error;
 use weft_topology::{BiGraph, EndpointId, LinkId, LinkSpec, Router};
 
-/// Finds the links between endpoints.
+/// Source of paths between endpoints.
 pub trait Paths {
-    /// The number of endpoints.
+    /// Number of endpoints.
     fn endpoints(&self) -> u32;
 
-    /// The number of links.
+    /// Number of links.
     fn links(&self) -> u32;
 
-    /// A link's name.
+    /// Name of a link.
     fn name(&self, link: LinkId) -> String;
 
-    /// A link's bytes per second, and the seconds that a byte takes to cross it.
+    /// Bandwidth of a link in bytes per second, and its latency in seconds.
     fn spec(&self, link: LinkId) -> LinkSpec;
 
-    /// Puts the links from one endpoint to another into `links`, which is emptied first. `flow` tells
-    /// connections apart where paths are chosen by a hash.
+    /// Replaces `links` by the links from one endpoint to another. `flow` distinguishes connections for
+    /// hash-based routing.
     fn path(
         &mut self,
         from: EndpointId,
@@ -57,11 +57,11 @@ impl Paths for Router {
     }
 }
 
-/// The unique paths between the halves of a BiGraph with one trunk, computed: no network is built, so the
+/// Unique paths between the halves of a BiGraph with one trunk, by arithmetic: no network is built, so that the
 /// largest can be checked.
 ///
-/// Links are numbered by themselves: the way up from each endpoint, the way down to each, and the trunks from
-/// the upper to the lower half and back. They are not those of the network.
+/// Link numbers are local to this type: uplinks of all endpoints, downlinks of all endpoints, trunks from the
+/// upper to the lower half, trunks back. They differ from those of the network.
 #[derive(Clone, Debug)]
 pub struct BiGraphPaths {
     graph: BiGraph,
@@ -69,11 +69,11 @@ pub struct BiGraphPaths {
 }
 
 impl BiGraphPaths {
-    /// The paths of that BiGraph.
+    /// Paths of a BiGraph.
     ///
     /// # Errors
-    /// If it has more trunks than one between two switches, so that paths are not unique, shares NICs among
-    /// endpoints, or has more links than can be numbered.
+    /// If it has several trunks between two switches, so that paths are not unique, shares NICs among endpoints,
+    /// or has more than 2^32 - 1 links.
     pub fn new(graph: &BiGraph) -> Result<BiGraphPaths, Error> {
         let one = |what, value: u32| match value {
             1 => Ok(()),
@@ -149,7 +149,7 @@ impl Paths for BiGraphPaths {
             let back = if one.lower { half * half } else { 0 };
             links.push(LinkId(2 * ports + back + upper.switch * half + lower.switch));
         } else if one.switch != other.switch {
-            return Err(Error::NotUnique {
+            return Err(Error::NoUniquePath {
                 from: self.graph.port_name(one),
                 to: self.graph.port_name(other),
             });

@@ -1,14 +1,18 @@
-//! What can be told without running anything, and what the outputs must hold in the end.
+//! Static checks of a schedule, and the final check of its outputs.
 
 use super::memory::{Memory, Value};
-use super::sets::Sets;
-use super::{MAX_SLOTS, MAX_VERIFIED_RANKS};
-use crate::build::MAX_RANKS;
-use crate::error::{At, Error, at_most, block, in_range};
-use crate::op::{Buffer, Collective, Op, Rank, Span};
+use super::rank_sets::RankSets;
+use crate::error::{Error, at_most, in_range};
+use crate::op::{Buffer, Collective, MAX_RANKS, Op, OpLocation, Rank, Span};
 use crate::schedule::Schedule;
 
-/// Checks what a schedule says about itself.
+/// Limit on the blocks of all outputs and scratch of a verified schedule.
+pub const MAX_SLOTS: u64 = 1 << 24;
+
+/// Limit on the ranks of a verified schedule: the vector clock of each has a word for every rank.
+pub const MAX_VERIFIED_RANKS: u64 = 1 << 14;
+
+/// Checks the numbers of ranks and blocks, and the root.
 pub(crate) fn header(schedule: &impl Schedule) -> Result<(), Error> {
     let (ranks, blocks) = (schedule.ranks(), schedule.blocks());
     in_range("the number of ranks", ranks, 1, MAX_RANKS)?;
@@ -22,19 +26,19 @@ pub(crate) fn header(schedule: &impl Schedule) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that all blocks and clocks can be kept.
+/// Checks that blocks and clocks fit in memory.
 pub(super) fn size(schedule: &impl Schedule) -> Result<(), Error> {
     at_most("ranks of a schedule to verify", schedule.ranks().into(), MAX_VERIFIED_RANKS)?;
     at_most("blocks of all outputs and scratch together", Memory::slots(schedule), MAX_SLOTS)
 }
 
 /// Checks that an operation's ranks, lanes, step and spans exist.
-pub(crate) fn operation(schedule: &impl Schedule, at: At) -> Result<(), Error> {
+pub(crate) fn operation(schedule: &impl Schedule, at: OpLocation) -> Result<(), Error> {
     let peer = |peer: Rank| {
         if peer.0 >= schedule.ranks() {
             Err(Error::Operation { at, problem: format!("there is no rank {peer}") })
         } else if peer == at.rank {
-            Err(Error::Operation { at, problem: "names the rank itself as its peer".to_owned() })
+            Err(Error::Operation { at, problem: "its peer is the rank itself".to_owned() })
         } else {
             Ok(())
         }
@@ -43,7 +47,7 @@ pub(crate) fn operation(schedule: &impl Schedule, at: At) -> Result<(), Error> {
         if value < limit {
             return Ok(());
         }
-        let problem = format!("{what} {value} of {limit}; they are numbered from 0");
+        let problem = format!("{what} {value}: expected less than {limit}");
         Err(Error::Operation { at, problem })
     };
     match at.op {
@@ -58,7 +62,7 @@ pub(crate) fn operation(schedule: &impl Schedule, at: At) -> Result<(), Error> {
             peer(from)?;
             below("lane", lane, schedule.lanes())?;
             if count == 0 {
-                let problem = "waits for no write".to_owned();
+                let problem = "its count is 0: expected at least 1".to_owned();
                 return Err(Error::Operation { at, problem });
             }
             Ok(())
@@ -73,7 +77,7 @@ pub(crate) fn operation(schedule: &impl Schedule, at: At) -> Result<(), Error> {
                 return bad(at, target, format!("overlaps its source {source}"));
             }
             if matches!(at.op, Op::Reduce { .. }) && !schedule.collective().reduces() {
-                let problem = format!("adds, which {} does not", schedule.collective());
+                let problem = format!("adds, but {} has no sums", schedule.collective());
                 return Err(Error::Operation { at, problem });
             }
             Ok(())
@@ -81,11 +85,11 @@ pub(crate) fn operation(schedule: &impl Schedule, at: At) -> Result<(), Error> {
     }
 }
 
-fn bad(at: At, span: Span, problem: String) -> Result<(), Error> {
+fn bad(at: OpLocation, span: Span, problem: String) -> Result<(), Error> {
     Err(Error::Span { at, span, problem })
 }
 
-fn inside(schedule: &impl Schedule, at: At, owner: Rank, span: Span) -> Result<(), Error> {
+fn inside(schedule: &impl Schedule, at: OpLocation, owner: Rank, span: Span) -> Result<(), Error> {
     if span.blocks == 0 {
         return bad(at, span, "is empty".to_owned());
     }
@@ -98,34 +102,35 @@ fn inside(schedule: &impl Schedule, at: At, owner: Rank, span: Span) -> Result<(
 
 fn written(
     schedule: &impl Schedule,
-    at: At,
+    at: OpLocation,
     owner: Rank,
     source: Span,
     target: Span,
 ) -> Result<(), Error> {
     inside(schedule, at, owner, target)?;
     if target.buffer == Buffer::Input {
-        return bad(at, target, "is an input, which nobody may change".to_owned());
+        return bad(at, target, "is an input, which is read-only".to_owned());
     }
     if source.blocks != target.blocks {
-        return bad(at, target, format!("is not as long as its source {source}"));
+        return bad(at, target, format!("has another length than its source {source}"));
     }
     Ok(())
 }
 
-/// Checks block `index` of the output of `rank` in the end.
+/// Checks final block `index` of the output of `rank`.
 pub(super) fn result(
     schedule: &impl Schedule,
-    sets: &Sets,
+    sets: &RankSets,
     rank: Rank,
     index: u32,
     value: Option<Value>,
 ) -> Result<(), Error> {
     let collective = schedule.collective();
-    let wrong =
-        |problem: String| Err(Error::Result { rank, block: block(Buffer::Output, index), problem });
+    let wrong = |problem: String| {
+        Err(Error::Result { rank, block: Span::block(Buffer::Output, index), problem })
+    };
     let Some(value) = value else {
-        return wrong("has not been written".to_owned());
+        return wrong("is unwritten".to_owned());
     };
     if collective.reduces() {
         return match sets.lacks(value.set, schedule.ranks()) {

@@ -1,12 +1,12 @@
-//! Lanes: which writes were posted on them, and which a wait has counted.
+//! Lanes: posted and counted writes.
 
-use super::order::Clock;
+use super::happens_before::Clock;
 use std::collections::HashMap;
 
-/// The lane of one rank at another.
+/// Lane of one rank at another.
 #[derive(Default)]
 pub(super) struct Lane {
-    /// Writes posted and not counted yet, with what their sender knew.
+    /// Posted and uncounted writes, with the clock of their sender.
     pending: Vec<(u32, Clock)>,
     counted: u32,
     waited: u32,
@@ -17,27 +17,27 @@ impl Lane {
         self.pending.push((write, clock));
     }
 
-    /// The number of writes posted.
+    /// Number of posted writes.
     pub(super) fn posted(&self) -> u32 {
         self.counted + self.pending.len() as u32
     }
 
-    /// The number of writes that waits have counted.
+    /// Number of writes counted by waits.
     pub(super) fn counted(&self) -> u32 {
         self.counted
     }
 
-    /// The last wait that counted any, by its index.
+    /// Index of the last wait that counted a write.
     pub(super) fn waited(&self) -> Option<u32> {
         (self.counted > 0).then_some(self.waited)
     }
 
-    /// The write after the first `count`, which is pending.
+    /// First write after the first `count`; it is pending.
     pub(super) fn write(&self, count: u32) -> u32 {
         self.pending[(count - self.counted) as usize].0
     }
 
-    /// Counts all that is pending, for the wait of this index.
+    /// Counts all pending writes for the wait of this index.
     pub(super) fn count(&mut self, wait: u32) -> Vec<(u32, Clock)> {
         let pending = std::mem::take(&mut self.pending);
         self.counted += pending.len() as u32;
@@ -46,12 +46,12 @@ impl Lane {
     }
 }
 
-/// All lanes that were ever used.
+/// All used lanes.
 #[derive(Default)]
 pub(super) struct Lanes(HashMap<(u32, u32, u32), Lane>);
 
 impl Lanes {
-    /// The lane number `lane` of `from` at `to`.
+    /// Lane number `lane` of `from` at `to`.
     pub(super) fn get(&mut self, to: u32, from: u32, lane: u32) -> &mut Lane {
         self.0.entry((to, from, lane)).or_default()
     }

@@ -1,22 +1,22 @@
-//! Every block of every rank: what it holds, who wrote it and who has read it since.
+//! Blocks of all ranks: value, last write, and reads since.
 
-use super::order::Use;
+use super::happens_before::BlockUse;
 use crate::op::{Buffer, Rank};
 use crate::schedule::Schedule;
 
-/// What a block holds: block `block` of the vector, summed over the ranks of a set.
+/// Value of a block: block `block` of the vector, summed over the ranks of a set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Value {
     pub(super) set: u32,
     pub(super) block: u32,
 }
 
-/// A block of an output or of scratch. Inputs are never written, so nothing is kept of them.
+/// Block of an output or of scratch. Inputs are read-only and have no slots.
 #[derive(Clone, Copy)]
 pub(super) struct Slot {
     pub(super) value: Option<Value>,
-    pub(super) writer: Option<Use>,
-    /// The latest in a chain of reads since the last write.
+    pub(super) writer: Option<BlockUse>,
+    /// Latest read since the last write, head of a linked list.
     reader: u32,
 }
 
@@ -24,15 +24,15 @@ const NONE: u32 = u32::MAX;
 
 pub(super) struct Memory {
     slots: Vec<Slot>,
-    /// Where each rank's output begins in `slots`; its scratch follows.
+    /// First slot of the output of each rank; its scratch follows.
     first: Vec<usize>,
     output: usize,
-    /// Reads, each with the one before it.
-    reads: Vec<(Use, u32)>,
+    /// Reads, each with the index of its predecessor.
+    reads: Vec<(BlockUse, u32)>,
 }
 
 impl Memory {
-    /// The slots that a schedule needs.
+    /// Number of slots of a schedule.
     pub(super) fn slots(schedule: &impl Schedule) -> u64 {
         (0..schedule.ranks())
             .map(Rank)
@@ -55,7 +55,7 @@ impl Memory {
         Memory { slots: vec![empty; total], first, output, reads: Vec::new() }
     }
 
-    fn place(&self, rank: u32, buffer: Buffer, block: u32) -> usize {
+    fn index(&self, rank: u32, buffer: Buffer, block: u32) -> usize {
         let base = match buffer {
             Buffer::Input => unreachable!("inputs have no slots"),
             Buffer::Output => 0,
@@ -65,17 +65,17 @@ impl Memory {
     }
 
     pub(super) fn slot(&self, rank: u32, buffer: Buffer, block: u32) -> &Slot {
-        &self.slots[self.place(rank, buffer, block)]
+        &self.slots[self.index(rank, buffer, block)]
     }
 
-    /// Notes that a block is read.
-    pub(super) fn read(&mut self, rank: u32, buffer: Buffer, block: u32, used: Use) {
-        let place = self.place(rank, buffer, block);
-        let slot = &mut self.slots[place];
-        if let Some((Use::Local(before), _)) = self.reads.get_mut(slot.reader as usize)
-            && let Use::Local(now) = used
+    /// Records a read of a block.
+    pub(super) fn read(&mut self, rank: u32, buffer: Buffer, block: u32, used: BlockUse) {
+        let index = self.index(rank, buffer, block);
+        let slot = &mut self.slots[index];
+        if let Some((BlockUse::Local(before), _)) = self.reads.get_mut(slot.reader as usize)
+            && let BlockUse::Local(now) = used
         {
-            // The later of two operations of one rank ends last.
+            // Of two operations of one rank, the later ends last.
             *before = now;
             return;
         }
@@ -83,14 +83,21 @@ impl Memory {
         slot.reader = self.reads.len() as u32 - 1;
     }
 
-    /// Notes that a block is written. Whoever used it before must have ended.
-    pub(super) fn write(&mut self, rank: u32, buffer: Buffer, block: u32, used: Use, value: Value) {
-        let place = self.place(rank, buffer, block);
-        self.slots[place] = Slot { value: Some(value), writer: Some(used), reader: NONE };
+    /// Records a write of a block. All earlier uses must have ended.
+    pub(super) fn write(
+        &mut self,
+        rank: u32,
+        buffer: Buffer,
+        block: u32,
+        used: BlockUse,
+        value: Value,
+    ) {
+        let index = self.index(rank, buffer, block);
+        self.slots[index] = Slot { value: Some(value), writer: Some(used), reader: NONE };
     }
 
-    /// The reads of a block since it was written, the latest first.
-    pub(super) fn readers(&self, slot: &Slot) -> impl Iterator<Item = Use> {
+    /// Reads of a block since its last write, the latest first.
+    pub(super) fn readers(&self, slot: &Slot) -> impl Iterator<Item = BlockUse> {
         let mut next = slot.reader;
         std::iter::from_fn(move || {
             let &(used, before) = self.reads.get(next as usize)?;

@@ -1,55 +1,54 @@
-//! A proof that a schedule computes its collective, whatever the order in which its writes arrive.
+//! Verification: proof that a schedule computes its collective in every order of arrival.
 //!
-//! The schedule is run once, symbolically: a block holds the set of ranks whose contributions it sums. Which
-//! operations end does not depend on the order of events, as long as every wait can only count the writes that
-//! it means, which is checked; so one run finds all waits that never end. Which uses of a block are ordered is
-//! told by vector clocks: each use of a block is compared with the last write to it and with the reads since. If
-//! all are ordered, every order of events gives the values of this run. Time is proportional to the waits times
-//! the number of ranks (the clocks), plus the blocks that are moved; memory to the blocks and the writes.
+//! The schedule is executed once, symbolically: a block holds the set of ranks whose contributions it sums. The
+//! operations that end do not depend on the order of events, as long as every wait counts its intended writes
+//! only, which is checked; so one run finds all deadlocks. Vector clocks give the happens-before order: each use
+//! of a block is compared with its last write and with the reads since. If all are ordered, every order of
+//! events yields the values of this run. Time: O(waits * ranks) for the clocks, plus the moved blocks; memory:
+//! O(blocks + writes).
+//!
+//! - `checks`: static checks of operations, and the final check of outputs
+//! - `happens_before`: vector clocks; `lanes`: posted and counted writes
+//! - `memory`: contents and uses of blocks; `rank_sets`: interned sets of ranks
 
 mod checks;
+mod happens_before;
 mod lanes;
 mod memory;
-mod order;
-mod sets;
+mod rank_sets;
 
+pub use checks::{MAX_SLOTS, MAX_VERIFIED_RANKS};
 pub(crate) use checks::{header, operation};
 
-use crate::error::{At, Error, at_most, block};
-use crate::op::{Buffer, Collective, Op, Rank, Span};
+use crate::error::{Error, at_most};
+use crate::op::{Buffer, Collective, Op, OpLocation, Rank, Span};
 use crate::schedule::Schedule;
+use happens_before::{BlockUse, Clock, HappensBefore, OpStart, PostedWrite, join};
 use lanes::{Lane, Lanes};
 use memory::{Memory, Value};
-use order::{Clock, Moment, Order, Posted, Use, join};
-use sets::Sets;
+use rank_sets::RankSets;
 use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 
-/// The most blocks, of all ranks' outputs and scratch, that a schedule to be verified may have.
-pub const MAX_SLOTS: u64 = 1 << 24;
-
-/// The most ranks of a schedule to be verified: each has a clock with a word for every other.
-pub const MAX_VERIFIED_RANKS: u64 = 1 << 14;
-
-/// The most blocks that the operations of a schedule to be verified may write, copy and add: a few lines of JSON
-/// can ask for more than anybody waits for.
+/// Limit on the blocks that the operations of a verified schedule write, copy and add: a few lines of JSON could
+/// request hours of work.
 pub const MAX_MOVES: u64 = 1 << 26;
 
-/// What was proved, and about how much.
+/// Proof of correctness, with the size of the schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
-    /// The algorithm's name.
+    /// Name of the algorithm.
     pub name: String,
-    /// The collective that is computed.
+    /// Computed collective.
     pub collective: Collective,
-    /// The number of ranks.
+    /// Number of ranks.
     pub ranks: u32,
-    /// The operations of all ranks.
+    /// Operations of all ranks.
     pub operations: u64,
-    /// The writes among them.
+    /// Writes among them.
     pub writes: u64,
-    /// The most scratch of any rank, in blocks.
+    /// Largest scratch of a rank, in blocks.
     pub scratch_blocks: u32,
 }
 
@@ -65,46 +64,46 @@ impl fmt::Display for Proof {
 }
 
 /// Proves that `schedule` computes its collective in every order of events that
-/// [`schedule`](crate::schedule) allows: every block of every output becomes what the collective says, with
-/// each contribution exactly once; nothing is read before it is written, nor overwritten while it may still
-/// be read or written; every wait ends, and counts the writes that it means.
+/// [`schedule`](crate::schedule) permits: every output block has the value defined by the collective, with each
+/// contribution exactly once; no block is read before it is written, or overwritten while it may be read or
+/// written; every wait ends, and counts its intended writes.
 ///
-/// It may refuse a schedule that would work: one that puts a block of the output where another belongs, if
-/// only for a time; one that adds a contribution twice, if only to throw it away; or one whose writes' steps
-/// do not rise along its dependencies.
+/// Some correct schedules are rejected: those that store a block of the output at another position, even
+/// temporarily; that add a contribution twice, even into an unused block; or whose steps do not increase along
+/// dependencies.
 pub fn verify(schedule: &impl Schedule) -> Result<Proof, Error> {
     checks::header(schedule)?;
     checks::size(schedule)?;
-    let mut run = Run::new(schedule);
+    let mut run = SymbolicRun::new(schedule);
     while let Some(rank) = run.ready.pop_front() {
         run.advance(rank)?;
     }
     run.finish()
 }
 
-/// One run. Ranks take turns; each goes on until it has to wait.
-struct Run<'a, S> {
+/// Symbolic execution. Ranks take turns; each advances until it has to wait.
+struct SymbolicRun<'a, S> {
     schedule: &'a S,
     next: Vec<u32>,
     clocks: Vec<Clock>,
-    /// The step that each rank's next write may belong to at the earliest.
+    /// Earliest valid step of the next write of each rank.
     steps: Vec<u32>,
     waiting: Vec<bool>,
     ready: VecDeque<u32>,
     lanes: Lanes,
     memory: Memory,
-    order: Order,
-    sets: Sets,
+    order: HappensBefore,
+    sets: RankSets,
     operations: u64,
-    /// Blocks that were written, copied or added.
+    /// Blocks written, copied or added so far.
     moves: u64,
 }
 
-impl<'a, S: Schedule> Run<'a, S> {
-    fn new(schedule: &'a S) -> Run<'a, S> {
+impl<'a, S: Schedule> SymbolicRun<'a, S> {
+    fn new(schedule: &'a S) -> SymbolicRun<'a, S> {
         let ranks = schedule.ranks();
         let zero = Rc::new(vec![0; ranks as usize]);
-        Run {
+        SymbolicRun {
             schedule,
             next: vec![0; ranks as usize],
             clocks: vec![zero; ranks as usize],
@@ -113,15 +112,15 @@ impl<'a, S: Schedule> Run<'a, S> {
             ready: (0..ranks).collect(),
             lanes: Lanes::default(),
             memory: Memory::new(schedule),
-            order: Order::default(),
-            sets: Sets::new(ranks),
+            order: HappensBefore::default(),
+            sets: RankSets::new(ranks),
             operations: 0,
             moves: 0,
         }
     }
 
-    fn at(&self, rank: u32, index: u32) -> At {
-        At { rank: Rank(rank), index, op: self.schedule.op(Rank(rank), index) }
+    fn at(&self, rank: u32, index: u32) -> OpLocation {
+        OpLocation { rank: Rank(rank), index, op: self.schedule.op(Rank(rank), index) }
     }
 
     fn advance(&mut self, rank: u32) -> Result<(), Error> {
@@ -154,7 +153,7 @@ impl<'a, S: Schedule> Run<'a, S> {
         Ok(())
     }
 
-    fn write(&mut self, at: At, source: Span, target: Span) -> Result<(), Error> {
+    fn write(&mut self, at: OpLocation, source: Span, target: Span) -> Result<(), Error> {
         let Op::Write { to, lane, step, .. } = at.op else { unreachable!("called for writes") };
         let rank = at.rank.0;
         if step < self.steps[rank as usize] {
@@ -163,30 +162,30 @@ impl<'a, S: Schedule> Run<'a, S> {
         self.steps[rank as usize] = step;
         let write = self.order.writes.len() as u32;
         for i in 0..source.blocks {
-            let value = self.read(at, source.buffer, source.first + i, Use::Source(write))?;
-            self.store(at, to.0, target.buffer, target.first + i, Use::Target(write), value)?;
+            let value = self.read(at, source.buffer, source.first + i, BlockUse::Source(write))?;
+            self.store(at, to.0, target.buffer, target.first + i, BlockUse::Target(write), value)?;
         }
-        let posted = Posted { from: rank, index: at.index, to: to.0, step, waited: None };
+        let posted = PostedWrite { from: rank, index: at.index, to: to.0, step, waited: None };
         self.order.writes.push(posted);
         let clock = &self.clocks[rank as usize];
         let lane: &mut Lane = self.lanes.get(to.0, rank, lane);
-        let moment = Moment { rank, index: at.index, clock };
+        let start = OpStart { rank, index: at.index, clock };
         if let Some(waited) = lane.waited()
-            && !moment.after(to.0, waited)
+            && !start.after(to.0, waited)
         {
             return Err(Error::Ambiguous { at: self.at(to.0, waited), write: Box::new(at) });
         }
         lane.post(write, clock.clone());
         if self.waiting[to.0 as usize] {
-            // Perhaps for this one: it looks again.
+            // Its wait may be satisfied now.
             self.waiting[to.0 as usize] = false;
             self.ready.push_back(to.0);
         }
         Ok(())
     }
 
-    /// False when the rank has to wait.
-    fn wait(&mut self, at: At, from: Rank, lane: u32, count: u32) -> Result<bool, Error> {
+    /// Executes a wait; false if the rank has to wait.
+    fn wait(&mut self, at: OpLocation, from: Rank, lane: u32, count: u32) -> Result<bool, Error> {
         let rank = at.rank.0;
         let lane = self.lanes.get(rank, from.0, lane);
         if count <= lane.counted() {
@@ -209,15 +208,21 @@ impl<'a, S: Schedule> Run<'a, S> {
         Ok(true)
     }
 
-    /// A copy, or an addition.
-    fn combine(&mut self, at: At, source: Span, target: Span, add: bool) -> Result<(), Error> {
-        let used = Use::Local(at.index);
+    /// Executes a copy, or an addition.
+    fn combine(
+        &mut self,
+        at: OpLocation,
+        source: Span,
+        target: Span,
+        add: bool,
+    ) -> Result<(), Error> {
+        let used = BlockUse::Local(at.index);
         for i in 0..source.blocks {
             let mut value = self.read(at, source.buffer, source.first + i, used)?;
             if add {
                 let sum = self.read(at, target.buffer, target.first + i, used)?;
                 if sum.block != value.block {
-                    let place = block(target.buffer, target.first + i);
+                    let place = Span::block(target.buffer, target.first + i);
                     let (found, expected) = (value.block, sum.block);
                     return Err(Error::WrongBlock { at, place, found, expected });
                 }
@@ -230,8 +235,14 @@ impl<'a, S: Schedule> Run<'a, S> {
         Ok(())
     }
 
-    /// Reads a block of the rank's own.
-    fn read(&mut self, at: At, buffer: Buffer, index: u32, used: Use) -> Result<Value, Error> {
+    /// Reads a block of the executing rank.
+    fn read(
+        &mut self,
+        at: OpLocation,
+        buffer: Buffer,
+        index: u32,
+        used: BlockUse,
+    ) -> Result<Value, Error> {
         let rank = at.rank.0;
         if buffer == Buffer::Input {
             return Ok(Value {
@@ -241,29 +252,36 @@ impl<'a, S: Schedule> Run<'a, S> {
         }
         let slot = self.memory.slot(rank, buffer, index);
         let Some(value) = slot.value else {
-            return Err(Error::Unwritten { at, block: block(buffer, index) });
+            return Err(Error::Unwritten { at, block: Span::block(buffer, index) });
         };
-        let moment = Moment { rank, index: at.index, clock: &self.clocks[rank as usize] };
+        let start = OpStart { rank, index: at.index, clock: &self.clocks[rank as usize] };
         if let Some(writer) = slot.writer
-            && !self.order.ended(writer, rank, &moment)
+            && !self.order.ended(writer, rank, &start)
         {
-            return Err(self.race(at, "reads", rank, block(buffer, index), writer, "written"));
+            return Err(self.race(
+                at,
+                "reads",
+                rank,
+                Span::block(buffer, index),
+                writer,
+                "written",
+            ));
         }
         self.memory.read(rank, buffer, index, used);
         Ok(value)
     }
 
-    /// Puts a value into a block of `owner`.
+    /// Stores a value in a block of `owner`.
     fn store(
         &mut self,
-        at: At,
+        at: OpLocation,
         owner: u32,
         buffer: Buffer,
         index: u32,
-        used: Use,
+        used: BlockUse,
         value: Value,
     ) -> Result<(), Error> {
-        let place = block(buffer, index);
+        let place = Span::block(buffer, index);
         if buffer == Buffer::Output && self.schedule.collective() != Collective::AllToAll {
             let expected = self.schedule.first_block(Rank(owner), buffer) + index;
             if expected != value.block {
@@ -272,15 +290,15 @@ impl<'a, S: Schedule> Run<'a, S> {
         }
         let rank = at.rank.0;
         let slot = self.memory.slot(owner, buffer, index);
-        let moment = Moment { rank, index: at.index, clock: &self.clocks[rank as usize] };
+        let start = OpStart { rank, index: at.index, clock: &self.clocks[rank as usize] };
         for reader in self.memory.readers(slot) {
-            // An addition reads what it writes.
-            if reader != used && !self.order.ended(reader, owner, &moment) {
+            // An addition reads its target.
+            if reader != used && !self.order.ended(reader, owner, &start) {
                 return Err(self.race(at, "overwrites", owner, place, reader, "read"));
             }
         }
         if let Some(writer) = slot.writer
-            && !self.order.ended(writer, owner, &moment)
+            && !self.order.ended(writer, owner, &start)
         {
             return Err(self.race(at, "writes", owner, place, writer, "written"));
         }
@@ -290,16 +308,16 @@ impl<'a, S: Schedule> Run<'a, S> {
 
     fn race(
         &self,
-        at: At,
+        at: OpLocation,
         use_: &'static str,
         owner: u32,
         block: Span,
-        other: Use,
+        other: BlockUse,
         done: &'static str,
     ) -> Error {
         let other = match other {
-            Use::Local(index) => self.at(owner, index),
-            Use::Source(write) | Use::Target(write) => {
+            BlockUse::Local(index) => self.at(owner, index),
+            BlockUse::Source(write) | BlockUse::Target(write) => {
                 let write = self.order.writes[write as usize];
                 self.at(write.from, write.index)
             }

@@ -1,11 +1,11 @@
-//! Schedules written by hand that use slots again, with credits and drains: none of the library's algorithms
-//! does, but somebody's may.
+//! Hand-written schedules that reuse slots, with credits and drains. No algorithm of the library does, but stored
+//! programs may.
 
 use std::collections::HashMap;
 use weft_collectives::{Collective, Op, Program, Rank, Span};
 
-/// Broadcast along a chain in `chunks` chunks through two slots: a rank copies a chunk, sends it on from the slot,
-/// and gives the slot back with a write of its own, once the slot is drained.
+/// Broadcast along a chain in `chunks` chunks through two slots: a rank copies a chunk, forwards it from the slot,
+/// and returns a credit by a write once the slot is drained.
 pub fn chain(ranks: u32, chunks: u32) -> Program {
     let last = ranks - 1;
     let slot = |chunk: u32| Span::scratch(chunk % 2, 1);
@@ -56,8 +56,8 @@ pub fn chain(ranks: u32, chunks: u32) -> Program {
     program
 }
 
-/// All-reduce: everybody sends each block to rank 0 through one slot for each rank, which rank 0 gives back with
-/// the sum of the block before; in the end the sums have come to all.
+/// All-reduce over rank 0: each rank sends its blocks through one slot at rank 0; the write of a sum to a rank is
+/// also the credit for its slot.
 pub fn star(ranks: u32, blocks: u32) -> Program {
     let mut ops: Vec<Vec<Op>> = vec![Vec::new(); ranks as usize];
     for block in 0..blocks {
@@ -92,7 +92,7 @@ pub fn star(ranks: u32, blocks: u32) -> Program {
     program
 }
 
-/// Gives each write the first step after all that its rank has waited for.
+/// Assigns to each write the first step after those of all writes that its rank has waited for.
 fn label(program: &mut Program) {
     let ranks = program.ops.len();
     let mut posted: HashMap<(u32, u32, u32), Vec<u32>> = HashMap::new();

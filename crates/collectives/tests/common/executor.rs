@@ -1,11 +1,11 @@
-//! Runs a schedule on integers, as badly as the rules allow: ranks advance, and writes are read and land, element
-//! by element, in a random order, some ranks and writes far slower than others.
+//! Executor of schedules on integers with an adversarial random order: ranks advance, and writes are read and
+//! arrive, element by element, some ranks and writes far slower than others.
 
 use super::Random;
 use weft_collectives::schedule::block_start;
 use weft_collectives::{Buffer, Collective, Op, Rank, Schedule, Span};
 
-/// A write under way: for each element where it is read, where it lands, and what was read.
+/// Write in flight: for each element its source, its target, and its value once read.
 struct Flight {
     from: usize,
     to: usize,
@@ -14,18 +14,18 @@ struct Flight {
     reluctance: u32,
 }
 
-/// An element: buffer and index.
+/// Element: buffer and index.
 type Cell = (usize, usize);
 
 pub struct Executor<'a, S> {
     schedule: &'a S,
     units: u64,
     random: Random,
-    /// For each rank, the three buffers.
+    /// The three buffers of each rank.
     memory: Vec<[Vec<i64>; 3]>,
     expected: Vec<Vec<i64>>,
     next: Vec<u32>,
-    /// What is left of the copy or addition that a rank is doing.
+    /// Remaining elements of the current copy or addition of each rank.
     doing: Vec<Vec<(Cell, Cell)>>,
     adding: Vec<bool>,
     lanes: Vec<Vec<u32>>,
@@ -75,7 +75,7 @@ impl<'a, S: Schedule> Executor<'a, S> {
         }
     }
 
-    /// Runs to the end. The error says what went wrong.
+    /// Runs to the end. The error describes the failure.
     pub fn run(mut self) -> Result<(), String> {
         loop {
             let mut able: Vec<usize> = (0..self.next.len()).filter(|&r| self.able(r)).collect();
@@ -181,7 +181,7 @@ impl<'a, S: Schedule> Executor<'a, S> {
         Ok(())
     }
 
-    /// Some elements of a write are read or land.
+    /// Reads or delivers some elements of a write.
     fn fly(&mut self, index: usize) -> Result<(), String> {
         let flight = &mut self.flights[index];
         let count = flight.elements.len();
@@ -212,7 +212,7 @@ impl<'a, S: Schedule> Executor<'a, S> {
         Ok(())
     }
 
-    /// Which element goes where.
+    /// Pairs of source and target elements.
     fn pairs(
         &self,
         from: Rank,

@@ -1,4 +1,4 @@
-//! What several tests need: schedules, randomness, a machine that runs schedules, and mutations.
+//! Helpers of the tests: schedules, a generator, an executor, and mutations.
 #![allow(dead_code)]
 
 pub mod credited;
@@ -45,7 +45,7 @@ pub fn all(ranks: u32) -> Vec<AnySchedule> {
     schedules
 }
 
-/// Small, fast, and the same everywhere (xorshift64*).
+/// Generator (xorshift64*), whose sequence the recorded mutants depend on.
 pub struct Random(u64);
 
 impl Random {

@@ -1,9 +1,9 @@
-//! Ways to spoil a schedule.
+//! Mutations of a schedule.
 
 use super::Random;
 use weft_collectives::{Buffer, Op, Program, Rank, Span};
 
-/// Changes one thing. Not every change spoils: verification and the executor have to agree which do.
+/// Applies one random change. Some keep the schedule correct: verification and the executor must agree on which.
 pub fn mutate(program: &mut Program, random: &mut Random) {
     let ranks = program.ops.len() as u32;
     let rank = random.below(ranks) as usize;
@@ -49,7 +49,7 @@ pub fn mutate(program: &mut Program, random: &mut Random) {
             op => change_spans(op, random),
         },
         9 => {
-            // A rank's writes to another on one lane, and the waits for them one after another.
+            // All writes of a rank to another on one lane, with cumulative counts of their waits.
             let mut risen = 0;
             for op in &mut program.ops[rank] {
                 if let Op::Write { to, lane, .. } = op
@@ -69,7 +69,7 @@ pub fn mutate(program: &mut Program, random: &mut Random) {
         }
         10 => program.ops[rank].retain(|op| !matches!(op, Op::Drain { .. })),
         11 => {
-            // Fewer slots.
+            // Aliased slots.
             let slots = program.scratch_blocks[rank];
             let fewer = 1 + random.below(slots.max(1));
             for owner in 0..ranks {

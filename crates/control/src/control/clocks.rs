@@ -1,25 +1,25 @@
-//! Clocks of a handle's ranks, aligned when the group connects.
+//! Clock offsets of the ranks, measured when the group connects.
 
 use super::Control;
-use crate::clock::{Offset, align};
+use crate::clock::{ClockOffset, align};
 use crate::core::Payload;
 use crate::deadline::Deadline;
 use crate::{Error, Operation, PeerStatus, Rank, Result, monotonic_ns};
 
-/// Pings to rank 0 at the start; the fastest counts.
+/// Pings to rank 0 on connect; the one with the shortest round trip counts.
 const PINGS: usize = 8;
 const CONNECTING: &str = "the other ranks to join";
 
 impl Control {
-    /// The monotonic clock ([`crate::monotonic_ns`]) of `rank` minus that of rank 0, in
-    /// nanoseconds: take it off a time of `rank` to get a time of rank 0. It was measured when the
-    /// group connected; [`Control::clock_error`] bounds how wrong it was then.
+    /// Monotonic clock ([`crate::monotonic_ns`]) of `rank` minus that of rank 0, in nanoseconds: subtract it
+    /// from a time of `rank` to get a time of rank 0. Measured when the group connected;
+    /// [`Control::clock_error`] bounds its error at that time.
     pub fn clock_offset(&self, rank: Rank) -> i64 {
         self.offset(rank).nanoseconds.saturating_sub(self.offset(Rank(0)).nanoseconds)
     }
 
-    /// By how many nanoseconds [`Control::clock_offset`] may be wrong: half the best round trip,
-    /// and nothing between ranks of one host, which share a clock.
+    /// Error bound of [`Control::clock_offset`] in nanoseconds: half the shortest round trip; 0 between ranks
+    /// of one host, which share a clock.
     pub fn clock_error(&self, rank: Rank) -> u64 {
         let host_of = |rank: Rank| self.members.get(rank.index()).map(|m| &m.host_id);
         if host_of(rank) == host_of(Rank(0)) {
@@ -28,25 +28,25 @@ impl Control {
         self.offset(rank).error.saturating_add(self.offset(Rank(0)).error)
     }
 
-    fn offset(&self, rank: Rank) -> Offset {
+    fn offset(&self, rank: Rank) -> ClockOffset {
         let member = self.members.get(rank.index());
-        let offsets = self.owner.offsets.get();
+        let offsets = self.process.offsets.get();
         member
             .zip(offsets)
             .and_then(|(member, offsets)| offsets.get(member.original_rank.index()).copied())
-            .unwrap_or(Offset::UNKNOWN)
+            .unwrap_or(ClockOffset::UNKNOWN)
     }
 
-    /// The last step of connecting: each rank measures its offset and all exchange them. When it
-    /// ends, every rank is connected to every other.
+    /// Last step of connecting: each rank measures its offset, and all exchange them. Its end implies that all
+    /// ranks are connected to each other.
     pub(super) fn align_clocks(&self, deadline: &Deadline) -> Result<()> {
-        let mut best = Offset::UNKNOWN;
+        let mut best = ClockOffset::UNKNOWN;
         if self.rank == Rank(0) {
-            best = Offset { nanoseconds: 0, error: 0 };
+            best = ClockOffset { nanoseconds: 0, error: 0 };
         } else {
             for _ in 0..PINGS {
                 match self.ping(deadline)? {
-                    Some(offset) => best = best.better(offset),
+                    Some(offset) => best = best.more_precise(offset),
                     None => break,
                 }
             }
@@ -54,8 +54,8 @@ impl Control {
         let payload = [best.nanoseconds.to_le_bytes(), best.error.to_le_bytes()].concat();
         let parts = match self.gather(Operation::Connect, Payload::Same(&payload), deadline) {
             Err(Error::Timeout { missing, waited, .. }) => {
-                let hint = "they joined but did not finish connecting: look at their errors";
-                return Err(Error::Bootstrap { missing, waited, last: None, hint });
+                let hint = "they joined but did not finish connecting: check their errors";
+                return Err(Error::Rendezvous { missing, waited, last: None, hint });
             }
             other => other?,
         };
@@ -64,18 +64,19 @@ impl Control {
             let Some((nanoseconds, error)) = part.split_first_chunk().and_then(|(n, rest)| {
                 Some((i64::from_le_bytes(*n), u64::from_le_bytes(rest.try_into().ok()?)))
             }) else {
-                let problem = "its clock measurement makes no sense".to_string();
+                let problem = "its clock measurement is malformed".to_string();
                 return Err(Error::Protocol { peer, problem });
             };
-            measured.push(Offset { nanoseconds, error });
+            measured.push(ClockOffset { nanoseconds, error });
         }
-        let _ = self.owner.offsets.set(align(&self.members, &measured));
+        let _ = self.process.offsets.set(align(&self.members, &measured));
         Ok(())
     }
 
-    /// `None` if rank 0 is gone or the time is over; the gather that follows returns the error.
-    fn ping(&self, deadline: &Deadline) -> Result<Option<Offset>> {
-        let shared = &self.owner.shared;
+    /// One ping to rank 0. `None` if rank 0 is lost or the deadline has passed; the gather that follows
+    /// returns the error.
+    fn ping(&self, deadline: &Deadline) -> Result<Option<ClockOffset>> {
+        let shared = &self.process.shared;
         shared.with(|core| core.ping(Rank(0), monotonic_ns()));
         let pong = shared.wait(deadline, CONNECTING, |core| {
             let gone = core.status(Rank(0)) != PeerStatus::Alive;
@@ -84,6 +85,6 @@ impl Control {
         })?;
         Ok(pong
             .flatten()
-            .map(|(sent, answered, received)| Offset::from_ping(sent, answered, received)))
+            .map(|(sent, responded, received)| ClockOffset::from_ping(sent, responded, received)))
     }
 }

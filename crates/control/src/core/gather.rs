@@ -1,8 +1,8 @@
-//! Collective calls: every rank gives a part and gets the parts of all.
+//! Collective calls: each rank contributes a part and receives the parts of all ranks.
 //!
-//! Calls are numbered; the first call of one rank belongs to the first of the others, and so on. Each
-//! part carries its operation, so that different calls under one number are found. A call whose wait
-//! ended early keeps its number: the same call once more continues it.
+//! Calls are matched by sequence number: the n-th call of each rank is the same collective. Each part
+//! carries its operation, so mismatched calls are detected. A call whose wait ended early keeps its
+//! number, and the same call repeated continues it.
 
 use super::{Core, PeerStatus};
 use crate::message::Message;
@@ -10,15 +10,15 @@ use crate::wire::{MAX_PAYLOAD, Malformed};
 use crate::{Error, Member, Operation, Rank, Result};
 use sha2::{Digest, Sha256};
 
-/// How many bytes of collective calls a peer may send ahead of this rank's own calls.
+/// Stored bytes of parts that a peer may send ahead of this rank's own calls.
 const MAX_AHEAD: usize = 4 * MAX_PAYLOAD;
 
-/// What this rank gives to a collective call.
+/// This rank's contribution to a collective call.
 #[derive(Clone, Copy)]
 pub(crate) enum Payload<'a> {
-    /// The same bytes to every rank.
+    /// Same bytes for every rank.
     Same(&'a [u8]),
-    /// To each rank its own, by rank.
+    /// One element for each rank, by rank.
     Each(&'a [Vec<u8>]),
 }
 
@@ -30,7 +30,7 @@ impl Payload<'_> {
         }
     }
 
-    /// SHA-256 of all parts: two calls with the same one have the same payload.
+    /// SHA-256 over all elements and their lengths; detects a repeat with another payload.
     fn digest(&self) -> [u8; 32] {
         let parts: Vec<&[u8]> = match self {
             Payload::Same(bytes) => vec![bytes],
@@ -44,7 +44,7 @@ impl Payload<'_> {
         digest.finalize().into()
     }
 
-    /// Bytes of the longest part.
+    /// Length of the longest element, in bytes.
     pub(crate) fn longest(&self) -> usize {
         match self {
             Payload::Same(bytes) => bytes.len(),
@@ -53,30 +53,30 @@ impl Payload<'_> {
     }
 }
 
-/// One rank's part of a call.
-pub(super) struct Part {
+/// Part of one rank in a call.
+pub(super) struct CallPart {
     pub operation: Operation,
     pub payload: Vec<u8>,
 }
 
-impl Part {
-    /// What it costs to store.
-    pub(super) fn weight(&self) -> usize {
+impl CallPart {
+    /// Bytes that it counts for in limits: payload and 64 bytes of overhead.
+    pub(super) fn stored_bytes(&self) -> usize {
         self.payload.len() + 64
     }
 }
 
-/// A call that this rank has begun.
-pub(super) struct Call {
+/// Call that this rank has begun.
+pub(super) struct PendingCall {
     operation: Operation,
     digest: [u8; 32],
-    /// Whether the program waits for it, or stopped waiting before it ended.
+    /// True while the program waits; false after a wait that ended early.
     waiting: bool,
 }
 
 impl Core {
-    /// Begins a collective call, or continues the same one whose wait ended early, and returns its
-    /// number. Any other call gives an unfinished one up.
+    /// Begins a collective call, or continues the same call whose wait ended early; returns its sequence
+    /// number. A different call abandons the unfinished one.
     pub(crate) fn gather(
         &mut self,
         generation: u32,
@@ -96,7 +96,7 @@ impl Core {
         let mut unfinished = group.calls.iter_mut().filter(|(_, call)| !call.waiting);
         if let Some((sequence, call)) = unfinished.find(|(_, call)| call.operation == operation) {
             if call.digest != digest {
-                return Err(Error::RepeatDiffers { operation });
+                return Err(Error::PayloadMismatch { operation });
             }
             call.waiting = true;
             return Ok(*sequence);
@@ -109,15 +109,15 @@ impl Core {
         });
         let sequence = group.next_sequence;
         group.next_sequence += 1;
-        group.calls.insert(sequence, Call { operation, digest, waiting: true });
+        group.calls.insert(sequence, PendingCall { operation, digest, waiting: true });
         let parts = group.gathers.entry(sequence).or_default();
         for (sender, part) in parts.iter() {
             if let Some(peer) = self.peers.get_mut(sender) {
-                peer.ahead = peer.ahead.saturating_sub(part.weight());
+                peer.ahead = peer.ahead.saturating_sub(part.stored_bytes());
             }
         }
         let own = group.rank_of(self.me).unwrap_or_default();
-        let part = Part { operation, payload: payload.of(own).to_vec() };
+        let part = CallPart { operation, payload: payload.of(own).to_vec() };
         group.gathers.entry(sequence).or_default().insert(self.me, part);
         let message = |payload: &[u8]| Message::Gather {
             generation,
@@ -138,7 +138,7 @@ impl Core {
         Ok(sequence)
     }
 
-    /// Whether a call has ended, and if so how.
+    /// Outcome of a call, once it has ended.
     pub(crate) fn gather_done(
         &mut self,
         generation: u32,
@@ -162,7 +162,7 @@ impl Core {
             Some((member.rank, part.operation))
         });
         if let Some((peer, theirs)) = other {
-            return Some(Err(Error::OtherCall { peer, theirs, ours }));
+            return Some(Err(Error::CallMismatch { peer, theirs, ours }));
         }
         if missing.is_empty() {
             return Some(Ok(()));
@@ -179,7 +179,7 @@ impl Core {
         }
     }
 
-    /// The ranks, in that generation, whose part has not come.
+    /// Ranks of that generation whose part has not arrived.
     pub(crate) fn gather_missing(&self, generation: u32, sequence: u64) -> Vec<Rank> {
         let Some(group) = self.groups.get(&generation) else { return Vec::new() };
         let parts = group.gathers.get(&sequence);
@@ -187,7 +187,7 @@ impl Core {
         group.members.iter().filter(|m| !here(m)).map(|m| m.rank).collect()
     }
 
-    /// The program stops waiting for a call, which stays unfinished.
+    /// Marks a call as no longer waited for; it stays unfinished.
     pub(crate) fn gather_pause(&mut self, generation: u32, sequence: u64) {
         let group = self.groups.get_mut(&generation);
         if let Some(call) = group.and_then(|group| group.calls.get_mut(&sequence)) {
@@ -195,12 +195,12 @@ impl Core {
         }
     }
 
-    pub(super) fn gathered(
+    pub(super) fn part_received(
         &mut self,
         from: Rank,
         generation: u32,
         sequence: u64,
-        part: Part,
+        part: CallPart,
     ) -> std::result::Result<(), Malformed> {
         self.known_generation(generation)?;
         if generation < self.newest {
@@ -213,7 +213,7 @@ impl Core {
         if sequence >= group.next_sequence
             && let Some(peer) = self.peers.get_mut(&from)
         {
-            peer.ahead += part.weight();
+            peer.ahead += part.stored_bytes();
             if peer.ahead > MAX_AHEAD {
                 return Err(Malformed("it is too far ahead of this rank's own calls"));
             }

@@ -1,14 +1,14 @@
-//! Ranks whose frames are delivered when a test, or a seed, decides.
+//! Collective calls of several ranks; a test or a seed decides when frames are delivered.
 
 use super::super::tests::{member, sent};
 use super::*;
 use crate::core::Action;
-use crate::member::number;
+use crate::member::number_members;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
 fn world(size: u32) -> Vec<Core> {
-    (0..size).map(|me| Core::new(Rank(me), number((0..size).map(member)))).collect()
+    (0..size).map(|me| Core::new(Rank(me), number_members((0..size).map(member)))).collect()
 }
 
 fn deliver_all(world: &mut [Core]) {
@@ -36,7 +36,7 @@ fn a_repeated_call_continues_the_unfinished_one() {
     let other = begin(&mut world[0], b"other").unwrap_err();
     assert!(other.contains("all_gather") && other.contains("the same bytes"), "{other}");
     assert_eq!(begin(&mut world[0], b"zero").unwrap(), first);
-    assert!(world[0].actions.is_empty(), "nothing is sent twice");
+    assert!(world[0].actions.is_empty(), "no part is sent twice");
     let theirs = begin(&mut world[1], b"one").unwrap();
     deliver_all(&mut world);
     for (core, sequence) in world.iter_mut().zip([first, theirs]) {
@@ -53,7 +53,7 @@ fn a_call_that_another_thread_waits_for_is_not_continued() {
 }
 
 #[test]
-fn parts_of_a_call_that_was_given_up_are_dropped() {
+fn parts_of_an_abandoned_call_are_dropped() {
     let mut world = world(2);
     let first = world[0].gather(0, BARRIER.0, BARRIER.1).unwrap();
     world[0].gather_pause(0, first);
@@ -66,7 +66,7 @@ fn parts_of_a_call_that_was_given_up_are_dropped() {
 }
 
 #[test]
-fn different_calls_are_named_at_once_also_where_a_third_rank_is_missing() {
+fn mismatched_calls_are_named_at_once_even_if_a_third_rank_is_missing() {
     let mut world = world(3);
     let zero = world[0].gather(0, Operation::AllGather, Payload::Same(b"data")).unwrap();
     let bytes = vec![b"internal".to_vec(); 3];
@@ -77,7 +77,7 @@ fn different_calls_are_named_at_once_also_where_a_third_rank_is_missing() {
         [(0, zero, Rank(1), share, gather), (1, one, Rank(0), gather, share)]
     {
         let error = world[me].gather_done(0, sequence).unwrap().unwrap_err();
-        let Error::OtherCall { peer: named, theirs: other, ours: own } = error else {
+        let Error::CallMismatch { peer: named, theirs: other, ours: own } = error else {
             panic!("{error:?}")
         };
         assert_eq!((named, other, own), (peer, theirs, ours));
@@ -85,7 +85,7 @@ fn different_calls_are_named_at_once_also_where_a_third_rank_is_missing() {
 }
 
 #[test]
-fn the_bytes_of_an_exchange_go_to_the_rank_they_are_for_only() {
+fn an_exchange_sends_each_element_to_its_rank_only() {
     let mut world = world(3);
     let to_each = [b"zero".to_vec(), b"one".to_vec(), b"two".to_vec()];
     world[0].gather(0, Operation::Exchange, Payload::Each(&to_each)).unwrap();
@@ -103,7 +103,7 @@ fn the_bytes_of_an_exchange_go_to_the_rank_they_are_for_only() {
     }
 }
 
-/// The calls that every rank of a random run makes, in this order.
+/// Part of a rank in a call of a random run.
 fn part(call: usize, rank: u32) -> Vec<u8> {
     vec![call as u8, rank as u8]
 }
@@ -113,8 +113,7 @@ const KINDS: [Operation; 3] = [Operation::AllGather, Operation::Barrier, Operati
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Whichever waits end early and are repeated, and whichever frames come when: every call ends at
-    /// every rank with the parts of that call.
+    /// For any early ends, repeats and deliveries: every call ends at every rank with the parts of that call.
     #[test]
     fn repeated_calls_always_pair_with_the_same_call_of_the_others(
         kinds in prop::collection::vec(0usize..3, 1..6),
@@ -122,7 +121,7 @@ proptest! {
     ) {
         let mut world = world(3);
         let mut links = vec![vec![VecDeque::new(); 3]; 3];
-        // By rank: how many calls ended, and the number of the one that it waits for.
+        // By rank: number of ended calls, and sequence of the call that it waits for.
         let mut ended = [0usize; 3];
         let mut waits: [Option<u64>; 3] = [None; 3];
         let rest = (0..3 * 200).map(|n: usize| (n % 3, if n.is_multiple_of(2) { 3 } else { 0 }));

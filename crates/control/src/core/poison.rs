@@ -1,11 +1,11 @@
-//! The end of a group: its first cause wins, and every rank gets it.
+//! Poison of a group: the first cause wins and reaches every rank.
 
-use super::{Action, Core, OnLeft, OnPoison};
+use super::{Action, Core, PeerLeftCallback, PoisonCallback};
 use crate::message::Message;
 use crate::{Member, PeerStatus, Poison, Rank};
 
 impl Core {
-    /// Poisons a generation, unless it has a cause already, and sends the cause to every peer.
+    /// Poisons a generation unless it is poisoned already, and sends the cause to every peer.
     pub(crate) fn poison(&mut self, generation: u32, poison: Poison) {
         if generation < self.newest && !self.groups.contains_key(&generation) {
             return;
@@ -24,12 +24,12 @@ impl Core {
         self.groups.get(&generation).and_then(|group| group.poison.clone())
     }
 
-    /// Registers a callback, or gives it back with the poison that is there already.
+    /// Registers a callback, or returns it with the existing poison.
     pub(crate) fn on_poison(
         &mut self,
         generation: u32,
-        call: OnPoison,
-    ) -> Option<(OnPoison, Poison)> {
+        call: PoisonCallback,
+    ) -> Option<(PoisonCallback, Poison)> {
         let group = self.groups.entry(generation).or_default();
         match &group.poison {
             Some(poison) => Some((call, poison.clone())),
@@ -41,7 +41,7 @@ impl Core {
     }
 
     /// Registers a callback and returns the ranks that have left already.
-    pub(crate) fn on_left(&mut self, generation: u32, call: OnLeft) -> Vec<Rank> {
+    pub(crate) fn on_left(&mut self, generation: u32, call: PeerLeftCallback) -> Vec<Rank> {
         let group = self.groups.entry(generation).or_default();
         group.on_left.push(call);
         let left = |m: &&Member| {

@@ -1,45 +1,45 @@
-//! The agreement on the survivors, and the group that they form.
+//! Re-formation of a group by its survivors.
 //!
-//! A call has rounds. In each the survivors agree on a view, form the group, and then meet in it
-//! ([`Operation::Reform`]), so that a group is returned once all of its members have it. A loss before
-//! that, however far each of them is, poisons the group and begins the next round.
+//! A call runs view changes until one succeeds. In each, the survivors settle on a view, form the group,
+//! and confirm it by a collective call ([`Operation::Reform`]), so that a group is returned once all of its
+//! members have formed it. A loss before that poisons the new group and starts the next view change.
 
 use super::{Action, Core, Payload};
-use crate::agreement::{Agreement, Outcome, View};
 use crate::message::Message;
+use crate::view_change::{View, ViewChange, ViewOutcome};
 use crate::{Cause, Error, Member, Operation, PeerStatus, Poison, Rank, Result, member};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
-/// How far a call of `reform` is.
+/// Progress of a `reform` call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// No call is under way.
+pub(super) enum ReformPhase {
+    /// No call in progress.
     #[default]
     Idle,
-    /// The survivors agree on who is left.
+    /// View change in progress.
     Agreeing,
-    /// The group is formed here; its members wait for each other in this collective call.
+    /// Group formed here; confirmation by the collective call of this sequence number in progress.
     Confirming(u64),
 }
 
-/// A group that all of its members have formed.
-pub(crate) struct Formed {
+/// Group that all of its members have formed.
+pub(crate) struct FormedGroup {
     pub generation: u32,
     pub members: Arc<[Member]>,
-    /// Kept by the handles of this generation: while one is left, an older one cannot replace it.
+    /// Token of the handles of this generation; while one exists, older handles cannot replace the group.
     pub handle: Arc<()>,
 }
 
 impl Core {
-    /// Begins to form a new group in place of the one of `generation`, or of the newest one if no
-    /// handle was returned for that or its handle is gone.
+    /// Begins to replace the group of `generation`, or the newest group if the program holds no handle of
+    /// it.
     pub(crate) fn reform(&mut self, generation: u32) -> Result<()> {
         if self.closed || self.leaving {
             return Err(Error::Closed);
         }
-        let replaced = generation != self.newest && self.held.strong_count() > 0;
-        if replaced || self.phase != Phase::Idle {
+        let replaced = generation != self.newest && self.handle.strong_count() > 0;
+        if replaced || self.phase != ReformPhase::Idle {
             return Err(Error::Superseded);
         }
         if let Some(by) = self.excluded_by {
@@ -53,7 +53,7 @@ impl Core {
         }
     }
 
-    /// Begins a round of agreement.
+    /// Begins a view change.
     fn propose(&mut self) {
         let generation = self.newest;
         let group = self.groups.entry(generation).or_default();
@@ -67,27 +67,26 @@ impl Core {
             .filter(|rank| self.status(*rank) == PeerStatus::Alive)
             .collect();
         let proposal = generation.max(self.proposed) + 1;
-        let mut agreement = Agreement::new(self.me, alive, proposal);
+        let mut view_change = ViewChange::new(self.me, alive, proposal);
         for (peer, view) in &self.views {
             if view.generation > generation {
-                agreement.receive(*peer, view.clone());
+                view_change.receive(*peer, view.clone());
             }
         }
-        self.agreement = Some(agreement);
-        self.phase = Phase::Agreeing;
-        self.advance_agreement();
+        self.view_change = Some(view_change);
+        self.phase = ReformPhase::Agreeing;
+        self.advance_view_change();
     }
 
-    /// Waits for every member of the newest group to have formed it, or continues to wait.
+    /// Begins or continues the collective call that confirms the newest group.
     fn confirm(&mut self) -> Result<()> {
         let sequence = self.gather(self.newest, Operation::Reform, Payload::Same(&[]))?;
-        self.phase = Phase::Confirming(sequence);
+        self.phase = ReformPhase::Confirming(sequence);
         Ok(())
     }
 
-    /// Goes on with the new group as far as the messages that came allow. A loss on the way leads to
-    /// a further round of agreement.
-    pub(crate) fn reform_poll(&mut self) -> Option<Result<Formed>> {
+    /// Advances the call as far as the received messages allow. A loss starts a further view change.
+    pub(crate) fn reform_poll(&mut self) -> Option<Result<FormedGroup>> {
         loop {
             if self.closed || self.leaving {
                 return Some(Err(Error::Closed));
@@ -96,41 +95,45 @@ impl Core {
                 return Some(Err(Error::Excluded { by }));
             }
             match self.phase {
-                Phase::Idle => return Some(Err(Error::Superseded)),
-                Phase::Agreeing => match self.agreement.as_ref().map(Agreement::outcome)? {
-                    Outcome::Pending(_) => return None,
-                    Outcome::Excluded(by) => return Some(Err(Error::Excluded { by })),
-                    Outcome::Agreed(view) => {
-                        self.form(&view);
-                        // A group that is poisoned already has its next round below.
-                        if self.confirm().is_err() {
-                            self.propose();
+                ReformPhase::Idle => return Some(Err(Error::Superseded)),
+                ReformPhase::Agreeing => {
+                    match self.view_change.as_ref().map(ViewChange::outcome)? {
+                        ViewOutcome::Pending(_) => return None,
+                        ViewOutcome::Excluded(by) => return Some(Err(Error::Excluded { by })),
+                        ViewOutcome::Agreed(view) => {
+                            self.form(&view);
+                            // The group is poisoned already: next view change.
+                            if self.confirm().is_err() {
+                                self.propose();
+                            }
                         }
                     }
-                },
-                Phase::Confirming(sequence) => match self.gather_done(self.newest, sequence)? {
-                    Ok(_) => return Some(Ok(self.formed())),
-                    Err(Error::Poisoned(_) | Error::Left { .. }) => self.propose(),
-                    Err(error) => return Some(Err(error)),
-                },
+                }
+                ReformPhase::Confirming(sequence) => {
+                    match self.gather_done(self.newest, sequence)? {
+                        Ok(_) => return Some(Ok(self.formed())),
+                        Err(Error::Poisoned(_) | Error::Left { .. }) => self.propose(),
+                        Err(error) => return Some(Err(error)),
+                    }
+                }
             }
         }
     }
 
-    fn formed(&mut self) -> Formed {
+    fn formed(&mut self) -> FormedGroup {
         self.unconfirmed = false;
-        self.phase = Phase::Idle;
+        self.phase = ReformPhase::Idle;
         let handle = Arc::new(());
-        self.held = Arc::downgrade(&handle);
+        self.handle = Arc::downgrade(&handle);
         let members = self.groups.get(&self.newest).map(|group| group.members.clone());
-        Formed { generation: self.newest, members: members.unwrap_or_default(), handle }
+        FormedGroup { generation: self.newest, members: members.unwrap_or_default(), handle }
     }
 
-    /// The ranks that the new group waits for, by original rank.
+    /// Original ranks that block the call.
     pub(crate) fn reform_missing(&self) -> Vec<Rank> {
-        match (self.phase, self.agreement.as_ref().map(Agreement::outcome)) {
-            (Phase::Agreeing, Some(Outcome::Pending(missing))) => missing,
-            (Phase::Confirming(sequence), _) => {
+        match (self.phase, self.view_change.as_ref().map(ViewChange::outcome)) {
+            (ReformPhase::Agreeing, Some(ViewOutcome::Pending(missing))) => missing,
+            (ReformPhase::Confirming(sequence), _) => {
                 let members = self.groups.get(&self.newest).map(|group| &*group.members);
                 let members = members.unwrap_or_default();
                 let missing = self.gather_missing(self.newest, sequence);
@@ -141,24 +144,26 @@ impl Core {
         }
     }
 
-    /// The program stops waiting. A proposal is taken back: one that no rank stands behind must not
-    /// be agreed to later. A group that was formed here stays, for the next call to go on with.
+    /// Suspends the call. A proposed view is withdrawn, since peers must not settle on it without this
+    /// rank. A group formed here stays, and the next call continues with it.
     pub(crate) fn reform_pause(&mut self) {
-        if let Phase::Confirming(sequence) = std::mem::replace(&mut self.phase, Phase::Idle) {
+        if let ReformPhase::Confirming(sequence) =
+            std::mem::replace(&mut self.phase, ReformPhase::Idle)
+        {
             self.gather_pause(self.newest, sequence);
         }
-        if let Some(agreement) = self.agreement.take() {
-            let view = View { generation: agreement.generation(), members: BTreeSet::new() };
+        if let Some(view_change) = self.view_change.take() {
+            let view = View { generation: view_change.generation(), members: BTreeSet::new() };
             self.broadcast(&Message::View(view));
         }
     }
 
-    /// Makes what was agreed the newest group and closes the connections to all other ranks.
+    /// Makes the settled view the newest group and closes the connections to all other ranks.
     fn form(&mut self, view: &View) {
         let old = self.groups.get(&self.newest).map(|group| group.members.clone());
         let survivors = old.iter().flat_map(|members| members.iter());
         let survivors = survivors.filter(|m| view.members.contains(&m.original_rank)).cloned();
-        let members: Arc<[Member]> = member::number(survivors).into();
+        let members: Arc<[Member]> = member::number_members(survivors).into();
         for (rank, peer) in &mut self.peers {
             if !view.members.contains(rank) && peer.status == PeerStatus::Alive {
                 peer.status = PeerStatus::Lost;
@@ -169,28 +174,28 @@ impl Core {
         let before = std::mem::replace(&mut self.newest, view.generation);
         self.drop_old_messages();
         self.groups.retain(|generation, _| *generation >= before);
-        self.agreement = None;
+        self.view_change = None;
         self.unconfirmed = true;
-        self.held = Weak::new();
+        self.handle = Weak::new();
     }
 
-    /// Drops what peers sent in generations that were replaced.
+    /// Drops unreceived messages and parts of replaced generations.
     fn drop_old_messages(&mut self) {
         for (_, group) in self.groups.range_mut(..self.newest) {
-            for (from, bytes) in std::mem::take(&mut group.mail).waiting() {
+            for (from, bytes) in std::mem::take(&mut group.messages).unreceived() {
                 if let Some(peer) = self.peers.get_mut(&from) {
                     peer.queued = peer.queued.saturating_sub(bytes);
                 }
             }
             for (from, part) in group.gathers.split_off(&group.next_sequence).values().flatten() {
                 if let Some(peer) = self.peers.get_mut(from) {
-                    peer.ahead = peer.ahead.saturating_sub(part.weight());
+                    peer.ahead = peer.ahead.saturating_sub(part.stored_bytes());
                 }
             }
         }
     }
 
-    pub(super) fn viewed(&mut self, from: Rank, view: View) {
+    pub(super) fn view_received(&mut self, from: Rank, view: View) {
         if !view.members.is_empty() && !view.members.contains(&self.me) {
             self.excluded_by.get_or_insert(from);
         }
@@ -199,9 +204,9 @@ impl Core {
         } else {
             self.views.insert(from, view.clone());
         }
-        if let Some(agreement) = &mut self.agreement {
-            agreement.receive(from, view);
-            self.advance_agreement();
+        if let Some(view_change) = &mut self.view_change {
+            view_change.receive(from, view);
+            self.advance_view_change();
             return;
         }
         let Some(group) = self.groups.get(&self.newest) else { return };
@@ -212,15 +217,15 @@ impl Core {
         if view.generation == self.newest && same {
             return;
         }
-        // It agrees with others on another group, so it is no longer with this one.
+        // It takes part in a view change, so it has left this group.
         let detail = "it forms a new group".to_string();
         self.poison(self.newest, Poison { kind: Cause::Lost, rank: Some(rank), detail });
     }
 
-    pub(super) fn advance_agreement(&mut self) {
-        let Some(agreement) = &mut self.agreement else { return };
-        self.proposed = agreement.generation();
-        if let Some(view) = agreement.announcement() {
+    pub(super) fn advance_view_change(&mut self) {
+        let Some(view_change) = &mut self.view_change else { return };
+        self.proposed = view_change.generation();
+        if let Some(view) = view_change.announcement() {
             self.broadcast(&Message::View(view));
         }
     }

@@ -1,24 +1,17 @@
-//! Whole ranks, each with a program that reforms whenever its group is poisoned, on a network that
-//! exists only here. A seed decides which link delivers next, and when a rank dies, is taken for
-//! dead by another, stops waiting, or loses the handle it was given. One step is one unit of time.
+//! Ranks on a simulated network, each with a program that calls `reform` whenever its group is poisoned. A seed
+//! decides which link delivers next, and when a rank dies, is suspected by another, times out, or drops its new
+//! handle. One step is one unit of time.
 
-use super::super::Down;
+use super::super::ConnectionLoss;
 use super::super::tests::member;
 use super::*;
-use crate::member::number;
+use crate::member::number_members;
+use crate::random::SplitMix64;
 use std::collections::{BTreeMap, VecDeque};
 
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((mixed ^ (mixed >> 31)) % limit.max(1) as u64) as usize
-    }
+/// Uniform draw below `limit`, zero for an empty range.
+fn below(random: &mut SplitMix64, limit: usize) -> usize {
+    (random.bits() % limit.max(1) as u64) as usize
 }
 
 enum Packet {
@@ -27,14 +20,14 @@ enum Packet {
     Closed,
 }
 
-/// One rank and its program.
+/// Rank and its program.
 struct Process {
     core: Core,
-    /// The generation of the program's handle, and the handle.
+    /// Generation of the program's handle.
     generation: u32,
     handle: Option<Arc<()>>,
     reforming: bool,
-    /// The others go on without it.
+    /// True once the others have excluded it.
     out: bool,
     dead: bool,
 }
@@ -55,15 +48,15 @@ struct World {
     links: BTreeMap<(usize, usize), VecDeque<Packet>>,
     /// Links whose sender has closed.
     closed: BTreeSet<(usize, usize)>,
-    random: Random,
-    /// How many deaths, suspicions, timeouts and lost handles are still to come.
-    mishaps: usize,
+    random: SplitMix64,
+    /// Remaining faults: deaths, suspicions, timeouts and dropped handles.
+    faults: usize,
 }
 
 impl World {
-    fn new(size: usize, seed: u64, mishaps: usize) -> World {
+    fn new(size: usize, seed: u64, faults: usize) -> World {
         let process = |me: u32| {
-            let mut core = Core::new(Rank(me), number((0..size as u32).map(member)));
+            let mut core = Core::new(Rank(me), number_members((0..size as u32).map(member)));
             let handle = Some(core.first_handle());
             Process { core, generation: 0, handle, reforming: false, out: false, dead: false }
         };
@@ -71,12 +64,12 @@ impl World {
             processes: (0..size as u32).map(process).collect(),
             links: BTreeMap::new(),
             closed: BTreeSet::new(),
-            random: Random(seed),
-            mishaps,
+            random: SplitMix64::new(seed),
+            faults,
         }
     }
 
-    /// Moves what a rank wants to send into its links.
+    /// Moves the queued frames of a rank into its links.
     fn transmit(&mut self, from: usize) {
         for action in std::mem::take(&mut self.processes[from].core.actions) {
             let (to, packet) = match action {
@@ -98,13 +91,13 @@ impl World {
         self.links.entry((from, to)).or_default().push_back(packet);
     }
 
-    /// A rank dies: each link loses some of its last packets.
+    /// Kills a rank: each link may lose some of its last packets.
     fn kill(&mut self, rank: usize) {
         self.processes[rank].dead = true;
         for other in (0..self.processes.len()).filter(|other| *other != rank) {
             let link = self.links.entry((rank, other)).or_default();
             if !self.closed.contains(&(rank, other)) {
-                link.truncate(self.random.below(link.len() + 1));
+                link.truncate(below(&mut self.random, link.len() + 1));
             }
             self.push(rank, other, Packet::Closed);
         }
@@ -120,14 +113,14 @@ impl World {
                 core.receive(peer, message, 0).unwrap();
             }
             Packet::Closed => {
-                core.link_down(peer, Down::Closed("closed".into()));
+                core.connection_lost(peer, ConnectionLoss::Closed("closed".into()));
                 self.push(to, from, Packet::Closed);
             }
         }
         self.transmit(to);
     }
 
-    /// What the program of a rank does next. False if it has nothing to do.
+    /// Advances the program of a rank; false if it is idle.
     fn step(&mut self, rank: usize) -> bool {
         let process = &mut self.processes[rank];
         if !process.runs() {
@@ -152,9 +145,9 @@ impl World {
                 None => false,
                 Some(Ok(formed)) => {
                     process.reforming = false;
-                    if self.mishaps > 0 && self.random.below(8) == 0 {
-                        // As if what is built on the group had failed: the old handle is all there is.
-                        self.mishaps -= 1;
+                    if self.faults > 0 && below(&mut self.random, 8) == 0 {
+                        // As if a higher layer had failed: only the old handle is left.
+                        self.faults -= 1;
                         drop(formed);
                         process.core.reform(process.generation).unwrap();
                         process.reforming = true;
@@ -177,19 +170,19 @@ impl World {
         moved
     }
 
-    fn mishap(&mut self) {
-        self.mishaps -= 1;
-        let rank = self.random.below(self.processes.len());
+    fn inject_fault(&mut self) {
+        self.faults -= 1;
+        let rank = below(&mut self.random, self.processes.len());
         if !self.processes[rank].runs() {
             return;
         }
-        match self.random.below(4) {
+        match below(&mut self.random, 4) {
             0 | 1 => self.kill(rank),
             2 => {
-                let other = self.random.below(self.processes.len());
+                let other = below(&mut self.random, self.processes.len());
                 if other != rank {
-                    let down = Down::Silent("silent".into());
-                    self.processes[rank].core.link_down(Rank(other as u32), down);
+                    let down = ConnectionLoss::Silent("silent".into());
+                    self.processes[rank].core.connection_lost(Rank(other as u32), down);
                     self.transmit(rank);
                 }
             }
@@ -198,7 +191,7 @@ impl World {
                 if process.reforming {
                     process.core.reform_pause();
                     process.reforming = false;
-                    // The repeat is not a matter of poison.
+                    // The repeat does not depend on poison.
                     if process.core.reform(process.generation).is_ok() {
                         process.reforming = true;
                     }
@@ -211,23 +204,23 @@ impl World {
     fn run(&mut self, seed: u64) {
         let size = self.processes.len();
         for _ in 0..20_000 {
-            if self.mishaps > 0 && self.random.below(12) == 0 {
-                self.mishap();
+            if self.faults > 0 && below(&mut self.random, 12) == 0 {
+                self.inject_fault();
             }
             let busy: Vec<(usize, usize)> =
                 self.links.iter().filter(|(_, link)| !link.is_empty()).map(|(at, _)| *at).collect();
-            let rank = self.random.below(size);
-            if self.random.below(3) == 0 {
+            let rank = below(&mut self.random, size);
+            if below(&mut self.random, 3) == 0 {
                 self.step(rank);
-            } else if let Some((from, to)) = busy.get(self.random.below(busy.len())) {
+            } else if let Some((from, to)) = busy.get(below(&mut self.random, busy.len())) {
                 self.deliver(*from, *to);
-            } else if self.mishaps > 0 {
-                self.mishap();
+            } else if self.faults > 0 {
+                self.inject_fault();
             } else if !(0..size).any(|rank| self.step(rank)) && self.links_are_empty() {
                 return;
             }
         }
-        panic!("seed {seed}: the ranks never come to rest");
+        panic!("seed {seed}: the ranks never settle");
     }
 
     fn links_are_empty(&self) -> bool {
@@ -256,15 +249,15 @@ impl World {
 }
 
 #[test]
-fn survivors_come_to_one_group_whatever_is_lost_at_whichever_step() {
+fn survivors_form_one_group_after_any_losses_at_any_step() {
     let replay = std::env::var("WEFT_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
     let seeds = replay.map_or(0..4000, |seed| seed..seed + 1);
     for seed in seeds {
-        let mut random = Random(seed);
-        let (size, mishaps) = (2 + random.below(6), 1 + random.below(6));
-        let mut world = World::new(size, seed, mishaps);
-        // It begins with a loss.
-        let first = world.random.below(size);
+        let mut random = SplitMix64::new(seed);
+        let (size, faults) = (2 + below(&mut random, 6), 1 + below(&mut random, 6));
+        let mut world = World::new(size, seed, faults);
+        // The first fault is a loss.
+        let first = below(&mut world.random, size);
         world.kill(first);
         world.run(seed);
         world.check(seed);
@@ -283,7 +276,7 @@ fn after_a_loss(size: usize) -> World {
 }
 
 #[test]
-fn a_second_loss_leads_to_another_round_in_the_same_call() {
+fn a_second_loss_leads_to_another_view_change_in_the_same_call() {
     let mut world = after_a_loss(4);
     // Rank 0 has all views and forms the group; the view of rank 2, which dies, never reaches rank 1.
     let view_arrives = |world: &mut World, from, to| {
@@ -308,7 +301,7 @@ fn a_second_loss_leads_to_another_round_in_the_same_call() {
 }
 
 #[test]
-fn an_old_handle_goes_on_only_once_the_new_ones_are_gone() {
+fn an_old_handle_continues_only_once_the_new_ones_are_dropped() {
     let mut world = after_a_loss(3);
     world.run(0);
     let process = &mut world.processes[0];

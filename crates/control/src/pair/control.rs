@@ -1,14 +1,14 @@
-//! Control connection of a formed pair: exchanges, poison, goodbye, loss.
+//! Control connection of a formed pair: exchanges, poison, leave, loss.
 //!
-//! Once the pair is formed, the heartbeat thread of the process polls it; any other thread may, too. The end of the connection without a goodbye poisons the pair. An
-//! exchange is numbered and carries its operation, as a collective call of a group does; one whose wait
-//! ended early is continued by the same call.
+//! The heartbeat thread of the process polls a formed pair, and any other thread may, too. The end of the
+//! connection without a leave message poisons the pair. An exchange is numbered and carries its operation,
+//! as a collective call of a group does; the same call continues one whose wait ended early.
 
-use super::protocol::News;
+use super::protocol::PendingCallbacks;
 use super::socket::FrameSocket;
-use super::state::State;
-use super::{CONNECTOR, LISTENER, Settings, heartbeat};
-use crate::core::OnPoison;
+use super::state::PairState;
+use super::{CONNECTOR, LISTENER, PairSettings, heartbeat};
+use crate::core::PoisonCallback;
 use crate::deadline::Deadline;
 use crate::fork_guard;
 use crate::message::Message;
@@ -20,10 +20,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest sleep between two looks at poison from within the process and at interrupts.
+/// Longest sleep between two checks for poison from within the process and for interrupts.
 const MAX_PARK: Duration = Duration::from_millis(50);
 
-/// One end's control connection.
+/// Control connection of one end.
 pub struct PairControl {
     rank: Rank,
     interrupt: Option<Interrupt>,
@@ -31,15 +31,15 @@ pub struct PairControl {
     descriptor: RawFd,
     local: Option<SocketAddr>,
     remote: Option<SocketAddr>,
-    state: Mutex<State>,
+    state: Mutex<PairState>,
     /// Held during an exchange.
     exchange: Mutex<()>,
-    /// Place in the table of the heartbeat thread.
+    /// Key in the table of the heartbeat thread.
     watched: OnceLock<u64>,
 }
 
 impl PairControl {
-    pub(super) fn new(socket: FrameSocket, rank: Rank, settings: &Settings) -> PairControl {
+    pub(super) fn new(socket: FrameSocket, rank: Rank, settings: &PairSettings) -> PairControl {
         PairControl {
             rank,
             interrupt: settings.interrupt.clone(),
@@ -47,52 +47,52 @@ impl PairControl {
             descriptor: socket.as_fd().as_raw_fd(),
             local: socket.stream().local_addr().ok(),
             remote: socket.stream().peer_addr().ok(),
-            state: Mutex::new(State::new(socket, rank, settings.silence_timeout)),
+            state: Mutex::new(PairState::new(socket, rank, settings.silence_timeout)),
             exchange: Mutex::new(()),
             watched: OnceLock::new(),
         }
     }
 
-    /// This end's rank: 0 is the listener, 1 the connector.
+    /// Rank of this end: 0 for the listener, 1 for the connector.
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// The other end's rank.
+    /// Rank of the other end.
     pub fn peer(&self) -> Rank {
         if self.rank == LISTENER { CONNECTOR } else { LISTENER }
     }
 
-    /// The addresses of this end and of the other end of the connection.
+    /// Local and remote address of the connection.
     pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         (self.local, self.remote)
     }
 
-    /// The connection's descriptor, open as long as this is: readable when [`PairControl::poll`] has
-    /// something to do.
+    /// Descriptor of the connection, open for the lifetime of this value: readable when [`PairControl::poll`]
+    /// is due.
     pub fn descriptor(&self) -> RawFd {
         self.descriptor
     }
 
     pub(super) fn borrow(&self) -> BorrowedFd<'_> {
-        // SAFETY: the connection is open as long as this is, which the result borrows.
+        // SAFETY: the connection is open for the lifetime of `self`, which the result borrows.
         unsafe { BorrowedFd::borrow_raw(self.descriptor) }
     }
 
-    /// Receives what has come and sends what waits, without blocking.
+    /// Receives available messages and sends queued ones, without blocking.
     pub fn poll(&self) {
         self.turn();
     }
 
-    /// [`PairControl::poll`]; returns whether there may be more to receive.
+    /// [`PairControl::poll`] for one turn; true if more may be available.
     pub(super) fn turn(&self) -> bool {
-        !self.is_copy() && self.with(|state, news| state.poll(news))
+        !self.is_forked_child() && self.with(|state, callbacks| state.poll(callbacks))
     }
 
-    /// Hands a formed pair to the heartbeat thread of this process, which watches it until it is dropped.
+    /// Registers a formed pair with the heartbeat thread of this process, until it is dropped.
     ///
     /// # Errors
-    /// [`Error::System`] and [`Error::Descriptors`] if there can be no such thread.
+    /// [`Error::System`] and [`Error::Descriptors`] if the thread cannot be started.
     pub fn watch(self: &Arc<Self>) -> Result<()> {
         if self.watched.get().is_none() {
             let _ = self.watched.set(heartbeat::add(self)?);
@@ -100,38 +100,38 @@ impl PairControl {
         Ok(())
     }
 
-    /// Takes over the silence timeout of the other end, by which this end sends heartbeats.
+    /// Sets the silence timeout of the other end, by which this end sends heartbeats.
     pub fn set_peer_silence(&self, silence: Duration) {
         self.with(|state, _| state.set_peer_silence(silence));
     }
 
-    /// How often [`PairControl::keep_time`] is due.
+    /// Interval of [`PairControl::keep_time`].
     pub(super) fn tick(&self) -> Duration {
         self.with(|state, _| state.tick())
     }
 
-    /// Sends a heartbeat if one is due, and judges the peer's silence, but for the time `late`.
+    /// Sends a due heartbeat and detects silence of the peer, without the time `late`.
     pub(super) fn keep_time(&self, now: Instant, late: Duration) {
-        if !self.is_copy() {
-            self.with(|state, news| state.keep_time(now, late, news));
+        if !self.is_forked_child() {
+            self.with(|state, callbacks| state.keep_time(now, late, callbacks));
         }
     }
 
-    /// [`Error::Poisoned`]; [`Error::Left`] if the peer has; [`Error::Closed`]; [`Error::Forked`];
-    /// [`Error::Interrupted`].
+    /// Error if operations in flight on this pair cannot complete.
     ///
     /// # Errors
-    /// As above.
+    /// [`Error::Poisoned`]; [`Error::Left`] if the peer has left; [`Error::Closed`]; [`Error::Forked`];
+    /// [`Error::Interrupted`].
     pub fn check(&self) -> Result<()> {
         self.check_for("the other end")
     }
 
     fn check_for(&self, operation: &'static str) -> Result<()> {
-        if self.is_copy() {
+        if self.is_forked_child() {
             return Err(Error::Forked);
         }
-        self.with(|state, news| {
-            state.poll(news);
+        self.with(|state, callbacks| {
+            state.poll(callbacks);
             if state.left {
                 return Err(Error::Closed);
             }
@@ -149,43 +149,43 @@ impl PairControl {
         }
     }
 
-    /// Sends this end's part of an exchange, or continues the same one that was begun before.
+    /// Sends this end's part of an exchange, or continues the same unfinished exchange.
     ///
     /// # Errors
-    /// [`Error::TooLarge`]; [`Error::OtherCall`] if another exchange is unfinished; [`Error::Closed`].
+    /// [`Error::TooLarge`]; [`Error::CallMismatch`] if another exchange is unfinished; [`Error::Closed`].
     pub fn begin(&self, operation: Operation, payload: &[u8]) -> Result<()> {
         if payload.len() > MAX_PAYLOAD {
             return Err(Error::TooLarge { size: payload.len(), limit: MAX_PAYLOAD });
         }
-        if self.is_copy() {
+        if self.is_forked_child() {
             return Err(Error::Forked);
         }
-        self.with(|state, news| {
+        self.with(|state, callbacks| {
             if state.left {
                 return Err(Error::Closed);
             }
             if let Some(message) = state.protocol.begin(operation, payload)? {
-                state.send(&message, news);
+                state.send(&message, callbacks);
             }
             Ok(())
         })
     }
 
-    /// A copy of the peer's part of the next exchange, for an end that needs it to make its own.
+    /// Copy of the peer's part of the next exchange, for an end that needs it to build its own.
     ///
     /// # Errors
     /// As [`PairControl::exchange`].
     pub fn peek(&self, operation: Operation, timeout: Duration) -> Result<Vec<u8>> {
         let deadline = Deadline::after(timeout, self.interrupt.clone());
         loop {
-            let part = self.with(|state, news| {
-                state.poll(news);
+            let part = self.with(|state, callbacks| {
+                state.poll(callbacks);
                 state.protocol.next_part().map(|(theirs, payload)| (theirs, payload.to_vec()))
             });
             match part {
                 Some((theirs, payload)) if theirs == operation => return Ok(payload),
                 Some((theirs, _)) => {
-                    return Err(Error::OtherCall { peer: self.peer(), theirs, ours: operation });
+                    return Err(Error::CallMismatch { peer: self.peer(), theirs, ours: operation });
                 }
                 None => self.check_for(operation.name())?,
             }
@@ -193,23 +193,23 @@ impl PairControl {
         }
     }
 
-    /// The peer's part of the exchange that was begun, if it has come.
+    /// Peer's part of the unfinished exchange, once received.
     ///
     /// # Errors
-    /// [`Error::OtherCall`] if the peer makes another exchange; as [`PairControl::check`].
+    /// [`Error::CallMismatch`] if the peer makes a different exchange; as [`PairControl::check`].
     pub fn finish(&self) -> Result<Option<Vec<u8>>> {
-        let part = self.with(|state, news| {
-            state.poll(news);
+        let part = self.with(|state, callbacks| {
+            state.poll(callbacks);
             state.protocol.finish()
         })?;
         if part.is_none() {
-            let begun = self.with(|state, _| state.protocol.begun());
-            self.check_for(begun.map_or("the other end", Operation::name))?;
+            let unfinished = self.with(|state, _| state.protocol.unfinished());
+            self.check_for(unfinished.map_or("the other end", Operation::name))?;
         }
         Ok(part)
     }
 
-    /// Gives the peer `payload` and returns what it gave. Both ends make the same calls in the same order.
+    /// Exchanges payloads with the peer. Both ends make the same calls in the same order.
     ///
     /// # Errors
     /// [`Error::Timeout`]: the same call continues the exchange; as [`PairControl::begin`] and
@@ -240,55 +240,59 @@ impl PairControl {
         Ok(())
     }
 
-    /// Sleeps until the connection has something to receive, at most `timeout`.
+    /// Sleeps until the connection is readable, at most `timeout`.
     fn sleep(&self, timeout: Duration) {
         let unsent = self.with(|state, _| state.socket.has_unsent());
         let room = if unsent { PollFlags::OUT } else { PollFlags::empty() };
         let mut polled = [PollFd::from_borrowed_fd(self.borrow(), PollFlags::IN | room)];
         let tv_sec = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
         let timeout = Timespec { tv_sec, tv_nsec: timeout.subsec_nanos().into() };
-        // A signal ends it early, which is right.
+        // A signal may end it early; callers loop.
         let _ = poll(&mut polled, Some(&timeout));
     }
 
     /// Poisons the pair at both ends. The first cause wins.
     pub fn poison(&self, cause: &Poison) {
-        if self.is_copy() {
+        if self.is_forked_child() {
             return;
         }
-        self.with(|state, news| {
+        self.with(|state, callbacks| {
             if state.protocol.poison.is_none() {
                 let poison = cause.clone();
-                state.send(&Message::Poison { generation: 0, poison }, news);
-                state.protocol.poisoned(cause.clone(), news);
+                state.send(&Message::Poison { generation: 0, poison }, callbacks);
+                state.protocol.poisoned(cause.clone(), callbacks);
             }
         });
     }
 
-    /// The cause, if the pair is poisoned.
+    /// Poison of the pair, if it is poisoned.
     pub fn poisoned(&self) -> Option<Poison> {
-        if self.is_copy() { None } else { self.with(|state, _| state.protocol.poison.clone()) }
+        if self.is_forked_child() {
+            None
+        } else {
+            self.with(|state, _| state.protocol.poison.clone())
+        }
     }
 
-    /// Calls `call` once when the pair is poisoned, on the thread that finds it; at once if it is already.
-    pub fn on_poison(&self, call: OnPoison) {
-        if self.is_copy() {
+    /// Calls `call` once when the pair is poisoned, on the detecting thread; at once if it is already.
+    pub fn on_poison(&self, call: PoisonCallback) {
+        if self.is_forked_child() {
             return;
         }
-        self.with(|state, news| match state.protocol.poison.clone() {
-            Some(poison) => news.poisoned = Some((vec![call], poison)),
+        self.with(|state, callbacks| match state.protocol.poison.clone() {
+            Some(poison) => callbacks.poisoned = Some((vec![call], poison)),
             None => state.protocol.on_poison.push(call),
         });
     }
 
-    /// Calls `call` once the peer leaves the group, on the thread that finds it; at once if it has already.
+    /// Calls `call` once the peer leaves, on the detecting thread; at once if it has left already.
     pub fn on_peer_left(&self, call: Box<dyn Fn(Rank) + Send + Sync>) {
-        if self.is_copy() {
+        if self.is_forked_child() {
             return;
         }
-        self.with(|state, news| {
+        self.with(|state, callbacks| {
             let list = if state.protocol.peer == PeerStatus::Left {
-                &mut news.left
+                &mut callbacks.left
             } else {
                 &mut state.protocol.on_left
             };
@@ -296,27 +300,31 @@ impl PairControl {
         });
     }
 
-    /// The state of the other end; this end is alive.
+    /// Status of the other end.
     pub fn peer_status(&self) -> PeerStatus {
-        if self.is_copy() { PeerStatus::Lost } else { self.with(|state, _| state.protocol.peer) }
+        if self.is_forked_child() {
+            PeerStatus::Lost
+        } else {
+            self.with(|state, _| state.protocol.peer)
+        }
     }
 
-    /// Marks the pair as formed: from now on, dropping this sends the goodbye. The listener's end
-    /// confirms it to the connector's.
+    /// Marks the pair as formed: from now on, dropping this value sends the leave message. The listener
+    /// confirms the pair to the connector by a heartbeat.
     pub fn set_formed(&self) {
-        self.with(|state, news| {
+        self.with(|state, callbacks| {
             if !std::mem::replace(&mut state.formed, true) && self.rank == LISTENER {
-                state.send(&Message::Heartbeat, news);
+                state.send(&Message::Heartbeat, callbacks);
             }
         });
     }
 
-    /// Whether the listener has confirmed the pair.
+    /// True once the listener has confirmed the pair.
     pub fn is_confirmed(&self) -> bool {
         self.with(|state, _| state.protocol.confirmed)
     }
 
-    /// Waits until the listener has formed the pair.
+    /// Waits until the listener has confirmed the pair.
     ///
     /// # Errors
     /// As [`PairControl::exchange`].
@@ -328,7 +336,7 @@ impl PairControl {
                 return Ok(());
             }
             match self.check_for(Operation::Connect.name()) {
-                // The confirmation and a goodbye came together, after the look above.
+                // Confirmation and leave arrived together, after the check above.
                 Err(Error::Left { .. }) if self.is_confirmed() => return Ok(()),
                 checked => checked?,
             }
@@ -336,22 +344,22 @@ impl PairControl {
         }
     }
 
-    /// Sends the goodbye. The peer then sees that this end left, and did not die.
+    /// Sends the leave message, so that the peer sees an orderly departure and no loss.
     pub fn leave(&self) {
-        if self.is_copy() {
+        if self.is_forked_child() {
             return;
         }
-        self.with(|state, news| {
+        self.with(|state, callbacks| {
             if !std::mem::replace(&mut state.left, true) {
-                state.send(&Message::Leave, news);
+                state.send(&Message::Leave, callbacks);
                 state.socket.shut_down();
             }
         });
     }
 
-    /// Ends the connection without a goodbye, as a crash does. For tests of losses.
+    /// Ends the connection without a leave message, as a crash does. For tests of losses.
     pub fn abandon(&self) {
-        if !self.is_copy() {
+        if !self.is_forked_child() {
             self.with(|state, _| {
                 state.left = true;
                 let _ = state.socket.stream().shutdown(std::net::Shutdown::Both);
@@ -359,32 +367,32 @@ impl PairControl {
         }
     }
 
-    fn is_copy(&self) -> bool {
+    fn is_forked_child(&self) -> bool {
         self.forks != fork_guard::forks()
     }
 
-    fn with<R>(&self, work: impl FnOnce(&mut State, &mut News) -> R) -> R {
-        let mut news = News::default();
-        let mut state: MutexGuard<'_, State> =
+    fn with<R>(&self, work: impl FnOnce(&mut PairState, &mut PendingCallbacks) -> R) -> R {
+        let mut callbacks = PendingCallbacks::default();
+        let mut state: MutexGuard<'_, PairState> =
             self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = work(&mut state, &mut news);
+        let result = work(&mut state, &mut callbacks);
         drop(state);
-        if let Some((calls, poison)) = news.poisoned {
+        if let Some((calls, poison)) = callbacks.poisoned {
             calls.into_iter().for_each(|call| call(&poison));
         }
-        news.left.into_iter().for_each(|call| call(self.peer()));
+        callbacks.left.into_iter().for_each(|call| call(self.peer()));
         result
     }
 }
 
 impl Drop for PairControl {
-    /// An end that was never formed closes without a goodbye: the other end then tries again.
+    /// An end that was never formed closes without a leave message: the other end then retries.
     fn drop(&mut self) {
-        if self.is_copy() {
+        if self.is_forked_child() {
             return;
         }
-        if let Some(&place) = self.watched.get() {
-            heartbeat::remove(place, self);
+        if let Some(&key) = self.watched.get() {
+            heartbeat::remove(key, self);
         }
         if self.with(|state, _| state.formed) {
             self.leave();

@@ -1,16 +1,16 @@
 //! Heartbeat thread: one for all pairs of a process.
 //!
-//! It receives what comes on their control connections, sends heartbeats, and ends a pair whose peer was silent
-//! for the silence timeout. It runs whether or not the program makes calls, so an end whose program computes
-//! is not silent. It starts with the first pair and ends a second after the last.
+//! It receives messages on their control connections, sends heartbeats, and ends a pair whose peer was silent
+//! for the silence timeout. It is independent of calls of the program, so an end whose program computes is
+//! not silent. It starts with the first pair and ends 1 s after the last.
 //!
-//! The peer's silence counts only while this thread runs: time for which the process was stopped is left out,
-//! and what has come is received before silence is judged.
+//! Silence of a peer counts only while this thread runs: time for which the process was stopped is excluded,
+//! and buffered bytes are received before silence is concluded.
 
 use super::PairControl;
-use crate::fork_guard::{self, OfProcess, Registration};
-use crate::mesh::guarded;
-use crate::reception::timespec;
+use crate::deadline::timespec;
+use crate::fork_guard::{self, PerProcess, Registration};
+use crate::mesh::catch_panic;
 use crate::{Error, Result};
 use rustix::event::epoll::{self, EventFlags};
 use rustix::fd::OwnedFd;
@@ -18,56 +18,56 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Time between two looks at the clocks of all pairs, unless one needs it more often.
+/// Longest interval between two checks of the clocks of all pairs.
 const LONGEST_TICK: Duration = Duration::from_secs(1);
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
-/// Time without a pair after which the thread ends. A program that forms one pair after another keeps it.
+/// Time without a pair after which the thread ends; longer than the gaps between successive pairs.
 const IDLE: Duration = Duration::from_secs(1);
 const EVENTS: usize = 64;
 
-static TABLE: OfProcess<Mutex<Table>> = OfProcess::new();
+static TABLE: PerProcess<Mutex<PairTable>> = PerProcess::new();
 
-/// The pairs of a process.
+/// Pairs of a process.
 #[derive(Default)]
-struct Table {
+struct PairTable {
     pairs: HashMap<u64, Weak<PairControl>>,
     last_id: u64,
-    /// `None` while there is no thread.
-    watch: Option<Arc<Watch>>,
+    /// `None` while no thread runs.
+    watch: Option<Arc<EpollWatch>>,
 }
 
-/// Descriptor that the thread sleeps on: each event is a pair's.
-struct Watch {
+/// Epoll descriptor on which the thread sleeps: one event for each pair.
+struct EpollWatch {
     _guard: Registration,
     epoll: OwnedFd,
 }
 
-fn table() -> &'static Mutex<Table> {
+fn table() -> &'static Mutex<PairTable> {
     TABLE.get(Mutex::default)
 }
 
-fn locked(table: &'static Mutex<Table>) -> MutexGuard<'static, Table> {
+fn locked(table: &'static Mutex<PairTable>) -> MutexGuard<'static, PairTable> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Hands a pair to the thread; returns its place.
+/// Registers a pair with the thread; returns its key.
 ///
 /// # Errors
-/// [`Error::System`] and [`Error::Descriptors`] if there can be no thread.
+/// [`Error::System`] and [`Error::Descriptors`] if the thread cannot be started.
 pub(super) fn add(control: &Arc<PairControl>) -> Result<u64> {
-    let place = table();
-    let mut table = locked(place);
+    let pairs = table();
+    let mut table = locked(pairs);
     let watch = match &table.watch {
         Some(watch) => watch.clone(),
         None => {
-            let watch = Arc::new(start(place)?);
+            let watch = Arc::new(start(pairs)?);
             table.watch = Some(watch.clone());
             watch
         }
     };
     table.last_id += 1;
     let id = table.last_id;
-    // A socket that can be written to is an event at once, so the thread's next tick knows of the pair.
+    // A writable socket is an event at once, so the thread includes the pair in its next tick.
     let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
     epoll::add(&watch.epoll, control.borrow(), epoll::EventData::new_u64(id), flags)
         .map_err(Error::system("watching the control connection of a pair"))?;
@@ -75,7 +75,7 @@ pub(super) fn add(control: &Arc<PairControl>) -> Result<u64> {
     Ok(id)
 }
 
-/// Takes a pair from the thread, while its descriptor is open.
+/// Removes a pair from the thread, while its descriptor is open.
 pub(super) fn remove(id: u64, control: &PairControl) {
     let mut table = locked(table());
     table.pairs.remove(&id);
@@ -84,23 +84,23 @@ pub(super) fn remove(id: u64, control: &PairControl) {
     }
 }
 
-fn start(place: &'static Mutex<Table>) -> Result<Watch> {
+fn start(table: &'static Mutex<PairTable>) -> Result<EpollWatch> {
     let failed = |source: rustix::io::Errno| {
-        super::name_of_descriptors("making an epoll descriptor", source.into())
+        super::descriptor_error("creating an epoll descriptor", source.into())
     };
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
     let _guard = fork_guard::register(&epoll);
     std::thread::Builder::new()
         .name("weft-pairs".into())
-        .spawn(move || run(place))
+        .spawn(move || run(table))
         .map_err(Error::system("starting the heartbeat thread of pairs"))?;
-    Ok(Watch { _guard, epoll })
+    Ok(EpollWatch { _guard, epoll })
 }
 
-fn run(place: &'static Mutex<Table>) {
-    let Some(watch) = locked(place).watch.clone() else { return };
-    let mut thread = Thread {
-        place,
+fn run(table: &'static Mutex<PairTable>) {
+    let Some(watch) = locked(table).watch.clone() else { return };
+    let mut thread = HeartbeatThread {
+        table,
         due: Instant::now(),
         last_pair: Instant::now(),
         unread: Vec::new(),
@@ -112,7 +112,7 @@ fn run(place: &'static Mutex<Table>) {
         let timeout = if thread.unread.is_empty() { left } else { Duration::ZERO };
         events.clear();
         let room = rustix::buffer::spare_capacity(&mut events);
-        // A signal ends it early, which is right; the descriptor and the room are valid.
+        // A signal may end it early; the descriptor and the buffer are valid.
         let _ = epoll::wait(&watch.epoll, room, Some(&timespec(timeout)));
         for id in std::mem::take(&mut thread.unread) {
             thread.attend(id);
@@ -126,39 +126,39 @@ fn run(place: &'static Mutex<Table>) {
     }
 }
 
-struct Thread {
-    place: &'static Mutex<Table>,
-    /// When the clocks of all pairs are looked at next.
+struct HeartbeatThread {
+    table: &'static Mutex<PairTable>,
+    /// Time of the next check of all clocks.
     due: Instant,
-    /// When there was a pair last.
+    /// Last time with a pair.
     last_pair: Instant,
-    /// Pairs that have more to receive than one turn takes.
+    /// Pairs with bytes left unread by their last turn.
     unread: Vec<u64>,
-    /// Kept for its memory.
+    /// Reused buffer.
     all: Vec<Arc<PairControl>>,
 }
 
-impl Thread {
-    /// Receives what has come for one pair.
+impl HeartbeatThread {
+    /// Receives the messages of one pair.
     fn attend(&mut self, id: u64) {
-        // The pair may end here: the table must not be locked then.
-        let control = locked(self.place).pairs.get(&id).and_then(Weak::upgrade);
+        // The pair may be dropped here, which locks the table.
+        let control = locked(self.table).pairs.get(&id).and_then(Weak::upgrade);
         let Some(control) = control else { return };
         self.due = self.due.min(Instant::now() + control.tick().max(SHORTEST_TICK));
         let mut more = false;
-        guarded(|| more = control.turn());
+        catch_panic(|| more = control.turn());
         if more {
             self.unread.push(id);
         }
     }
 
-    /// Sends heartbeats and judges silence; returns whether the thread goes on.
+    /// Sends heartbeats and detects silence; false once the thread can end.
     fn keep_time(&mut self) -> bool {
         let now = Instant::now();
         let late = now.saturating_duration_since(self.due);
         let mut all = std::mem::take(&mut self.all);
         {
-            let mut table = locked(self.place);
+            let mut table = locked(self.table);
             if !table.pairs.is_empty() {
                 self.last_pair = now;
             } else if now - self.last_pair >= IDLE {
@@ -170,7 +170,7 @@ impl Thread {
         let mut tick = LONGEST_TICK;
         for control in all.drain(..) {
             tick = tick.min(control.tick()).max(SHORTEST_TICK);
-            guarded(|| control.keep_time(now, late));
+            catch_panic(|| control.keep_time(now, late));
         }
         self.all = all;
         self.due = now + tick;

@@ -1,20 +1,20 @@
-//! Control connection of a pair group: two processes that meet at run time.
+//! Control connection of a pair group, which two processes form at run time.
 //!
-//! The dialler proves itself with the handshake of the control plane, under a magic of its own, so that a
-//! port of a group and a port of pairs turn each other's diallers away. The connection then stays: it
-//! carries the two ends' exchanges, a poison with its cause, and the goodbye, in the messages of the
-//! control plane (`docs/wire-format-control.md`). One thread of the process serves all of its pairs.
+//! The dialer authenticates with the handshake of the control plane under a separate magic, so ports of
+//! groups and ports of pairs reject each other's dialers. The connection then carries exchanges, poison and
+//! leave in the messages of the control plane (`docs/wire-format-control.md`). One thread of the process
+//! serves all of its pairs.
 //!
-//! - this file: settings, and dialling
-//! - `guest.rs`: an accepted connection whose other end has not proved itself
-//! - `control.rs`: [`PairControl`], the connection of a formed pair; `state.rs`: its socket and its clocks
-//! - `protocol.rs`: what messages do to a pair, without sockets
-//! - `heartbeat.rs`: the one thread for all pairs of a process: heartbeats, and peers that are silent
-//! - `socket.rs`: frames over a socket that does not block
+//! - this file: settings, and the dialer
+//! - `incoming.rs`: accepted connection before its handshake has ended
+//! - `control.rs`: [`PairControl`], the handle; `state.rs`: its socket and its clocks
+//! - `protocol.rs`: effects of messages on a pair, without sockets
+//! - `heartbeat.rs`: the thread for all pairs of a process: heartbeats, and detection of silence
+//! - `socket.rs`: frames over a non-blocking socket
 
 mod control;
-mod guest;
 mod heartbeat;
+mod incoming;
 pub(crate) mod protocol;
 mod socket;
 mod state;
@@ -22,68 +22,69 @@ mod state;
 mod tests;
 
 pub use control::PairControl;
-pub use guest::{Guest, GuestStep};
-pub use socket::{name_of_descriptors, nonblocking_listener};
+pub use incoming::{IncomingConnection, IncomingStep};
+pub use socket::{descriptor_error, nonblocking_listener};
 
 use crate::config::{is_loopback, pair_from_env, split_address};
-use crate::connecting::connect;
+use crate::connect::connect;
 use crate::deadline::Deadline;
-use crate::dial::{self, Target};
+use crate::dial::{self, DialTarget};
 use crate::handshake::{Identity, PAIR_MAGIC};
 use crate::secret::Key;
-use crate::wire::Writer;
+use crate::wire::FrameWriter;
 use crate::{Error, Interrupt, Operation, Rank, Result, Secret};
 use socket::FrameSocket;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// The oldest and newest version of the pair protocol of this build.
+/// Oldest and newest version of the pair protocol of this build.
 pub const PAIR_VERSIONS: (u16, u16) = (2, 2);
-/// The rank of the listening end.
+/// Rank of the listening end.
 pub const LISTENER: Rank = Rank(0);
-/// The rank of the connecting end.
+/// Rank of the connecting end.
 pub const CONNECTOR: Rank = Rank(1);
-/// The longest description that an end gives of itself, in bytes.
+/// Longest details of an end, in bytes.
 pub const MAX_DETAILS: usize = 3 << 10;
-/// Proof that a further connection to the listener belongs to a pair that is being formed.
+/// Token by which a further connection to the listener belongs to a pair that is being formed.
 pub type StreamToken = [u8; 16];
 
-/// First byte of the one frame of a further connection.
+/// Kind of the only frame of a further connection.
 const STREAM: u8 = 0x90;
 const HINT: &str = "check that its process listens, and that the address can be reached from here";
 
-/// The settings that both ends of a pair have.
+/// Settings of one end of a pair.
 #[derive(Clone)]
-pub struct Settings {
+pub struct PairSettings {
     /// `host:port` of the listener.
     pub address: String,
-    /// The shared secret. Needed unless the address is of this host's loopback.
+    /// Shared secret. Required unless the address is the loopback of this host.
     pub secret: Option<Secret>,
-    /// Ranks of equal host identity share memory.
+    /// Host identity: ends with equal ones share memory.
     pub host_id: String,
-    /// Time without a sign of life of the peer's process, or without an acknowledgement of its host, after
-    /// which the peer counts as lost. The two ends may have different ones.
+    /// Silence timeout: the peer counts as lost after this time without bytes of its process or
+    /// acknowledgements of its host. The two ends may have different ones.
     pub silence_timeout: Duration,
-    /// Asked several times a second by calls that wait: `true` ends them with [`Error::Interrupted`].
+    /// Interrupt check, called several times a second during waits: `true` ends them with
+    /// [`Error::Interrupted`].
     pub interrupt: Option<Interrupt>,
 }
 
-impl Settings {
+impl PairSettings {
     /// Settings with the secret, host identity and silence timeout of the environment (`WEFT_SECRET`,
     /// `WEFT_SECRET_FILE`, `WEFT_HOST_ID`, `WEFT_SILENCE_TIMEOUT`).
     ///
     /// # Errors
-    /// [`Error::Variable`] and [`Error::SecretFile`] for a variable that cannot be used.
-    pub fn from_env(address: &str) -> Result<Settings> {
+    /// [`Error::Variable`] and [`Error::SecretFile`] for an invalid variable.
+    pub fn from_env(address: &str) -> Result<PairSettings> {
         let (secret, host_id, silence_timeout) = pair_from_env()?;
         let address = address.to_owned();
-        Ok(Settings { address, secret, host_id, silence_timeout, interrupt: None })
+        Ok(PairSettings { address, secret, host_id, silence_timeout, interrupt: None })
     }
 
-    /// The host and port of the address, checked against the secret.
+    /// Host and port of the address. Off loopback, a secret is required.
     ///
     /// # Errors
-    /// [`Error::Variable`] if it is no address; [`Error::PairSecretMissing`] without a secret off loopback.
+    /// [`Error::Variable`] for an invalid address; [`Error::PairSecretMissing`] without a secret off loopback.
     pub fn endpoint(&self) -> Result<(String, u16)> {
         let (host, port) = split_address("address", &self.address, 0)?;
         if self.secret.is_none() && !is_loopback(&host) {
@@ -98,13 +99,13 @@ impl Settings {
     }
 }
 
-/// Connects to a listener, retrying until it answers, refuses for good, or `timeout` has passed.
-/// `details` describe this end and reach the listener with the proof.
+/// Connects to a listener, with retries until it accepts, refuses for good, or `timeout` has passed.
+/// `details` describe this end and travel with its proof.
 ///
 /// # Errors
-/// Those of [`Settings::endpoint`]; [`Error::WrongSecret`]; [`Error::WrongVersion`];
-/// [`Error::Bootstrap`] after the timeout; [`Error::Interrupted`].
-pub fn dial(settings: &Settings, details: &[u8], timeout: Duration) -> Result<PairControl> {
+/// Those of [`PairSettings::endpoint`]; [`Error::WrongSecret`]; [`Error::WrongVersion`];
+/// [`Error::Rendezvous`] after the timeout; [`Error::Interrupted`].
+pub fn dial(settings: &PairSettings, details: &[u8], timeout: Duration) -> Result<PairControl> {
     let (host, port) = settings.endpoint()?;
     if port == 0 {
         return Err(Error::Variable {
@@ -114,19 +115,19 @@ pub fn dial(settings: &Settings, details: &[u8], timeout: Duration) -> Result<Pa
             remedy: "use the address of the listener".into(),
         });
     }
-    let target = Target { rank: LISTENER, host, port, hint: HINT };
+    let target = DialTarget { rank: LISTENER, host, port, hint: HINT };
     let deadline = Deadline::after(timeout, settings.interrupt.clone());
     let mut details = |_: &TcpStream| Ok(details.to_vec());
     let identity = settings.identity(CONNECTOR);
-    let made = dial::dial(&target, &identity, None, &mut details, &deadline)?;
-    let dial::Connection { stream, parser, .. } = made;
+    let dialed = dial::dial(&target, &identity, None, &mut details, &deadline)?;
+    let dial::AuthenticatedConnection { stream, parser, .. } = dialed;
     let socket = FrameSocket::new(stream, parser, settings.silence_timeout)
-        .map_err(|source| name_of_descriptors("setting up a connection", source))?;
+        .map_err(|source| descriptor_error("setting up a connection", source))?;
     Ok(PairControl::new(socket, CONNECTOR, settings))
 }
 
-/// A further connection to the listener at `address`, for the pair that was given `token`. The inner error is
-/// the system's.
+/// Opens a further connection to the listener at `address`, for the pair of `token`. The inner error is the
+/// system's.
 ///
 /// # Errors
 /// [`Error::Interrupted`].
@@ -138,25 +139,25 @@ pub fn dial_stream(
 ) -> Result<std::io::Result<TcpStream>> {
     let deadline = Deadline::after(timeout, interrupt);
     let connected = connect(&address, &deadline, Operation::Connect.name())?;
-    Ok(connected.and_then(|stream| introduce(stream, token)))
+    Ok(connected.and_then(|stream| send_token(stream, token)))
 }
 
-/// The one frame of a further connection.
+/// Only frame of a further connection.
 pub(crate) fn stream_frame(token: &StreamToken) -> Vec<u8> {
-    Writer::new(STREAM).bytes(&PAIR_MAGIC).bytes(token).finish()
+    FrameWriter::new(STREAM).bytes(&PAIR_MAGIC).bytes(token).finish()
 }
 
-/// The token of a further connection's frame; `None` if the frame is of another kind.
+/// Token in the frame of a further connection; `None` for frames of another kind.
 pub(crate) fn stream_token(frame: &[u8]) -> Option<std::result::Result<StreamToken, &'static str>> {
     let rest = frame.strip_prefix(&[STREAM])?;
     let token = rest.strip_prefix(&PAIR_MAGIC).and_then(|token| token.try_into().ok());
     Some(token.ok_or("a connection of a pair without a token"))
 }
 
-fn introduce(mut stream: TcpStream, token: &StreamToken) -> std::io::Result<TcpStream> {
+fn send_token(mut stream: TcpStream, token: &StreamToken) -> std::io::Result<TcpStream> {
     use std::io::Write as _;
     stream.set_nodelay(true)?;
-    // A fresh socket has room for it.
+    // The empty send buffer of a new socket holds it.
     stream.write_all(&stream_frame(token))?;
     stream.set_nonblocking(true)?;
     Ok(stream)

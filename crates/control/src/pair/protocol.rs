@@ -1,40 +1,41 @@
-//! Protocol of a pair's control connection, without a socket and without a clock: exchanges, poison, goodbye.
+//! Protocol of a pair's control connection, without socket or clock: exchanges, poison, leave.
 
 use super::{CONNECTOR, LISTENER};
-use crate::core::{OnLeft, OnPoison};
+use crate::core::{PeerLeftCallback, PoisonCallback};
 use crate::message::Message;
 use crate::wire::Malformed;
 use crate::{Error, Operation, PeerStatus, Poison, Rank, Result};
 use std::collections::VecDeque;
 
-/// One end's view of the pair.
-pub(crate) struct Protocol {
+/// Protocol state of one end.
+pub(crate) struct PairProtocol {
     rank: Rank,
-    /// The exchange that this end has begun, and the number of those that it has finished.
-    begun: Option<(u64, Operation)>,
+    /// Unfinished exchange: sequence number and operation.
+    unfinished: Option<(u64, Operation)>,
+    /// Number of finished exchanges.
     finished: u64,
-    /// The peer's parts that have come: number, operation, payload.
+    /// Received parts of the peer: sequence number, operation, payload.
     parts: VecDeque<(u64, Operation, Vec<u8>)>,
     pub poison: Option<Poison>,
-    pub on_poison: Vec<OnPoison>,
-    pub on_left: Vec<OnLeft>,
+    pub on_poison: Vec<PoisonCallback>,
+    pub on_left: Vec<PeerLeftCallback>,
     pub peer: PeerStatus,
-    /// The listener has formed the pair.
+    /// True once the listener has confirmed the pair.
     pub confirmed: bool,
 }
 
 /// Callbacks to run once the state is unlocked.
 #[derive(Default)]
-pub(crate) struct News {
-    pub poisoned: Option<(Vec<OnPoison>, Poison)>,
-    pub left: Vec<OnLeft>,
+pub(crate) struct PendingCallbacks {
+    pub poisoned: Option<(Vec<PoisonCallback>, Poison)>,
+    pub left: Vec<PeerLeftCallback>,
 }
 
-impl Protocol {
-    pub fn new(rank: Rank) -> Protocol {
-        Protocol {
+impl PairProtocol {
+    pub fn new(rank: Rank) -> PairProtocol {
+        PairProtocol {
             rank,
-            begun: None,
+            unfinished: None,
             finished: 0,
             parts: VecDeque::new(),
             poison: None,
@@ -45,90 +46,94 @@ impl Protocol {
         }
     }
 
-    /// The other end's rank.
+    /// Rank of the other end.
     pub fn peer_rank(&self) -> Rank {
         if self.rank == LISTENER { CONNECTOR } else { LISTENER }
     }
 
-    /// The exchange that was begun and is not finished.
-    pub fn begun(&self) -> Option<Operation> {
-        self.begun.map(|(_, operation)| operation)
+    /// Operation of the unfinished exchange, if any.
+    pub fn unfinished(&self) -> Option<Operation> {
+        self.unfinished.map(|(_, operation)| operation)
     }
 
-    /// Begins an exchange; returns its message, or `None` if the same one was begun before.
+    /// Begins an exchange; returns its message, or `None` if the same exchange is unfinished.
     pub fn begin(&mut self, operation: Operation, payload: &[u8]) -> Result<Option<Message>> {
-        match self.begun() {
-            Some(begun) if begun == operation => return Ok(None),
-            Some(begun) => {
-                return Err(Error::OtherCall { peer: self.rank, theirs: begun, ours: operation });
+        match self.unfinished() {
+            Some(unfinished) if unfinished == operation => return Ok(None),
+            Some(unfinished) => {
+                return Err(Error::CallMismatch {
+                    peer: self.rank,
+                    theirs: unfinished,
+                    ours: operation,
+                });
             }
             None => {}
         }
         let sequence = self.finished;
-        self.begun = Some((sequence, operation));
+        self.unfinished = Some((sequence, operation));
         let payload = payload.to_vec();
         Ok(Some(Message::Gather { generation: 0, sequence, operation, payload }))
     }
 
-    /// The peer's part of the next exchange, if it has come.
+    /// Peer's part of the next exchange, once received.
     pub fn next_part(&self) -> Option<(Operation, &[u8])> {
         self.parts.front().map(|(_, operation, payload)| (*operation, payload.as_slice()))
     }
 
-    /// Finishes the exchange that was begun, if the peer's part has come.
+    /// Finishes the unfinished exchange, once the peer's part is received.
     pub fn finish(&mut self) -> Result<Option<Vec<u8>>> {
-        let Some((sequence, ours)) = self.begun else { return Ok(None) };
+        let Some((sequence, ours)) = self.unfinished else { return Ok(None) };
         if self.parts.front().is_none_or(|(number, ..)| *number != sequence) {
             return Ok(None);
         }
         let Some((_, theirs, payload)) = self.parts.pop_front() else { return Ok(None) };
-        (self.begun, self.finished) = (None, sequence + 1);
+        (self.unfinished, self.finished) = (None, sequence + 1);
         if theirs != ours {
-            return Err(Error::OtherCall { peer: self.peer_rank(), theirs, ours });
+            return Err(Error::CallMismatch { peer: self.peer_rank(), theirs, ours });
         }
         Ok(Some(payload))
     }
 
-    /// Takes what the peer sent.
+    /// Handles a message of the peer.
     ///
     /// # Errors
-    /// The rule that it broke.
+    /// The violated rule.
     pub fn receive(
         &mut self,
         message: Message,
-        news: &mut News,
+        callbacks: &mut PendingCallbacks,
     ) -> std::result::Result<(), Malformed> {
         match message {
             Message::Gather { sequence, operation, payload, .. } => {
-                // The peer is at most one exchange ahead: it needs this end's part to finish one.
+                // The peer is at most one exchange ahead, since it needs this end's part to finish.
                 let next = self.parts.back().map_or(self.finished, |(number, ..)| number + 1);
-                let begun = self.begun.map_or(self.finished, |(number, _)| number + 1);
-                if sequence != next || sequence > begun {
+                let limit = self.unfinished.map_or(self.finished, |(number, _)| number + 1);
+                if sequence != next || sequence > limit {
                     return Err(Malformed("an exchange out of order"));
                 }
                 self.parts.push_back((sequence, operation, payload));
             }
-            // The first one from the listener confirms that it has formed the pair.
+            // The first heartbeat of the listener confirms the pair.
             Message::Heartbeat => self.confirmed |= self.rank == CONNECTOR,
             Message::Poison { poison, .. } => {
                 if self.poison.is_none() {
-                    self.poisoned(poison, news);
+                    self.poisoned(poison, callbacks);
                 }
             }
             Message::Leave => {
                 self.peer = PeerStatus::Left;
                 log::debug!("{} of a pair has left", self.peer_rank());
-                news.left.append(&mut self.on_left);
+                callbacks.left.append(&mut self.on_left);
             }
-            _ => return Err(Malformed("a message that pairs do not have")),
+            _ => return Err(Malformed("a message that is not part of the pair protocol")),
         }
         Ok(())
     }
 
-    /// Notes the first cause.
-    pub fn poisoned(&mut self, poison: Poison, news: &mut News) {
+    /// Sets the poison and takes its callbacks.
+    pub fn poisoned(&mut self, poison: Poison, callbacks: &mut PendingCallbacks) {
         log::info!("a pair is poisoned: {poison}");
         self.poison = Some(poison.clone());
-        news.poisoned = Some((std::mem::take(&mut self.on_poison), poison));
+        callbacks.poisoned = Some((std::mem::take(&mut self.on_poison), poison));
     }
 }

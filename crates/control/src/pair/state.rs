@@ -1,35 +1,35 @@
-//! State of a pair's control connection: its socket, its protocol, and the clocks of both ends.
+//! State of a pair's control connection: socket, protocol, and heartbeat clocks of both ends.
 
-use super::protocol::{News, Protocol};
-use super::socket::{Ended, FrameSocket};
+use super::protocol::{PairProtocol, PendingCallbacks};
+use super::socket::{ConnectionEnd, FrameSocket};
 use crate::message::Message;
 use crate::{Cause, PeerStatus, Poison, Rank};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
-/// The longest and shortest silence timeout by which heartbeats are sent, whatever the peer asks for.
+/// Bounds of the silence timeout by which heartbeats are sent, whatever the peer requests.
 const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
 const SHORTEST_SILENCE: Duration = Duration::from_millis(10);
 
-pub(super) struct State {
+pub(super) struct PairState {
     pub socket: FrameSocket,
-    pub protocol: Protocol,
+    pub protocol: PairProtocol,
     pub left: bool,
-    /// Both ends have all that a pair needs: its end is a goodbye, before that it is a failure.
+    /// Both ends have formed the pair: a later end is a leave, an earlier one a failure.
     pub formed: bool,
-    /// Silence of the peer after which it counts as lost.
+    /// Silence timeout of this end.
     silence: Duration,
-    /// Silence of this end after which the peer counts it as lost.
+    /// Silence timeout of the peer.
     peer_silence: Duration,
-    /// When a heartbeat was sent last.
+    /// Time of the last heartbeat sent.
     beat: Instant,
 }
 
-impl State {
-    pub fn new(socket: FrameSocket, rank: Rank, silence: Duration) -> State {
-        State {
+impl PairState {
+    pub fn new(socket: FrameSocket, rank: Rank, silence: Duration) -> PairState {
+        PairState {
             socket,
-            protocol: Protocol::new(rank),
+            protocol: PairProtocol::new(rank),
             left: false,
             formed: false,
             silence,
@@ -38,14 +38,14 @@ impl State {
         }
     }
 
-    /// Receives what has come, at most a turn's worth; returns whether there may be more.
-    pub fn poll(&mut self, news: &mut News) -> bool {
+    /// Receives available messages, at most one turn of reads; true if more may be available.
+    pub fn poll(&mut self, callbacks: &mut PendingCallbacks) -> bool {
         self.socket.begin_turn();
-        self.receive(news);
+        self.receive(callbacks);
         self.protocol.peer == PeerStatus::Alive && !self.left && self.socket.has_unread()
     }
 
-    fn receive(&mut self, news: &mut News) {
+    fn receive(&mut self, callbacks: &mut PendingCallbacks) {
         if self.protocol.peer != PeerStatus::Alive || self.left {
             return;
         }
@@ -53,88 +53,91 @@ impl State {
             match self.socket.receive() {
                 Ok(Some(body)) => {
                     let received = Message::parse(&body)
-                        .and_then(|message| self.protocol.receive(message, news));
+                        .and_then(|message| self.protocol.receive(message, callbacks));
                     if let Err(malformed) = received {
-                        return self.ended(Ended::Protocol(malformed), news);
+                        return self.ended(ConnectionEnd::Protocol(malformed), callbacks);
                     }
                     if self.protocol.peer != PeerStatus::Alive {
                         return;
                     }
                 }
                 Ok(None) => break,
-                Err(ended) => return self.ended(ended, news),
+                Err(ended) => return self.ended(ended, callbacks),
             }
         }
         if self.socket.has_unsent()
             && let Err(error) = self.socket.flush()
         {
-            self.ended(Ended::Closed(error), news);
+            self.ended(ConnectionEnd::Closed(error), callbacks);
         }
     }
 
-    fn ended(&mut self, ended: Ended, news: &mut News) {
+    fn ended(&mut self, ended: ConnectionEnd, callbacks: &mut PendingCallbacks) {
         self.protocol.peer = PeerStatus::Lost;
         let (kind, detail) = match ended {
-            Ended::Closed(error) if error.kind() == ErrorKind::TimedOut => {
+            ConnectionEnd::Closed(error) if error.kind() == ErrorKind::TimedOut => {
                 (Cause::Silent, "its host did not acknowledge in time".to_owned())
             }
-            Ended::Closed(error) => (Cause::Lost, error.to_string()),
-            Ended::Protocol(malformed) => (Cause::Protocol, malformed.0.to_owned()),
-            Ended::Silent(silence) => (Cause::Silent, format!("no sign of life for {silence:.1?}")),
+            ConnectionEnd::Closed(error) => (Cause::Lost, error.to_string()),
+            ConnectionEnd::Protocol(malformed) => (Cause::Protocol, malformed.0.to_owned()),
+            ConnectionEnd::Silent(silence) => {
+                (Cause::Silent, format!("no sign of life for {silence:.1?}"))
+            }
         };
-        // The peer finds the end of the connection.
+        // The peer detects the end of the connection.
         self.socket.shut_down();
         if self.protocol.poison.is_none() {
             let rank = Some(self.protocol.peer_rank());
-            self.protocol.poisoned(Poison { kind, rank, detail }, news);
+            self.protocol.poisoned(Poison { kind, rank, detail }, callbacks);
         }
     }
 
-    /// Takes over the peer's silence timeout, by which heartbeats are sent.
+    /// Sets the silence timeout of the peer, by which heartbeats are sent.
     pub fn set_peer_silence(&mut self, silence: Duration) {
         self.peer_silence = silence.clamp(SHORTEST_SILENCE, LONGEST_SILENCE);
     }
 
-    /// Time between two heartbeats. With a tick in between it stays below a quarter of the peer's timeout.
+    /// Heartbeat interval. Together with a tick it stays below a quarter of the peer's timeout.
     fn interval(&self) -> Duration {
         self.peer_silence / 5
     }
 
-    /// How often [`State::keep_time`] is due.
+    /// Interval of [`PairState::keep_time`].
     pub fn tick(&self) -> Duration {
         (self.interval() / 4).min(self.silence / 10)
     }
 
-    /// Sends a heartbeat if one is due, and ends the pair if the peer was silent for too long. `late` is
-    /// time for which this process did not run: the silence was its own.
-    pub fn keep_time(&mut self, now: Instant, late: Duration, news: &mut News) {
+    /// Sends a due heartbeat, and ends the pair if the peer was silent for the silence timeout. `late`: time
+    /// for which this process did not run, which does not count as silence.
+    pub fn keep_time(&mut self, now: Instant, late: Duration, callbacks: &mut PendingCallbacks) {
         if !self.formed || self.protocol.peer != PeerStatus::Alive || self.left {
             return;
         }
-        let heard = self.socket.heard;
-        self.socket.heard = (heard + late).min(now.max(heard));
-        let heard = self.socket.heard;
-        if now.saturating_duration_since(heard) > self.silence {
-            // What has come is received before it is missed.
-            self.poll(news);
-            if self.protocol.peer == PeerStatus::Alive && self.socket.heard == heard {
-                self.ended(Ended::Silent(self.silence), news);
+        let last_received = self.socket.last_received;
+        self.socket.last_received = (last_received + late).min(now.max(last_received));
+        let last_received = self.socket.last_received;
+        if now.saturating_duration_since(last_received) > self.silence {
+            // Buffered bytes are received before silence is concluded.
+            self.poll(callbacks);
+            if self.protocol.peer == PeerStatus::Alive && self.socket.last_received == last_received
+            {
+                self.ended(ConnectionEnd::Silent(self.silence), callbacks);
             }
         } else if now.saturating_duration_since(self.beat) >= self.interval()
             && !self.socket.has_unsent()
         {
             self.beat = now;
-            self.send(&Message::Heartbeat, news);
+            self.send(&Message::Heartbeat, callbacks);
         }
     }
 
-    pub fn send(&mut self, message: &Message, news: &mut News) {
+    pub fn send(&mut self, message: &Message, callbacks: &mut PendingCallbacks) {
         if self.protocol.peer == PeerStatus::Lost {
             return;
         }
         if self.socket.send(&message.frame()).is_err() {
-            // What came before the connection broke, a goodbye above all, is still to be received.
-            self.poll(news);
+            // Receive the messages that arrived before the connection broke, such as a leave.
+            self.poll(callbacks);
         }
     }
 }

@@ -1,16 +1,16 @@
-//! Two ends over loopback.
+//! Two ends of a pair over loopback.
 
 use super::*;
-use crate::connecting::tests::{raised_soon, silent_listener};
-use crate::wire::Parser;
+use crate::connect::tests::{raised_soon, silent_listener};
+use crate::wire::FrameParser;
 use crate::{Cause, PeerStatus, Poison};
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-fn settings(address: &str) -> Settings {
-    Settings {
+fn settings(address: &str) -> PairSettings {
+    PairSettings {
         address: address.into(),
         secret: None,
         host_id: "host".into(),
@@ -25,49 +25,49 @@ fn sockets() -> (TcpStream, TcpStream) {
     (listener.accept().unwrap().0, one)
 }
 
-/// Moves a guest on until it is no longer pending.
-fn settle(guest: &mut Guest) -> std::result::Result<GuestStep, &'static str> {
+/// Advances a connection until it is no longer pending.
+fn settle(incoming: &mut IncomingConnection) -> std::result::Result<IncomingStep, &'static str> {
     loop {
-        match guest.step() {
-            Ok(GuestStep::Pending) => std::thread::yield_now(),
+        match incoming.step() {
+            Ok(IncomingStep::Pending) => std::thread::yield_now(),
             step => return step,
         }
     }
 }
 
-/// The listener's and the connector's end.
+/// Ends of the listener and of the connector.
 fn pair() -> (PairControl, PairControl) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let settings = settings(&listener.local_addr().unwrap().to_string());
     std::thread::scope(|scope| {
-        let dialled = scope.spawn(|| dial(&settings, b"details", PATIENCE).unwrap());
-        let mut guest = Guest::new(listener.accept().unwrap().0, &settings).unwrap();
-        assert_eq!(settle(&mut guest), Ok(GuestStep::Proved(b"details".to_vec())));
-        let accepted = guest.admit(&settings).unwrap();
+        let dialed = scope.spawn(|| dial(&settings, b"details", TIMEOUT).unwrap());
+        let mut incoming =
+            IncomingConnection::new(listener.accept().unwrap().0, &settings).unwrap();
+        assert_eq!(settle(&mut incoming), Ok(IncomingStep::Authenticated(b"details".to_vec())));
+        let accepted = incoming.admit(&settings).unwrap();
         accepted.set_formed();
-        let dialled = dialled.join().unwrap();
-        dialled.wait_until_formed(PATIENCE).unwrap();
-        dialled.set_formed();
-        (accepted, dialled)
+        let dialed = dialed.join().unwrap();
+        dialed.wait_until_formed(TIMEOUT).unwrap();
+        dialed.set_formed();
+        (accepted, dialed)
     })
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "miri has no sockets")]
-fn each_end_gives_the_other_bytes_and_a_call_that_ended_early_goes_on() {
+fn ends_exchange_bytes_and_a_call_that_ended_early_continues() {
     let (one, other) = pair();
     let error = one.exchange(Operation::Share, b"a", Duration::ZERO).unwrap_err();
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [CONNECTOR]), "{error}");
     let error = one.begin(Operation::Settle, b"").unwrap_err();
-    assert!(matches!(error, Error::OtherCall { .. }), "{error}");
+    assert!(matches!(error, Error::CallMismatch { .. }), "{error}");
     other.begin(Operation::Share, b"b").unwrap();
-    assert_eq!(one.exchange(Operation::Share, b"a", PATIENCE).unwrap(), b"b");
-    assert_eq!(other.exchange(Operation::Share, b"b", PATIENCE).unwrap(), b"a");
+    assert_eq!(one.exchange(Operation::Share, b"a", TIMEOUT).unwrap(), b"b");
+    assert_eq!(other.exchange(Operation::Share, b"b", TIMEOUT).unwrap(), b"a");
     let long = vec![7; 3 << 20];
     std::thread::scope(|scope| {
-        scope
-            .spawn(|| assert_eq!(one.exchange(Operation::Exchange, &long, PATIENCE).unwrap(), b""));
-        assert_eq!(other.exchange(Operation::Exchange, b"", PATIENCE).unwrap(), long);
+        scope.spawn(|| assert_eq!(one.exchange(Operation::Exchange, &long, TIMEOUT).unwrap(), b""));
+        assert_eq!(other.exchange(Operation::Exchange, b"", TIMEOUT).unwrap(), long);
     });
 }
 
@@ -79,15 +79,15 @@ fn different_calls_are_an_error_at_both_ends() {
     other.begin(Operation::Settle, b"").unwrap();
     for end in [&one, &other] {
         let operation = if end.rank() == LISTENER { Operation::Share } else { Operation::Settle };
-        let error = end.exchange(operation, b"", PATIENCE).unwrap_err();
-        assert!(matches!(error, Error::OtherCall { .. }), "{error}");
+        let error = end.exchange(operation, b"", TIMEOUT).unwrap_err();
+        assert!(matches!(error, Error::CallMismatch { .. }), "{error}");
     }
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "miri has no sockets")]
-fn a_goodbye_a_poison_and_an_end_without_either_are_told_apart() {
-    let waits = |end: &PairControl| end.exchange(Operation::Share, b"", PATIENCE).unwrap_err();
+fn a_leave_a_poison_and_an_end_without_either_are_distinguished() {
+    let waits = |end: &PairControl| end.exchange(Operation::Share, b"", TIMEOUT).unwrap_err();
     let (one, other) = pair();
     drop(other);
     assert!(matches!(waits(&one), Error::Left { rank: CONNECTOR, .. }));
@@ -104,7 +104,7 @@ fn a_goodbye_a_poison_and_an_end_without_either_are_told_apart() {
 
 #[test]
 #[cfg_attr(miri, ignore = "miri has no sockets")]
-fn bytes_that_break_the_protocol_poison_the_pair() {
+fn bytes_that_violate_the_protocol_poison_the_pair() {
     let gather = |sequence: u64| {
         let kind = [2, 0, 0, 0, 0];
         let body = [&kind[..], &sequence.to_le_bytes(), &[7]].concat();
@@ -113,8 +113,8 @@ fn bytes_that_break_the_protocol_poison_the_pair() {
     let ahead = [gather(0), gather(1)].concat();
     for bytes in [&[1, 0, 0, 0, 0xee][..], &[0xff; 8], &gather(1), &ahead, &[1, 0, 0, 0, 6]] {
         let (stream, mut peer) = sockets();
-        let parser = Parser::new(crate::wire::MAX_FRAME);
-        let socket = FrameSocket::new(stream, parser, PATIENCE).unwrap();
+        let parser = FrameParser::new(crate::wire::MAX_FRAME);
+        let socket = FrameSocket::new(stream, parser, TIMEOUT).unwrap();
         let control = PairControl::new(socket, LISTENER, &settings("127.0.0.1:0"));
         peer.write_all(bytes).unwrap();
         while control.poisoned().is_none() {
@@ -124,12 +124,12 @@ fn bytes_that_break_the_protocol_poison_the_pair() {
     }
 }
 
-/// A formed end on virtual time, the time now, and the other end's socket.
+/// Formed end on virtual time, the current time, and the socket of the other end.
 fn formed() -> (PairControl, std::time::Instant, TcpStream) {
     let (stream, peer) = sockets();
     peer.set_nonblocking(true).unwrap();
     let settings = settings("127.0.0.1:0");
-    let parser = Parser::new(crate::wire::MAX_FRAME);
+    let parser = FrameParser::new(crate::wire::MAX_FRAME);
     let socket = FrameSocket::new(stream, parser, settings.silence_timeout).unwrap();
     let control = PairControl::new(socket, CONNECTOR, &settings);
     control.set_formed();
@@ -141,11 +141,11 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
 #[cfg_attr(miri, ignore = "miri has no sockets")]
-fn silence_is_judged_after_what_has_come_and_without_the_time_of_a_stop() {
+fn silence_excludes_buffered_bytes_and_the_time_of_a_stop() {
     let (control, now, mut peer) = formed();
     control.keep_time(now + 14 * SECOND, Duration::ZERO);
     assert_eq!(control.poisoned(), None);
-    // Stopped for ten of these seconds.
+    // Stopped for 10 s of this time.
     control.keep_time(now + 24 * SECOND, 10 * SECOND);
     assert_eq!(control.poisoned(), None);
     peer.write_all(&HEARTBEAT).unwrap();
@@ -175,7 +175,7 @@ fn heartbeats_are_sent_by_the_silence_timeout_of_the_other_end() {
     assert_eq!(beats(&control, 1), 0);
     control.set_peer_silence(SECOND);
     assert_eq!(beats(&control, 2), 8);
-    // A peer's timeout of nothing does not make this end spin.
+    // A zero timeout of the peer does not make this end spin.
     control.set_peer_silence(Duration::ZERO);
     assert!(control.tick() > Duration::ZERO);
 }
@@ -187,35 +187,37 @@ fn another_version_is_refused_by_name() {
     let address = listener.local_addr().unwrap();
     let settings = settings(&address.to_string());
     std::thread::scope(|scope| {
-        let dialled = scope.spawn(|| {
-            let target = Target {
+        let dialed = scope.spawn(|| {
+            let target = dial::DialTarget {
                 rank: LISTENER,
                 host: "127.0.0.1".into(),
                 port: address.port(),
                 hint: HINT,
             };
             let identity = Identity { versions: (8, 9), ..settings.identity(CONNECTOR) };
-            let deadline = Deadline::after(PATIENCE, None);
+            let deadline = Deadline::after(TIMEOUT, None);
             dial::dial(&target, &identity, None, &mut |_| Ok(Vec::new()), &deadline).map(drop)
         });
-        let mut guest = Guest::new(listener.accept().unwrap().0, &settings).unwrap();
-        assert!(settle(&mut guest).is_err());
-        let error = dialled.join().unwrap().unwrap_err();
+        let mut incoming =
+            IncomingConnection::new(listener.accept().unwrap().0, &settings).unwrap();
+        assert!(settle(&mut incoming).is_err());
+        let error = dialed.join().unwrap().unwrap_err();
         assert!(matches!(error, Error::WrongVersion { ours: 9, theirs: 2, .. }), "{error}");
     });
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "miri has no sockets")]
-fn a_stream_leaves_what_follows_its_token_in_the_socket() {
+fn a_stream_leaves_the_bytes_after_its_token_in_the_socket() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let mut stream = dial_stream(address, &[7; 16], PATIENCE, None).unwrap().unwrap();
+    let mut stream = dial_stream(address, &[7; 16], TIMEOUT, None).unwrap().unwrap();
     stream.write_all(b"payload").unwrap();
-    let mut guest =
-        Guest::new(listener.accept().unwrap().0, &settings(&address.to_string())).unwrap();
-    assert_eq!(settle(&mut guest), Ok(GuestStep::Stream([7; 16])));
-    let mut accepted = guest.into_stream();
+    let mut incoming =
+        IncomingConnection::new(listener.accept().unwrap().0, &settings(&address.to_string()))
+            .unwrap();
+    assert_eq!(settle(&mut incoming), Ok(IncomingStep::Stream([7; 16])));
+    let mut accepted = incoming.into_stream();
     accepted.set_nonblocking(false).unwrap();
     let mut bytes = [0; 7];
     accepted.read_exact(&mut bytes).unwrap();
@@ -229,8 +231,9 @@ fn an_interrupt_ends_a_dial_at_once_whether_the_address_is_silent_or_refuses() {
     let refusing = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     for address in [silent.local_addr().unwrap(), refusing] {
         let (interrupt, raised) = raised_soon();
-        let settings = Settings { interrupt: Some(interrupt), ..settings(&address.to_string()) };
-        let error = dial(&settings, b"", PATIENCE).map(drop).unwrap_err();
+        let settings =
+            PairSettings { interrupt: Some(interrupt), ..settings(&address.to_string()) };
+        let error = dial(&settings, b"", TIMEOUT).map(drop).unwrap_err();
         assert!(matches!(error, Error::Interrupted { .. }), "{error}");
         assert!(raised.elapsed() < Duration::from_millis(400), "{:?}", raised.elapsed());
     }
@@ -244,7 +247,7 @@ fn an_address_needs_a_secret_unless_it_is_loopback() {
     for address in ["0.0.0.0:7", "10.0.0.1:7", "node1:7"] {
         assert!(matches!(open(address), Err(Error::PairSecretMissing { .. })));
         let secret = crate::Secret::new("apple").ok();
-        assert!(Settings { secret, ..settings(address) }.endpoint().is_ok());
+        assert!(PairSettings { secret, ..settings(address) }.endpoint().is_ok());
     }
     assert!(matches!(open("127.0.0.1:port"), Err(Error::Variable { .. })));
 }

@@ -1,4 +1,4 @@
-//! A device's memory.
+//! Device memory.
 
 use super::{IpcHandle, check_size};
 use crate::context::Context;
@@ -6,7 +6,7 @@ use crate::driver::call;
 use crate::error::Result;
 use std::sync::Arc;
 
-/// Memory of a device, freed with this. It holds what it held before: nothing sets it.
+/// Device memory, freed on drop. Its initial content is undefined.
 pub struct DeviceMemory {
     context: Arc<Context>,
     address: u64,
@@ -14,41 +14,41 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Allocates memory on the context's device.
+    /// Allocates memory on the device of the context.
     ///
     /// # Errors
     ///
-    /// [`Error::Size`](crate::Error::Size) for none, and what CUDA says.
+    /// [`Error::Size`](crate::Error::Size) for 0 bytes, and errors of CUDA.
     pub fn alloc(context: &Arc<Context>, bytes: usize) -> Result<Self> {
         check_size("device memory", bytes)?;
         let mut address = 0;
         let _bound = context.enter()?;
-        // SAFETY: it writes one address; the context is current.
+        // SAFETY: writes one address; the context is current.
         unsafe { call!(context.driver, cuMemAlloc_v2(&raw mut address, bytes)) }?;
         Ok(Self { context: context.clone(), address, bytes })
     }
 
-    /// Where it begins, on its device.
+    /// Start address on its device.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its bytes.
+    /// Size in bytes.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Its context.
+    /// Context of the memory.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// What another process opens it with ([`PeerMemory`](crate::PeerMemory)), while this lives.
+    /// IPC handle by which another process opens it ([`PeerMemory`](crate::PeerMemory)), while this value lives.
     ///
     /// # Errors
     ///
-    /// What CUDA says: not every system can.
+    /// Errors of CUDA: some systems have no IPC.
     pub fn ipc_handle(&self) -> Result<IpcHandle> {
         IpcHandle::of(&self.context, self.address, self.bytes)
     }
@@ -57,8 +57,8 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let Ok(_bound) = self.context.enter() else { return };
-        // SAFETY: it is ours, and this is its end: the driver waits for what uses it. An error means
-        // that CUDA is gone already.
+        // SAFETY: this value owns it and uses it last here: the driver waits for its uses. An error means
+        // that CUDA is shut down already.
         let _ = unsafe { call!(self.context.driver, cuMemFree_v2(self.address)) };
     }
 }

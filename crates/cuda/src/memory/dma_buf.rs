@@ -1,4 +1,4 @@
-//! A device's memory as a dma-buf, the descriptor that NICs register.
+//! Device memory as a dma-buf, the descriptor that NICs register.
 
 use super::{check_size, own};
 use crate::context::Context;
@@ -11,27 +11,25 @@ use std::os::fd::OwnedFd;
 
 const CALL: &str = "cuMemGetHandleForAddressRange";
 
-/// A dma-buf that a stretch of a device's memory lies in. Free the memory only once everything that
-/// imported the descriptor has let go of it.
+/// Dma-buf that contains a range of device memory. Free the memory only after all importers of the descriptor have
+/// released it.
 #[derive(Debug)]
 pub struct DmaBuf {
-    /// The descriptor, of whole pages of the host.
+    /// Descriptor of whole host pages.
     pub descriptor: OwnedFd,
-    /// Where in it the stretch begins, in bytes: less than a page.
+    /// Start of the range in it, in bytes: less than a page.
     pub offset: u64,
-    /// Length of the stretch in bytes.
+    /// Length of the range in bytes.
     pub bytes: u64,
 }
 
 impl DmaBuf {
-    /// The dma-buf of memory that this process allocated on the context's device, by this crate or
-    /// otherwise.
+    /// Exports memory that this process allocated on the device of the context, by this crate or otherwise.
     ///
     /// # Errors
     ///
-    /// [`Error::TooOld`] from a driver before CUDA 11.7, [`Error::Unsupported`] of a device or kernel
-    /// modules that cannot, [`Error::Size`] for no bytes, and what CUDA reports: the stretch must lie in
-    /// one allocation.
+    /// [`Error::TooOld`] from a driver before CUDA 11.7, [`Error::Unsupported`] without support of the device
+    /// or the kernel modules, [`Error::Size`] for 0 bytes, and errors of CUDA: the range must lie in one allocation.
     pub fn of(context: &Context, address: u64, bytes: usize) -> Result<Self> {
         check_size("a dma-buf", bytes)?;
         let function = function(context.driver.range_handle)?;
@@ -47,23 +45,23 @@ impl DmaBuf {
         let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
         let mut number: c_int = -1;
         let _bound = context.enter()?;
-        // SAFETY: for handles of this kind it writes one descriptor, an int; the driver refuses a range
-        // that is not of an allocation.
+        // SAFETY: for this kind of handle it writes one descriptor, an int; the driver rejects ranges
+        // outside of an allocation.
         let code = unsafe { function((&raw mut number).cast(), first, length, kind, 0) };
         context.driver.check(CALL, code)?;
-        // SAFETY: the driver has just opened it for us, and nothing else owns it.
+        // SAFETY: the driver has just opened it for this process, and it has no other owner.
         let descriptor = unsafe { own(number) }?;
         Ok(Self { descriptor, offset: address - first, bytes: bytes as u64 })
     }
 }
 
-/// The call, if the driver has it.
+/// Driver function, or the error of an older driver.
 fn function(found: Option<GetRangeHandle>) -> Result<GetRangeHandle> {
     let needs = "a driver for CUDA 11.7 or newer to export memory as a dma-buf";
     found.ok_or_else(|| too_old("the CUDA driver (libcuda.so.1)", needs)(CALL))
 }
 
-/// Beginning and length of the pages of the host that a stretch lies in.
+/// Start and length of the host pages that contain a range.
 fn whole_pages(address: u64, bytes: usize, page: usize) -> Result<(u64, usize)> {
     let page = page as u64;
     let first = address - address % page;
@@ -72,7 +70,7 @@ fn whole_pages(address: u64, bytes: usize, page: usize) -> Result<(u64, usize)> 
     end.map(|end| (first, (end - first) as usize)).ok_or(Error::Size {
         what: "device memory",
         bytes,
-        problem: "they end behind all addresses",
+        problem: "the range exceeds the address space",
     })
 }
 
@@ -81,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pages_around_a_stretch_are_exported() {
+    fn the_pages_around_a_range_are_exported() {
         let page = 4096;
         assert_eq!(whole_pages(0x1000, 4096, page), Ok((0x1000, 4096)));
         assert_eq!(whole_pages(0x1200, 1, page), Ok((0x1000, 4096)));

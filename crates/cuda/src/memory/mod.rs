@@ -1,4 +1,4 @@
-//! Memory of devices and of the host, and how other processes come to it.
+//! Device and host memory, and its sharing between processes.
 
 mod device;
 mod dma_buf;
@@ -12,7 +12,7 @@ pub use device::DeviceMemory;
 pub use dma_buf::DmaBuf;
 pub use peer::{IpcHandle, PeerMemory};
 pub use pinned::PinnedMemory;
-pub use pointer::device_of;
+pub use pointer::{device_of, is_ipc_capable};
 pub use registered::RegisteredMemory;
 pub use shared::VirtualMemory;
 
@@ -20,24 +20,24 @@ use crate::error::{Error, Result};
 use std::ffi::c_int;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// Refuses an allocation of nothing, which CUDA would refuse in other words.
+/// Rejects empty allocations with a uniform error.
 fn check_size(what: &'static str, bytes: usize) -> Result<()> {
     if bytes == 0 {
-        return Err(Error::Size { what, bytes, problem: "ask for one or more" });
+        return Err(Error::Size { what, bytes, problem: "expected at least 1" });
     }
     Ok(())
 }
 
-/// A descriptor that the driver opened, closed in programs that this process starts.
+/// Takes ownership of a descriptor that the driver opened, and sets close-on-exec.
 ///
 /// # Safety
 ///
-/// It is negative, or open and owned by nothing else.
+/// `number` is negative, or an open descriptor without another owner.
 unsafe fn own(number: c_int) -> Result<OwnedFd> {
     if number < 0 {
-        return Err(Error::Descriptor(format!("the driver gave the number {number}")));
+        return Err(Error::Descriptor(format!("the driver returned the number {number}")));
     }
-    // SAFETY: it is open and not owned, by the caller's promise.
+    // SAFETY: open and without an owner, as guaranteed by the caller.
     let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
     rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC)
         .map_err(|error| Error::Descriptor(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! Another process's memory, by IPC handle.
+//! Memory of another process, by IPC handle.
 
 use crate::context::Context;
 use crate::driver::call;
@@ -9,46 +9,45 @@ use std::sync::Arc;
 
 const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 
-/// What names a stretch of device memory to other processes of this host.
+/// IPC handle of a range of device memory, for other processes of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpcHandle {
-    /// The driver's handle, of the whole allocation that the stretch is in.
+    /// Driver handle of the allocation that contains the range.
     pub handle: [u8; 64],
-    /// Where in that allocation the stretch begins, in bytes.
+    /// Start of the range in that allocation, in bytes.
     pub offset: u64,
-    /// Its length, in bytes.
+    /// Length of the range in bytes.
     pub bytes: u64,
 }
 
 impl IpcHandle {
-    /// The handle of a stretch of memory that this process allocated, by
-    /// [`DeviceMemory`](crate::DeviceMemory) or otherwise: the driver may have put several small
-    /// allocations into one, of which it gives the handle.
+    /// Handle of a range of memory that this process allocated, by [`DeviceMemory`](crate::DeviceMemory) or
+    /// otherwise. The driver may place several small allocations in one, whose handle it returns.
     ///
     /// # Errors
     ///
-    /// [`Error::Size`] if the stretch is longer than its allocation, and what CUDA says.
+    /// [`Error::Size`] for a range beyond its allocation, and errors of CUDA.
     pub fn of(context: &Context, address: u64, bytes: usize) -> Result<Self> {
         let _bound = context.enter()?;
         let (mut base, mut length) = (0, 0);
-        // SAFETY: it writes an address and a length; the driver refuses an address it does not know.
+        // SAFETY: writes an address and a length; the driver rejects unknown addresses.
         unsafe {
             call!(context.driver, cuMemGetAddressRange_v2(&raw mut base, &raw mut length, address))
         }?;
         let offset = address - base;
         if bytes as u64 > (length as u64).saturating_sub(offset) {
-            let problem = "the allocation they begin in ends before they do";
+            let problem = "the range exceeds its allocation";
             return Err(Error::Size { what: "device memory", bytes, problem });
         }
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
-        // SAFETY: it writes 64 bytes.
+        // SAFETY: writes 64 bytes.
         unsafe { call!(context.driver, cuIpcGetMemHandle(&raw mut handle, base)) }?;
         let handle = handle.reserved.map(|byte| byte as u8);
         Ok(Self { handle, offset, bytes: bytes as u64 })
     }
 }
 
-/// Another process's memory, mapped here; unmapped with this.
+/// Mapped memory of another process; unmapped on drop.
 pub struct PeerMemory {
     context: Arc<Context>,
     base: u64,
@@ -57,18 +56,18 @@ pub struct PeerMemory {
 }
 
 impl PeerMemory {
-    /// Maps memory of another process of this host for the context's device. The other process must
-    /// keep it until this is dropped.
+    /// Maps memory of another process of this host for the device of the context. The other process must keep it
+    /// until this value is dropped.
     ///
     /// # Errors
     ///
-    /// What CUDA says: the devices must reach each other, and the memory must be another process's.
+    /// Errors of CUDA: the devices need peer access, and the memory must belong to another process.
     pub fn open_ipc(context: &Arc<Context>, handle: &IpcHandle) -> Result<Self> {
         let bytes = handle.bytes as usize;
         let reserved = handle.handle.map(|byte| byte as c_char);
         let mut base = 0;
         let _bound = context.enter()?;
-        // SAFETY: it writes one address; the driver checks the handle.
+        // SAFETY: writes one address; the driver checks the handle.
         unsafe {
             call!(
                 context.driver,
@@ -84,35 +83,35 @@ impl PeerMemory {
         Ok(memory)
     }
 
-    /// Where it begins, as mapped here.
+    /// Mapped start address.
     pub fn address(&self) -> u64 {
         self.base + self.offset
     }
 
-    /// Its bytes.
+    /// Size in bytes.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether what the peer claims lies within what was mapped.
+    /// Checks that the range claimed by the peer lies within the mapping.
     fn check(&self) -> Result<()> {
         let (mut base, mut length) = (0, 0);
-        // SAFETY: it writes an address and a length, of memory that has just been mapped.
-        let answer = unsafe {
+        // SAFETY: writes an address and a length, of memory that has just been mapped.
+        let queried = unsafe {
             call!(
                 self.context.driver,
                 cuMemGetAddressRange_v2(&raw mut base, &raw mut length, self.base)
             )
         };
-        // A driver that does not know of others' memory how long it is leaves it to the device to say.
-        if answer.is_err() {
+        // Without the length of peer memory in the driver, the device detects invalid accesses.
+        if queried.is_err() {
             return Ok(());
         }
         match self.offset.checked_add(self.bytes as u64) {
             Some(end) if end <= length as u64 => Ok(()),
             _ => {
-                let problem = "the peer's allocation is shorter than it says";
+                let problem = "the peer claims more than its allocation";
                 Err(Error::Size { what: "a peer's device memory", bytes: self.bytes, problem })
             }
         }
@@ -122,7 +121,7 @@ impl PeerMemory {
 impl Drop for PeerMemory {
     fn drop(&mut self) {
         let Ok(_bound) = self.context.enter() else { return };
-        // SAFETY: it was opened by this, and this is its end. An error means that CUDA is gone already.
+        // SAFETY: opened by this value and used last here. An error means that CUDA is shut down already.
         let _ = unsafe { call!(self.context.driver, cuIpcCloseMemHandle(self.base)) };
     }
 }

@@ -1,4 +1,4 @@
-//! The device that an address belongs to.
+//! Device of an address.
 
 use crate::driver::{call, driver};
 use crate::error::{Error, Result};
@@ -6,28 +6,41 @@ use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute};
 
 const INVALID_VALUE: u32 = 1;
 
-/// The ordinal of the device that the memory at an address is of.
+/// Ordinal of the device whose memory contains an address.
 ///
 /// # Errors
 ///
-/// [`Error::NotOfDevice`] for memory of the host, pinned memory included, and for addresses that CUDA
-/// has not allocated; what loading the driver returns, and what CUDA reports.
+/// [`Error::NotOfDevice`] for host memory, pinned memory included, and for addresses that CUDA has not allocated;
+/// errors of loading the driver, and of CUDA.
 pub fn device_of(address: u64) -> Result<u32> {
-    let driver = driver()?;
-    let number = |attribute| {
-        let mut value = 0_u32;
-        // SAFETY: these attributes are four bytes each; the driver refuses an address that it did not
-        // give out.
-        unsafe {
-            call!(driver, cuPointerGetAttribute((&raw mut value).cast(), attribute, address))
-        }?;
-        Ok(value)
-    };
-    match number(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
+    match number(address, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
         Ok(kind) if kind == CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 => {
-            number(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+            number(address, CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
         }
         Ok(_) | Err(Error::Call { code: INVALID_VALUE, .. }) => Err(Error::NotOfDevice { address }),
         Err(error) => Err(error),
     }
+}
+
+/// True if the memory at an address has an IPC handle ([`IpcHandle`](crate::IpcHandle)): memory of `cuMemAlloc` has,
+/// memory of the virtual memory calls (torch's expandable segments) has not.
+///
+/// # Errors
+///
+/// As [`device_of`].
+pub fn is_ipc_capable(address: u64) -> Result<bool> {
+    match number(address, CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) {
+        Ok(capable) => Ok(capable != 0),
+        Err(Error::Call { code: INVALID_VALUE, .. }) => Err(Error::NotOfDevice { address }),
+        Err(error) => Err(error),
+    }
+}
+
+fn number(address: u64, attribute: CUpointer_attribute) -> Result<u32> {
+    let driver = driver()?;
+    let mut value = 0_u32;
+    // SAFETY: these attributes have four bytes, or one of a zeroed value; the driver rejects addresses that it did
+    // not allocate.
+    unsafe { call!(driver, cuPointerGetAttribute((&raw mut value).cast(), attribute, address)) }?;
+    Ok(value)
 }

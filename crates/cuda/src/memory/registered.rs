@@ -1,4 +1,4 @@
-//! Memory of the host that is somebody else's, pinned where it lies.
+//! Host memory of other owners, pinned in place.
 
 use super::check_size;
 use crate::context::Context;
@@ -9,16 +9,16 @@ use std::sync::Arc;
 
 const PORTABLE: u32 = 1;
 
-/// Pages of the host that stay where they are while this lives, so that copies between them and any
-/// device need no detour. Also pages that several processes map, in each of them.
+/// Registration that pins host pages while this value lives, so that copies between them and any device need no
+/// staging. Pages that several processes map are pinned in each of them.
 pub struct RegisteredMemory {
     context: Arc<Context>,
     host: *mut c_void,
 }
 
-// SAFETY: only the address is kept, to unpin what lies there; any thread may.
+// SAFETY: only the address is stored, for unpinning, which any thread may do.
 unsafe impl Send for RegisteredMemory {}
-// SAFETY: as above; nothing here reads or writes the memory.
+// SAFETY: as above; this type never reads or writes the memory.
 unsafe impl Sync for RegisteredMemory {}
 
 impl RegisteredMemory {
@@ -26,17 +26,17 @@ impl RegisteredMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::Size`](crate::Error::Size) for none, and what CUDA says, such as that it is pinned
-    /// already (712), that the system pins no more, or that it may not be written.
+    /// [`Error::Size`](crate::Error::Size) for 0 bytes, and errors of CUDA, such as memory that is
+    /// pinned already (712) or read-only, or the limit of the system on pinned memory.
     ///
     /// # Safety
     ///
-    /// So many bytes are mapped at `host` until this is dropped.
+    /// `bytes` bytes are mapped at `host` until this value is dropped.
     pub unsafe fn new(context: &Arc<Context>, host: *mut u8, bytes: usize) -> Result<Self> {
         check_size("pinned memory", bytes)?;
         let host = host.cast::<c_void>();
         let _bound = context.enter()?;
-        // SAFETY: the memory is there by the caller's promise; the context is current.
+        // SAFETY: the memory is mapped, as guaranteed by the caller; the context is current.
         unsafe { call!(context.driver, cuMemHostRegister_v2(host, bytes, PORTABLE)) }?;
         Ok(Self { context: context.clone(), host })
     }
@@ -45,7 +45,7 @@ impl RegisteredMemory {
 impl Drop for RegisteredMemory {
     fn drop(&mut self) {
         let Ok(_bound) = self.context.enter() else { return };
-        // SAFETY: it was pinned by this, and this is its end. An error means that CUDA is gone already.
+        // SAFETY: pinned by this value and used last here. An error means that CUDA is shut down already.
         let _ = unsafe { call!(self.context.driver, cuMemHostUnregister(self.host)) };
     }
 }

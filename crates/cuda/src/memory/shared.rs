@@ -1,4 +1,4 @@
-//! A device's memory that other processes are given by file descriptor.
+//! Device memory shared between processes by file descriptor.
 
 use super::{check_size, own};
 use crate::context::Context;
@@ -17,22 +17,21 @@ use std::sync::Arc;
 const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// Memory of a device, mapped for a device here (its own or, imported, a peer's). The memory is freed
-/// when the last process that maps it has unmapped it.
+/// Device memory, mapped for a device here: its own or, if imported, a peer's. The memory is freed once all
+/// processes have unmapped it.
 pub struct VirtualMemory {
-    // Fields are dropped in this order: what is mapped is unmapped before its handle is released.
+    // Fields are dropped in this order: the mapping before the handle.
     mapping: Mapping,
     handle: Handle,
 }
 
 impl VirtualMemory {
-    /// Allocates memory on the context's device and maps it for that device. Its length is rounded up
-    /// to what the device allocates (2 MiB); it is not set to anything.
+    /// Allocates memory on the device of the context and maps it for that device. Its length is rounded up to the
+    /// granularity of the device (2 MiB); its content is undefined.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] where memory cannot be shared by descriptor, [`Error::Size`] for none,
-    /// and what CUDA says.
+    /// [`Error::Unsupported`] without sharing by descriptor, [`Error::Size`] for 0 bytes, and errors of CUDA.
     pub fn create(context: &Arc<Context>, bytes: usize) -> Result<Self> {
         check_size("device memory", bytes)?;
         check_device(context.device())?;
@@ -40,7 +39,7 @@ impl VirtualMemory {
         let properties = properties(context.device());
         let length = round_up(bytes, granularity(context, &properties)?)?;
         let mut handle = 0;
-        // SAFETY: it writes one handle, and reads properties that live through the call.
+        // SAFETY: writes one handle, and reads properties that live through the call.
         unsafe {
             call!(context.driver, cuMemCreate(&raw mut handle, length, &raw const properties, 0))
         }?;
@@ -48,23 +47,23 @@ impl VirtualMemory {
         Ok(Self { mapping: Mapping::of(&handle, length)?, handle })
     }
 
-    /// Maps memory that a peer has exported, for the context's device. `bytes` is the
-    /// [length](VirtualMemory::len) that the peer has.
+    /// Maps memory that a peer has exported, for the device of the context. `bytes` is the
+    /// [length](VirtualMemory::len) at the peer.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] where memory cannot be shared by descriptor, [`Error::Size`] for none,
-    /// and what CUDA says: the device must reach the peer's.
+    /// [`Error::Unsupported`] without sharing by descriptor, [`Error::Size`] for 0 bytes, and errors of CUDA:
+    /// the device needs peer access.
     pub fn import(context: &Arc<Context>, descriptor: OwnedFd, bytes: usize) -> Result<Self> {
         check_size("a peer's device memory", bytes)?;
         check_device(context.device())?;
         let _bound = context.enter()?;
         let length = round_up(bytes, granularity(context, &properties(context.device()))?)?;
         let mut handle = 0;
-        // The driver takes the descriptor's number where on other systems it takes an address.
+        // The argument is a pointer that carries the number of the descriptor on Linux.
         let number =
             std::ptr::without_provenance_mut(descriptor.as_raw_fd().cast_unsigned() as usize);
-        // SAFETY: it writes one handle; the descriptor is open, and stays ours, so it is closed below.
+        // SAFETY: writes one handle; the descriptor is open and stays owned here, so it is closed below.
         unsafe {
             call!(
                 context.driver,
@@ -75,55 +74,55 @@ impl VirtualMemory {
         Ok(Self { mapping: Mapping::of(&handle, length)?, handle })
     }
 
-    /// A descriptor that a peer imports the memory with.
+    /// Descriptor by which a peer imports the memory.
     ///
     /// # Errors
     ///
-    /// What CUDA says, and [`Error::Descriptor`].
+    /// Errors of CUDA, and [`Error::Descriptor`].
     pub fn export(&self) -> Result<OwnedFd> {
         let context = &self.handle.context;
         let _bound = context.enter()?;
         let mut number: c_int = -1;
-        let answer = (&raw mut number).cast::<c_void>();
-        // SAFETY: for handles of this kind it writes one descriptor, an int.
+        let descriptor = (&raw mut number).cast::<c_void>();
+        // SAFETY: for this kind of handle it writes one descriptor, an int.
         unsafe {
             call!(
                 context.driver,
-                cuMemExportToShareableHandle(answer, self.handle.handle, DESCRIPTOR, 0)
+                cuMemExportToShareableHandle(descriptor, self.handle.handle, DESCRIPTOR, 0)
             )
         }?;
-        // SAFETY: the driver has just opened it for us, and nothing else owns it.
+        // SAFETY: the driver has just opened it for this process, and it has no other owner.
         unsafe { own(number) }
     }
 
-    /// Lets another device of this process use the memory too, at the same address.
+    /// Enables access of another device of this process, at the same address.
     ///
     /// # Errors
     ///
-    /// What CUDA says: the device must reach the one that has the memory.
+    /// Errors of CUDA: the device needs peer access to the owner of the memory.
     pub fn allow(&self, device: Device) -> Result<()> {
         let _bound = self.handle.context.enter()?;
         self.mapping.allow(device)
     }
 
-    /// Where it begins, as mapped here.
+    /// Mapped start address.
     pub fn address(&self) -> u64 {
         self.mapping.address
     }
 
-    /// Its bytes, rounded up to what the device allocates.
+    /// Size in bytes, rounded up to the granularity of the device.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.mapping.length
     }
 
-    /// The context that it is mapped for.
+    /// Context for which it is mapped.
     pub fn context(&self) -> &Arc<Context> {
         &self.handle.context
     }
 }
 
-/// Memory, wherever it is.
+/// Handle of physical memory.
 struct Handle {
     context: Arc<Context>,
     handle: CUmemGenericAllocationHandle,
@@ -132,13 +131,13 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let Ok(_bound) = self.context.enter() else { return };
-        // SAFETY: it is ours, and this is its end; what is mapped elsewhere keeps the memory. An error
-        // means that CUDA is gone already.
+        // SAFETY: this value owns it and uses it last here; mappings of other processes keep the memory. An error
+        // means that CUDA is shut down already.
         let _ = unsafe { call!(self.context.driver, cuMemRelease(self.handle)) };
     }
 }
 
-/// Addresses, with memory behind them.
+/// Reserved addresses, with memory mapped to them.
 struct Mapping {
     context: Arc<Context>,
     address: u64,
@@ -151,11 +150,11 @@ impl Mapping {
     fn of(handle: &Handle, length: usize) -> Result<Self> {
         let context = handle.context.clone();
         let mut address = 0;
-        // SAFETY: it writes one address; alignment and wish are left to the driver.
+        // SAFETY: writes one address; alignment and address are chosen by the driver.
         unsafe { call!(context.driver, cuMemAddressReserve(&raw mut address, length, 0, 0, 0)) }?;
-        // From here on what was done is undone if something fails.
+        // From here on, errors undo the reservation and the mapping.
         let mut mapping = Self { context, address, length, mapped: false };
-        // SAFETY: the addresses are reserved and nothing is mapped there; the handle lives.
+        // SAFETY: the addresses are reserved and unmapped; the handle lives.
         unsafe { call!(mapping.context.driver, cuMemMap(address, length, 0, handle.handle, 0)) }?;
         mapping.mapped = true;
         mapping.allow(mapping.context.device())?;
@@ -168,7 +167,7 @@ impl Mapping {
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         let driver = self.context.driver;
-        // SAFETY: it reads one description, which lives through the call, of what is mapped.
+        // SAFETY: reads one description, which lives through the call, of mapped addresses.
         unsafe { call!(driver, cuMemSetAccess(self.address, self.length, &raw const access, 1)) }
     }
 }
@@ -178,13 +177,13 @@ impl Drop for Mapping {
         let Ok(_bound) = self.context.enter() else { return };
         let driver = self.context.driver;
         if self.mapped {
-            // SAFETY: it is mapped, as a whole, and this is its end. An error means that CUDA is gone
-            // already, or that addresses in use are being unmapped, which must not be given back.
+            // SAFETY: mapped as a whole and used last here. An error means that CUDA is shut down already, or
+            // that the addresses are in use and must stay reserved.
             if unsafe { call!(driver, cuMemUnmap(self.address, self.length)) }.is_err() {
                 return;
             }
         }
-        // SAFETY: the addresses are ours, and nothing is mapped there any more.
+        // SAFETY: the addresses are owned by this value and unmapped.
         let _ = unsafe { call!(driver, cuMemAddressFree(self.address, self.length)) };
     }
 }
@@ -207,7 +206,7 @@ fn location(device: Device) -> CUmemLocation {
     }
 }
 
-/// What memory is asked for: of the device, to be shared, and good for a NIC where it can be.
+/// Allocation properties: device memory, shareable, and capable of GPUDirect RDMA where supported.
 fn properties(device: Device) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -223,11 +222,11 @@ fn properties(device: Device) -> CUmemAllocationProp {
     }
 }
 
-/// Lengths are multiples of this.
+/// Granularity of lengths.
 fn granularity(context: &Context, properties: &CUmemAllocationProp) -> Result<usize> {
     let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     let mut granularity = 0;
-    // SAFETY: it writes one length, and reads properties that live through the call.
+    // SAFETY: writes one length, and reads properties that live through the call.
     unsafe {
         call!(
             context.driver,
@@ -237,12 +236,12 @@ fn granularity(context: &Context, properties: &CUmemAllocationProp) -> Result<us
     Ok(granularity)
 }
 
-/// The least multiple of `granularity` that holds so many bytes.
+/// Smallest multiple of `granularity` of at least `bytes`.
 fn round_up(bytes: usize, granularity: usize) -> Result<usize> {
     bytes.checked_next_multiple_of(granularity.max(1)).ok_or(Error::Size {
         what: "device memory",
         bytes,
-        problem: "no address space is so large",
+        problem: "expected less than the address space",
     })
 }
 
@@ -251,12 +250,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_are_rounded_up_to_what_the_device_allocates() {
+    fn lengths_are_rounded_up_to_the_granularity() {
         let granularity = 2 << 20;
         assert_eq!(round_up(1, granularity), Ok(granularity));
         assert_eq!(round_up(granularity, granularity), Ok(granularity));
         assert_eq!(round_up(granularity + 1, granularity), Ok(2 * granularity));
-        // A driver that gives nonsense is no reason to divide by it.
+        // An invalid granularity of 0 must not cause a division by zero.
         assert_eq!(round_up(5, 0), Ok(5));
         assert!(matches!(round_up(usize::MAX, granularity), Err(Error::Size { .. })));
     }

@@ -1,4 +1,4 @@
-//! Finding NVRTC.
+//! Search for NVRTC.
 
 use crate::error::{Error, Result};
 use crate::library::{functions, open_with, too_old};
@@ -15,7 +15,7 @@ const LIBRARY: &str = "CUDA's compiler (NVRTC)";
 const SONAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
 
 functions! {
-    /// What is called of NVRTC.
+    /// Functions of NVRTC.
     Api, declared in sys as nvrtcResult;
     nvrtcVersion(*mut c_int, *mut c_int);
     nvrtcCreateProgram(
@@ -30,10 +30,10 @@ functions! {
     nvrtcGetProgramLog(nvrtcProgram, *mut c_char);
 }
 
-// Not in `Api`: it takes a result, which for cudarc is an enumeration.
+// Not in `Api`: it takes a result, which cudarc declares as an enumeration.
 type Describe = unsafe extern "C" fn(u32) -> *const c_char;
 
-/// NVRTC, loaded.
+/// Loaded NVRTC.
 pub(super) struct Nvrtc {
     pub(super) api: Api,
     pub(super) version: (u32, u32),
@@ -41,7 +41,7 @@ pub(super) struct Nvrtc {
     error_text: Describe,
 }
 
-/// What is known of where NVRTC may be, and NVRTC once it was found.
+/// Search folders, and NVRTC once found.
 struct Search {
     folders: Vec<PathBuf>,
     found: Option<&'static Nvrtc>,
@@ -49,7 +49,7 @@ struct Search {
 
 static SEARCH: Mutex<Search> = Mutex::new(Search { folders: Vec::new(), found: None });
 
-/// Has NVRTC looked for in this folder too; once NVRTC was found, it says nothing any more.
+/// Adds a folder to the search; without effect once NVRTC was found.
 pub fn add_search_path(folder: impl Into<PathBuf>) {
     let folder = folder.into();
     let mut search = SEARCH.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,8 +58,8 @@ pub fn add_search_path(folder: impl Into<PathBuf>) {
     }
 }
 
-/// NVRTC: what the process has loaded already (PyTorch may have), what is in the folders that were
-/// given, in CUDA_HOME, and what the system has, in this order.
+/// NVRTC of this process, from the first of: a library that is loaded already (such as by PyTorch), the search
+/// folders, CUDA_HOME, the system.
 pub(super) fn nvrtc() -> Result<&'static Nvrtc> {
     let mut search = SEARCH.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(found) = search.found {
@@ -71,7 +71,7 @@ pub(super) fn nvrtc() -> Result<&'static Nvrtc> {
     Ok(search.found.insert(Box::leak(Box::new(nvrtc))))
 }
 
-/// Looks in all places. What was not found can be found later, so that is not kept.
+/// Searches all places. A failure is not cached, since folders may be added later.
 fn find(folders: &[PathBuf], home: Option<&Path>) -> Result<Library> {
     for soname in SONAMES.map(Path::new) {
         if let Ok(library) = open_with(soname, RTLD_LAZY | RTLD_LOCAL | libc::RTLD_NOLOAD) {
@@ -93,7 +93,7 @@ fn find(folders: &[PathBuf], home: Option<&Path>) -> Result<Library> {
     })
 }
 
-/// Files in folders that have them, then names that the system's loader may know.
+/// Existing files in folders, then names for the system's loader.
 fn candidates(folders: &[PathBuf], home: Option<&Path>) -> Vec<PathBuf> {
     let home = home.map(|home| home.join("lib64"));
     let toolkit = Path::new("/usr/local/cuda/lib64").to_owned();
@@ -109,79 +109,79 @@ fn candidates(folders: &[PathBuf], home: Option<&Path>) -> Vec<PathBuf> {
 
 impl Nvrtc {
     fn new(library: Library) -> Result<Self> {
-        // Compiling goes on in no thread of its own, but libraries of this size are not unloaded.
+        // Never unloaded, like all CUDA libraries.
         let library = Box::leak(Box::new(library));
         let missing = too_old(LIBRARY, "NVRTC of CUDA 12.0 or newer");
-        // SAFETY: it is NVRTC, and never unloaded.
+        // SAFETY: the library is NVRTC, and never unloaded.
         let api = unsafe { Api::look_up(library) }.map_err(&missing)?;
-        // SAFETY: as above; nvrtc.h declares it so, with an enumeration for the argument.
+        // SAFETY: as above; nvrtc.h declares this signature, with an enumeration as the argument.
         let error_text = *unsafe { library.get::<Describe>("nvrtcGetErrorString") }
             .map_err(|_| missing("nvrtcGetErrorString"))?;
         let location = path_of(api.nvrtcVersion as *const c_void);
         let mut nvrtc = Self { api, version: (0, 0), location, error_text };
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: it writes two integers.
+        // SAFETY: writes two integers.
         let code = unsafe { (nvrtc.api.nvrtcVersion)(&raw mut major, &raw mut minor) };
         nvrtc.check("nvrtcVersion", code)?;
         nvrtc.version = (major.unsigned_abs(), minor.unsigned_abs());
         Ok(nvrtc)
     }
 
-    /// Makes an error of a result.
+    /// Converts a result code.
     pub(super) fn check(&self, call: &'static str, code: u32) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
-        // NVRTC's text is the result's name, in capitals.
+        // The text of NVRTC is the name of the result, in capitals.
         let name = self.text(code);
-        let text = format!("NVRTC {}.{} refused", self.version.0, self.version.1);
+        let text = format!("NVRTC {}.{} reported an error", self.version.0, self.version.1);
         Err(Error::Call { call, code, name, text, remedy: remedy(code) })
     }
 
-    /// NVRTC's name of a result.
+    /// Name of a result.
     pub(super) fn text(&self, code: u32) -> String {
-        // SAFETY: any number may be asked for.
+        // SAFETY: valid for any number.
         let text = unsafe { (self.error_text)(code) };
         if text.is_null() {
-            return "an error that NVRTC cannot name".to_owned();
+            return "unknown error".to_owned();
         }
-        // SAFETY: NVRTC's strings end with a 0 and are never freed.
+        // SAFETY: strings of NVRTC are NUL-terminated and never freed.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 }
 
-/// NVRTC opens its other half by a bare name, which the system's loader knows of a toolkit that is
-/// installed, but not of NVIDIA's Python packages: one that is open already is found by its name.
+/// Loads libnvrtc-builtins beside NVRTC. NVRTC opens it by its bare name, which the system's loader resolves for an
+/// installed toolkit but not for NVIDIA's Python packages; a library that is open already is found by name.
 fn load_builtins(nvrtc: &Nvrtc) {
     let (major, minor) = nvrtc.version;
     let file = nvrtc.location.with_file_name(format!("libnvrtc-builtins.so.{major}.{minor}"));
     match open_with(&file, RTLD_LAZY | RTLD_LOCAL) {
         Ok(library) => std::mem::forget(library),
-        // Then compiling fails, with the reason, if it is nowhere else.
+        // If it is missing everywhere, compilation fails with the reason.
         Err(problem) => log::debug!("{problem}"),
     }
 }
 
-/// The file that a function was loaded from; empty if the loader does not say.
+/// File from which a function was loaded; empty if the loader does not report it.
 fn path_of(function: *const c_void) -> PathBuf {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: it writes one description, of an address in a library that is never unloaded.
-    let known = unsafe { libc::dladdr(function, info.as_mut_ptr()) } != 0;
-    // SAFETY: it is made of addresses, all of them zero at first, which is a value.
+    // SAFETY: writes one description, of an address in a library that is never unloaded.
+    let found = unsafe { libc::dladdr(function, info.as_mut_ptr()) } != 0;
+    // SAFETY: a structure of addresses, zeroed at first, which is a valid value.
     let name = unsafe { info.assume_init() }.dli_fname;
-    if !known || name.is_null() {
+    if !found || name.is_null() {
         return PathBuf::new();
     }
-    // SAFETY: the loader's name of the library ends with a 0 and lives as long as the library.
+    // SAFETY: the loader's name of the library is NUL-terminated and lives as long as the library.
     PathBuf::from(OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes()))
 }
 
-/// What to do about an error of NVRTC's, or nothing.
+/// Remedy of a result code of NVRTC; empty if unknown.
 fn remedy(code: u32) -> &'static str {
     match code {
-        1 => "the compiler is out of memory: free some of the host's",
-        5 => "this NVRTC does not know an option: a newer one does",
-        7 => "libnvrtc-builtins is missing beside NVRTC: install NVRTC anew",
+        1 => "the compiler is out of host memory: free some",
+        5 => "an option is unknown to this NVRTC: install a newer one",
+        7 => "libnvrtc-builtins is missing beside NVRTC: reinstall NVRTC",
         _ => "",
     }
 }
@@ -198,7 +198,7 @@ mod tests {
         std::fs::create_dir_all(home.join("lib64")).unwrap();
         std::fs::write(given.join("libnvrtc.so.12"), "").unwrap();
         std::fs::write(home.join("lib64/libnvrtc.so.13"), "").unwrap();
-        let found = candidates(&[root.join("nowhere"), given.clone()], Some(&home));
+        let found = candidates(&[root.join("missing"), given.clone()], Some(&home));
         std::fs::remove_dir_all(&root).unwrap();
         let expected = [
             given.join("libnvrtc.so.12"),

@@ -1,4 +1,6 @@
-//! NVRTC: CUDA's compiler for kernels, at run time.
+//! NVRTC: CUDA's run-time compiler of kernels.
+//!
+//! - `find.rs`: search and loading; `program.rs`: compilation
 
 mod find;
 mod program;
@@ -11,20 +13,20 @@ pub use program::{Source, compile};
 use crate::error::Result;
 use std::path::PathBuf;
 
-/// NVRTC's version, as in `(13, 0)`.
+/// Version of NVRTC, as `(13, 0)`.
 ///
 /// # Errors
 ///
-/// [`Error::Absent`](crate::Error::Absent) where there is none.
+/// [`Error::Absent`](crate::Error::Absent) without NVRTC.
 pub fn version() -> Result<(u32, u32)> {
     Ok(find::nvrtc()?.version)
 }
 
-/// The file that NVRTC was loaded from.
+/// File from which NVRTC was loaded.
 ///
 /// # Errors
 ///
-/// [`Error::Absent`](crate::Error::Absent) where there is none.
+/// [`Error::Absent`](crate::Error::Absent) without NVRTC.
 pub fn location() -> Result<PathBuf> {
     Ok(find::nvrtc()?.location.clone())
 }

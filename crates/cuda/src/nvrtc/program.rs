@@ -1,4 +1,4 @@
-//! From source to cubin.
+//! Compilation of a source to a cubin.
 
 use super::find::{Nvrtc, nvrtc};
 use crate::error::{Error, Result};
@@ -7,23 +7,23 @@ use std::ffi::{CString, c_char, c_int};
 
 const COMPILATION_FAILED: u32 = 6;
 
-/// A kernel's source.
+/// Kernel source.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
-    /// What errors call it: a file's name.
+    /// File name in errors.
     pub name: &'a str,
-    /// The text.
+    /// Text.
     pub text: &'a str,
-    /// Headers that it may include: by which name, and their text.
+    /// Headers that it may include, by name and text.
     pub headers: &'a [(&'a str, &'a str)],
 }
 
-/// Compiles a source for a real architecture (`--gpu-architecture=sm_90a`) and returns the cubin. Any
-/// number of threads may compile at once.
+/// Compiles a source for a real architecture (`--gpu-architecture=sm_90a`) and returns the cubin. Threads may
+/// compile concurrently.
 ///
 /// # Errors
 ///
-/// [`Error::Compile`] with the compiler's log; [`Error::Absent`] without NVRTC; and what NVRTC says.
+/// [`Error::Compile`] with the log of the compiler; [`Error::Absent`] without NVRTC; and errors of NVRTC.
 pub fn compile(source: &Source<'_>, options: &[String]) -> Result<Vec<u8>> {
     let program = Program::new(nvrtc()?, source)?;
     program.compile(source, options)?;
@@ -32,7 +32,7 @@ pub fn compile(source: &Source<'_>, options: &[String]) -> Result<Vec<u8>> {
         return Err(Error::Compile {
             name: source.name.to_owned(),
             options: options.to_vec(),
-            text: "there is no cubin: name a real architecture, as --gpu-architecture=sm_90a"
+            text: "no cubin was produced: pass a real architecture, as --gpu-architecture=sm_90a"
                 .to_owned(),
             log: program.log(),
         });
@@ -40,13 +40,13 @@ pub fn compile(source: &Source<'_>, options: &[String]) -> Result<Vec<u8>> {
     Ok(cubin)
 }
 
-/// A program under way.
+/// Program in compilation.
 struct Program {
     nvrtc: &'static Nvrtc,
     handle: nvrtcProgram,
 }
 
-/// Calls a function of NVRTC's; an error names it.
+/// Calls a function of NVRTC; errors name it.
 macro_rules! call {
     ($nvrtc:expr, $name:ident($($argument:expr),* $(,)?)) => {
         $nvrtc.check(stringify!($name), ($nvrtc.api.$name)($($argument),*))
@@ -61,7 +61,7 @@ impl Program {
         let names = Strings::new("a header's name", &names)?;
         let texts = Strings::new("a header", &texts)?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: it writes one handle, and reads strings that end with 0 and live through the call, as
+        // SAFETY: writes one handle, and reads NUL-terminated strings that live through the call, as
         // many names as headers.
         unsafe {
             call!(
@@ -82,7 +82,7 @@ impl Program {
     fn compile(&self, source: &Source<'_>, options: &[String]) -> Result<()> {
         let strings = Strings::new("the compiler's option", options)?;
         let name = source.name;
-        // SAFETY: the program is ours, and the strings end with 0 and live through the call.
+        // SAFETY: this value owns the program; the strings are NUL-terminated and live through the call.
         let code = unsafe {
             (self.nvrtc.api.nvrtcCompileProgram)(
                 self.handle,
@@ -96,10 +96,10 @@ impl Program {
             return Err(Error::Compile { name, options, text: self.nvrtc.text(code), log });
         }
         if !log.is_empty() {
-            log::debug!("NVRTC says of {name}: {log}");
+            log::debug!("NVRTC log of {name}: {log}");
         }
         self.nvrtc.check("nvrtcCompileProgram", code).map_err(|error| match error {
-            // Of an option that it does not know, only the log says which it is.
+            // For an unknown option, only the log names it.
             Error::Call { call, code, name, text, remedy } if !log.is_empty() => {
                 Error::Call { call, code, name, text: format!("{text}: {log}"), remedy }
             }
@@ -109,11 +109,11 @@ impl Program {
 
     fn cubin(&self) -> Result<Vec<u8>> {
         let mut size = 0;
-        // SAFETY: it writes one length; the program is ours.
+        // SAFETY: writes one length; this value owns the program.
         unsafe { call!(self.nvrtc, nvrtcGetCUBINSize(self.handle, &raw mut size)) }?;
         let mut cubin = vec![0; size];
         if size > 0 {
-            // SAFETY: it writes as many bytes as it has just said.
+            // SAFETY: writes as many bytes as it has just reported.
             unsafe {
                 call!(self.nvrtc, nvrtcGetCUBIN(self.handle, cubin.as_mut_ptr().cast::<c_char>()))
             }?;
@@ -121,20 +121,20 @@ impl Program {
         Ok(cubin)
     }
 
-    /// What the compiler said; nothing if it cannot be had.
+    /// Log of the compiler; empty if unavailable.
     fn log(&self) -> String {
         let mut size = 0;
-        // SAFETY: it writes one length; the program is ours.
-        let answer =
+        // SAFETY: writes one length; this value owns the program.
+        let queried =
             unsafe { call!(self.nvrtc, nvrtcGetProgramLogSize(self.handle, &raw mut size)) };
-        if answer.is_err() || size == 0 {
+        if queried.is_err() || size == 0 {
             return String::new();
         }
         let mut log: Vec<u8> = vec![0; size];
-        // SAFETY: it writes as many bytes as it has just said, the last of them 0.
-        let answer =
+        // SAFETY: writes as many bytes as it has just reported, the last of them NUL.
+        let copied =
             unsafe { call!(self.nvrtc, nvrtcGetProgramLog(self.handle, log.as_mut_ptr().cast())) };
-        if answer.is_err() {
+        if copied.is_err() {
             return String::new();
         }
         String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned()
@@ -143,12 +143,12 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: the program is ours, and this is its end. There is nothing to do about an error.
+        // SAFETY: this value owns the program and uses it last here. An error has no remedy here.
         let _ = unsafe { call!(self.nvrtc, nvrtcDestroyProgram(&raw mut self.handle)) };
     }
 }
 
-/// Strings for C, and an array of where they are.
+/// C strings, and an array of their addresses.
 struct Strings {
     pointers: Vec<*const c_char>,
     _strings: Vec<CString>,

@@ -1,5 +1,5 @@
-//! Real compilations. They need NVRTC: the folder that `WEFT_NVRTC_DIR` names, else the Python
-//! environment of this checkout, else where the library itself looks.
+//! Tests that compile. They need NVRTC: in the folder `WEFT_NVRTC_DIR`, in the Python environment of this checkout,
+//! or in the search path of the library.
 
 use super::{Source, add_search_path, compile, location, version};
 use crate::error::Error;
@@ -16,7 +16,7 @@ extern "C" __global__ void add_up(const __grid_constant__ Arguments arguments) {
 }
 "#;
 
-/// Whether NVRTC is here; if not, says what is missing.
+/// True if NVRTC is available; otherwise reports the skip.
 fn found() -> bool {
     for folder in folders() {
         add_search_path(folder);
@@ -51,7 +51,7 @@ fn options(architecture: &str) -> Vec<String> {
         .to_vec()
 }
 
-/// The error that compiling `text` gives.
+/// Error of compiling `text`.
 fn refusal(text: &str, options: &[String]) -> Error {
     compile(&source(text), options).expect_err("it compiles")
 }
@@ -67,13 +67,16 @@ fn a_kernel_with_a_header_and_a_definition_becomes_a_cubin() {
     let cubin = compile(&source(KERNEL), &options("sm_90a")).unwrap();
     check_cubin(&cubin).unwrap();
     assert!(check_cubin(&cubin[..cubin.len() / 2]).is_err());
-    assert!(cubin.windows(6).any(|window| window == b"add_up"), "the kernel's name is in it");
-    // The same again: results are kept by their source, so they must not differ.
+    assert!(
+        cubin.windows(6).any(|window| window == b"add_up"),
+        "it contains the name of the kernel"
+    );
+    // Deterministic: results are cached by source.
     assert_eq!(compile(&source(KERNEL), &options("sm_90a")).unwrap(), cubin);
 }
 
 #[test]
-fn an_error_in_the_source_comes_with_file_line_and_the_compilers_words() {
+fn an_error_in_the_source_comes_with_file_line_and_the_compilers_message() {
     if !found() {
         return;
     }
@@ -102,7 +105,7 @@ fn a_header_that_was_not_given_is_named() {
 }
 
 #[test]
-fn an_option_that_there_is_not_is_named() {
+fn an_unknown_option_is_named() {
     if !found() {
         return;
     }
@@ -113,7 +116,7 @@ fn an_option_that_there_is_not_is_named() {
 }
 
 #[test]
-fn a_virtual_architecture_gives_no_cubin_and_the_error_says_so() {
+fn a_virtual_architecture_is_an_error_with_the_remedy() {
     if !found() {
         return;
     }
@@ -137,7 +140,7 @@ fn threads_compile_at_once() {
 }
 
 #[test]
-fn text_that_c_cannot_take_is_refused() {
+fn text_with_a_nul_byte_is_refused() {
     if !found() {
         return;
     }

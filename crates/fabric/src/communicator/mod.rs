@@ -1,12 +1,12 @@
-//! An engine on top of the control plane: what most programs start with.
+//! Communicator: an engine on top of the control plane, the start of most programs.
 //!
-//! Poison flows both ways. A rank that the control plane finds dead fails every wait of the engine;
+//! Poison propagates both ways. A rank that the control plane reports lost fails every wait of the engine;
 //! a write that fails in the engine poisons the group at every other rank.
 
 mod sharing;
 
 use crate::clock;
-use crate::descriptor::Address;
+use crate::descriptor::EngineAddress;
 use crate::device::Device;
 use crate::engine::{Engine, EngineConfig, Region};
 use crate::error::{Error, Result};
@@ -15,12 +15,12 @@ use crate::inbox::Submitter;
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::providers::OfiChoice;
-use crate::providers::copy::Devices;
-use crate::registration::{IdleLimits, LentCache};
+use crate::providers::copy::CopyBackend;
+use crate::registration::{IdleLimits, UserBufferCache};
 use crate::registry::{self, DeviceConfig};
-use crate::shared::{EngineGuard, ProgressThread, SharedEngine, SharedHost};
+use crate::shared_engine::{EngineGuard, ProgressThread, SharedEngine, SharedEngineAccess};
 use crate::types::{CounterId, Generation, ProviderKind, RequestId, Time};
-use crate::wait::{self, Waiter};
+use crate::wait::{self, WaitOptions};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -32,36 +32,35 @@ pub enum Progress {
     /// Threads that submit or wait.
     #[default]
     Caller,
-    /// A thread of the communicator's own, beside those.
+    /// A progress thread of the communicator, in addition.
     Thread,
     /// The program's event loop: see [`Engine::descriptor`].
     Epoll,
 }
 
-/// How a communicator is made.
+/// Configuration of a communicator.
 #[derive(Clone)]
 pub struct CommunicatorConfig {
-    /// How the ranks find each other.
+    /// Configuration of the control plane.
     pub control: weft_control::Config,
-    /// The providers to use; a route takes the first, in the order of [`ProviderKind`], that both of
-    /// its ends have and that reaches.
+    /// Providers; a route takes the first, in the order of [`ProviderKind`], that both of its ends have and
+    /// that reaches the peer.
     pub providers: Vec<ProviderKind>,
-    /// Whose memory and copy engines the copy provider uses, if it is among the providers.
-    pub devices: Devices,
-    /// For tests: the seed of a [`crate::providers::Hostile`] wrapper around every device.
+    /// Memory and copy engines of the copy provider, if it is among the providers.
+    pub devices: CopyBackend,
+    /// Seed of a [`crate::providers::HostileDevice`] wrapper around every device, for tests.
     pub hostile: Option<u64>,
     /// Provider and NICs of libfabric, if the ofi provider is among the providers.
     pub ofi: OfiChoice,
-    /// The engine's limits and habits.
+    /// Limits and timeouts of the engine.
     pub engine: EngineConfig,
-    /// Who makes progress.
+    /// Source of progress.
     pub progress: Progress,
-    /// How long a wait spins before it parks. `None`: 50 us if every rank of this host can have a core
-    /// of its own, nothing otherwise.
+    /// Spin deadline of waits. `None`: 50 us if the host has a core for each of its ranks, otherwise zero.
     pub spin: Option<Duration>,
-    /// Memory of the user's that is kept, and with it its registrations, after the last region of it
-    /// was released. Nothing by default.
-    pub kept_lent: IdleLimits,
+    /// User buffers that are kept, with their registrations, after the release of their last region. None
+    /// by default.
+    pub kept_user_buffers: IdleLimits,
 }
 
 impl CommunicatorConfig {
@@ -70,46 +69,46 @@ impl CommunicatorConfig {
         CommunicatorConfig {
             control,
             providers: registry::defaults(),
-            devices: Devices::default(),
+            devices: CopyBackend::default(),
             hostile: None,
             ofi: OfiChoice::from_env(),
             engine: EngineConfig::default(),
             progress: Progress::default(),
             spin: None,
-            kept_lent: IdleLimits::NONE,
+            kept_user_buffers: IdleLimits::NONE,
         }
     }
 }
 
-/// A group of ranks that can write to each other. Any thread may call at any time: no call waits for
-/// another thread's wait.
+/// Group of ranks that can write to each other. Any thread may call at any time: no call blocks on another
+/// thread's wait.
 pub struct Communicator {
-    /// For the next generation; pairs have none.
+    /// Configuration of the next generation; `None` for a pair.
     config: Option<CommunicatorConfig>,
     control: GroupControl,
-    /// Keeps the devices open: groups made later share them.
+    /// Open devices, shared by later groups.
     devices: Vec<Arc<dyn Device>>,
     shared: Arc<SharedEngine>,
-    lent: LentCache,
+    user_buffers: UserBufferCache,
     thread: Mutex<Option<ProgressThread>>,
     spin: Duration,
 }
 
 impl Communicator {
-    /// Joins the group: every rank calls this.
+    /// Joins the group. Collective.
     ///
     /// # Errors
-    /// [`Error::Provider`] if a provider cannot be used on this machine, [`Error::Control`] if the ranks
-    /// do not find each other, [`Error::NoRoute`] and [`Error::Connect`] if two of them do not reach each
-    /// other, [`Error::Poisoned`] if a rank is lost meanwhile.
+    /// [`Error::Provider`] if a provider cannot be used on this machine, [`Error::Control`] if the
+    /// rendezvous fails, [`Error::NoRoute`] and [`Error::Connect`] if two ranks cannot reach each other,
+    /// [`Error::Poisoned`] if a rank is lost meanwhile.
     pub fn init(config: CommunicatorConfig) -> Result<Communicator> {
         config.providers.iter().try_for_each(|kind| registry::check(*kind, &config.ofi))?;
         let control = Control::connect(config.control.clone())?;
         Communicator::over(control, config)
     }
 
-    /// [`Communicator::init`] of rank 0 with a listener that is bound already, so that its port is known
-    /// before the ranks meet.
+    /// [`Communicator::init`] of rank 0 with a bound listener, so that its port is known before the
+    /// rendezvous.
     ///
     /// # Errors
     /// Those of [`Communicator::init`].
@@ -122,7 +121,7 @@ impl Communicator {
         Communicator::over(control, config)
     }
 
-    /// A communicator over a group that has been formed, within the time that its program gave for that.
+    /// A communicator over a formed group, within the rest of its connect timeout.
     pub fn over(control: Control, config: CommunicatorConfig) -> Result<Communicator> {
         let rank = control.rank();
         let deadline = clock::now().after(control.connect_time_left());
@@ -136,7 +135,7 @@ impl Communicator {
         let size = control.world_size();
         let mut engine = Engine::new(config.engine.clone(), rank, size, generation, &devices)?;
         connect(&control, &mut engine, deadline)
-            .map_err(|error| verdict(|| Ok(control.check()?), error, deadline))?;
+            .map_err(|error| attribute_error(|| Ok(control.check()?), error, deadline))?;
 
         let spin = config.spin.unwrap_or_else(|| default_spin(control.members(), rank));
         let barrier = engine.counter()?;
@@ -149,7 +148,7 @@ impl Communicator {
         Ok(communicator)
     }
 
-    /// A pair, with an engine that is connected and has its barrier's counter.
+    /// A communicator of a pair, with a connected engine that has its barrier counter.
     pub(crate) fn over_pair(
         control: PairMembers,
         engine: Engine,
@@ -164,7 +163,7 @@ impl Communicator {
         Ok(communicator)
     }
 
-    /// Lets poison and goodbyes flow both ways between the engine and its control.
+    /// Connects poison and departures of the engine and its control plane, in both directions.
     fn assemble(
         control: GroupControl,
         engine: Engine,
@@ -172,13 +171,12 @@ impl Communicator {
         spin: Duration,
         config: Option<CommunicatorConfig>,
     ) -> Communicator {
-        // The flag keeps the control plane, so the control plane must not keep the flag: neither
-        // would ever go.
+        // The flag holds the control plane; the control plane holds a weak reference, against a cycle.
         let flag = Arc::downgrade(engine.poison_flag());
         let left = flag.clone();
         control.on_poison(Box::new(move |poison| {
             if let Some(flag) = flag.upgrade() {
-                flag.told(poison.clone());
+                flag.poison_from_peer(poison.clone());
             }
         }));
         control.on_peer_left(Box::new(move |rank| {
@@ -188,13 +186,13 @@ impl Communicator {
         }));
         let spreader = control.clone();
         engine.poison_flag().on_poison(Box::new(move |poison| spreader.poison(poison)));
-        let kept = config.as_ref().map_or(IdleLimits::NONE, |config| config.kept_lent);
+        let kept = config.as_ref().map_or(IdleLimits::NONE, |config| config.kept_user_buffers);
         let (shared, thread) = (Arc::new(SharedEngine::new(engine)), Mutex::new(None));
-        let lent = LentCache::new(kept);
-        Communicator { config, control, devices, shared, lent, thread, spin }
+        let user_buffers = UserBufferCache::new(kept);
+        Communicator { config, control, devices, shared, user_buffers, thread, spin }
     }
 
-    /// Starts the progress thread if the configuration or a device in use asks for one.
+    /// Starts the progress thread if the configuration or a device in use demands one.
     fn start_thread(&self, progress: Progress) -> Result<()> {
         let demanded = self.devices.iter().any(|device| {
             let peers = self.engine().peers();
@@ -219,7 +217,8 @@ impl Communicator {
         }
     }
 
-    /// What stands below each provider that has something to name: see [`Device::details`].
+    /// Details of each provider, such as libraries and NICs: see [`Device::details`]. Providers without
+    /// details are omitted.
     pub fn provider_details(&self) -> Vec<(ProviderKind, Vec<(&'static str, String)>)> {
         let details = self.devices.iter().map(|device| (device.kind(), device.details()));
         details.filter(|(_, details)| !details.is_empty()).collect()
@@ -235,17 +234,17 @@ impl Communicator {
         self.control.world_size()
     }
 
-    /// The engine, locked for one step. Waits of other threads never hold it; hold it for no wait.
+    /// Locks the engine for one step. Never hold the guard during a wait.
     pub fn engine(&self) -> EngineGuard<'_> {
         self.shared.lock()
     }
 
     /// A waiting thread's access to the engine, for [`crate::SharedDriver`] and patterns built on it.
-    pub fn host(&self) -> SharedHost<'_> {
-        self.shared.host()
+    pub fn access(&self) -> SharedEngineAccess<'_> {
+        self.shared.access()
     }
 
-    /// A queue of submissions in front of the engine, for threads that must not wait for its lock.
+    /// A submission queue in front of the engine, for threads that must not block on its lock.
     pub fn submitter(&self) -> Submitter {
         self.shared.submitter()
     }
@@ -258,9 +257,9 @@ impl Communicator {
         &self,
         counter: CounterId,
         expected: &[(Rank, u64)],
-        waiter: &mut Waiter<'_>,
+        options: &mut WaitOptions<'_>,
     ) -> Result<()> {
-        wait::wait(&mut self.host(), counter, None, expected, waiter)
+        wait::wait(&mut self.access(), counter, None, expected, options)
     }
 
     /// [`Engine::wait_in`].
@@ -272,9 +271,9 @@ impl Communicator {
         counter: CounterId,
         round: u64,
         expected: &[(Rank, u64)],
-        waiter: &mut Waiter<'_>,
+        options: &mut WaitOptions<'_>,
     ) -> Result<()> {
-        wait::wait(&mut self.host(), counter, Some(round), expected, waiter)
+        wait::wait(&mut self.access(), counter, Some(round), expected, options)
     }
 
     /// [`Engine::wait_for_credit`].
@@ -286,17 +285,21 @@ impl Communicator {
         counter: CounterId,
         peer: Rank,
         round: u64,
-        waiter: &mut Waiter<'_>,
+        options: &mut WaitOptions<'_>,
     ) -> Result<()> {
-        wait::wait_for_credit(&mut self.host(), counter, peer, round, waiter)
+        wait::wait_for_credit(&mut self.access(), counter, peer, round, options)
     }
 
     /// [`Engine::wait_for_request`].
     ///
     /// # Errors
     /// As [`Engine::wait_for_request`]; [`weft_control::Error::Closed`] once the communicator was closed.
-    pub fn wait_for_request(&self, request: RequestId, waiter: &mut Waiter<'_>) -> Result<()> {
-        wait::wait_for_request(&mut self.host(), request, waiter)
+    pub fn wait_for_request(
+        &self,
+        request: RequestId,
+        options: &mut WaitOptions<'_>,
+    ) -> Result<()> {
+        wait::wait_for_request(&mut self.access(), request, options)
     }
 
     /// Control of the group.
@@ -304,37 +307,38 @@ impl Communicator {
         &self.control
     }
 
-    /// A way to wait until `deadline` with this communicator's habits.
-    pub fn waiter<'a>(
+    /// Options of a wait until `deadline`, with this communicator's spin deadline.
+    pub fn wait_options<'a>(
         &self,
         deadline: Time,
         interrupted: &'a mut dyn FnMut() -> bool,
-    ) -> Waiter<'a> {
-        Waiter { deadline, spin: self.spin, interrupted }
+    ) -> WaitOptions<'a> {
+        WaitOptions { deadline, spin: self.spin, interrupted }
     }
 
-    /// [`Engine::register`] of memory that the user lends. Memory of the same address and length that
-    /// another region, or [`CommunicatorConfig::kept_lent`], keeps is the same allocation, with its
-    /// registrations; `memory` is then dropped with its owner.
+    /// [`Engine::register`] of a user buffer. If another region or
+    /// [`CommunicatorConfig::kept_user_buffers`] keeps a buffer of the same address and length, that
+    /// allocation is reused with its registrations, and `memory` is dropped with its owner.
     ///
     /// # Errors
     /// As [`Engine::register`].
-    pub fn register_lent(&self, memory: Memory) -> Result<Region> {
-        let memory = self.lent.intern(memory);
+    pub fn register_user_buffer(&self, memory: Memory) -> Result<Region> {
+        let memory = self.user_buffers.intern(memory);
         self.engine().register(memory)
     }
 
-    /// Every rank has entered before any leaves.
+    /// Returns after every rank has entered.
     ///
     /// # Errors
-    /// As [`Communicator::wait`]. After [`Error::Timeout`] a repeat continues the same barrier.
-    /// [`Error::UnderWay`] if another thread is in a barrier of this communicator; its barrier goes on.
-    pub fn barrier(&self, waiter: &mut Waiter<'_>) -> Result<()> {
-        wait::barrier(&mut self.host(), waiter)
+    /// As [`Communicator::wait`]. After [`Error::Timeout`] a repeated call continues the same barrier.
+    /// [`Error::InProgress`] if another thread is in a barrier of this communicator; that barrier
+    /// continues.
+    pub fn barrier(&self, options: &mut WaitOptions<'_>) -> Result<()> {
+        wait::barrier(&mut self.access(), options)
     }
 
-    /// After a loss: agrees with the other survivors on who is left and makes a new communicator,
-    /// with new ranks in the old order, new connections and new memory. This one's memory is not
+    /// Re-forms the group after a loss: agrees with the other survivors on the members and makes a new
+    /// communicator, with new ranks in the old order, new connections and new memory. The old memory is not
     /// reused.
     ///
     /// # Errors
@@ -357,7 +361,7 @@ impl Communicator {
         self.engine().poison(cause);
     }
 
-    /// Sends a goodbye: the peers then see that this rank left, and did not die.
+    /// Leaves the group: the peers see a departure in place of a loss.
     pub fn leave(&self) {
         self.control.leave();
     }
@@ -376,36 +380,36 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         self.close();
-        // It ends before the engine goes.
+        // The thread ends before the engine.
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(thread);
         let deadline = clock::now().after(LINGER);
         let (spin, interrupted) = (Duration::ZERO, &mut || false);
-        // Peers may wait for what waits here. In a poisoned group none does.
-        let _ = self.engine().hand_on(&mut Waiter { deadline, spin, interrupted });
+        // Peers may wait for queued writes, except in a poisoned group.
+        let _ = self.engine().drain_queues(&mut WaitOptions { deadline, spin, interrupted });
     }
 }
 
-/// How long a communicator that is dropped offers what found a full queue.
+/// Time in which a dropped communicator posts its queued writes.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// For how long an idle progress thread spins before it parks.
+/// Spin deadline of an idle progress thread.
 const THREAD_SPIN: Duration = Duration::from_micros(20);
 
-/// How long a link's error waits for the control plane's verdict on the peer. A process that dies closes
-/// all its sockets at once, and the link may see that first.
-const LOSS_VERDICT: Duration = Duration::from_secs(2);
-/// Time between two looks for a verdict.
-const VERDICT_POLL: Duration = Duration::from_millis(5);
+/// Time that a link's error waits for the control plane's report on the peer. A process that dies closes
+/// all sockets at once, and the link may detect it first.
+const LOSS_REPORT_TIME: Duration = Duration::from_secs(2);
+/// Interval of checks for that report.
+const LOSS_REPORT_POLL: Duration = Duration::from_millis(5);
 
-/// The control plane's error, if it finds within [`LOSS_VERDICT`] that a rank is lost or has left;
-/// otherwise the link's, which is not held back after the caller's deadline.
-fn verdict(check: impl Fn() -> Result<()>, error: Error, deadline: Time) -> Error {
+/// The control plane's error, if it reports a lost or departed rank within [`LOSS_REPORT_TIME`]; otherwise the
+/// link's, without delay after the caller's deadline.
+fn attribute_error(check: impl Fn() -> Result<()>, error: Error, deadline: Time) -> Error {
     if !matches!(error, Error::Connect { .. } | Error::System { .. }) {
         return error;
     }
     let now = clock::now();
-    let until = if now < deadline { now.after(LOSS_VERDICT) } else { now };
+    let until = if now < deadline { now.after(LOSS_REPORT_TIME) } else { now };
     loop {
         if let Err(cause) = check() {
             return cause;
@@ -413,7 +417,7 @@ fn verdict(check: impl Fn() -> Result<()>, error: Error, deadline: Time) -> Erro
         if clock::now() >= until {
             return error;
         }
-        std::thread::sleep(VERDICT_POLL);
+        std::thread::sleep(LOSS_REPORT_POLL);
     }
 }
 
@@ -428,12 +432,16 @@ fn connect(control: &Control, engine: &mut Engine, deadline: Time) -> Result<()>
     engine.connect(&addresses, &messages, &mut limit)
 }
 
-fn gather_addresses(control: &Control, engine: &Engine, deadline: Time) -> Result<Vec<Address>> {
+fn gather_addresses(
+    control: &Control,
+    engine: &Engine,
+    deadline: Time,
+) -> Result<Vec<EngineAddress>> {
     let timeout = deadline.since(clock::now());
     let gathered =
         control.all_gather_as(Operation::Addresses, &engine.address().encode(), timeout)?;
     let decoded = gathered.iter().enumerate().map(|(number, bytes)| {
-        Address::decode(bytes).ok_or_else(|| Error::Malformed {
+        EngineAddress::decode(bytes).ok_or_else(|| Error::Malformed {
             peer: Rank(number as u32),
             what: "an address",
             detail: format!("{} bytes", bytes.len()),
@@ -442,7 +450,7 @@ fn gather_addresses(control: &Control, engine: &Engine, deadline: Time) -> Resul
     decoded.collect()
 }
 
-/// Sockets listen where the control plane is reached.
+/// Sockets listen on the address of the control plane.
 fn device_config(control: &Control, config: &CommunicatorConfig) -> DeviceConfig {
     let reached = control.members()[control.rank().index()].address;
     DeviceConfig {
@@ -455,7 +463,7 @@ fn device_config(control: &Control, config: &CommunicatorConfig) -> DeviceConfig
     }
 }
 
-/// Spinning pays only where no other rank needs the core.
+/// Default spin deadline: zero if ranks of this host share cores.
 fn default_spin(members: &[Member], rank: Rank) -> Duration {
     let here = members.get(rank.index()).map(|member| &member.host_id);
     let local = members.iter().filter(|member| Some(&member.host_id) == here).count();
@@ -466,38 +474,48 @@ fn default_spin(members: &[Member], rank: Rank) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Place;
+    use crate::memory::MemoryKind;
     use std::ptr::NonNull;
 
     static BYTES: [u8; 64] = [0; 64];
 
     fn lent() -> Memory {
         // SAFETY: the bytes are never freed, and only their address is used.
-        unsafe { Memory::lent(NonNull::from(&BYTES[0]), BYTES.len(), Place::Host, Box::new(())) }
+        unsafe {
+            Memory::user_buffer(
+                NonNull::from(&BYTES[0]),
+                BYTES.len(),
+                MemoryKind::Host,
+                Box::new(()),
+            )
+        }
     }
 
-    fn alone(kept_lent: IdleLimits) -> Communicator {
+    fn alone(kept_user_buffers: IdleLimits) -> Communicator {
         let overrides =
             weft_control::Overrides { rank: Some(0), world_size: Some(1), ..Default::default() };
         let control = weft_control::Config::from_env(overrides).unwrap();
-        Communicator::init(CommunicatorConfig { kept_lent, ..CommunicatorConfig::new(control) })
-            .unwrap()
+        Communicator::init(CommunicatorConfig {
+            kept_user_buffers,
+            ..CommunicatorConfig::new(control)
+        })
+        .unwrap()
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "joining opens sockets and /proc, and isolated miri has neither")]
     fn memory_that_is_registered_twice_is_two_regions_of_one_allocation() {
         let communicator = alone(IdleLimits::NONE);
-        let first = communicator.register_lent(lent()).unwrap();
-        let second = communicator.register_lent(lent()).unwrap();
+        let first = communicator.register_user_buffer(lent()).unwrap();
+        let second = communicator.register_user_buffer(lent()).unwrap();
         assert_ne!(first.key(), second.key());
         assert!(Arc::ptr_eq(first.memory(), second.memory()));
-        // Released once more, the first is no longer the region that has its key.
+        // A second release of the first does not release the region that now has its key.
         communicator.engine().release(&first);
-        let third = communicator.register_lent(lent()).unwrap();
+        let third = communicator.register_user_buffer(lent()).unwrap();
         assert_eq!(third.key(), first.key());
         communicator.engine().release(&first);
-        assert_ne!(communicator.register_lent(lent()).unwrap().key(), third.key());
+        assert_ne!(communicator.register_user_buffer(lent()).unwrap().key(), third.key());
     }
 
     #[test]
@@ -507,7 +525,7 @@ mod tests {
             let communicator = alone(kept);
             let mut seen = std::collections::HashSet::new();
             for _ in 0..1000 {
-                let region = communicator.register_lent(lent()).unwrap();
+                let region = communicator.register_user_buffer(lent()).unwrap();
                 seen.insert(region.memory().id());
                 communicator.engine().release(&region);
             }

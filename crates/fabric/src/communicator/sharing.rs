@@ -1,29 +1,30 @@
-//! Regions and counters between ranks: grants, counters that are released, bytes that are traded for them.
+//! Sharing between ranks: grants of regions and counters, release of counters, exchange of bytes.
 
-use super::{Communicator, verdict};
+use super::{Communicator, attribute_error};
 use crate::clock;
 use crate::descriptor::{Grant, Refusal};
 use crate::engine::{Engine, Region, RemoteRegion};
 use crate::error::{Error, Result};
 use crate::local::WaitLimit;
 use crate::types::{CounterId, Time};
-use crate::wait::{self, Waiter};
+use crate::wait::{self, WaitOptions};
 use std::ops::Range;
 use std::time::Duration;
 use weft_control::{Operation, Rank};
 
-/// Time between two looks whether what a peer sends over its link has come.
-const MEETING_POLL: Duration = Duration::from_millis(1);
+/// Interval of retries for messages of a peer over its link.
+const RETRY_POLL: Duration = Duration::from_millis(1);
 
 impl Communicator {
-    /// Grants every peer the given ranges of the given regions and links the given counters; every
-    /// rank calls this with as many of both. A counter is linked with the peers that it connects, who
-    /// pass one at the same position that connects this rank. Returns, by rank, the regions that it
-    /// granted to us (none for this rank itself).
+    /// Grants these ranges of regions to every peer and links these counters. Collective; every rank passes
+    /// equal numbers of both. A counter is linked with the peers that it connects; these pass one at the
+    /// same position that connects this rank. Returns the regions granted to this rank, by peer (empty for
+    /// this rank).
     ///
     /// # Errors
-    /// Those of [`Engine::grant`], and [`Error::PeerRefused`] at the other ranks: nothing was granted then.
-    /// Those of [`Engine::import`]; the control plane's if ranks are lost, leave or do not come.
+    /// Those of [`Engine::grant`], and [`Error::PeerRefused`] at the other ranks: no rank has granted
+    /// anything then. Those of [`Engine::import`]; the control plane's if ranks are lost, leave or time
+    /// out.
     pub fn share(
         &self,
         regions: &[(&Region, Range<u64>)],
@@ -35,12 +36,12 @@ impl Communicator {
             let refusal = Refusal(error.to_string()).encode();
             vec![refusal; self.world_size() as usize]
         };
-        // A rank that refuses its arguments takes part, so that none waits for it.
+        // A rank that rejects its arguments takes part in the exchange, so that no peer waits for it.
         let grants = granted.as_ref().map_or_else(refusal, Vec::clone);
-        let traded = self.trade_as(Operation::Share, &grants, deadline);
+        let traded = self.exchange_as(Operation::Share, &grants, deadline);
         granted?;
         let traded = traded?;
-        // Before anything is imported: all ranks find the same.
+        // Before any import, so that all ranks return an error.
         for (peer, bytes) in (0..).map(Rank).zip(&traded) {
             if let Some(Refusal(detail)) = Refusal::decode(bytes) {
                 return Err(Error::PeerRefused { call: "share", peer, detail });
@@ -57,7 +58,7 @@ impl Communicator {
                 what: "a grant",
                 detail: format!("{} bytes", bytes.len()),
             })?;
-            remotes.push(self.meet(deadline, |engine, limit| {
+            remotes.push(self.retry_until(deadline, |engine, limit| {
                 let counters = engine.counters_toward(peer, counters)?;
                 engine.import_within(peer, &grant, &counters, limit)
             })?);
@@ -66,7 +67,7 @@ impl Communicator {
         Ok(remotes)
     }
 
-    /// By rank, what each is granted; nothing for this rank itself.
+    /// Encoded grants by rank; empty for this rank.
     fn grants(
         &self,
         regions: &[(&Region, Range<u64>)],
@@ -77,7 +78,7 @@ impl Communicator {
             if rank == self.rank() {
                 return Ok(Vec::new());
             }
-            let grant = self.meet(deadline, |engine, _| {
+            let grant = self.retry_until(deadline, |engine, _| {
                 let counters = engine.counters_toward(rank, counters)?;
                 engine.grant(rank, regions, &counters)
             });
@@ -86,14 +87,14 @@ impl Communicator {
         (0..self.world_size()).map(Rank).map(toward).collect()
     }
 
-    /// Runs `work`, which exchanges grants with peers and may have to wait for their links, until `deadline`.
-    /// Where it would wait it is given up with an error of its [`WaitLimit`] and run again later, so that
-    /// no other thread waits for the engine meanwhile. It ends early if the communicator is closed or a peer
-    /// is lost or leaves; the control plane's verdict on a peer comes before the error of a link to it.
+    /// Runs `work`, which exchanges grants with peers and may have to wait for their links, until
+    /// `deadline`. Where it would wait, its [`WaitLimit`] ends it with an error and it runs again later, so
+    /// that no other thread blocks on the engine. It ends early if the communicator is closed or a peer is
+    /// lost or leaves; the control plane's error on a peer replaces the error of a link to it.
     ///
     /// # Errors
     /// Those of `work`; [`Error::Control`].
-    pub fn meet<T>(
+    pub fn retry_until<T>(
         &self,
         deadline: Time,
         mut work: impl FnMut(&mut Engine, &mut WaitLimit<'_>) -> Result<T>,
@@ -108,52 +109,53 @@ impl Communicator {
             let mut limit = WaitLimit { deadline, give_up: &mut give_up };
             let result = work(&mut self.engine(), &mut limit);
             if result.is_ok() || !would_wait {
-                return result.map_err(|error| self.verdict(error, deadline));
+                return result.map_err(|error| self.attribute_error(error, deadline));
             }
             self.check_wait()?;
-            std::thread::sleep(MEETING_POLL);
+            std::thread::sleep(RETRY_POLL);
         }
     }
 
-    /// The check of a wait that its caller makes itself, such as [`WaitLimit::give_up`], a few times a second.
+    /// Check for a wait of the caller's own, such as [`WaitLimit::give_up`], a few times a second.
     ///
     /// # Errors
-    /// [`weft_control::Error::Closed`] once the communicator was closed; those of [`Control::check`].
+    /// [`weft_control::Error::Closed`] on a closed communicator; those of [`weft_control::Control::check`].
     pub fn check_wait(&self) -> Result<()> {
         self.shared.check_open()?;
         Ok(self.control.check()?)
     }
 
-    /// The control plane's error on a rank that was lost or has left, in place of the error of a link to
-    /// it; other errors as they are. It waits for at most two seconds, and not after `deadline`.
-    pub fn verdict(&self, error: Error, deadline: Time) -> Error {
-        verdict(|| Ok(self.control.check()?), error, deadline)
+    /// Replaces the error of a link to a lost or departed rank by the control plane's error; other errors
+    /// are returned unchanged. Waits for at most 2 s, and not after `deadline`.
+    pub fn attribute_error(&self, error: Error, deadline: Time) -> Error {
+        attribute_error(|| Ok(self.control.check()?), error, deadline)
     }
 
-    /// Waits until all that was written toward a counter has arrived, as [`Communicator::settle`], and
-    /// releases it. Every rank calls this with the counter of the same position, once its requests have
-    /// drained. A counter that was not shared is released at once, by this rank alone.
+    /// Waits until all writes toward a counter have arrived, as [`Communicator::settle`], and releases it.
+    /// Collective, with the counter of the same position, after this rank's requests have drained. A
+    /// counter that was not shared is released at once, by this rank alone.
     ///
     /// # Errors
     /// Those of [`Communicator::settle`]: the counter then stays, and the call may be repeated;
-    /// [`Error::Unknown`] if it was released before. In a poisoned group nothing is waited for.
-    pub fn release_counter(&self, counter: CounterId, waiter: &mut Waiter<'_>) -> Result<()> {
+    /// [`Error::Unknown`] if it was released before. A poisoned group is not waited for.
+    pub fn release_counter(&self, counter: CounterId, options: &mut WaitOptions<'_>) -> Result<()> {
         let (is_shared, is_poisoned) = {
             let engine = self.engine();
             (engine.is_shared(counter)?, engine.check().is_err())
         };
         if is_shared && !is_poisoned {
-            self.settle(&[counter], waiter)?;
+            self.settle(&[counter], options)?;
         }
         self.engine().release_counter(counter)
     }
 
-    /// Gives each rank its own bytes, over the control plane; returns what each gave to this one.
-    pub fn trade(&self, to_each: &[Vec<u8>], deadline: Time) -> Result<Vec<Vec<u8>>> {
-        self.trade_as(Operation::Exchange, to_each, deadline)
+    /// All-to-all of bytes over the control plane: sends `to_each[r]` to rank r; returns the bytes from
+    /// each rank.
+    pub fn exchange(&self, to_each: &[Vec<u8>], deadline: Time) -> Result<Vec<Vec<u8>>> {
+        self.exchange_as(Operation::Exchange, to_each, deadline)
     }
 
-    fn trade_as(
+    fn exchange_as(
         &self,
         operation: Operation,
         to_each: &[Vec<u8>],
@@ -163,10 +165,10 @@ impl Communicator {
         Ok(self.control.exchange_as(operation, to_each, timeout)?)
     }
 
-    /// Waits until all that any rank has written toward these counters has arrived here. Every rank
-    /// calls this with the same counters, once its own requests have drained, and writes toward them
-    /// no more: regions that only they count may be released then.
-    pub fn settle(&self, counters: &[CounterId], waiter: &mut Waiter<'_>) -> Result<()> {
+    /// Waits until all writes of all ranks toward these counters have arrived here. Collective, with the
+    /// same counters, after this rank's requests have drained; no rank writes toward them afterwards.
+    /// Regions that only they count may then be released.
+    pub fn settle(&self, counters: &[CounterId], options: &mut WaitOptions<'_>) -> Result<()> {
         let mut engine = self.engine();
         let mut connected = Vec::new();
         let mut raised = vec![Vec::new(); self.world_size() as usize];
@@ -179,19 +181,19 @@ impl Communicator {
             connected.push((peer, toward));
         }
         drop(engine);
-        let told = self.trade_as(Operation::Settle, &raised, waiter.deadline)?;
+        let totals_by_rank = self.exchange_as(Operation::Settle, &raised, options.deadline)?;
         let mut expected = Vec::new();
         for (peer, toward) in connected {
-            let mut totals = crate::bytes::Reader::new(&told[peer.index()]);
+            let mut totals = crate::bytes::Reader::new(&totals_by_rank[peer.index()]);
             for &counter in &toward {
                 let total = totals.u64().ok_or_else(|| Error::Malformed {
                     peer,
                     what: "its totals",
-                    detail: format!("they are not of {} counters", toward.len()),
+                    detail: format!("expected totals of {} counters", toward.len()),
                 })?;
                 expected.push((counter, peer, total));
             }
         }
-        wait::wait_for_totals(&mut self.host(), &expected, waiter)
+        wait::wait_for_totals(&mut self.access(), &expected, options)
     }
 }

@@ -1,32 +1,32 @@
-//! Ends of parts, and of the requests that they belong to.
+//! Completion of parts and of their requests.
 
 use super::Engine;
-use crate::request::Part;
+use crate::request::PartEnd;
 use crate::types::RequestId;
 use weft_control::Rank;
 
 impl Engine {
-    /// A part under way has ended well.
+    /// Completes a part in flight.
     #[inline(always)]
     pub(super) fn part_done(&mut self, token: u64) {
         let tag = match self.requests.ended(token) {
-            Part::Last { tag } => tag,
-            Part::Other { left: 0, id } => return self.close(id, true),
-            Part::Other { .. } => return,
-            Part::Stray => return stray_completion(),
+            PartEnd::Last { tag } => tag,
+            PartEnd::Other { left: 0, id } => return self.close(id, true),
+            PartEnd::Other { .. } => return,
+            PartEnd::Stray => return stray_completion(),
         };
         if !tag.is_credit() {
             if tag.is_of_driver() {
-                self.ended.push(tag.0);
+                self.completed_tags.push(tag.0);
             }
-            self.note_news();
+            self.note_unreported();
         }
         if self.released > 0 {
-            self.forget_unread();
+            self.deregister_unread();
         }
     }
 
-    /// A part under way has failed.
+    /// Fails a part in flight.
     #[cold]
     pub(super) fn part_failed(&mut self, token: u64, why: String) {
         let Some(id) = self.requests.failed(token, why) else { return stray_completion() };
@@ -39,7 +39,7 @@ impl Engine {
         }
     }
 
-    /// Closes a request of which every part has ended.
+    /// Closes a request if all of its parts have ended.
     pub(super) fn close_if_drained(&mut self, id: RequestId, report: bool) -> bool {
         let drained = self.requests.get(id).is_none_or(|request| request.left == 0);
         if drained {
@@ -54,17 +54,17 @@ impl Engine {
         let tag = request.tag;
         self.requests.close(id);
         if self.released > 0 {
-            self.forget_unread();
+            self.deregister_unread();
         }
-        // Nothing is lost toward a peer that has left a sound group: the sources are free, that is all.
+        // A part toward a peer that has left an unpoisoned group is no failure: its sources are free.
         let failure = failure
             .filter(|failure| self.poison.get().is_some() || !self.poison.has_left(failure.peer));
         if report && failure.is_none() && tag.is_of_driver() {
-            self.ended.push(tag.0);
+            self.completed_tags.push(tag.0);
         }
         if report && !tag.is_credit() {
             self.epoch += 1;
-            self.note_news();
+            self.note_unreported();
         }
         if let Some(failure) = &failure {
             self.requests.record_failure(id);
@@ -72,8 +72,8 @@ impl Engine {
         }
         if let Some(callback) = callback {
             callback(failure.map_or(Ok(()), |failure| Err(failure.why)));
-            // What the callback left behind may be the event loop's to run.
-            self.note_news();
+            // The callback may have left work for the event loop.
+            self.note_unreported();
         }
     }
 }
@@ -81,5 +81,5 @@ impl Engine {
 #[cold]
 #[inline(never)]
 fn stray_completion() {
-    log::warn!("a link completed a part that was not under way");
+    log::warn!("a link completed a part that was not in flight");
 }

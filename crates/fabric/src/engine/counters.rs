@@ -1,18 +1,18 @@
 //! Counters, rounds and credits.
 //!
-//! Ranks link counters by position: raising counter `c` toward a peer raises the peer's own counter at
-//! the same position of the grant. Toward each peer a counter has one data lane for each round that may
-//! be open at a time (its window) and a return lane for credits. Owner and source thus count rounds
-//! without asking each other, also where writes of different rounds overtake each other.
+//! Ranks link counters by position: raising counter `c` toward a peer raises the peer's own counter at the
+//! same position of the grant. Toward each peer a counter has one data lane for each round that may be open
+//! at a time (its window) and a return lane for credits. Owner and source thus count rounds locally, also
+//! where writes of different rounds overtake each other.
 
 mod followers;
 
 use super::Engine;
-use super::peer_group::Stamp;
+use super::peer_group::UniqueId;
 use crate::error::{Error, Result};
 use crate::lane_table::LaneTable;
-use crate::statistics::Totals;
-use crate::types::{Class, CounterId, Lane, LaneId};
+use crate::statistics::TrafficTotals;
+use crate::types::{CounterId, Lane, LaneId, TrafficClass};
 use followers::no_credits_of_its_own;
 use weft_control::Rank;
 
@@ -25,7 +25,7 @@ pub struct CounterConfig<'a> {
     /// Peers that it connects; `None`: every peer. The window must be equal at both ends.
     pub peers: Option<&'a [Rank]>,
     /// Traffic class of its writes.
-    pub class: Class,
+    pub class: TrafficClass,
 }
 
 impl CounterConfig<'_> {
@@ -35,61 +35,61 @@ impl CounterConfig<'_> {
 
 pub(super) struct Counter {
     /// By rank; `None` where it connects no peer.
-    pub ends: Vec<Option<End>>,
-    pub class: Class,
+    pub ends: Vec<Option<CounterEnd>>,
+    pub class: TrafficClass,
     /// Shared by all ranks, also if it connects no peer.
     pub shared: bool,
-    /// A driver's, whose raises no caller of [`Engine::raised`] asks for.
+    /// Counter of a driver, left out of [`Engine::raised`].
     pub internal: bool,
-    /// Counters that are credited with this one.
+    /// Counters credited with this one.
     followers: Vec<CounterId>,
 }
 
-/// A counter toward one peer, both ways.
-pub(super) struct End {
-    /// Ours, raised by the peer in rounds that are multiples of the window.
+/// End of a counter toward one peer, in both directions.
+pub(super) struct CounterEnd {
+    /// Our data lane, raised by the peer in rounds that are multiples of the window.
     pub data: Lane,
-    /// Ours, raised by the peer to give us credit; of a follower, that of the counter that it follows.
+    /// Our credit lane, raised by the peer; a follower has its leader's.
     pub credit: Lane,
     pub window: u32,
-    pub role: Role,
+    pub role: CreditRole,
     /// Granted to the peer.
     pub granted: bool,
-    /// The peer's, once imported.
-    pub remote: Option<Remote>,
-    /// Credits given: the oldest round that the peer may write.
+    /// The peer's side, once imported.
+    pub remote: Option<RemoteCounter>,
+    /// Credits sent: the oldest round that the peer may write.
     pub given: u64,
-    /// Value of the oldest round's data lane when that round began.
+    /// Value of the oldest round's data lane at the start of that round.
     pub base: u64,
-    /// The same for every slot of a window of more than one; `base` is one of them.
+    /// `base` of each slot of a window of more than one round.
     bases: Box<[u64]>,
-    /// Value of `credit` when it was last read.
+    /// Value of `credit` at its last read.
     pub credits: u64,
-    /// Listed in [`Engine`]'s `rose`.
+    /// Listed in `raised_lanes` of the engine.
     pub listed: bool,
 }
 
-/// Relation of a counter's credits to those of others.
+/// Relation of a counter's credits to those of other counters.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum CreditRole {
     /// Its credits are its own.
     Alone,
-    /// Its credits are those of other counters, too ([`Engine::counter_credited_with`]).
+    /// Its credits also release rounds of other counters ([`Engine::counter_credited_with`]).
     Leader,
-    /// It is credited with another counter.
+    /// Its rounds are released by the credits of another counter.
     Follower,
 }
 
 /// The peer's side of a counter.
 #[derive(Clone, Copy)]
-pub(super) struct Remote {
+pub(super) struct RemoteCounter {
     pub data: Lane,
     pub credit: Lane,
-    /// Raises of its data lanes by us in all.
+    /// Our raises of its data lanes in total.
     pub raised: u64,
-    /// Bytes that came with them.
+    /// Bytes of those writes.
     pub bytes: u64,
-    /// Raises of `credit` by us in all.
+    /// Our raises of `credit` in total.
     pub credited: u64,
     /// Rounds below this one have been entered.
     pub started: u64,
@@ -111,19 +111,19 @@ fn offset_of(round: u64, window: u32) -> u32 {
     }
 }
 
-/// The lane `offset` places behind `first`, of the same generation.
+/// The lane at `offset` from `first`, of the same generation.
 fn lane_at(first: Lane, offset: u32) -> Lane {
     let id = LaneId::new(first.id().get() + offset).unwrap_or(first.id());
     Lane::new(id, first.generation())
 }
 
-impl End {
-    fn new(first: Lane, window: u32) -> End {
-        End {
+impl CounterEnd {
+    fn new(first: Lane, window: u32) -> CounterEnd {
+        CounterEnd {
             data: first,
             credit: lane_at(first, 1),
             window,
-            role: Role::Alone,
+            role: CreditRole::Alone,
             granted: false,
             remote: None,
             given: 0,
@@ -158,7 +158,7 @@ impl End {
         self.given + (slot + window - self.given % window) % window
     }
 
-    /// Our data lane of the oldest open round, as the peer names it.
+    /// Our data lane of the oldest open round, with its generation.
     fn oldest_lane(&self) -> Lane {
         match self.window {
             1 => self.data,
@@ -183,8 +183,8 @@ impl End {
         self.given += 1;
     }
 
-    /// Whether the peer may be written to in a round. One that was entered may have been credited since; a
-    /// new one needs a look at the lane only if the credits known do not reach it.
+    /// True if a round may be written. A round that was entered may have been credited since; a new one
+    /// needs a read of the lane only if the known credits do not reach it.
     #[inline(always)]
     pub fn is_open(&mut self, lanes: &LaneTable, round: u64, started: u64) -> bool {
         let window = u64::from(self.window);
@@ -195,23 +195,23 @@ impl End {
     }
 }
 
-impl Totals {
-    /// Adds what was written through one end of a counter.
-    pub(super) fn add_writes(&mut self, end: &Option<End>) {
-        if let Some(End { remote: Some(remote), .. }) = end {
+impl TrafficTotals {
+    /// Adds the writes through one end of a counter.
+    pub(super) fn add_writes(&mut self, end: &Option<CounterEnd>) {
+        if let Some(CounterEnd { remote: Some(remote), .. }) = end {
             self.bytes += remote.bytes;
             self.parts += remote.raised + remote.credited;
         }
     }
 }
 
-impl Remote {
-    /// The peer's side of a counter that was linked just now.
-    pub fn new(data: Lane, credit: Lane) -> Remote {
-        Remote { data, credit, raised: 0, bytes: 0, credited: 0, started: 0 }
+impl RemoteCounter {
+    /// The peer's side of a newly linked counter.
+    pub fn new(data: Lane, credit: Lane) -> RemoteCounter {
+        RemoteCounter { data, credit, raised: 0, bytes: 0, credited: 0, started: 0 }
     }
 
-    /// Enters a write into a round, and returns the lane that it raises.
+    /// Enters a write into a round; returns the lane that it raises.
     #[inline(always)]
     pub fn enter(&mut self, window: u32, round: u64, raises: u64, bytes: u64) -> Lane {
         if round >= self.started {
@@ -224,17 +224,17 @@ impl Remote {
 }
 
 impl Engine {
-    /// A counter with a window of one round and lanes for every peer. It counts nothing until grants
-    /// were exchanged ([`Engine::grant`], [`Engine::import`]).
+    /// A counter with a window of one round and lanes for every peer. It counts after an exchange of grants
+    /// ([`Engine::grant`], [`Engine::import`]).
     pub fn counter(&mut self) -> Result<CounterId> {
         self.counter_with(CounterConfig::default())
     }
 
-    /// A counter of this shape.
+    /// A counter with this shape.
     ///
     /// # Errors
-    /// [`Error::Limit`] if the window is too wide or the lanes are used up; [`Error::Unknown`] for a
-    /// rank that is no peer. Nothing was taken then.
+    /// [`Error::Limit`] if the window is too wide or the lanes are used up; [`Error::Unknown`] for a rank
+    /// that is not a peer. The engine is unchanged then.
     pub fn counter_with(&mut self, config: CounterConfig<'_>) -> Result<CounterId> {
         let window = config.window.max(1);
         if window > CounterConfig::MAX_WINDOW {
@@ -266,7 +266,8 @@ impl Engine {
             match self.lanes.issue(peer, lanes_for(window)) {
                 Ok(first) => {
                     self.note_uses(first, window, id, peer);
-                    counter.ends[peer.index()].get_or_insert_with(|| End::new(first, window));
+                    counter.ends[peer.index()]
+                        .get_or_insert_with(|| CounterEnd::new(first, window));
                 }
                 Err(error) => {
                     self.give_lanes_back(&counter, LaneTable::cancel);
@@ -279,7 +280,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// A number for a counter: one that was released, with a new generation, or the next.
+    /// An id for a counter: a released one with the next reuse count, or a new one.
     fn next_counter(&mut self) -> Result<CounterId> {
         if let Some(id) = self.free_counters.pop() {
             return Ok(id);
@@ -313,24 +314,24 @@ impl Engine {
         }
     }
 
-    /// Gives a counter's lanes and number back. They are issued again under a new generation, so a late
-    /// arrival that names them is dropped and counted. Every rank releases the counters of one position
-    /// together, after all that was written toward them has arrived
-    /// ([`crate::Communicator::settle`]). In a poisoned group nothing is issued again.
+    /// Releases a counter's lanes and id. They are issued again in a new generation, so a late arrival that
+    /// names them is dropped and counted. All ranks release the counters of one position together, after
+    /// all writes toward them have arrived ([`crate::Communicator::settle`]). A poisoned group issues none
+    /// of them again.
     ///
     /// # Errors
     /// [`Error::Unknown`] if it was released before.
     pub fn release_counter(&mut self, counter: CounterId) -> Result<()> {
         self.known_counter(counter)?;
         let Some((id, released)) = self.counters[counter.index()].take() else { return Ok(()) };
-        self.rose.retain(|(listed, _)| *listed != counter);
+        self.raised_lanes.retain(|(listed, _)| *listed != counter);
         // Its waits end.
         self.epoch += 1;
         self.flush();
         for (peer, end) in self.peers.iter_mut().zip(&released.ends) {
             peer.totals.add_writes(end);
         }
-        self.stamp = Stamp::new();
+        self.stamp = UniqueId::new();
         if self.poison.get().is_none() {
             self.give_lanes_back(&released, LaneTable::release);
             self.free_counters.extend(id.renewed());
@@ -347,25 +348,25 @@ impl Engine {
 
     /// The traffic class of a counter.
     #[inline(always)]
-    pub(super) fn class_of(&mut self, counter: CounterId) -> Class {
-        get(&mut self.counters, counter).map_or(Class::default(), |known| known.class)
+    pub(super) fn class_of(&mut self, counter: CounterId) -> TrafficClass {
+        get(&mut self.counters, counter).map_or(TrafficClass::default(), |known| known.class)
     }
 
-    pub(super) fn end(&mut self, counter: CounterId, peer: Rank) -> Result<&mut End> {
+    pub(super) fn end(&mut self, counter: CounterId, peer: Rank) -> Result<&mut CounterEnd> {
         find(&mut self.counters, counter, peer).map(|(end, _)| end)
     }
 
     /// The peer's side, if it was imported.
-    pub(super) fn remote(&mut self, counter: CounterId, peer: Rank) -> Result<&mut Remote> {
+    pub(super) fn remote(&mut self, counter: CounterId, peer: Rank) -> Result<&mut RemoteCounter> {
         self.end(counter, peer)?.remote.as_mut().ok_or(Error::NotLinked { counter })
     }
 
-    /// Raises by `peer` in the oldest round without a credit. All bytes counted by them are visible.
+    /// Raises by `peer` in the oldest round without a credit. All bytes of these parts are visible.
     pub fn count(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
         let (end, _) = find(&mut self.counters, counter, peer)?;
         let count = self.lanes.value(end.oldest()) - end.base;
         if count > 0 {
-            // It shares the cache line that has just come, and the next round will ask for it.
+            // It shares the cache line just loaded, and the next round needs it.
             end.credits = self.lanes.value(end.credit.id());
         }
         Ok(count)
@@ -391,8 +392,7 @@ impl Engine {
         Ok(self.end(counter, peer)?.given)
     }
 
-    /// Credits that `peer` has given us on this counter; round r may start while r is less than these
-    /// plus the window.
+    /// Credits of `peer` on this counter; round r may start while r is less than these plus the window.
     pub fn credits(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
         let (end, _) = find(&mut self.counters, counter, peer)?;
         end.credits = self.lanes.value(end.credit.id());
@@ -417,14 +417,14 @@ impl Engine {
         let mut toward = Vec::with_capacity(counters.len());
         for &counter in counters {
             let known = self.known_counter(counter)?;
-            if matches!(known.ends.get(peer.0 as usize), Some(Some(_))) {
+            if matches!(known.ends.get(peer.index()), Some(Some(_))) {
                 toward.push(counter);
             }
         }
         Ok(toward)
     }
 
-    /// Whether a counter was shared by [`crate::Communicator::share`], or linked with any peer.
+    /// True if a counter was shared by [`crate::Communicator::share`] or linked with any peer.
     ///
     /// # Errors
     /// [`Error::Unknown`] if it was released.
@@ -433,7 +433,7 @@ impl Engine {
         Ok(known.shared || known.ends.iter().flatten().any(|end| end.remote.is_some()))
     }
 
-    /// All ranks have shared these counters.
+    /// Records that all ranks have shared these counters.
     pub(crate) fn mark_shared(&mut self, counters: &[CounterId]) {
         for counter in counters {
             if let Some(Some((id, known))) = self.counters.get_mut(counter.index()) {
@@ -442,7 +442,7 @@ impl Engine {
         }
     }
 
-    /// Whether `round` may be written to `peer`. Reads the lane only if the value read before does not
+    /// True if `round` may be written to `peer`. Reads the lane only if the last value read does not
     /// suffice.
     pub fn has_credit(&mut self, counter: CounterId, peer: Rank, round: u64) -> Result<bool> {
         let end = self.end(counter, peer)?;
@@ -450,18 +450,18 @@ impl Engine {
         Ok(round < end.credits + window || round < self.credits(counter, peer)? + window)
     }
 
-    /// By how much we have raised `peer`'s end of `counter` since it was linked.
+    /// Our raises of `peer`'s end of `counter` since it was linked.
     pub(crate) fn raised_in_all(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
         Ok(self.remote(counter, peer)?.raised)
     }
 
-    /// By how much `peer` has raised our end of `counter` since it was linked.
+    /// Raises of our end of `counter` by `peer` since it was linked.
     pub(crate) fn count_in_all(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
         let (end, _) = find(&mut self.counters, counter, peer)?;
         Ok((0..u64::from(end.window)).map(|slot| self.lanes.value(end.data_of(slot))).sum())
     }
 
-    /// Why a round may not be written, by the credits known.
+    /// Error of a round that may not be written, by the known credits.
     pub(super) fn check_round(&mut self, peer: Rank, counter: CounterId, round: u64) -> Result<()> {
         let (end, _) = find(&mut self.counters, counter, peer)?;
         if end.remote.is_none() {
@@ -478,19 +478,18 @@ impl Engine {
     }
 
     /// Releases the oldest open round of `peer`: its bytes may be written again and one more round may
-    /// start. Call it once a round, when the round is complete.
+    /// start. Call it once per round, after the round is complete.
     ///
-    /// A credit leaves with what is submitted next, or with the next wait or poll. Call
-    /// [`Engine::flush`] if none of these follows soon.
+    /// A credit leaves with the next submission, wait or poll. Call [`Engine::flush`] if none follows soon.
     ///
     /// # Errors
-    /// [`Error::NothingToCredit`] if nothing of the round has arrived: it was credited before, or is
-    /// still to come; [`Error::Unknown`] for a counter that is credited with another one.
+    /// [`Error::NothingToCredit`] if the round has no arrivals: it was credited before, or has not begun;
+    /// [`Error::Unknown`] for a counter that is credited with another one.
     pub fn credit(&mut self, peer: Rank, counter: CounterId) -> Result<()> {
         self.credit_round(peer, counter, false)
     }
 
-    /// [`Engine::credit`]; drivers, in whose protocols a round may be empty, may credit that, too.
+    /// [`Engine::credit`]; drivers may also credit an empty round.
     #[inline(always)]
     pub(super) fn credit_round(
         &mut self,
@@ -501,7 +500,7 @@ impl Engine {
         self.check()?;
         let (end, _) = find(&mut self.counters, counter, peer)?;
         let (value, role) = (self.lanes.value(end.oldest()), end.role);
-        if role == Role::Follower {
+        if role == CreditRole::Follower {
             return Err(no_credits_of_its_own(counter));
         }
         let Some(remote) = &mut end.remote else { return Err(Error::NotLinked { counter }) };
@@ -512,17 +511,17 @@ impl Engine {
         let lane = remote.credit;
         let (ours, window) = (end.oldest_lane(), end.window);
         end.close_round(value);
-        if role == Role::Leader {
+        if role == CreditRole::Leader {
             self.close_followers(peer, counter)?;
         }
-        self.owe_credit(peer, lane, ours);
+        self.queue_credit(peer, lane, ours);
         if window > 1 {
             self.note_next_round(peer, counter)?;
         }
         Ok(())
     }
 
-    /// A round was closed: raises of the one that is the oldest now may have come before.
+    /// After a closed round: reports earlier raises of the round that is now the oldest.
     fn note_next_round(&mut self, peer: Rank, counter: CounterId) -> Result<()> {
         let (end, _) = find(&mut self.counters, counter, peer)?;
         let is_listed = end.listed;
@@ -535,12 +534,12 @@ impl Engine {
         Ok(())
     }
 
-    /// The first round toward `peer` that has not been entered.
+    /// The first round toward `peer` without a write.
     pub fn next_round(&mut self, counter: CounterId, peer: Rank) -> Result<u64> {
         Ok(self.remote(counter, peer)?.started)
     }
 
-    /// Makes `counter` the one that [`Engine::barrier`] uses; it must be linked with every peer.
+    /// Sets the counter of [`Engine::barrier`]; it must be linked with every peer.
     pub fn use_for_barriers(&mut self, counter: CounterId) {
         self.barrier = Some(counter);
     }
@@ -549,7 +548,7 @@ impl Engine {
         self.barrier.ok_or(Error::Unknown { what: "barrier counter", number: 0 })
     }
 
-    /// Sends what credits and submits have held back.
+    /// Sends pending credits and posts that links have held back.
     pub fn flush(&mut self) {
         self.flush_all();
     }
@@ -574,7 +573,11 @@ pub(super) fn get(counters: &mut Counters, counter: CounterId) -> Option<&mut Co
 }
 
 #[inline(always)]
-fn find(counters: &mut Counters, counter: CounterId, peer: Rank) -> Result<(&mut End, Class)> {
+fn find(
+    counters: &mut Counters,
+    counter: CounterId,
+    peer: Rank,
+) -> Result<(&mut CounterEnd, TrafficClass)> {
     let Some(known) = get(counters, counter) else { return Err(unknown(counter)) };
     match known.ends.get_mut(peer.index()) {
         Some(Some(end)) => Ok((end, known.class)),

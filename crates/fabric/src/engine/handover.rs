@@ -1,48 +1,54 @@
-//! Requests whose bytes a link has copied and not handed on.
+//! Handover: requests whose bytes a link has copied but not sent.
 //!
-//! A small write over tcp is copied and tried on its socket at once, and its request ends inside the submit.
-//! Where the socket took only part of it, the rest would lie in this process until its next call, and its
-//! peer would wait for as long as the program computes. Such a request goes on until the kernel has the rest.
-//! All of this is off the path of a write that leaves at once: the path reads one flag ([`Sink::held`]).
+//! A small write over tcp is copied and written to its socket at once, and its request completes inside the
+//! submit. If the socket accepted only part of it, the rest would stay in this process until its next call,
+//! and the peer would wait while the program computes. Such a request stays in flight until the kernel has
+//! the rest. The path of a write that leaves at once reads one flag only ([`Sink::held`]).
 //!
 //! [`Sink::held`]: crate::link::Sink::held
 
-use super::{Engine, Peer};
-use crate::driver::{Ask, Requests};
+use super::{Engine, EnginePeer};
+use crate::driver::{DriverRequest, Requests};
 use crate::error::Result;
 use crate::link::ScatterPart;
-use crate::request::{Tag, Token};
-use crate::types::{Class, CounterId, RequestId};
+use crate::request::{PartToken, RequestTag};
+use crate::types::{CounterId, RequestId, TrafficClass};
 use std::ops::Range;
 use weft_control::Rank;
 
 impl Engine {
-    /// [`Engine::credit`], sent at once. The request ends when the kernel has the credit.
+    /// [`Engine::credit`], sent at once. The request completes when the kernel has the credit.
     ///
     /// # Errors
     /// As [`Engine::credit`].
     pub fn credit_now(&mut self, peer: Rank, counter: CounterId) -> Result<RequestId> {
         self.credit(peer, counter)?;
-        let credit = self.owed.pop_if(|credit| credit.peer == peer);
+        let credit = self.pending_credits.pop_if(|credit| credit.peer == peer);
         let path = self.peers.get(peer.index()).and_then(|peer| peer.path);
-        let (Some(aim), Some(path)) = (credit, path.filter(|path| !path.inline)) else {
-            self.owed.extend(credit);
+        let (Some(destination), Some(path)) = (credit, path.filter(|path| !path.inline)) else {
+            self.pending_credits.extend(credit);
             self.flush_all();
             return Ok(RequestId::DONE);
         };
         self.unflushed |= 1 << path.link;
-        let id = self.request(path.link, aim, Class::Latency, None, &[], Tag::CALLER);
+        let id = self.request(
+            path.link,
+            destination,
+            TrafficClass::Latency,
+            None,
+            &[],
+            RequestTag::CALLER,
+        );
         self.flush_all();
         Ok(if self.sink.held { self.hold_write(id, peer) } else { id })
     }
 
-    /// The request of a write to one peer, after a flush that has left something behind: one that has ended
-    /// goes on.
+    /// Reopens the request of a write to one peer after a flush that left bytes with the link.
     #[cold]
     #[inline(never)]
     pub(super) fn hold_write(&mut self, id: RequestId, peer: Rank) -> RequestId {
         self.sink.held = false;
-        if id == RequestId::DONE { self.hold_copied(peer, Tag::CALLER) } else { id }
+        if id == RequestId::DONE { self.hold_copied(peer, RequestTag::CALLER) } else { id }
     }
 
     /// As [`Engine::hold_write`], for a scatter, whose request is still open.
@@ -58,29 +64,29 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::hold_write`], for what a driver asked for. `ended` are the tags, in the order of their
-    /// asks, of the writes that have ended inside the submit.
+    /// As [`Engine::hold_write`], for a driver's requests. `ended` are the tags, in order of submission, of
+    /// the writes that completed inside the submit.
     #[cold]
     #[inline(never)]
-    pub(super) fn hold_asks(&mut self, requests: &Requests, ended: Range<usize>) {
+    pub(super) fn hold_entries(&mut self, requests: &Requests, ended: Range<usize>) {
         self.sink.held = false;
-        let Range { start: mut place, mut end } = ended;
-        for ask in &requests.asks {
-            let Ask::Write { peer, tag, .. } = ask else { continue };
-            if place == end || self.ended[place] != *tag {
+        let Range { start: mut index, mut end } = ended;
+        for entry in &requests.entries {
+            let DriverRequest::Write { peer, tag, .. } = entry else { continue };
+            if index == end || self.completed_tags[index] != *tag {
                 continue;
             }
-            if self.hold_copied(*peer, Tag(*tag)) == RequestId::DONE {
-                place += 1;
+            if self.hold_copied(*peer, RequestTag(*tag)) == RequestId::DONE {
+                index += 1;
             } else {
-                self.ended.remove(place);
+                self.completed_tags.remove(index);
                 end -= 1;
             }
         }
     }
 
-    /// A request until what was copied last toward `peer` has left; [`RequestId::DONE`] if it has.
-    fn hold_copied(&mut self, peer: Rank, tag: Tag) -> RequestId {
+    /// A request until the bytes copied last toward `peer` have left; [`RequestId::DONE`] if they have.
+    fn hold_copied(&mut self, peer: Rank, tag: RequestTag) -> RequestId {
         let (id, _) = self.requests.open(tag, peer);
         let held = self.hold_toward(id, peer);
         if let Some(request) = self.requests.get(id) {
@@ -91,8 +97,8 @@ impl Engine {
 
     fn hold_toward(&mut self, id: RequestId, peer: Rank) -> u32 {
         match self.peers.get(peer.index()) {
-            Some(Peer { path: Some(path), .. }) => {
-                self.links[usize::from(path.link)].hold(peer, Token::of(id, peer))
+            Some(EnginePeer { path: Some(path), .. }) => {
+                self.links[usize::from(path.link)].hold(peer, PartToken::of(id, peer))
             }
             _ => 0,
         }

@@ -1,18 +1,18 @@
-//! The engine: one rank's end of one peer group.
+//! Engine: one rank's state in one generation of a group.
 //!
-//! An engine lives as long as its group: its connections, its lane table and its memory are made
-//! together, poisoned together and never reused (decision record 0001). It owns no thread, and acts on no
-//! clock of its own: whoever polls it says what time it is. (Only the stamps of a trace are read from
-//! the host's clock.) [`crate::wait`] has the blocking calls, and with them the clock.
+//! An engine lives as long as its group: its connections, lane table and memory are made together, poisoned
+//! together and never reused (decision record 0001). It has no thread and no clock: a poll takes the time
+//! as an argument. (Only the times of a trace come from the host's clock.) [`crate::wait`] has the blocking
+//! calls, and with them the clock.
 //!
-//! - this file: construction, and the routes
-//! - `counters.rs`, `counters/followers.rs`: counters, rounds, credits, also for several counters
+//! - this file: construction and routes
+//! - `counters.rs`, `counters/followers.rs`: counters, rounds, credits; credits shared by several counters
 //! - `regions.rs`: regions, grants, imports
-//! - `submit.rs`, `target.rs`: writes and their checks
-//! - `peer_group.rs`: scatters over peers that were resolved once
-//! - `post.rs`, `queue.rs`, `complete.rs`: parts with a link, those that wait for one, and their ends
-//! - `handover.rs`: requests whose bytes a link has copied and not handed on
-//! - `progress.rs`: polling, completions, loss
+//! - `submit.rs`, `target.rs`: writes and their validation
+//! - `peer_group.rs`: scatters over peers resolved once
+//! - `post.rs`, `queue.rs`, `complete.rs`: parts posted to a link, queued parts, completions
+//! - `handover.rs`: requests whose copied bytes have not left the link
+//! - `progress.rs`: polls, arrivals, losses
 //! - `sleep.rs`: descriptors, deadlines and sleep
 
 mod complete;
@@ -29,12 +29,12 @@ mod target;
 
 pub use counters::CounterConfig;
 pub use peer_group::{MemberWrite, PeerGroup};
-pub use progress::Raised;
+pub use progress::RaisedCounter;
 pub use regions::{Region, RemoteRegion, WeakRegion};
-pub(crate) use sleep::{MAX_PARK, Park};
+pub(crate) use sleep::{AnnouncedSleep, MAX_PARK};
 pub use submit::PeerWrite;
 
-use crate::descriptor::Address;
+use crate::descriptor::EngineAddress;
 use crate::device::Device;
 use crate::driver::Event;
 use crate::error::{Error, Result};
@@ -44,31 +44,31 @@ use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::parts::{PartRule, Parts};
 use crate::poison::PoisonFlag;
-use crate::request::{Aim, Table, Token};
-use crate::statistics::{PeerStatistics, Statistics, Totals};
+use crate::request::{LaneTarget, PartToken, RequestTable};
+use crate::statistics::{EngineStatistics, PeerStatistics, TrafficTotals};
 use crate::trace::Trace;
 use crate::types::{CounterId, Generation, ProviderKind, Time};
 use counters::Counters;
-use peer_group::Stamp;
+use peer_group::UniqueId;
 use queue::PeerQueue;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_control::{Poison, Rank};
 
-/// Limits and habits of an engine.
+/// Limits and timeouts of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Lanes in the table: two for each counter and peer, more for a window of more than one round. A
-    /// lane takes 32 bytes of shared memory once it is issued.
+    /// Lanes in the table: two for each counter and peer, more for windows of more than one round. An
+    /// issued lane takes 32 bytes of shared memory.
     pub lanes: usize,
-    /// Requests that may be under way; more are refused with [`Error::Limit`].
+    /// Limit of requests in flight; more are rejected with [`Error::Limit`].
     pub max_requests: usize,
-    /// How long a peer's broken connection may wait for the control plane to say whether the peer
-    /// has left or died, before it counts as died.
+    /// Time that a broken connection waits for the control plane's report that the peer has left;
+    /// afterwards the peer counts as lost.
     pub loss_grace: Duration,
-    /// Requests and events that memory is reserved for; more are allocated as they come.
+    /// Requests and events for which memory is reserved; more are allocated on demand.
     pub reserved: usize,
-    /// Records of each sort that a trace keeps; none are kept when zero.
+    /// Limit of trace records of each kind; zero turns the trace off.
     pub trace_limit: usize,
 }
 
@@ -85,119 +85,119 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
-    /// For a pair group, of which a process may have thousands: 256 lanes in 8 KiB, memory for 16 requests.
+    /// Limits for a pair, of which a process may have thousands: 256 lanes in 8 KiB, memory for 16
+    /// requests.
     pub fn for_pair() -> EngineConfig {
         EngineConfig { lanes: 256, max_requests: 4096, reserved: 16, ..EngineConfig::default() }
     }
 }
 
-/// How a peer is reached.
+/// Route to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The provider.
     pub provider: ProviderKind,
-    /// How writes to it are cut; the peer cuts its writes to us alike.
+    /// Division of writes into parts, equal at both ends.
     pub parts: PartRule,
     /// Arrivals keep the order of their posts.
     pub ordered: bool,
-    /// Arrivals that may lie unconsumed in each direction.
+    /// Limit of unconsumed arrivals in each direction.
     pub max_unconsumed: u32,
     index: usize,
 }
 
-/// The part of a route that every post reads.
+/// Fields of a route that every post reads.
 #[derive(Clone, Copy)]
-struct Path {
-    /// Place of the link.
+struct PostPath {
+    /// Index of the link.
     link: u16,
     /// Posts complete inside the post.
     inline: bool,
-    /// The most pages and bytes of a write that is surely one part.
+    /// Pages and bytes up to which a write is certainly one part.
     single_pages: usize,
     single_bytes: u64,
-    /// The longest write that takes a credit along.
-    max_ride: u64,
+    /// Longest write that carries a piggybacked credit.
+    max_piggyback: u64,
 }
 
-struct Peer {
+struct EnginePeer {
     /// `None` for this rank itself.
-    path: Option<Path>,
+    path: Option<PostPath>,
     /// As `path`.
     route: Option<Route>,
-    totals: Totals,
-    regions: regions::Lengths,
+    totals: TrafficTotals,
+    regions: regions::RemoteLengths,
     queue: PeerQueue,
 }
 
-/// A peer whose connection broke, and for which the control plane has not given a reason.
-struct Suspect {
+/// A peer whose connection broke, before a report of the control plane.
+struct PendingLoss {
     rank: Rank,
     since: Time,
     why: String,
 }
 
-/// One rank's end of one peer group. See the module's page.
+/// One rank's state in one generation of a group. See the module's page.
 pub struct Engine {
     config: EngineConfig,
     rank: Rank,
     generation: Generation,
     links: Vec<Box<dyn Link>>,
-    peers: Vec<Peer>,
+    peers: Vec<EnginePeer>,
     lanes: Arc<LaneTable>,
-    /// Use of each of our lanes, by its number.
+    /// Use of each of our lanes, by lane number.
     lane_uses: Vec<Option<LaneUse>>,
     counters: Counters,
     free_counters: Vec<CounterId>,
-    regions: Vec<Option<regions::Local>>,
-    /// Regions that there have been.
+    regions: Vec<Option<regions::LocalRegion>>,
+    /// Number of registrations so far.
     registered: u64,
-    /// Regions that were released and that requests under way still read.
+    /// Released regions that requests in flight still read.
     released: usize,
     /// Identity of this engine in its process.
-    id: Stamp,
-    /// Changes when something that a peer group may name is removed.
-    stamp: Stamp,
-    requests: Table,
-    /// Peers with writes that no link has taken yet.
+    id: UniqueId,
+    /// Changes when a region or counter that a peer group may name is removed.
+    stamp: UniqueId,
+    requests: RequestTable,
+    /// Peers with queued writes.
     queued: Vec<Rank>,
-    /// Links that have taken posts since they were flushed, a bit each in their order.
+    /// Links with posts since their last flush, a bit each.
     unflushed: u32,
     spare_parts: Vec<Parts>,
-    /// Parts of the scatter that is being submitted.
+    /// Parts of the scatter in submission.
     parts: Vec<crate::link::ScatterPart>,
-    /// Slices of the descriptor that is being submitted.
+    /// Pages of the descriptor in submission.
     slices: Vec<crate::types::Page>,
     /// Credits that leave with the next flush.
-    owed: Vec<Aim>,
-    /// Tags of requests that ended inside submit; the next poll reports them.
-    ended: Vec<u64>,
-    /// Tags of other drivers that a poll came across.
-    held: Vec<u64>,
+    pending_credits: Vec<LaneTarget>,
+    /// Tags of requests completed inside submit; the next poll reports them.
+    completed_tags: Vec<u64>,
+    /// Completions of other drivers' requests, kept for them.
+    foreign_tags: Vec<u64>,
     namespaces: u16,
-    /// Lanes that [`Engine::progress`] saw rise, each once.
-    rose: Vec<(CounterId, Rank)>,
-    /// Something that `rose` does not hold has happened since [`Engine::raised`] was last asked: a
-    /// credit, the end of a request.
-    news: bool,
-    /// An event loop sleeps, or is about to, on [`Engine::descriptor`].
+    /// Counters raised since [`Engine::raised`], each once.
+    raised_lanes: Vec<(CounterId, Rank)>,
+    /// A credit or a completion since the last [`Engine::raised`].
+    unreported: bool,
+    /// An event loop sleeps or is about to sleep on [`Engine::descriptor`].
     armed: bool,
-    /// Polls that found something, for callers that were not polled meanwhile.
+    /// Number of events that may end a wait.
     epoch: u64,
     polls: u64,
     sink: Sink,
-    suspects: Vec<Suspect>,
+    pending_losses: Vec<PendingLoss>,
     poison: Arc<PoisonFlag>,
-    sleeper: sleep::Sleeper,
+    wake_sources: sleep::WakeSources,
     poison_reported: bool,
     barrier: Option<CounterId>,
     barrier_state: crate::wait::BarrierState,
     events: Vec<Event>,
-    /// Reused by drivers that catch up.
-    pub(crate) caught_up: Vec<Event>,
+    /// Buffer of [`Engine::drive_with`].
+    pub(crate) catch_up_events: Vec<Event>,
     trace: Option<Trace>,
 }
 
-/// Use of a lane: the counter and peer, and its place behind that end's first lane (1 for credits).
+/// Use of a lane: counter, peer, and offset from the end's first lane (1 for credits).
 #[derive(Clone, Copy)]
 struct LaneUse {
     counter: CounterId,
@@ -206,7 +206,7 @@ struct LaneUse {
 }
 
 impl Engine {
-    /// An engine with a link on each of these devices, not yet connected. `rank` is this one's of `size`.
+    /// An unconnected engine of `rank` in a group of `size`, with a link on each of these devices.
     pub fn new(
         config: EngineConfig,
         rank: Rank,
@@ -217,7 +217,7 @@ impl Engine {
         if rank.0 >= size {
             return Err(Error::Unknown { what: "rank", number: rank.0.into() });
         }
-        let max_requests = config.max_requests.min(Token::PLACES);
+        let max_requests = config.max_requests.min(PartToken::SLOTS);
         let config = EngineConfig { max_requests, ..config };
         let lanes = Arc::new(LaneTable::new(config.lanes, generation)?);
         let group = Membership { rank, size, generation, lanes: lanes.clone() };
@@ -225,18 +225,18 @@ impl Engine {
         let mut links: Vec<Box<dyn Link>> = links.collect::<Result<_>>()?;
         links.sort_by_key(|link| link.kind());
         let poison = Arc::new(PoisonFlag::new(size, lanes.clone()));
-        let peers = (0..size).map(|_| Peer {
+        let peers = (0..size).map(|_| EnginePeer {
             path: None,
             route: None,
-            totals: Totals::default(),
-            regions: regions::Lengths::default(),
+            totals: TrafficTotals::default(),
+            regions: regions::RemoteLengths::default(),
             queue: PeerQueue::default(),
         });
         let peers = peers.collect();
-        let sleeper = sleep::Sleeper::new(&lanes)?;
+        let wake_sources = sleep::WakeSources::new(&lanes)?;
         let trace = (config.trace_limit > 0).then(|| Trace::with_limit(config.trace_limit));
         let room = config.max_requests.min(config.reserved);
-        let requests = Table::new(config.max_requests, room);
+        let requests = RequestTable::new(config.max_requests, room);
         Ok(Engine {
             config,
             rank,
@@ -250,48 +250,50 @@ impl Engine {
             regions: Vec::new(),
             registered: 0,
             released: 0,
-            id: Stamp::new(),
-            stamp: Stamp::new(),
+            id: UniqueId::new(),
+            stamp: UniqueId::new(),
             requests,
             queued: Vec::new(),
             unflushed: 0,
             spare_parts: Vec::new(),
             parts: Vec::new(),
             slices: Vec::new(),
-            owed: Vec::with_capacity(room),
-            ended: Vec::with_capacity(room),
-            held: Vec::with_capacity(room),
+            pending_credits: Vec::with_capacity(room),
+            completed_tags: Vec::with_capacity(room),
+            foreign_tags: Vec::with_capacity(room),
             namespaces: 0,
-            rose: Vec::new(),
-            news: false,
+            raised_lanes: Vec::new(),
+            unreported: false,
             armed: false,
             epoch: 0,
             polls: 0,
             sink: Sink::default(),
-            suspects: Vec::new(),
+            pending_losses: Vec::new(),
             poison,
-            sleeper,
+            wake_sources,
             poison_reported: false,
             barrier: None,
             barrier_state: crate::wait::BarrierState::default(),
             events: Vec::with_capacity(room),
-            caught_up: Vec::with_capacity(room),
+            catch_up_events: Vec::with_capacity(room),
             trace,
         })
     }
 
-    /// What the other ranks need to route to this engine.
-    pub fn address(&self) -> Address {
-        Address { providers: self.links.iter().map(|link| (link.kind(), link.address())).collect() }
+    /// Address for the other ranks.
+    pub fn address(&self) -> EngineAddress {
+        EngineAddress {
+            providers: self.links.iter().map(|link| (link.kind(), link.address())).collect(),
+        }
     }
 
-    /// Resolves a route to every peer and makes the message for each. `addresses` holds every rank's
-    /// [`Engine::address`], in rank order. Returns a message for each rank, empty for this one; the
-    /// messages that the peers made for this rank enter [`Engine::connect`].
+    /// Resolves a route to every peer and makes its introduction. `addresses` holds every rank's
+    /// [`Engine::address`], in rank order. Returns a message for each rank, empty for this one; the peers'
+    /// messages for this rank enter [`Engine::connect`].
     ///
     /// # Errors
     /// [`Error::NoRoute`] if no link reaches a peer.
-    pub fn introduce(&mut self, addresses: &[Address]) -> Result<Vec<Vec<u8>>> {
+    pub fn introduce(&mut self, addresses: &[EngineAddress]) -> Result<Vec<Vec<u8>>> {
         if addresses.len() != self.peers.len() {
             return Err(Error::Unknown { what: "rank", number: addresses.len() as u64 });
         }
@@ -309,14 +311,14 @@ impl Engine {
         Ok(messages)
     }
 
-    /// Connects every peer. `addresses` are those of [`Engine::introduce`], `messages` what each rank's
-    /// `introduce` made for this one, in rank order. Every rank of the group calls this.
+    /// Connects every peer. `addresses` are those of [`Engine::introduce`], `messages` the results of each
+    /// rank's `introduce` for this one, in rank order. Collective.
     ///
     /// # Errors
     /// [`Error::Connect`], also after the deadline; the error of [`WaitLimit::give_up`].
     pub fn connect(
         &mut self,
-        addresses: &[Address],
+        addresses: &[EngineAddress],
         messages: &[Vec<u8>],
         limit: &mut WaitLimit<'_>,
     ) -> Result<()> {
@@ -336,22 +338,31 @@ impl Engine {
                 .collect();
             link.connect(&peers, limit)?;
             if !peers.is_empty() {
-                self.sleeper.watch(link.descriptors())?;
+                self.wake_sources.watch(link.descriptors())?;
             }
         }
         Ok(())
     }
 
-    /// The first link, in the order of [`ProviderKind`], whose kind both ends have and that reaches.
-    fn resolve<'a>(&self, peer: Rank, address: &'a Address) -> Result<(Route, Path, &'a [u8])> {
+    /// The first link, in the order of [`ProviderKind`], that reaches the peer.
+    fn resolve<'a>(
+        &self,
+        peer: Rank,
+        address: &'a EngineAddress,
+    ) -> Result<(Route, PostPath, &'a [u8])> {
         for (index, link) in self.links.iter().enumerate() {
             let provider = link.kind();
             let Some(entry) = address.of(provider) else { continue };
             if let Some(rule) = link.route(entry) {
-                let RouteRule { parts, ordered, inline, max_unconsumed, max_ride } = rule;
+                let RouteRule { parts, ordered, inline, max_unconsumed, max_piggyback } = rule;
                 let (single_pages, single_bytes) = parts.single();
-                let path =
-                    Path { link: index as u16, inline, single_pages, single_bytes, max_ride };
+                let path = PostPath {
+                    link: index as u16,
+                    inline,
+                    single_pages,
+                    single_bytes,
+                    max_piggyback,
+                };
                 return Ok((
                     Route { provider, parts, ordered, max_unconsumed, index },
                     path,
@@ -380,32 +391,32 @@ impl Engine {
         self.peers.len() as u32
     }
 
-    /// Every rank but this one.
+    /// All ranks except this one.
     pub fn peers(&self) -> impl Iterator<Item = Rank> + use<> {
         let me = self.rank;
         (0..self.peers.len() as u32).map(Rank).filter(move |rank| *rank != me)
     }
 
-    /// The group's incarnation.
+    /// Generation of the group.
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// The route to a peer; `None` for this rank itself, for an unknown one, and before connect.
+    /// The route to a peer; `None` for this rank, for an unknown rank, and before connect.
     pub fn route(&self, peer: Rank) -> Option<Route> {
-        self.peers.get(peer.0 as usize)?.route
+        self.peers.get(peer.index())?.route
     }
 
     pub(crate) fn lane_table(&self) -> &Arc<LaneTable> {
         &self.lanes
     }
 
-    /// The mark of this group's death, to poison it from elsewhere.
+    /// Poison flag of the group, to poison it from other threads.
     pub fn poison_flag(&self) -> &Arc<PoisonFlag> {
         &self.poison
     }
 
-    /// The cause, as an error, if the group is poisoned.
+    /// The cause of the poison, as an error.
     #[inline]
     pub fn check(&self) -> Result<()> {
         match self.poison.get() {
@@ -414,15 +425,15 @@ impl Engine {
         }
     }
 
-    /// Poisons the group here. Telling the peers is the control plane's.
+    /// Poisons the group in this process; the control plane notifies the peers.
     pub fn poison(&self, cause: Poison) {
         self.poison.poison(cause);
     }
 
-    /// What went where.
-    pub fn statistics(&self) -> Statistics {
+    /// Snapshot of the statistics.
+    pub fn statistics(&self) -> EngineStatistics {
         use std::sync::atomic::Ordering::Relaxed;
-        let peer = |(number, peer): (usize, &Peer)| {
+        let peer = |(number, peer): (usize, &EnginePeer)| {
             let provider = peer.route?.provider;
             let mut totals = peer.totals;
             for (_, counter) in self.counters.iter().flatten() {
@@ -430,15 +441,15 @@ impl Engine {
             }
             Some(PeerStatistics { rank: Rank(number as u32), provider, totals })
         };
-        Statistics {
+        EngineStatistics {
             peers: self.peers.iter().enumerate().filter_map(peer).collect(),
             requests: self.requests.len() as u64,
-            refused_ungranted: self.lanes.refused().ungranted.load(Relaxed),
-            refused_stale: self.lanes.refused().stale.load(Relaxed),
+            refused_ungranted: self.lanes.dropped().ungranted.load(Relaxed),
+            refused_stale: self.lanes.dropped().stale.load(Relaxed),
         }
     }
 
-    /// What was recorded, if [`EngineConfig::trace_limit`] asked for it.
+    /// The trace, if [`EngineConfig::trace_limit`] is not zero.
     pub fn trace(&mut self) -> Option<&mut Trace> {
         self.trace.as_mut()
     }
@@ -447,19 +458,19 @@ impl Engine {
         &mut self.barrier_state
     }
 
-    /// A number for a driver to mark its tags with. Several drivers may share an engine.
+    /// A namespace for the tags of a driver. Several drivers may share an engine.
     pub fn namespace(&mut self) -> u16 {
         self.namespaces += 1;
         self.namespaces
     }
 
-    /// A stretch of shareable, zeroed memory, registered with every link.
+    /// Allocates shareable zeroed memory, registered with every link.
     pub fn alloc(&mut self, length: usize) -> Result<Region> {
         self.register(Memory::shared(length)?)
     }
 
-    /// A stretch of zeroed memory of the device of this ordinal, which peers that are reached over the
-    /// copy provider may be granted.
+    /// Allocates zeroed memory of the device with this ordinal, which can be granted to peers over the copy
+    /// provider.
     ///
     /// # Errors
     /// [`Error::NoDevices`] without that provider; [`Error::Provider`] if the device has no such memory.
@@ -476,8 +487,7 @@ fn poisoned(cause: &Poison) -> Error {
 }
 
 impl Drop for Engine {
-    /// Peers may be waiting for credits that have not left. For writes behind a full queue there is
-    /// [`Engine::hand_on`].
+    /// Sends pending credits. [`Engine::drain_queues`] sends queued writes.
     fn drop(&mut self) {
         self.flush();
     }

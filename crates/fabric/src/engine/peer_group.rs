@@ -1,23 +1,23 @@
-//! Peer groups: scatters to peers that were resolved once.
+//! Peer groups: scatters to peers resolved once.
 //!
-//! A scatter over a peer group patches offsets and lengths; routes, keys and lengths of regions were looked
-//! up when the group was made. They are looked up again after the engine has released a region or a
-//! counter. Each member's round is checked in every scatter.
+//! A scatter over a peer group patches offsets and lengths; routes, keys and lengths of regions are
+//! resolved when the group is made, and again after the engine has released a region or a counter. Each
+//! scatter validates each member's round.
 
 use super::counters::{self, Counter};
 use super::regions::{Region, RemoteRegion, WeakRegion, is_inside};
-use super::{Engine, Path};
+use super::{Engine, PostPath};
 use crate::error::{Error, Result};
 use crate::link::ScatterPart;
-use crate::request::{Callback, Request, Tag};
+use crate::request::{CompletionCallback, Request, RequestTag};
 use crate::types::{CounterId, Page, RequestId};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One write of a scatter over a peer group: a slice of the group's source to a slice of the member's
-/// destination.
+/// One write of a scatter over a peer group: a slice of the group's source and its destination in the
+/// member's region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemberWrite {
-    /// Place of the member in the group.
+    /// Index of the member in the group.
     pub member: u32,
     /// First byte read.
     pub source_offset: u64,
@@ -33,20 +33,20 @@ pub struct PeerGroup {
     counter: CounterId,
     source: WeakRegion,
     source_length: u64,
-    members: Vec<Member>,
-    /// Parts of the scatter that is being submitted.
+    members: Vec<ResolvedMember>,
+    /// Parts of the scatter in submission.
     parts: Vec<ScatterPart>,
     /// The engine that it belongs to.
-    engine: Stamp,
-    /// When its members were resolved.
-    stamp: Stamp,
+    engine: UniqueId,
+    /// The engine's version at the last resolution of the members.
+    stamp: UniqueId,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Member {
+struct ResolvedMember {
     destination: RemoteRegion,
     link: u16,
-    /// The most bytes of a write that is surely one part.
+    /// Bytes up to which a write is certainly one part.
     single_bytes: u64,
 }
 
@@ -59,18 +59,18 @@ impl PeerGroup {
 
 /// Process-wide unique number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stamp(u64);
+pub(super) struct UniqueId(u64);
 
-impl Stamp {
-    pub fn new() -> Stamp {
+impl UniqueId {
+    pub fn new() -> UniqueId {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Stamp(NEXT.fetch_add(1, Ordering::Relaxed))
+        UniqueId(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 
 impl Engine {
-    /// Resolves a scatter's counter, source and destinations, for [`Engine::scatter_group`]. A peer may be
-    /// several members, with a region each.
+    /// Resolves counter, source and destinations for [`Engine::scatter_group`]. A peer may appear as
+    /// several members, each with a region.
     ///
     /// # Errors
     /// [`Error::Unknown`] for a peer, a region or a counter that the engine lacks;
@@ -82,7 +82,7 @@ impl Engine {
         destinations: &[RemoteRegion],
     ) -> Result<PeerGroup> {
         let unresolved =
-            |&destination: &RemoteRegion| Member { destination, link: 0, single_bytes: 0 };
+            |&destination: &RemoteRegion| ResolvedMember { destination, link: 0, single_bytes: 0 };
         let mut group = PeerGroup {
             counter,
             source: source.downgrade(),
@@ -113,7 +113,7 @@ impl Engine {
             let (source_offset, destination_offset) = (0, length);
             let end = Page { source, source_offset, destination, destination_offset, length: 0 };
             self.check_page(peer, &end)?;
-            if let Some(Path { link, single_bytes, .. }) = self.peers[peer.index()].path {
+            if let Some(PostPath { link, single_bytes, .. }) = self.peers[peer.index()].path {
                 (member.link, member.single_bytes) = (link, single_bytes);
             }
         }
@@ -125,19 +125,19 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::scatter`]; [`Error::Unknown`] for a member that the group lacks, and for a group of
-    /// another engine. Nothing was written then.
+    /// another engine. No member was written to then.
     pub fn scatter_group(
         &mut self,
         group: &mut PeerGroup,
         round: u64,
         writes: &[MemberWrite],
-        done: Option<Callback>,
+        done: Option<CompletionCallback>,
     ) -> Result<RequestId> {
         self.scatter_members(group, |_| round, writes, done)
     }
 
-    /// [`Engine::scatter_group`] in the next round toward each member ([`Engine::next_round`]). Several writes
-    /// to the same peer are of the same round.
+    /// [`Engine::scatter_group`] in the next round toward each member ([`Engine::next_round`]). Several
+    /// writes to one peer belong to one round.
     ///
     /// # Errors
     /// As [`Engine::scatter_group`].
@@ -145,7 +145,7 @@ impl Engine {
         &mut self,
         group: &mut PeerGroup,
         writes: &[MemberWrite],
-        done: Option<Callback>,
+        done: Option<CompletionCallback>,
     ) -> Result<RequestId> {
         let mut next = |write: &MemberWrite| match group.members.get(write.member as usize) {
             Some(member) => self.next_round(group.counter, member.destination.peer),
@@ -161,7 +161,7 @@ impl Engine {
         group: &mut PeerGroup,
         round_of: impl Fn(usize) -> u64,
         writes: &[MemberWrite],
-        done: Option<Callback>,
+        done: Option<CompletionCallback>,
     ) -> Result<RequestId> {
         self.check()?;
         if group.stamp != self.stamp {
@@ -171,13 +171,13 @@ impl Engine {
         if !self.admit_members(group, &round_of, writes) {
             return Err(self.refused_member(group, &round_of, writes));
         }
-        let (id, request) = self.requests.open(Tag::CALLER, Request::SEVERAL);
+        let (id, request) = self.requests.open(RequestTag::CALLER, Request::SEVERAL);
         request.call_at_end(done);
         let PeerGroup { counter, parts, .. } = group;
         Ok(self.post_admitted(id, *counter, round_of, &mut parts[..writes.len()], &[]))
     }
 
-    /// Checks every write of a scatter, and fills the group's parts.
+    /// Validates every write of a scatter, and fills the group's parts.
     #[inline(never)]
     fn admit_members(
         &mut self,
@@ -188,34 +188,34 @@ impl Engine {
         let Engine { counters, lanes, .. } = self;
         let PeerGroup { counter, source, source_length, members, parts, .. } = group;
         if parts.len() < writes.len() {
-            parts.resize(writes.len(), ScatterPart::BLANK);
+            parts.resize(writes.len(), ScatterPart::EMPTY);
         }
         let Some(Counter { ends, .. }) = counters::get(counters, *counter) else { return false };
         let (ends, members) = (ends.as_mut_slice(), members.as_slice());
         let (source, source_length, lanes) = (source.key(), *source_length, &**lanes);
-        for (place, (write, part)) in writes.iter().zip(parts).enumerate() {
+        for (index, (write, part)) in writes.iter().zip(parts).enumerate() {
             let MemberWrite { member, source_offset, destination_offset, length } = *write;
             let Some(member) = members.get(member as usize) else { return false };
-            let Member { destination: region, link, single_bytes } = *member;
+            let ResolvedMember { destination: region, link, single_bytes } = *member;
             let Some(Some(end)) = ends.get_mut(region.peer.index()) else { return false };
             let Some(started) = end.remote.as_ref().map(|remote| remote.started) else {
                 return false;
             };
             if !is_inside(source_offset, length, source_length)
                 || !is_inside(destination_offset, length, region.length)
-                || !end.is_open(lanes, round_of(place), started)
+                || !end.is_open(lanes, round_of(index), started)
             {
                 return false;
             }
             let RemoteRegion { peer, key: destination, .. } = region;
             let link = if length <= single_bytes { link } else { ScatterPart::NO_LINK };
             let page = Page { source, source_offset, destination, destination_offset, length };
-            *part = ScatterPart { peer, link, page, ..ScatterPart::BLANK };
+            *part = ScatterPart { peer, link, page, ..ScatterPart::EMPTY };
         }
         true
     }
 
-    /// Why a scatter was refused.
+    /// Error of a rejected scatter.
     #[cold]
     #[inline(never)]
     fn refused_member(
@@ -224,14 +224,14 @@ impl Engine {
         round_of: impl Fn(usize) -> u64,
         writes: &[MemberWrite],
     ) -> Error {
-        for (place, write) in writes.iter().enumerate() {
-            let Some(&Member { destination: region, .. }) =
+        for (index, write) in writes.iter().enumerate() {
+            let Some(&ResolvedMember { destination: region, .. }) =
                 group.members.get(write.member as usize)
             else {
                 return unknown_member(write);
             };
-            let round = round_of(place);
-            if !self.admit_members(group, |_| round, &writes[place..=place]) {
+            let round = round_of(index);
+            if !self.admit_members(group, |_| round, &writes[index..=index]) {
                 let MemberWrite { source_offset, destination_offset, length, .. } = *write;
                 let (source, destination) = (group.source.key(), region.key);
                 let page = Page { source, source_offset, destination, destination_offset, length };

@@ -1,121 +1,123 @@
-//! Parts handed to links. `queue.rs` keeps what found a full queue.
+//! Posts of parts to links. `queue.rs` keeps parts that found a full queue.
 //!
-//! A part that its link takes and ends at once (shm) leaves no trace here; what is still under way when
-//! submit returns is a [`crate::request::Request`].
+//! A part that completes inside its post (shm) needs no request; parts in flight after submit belong to a
+//! [`crate::request::Request`].
 
-use super::counters::{self, Counter, End};
+use super::counters::{self, Counter, CounterEnd};
 use super::submit::{PeerWrite, record};
-use super::target::Target;
-use super::{Engine, Path, Peer};
-use crate::link::{Posted, Scatter, ScatterPart, Work};
-use crate::request::{Aim, Tag, Token};
-use crate::types::{Class, CounterId, Lane, Page, RegionKey, RequestId};
+use super::target::WriteTarget;
+use super::{Engine, EnginePeer, PostPath};
+use crate::link::{PostStatus, Scatter, ScatterPart, WorkRequest};
+use crate::request::{LaneTarget, PartToken, RequestTag};
+use crate::types::{CounterId, Lane, Page, RegionKey, RequestId, TrafficClass};
 use weft_control::{Cause, Poison, Rank};
 
-/// Parts of a request under way, as its submit counts them.
-struct UnderWay {
+/// Parts of a request in flight, counted during its submit.
+struct InFlightParts {
     parts: u32,
-    /// The region that the last of them reads.
+    /// The source region of the last of them.
     source: RegionKey,
 }
 
-impl UnderWay {
-    fn new() -> UnderWay {
+impl InFlightParts {
+    fn new() -> InFlightParts {
         // No region has this key.
-        UnderWay { parts: 0, source: RegionKey(u32::MAX) }
+        InFlightParts { parts: 0, source: RegionKey(u32::MAX) }
     }
 }
 
 impl Engine {
-    /// Posts a write over an inline route, which needs no request. An error is yet to poison the group.
+    /// Posts a write over an inline route, which needs no request. The caller poisons the group on an
+    /// error.
     #[inline(always)]
     pub(super) fn post_inline(
         &mut self,
         link: u16,
-        Aim { peer, lane, credits }: Aim,
-        class: Class,
-        rider: Option<Lane>,
+        LaneTarget { peer, lane, credits }: LaneTarget,
+        class: TrafficClass,
+        piggyback: Option<Lane>,
         pages: &[Page],
     ) -> Result<(), String> {
-        let work = Work { token: 0, peer, lane, credits, rider, class, pages };
+        let work = WorkRequest { token: 0, peer, lane, credits, piggyback, class, pages };
         let posted = self.links[usize::from(link)].post(&work, &mut self.sink);
-        debug_assert!(!matches!(posted, Ok(Posted::InFlight | Posted::Full)));
+        debug_assert!(!matches!(posted, Ok(PostStatus::InFlight | PostStatus::Full)));
         posted.map(|_| ())
     }
 
-    /// Posts a write of one part, behind which none waits; its link is yet to be flushed. A part that its link
-    /// ends at once leaves no request. A `rider` that it could not take along is owed again.
+    /// Posts a write of one part toward a peer without queued writes; the caller flushes the link. A part
+    /// that completes at once leaves no request. A piggybacked credit that was not posted becomes pending
+    /// again.
     #[inline(always)]
     pub(super) fn request(
         &mut self,
         link: u16,
-        aim: Aim,
-        class: Class,
-        rider: Option<Aim>,
+        destination: LaneTarget,
+        class: TrafficClass,
+        piggyback: Option<LaneTarget>,
         pages: &[Page],
-        tag: Tag,
+        tag: RequestTag,
     ) -> RequestId {
-        let Aim { peer, lane, credits } = aim;
+        let LaneTarget { peer, lane, credits } = destination;
         let Engine { requests, links, sink, .. } = self;
-        let vacant = requests.vacant();
-        let token = Token::of(vacant.id, peer);
-        let riding = rider.map(|credit| credit.lane);
-        let work = Work { token, peer, lane, credits, rider: riding, class, pages };
+        let slot = requests.free_slot();
+        let token = PartToken::of(slot.id, peer);
+        let riding = piggyback.map(|credit| credit.lane);
+        let work = WorkRequest { token, peer, lane, credits, piggyback: riding, class, pages };
         match links[usize::from(link)].post(&work, sink) {
-            Ok(Posted::InFlight) => {
-                let id = vacant.id;
+            Ok(PostStatus::InFlight) => {
+                let id = slot.id;
                 let Some((first, rest)) = pages.split_first() else {
-                    vacant.open(tag, peer, None);
+                    slot.open(tag, peer, None);
                     return id;
                 };
-                let request = vacant.open(tag, peer, Some(first.source));
+                let request = slot.open(tag, peer, Some(first.source));
                 for page in rest {
                     request.reads(page.source);
                 }
                 id
             }
-            Ok(Posted::Done) => RequestId::DONE,
+            Ok(PostStatus::Done) => RequestId::DONE,
             refused => {
-                self.owed.extend(rider);
-                self.request_refused(aim, class, pages, tag, refused)
+                self.pending_credits.extend(piggyback);
+                self.request_refused(destination, class, pages, tag, refused)
             }
         }
     }
 
-    /// A request whose only part its link did not take.
+    /// A request whose only part its link did not accept.
     #[cold]
     #[inline(never)]
     fn request_refused(
         &mut self,
-        aim: Aim,
-        class: Class,
+        destination: LaneTarget,
+        class: TrafficClass,
         pages: &[Page],
-        tag: Tag,
-        refused: Result<Posted, String>,
+        tag: RequestTag,
+        refused: Result<PostStatus, String>,
     ) -> RequestId {
-        let (id, _) = self.requests.open(tag, aim.peer);
-        self.note_posted(id, aim, class, pages, refused);
+        let (id, _) = self.requests.open(tag, destination.peer);
+        self.note_posted(id, destination, class, pages, refused);
         self.end_submit(id)
     }
 
-    /// A request of several parts, or of one behind others.
+    /// A request of several parts, or of one behind queued writes.
     #[inline(never)]
     pub(super) fn request_parts(
         &mut self,
-        aim: Aim,
-        class: Class,
+        destination: LaneTarget,
+        class: TrafficClass,
         is_single: bool,
         pages: &[Page],
-        tag: Tag,
+        tag: RequestTag,
     ) -> RequestId {
-        let (id, _) = self.requests.open(tag, aim.peer);
-        let mut under_way = UnderWay::new();
-        self.start_parts(id, aim, class, is_single, pages, &mut under_way);
-        self.count_parts(id, under_way.parts);
+        let (id, _) = self.requests.open(tag, destination.peer);
+        let mut in_flight = InFlightParts::new();
+        self.start_parts(id, destination, class, is_single, pages, &mut in_flight);
+        self.count_parts(id, in_flight.parts);
         self.end_submit(id)
     }
 
-    /// So many parts of a request are under way, apart from those that were queued.
+    /// Adds parts in flight to a request; queued parts are counted separately.
     #[inline(always)]
     fn count_parts(&mut self, id: RequestId, parts: u32) {
         if let Some(request) = self.requests.get(id) {
@@ -123,7 +125,7 @@ impl Engine {
         }
     }
 
-    /// All writes of a request have been started and its parts counted. [`RequestId::DONE`] if all have ended
+    /// Ends the submit of a request whose parts are counted. [`RequestId::DONE`] if all have completed
     /// without an error.
     pub(super) fn end_submit(&mut self, id: RequestId) -> RequestId {
         if let Some(request) = self.requests.get(id) {
@@ -133,8 +135,8 @@ impl Engine {
         if is_done { RequestId::DONE } else { id }
     }
 
-    /// Enters one write of a scatter, which was admitted, and posts it as far as its link takes it; the rest
-    /// waits in the peer's queue.
+    /// Enters one validated write of a scatter into its round, and posts it as far as its link accepts; the
+    /// rest waits in the peer's queue.
     fn start(
         &mut self,
         id: RequestId,
@@ -142,39 +144,39 @@ impl Engine {
         counter: CounterId,
         round: u64,
         pages: &[Page],
-        under_way: &mut UnderWay,
+        in_flight: &mut InFlightParts,
     ) {
         let ends = counters::get(&mut self.counters, counter);
-        let Some(target) = Target::of(&mut self.peers, ends, peer, pages) else { return };
+        let Some(target) = WriteTarget::of(&mut self.peers, ends, peer, pages) else { return };
         let (link, is_inline, class) = (target.path.link, target.path.inline, target.class);
         let entry = target.enter(pages, round);
-        let aim = Aim { peer, lane: entry.lane, credits: None };
+        let destination = LaneTarget { peer, lane: entry.lane, credits: None };
         if let Some(trace) = &mut self.trace {
             record(trace, peer, entry.lane, entry.value, pages);
         }
         if is_inline {
-            if let Err(why) = self.post_inline(link, aim, class, None, pages) {
+            if let Err(why) = self.post_inline(link, destination, class, None, pages) {
                 self.fail_request(id, peer, why);
             }
             return;
         }
-        self.start_parts(id, aim, class, entry.is_single, pages, under_way);
+        self.start_parts(id, destination, class, entry.is_single, pages, in_flight);
     }
 
-    /// Posts one peer's write of a request as far as its link takes it; the rest waits in the peer's
-    /// queue.
+    /// Posts one peer's write of a request as far as its link accepts; the rest waits in the peer's queue.
     #[inline(always)]
     fn start_parts(
         &mut self,
         id: RequestId,
-        aim: Aim,
-        class: Class,
+        destination: LaneTarget,
+        class: TrafficClass,
         is_single: bool,
         pages: &[Page],
-        under_way: &mut UnderWay,
+        in_flight: &mut InFlightParts,
     ) {
-        let Aim { peer, lane, credits } = aim;
-        let Peer { path: Some(Path { link, .. }), queue, .. } = &self.peers[peer.index()] else {
+        let LaneTarget { peer, lane, credits } = destination;
+        let EnginePeer { path: Some(PostPath { link, .. }), queue, .. } = &self.peers[peer.index()]
+        else {
             return;
         };
         let link = *link;
@@ -182,28 +184,28 @@ impl Engine {
         if !is_single || queue.is_listed() {
             let waits = queue.is_waiting(class);
             if waits || !is_single {
-                self.enqueue(id, aim, class, pages);
+                self.enqueue(id, destination, class, pages);
                 if !waits {
                     self.post_queued(peer);
                 }
                 return;
             }
         }
-        let token = Token::of(id, peer);
-        let work = Work { token, peer, lane, credits, rider: None, class, pages };
+        let token = PartToken::of(id, peer);
+        let work = WorkRequest { token, peer, lane, credits, piggyback: None, class, pages };
         let posted = self.links[usize::from(link)].post(&work, &mut self.sink);
-        let Ok(Posted::InFlight) = posted else {
-            return self.note_posted(id, aim, class, pages, posted);
+        let Ok(PostStatus::InFlight) = posted else {
+            return self.note_posted(id, destination, class, pages, posted);
         };
-        under_way.parts += 1;
+        in_flight.parts += 1;
         for page in pages {
-            self.borrow_under_way(id, page.source, under_way);
+            self.borrow_in_flight(id, page.source, in_flight);
         }
     }
 
-    /// Enters and posts the writes of a scatter, which were admitted: runs over one link together, the others
-    /// one by one. `writes` have the pages of those that are not of one page each; without them, each write is
-    /// one page of the same source.
+    /// Enters and posts the validated writes of a scatter: runs over one link as a batch, others one by
+    /// one. `writes` holds the pages of writes of several pages; if empty, each write is one page of the
+    /// same source.
     #[inline(always)]
     pub(super) fn post_admitted(
         &mut self,
@@ -213,26 +215,26 @@ impl Engine {
         parts: &mut [ScatterPart],
         writes: &[PeerWrite<'_>],
     ) -> RequestId {
-        let mut under_way = UnderWay::new();
-        let mut place = 0;
-        while place < parts.len() {
-            let (link, class) = (parts[place].link, self.class_of(counter));
+        let mut in_flight = InFlightParts::new();
+        let mut index = 0;
+        while index < parts.len() {
+            let (link, class) = (parts[index].link, self.class_of(counter));
             let run =
-                self.enter_run(counter, |behind| round_of(place + behind), &mut parts[place..]);
+                self.enter_run(counter, |behind| round_of(index + behind), &mut parts[index..]);
             if run > 0 {
-                let run = &parts[place..place + run];
-                let in_flight = self.post_batch(id, link, class, run, &mut under_way);
-                let readers = if writes.is_empty() { in_flight.min(1) } else { in_flight };
-                self.borrow_sources(id, &run[..readers], &mut under_way);
+                let run = &parts[index..index + run];
+                let posted = self.post_batch(id, link, class, run, &mut in_flight);
+                let readers = if writes.is_empty() { posted.min(1) } else { posted };
+                self.borrow_sources(id, &run[..readers], &mut in_flight);
             } else {
-                let ScatterPart { peer, page, .. } = parts[place];
+                let ScatterPart { peer, page, .. } = parts[index];
                 let page = [page];
-                let pages = writes.get(place).map_or(&page[..], |write| write.pages);
-                self.start(id, peer, counter, round_of(place), pages, &mut under_way);
+                let pages = writes.get(index).map_or(&page[..], |write| write.pages);
+                self.start(id, peer, counter, round_of(index), pages, &mut in_flight);
             }
-            place += run.max(1);
+            index += run.max(1);
         }
-        self.count_parts(id, under_way.parts);
+        self.count_parts(id, in_flight.parts);
         self.flush_all();
         if self.sink.held {
             self.hold_scatter(id, parts);
@@ -240,8 +242,8 @@ impl Engine {
         self.end_submit(id)
     }
 
-    /// Enters the writes at the beginning that are of one part each and over one link. Returns their
-    /// number: none if other writes wait for a link, or if writes are traced.
+    /// Enters the leading writes of one part each over one link. Returns their number: zero with queued
+    /// writes or a trace.
     #[inline(never)]
     fn enter_run(
         &mut self,
@@ -259,7 +261,7 @@ impl Engine {
         *unflushed |= 1 << link;
         let mut run = 0;
         for part in parts {
-            let Some(Some(End { remote: Some(remote), window, .. })) =
+            let Some(Some(CounterEnd { remote: Some(remote), window, .. })) =
                 ends.get_mut(part.peer.index())
             else {
                 break;
@@ -273,121 +275,133 @@ impl Engine {
         run
     }
 
-    /// Posts parts of a request that have entered their rounds, over one link. Returns the number at the
-    /// beginning of which some are under way.
+    /// Posts a batch of parts of a request over one link. Returns the number of leading parts accepted if
+    /// some are in flight, else zero.
     #[inline(always)]
     fn post_batch(
         &mut self,
         id: RequestId,
         link: u16,
-        class: Class,
+        class: TrafficClass,
         parts: &[ScatterPart],
-        under_way: &mut UnderWay,
+        in_flight: &mut InFlightParts,
     ) -> usize {
-        let scatter = Scatter { token: Token::of(id, Rank(0)), class, parts };
+        let scatter = Scatter { token: PartToken::of(id, Rank(0)), class, parts };
         let posted = self.links[usize::from(link)].post_scatter(&scatter, &mut self.sink);
-        under_way.parts += posted.in_flight;
+        in_flight.parts += posted.in_flight;
         if posted.taken < parts.len() {
-            self.post_rest(id, class, &parts[posted.taken..], posted.failed, under_way);
+            self.post_rest(id, class, &parts[posted.taken..], posted.failed, in_flight);
         }
         if posted.in_flight > 0 { posted.taken } else { 0 }
     }
 
     #[inline(never)]
-    fn borrow_sources(&mut self, id: RequestId, parts: &[ScatterPart], under_way: &mut UnderWay) {
+    fn borrow_sources(
+        &mut self,
+        id: RequestId,
+        parts: &[ScatterPart],
+        in_flight: &mut InFlightParts,
+    ) {
         for part in parts {
-            self.borrow_under_way(id, part.page.source, under_way);
+            self.borrow_in_flight(id, part.page.source, in_flight);
         }
     }
 
-    /// Posts what a link has left of a batch, of which it did not take the first part.
+    /// Posts the rest of a batch whose first part the link did not accept.
     #[cold]
     #[inline(never)]
     fn post_rest(
         &mut self,
         id: RequestId,
-        class: Class,
+        class: TrafficClass,
         parts: &[ScatterPart],
         failed: Option<String>,
-        under_way: &mut UnderWay,
+        in_flight: &mut InFlightParts,
     ) {
-        let aim = |part: &ScatterPart| Aim { peer: part.peer, lane: part.lane, credits: None };
+        let destination =
+            |part: &ScatterPart| LaneTarget { peer: part.peer, lane: part.lane, credits: None };
         let Some((first, rest)) = parts.split_first() else { return };
-        let refused = failed.map_or(Ok(Posted::Full), Err);
-        self.note_posted(id, aim(first), class, &[first.page], refused);
+        let refused = failed.map_or(Ok(PostStatus::Full), Err);
+        self.note_posted(id, destination(first), class, &[first.page], refused);
         for part in rest {
-            self.start_parts(id, aim(part), class, true, &[part.page], under_way);
+            self.start_parts(id, destination(part), class, true, &[part.page], in_flight);
         }
     }
 
-    /// Borrows the source of a part under way, unless that is the source of the part before.
+    /// Borrows the source of a part in flight, unless it is the source of the previous part.
     #[inline(always)]
-    fn borrow_under_way(&mut self, id: RequestId, source: RegionKey, under_way: &mut UnderWay) {
-        if under_way.source != source {
-            under_way.source = source;
+    fn borrow_in_flight(
+        &mut self,
+        id: RequestId,
+        source: RegionKey,
+        in_flight: &mut InFlightParts,
+    ) {
+        if in_flight.source != source {
+            in_flight.source = source;
             self.borrow_for(id, source);
         }
     }
 
-    /// Notes what became of a part that is not under way.
+    /// Records the outcome of a part that is not in flight.
     #[inline(never)]
     fn note_posted(
         &mut self,
         id: RequestId,
-        aim: Aim,
-        class: Class,
+        destination: LaneTarget,
+        class: TrafficClass,
         pages: &[Page],
-        posted: Result<Posted, String>,
+        posted: Result<PostStatus, String>,
     ) {
         match posted {
-            Ok(Posted::Done | Posted::InFlight) => {}
-            Ok(Posted::Full) => self.enqueue(id, aim, class, pages),
-            Err(why) => self.fail_request(id, aim.peer, why),
+            Ok(PostStatus::Done | PostStatus::InFlight) => {}
+            Ok(PostStatus::Full) => self.enqueue(id, destination, class, pages),
+            Err(why) => self.fail_request(id, destination.peer, why),
         }
     }
 
-    /// A request's sources stay where they are until it is closed.
+    /// Keeps a source registered until the request is closed.
     pub(super) fn borrow_for(&mut self, id: RequestId, source: RegionKey) {
         if let Some(request) = self.requests.get(id) {
             request.reads(source);
         }
     }
 
-    /// A credit, on the peer's return lane, to leave with the next flush.
-    pub(super) fn owe_credit(&mut self, peer: Rank, lane: Lane, ours: Lane) {
-        self.owed.push(Aim { peer, lane, credits: Some(ours) });
+    /// Adds a credit on the peer's credit lane, to leave with the next flush.
+    pub(super) fn queue_credit(&mut self, peer: Rank, lane: Lane, ours: Lane) {
+        self.pending_credits.push(LaneTarget { peer, lane, credits: Some(ours) });
     }
 
-    /// Posts the credits that are owed.
-    fn pay_credits(&mut self) {
+    /// Posts the pending credits.
+    fn post_credits(&mut self) {
         if self.poison.get().is_none() {
             let mut next = 0;
-            while let Some(&aim) = self.owed.get(next) {
+            while let Some(&destination) = self.pending_credits.get(next) {
                 next += 1;
-                let Some(Peer { path: Some(path), .. }) = self.peers.get(aim.peer.index()) else {
+                let Some(EnginePeer { path: Some(path), .. }) =
+                    self.peers.get(destination.peer.index())
+                else {
                     continue;
                 };
-                // Never behind writes that wait: a credit carries no bytes, and the peer waits for it.
-                let (link, class) = (path.link, Class::Latency);
+                // Ahead of queued writes: a credit carries no bytes, and the peer waits for it.
+                let (link, class) = (path.link, TrafficClass::Latency);
                 if path.inline {
-                    if let Err(why) = self.post_inline(link, aim, class, None, &[]) {
-                        self.write_failed(aim.peer, &why);
+                    if let Err(why) = self.post_inline(link, destination, class, None, &[]) {
+                        self.write_failed(destination.peer, &why);
                     }
                 } else {
                     self.unflushed |= 1 << link;
-                    self.request(link, aim, class, None, &[], Tag::CREDIT);
+                    self.request(link, destination, class, None, &[], RequestTag::CREDIT);
                 }
             }
         }
-        self.owed.clear();
+        self.pending_credits.clear();
     }
 
-    /// Sends what posts have held back: credits, and the links that have taken posts. Those of inline routes
-    /// hold nothing back.
+    /// Posts pending credits and flushes the links with posts. Inline routes need no flush.
     #[inline(always)]
     pub(super) fn flush_all(&mut self) {
-        if !self.owed.is_empty() {
-            self.pay_credits();
+        if !self.pending_credits.is_empty() {
+            self.post_credits();
         }
         while self.unflushed != 0 {
             let link = self.unflushed.trailing_zeros() as usize;

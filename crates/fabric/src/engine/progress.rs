@@ -1,15 +1,15 @@
-//! Polling: arrivals, completions, losses.
+//! Polls: arrivals, completions, losses.
 
-use super::{Engine, Suspect};
+use super::{Engine, PendingLoss};
 use crate::driver::Event;
 use crate::trace::ArrivalRecord;
 use crate::types::{CounterId, LaneId, Time};
 use weft_control::{Cause, Poison, Rank};
 
-/// A lane that rose.
+/// Raised lane of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Raised {
-    /// Ours.
+pub struct RaisedCounter {
+    /// Our counter.
     pub counter: CounterId,
     /// The peer that raised it.
     pub peer: Rank,
@@ -17,13 +17,13 @@ pub struct Raised {
     pub count: u64,
 }
 
-/// Place of the credit lane behind an end's first lane.
+/// Offset of the credit lane from an end's first lane.
 const CREDIT: u32 = 1;
 
 impl Engine {
-    /// Makes progress and appends what happened since the last poll to `events`. Never blocks.
+    /// Makes progress and appends the events since the last poll. Never blocks.
     ///
-    /// [`Event::Raised`] carries the whole count of the lane's round, so a driver may see one raise
+    /// [`Event::Raised`] carries the total count of the lane's round, so a driver may receive one raise
     /// twice.
     pub fn poll(&mut self, now: Time, events: &mut Vec<Event>) {
         let before = events.len();
@@ -36,17 +36,17 @@ impl Engine {
         if !self.queued.is_empty() {
             self.post_waiting();
         }
-        if !self.sink.lost.is_empty() || !self.suspects.is_empty() {
+        if !self.sink.lost.is_empty() || !self.pending_losses.is_empty() {
             self.take_losses(now);
         }
-        if !self.sink.raised.is_empty() || self.lanes.has_raised() {
+        if !self.sink.raised.is_empty() || self.lanes.has_dirty() {
             self.take_raises(now, events);
         }
-        if !self.ended.is_empty() {
-            for &tag in &self.ended {
+        if !self.completed_tags.is_empty() {
+            for &tag in &self.completed_tags {
                 events.push(Event::Completed { tag });
             }
-            self.ended.clear();
+            self.completed_tags.clear();
         }
         if self.poison.is_set() && !self.poison_reported {
             self.report_poison(events);
@@ -65,26 +65,26 @@ impl Engine {
         events.push(Event::Poisoned(cause));
     }
 
-    /// Counts what may end a wait: polls that found something, ends of requests, rounds that open.
+    /// Number of events that may end a wait: polls with events, completions, opened rounds.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Counts all polls.
+    /// Number of polls.
     pub(crate) fn polls(&self) -> u64 {
         self.polls
     }
 
-    /// Makes the waits of other threads look again, as a poll that found something does.
+    /// Wakes the waits of other threads, as a poll with events does.
     pub(crate) fn renew_waits(&mut self) {
         self.epoch += 1;
     }
 
-    /// Keeps the completions among the events of a poll whose driver could not take them.
+    /// Keeps the completions of a poll for a driver that could not be polled.
     pub(crate) fn keep_completions(&mut self, events: &[Event]) {
         for event in events {
             if let Event::Completed { tag } = event {
-                self.held.push(*tag);
+                self.foreign_tags.push(*tag);
             }
         }
     }
@@ -97,7 +97,7 @@ impl Engine {
             return;
         }
         let mine = |tag: u64| tag >> Event::NAMESPACE_SHIFT == u64::from(namespace);
-        let held = &mut self.held;
+        let held = &mut self.foreign_tags;
         events.retain(|event| match event {
             Event::Completed { tag } if !mine(*tag) => {
                 if tag >> Event::NAMESPACE_SHIFT != 0 {
@@ -109,13 +109,13 @@ impl Engine {
         });
     }
 
-    /// Polls for callers without a driver: completions that belong to drivers are kept for them, and
-    /// [`Engine::raised`] returns the lanes that rose.
+    /// Polls for callers without a driver: completions of drivers are kept for them, and [`Engine::raised`]
+    /// returns the raised lanes.
     pub fn progress(&mut self) {
         self.progress_at(crate::clock::now());
     }
 
-    /// [`Engine::progress`] at this time. Returns whether something happened.
+    /// [`Engine::progress`] at this time. Returns true after an event.
     pub(crate) fn progress_at(&mut self, now: Time) -> bool {
         let (mut events, epoch) = (std::mem::take(&mut self.events), self.epoch);
         events.clear();
@@ -124,16 +124,15 @@ impl Engine {
         self.epoch != epoch
     }
 
-    /// The lanes that rose since this was last asked, each once, with the raises in the oldest round
-    /// without a credit. Lanes whose wait has succeeded meanwhile are left out, as are the counters of
-    /// drivers and of barriers.
-    pub fn raised(&mut self) -> Vec<Raised> {
+    /// Counters raised since the last call, each once, with the raises in the oldest round without a
+    /// credit. Leaves out lanes whose wait has returned since, and counters of drivers and barriers.
+    pub fn raised(&mut self) -> Vec<RaisedCounter> {
         self.progress();
-        self.news = false;
-        let mut rose = std::mem::take(&mut self.rose);
-        rose.sort_unstable();
+        self.unreported = false;
+        let mut raised_lanes = std::mem::take(&mut self.raised_lanes);
+        raised_lanes.sort_unstable();
         let mut raised = Vec::new();
-        for &(counter, peer) in &rose {
+        for &(counter, peer) in &raised_lanes {
             let Ok(end) = self.end(counter, peer) else { continue };
             end.listed = false;
             if self.is_internal(counter) {
@@ -141,48 +140,48 @@ impl Engine {
             }
             let count = self.count(counter, peer).unwrap_or_default();
             if count > 0 {
-                raised.push(Raised { counter, peer, count });
+                raised.push(RaisedCounter { counter, peer, count });
             }
         }
-        rose.clear();
-        self.rose = rose;
+        raised_lanes.clear();
+        self.raised_lanes = raised_lanes;
         raised
     }
 
-    /// A wait has returned what rose here: [`Engine::raised`] need not.
+    /// Removes an entry of [`Engine::raised`] after a wait has returned it.
     pub(crate) fn unlist(&mut self, counter: CounterId, peer: Rank) {
-        if !self.rose.is_empty()
+        if !self.raised_lanes.is_empty()
             && let Ok(end) = self.end(counter, peer)
             && std::mem::take(&mut end.listed)
         {
-            self.rose.retain(|entry| *entry != (counter, peer));
+            self.raised_lanes.retain(|entry| *entry != (counter, peer));
         }
     }
 
-    /// The round that has become the oldest had risen before: [`Engine::raised`] reports it now.
+    /// Adds an entry to [`Engine::raised`] for a round raised before it became the oldest.
     pub(super) fn list(&mut self, counter: CounterId, peer: Rank) {
-        let had_news = self.has_news();
+        let had_unreported = self.has_unreported();
         if let Ok(end) = self.end(counter, peer) {
             end.listed = true;
-            self.rose.push((counter, peer));
-            self.ring_for_news(had_news);
+            self.raised_lanes.push((counter, peer));
+            self.ring_if_unreported(had_unreported);
         }
     }
 
-    /// Whether [`Engine::raised`] would find something without a poll.
-    pub(super) fn has_news(&self) -> bool {
-        self.news || !self.rose.is_empty()
+    /// True if [`Engine::raised`] has entries without a poll.
+    pub(super) fn has_unreported(&self) -> bool {
+        self.unreported || !self.raised_lanes.is_empty()
     }
 
-    /// Something has happened that the event loop has to look for.
-    pub(super) fn note_news(&mut self) {
-        let had_news = self.has_news();
-        self.news = true;
-        self.ring_for_news(had_news);
+    /// Records an event for the program's event loop.
+    pub(super) fn note_unreported(&mut self) {
+        let had_unreported = self.has_unreported();
+        self.unreported = true;
+        self.ring_if_unreported(had_unreported);
     }
 
-    fn ring_for_news(&mut self, had_news: bool) {
-        if !had_news && self.has_news() {
+    fn ring_if_unreported(&mut self, had_unreported: bool) {
+        if !had_unreported && self.has_unreported() {
             self.ring_event_loop();
         }
     }
@@ -192,8 +191,8 @@ impl Engine {
         Some(counter) == self.barrier || known.is_some_and(|(_, known)| known.internal)
     }
 
-    /// Where a driver's counters stand, and its completions that others came across: what it has
-    /// missed while it was not polled.
+    /// Events that a driver missed between its polls: the state of its counters, and completions kept for
+    /// it.
     pub(crate) fn catch_up(
         &mut self,
         namespace: u16,
@@ -204,7 +203,7 @@ impl Engine {
             if let Some(Some((_, known))) = self.counters.get_mut(counter.index())
                 && !std::mem::replace(&mut known.internal, true)
             {
-                self.rose.retain(|(listed, _)| *listed != counter);
+                self.raised_lanes.retain(|(listed, _)| *listed != counter);
             }
             for peer in self.peers() {
                 let Ok(end) = self.end(counter, peer) else { continue };
@@ -221,7 +220,7 @@ impl Engine {
                 }
             }
         }
-        self.held.retain(|&tag| {
+        self.foreign_tags.retain(|&tag| {
             let mine = tag >> Event::NAMESPACE_SHIFT == u64::from(namespace);
             if mine {
                 events.push(Event::Completed { tag });
@@ -230,14 +229,14 @@ impl Engine {
         });
     }
 
-    /// Takes what links report outside of a poll, which may be the last look at it for long.
+    /// Takes the reports of links outside of a poll, since the next poll may be far off.
     #[cold]
     pub(super) fn take_flushed(&mut self) {
         self.take_completions();
         if !self.queued.is_empty() || !self.sink.lost.is_empty() {
-            // There may be room for what is queued: a poll is due.
+            // The links may accept queued parts now: a poll is due.
             self.epoch += 1;
-            self.note_news();
+            self.note_unreported();
         }
     }
 
@@ -253,16 +252,16 @@ impl Engine {
         }
     }
 
-    /// A broken connection is not yet a death: the control plane may report next that the peer has left
-    /// in peace. Without such a report within the grace period, it is.
+    /// A broken connection counts as a loss after the grace period, within which the control plane may
+    /// report that the peer has left.
     fn take_losses(&mut self, now: Time) {
         while let Some((rank, why)) = self.sink.lost.pop() {
-            if !self.suspects.iter().any(|suspect| suspect.rank == rank) {
-                self.suspects.push(Suspect { rank, since: now, why });
+            if !self.pending_losses.iter().any(|loss| loss.rank == rank) {
+                self.pending_losses.push(PendingLoss { rank, since: now, why });
             }
         }
-        let mut suspects = std::mem::take(&mut self.suspects);
-        suspects.retain(|Suspect { rank, since, why }| {
+        let mut pending_losses = std::mem::take(&mut self.pending_losses);
+        pending_losses.retain(|PendingLoss { rank, since, why }| {
             if self.poison.has_left(*rank) {
                 self.fence(*rank, "the peer has left");
                 return false;
@@ -274,37 +273,47 @@ impl Engine {
             self.poison.poison(Poison { kind: Cause::Lost, rank: Some(*rank), detail });
             false
         });
-        self.suspects = suspects;
+        self.pending_losses = pending_losses;
     }
 
-    /// Takes the lanes that links have raised in this poll, and those that peers' stores and other threads have
-    /// marked.
+    /// Takes the lanes that links have raised in this poll, and those with dirty bits from peers' stores
+    /// and other threads.
     #[inline(never)]
     fn take_raises(&mut self, now: Time, events: &mut Vec<Event>) {
-        let had_news = self.has_news();
+        let had_unreported = self.has_unreported();
         let mut raised = std::mem::take(&mut self.sink.raised);
-        if self.lanes.has_raised() {
-            self.lanes.take_raised(|number| raised.extend(LaneId::new(number as u32)));
+        if self.lanes.has_dirty() {
+            self.lanes.take_dirty(|number| raised.extend(LaneId::new(number as u32)));
         }
         for lane in raised.drain(..) {
             self.lane_rose(lane, now, events);
         }
         self.sink.raised = raised;
-        self.ring_for_news(had_news);
+        self.ring_if_unreported(had_unreported);
     }
 
-    /// Reports a lane that rose.
+    /// Reports a raised lane.
     #[inline]
     fn lane_rose(&mut self, lane: LaneId, now: Time, events: &mut Vec<Event>) {
-        let Engine { lanes, lane_uses, counters, peers, trace, rose, news, barrier, .. } = self;
+        let Engine {
+            lanes,
+            lane_uses,
+            counters,
+            peers,
+            trace,
+            raised_lanes,
+            unreported,
+            barrier,
+            ..
+        } = self;
         let Some(Some(usage)) = lane_uses.get(lane.get() as usize).copied() else { return };
         let super::LaneUse { counter, peer, offset } = usage;
         let Some(Some((_, known))) = counters.get_mut(counter.index()) else { return };
         let internal = known.internal || *barrier == Some(counter);
-        let Some(end) = known.ends[peer.0 as usize].as_mut() else { return };
-        peers[peer.0 as usize].totals.arrivals += 1;
+        let Some(end) = known.ends[peer.index()].as_mut() else { return };
+        peers[peer.index()].totals.arrivals += 1;
         if offset == CREDIT {
-            *news |= !internal;
+            *unreported |= !internal;
             let credits = lanes.value(end.credit.id());
             events.push(Event::Credited { counter, peer, credits });
             return;
@@ -319,12 +328,12 @@ impl Engine {
         if count > 0 {
             events.push(Event::Raised { counter, peer, round, count });
             if !internal && !std::mem::replace(&mut end.listed, true) {
-                rose.push((counter, peer));
+                raised_lanes.push((counter, peer));
             }
         }
     }
 
-    /// Cuts one peer off; what was under way or waited for it drains with an error.
+    /// Ends the connection to one peer; parts in flight and queued drain with an error.
     fn fence(&mut self, rank: Rank, why: &str) {
         if let Some(route) = self.peers[rank.index()].route {
             self.links[route.index].fence(rank, &mut self.sink);
@@ -333,7 +342,7 @@ impl Engine {
         self.take_completions();
     }
 
-    /// Cuts every peer off. Called once, when the group is found poisoned.
+    /// Ends all connections, once, after the group is poisoned.
     fn fence_all(&mut self) {
         for rank in 0..self.peers.len() {
             self.fence(Rank(rank as u32), "the group is poisoned");

@@ -1,7 +1,7 @@
-//! Regions: memory known to every provider, granted to peers, borrowed by requests.
+//! Regions: memory registered with links, granted to peers, borrowed by requests.
 
-use super::counters::Remote;
-use super::peer_group::Stamp;
+use super::counters::RemoteCounter;
+use super::peer_group::UniqueId;
 use super::{Engine, Route};
 use crate::descriptor::{CounterGrant, Grant, RegionGrant};
 use crate::error::{Error, Result};
@@ -12,35 +12,36 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use weft_control::Rank;
 
-/// Memory that this engine's links have registered. Clones are the same region.
+/// Memory registered with this engine's links. Clones are the same region.
 ///
-/// It stays known until [`Engine::release`]; its memory lives until then and until no clone is left.
+/// It stays registered until [`Engine::release`]; its memory lives until then and until the last clone is
+/// dropped.
 #[derive(Clone, Debug)]
 pub struct Region {
     key: RegionKey,
-    /// Distinguishes the regions that had this key one after the other.
+    /// Serial number that distinguishes successive regions with this key.
     serial: u64,
     memory: Arc<Memory>,
 }
 
 impl Region {
-    /// Its number in this engine.
+    /// Its key.
     pub fn key(&self) -> RegionKey {
         self.key
     }
 
-    /// Its bytes.
+    /// Its memory.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
-    /// The same region, without keeping its memory.
+    /// A weak reference to the region.
     pub fn downgrade(&self) -> WeakRegion {
         WeakRegion { key: self.key, serial: self.serial, memory: Arc::downgrade(&self.memory) }
     }
 }
 
-/// A [`Region`] that does not keep its memory.
+/// Weak reference to a [`Region`].
 #[derive(Clone, Debug)]
 pub struct WeakRegion {
     key: RegionKey,
@@ -49,12 +50,12 @@ pub struct WeakRegion {
 }
 
 impl WeakRegion {
-    /// Its number in its engine.
+    /// Its key.
     pub(super) fn key(&self) -> RegionKey {
         self.key
     }
 
-    /// The region, if its memory is still there.
+    /// The region, if its memory is alive.
     pub fn upgrade(&self) -> Option<Region> {
         Some(Region { key: self.key, serial: self.serial, memory: self.memory.upgrade()? })
     }
@@ -71,26 +72,26 @@ pub struct RemoteRegion {
     pub length: u64,
 }
 
-pub(super) struct Local {
+pub(super) struct LocalRegion {
     serial: u64,
-    /// Kept until the region is forgotten.
+    /// Kept until deregistration.
     _memory: Arc<Memory>,
     length: u64,
-    /// The links that cannot use it, a bit each in their order; [`Local::RELEASED`] if none may, since
-    /// its owner released it. It is forgotten then when no request under way reads it.
+    /// Links that cannot use it, a bit each; [`LocalRegion::RELEASED`] after its release. A released region
+    /// is deregistered when no request in flight reads it.
     unusable: u32,
 }
 
-impl Local {
+impl LocalRegion {
     const RELEASED: u32 = u32::MAX;
 
-    /// Whether the link at this place may read this slice of it.
+    /// True if the link with this index may read this slice.
     #[inline(always)]
     pub fn may_read(&self, link: u16, offset: u64, length: u64) -> bool {
         self.unusable >> (link % 32) & 1 == 0 && is_inside(offset, length, self.length)
     }
 
-    /// Checks that the link at this place can use it; `provider` is that link's.
+    /// Checks that the link with this index can use it; `provider` is that link's.
     fn check_usable(
         &self,
         link: u16,
@@ -102,7 +103,7 @@ impl Local {
         }
         let provider = provider();
         let detail = format!(
-            "it is memory of a device, which only the copy provider moves, and this peer is reached \
+            "it is device memory, which only the copy provider moves, and this peer is reached \
              over {provider}: copy it to host memory first, or use copy for this peer \
              (WEFT_PROVIDERS)"
         );
@@ -112,14 +113,14 @@ impl Local {
 
 /// Lengths of a peer's regions.
 #[derive(Default)]
-pub(super) struct Lengths {
+pub(super) struct RemoteLengths {
     /// In the order of keys.
     regions: Vec<(RegionKey, u64)>,
-    /// Place of the one that was asked for last.
+    /// Index of the last lookup.
     recent: usize,
 }
 
-impl Lengths {
+impl RemoteLengths {
     /// Length of the peer's region of this key.
     #[inline(always)]
     pub fn length_of(&mut self, key: RegionKey) -> Option<u64> {
@@ -135,22 +136,22 @@ impl Lengths {
         Some(self.regions[self.recent].1)
     }
 
-    fn learn(&mut self, key: RegionKey, length: u64) {
+    fn insert(&mut self, key: RegionKey, length: u64) {
         match self.regions.binary_search_by_key(&key, |(key, _)| *key) {
-            Ok(place) => self.regions[place].1 = length,
-            Err(place) => self.regions.insert(place, (key, length)),
+            Ok(index) => self.regions[index].1 = length,
+            Err(index) => self.regions.insert(index, (key, length)),
         }
     }
 
-    fn forget(&mut self, key: RegionKey) {
+    fn remove(&mut self, key: RegionKey) {
         self.regions.retain(|(known, _)| *known != key);
     }
 }
 
 impl Engine {
-    /// Makes memory known to every provider: a source at once, a destination once granted. Memory of a
-    /// device is known to the providers that can use it, and can be written or granted over their
-    /// routes alone. Memory may be known as several regions.
+    /// Registers memory with every link: a source at once, a destination after a grant. Device memory is
+    /// registered with the providers that can use it, and can be written or granted over their routes only.
+    /// Memory may be several regions.
     ///
     /// # Errors
     /// [`Error::Unusable`] if no provider can use it.
@@ -162,7 +163,7 @@ impl Engine {
         let length = memory.len() as u64;
         self.registered += 1;
         let serial = self.registered;
-        let local = Local { serial, _memory: memory.clone(), length, unusable };
+        let local = LocalRegion { serial, _memory: memory.clone(), length, unusable };
         if slot == self.regions.len() {
             self.regions.push(Some(local));
         } else {
@@ -171,7 +172,7 @@ impl Engine {
         Ok(Region { key, serial, memory })
     }
 
-    /// Registers memory with every provider that can use it; returns those that cannot.
+    /// Registers memory with every link that can use it; returns a bit mask of the others.
     fn register_with_links(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<u32> {
         let (mut unusable, mut used) = (0, self.links.is_empty());
         let mut refusal = None;
@@ -191,44 +192,46 @@ impl Engine {
         }
     }
 
-    /// Whether a region was registered here and has not been released.
+    /// True if a region is registered here and has not been released.
     pub(super) fn is_registered(&self, region: &WeakRegion) -> bool {
         match self.regions.get(region.key.0 as usize) {
-            Some(Some(local)) => local.serial == region.serial && local.unusable != Local::RELEASED,
+            Some(Some(local)) => {
+                local.serial == region.serial && local.unusable != LocalRegion::RELEASED
+            }
             _ => false,
         }
     }
 
-    /// Forgets a region. Requests under way keep it until they drain. A region that was granted
-    /// stays writable by its peers until then, so release it when they are done with it.
+    /// Releases a region. Requests in flight keep it until they drain. A granted region stays writable by
+    /// its peers until then, so release it after their last write.
     pub fn release(&mut self, region: &Region) {
         if let Some(Some(local)) = self.regions.get_mut(region.key.0 as usize) {
-            // Its number may have gone to another region since.
+            // Its key may belong to another region by now.
             if local.serial == region.serial {
-                let before = std::mem::replace(&mut local.unusable, Local::RELEASED);
-                self.stamp = Stamp::new();
-                self.released += usize::from(before != Local::RELEASED);
-                self.forget_unread();
+                let before = std::mem::replace(&mut local.unusable, LocalRegion::RELEASED);
+                self.stamp = UniqueId::new();
+                self.released += usize::from(before != LocalRegion::RELEASED);
+                self.deregister_unread();
             }
         }
     }
 
-    /// Forgets a peer's region, to which nothing is written any more: no request that names it is
-    /// under way.
-    pub fn forget(&mut self, peer: Rank, key: RegionKey) {
+    /// Removes a peer's region; no request in flight may name it.
+    pub fn remove_remote(&mut self, peer: Rank, key: RegionKey) {
         let Some(route) = self.route(peer) else { return };
-        self.peers[peer.0 as usize].regions.forget(key);
-        self.stamp = Stamp::new();
-        self.links[route.index].forget(peer, key);
+        self.peers[peer.index()].regions.remove(key);
+        self.stamp = UniqueId::new();
+        self.links[route.index].remove_remote(peer, key);
     }
 
-    /// Forgets the released regions that no request under way reads.
+    /// Deregisters the released regions that no request in flight reads.
     #[cold]
     #[inline(never)]
-    pub(super) fn forget_unread(&mut self) {
+    pub(super) fn deregister_unread(&mut self) {
         for key in (0..self.regions.len() as u32).map(RegionKey) {
             let slot = &mut self.regions[key.0 as usize];
-            let is_released = slot.as_ref().is_some_and(|local| local.unusable == Local::RELEASED);
+            let is_released =
+                slot.as_ref().is_some_and(|local| local.unusable == LocalRegion::RELEASED);
             if is_released && !self.requests.read(key) {
                 *slot = None;
                 self.released -= 1;
@@ -239,11 +242,11 @@ impl Engine {
         }
     }
 
-    /// Why a page cannot be written to a peer.
+    /// Error of a page that cannot be written to a peer.
     pub(super) fn check_page(&mut self, peer: Rank, page: &Page) -> Result<()> {
         let key = page.source;
         let local = self.regions.get(key.0 as usize).and_then(Option::as_ref);
-        let Some(local) = local.filter(|local| local.unusable != Local::RELEASED) else {
+        let Some(local) = local.filter(|local| local.unusable != LocalRegion::RELEASED) else {
             return Err(Error::Unknown { what: "region", number: key.0.into() });
         };
         let state = &mut self.peers[peer.index()];
@@ -257,8 +260,8 @@ impl Engine {
         in_range("remote", key, page.destination_offset, page.length, known)
     }
 
-    /// What `peer` needs in order to write to these ranges of these regions and to raise these
-    /// counters. Encode it, send it to that peer, who gives it to [`Engine::import`].
+    /// Grant for `peer` to write to these ranges of these regions and to raise these counters. The encoded
+    /// grant goes to that peer's [`Engine::import`].
     pub fn grant(
         &mut self,
         peer: Rank,
@@ -273,7 +276,7 @@ impl Engine {
             let wanted = range.end.saturating_sub(range.start);
             in_range("local", region.key, range.start, wanted, length)?;
             let local = self.regions.get(region.key.0 as usize).and_then(Option::as_ref);
-            let local = local.filter(|local| local.unusable != Local::RELEASED);
+            let local = local.filter(|local| local.unusable != LocalRegion::RELEASED);
             let link = route.index as u16;
             local
                 .map_or(Ok(()), |local| local.check_usable(link, region.key, || route.provider))?;
@@ -292,8 +295,8 @@ impl Engine {
         Ok(grant)
     }
 
-    /// Takes what `peer` granted. Its counters are linked with `counters`, position by position;
-    /// its regions are returned in the order in which it granted them.
+    /// Imports a grant of `peer`. Its counters are linked with `counters` by position; its regions are
+    /// returned in order.
     pub fn import(
         &mut self,
         peer: Rank,
@@ -305,8 +308,8 @@ impl Engine {
         self.import_within(peer, grant, counters, &mut limit)
     }
 
-    /// [`Engine::import`] with a check for every other reason to stop. After [`Error::Connect`] at the end
-    /// of its time a repeat continues: regions that came stay imported, and counters are linked last.
+    /// [`Engine::import`] with a check for other reasons to stop. After [`Error::Connect`] at the deadline
+    /// a repeated call continues: imported regions stay, and counters are linked last.
     ///
     /// # Errors
     /// As [`Engine::import`]; that of [`WaitLimit::give_up`].
@@ -329,11 +332,11 @@ impl Engine {
         }
         let mut remotes = Vec::with_capacity(grant.regions.len());
         if !grant.regions.is_empty() {
-            self.stamp = Stamp::new();
+            self.stamp = UniqueId::new();
         }
         for RegionGrant { key, length, entry } in &grant.regions {
             self.links[route.index].import(peer, *key, *length, entry, limit)?;
-            self.peers[peer.0 as usize].regions.learn(*key, *length);
+            self.peers[peer.index()].regions.insert(*key, *length);
             remotes.push(RemoteRegion { peer, key: *key, length: *length });
         }
         for (&counter, grant) in counters.iter().zip(&grant.counters) {
@@ -350,13 +353,13 @@ impl Engine {
                 );
                 return Err(Error::Malformed { peer, what: "a grant", detail });
             }
-            end.remote = Some(Remote::new(data, credit));
+            end.remote = Some(RemoteCounter::new(data, credit));
         }
         Ok(remotes)
     }
 }
 
-/// Whether a slice is inside of a region of this length.
+/// True if a slice is inside a region of this length.
 #[inline(always)]
 pub(super) fn is_inside(offset: u64, wanted: u64, length: u64) -> bool {
     offset.checked_add(wanted).is_some_and(|end| end <= length)

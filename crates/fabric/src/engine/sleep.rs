@@ -1,15 +1,14 @@
-//! Descriptors, deadlines and sleep.
+//! Sleep of an engine: descriptors, deadlines, event loops.
 //!
-//! One epoll descriptor covers all that can wake an engine: the lane table's event descriptor, those of
-//! its links, and a timer for the next deadline, so that an event loop of the program needs to watch
-//! nothing else.
+//! One epoll descriptor covers all wake-up sources of an engine: the lane table's event descriptor, those
+//! of its links, and a timer for the next deadline. A program's event loop watches this descriptor only.
 
 use super::Engine;
 use crate::clock;
 use crate::driver::Event;
 use crate::error::{Error, Result};
 use crate::lane_table::LaneTable;
-use crate::lanes::Sleep;
+use crate::lanes::SleepMode;
 use crate::timer::Timer;
 use crate::types::Time;
 use rustix::event::epoll::{self, EventFlags};
@@ -19,30 +18,30 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Readable, and for as long as it is. Miri supports edges only; no test sleeps on this descriptor there.
+/// Level-triggered readability. Miri supports edges only; no test sleeps on this descriptor there.
 const READABLE: EventFlags =
     if cfg!(miri) { EventFlags::IN.union(EventFlags::ET) } else { EventFlags::IN };
 
-/// What an engine sleeps on.
-pub(super) struct Sleeper {
-    /// Readable when a sleeping owner should poll.
+/// Wake-up sources of an engine.
+pub(super) struct WakeSources {
+    /// Readable when a sleeping owner has to poll.
     epoll: Arc<OwnedFd>,
-    /// In `epoll`; made when a deadline first has to wake an event loop.
+    /// Member of `epoll`; created with the first deadline of an event loop.
     timer: Option<Timer>,
-    /// Whether peers' stores alone cannot wake this engine.
+    /// True if links have descriptors, so that the doorbell word does not suffice.
     has_links: bool,
 }
 
-impl Sleeper {
-    pub fn new(lanes: &LaneTable) -> Result<Sleeper> {
+impl WakeSources {
+    pub fn new(lanes: &LaneTable) -> Result<WakeSources> {
         let failed = |e| Error::system("cannot create an epoll descriptor", e);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&epoll, lanes.descriptor(), epoll::EventData::new_u64(0), READABLE)
             .map_err(failed)?;
-        Ok(Sleeper { epoll: Arc::new(epoll), timer: None, has_links: false })
+        Ok(WakeSources { epoll: Arc::new(epoll), timer: None, has_links: false })
     }
 
-    /// Covers the descriptors of a link that has peers.
+    /// Adds the descriptors of a link with peers.
     pub fn watch(&mut self, descriptors: Vec<RawFd>) -> Result<()> {
         for descriptor in descriptors {
             self.add(descriptor)?;
@@ -58,8 +57,8 @@ impl Sleeper {
             .map_err(|e| Error::system("cannot watch a descriptor", e))
     }
 
-    /// Makes the epoll descriptor readable at `deadline`, or no more for want of one. A timer that
-    /// cannot be had leaves the deadline to the next poll.
+    /// Makes the epoll descriptor readable at `deadline`; `None` stops the timer. Without a timer
+    /// descriptor the next poll handles the deadline.
     fn set_timer(&mut self, deadline: Option<Time>) {
         if self.timer.is_none() && deadline.is_some() {
             self.timer = Timer::new().ok().filter(|timer| {
@@ -73,58 +72,58 @@ impl Sleeper {
     }
 }
 
-/// A sleep that was announced: what to sleep on, without the engine.
-pub(crate) enum Park {
-    /// On the bell word.
+/// Announced sleep, which borrows no engine.
+pub(crate) enum AnnouncedSleep {
+    /// On the doorbell word.
     Word(Arc<LaneTable>),
     /// On descriptors.
     Descriptor(Arc<OwnedFd>),
 }
 
-impl Park {
-    /// Sleeps until something may have happened, at most until `until`.
+impl AnnouncedSleep {
+    /// Sleeps until a wake-up, at most until `until`.
     pub fn sleep(&self, until: Time) {
         let timeout = until.since(clock::now());
         match self {
-            Park::Word(lanes) => lanes.sleep_on_word(timeout),
-            Park::Descriptor(epoll) => {
+            AnnouncedSleep::Word(lanes) => lanes.sleep_on_word(timeout),
+            AnnouncedSleep::Descriptor(epoll) => {
                 let timeout = Timespec {
                     tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
                     tv_nsec: timeout.subsec_nanos().into(),
                 };
                 let mut polled = [PollFd::new(&**epoll, PollFlags::IN)];
-                // A signal ends it early, which is right.
+                // A signal ends it early.
                 let _ = rustix::event::poll(&mut polled, Some(&timeout));
             }
         }
     }
 
-    fn how(&self) -> Sleep {
+    fn mode(&self) -> SleepMode {
         match self {
-            Park::Word(_) => Sleep::Word,
-            Park::Descriptor(_) => Sleep::Descriptor,
+            AnnouncedSleep::Word(_) => SleepMode::Word,
+            AnnouncedSleep::Descriptor(_) => SleepMode::Descriptor,
         }
     }
 }
 
 impl Engine {
-    /// For callers with an event loop of their own: becomes readable, once [`Engine::arm`] has returned
-    /// `true`, as soon as there is something to do, a deadline of the engine included.
+    /// Descriptor for an event loop: readable, after [`Engine::arm`] has returned `true`, as soon as the
+    /// engine has work, deadlines included.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.sleeper.epoll.as_fd()
+        self.wake_sources.epoll.as_fd()
     }
 
-    /// Before sleeping on [`Engine::descriptor`]: returns whether there is nothing to do. If there
-    /// is, or when awake again, call [`Engine::disarm`] and ask [`Engine::raised`], which polls. In a
-    /// poisoned group there always is: the error ([`Engine::check`]).
+    /// Arms [`Engine::descriptor`] before a sleep; returns true if the engine is idle. If it is not, and
+    /// after the sleep, call [`Engine::disarm`] and [`Engine::raised`], which polls. A poisoned group is
+    /// never idle ([`Engine::check`] returns its error).
     ///
-    /// It stays armed whatever other calls are made, by whichever thread: raises, credits and ends of
-    /// requests that those come across before [`Engine::raised`] is asked make the descriptor readable,
-    /// but for those of drivers ([`crate::SharedDriver`]).
+    /// It stays armed across other calls of any thread: raises, credits and completions that those consume
+    /// before [`Engine::raised`] make the descriptor readable, except events of drivers
+    /// ([`crate::SharedDriver`]).
     pub fn arm(&mut self) -> bool {
         self.flush_all();
         let poisoned = self.poison.get().is_some();
-        if poisoned || self.has_news() || !self.announce(Sleep::EventLoop) {
+        if poisoned || self.has_unreported() || !self.announce(SleepMode::EventLoop) {
             return false;
         }
         self.armed = true;
@@ -132,67 +131,67 @@ impl Engine {
         true
     }
 
-    /// Lets an event loop that sleeps wake for the engine's next deadline, which may have come up after
-    /// it armed.
+    /// Sets the timer of an armed event loop to the engine's next deadline, which may be newer than the
+    /// arming.
     pub(super) fn renew_timer(&mut self) {
         if self.armed {
             let deadline = self.next_deadline();
-            self.sleeper.set_timer(deadline);
+            self.wake_sources.set_timer(deadline);
         }
     }
 
     /// After sleeping on [`Engine::descriptor`].
     pub fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
-            self.lanes.finish_sleep(Sleep::EventLoop);
-            self.sleeper.set_timer(None);
+            self.lanes.finish_sleep(SleepMode::EventLoop);
+            self.wake_sources.set_timer(None);
         }
     }
 
-    /// When the engine must be polled even if nothing happens: a peer's grace period ends, or a link
-    /// has a timer. `None`: not before something happens.
+    /// Time at which a poll is due without other events: the end of a peer's grace period, or a link's
+    /// deadline. `None` without either.
     pub fn next_deadline(&self) -> Option<Time> {
-        let grace = self.suspects.iter().map(|suspect| suspect.since.after(self.config.loss_grace));
+        let grace = self.pending_losses.iter().map(|loss| loss.since.after(self.config.loss_grace));
         let links = self.links.iter().filter_map(|link| link.next_deadline());
         grace.chain(links).min()
     }
 
-    /// Announces a sleep of a waiting thread; `None` if there is something to do. Follow it with
-    /// [`Park::sleep`] and [`Engine::finish_park`].
-    pub(crate) fn prepare_park(&mut self) -> Option<Park> {
-        let park = if self.sleeper.has_links {
-            Park::Descriptor(self.sleeper.epoll.clone())
+    /// Announces a sleep of a waiting thread; `None` if the engine has work. Follow it with
+    /// [`AnnouncedSleep::sleep`] and [`Engine::finish_park`].
+    pub(crate) fn prepare_park(&mut self) -> Option<AnnouncedSleep> {
+        let park = if self.wake_sources.has_links {
+            AnnouncedSleep::Descriptor(self.wake_sources.epoll.clone())
         } else {
-            Park::Word(self.lanes.clone())
+            AnnouncedSleep::Word(self.lanes.clone())
         };
-        self.announce(park.how()).then_some(park)
+        self.announce(park.mode()).then_some(park)
     }
 
-    pub(crate) fn finish_park(&mut self, park: &Park) {
-        self.lanes.finish_sleep(park.how());
+    pub(crate) fn finish_park(&mut self, park: &AnnouncedSleep) {
+        self.lanes.finish_sleep(park.mode());
     }
 
-    fn announce(&mut self, how: Sleep) -> bool {
-        if !self.lanes.prepare_sleep(how) {
+    fn announce(&mut self, mode: SleepMode) -> bool {
+        if !self.lanes.prepare_sleep(mode) {
             return false;
         }
         let idle = self.sink.is_empty() && self.links.iter_mut().all(|link| link.prepare_sleep());
         if !idle {
-            self.lanes.finish_sleep(how);
+            self.lanes.finish_sleep(mode);
         }
         idle
     }
 
-    /// Makes the event loop look again, if one sleeps.
+    /// Wakes the event loop, if one sleeps.
     pub(super) fn ring_event_loop(&mut self) {
         if self.armed {
-            self.lanes.nudge();
+            self.lanes.notify();
         }
     }
 
-    /// Whether the lane table holds all that peers do, without a poll.
+    /// True if peers raise lanes by stores only, so that waits need no poll.
     pub(crate) fn is_raised_by_stores(&self) -> bool {
-        !self.sleeper.has_links && self.trace.is_none()
+        !self.wake_sources.has_links && self.trace.is_none()
     }
 
     pub(crate) fn event_buffer(&mut self) -> &mut Vec<Event> {
@@ -200,5 +199,5 @@ impl Engine {
     }
 }
 
-/// The longest sleep between two looks at deadlines and interruptions.
+/// Longest sleep between two checks of deadlines and interruptions.
 pub(crate) const MAX_PARK: Duration = Duration::from_millis(50);

@@ -1,28 +1,28 @@
-//! From a request to parts with a link: checks, rounds, and the calls.
+//! Submission: validation, rounds, and the calls that write.
 //!
-//! Everything is checked before anything is posted, so a refused request has no effect. `post.rs` offers
-//! the parts to links, `complete.rs` takes their ends.
+//! Validation precedes all posts, so a rejected request has no effect. `post.rs` posts the parts to links,
+//! `complete.rs` takes their completions.
 
 use super::counters;
-use super::target::Target;
-use super::{Engine, Peer};
+use super::target::WriteTarget;
+use super::{Engine, EnginePeer};
 use crate::clock;
-use crate::driver::{Ask, Requests};
+use crate::driver::{DriverRequest, Requests};
 use crate::error::{Error, Result};
-use crate::inbox::{Descriptor, Operation, Outcome};
+use crate::inbox::{PendingOutcome, SubmissionDescriptor, SubmissionOperation};
 use crate::link::ScatterPart;
-use crate::request::{Aim, Callback, Request, Tag};
+use crate::request::{CompletionCallback, LaneTarget, Request, RequestTag};
 use crate::trace::{Trace, WriteRecord};
-use crate::types::{Class, CounterId, Lane, Page, RequestId, bytes_of};
+use crate::types::{CounterId, Lane, Page, RequestId, TrafficClass, bytes_of};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weft_control::Rank;
 
-/// One write of a scatter: a peer and what goes to it.
+/// One write of a scatter: a peer and its pages.
 #[derive(Clone, Debug)]
 pub struct PeerWrite<'a> {
     /// The peer written to.
     pub peer: Rank,
-    /// What is written; a signal if empty.
+    /// The pages to write; a signal if empty.
     pub pages: &'a [Page],
 }
 
@@ -33,9 +33,9 @@ impl Engine {
     /// the bytes have arrived; the sources stay borrowed until [`Engine::is_drained`].
     ///
     /// # Errors
-    /// [`Error::NoCredit`] if the peer has not released the round before; [`Error::OldRound`] if it has
+    /// [`Error::NoCredit`] if the peer has not released an earlier round; [`Error::OldRound`] if it has
     /// released this one; [`Error::OutOfRange`], [`Error::Unknown`], [`Error::NotLinked`],
-    /// [`Error::Limit`], [`Error::Poisoned`]. Nothing was written then.
+    /// [`Error::Limit`], [`Error::Poisoned`]. No byte was written then.
     pub fn write(
         &mut self,
         peer: Rank,
@@ -44,34 +44,34 @@ impl Engine {
         pages: &[Page],
     ) -> Result<RequestId> {
         self.check()?;
-        let id = self.write_tagged::<true>(peer, counter, round, pages, Tag::CALLER)?;
+        let id = self.write_tagged::<true>(peer, counter, round, pages, RequestTag::CALLER)?;
         self.flush_all();
         Ok(if self.sink.held { self.hold_write(id, peer) } else { id })
     }
 
-    /// A write of no bytes.
+    /// A write without bytes.
     pub fn signal(&mut self, peer: Rank, counter: CounterId, round: u64) -> Result<RequestId> {
         self.write(peer, counter, round, &[])
     }
 
-    /// Several peers' writes under one request. `done` is called once, on the thread that makes
-    /// progress, when every source may be reused or the request has failed; from within this call if
-    /// that is now. [`Engine::scatter_group`] costs less for peers that are written to again and again.
+    /// Writes to several peers under one request. `done` is called once, on the thread that makes progress,
+    /// when every source may be reused or the request has failed; possibly inside this call.
+    /// [`Engine::scatter_group`] costs less for repeated writes to the same peers.
     ///
     /// # Errors
-    /// As [`Engine::write`], for the first write that is refused. Nothing was written then.
+    /// As [`Engine::write`], for the first write that is rejected. No byte was written then.
     pub fn scatter(
         &mut self,
         writes: &[PeerWrite<'_>],
         counter: CounterId,
         round: u64,
-        done: Option<Callback>,
+        done: Option<CompletionCallback>,
     ) -> Result<RequestId> {
         self.scatter_in(writes, counter, |_| round, done)
     }
 
     /// [`Engine::scatter`] in the next round toward each peer ([`Engine::next_round`]). Several writes to
-    /// the same peer are of the same round.
+    /// one peer belong to one round.
     ///
     /// # Errors
     /// As [`Engine::scatter`].
@@ -79,7 +79,7 @@ impl Engine {
         &mut self,
         writes: &[PeerWrite<'_>],
         counter: CounterId,
-        done: Option<Callback>,
+        done: Option<CompletionCallback>,
     ) -> Result<RequestId> {
         if let [write] = writes {
             let round = self.next_round(counter, write.peer)?;
@@ -90,14 +90,13 @@ impl Engine {
         self.scatter_in(writes, counter, |write| rounds[write], done)
     }
 
-    /// [`Engine::scatter`] with a round for each write, by its place. Writes to the same peer have the same
-    /// round.
+    /// [`Engine::scatter`] with a round for each write, by index. Writes to one peer have one round.
     fn scatter_in(
         &mut self,
         writes: &[PeerWrite<'_>],
         counter: CounterId,
         round_of: impl Fn(usize) -> u64,
-        done: Option<Callback>,
+        done: Option<CompletionCallback>,
     ) -> Result<RequestId> {
         if let ([write], None) = (writes, &done) {
             return self.write(write.peer, counter, round_of(0), write.pages);
@@ -107,7 +106,7 @@ impl Engine {
         let mut parts = std::mem::take(&mut self.parts);
         let admitted = self.admit_all(writes, counter, &round_of, &mut parts);
         let id = admitted.map(|()| {
-            let (id, request) = self.requests.open(Tag::CALLER, Request::SEVERAL);
+            let (id, request) = self.requests.open(RequestTag::CALLER, Request::SEVERAL);
             request.call_at_end(done);
             self.post_admitted(id, counter, &round_of, &mut parts, writes)
         });
@@ -115,34 +114,36 @@ impl Engine {
         id
     }
 
-    /// Submits everything that a driver asked for, and empties `requests`.
+    /// Submits and clears a driver's requests.
     pub fn submit(&mut self, requests: &mut Requests) -> Result<()> {
         if requests.is_empty() {
             return Ok(());
         }
-        let begin = self.ended.len();
-        let result = self.submit_asks(requests);
-        let ended = begin..self.ended.len();
+        let begin = self.completed_tags.len();
+        let result = self.submit_entries(requests);
+        let ended = begin..self.completed_tags.len();
         self.flush_all();
         if self.sink.held {
-            self.hold_asks(requests, ended);
+            self.hold_entries(requests, ended);
         }
-        requests.asks.clear();
+        requests.entries.clear();
         requests.pages.clear();
         result
     }
 
-    fn submit_asks(&mut self, requests: &Requests) -> Result<()> {
+    fn submit_entries(&mut self, requests: &Requests) -> Result<()> {
         self.check()?;
-        for ask in &requests.asks {
-            match ask {
-                Ask::Credit { peer, counter } => self.credit_round(*peer, *counter, true)?,
-                Ask::Write { peer, counter, round, pages, tag } => {
+        for entry in &requests.entries {
+            match entry {
+                DriverRequest::Credit { peer, counter } => {
+                    self.credit_round(*peer, *counter, true)?
+                }
+                DriverRequest::Write { peer, counter, round, pages, tag } => {
                     let pages = &requests.pages[pages.clone()];
-                    let tag = Tag(*tag);
+                    let tag = RequestTag(*tag);
                     let id = self.write_tagged::<false>(*peer, *counter, *round, pages, tag)?;
                     if id == RequestId::DONE {
-                        self.ended.push(tag.0);
+                        self.completed_tags.push(tag.0);
                     }
                 }
             }
@@ -150,11 +151,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Submits a descriptor as [`Engine::write`] or [`Engine::credit`] would, and delivers its outcome when
-    /// it has ended or is refused.
-    pub(crate) fn submit_one(&mut self, descriptor: &Descriptor, mut outcome: Outcome) {
+    /// Submits a descriptor as [`Engine::write`] or [`Engine::credit`] does, and delivers its outcome at
+    /// its completion or rejection.
+    pub(crate) fn submit_one(
+        &mut self,
+        descriptor: &SubmissionDescriptor,
+        mut outcome: PendingOutcome,
+    ) {
         let (peer, counter) = (descriptor.peer, descriptor.counter);
-        if descriptor.operation == Operation::Credit {
+        if descriptor.operation == SubmissionOperation::Credit {
             let result = self.credit(peer, counter);
             self.flush_all();
             return outcome.deliver(result.map_err(|error| error.to_string()));
@@ -167,10 +172,10 @@ impl Engine {
             self.slices = pages;
             return outcome.deliver(Err(error.to_string()));
         }
-        // A write that is refused drops its callback, which leaves the outcome here.
+        // A rejected write drops its callback, which leaves the outcome here.
         let outcome = Arc::new(Mutex::new(outcome));
         let ends = outcome.clone();
-        let done: Callback = Box::new(move |result| locked(&ends).deliver(result));
+        let done: CompletionCallback = Box::new(move |result| locked(&ends).deliver(result));
         let write = [PeerWrite { peer, pages: &pages }];
         let result = self.scatter(&write, counter, descriptor.round, Some(done));
         self.slices = pages;
@@ -179,14 +184,13 @@ impl Engine {
         }
     }
 
-    /// Whether the request's sources may be reused. A failed request is drained too, and the group
-    /// is then poisoned.
+    /// True if the request's sources may be reused. A failed request is drained, too; the group is then
+    /// poisoned.
     pub fn is_drained(&mut self, request: RequestId) -> bool {
         self.requests.get(request).is_none()
     }
 
-    /// Whether the request ended with an error, as by the poison of the group: the outcome of its write is
-    /// unknown.
+    /// True if the request ended with an error, such as poison: the outcome of its write is unknown.
     pub(crate) fn has_failed(&self, request: RequestId) -> bool {
         self.requests.has_failed(request)
     }
@@ -200,11 +204,11 @@ impl Engine {
     #[inline(never)]
     fn no_room(&self) -> Error {
         let (wanted, limit) = (self.requests.len() as u64 + 1, self.config.max_requests as u64);
-        Error::Limit { what: "requests under way", wanted, limit }
+        Error::Limit { what: "requests in flight", wanted, limit }
     }
 
-    /// Writes to one peer. [`RequestId::DONE`] if that has ended already. Unless `FLUSH`, the link is yet to be
-    /// flushed; a write of several parts is so in any case.
+    /// Writes to one peer. [`RequestId::DONE`] if the write has completed. With `FLUSH`, a write of one
+    /// part flushes its link; otherwise the caller does.
     #[inline(always)]
     fn write_tagged<const FLUSH: bool>(
         &mut self,
@@ -212,22 +216,24 @@ impl Engine {
         counter: CounterId,
         round: u64,
         pages: &[Page],
-        tag: Tag,
+        tag: RequestTag,
     ) -> Result<RequestId> {
         let Engine { peers, regions, counters, lanes, requests, .. } = self;
         let ends = counters::get(counters, counter);
-        let Some(target) = Target::admit(peers, ends, regions, lanes, peer, pages, round) else {
+        let Some(target) = WriteTarget::admit(peers, ends, regions, lanes, peer, pages, round)
+        else {
             return Err(self.refused(peer, counter, round, pages));
         };
         let (link, class) = (target.path.link, target.class);
         if target.path.inline {
             let entry = target.enter(pages, round);
-            let aim = Aim { peer, lane: entry.lane, credits: None };
+            let destination = LaneTarget { peer, lane: entry.lane, credits: None };
             if let Some(trace) = &mut self.trace {
                 record(trace, peer, entry.lane, entry.value, pages);
             }
-            let rider = self.owed.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
-            if let Err(why) = self.post_inline(link, aim, class, rider, pages) {
+            let piggyback =
+                self.pending_credits.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
+            if let Err(why) = self.post_inline(link, destination, class, piggyback, pages) {
                 self.write_failed(peer, &why);
                 return Ok(RequestId::FAILED);
             }
@@ -239,44 +245,45 @@ impl Engine {
         let is_alone = !target.queue.is_listed();
         let takes_rider = target.takes_rider();
         let entry = target.enter(pages, round);
-        let aim = Aim { peer, lane: entry.lane, credits: None };
+        let destination = LaneTarget { peer, lane: entry.lane, credits: None };
         if let Some(trace) = &mut self.trace {
             record(trace, peer, entry.lane, entry.value, pages);
         }
         if entry.is_single && is_alone {
-            let id = if takes_rider && !self.owed.is_empty() {
-                self.request_with_credit(link, aim, class, pages, tag)
+            let id = if takes_rider && !self.pending_credits.is_empty() {
+                self.request_with_credit(link, destination, class, pages, tag)
             } else {
-                self.request(link, aim, class, None, pages, tag)
+                self.request(link, destination, class, None, pages, tag)
             };
-            // Credits that are owed leave with the same flush.
-            if FLUSH && self.owed.is_empty() {
+            // Pending credits leave with the same flush.
+            if FLUSH && self.pending_credits.is_empty() {
                 self.flush_link(usize::from(link));
             } else {
                 self.unflushed |= 1 << link;
             }
             return Ok(id);
         }
-        Ok(self.request_parts(aim, class, entry.is_single, pages, tag))
+        Ok(self.request_parts(destination, class, entry.is_single, pages, tag))
     }
 
-    /// A write of one part that takes the newest credit along, if that is owed to the same peer.
+    /// A write of one part that carries the newest pending credit, if it is for the same peer.
     #[inline(never)]
     fn request_with_credit(
         &mut self,
         link: u16,
-        aim: Aim,
-        class: Class,
+        destination: LaneTarget,
+        class: TrafficClass,
         pages: &[Page],
-        tag: Tag,
+        tag: RequestTag,
     ) -> RequestId {
-        let may_ride = |credit: &mut Aim| credit.peer == aim.peer && credit.lane.immediate() != 0;
-        let rider = self.owed.pop_if(may_ride);
-        self.request(link, aim, class, rider, pages, tag)
+        let may_ride = |credit: &mut LaneTarget| {
+            credit.peer == destination.peer && credit.lane.immediate() != 0
+        };
+        let piggyback = self.pending_credits.pop_if(may_ride);
+        self.request(link, destination, class, piggyback, pages, tag)
     }
 
-    /// Checks every write of a scatter. Fills `parts`: those that are one part as they are carry their
-    /// link.
+    /// Validates every write of a scatter. Fills `parts`; those of one part carry their link.
     #[inline(never)]
     fn admit_all(
         &mut self,
@@ -288,14 +295,14 @@ impl Engine {
         let Engine { peers, regions, counters, lanes, .. } = self;
         parts.clear();
         parts.reserve(writes.len());
-        for (place, PeerWrite { peer, pages }) in writes.iter().enumerate() {
-            let round = round_of(place);
+        for (index, PeerWrite { peer, pages }) in writes.iter().enumerate() {
+            let round = round_of(index);
             let ends = counters::get(counters, counter);
-            let Some(target) = Target::admit(peers, ends, regions, lanes, *peer, pages, round)
+            let Some(target) = WriteTarget::admit(peers, ends, regions, lanes, *peer, pages, round)
             else {
                 return Err(self.refused(*peer, counter, round, pages));
             };
-            let mut part = ScatterPart { peer: *peer, ..ScatterPart::BLANK };
+            let mut part = ScatterPart { peer: *peer, ..ScatterPart::EMPTY };
             if let [page] = *pages
                 && page.length <= target.path.single_bytes
             {
@@ -306,7 +313,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Why a write was refused.
+    /// Error of a rejected write.
     #[cold]
     #[inline(never)]
     pub(super) fn refused(
@@ -326,13 +333,13 @@ impl Engine {
 
     pub(super) fn check_peer(&self, peer: Rank) -> Result<()> {
         match self.peers.get(peer.index()) {
-            Some(Peer { path: Some(_), .. }) => Ok(()),
+            Some(EnginePeer { path: Some(_), .. }) => Ok(()),
             _ => Err(Error::Unknown { what: "rank", number: peer.0.into() }),
         }
     }
 }
 
-fn locked(outcome: &Mutex<Outcome>) -> MutexGuard<'_, Outcome> {
+fn locked(outcome: &Mutex<PendingOutcome>) -> MutexGuard<'_, PendingOutcome> {
     outcome.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,49 +1,49 @@
-//! Checks of a write, and its entry into a round.
+//! Target of a write: validation, and entry into a round.
 
-use super::counters::{Counter, End, Remote};
+use super::counters::{Counter, CounterEnd, RemoteCounter};
 use super::queue::PeerQueue;
-use super::regions::{Lengths, Local, is_inside};
-use super::{Path, Peer, Route};
+use super::regions::{LocalRegion, RemoteLengths, is_inside};
+use super::{EnginePeer, PostPath, Route};
 use crate::lane_table::LaneTable;
-use crate::types::{Class, Lane, Page, bytes_of};
+use crate::types::{Lane, Page, TrafficClass, bytes_of};
 use weft_control::Rank;
 
-/// The two ends of a write that was checked: the peer, and its end of a counter.
-pub(super) struct Target<'a> {
-    pub path: &'a Path,
+/// Peer and counter end of a validated write.
+pub(super) struct WriteTarget<'a> {
+    pub path: &'a PostPath,
     pub queue: &'a PeerQueue,
-    pub class: Class,
+    pub class: TrafficClass,
     route: &'a Option<Route>,
-    remote: &'a mut Remote,
+    remote: &'a mut RemoteCounter,
     window: u32,
-    /// Of the write.
+    /// Bytes of the write.
     bytes: u64,
 }
 
-/// A write that has entered its round and is yet to be posted.
-pub(super) struct Entry {
+/// Write that has entered its round, before its post.
+pub(super) struct RoundEntry {
     /// The peer's lane that it raises.
     pub lane: Lane,
-    /// It is one part as it is. One with many empty pages may have to be cut to be one.
+    /// True for one part without division. A write with many empty pages may need a pass of division.
     pub is_single: bool,
-    /// Raises of the peer's data lanes in all, those of this write included.
+    /// Total raises of the peer's data lanes, including this write's.
     pub value: u64,
 }
 
-impl<'a> Target<'a> {
-    /// Checks a write, which changes nothing yet.
+impl<'a> WriteTarget<'a> {
+    /// Validates a write, without changes.
     #[inline(always)]
     pub fn admit(
-        peers: &'a mut [Peer],
+        peers: &'a mut [EnginePeer],
         counter: Option<&'a mut Counter>,
-        regions: &[Option<Local>],
+        regions: &[Option<LocalRegion>],
         lanes: &LaneTable,
         peer: Rank,
         pages: &[Page],
         round: u64,
     ) -> Option<Self> {
         let Counter { ends, class, .. } = counter?;
-        let Peer { path, route, queue, regions: known, .. } = peers.get_mut(peer.index())?;
+        let EnginePeer { path, route, queue, regions: known, .. } = peers.get_mut(peer.index())?;
         let path = path.as_ref()?;
         let bytes = match pages {
             [page] => admit_page(path, known, regions, page)?,
@@ -57,48 +57,48 @@ impl<'a> Target<'a> {
             return None;
         }
         let (remote, window) = (end.remote.as_mut()?, end.window);
-        Some(Target { path, queue, class: *class, route, remote, window, bytes })
+        Some(WriteTarget { path, queue, class: *class, route, remote, window, bytes })
     }
 
-    /// The target of a write that was checked before.
+    /// The target of a validated write.
     #[inline(always)]
     pub fn of(
-        peers: &'a mut [Peer],
+        peers: &'a mut [EnginePeer],
         counter: Option<&'a mut Counter>,
         peer: Rank,
         pages: &[Page],
     ) -> Option<Self> {
         let Counter { ends, class, .. } = counter?;
-        let Peer { path, route, queue, .. } = peers.get_mut(peer.index())?;
-        let End { remote, window, .. } = ends.get_mut(peer.index())?.as_mut()?;
+        let EnginePeer { path, route, queue, .. } = peers.get_mut(peer.index())?;
+        let CounterEnd { remote, window, .. } = ends.get_mut(peer.index())?.as_mut()?;
         let (path, remote, window) = (path.as_ref()?, remote.as_mut()?, *window);
         let (class, bytes) = (*class, bytes_of(pages));
-        Some(Target { path, queue, class, route, remote, window, bytes })
+        Some(WriteTarget { path, queue, class, route, remote, window, bytes })
     }
 
-    /// Whether a credit may travel with the write.
+    /// True if the write may carry a credit.
     #[inline(always)]
     pub fn takes_rider(&self) -> bool {
-        self.path.max_ride > 0 && self.bytes <= self.path.max_ride
+        self.path.max_piggyback > 0 && self.bytes <= self.path.max_piggyback
     }
 
-    /// Enters the round that was checked.
+    /// Enters the validated round.
     #[inline(always)]
-    pub fn enter(self, pages: &[Page], round: u64) -> Entry {
-        let Target { path, route, remote, window, bytes, .. } = self;
+    pub fn enter(self, pages: &[Page], round: u64) -> RoundEntry {
+        let WriteTarget { path, route, remote, window, bytes, .. } = self;
         let is_single = pages.len() <= path.single_pages && bytes <= path.single_bytes;
         let raises = if is_single { 1 } else { count_parts(route, pages) };
         let lane = remote.enter(window, round, raises, bytes);
-        Entry { lane, is_single, value: remote.raised }
+        RoundEntry { lane, is_single, value: remote.raised }
     }
 }
 
-/// Checks one page; returns its length.
+/// Validates one page; returns its length.
 #[inline(always)]
 fn admit_page(
-    path: &Path,
-    known: &mut Lengths,
-    regions: &[Option<Local>],
+    path: &PostPath,
+    known: &mut RemoteLengths,
+    regions: &[Option<LocalRegion>],
     page: &Page,
 ) -> Option<u64> {
     let local = regions.get(page.source.0 as usize)?.as_ref()?;

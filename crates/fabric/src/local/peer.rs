@@ -1,7 +1,8 @@
-//! One peer of this host: its regions and lanes as they are mapped here.
+//! Peer of this host: its mapped regions and lanes.
 
-use super::link::wrong_order;
-use super::{Link, MAX_REGIONS, Message};
+use super::descriptor_socket::wrong_order;
+use super::{DescriptorSocket, LocalMessage, MAX_REGIONS};
+use crate::id_map::RegionMap;
 use crate::lane_table::{LaneWords, wake};
 use crate::lanes::Wake;
 use crate::memory::Memory;
@@ -11,21 +12,21 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-/// A peer's memory as it is mapped here, and the link over which its descriptors come.
+/// A peer's mapped memory, and the socket that carries its descriptors.
 #[derive(Debug)]
-pub(crate) struct Peer {
+pub(crate) struct LocalPeer {
     /// By the peer's keys.
-    regions: Vec<Option<MappedRegion>>,
+    regions: RegionMap<MappedRegion>,
     words: LaneWords,
-    /// The lanes of the peer that this rank has raised; this rank is their only agent.
+    /// Lanes of the peer that this rank has raised; this rank is their only agent.
     raised: Vec<RaisedLane>,
     wake: OwnedFd,
-    pub(super) link: Link,
-    /// Descriptors that came and were not imported yet, by key and serial.
+    pub(super) link: DescriptorSocket,
+    /// Received descriptors before their import, by key and serial.
     pub(super) arrived: HashMap<(RegionKey, u64), OwnedFd>,
 }
 
-/// A lane of a peer and the value that this rank raised it to.
+/// Lane of a peer and the value to which this rank has raised it.
 #[derive(Clone, Copy, Debug)]
 struct RaisedLane {
     lane: Lane,
@@ -33,7 +34,7 @@ struct RaisedLane {
 }
 
 impl RaisedLane {
-    /// No lane at zero differs from a lane that was begun at zero in nothing that is read.
+    /// Placeholder: reads like a lane at zero.
     const NONE: RaisedLane = RaisedLane { lane: Lane::from_immediate(0), value: 0 };
 }
 
@@ -43,41 +44,40 @@ pub(super) struct MappedRegion {
     pub serial: u64,
 }
 
-impl Peer {
-    /// A peer whose introduction is its lane table.
-    pub(super) fn new(link: Link, introduction: Message) -> io::Result<Peer> {
-        let Message::Table { capacity, memory, wake } = introduction else {
+impl LocalPeer {
+    /// A peer from its introduction, the lane table.
+    pub(super) fn new(link: DescriptorSocket, introduction: LocalMessage) -> io::Result<LocalPeer> {
+        let LocalMessage::Table { capacity, memory, wake } = introduction else {
             return Err(wrong_order());
         };
         let length = LaneWords::bytes_for(capacity as usize);
         let memory = Memory::map(memory, length).map_err(io::Error::other)?;
         let words = LaneWords::new(memory.into(), capacity as usize);
-        let words = words.ok_or_else(|| io::Error::other("its lane table is no table"))?;
-        let (raised, regions, arrived) = (Vec::new(), Vec::new(), HashMap::new());
-        Ok(Peer { regions, words, raised, wake, link, arrived })
+        let words = words.ok_or_else(|| io::Error::other("its lane table is malformed"))?;
+        let (raised, regions, arrived) = (Vec::new(), RegionMap::default(), HashMap::new());
+        Ok(LocalPeer { regions, words, raised, wake, link, arrived })
     }
 
-    /// Copies a page with the CPU; `None` if it is not inside both regions, or one of them is not of
-    /// host memory.
+    /// Copies a page with the CPU; `None` if it is outside of a region, or if a region is not host memory.
     #[inline]
     pub fn copy(&self, page: &Page, from: &Memory) -> Option<()> {
         let to = &self.region(page.destination)?.memory;
         from.try_copy_to(page.source_offset, to, page.destination_offset, page.length)
     }
 
-    /// Raises a lane by one, and that of a rider; `None` if the peer has no such lane. Stores of this
-    /// process that came before are visible to a reader of the new value (release).
+    /// Raises a lane by one, and that of a piggybacked credit; `None` if the peer has no such lane. Earlier
+    /// stores of this process are visible to a reader of the new value (release store).
     #[inline]
-    pub fn raise(&mut self, lane: Lane, rider: Option<Lane>) -> Option<()> {
+    pub fn raise(&mut self, lane: Lane, piggyback: Option<Lane>) -> Option<()> {
         let (number, value) = self.next(lane)?;
-        let asleep = match rider {
+        let asleep = match piggyback {
             None => self.words.lanes().raise(number, value),
-            Some(rider) => {
-                let (other, others) = self.next(rider)?;
+            Some(piggyback) => {
+                let (other, others) = self.next(piggyback)?;
                 if other == number ^ 1 {
                     self.words.lanes().raise_both(number, value, others)
                 } else {
-                    // The peer waits for the bytes rather than for the credit.
+                    // The data lane first: the peer more likely waits for it.
                     self.wake(self.words.lanes().raise(number, value));
                     self.words.lanes().raise(other, others)
                 }
@@ -87,7 +87,7 @@ impl Peer {
         Some(())
     }
 
-    /// The number of a lane and its next value.
+    /// Number of a lane and its next value.
     #[inline]
     fn next(&mut self, lane: Lane) -> Option<(usize, u64)> {
         let number = lane.id().get() as usize;
@@ -99,7 +99,7 @@ impl Peer {
         Some((number, raised.value))
     }
 
-    /// A lane that is raised for the first time since it was issued, and so stands at zero.
+    /// Entry of a lane at its first raise since its issue, at value zero.
     #[cold]
     fn begin(&mut self, lane: Lane) -> Option<&mut RaisedLane> {
         let number = lane.id().get() as usize;
@@ -119,36 +119,32 @@ impl Peer {
         wake(self.words.lanes(), asleep, self.wake.as_fd());
     }
 
-    /// A region of host memory that is mapped here.
+    /// A mapped region of host memory.
     #[inline]
     pub(super) fn region(&self, key: RegionKey) -> Option<&MappedRegion> {
-        self.regions.get(key.0 as usize)?.as_ref()
+        self.regions.get(key)
     }
 
-    /// Every region of host memory that is mapped here.
+    /// Every mapped region of host memory.
     pub(super) fn regions(&self) -> impl Iterator<Item = &MappedRegion> {
-        self.regions.iter().flatten()
+        self.regions.values()
     }
 
     pub(super) fn map(&mut self, key: RegionKey, region: MappedRegion) {
-        let index = key.0 as usize;
-        if self.regions.len() <= index {
-            self.regions.resize_with(index + 1, || None);
-        }
-        self.regions[index] = Some(region);
+        self.regions.insert(key, region);
     }
 
     pub(super) fn unmap(&mut self, key: RegionKey) {
-        if let Some(mapped) = self.regions.get_mut(key.0 as usize) {
-            *mapped = None;
-        }
+        self.regions.remove(key);
     }
 
-    /// Takes the descriptors that have come; an error ends the link.
+    /// Receives descriptors; an error ends the connection.
     pub(super) fn receive_descriptors(&mut self) -> io::Result<()> {
         while let Some(message) = self.link.receive()? {
             match message {
-                Message::Region { key, serial, memory } if self.arrived.len() < MAX_REGIONS => {
+                LocalMessage::Region { key, serial, memory }
+                    if self.arrived.len() < MAX_REGIONS =>
+                {
                     self.arrived.insert((key, serial), memory);
                 }
                 _ => return Err(wrong_order()),

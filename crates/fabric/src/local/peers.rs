@@ -1,13 +1,15 @@
-//! This rank's regions, and the table of the peers of its host that are connected.
+//! Regions of this rank, and the connected peers of its host.
 
 use super::peer::MappedRegion;
 use super::{
-    Address, MAX_REGIONS, Meeting, Message, MetPeer, Party, Peer, WaitLimit, refused, socket, wait,
+    ConnectedPeer, LocalAddress, LocalMessage, LocalPeer, MAX_REGIONS, Rendezvous, RendezvousEnd,
+    WaitLimit, connect_error, socket, wait,
 };
 use crate::bytes::Reader;
 use crate::error::{Error, Result};
+use crate::id_map::{PeerMap, RegionMap};
 use crate::lane_table::LaneTable;
-use crate::link::{Introduction, Membership, Work};
+use crate::link::{Introduction, Membership, WorkRequest};
 use crate::memory::Memory;
 use crate::types::{Lane, Page, ProviderKind, RegionKey};
 use rustix::fd::OwnedFd;
@@ -15,42 +17,42 @@ use std::io;
 use std::sync::Arc;
 use weft_control::Rank;
 
-/// Bytes of the entry that a grant returns: the serial of the region.
+/// Bytes of a grant's entry: the serial of the region.
 pub(crate) const ENTRY_BYTES: usize = size_of::<u64>();
 
-/// Regions, peers and links of a provider for ranks of this host.
+/// Regions and peers of a provider for ranks of this host.
 #[derive(Debug)]
 pub(crate) struct LocalPeers {
-    /// The provider that errors name.
+    /// Provider named in errors.
     kind: ProviderKind,
-    address: Address,
-    /// Until the peers are connected.
+    address: LocalAddress,
+    /// Present until the peers are connected.
     listener: Option<OwnedFd>,
-    /// By rank; `None` where another provider has the route.
-    peers: Vec<Option<Peer>>,
+    /// Peers of which this provider has the route.
+    peers: PeerMap<LocalPeer>,
     /// By key.
-    regions: Vec<Option<OwnRegion>>,
+    regions: RegionMap<OwnedRegion>,
     next_serial: u64,
-    /// Whether some link holds unsent messages.
+    /// True if a socket has unsent messages.
     has_unsent: bool,
 }
 
 /// A region of this rank.
 #[derive(Debug)]
-struct OwnRegion {
+struct OwnedRegion {
     memory: Arc<Memory>,
     serial: u64,
-    /// The peers that have its descriptor.
+    /// Peers that have its descriptor.
     sent_to: Vec<Rank>,
 }
 
 impl LocalPeers {
     /// Listens for peers. Ranks of equal `host_id` and `flavour` reach each other.
     pub fn open(kind: ProviderKind, host_id: &str, flavour: &[u8]) -> Result<LocalPeers> {
-        let mut address = Address::new(host_id)?;
+        let mut address = LocalAddress::new(host_id)?;
         address.domain.extend_from_slice(flavour);
         let listener = Some(socket::listen(&address.name)?);
-        let (peers, regions) = (Vec::new(), Vec::new());
+        let (peers, regions) = (PeerMap::default(), RegionMap::default());
         Ok(LocalPeers {
             kind,
             address,
@@ -67,12 +69,12 @@ impl LocalPeers {
         self.address.encode()
     }
 
-    /// Whether the process with this address can be met.
+    /// True if the process with this address is reachable.
     pub fn reaches(&self, address: &[u8]) -> bool {
-        Address::decode(address).is_some_and(|address| address.domain == self.address.domain)
+        LocalAddress::decode(address).is_some_and(|address| address.domain == self.address.domain)
     }
 
-    /// Connects these peers, or fails naming the first that is missing.
+    /// Connects these peers, or returns an error that names the first missing one.
     pub fn connect(
         &mut self,
         group: &Membership,
@@ -84,7 +86,7 @@ impl LocalPeers {
             provider: kind,
             detail: "it was connected before; make a new one for each group".into(),
         })?;
-        let party = Party {
+        let own = RendezvousEnd {
             kind,
             rank: group.rank,
             generation,
@@ -93,58 +95,52 @@ impl LocalPeers {
             introduction: &|| table(&group.lanes),
         };
         let peers: Vec<_> = peers.iter().map(|peer| (peer.peer, peer.address)).collect();
-        let met = Meeting::new(party, &peers)?.run(limit)?;
-        self.peers.resize_with(group.size as usize, || None);
-        for MetPeer { rank, link, introduction } in met {
-            let peer = Peer::new(link, introduction);
-            let peer = peer.map_err(|error| refused(kind, rank, error))?;
-            if let Some(slot) = self.peers.get_mut(rank.index()) {
-                *slot = Some(peer);
-            }
+        let met = Rendezvous::new(own, &peers)?.run(limit)?;
+        for ConnectedPeer { rank, link, introduction } in met {
+            let peer = LocalPeer::new(link, introduction);
+            let peer = peer.map_err(|error| connect_error(kind, rank, error))?;
+            self.peers.insert(rank, peer);
         }
         Ok(())
     }
 
-    /// Makes `memory`, of whichever place, known as `key`.
+    /// Registers `memory` of any kind under `key`.
     pub fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
         let index = key.0 as usize;
         if index >= MAX_REGIONS {
             let (wanted, limit) = (index as u64 + 1, MAX_REGIONS as u64);
             return Err(Error::Limit { what: "regions over shm", wanted, limit });
         }
-        if self.regions.len() <= index {
-            self.regions.resize_with(index + 1, || None);
-        }
         let (memory, serial, sent_to) = (memory.clone(), self.next_serial, Vec::new());
         self.next_serial += 1;
-        self.regions[index] = Some(OwnRegion { memory, serial, sent_to });
+        self.regions.insert(key, OwnedRegion { memory, serial, sent_to });
         Ok(())
     }
 
     /// Sends a region's descriptor to a peer; returns the entry that the peer imports.
     pub fn grant(&mut self, key: RegionKey, peer: Rank) -> Result<[u8; ENTRY_BYTES]> {
-        let own = self.regions.get_mut(key.0 as usize).and_then(Option::as_mut);
+        let own = self.regions.get_mut(key);
         let own = own.ok_or_else(|| Error::Unknown { what: "region", number: key.0.into() })?;
         let Some(descriptor) = own.memory.descriptor() else {
-            let detail = "peers can write only to memory that Weft allocated: use `alloc` for what \
-                          is to be a destination";
+            let detail = "peers can write only to memory that Weft allocated: use `alloc` for \
+                          destinations";
             return Err(Error::Unusable { provider: self.kind, key, detail: detail.into() });
         };
         if !own.sent_to.contains(&peer) {
-            let to = self.peers.get_mut(peer.index()).and_then(Option::as_mut);
+            let to = self.peers.get_mut(peer);
             let to = to.ok_or_else(|| unknown(peer))?;
             let memory = descriptor
                 .try_clone_to_owned()
                 .map_err(|e| Error::system("cannot share a region", e))?;
-            let message = Message::Region { key, serial: own.serial, memory };
-            to.link.send(message).map_err(|e| refused(self.kind, peer, e))?;
+            let message = LocalMessage::Region { key, serial: own.serial, memory };
+            to.link.send(message).map_err(|e| connect_error(self.kind, peer, e))?;
             self.has_unsent |= to.link.has_unsent();
             own.sent_to.push(peer);
         }
         Ok(own.serial.to_le_bytes())
     }
 
-    /// Maps a peer's region of host memory, once for each entry.
+    /// Maps a peer's region of host memory, once per entry.
     pub fn import(
         &mut self,
         peer: Rank,
@@ -168,7 +164,7 @@ impl LocalPeers {
         Ok(())
     }
 
-    /// Takes the descriptor of a region that was granted, which its owner sends over the link.
+    /// Receives the descriptor of a granted region from its owner.
     pub fn receive(
         &mut self,
         peer: Rank,
@@ -184,41 +180,36 @@ impl LocalPeers {
             if let Some(descriptor) = from.arrived.remove(&(key, serial)) {
                 return Ok(descriptor);
             }
-            received.map_err(|error| refused(kind, peer, error))?;
+            received.map_err(|error| connect_error(kind, peer, error))?;
             let Some(timeout) = limit.park()? else {
-                let detail = format!("region {} did not come before the deadline", key.0);
-                return Err(refused(kind, peer, detail));
+                let detail = format!("region {} has not arrived before the deadline", key.0);
+                return Err(connect_error(kind, peer, detail));
             };
-            let links = (0..).map(Rank).zip(&self.peers);
-            let mut polled: Vec<_> = links
-                .filter_map(|(rank, other)| Some(other.as_ref()?.link.interest(rank == peer)))
-                .collect();
+            let links = self.peers.iter();
+            let mut polled: Vec<_> =
+                links.map(|(rank, other)| other.link.interest(rank == peer)).collect();
             wait::sleep(&mut polled, timeout);
         }
     }
 
-    /// Forgets a region of this rank.
+    /// Removes a region of this rank.
     pub fn deregister(&mut self, key: RegionKey) {
-        if let Some(slot) = self.regions.get_mut(key.0 as usize) {
-            *slot = None;
-        }
+        self.regions.remove(key);
     }
 
     /// Unmaps a peer's region.
-    pub fn forget(&mut self, peer: Rank, key: RegionKey) {
+    pub fn remove_remote(&mut self, peer: Rank, key: RegionKey) {
         if let Ok(peer) = self.peer_mut(peer) {
             peer.unmap(key);
         }
     }
 
-    /// Drops the link to a peer and all that is mapped of it.
+    /// Closes the connection to a peer and unmaps its memory.
     pub fn disconnect(&mut self, peer: Rank) {
-        if let Some(slot) = self.peers.get_mut(peer.index()) {
-            *slot = None;
-        }
+        self.peers.remove(peer);
     }
 
-    /// Sends messages that their sockets did not take at once.
+    /// Sends queued messages.
     pub fn flush(&mut self) {
         if self.has_unsent {
             self.flush_links();
@@ -227,66 +218,65 @@ impl LocalPeers {
 
     fn flush_links(&mut self) {
         self.has_unsent = false;
-        for link in self.peers.iter_mut().flatten().map(|peer| &mut peer.link) {
-            // A broken link stops descriptors alone: stores need none.
+        for link in self.peers.values_mut().map(|peer| &mut peer.link) {
+            // A broken socket stops descriptors only: stores need none.
             self.has_unsent |= link.flush().is_ok() && link.has_unsent();
         }
     }
 
-    /// Writes one part: copies its pages and raises its lane. The error is the reason why the peer
-    /// cannot be written to.
+    /// Writes one part: copies its pages and raises its lane. An error means that the peer is unreachable.
     #[inline]
-    pub fn write(&mut self, work: &Work<'_>) -> Result<(), &'static str> {
-        let peer = self.peers.get_mut(work.peer.0 as usize).and_then(Option::as_mut);
+    pub fn write(&mut self, work: &WorkRequest<'_>) -> Result<(), &'static str> {
+        let peer = self.peers.get_mut(work.peer);
         let peer = peer.ok_or("it is not connected over shm")?;
         for page in work.pages {
-            let from = self.regions.get(page.source.0 as usize).and_then(Option::as_ref);
+            let from = self.regions.get(page.source);
             from.and_then(|from| peer.copy(page, &from.memory)).ok_or("a page is out of bounds")?;
         }
-        peer.raise(work.lane, work.rider).ok_or("it has no such lane")
+        peer.raise(work.lane, work.piggyback).ok_or("it has no such lane")
     }
 
-    /// Copies a page with the CPU, as [`Peer::copy`] does.
+    /// Copies a page with the CPU, as [`LocalPeer::copy`] does.
     pub fn store(&self, to: Rank, page: &Page) -> Option<()> {
         let from = self.memory(page.source)?;
-        self.peers.get(to.index())?.as_ref()?.copy(page, from)
+        self.peers.get(to)?.copy(page, from)
     }
 
-    /// Raises a lane of a peer, as [`Peer::raise`] does.
+    /// Raises a lane of a peer, as [`LocalPeer::raise`] does.
     pub fn raise(&mut self, peer: Rank, lane: Lane) -> Option<()> {
-        self.peers.get_mut(peer.index())?.as_mut()?.raise(lane, None)
+        self.peers.get_mut(peer)?.raise(lane, None)
     }
 
     /// The memory of a region of this rank.
     pub fn memory(&self, key: RegionKey) -> Option<&Arc<Memory>> {
-        Some(&self.regions.get(key.0 as usize)?.as_ref()?.memory)
+        Some(&self.regions.get(key)?.memory)
     }
 
     /// The memory of every region of this rank.
     pub fn memories(&self) -> impl Iterator<Item = &Arc<Memory>> {
-        self.regions.iter().flatten().map(|own| &own.memory)
+        self.regions.values().map(|own| &own.memory)
     }
 
-    /// A peer's region of host memory, as it is mapped here.
+    /// A peer's mapped region of host memory.
     pub fn mapped(&self, peer: Rank, key: RegionKey) -> Option<&Arc<Memory>> {
-        Some(&self.peers.get(peer.index())?.as_ref()?.region(key)?.memory)
+        Some(&self.peers.get(peer)?.region(key)?.memory)
     }
 
-    /// Every region of host memory of a peer, as it is mapped here.
+    /// Every mapped region of host memory of a peer.
     pub fn mapped_of(&self, peer: Rank) -> impl Iterator<Item = &Arc<Memory>> {
-        let peer = self.peers.get(peer.index()).and_then(Option::as_ref);
-        peer.into_iter().flat_map(Peer::regions).map(|region| &region.memory)
+        let peer = self.peers.get(peer);
+        peer.into_iter().flat_map(LocalPeer::regions).map(|region| &region.memory)
     }
 
-    /// Whether a peer's region of host memory is mapped here with this entry.
+    /// True if a peer's region of host memory is mapped with this entry.
     pub fn is_mapped(&self, peer: Rank, key: RegionKey, entry: &[u8]) -> bool {
-        let peer = self.peers.get(peer.index()).and_then(Option::as_ref);
+        let peer = self.peers.get(peer);
         let region = peer.and_then(|peer| peer.region(key));
         region.is_some_and(|region| region.serial.to_le_bytes() == entry)
     }
 
-    fn peer_mut(&mut self, rank: Rank) -> Result<&mut Peer> {
-        let peer = self.peers.get_mut(rank.index()).and_then(Option::as_mut);
+    fn peer_mut(&mut self, rank: Rank) -> Result<&mut LocalPeer> {
+        let peer = self.peers.get_mut(rank);
         peer.ok_or_else(|| unknown(rank))
     }
 }
@@ -295,11 +285,11 @@ fn unknown(rank: Rank) -> Error {
     Error::Unknown { what: "rank", number: rank.0.into() }
 }
 
-/// The introduction of a provider: its lanes, and the descriptor that wakes it.
-fn table(lanes: &LaneTable) -> io::Result<Message> {
+/// Introduction of a provider: its lane table and wake-up descriptor.
+fn table(lanes: &LaneTable) -> io::Result<LocalMessage> {
     let memory = lanes.words().memory().descriptor();
     let memory = memory.ok_or_else(|| io::Error::other("the lane table cannot be shared"))?;
-    Ok(Message::Table {
+    Ok(LocalMessage::Table {
         capacity: lanes.words().capacity() as u32,
         memory: memory.try_clone_to_owned()?,
         wake: lanes.descriptor().try_clone_to_owned()?,

@@ -1,4 +1,4 @@
-//! Abstract Unix sockets: listening, dialling, accepting, among processes of one user.
+//! Abstract Unix sockets between processes of one user: listen, dial, accept.
 
 use crate::error::{Error, Result};
 use rustix::fd::{AsFd, OwnedFd};
@@ -7,10 +7,10 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, 
 use std::io;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
-/// Connections that may wait to be accepted.
+/// Length of the accept queue.
 const BACKLOG: i32 = 4096;
 
-/// A socket that listens under this name.
+/// A listening socket with this name.
 pub(super) fn listen(name: &[u8]) -> Result<OwnedFd> {
     let unusable = |e: Errno| Error::system("cannot listen on an abstract Unix socket", e);
     let socket = new_socket().map_err(unusable)?;
@@ -20,7 +20,7 @@ pub(super) fn listen(name: &[u8]) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A connection to the socket of this name, or `None` if its backlog is full.
+/// A connection to the socket with this name; `None` if its backlog is full.
 pub(super) fn dial(name: &[u8]) -> io::Result<Option<OwnedFd>> {
     let address = SocketAddrUnix::new_abstract_name(name)?;
     let socket = new_socket()?;
@@ -36,17 +36,17 @@ pub(super) fn dial(name: &[u8]) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// The next connection that waits at a listening socket.
+/// The next connection of a listening socket.
 pub(super) fn accept(listener: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     net::accept_with(listener, FLAGS)
 }
 
-/// Whether the other end is a process of this process's user.
+/// True if the other end is a process of the same user.
 pub(super) fn is_of_this_user(socket: impl AsFd) -> bool {
     sockopt::socket_peercred(socket).is_ok_and(|cred| cred.uid == rustix::process::geteuid())
 }
 
-/// Keeps message boundaries, never blocks.
+/// A non-blocking socket that keeps message boundaries.
 fn new_socket() -> rustix::io::Result<OwnedFd> {
     net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)
 }

@@ -1,4 +1,4 @@
-//! Waits of this module that callers outside of the crate cannot reach yet.
+//! Tests of waits that are not reachable from outside of the crate.
 
 use super::{LocalPeers, WaitLimit};
 use crate::clock;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weft_control::Rank;
 
-/// Rank 0's table, connected to that of a rank 1 which grants nothing.
+/// Rank 0's peers and those of a rank 1 without grants, connected.
 fn connected() -> [LocalPeers; 2] {
     let open = || LocalPeers::open(ProviderKind::Shm, "this", &[]).unwrap();
     let mut ends = [open(), open()];
@@ -34,7 +34,7 @@ fn connected() -> [LocalPeers; 2] {
 
 #[test]
 #[cfg_attr(miri, ignore = "miri has neither memory files nor abstract sockets")]
-fn an_import_ends_when_it_is_given_up() {
+fn an_import_ends_with_the_error_of_its_check() {
     let [mut zero, _one] = connected();
     let deadline = clock::now().after(Duration::from_secs(30));
     let mut checks = 0;

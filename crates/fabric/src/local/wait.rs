@@ -1,4 +1,4 @@
-//! Waiting for sockets, within bounds.
+//! Bounded waits for sockets.
 
 use crate::clock;
 use crate::error::Result;
@@ -6,19 +6,19 @@ use crate::types::Time;
 use rustix::event::{PollFd, Timespec, poll};
 use std::time::Duration;
 
-/// The longest sleep between two checks of a [`WaitLimit`].
+/// Longest sleep between two checks of a [`WaitLimit`].
 pub(super) const MAX_PARK: Duration = Duration::from_millis(50);
 
-/// Bounds of a wait: its deadline, and a check for every other reason to stop.
+/// Bounds of a wait: its deadline, and a check for other reasons to stop.
 pub struct WaitLimit<'a> {
-    /// When the wait fails, with an error that names the peer it waited for.
+    /// Deadline of the wait; its error names the missing peer.
     pub deadline: Time,
-    /// Called each time around the loop, at least every 50 ms. Its error ends the wait.
+    /// Check, called at least every 50 ms. Its error ends the wait.
     pub give_up: &'a mut dyn FnMut() -> Result<()>,
 }
 
 impl WaitLimit<'_> {
-    /// How long to sleep before the next check; `None` once the deadline has passed.
+    /// Sleep before the next check; `None` after the deadline.
     pub(crate) fn park(&mut self) -> Result<Option<Duration>> {
         (self.give_up)()?;
         let now = clock::now();

@@ -1,4 +1,4 @@
-//! Huge pages of 2 MiB, as the system reserves them (hugetlb).
+//! Huge pages of 2 MiB, reserved by the system (hugetlb).
 
 use crate::error::Error;
 use rustix::io::Errno;
@@ -13,8 +13,8 @@ pub(super) const PAGE: usize = 2 << 20;
 
 const FOLDER: &str = "hugepages/hugepages-2048kB";
 
-/// Allocates the pages of a mapping now, by its policy. Left to the first access, a lack of pages would
-/// be a signal (SIGBUS): a reservation covers the system, and neither a node nor a control group.
+/// Allocates the pages of a mapping now, by its policy. At the first access a lack of pages would raise
+/// SIGBUS: a reservation covers the system, but neither a node nor a control group.
 pub(super) fn populate(address: NonNull<u8>, length: usize) -> io::Result<()> {
     // SAFETY: the mapping was made by the caller and holds no bytes yet; the call only fills it.
     match unsafe { madvise(address.as_ptr().cast(), length, Advice::LinuxPopulateWrite) } {
@@ -26,39 +26,44 @@ pub(super) fn populate(address: NonNull<u8>, length: usize) -> io::Result<()> {
     }
 }
 
-/// The error for huge pages that the system refused.
+/// Error of huge pages that the system refused.
 pub(super) fn refused(length: usize, node: Option<u32>, source: io::Error) -> Error {
     let folder = match node {
         Some(node) => format!("/sys/devices/system/node/node{node}/{FOLDER}"),
         None => format!("/sys/kernel/mm/{FOLDER}"),
     };
-    let detail = explain(length, node, &Pages::of(Path::new(&folder)), &source);
+    let detail = explain(length, node, &HugePageCounts::of(Path::new(&folder)), &source);
     Error::HugePages { length, detail, source }
 }
 
 /// Counts of huge pages, system-wide or of a node.
-struct Pages {
+struct HugePageCounts {
     all: u64,
     free: u64,
 }
 
-impl Pages {
-    /// The counts in a folder of the kernel's; `None` if it has no pages of this size.
-    fn of(folder: &Path) -> Option<Pages> {
+impl HugePageCounts {
+    /// Reads the counts in a sysfs folder; `None` without pages of this size.
+    fn of(folder: &Path) -> Option<HugePageCounts> {
         let number = |name: &str| read_to_string(folder.join(name)).ok()?.trim().parse().ok();
         let free: u64 = number("free_hugepages")?;
-        // Nodes have no such count: a reserved page may come from any of them.
+        // Nodes have no count of reserved pages, which may come from any of them.
         let reserved = number("resv_hugepages").unwrap_or(0);
-        Some(Pages { all: number("nr_hugepages")?, free: free.saturating_sub(reserved) })
+        Some(HugePageCounts { all: number("nr_hugepages")?, free: free.saturating_sub(reserved) })
     }
 }
 
-fn explain(length: usize, node: Option<u32>, pages: &Option<Pages>, source: &io::Error) -> String {
+fn explain(
+    length: usize,
+    node: Option<u32>,
+    pages: &Option<HugePageCounts>,
+    source: &io::Error,
+) -> String {
     let Some(pages) = pages else {
         return "this kernel has none; leave huge_pages out".into();
     };
     let needed = length.max(1).div_ceil(PAGE) as u64;
-    // Enough are free, so another limit applies, such as that of a control group.
+    // Enough pages are free, so another limit applies, such as that of a control group.
     if pages.free >= needed {
         return format!(
             "{source}, with {needed} pages needed and {} free; leave huge_pages out",
@@ -89,14 +94,14 @@ mod tests {
     }
 
     #[test]
-    fn the_remedy_reserves_what_is_lacking() {
-        let pages = Some(Pages { all: 10, free: 1 });
+    fn the_remedy_reserves_the_missing_pages() {
+        let pages = Some(HugePageCounts { all: 10, free: 1 });
         assert_eq!(
             explain(3 * PAGE + 1, None, &pages, &none()),
             "4 pages needed, 1 free; reserve them as root (`sysctl -w vm.nr_hugepages=13`), or leave \
              huge_pages out"
         );
-        let of_node = explain(PAGE, Some(1), &Some(Pages { all: 2, free: 0 }), &none());
+        let of_node = explain(PAGE, Some(1), &Some(HugePageCounts { all: 2, free: 0 }), &none());
         assert!(of_node.contains("1 pages needed, 0 free on NUMA node 1"), "{of_node}");
         let command =
             "echo 3 > /sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages";
@@ -104,8 +109,8 @@ mod tests {
     }
 
     #[test]
-    fn another_reason_than_a_lack_of_pages_is_given() {
-        let enough = explain(PAGE, None, &Some(Pages { all: 2, free: 2 }), &none());
+    fn another_cause_than_a_lack_of_pages_is_reported() {
+        let enough = explain(PAGE, None, &Some(HugePageCounts { all: 2, free: 2 }), &none());
         assert!(enough.contains("Cannot allocate memory"), "{enough}");
         let never = explain(PAGE, None, &None, &none());
         assert_eq!(never, "this kernel has none; leave huge_pages out");
@@ -114,6 +119,6 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "miri has no files")]
     fn a_kernel_without_huge_pages_has_no_counts() {
-        assert!(Pages::of(Path::new("/nowhere")).is_none());
+        assert!(HugePageCounts::of(Path::new("/nonexistent")).is_none());
     }
 }

@@ -1,11 +1,10 @@
-//! Identity of a memory, and notice of its end.
+//! Identity of a memory, and callbacks before its drop.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Identity of a [`Memory`](super::Memory): unique in this process and never used again, unlike its
-/// address.
+/// Identity of a [`Memory`](super::Memory): unique in this process and never reused, unlike its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoryId(u64);
 
@@ -17,10 +16,10 @@ impl MemoryId {
     }
 }
 
-/// Callback at the end of a memory, while its bytes and its owner are still valid.
+/// Callback at the drop of a memory, while its bytes and its owner are valid.
 pub trait MemoryWatcher: Send + Sync {
     /// The memory with this id is being dropped, on this thread.
-    fn ended(&self, memory: MemoryId);
+    fn memory_dropped(&self, memory: MemoryId);
 }
 
 /// The watchers of a memory.
@@ -28,13 +27,13 @@ pub trait MemoryWatcher: Send + Sync {
 pub(super) struct Watchers(Mutex<Vec<Weak<dyn MemoryWatcher>>>);
 
 impl Watchers {
-    /// Adds a watcher, unless it is one already.
+    /// Adds a watcher, once.
     pub fn add(&self, watcher: &Arc<impl MemoryWatcher + 'static>) {
         let mut watchers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |known: &Weak<dyn MemoryWatcher>| {
             known.as_ptr().cast::<()>() == Arc::as_ptr(watcher).cast::<()>()
         };
-        // A weak reference keeps its address from being used again, so equal ones are of one watcher.
+        // A weak reference reserves its address, so equal addresses belong to one watcher.
         if watchers.iter().any(same) {
             return;
         }
@@ -47,7 +46,7 @@ impl Watchers {
     pub fn end(&mut self, memory: MemoryId) {
         let watchers = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
         for watcher in watchers.drain(..).filter_map(|watcher| watcher.upgrade()) {
-            watcher.ended(memory);
+            watcher.memory_dropped(memory);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! NUMA nodes: those of this machine, and the binding of pages to one.
+//! NUMA nodes of this machine, and the binding of pages to a node.
 
 use crate::error::{Error, Result};
 use std::fs::read_to_string;
@@ -7,14 +7,14 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 const FOLDER: &str = "/sys/devices/system/node";
-/// More nodes than any kernel is built for.
+/// Limit of node numbers, above that of any kernel.
 const MAX_NODES: u32 = 1 << 12;
 
 /// A node of this machine that has memory.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct NumaNode {
     number: u32,
-    /// It is the only one, so that all pages are its.
+    /// True for the only node of the machine.
     only: bool,
 }
 
@@ -22,23 +22,23 @@ pub(super) struct Node {
 ///
 /// # Errors
 /// [`Error::NoNumaNode`].
-pub(super) fn find(number: u32) -> Result<Node> {
+pub(super) fn find(number: u32) -> Result<NumaNode> {
     let nodes = nodes(Path::new(FOLDER));
     if !nodes.contains(&number) {
         return Err(Error::NoNumaNode { node: number, nodes });
     }
-    Ok(Node { number, only: nodes.len() == 1 })
+    Ok(NumaNode { number, only: nodes.len() == 1 })
 }
 
-impl Node {
-    /// Binds the pages of a mapping to this node, strictly. None may have been touched yet: those that
-    /// are there do not move. The pages of a memory file are bound for all processes that map it.
+impl NumaNode {
+    /// Binds the pages of a mapping strictly to this node. The pages must be untouched: existing pages do
+    /// not move. The pages of a memory file are bound for all processes that map it.
     ///
     /// # Errors
     /// [`Error::NumaBind`].
     pub fn bind(&self, address: NonNull<u8>, length: usize) -> Result<()> {
         match bind(address, length, self.number) {
-            // There is no other node that a page could come from.
+            // Pages cannot come from another node.
             Err(error) if self.only && is_refusal(&error) => Ok(()),
             Err(source) => {
                 let remedy = match source.raw_os_error() {
@@ -55,7 +55,7 @@ impl Node {
     }
 }
 
-/// True if the call itself is barred or absent, whatever its arguments.
+/// True if the call is forbidden or absent, independent of its arguments.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS))
 }
@@ -63,7 +63,7 @@ fn is_refusal(error: &io::Error) -> bool {
 fn bind(address: NonNull<u8>, length: usize, node: u32) -> io::Result<()> {
     let mut mask = vec![0 as libc::c_ulong; node as usize / BITS + 1];
     mask[node as usize / BITS] = 1 << (node as usize % BITS);
-    // The kernel reads one bit fewer than the count that it is passed.
+    // The kernel reads one bit less than the count passed.
     let bits = mask.len() * BITS + 1;
     // SAFETY: it changes the policy of pages that the caller has mapped, and reads the mask, which
     // has as many bits and lives through the call.
@@ -83,13 +83,13 @@ fn bind(address: NonNull<u8>, length: usize, node: u32) -> io::Result<()> {
 
 const BITS: usize = libc::c_ulong::BITS as usize;
 
-/// The nodes that have memory, in order. A machine that does not list any is one node, 0.
+/// Nodes with memory, in order; node 0 on a machine without a list.
 fn nodes(folder: &Path) -> Vec<u32> {
     let read = |name| read_to_string(folder.join(name)).ok().and_then(|list| parse(list.trim()));
     read("has_memory").or_else(|| read("online")).unwrap_or_else(|| vec![0])
 }
 
-/// The numbers in a list such as `0-3,8`; `None` for any other text.
+/// Numbers of a list such as `0-3,8`; `None` for other text.
 fn parse(list: &str) -> Option<Vec<u32>> {
     let mut nodes = Vec::new();
     for range in list.split(',') {
@@ -121,10 +121,11 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "miri has no files")]
     fn a_machine_without_a_list_of_nodes_has_node_0() {
-        assert_eq!(nodes(Path::new("/nowhere")), [0]);
+        assert_eq!(nodes(Path::new("/nonexistent")), [0]);
     }
 
-    /// Mode and first nodes of the policy of the page at an address; `None` if the system bars it.
+    /// Mode and first nodes of the policy of the page at an address; `None` if the system forbids the
+    /// query.
     #[cfg(not(miri))]
     fn policy(memory: &Memory) -> Option<(libc::c_int, libc::c_ulong)> {
         const MPOL_F_ADDR: u32 = 2;
@@ -168,7 +169,7 @@ mod tests {
 
     #[cfg(not(miri))]
     #[test]
-    fn a_node_that_there_is_not_is_refused_with_those_that_there_are() {
+    fn an_unknown_node_is_rejected_with_the_list_of_nodes() {
         let placement = Placement { numa_node: Some(4000), huge_pages: false };
         let error = Memory::shared_with(1, placement).expect_err("no such node").to_string();
         let begin = "NUMA node 4000: expected a node that has memory (here: 0";
@@ -178,10 +179,10 @@ mod tests {
 
     #[cfg(not(miri))]
     #[test]
-    fn what_the_system_bars_is_an_error_unless_there_is_one_node() {
+    fn a_forbidden_binding_is_an_error_unless_the_node_is_the_only_one() {
         for only in [false, true] {
-            // Not at a page's beginning: the kernel refuses the address, whatever the node.
-            let refused = Node { number: 0, only }.bind(NonNull::<u8>::dangling(), 1);
+            // An unaligned address, which the kernel rejects for any node.
+            let refused = NumaNode { number: 0, only }.bind(NonNull::<u8>::dangling(), 1);
             let barred =
                 matches!(&refused, Err(Error::NumaBind { source, .. }) if is_refusal(source));
             assert!(refused.is_err() || only, "{refused:?}");

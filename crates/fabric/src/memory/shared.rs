@@ -1,6 +1,7 @@
-//! Shareable memory: pages of a sealed memory file, placed on request, and the mapping of a peer's.
+//! Shareable memory: pages of a sealed memory file, with NUMA and huge page placement, and mappings of
+//! peers' memory.
 
-use super::{Keep, Memory, Place, huge, numa};
+use super::{Memory, MemoryKind, MemoryOwner, huge, numa};
 use crate::error::{Error, Result};
 use rustix::fd::AsFd;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -20,14 +21,14 @@ pub struct Placement {
 }
 
 impl Memory {
-    /// Zeroed pages without a name, shareable by descriptor. Nothing is left behind when the last
-    /// process that maps them ends.
+    /// Anonymous zeroed pages, shareable by descriptor. The system frees them with the last process that
+    /// maps them.
     pub fn shared(length: usize) -> Result<Memory> {
         Memory::shared_with(length, Placement::default())
     }
 
-    /// As [`Memory::shared`], with pages placed as `placement` demands. Huge pages round the mapping
-    /// up to a multiple of 2 MiB; the memory keeps the length that was asked for.
+    /// As [`Memory::shared`], with pages placed as `placement` demands. Huge pages round the mapping up to
+    /// a multiple of 2 MiB; the memory keeps the requested length.
     ///
     /// # Errors
     /// [`Error::Allocate`]; [`Error::NoNumaNode`] and [`Error::NumaBind`] for a node;
@@ -55,32 +56,31 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Zeroed pages of this process alone, for miri, which has no memory files. What needs no second
-    /// process, such as the simulator, runs there all the same.
+    /// Zeroed private pages, for miri, which has no memory files; enough for tests within one process, such
+    /// as the simulator's.
     fn unshared(length: usize) -> Result<Memory> {
         let mapped = length.max(1);
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address that the system picks aliases nothing.
+        // SAFETY: a fresh mapping at an address that the system picks has no aliases.
         let address =
             unsafe { mmap_anonymous(std::ptr::null_mut(), mapped, access, MapFlags::PRIVATE) }
                 .map_err(|source| Error::Allocate { length, source: source.into() })?;
         let address = NonNull::new(address.cast::<u8>()).expect("a mapping has an address");
-        let keep = Keep::Mapping { descriptor: None, address, length: mapped };
-        Ok(Memory::new(address, length, Place::Host, keep))
+        let owner = MemoryOwner::Mapping { descriptor: None, address, length: mapped };
+        Ok(Memory::new(address, length, MemoryKind::Host, owner))
     }
 
-    /// Maps pages that a peer shared by descriptor, huge ones too. They must be sealed as
-    /// [`Memory::shared`] seals them: were they to shrink, touching them would kill this process. The
-    /// mapping outlives the descriptor, so that many regions of many peers do not use up a process's
-    /// descriptors.
+    /// Maps pages that a peer shared by descriptor, also huge pages. They must be sealed as by
+    /// [`Memory::shared`]: an access to shrunk memory would kill this process. The mapping outlives the
+    /// descriptor, so that many regions of many peers do not exhaust the process's descriptors.
     pub fn map(descriptor: impl AsFd, length: usize) -> Result<Memory> {
         map(descriptor, length).map_err(|source| Error::Allocate { length, source })
     }
 
-    /// Bytes of its mapping: its length, rounded up to whole pages of the file.
+    /// Bytes of its mapping: the length, rounded up to whole pages of the file.
     fn mapped(&self) -> usize {
-        match &self._keep {
-            Keep::Mapping { length, .. } => *length,
+        match &self.owner {
+            MemoryOwner::Mapping { length, .. } => *length,
             _ => self.length,
         }
     }
@@ -98,8 +98,8 @@ fn create(length: usize, huge_pages: bool) -> io::Result<Memory> {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&descriptor, seals)?;
     let mut memory = map(&descriptor, length)?;
-    if let Keep::Mapping { descriptor: keep, .. } = &mut memory._keep {
-        *keep = Some(descriptor);
+    if let MemoryOwner::Mapping { descriptor: owner, .. } = &mut memory.owner {
+        *owner = Some(descriptor);
     }
     Ok(memory)
 }
@@ -120,15 +120,15 @@ fn map(descriptor: impl AsFd, length: usize) -> io::Result<Memory> {
     let mapped = round_up(length, usize::try_from(file.st_blksize).unwrap_or(1))?;
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let anywhere = std::ptr::null_mut();
-    // SAFETY: a fresh mapping at an address that the kernel picks aliases nothing.
+    // SAFETY: a fresh mapping at an address that the kernel picks has no aliases.
     let address = unsafe { mmap(anywhere, mapped, access, MapFlags::SHARED, &descriptor, 0) }?;
     let address = NonNull::new(address.cast::<u8>());
     let address = address.ok_or_else(|| io::Error::other("mapped at address zero"))?;
-    let keep = Keep::Mapping { descriptor: None, address, length: mapped };
-    Ok(Memory::new(address, length, Place::Host, keep))
+    let owner = MemoryOwner::Mapping { descriptor: None, address, length: mapped };
+    Ok(Memory::new(address, length, MemoryKind::Host, owner))
 }
 
-/// The least multiple of `page` that holds `length` bytes, and at least one page.
+/// Smallest multiple of `page` that holds `length` bytes, at least one page.
 fn round_up(length: usize, page: usize) -> io::Result<usize> {
     let whole = length.max(1).checked_next_multiple_of(page.max(1));
     whole.ok_or_else(|| io::Error::other("more bytes than there are addresses"))
@@ -141,7 +141,7 @@ mod tests {
 
     const HUGE: Placement = Placement { numa_node: None, huge_pages: true };
 
-    /// Memory of huge pages; without any, the error was checked.
+    /// Memory of huge pages; `None` without any, after a check of the error.
     fn huge(length: usize, placement: Placement) -> Option<Memory> {
         match Memory::shared_with(length, placement) {
             Ok(memory) => Some(memory),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_mapped_by_their_descriptor_and_given_back() {
+    fn huge_pages_are_mapped_by_their_descriptor_and_unmapped() {
         for placement in [HUGE, Placement { numa_node: Some(0), ..HUGE }] {
             let Some(memory) = huge(huge::PAGE + 5, placement) else { continue };
             assert_eq!(memory.len(), huge::PAGE + 5);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn more_huge_pages_than_there_are_is_an_error_that_counts_them() {
+    fn too_many_huge_pages_are_an_error_that_counts_them() {
         let error = Memory::shared_with(1 << 44, HUGE).expect_err("16 TiB").to_string();
         assert!(error.starts_with("17592186044416 bytes in huge pages of 2 MiB: "), "{error}");
         assert!(error.ends_with("leave huge_pages out"), "{error}");
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_mapped_than_the_descriptor_holds() {
+    fn a_mapping_longer_than_its_file_is_an_error() {
         let memory = Memory::shared(5).expect("memory");
         let descriptor = memory.descriptor().expect("shareable");
         let error = Memory::map(descriptor, 6).expect_err("a byte too many").to_string();

@@ -1,7 +1,7 @@
-//! The connecting end.
+//! Connecting end of a pair.
 
 use super::PairConfig;
-use super::forming::{Forming, Introduction, decode_offer, left, name_descriptors};
+use super::pending_pair::{PairIntroduction, PendingPair, decode_offer, left, name_descriptors};
 use crate::clock;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -13,13 +13,13 @@ use weft_control::pair::{CONNECTOR, LISTENER, PairControl, dial, dial_stream};
 /// Forms a pair with the listener at the configuration's address; this end is rank 1.
 ///
 /// # Errors
-/// [`Error::Control`]: the listener is not there in time, holds another secret or speaks another version;
-/// an address off loopback without a secret; no descriptor left. [`Error::NoRoute`] and
-/// [`Error::Connect`] if no provider reaches it.
+/// [`Error::Control`]: no listener before the deadline, another secret, or another version;
+/// an address off loopback without a secret; no descriptor left. [`Error::NoRoute`] and [`Error::Connect`]
+/// if no provider reaches the listener.
 pub fn connect(config: &PairConfig, deadline: Time) -> Result<Communicator> {
     loop {
         match attempt(config, deadline).map_err(name_descriptors) {
-            // A listener that had no room for one more stranger closed the connection.
+            // The listener evicted this connection among its unproven ones.
             Err(error) if is_closed(&error) && clock::now().after(PAUSE) < deadline => {
                 log::debug!("connecting again to {}: {error}", config.settings.address);
                 std::thread::sleep(PAUSE);
@@ -29,7 +29,7 @@ pub fn connect(config: &PairConfig, deadline: Time) -> Result<Communicator> {
     }
 }
 
-/// Pause before a listener that closed the connection is dialled again.
+/// Pause before a redial.
 const PAUSE: Duration = Duration::from_millis(20);
 
 fn is_closed(error: &Error) -> bool {
@@ -38,21 +38,21 @@ fn is_closed(error: &Error) -> bool {
 }
 
 fn attempt(config: &PairConfig, deadline: Time) -> Result<Communicator> {
-    let mut forming = Forming::new(CONNECTOR, config)?;
-    let control = dial(&config.settings, &forming.details(), left(deadline))?;
-    match answer(&mut forming, &control, config, deadline) {
-        Ok(offer) => forming.finish(&offer, control, config, left(deadline)),
+    let mut pending = PendingPair::new(CONNECTOR, config)?;
+    let control = dial(&config.settings, &pending.details(), left(deadline))?;
+    match reply(&mut pending, &control, config, deadline) {
+        Ok(offer) => pending.finish(&offer, control, config, left(deadline)),
         Err(error) => {
-            // The listener finds the end of the connection.
+            // The listener detects the end of the connection.
             control.abandon();
             Err(error)
         }
     }
 }
 
-/// Takes the listener's offer and answers it; returns the introduction within.
-fn answer(
-    forming: &mut Forming,
+/// Receives the listener's offer and replies to it; returns the introduction in the offer.
+fn reply(
+    pending: &mut PendingPair,
     control: &PairControl,
     config: &PairConfig,
     deadline: Time,
@@ -64,9 +64,9 @@ fn answer(
         detail: format!("{} bytes", offer.len()),
     };
     let (details, theirs) = decode_offer(&offer).ok_or_else(malformed)?;
-    let introduction = forming.introduce(details)?;
-    if forming.is_over_tcp() {
-        let token = Introduction::decode(theirs).and_then(|theirs| theirs.token());
+    let introduction = pending.introduce(details)?;
+    if pending.is_over_tcp() {
+        let token = PairIntroduction::decode(theirs).and_then(|theirs| theirs.token());
         let token = token.ok_or_else(malformed)?;
         let refused =
             |detail: String| Error::Connect { peer: LISTENER, provider: ProviderKind::Tcp, detail };
@@ -75,10 +75,10 @@ fn answer(
         let interrupt = config.settings.interrupt.clone();
         let stream = dial_stream(address, &token, left(deadline), interrupt)?
             .map_err(|source| refused(format!("{address}: {source}")))?;
-        forming.adoption().put(stream);
+        pending.adoption().put(stream);
     }
     control.begin(Operation::Introductions, &introduction.encode())?;
-    // The offer is the listener's part: it has come.
+    // The offer is the listener's half of the exchange and has arrived.
     control.finish()?;
     Ok(theirs.to_vec())
 }

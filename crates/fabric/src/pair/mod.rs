@@ -1,57 +1,60 @@
-//! Pair groups: groups of two, made between any two processes at run time.
+//! Pairs: groups of two, formed at run time between any two processes.
 //!
 //! A process listens on one port for all its pairs ([`Listener`]); another connects ([`connect`]). The
-//! connection proves the shared secret as bootstrap does (`weft_control::pair`) and stays as the pair's
-//! control connection. A pair is a [`Communicator`] of two ranks, the listener 0 and the connector 1. It
-//! has no thread and no port of its own: one thread of the process watches the control connections of all
-//! pairs. The end of one without a goodbye, or silence on it, poisons its pair alone.
+//! connection authenticates by the shared secret as a rendezvous does (`weft_control::pair`) and stays as
+//! the pair's control connection. A pair is a [`Communicator`](crate::Communicator) of two ranks, the
+//! listener 0 and the connector 1. It has no thread and no port of its own: one thread of the process
+//! monitors the control connections of all pairs. A connection that ends without a departure, or is
+//! silent, poisons its pair only.
 //!
-//! Forming takes one exchange once the dialler has proved itself:
+//! Formation takes one exchange after the authentication of the dialler:
 //!
 //! 1. The dialler's proof carries its addresses.
-//! 2. The listener answers with its addresses, introductions and lanes.
-//! 3. Over tcp, the dialler opens a second connection to the same port, and names the pair by its token.
-//! 4. The dialler answers with its introductions and lanes; both connect.
+//! 2. The listener sends its offer: addresses, introductions and lanes.
+//! 3. Over tcp, the dialler opens a second connection to the same port, and identifies the pair by its
+//!    token.
+//! 4. The dialler replies with its introductions and lanes; both connect.
 //! 5. The listener confirms that it has formed the pair.
 //!
-//! - `listener.rs`: [`Listener`]; `forming.rs`: an end that is being formed; `connect.rs`: [`connect`]
+//! - `listener.rs`: [`Listener`]; `pending_pair.rs`: one end during formation; `connect.rs`: [`connect`]
 
 mod connect;
-mod forming;
 mod listener;
+mod pending_pair;
 
 pub use connect::connect;
-#[cfg(any(test, feature = "fuzz"))]
-pub use forming::fuzz;
 pub use listener::Listener;
+#[cfg(any(test, feature = "fuzz"))]
+pub use pending_pair::fuzz;
 
 use crate::communicator::Progress;
 use crate::engine::EngineConfig;
+use crate::registry;
 use crate::types::ProviderKind;
 use std::time::Duration;
-use weft_control::pair::Settings;
+use weft_control::pair::PairSettings;
 
-/// How a pair is made. Both ends have one.
+/// Configuration of one end of a pair.
 #[derive(Clone)]
 pub struct PairConfig {
-    /// The address, the secret, the host.
-    pub settings: Settings,
-    /// The providers to use: shm, tcp or both.
+    /// Address, secret and host.
+    pub settings: PairSettings,
+    /// Providers: shm, tcp or both.
     pub providers: Vec<ProviderKind>,
     /// Limits of each pair's engine.
     pub engine: EngineConfig,
-    /// Who makes progress. [`Progress::Thread`] starts a thread for each pair.
+    /// Source of progress. [`Progress::Thread`] starts a thread for each pair.
     pub progress: Progress,
-    /// How long a wait spins before it parks; `None`: as [`crate::communicator::CommunicatorConfig::spin`].
+    /// Spin deadline of waits; `None`: as [`crate::CommunicatorConfig::spin`].
     pub spin: Option<Duration>,
 }
 
 impl PairConfig {
     /// The default: shm within a host, tcp between hosts.
-    pub fn new(settings: Settings) -> PairConfig {
+    pub fn new(settings: PairSettings) -> PairConfig {
         PairConfig {
             settings,
-            providers: vec![ProviderKind::Shm, ProviderKind::Tcp],
+            providers: registry::of_pairs(),
             engine: EngineConfig::for_pair(),
             progress: Progress::default(),
             spin: None,

@@ -1,27 +1,27 @@
-//! Hostile wrapper, for tests: any device, with its parts reordered and delayed as far as
-//! [`crate::link`] permits.
+//! Hostile wrapper for tests: a device whose parts are reordered and delayed as far as [`crate::link`]
+//! permits.
 //!
-//! A part that is posted is kept here, as a copy of its page list, and is under way: the engine keeps its
-//! sources. A later poll posts it to the inner link, among others and in random order. The end that the
-//! inner link reports is kept for a while, too. So parts overtake each other also over a link whose posts
-//! are done when they return. Both delays have a lower bound, so that parts meet, and an upper bound, so
-//! that none waits for ever. Some posts find a full queue although there is room.
+//! A posted part is queued here with a copy of its page list and is in flight; the engine keeps its
+//! sources. A later poll posts it to the inner link, among others and in random order. Its completion by
+//! the inner link is delayed too. Parts thus overtake each other even over a link whose posts complete on
+//! return. Both delays have a lower bound, so that parts overlap, and an upper bound, so that each part makes
+//! progress. Some posts report a full queue although it has room.
 //!
-//! The promises of [`Link`] hold: a part ends exactly once; no source is read after its end; a fence ends
-//! all parts of its peer; a link that is dropped hands on what it holds. What the inner link copied and
-//! could not send ([`Sink::held`]) ends when the inner link has sent it ([`Link::hold`]).
+//! The contract of [`Link`] holds: a part ends exactly once; no source is read after its end; a fence ends
+//! all parts of its peer; a dropped link forwards its queued parts. Parts that the inner link copied but
+//! could not send ([`Sink::held`]) end when the inner link has sent them ([`Link::hold`]).
 //!
-//! Both ends of a route are wrapped or neither is: a wrapped address reaches no other. Equal seeds draw
-//! equal numbers, but the order of parts depends on when the engine polls, too.
+//! Both ends of a route are wrapped, or neither: a wrapped address does not reach an unwrapped one. Equal
+//! seeds give equal draws; the order of parts also depends on the times of polls.
 
 use crate::clock;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::link::{Introduction, Link, Membership, Posted, RouteRule, Sink, Work};
+use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, WorkRequest};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::timer::Timer;
-use crate::types::{Class, Lane, Page, ProviderKind, RegionKey, Time};
+use crate::types::{Lane, Page, ProviderKind, RegionKey, Time, TrafficClass};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
@@ -30,57 +30,58 @@ use std::time::Duration;
 use weft_control::Rank;
 use weft_control::random::{SplitMix64, mix};
 
-/// How much a [`Hostile`] device disturbs.
+/// Configuration of a [`HostileDevice`].
 #[derive(Clone, Debug)]
 pub struct HostileConfig {
-    /// Seed of all draws (splitmix64). Each rank and generation has a sequence of its own.
+    /// Seed of all draws (SplitMix64). Each rank and generation has its own sequence.
     pub seed: u64,
-    /// Shortest delay of a part, and again of its end.
-    pub shortest: Duration,
-    /// Longest delay of a part, and again of its end.
-    pub longest: Duration,
-    /// One post of so many finds a full queue; none if zero.
-    pub refuse_one_in: u64,
-    /// Bulk parts held toward one peer before posts find a full queue, and twice as many of both classes.
+    /// Minimum delay of a part, and of its completion.
+    pub min_delay: Duration,
+    /// Maximum delay of a part, and of its completion.
+    pub max_delay: Duration,
+    /// One post in this many reports a full queue; zero: none.
+    pub full_one_in: u64,
+    /// Bulk parts queued toward one peer before posts report a full queue; twice as many parts of both
+    /// classes.
     pub depth: usize,
 }
 
 impl HostileConfig {
-    /// Delays of 20 to 500 us, one refusal in 8 posts, 256 parts to each peer.
+    /// Configuration with delays of 20 to 500 us, one refusal in 8 posts and 256 parts to each peer.
     pub fn new(seed: u64) -> HostileConfig {
         HostileConfig {
             seed,
-            shortest: Duration::from_micros(20),
-            longest: Duration::from_micros(500),
-            refuse_one_in: 8,
+            min_delay: Duration::from_micros(20),
+            max_delay: Duration::from_micros(500),
+            full_one_in: 8,
             depth: 256,
         }
     }
 }
 
 /// First bytes of a wrapped link's address.
-const MARK: &[u8] = b"hostile ";
+const ADDRESS_PREFIX: &[u8] = b"hostile ";
 /// Delay before a part is posted again to an inner link whose queue was full.
-const RETRY: Duration = Duration::from_millis(1);
-/// Time for which a link that is dropped offers what it holds to an inner link whose queue is full.
+const RETRY_DELAY: Duration = Duration::from_millis(1);
+/// Time for which a dropped link retries its queued parts at a full inner link.
 const LINGER: Duration = Duration::from_secs(1);
-/// A deadline that has passed.
-const AT_ONCE: Time = Time(1);
+/// Past deadline.
+const PAST: Time = Time(1);
 
-/// A device whose links disturb those of another one. See the module's page.
-pub struct Hostile {
+/// Device whose links delay and reorder the parts of another's; see the module's page.
+pub struct HostileDevice {
     inner: Arc<dyn Device>,
     config: HostileConfig,
 }
 
-impl Hostile {
-    /// A wrapper around `inner`.
-    pub fn over(inner: Arc<dyn Device>, config: HostileConfig) -> Hostile {
-        Hostile { inner, config }
+impl HostileDevice {
+    /// Wraps `inner`.
+    pub fn over(inner: Arc<dyn Device>, config: HostileConfig) -> HostileDevice {
+        HostileDevice { inner, config }
     }
 }
 
-impl Device for Hostile {
+impl Device for HostileDevice {
     fn kind(&self) -> ProviderKind {
         self.inner.kind()
     }
@@ -92,14 +93,14 @@ impl Device for Hostile {
         Ok(Box::new(HostileLink {
             random: SplitMix64::new(seed),
             config: self.config.clone(),
-            held: Vec::new(),
-            held_toward: vec![0; group.size as usize],
-            under_way: HashMap::new(),
-            ended: Vec::new(),
+            queued: Vec::new(),
+            queued_toward: vec![0; group.size as usize],
+            in_flight: HashMap::new(),
+            finished: Vec::new(),
             posts: 0,
-            refused: false,
+            was_full: false,
             fenced: vec![false; group.size as usize],
-            news: Sink::default(),
+            inner_events: Sink::default(),
             timer: timer.map_err(|e| Error::system("cannot create a timer descriptor", e))?,
             inner: self.inner.open(group)?,
         }))
@@ -110,44 +111,44 @@ impl Device for Hostile {
     }
 }
 
-/// A part that the inner link does not have.
-struct Held {
+/// Part not yet posted to the inner link.
+struct QueuedPart {
     token: u64,
     peer: Rank,
     lane: Lane,
     credits: Option<Lane>,
-    class: Class,
+    class: TrafficClass,
     pages: Vec<Page>,
-    /// When it is handed on; `None` until the next poll.
+    /// Time of its post to the inner link; `None` until the next poll.
     due: Option<Time>,
 }
 
-impl Held {
-    fn work(&self, token: u64) -> Work<'_> {
-        let Held { peer, lane, credits, class, ref pages, .. } = *self;
-        Work { token, peer, lane, credits, rider: None, class, pages }
+impl QueuedPart {
+    fn work(&self, token: u64) -> WorkRequest<'_> {
+        let QueuedPart { peer, lane, credits, class, ref pages, .. } = *self;
+        WorkRequest { token, peer, lane, credits, piggyback: None, class, pages }
     }
 }
 
-/// A part that the inner link has.
-struct UnderWay {
+/// Part in flight on the inner link.
+struct InFlightPart {
     token: u64,
     peer: Rank,
-    /// Completions that the inner link owes for it.
-    left: u32,
+    /// Outstanding completions of the inner link.
+    pending: u32,
     failure: Option<String>,
 }
 
-/// The end of a part, yet to be reported.
-struct Ended {
+/// Completion of a part, not yet reported.
+struct FinishedPart {
     token: u64,
     peer: Rank,
     failure: Option<String>,
-    /// When it is reported; `None` until the next poll.
+    /// Time of its report; `None` until the next poll.
     due: Option<Time>,
 }
 
-impl Ended {
+impl FinishedPart {
     fn report(self, sink: &mut Sink) {
         match self.failure {
             None => sink.done(self.token),
@@ -159,34 +160,34 @@ impl Ended {
 struct HostileLink {
     random: SplitMix64,
     config: HostileConfig,
-    held: Vec<Held>,
-    /// Parts held, by peer.
-    held_toward: Vec<usize>,
-    /// By the token that the inner link has.
-    under_way: HashMap<u64, UnderWay>,
-    ended: Vec<Ended>,
-    /// Parts that the inner link was offered.
+    queued: Vec<QueuedPart>,
+    /// Number of queued parts, by peer.
+    queued_toward: Vec<usize>,
+    /// By token of the inner link.
+    in_flight: HashMap<u64, InFlightPart>,
+    finished: Vec<FinishedPart>,
+    /// Number of posts to the inner link.
     posts: u64,
-    /// A post since the last poll found a full queue.
-    refused: bool,
-    /// By rank.
+    /// A post since the last poll reported a full queue.
+    was_full: bool,
+    /// Fenced peers, by rank.
     fenced: Vec<bool>,
-    /// What the inner link reports.
-    news: Sink,
+    /// Events of the inner link.
+    inner_events: Sink,
     timer: Timer,
     inner: Box<dyn Link>,
 }
 
 impl HostileLink {
-    /// A moment between the shortest and the longest delay from `now`; most are short.
+    /// Draws a time between the minimum and the maximum delay from `now`; most are short.
     fn draw(&mut self, now: Time) -> Time {
-        let HostileConfig { shortest, longest, .. } = self.config;
-        let range = longest.saturating_sub(shortest).as_nanos() as u64;
+        let HostileConfig { min_delay, max_delay, .. } = self.config;
+        let range = max_delay.saturating_sub(min_delay).as_nanos() as u64;
         let range = if self.random.below(8) == 0 { range } else { range / 8 };
-        now.after(shortest).after(Duration::from_nanos(self.random.below(range + 1)))
+        now.after(min_delay).after(Duration::from_nanos(self.random.below(range + 1)))
     }
 
-    /// Those of `all` that are due, in random order. A part that has no time yet draws one.
+    /// Removes the due parts of `all`, in random order. Draws the time of parts that have none.
     fn take_due<T>(
         &mut self,
         all: fn(&mut Self) -> &mut Vec<T>,
@@ -201,16 +202,16 @@ impl HostileLink {
         }
         let is_due = |part: &mut T| due(part).is_some_and(|due| due <= now);
         let mut taken: Vec<T> = waiting.extract_if(.., is_due).collect();
-        for place in (1..taken.len()).rev() {
-            taken.swap(place, self.random.below(place as u64 + 1) as usize);
+        for index in (1..taken.len()).rev() {
+            taken.swap(index, self.random.below(index as u64 + 1) as usize);
         }
         *all(self) = waiting;
         taken
     }
 
-    /// Posts the parts that are due to the inner link.
-    fn hand_on(&mut self, now: Time) {
-        let due = self.take_due(|link| &mut link.held, |part| &mut part.due, now);
+    /// Posts due parts to the inner link.
+    fn forward(&mut self, now: Time) {
+        let due = self.take_due(|link| &mut link.queued, |part| &mut part.due, now);
         if due.is_empty() {
             return;
         }
@@ -220,79 +221,79 @@ impl HostileLink {
             // The peer in the low bits, as in a token of the engine.
             let inner = self.posts << 24 | u64::from(peer.0);
             self.posts += 1;
-            self.held_toward[peer.index()] -= 1;
-            match self.inner.post(&part.work(inner), &mut self.news) {
-                Ok(Posted::Done) => copied.push((inner, token, peer)),
-                Ok(Posted::InFlight) => {
-                    let part = UnderWay { token, peer, left: 1, failure: None };
-                    self.under_way.insert(inner, part);
+            self.queued_toward[peer.index()] -= 1;
+            match self.inner.post(&part.work(inner), &mut self.inner_events) {
+                Ok(PostStatus::Done) => copied.push((inner, token, peer)),
+                Ok(PostStatus::InFlight) => {
+                    let part = InFlightPart { token, peer, pending: 1, failure: None };
+                    self.in_flight.insert(inner, part);
                 }
-                Ok(Posted::Full) => {
-                    part.due = Some(now.after(RETRY));
-                    self.held_toward[peer.index()] += 1;
-                    self.held.push(part);
+                Ok(PostStatus::Full) => {
+                    part.due = Some(now.after(RETRY_DELAY));
+                    self.queued_toward[peer.index()] += 1;
+                    self.queued.push(part);
                 }
-                Err(why) => self.end(token, peer, Some(why)),
+                Err(why) => self.finish(token, peer, Some(why)),
             }
         }
-        self.inner.flush(&mut self.news);
-        let is_held = std::mem::take(&mut self.news.held);
+        self.inner.flush(&mut self.inner_events);
+        let is_held = std::mem::take(&mut self.inner_events.held);
         for (inner, token, peer) in copied {
             match if is_held { self.inner.hold(peer, inner) } else { 0 } {
-                0 => self.end(token, peer, None),
-                left => {
-                    let part = UnderWay { token, peer, left, failure: None };
-                    self.under_way.insert(inner, part);
+                0 => self.finish(token, peer, None),
+                pending => {
+                    let part = InFlightPart { token, peer, pending, failure: None };
+                    self.in_flight.insert(inner, part);
                 }
             }
         }
     }
 
-    fn end(&mut self, token: u64, peer: Rank, failure: Option<String>) {
-        self.ended.push(Ended { token, peer, failure, due: None });
+    fn finish(&mut self, token: u64, peer: Rank, failure: Option<String>) {
+        self.finished.push(FinishedPart { token, peer, failure, due: None });
     }
 
-    /// Takes what the inner link has reported; passes on which peers are lost and which lanes rose.
-    fn take_news(&mut self, sink: &mut Sink) {
-        let completed = std::mem::take(&mut self.news.completed);
-        let failures = std::mem::take(&mut self.news.failures);
+    /// Processes completions of the inner link; passes losses and raised lanes on.
+    fn take_inner_events(&mut self, sink: &mut Sink) {
+        let completed = std::mem::take(&mut self.inner_events.completed);
+        let failures = std::mem::take(&mut self.inner_events.failures);
         for inner in completed {
-            self.part_ended(inner, None);
+            self.inner_finished(inner, None);
         }
         for (inner, why) in failures {
-            self.part_ended(inner, Some(why));
+            self.inner_finished(inner, Some(why));
         }
-        sink.lost.append(&mut self.news.lost);
-        sink.raised.append(&mut self.news.raised);
+        sink.lost.append(&mut self.inner_events.lost);
+        sink.raised.append(&mut self.inner_events.raised);
     }
 
-    fn part_ended(&mut self, inner: u64, failure: Option<String>) {
-        let Some(part) = self.under_way.get_mut(&inner) else {
-            log::error!("{} ended a part that it did not have", self.inner.kind());
-            debug_assert!(false, "a part ended twice");
+    fn inner_finished(&mut self, inner: u64, failure: Option<String>) {
+        let Some(part) = self.in_flight.get_mut(&inner) else {
+            log::error!("{} completed an unknown part", self.inner.kind());
+            debug_assert!(false, "part completed twice");
             return;
         };
-        part.left -= 1;
+        part.pending -= 1;
         part.failure = part.failure.take().or(failure);
-        if part.left == 0
-            && let Some(UnderWay { token, peer, failure, .. }) = self.under_way.remove(&inner)
+        if part.pending == 0
+            && let Some(InFlightPart { token, peer, failure, .. }) = self.in_flight.remove(&inner)
         {
-            self.end(token, peer, failure);
+            self.finish(token, peer, failure);
         }
     }
 
-    /// When the next part or end is due.
+    /// Time of the next due part or completion.
     fn next_due(&self) -> Option<Time> {
-        let held = self.held.iter().map(|part| part.due);
-        let dues = held.chain(self.ended.iter().map(|part| part.due));
-        let next = dues.map(|due| due.unwrap_or(AT_ONCE)).min();
-        if self.refused { Some(AT_ONCE) } else { next }
+        let held = self.queued.iter().map(|part| part.due);
+        let dues = held.chain(self.finished.iter().map(|part| part.due));
+        let next = dues.map(|due| due.unwrap_or(PAST)).min();
+        if self.was_full { Some(PAST) } else { next }
     }
 }
 
-/// The inner link's address within a wrapped one.
+/// Address of the inner link within a wrapped one.
 fn unwrapped(address: &[u8]) -> &[u8] {
-    address.strip_prefix(MARK).unwrap_or_default()
+    address.strip_prefix(ADDRESS_PREFIX).unwrap_or_default()
 }
 
 impl Link for HostileLink {
@@ -301,11 +302,11 @@ impl Link for HostileLink {
     }
 
     fn address(&self) -> Vec<u8> {
-        [MARK, &self.inner.address()].concat()
+        [ADDRESS_PREFIX, &self.inner.address()].concat()
     }
 
     fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
-        let rule = self.inner.route(theirs.strip_prefix(MARK)?)?;
+        let rule = self.inner.route(theirs.strip_prefix(ADDRESS_PREFIX)?)?;
         Some(RouteRule { ordered: false, inline: false, ..rule })
     }
 
@@ -349,44 +350,49 @@ impl Link for HostileLink {
         self.inner.deregister(key);
     }
 
-    fn forget(&mut self, peer: Rank, key: RegionKey) {
-        self.inner.forget(peer, key);
+    fn remove_remote(&mut self, peer: Rank, key: RegionKey) {
+        self.inner.remove_remote(peer, key);
     }
 
-    /// A credit that is offered for the first time is taken in any case: `credits` is there only then.
-    fn post(&mut self, work: &Work<'_>, _sink: &mut Sink) -> std::result::Result<Posted, String> {
-        let Work { token, peer, lane, credits, class, pages, .. } = *work;
-        let fenced = self.fenced.get(peer.index()).ok_or("it is no rank of the group")?;
+    /// A credit is accepted at its first offer: `credits` is set only then.
+    fn post(
+        &mut self,
+        work: &WorkRequest<'_>,
+        _sink: &mut Sink,
+    ) -> std::result::Result<PostStatus, String> {
+        let WorkRequest { token, peer, lane, credits, class, pages, .. } = *work;
+        let fenced = self.fenced.get(peer.index()).ok_or("not a rank of the group")?;
         if *fenced {
-            return Err("it was cut off".into());
+            return Err("the peer is fenced".into());
         }
-        let depth = if class == Class::Bulk { self.config.depth } else { 2 * self.config.depth };
-        let is_refused = match self.config.refuse_one_in {
+        let depth =
+            if class == TrafficClass::Bulk { self.config.depth } else { 2 * self.config.depth };
+        let reports_full = match self.config.full_one_in {
             0 => false,
             one_in => self.random.below(one_in) == 0,
         };
-        if credits.is_none() && (is_refused || self.held_toward[peer.index()] >= depth.max(1)) {
-            self.refused = true;
-            return Ok(Posted::Full);
+        if credits.is_none() && (reports_full || self.queued_toward[peer.index()] >= depth.max(1)) {
+            self.was_full = true;
+            return Ok(PostStatus::Full);
         }
         let pages = pages.to_vec();
-        self.held.push(Held { token, peer, lane, credits, class, pages, due: None });
-        self.held_toward[peer.index()] += 1;
-        Ok(Posted::InFlight)
+        self.queued.push(QueuedPart { token, peer, lane, credits, class, pages, due: None });
+        self.queued_toward[peer.index()] += 1;
+        Ok(PostStatus::InFlight)
     }
 
-    /// Has a sleeping engine poll for what was posted.
+    /// Wakes a sleeping engine for the posted parts.
     fn flush(&mut self, _sink: &mut Sink) {
         self.timer.set(self.next_due());
     }
 
     fn poll(&mut self, now: Time, sink: &mut Sink) {
-        self.refused = false;
-        self.inner.poll(now, &mut self.news);
-        self.hand_on(now);
-        self.take_news(sink);
-        let ended = self.take_due(|link| &mut link.ended, |part| &mut part.due, now);
-        ended.into_iter().for_each(|part| part.report(sink));
+        self.was_full = false;
+        self.inner.poll(now, &mut self.inner_events);
+        self.forward(now);
+        self.take_inner_events(sink);
+        let finished = self.take_due(|link| &mut link.finished, |part| &mut part.due, now);
+        finished.into_iter().for_each(|part| part.report(sink));
         self.timer.set(self.next_due());
     }
 
@@ -408,33 +414,33 @@ impl Link for HostileLink {
     fn fence(&mut self, peer: Rank, sink: &mut Sink) {
         if let Some(fenced) = self.fenced.get_mut(peer.index()) {
             *fenced = true;
-            self.held_toward[peer.index()] = 0;
+            self.queued_toward[peer.index()] = 0;
         }
-        self.inner.fence(peer, &mut self.news);
-        self.take_news(sink);
-        for part in self.held.extract_if(.., |part| part.peer == peer) {
-            sink.failed(part.token, format!("{peer} was cut off"));
+        self.inner.fence(peer, &mut self.inner_events);
+        self.take_inner_events(sink);
+        for part in self.queued.extract_if(.., |part| part.peer == peer) {
+            sink.failed(part.token, format!("{peer} was fenced"));
         }
-        let ended = self.ended.extract_if(.., |part| part.peer == peer);
-        ended.for_each(|part| part.report(sink));
+        let finished = self.finished.extract_if(.., |part| part.peer == peer);
+        finished.for_each(|part| part.report(sink));
     }
 }
 
 impl Drop for HostileLink {
-    /// What was posted shall arrive although its sender leaves.
+    /// Forwards queued parts before the link closes.
     fn drop(&mut self) {
         let mut sink = Sink::default();
         let deadline = clock::now().after(LINGER);
-        while !self.held.is_empty() {
-            self.held.iter_mut().for_each(|part| part.due = Some(AT_ONCE));
+        while !self.queued.is_empty() {
+            self.queued.iter_mut().for_each(|part| part.due = Some(PAST));
             let now = clock::now();
-            self.hand_on(now);
-            if self.held.is_empty() || now >= deadline {
+            self.forward(now);
+            if self.queued.is_empty() || now >= deadline {
                 return;
             }
-            self.inner.poll(now, &mut self.news);
-            self.take_news(&mut sink);
-            std::thread::sleep(RETRY);
+            self.inner.poll(now, &mut self.inner_events);
+            self.take_inner_events(&mut sink);
+            std::thread::sleep(RETRY_DELAY);
         }
     }
 }

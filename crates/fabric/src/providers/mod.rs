@@ -1,5 +1,5 @@
-//! The ways of reaching peers, a folder each; [`crate::registry`] lists them. [`hostile`] is a wrapper
-//! around any of them, for tests.
+//! Providers: implementations of device and link, a folder each; [`crate::registry`] lists them.
+//! [`hostile`] wraps any of them for tests.
 
 pub mod copy;
 pub mod hostile;
@@ -8,8 +8,8 @@ pub mod shm;
 pub mod sim;
 pub mod tcp;
 
-pub use copy::{CopyConfig, CopyDevice, Devices};
-pub use hostile::{Hostile, HostileConfig};
+pub use copy::{CopyBackend, CopyConfig, CopyDevice};
+pub use hostile::{HostileConfig, HostileDevice};
 pub use ofi::{OfiChoice, OfiConfig, OfiDevice, OfiProvider};
 pub use shm::{ShmConfig, ShmDevice};
 pub use tcp::{TcpConfig, TcpDevice};

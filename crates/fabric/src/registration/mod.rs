@@ -1,23 +1,23 @@
 //! Registration cache: registrations of memory with a NIC, one for each allocation.
 //!
 //! Registering pins pages and fills tables of the NIC: milliseconds for a large allocation. A
-//! [`RegistrationCache`] of a device holds its registrations by [`MemoryId`], which is never used again,
-//! so memory that was freed cannot be confused with memory that came to lie at its address.
+//! [`RegistrationCache`] of a device holds its registrations by [`MemoryId`], which is never used again, so
+//! freed memory cannot be confused with later memory at the same address.
 //!
-//! - A registration stays while a handle of it lives. Then it is *idle*: the next [`get`] takes it up
-//!   again, at most so many are kept ([`IdleLimits`]), and the one that was used longest ago goes first.
-//! - An idle registration does not keep its memory. When the memory is dropped, its registration goes
-//!   first, on the same thread.
-//! - The user's memory, registered anew in each step, has a new identity each time; a [`LentCache`]
-//!   returns the memory that was lent before.
+//! - A registration stays while a handle lives. Afterwards it is *idle*: the next [`get`] reuses it,
+//!   [`IdleLimits`] bounds the idle ones, and the least recently used is evicted first.
+//! - An idle registration does not keep its memory. The drop of the memory drops its registration first, on
+//!   the same thread.
+//! - A user buffer registered in each step has a new identity each time; a [`UserBufferCache`] returns the
+//!   earlier memory.
 //!
 //! [`get`]: RegistrationCache::get
 
-mod lent;
 #[cfg(test)]
 mod tests;
+mod user_buffers;
 
-pub use lent::LentCache;
+pub use user_buffers::UserBufferCache;
 
 use crate::error::Result;
 use crate::memory::{Memory, MemoryId, MemoryWatcher};
@@ -26,17 +26,17 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// Bounds on entries that are kept without being in use; both hold.
+/// Limits of idle entries; both apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleLimits {
-    /// The most entries.
+    /// Limit of entries.
     pub entries: usize,
-    /// The most bytes that they cover.
+    /// Limit of the bytes that they cover.
     pub bytes: u64,
 }
 
 impl IdleLimits {
-    /// Nothing is kept.
+    /// No idle entries.
     pub const NONE: IdleLimits = IdleLimits { entries: 0, bytes: 0 };
 }
 
@@ -52,48 +52,51 @@ impl Default for IdleLimits {
 pub struct RegistrationStatistics {
     /// Calls that found a registration.
     pub hits: u64,
-    /// Calls that registered. A loop that reuses its memory does not raise it.
+    /// Calls that registered. Constant in a loop that reuses its memory.
     pub misses: u64,
-    /// Idle registrations that went because of the limits, or of [`RegistrationCache::evict_idle`].
+    /// Idle registrations evicted by the limits or by [`RegistrationCache::evict_idle`].
     pub evicted: u64,
-    /// Registrations that there are, in use or idle.
+    /// Registrations in use or idle.
     pub live: u64,
-    /// Those of them that are idle.
+    /// Idle registrations.
     pub idle: u64,
     /// Bytes of memory that the live ones cover.
     pub bytes: u64,
 }
 
-/// Registrations `T` of a device, by allocation. Clones are the same cache.
+/// Registrations `T` of a device, by allocation. Clones share one cache.
 ///
-/// `T` gives the registration back when it is dropped. That must not touch the memory's bytes, and `T`
-/// must not keep the memory, which would never go then.
+/// `T` deregisters when it is dropped. Its drop must not access the memory's bytes, and `T` must not hold
+/// the memory, which would never be freed.
 pub struct RegistrationCache<T: Send + Sync + 'static> {
-    inner: Arc<Inner<T>>,
+    inner: Arc<SharedCache<T>>,
 }
 
-/// A registration in use. It keeps the memory; the NIC may be given requests that name it meanwhile.
+/// Handle of a registration in use. It keeps the memory, so requests to the NIC may name it.
 pub struct Registration<T: Send + Sync + 'static> {
-    // Dropped in this order: a registration that only this handle still refers to goes before its memory.
-    slot: Arc<Slot<T>>,
+    // Drop order: a registration held by this handle only is dropped before its memory.
+    slot: Arc<RegistrationSlot<T>>,
     memory: Arc<Memory>,
-    inner: Arc<Inner<T>>,
+    inner: Arc<SharedCache<T>>,
 }
 
 impl<T: Send + Sync + 'static> RegistrationCache<T> {
     /// An empty cache.
     pub fn new(limits: IdleLimits) -> RegistrationCache<T> {
-        let state =
-            State { entries: HashMap::new(), idle: Idle::default(), totals: Totals::default() };
-        RegistrationCache { inner: Arc::new(Inner { limits, state: Mutex::new(state) }) }
+        let state = CacheState {
+            entries: HashMap::new(),
+            idle: IdleList::default(),
+            totals: CacheTotals::default(),
+        };
+        RegistrationCache { inner: Arc::new(SharedCache { limits, state: Mutex::new(state) }) }
     }
 
-    /// The registration of a memory; `register` makes it if there is none. Threads that ask for the same
-    /// memory at once wait for one registration; those that ask for others do not wait for it. A registration
-    /// that is evicted may end after its memory was registered anew.
+    /// The registration of a memory; `register` makes it on a miss. Concurrent calls for one memory wait
+    /// for one registration; calls for other memories do not. An evicted registration may end after its
+    /// memory was registered again.
     ///
     /// # Errors
-    /// Those of `register`. Nothing is kept then, and the next call tries again.
+    /// Those of `register`. The cache is unchanged then, and the next call registers again.
     pub fn get(
         &self,
         memory: &Arc<Memory>,
@@ -101,15 +104,14 @@ impl<T: Send + Sync + 'static> RegistrationCache<T> {
     ) -> Result<Registration<T>> {
         memory.watch(&self.inner);
         let slot = self.inner.enter(memory);
-        // If `register` fails or panics, dropping this takes the slot back.
+        // If `register` fails or panics, the drop of this handle removes the slot.
         let registration = Registration { slot, memory: memory.clone(), inner: self.inner.clone() };
         let registered = registration.slot.fill(|| register(memory))?;
         self.inner.count(memory, registered);
         Ok(registration)
     }
 
-    /// Gives back all registrations that are idle, such as before registering is tried again after the
-    /// system refused to pin more.
+    /// Drops all idle registrations, such as before a second attempt after the system refused to pin more.
     pub fn evict_idle(&self) {
         let evicted = self.inner.lock().evict(IdleLimits::NONE);
         drop(evicted);
@@ -118,7 +120,7 @@ impl<T: Send + Sync + 'static> RegistrationCache<T> {
     /// Totals so far, and current sizes.
     pub fn statistics(&self) -> RegistrationStatistics {
         let state = self.inner.lock();
-        let Totals { hits, misses, evicted, live, bytes } = state.totals;
+        let CacheTotals { hits, misses, evicted, live, bytes } = state.totals;
         let idle = state.idle.order.len() as u64;
         RegistrationStatistics { hits, misses, evicted, live, idle, bytes }
     }
@@ -157,19 +159,19 @@ impl<T: Send + Sync + 'static> Drop for Registration<T> {
     }
 }
 
-struct Inner<T> {
+struct SharedCache<T> {
     limits: IdleLimits,
-    state: Mutex<State<T>>,
+    state: Mutex<CacheState<T>>,
 }
 
-struct State<T> {
-    entries: HashMap<MemoryId, Entry<T>>,
-    idle: Idle,
-    totals: Totals,
+struct CacheState<T> {
+    entries: HashMap<MemoryId, CacheEntry<T>>,
+    idle: IdleList,
+    totals: CacheTotals,
 }
 
 #[derive(Default)]
-struct Totals {
+struct CacheTotals {
     hits: u64,
     misses: u64,
     evicted: u64,
@@ -177,32 +179,32 @@ struct Totals {
     bytes: u64,
 }
 
-struct Entry<T> {
-    slot: Arc<Slot<T>>,
+struct CacheEntry<T> {
+    slot: Arc<RegistrationSlot<T>>,
     memory: Weak<Memory>,
     bytes: u64,
-    /// Handles, and calls that are about to have one.
+    /// Handles, and calls that are about to return one.
     users: usize,
-    /// Its place in the order of idle entries.
+    /// Its position in the order of idle entries.
     idle: Option<u64>,
 }
 
-/// Idle entries, the one that was used longest ago first.
+/// Idle entries, least recently used first.
 #[derive(Default)]
-struct Idle {
+struct IdleList {
     order: BTreeMap<u64, MemoryId>,
     bytes: u64,
     next: u64,
 }
 
 /// Slot of a registration, filled once.
-struct Slot<T> {
+struct RegistrationSlot<T> {
     registered: OnceLock<T>,
     making: Mutex<()>,
 }
 
-impl<T> Slot<T> {
-    /// Fills the slot, unless it is filled already. Returns true if this call did.
+impl<T> RegistrationSlot<T> {
+    /// Fills an empty slot. Returns true if this call filled it.
     fn fill(&self, make: impl FnOnce() -> Result<T>) -> Result<bool> {
         let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         if self.registered.get().is_some() {
@@ -214,24 +216,27 @@ impl<T> Slot<T> {
     }
 }
 
-/// Entry taken out of the cache, to be dropped without its lock: the registration before the memory.
-struct Evicted<T> {
-    _slot: Arc<Slot<T>>,
+/// Entry removed from the cache, dropped outside of its lock: the registration before the memory.
+struct EvictedEntry<T> {
+    _slot: Arc<RegistrationSlot<T>>,
     _memory: Arc<Memory>,
 }
 
-impl<T> Inner<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+impl<T> SharedCache<T> {
+    fn lock(&self) -> MutexGuard<'_, CacheState<T>> {
         // No foreign code runs under this lock, so its state is consistent even if it is poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a user of a memory's slot, which is made if there is none.
-    fn enter(&self, memory: &Arc<Memory>) -> Arc<Slot<T>> {
+    /// Counts a user of a memory's slot; makes the slot on a miss.
+    fn enter(&self, memory: &Arc<Memory>) -> Arc<RegistrationSlot<T>> {
         let mut state = self.lock();
-        let State { entries, idle, .. } = &mut *state;
-        let entry = entries.entry(memory.id()).or_insert_with(|| Entry {
-            slot: Arc::new(Slot { registered: OnceLock::new(), making: Mutex::new(()) }),
+        let CacheState { entries, idle, .. } = &mut *state;
+        let entry = entries.entry(memory.id()).or_insert_with(|| CacheEntry {
+            slot: Arc::new(RegistrationSlot {
+                registered: OnceLock::new(),
+                making: Mutex::new(()),
+            }),
             memory: Arc::downgrade(memory),
             bytes: memory.len() as u64,
             users: 0,
@@ -242,7 +247,7 @@ impl<T> Inner<T> {
         entry.slot.clone()
     }
 
-    /// Counts a call that has its registration.
+    /// Counts a completed call.
     fn count(&self, memory: &Memory, registered: bool) {
         let totals = &mut self.lock().totals;
         if registered {
@@ -255,10 +260,10 @@ impl<T> Inner<T> {
     }
 
     /// Removes a user, which is about to drop its reference to the memory. Returns entries to drop.
-    fn leave(&self, memory: &Arc<Memory>) -> Vec<Evicted<T>> {
+    fn leave(&self, memory: &Arc<Memory>) -> Vec<EvictedEntry<T>> {
         let id = memory.id();
         let mut state = self.lock();
-        let State { entries, idle, .. } = &mut *state;
+        let CacheState { entries, idle, .. } = &mut *state;
         let Some(entry) = entries.get_mut(&id) else { return Vec::new() };
         entry.users -= 1;
         if entry.users > 0 {
@@ -269,9 +274,9 @@ impl<T> Inner<T> {
             return Vec::new();
         }
         if Arc::strong_count(memory) == 1 {
-            // It ends with this user: no call can ask for it again.
+            // The memory ends with this user: no later call can request it.
             let slot = state.take(id);
-            let of = |slot| Evicted { _slot: slot, _memory: memory.clone() };
+            let of = |slot| EvictedEntry { _slot: slot, _memory: memory.clone() };
             return slot.map(of).into_iter().collect();
         }
         idle.push(id, entry);
@@ -279,24 +284,24 @@ impl<T> Inner<T> {
     }
 }
 
-impl<T> State<T> {
-    /// Takes out idle entries until the limits hold.
-    fn evict(&mut self, limits: IdleLimits) -> Vec<Evicted<T>> {
+impl<T> CacheState<T> {
+    /// Removes idle entries until the limits hold.
+    fn evict(&mut self, limits: IdleLimits) -> Vec<EvictedEntry<T>> {
         let mut evicted = Vec::new();
         while self.idle.order.len() > limits.entries || self.idle.bytes > limits.bytes {
             let Some((_, &id)) = self.idle.order.first_key_value() else { break };
             let Some(entry) = self.entries.get_mut(&id) else { break };
             self.idle.remove(entry);
-            // Memory that is ending waits for this lock, to take its entry out itself.
+            // Memory being dropped waits for this lock, and removes its entry itself.
             let Some(memory) = entry.memory.upgrade() else { continue };
             self.totals.evicted += 1;
-            evicted.extend(self.take(id).map(|slot| Evicted { _slot: slot, _memory: memory }));
+            evicted.extend(self.take(id).map(|slot| EvictedEntry { _slot: slot, _memory: memory }));
         }
         evicted
     }
 
-    /// Takes out the entry of a registration.
-    fn take(&mut self, id: MemoryId) -> Option<Arc<Slot<T>>> {
+    /// Removes the entry of a registration.
+    fn take(&mut self, id: MemoryId) -> Option<Arc<RegistrationSlot<T>>> {
         let mut entry = self.entries.remove(&id)?;
         self.idle.remove(&mut entry);
         self.totals.live -= 1;
@@ -305,31 +310,31 @@ impl<T> State<T> {
     }
 }
 
-impl Idle {
-    fn push<T>(&mut self, id: MemoryId, entry: &mut Entry<T>) {
+impl IdleList {
+    fn push<T>(&mut self, id: MemoryId, entry: &mut CacheEntry<T>) {
         entry.idle = Some(self.next);
         self.order.insert(self.next, id);
         self.next += 1;
         self.bytes += entry.bytes;
     }
 
-    fn remove<T>(&mut self, entry: &mut Entry<T>) {
-        if let Some(place) = entry.idle.take() {
-            self.order.remove(&place);
+    fn remove<T>(&mut self, entry: &mut CacheEntry<T>) {
+        if let Some(position) = entry.idle.take() {
+            self.order.remove(&position);
             self.bytes -= entry.bytes;
         }
     }
 }
 
-impl<T: Send + Sync> MemoryWatcher for Inner<T> {
-    /// No handle is left, since each keeps the memory.
-    fn ended(&self, memory: MemoryId) {
+impl<T: Send + Sync> MemoryWatcher for SharedCache<T> {
+    /// Called without handles left, since each keeps the memory.
+    fn memory_dropped(&self, memory: MemoryId) {
         let slot = self.lock().take(memory);
         drop(slot);
     }
 }
 
-impl<T> Drop for Inner<T> {
+impl<T> Drop for SharedCache<T> {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (_, entry) in state.entries.drain() {

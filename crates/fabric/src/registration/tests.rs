@@ -1,4 +1,4 @@
-//! The cache against a reference model, and its promises to a NIC.
+//! Tests of the cache against a reference model, and of its guarantees to a NIC.
 
 use super::*;
 use crate::error::Error;
@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// Bytes that live as long as the test, so that memories lie at one address one after the other.
 static BYTES: [u8; 64] = [0; 64];
 
-/// Registrations of a NIC: their number, by memory. An evicted one ends outside of the cache's lock, when the
-/// memory may have been registered anew.
+/// Number of registrations of a NIC, by memory. An evicted one ends outside of the cache's lock, when the
+/// memory may have been registered again.
 #[derive(Clone, Debug, Default)]
 struct Nic(Arc<Mutex<BTreeMap<MemoryId, usize>>>);
 
-/// A registration, which takes itself back; it must do so while the memory's owner is there.
+/// Registration that deregisters on drop, which must precede the drop of the memory's owner.
 struct Token {
     nic: Nic,
     of: MemoryId,
@@ -44,7 +44,7 @@ impl Drop for Token {
     }
 }
 
-/// A memory at the one address, and whether its owner is gone.
+/// A memory at the common address, and the flag of its owner's drop.
 struct Lent {
     memory: Arc<Memory>,
     owner_gone: Arc<AtomicBool>,
@@ -55,7 +55,12 @@ fn lent(length: usize) -> Lent {
     let owner = Box::new(Owner(owner_gone.clone()));
     // SAFETY: the bytes are never freed, and only their address is used.
     let memory = unsafe {
-        Memory::lent(NonNull::from(&BYTES[0]), length, crate::memory::Place::Host, owner)
+        Memory::user_buffer(
+            NonNull::from(&BYTES[0]),
+            length,
+            crate::memory::MemoryKind::Host,
+            owner,
+        )
     };
     Lent { memory: Arc::new(memory), owner_gone }
 }
@@ -95,7 +100,7 @@ fn memory_is_registered_once_however_many_rounds_there_are() {
 }
 
 #[test]
-fn memory_at_the_address_of_memory_that_was_freed_is_registered_anew() {
+fn memory_at_a_freed_address_is_registered_again() {
     let (cache, nic) = (RegistrationCache::new(IdleLimits::default()), Nic::default());
     for round in 1..=3 {
         let memory = lent(16);
@@ -121,7 +126,7 @@ fn a_handle_keeps_the_memory_and_its_registration() {
 }
 
 #[test]
-fn memory_that_ends_with_its_handle_pushes_no_other_registration_out() {
+fn memory_that_ends_with_its_handle_evicts_no_other_registration() {
     let limits = IdleLimits { entries: 1, bytes: u64::MAX };
     let (cache, nic) = (RegistrationCache::new(limits), Nic::default());
     let (inbox, passing) = (lent(16), lent(16));
@@ -135,7 +140,7 @@ fn memory_that_ends_with_its_handle_pushes_no_other_registration_out() {
 }
 
 #[test]
-fn the_registration_that_was_used_longest_ago_goes_first() {
+fn the_least_recently_used_registration_is_evicted_first() {
     let limits = IdleLimits { entries: 2, bytes: 40 };
     let (cache, nic) = (RegistrationCache::new(limits), Nic::default());
     let memories = [lent(16), lent(16), lent(16), lent(32)];
@@ -153,7 +158,7 @@ fn the_registration_that_was_used_longest_ago_goes_first() {
 }
 
 #[test]
-fn a_refusal_is_returned_and_the_next_call_tries_again() {
+fn a_failed_registration_is_returned_and_the_next_call_registers_again() {
     let (cache, nic) = (RegistrationCache::new(IdleLimits::default()), Nic::default());
     let inbox = lent(16);
     let refusal = cache.get(&inbox.memory, |_| Err(refused())).err().expect("an error");
@@ -164,14 +169,14 @@ fn a_refusal_is_returned_and_the_next_call_tries_again() {
     }));
     assert!(panicked.is_err());
     let registration = nic.get(&cache, &inbox);
-    // In use, it is found, and nothing is registered.
+    // In use, it is found without a registration.
     let again = cache.get(&inbox.memory, |_| Err(refused())).expect("found");
     assert_eq!(again.of, registration.of);
     assert_eq!((cache.statistics().hits, cache.statistics().misses), (1, 1));
 }
 
 #[test]
-fn threads_that_ask_at_once_share_one_registration() {
+fn concurrent_calls_share_one_registration() {
     const THREADS: usize = 4;
     let (cache, nic) = (RegistrationCache::new(IdleLimits::NONE), Nic::default());
     let (inbox, gate, made) = (lent(16), Barrier::new(THREADS), AtomicUsize::new(0));
@@ -183,7 +188,7 @@ fn threads_that_ask_at_once_share_one_registration() {
                     made.fetch_add(1, Ordering::SeqCst);
                     nic.register(&inbox)
                 });
-                // Each still has its own when the last one gets it.
+                // All handles are alive at this barrier.
                 gate.wait();
                 drop(registration);
             });
@@ -193,7 +198,7 @@ fn threads_that_ask_at_once_share_one_registration() {
 }
 
 #[test]
-fn threads_that_get_and_free_leave_nothing_behind() {
+fn threads_that_get_and_free_leave_no_registration() {
     const ROUNDS: usize = if cfg!(miri) { 5 } else { 500 };
     let limits = IdleLimits { entries: 1, bytes: u64::MAX };
     let (cache, nic) = (RegistrationCache::new(limits), Nic::default());
@@ -226,7 +231,7 @@ fn threads_that_get_and_free_leave_nothing_behind() {
     assert_eq!((nic.count(), cache.statistics().live), (0, 0));
 }
 
-/// A registration in whose end another thread lets go of the memory.
+/// Registration during whose drop another thread drops the memory.
 struct LastOwner {
     owner: Arc<Mutex<Option<Arc<Memory>>>>,
     owner_gone: Arc<AtomicBool>,
@@ -241,7 +246,7 @@ impl Drop for LastOwner {
 }
 
 #[test]
-fn a_registration_that_is_evicted_goes_before_memory_that_ends_meanwhile() {
+fn an_evicted_registration_ends_before_memory_that_is_dropped_meanwhile() {
     let cache = RegistrationCache::new(IdleLimits::default());
     let Lent { memory, owner_gone } = lent(16);
     let owner = Arc::new(Mutex::new(Some(memory.clone())));
@@ -259,17 +264,17 @@ fn a_registration_that_is_evicted_goes_before_memory_that_ends_meanwhile() {
     assert!(owner_gone.load(Ordering::SeqCst));
 }
 
-/// A thread that evicts while memory ends.
+/// Watcher that evicts during the drop of a memory.
 struct Evicting(RegistrationCache<Token>);
 
 impl MemoryWatcher for Evicting {
-    fn ended(&self, _: MemoryId) {
+    fn memory_dropped(&self, _: MemoryId) {
         self.0.evict_idle();
     }
 }
 
 #[test]
-fn memory_that_is_ending_takes_its_registration_along_and_none_evicts_it() {
+fn memory_being_dropped_drops_its_registration_without_an_eviction() {
     let (cache, nic) = (RegistrationCache::new(IdleLimits::default()), Nic::default());
     let inbox = lent(16);
     let evicting = Arc::new(Evicting(cache.clone()));
@@ -281,7 +286,7 @@ fn memory_that_is_ending_takes_its_registration_along_and_none_evicts_it() {
 }
 
 #[test]
-fn registrations_go_with_the_cache_and_its_last_handle() {
+fn registrations_end_with_the_cache_and_its_last_handle() {
     let (cache, nic) = (RegistrationCache::new(IdleLimits::default()), Nic::default());
     let (inbox, outbox) = (lent(16), lent(16));
     let registration = nic.get(&cache, &inbox);
@@ -292,28 +297,28 @@ fn registrations_go_with_the_cache_and_its_last_handle() {
     assert_eq!(nic.count(), 0);
 }
 
-/// A step of a random run, on one of a few places for memories.
+/// Step of a random run, on one of a few slots of memories.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Frees what is there and allocates anew.
+    /// Frees the slot's memory and allocates another.
     Allocate(usize, usize),
     Free(usize),
     Get(usize),
     /// As `Get`, when the NIC refuses.
     Refuse(usize),
-    /// Drops the handle that is the nth in hand.
+    /// Drops the nth handle.
     Release(usize),
     EvictIdle,
 }
 
-const PLACES: usize = 5;
+const SLOTS: usize = 5;
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        2 => (0..PLACES, 1_usize..40).prop_map(|(place, length)| Step::Allocate(place, length)),
-        1 => (0..PLACES).prop_map(Step::Free),
-        6 => (0..PLACES).prop_map(Step::Get),
-        1 => (0..PLACES).prop_map(Step::Refuse),
+        2 => (0..SLOTS, 1_usize..40).prop_map(|(slot, length)| Step::Allocate(slot, length)),
+        1 => (0..SLOTS).prop_map(Step::Free),
+        6 => (0..SLOTS).prop_map(Step::Get),
+        1 => (0..SLOTS).prop_map(Step::Refuse),
         5 => (0_usize..8).prop_map(Step::Release),
         1 => Just(Step::EvictIdle),
     ]
@@ -328,14 +333,14 @@ struct Model {
 }
 
 impl Model {
-    fn place(&self, id: MemoryId) -> Option<usize> {
+    fn slot(&self, id: MemoryId) -> Option<usize> {
         self.live.iter().position(|(known, ..)| *known == id)
     }
 
     fn get(&mut self, id: MemoryId, bytes: u64, refuse: bool) -> bool {
-        match self.place(id) {
-            Some(place) => {
-                self.live[place].2 += 1;
+        match self.slot(id) {
+            Some(slot) => {
+                self.live[slot].2 += 1;
                 self.expected.hits += 1;
             }
             None if refuse => return false,
@@ -348,8 +353,8 @@ impl Model {
     }
 
     fn release(&mut self, id: MemoryId, is_last: bool, limits: IdleLimits) {
-        let place = self.place(id).expect("in use");
-        let mut entry = self.live.remove(place);
+        let slot = self.slot(id).expect("in use");
+        let mut entry = self.live.remove(slot);
         entry.2 -= 1;
         if !is_last {
             self.live.push(entry);
@@ -370,7 +375,7 @@ impl Model {
         }
     }
 
-    /// The memory has no owner any more but handles.
+    /// Drops the owner other than handles.
     fn free(&mut self, id: MemoryId) {
         self.live.retain(|(known, _, users)| *known != id || *users > 0);
     }
@@ -395,26 +400,26 @@ proptest! {
         let limits = IdleLimits { entries, bytes };
         let (cache, nic) = (RegistrationCache::new(limits), Nic::default());
         let mut model = Model::default();
-        let mut memories: Vec<Option<Lent>> = (0..PLACES).map(|_| None).collect();
+        let mut memories: Vec<Option<Lent>> = (0..SLOTS).map(|_| None).collect();
         let mut handles: Vec<Registration<Token>> = Vec::new();
         for step in steps {
             match step {
-                Step::Allocate(place, length) => {
-                    if let Some(old) = memories[place].replace(lent(length)) {
+                Step::Allocate(slot, length) => {
+                    if let Some(old) = memories[slot].replace(lent(length)) {
                         let id = old.memory.id();
                         drop(old);
                         model.free(id);
                     }
                 }
-                Step::Free(place) => {
-                    if let Some(old) = memories[place].take() {
+                Step::Free(slot) => {
+                    if let Some(old) = memories[slot].take() {
                         let id = old.memory.id();
                         drop(old);
                         model.free(id);
                     }
                 }
-                Step::Get(place) | Step::Refuse(place) => {
-                    let Some(lent) = &memories[place] else { continue };
+                Step::Get(slot) | Step::Refuse(slot) => {
+                    let Some(lent) = &memories[slot] else { continue };
                     let refuse = matches!(step, Step::Refuse(_));
                     let register = |_: &Memory| if refuse { Err(refused()) } else { nic.register(lent) };
                     let got = cache.get(&lent.memory, register);

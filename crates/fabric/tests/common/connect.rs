@@ -1,29 +1,31 @@
-//! Connecting in its three steps: addresses, introductions, connections.
+//! Connection setup in its three steps: addresses, introductions, connections.
 #![allow(dead_code)] // Each test uses its part.
 
 use super::AllGather;
 use std::sync::Arc;
 use std::time::Duration;
 use weft_fabric::bytes::{Reader, put_block};
-use weft_fabric::descriptor::Address;
-use weft_fabric::lane_table::LaneTable;
 use weft_fabric::link::{Introduction, Membership};
-use weft_fabric::{Device, Engine, Generation, Link, Rank, Result, Time, WaitLimit, clock};
+use weft_fabric::{
+    Device, Engine, EngineAddress, Generation, LaneTable, Link, Rank, Result, Time, WaitLimit,
+    clock,
+};
 
-/// `seconds` from now.
+/// Time `seconds` from now.
 pub fn soon(seconds: u64) -> Time {
     clock::now().after(Duration::from_secs(seconds))
 }
 
-/// A wait that only its deadline ends.
+/// Runs a wait that only its deadline ends.
 pub fn until<T>(deadline: Time, wait: impl FnOnce(&mut WaitLimit<'_>) -> T) -> T {
     wait(&mut WaitLimit { deadline, give_up: &mut || Ok(()) })
 }
 
-/// Connects an engine with those of all ranks that gather.
+/// Connects an engine with those of all ranks in `gather`.
 pub fn connect(engine: &mut Engine, gather: &mut AllGather<'_>, deadline: Time) -> Result<()> {
-    let decode = |bytes: &Vec<u8>| Address::decode(bytes).unwrap();
-    let addresses: Vec<Address> = gather(engine.address().encode()).iter().map(decode).collect();
+    let decode = |bytes: &Vec<u8>| EngineAddress::decode(bytes).unwrap();
+    let addresses: Vec<EngineAddress> =
+        gather(engine.address().encode()).iter().map(decode).collect();
     let mut introductions = Vec::new();
     for message in engine.introduce(&addresses)? {
         put_block(&mut introductions, &message);
@@ -42,21 +44,21 @@ pub fn connect(engine: &mut Engine, gather: &mut AllGather<'_>, deadline: Time) 
 
 /// Addresses and introductions of a whole group within one process.
 pub struct Introduced {
-    pub addresses: Vec<Address>,
-    /// By the rank that made it, then by the rank that it is for.
+    pub addresses: Vec<EngineAddress>,
+    /// By source rank, then by destination rank.
     pub messages: Vec<Vec<Vec<u8>>>,
 }
 
 impl Introduced {
-    /// The first two steps for every engine of a group, in rank order.
+    /// Runs the first two steps for every engine of a group, in rank order.
     pub fn of(engines: &mut [Engine]) -> Introduced {
-        let addresses: Vec<Address> = engines.iter().map(|engine| engine.address()).collect();
+        let addresses: Vec<EngineAddress> = engines.iter().map(|engine| engine.address()).collect();
         let messages =
             engines.iter_mut().map(|engine| engine.introduce(&addresses).unwrap()).collect();
         Introduced { addresses, messages }
     }
 
-    /// The last step of one engine.
+    /// Runs the last step of one engine.
     pub fn connect(&self, engine: &mut Engine, deadline: Time) -> Result<()> {
         let me = engine.rank().0 as usize;
         let messages: Vec<Vec<u8>> = self.messages.iter().map(|from| from[me].clone()).collect();
@@ -64,7 +66,7 @@ impl Introduced {
     }
 }
 
-/// Connects every engine of a group, each on a thread of its own.
+/// Connects every engine of a group, each on its own thread.
 pub fn connect_all(engines: &mut [Engine]) {
     let introduced = &Introduced::of(engines);
     std::thread::scope(|scope| {
@@ -74,7 +76,7 @@ pub fn connect_all(engines: &mut [Engine]) {
     });
 }
 
-/// A link of a group of two without an engine, and its lane table.
+/// Link of a group of two without an engine, and its lane table.
 pub fn bare_link(device: &dyn Device, rank: Rank, lanes: usize) -> (Box<dyn Link>, Arc<LaneTable>) {
     let generation = Generation(0);
     let lanes = Arc::new(LaneTable::new(lanes, generation).unwrap());

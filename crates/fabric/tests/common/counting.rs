@@ -1,4 +1,4 @@
-//! The system's allocator as the global one, which counts the allocations of a thread while it is asked to.
+//! Global allocator that counts the allocations of a thread on request.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,27 +9,27 @@ thread_local! {
     static COUNTED: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-fn note() {
+fn count_one() {
     COUNTED.with(|counted| counted.set(counted.get().map(|count| count + 1)));
 }
 
-// SAFETY: everything is the system allocator's; counting touches a plain thread-local cell, which
-// needs no allocation and no destructor.
+// SAFETY: all calls go to the system allocator; counting accesses a plain thread-local cell, which needs no
+// allocation and no destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note();
-        // SAFETY: the caller's promises are passed on.
+        count_one();
+        // SAFETY: the caller's contract is passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller's contract is passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        note();
-        // SAFETY: the caller's promises are passed on.
+        count_one();
+        // SAFETY: the caller's contract is passed on.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Calls `call` and counts the allocations of this thread meanwhile.
+/// Runs `call` and counts the allocations of this thread.
 pub fn counting<T>(call: impl FnOnce() -> T) -> (T, usize) {
     COUNTED.set(Some(0));
     let result = call();

@@ -1,10 +1,10 @@
-//! loom's atomics as the words of the lock-free parts.
+//! loom's atomics as the words of the lock-free structures.
 #![allow(dead_code)] // Each test uses its part.
 
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Condvar, Mutex};
 use std::time::Duration;
-use weft_fabric::atomics::{Word32, Word64};
+use weft_fabric::testing::{Word32, Word64};
 
 pub struct Word(AtomicU64);
 
@@ -30,8 +30,8 @@ impl Word64 for Word {
     }
 }
 
-/// A word with a futex: the kernel compares and queues under one lock, and wakes under it. A sleep has
-/// no end of its own, so a lost wake-up shows as a deadlock.
+/// Word with a futex: the kernel compares and queues under one lock, and wakes under it. Sleeps have no
+/// timeout, so that a lost wake-up is a deadlock.
 pub struct Futex {
     word: AtomicU32,
     queue: Mutex<()>,

@@ -11,37 +11,26 @@ pub use ranks::{
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use weft_fabric::descriptor::Grant;
-use weft_fabric::random::SplitMix64;
+pub use weft_fabric::random::SplitMix64;
 use weft_fabric::{
-    CounterConfig, CounterId, Device, Engine, EngineConfig, Generation, Page, Rank, Region,
-    RemoteRegion, Waiter, clock,
+    CounterConfig, CounterId, Device, Engine, EngineConfig, Generation, Grant, Page, Rank, Region,
+    RemoteRegion, WaitOptions, clock,
 };
 
 /// Bytes that each rank may write to each other.
 pub const SLOT: usize = 40_000;
 
-/// A repeatable source of numbers.
-pub struct Random(SplitMix64);
-
-impl Random {
-    pub fn new(seed: u64) -> Random {
-        Random(SplitMix64::new(seed))
-    }
-
-    /// The next number below `limit`.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0.bits() % limit
-    }
-}
-
-/// Waits up to `patience`, spinning for `spin`.
-pub fn waiting<T>(patience: Duration, spin: Duration, f: impl FnOnce(&mut Waiter<'_>) -> T) -> T {
+/// Runs a wait of up to `patience` that spins for `spin`.
+pub fn waiting<T>(
+    patience: Duration,
+    spin: Duration,
+    f: impl FnOnce(&mut WaitOptions<'_>) -> T,
+) -> T {
     let mut never = || false;
-    f(&mut Waiter { deadline: clock::now().after(patience), spin, interrupted: &mut never })
+    f(&mut WaitOptions { deadline: clock::now().after(patience), spin, interrupted: &mut never })
 }
 
-/// One rank with memory and a counter that all others may write to and raise.
+/// Rank with memory and a counter that all others may write and raise.
 pub struct Member {
     pub engine: Engine,
     pub counter: CounterId,
@@ -50,14 +39,14 @@ pub struct Member {
     pub remotes: BTreeMap<Rank, RemoteRegion>,
     /// Bytes that each other rank may write here.
     pub slot: usize,
-    /// How long a round waits for anything.
+    /// Time limit of each wait of a round.
     pub patience: Duration,
 }
 
 /// Shape of a [`Member`]'s memory and counter, the same at all ranks but for `places`.
 #[derive(Clone, Copy, Debug)]
-pub struct Joining {
-    pub places: Places,
+pub struct MemberConfig {
+    pub places: MemberDevices,
     pub generation: Generation,
     /// Bytes that each rank may write to each other.
     pub slot: usize,
@@ -67,21 +56,21 @@ pub struct Joining {
     pub window: u32,
 }
 
-impl Default for Joining {
-    fn default() -> Joining {
-        let (places, generation) = (Places::default(), Generation(3));
-        Joining { places, generation, slot: SLOT, source: SLOT, window: 1 }
+impl Default for MemberConfig {
+    fn default() -> MemberConfig {
+        let (places, generation) = (MemberDevices::default(), Generation(3));
+        MemberConfig { places, generation, slot: SLOT, source: SLOT, window: 1 }
     }
 }
 
-/// Devices that a member's regions lie on; `None`: host memory.
+/// Devices of a member's regions; `None`: host memory.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Places {
+pub struct MemberDevices {
     pub source: Option<u32>,
     pub inbox: Option<u32>,
 }
 
-/// A region in host memory, or of a device.
+/// Creates a region in host memory or on a device.
 pub fn region(engine: &mut Engine, place: Option<u32>, length: usize) -> Region {
     match place {
         None => engine.alloc(length).unwrap(),
@@ -89,7 +78,7 @@ pub fn region(engine: &mut Engine, place: Option<u32>, length: usize) -> Region 
     }
 }
 
-/// Puts bytes into a region, also of a twin's device, whose addresses are the CPU's.
+/// Copies bytes into a region, including those on a twin's device, whose addresses are the CPU's.
 pub fn put(region: &Region, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= region.memory().len());
     let to = (region.memory().address() as usize + offset) as *mut u8;
@@ -97,12 +86,12 @@ pub fn put(region: &Region, offset: usize, bytes: &[u8]) {
     unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
 }
 
-/// Sets bytes of a region, as [`put`] puts them in.
+/// Sets bytes of a region, as [`put`].
 pub fn fill(region: &Region, offset: usize, length: usize, value: u8) {
     put(region, offset, &vec![value; length]);
 }
 
-/// Takes bytes out of a region, as [`put`] puts them in.
+/// Copies bytes out of a region, as [`put`].
 pub fn take(region: &Region, offset: usize, length: usize) -> Vec<u8> {
     assert!(offset + length <= region.memory().len());
     let from = (region.memory().address() as usize + offset) as *const u8;
@@ -113,36 +102,42 @@ pub fn take(region: &Region, offset: usize, length: usize) -> Vec<u8> {
 }
 
 impl Member {
-    /// Joins a group of `size`; every rank calls this.
+    /// Joins a group of `size`; called by every rank.
     pub fn join(
         rank: Rank,
         size: u32,
         devices: &[Arc<dyn Device>],
         gather: &mut AllGather<'_>,
     ) -> Member {
-        Member::join_on(Places::default(), rank, size, devices, gather)
+        Member::join_on(MemberDevices::default(), rank, size, devices, gather)
     }
 
     /// Joins with regions on devices.
     pub fn join_on(
-        places: Places,
+        places: MemberDevices,
         rank: Rank,
         size: u32,
         devices: &[Arc<dyn Device>],
         gather: &mut AllGather<'_>,
     ) -> Member {
-        Member::join_as(Joining { places, ..Joining::default() }, rank, size, devices, gather)
+        Member::join_as(
+            MemberConfig { places, ..MemberConfig::default() },
+            rank,
+            size,
+            devices,
+            gather,
+        )
     }
 
     /// Joins with memory and a counter of this shape.
     pub fn join_as(
-        joining: Joining,
+        joining: MemberConfig,
         rank: Rank,
         size: u32,
         devices: &[Arc<dyn Device>],
         gather: &mut AllGather<'_>,
     ) -> Member {
-        let Joining { places, generation, slot, source, window } = joining;
+        let MemberConfig { places, generation, slot, source, window } = joining;
         let deadline = clock::now().after(PATIENCE);
         let config = EngineConfig::default();
         let mut engine = Engine::new(config, rank, size, generation, devices).unwrap();
@@ -182,7 +177,7 @@ impl Member {
         Member { engine, counter, source, inbox, remotes, slot, patience: PATIENCE }
     }
 
-    /// A page of the source that goes to `peer`'s slot of this rank, at these offsets.
+    /// Page from the source to this rank's slot at `peer`, at these offsets.
     pub fn page(&self, peer: Rank, from: usize, to: usize, length: usize) -> Page {
         assert!(to + length <= self.slot);
         Page {
@@ -194,19 +189,19 @@ impl Member {
         }
     }
 
-    /// What `peer` has written here.
+    /// Bytes written by `peer`.
     pub fn slot_of(&self, peer: Rank) -> Vec<u8> {
         take(&self.inbox, self.slot * peer.0 as usize, self.slot)
     }
 
-    /// By how much a write of pages of these lengths from `peer` raises its lane.
+    /// Raises of its lane by a write of pages with these lengths from `peer`.
     pub fn raises(&self, peer: Rank, lengths: impl IntoIterator<Item = usize>) -> u64 {
         let lengths: Vec<u64> = lengths.into_iter().map(|length| length as u64).collect();
         self.engine.route(peer).unwrap().parts.count(lengths)
     }
 
-    /// Grants `peer` all of a region and imports the one that it grants in turn. Every rank calls this with
-    /// the rank that it exchanges with.
+    /// Grants `peer` all of a region and imports the region of its grant; called by every rank with its
+    /// partner.
     pub fn exchange_regions(
         &mut self,
         peer: Rank,
@@ -224,7 +219,7 @@ impl Member {
     pub fn round(&mut self, seed: u64, round: u64) -> weft_fabric::Result<()> {
         let me = self.engine.rank();
         for (peer, remote) in self.remotes.clone() {
-            let wait = |waiter: &mut Waiter<'_>| {
+            let wait = |waiter: &mut WaitOptions<'_>| {
                 self.engine.wait_for_credit(self.counter, peer, round, waiter)
             };
             waiting(self.patience, Duration::ZERO, wait)?;
@@ -263,10 +258,10 @@ impl Member {
     }
 }
 
-/// What one rank writes to another in a round: a slot's bytes, and the ranges of it that travel.
+/// Write of one rank to another in a round: bytes of a slot, and the ranges of it that are sent.
 fn plan(seed: u64, from: Rank, to: Rank, round: u64) -> (Vec<u8>, Vec<(usize, usize)>) {
     let mut random =
-        Random::new(seed ^ (u64::from(from.0) << 40) ^ (u64::from(to.0) << 20) ^ round);
+        SplitMix64::new(seed ^ (u64::from(from.0) << 40) ^ (u64::from(to.0) << 20) ^ round);
     let mut ranges = Vec::new();
     let mut offset = 0;
     for _ in 0..random.below(8) {

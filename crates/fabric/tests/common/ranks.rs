@@ -1,4 +1,4 @@
-//! Ranks as threads or as processes. Tests of other crates use this file too.
+//! Ranks as threads or as processes; used by tests of other crates too.
 #![allow(dead_code)] // Each test uses its part.
 
 use std::io::{BufRead, BufReader, Write};
@@ -8,24 +8,24 @@ use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 use weft_fabric::Rank;
 
-/// Gives every rank what every rank said, in rank order.
+/// All-gather: returns the message of each rank, in rank order.
 pub type AllGather<'a> = dyn FnMut(Vec<u8>) -> Vec<Vec<u8>> + 'a;
 
-/// Long enough for anything that is expected to happen on a busy machine.
+/// Time limit for any expected event on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What each rank has said so far, in order.
-struct Forum {
+/// Messages of each rank so far, in order.
+struct Gathering {
     said: Mutex<Vec<Vec<Vec<u8>>>>,
     changed: Condvar,
 }
 
-impl Forum {
-    fn new(size: u32) -> Forum {
-        Forum { said: Mutex::new(vec![Vec::new(); size as usize]), changed: Condvar::new() }
+impl Gathering {
+    fn new(size: u32) -> Gathering {
+        Gathering { said: Mutex::new(vec![Vec::new(); size as usize]), changed: Condvar::new() }
     }
 
-    /// Panics if a rank stays silent, so that one that failed does not leave the others waiting.
+    /// Panics if a rank sends no message, so that a failed rank does not block the others.
     fn gather(&self, rank: Rank, mine: Vec<u8>) -> Vec<Vec<u8>> {
         let mut said = self.said.lock().unwrap();
         let round = said[rank.0 as usize].len();
@@ -40,24 +40,24 @@ impl Forum {
 
 /// Runs `rank` on a thread for each of `size` ranks.
 pub fn on_threads(size: u32, rank: impl Fn(Rank, &mut AllGather<'_>) + Send + Sync) {
-    let forum = Forum::new(size);
+    let gathering = Gathering::new(size);
     std::thread::scope(|scope| {
         for me in (0..size).map(Rank) {
-            let (forum, rank) = (&forum, &rank);
-            scope.spawn(move || rank(me, &mut |mine| forum.gather(me, mine)));
+            let (gathering, rank) = (&gathering, &rank);
+            scope.spawn(move || rank(me, &mut |mine| gathering.gather(me, mine)));
         }
     });
 }
 
 const RANK_VARIABLE: &str = "WEFT_TEST_RANK";
 
-/// Runs the test `name` of this binary as `size` processes, in which [`process_rank`] says who they
-/// are. Returns how each ended.
+/// Runs the test `name` of this binary as `size` processes, each with its rank in [`process_rank`]. Returns
+/// the outcome of each.
 pub fn on_processes(name: &str, size: u32) -> Vec<Result<(), String>> {
     on_processes_with(&[], name, size)
 }
 
-/// As [`on_processes`], with further variables of the environment.
+/// As [`on_processes`], with additional environment variables.
 pub fn on_processes_with(
     variables: &[(&str, &str)],
     name: &str,
@@ -74,24 +74,24 @@ pub fn on_processes_with(
             .unwrap()
     };
     let children: Vec<Child> = (0..size).map(spawn).collect();
-    let forum = Forum::new(size);
+    let gathering = Gathering::new(size);
     std::thread::scope(|scope| {
         let relay = |(number, child)| {
-            let forum = &forum;
-            scope.spawn(move || relay(Rank(number), child, forum))
+            let gathering = &gathering;
+            scope.spawn(move || relay(Rank(number), child, gathering))
         };
         let relays: Vec<_> = (0..).zip(children).map(relay).collect();
         relays.into_iter().map(|relay| relay.join().unwrap()).collect()
     })
 }
 
-fn relay(rank: Rank, mut child: Child, forum: &Forum) -> Result<(), String> {
+fn relay(rank: Rank, mut child: Child, gathering: &Gathering) -> Result<(), String> {
     let mut input = child.stdin.take().unwrap();
     for line in BufReader::new(child.stdout.take().unwrap()).lines() {
         let line = line.unwrap();
-        // libtest may have begun the line with the test's name.
+        // libtest may have started the line with the test's name.
         let Some((_, mine)) = line.split_once('@') else { continue };
-        let all = forum.gather(rank, mine.as_bytes().to_vec()).join(&b' ');
+        let all = gathering.gather(rank, mine.as_bytes().to_vec()).join(&b' ');
         input.write_all(&all).unwrap();
         input.write_all(b"\n").unwrap();
     }
@@ -104,7 +104,7 @@ fn relay(rank: Rank, mut child: Child, forum: &Forum) -> Result<(), String> {
     }
 }
 
-/// libfabric's shm leaves the files of a process behind that was killed.
+/// Removes files of a killed process that libfabric's shm leaves behind.
 fn remove_files_of(process: u32) {
     let Ok(files) = std::fs::read_dir("/dev/shm") else { return };
     let prefix = format!("weft-{process}-");
@@ -114,12 +114,12 @@ fn remove_files_of(process: u32) {
     }
 }
 
-/// In a process of [`on_processes`]: its rank.
+/// Rank of this process, under [`on_processes`].
 pub fn process_rank() -> Option<Rank> {
     std::env::var(RANK_VARIABLE).ok().map(|rank| Rank(rank.parse().unwrap()))
 }
 
-/// In a process of [`on_processes`]: how it gathers.
+/// All-gather of this process, under [`on_processes`].
 pub fn process_gather(mine: Vec<u8>) -> Vec<Vec<u8>> {
     let hex: String = mine.iter().map(|byte| format!("{byte:02x}")).collect();
     println!("@{hex}");

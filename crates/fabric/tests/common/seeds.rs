@@ -1,7 +1,7 @@
-//! Runs one seed after another on every core, and says how to replay one that went wrong.
+//! Runs one seed after another on every core, and prints the command that replays a failure.
 //!
-//! `WEFT_SEED=n` replays one seed, `WEFT_SEEDS=n` runs another number of them, beginning at
-//! `WEFT_FIRST_SEED`, and shows how far they have come.
+//! `WEFT_SEED=n` replays one seed; `WEFT_SEEDS=n` runs n seeds, beginning at `WEFT_FIRST_SEED`, and prints
+//! its progress.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,9 +9,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// No more failures than this are collected before a run is given up.
+/// Number of failures that ends a run.
 const MOST_FAILURES: usize = 10;
-/// Under miri a run takes seconds, not milliseconds.
+/// Number of seeds under miri, where a run takes seconds instead of milliseconds.
 const MIRI_SEEDS: u64 = 2;
 const PROGRESS: Duration = Duration::from_secs(5);
 
@@ -19,8 +19,8 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Calls `run` with every seed that was asked for, `default` of them unless the environment says
-/// otherwise. `test` names the test in the line that replays a failure.
+/// Calls `run` with each requested seed: `default` of them, unless the environment sets another number.
+/// `test` names the test in the replay command of a failure.
 ///
 /// # Panics
 /// If `run` fails or panics for a seed.
@@ -65,7 +65,7 @@ struct Sweep {
     next: AtomicU64,
     end: u64,
     failures: Mutex<BTreeMap<u64, String>>,
-    /// When progress was last shown, if it is.
+    /// Time of the last progress line; `None` without progress lines.
     shown: Option<Mutex<Instant>>,
 }
 

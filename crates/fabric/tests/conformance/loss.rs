@@ -1,7 +1,7 @@
-//! Peers that are killed, stopped, or gone in peace; writes whose writer leaves at once.
+//! Peers that are killed, stopped, or leave in order; writes whose writer leaves at once.
 
 use crate::common::{
-    self, Joining, Member, Random, fill, on_processes, process_gather, take, waiting,
+    self, Member, MemberConfig, SplitMix64, fill, on_processes, process_gather, take, waiting,
 };
 use crate::provider::{Provider, Shape, waited};
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,8 +14,9 @@ use weft_fabric::{Cause, Error, Page, Poison, Rank, clock};
 const VICTIM: Rank = Rank(1);
 const LARGE: usize = 64 << 20;
 
-/// Three processes, of which one kills itself among the rounds. The others fail, and name it if the
-/// provider notices; else a survivor may wait for the other one, which waits for the dead.
+/// Three processes, of which one kills itself during the rounds. The others fail and name it if the
+/// provider detects losses; otherwise a survivor may wait for the other one, which waits for the killed
+/// rank.
 pub fn a_killed_peer_is_named(provider: &Provider) {
     if !provider.survives_kills {
         return println!("skipped: {}: a killed rank may leave its locks locked", provider.name);
@@ -30,7 +31,7 @@ pub fn a_killed_peer_is_named(provider: &Provider) {
         }
         return;
     };
-    let joining = Joining::default();
+    let joining = MemberConfig::default();
     let mut member = provider.join(Shape::Default, joining, rank, 3, &mut process_gather);
     if rank == VICTIM {
         std::thread::spawn(move || {
@@ -44,7 +45,7 @@ pub fn a_killed_peer_is_named(provider: &Provider) {
 /// The same for ranks that are threads.
 fn a_rank_killed_by_its_world_is_named(provider: &Provider, world: &World) {
     provider.on_ranks(3, |rank, gather| {
-        let mut member = provider.join(Shape::Default, Joining::default(), rank, 3, gather);
+        let mut member = provider.join(Shape::Default, MemberConfig::default(), rank, 3, gather);
         if rank == VICTIM {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -61,29 +62,29 @@ fn a_rank_killed_by_its_world_is_named(provider: &Provider, world: &World) {
     });
 }
 
-/// A time among the first rounds.
+/// Random time during the first rounds.
 fn moment() -> Duration {
-    Duration::from_micros(Random::new(u64::from(std::process::id())).below(20_000))
+    Duration::from_micros(SplitMix64::new(u64::from(std::process::id())).below(20_000))
 }
 
-/// Goes on with rounds until the loss of the victim ends them.
+/// Runs rounds until the loss of the victim ends them.
 fn survive(provider: &Provider, member: &mut Member) {
     let seconds = if provider.notices_death { 10 } else { 1 };
     member.patience = Duration::from_secs(seconds);
     let error = (0..).find_map(|round| member.round(13, round).err()).unwrap();
     match &error {
-        // Providers that do not promise it may notice too: a broken connection, if they have one.
+        // Providers without this guarantee may detect it too, by a broken connection.
         Error::Poisoned(poison) => assert_eq!(poison.rank, Some(VICTIM), "{error}"),
         Error::Timeout { missing, .. } if !provider.notices_death => {
             assert!(!missing.is_empty(), "{error}");
         }
         _ => panic!("{error}"),
     }
-    // What the dead one mapped and was mapped of is still sound.
+    // Memory shared with the killed rank is still valid.
     fill(&member.inbox, 0, common::SLOT, 7);
 }
 
-/// A process that is stopped takes no more than what the system takes for it.
+/// A stopped process receives no more than its kernel buffers take.
 pub fn a_stopped_peer_is_named_and_a_fence_drains_its_requests(provider: &Provider) {
     if let Some(world) = provider.world {
         return a_rank_stopped_by_its_world_is_named(provider, &world());
@@ -96,7 +97,7 @@ pub fn a_stopped_peer_is_named_and_a_fence_drains_its_requests(provider: &Provid
         }
         return;
     };
-    let joining = Joining { slot: LARGE, source: LARGE, ..Joining::default() };
+    let joining = MemberConfig { slot: LARGE, source: LARGE, ..MemberConfig::default() };
     let mut member = provider.join(Shape::Default, joining, rank, 2, &mut process_gather);
     let pids = process_gather(std::process::id().to_string().into_bytes());
     if rank == VICTIM {
@@ -110,10 +111,10 @@ pub fn a_stopped_peer_is_named_and_a_fence_drains_its_requests(provider: &Provid
     kill_process(peer, Signal::KILL).unwrap();
 }
 
-/// The same for ranks that are threads. The stopped one goes on later, and finds that it was cut off.
+/// The same for ranks that are threads. The stopped rank resumes later, and finds itself fenced.
 fn a_rank_stopped_by_its_world_is_named(provider: &Provider, world: &World) {
     provider.on_ranks(2, |rank, gather| {
-        let joining = Joining { slot: LARGE, source: LARGE, ..Joining::default() };
+        let joining = MemberConfig { slot: LARGE, source: LARGE, ..MemberConfig::default() };
         let mut member = provider.join(Shape::Default, joining, rank, 2, gather);
         gather(Vec::new());
         if rank == VICTIM {
@@ -130,7 +131,7 @@ fn a_rank_stopped_by_its_world_is_named(provider: &Provider, world: &World) {
     });
 }
 
-/// Writes to the stopped rank, waits in vain, and leaves the group: the source is free at once.
+/// Writes to the stopped rank, waits until the loss, and leaves the group: the source is free at once.
 fn write_and_give_up(provider: &Provider, mut member: Member) {
     let counter = member.counter;
     let page = member.page(VICTIM, 0, 0, LARGE);
@@ -158,7 +159,7 @@ fn write_and_give_up(provider: &Provider, mut member: Member) {
     assert_eq!(Arc::strong_count(&memory), 1, "the source is still borrowed");
 }
 
-/// The group is poisoned with a window of writes at every stage between this engine and its peer.
+/// Poisons the group with a window of writes at every stage between this engine and its peer.
 pub fn a_fence_under_load_gives_every_source_back(provider: &Provider) {
     const WRITES: usize = 64;
     const CELL: usize = 20_000;
@@ -167,7 +168,8 @@ pub fn a_fence_under_load_gives_every_source_back(provider: &Provider) {
     }
     provider.on_ranks(2, |rank, gather| {
         let slot = WRITES * CELL;
-        let joining = Joining { slot, source: slot, window: WRITES as u32, ..Joining::default() };
+        let joining =
+            MemberConfig { slot, source: slot, window: WRITES as u32, ..MemberConfig::default() };
         let mut member = provider.join(Shape::Default, joining, rank, 2, gather);
         let (peer, counter) = (Rank(1 - rank.0), member.counter);
         let mut requests = Vec::new();
@@ -192,14 +194,14 @@ pub fn a_fence_under_load_gives_every_source_back(provider: &Provider) {
     });
 }
 
-/// A rank writes, announces its departure through the control plane and leaves; the other one goes on.
+/// A rank writes, announces its departure through the control plane and leaves; the other one continues.
 pub fn a_peer_that_left_in_peace_poisons_nothing(provider: &Provider) {
     const LENGTH: usize = 1 << 20;
     if !provider.has(Shape::Default) {
         return;
     }
     provider.on_ranks(2, |rank, gather| {
-        let joining = Joining { slot: LENGTH, source: LENGTH, ..Joining::default() };
+        let joining = MemberConfig { slot: LENGTH, source: LENGTH, ..MemberConfig::default() };
         let mut member = provider.join(Shape::Default, joining, rank, 2, gather);
         let (peer, counter) = (Rank(1 - rank.0), member.counter);
         let page = member.page(peer, 0, 0, LENGTH);
@@ -232,8 +234,8 @@ pub fn a_peer_that_left_in_peace_poisons_nothing(provider: &Provider) {
     });
 }
 
-/// Writes of all sizes in one window, over queues that take them all and over one that takes one part at a
-/// time: once links have taken all of them, the rank is free to go.
+/// Writes of all sizes in one window, over queues that accept them all and over one that accepts one part
+/// at a time: once links have accepted all of them, the rank may leave.
 pub fn what_was_posted_arrives_although_its_writer_leaves(provider: &Provider) {
     const WRITES: usize = 8;
     const CELL: usize = 40_000;
@@ -242,7 +244,8 @@ pub fn what_was_posted_arrives_although_its_writer_leaves(provider: &Provider) {
             continue;
         }
         let slot = WRITES * CELL;
-        let joining = Joining { slot, source: slot, window: WRITES as u32, ..Joining::default() };
+        let joining =
+            MemberConfig { slot, source: slot, window: WRITES as u32, ..MemberConfig::default() };
         provider.on_ranks(2, |rank, gather| {
             let mut member = provider.join(shape, joining, rank, 2, gather);
             let (peer, counter) = (Rank(1 - rank.0), member.counter);
@@ -256,7 +259,7 @@ pub fn what_was_posted_arrives_although_its_writer_leaves(provider: &Provider) {
                     let page: Page = member.page(peer, at, at, length(write));
                     member.engine.write(peer, counter, write as u64, &[page]).unwrap();
                 }
-                waited(|w| member.engine.hand_on(w)).unwrap();
+                waited(|w| member.engine.drain_queues(w)).unwrap();
                 drop(member);
             } else {
                 for write in 0..WRITES {

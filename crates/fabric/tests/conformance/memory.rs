@@ -1,15 +1,14 @@
-//! Regions that are released and granted again, also at the address of memory that was freed.
+//! Regions that are released and granted again, including those at the address of freed memory.
 
-use crate::common::{Joining, Member, fill, region, take};
+use crate::common::{Member, MemberConfig, fill, region, take};
 use crate::provider::{Provider, Shape, settle, waited};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::ptr::NonNull;
-use weft_fabric::memory::{Memory, Place};
-use weft_fabric::{Page, Rank, Region, RemoteRegion};
+use weft_fabric::{Memory, MemoryKind, Page, Rank, Region, RemoteRegion};
 
 const LENGTH: usize = 64 << 10;
 
-/// Writes all of `source` to `to`, in the next round, and finds the bytes of the peer's source in `inbox`.
+/// Writes all of `source` to `to` in the next round, and checks the bytes of the peer's source in `inbox`.
 fn cross(member: &mut Member, source: &Region, to: RemoteRegion, inbox: &Region, value: u8) {
     let (peer, counter) = (to.peer, member.counter);
     let round = member.engine.next_round(counter, peer).unwrap();
@@ -33,7 +32,7 @@ fn cross(member: &mut Member, source: &Region, to: RemoteRegion, inbox: &Region,
 }
 
 pub fn a_region_takes_the_key_of_one_that_was_released(provider: &Provider) {
-    let joining = Joining { source: LENGTH, ..Joining::default() };
+    let joining = MemberConfig { source: LENGTH, ..MemberConfig::default() };
     provider.group(Shape::Default, joining, 2, |member, gather| {
         let peer = Rank(1 - member.engine.rank().0);
         let mut keys = Vec::new();
@@ -49,9 +48,9 @@ pub fn a_region_takes_the_key_of_one_that_was_released(provider: &Provider) {
                 assert!(take(&old, 0, LENGTH) == bytes, "turn {turn}");
             }
             settle(member);
-            member.engine.forget(peer, remote.key);
+            member.engine.remove_remote(peer, remote.key);
             member.engine.release(&inbox);
-            // Every other one is freed, so that the next may come to lie in its place.
+            // Every other region is freed, so that the next may take its address.
             let bytes = take(&inbox, 0, LENGTH);
             before = turn.is_multiple_of(2).then_some((inbox, bytes));
             settle(member);
@@ -63,13 +62,13 @@ pub fn a_region_takes_the_key_of_one_that_was_released(provider: &Provider) {
 /// Anonymous memory, unmapped when it is dropped.
 struct Mapping(NonNull<u8>);
 
-// SAFETY: it is plain memory that the mapping alone owns.
+// SAFETY: plain memory, owned by the mapping alone.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Anywhere, or exactly there if nothing is there.
+    /// Maps memory at any address, or exactly at `at` if that is free.
     fn new(at: Option<usize>) -> Option<Mapping> {
         let fixed = if at.is_some() { MapFlags::FIXED_NOREPLACE } else { MapFlags::empty() };
         let (address, access) = (at.unwrap_or(0) as *mut _, ProtFlags::READ | ProtFlags::WRITE);
@@ -81,38 +80,39 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: its own mapping, which nothing refers to any more.
+        // SAFETY: its own mapping, without references.
         let _ = unsafe { munmap(self.0.as_ptr().cast(), LENGTH) };
     }
 }
 
-/// Lent sources at one address, each mapped after the one before was unmapped, and destinations that the
-/// allocator may put where an earlier one was.
+/// Registered user buffers at one address, each mapped after the one before was unmapped, and destinations
+/// that the allocator may place at an earlier address.
 pub fn memory_at_the_address_of_freed_memory_is_other_memory(provider: &Provider) {
-    let joining = Joining { source: LENGTH, ..Joining::default() };
+    let joining = MemberConfig { source: LENGTH, ..MemberConfig::default() };
     provider.group(Shape::Default, joining, 2, |member, gather| {
         let peer = Rank(1 - member.engine.rank().0);
         let mut address = None;
-        let mut lent_there = 0;
+        let mut reused = 0;
         for turn in 1..=8u8 {
-            // A thread beside this one may have mapped something there.
+            // Another thread may have mapped memory there.
             let mapping = Mapping::new(address).or_else(|| Mapping::new(None)).unwrap();
-            lent_there += u32::from(address == Some(mapping.0.as_ptr() as usize));
+            reused += u32::from(address == Some(mapping.0.as_ptr() as usize));
             address = Some(mapping.0.as_ptr() as usize);
             let begin = mapping.0;
-            // SAFETY: the mapping is its owner.
-            let memory = unsafe { Memory::lent(begin, LENGTH, Place::Host, Box::new(mapping)) };
+            // SAFETY: the mapping owns it.
+            let memory =
+                unsafe { Memory::user_buffer(begin, LENGTH, MemoryKind::Host, Box::new(mapping)) };
             let source = member.engine.register(memory).unwrap();
             fill(&source, 0, LENGTH, turn);
             let inbox = region(&mut member.engine, provider.places.inbox, LENGTH);
             let remote = member.exchange_regions(peer, &inbox, gather);
             cross(member, &source, remote, &inbox, turn);
             settle(member);
-            member.engine.forget(peer, remote.key);
+            member.engine.remove_remote(peer, remote.key);
             member.engine.release(&source);
             member.engine.release(&inbox);
             settle(member);
         }
-        assert!(lent_there > 0, "no mapping came to lie where one was before");
+        assert!(reused > 0, "no mapping reused an earlier address");
     });
 }

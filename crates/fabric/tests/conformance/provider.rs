@@ -1,7 +1,7 @@
-//! Providers under test: how each makes its devices, and what it promises.
+//! Providers under test: constructors of their devices, and their guarantees.
 
 use crate::common::{
-    self, AllGather, Joining, Member, PATIENCE, Places, on_processes_with, on_threads,
+    self, AllGather, Member, MemberConfig, MemberDevices, PATIENCE, on_processes_with, on_threads,
     process_gather, waiting,
 };
 use std::cell::Cell;
@@ -10,60 +10,60 @@ use std::time::Duration;
 use weft_fabric::providers::copy::Twin;
 use weft_fabric::providers::sim::World;
 use weft_fabric::providers::{
-    CopyDevice, Hostile, HostileConfig, OfiConfig, OfiDevice, OfiProvider, ShmConfig, ShmDevice,
-    TcpConfig, TcpDevice, ofi,
+    CopyDevice, HostileConfig, HostileDevice, OfiConfig, OfiDevice, OfiProvider, ShmConfig,
+    ShmDevice, TcpConfig, TcpDevice, ofi,
 };
-use weft_fabric::{Device, Rank, Waiter};
+use weft_fabric::{Device, Rank, WaitOptions};
 
-/// A device, or why there is none.
+/// Device, or the reason why it is missing.
 pub type Opened = Result<Arc<dyn Device>, &'static str>;
 
-/// A provider, as the suite sees it.
+/// Provider under test.
 #[derive(Clone, Copy)]
 pub struct Provider {
-    /// The module of its tests in this binary.
+    /// Module of its tests in this binary.
     pub name: &'static str,
-    /// A rank's device of this shape.
+    /// Constructor of a rank's device of a shape.
     pub device: fn(Rank, Shape) -> Opened,
     /// Devices that regions lie on.
-    pub places: Places,
+    pub places: MemberDevices,
     /// Ranks may be processes.
     pub processes: bool,
     /// Ranks may be threads of one process.
     pub threads: bool,
-    /// A rank that is killed never takes the others with it.
+    /// True if a killed rank never blocks the others.
     pub survives_kills: bool,
-    /// The world that can kill and stop a rank, where ranks are not processes.
+    /// World that kills and stops ranks, where ranks are not processes.
     pub world: Option<fn() -> World>,
-    /// Connecting waits for an answer of each peer, so it fails where one refuses.
+    /// Connecting waits for a response of each peer, so it fails where one rejects it.
     pub answers: bool,
-    /// Bytes that were credited keep their values until they are written again.
+    /// Credited bytes keep their values until they are written again.
     pub keeps_credited_bytes: bool,
     /// A killed peer poisons the group although no control plane reports it.
     pub notices_death: bool,
-    /// A post may be done when it returns, so a request may have ended although its peer sleeps.
+    /// A post may complete on return, so a request may have ended although its peer sleeps.
     pub may_be_done_at_once: bool,
-    /// The longest write to test.
+    /// Longest tested write.
     pub longest: usize,
 }
 
-/// Which of a case's calls of [`Provider::on_ranks`] a process is there for.
+/// Environment variable: number of the call of [`Provider::on_ranks`] that a process runs.
 const CALL: &str = "WEFT_TEST_CALL";
 
 thread_local! {
-    /// The case that this thread, or the rank on it, runs.
+    /// Case that this thread, or the rank on it, runs.
     pub static CASE: Cell<&'static str> = const { Cell::new("") };
-    /// Calls of [`Provider::on_ranks`] in it so far.
+    /// Number of calls of [`Provider::on_ranks`] in it so far.
     static CALLS: Cell<u32> = const { Cell::new(0) };
 }
 
 impl Provider {
-    /// Over ranks that may be processes, with regions in host memory.
+    /// Provider of ranks that may be processes, with regions in host memory.
     pub const fn new(name: &'static str, device: fn(Rank, Shape) -> Opened) -> Provider {
         Provider {
             name,
             device,
-            places: Places { source: None, inbox: None },
+            places: MemberDevices { source: None, inbox: None },
             processes: true,
             threads: true,
             survives_kills: true,
@@ -81,21 +81,21 @@ impl Provider {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shape {
     Default,
-    /// So many parts may wait toward a peer.
+    /// Queue of this many parts toward a peer.
     Queue(usize),
     /// Limits that differ from rank to rank.
     Uneven,
 }
 
 impl Provider {
-    /// Whether there are devices of this shape; prints why not.
+    /// True if there are devices of this shape; otherwise prints the reason.
     pub fn has(&self, shape: Shape) -> bool {
         (self.device)(Rank(0), shape)
             .map_err(|why| println!("skipped: {} {shape:?}: {why}", self.name))
             .is_ok()
     }
 
-    /// Whether ranks may be processes; prints why not.
+    /// True if ranks may be processes; otherwise prints the reason.
     pub fn has_processes(&self) -> bool {
         if !self.processes {
             println!("skipped: {}: all ranks are threads of one process", self.name);
@@ -107,21 +107,21 @@ impl Provider {
     pub fn join(
         &self,
         shape: Shape,
-        joining: Joining,
+        joining: MemberConfig,
         rank: Rank,
         size: u32,
         gather: &mut AllGather<'_>,
     ) -> Member {
         let device = (self.device)(rank, shape).unwrap();
-        let joining = Joining { places: self.places, ..joining };
+        let joining = MemberConfig { places: self.places, ..joining };
         Member::join_as(joining, rank, size, &[device], gather)
     }
 
-    /// Runs each rank of a group on a thread of its own. None leaves before all have returned.
+    /// Runs each rank of a group on its own thread. All leave after all have returned.
     pub fn group(
         &self,
         shape: Shape,
-        joining: Joining,
+        joining: MemberConfig,
         size: u32,
         body: impl Fn(&mut Member, &mut AllGather<'_>) + Send + Sync,
     ) {
@@ -131,14 +131,14 @@ impl Provider {
         self.on_ranks(size, |rank, gather| {
             let mut member = self.join(shape, joining, rank, size, gather);
             body(&mut member, gather);
-            // What is posted leaves before a rank stops polling.
+            // Posted parts leave before a rank stops polling.
             settle(&mut member);
             gather(Vec::new());
         });
     }
 
-    /// Runs each rank on a thread of its own; in a process of its own where threads may not be ranks. There,
-    /// the case runs once more in each process, in which only this call does anything.
+    /// Runs each rank on its own thread, or in its own process where threads cannot be ranks. There the
+    /// case runs again in each process, which executes this call only.
     pub fn on_ranks(&self, size: u32, body: impl Fn(Rank, &mut AllGather<'_>) + Send + Sync) {
         if self.threads {
             let case = CASE.get();
@@ -160,25 +160,25 @@ impl Provider {
         }
     }
 
-    /// The full name of one of its tests, for [`crate::common::on_processes`].
+    /// Full name of one of its tests, for [`crate::common::on_processes`].
     pub fn test(&self, case: &str) -> String {
         format!("{}::{case}", self.name)
     }
 }
 
-/// Passes a barrier, so that all that was posted before has been handed on.
+/// Passes a barrier, so that all parts posted before have left.
 pub fn settle(member: &mut Member) {
     waited(|waiter| member.engine.barrier(waiter)).unwrap();
 }
 
-/// Gives a credit, and waits until it has left: the rank may not poll any more.
+/// Gives a credit and waits until it has left: the rank may not poll again.
 pub fn credit(member: &mut Member, peer: Rank) {
     let credit = member.engine.credit_now(peer, member.counter).unwrap();
     waited(|waiter| member.engine.wait_for_request(credit, waiter)).unwrap();
 }
 
-/// Waits without spinning, so that each wait depends on what wakes a sleeper.
-pub fn waited<T>(wait: impl FnOnce(&mut Waiter<'_>) -> T) -> T {
+/// Waits without spinning, so that each wait depends on the wake-up of a sleeper.
+pub fn waited<T>(wait: impl FnOnce(&mut WaitOptions<'_>) -> T) -> T {
     waiting(PATIENCE, Duration::ZERO, wait)
 }
 
@@ -210,7 +210,7 @@ pub fn tcp(rank: Rank, shape: Shape) -> Opened {
     Ok(Arc::new(TcpDevice::new(config).unwrap()))
 }
 
-/// The copy provider over a twin of devices.
+/// Copy provider over a twin of devices.
 pub fn copy_twin(rank: Rank, shape: Shape) -> Opened {
     let device = CopyDevice::over(move || Ok(Box::new(Twin::new(rank.0.into()))), "this");
     match shape {
@@ -220,7 +220,7 @@ pub fn copy_twin(rank: Rank, shape: Shape) -> Opened {
     }
 }
 
-/// `inner` in the hostile wrapper, which has a queue of its own.
+/// `inner` in the hostile wrapper, which has its own queue.
 pub fn hostile(inner: fn(Rank, Shape) -> Opened, rank: Rank, shape: Shape) -> Opened {
     let device = inner(rank, shape).or_else(|_| inner(rank, Shape::Default))?;
     let config = HostileConfig::new(17);
@@ -229,7 +229,7 @@ pub fn hostile(inner: fn(Rank, Shape) -> Opened, rank: Rank, shape: Shape) -> Op
         Shape::Queue(depth) => HostileConfig { depth, ..config },
         Shape::Uneven => HostileConfig { depth: 1 + rank.index(), ..config },
     };
-    Ok(Arc::new(Hostile::over(device, config)))
+    Ok(Arc::new(HostileDevice::over(device, config)))
 }
 
 pub fn hostile_shm(rank: Rank, shape: Shape) -> Opened {
@@ -240,7 +240,7 @@ pub fn hostile_tcp(rank: Rank, shape: Shape) -> Opened {
     hostile(tcp, rank, shape)
 }
 
-/// A provider of libfabric.
+/// Provider of libfabric.
 fn libfabric(provider: &str, rank: Rank, shape: Shape) -> Opened {
     ofi::library().map_err(|_| "there is no libfabric here (Debian: libfabric1)")?;
     let config = OfiConfig { provider: OfiProvider::new(provider), ..OfiConfig::default() };

@@ -1,6 +1,6 @@
-//! All kinds of request, and lengths from nothing to a gibibyte at odd offsets.
+//! All kinds of request, and lengths from zero to 1 GiB at odd offsets.
 
-use crate::common::{Joining, Member, Random, fill, put, region, take};
+use crate::common::{Member, MemberConfig, SplitMix64, fill, put, region, take};
 use crate::provider::{Provider, Shape, settle, waited};
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -14,10 +14,10 @@ const SLOT: usize = 4000;
 const UNTOUCHED: u8 = 0xee;
 
 /// Slices of a write: offset in the source, offset in the slot, length.
-type Slices = Vec<(usize, usize, usize)>;
+type StridedPages = Vec<(usize, usize, usize)>;
 
 /// Requests of each kind, with the same slices toward every peer.
-fn kinds() -> Vec<(&'static str, Slices)> {
+fn kinds() -> Vec<(&'static str, StridedPages)> {
     let paged = (0..20).map(|page| (7 * page, (page * 13 % 20) * 150 + 3, 7 * page)).collect();
     let strided = (0..16).map(|row| (5 + 24 * row, 1 + 40 * row, 8)).collect();
     let with_empty = vec![(0, 0, 0), (9, 11, 100), (0, 0, 0), (500, 300, 1)];
@@ -33,7 +33,7 @@ fn kinds() -> Vec<(&'static str, Slices)> {
 }
 
 pub fn every_kind_of_request_arrives(provider: &Provider) {
-    let joining = Joining { slot: SLOT, source: SLOT, ..Joining::default() };
+    let joining = MemberConfig { slot: SLOT, source: SLOT, ..MemberConfig::default() };
     provider.group(Shape::Default, joining, RANKS, |member, _| {
         let calls = Arc::new(AtomicU32::new(0));
         let mut seed = 0;
@@ -64,23 +64,23 @@ pub fn every_kind_of_request_arrives(provider: &Provider) {
 }
 
 fn bytes_of(rank: Rank, seed: u64) -> Vec<u8> {
-    let mut random = Random::new(u64::from(rank.0) << 32 | seed);
+    let mut random = SplitMix64::new(u64::from(rank.0) << 32 | seed);
     (0..SLOT).map(|_| random.below(256) as u8).collect()
 }
 
-/// By how much each peer's writes raise its lane.
+/// Raises of its lane by each peer's writes.
 type Raises = Box<dyn Fn(&Member, Rank) -> u64>;
 
-fn pages(member: &Member, peer: Rank, slices: &Slices) -> Vec<Page> {
+fn pages(member: &Member, peer: Rank, slices: &StridedPages) -> Vec<Page> {
     slices.iter().map(|&(from, to, length)| member.page(peer, from, to, length)).collect()
 }
 
-fn raises_of(slices: &Slices) -> Raises {
+fn raises_of(slices: &StridedPages) -> Raises {
     let lengths: Vec<usize> = slices.iter().map(|slice| slice.2).collect();
     Box::new(move |member, peer| member.raises(peer, lengths.iter().copied()))
 }
 
-/// The next round toward a peer, which permits it.
+/// Opens the next round toward a peer, after its credit.
 fn open_round(member: &mut Member, peer: Rank) -> u64 {
     let round = member.engine.next_round(member.counter, peer).unwrap();
     waited(|w| member.engine.wait_for_credit(member.counter, peer, round, w)).unwrap();
@@ -88,7 +88,7 @@ fn open_round(member: &mut Member, peer: Rank) -> u64 {
 }
 
 /// A write to each peer.
-fn each_alone(member: &mut Member, slices: &Slices, _: &Arc<AtomicU32>) -> Option<Raises> {
+fn each_alone(member: &mut Member, slices: &StridedPages, _: &Arc<AtomicU32>) -> Option<Raises> {
     let mut requests = Vec::new();
     for peer in member.engine.peers().collect::<Vec<_>>() {
         let (round, counter) = (open_round(member, peer), member.counter);
@@ -106,7 +106,7 @@ fn each_alone(member: &mut Member, slices: &Slices, _: &Arc<AtomicU32>) -> Optio
 }
 
 /// Two writes to each peer in one scatter with a callback: the slices, and a signal.
-fn scattered(member: &mut Member, slices: &Slices, calls: &Arc<AtomicU32>) -> Option<Raises> {
+fn scattered(member: &mut Member, slices: &StridedPages, calls: &Arc<AtomicU32>) -> Option<Raises> {
     let peers: Vec<Rank> = member.engine.peers().collect();
     let pages: Vec<Vec<Page>> = peers.iter().map(|&peer| pages(member, peer, slices)).collect();
     let mut writes = Vec::new();
@@ -127,10 +127,10 @@ fn scattered(member: &mut Member, slices: &Slices, calls: &Arc<AtomicU32>) -> Op
     Some(Box::new(move |member, peer| raises(member, peer) + 1))
 }
 
-/// A scatter over a peer group, which takes one page for each member.
+/// A scatter over a peer group, with one page for each member.
 fn scattered_over_a_group(
     member: &mut Member,
-    slices: &Slices,
+    slices: &StridedPages,
     _: &Arc<AtomicU32>,
 ) -> Option<Raises> {
     let &[(source_offset, to, length)] = &slices[..] else { return None };
@@ -152,7 +152,7 @@ fn scattered_over_a_group(
     Some(raises_of(slices))
 }
 
-/// Byte at a place of a write, by a seed.
+/// Byte at an offset of a write, by a seed.
 fn byte(seed: usize, at: usize) -> u8 {
     mix((seed as u64) << 32 ^ at as u64) as u8
 }
@@ -161,7 +161,8 @@ pub fn writes_of_any_length_arrive_at_any_offset(provider: &Provider) {
     const LONGEST: usize = (5 << 20) + 3;
     let lengths =
         [0, 1, 2, 7, 8, 63, 64, 65, 1023, 1025, 4095, 4097, 65_537, (1 << 20) + 1, LONGEST];
-    let joining = Joining { slot: LONGEST + 200, source: LONGEST + 200, ..Joining::default() };
+    let joining =
+        MemberConfig { slot: LONGEST + 200, source: LONGEST + 200, ..MemberConfig::default() };
     provider.group(Shape::Default, joining, 2, |member, _| {
         let (me, peer) = (member.engine.rank().0 as usize, Rank(1 - member.engine.rank().0));
         for (turn, length) in lengths.into_iter().enumerate() {
@@ -190,7 +191,7 @@ pub fn writes_of_any_length_arrive_at_any_offset(provider: &Provider) {
     });
 }
 
-/// Memory that the system can give, in bytes.
+/// Memory available in the system, in bytes.
 fn available() -> usize {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap();
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
@@ -199,9 +200,9 @@ fn available() -> usize {
 
 pub fn a_gibibyte_arrives(provider: &Provider) {
     // One provider at a time.
-    static TURN: Mutex<()> = Mutex::new(());
+    static EXCLUSIVE: Mutex<()> = Mutex::new(());
     const CHUNK: usize = 1 << 20;
-    let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _turn = EXCLUSIVE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (length, needed) = (provider.longest, 2 * provider.longest + (1 << 30));
     let available = available();
     if available < needed {
@@ -216,12 +217,12 @@ pub fn a_gibibyte_arrives(provider: &Provider) {
     if !provider.has(Shape::Default) {
         return;
     }
-    // Each mebibyte begins a byte later in the same random bytes.
+    // Each MiB starts one byte later in the same random bytes.
     let words = (0..(CHUNK as u64 + length as u64 / CHUNK as u64) / 8 + 1).map(mix);
     let random: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     let chunk = |number: usize| &random[number..number + CHUNK];
     provider.on_ranks(2, |rank, gather| {
-        let mut member = provider.join(Shape::Default, Joining::default(), rank, 2, gather);
+        let mut member = provider.join(Shape::Default, MemberConfig::default(), rank, 2, gather);
         let (peer, counter) = (Rank(1 - rank.0), member.counter);
         let bytes = if rank == Rank(0) { 1 } else { length };
         let inbox = region(&mut member.engine, provider.places.inbox, bytes);
@@ -242,7 +243,7 @@ pub fn a_gibibyte_arrives(provider: &Provider) {
             let round = open_round(&mut member, peer);
             let request = member.engine.write(peer, counter, round, &[page]).unwrap();
             waited(|w| member.engine.wait_for_request(request, w)).unwrap();
-            // The owner answers when it has looked.
+            // The owner responds after its check.
             waited(|w| member.engine.wait(counter, &[(peer, 1)], w)).unwrap();
         } else {
             let raises = member.raises(peer, [length]);

@@ -1,4 +1,4 @@
-//! Ranks that come back, and introductions of those that were there before.
+//! Ranks that restart, and introductions of their earlier processes.
 
 use crate::common::{Introduced, soon, until};
 use crate::is_long;
@@ -6,12 +6,12 @@ use crate::provider::{Provider, Shape, waited};
 use std::time::Duration;
 use weft_fabric::{Engine, EngineConfig, Generation, Page, Rank, clock};
 
-/// For what is expected to fail, and for a broken connection before it counts as a loss.
+/// Time limit for expected failures, and for a broken connection before it counts as a loss.
 const TIME: Duration = Duration::from_millis(60);
 
-/// Two ranks restart again and again. Most times they connect and write to each other; at times one of
-/// them has an introduction of an earlier incarnation of the other. The other one refuses it. It fails, too,
-/// at the latest when it finds that its connections were refused.
+/// Two ranks restart repeatedly. Usually they connect and write to each other; sometimes one of them has an
+/// introduction of an earlier process of the other. The other one rejects it. The first fails too, at the
+/// latest when it finds its connections rejected.
 pub fn an_old_introduction_connects_to_nobody(provider: &Provider) {
     if !provider.has(Shape::Default) {
         return;
@@ -31,13 +31,13 @@ pub fn an_old_introduction_connects_to_nobody(provider: &Provider) {
             Engine::new(config, Rank(rank), 2, Generation(restart as u8), &devices).unwrap()
         });
         let introduced = Introduced::of(&mut engines);
-        // A generation is eight bits: the one of 256 restarts ago is the same.
+        // A generation has 8 bits: that of 256 restarts ago is equal.
         let old = before.get(restart.checked_sub(256).unwrap_or(restart.saturating_sub(1)));
         let old = old.filter(|_| provider.answers);
         match (restart % 5, old) {
-            (3, Some(old)) => meets_nobody(&mut engines, &introduced, old, true),
+            (3, Some(old)) => connects_to_no_rank(&mut engines, &introduced, old, true),
             (4, Some(old)) if old.messages[1][0] != introduced.messages[1][0] => {
-                meets_nobody(&mut engines, &introduced, old, false);
+                connects_to_no_rank(&mut engines, &introduced, old, false);
             }
             _ => {
                 connect_all_of(&mut engines, &introduced);
@@ -48,8 +48,8 @@ pub fn an_old_introduction_connects_to_nobody(provider: &Provider) {
     }
 }
 
-/// Rank 0 connects with an old introduction of rank 1, and its old address too if `moved`.
-fn meets_nobody(engines: &mut [Engine; 2], now: &Introduced, old: &Introduced, moved: bool) {
+/// Rank 0 connects with an old introduction of rank 1, and with its old address if `moved`.
+fn connects_to_no_rank(engines: &mut [Engine; 2], now: &Introduced, old: &Introduced, moved: bool) {
     let mut addresses = now.addresses.clone();
     if moved {
         addresses[1] = old.addresses[1].clone();
@@ -60,13 +60,16 @@ fn meets_nobody(engines: &mut [Engine; 2], now: &Introduced, old: &Introduced, m
         let other = scope.spawn(|| now.connect(one, clock::now().after(TIME)));
         let connected =
             until(clock::now().after(TIME), |limit| zero.connect(&addresses, &messages, limit));
-        assert!(other.join().unwrap().is_err(), "rank 1 connected to one that does not know it");
+        assert!(
+            other.join().unwrap().is_err(),
+            "rank 1 connected to a rank without its introduction"
+        );
         if connected.is_err() {
             return;
         }
         let until = soon(10);
         while zero.check().is_ok() {
-            assert!(clock::now() < until, "rank 0 has connected to an incarnation that is gone");
+            assert!(clock::now() < until, "rank 0 connected to an earlier process");
             zero.poll(clock::now(), &mut Vec::new());
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -81,7 +84,7 @@ fn connect_all_of(engines: &mut [Engine; 2], introduced: &Introduced) {
     });
 }
 
-/// A write in each direction.
+/// Writes in both directions.
 fn writes_cross(engines: &mut [Engine; 2], value: u8) {
     const LENGTH: u64 = 3000;
     let parts: Vec<_> = engines

@@ -1,20 +1,21 @@
 //! Peers that read late or never, deadlines that pass, queues that stay full.
 
-use crate::common::{Joining, Places, fill, region, take, waiting};
+use crate::common::{MemberConfig, MemberDevices, fill, region, take, waiting};
 use crate::is_long;
 use crate::provider::{Provider, Shape, credit, waited};
 use std::sync::Arc;
 use std::time::Duration;
-use weft_fabric::providers::{Hostile, HostileConfig};
+use weft_fabric::providers::{HostileConfig, HostileDevice};
 use weft_fabric::{Cause, Device, Error, Generation, Page, PeerWrite, Poison, Rank, clock};
 
 use crate::common::Member;
 
-/// Rank 1 sleeps with more for it under way than queues take; ranks 0 and 2 go on with each other.
+/// Rank 1 sleeps with more parts in flight toward it than queues take; ranks 0 and 2 continue with each
+/// other.
 pub fn a_peer_that_does_not_poll_delays_no_other(provider: &Provider) {
     const LARGE: usize = 4 << 20;
     let shape = if provider.has(Shape::Queue(16)) { Shape::Queue(16) } else { Shape::Default };
-    let joining = Joining { slot: LARGE, source: LARGE, ..Joining::default() };
+    let joining = MemberConfig { slot: LARGE, source: LARGE, ..MemberConfig::default() };
     provider.group(shape, joining, 3, |member, gather| {
         let (me, counter) = (member.engine.rank(), member.counter);
         let (slow, other) = (Rank(1), Rank(2 - me.0.min(2)));
@@ -25,7 +26,7 @@ pub fn a_peer_that_does_not_poll_delays_no_other(provider: &Provider) {
             requests.push(member.engine.write(slow, counter, 0, &[page]).unwrap());
             for turn in 0..50 {
                 let soon = Duration::from_secs(10);
-                let wait = |w: &mut weft_fabric::Waiter<'_>| {
+                let wait = |w: &mut weft_fabric::WaitOptions<'_>| {
                     member.engine.wait_for_credit(counter, other, turn, w)?;
                     let page = member.page(other, 0, 0, 100);
                     let request = member.engine.write(other, counter, turn, &[page])?;
@@ -69,7 +70,8 @@ pub fn nothing_is_lost_while_an_owner_does_not_poll(provider: &Provider) {
     const CELL: usize = 8 << 10;
     let asleep = Duration::from_secs(if is_long() { 20 } else { 2 });
     let slot = WINDOW * CELL;
-    let joining = Joining { slot, source: slot, window: WINDOW as u32, ..Joining::default() };
+    let joining =
+        MemberConfig { slot, source: slot, window: WINDOW as u32, ..MemberConfig::default() };
     let value = |from: Rank, round: usize| 1 + (from.0 as usize * WINDOW + round) as u8;
     provider.group(Shape::Default, joining, RANKS, |member, gather| {
         let (me, counter, owner) = (member.engine.rank(), member.counter, Rank(0));
@@ -106,7 +108,7 @@ pub fn nothing_is_lost_while_an_owner_does_not_poll(provider: &Provider) {
 /// A write of 64 MiB toward a peer that does not poll, and a wait whose deadline has passed.
 pub fn a_deadline_that_passes_leaves_the_request_until_it_drains(provider: &Provider) {
     const LARGE: usize = 64 << 20;
-    provider.group(Shape::Default, Joining::default(), 2, |member, gather| {
+    provider.group(Shape::Default, MemberConfig::default(), 2, |member, gather| {
         let (me, counter) = (member.engine.rank(), member.counter);
         let peer = Rank(1 - me.0);
         let inbox =
@@ -167,13 +169,13 @@ pub fn a_queue_that_stays_full_ends_the_wait_and_names_the_peer(provider: &Provi
     }
     provider.on_ranks(3, |rank, gather| {
         let inner = (provider.device)(rank, Shape::Default).unwrap();
-        let config = HostileConfig { refuse_one_in: 1, ..HostileConfig::new(1) };
-        let device: [Arc<dyn Device>; 1] = [Arc::new(Hostile::over(inner, config))];
-        let joining = Joining {
-            places: Places { ..provider.places },
+        let config = HostileConfig { full_one_in: 1, ..HostileConfig::new(1) };
+        let device: [Arc<dyn Device>; 1] = [Arc::new(HostileDevice::over(inner, config))];
+        let joining = MemberConfig {
+            places: MemberDevices { ..provider.places },
             generation: Generation(9),
             window: 2,
-            ..Joining::default()
+            ..MemberConfig::default()
         };
         let mut member = Member::join_as(joining, rank, 3, &device, gather);
         if rank == Rank(0) {

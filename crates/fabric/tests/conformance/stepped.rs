@@ -1,26 +1,26 @@
-//! Simulator for ranks that are threads: each poll of a link moves the world's clock to its next event.
+//! Simulator for ranks that are threads: each poll of a link advances the world's clock to its next event.
 //!
-//! A case has one [`World`], rough and with a seed; each of its groups has ends of its own there. A rank that
-//! is about to sleep moves the clock on until nothing is due, so no sleeper waits for time to pass. A link that
-//! closes does the same, as other links linger, and fails the case if any rank has broken a rule
-//! ([`World::violations`]).
+//! A case has one [`World`], with rough faults and a seed, in which each of its groups opens links. A rank
+//! that is about to sleep advances the clock until the calendar is empty, so that no sleeper waits for time
+//! to pass. A link that closes does the same, as other links wait for delivery, and fails the case on any
+//! recorded violation ([`World::violations`]).
 
 use crate::provider::{CASE, Opened, Shape};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use weft_fabric::link::{Introduction, Link, Membership, Posted, Sink, Work};
+use weft_fabric::link::{Introduction, Link, Membership, PostStatus, Sink, WorkRequest};
 use weft_fabric::providers::sim::{Faults, World, WorldConfig};
 use weft_fabric::{
     Device, Lane, Memory, PartRule, ProviderKind, Rank, RegionKey, Result, RouteRule, Time,
     WaitLimit,
 };
 
-/// Ranks of each world, as many as the largest group of a case.
+/// Number of ranks of each world: that of the largest group of a case.
 const RANKS: u32 = 8;
 const SEED: u64 = 23;
 
-/// The world of the case that this thread runs, in this shape.
+/// World of the case that this thread runs, for this shape.
 fn world(shape: Shape) -> World {
     static WORLDS: Mutex<Option<HashMap<(&str, Shape), World>>> = Mutex::new(None);
     let mut worlds = WORLDS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,7 +41,7 @@ fn config(shape: Shape) -> WorldConfig {
     }
 }
 
-/// A rank's device in the case's world.
+/// Device of a rank in the case's world.
 pub fn sim(rank: Rank, shape: Shape) -> Opened {
     if shape == Shape::Uneven {
         return Err("limits are those of the world, the same at all ranks");
@@ -50,7 +50,7 @@ pub fn sim(rank: Rank, shape: Shape) -> Opened {
     Ok(Arc::new(Stepped { inner: world.device(rank), world }))
 }
 
-/// The world in which a case kills and stops ranks: that of its groups of the default shape.
+/// World in which a case kills and stops ranks: that of its groups of the default shape.
 pub fn sim_world() -> World {
     world(Shape::Default)
 }
@@ -74,7 +74,7 @@ impl Device for Stepped {
 struct SteppedLink {
     world: World,
     inner: Box<dyn Link>,
-    /// What came before a sleep, for the next poll.
+    /// Events before a sleep, for the next poll.
     news: Sink,
 }
 
@@ -118,7 +118,11 @@ impl Link for SteppedLink {
         self.inner.deregister(key);
     }
 
-    fn post(&mut self, work: &Work<'_>, sink: &mut Sink) -> std::result::Result<Posted, String> {
+    fn post(
+        &mut self,
+        work: &WorkRequest<'_>,
+        sink: &mut Sink,
+    ) -> std::result::Result<PostStatus, String> {
         self.inner.post(work, sink)
     }
 
@@ -139,7 +143,7 @@ impl Link for SteppedLink {
         self.inner.poll(now, sink);
     }
 
-    /// Another rank may have moved the clock after the latest poll.
+    /// Another rank may have advanced the clock since the last poll.
     fn prepare_sleep(&mut self) -> bool {
         if self.world.step() {
             return false;

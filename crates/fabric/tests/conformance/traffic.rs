@@ -1,17 +1,19 @@
 //! Random writes byte for byte: many ranks, processes, full queues, ranks configured differently.
 
-use crate::common::{self, Joining, Member, Random, fill, on_processes, process_gather, take};
+use crate::common::{
+    self, Member, MemberConfig, SplitMix64, fill, on_processes, process_gather, take,
+};
 use crate::is_long;
 use crate::provider::{Provider, Shape, settle, waited};
 use std::time::{Duration, Instant};
 use weft_fabric::{Page, PeerWrite, Rank, RequestId, clock};
 
 pub fn threads_write_random_pages_to_each_other(provider: &Provider) {
-    provider.group(Shape::Default, Joining::default(), 4, |member, _| rounds(member, 11, 40));
+    provider.group(Shape::Default, MemberConfig::default(), 4, |member, _| rounds(member, 11, 40));
 }
 
 pub fn eight_ranks_write_to_each_other(provider: &Provider) {
-    provider.group(Shape::Default, Joining::default(), 8, |member, _| rounds(member, 12, 12));
+    provider.group(Shape::Default, MemberConfig::default(), 8, |member, _| rounds(member, 12, 12));
 }
 
 fn rounds(member: &mut Member, seed: u64, rounds: u64) {
@@ -35,7 +37,7 @@ pub fn processes_write_random_pages_to_each_other(provider: &Provider) {
         }
         return;
     };
-    let joining = Joining::default();
+    let joining = MemberConfig::default();
     let mut member = provider.join(Shape::Default, joining, rank, RANKS, &mut process_gather);
     rounds(&mut member, 13, 60);
     settle(&mut member);
@@ -45,20 +47,20 @@ pub fn processes_write_random_pages_to_each_other(provider: &Provider) {
 pub fn full_queues_slow_writers_down_and_lose_nothing(provider: &Provider) {
     for depth in [1, 16, 4096] {
         let stream = Stream::new(provider, depth as u64, 600);
-        provider.group(Shape::Queue(depth), Stream::JOINING, 3, |member, _| stream.run(member));
+        provider.group(Shape::Queue(depth), Stream::CONFIG, 3, |member, _| stream.run(member));
     }
 }
 
 pub fn ranks_configured_differently_reach_each_other(provider: &Provider) {
     let stream = Stream::new(provider, 21, 400);
-    provider.group(Shape::Uneven, Stream::JOINING, 4, |member, _| stream.run(member));
+    provider.group(Shape::Uneven, Stream::CONFIG, 4, |member, _| stream.run(member));
 }
 
 pub fn writes_in_random_order_arrive_byte_for_byte(provider: &Provider) {
     let writes = if is_long() { 1_000_000 } else { 20_000 };
     // Each of the two ranks writes half of them.
     let stream = Stream::new(provider, 22, writes / 2);
-    provider.group(Shape::Default, Stream::JOINING, 2, |member, _| stream.run(member));
+    provider.group(Shape::Default, Stream::CONFIG, 2, |member, _| stream.run(member));
 }
 
 /// Writes from each rank to each other in random order, as many rounds at a time as the window has. Each
@@ -75,20 +77,20 @@ const CELL: usize = 4096;
 const WINDOW: usize = 32;
 const MOST_RANKS: usize = 4;
 
-/// A writer's side toward one peer.
+/// Writer's state toward one peer.
 struct Outgoing {
     peer: Rank,
     /// Rounds that the window permits and that are not written.
     open: Vec<u64>,
-    /// Rounds that were permitted.
+    /// Number of permitted rounds.
     permitted: u64,
-    /// The last request of each cell.
+    /// Last request of each cell.
     requests: Vec<Option<RequestId>>,
 }
 
 impl Stream {
-    const JOINING: Joining = Joining {
-        places: common::Places { source: None, inbox: None },
+    const CONFIG: MemberConfig = MemberConfig {
+        places: common::MemberDevices { source: None, inbox: None },
         generation: weft_fabric::Generation(3),
         slot: WINDOW * CELL,
         source: MOST_RANKS * WINDOW * CELL,
@@ -102,7 +104,7 @@ impl Stream {
     /// Ranges of a round's cell, and the value of its bytes.
     fn plan(&self, from: Rank, to: Rank, round: u64) -> (Vec<(usize, usize)>, u8) {
         let ends = u64::from(from.0) << 56 | u64::from(to.0) << 48;
-        let mut random = Random::new(self.seed << 32 ^ ends ^ round);
+        let mut random = SplitMix64::new(self.seed << 32 ^ ends ^ round);
         let value = 1 + random.below(255) as u8;
         let ranges = match random.below(10) {
             0 => Vec::new(),
@@ -119,7 +121,7 @@ impl Stream {
 
     fn run(&self, member: &mut Member) {
         let me = member.engine.rank();
-        let mut random = Random::new(self.seed ^ u64::from(me.0) << 20);
+        let mut random = SplitMix64::new(self.seed ^ u64::from(me.0) << 20);
         let peers: Vec<Rank> = member.engine.peers().collect();
         let outgoing =
             |&peer| Outgoing { peer, open: Vec::new(), permitted: 0, requests: vec![None; WINDOW] };
@@ -153,7 +155,7 @@ impl Stream {
     }
 
     /// Writes some of the rounds that are open, in random order.
-    fn write_some(&self, member: &mut Member, to: &mut Outgoing, random: &mut Random) -> usize {
+    fn write_some(&self, member: &mut Member, to: &mut Outgoing, random: &mut SplitMix64) -> usize {
         let (me, counter) = (member.engine.rank(), member.counter);
         while to.permitted < self.writes
             && member.engine.has_credit(counter, to.peer, to.permitted).unwrap()
@@ -161,7 +163,7 @@ impl Stream {
             to.open.push(to.permitted);
             to.permitted += 1;
         }
-        // Some stay behind, to be overtaken.
+        // Some wait, to be overtaken.
         let most = to.open.len().min(1 + random.below(WINDOW as u64) as usize);
         let mut written = 0;
         for _ in 0..most {
@@ -169,7 +171,7 @@ impl Stream {
             let round = to.open[place];
             let cell = round as usize % WINDOW;
             if to.requests[cell].is_some_and(|request| !member.engine.is_drained(request)) {
-                // The peer has it all, and this end still borrows the source.
+                // The peer has all of it, and this end still borrows the source.
                 continue;
             }
             to.open.swap_remove(place);
@@ -224,7 +226,7 @@ pub fn a_scatter_cut_short_by_a_full_queue_arrives_whole(provider: &Provider) {
     const LENGTH: usize = 1500;
     let shape = if provider.has(Shape::Queue(2)) { Shape::Queue(2) } else { Shape::Default };
     let slot = WRITES * LENGTH;
-    let joining = Joining { slot, source: RANKS * slot, ..Joining::default() };
+    let joining = MemberConfig { slot, source: RANKS * slot, ..MemberConfig::default() };
     provider.group(shape, joining, RANKS as u32, |member, _| {
         let me = member.engine.rank().0 as usize;
         let value = |from: usize, to: usize, turn: usize| (1 + from + 8 * to + 64 * turn) as u8;
@@ -263,7 +265,7 @@ pub fn a_scatter_cut_short_by_a_full_queue_arrives_whole(provider: &Provider) {
 /// Two ranks take turns, each asleep until the other writes.
 pub fn a_sleeping_rank_is_woken_for_each_turn(provider: &Provider) {
     const TURNS: u32 = 100;
-    provider.group(Shape::Default, Joining::default(), 2, |member, _| {
+    provider.group(Shape::Default, MemberConfig::default(), 2, |member, _| {
         let (me, counter) = (member.engine.rank(), member.counter);
         let peer = Rank(1 - me.0);
         let begin = Instant::now();
@@ -281,7 +283,7 @@ pub fn a_sleeping_rank_is_woken_for_each_turn(provider: &Provider) {
             member.engine.credit(peer, counter).unwrap();
         }
         waited(|w| member.engine.wait_for_credit(counter, peer, TURNS.into(), w)).unwrap();
-        // A sleeper that is not woken sleeps 50 ms, more than once a turn.
+        // A sleeper without a wake-up sleeps 50 ms, longer than a turn.
         assert!(begin.elapsed() < TURNS * Duration::from_millis(50), "wake-ups were lost");
     });
 }

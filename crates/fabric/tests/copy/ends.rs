@@ -1,26 +1,27 @@
-//! Ranks with twins of devices, and two links face to face.
+//! Ranks over twins of devices, and pairs of links without engines.
 
-use crate::common::{AllGather, Member, PATIENCE, Places, bare_link, connect_bare, until};
+use crate::common::{AllGather, Member, MemberDevices, PATIENCE, bare_link, connect_bare, until};
 use std::sync::Arc;
 use std::time::Duration;
-use weft_fabric::lane_table::LaneTable;
-use weft_fabric::link::{Posted, Sink, Work};
-use weft_fabric::memory::Memory;
+use weft_fabric::link::{PostStatus, Sink, WorkRequest};
 use weft_fabric::providers::CopyDevice;
-use weft_fabric::providers::copy::{Controls, Twin};
-use weft_fabric::{Class, Device, Generation, Lane, LaneId, Link, Page, Rank, RegionKey, clock};
+use weft_fabric::providers::copy::{Twin, TwinControls};
+use weft_fabric::{
+    Device, Generation, Lane, LaneId, LaneTable, Link, Memory, Page, Rank, RegionKey, TrafficClass,
+    clock,
+};
 
 pub fn copy(seed: u64) -> CopyDevice {
     CopyDevice::over(move || Ok(Box::new(Twin::new(seed))), "this")
 }
 
-pub fn controlled(seed: u64, controls: &Arc<Controls>) -> CopyDevice {
+pub fn controlled(seed: u64, controls: &Arc<TwinControls>) -> CopyDevice {
     let controls = controls.clone();
     let twin = move || Twin::with_controls(seed, controls.clone());
     CopyDevice::over(move || Ok(Box::new(twin())), "this")
 }
 
-pub fn join(places: Places, rank: Rank, size: u32, gather: &mut AllGather<'_>) -> Member {
+pub fn join(places: MemberDevices, rank: Rank, size: u32, gather: &mut AllGather<'_>) -> Member {
     let devices: [Arc<dyn Device>; 1] = [Arc::new(copy(u64::from(rank.0)))];
     Member::join_on(places, rank, size, &devices, gather)
 }
@@ -29,20 +30,20 @@ pub fn join(places: Places, rank: Rank, size: u32, gather: &mut AllGather<'_>) -
 pub const BYTES: usize = 10_000;
 const LANES: usize = 8;
 
-/// A link that writes, and one that is written to, of one thread.
+/// Writing link and owning link on one thread.
 pub struct Pair {
     pub writer: Box<dyn Link>,
     pub owner: Box<dyn Link>,
     pub lanes: Arc<LaneTable>,
-    /// Of the writer on device 0 and in host memory, of the owner on device 1 and in host memory.
+    /// Regions of the writer on device 0 and in host memory, of the owner on device 1 and in host memory.
     pub sources: [Arc<Memory>; 2],
     pub inboxes: [Arc<Memory>; 2],
     pub sink: Sink,
 }
 
-/// The region on a device, by its place in [`Pair`].
+/// Key of the device region.
 pub const DEVICE: u32 = 0;
-/// The region of host memory.
+/// Key of the host region.
 pub const HOST: u32 = 1;
 
 impl Pair {
@@ -73,13 +74,13 @@ impl Pair {
         Pair { writer, owner, lanes, sources, inboxes, sink: Sink::default() }
     }
 
-    /// Posts pages of 100 bytes: from and to which region, and where.
+    /// Posts pages of 100 bytes: source region, destination region, offset.
     pub fn post(
         &mut self,
         token: u64,
         lane: u32,
         pages: &[(u32, u32, u64)],
-    ) -> Result<Posted, String> {
+    ) -> Result<PostStatus, String> {
         let page = |&(from, to, at): &(u32, u32, u64)| Page {
             source: RegionKey(from),
             source_offset: at,
@@ -89,8 +90,16 @@ impl Pair {
         };
         let pages: Vec<Page> = pages.iter().map(page).collect();
         let lane = Lane::new(LaneId::new(lane).unwrap(), Generation(0));
-        let (class, pages) = (Class::Latency, &pages);
-        let work = Work { token, peer: Rank(1), lane, credits: None, rider: None, class, pages };
+        let (class, pages) = (TrafficClass::Latency, &pages);
+        let work = WorkRequest {
+            token,
+            peer: Rank(1),
+            lane,
+            credits: None,
+            piggyback: None,
+            class,
+            pages,
+        };
         self.writer.post(&work, &mut self.sink)
     }
 
@@ -102,7 +111,7 @@ impl Pair {
         self.writer.poll(clock::now(), &mut self.sink);
     }
 
-    /// Polls until as many parts have ended; their tokens, with why they failed.
+    /// Polls until `parts` parts have ended; returns their tokens with causes of failure.
     pub fn ended(&mut self, parts: usize) -> Vec<(u64, Option<String>)> {
         let deadline = clock::now().after(PATIENCE);
         while self.ended_parts() < parts && clock::now() < deadline {
@@ -114,7 +123,7 @@ impl Pair {
         completed.drain(..).map(|token| (token, None)).chain(failed).collect()
     }
 
-    /// Parts that have ended and were not taken.
+    /// Parts that have ended and are not returned yet.
     pub fn ended_parts(&self) -> usize {
         self.sink.completed.len() + self.sink.failures.len()
     }

@@ -1,17 +1,16 @@
-//! Which memory can be a region, toward whom.
+//! Memory that can be a region, by peer.
 
 use crate::common::{
-    AllGather, Member, PATIENCE, Places, bare_link, on_threads, put, take, until, waiting,
+    AllGather, Member, MemberDevices, PATIENCE, bare_link, on_threads, put, take, until, waiting,
 };
 use crate::ends::{Pair, copy, join};
 use std::sync::Arc;
 use std::time::Duration;
-use weft_fabric::descriptor::Grant;
-use weft_fabric::providers::copy::{CopyConfig, Devices, Twin};
+use weft_fabric::providers::copy::{CopyBackend, CopyConfig, Twin};
 use weft_fabric::providers::{CopyDevice, ShmConfig, ShmDevice, TcpConfig, TcpDevice};
 use weft_fabric::{
-    Device, EngineConfig, Error, Generation, Link, Memory, Page, Place, ProviderKind, Rank,
-    RegionKey, clock,
+    Device, EngineConfig, Error, Generation, Grant, Link, Memory, MemoryKind, Page, ProviderKind,
+    Rank, RegionKey, clock,
 };
 
 #[test]
@@ -26,14 +25,13 @@ fn memory_of_a_device_needs_the_copy_provider() {
     assert!(error.to_string().contains("WEFT_PROVIDERS"), "{error}");
     let mut engine = engine(Arc::new(copy(0)));
     let error = engine.alloc_device(8, 10).unwrap_err();
-    assert!(error.to_string().contains("no device 8"), "{error}");
+    assert!(error.to_string().contains("device 8"), "{error}");
     let region = engine.alloc_device(7, 10).unwrap();
-    assert_eq!((region.memory().place(), region.memory().len()), (Place::Device(7), 10));
+    assert_eq!((region.memory().kind(), region.memory().len()), (MemoryKind::Device(7), 10));
     assert_eq!(take(&region, 0, 10), [0; 10]);
 }
 
-/// Where a peer is reached over sockets, memory of a device is refused before anything is written, and
-/// everything else goes on.
+/// Toward a peer over sockets, device memory is rejected before any write, and other requests continue.
 #[test]
 fn memory_of_a_device_does_not_travel_over_tcp() {
     let join = |rank: Rank, gather: &mut AllGather<'_>| {
@@ -70,7 +68,7 @@ fn memory_of_a_device_does_not_travel_over_tcp() {
 #[test]
 fn a_key_may_be_of_host_memory_now_and_of_a_device_then() {
     on_threads(2, |rank, gather| {
-        let mut member = join(Places::default(), rank, 2, gather);
+        let mut member = join(MemberDevices::default(), rank, 2, gather);
         let peer = Rank(1 - rank.0);
         let mut keys = Vec::new();
         for turn in 0..4u8 {
@@ -122,10 +120,10 @@ fn entries_that_are_none_are_refused() {
         let error = import(&mut pair, 5, 10, &entry[..length], deadline);
         assert!(matches!(error, Err(Error::Malformed { .. })), "{error:?}");
     }
-    // A descriptor that never comes.
+    // A descriptor that never arrives.
     let error = import(&mut pair, 5, 10, &entry, clock::now());
     assert!(matches!(error, Err(Error::Connect { provider: ProviderKind::Copy, .. })), "{error:?}");
-    // One that holds less than is announced.
+    // A descriptor of less memory than announced.
     let memory = pair.owner.allocate(0, 10).unwrap().unwrap();
     pair.owner.register(RegionKey(2), &memory.into()).unwrap();
     let entry = pair.owner.grant(RegionKey(2), Rank(0), 0..10).unwrap();
@@ -136,11 +134,12 @@ fn entries_that_are_none_are_refused() {
 #[test]
 fn lent_memory_of_a_device_is_a_source_and_no_destination() {
     on_threads(2, |rank, gather| {
-        let mut member = join(Places { source: None, inbox: Some(0) }, rank, 2, gather);
+        let mut member = join(MemberDevices { source: None, inbox: Some(0) }, rank, 2, gather);
         let bytes = Box::leak(Box::new([3u8; 100]));
         let address = std::ptr::NonNull::from(bytes).cast();
         // SAFETY: the bytes are never freed.
-        let memory = unsafe { Memory::lent(address, 100, Place::Device(1), Box::new(())) };
+        let memory =
+            unsafe { Memory::user_buffer(address, 100, MemoryKind::Device(1), Box::new(())) };
         let region = member.engine.register(memory).unwrap();
         let peer = Rank(1 - rank.0);
         let error = member.engine.grant(peer, &[(&region, 0..3)], &[]).unwrap_err();
@@ -166,7 +165,7 @@ fn lent_memory_of_a_device_is_a_source_and_no_destination() {
 #[test]
 fn only_ranks_of_one_host_with_the_same_devices_reach_each_other() {
     let twin = |host: &str| {
-        let devices = Devices::Twin { seed: 0 };
+        let devices = CopyBackend::Twin { seed: 0 };
         let device = CopyDevice::new(CopyConfig { host_id: host.into(), devices }).unwrap();
         bare_link(&device, Rank(0), 4).0
     };

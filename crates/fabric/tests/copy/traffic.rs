@@ -1,16 +1,16 @@
-//! Every byte of random writes between every kind of memory.
+//! Random writes between all kinds of memory, byte for byte.
 
-use crate::common::{PATIENCE, Places, on_threads, put, region, take, waiting};
+use crate::common::{MemberDevices, PATIENCE, on_threads, put, region, take, waiting};
 use crate::ends::join;
 use std::time::Duration;
 use weft_fabric::{Page, Rank, clock};
 
-/// Where sources and inboxes of the ranks may lie.
-const PLACES: [Places; 4] = [
-    Places { source: Some(0), inbox: Some(1) },
-    Places { source: Some(2), inbox: None },
-    Places { source: None, inbox: Some(0) },
-    Places { source: None, inbox: None },
+/// Devices of sources and inboxes.
+const PLACES: [MemberDevices; 4] = [
+    MemberDevices { source: Some(0), inbox: Some(1) },
+    MemberDevices { source: Some(2), inbox: None },
+    MemberDevices { source: None, inbox: Some(0) },
+    MemberDevices { source: None, inbox: None },
 ];
 
 #[test]
@@ -32,13 +32,13 @@ fn threads_write_random_pages_between_all_kinds_of_memory() {
 fn one_write_may_mix_devices_and_host_memory() {
     const EACH: usize = 3000;
     on_threads(2, |rank, gather| {
-        let mut member = join(Places::default(), rank, 2, gather);
+        let mut member = join(MemberDevices::default(), rank, 2, gather);
         let (engine, peer) = (&mut member.engine, Rank(1 - rank.0));
         let sources = [None, Some(0), Some(3)].map(|place| region(engine, place, EACH));
         let inboxes = [None, Some(1)].map(|place| region(engine, place, 3 * EACH));
         let ranges = inboxes.each_ref().map(|inbox| (inbox, 0..3 * EACH as u64));
         let said = gather(engine.grant(peer, &ranges, &[]).unwrap().encode());
-        let theirs = weft_fabric::descriptor::Grant::decode(&said[peer.0 as usize]).unwrap();
+        let theirs = weft_fabric::Grant::decode(&said[peer.0 as usize]).unwrap();
         let remotes = engine.import(peer, &theirs, &[], clock::now().after(PATIENCE)).unwrap();
         for round in 0..20 {
             for (value, source) in (1..).zip(&sources) {

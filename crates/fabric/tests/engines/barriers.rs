@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use weft_fabric::{EngineConfig, Error};
 
-/// Rank 0 gives up a barrier before rank 1 enters it, twice. The repeats are the same barrier: each rank
-/// leaves it once the other has entered, and further barriers hold, too.
+/// Rank 0 times out in a barrier before rank 1 enters it, twice. The repeats are the same barrier: each
+/// rank leaves it once the other has entered, and later barriers work too.
 #[test]
 fn a_barrier_that_timed_out_is_continued_by_its_repeat() {
     for kind in KINDS {
@@ -24,7 +24,7 @@ fn a_barrier_that_timed_out_is_continued_by_its_repeat() {
                     let Err(Error::Timeout { missing, .. }) = late else { panic!("{late:?}") };
                     assert_eq!((missing.len(), missing[0].rank), (1, peer));
                 }
-                // What timed out has signalled once, not once each time.
+                // The repeated barrier has signalled once, not once each time.
                 assert_eq!(engine.next_round(counter, peer).unwrap(), 1);
             }
             gather(Vec::new());
@@ -52,12 +52,12 @@ fn a_barrier_that_timed_out_at_both_ranks_is_continued_by_both() {
         two(kind, &EngineConfig::default(), |mut engine, gather| {
             let counter = shared(&mut engine, gather);
             engine.use_for_barriers(counter);
-            // Rank 0's first attempt is over before rank 1's begins.
+            // Rank 0's first attempt ends before rank 1's begins.
             for turn in 0..2 {
                 if engine.rank().0 == turn {
                     let short = Duration::from_millis(20);
                     let ended = waiting(short, Duration::ZERO, |waiter| engine.barrier(waiter));
-                    // Rank 1 finds that rank 0 has entered, although it gave up waiting.
+                    // Rank 1 finds that rank 0 has entered, although it timed out.
                     let late = matches!(ended, Err(Error::Timeout { .. }));
                     assert_eq!(late, turn == 0, "{ended:?}");
                 }

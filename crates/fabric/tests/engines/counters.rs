@@ -1,10 +1,11 @@
-//! Counters that are made, used once and released, many times over; and one for which lanes are lacking.
+//! Counters that are created, used once and released repeatedly; and one without enough lanes.
 
 use crate::common::{PATIENCE, connect, on_threads, soon, waiting};
 use crate::{KINDS, device, peer_of, shared, two};
 use std::time::Duration;
-use weft_fabric::descriptor::Grant;
-use weft_fabric::{Engine, EngineConfig, Error, Generation, Lane, LaneId, ProviderKind, Rank};
+use weft_fabric::{
+    Engine, EngineConfig, Error, Generation, Grant, Lane, LaneId, ProviderKind, Rank,
+};
 
 /// Lanes of ten thousand counters: a block of two serves 255 of them.
 const LANES: usize = 128;
@@ -27,7 +28,7 @@ fn ten_thousand_counters_are_used_once_each_in_bounded_lanes() {
                     engine.wait_for_credit(counter, peer, 1, waiter).unwrap();
                 });
                 assert_eq!(engine.count(counter, peer).unwrap(), 0);
-                // The peer has this rank's signal and credit, and sends nothing more.
+                // The peer has this rank's signal and credit, and sends no more.
                 gather(Vec::new());
                 engine.release_counter(counter).unwrap();
                 let used = engine.signal(peer, counter, 1);
@@ -41,7 +42,7 @@ fn ten_thousand_counters_are_used_once_each_in_bounded_lanes() {
 }
 
 /// Rank 0 has lanes for one counter and half of another. Rank 1 raises the lane that it would have had of
-/// that other counter: the raise is dropped, and the counter that was made counts on.
+/// the other counter: the raise is dropped, and the created counter still counts.
 #[test]
 fn a_raise_of_a_half_made_counter_is_dropped() {
     on_threads(3, |me, gather| {
@@ -55,7 +56,7 @@ fn a_raise_of_a_half_made_counter_is_dropped() {
             let half = engine.counter();
             assert!(matches!(half, Err(Error::Limit { .. })), "{half:?}");
         }
-        // Ranks 0 and 1 link the counter that was made; rank 1 another one besides, with forged lanes.
+        // Ranks 0 and 1 link the created counter; rank 1 also links another one, with forged lanes.
         let peer = Rank(1 - me.0.min(1));
         let granted = match me {
             Rank(2) => Vec::new(),

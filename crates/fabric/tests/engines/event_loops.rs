@@ -1,15 +1,16 @@
-//! Event loops of the program: armed, asleep on the engine's descriptor, while other calls go on.
+//! Event loops of the program: armed and asleep on the engine's descriptor, while other calls make
+//! progress.
 
 use crate::common::{AllGather, PATIENCE, soon, waiting};
 use crate::{KINDS, peer_of, shared, two};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
-use weft_fabric::descriptor::Grant;
 use weft_fabric::{
-    Cause, CounterId, Engine, EngineConfig, Error, Event, Page, ProviderKind, Raised, Waiter, clock,
+    Cause, CounterId, Engine, EngineConfig, Error, Event, Grant, Page, ProviderKind, RaisedCounter,
+    WaitOptions, clock,
 };
 
-/// Whether the descriptor becomes readable within a time.
+/// True if the descriptor becomes readable within a time.
 fn becomes_readable(engine: &Engine, within: Duration) -> bool {
     let timeout =
         Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
@@ -17,19 +18,19 @@ fn becomes_readable(engine: &Engine, within: Duration) -> bool {
     poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&timeout)).unwrap() > 0
 }
 
-/// A call that makes progress, and so takes what has happened.
-type Other = fn(&mut Engine, CounterId);
+/// Call that makes progress, and so takes events.
+type ProgressCall = fn(&mut Engine, CounterId);
 
-fn wait_for_nothing(engine: &mut Engine, other: CounterId) {
+fn wait_until_timeout(engine: &mut Engine, other: CounterId) {
     let peer = peer_of(engine);
     let mut never = || false;
     let deadline = clock::now().after(Duration::from_millis(1));
-    let mut waiter = Waiter { deadline, spin: Duration::ZERO, interrupted: &mut never };
+    let mut waiter = WaitOptions { deadline, spin: Duration::ZERO, interrupted: &mut never };
     let late = engine.wait(other, &[(peer, 1)], &mut waiter);
     assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
 }
 
-const OTHERS: [(&str, Other); 3] = [
+const PROGRESS_CALLS: [(&str, ProgressCall); 3] = [
     ("progress", |engine, _| engine.progress()),
     ("is_drained", |engine, other| {
         let peer = peer_of(engine);
@@ -39,33 +40,36 @@ const OTHERS: [(&str, Other); 3] = [
         }
         engine.progress();
     }),
-    ("another counter's wait", wait_for_nothing),
+    ("another counter's wait", wait_until_timeout),
 ];
 
 #[test]
-fn news_that_other_calls_take_make_the_descriptor_readable_all_the_same() {
+fn events_that_other_calls_take_still_make_the_descriptor_readable() {
     for kind in KINDS {
-        for (what, other) in OTHERS {
+        for (what, other) in PROGRESS_CALLS {
             two(kind, &EngineConfig::default(), |engine, gather| {
-                take_news(engine, gather, &format!("{kind}, {what}"), other);
+                take_events(engine, gather, &format!("{kind}, {what}"), other);
             });
         }
     }
 }
 
-fn take_news(mut engine: Engine, gather: &mut AllGather<'_>, what: &str, other: Other) {
+fn take_events(mut engine: Engine, gather: &mut AllGather<'_>, what: &str, other: ProgressCall) {
     let peer = peer_of(&engine);
     let (counter, another) = (shared(&mut engine, gather), shared(&mut engine, gather));
     if engine.rank().0 == 0 {
-        // Whatever connecting left behind.
+        // Events left by connecting.
         while !engine.arm() {
             engine.disarm();
             engine.raised();
         }
-        assert!(!becomes_readable(&engine, Duration::from_millis(5)), "{what}: nothing happened");
+        assert!(
+            !becomes_readable(&engine, Duration::from_millis(5)),
+            "{what}: the descriptor is readable without an event"
+        );
         gather(Vec::new());
         gather(Vec::new());
-        // The signal was sent; other calls take it, as a thread of the program beside the loop would.
+        // The signal was sent; other calls take it, as another thread of the program would.
         let begin = Instant::now();
         while engine.count(counter, peer).unwrap() == 0 {
             assert!(begin.elapsed() < PATIENCE);
@@ -74,11 +78,11 @@ fn take_news(mut engine: Engine, gather: &mut AllGather<'_>, what: &str, other: 
         other(&mut engine, another);
         assert!(becomes_readable(&engine, PATIENCE), "{what}: the loop sleeps on");
         engine.disarm();
-        assert_eq!(engine.raised(), [Raised { counter, peer, count: 1 }], "{what}");
-        assert!(engine.arm(), "{what}: there is nothing more");
+        assert_eq!(engine.raised(), [RaisedCounter { counter, peer, count: 1 }], "{what}");
+        assert!(engine.arm(), "{what}: an event is left");
         assert!(!becomes_readable(&engine, Duration::from_millis(5)), "{what}: it is asleep again");
         engine.disarm();
-        // Taken before the loop arms: it has something to do.
+        // Taken before the loop arms, which then reports work.
         gather(Vec::new());
         gather(Vec::new());
         while engine.count(counter, peer).unwrap() == 1 {
@@ -86,8 +90,8 @@ fn take_news(mut engine: Engine, gather: &mut AllGather<'_>, what: &str, other: 
             other(&mut engine, another);
         }
         other(&mut engine, another);
-        assert!(!engine.arm(), "{what}: the second signal is forgotten");
-        assert_eq!(engine.raised(), [Raised { counter, peer, count: 2 }], "{what}");
+        assert!(!engine.arm(), "{what}: the second signal was dropped");
+        assert_eq!(engine.raised(), [RaisedCounter { counter, peer, count: 2 }], "{what}");
     } else {
         for _ in 0..2 {
             gather(Vec::new());
@@ -98,10 +102,10 @@ fn take_news(mut engine: Engine, gather: &mut AllGather<'_>, what: &str, other: 
     gather(Vec::new());
 }
 
-/// Within this, a loop that is not woken counts as asleep for good.
+/// Time after which a loop without wake-up counts as asleep permanently.
 const ASLEEP: Duration = Duration::from_secs(5);
 
-/// A peer's connections break while the loop is armed. `first` runs while it still is.
+/// Breaks a peer's connections while the loop is armed. `first` runs while it still is.
 fn loses_its_peer(first: fn(&mut Engine)) {
     let config = EngineConfig { loss_grace: Duration::from_millis(200), ..EngineConfig::default() };
     two(ProviderKind::Tcp, &config, |mut engine, gather| {
@@ -144,7 +148,7 @@ fn a_loop_that_sleeps_finds_its_peer_lost_when_the_grace_is_over() {
     loses_its_peer(|_| {});
 }
 
-/// The break is taken by another call, so no descriptor but the timer is left to wake the loop.
+/// Another call takes the broken connection, so that the timer alone wakes the loop.
 #[test]
 fn a_loop_finds_its_peer_lost_although_another_call_took_the_break() {
     loses_its_peer(|engine| {
@@ -182,21 +186,21 @@ fn a_poison_of_another_thread_wakes_a_loop() {
     }
 }
 
-/// Calls of the engine's owner until `done`; what the descriptor would report is taken by them.
+/// Calls of the engine's owner until `done`, which take the events of the descriptor.
 fn until(engine: &mut Engine, mut done: impl FnMut(&mut Engine) -> bool) {
     let begin = Instant::now();
     while !done(engine) {
         assert!(begin.elapsed() < PATIENCE);
         engine.progress();
     }
-    // Over shm a count is seen a moment before its mark.
+    // Over shm a count is visible before its dirty bit.
     let settled = Instant::now();
     while settled.elapsed() < Duration::from_millis(20) {
         engine.progress();
     }
 }
 
-fn arms_at_last(engine: &mut Engine) {
+fn arms_eventually(engine: &mut Engine) {
     let begin = Instant::now();
     while !engine.arm() {
         assert!(begin.elapsed() < PATIENCE, "the loop never sleeps");
@@ -205,9 +209,9 @@ fn arms_at_last(engine: &mut Engine) {
     }
 }
 
-/// A wait takes its lane off the list of those that rose; a credit that came with it stays to be looked at.
+/// A wait removes its lane from the list of raised lanes; a credit that arrived with it stays there.
 #[test]
-fn a_credit_is_not_forgotten_because_a_wait_took_what_rose() {
+fn a_credit_stays_reported_although_a_wait_took_its_lane() {
     for kind in KINDS {
         two(kind, &EngineConfig::default(), |mut engine, gather| {
             let peer = peer_of(&engine);
@@ -224,18 +228,18 @@ fn a_credit_is_not_forgotten_because_a_wait_took_what_rose() {
                 let (raised, credits) = (engine.count(data, peer), engine.credits(credited, peer));
                 raised.unwrap() == 1 && credits.unwrap() == 1
             });
-            // Nothing but the credit and the raise is left to look at: the end of the signal was.
+            // Only the credit and the raise are left: the completion of the signal was taken.
             waiting(PATIENCE, Duration::ZERO, |waiter| engine.wait(data, &[(peer, 1)], waiter))
                 .unwrap();
-            assert!(!engine.arm(), "{kind}: the credit is forgotten");
-            arms_at_last(&mut engine);
+            assert!(!engine.arm(), "{kind}: the credit was dropped");
+            arms_eventually(&mut engine);
             engine.disarm();
             gather(Vec::new());
         });
     }
 }
 
-/// A request without a callback ends in another call while the loop sleeps.
+/// A request without a callback completes in another call while the loop sleeps.
 #[test]
 fn the_end_of_a_request_wakes_a_loop_although_another_call_took_it() {
     two(ProviderKind::Tcp, &EngineConfig::default(), |mut engine, gather| {
@@ -258,18 +262,18 @@ fn the_end_of_a_request_wakes_a_loop_although_another_call_took_it() {
         let page = Page { source, source_offset: 0, destination, destination_offset: 0, length };
         let request = engine.write(peer, counter, 0, &[page]).unwrap();
         assert!(!engine.is_drained(request), "the peer does not read yet");
-        arms_at_last(&mut engine);
+        arms_eventually(&mut engine);
         gather(Vec::new());
         until(&mut engine, |engine| engine.is_drained(request));
         assert!(becomes_readable(&engine, PATIENCE), "the loop sleeps on");
         engine.disarm();
-        arms_at_last(&mut engine);
+        arms_eventually(&mut engine);
         engine.disarm();
         gather(Vec::new());
     });
 }
 
-/// The nudge of a poison is taken by another call before the loop arms.
+/// Another call takes the wake-up of a poison before the loop arms.
 #[test]
 fn a_loop_does_not_sleep_on_a_poison_that_another_call_took() {
     for kind in KINDS {

@@ -1,32 +1,33 @@
-//! Posts and flushes that a link sees: what leaves together costs one flush.
+//! Posts and flushes on a link: parts that leave together cost one flush.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
-use weft_fabric::descriptor::Address;
-use weft_fabric::link::{Introduction, Membership, Posted, Scatter, ScatterPosted, Sink, Work};
-use weft_fabric::memory::Memory;
+use weft_fabric::link::{
+    Introduction, Membership, PostStatus, Scatter, ScatterStatus, Sink, WorkRequest,
+};
 use weft_fabric::{
-    CounterId, Device, Engine, EngineConfig, Generation, Lane, Link, MemberWrite, Page, PeerWrite,
-    ProviderKind, Rank, Region, RegionKey, RemoteRegion, Result, RouteRule, Time, WaitLimit, clock,
+    CounterId, Device, Engine, EngineAddress, EngineConfig, Generation, Lane, Link, MemberWrite,
+    Memory, Page, PeerWrite, ProviderKind, Rank, Region, RegionKey, RemoteRegion, Result,
+    RouteRule, Time, WaitLimit, clock,
 };
 
 use crate::common::soon;
 
-/// What a link was called with.
+/// Recorded call of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Credit,
     Write(Rank),
-    /// A scatter of so many parts.
+    /// Scatter with this number of parts.
     Scatter(usize),
     Flush,
 }
 
-/// A device whose writes complete at the next poll and move nothing.
+/// Device whose writes complete at the next poll and move no bytes.
 #[derive(Default)]
 struct Recorder {
     calls: Arc<Mutex<Vec<Call>>>,
-    /// Of the engine on it, to raise.
+    /// Lane table of its engine.
     group: Mutex<Option<Membership>>,
 }
 
@@ -90,17 +91,21 @@ impl Link for RecorderLink {
 
     fn deregister(&mut self, _: RegionKey) {}
 
-    fn post(&mut self, work: &Work<'_>, _: &mut Sink) -> std::result::Result<Posted, String> {
+    fn post(
+        &mut self,
+        work: &WorkRequest<'_>,
+        _: &mut Sink,
+    ) -> std::result::Result<PostStatus, String> {
         self.note(if work.credits.is_some() { Call::Credit } else { Call::Write(work.peer) });
         self.posted.push(work.token);
-        Ok(Posted::InFlight)
+        Ok(PostStatus::InFlight)
     }
 
-    fn post_scatter(&mut self, scatter: &Scatter<'_>, _: &mut Sink) -> ScatterPosted {
+    fn post_scatter(&mut self, scatter: &Scatter<'_>, _: &mut Sink) -> ScatterStatus {
         self.note(Call::Scatter(scatter.parts.len()));
         self.posted.extend(scatter.parts.iter().map(|part| scatter.token(part)));
         let taken = scatter.parts.len();
-        ScatterPosted { taken, in_flight: taken as u32, failed: None }
+        ScatterStatus { taken, in_flight: taken as u32, failed: None }
     }
 
     fn flush(&mut self, _: &mut Sink) {
@@ -116,25 +121,25 @@ impl Link for RecorderLink {
 
 const RANKS: u32 = 4;
 
-/// Rank 0 of a group whose peers exist as grants alone.
-struct Lone {
+/// Rank 0 of a group whose peers are grants without processes.
+struct SingleRank {
     engine: Engine,
     device: Arc<Recorder>,
     counter: CounterId,
-    /// The lane that rank 1 raises here.
+    /// Lane that rank 1 raises here.
     lane: Lane,
     source: Region,
     remotes: Vec<RemoteRegion>,
 }
 
-fn lone() -> Lone {
+fn single_rank() -> SingleRank {
     let devices: Vec<Arc<Recorder>> = (0..RANKS).map(|_| Arc::default()).collect();
     let make = |rank: u32| {
         let device: Arc<dyn Device> = devices[rank as usize].clone();
         Engine::new(EngineConfig::default(), Rank(rank), RANKS, Generation(0), &[device]).unwrap()
     };
     let mut engines: Vec<Engine> = (0..RANKS).map(make).collect();
-    let addresses: Vec<Address> = engines.iter().map(Engine::address).collect();
+    let addresses: Vec<EngineAddress> = engines.iter().map(Engine::address).collect();
     let messages = vec![Vec::new(); RANKS as usize];
     for engine in &mut engines {
         engine.introduce(&addresses).unwrap();
@@ -153,11 +158,11 @@ fn lone() -> Lone {
     }
     let device = devices[0].clone();
     device.calls.lock().unwrap().clear();
-    Lone { engine, device, counter, lane, source, remotes }
+    SingleRank { engine, device, counter, lane, source, remotes }
 }
 
-impl Lone {
-    /// Rank 1 raises our lane, and we owe it a credit.
+impl SingleRank {
+    /// Raises our lane as rank 1, for which a credit is due.
     fn owe_a_credit(&mut self) {
         self.device.group.lock().unwrap().as_ref().unwrap().lanes.arrive(self.lane).unwrap();
         self.engine.poll(clock::now(), &mut Vec::new());
@@ -177,26 +182,29 @@ impl Lone {
 
 #[test]
 fn a_credit_leaves_with_the_flush_of_the_write_that_follows_it() {
-    let mut lone = lone();
-    lone.owe_a_credit();
-    lone.calls();
-    let page = lone.page(1);
-    lone.engine.write(Rank(1), lone.counter, 0, &[page]).unwrap();
-    assert_eq!(lone.calls(), [Call::Write(Rank(1)), Call::Credit, Call::Flush]);
+    let mut single_rank = single_rank();
+    single_rank.owe_a_credit();
+    single_rank.calls();
+    let page = single_rank.page(1);
+    single_rank.engine.write(Rank(1), single_rank.counter, 0, &[page]).unwrap();
+    assert_eq!(single_rank.calls(), [Call::Write(Rank(1)), Call::Credit, Call::Flush]);
 }
 
 #[test]
 fn a_scatter_is_one_batch_and_one_flush() {
-    let mut lone = lone();
-    let pages: Vec<[Page; 1]> = (1..RANKS).map(|peer| [lone.page(peer)]).collect();
+    let mut single_rank = single_rank();
+    let pages: Vec<[Page; 1]> = (1..RANKS).map(|peer| [single_rank.page(peer)]).collect();
     let writes: Vec<PeerWrite<'_>> =
         (1..RANKS).zip(&pages).map(|(peer, pages)| PeerWrite { peer: Rank(peer), pages }).collect();
-    lone.owe_a_credit();
-    lone.calls();
-    lone.engine.scatter(&writes, lone.counter, 0, None).unwrap();
-    assert_eq!(lone.calls(), [Call::Scatter(3), Call::Credit, Call::Flush]);
-    let mut group = lone.engine.peer_group(lone.counter, &lone.source, &lone.remotes).unwrap();
+    single_rank.owe_a_credit();
+    single_rank.calls();
+    single_rank.engine.scatter(&writes, single_rank.counter, 0, None).unwrap();
+    assert_eq!(single_rank.calls(), [Call::Scatter(3), Call::Credit, Call::Flush]);
+    let mut group = single_rank
+        .engine
+        .peer_group(single_rank.counter, &single_rank.source, &single_rank.remotes)
+        .unwrap();
     let members = [0, 1, 2].map(|member| MemberWrite { member, length: 8, ..Default::default() });
-    lone.engine.scatter_group(&mut group, 0, &members, None).unwrap();
-    assert_eq!(lone.calls(), [Call::Scatter(3), Call::Flush]);
+    single_rank.engine.scatter_group(&mut group, 0, &members, None).unwrap();
+    assert_eq!(single_rank.calls(), [Call::Scatter(3), Call::Flush]);
 }

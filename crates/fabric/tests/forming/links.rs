@@ -7,9 +7,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use weft_fabric::{Error, Rank, Result};
 
-/// The error of `joins`, while a rank of the same group is introduced and does not connect; how long it
-/// took from then on. `meanwhile` runs at that rank, with its engine.
-fn in_vain<T>(
+/// Error of `joins` and its duration, while a rank of the same group is introduced and does not connect.
+/// `meanwhile` runs at that rank, with its engine.
+fn failed_join<T>(
     joins: impl FnOnce() -> Result<T> + Send,
     absent: impl FnOnce() -> Introduced + Send,
     meanwhile: impl FnOnce(Introduced) -> Option<Introduced> + Send,
@@ -21,7 +21,7 @@ fn in_vain<T>(
             let absent = absent();
             introduced.send(Instant::now()).unwrap();
             let kept = meanwhile(absent);
-            // Until the other rank has given up.
+            // Until the other rank has returned.
             let _ = end.recv_timeout(PATIENCE);
             drop(kept);
         });
@@ -40,7 +40,7 @@ fn an_interrupt_ends_the_wait_for_links() {
             let (is_here, pressed) = (config.rank.index() != absent, pressed.clone());
             config.interrupt = Some(Arc::new(move || is_here && pressed.load(Ordering::Relaxed)));
         });
-        let (error, took) = in_vain(
+        let (error, took) = failed_join(
             || join(here, kind),
             || Introduced::new(&there, kind),
             |engine| {
@@ -54,7 +54,7 @@ fn an_interrupt_ends_the_wait_for_links() {
     }
 }
 
-/// Its control connections break a while before or after its links do.
+/// Its control connections break before or after its links do.
 #[test]
 fn a_peer_that_dies_while_links_connect_is_named_at_once() {
     for ((kind, absent), links_first) in
@@ -71,20 +71,20 @@ fn a_peer_that_dies_while_links_connect_is_named_at_once() {
             kept
         };
         let introduce = || Introduced::new(&there, kind);
-        let (error, took) = in_vain(|| join(here, kind), introduce, dies);
+        let (error, took) = failed_join(|| join(here, kind), introduce, dies);
         assert_lost(&error, absent, &format!("{kind}, links first: {links_first}"));
         assert!(took < PROMPT, "{kind}: {took:?}");
     }
 }
 
-/// The time of `init` is one for the control plane and for the links, not one for each.
+/// The time limit of `init` is shared by the control plane and the links.
 #[test]
 fn links_connect_within_what_is_left_of_the_time_to_join() {
     const TIME: Duration = Duration::from_secs(2);
     for (kind, absent) in cases() {
         let [here, there] = two(absent, |config| config.connect_timeout = TIME);
         let introduce = || Introduced::new(&there, kind);
-        let (error, took) = in_vain(|| join(here, kind), introduce, Some);
+        let (error, took) = failed_join(|| join(here, kind), introduce, Some);
         let peer = Rank(absent as u32);
         assert!(matches!(&error, Error::Connect { peer: p, .. } if *p == peer), "{kind}: {error}");
         assert!(took < PROMPT, "{kind}: {took:?}");
@@ -105,7 +105,7 @@ fn links_of_a_new_group_connect_within_the_timeout_of_reform() {
             let control = there.control().mesh().unwrap().reform(PATIENCE).unwrap();
             Introduced::new(newer.insert(control), kind)
         };
-        let (error, took) = in_vain(|| here.reform(TIME), absent_again, Some);
+        let (error, took) = failed_join(|| here.reform(TIME), absent_again, Some);
         let peer = Rank(absent as u32);
         assert!(matches!(&error, Error::Connect { peer: p, .. } if *p == peer), "{kind}: {error}");
         assert!(took < PROMPT, "{kind}: {took:?}");

@@ -1,15 +1,13 @@
-//! Bounds: arrivals that lie unconsumed, and keys that are void.
+//! Bounds: unconsumed arrivals, and void keys.
 
 use crate::common::{bare_link, on_threads, soon, until};
 use crate::{config, device, providers};
 use std::sync::Arc;
-use weft_fabric::lane_table::LaneTable;
-use weft_fabric::link::{Introduction, Posted, Sink, Work};
-use weft_fabric::memory::Memory;
+use weft_fabric::link::{Introduction, PostStatus, Sink, WorkRequest};
 use weft_fabric::providers::OfiConfig;
-use weft_fabric::{Class, Lane, Link, Page, Rank, RegionKey, clock};
+use weft_fabric::{Lane, LaneTable, Link, Memory, Page, Rank, RegionKey, TrafficClass, clock};
 
-/// One end of a pair of links without engines, over tcp, connected.
+/// One of a pair of connected links without engines, over tcp.
 struct End {
     link: Box<dyn Link>,
     lanes: Arc<LaneTable>,
@@ -30,19 +28,21 @@ impl End {
         End { link, lanes, peer, sink: Sink::default() }
     }
 
-    fn signal(&mut self, lane: Lane) -> Posted {
-        let (token, peer, class) = (1, self.peer, Class::Latency);
-        let work = Work { token, peer, lane, credits: None, rider: None, class, pages: &[] };
+    fn signal(&mut self, lane: Lane) -> PostStatus {
+        let (token, peer, class) = (1, self.peer, TrafficClass::Latency);
+        let work =
+            WorkRequest { token, peer, lane, credits: None, piggyback: None, class, pages: &[] };
         self.link.post(&work, &mut self.sink).unwrap()
     }
 
-    /// Signals until the link takes no more, polling for completions; returns how many it took.
+    /// Signals until the link accepts no more, polling for completions; returns the number of accepted
+    /// signals.
     fn signal_until_full(&mut self, lane: Lane) -> u32 {
         let mut taken = 0;
         let mut refused = 0;
         while refused < 2000 {
             match self.signal(lane) {
-                Posted::Full => {
+                PostStatus::Full => {
                     refused += 1;
                     std::thread::yield_now();
                 }
@@ -58,8 +58,8 @@ fn lane_of(bytes: &[u8]) -> Lane {
     Lane::from_immediate(u32::from_le_bytes(bytes.try_into().unwrap()))
 }
 
-/// Rank 0 sends; rank 1 counts on a lane that it takes back in between, so that late arrivals of a free
-/// lane count, too.
+/// Rank 0 sends; rank 1 counts on a lane that it releases in between, so that late arrivals of a free lane
+/// count too.
 #[test]
 fn no_more_arrivals_than_agreed_lie_unconsumed() {
     if providers().is_empty() {
@@ -67,7 +67,7 @@ fn no_more_arrivals_than_agreed_lie_unconsumed() {
     }
     on_threads(2, |rank, gather| {
         let config = |max_unconsumed| OfiConfig { max_unconsumed, ..config("tcp;ofi_rxm") };
-        // Each offers another bound; the smaller one holds.
+        // Each end offers another bound; the smaller one holds.
         let mut end = End::connect(rank, config([32, 10][rank.index()]), gather);
         let lane = end.lanes.issue(end.peer, 2).unwrap();
         let lanes = gather(lane.immediate().to_le_bytes().to_vec());
@@ -86,7 +86,7 @@ fn no_more_arrivals_than_agreed_lie_unconsumed() {
                 while round < 3 && end.lanes.value(lane.id()) == seen {
                     end.link.poll(clock::now(), &mut end.sink);
                 }
-                // What is still on its way.
+                // Arrivals that are still on their way.
                 for _ in 0..200 {
                     end.link.poll(clock::now(), &mut end.sink);
                     std::thread::sleep(std::time::Duration::from_micros(100));
@@ -100,14 +100,14 @@ fn no_more_arrivals_than_agreed_lie_unconsumed() {
         if rank == Rank(0) {
             assert!(sent >= 6 * 5);
         } else {
-            let refused = end.lanes.refused().ungranted.load(std::sync::atomic::Ordering::Relaxed);
+            let refused = end.lanes.dropped().ungranted.load(std::sync::atomic::Ordering::Relaxed);
             assert!(refused >= 15, "{refused} arrivals on the lane that was taken back");
         }
         gather(Vec::new());
     });
 }
 
-/// What was granted is written; once the owner has taken the region back, its memory is its own.
+/// Writes to a granted region arrive; once the owner has released the region, its memory is unchanged.
 #[test]
 fn a_released_region_is_no_longer_written() {
     if providers().is_empty() {
@@ -138,16 +138,16 @@ fn a_released_region_is_no_longer_written() {
                     destination_offset: 0,
                     length: 4096,
                 };
-                let work = Work {
+                let work = WorkRequest {
                     token: 5,
                     peer,
                     lane: lane_of(&lanes[1]),
                     credits: None,
-                    rider: None,
-                    class: Class::Latency,
+                    piggyback: None,
+                    class: TrafficClass::Latency,
                     pages: &[page],
                 };
-                assert_eq!(end.link.post(&work, &mut end.sink), Ok(Posted::InFlight));
+                assert_eq!(end.link.post(&work, &mut end.sink), Ok(PostStatus::InFlight));
             }
             // Long enough for the write, and for its failure.
             for _ in 0..2000 {
@@ -164,11 +164,11 @@ fn a_released_region_is_no_longer_written() {
                 assert_eq!(std::mem::take(&mut end.sink.completed), [5]);
             }
         }
-        // Providers differ in whether the writer gets an error. This one drops the connection silently and
-        // makes another for the next part.
+        // Providers differ in the error at the writer. This one drops the connection without an error and
+        // opens another for the next part.
         let mut is_sent = rank == Rank(1);
         for _ in 0..3000 {
-            is_sent = is_sent || end.signal(lane_of(&lanes[1])) == Posted::InFlight;
+            is_sent = is_sent || end.signal(lane_of(&lanes[1])) == PostStatus::InFlight;
             end.link.poll(clock::now(), &mut end.sink);
             std::thread::sleep(std::time::Duration::from_micros(100));
         }

@@ -1,4 +1,4 @@
-//! Ends: ranks that leave, die, stop or are slow, and regions that are released.
+//! Ranks that leave, die, stop or are slow, and regions that are released.
 
 use crate::common::{self, Member, PATIENCE, on_processes, process_gather, waiting};
 use crate::traffic::{join, on_ranks};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use weft_fabric::providers::OfiConfig;
 use weft_fabric::{Cause, Error, Page, Poison, Rank, clock};
 
-/// All requests end soon after the group is poisoned.
+/// Poisons the group and checks that all requests end soon after.
 fn poisoned_group_ends(member: &mut Member, lost: Rank) {
     let poison = Poison { kind: Cause::Lost, rank: Some(lost), detail: "for the test".into() };
     let begin = Instant::now();
@@ -87,7 +87,7 @@ fn a_rank_killed_over_tcp_leaves_the_others_with_an_error_and_nothing_under_way(
     poisoned_group_ends(&mut member, Rank(1));
 }
 
-/// The stopped rank goes on when the group has been poisoned without it.
+/// The stopped rank resumes after the group was poisoned without it.
 #[test]
 fn a_stopped_rank_is_cut_off_and_goes_on_later_without_harm() {
     let name = "ends::a_stopped_rank_is_cut_off_and_goes_on_later_without_harm";
@@ -119,7 +119,7 @@ fn a_stopped_rank_is_cut_off_and_goes_on_later_without_harm() {
     });
 }
 
-/// More than any queue holds: the senders are held back, and nothing is lost.
+/// More parts than any queue holds: the senders are slowed down, and all parts arrive.
 #[test]
 fn an_owner_that_does_not_poll_loses_nothing() {
     let name = "ends::an_owner_that_does_not_poll_loses_nothing";

@@ -1,4 +1,4 @@
-//! Layouts and constants against libfabric's own headers.
+//! Layouts and constants compared with libfabric's headers.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

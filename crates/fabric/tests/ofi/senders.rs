@@ -1,14 +1,13 @@
-//! Senders: an arrival on a lane that was granted to another peer, where the provider names its sender.
+//! Senders: arrivals on a lane of another peer, where the provider names senders.
 
 use crate::common::{self, AllGather, on_processes, process_gather, soon, until};
 use crate::{config, device, providers};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use weft_fabric::lane_table::LaneTable;
-use weft_fabric::link::{Introduction, Membership, Posted, Sink, Work};
+use weft_fabric::link::{Introduction, Membership, PostStatus, Sink, WorkRequest};
 use weft_fabric::providers::{OfiConfig, OfiProvider, ofi};
-use weft_fabric::{Class, Generation, Lane, Link, Rank, clock};
+use weft_fabric::{Generation, Lane, LaneTable, Link, Rank, TrafficClass, clock};
 
 const RANKS: u32 = 3;
 const OWNER: Rank = Rank(0);
@@ -16,7 +15,7 @@ const FORGER: Rank = Rank(2);
 /// Signals of each writer on its own lane.
 const SIGNALS: u64 = 50;
 
-/// A link of a group of three without an engine, connected.
+/// Connected link of a group of three, without an engine.
 struct End {
     link: Box<dyn Link>,
     lanes: Arc<LaneTable>,
@@ -50,20 +49,28 @@ impl End {
         End { link, lanes, sink: Sink::default() }
     }
 
-    /// Raises a lane of the owner, so often, and waits until all has left.
+    /// Raises a lane of the owner `count` times and waits until all signals have left.
     fn signal(&mut self, lane: Lane, count: u64) {
         let mut under_way = 0;
         for token in 0..count {
-            let (peer, class) = (OWNER, Class::Latency);
-            let work = Work { token, peer, lane, credits: None, rider: None, class, pages: &[] };
+            let (peer, class) = (OWNER, TrafficClass::Latency);
+            let work = WorkRequest {
+                token,
+                peer,
+                lane,
+                credits: None,
+                piggyback: None,
+                class,
+                pages: &[],
+            };
             loop {
                 match self.link.post(&work, &mut self.sink).unwrap() {
-                    Posted::Done => break,
-                    Posted::InFlight => {
+                    PostStatus::Done => break,
+                    PostStatus::InFlight => {
                         under_way += 1;
                         break;
                     }
-                    Posted::Full => self.link.poll(clock::now(), &mut self.sink),
+                    PostStatus::Full => self.link.poll(clock::now(), &mut self.sink),
                 }
             }
         }
@@ -75,12 +82,13 @@ impl End {
         self.sink.completed.clear();
     }
 
-    /// Polls until so many have arrived on these lanes or were dropped; returns how many were.
+    /// Polls until `count` signals have arrived on these lanes or were dropped; returns the number of
+    /// dropped ones.
     fn receive(&mut self, lanes: [Lane; 2], count: u64) -> u64 {
         let deadline = soon(20);
         loop {
             self.link.poll(clock::now(), &mut self.sink);
-            let dropped = self.lanes.refused().ungranted.load(Ordering::Relaxed);
+            let dropped = self.lanes.dropped().ungranted.load(Ordering::Relaxed);
             let raised: u64 = lanes.iter().map(|lane| self.lanes.value(lane.id())).sum();
             if raised + dropped == count {
                 return dropped;
@@ -90,7 +98,8 @@ impl End {
     }
 }
 
-/// Both writers raise their own lanes, and the forger that of the other. Returns what the owner dropped.
+/// Both writers raise their own lanes, and the forger also that of the other. Returns the number of
+/// arrivals that the owner dropped.
 fn forge(rank: Rank, config: OfiConfig, gather: &mut AllGather<'_>) -> Option<u64> {
     let mut end = End::connect(rank, config, gather);
     let lanes = [1, 2].map(|peer| end.lanes.issue(Rank(peer), 2).unwrap());
@@ -120,9 +129,9 @@ fn forge(rank: Rank, config: OfiConfig, gather: &mut AllGather<'_>) -> Option<u6
 /// libfabric's shm and tcp name senders (tcp has such endpoints in 2.x). ofi_rxm does not: there an arrival
 /// counts as its lane holder's.
 #[test]
-fn a_lane_that_was_granted_to_another_peer_is_not_raised_where_senders_are_known() {
+fn a_lane_that_was_granted_to_another_peer_is_not_raised_where_senders_are_named() {
     let name =
-        "senders::a_lane_that_was_granted_to_another_peer_is_not_raised_where_senders_are_known";
+        "senders::a_lane_that_was_granted_to_another_peer_is_not_raised_where_senders_are_named";
     let Some(rank) = common::process_rank() else {
         if !providers().is_empty() {
             let ended = on_processes(name, RANKS);

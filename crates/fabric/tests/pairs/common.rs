@@ -1,15 +1,15 @@
-//! A listener, a connector, and an echo between them.
+//! Listener, connector, and an echo between them.
 
 use std::time::{Duration, Instant};
-use weft_control::pair::Settings;
+use weft_control::pair::PairSettings;
 use weft_fabric::pair::{Listener, PairConfig, connect};
 use weft_fabric::{
     Communicator, CounterId, Page, ProviderKind, Rank, Region, RemoteRegion, Time, clock,
 };
 
-/// Promised: a loss is noticed within this time.
+/// Guaranteed time limit for the detection of a loss.
 pub const LOSS: Duration = Duration::from_secs(2);
-/// For what is not under test.
+/// Time limit for steps that are not under test.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn by(patience: Duration) -> Time {
@@ -17,7 +17,7 @@ pub fn by(patience: Duration) -> Time {
 }
 
 pub fn config(address: &str, provider: ProviderKind) -> PairConfig {
-    let mut config = PairConfig::new(Settings {
+    let mut config = PairConfig::new(PairSettings {
         address: address.into(),
         secret: None,
         host_id: "host".into(),
@@ -36,20 +36,20 @@ pub fn accept(listener: &Listener) -> Communicator {
     listener.accept(by(PATIENCE), &mut || false).unwrap()
 }
 
-/// Connects from a thread of its own, and accepts here: listener's end first.
+/// Connects on another thread and accepts here; the listener's end comes first.
 pub fn pair_on(listener: &Listener, provider: ProviderKind) -> (Communicator, Communicator) {
     let address = listener.address().to_string();
-    let dialler =
+    let dialer =
         std::thread::spawn(move || connect(&config(&address, provider), by(PATIENCE)).unwrap());
     let accepted = accept(listener);
-    (accepted, dialler.join().unwrap())
+    (accepted, dialer.join().unwrap())
 }
 
 pub fn pair(provider: ProviderKind) -> (Communicator, Communicator) {
     pair_on(&listen(provider), provider)
 }
 
-/// One end's memory and counter for messages of 64 bytes.
+/// Memory and counter of one end for messages of 64 bytes.
 pub struct End {
     pub communicator: Communicator,
     source: Region,
@@ -61,7 +61,7 @@ pub struct End {
 pub const BYTES: usize = 64;
 
 impl End {
-    /// Both ends call this.
+    /// Creates and shares them; called by both ends.
     pub fn new(communicator: Communicator) -> End {
         let (source, inbox, counter) = {
             let mut engine = communicator.engine();
@@ -85,7 +85,7 @@ impl End {
     /// Writes one message of this value in the next round.
     pub fn send(&self, value: u8) -> weft_fabric::Result<()> {
         let mut never = || false;
-        let mut waiter = self.communicator.waiter(by(PATIENCE), &mut never);
+        let mut waiter = self.communicator.wait_options(by(PATIENCE), &mut never);
         let round = self.communicator.engine().next_round(self.counter, self.peer())?;
         self.communicator.wait_for_credit(self.counter, self.peer(), round, &mut waiter)?;
         self.source.memory().fill(0, BYTES, value);
@@ -112,13 +112,13 @@ impl End {
 
     pub fn wait(&self, patience: Duration) -> weft_fabric::Result<()> {
         let mut never = || false;
-        let mut waiter = self.communicator.waiter(by(patience), &mut never);
+        let mut waiter = self.communicator.wait_options(by(patience), &mut never);
         self.communicator.wait(self.counter, &[(self.peer(), 1)], &mut waiter)
     }
 
     pub fn barrier(&self) -> weft_fabric::Result<()> {
         let mut never = || false;
-        self.communicator.barrier(&mut self.communicator.waiter(by(PATIENCE), &mut never))
+        self.communicator.barrier(&mut self.communicator.wait_options(by(PATIENCE), &mut never))
     }
 
     pub fn echo(&self, rounds: u8) -> weft_fabric::Result<()> {
@@ -140,7 +140,7 @@ pub fn ends((one, other): (Communicator, Communicator)) -> (End, End) {
     (End::new(one), other.join().unwrap())
 }
 
-/// Runs `work`, which the promise gives two seconds.
+/// Runs `work` and checks that it takes at most the guaranteed two seconds.
 pub fn within_two_seconds<T>(work: impl FnOnce() -> T) -> T {
     let since = Instant::now();
     let result = work();

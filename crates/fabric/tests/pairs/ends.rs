@@ -1,4 +1,4 @@
-//! Traffic and ends of formed pairs.
+//! Traffic and closes of formed pairs.
 
 use crate::common::End;
 use crate::common::{
@@ -34,19 +34,19 @@ fn the_better_provider_is_used_where_both_ends_have_two() {
     both.providers = BOTH.to_vec();
     let listener = weft_fabric::pair::Listener::bind(both.clone()).unwrap();
     both.settings.address = listener.address().to_string();
-    let dialler = std::thread::spawn({
+    let dialer = std::thread::spawn({
         let both = both.clone();
         move || connect(&both, by(PATIENCE)).unwrap()
     });
     let accepted = accept(&listener);
-    let connected = dialler.join().unwrap();
+    let connected = dialer.join().unwrap();
     assert_eq!(accepted.engine().route(Rank(1)).unwrap().provider, ProviderKind::Shm);
     assert_eq!(connected.engine().route(Rank(0)).unwrap().provider, ProviderKind::Shm);
-    // Another host by name: tcp.
+    // Another host name: tcp.
     both.settings.host_id = "another host".into();
-    let dialler = std::thread::spawn(move || connect(&both, by(PATIENCE)).unwrap());
+    let dialer = std::thread::spawn(move || connect(&both, by(PATIENCE)).unwrap());
     let accepted = accept(&listener);
-    drop(dialler.join().unwrap());
+    drop(dialer.join().unwrap());
     assert_eq!(accepted.engine().route(Rank(1)).unwrap().provider, ProviderKind::Tcp);
 }
 

@@ -1,4 +1,4 @@
-//! Forming among strangers: secrets, versions, garbage, diallers that stall, crowds.
+//! Pair formation among unknown connections: secrets, versions, garbage, dialers that stall, many dialers.
 
 use crate::common::{LOSS, PATIENCE, accept, by, config, listen, within_two_seconds};
 use std::io::{Read as _, Write as _};
@@ -13,7 +13,7 @@ fn with_secret(mut config: PairConfig, secret: &str) -> PairConfig {
     config
 }
 
-/// Moves the listener on in a thread of its own until a pair has come.
+/// Accepts on another thread until a pair has formed.
 fn accepting<T>(listener: &Listener, work: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -89,32 +89,32 @@ fn a_group_and_a_listener_of_pairs_turn_each_others_diallers_away() {
     group.port = listener.address().port();
     group.connect_timeout = std::time::Duration::from_millis(300);
     let error = accepting(&listener, || weft_control::Control::connect(group).map(drop));
-    assert!(matches!(error, Err(weft_control::Error::Bootstrap { .. })), "{error:?}");
+    assert!(matches!(error, Err(weft_control::Error::Rendezvous { .. })), "{error:?}");
 }
 
 #[test]
 fn garbage_and_silence_cost_the_listener_nothing() {
     let listener = listen(ProviderKind::Shm);
     let address = listener.address();
-    let mut strangers: Vec<TcpStream> =
+    let mut connections: Vec<TcpStream> =
         (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
-    for (number, stranger) in strangers.iter_mut().enumerate() {
+    for (number, connection) in connections.iter_mut().enumerate() {
         match number % 4 {
             0 => {}
-            1 => stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap(),
-            2 => stranger.write_all(&[0xff; 64]).unwrap(),
-            _ => stranger.write_all(&[25, 0, 0, 0, 0x90]).unwrap(),
+            1 => connection.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap(),
+            2 => connection.write_all(&[0xff; 64]).unwrap(),
+            _ => connection.write_all(&[25, 0, 0, 0, 0x90]).unwrap(),
         }
     }
-    let dialler = std::thread::spawn(move || {
+    let dialer = std::thread::spawn(move || {
         connect(&config(&address.to_string(), ProviderKind::Shm), by(PATIENCE)).unwrap()
     });
     let pair = accept(&listener);
-    assert_eq!(pair.rank(), dialler.join().unwrap().control().members()[0].rank);
-    // A stranger that broke the protocol was closed.
+    assert_eq!(pair.rank(), dialer.join().unwrap().control().members()[0].rank);
+    // A connection that violated the protocol was closed.
     accepting(&listener, || {
-        strangers[2].set_read_timeout(Some(LOSS)).unwrap();
-        assert!(!matches!(strangers[2].read(&mut [0; 8]), Ok(1..)));
+        connections[2].set_read_timeout(Some(LOSS)).unwrap();
+        assert!(!matches!(connections[2].read(&mut [0; 8]), Ok(1..)));
     });
 }
 

@@ -1,4 +1,4 @@
-//! Pairs between processes: the test's own program, run as a dialler.
+//! Pairs between processes: the test binary, run as a dialer.
 
 use crate::common::{End, PATIENCE, accept, by, config, listen, within_two_seconds};
 use std::process::{Child, Command, Stdio};
@@ -11,8 +11,8 @@ const PROVIDER: &str = "WEFT_TEST_PAIR_PROVIDER";
 /// Milliseconds.
 const SILENCE: &str = "WEFT_TEST_PAIR_SILENCE";
 
-/// A process that connects and echoes until its pair ends. It is a test of no effect unless the parent
-/// names an address.
+/// Process that connects and echoes until its pair ends. As a test it returns at once unless the parent
+/// sets an address.
 #[test]
 fn echoing_process() {
     let (Ok(address), Ok(provider)) = (std::env::var(ADDRESS), std::env::var(PROVIDER)) else {
@@ -81,7 +81,7 @@ fn a_process_that_was_stopped_does_not_take_its_stop_for_the_silence_of_its_peer
     for provider in [ProviderKind::Shm, ProviderKind::Tcp] {
         let listener = listen(provider);
         let mut child = command(&listener.address().to_string(), provider);
-        // This end waits longer, and sends heartbeats by the other end's timeout.
+        // This end waits longer, and sends heartbeats at the rate of the other end's timeout.
         let mut child = child.env(SILENCE, "600").spawn().unwrap();
         let end = End::new(accept(&listener));
         for _ in 0..2 {
@@ -141,7 +141,7 @@ fn diallers_killed_at_any_time_of_the_handshake_leave_the_listener_in_order() {
         for delay in 0..20 {
             let mut child = start(&address, provider);
             let end = by(std::time::Duration::from_millis(2 * delay));
-            // Moves the handshake on for as long as the child lives.
+            // Advances the handshake while the child lives.
             let early = listener.accept(end, &mut || false).ok();
             child.kill().unwrap();
             child.wait().unwrap();
@@ -150,7 +150,7 @@ fn diallers_killed_at_any_time_of_the_handshake_leave_the_listener_in_order() {
         let mut child = start(&address, provider);
         loop {
             let pair = accept(&listener);
-            // One that was killed after its last message may be formed first.
+            // A dialer killed after its last message may be formed first.
             if pair.control().members()[1].pid == child.id() {
                 End::new(pair).ask(3).unwrap();
                 break;

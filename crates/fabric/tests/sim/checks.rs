@@ -1,35 +1,33 @@
-//! The checks themselves are checked: whoever breaks a rule is found, whoever keeps it is not.
+//! Tests of the simulator's checks: violations are recorded, correct programs record none.
 
-use crate::traffic::Wrong;
+use crate::traffic::TrafficError;
 use std::sync::Arc;
 use std::time::Duration;
-use weft_fabric::lane_table::LaneTable;
-use weft_fabric::link::{Introduction, Link, Membership, Posted, Sink, Work};
-use weft_fabric::model::LatencyBandwidth;
+use weft_fabric::link::{Introduction, Link, Membership, PostStatus, Sink, WorkRequest};
 use weft_fabric::providers::sim::{
-    Breach, Cluster, Faults, Outcome, Violation, World, WorldConfig,
+    Cluster, Faults, Outcome, Violation, ViolationKind, World, WorldConfig,
 };
 use weft_fabric::{
-    Class, CounterId, Event, Generation, Lane, LaneId, Memory, Page, Rank, Region, RegionKey,
-    RemoteRegion, Time, WaitLimit,
+    CounterId, Event, Generation, Lane, LaneId, LaneTable, LatencyBandwidth, Memory, Page, Rank,
+    Region, RegionKey, RemoteRegion, Time, TrafficClass, WaitLimit,
 };
 
 const KEY: RegionKey = RegionKey(0);
 const LENGTH: usize = 256;
 const GRANTED: u64 = 128;
 
-/// One rank's end with no engine on it, so that nothing keeps it from doing wrong.
-struct Bare {
+/// Link of one rank without an engine, free to violate the rules.
+struct RawLink {
     rank: Rank,
     end: Box<dyn Link>,
     lanes: Arc<LaneTable>,
     memory: Arc<Memory>,
-    /// Its lane that the peer may raise, and the one for the peer's credits.
+    /// Its lanes for the peer's parts and for the peer's credits.
     data: Lane,
     credit: Lane,
 }
 
-fn bare(world: &World) -> [Bare; 2] {
+fn raw_links(world: &World) -> [RawLink; 2] {
     let opened = [0, 1].map(|rank| {
         let (rank, generation) = (Rank(rank), Generation(3));
         let lanes = Arc::new(LaneTable::new(16, generation).unwrap());
@@ -47,16 +45,24 @@ fn bare(world: &World) -> [Bare; 2] {
         end.grant(KEY, peer, 0..GRANTED).unwrap();
         let data = lanes.issue(peer, 2).unwrap();
         let credit = Lane::new(LaneId::new(data.id().get() + 1).unwrap(), data.generation());
-        Bare { rank, end, lanes, memory, data, credit }
+        RawLink { rank, end, lanes, memory, data, credit }
     })
 }
 
-fn work(peer: Rank, lane: Lane, credits: Option<Lane>, pages: &[Page]) -> Work<'_> {
-    Work { token: 0, peer, lane, credits, rider: None, class: Class::Latency, pages }
+fn work(peer: Rank, lane: Lane, credits: Option<Lane>, pages: &[Page]) -> WorkRequest<'_> {
+    WorkRequest {
+        token: 0,
+        peer,
+        lane,
+        credits,
+        piggyback: None,
+        class: TrafficClass::Latency,
+        pages,
+    }
 }
 
-impl Bare {
-    fn write(&mut self, to: &Bare, begin: u64, length: u64) {
+impl RawLink {
+    fn write(&mut self, to: &RawLink, begin: u64, length: u64) {
         let page = Page {
             source: KEY,
             source_offset: 0,
@@ -66,12 +72,12 @@ impl Bare {
         };
         let pages = [page];
         let work = work(to.rank, to.data, None, &pages);
-        assert_eq!(self.end.post(&work, &mut Sink::default()), Ok(Posted::InFlight));
+        assert_eq!(self.end.post(&work, &mut Sink::default()), Ok(PostStatus::InFlight));
     }
 
-    fn credit(&mut self, to: &Bare) {
+    fn credit(&mut self, to: &RawLink) {
         let work = work(to.rank, to.credit, Some(self.data), &[]);
-        assert_eq!(self.end.post(&work, &mut Sink::default()), Ok(Posted::InFlight));
+        assert_eq!(self.end.post(&work, &mut Sink::default()), Ok(PostStatus::InFlight));
     }
 
     fn bytes(&self, begin: usize, length: usize) -> Vec<u8> {
@@ -85,8 +91,8 @@ fn finish(world: &World) {
     while world.step() {}
 }
 
-fn breaches(world: &World) -> Vec<Breach> {
-    world.violations().into_iter().map(|violation| violation.breach).collect()
+fn violations(world: &World) -> Vec<ViolationKind> {
+    world.violations().into_iter().map(|violation| violation.kind).collect()
 }
 
 fn quiet_world() -> World {
@@ -94,9 +100,9 @@ fn quiet_world() -> World {
 }
 
 #[test]
-fn bytes_are_junk_until_they_land_and_after_they_are_credited() {
+fn bytes_are_random_until_they_land_and_after_they_are_credited() {
     let world = quiet_world();
-    let [mut a, mut b] = bare(&world);
+    let [mut a, mut b] = raw_links(&world);
     a.write(&b, 0, 64);
     assert_ne!(b.bytes(0, 64), [1; 64]);
     assert_ne!(b.bytes(0, 64), [2; 64]);
@@ -115,14 +121,14 @@ fn bytes_are_junk_until_they_land_and_after_they_are_credited() {
 #[test]
 fn a_write_onto_bytes_in_flight_is_found() {
     let world = quiet_world();
-    let [mut a, b] = bare(&world);
+    let [mut a, b] = raw_links(&world);
     a.write(&b, 0, 64);
     a.write(&b, 64, 8);
-    assert_eq!(breaches(&world), []);
+    assert_eq!(violations(&world), []);
     a.write(&b, 60, 4);
     let expected = Violation {
         at: Time(0),
-        breach: Breach::Overlap,
+        kind: ViolationKind::Overlap,
         rank: Rank(0),
         peer: Rank(1),
         bytes: Some((Rank(1), KEY, 60..64)),
@@ -135,21 +141,21 @@ fn a_write_onto_bytes_in_flight_is_found() {
 #[test]
 fn a_write_that_does_not_wait_for_credit_is_found() {
     let world = quiet_world();
-    let [mut a, b] = bare(&world);
+    let [mut a, b] = raw_links(&world);
     a.write(&b, 10, 20);
     finish(&world);
     a.write(&b, 29, 20);
-    assert_eq!(breaches(&world), [Breach::Overlap]);
+    assert_eq!(violations(&world), [ViolationKind::Overlap]);
     finish(&world);
 }
 
 #[test]
 fn a_write_outside_of_its_grant_is_found_and_fails() {
     let world = quiet_world();
-    let [mut a, b] = bare(&world);
+    let [mut a, b] = raw_links(&world);
     a.write(&b, GRANTED - 1, 2);
     finish(&world);
-    assert_eq!(breaches(&world), [Breach::OutsideGrant]);
+    assert_eq!(violations(&world), [ViolationKind::OutsideGrant]);
     assert_eq!((b.bytes(0, LENGTH), b.lanes.value(b.data.id())), (vec![2; LENGTH], 0));
     let mut sink = Sink::default();
     a.end.poll(world.now(), &mut sink);
@@ -161,11 +167,11 @@ fn a_source_that_changes_in_flight_is_found() {
     for late_source in [0.0, 1.0] {
         let faults = Faults { late_source, ..Faults::default() };
         let world = World::new(WorldConfig::new(2, 1).with_faults(faults));
-        let [mut a, b] = bare(&world);
+        let [mut a, b] = raw_links(&world);
         a.write(&b, 0, 64);
         a.memory.fill(63, 1, 9);
         finish(&world);
-        assert_eq!(breaches(&world), [Breach::SourceChanged]);
+        assert_eq!(violations(&world), [ViolationKind::SourceChanged]);
         assert_eq!(b.bytes(63, 1), [if late_source > 0.0 { 9 } else { 1 }]);
     }
 }
@@ -174,7 +180,7 @@ fn a_source_that_changes_in_flight_is_found() {
 fn a_source_may_change_once_its_write_is_completed() {
     let faults = Faults { early_completion: 1.0, ..Faults::default() };
     let world = World::new(WorldConfig::new(2, 1).with_faults(faults));
-    let [mut a, b] = bare(&world);
+    let [mut a, b] = raw_links(&world);
     a.write(&b, 0, 64);
     let mut sink = Sink::default();
     while sink.completed.is_empty() && world.step() {
@@ -183,14 +189,16 @@ fn a_source_may_change_once_its_write_is_completed() {
     assert_eq!(b.lanes.value(b.data.id()), 0, "it completes before it arrives");
     a.memory.fill(0, 64, 9);
     finish(&world);
-    assert_eq!((b.bytes(0, 64), breaches(&world)), (vec![1; 64], vec![]));
+    assert_eq!((b.bytes(0, 64), violations(&world)), (vec![1; 64], vec![]));
 }
 
 #[test]
 fn a_region_released_in_flight_is_found_at_both_ends() {
-    for (rank, breach) in [(0, Breach::SourceReleased), (1, Breach::DestinationReleased)] {
+    for (rank, kind) in
+        [(0, ViolationKind::SourceReleased), (1, ViolationKind::DestinationReleased)]
+    {
         let world = quiet_world();
-        let [mut a, mut b] = bare(&world);
+        let [mut a, mut b] = raw_links(&world);
         a.write(&b, 0, 64);
         if rank == 0 {
             a.end.deregister(KEY)
@@ -198,14 +206,14 @@ fn a_region_released_in_flight_is_found_at_both_ends() {
             b.end.deregister(KEY)
         }
         finish(&world);
-        assert_eq!(breaches(&world), [breach]);
+        assert_eq!(violations(&world), [kind]);
     }
 }
 
 #[test]
 fn a_region_may_be_released_when_nothing_is_in_flight() {
     let world = quiet_world();
-    let [mut a, mut b] = bare(&world);
+    let [mut a, mut b] = raw_links(&world);
     a.write(&b, 0, 64);
     finish(&world);
     a.end.deregister(KEY);
@@ -216,27 +224,31 @@ fn a_region_may_be_released_when_nothing_is_in_flight() {
 #[test]
 fn credit_before_all_of_the_round_has_arrived_is_found() {
     let world = quiet_world();
-    let [mut a, mut b] = bare(&world);
+    let [mut a, mut b] = raw_links(&world);
     a.write(&b, 0, 64);
     b.credit(&a);
     finish(&world);
-    assert_eq!(breaches(&world), [Breach::EarlyCredit]);
+    assert_eq!(violations(&world), [ViolationKind::EarlyCredit]);
     a.write(&b, 0, 1);
     finish(&world);
-    assert_eq!(breaches(&world)[1..], [Breach::Overlap], "that credit freed nothing");
+    assert_eq!(
+        violations(&world)[1..],
+        [ViolationKind::Overlap],
+        "the early credit released bytes"
+    );
 }
 
 #[test]
-fn a_lane_raised_by_somebody_else_is_found() {
+fn a_lane_raised_by_another_rank_is_found() {
     let world = quiet_world();
-    let [mut a, b] = bare(&world);
+    let [mut a, b] = raw_links(&world);
     assert_eq!(b.lanes.arrive(b.data), Some(Rank(0)));
     a.write(&b, 0, 1);
     finish(&world);
-    assert_eq!(breaches(&world), [Breach::RaisedBeyondPosted]);
+    assert_eq!(violations(&world), [ViolationKind::RaisedBeyondPosted]);
 }
 
-/// An engine at each end, one counter, an inbox of rank 1 and a source of rank 0.
+/// Two engines, one counter, an inbox of rank 1 and a source of rank 0.
 struct Pair {
     cluster: Cluster,
     counter: CounterId,
@@ -279,7 +291,7 @@ fn a_driver_that_reuses_its_source_early_is_found() {
     assert!(!pair.cluster.engine(Rank(0)).is_drained(request));
     pair.source.memory().fill(0, 64, 1);
     pair.cluster.settle().unwrap();
-    assert_eq!(breaches(pair.cluster.world()), [Breach::SourceChanged]);
+    assert_eq!(violations(pair.cluster.world()), [ViolationKind::SourceChanged]);
 }
 
 #[test]
@@ -289,11 +301,10 @@ fn a_driver_that_writes_twice_in_a_round_is_found() {
     let engine = pair.cluster.engine(Rank(0));
     engine.write(Rank(1), pair.counter, 0, &[page]).unwrap();
     engine.write(Rank(1), pair.counter, 0, &[again]).unwrap();
-    assert_eq!(breaches(pair.cluster.world()), [Breach::Overlap]);
+    assert_eq!(violations(pair.cluster.world()), [ViolationKind::Overlap]);
 }
 
-/// Rank 1 reads what rank 0 wrote when `ready` says so, given how much has risen and whether it has
-/// credited already.
+/// Rank 1 reads the bytes of rank 0 once `ready` returns true, from the count and its own credit.
 fn reads(ready: impl Fn(u64, bool) -> bool) -> bool {
     let mut pair = pair(Faults::default());
     pair.source.memory().fill(0, LENGTH, 5);
@@ -305,7 +316,7 @@ fn reads(ready: impl Fn(u64, bool) -> bool) -> bool {
             if engine.next_round(counter, Rank(1))? == 0 {
                 requests.write(Rank(1), counter, 0, [page], 0);
             }
-            return Ok::<bool, Wrong>(true);
+            return Ok::<bool, TrafficError>(true);
         }
         for event in events {
             if let Event::Raised { count, .. } = event {
@@ -330,7 +341,7 @@ fn reads(ready: impl Fn(u64, bool) -> bool) -> bool {
 }
 
 #[test]
-fn whoever_reads_uncounted_or_credited_bytes_reads_nonsense() {
+fn a_reader_of_uncounted_or_credited_bytes_gets_random_bytes() {
     assert!(reads(|seen, _| seen == 1));
     assert!(!reads(|_, _| true));
     assert!(!reads(|_, credited| credited));

@@ -1,14 +1,11 @@
-//! Counters that come and go: their lanes are issued again, and late arrivals find none of them.
+//! Counters that are created and released: their lanes are issued again, without effect of late arrivals.
 
 use std::sync::Arc;
-use weft_fabric::descriptor::Address;
-use weft_fabric::engine::EngineConfig;
-use weft_fabric::lane_table::LaneTable;
-use weft_fabric::link::{Introduction, Membership, Sink, Work};
+use weft_fabric::link::{Introduction, Membership, Sink, WorkRequest};
 use weft_fabric::providers::sim::{Cluster, Faults, World, WorldConfig};
 use weft_fabric::{
-    Class, CounterConfig, CounterId, Engine, Error, Generation, Lane, LaneId, Link, ProviderKind,
-    Rank, Time, WaitLimit,
+    CounterConfig, CounterId, Engine, EngineAddress, EngineConfig, Error, Generation, Lane, LaneId,
+    LaneTable, Link, ProviderKind, Rank, Time, TrafficClass, WaitLimit,
 };
 
 const MANY: u64 = if cfg!(miri) { 300 } else { 10_000 };
@@ -58,7 +55,7 @@ fn ten_thousand_counters_are_used_once_each_in_bounded_lanes() {
             engine.release_counter(counter).unwrap();
             let again = engine.release_counter(counter);
             assert!(matches!(again, Err(Error::Unknown { what: "counter", .. })), "{again:?}");
-            // The name of the one before stays unknown although its lanes are in use again.
+            // The previous name stays unknown although its lanes are in use again.
             for old in [Some(counter), before].into_iter().flatten() {
                 let used = engine.signal(Rank(1 - rank.0), old, 1);
                 assert!(matches!(used, Err(Error::Unknown { what: "counter", .. })), "{used:?}");
@@ -74,7 +71,7 @@ fn ten_thousand_counters_are_used_once_each_in_bounded_lanes() {
     assert_eq!(cluster.world().violations(), []);
 }
 
-/// Rank 1 has no engine on its link, so it can name a lane that it was granted before.
+/// Rank 1 has no engine on its link, so it can raise a lane that it held before.
 #[test]
 fn a_late_arrival_raises_no_counter_that_has_its_lanes_now() {
     let world = World::new(WorldConfig::new(2, 1));
@@ -89,7 +86,7 @@ fn a_late_arrival_raises_no_counter_that_has_its_lanes_now() {
     let own = engine.address();
     let address = own.of(ProviderKind::Sim).unwrap();
     late.connect(&[Introduction { peer: Rank(0), address, message: &[] }], &mut limit).unwrap();
-    let theirs = Address { providers: vec![(ProviderKind::Sim, late.address())] };
+    let theirs = EngineAddress { providers: vec![(ProviderKind::Sim, late.address())] };
     let addresses = [own.clone(), theirs];
     let messages = engine.introduce(&addresses).unwrap();
     engine.connect(&addresses, &messages, &mut limit).unwrap();
@@ -99,8 +96,9 @@ fn a_late_arrival_raises_no_counter_that_has_its_lanes_now() {
         (counter, grant)
     };
     let raise = |late: &mut Box<dyn Link>, lane| {
-        let (peer, class) = (Rank(0), Class::Latency);
-        let work = Work { token: 0, peer, lane, credits: None, rider: None, class, pages: &[] };
+        let (peer, class) = (Rank(0), TrafficClass::Latency);
+        let work =
+            WorkRequest { token: 0, peer, lane, credits: None, piggyback: None, class, pages: &[] };
         late.post(&work, &mut Sink::default()).unwrap();
         while world.step() {}
     };
@@ -135,7 +133,7 @@ fn pairwise_counters_connect_the_peers_named_alone() {
     for (a, b) in pairs {
         let end = |cluster: &mut Cluster, rank: u32, peer: u32| {
             let peers = [Rank(peer)];
-            let shape = CounterConfig { peers: Some(&peers), window: 2, class: Class::Bulk };
+            let shape = CounterConfig { peers: Some(&peers), window: 2, class: TrafficClass::Bulk };
             cluster.engine(Rank(rank)).counter_with(shape).unwrap()
         };
         let (at_a, at_b) = (end(&mut cluster, a, b), end(&mut cluster, b, a));
@@ -166,8 +164,8 @@ fn pairwise_counters_connect_the_peers_named_alone() {
         assert_eq!(cluster.engine(b).count_in(at_b, a, 0).unwrap(), 0);
         assert_eq!(cluster.engine(a).count(at_a, b).unwrap(), 1);
     }
-    let stranger = [Rank(3)];
-    let shape = CounterConfig { peers: Some(&stranger), ..CounterConfig::default() };
+    let excluded = [Rank(3)];
+    let shape = CounterConfig { peers: Some(&excluded), ..CounterConfig::default() };
     let error = cluster.engine(Rank(0)).counter_with(shape).unwrap_err();
     assert!(matches!(error, Error::Unknown { what: "rank", number: 3 }), "{error}");
 }
@@ -193,7 +191,7 @@ fn a_counter_beyond_the_lanes_leaves_nothing_taken() {
     assert_ne!(one, narrow);
 }
 
-/// Three lanes of a protocol, one credit for a round of all: empty rounds of a follower are closed, too, and
+/// Three lanes of a protocol, one credit for a round of all: empty rounds of a follower are closed too, and
 /// its bytes may be written again.
 #[test]
 fn counters_that_are_credited_together_cost_one_credit() {

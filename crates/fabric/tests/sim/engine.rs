@@ -1,15 +1,13 @@
-//! The engine's own refusals and errors, and what the cluster says of runs that cannot end.
+//! Rejections and errors of the engine, and the cluster's errors for runs that cannot end.
 
-use crate::traffic::Wrong;
+use crate::traffic::TrafficError;
 use std::sync::mpsc;
 use std::time::Duration;
 use weft_control::Cause;
-use weft_fabric::descriptor::Grant;
-use weft_fabric::engine::EngineConfig;
-use weft_fabric::model::LatencyBandwidth;
-use weft_fabric::providers::sim::{Cluster, Hang, Outcome, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Outcome, RunError, World, WorldConfig};
 use weft_fabric::{
-    CounterId, Error, Event, Page, PartRule, PeerWrite, Rank, Region, RegionKey, RemoteRegion, Time,
+    CounterId, EngineConfig, Error, Event, Grant, LatencyBandwidth, Page, PartRule, PeerWrite,
+    Rank, Region, RegionKey, RemoteRegion, Time,
 };
 
 /// Miri takes minutes for each thousand steps.
@@ -34,7 +32,7 @@ fn group(config: WorldConfig) -> Group {
 }
 
 impl Group {
-    /// All of `from`'s region onto all of `to`'s.
+    /// Page from all of `from`'s region to all of `to`'s.
     fn page(&self, from: u32, to: u32) -> Page {
         Page {
             source: self.regions[from as usize].key(),
@@ -45,11 +43,11 @@ impl Group {
         }
     }
 
-    /// Runs until rank `at` sees its group poisoned; returns the cause.
+    /// Runs until the group of rank `at` is poisoned; returns the cause.
     fn poison(&mut self, at: Rank) -> weft_fabric::Poison {
-        let outcomes = self.cluster.run(|_, _, _, _| Ok::<bool, Wrong>(false)).unwrap();
+        let outcomes = self.cluster.run(|_, _, _, _| Ok::<bool, TrafficError>(false)).unwrap();
         match outcomes.into_iter().nth(at.0 as usize) {
-            Some(Outcome::Failed(Wrong::Poisoned(poison))) => poison,
+            Some(Outcome::Failed(TrafficError::Poisoned(poison))) => poison,
             other => panic!("{at} ended in {other:?}"),
         }
     }
@@ -78,7 +76,7 @@ fn a_write_takes_exactly_what_the_model_says() {
 }
 
 #[test]
-fn wrong_requests_are_refused_and_do_nothing() {
+fn wrong_requests_are_rejected_without_effect() {
     let mut group = group(WorldConfig::new(2, 0));
     let (page, counter) = (group.page(0, 1), group.counter);
     let engine = group.cluster.engine(Rank(0));
@@ -211,7 +209,7 @@ fn parts_wait_for_room_in_the_queue() {
     assert_eq!(group.cluster.engine(Rank(1)).count(counter, Rank(0)).unwrap(), LENGTH / 10);
 }
 
-/// Rank 1 takes nothing, so rank 0's queue toward it fills up. What goes to rank 2 arrives all the same.
+/// Rank 1 accepts no parts, so that rank 0's queue toward it fills up. Parts toward rank 2 still arrive.
 #[test]
 fn a_full_queue_toward_one_peer_delays_no_other() {
     let parts = PartRule { max_part_bytes: 10, max_pages_per_part: 1, ..PartRule::WHOLE };
@@ -240,8 +238,8 @@ fn a_full_queue_toward_one_peer_delays_no_other() {
     assert_eq!(count(&mut group, 1), LENGTH / 10 + 1);
 }
 
-/// The queue has one place. Whenever it is free, before the engine is polled, a newer write is submitted:
-/// it waits behind the older one, all of whose parts arrive first.
+/// The queue has one slot. Whenever it is free, before the engine is polled, a newer write is submitted: it
+/// waits behind the older one, all of whose parts arrive first.
 #[test]
 fn a_stream_of_newer_writes_never_overtakes_an_older_one() {
     let parts = PartRule { max_part_bytes: 10, max_pages_per_part: 1, ..PartRule::WHOLE };
@@ -317,16 +315,16 @@ fn a_scatter_that_fails_names_the_peer_it_failed_toward() {
 }
 
 #[test]
-fn whoever_waits_for_nothing_is_reported_and_not_waited_for() {
+fn a_rank_whose_wait_cannot_end_is_reported_as_deadlocked() {
     let mut group = group(WorldConfig::new(3, 0));
     let counter = group.counter;
     group.cluster.engine(Rank(0)).signal(Rank(1), counter, 0).unwrap();
-    let hang = group.cluster.run(|engine, _, _, _| {
+    let result = group.cluster.run(|engine, _, _, _| {
         let rank = engine.rank();
         Ok::<bool, Error>(rank == Rank(0) || engine.count(counter, Rank(0))? == 1)
     });
     assert!(
-        matches!(hang, Err(Hang::Deadlock { at, waiting }) if at > Time(0) && waiting == [Rank(2)])
+        matches!(result, Err(RunError::Deadlock { at, waiting }) if at > Time(0) && waiting == [Rank(2)])
     );
 }
 
@@ -335,12 +333,12 @@ fn a_run_without_end_stops_at_its_bound() {
     let mut group = group(WorldConfig::new(2, 0));
     group.cluster.set_max_steps(100);
     let world = group.cluster.world().clone();
-    let hang = group.cluster.run(|_, now, _, _| {
+    let result = group.cluster.run(|_, now, _, _| {
         world.wake_at(now.after(Duration::from_millis(1)));
         Ok::<bool, Error>(false)
     });
     let waiting = vec![Rank(0), Rank(1)];
-    assert_eq!(hang.unwrap_err(), Hang::TooManySteps { steps: 100, waiting });
+    assert_eq!(result.unwrap_err(), RunError::TooManySteps { steps: 100, waiting });
 }
 
 #[test]
@@ -371,12 +369,14 @@ fn a_rank_whose_driver_fails_is_named_by_the_others() {
         if engine.rank() == Rank(1) {
             engine.signal(Rank(0), counter, 5)?;
         }
-        Ok::<bool, Wrong>(false)
+        Ok::<bool, TrafficError>(false)
     });
     for (rank, outcome) in outcomes.unwrap().into_iter().enumerate() {
         match outcome {
-            Outcome::Failed(Wrong::Fabric(Error::NoCredit { .. })) => assert_eq!(rank, 1),
-            Outcome::Failed(Wrong::Poisoned(poison)) => assert_eq!(poison.rank, Some(Rank(1))),
+            Outcome::Failed(TrafficError::Fabric(Error::NoCredit { .. })) => assert_eq!(rank, 1),
+            Outcome::Failed(TrafficError::Poisoned(poison)) => {
+                assert_eq!(poison.rank, Some(Rank(1)))
+            }
             other => panic!("rank {rank} ended in {other:?}"),
         }
     }

@@ -1,16 +1,14 @@
-//! Several groups in one world: ranks are in many at a time, groups are made while others run, and a loss
-//! costs the groups of the lost rank alone.
+//! Several groups in one world: ranks are in many at a time, groups are created while others run, and a
+//! loss poisons the groups of the lost rank alone.
 
 use crate::seeds;
-use crate::traffic::{Traffic, Wrong, traffic};
+use crate::traffic::{Traffic, TrafficError, traffic};
 use std::time::Duration;
-use weft_fabric::engine::EngineConfig;
-use weft_fabric::providers::sim::{
-    Cluster, Faults, Outcome, Random, World, WorldConfig, run_groups,
-};
-use weft_fabric::{Driver, PartRule, Rank, Time};
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig, run_groups};
+use weft_fabric::random::SplitMix64;
+use weft_fabric::{Driver, EngineConfig, PartRule, Rank, Time};
 
-/// A group of the world and the traffic in it.
+/// Group of the world with its traffic.
 struct Group {
     hosts: Vec<Rank>,
     drivers: Vec<Traffic>,
@@ -23,7 +21,7 @@ struct Groups {
     groups: Vec<Group>,
 }
 
-fn world(random: &mut Random, seed: u64, ranks: u32, killed: Option<(Time, Rank)>) -> World {
+fn world(random: &mut SplitMix64, seed: u64, ranks: u32, killed: Option<(Time, Rank)>) -> World {
     let mut faults = Faults::rough();
     faults.kills.extend(killed);
     World::new(WorldConfig {
@@ -39,7 +37,7 @@ fn world(random: &mut Random, seed: u64, ranks: u32, killed: Option<(Time, Rank)
 }
 
 impl Groups {
-    /// A group of these ranks, made now.
+    /// Creates a group of these ranks.
     fn make(&mut self, hosts: &[Rank], rounds: u64) -> Result<(), String> {
         let config = EngineConfig {
             lanes: 64,
@@ -54,7 +52,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Runs all groups to their ends and checks how each ended.
+    /// Runs all groups to their ends and checks their outcomes.
     fn run(&mut self) -> Result<(), String> {
         let groups = &mut self.groups;
         let outcomes = run_groups(&mut self.clusters, |place, engine, now, events, requests| {
@@ -63,7 +61,7 @@ impl Groups {
                 driver.poll(now, events, requests)?;
             }
             engine.submit(requests)?;
-            Ok::<bool, Wrong>(driver.is_done())
+            Ok::<bool, TrafficError>(driver.is_done())
         });
         let outcomes = outcomes.map_err(|hang| hang.to_string())?;
         for (group, outcomes) in self.groups.iter().zip(outcomes) {
@@ -72,7 +70,7 @@ impl Groups {
                 let right = match (outcome, lost) {
                     (Outcome::Done, _) => true,
                     (Outcome::Killed, Some(lost)) => lost == rank,
-                    (Outcome::Failed(Wrong::Poisoned(poison)), Some(lost)) => {
+                    (Outcome::Failed(TrafficError::Poisoned(poison)), Some(lost)) => {
                         poison.rank == Some(Rank(lost as u32))
                     }
                     _ => false,
@@ -94,7 +92,7 @@ impl Groups {
     }
 }
 
-fn some(random: &mut Random, ranks: u32, least: u64) -> Vec<Rank> {
+fn some(random: &mut SplitMix64, ranks: u32, least: u64) -> Vec<Rank> {
     let mut hosts: Vec<Rank> = (0..ranks).map(Rank).collect();
     random.shuffle(&mut hosts);
     hosts.truncate((least + random.below(u64::from(ranks) - least + 1)) as usize);
@@ -102,7 +100,7 @@ fn some(random: &mut Random, ranks: u32, least: u64) -> Vec<Rank> {
 }
 
 fn groups(seed: u64) -> Result<(), String> {
-    let mut random = Random::new(seed ^ 0x6707);
+    let mut random = SplitMix64::new(seed ^ 0x6707);
     let ranks = if cfg!(miri) { 3 } else { 3 + random.below(3) as u32 };
     let killed = random
         .chance(0.4)
@@ -115,7 +113,7 @@ fn groups(seed: u64) -> Result<(), String> {
         all.make(&hosts, 1 + random.below(3))?;
     }
     all.run()?;
-    // Pairs are made at run time, between ranks that are in other groups, or have lost some.
+    // Pairs form at run time, between ranks that are in other groups, or have lost some.
     for _ in 0..random.below(3) {
         let mut pair = some(&mut random, ranks, 2);
         pair.truncate(2);
@@ -133,7 +131,7 @@ fn a_loss_costs_the_groups_of_the_lost_rank_alone() {
 
 #[test]
 fn a_group_that_is_poisoned_leaves_the_other_groups_of_its_ranks_alone() {
-    let mut random = Random::new(7);
+    let mut random = SplitMix64::new(7);
     let world = world(&mut random, 7, 3, None);
     let mut all = Groups { world, killed: None, clusters: Vec::new(), groups: Vec::new() };
     let hosts: Vec<Rank> = (0..3).map(Rank).collect();
@@ -144,7 +142,7 @@ fn a_group_that_is_poisoned_leaves_the_other_groups_of_its_ranks_alone() {
         detail: "of this group alone".into(),
     };
     all.clusters[0].engine(Rank(1)).poison(poison);
-    let outcomes = all.clusters[0].run(|_, _, _, _| Ok::<bool, Wrong>(false)).unwrap();
+    let outcomes = all.clusters[0].run(|_, _, _, _| Ok::<bool, TrafficError>(false)).unwrap();
     assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Failed(_))));
     let mut others = Groups { clusters: Vec::new(), groups: Vec::new(), ..all };
     others.make(&hosts, 3).unwrap();

@@ -1,8 +1,9 @@
-//! Scatters over peer groups: the bytes and counts of plain scatters, and their refusals.
+//! Scatters over peer groups: bytes and counts of plain scatters, and rejections.
 
 use crate::seeds;
 use weft_control::Cause;
-use weft_fabric::providers::sim::{Cluster, Random, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, World, WorldConfig};
+use weft_fabric::random::SplitMix64;
 use weft_fabric::{CounterId, Error, MemberWrite, PartRule, PeerGroup, Rank, Region, RemoteRegion};
 
 const LENGTH: u64 = 512;
@@ -46,8 +47,8 @@ impl Group {
     }
 }
 
-/// Writes behind what was written to each member before, `at`.
-fn random_writes(random: &mut Random, at: &mut [u64]) -> Vec<MemberWrite> {
+/// Random writes behind the earlier ones of each member, up to `at`.
+fn random_writes(random: &mut SplitMix64, at: &mut [u64]) -> Vec<MemberWrite> {
     let mut writes = Vec::new();
     for _ in 0..random.below(20) {
         let member = random.below(u64::from(RANKS) - 1) as u32;
@@ -64,7 +65,7 @@ fn random_writes(random: &mut Random, at: &mut [u64]) -> Vec<MemberWrite> {
 #[test]
 fn random_scatters_arrive_whole() {
     seeds::each("random_scatters_arrive_whole", 300, |seed| {
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::new(seed);
         let parts = PartRule {
             max_part_bytes: [16, 64, u64::MAX][random.below(3) as usize],
             max_pages_per_part: 1 + random.below(3) as u32,
@@ -138,7 +139,7 @@ fn a_round_that_was_credited_is_over_for_every_member() {
 }
 
 #[test]
-fn a_group_outlives_the_release_of_what_it_does_not_name() {
+fn a_group_outlives_the_release_of_regions_of_others() {
     let mut group = group(WorldConfig::new(RANKS, 0));
     let engine = group.cluster.engine(Rank(0));
     let other = engine.alloc(64).unwrap();
@@ -160,10 +161,10 @@ fn a_group_whose_source_was_released_is_refused_also_if_the_key_was_reused() {
 }
 
 #[test]
-fn a_group_with_a_region_that_was_forgotten_is_refused() {
+fn a_group_with_a_removed_region_is_refused() {
     let mut group = group(WorldConfig::new(RANKS, 0));
     let RemoteRegion { peer, key, .. } = group.remotes[1];
-    group.cluster.engine(Rank(0)).forget(peer, key);
+    group.cluster.engine(Rank(0)).remove_remote(peer, key);
     let error = group.scatter(0, &[write(0, 8)]).unwrap_err();
     assert!(matches!(error, Error::Unknown { what: "remote region", .. }), "{error}");
 }

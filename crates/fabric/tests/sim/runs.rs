@@ -1,12 +1,12 @@
-//! Random worlds, and small ones that break at every single step.
+//! Random worlds, and small ones with a fault before every single step.
 
-use crate::fate::Fate;
+use crate::injected_fault::InjectedFault;
 use crate::scenario::Scenario;
 use crate::seeds;
 use weft_fabric::Rank;
-use weft_fabric::providers::sim::Random;
+use weft_fabric::random::SplitMix64;
 
-/// Anything that may happen; under miri, which takes minutes for most of it, a small world.
+/// Random scenario; under miri, which takes minutes for most of them, a small world.
 fn any_world(seed: u64) -> Scenario {
     if cfg!(miri) { Scenario::well(seed, 2, 1) } else { Scenario::random(seed) }
 }
@@ -25,26 +25,31 @@ fn one_seed_is_one_run() {
     assert!(logs.windows(2).all(|pair| pair[0] != pair[1]));
 }
 
-/// Whoever is killed, cut off or paused just before anything happens, at every such moment.
+/// Kills, cuts off or pauses a rank just before each event of a run.
 #[test]
 #[cfg_attr(miri, ignore = "it is hundreds of runs, of some seconds each")]
 fn any_step_may_be_the_last() {
     seeds::each("any_step", 6, |seed| {
         let ranks = 2 + (seed % 2) as u32;
         let well = || Scenario::well(seed, ranks, 2);
-        let mut random = Random::new(!seed);
+        let mut random = SplitMix64::new(!seed);
         for (step, at) in well().run()?.moments.into_iter().enumerate() {
             let (a, b) = (Rank(step as u32 % ranks), Rank((step as u32 + 1) % ranks));
-            for fate in [Fate::Killed(a), Fate::Cut(a, b), Fate::Paused, Fate::Silent(a)] {
-                let run = well().with_fate(fate, at, &mut random).run();
-                run.map_err(|wrong| format!("{fate:?} at {} ns: {wrong}", at.0))?;
+            for fault in [
+                InjectedFault::Killed(a),
+                InjectedFault::Cut(a, b),
+                InjectedFault::Paused,
+                InjectedFault::Silent(a),
+            ] {
+                let run = well().with_fault(fault, at, &mut random).run();
+                run.map_err(|wrong| format!("{fault:?} at {} ns: {wrong}", at.0))?;
             }
         }
         Ok(())
     });
 }
 
-/// One part fails, whichever it is.
+/// Lets each single part of a run fail.
 #[test]
 #[cfg_attr(miri, ignore = "it is hundreds of runs, of some seconds each")]
 fn any_part_may_fail() {
@@ -53,11 +58,11 @@ fn any_part_may_fail() {
         let nothing_failed = well().run()?.log_hash;
         for part in 1.. {
             let mut scenario = well();
-            scenario.fate = Fate::FailedParts;
+            scenario.fault = InjectedFault::FailedParts;
             scenario.faults.failing_part = Some(part);
             let seen = scenario.run().map_err(|wrong| format!("part {part} fails: {wrong}"))?;
             if seen.log_hash == nothing_failed {
-                // There were not as many.
+                // The run has fewer parts.
                 return if part > 10 { Ok(()) } else { Err(format!("part {part} did not fail")) };
             }
         }

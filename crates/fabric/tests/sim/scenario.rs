@@ -1,43 +1,43 @@
-//! A seed's world, what is done to it, and how it must end: in the right bytes or, where something
-//! broke, in the error that names it; never in a hang.
+//! Scenario of a seed: a world, its fault, and the check of the outcome. A run ends with the right bytes
+//! or, after a fault, with the error that names it; never in a deadlock.
 
-use crate::fate::Fate;
-use crate::traffic::{Wrong, traffic};
+use crate::injected_fault::InjectedFault;
+use crate::traffic::{TrafficError, traffic};
 use std::time::Duration;
-use weft_fabric::model::LatencyBandwidth;
-use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Random, World, WorldConfig};
-use weft_fabric::{PartRule, Rank, Time};
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
+use weft_fabric::random::SplitMix64;
+use weft_fabric::{LatencyBandwidth, PartRule, Rank, Time};
 
 pub struct Scenario {
     pub seed: u64,
     pub ranks: u32,
     pub rounds: u64,
     pub faults: Faults,
-    pub fate: Fate,
+    pub fault: InjectedFault,
     queue_parts: u32,
     queue_bytes: u64,
     parts: PartRule,
     serialised: bool,
 }
 
-/// What was seen of a run.
-pub struct Seen {
+/// Observations of a run.
+pub struct Observations {
     pub log_hash: u64,
-    /// Every moment at which something happened, in order.
+    /// Times of all events, in order.
     pub moments: Vec<Time>,
 }
 
 impl Scenario {
-    /// Anything that may happen.
+    /// Random scenario.
     pub fn random(seed: u64) -> Scenario {
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::new(seed);
         let ranks = 2 + random.below(4) as u32;
         let mut scenario = Scenario {
             seed,
             ranks,
             rounds: 1 + random.below(6),
             faults: Faults::rough(),
-            fate: Fate::Well,
+            fault: InjectedFault::None,
             queue_parts: 1 + random.below(6) as u32,
             queue_bytes: 1 + random.below(400),
             parts: PartRule {
@@ -50,28 +50,33 @@ impl Scenario {
         let at = Time(random.below(200_000));
         let mut ends: Vec<Rank> = (0..ranks).map(Rank).collect();
         random.shuffle(&mut ends);
-        let fate = Fate::draw(&mut random, 8, &ends);
-        if matches!(fate, Fate::FailedParts) {
+        let fault = InjectedFault::draw(&mut random, 8, &ends);
+        if matches!(fault, InjectedFault::FailedParts) {
             scenario.faults.fail = 0.02;
         }
-        scenario.with_fate(fate, at, &mut random)
+        scenario.with_fault(fault, at, &mut random)
     }
 
-    /// The same seed where nothing worse than disorder happens, in this many ranks and rounds.
+    /// Scenario with reordering alone, with these ranks and rounds.
     pub fn well(seed: u64, ranks: u32, rounds: u64) -> Scenario {
         Scenario {
             ranks,
             rounds,
             faults: Faults::rough(),
-            fate: Fate::Well,
+            fault: InjectedFault::None,
             ..Scenario::random(seed)
         }
     }
 
-    /// The same with a fate at a time. Until then the run is the same.
-    pub fn with_fate(mut self, fate: Fate, at: Time, random: &mut Random) -> Scenario {
-        self.fate = fate;
-        fate.befall(&mut self.faults, self.ranks, at, random);
+    /// Adds a fault at a time. Until then the run is the same.
+    pub fn with_fault(
+        mut self,
+        fault: InjectedFault,
+        at: Time,
+        random: &mut SplitMix64,
+    ) -> Scenario {
+        self.fault = fault;
+        fault.add_to(&mut self.faults, self.ranks, at, random);
         self
     }
 
@@ -86,8 +91,11 @@ impl Scenario {
         })
     }
 
-    /// Runs it; `Err` says what was wrong.
-    pub fn run(&self) -> Result<Seen, String> {
+    /// Runs the scenario.
+    ///
+    /// # Errors
+    /// Description of the wrong outcome.
+    pub fn run(&self) -> Result<Observations, String> {
         let world = self.world();
         let mut cluster = Cluster::new(&world).map_err(|error| error.to_string())?;
         let mut drivers = traffic(&mut cluster, self.rounds).map_err(|error| error.to_string())?;
@@ -101,7 +109,7 @@ impl Scenario {
         let outcomes = outcomes.map_err(|hang| hang.to_string())?;
         for (rank, outcome) in (0..).map(Rank).zip(&outcomes) {
             if !self.is_right(rank, outcome) {
-                return Err(format!("{:?}, but {rank} ended in {outcome:?}", self.fate));
+                return Err(format!("{:?}, but {rank} ended in {outcome:?}", self.fault));
             }
         }
         cluster.settle().map_err(|hang| hang.to_string())?;
@@ -110,16 +118,19 @@ impl Scenario {
         }
         match world.violations().first() {
             Some(violation) => Err(violation.to_string()),
-            None => Ok(Seen { log_hash: world.log_hash(), moments }),
+            None => Ok(Observations { log_hash: world.log_hash(), moments }),
         }
     }
 
-    /// Whoever is not done was killed, or says who or what link was at fault.
-    fn is_right(&self, rank: Rank, outcome: &Outcome<Wrong>) -> bool {
-        match (outcome, self.fate) {
+    /// True if the outcome of an unfinished rank is its death, or an error that names the rank or link at
+    /// fault.
+    fn is_right(&self, rank: Rank, outcome: &Outcome<TrafficError>) -> bool {
+        match (outcome, self.fault) {
             (Outcome::Done, _) => true,
-            (Outcome::Killed, Fate::Killed(killed)) => killed == rank,
-            (Outcome::Failed(Wrong::Poisoned(poison)), fate) => fate.explains(rank, poison.rank),
+            (Outcome::Killed, InjectedFault::Killed(killed)) => killed == rank,
+            (Outcome::Failed(TrafficError::Poisoned(poison)), fault) => {
+                fault.explains(rank, poison.rank)
+            }
             _ => false,
         }
     }

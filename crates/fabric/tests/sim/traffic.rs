@@ -1,6 +1,7 @@
-//! A driver that writes random pages to every peer in rounds and checks every byte that comes back.
+//! Driver that writes random pages to every peer in rounds and checks every received byte.
 
-use weft_fabric::providers::sim::{Cluster, Random};
+use weft_fabric::providers::sim::Cluster;
+use weft_fabric::random::SplitMix64;
 use weft_fabric::{
     CounterId, Driver, Error, Event, Page, PartRule, Poison, Rank, Region, RemoteRegion, Requests,
     Time,
@@ -8,26 +9,26 @@ use weft_fabric::{
 
 const SLOT: u64 = 256;
 
-/// How a rank's traffic can end badly.
+/// Failure of a rank's traffic.
 #[derive(Debug)]
-#[allow(dead_code, reason = "what the variants carry is read in a failed test's message")]
-pub enum Wrong {
+#[allow(dead_code, reason = "the fields of the variants are printed by a failed test")]
+pub enum TrafficError {
     Fabric(Error),
     Poisoned(Poison),
     Bytes { from: Rank, round: u64 },
     TooMany { from: Rank, round: u64 },
 }
 
-impl From<Error> for Wrong {
-    fn from(error: Error) -> Wrong {
+impl From<Error> for TrafficError {
+    fn from(error: Error) -> TrafficError {
         match error {
-            Error::Poisoned(poison) => Wrong::Poisoned(poison),
-            error => Wrong::Fabric(error),
+            Error::Poisoned(poison) => TrafficError::Poisoned(poison),
+            error => TrafficError::Fabric(error),
         }
     }
 }
 
-/// One rank's traffic with one peer.
+/// Traffic of one rank with one peer.
 #[derive(Clone, Default)]
 struct Peer {
     sent: u64,
@@ -48,15 +49,15 @@ pub struct Traffic {
     inbox: Region,
     remote: Vec<Option<RemoteRegion>>,
     peers: Vec<Peer>,
-    /// The inbox when the group was found poisoned: nobody may touch it from then on.
+    /// Inbox at the time of the poison: unchanged from then on.
     left_behind: Option<Vec<u8>>,
 }
 
 impl Traffic {
-    /// What `from` writes into its slot at `to` in a round: pure, so both know it.
+    /// Ranges that `from` writes into its slot at `to` in a round: a pure function, computed by both.
     fn plan(&self, from: Rank, to: Rank, round: u64) -> Vec<(u64, u64)> {
         let name = (u64::from(from.0) << 40) | (u64::from(to.0) << 20) | round;
-        let mut random = Random::new(self.seed.wrapping_mul(31) ^ name);
+        let mut random = SplitMix64::new(self.seed.wrapping_mul(31) ^ name);
         let mut pages = Vec::new();
         let mut at = 0;
         for _ in 0..random.below(7) {
@@ -81,7 +82,7 @@ impl Traffic {
         (0..self.peers.len() as u32).map(Rank).filter(move |rank| *rank != me)
     }
 
-    fn receive(&mut self, from: Rank, requests: &mut Requests) -> Result<(), Wrong> {
+    fn receive(&mut self, from: Rank, requests: &mut Requests) -> Result<(), TrafficError> {
         let round = self.peers[from.0 as usize].received;
         let seen = self.peers[from.0 as usize].raises;
         if round == self.rounds || seen == 0 {
@@ -90,7 +91,7 @@ impl Traffic {
         let plan = self.plan(from, self.rank, round);
         let expected = self.rule.count(plan.iter().map(|(_, length)| *length));
         if seen > expected {
-            return Err(Wrong::TooMany { from, round });
+            return Err(TrafficError::TooMany { from, round });
         }
         if seen < expected {
             return Ok(());
@@ -103,7 +104,7 @@ impl Traffic {
                 *b == Traffic::byte(from, self.rank, round, begin + i as u64)
             };
             if !bytes.iter().enumerate().all(right) {
-                return Err(Wrong::Bytes { from, round });
+                return Err(TrafficError::Bytes { from, round });
             }
         }
         let peer = &mut self.peers[from.0 as usize];
@@ -150,7 +151,7 @@ impl Traffic {
         bytes
     }
 
-    /// Whether somebody wrote to this rank after its engine had said that the group is poisoned.
+    /// True if a peer wrote to this rank after its engine had reported the poison.
     pub fn was_written_after_poison(&self) -> bool {
         self.left_behind.as_ref().is_some_and(|bytes| *bytes != self.inbox())
     }
@@ -164,7 +165,7 @@ impl Traffic {
 }
 
 impl Driver for Traffic {
-    type Error = Wrong;
+    type Error = TrafficError;
 
     fn namespace(&self) -> u16 {
         self.namespace
@@ -174,7 +175,12 @@ impl Driver for Traffic {
         std::slice::from_ref(&self.counter)
     }
 
-    fn poll(&mut self, _now: Time, events: &[Event], requests: &mut Requests) -> Result<(), Wrong> {
+    fn poll(
+        &mut self,
+        _now: Time,
+        events: &[Event],
+        requests: &mut Requests,
+    ) -> Result<(), TrafficError> {
         for event in events {
             match event {
                 Event::Raised { peer, count, .. } => {
@@ -186,7 +192,7 @@ impl Driver for Traffic {
                 Event::Completed { tag } => self.peers[*tag as u32 as usize].writing = false,
                 Event::Poisoned(poison) => {
                     self.left_behind = Some(self.inbox());
-                    return Err(Wrong::Poisoned(poison.clone()));
+                    return Err(TrafficError::Poisoned(poison.clone()));
                 }
             }
         }

@@ -1,11 +1,12 @@
-//! Counters with a window: several rounds open at once, in whatever order they arrive.
+//! Counters with a window: several rounds open at once, arriving in any order.
 
 use crate::seeds;
 use std::sync::atomic::{AtomicU64, Ordering};
-use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Random, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
+use weft_fabric::random::SplitMix64;
 use weft_fabric::{
-    CounterConfig, CounterId, Error, Event, Page, PartRule, Raised, Rank, Region, RemoteRegion,
-    Time,
+    CounterConfig, CounterId, Error, Event, Page, PartRule, RaisedCounter, Rank, Region,
+    RemoteRegion, Time,
 };
 
 const SLOT: u64 = 64;
@@ -13,15 +14,15 @@ const ROUNDS: u64 = 14;
 
 #[derive(Debug)]
 #[allow(dead_code, reason = "shown in a failed test's message")]
-struct Wrong(String);
+struct TrafficError(String);
 
-fn wrong(what: impl Into<String>) -> Wrong {
-    Wrong(what.into())
+fn wrong(what: impl Into<String>) -> TrafficError {
+    TrafficError(what.into())
 }
 
-impl From<Error> for Wrong {
-    fn from(error: Error) -> Wrong {
-        Wrong(error.to_string())
+impl From<Error> for TrafficError {
+    fn from(error: Error) -> TrafficError {
+        TrafficError(error.to_string())
     }
 }
 
@@ -53,7 +54,7 @@ fn byte(round: u64, offset: u64) -> u8 {
     (round * 37 + offset * 3 + 1) as u8
 }
 
-/// Bytes of a round, which differ from round to round, and so do the raises of its lane.
+/// Length of a round in bytes. It differs from round to round, as do the raises of its lane.
 fn length(round: u64) -> u64 {
     1 + (round * 23) % SLOT
 }
@@ -71,8 +72,8 @@ impl Ring {
         }
     }
 
-    /// Writes all rounds as early as the window lets them start. Returns how many were open at a time
-    /// at most, and whether a round was complete before an older one.
+    /// Writes all rounds as early as the window permits. Returns the maximum number of open rounds, and
+    /// true if a round was complete before an older one.
     fn run(&mut self) -> Result<(u64, bool), String> {
         let (writer, owner) = (Rank(0), Rank(1));
         let (counter, window) = (self.counter, self.window);
@@ -102,7 +103,7 @@ impl Ring {
                     requests.write(owner, counter, sent, [pages[sent as usize]], 0);
                     sent += 1;
                 }
-                // One round more than the window is refused, and changes nothing.
+                // One round beyond the window is rejected without effect.
                 engine.submit(requests)?;
                 if engine.credits(counter, owner)? == credits && sent < ROUNDS {
                     let beyond = engine.signal(owner, counter, sent);
@@ -112,7 +113,7 @@ impl Ring {
                         )));
                     }
                 }
-                return Ok::<bool, Wrong>(sent == ROUNDS && credits == ROUNDS);
+                return Ok::<bool, TrafficError>(sent == ROUNDS && credits == ROUNDS);
             }
             for event in events {
                 let Event::Raised { round, count, .. } = event else { continue };
@@ -165,7 +166,7 @@ impl Ring {
 }
 
 fn rough(window: u64, seed: u64) -> WorldConfig {
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::new(seed);
     let parts =
         PartRule { max_part_bytes: 8 + random.below(60), max_pages_per_part: 1, ..PartRule::WHOLE };
     let config = WorldConfig::new(2, seed ^ (window << 32)).with_faults(Faults::rough());
@@ -196,7 +197,7 @@ fn a_window_of_rounds_is_open_at_once_and_each_has_its_own_bytes_and_count() {
     }
 }
 
-/// What each round of a window counts, and how credits move the window, step by step.
+/// Counts of each round of a window, and the movement of the window by credits, step by step.
 #[test]
 fn credits_release_rounds_in_order_and_rounds_beyond_the_window_are_refused() {
     let mut ring = ring(3, WorldConfig::new(2, 1)).unwrap();
@@ -209,7 +210,7 @@ fn credits_release_rounds_in_order_and_rounds_beyond_the_window_are_refused() {
         );
     };
     no_credit(cluster, 3, 0);
-    // The youngest first: the owner counts each round by itself.
+    // The newest first: the owner counts each round separately.
     for (round, raises) in [(2, 3), (0, 1)] {
         for _ in 0..raises {
             cluster.engine(Rank(0)).signal(Rank(1), counter, round).unwrap();
@@ -223,7 +224,7 @@ fn credits_release_rounds_in_order_and_rounds_beyond_the_window_are_refused() {
     let beyond = owner.count_in(counter, Rank(0), 3);
     assert!(matches!(beyond, Err(Error::NoCredit { round: 3, .. })), "{beyond:?}");
     owner.credit(Rank(0), counter).unwrap();
-    // Round 1 is next, and nothing of it has come, although round 2 is there.
+    // Round 1 is next and has no arrivals, although round 2 has.
     let early = owner.credit(Rank(0), counter);
     assert!(matches!(early, Err(Error::NothingToCredit { round: 1, .. })), "{early:?}");
     cluster.settle().unwrap();
@@ -248,7 +249,7 @@ fn credits_release_rounds_in_order_and_rounds_beyond_the_window_are_refused() {
     cluster.engine(Rank(0)).signal(Rank(1), counter, 6).unwrap();
 }
 
-/// An event loop asks [`Engine::raised`] alone: a round that was complete before it became the oldest is
+/// An event loop calls [`Engine::raised`] alone: a round that was complete before it became the oldest is
 /// reported when the round before it is credited.
 #[test]
 fn a_round_that_overtook_is_reported_once_it_is_the_oldest() {
@@ -259,7 +260,7 @@ fn a_round_that_overtook_is_reported_once_it_is_the_oldest() {
         cluster.settle().unwrap();
     }
     let owner = cluster.engine(Rank(1));
-    let raised = |count| vec![Raised { counter, peer: Rank(0), count }];
+    let raised = |count| vec![RaisedCounter { counter, peer: Rank(0), count }];
     assert_eq!(owner.raised(), raised(1));
     owner.credit(Rank(0), counter).unwrap();
     assert_eq!(owner.raised(), raised(2));

@@ -1,19 +1,19 @@
-//! Traffic classes: what is queued in bulk delays nothing latency-critical.
+//! Traffic classes: queued bulk parts delay no latency-critical part.
 
 use crate::ends::soon;
 use crate::handmade::{Handmade, frame};
 use std::io::Read;
 use std::time::Duration;
 use weft_fabric::providers::TcpConfig;
-use weft_fabric::{Class, CounterConfig, Page, Rank, RequestId, clock};
+use weft_fabric::{CounterConfig, Page, Rank, RequestId, TrafficClass, clock};
 
 const BULK: u64 = 64 << 20;
 
-/// Rank 0 and a rank 1 that reads what it is asked to read alone, a bulk counter between the two, and a
-/// write of 64 MiB that is under way on it.
+/// Rank 0, a rank 1 that reads on request alone, a bulk counter between the two, and a write of 64 MiB in
+/// flight on it.
 fn with_bulk_under_way(config: TcpConfig) -> (Handmade, RequestId) {
     let mut peer = Handmade::with(config);
-    let shape = CounterConfig { class: Class::Bulk, ..CounterConfig::default() };
+    let shape = CounterConfig { class: TrafficClass::Bulk, ..CounterConfig::default() };
     let bulk = peer.engine.counter_with(shape).unwrap();
     let grant = peer.engine.grant(Rank(1), &[], &[bulk]).unwrap();
     peer.engine.import(Rank(1), &grant, &[bulk], soon(1)).unwrap();
@@ -29,8 +29,8 @@ fn with_bulk_under_way(config: TcpConfig) -> (Handmade, RequestId) {
     (peer, request)
 }
 
-/// Every byte of a latency-critical write arrives on the first stream while rank 1 reads nothing of the
-/// bulk on the second.
+/// Every byte of a latency-critical write arrives on the first stream while rank 1 reads none of the bulk
+/// on the second.
 fn small_write_passes(mut peer: Handmade, bulk: RequestId, number: u64) {
     let source = peer.engine.alloc(8).unwrap();
     source.memory().copy_in(0, &number.to_le_bytes());
@@ -42,7 +42,7 @@ fn small_write_passes(mut peer: Handmade, bulk: RequestId, number: u64) {
         length: 8,
     };
     let expected = frame(peer.lane, &[(page.destination.0, 8 * number, 8)], &number.to_le_bytes());
-    // As much as the kernel takes of the bulk leaves first.
+    // As much of the bulk as the kernel accepts leaves first.
     for _ in 0..100 {
         peer.engine.poll(clock::now(), &mut Vec::new());
     }

@@ -1,4 +1,4 @@
-//! Ranks that meet, and ranks that do not come.
+//! Ranks that connect, and ranks that are missing.
 
 use crate::common::{Introduced, soon};
 use crate::ends::engine;
@@ -19,7 +19,7 @@ fn ranks_may_connect_in_any_order() {
             for rank in order {
                 let mut engine = engines[rank].take().unwrap();
                 scope.spawn(move || introduced.connect(&mut engine, soon(20)).unwrap());
-                // Gives the one before a head start; the outcome must not depend on it.
+                // Gives the previous rank a head start; the outcome must not depend on it.
                 std::thread::yield_now();
             }
         });

@@ -1,18 +1,18 @@
-//! Ranks of this process that reach each other over real sockets.
+//! Ranks of this process, connected over real sockets.
 
 use crate::common::connect_all;
 pub use crate::common::soon;
 use std::sync::Arc;
 use std::time::Duration;
-use weft_fabric::descriptor::Grant;
 use weft_fabric::providers::{TcpConfig, TcpDevice};
 use weft_fabric::{
-    CounterId, Device, Engine, EngineConfig, Generation, Rank, Region, RemoteRegion, Waiter,
+    CounterId, Device, Engine, EngineConfig, Generation, Grant, Rank, Region, RemoteRegion,
+    WaitOptions,
 };
 
 pub const GENERATION: Generation = Generation(3);
 
-/// One rank with a destination that is cut into a slot for each peer, and a source likewise.
+/// Rank with a destination that is divided into a slot for each peer, and a source likewise.
 pub struct End {
     pub engine: Engine,
     pub counter: CounterId,
@@ -23,9 +23,9 @@ pub struct End {
 }
 
 /// Waits without spinning, so that every wait depends on the descriptors.
-pub fn waiting<T>(wait: impl FnOnce(&mut Waiter<'_>) -> T) -> T {
+pub fn waiting<T>(wait: impl FnOnce(&mut WaitOptions<'_>) -> T) -> T {
     let deadline = soon(30);
-    wait(&mut Waiter { deadline, spin: Duration::ZERO, interrupted: &mut || false })
+    wait(&mut WaitOptions { deadline, spin: Duration::ZERO, interrupted: &mut || false })
 }
 
 pub fn engine(rank: u32, size: u32, device: TcpDevice) -> Engine {

@@ -1,4 +1,4 @@
-//! What a peer that is connected may say, and what it may not.
+//! Valid and invalid frames of a connected peer.
 
 use crate::ends::{GENERATION, linked, waiting};
 use crate::handmade::{Handmade, frame};
@@ -36,8 +36,8 @@ fn a_frame_within_its_grant_lands_whole_however_it_is_cut() {
 #[test]
 fn what_was_not_granted_is_refused_before_memory_is_touched() {
     let payload = [0xee; 100];
-    type Hostile = fn(u32, u32, &[u8]) -> Vec<u8>;
-    let hostile: [(&str, Hostile); 9] = [
+    type Malformed = fn(u32, u32, &[u8]) -> Vec<u8>;
+    let malformed: [(&str, Malformed); 9] = [
         ("one byte before", |key, lane, p| frame(lane, &[(key, 99, 100)], p)),
         ("one byte behind", |key, lane, p| frame(lane, &[(key, 101, 100)], p)),
         ("the second page outside", |key, lane, p| {
@@ -54,13 +54,13 @@ fn what_was_not_granted_is_refused_before_memory_is_touched() {
         }),
         ("garbage", |_, _, p| p.to_vec()),
     ];
-    for (what, hostile) in hostile {
+    for (what, malformed) in malformed {
         let mut peer = Handmade::new();
-        let bytes = hostile(peer.key(), peer.lane, &payload);
+        let bytes = malformed(peer.key(), peer.lane, &payload);
         peer.streams[0].write_all(&bytes).unwrap();
         let (cause, after) = peer.poisoned();
         assert_eq!((cause.kind, cause.rank), (Cause::Lost, Some(Rank(1))), "{what}");
-        assert!(cause.detail.contains("broke the wire's rules"), "{what}: {}", cause.detail);
+        assert!(cause.detail.contains("protocol violation"), "{what}: {}", cause.detail);
         assert!(after < Duration::from_secs(2), "{what}: {after:?}");
         assert_eq!(peer.bytes(), vec![0; 300], "{what}");
         assert_eq!(peer.counters.refused_frames.load(Ordering::Relaxed), 1, "{what}");
@@ -87,7 +87,7 @@ fn an_ungranted_lane_is_dropped_and_the_group_goes_on() {
 fn a_write_beyond_the_grant_is_refused_by_the_writer_itself() {
     let mut ends = linked(2, &TcpConfig::default(), 4096);
     let end = &mut ends[0];
-    // Within the region, so the engine cannot know; not within what rank 1 granted to rank 0.
+    // Within the region, so the engine accepts it; outside of the grant of rank 1 to rank 0.
     let page = Page {
         source: RegionKey(end.source.key().0),
         source_offset: 0,
@@ -97,12 +97,12 @@ fn a_write_beyond_the_grant_is_refused_by_the_writer_itself() {
     };
     end.engine.write(Rank(1), end.counter, 0, &[page]).unwrap();
     let Err(Error::Poisoned(cause)) = end.engine.check() else { panic!("not refused") };
-    assert!(cause.detail.contains("outside of what was granted"), "{}", cause.detail);
+    assert!(cause.detail.contains("outside of the granted ranges"), "{}", cause.detail);
 }
 
 static LINES: AtomicU64 = AtomicU64::new(0);
 
-/// Counts the lines about one lane that nobody else in these tests names.
+/// Counts the log lines about one lane that other tests do not use.
 struct Counting;
 
 impl log::Log for Counting {
@@ -119,8 +119,8 @@ impl log::Log for Counting {
     fn flush(&self) {}
 }
 
-/// A peer names a lane that it was not granted a hundred thousand times, between raises that are right:
-/// those all count, the others are counted and hardly logged.
+/// A peer raises a lane of another holder 100,000 times, between valid raises: the valid ones all count,
+/// the others are counted and rarely logged.
 #[test]
 fn a_flood_of_forged_lanes_disturbs_nothing_and_fills_no_log() {
     const FORGED: u64 = 100_000;

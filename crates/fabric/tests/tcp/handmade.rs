@@ -1,4 +1,4 @@
-//! A peer made by hand, from what docs/wire-format.md says.
+//! Peer made by hand, from docs/wire-format.md.
 
 use crate::common::until;
 use crate::ends::{GENERATION, engine, soon, waiting};
@@ -11,10 +11,10 @@ use weft_fabric::providers::tcp::TcpCounters;
 use weft_fabric::providers::{TcpConfig, TcpDevice};
 use weft_fabric::{CounterId, Engine, Error, ProviderKind, Rank, Region, RemoteRegion};
 
-/// The token that the handmade rank issues.
+/// Token that the handmade rank issues.
 pub const TOKEN: [u8; 16] = [7; 16];
 
-/// The socket that an engine listens on.
+/// Socket that an engine listens on.
 pub fn socket_of(engine: &Engine) -> SocketAddr {
     let address = engine.address();
     let mut reader = Reader::new(address.of(ProviderKind::Tcp).unwrap());
@@ -58,14 +58,14 @@ pub fn frame(lane: u32, pages: &[(u32, u64, u32)], payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A real rank 0 whose rank 1 is a test holding the sockets.
+/// Real rank 0; rank 1 is a test that holds the sockets.
 pub struct Handmade {
     pub engine: Engine,
     pub counter: CounterId,
     pub destination: Region,
     pub remote: RemoteRegion,
     pub counters: Arc<TcpCounters>,
-    /// The lane that rank 1 may raise, as it travels.
+    /// Immediate of the lane that rank 1 may raise.
     pub lane: u32,
     pub streams: Vec<TcpStream>,
 }
@@ -126,7 +126,7 @@ impl Handmade {
         bytes
     }
 
-    /// Waits for one more raise than there will be and returns what poisoned the group, and when.
+    /// Waits for one more raise than arrives; returns the cause and time of the group's poison.
     pub fn poisoned(&mut self) -> (weft_fabric::Poison, Duration) {
         let begin = Instant::now();
         let error = waiting(|w| self.engine.wait(self.counter, &[(Rank(1), u64::MAX)], w));

@@ -1,4 +1,4 @@
-//! Requests of small writes toward a peer that reads late: each ends only when the kernel has its bytes.
+//! Requests of small writes toward a peer that reads late: each ends only once the kernel has its bytes.
 
 use crate::ends::{End, connected, link, linked, soon, waiting};
 use crate::handmade::{Handmade, frame};
@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use weft_fabric::providers::TcpConfig;
-use weft_fabric::{Error, Page, PeerWrite, Rank, Region, RequestId, Waiter, clock};
+use weft_fabric::{Error, Page, PeerWrite, Rank, Region, RequestId, WaitOptions, clock};
 
-/// A payload that is copied when it is posted.
+/// Length of a payload that its post copies.
 const SMALL: u64 = 1000;
 /// More parts than the buffers of a connection hold.
 const MANY: u64 = 1 << 16;
@@ -26,7 +26,7 @@ fn page(peer: &Handmade, source: &Region) -> Page {
     }
 }
 
-/// Small parts until one finds the socket full; its request, and how many parts there were.
+/// Posts small parts until one finds the socket full; returns its request and the number of parts.
 fn fill(
     peer: &mut Handmade,
     mut write: impl FnMut(&mut Handmade) -> RequestId,
@@ -37,11 +37,11 @@ fn fill(
             return (request, number as usize);
         }
     }
-    panic!("all requests ended although the peer reads nothing")
+    panic!("all requests ended although the peer does not read")
 }
 
-/// Reads `bytes` of the first stream while the engine is polled, until `request` has ended, and the rest
-/// without a poll.
+/// Reads `bytes` of the first stream: polls the engine until `request` has ended, then reads the rest
+/// without polls.
 fn read_all(peer: &mut Handmade, request: RequestId, bytes: usize) {
     let mut left = bytes;
     let mut buffer = vec![0; 1 << 16];
@@ -103,7 +103,7 @@ fn a_scatter_ends_and_calls_back_when_the_kernel_has_all_of_it() {
     assert_eq!(ended.load(Ordering::SeqCst), parts as u64);
 }
 
-/// Parts beyond what the link's own queue takes.
+/// More parts than the link's own queue takes.
 #[test]
 fn small_writes_that_waited_for_the_queue_end_when_the_kernel_has_all_of_them() {
     let mut peer = single_stream();
@@ -119,7 +119,7 @@ fn small_writes_that_waited_for_the_queue_end_when_the_kernel_has_all_of_them() 
     assert!(later.iter().all(|&request| peer.engine.is_drained(request)));
 }
 
-/// One rank's output toward a peer is full; a write to another peer ends at once.
+/// The queue toward one peer is full; a write to another peer ends at once.
 #[test]
 fn a_peer_that_reads_late_holds_up_no_request_to_another() {
     let mut ends = linked(3, &TcpConfig { streams: 1, ..TcpConfig::default() }, 2000);
@@ -139,7 +139,7 @@ fn a_peer_that_reads_late_holds_up_no_request_to_another() {
         last = write(1);
     }
     let other = write(2);
-    assert!(!engine.is_drained(last), "nothing was left behind");
+    assert!(!engine.is_drained(last), "the queue is empty");
     assert!(engine.is_drained(other));
 }
 
@@ -165,7 +165,7 @@ fn a_barrier_returns_when_the_kernel_has_its_signals() {
         destination_offset: 0,
         length: SMALL,
     };
-    // Beyond what the kernel takes, now and as its buffers grow.
+    // More than the kernel takes, now and as its buffers grow.
     let mut left_behind = 0;
     for _ in 0..MANY {
         let request = zero.engine.write(Rank(1), zero.counter, 0, &[page]).unwrap();
@@ -174,9 +174,9 @@ fn a_barrier_returns_when_the_kernel_has_its_signals() {
             break;
         }
     }
-    // Rank 1 enters and gives up: its signal is at rank 0, and it has read nothing.
+    // Rank 1 enters and times out: its signal is at rank 0, and it has read no bytes.
     one.engine.signal(Rank(0), barriers[1], 0).unwrap();
-    let mut waiter = Waiter {
+    let mut waiter = WaitOptions {
         deadline: clock::now().after(Duration::from_millis(200)),
         spin: Duration::ZERO,
         interrupted: &mut || false,
@@ -185,7 +185,7 @@ fn a_barrier_returns_when_the_kernel_has_its_signals() {
     assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
     std::thread::scope(|scope| {
         scope.spawn(|| waiting(|w| zero.engine.barrier(w)).unwrap());
-        // It sees the signal whatever rank 0 does from its return on.
+        // It receives the signal whatever rank 0 does after its return.
         waiting(|w| one.engine.wait(barriers[1], &[(Rank(0), 1)], w)).unwrap();
     });
 }
@@ -196,7 +196,7 @@ fn a_credit_ends_when_the_kernel_has_it() {
     let source = peer.engine.alloc(SMALL as usize).unwrap();
     let page = page(&peer, &source);
     let counter = peer.counter;
-    // Rank 1 raises the lane once, which the credit is for.
+    // Rank 1 raises the lane once, for which the credit is due.
     let arrival = frame(peer.lane, &[], &[]);
     peer.streams[0].write_all(&arrival).unwrap();
     waiting(|w| peer.engine.wait(counter, &[(Rank(1), 1)], w)).unwrap();

@@ -1,4 +1,4 @@
-//! Every way in which a peer can go.
+//! All kinds of peer loss.
 
 use crate::ends::{linked, soon, waiting};
 use crate::handmade::{Handmade, frame};
@@ -53,10 +53,11 @@ fn writes_toward_a_peer_that_dies_drain_with_its_loss() {
     let memory = source.memory().clone();
     peer.engine.release(&source);
     drop(source);
-    assert_eq!(Arc::strong_count(&memory), 1, "nothing holds the source any more");
+    assert_eq!(Arc::strong_count(&memory), 1, "the source is still borrowed");
 }
 
-/// One write ends and another is half sent when the group is poisoned. Polls of other waits drain it.
+/// Poisons the group after one write has ended and while another is half sent. Polls of other waits drain
+/// it.
 #[test]
 fn a_wait_on_a_request_that_poison_drained_returns_the_poison() {
     let mut peer = Handmade::new();
@@ -83,8 +84,8 @@ fn a_wait_on_a_request_that_poison_drained_returns_the_poison() {
     }
 }
 
-/// A peer leaves with a write toward it half sent, and one that no link has taken: both drain, as does
-/// what is written after it has gone, and the group goes on.
+/// A peer leaves with a write toward it half sent, and another that no link has accepted: both drain, as
+/// does a later write, and the group continues.
 #[test]
 fn requests_toward_a_peer_that_left_drain_and_poison_nothing() {
     let mut peer = Handmade::new();
@@ -111,7 +112,7 @@ fn requests_toward_a_peer_that_left_drain_and_poison_nothing() {
     let memory = source.memory().clone();
     peer.engine.release(&source);
     drop(source);
-    assert_eq!(Arc::strong_count(&memory), 1, "nothing holds the source any more");
+    assert_eq!(Arc::strong_count(&memory), 1, "the source is still borrowed");
     peer.engine.check().unwrap();
 }
 
@@ -138,7 +139,7 @@ fn a_fence_under_load_gives_every_source_back() {
     peer.engine.release(&source);
     drop(source);
     assert_eq!(Arc::strong_count(&memory), 1);
-    // What arrives after the fence touches nothing.
+    // Bytes that arrive after the fence change no memory.
     let bytes = frame(peer.lane, &[(peer.key(), 100, 100)], &[5; 100]);
     let _ = peer.streams[0].write_all(&bytes);
     peer.engine.poll(clock::now(), &mut Vec::new());
@@ -146,7 +147,7 @@ fn a_fence_under_load_gives_every_source_back() {
 }
 
 #[test]
-fn the_last_words_of_a_peer_that_leaves_are_heard() {
+fn bytes_sent_just_before_a_peer_leaves_arrive() {
     const BYTES: usize = 8 << 20;
     let mut ends = linked(2, &TcpConfig::default(), BYTES);
     let (mut leaver, mut stayer) = (ends.pop().unwrap(), ends.pop().unwrap());
@@ -175,7 +176,7 @@ fn the_last_words_of_a_peer_that_leaves_are_heard() {
     let mut seen = vec![0; BYTES];
     stayer.destination.memory().copy_out(BYTES, &mut seen);
     assert!(seen.iter().all(|byte| *byte == 0x5a));
-    // It has said goodbye, so neither its closed connection nor what is still meant for it matters.
+    // It has announced its leave, so neither its closed connection nor parts toward it matter.
     stayer.engine.poison_flag().peer_left(peer);
     stayer.engine.credit(peer, stayer.counter).unwrap();
     let until = soon(2);

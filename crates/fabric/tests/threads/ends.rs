@@ -1,15 +1,14 @@
-//! Ends of waits: each for its own reason, and none for another thread's.
+//! Ends of waits: each for its own cause, without effect on another thread's.
 
 use crate::{KINDS, SPINS, counters, promptly, signal, soon, two, wait, waiting};
 use std::sync::mpsc;
 use std::time::Duration;
-use weft_fabric::communicator::Progress;
-use weft_fabric::descriptor::{Grant, RegionGrant};
 use weft_fabric::{
-    Cause, Communicator, CounterId, Error, Poison, ProviderKind, Rank, RegionKey, Result, clock,
+    Cause, Communicator, CounterId, Error, Grant, Poison, Progress, ProviderKind, Rank,
+    RegionGrant, RegionKey, Result, clock,
 };
 
-/// The first thread's wait ends only once the calls of the second are through.
+/// The first thread's wait ends only after the calls of the second.
 #[test]
 fn no_call_waits_for_the_wait_of_another_thread() {
     for (kind, spin) in KINDS.into_iter().flat_map(|kind| SPINS.map(|spin| (kind, spin))) {
@@ -60,7 +59,7 @@ fn a_wait_whose_deadline_passes_leaves_the_others_waiting() {
                     scope.spawn(move || {
                         let mut no = || false;
                         let deadline = clock::now().after(Duration::from_millis(ms));
-                        let mut waiter = communicator.waiter(deadline, &mut no);
+                        let mut waiter = communicator.wait_options(deadline, &mut no);
                         let error = communicator.wait(never, &[(peer, 1)], &mut waiter);
                         assert!(matches!(error, Err(Error::Timeout { .. })), "{error:?}");
                     })
@@ -72,7 +71,7 @@ fn a_wait_whose_deadline_passes_leaves_the_others_waiting() {
     }
 }
 
-/// Four threads that wait for what does not come, and `end`, which must end all of their waits.
+/// Four threads wait for raises that do not arrive; `end` must end all of their waits.
 fn all_end(
     progress: Progress,
     end: impl Fn(&Communicator) + Sync,
@@ -164,7 +163,7 @@ fn threads_that_panic_leave_the_others_waiting() {
                         }
                         false
                     };
-                    let mut waiter = communicator.waiter(soon(), &mut interrupted);
+                    let mut waiter = communicator.wait_options(soon(), &mut interrupted);
                     communicator.wait(never, &[(peer, 1)], &mut waiter)
                 });
                 assert!(holds.join().is_err() && asked.join().is_err());
@@ -175,7 +174,7 @@ fn threads_that_panic_leave_the_others_waiting() {
     }
 }
 
-/// A counter with a window: a credit of another thread opens the round that has arrived already.
+/// A counter with a window: a credit of another thread opens a round that has already arrived.
 #[test]
 fn a_credit_of_another_thread_ends_the_wait_for_the_round_after() {
     for kind in KINDS {
@@ -207,7 +206,7 @@ fn a_credit_of_another_thread_ends_the_wait_for_the_round_after() {
     }
 }
 
-/// The second of two threads that enter a barrier at once is refused, and the barriers after it hold.
+/// The second of two threads that enter a barrier at once is rejected, and later barriers work.
 #[test]
 fn a_barrier_of_a_second_thread_is_refused_and_disturbs_no_other() {
     for kind in KINDS {
@@ -226,8 +225,9 @@ fn a_barrier_of_a_second_thread_is_refused_and_disturbs_no_other() {
                     }
                     let mut no = || false;
                     let short = clock::now().after(Duration::from_millis(500));
-                    let second = communicator.barrier(&mut communicator.waiter(short, &mut no));
-                    assert!(matches!(second, Err(Error::UnderWay { .. })), "{second:?}");
+                    let second =
+                        communicator.barrier(&mut communicator.wait_options(short, &mut no));
+                    assert!(matches!(second, Err(Error::InProgress { .. })), "{second:?}");
                     signal(communicator, peer, entered);
                     first.join().unwrap().unwrap();
                 });
@@ -239,26 +239,27 @@ fn a_barrier_of_a_second_thread_is_refused_and_disturbs_no_other() {
     }
 }
 
-/// A grant over shm of a region that its owner never sends.
-fn grant_never_followed() -> Grant {
+/// Grant over shm of a region whose descriptor is never sent.
+fn grant_without_memory() -> Grant {
     let entry = 7u64.to_le_bytes().to_vec();
     let regions = vec![RegionGrant { key: RegionKey(9), length: 8, entry }];
     Grant { regions, counters: Vec::new() }
 }
 
-/// Rank 1 never sends the region that rank 0 waits for, with the peers' links and not with the engine.
+/// Rank 1 never sends the descriptor that rank 0 waits for; rank 0 waits with the lock of the peers' links,
+/// not with that of the engine.
 #[test]
 fn an_import_that_waits_for_its_peer_holds_up_no_other_call() {
     two(ProviderKind::Shm, Progress::Caller, Duration::ZERO, |communicator, peer| {
         if communicator.rank() == Rank(1) {
             return;
         }
-        let grant = grant_never_followed();
+        let grant = grant_without_memory();
         let (sender, receiver) = mpsc::channel();
         let (done, called) = mpsc::channel();
         std::thread::scope(|scope| {
             let import = scope.spawn(move || {
-                communicator.meet(soon(), |engine, limit| {
+                communicator.retry_until(soon(), |engine, limit| {
                     let _ = sender.send(());
                     engine.import_within(peer, &grant, &[], limit)
                 })
@@ -279,15 +280,15 @@ fn an_import_that_waits_for_its_peer_holds_up_no_other_call() {
 }
 
 #[test]
-fn an_import_that_waits_in_vain_names_its_peer_at_the_deadline() {
+fn an_import_without_its_region_names_its_peer_at_the_deadline() {
     two(ProviderKind::Shm, Progress::Caller, Duration::ZERO, |communicator, peer| {
         if communicator.rank() == Rank(1) {
             return;
         }
-        let grant = grant_never_followed();
+        let grant = grant_without_memory();
         let deadline = clock::now().after(Duration::from_millis(50));
         let ended = communicator
-            .meet(deadline, |engine, limit| engine.import_within(peer, &grant, &[], limit));
+            .retry_until(deadline, |engine, limit| engine.import_within(peer, &grant, &[], limit));
         let named = |error: &Error| matches!(error, Error::Connect { peer: Rank(1), .. });
         assert!(ended.as_ref().is_err_and(named), "{ended:?}");
     });

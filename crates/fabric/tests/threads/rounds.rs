@@ -1,11 +1,10 @@
-//! Eight threads of each rank that write and wait at once, each with a counter and a slot of its own.
+//! Eight threads of each rank write and wait at once, each with its own counter and slot.
 
 use crate::{KINDS, PATIENCE, SPINS, counters, promptly, soon, two, waiting};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::mpsc;
 use std::time::Duration;
-use weft_fabric::communicator::Progress;
-use weft_fabric::{Communicator, CounterId, Page, Rank, Region, RemoteRegion};
+use weft_fabric::{Communicator, CounterId, Page, Progress, Rank, Region, RemoteRegion};
 
 const THREADS: usize = 8;
 const ROUNDS: u64 = 500;
@@ -66,7 +65,7 @@ impl Side<'_> {
         }
     }
 
-    /// All threads' rounds; each makes as many.
+    /// Rounds of all threads, equally many each.
     fn all(&self) {
         let (sender, receiver) = mpsc::channel();
         std::thread::scope(|scope| {
@@ -92,7 +91,7 @@ fn threads_that_write_and_wait_at_once_all_come_through() {
     }
 }
 
-/// A loop that only ever sleeps on the descriptor; `count` signals of the peer reach it.
+/// Event loop that sleeps on the descriptor alone; `count` signals of the peer reach it.
 fn event_loop(communicator: &Communicator, peer: Rank, counter: CounterId, count: u64) {
     let mut seen = 0;
     while seen < count {
@@ -117,7 +116,7 @@ fn event_loop(communicator: &Communicator, peer: Rank, counter: CounterId, count
     }
 }
 
-/// The loop and the threads take each other's arrivals; what either takes, the other is woken for.
+/// The loop and the threads take each other's arrivals; each is woken for events that the other takes.
 #[test]
 fn an_event_loop_and_a_progress_thread_beside_them_miss_nothing() {
     const SIGNALS: u64 = 200;

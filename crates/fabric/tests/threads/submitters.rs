@@ -1,17 +1,16 @@
-//! Submissions of threads that never wait for the lock: every outcome is delivered once.
+//! Submissions of threads that never wait for the lock: each outcome is delivered once.
 
-use crate::{KINDS, PATIENCE, soon, two, waiting};
+use crate::{KINDS, PATIENCE, soon, two, two_that_leave, waiting};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use weft_fabric::communicator::Progress;
-use weft_fabric::inbox::{Descriptor, Outcomes};
 use weft_fabric::{
-    Communicator, CounterConfig, CounterId, Error, Page, ProviderKind, Rank, Region,
+    Communicator, CounterConfig, CounterId, Error, OutcomeCallback, Page, Progress, ProviderKind,
+    Rank, Region, SubmissionDescriptor,
 };
 
 const THREADS: u64 = 4;
-/// Rounds that may be open at a time; a write beyond them is refused.
+/// Rounds that may be open at a time; a write beyond them is rejected.
 const WINDOW: u64 = 256;
 const SLICE: u64 = 8;
 const SLICES: u64 = 3;
@@ -19,13 +18,13 @@ const SLICES: u64 = 3;
 const STRIDE: u64 = 2 * SLICE;
 const ROUND: u64 = SLICES * STRIDE;
 
-/// Outcomes by tag: how many were delivered, and how many of them were errors.
+/// Numbers of outcomes and of errors, by tag.
 type Seen = Arc<Mutex<BTreeMap<u64, (u32, u32)>>>;
 
-fn recorder() -> (Seen, Arc<Outcomes>) {
+fn recorder() -> (Seen, Arc<OutcomeCallback>) {
     let seen = Seen::default();
     let record = seen.clone();
-    let outcomes: Arc<Outcomes> = Arc::new(move |tag, result: Result<(), String>| {
+    let outcomes: Arc<OutcomeCallback> = Arc::new(move |tag, result: Result<(), String>| {
         let mut seen = record.lock().unwrap();
         let entry = seen.entry(tag).or_default();
         entry.0 += 1;
@@ -39,15 +38,19 @@ fn ring(communicator: &Communicator) -> CounterId {
     communicator.engine().counter_with(config).unwrap()
 }
 
-/// Pushes until the queue takes it.
-fn push(communicator: &weft_fabric::inbox::Submitter, what: Descriptor, to: &Arc<Outcomes>) {
+/// Pushes until the queue accepts it.
+fn push(
+    communicator: &weft_fabric::Submitter,
+    what: SubmissionDescriptor,
+    to: &Arc<OutcomeCallback>,
+) {
     while let Err(full) = communicator.push(what, to) {
         assert!(matches!(full, Error::Limit { .. }), "{full}");
         std::thread::yield_now();
     }
 }
 
-/// Polls until as many outcomes have come.
+/// Polls until `count` outcomes are delivered.
 fn settle(communicator: &Communicator, seen: &Seen, count: usize) {
     let begin = Instant::now();
     while seen.lock().unwrap().len() < count {
@@ -101,12 +104,13 @@ fn submit(
                         destination_offset: offset,
                         length: SLICE,
                     };
-                    let mut write = Descriptor::write(peer, counter, round, page, tag(round));
+                    let mut write =
+                        SubmissionDescriptor::write(peer, counter, round, page, tag(round));
                     write.count = SLICES as u32;
                     (write.source_stride, write.destination_stride) = (STRIDE, STRIDE);
                     push(&submitter, write, &outcomes);
-                    // Nothing of the peer has arrived.
-                    let credit = Descriptor::credit(peer, counter, tag(1 << 20 | round));
+                    // No round of the peer has arrived.
+                    let credit = SubmissionDescriptor::credit(peer, counter, tag(1 << 20 | round));
                     push(&submitter, credit, &outcomes);
                     // Far beyond the window, whatever the peer has credited.
                     let mut beyond = write;
@@ -143,7 +147,7 @@ fn receive(communicator: &Communicator, peer: Rank, counters: &[CounterId], inbo
     communicator.engine().flush();
 }
 
-/// While the lock is held nothing is taken: the queue fills, gives an error, and is emptied afterwards.
+/// While the lock is held the queue is not drained: it fills, returns an error, and is drained afterwards.
 #[test]
 fn a_full_queue_refuses_and_its_submissions_end_once_the_lock_is_free() {
     for kind in KINDS {
@@ -155,7 +159,7 @@ fn a_full_queue_refuses_and_its_submissions_end_once_the_lock_is_free() {
             let engine = communicator.engine();
             let pushed = (0u64..)
                 .take_while(|&tag| {
-                    let submission = Descriptor::credit(peer, counter, tag);
+                    let submission = SubmissionDescriptor::credit(peer, counter, tag);
                     submitter.push(submission, &outcomes).is_ok()
                 })
                 .count();
@@ -164,30 +168,38 @@ fn a_full_queue_refuses_and_its_submissions_end_once_the_lock_is_free() {
             drop(engine);
             let seen = seen.lock().unwrap();
             assert_eq!(seen.len(), pushed);
-            assert!(seen.values().all(|&outcome| outcome == (1, 1)), "nothing was there to credit");
+            assert!(
+                seen.values().all(|&outcome| outcome == (1, 1)),
+                "a credit without an arrival was accepted"
+            );
         });
     }
 }
 
-/// A write that the peer does not read is under way when its communicator goes.
+/// Drops a communicator with a write in flight that the peer does not read. The peer stays, without polls,
+/// until the outcome is delivered: a peer that leaves would read, and the write might complete.
 #[test]
 fn a_submission_under_way_ends_with_its_communicator() {
     const LENGTH: u64 = 64 << 20;
     let (seen, outcomes) = recorder();
-    two(ProviderKind::Tcp, Progress::Caller, Duration::ZERO, |communicator, peer| {
-        let counter = ring(communicator);
+    two_that_leave(ProviderKind::Tcp, Progress::Caller, Duration::ZERO, |communicator, peer| {
+        let counter = ring(&communicator);
         let region = communicator.engine().alloc(LENGTH as usize).unwrap();
         let grants = communicator.share(&[(&region, 0..LENGTH)], &[counter], soon()).unwrap();
         if communicator.rank() == Rank(1) {
+            let begin = Instant::now();
+            while seen.lock().unwrap().is_empty() && begin.elapsed() < PATIENCE {
+                std::thread::yield_now();
+            }
             return;
         }
         let (source, destination) = (region.key(), grants[peer.index()][0].key);
         let page =
             Page { source, source_offset: 0, destination, destination_offset: 0, length: LENGTH };
         let submitter = communicator.submitter();
-        submitter.push(Descriptor::write(peer, counter, 0, page, 7), &outcomes).unwrap();
+        submitter.push(SubmissionDescriptor::write(peer, counter, 0, page, 7), &outcomes).unwrap();
         communicator.close();
-        let late = submitter.push(Descriptor::credit(peer, counter, 8), &outcomes);
+        let late = submitter.push(SubmissionDescriptor::credit(peer, counter, 8), &outcomes);
         assert!(matches!(late, Err(Error::Control(weft_control::Error::Closed))), "{late:?}");
         assert!(seen.lock().unwrap().is_empty());
     });

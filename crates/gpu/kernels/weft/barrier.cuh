@@ -1,13 +1,13 @@
-// Barrier of all ranks.
+// Barrier of all ranks on the device.
 #pragma once
 #include "weft/team.cuh"
 #include "weft/wait.cuh"
 
 namespace weft {
 
-// All ranks have come before any leaves: `words[r]` here is raised by rank r. Releases what the team
-// stored before it, acquires what the others' teams did. One team of each rank calls it, with epochs that count
-// up by one from 1: a rank may be one barrier ahead of another, so a word is waited for with "at least".
+// Returns once all ranks have entered; rank r raises `words[r]`. Releases the team's earlier stores, acquires
+// those of the other teams. One team of each rank calls it, with epochs 1, 2, 3, ...: a rank may be one barrier
+// ahead of another, so each word is awaited as "at least" its epoch.
 WEFT_DEVICE bool barrier(const Watch &watch, const Team &team, u32 *const *peer_words, u32 ranks, u32 epoch) {
     bool all = true;
     team.sync();

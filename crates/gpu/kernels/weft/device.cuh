@@ -1,13 +1,13 @@
 // Device headers of kernels that store to peers' memory.
 //
-// - ptx.cuh: instructions that CUDA C++ has no name for
-// - table.cuh: where a domain's kernels find everything
-// - order.cuh: fences by name, and the release of many flags
-// - wait.cuh: bounded waits, and the records of those that failed
-// - team.cuh: warps of a block that meet
-// - pipe.cuh: load rings, and flags handed to the warp that raises them
-// - put.cuh: bytes to a peer, with a flag behind them
-// - barrier.cuh: all ranks
+// - ptx.cuh: PTX instructions without a CUDA C++ intrinsic
+// - table.cuh: table of a domain, and records
+// - order.cuh: named fences, and the release of many flags
+// - wait.cuh: bounded waits, and records of failed ones
+// - team.cuh: warps of a block with a named barrier
+// - pipe.cuh: load rings, and queues of flags to the warp that raises them
+// - put.cuh: copies to a peer, with a flag behind them
+// - barrier.cuh: barrier of all ranks
 #pragma once
 #include "weft/barrier.cuh"
 #include "weft/order.cuh"

@@ -1,26 +1,27 @@
-// Memory order: fences by name, and the release of many flags by one fence.
+// Memory order: named fences, and the release of many flags by one fence.
 //
-// Payload is stored by all threads of a team; a barrier of the team follows; then one thread releases a
-// flag at system scope. Bulk copies are not covered by a barrier of threads: the thread that issued them
-// waits for their full completion (not only for the source to be read), and then releases. The waiter
-// acquires the flag in one thread; a barrier of its team (or __syncwarp) follows; then all of them read.
+// All threads of a team store payload; a barrier of the team follows; then one thread releases a flag at system
+// scope. A barrier of threads does not cover bulk copies: the thread that issued them waits for their full
+// completion (not only for the source to be read), and then releases. The waiter acquires the flag in one thread;
+// a barrier of its team (or __syncwarp) follows; then all its threads read.
 #pragma once
 #include "weft/ptx.cuh"
 
 namespace weft {
 
-// Raises a peer's word to `epoch`. Release: what this thread has seen complete is visible before it.
+// Raises a peer's word to `epoch`. Release: stores that this thread has observed complete are visible before it.
 WEFT_DEVICE void signal(u32 *word, u32 epoch) { ptx::store_release_sys(word, epoch); }
 
-// One fence for the flags of many writes; the flags follow as relaxed stores of the same thread.
+// One release fence for many flags, which follow as relaxed stores of the same thread.
 WEFT_DEVICE void release_many() { ptx::fence_acq_rel_sys(); }
 WEFT_DEVICE void signal_released(u32 *word, u32 epoch) { ptx::store_relaxed_sys(word, epoch); }
 
-// Shared memory written by this thread's ordinary stores: bulk copies issued after the next barrier read it.
-// Also before a bulk load refills a stage that this thread has read by ordinary loads.
+// Proxy fence, shared memory: bulk copies issued after the next barrier read this thread's ordinary stores. Also
+// required between ordinary loads from a stage and the bulk load that refills it: in each thread that has read, or
+// in the one that refills, after their arrival.
 WEFT_DEVICE void fence_shared_for_bulk() { ptx::fence_proxy_async_shared(); }
 
-// Global memory whose flag this thread has acquired: bulk loads that it issues now read what was released.
+// Proxy fence, global memory: bulk loads issued after this thread has acquired a flag read the released data.
 WEFT_DEVICE void fence_global_for_bulk() { ptx::fence_proxy_async_global(); }
 
 } // namespace weft

@@ -1,13 +1,13 @@
-// Pipes of a warp between global and shared memory, by bulk copies: a ring of loads, and rings of stores.
+// Ring of bulk loads from global to shared memory, and a queue of flags to the warp that raises them.
 #pragma once
 #include "weft/team.cuh"
 #include "weft/wait.cuh"
 
 namespace weft {
 
-// Loads of one warp, each into the next of STAGES stages of BYTES bytes. All lanes call every function; the
-// first issues. A stage is refilled only after every lane has passed the fence that lets bulk copies follow
-// its ordinary loads.
+// Bulk loads of one warp into a ring of STAGES stages of BYTES bytes. All lanes call each function; the first lane
+// issues. A stage is refilled only after all lanes have passed the proxy fence between their ordinary loads and
+// bulk copies.
 template <u32 STAGES, u32 BYTES> struct LoadRing {
     u8 *stages;
     u64 *full; // [STAGES]
@@ -22,7 +22,7 @@ template <u32 STAGES, u32 BYTES> struct LoadRing {
         __syncwarp();
     }
 
-    // Into a stage that is free: at most STAGES loads are under way. `from` is read in the first lane only.
+    // Issues a load into a free stage: at most STAGES loads are in flight. Only the first lane reads `from`.
     WEFT_DEVICE void push(const void *from, u32 bytes) {
         if (lane_of_thread() == 0) {
             ptx::mbarrier_expect(full + head, bytes);
@@ -33,14 +33,14 @@ template <u32 STAGES, u32 BYTES> struct LoadRing {
 
     WEFT_DEVICE u8 *stage() const { return stages + tail * BYTES; }
 
-    // Waits for the oldest load. False if that took too long.
+    // Waits for the oldest load; false on timeout.
     WEFT_DEVICE bool arrived(const Watch &watch) const {
         if (__all_sync(~0u, wait_phase(full + tail, parity))) return true;
         phase_failed(watch, parity);
         return false;
     }
 
-    // The oldest stage has been read, or written for a store that is complete.
+    // Frees the oldest stage, once it was read, or its store is complete.
     WEFT_DEVICE void pop() {
         fence_shared_for_bulk();
         __syncwarp();
@@ -49,19 +49,19 @@ template <u32 STAGES, u32 BYTES> struct LoadRing {
     }
 };
 
-// Flags on their way from the warps of a block whose writes are complete to the one warp that raises them, so that
-// one fence at system scope covers as many as have come, and none of the others waits for it.
+// Queue of flags from the warps of a block, whose writes are complete, to the one warp that raises them: one fence
+// at system scope covers all flags present, and the other warps do not wait for it.
 template <u32 CAPACITY> struct FlagQueue {
-    u32 entry[CAPACITY]; // what to raise, plus 1; 0: none
+    u32 entry[CAPACITY]; // flag plus 1; 0: empty
     u32 tail, writers;
 
-    // Every thread of the block, before a barrier of it.
+    // Called by all threads of the block, before a barrier.
     WEFT_DEVICE void clear(u32 warps) {
         for (u32 i = threadIdx.x; i < CAPACITY; i += blockDim.x) entry[i] = 0;
         if (threadIdx.x == 0) tail = 0, writers = warps;
     }
 
-    // All lanes of a warp; those that are `due` hand over a flag. Their writes are complete.
+    // Called by all lanes of a warp; lanes with `due` append a flag. Their writes are complete.
     WEFT_DEVICE void post(bool due, u32 flag) {
         const u32 all = __ballot_sync(~0u, due), lane = lane_of_thread();
         if (all == 0) return;
@@ -70,18 +70,19 @@ template <u32 CAPACITY> struct FlagQueue {
         first = __shfl_sync(~0u, first, 0);
         if (!due) return;
         u32 *to = entry + (first + __popc(all & ((1u << lane) - 1))) % CAPACITY;
-        __threadfence_block(); // a release of what this lane has seen complete
+        __threadfence_block(); // release of the writes that this lane has observed complete
         while (atomicCAS(to, 0u, flag + 1) != 0) {} // the warp that drains never blocks, so this ends
     }
 
-    // All lanes of a warp that posts no more.
+    // Called by all lanes of a warp after its last post.
     WEFT_DEVICE void close() {
         __syncwarp();
         __threadfence_block();
         if (lane_of_thread() == 0) atomicSub(&writers, 1);
     }
 
-    // The warp that raises flags: `raise(flag)` in the lane that has it, after the fence. Ends with the writers.
+    // Called by the raising warp: `raise(flag)` in the lane that holds it, after the fence. Returns after all writers
+    // have closed.
     template <class Raise> WEFT_DEVICE void drain(Raise raise) {
         const u32 lane = lane_of_thread();
         for (u32 head = 0;;) {

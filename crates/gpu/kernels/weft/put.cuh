@@ -1,17 +1,17 @@
-// Puts: bytes to a peer by a team of threads, and with a flag behind them.
+// Put: copy to a peer by a team of threads, optionally with a flag behind it.
 #pragma once
 #include "weft/team.cuh"
 #include "weft/order.cuh"
 
 namespace weft {
 
-// Copies `bytes` (a multiple of 16, as both addresses are) to a peer. Relaxed: see put_signal.
+// Copies `bytes` to a peer; size and addresses are multiples of 16. Relaxed: put_signal releases.
 WEFT_DEVICE void put(const Team &team, void *to, const void *from, u64 bytes) {
     for (u64 at = 16ull * team.thread; at < bytes; at += 16ull * team.threads)
         ptx::store_stream(static_cast<u8 *>(to) + at, ptx::load_stream(static_cast<const u8 *>(from) + at));
 }
 
-// put, and then signal: who has waited for `epoch` sees the bytes.
+// put, and then signal. Release: a thread that has waited for `epoch` observes the bytes.
 WEFT_DEVICE void put_signal(const Team &team, void *to, const void *from, u64 bytes, u32 *word, u32 epoch) {
     put(team, to, from, bytes);
     team.sync();

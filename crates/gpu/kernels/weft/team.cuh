@@ -9,7 +9,7 @@ constexpr u32 WARP = 32;
 struct Team {
     u32 name, thread, threads;
     WEFT_DEVICE void sync() const { ptx::named_barrier(name, threads); }
-    // sync, and whether all threads came with true.
+    // sync; true if `mine` is true in all threads.
     WEFT_DEVICE bool all(bool mine) const { return ptx::named_barrier_all(name, threads, mine); }
 };
 

@@ -1,32 +1,32 @@
-//! Allocator of the symmetric heap: which bytes of which segment a block gets.
+//! Allocator of the symmetric heap: segment and offset of each block.
 //!
-//! It is a function of the calls made on it, so ranks that make the same calls get the same offsets. First
-//! fit by segment, then by offset; neighbours that are free are one.
+//! Deterministic: ranks that make the same calls get the same offsets. First fit by segment, then by offset; free
+//! neighbours are merged.
 
 use std::collections::BTreeMap;
 
-/// Blocks begin at multiples of this many bytes, and are as long.
+/// Blocks start at multiples of this many bytes, and have such lengths.
 pub const ALIGNMENT: u64 = 256;
 
-/// A block's place.
+/// Position of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
-    /// Names the block; never used again.
+pub struct Allocation {
+    /// Identifier of the block, never reused.
     pub serial: u64,
-    /// Which segment, counted from 0.
+    /// Segment, from 0.
     pub segment: u32,
     /// First byte.
     pub offset: u64,
-    /// Bytes, rounded up.
+    /// Length in bytes, rounded up.
     pub bytes: u64,
 }
 
-/// The bytes of all segments, free or in blocks.
+/// Free bytes and blocks of all segments.
 #[derive(Clone, Debug, Default)]
 pub struct Allocator {
-    /// Free bytes of each segment, by offset; `None` for one that is gone.
+    /// Segments; `None` for a removed one.
     segments: Vec<Option<Segment>>,
-    blocks: BTreeMap<u64, Placed>,
+    blocks: BTreeMap<u64, Allocation>,
     next: u64,
 }
 
@@ -44,9 +44,9 @@ impl Allocator {
         self.segments.len() as u32 - 1
     }
 
-    /// A block of so many bytes, at a multiple of `alignment` (a power of two, at least
-    /// [`ALIGNMENT`]). `None` if no segment has room.
-    pub fn place(&mut self, bytes: u64, alignment: u64) -> Option<Placed> {
+    /// Allocates a block at a multiple of `alignment`, a power of two, raised to [`ALIGNMENT`]. `None` if no segment
+    /// has room.
+    pub fn allocate(&mut self, bytes: u64, alignment: u64) -> Option<Allocation> {
         let alignment = alignment.max(ALIGNMENT);
         let bytes = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
         let (segment, offset) = (0..).zip(&self.segments).find_map(|(number, segment)| {
@@ -56,25 +56,25 @@ impl Allocator {
             };
             Some((number, segment.as_ref()?.free.iter().find_map(fit)?))
         })?;
-        let placed = Placed { serial: self.next, segment, offset, bytes };
-        self.segments[segment as usize].as_mut()?.take(offset, bytes);
+        let allocation = Allocation { serial: self.next, segment, offset, bytes };
+        self.segments[segment as usize].as_mut()?.remove_free(offset, bytes);
         self.next += 1;
-        self.blocks.insert(placed.serial, placed);
-        Some(placed)
+        self.blocks.insert(allocation.serial, allocation);
+        Some(allocation)
     }
 
-    /// Frees a block. One that is not there is none of the caller's: nothing happens.
+    /// Frees a block; no effect for an unknown serial.
     pub fn free(&mut self, serial: u64) {
-        let Some(Placed { segment, offset, bytes, .. }) = self.blocks.remove(&serial) else {
+        let Some(Allocation { segment, offset, bytes, .. }) = self.blocks.remove(&serial) else {
             return;
         };
         if let Some(segment) = &mut self.segments[segment as usize] {
-            segment.give(offset, bytes);
+            segment.insert_free(offset, bytes);
         }
     }
 
-    /// Takes away the segments, from number `first` on, that have no block; returns their numbers.
-    pub fn drop_empty(&mut self, first: u32) -> Vec<u32> {
+    /// Removes the segments without blocks, from number `first` on; returns their numbers.
+    pub fn remove_empty(&mut self, first: u32) -> Vec<u32> {
         let mut gone = Vec::new();
         for (number, segment) in (0..).zip(&mut self.segments).skip(first as usize) {
             let empty = |segment: &Segment| segment.free.get(&0) == Some(&segment.bytes);
@@ -94,8 +94,8 @@ impl Allocator {
 }
 
 impl Segment {
-    /// Bytes that are free, and so are no longer.
-    fn take(&mut self, offset: u64, bytes: u64) {
+    /// Removes a range from the free bytes.
+    fn remove_free(&mut self, offset: u64, bytes: u64) {
         let Some((&at, &length)) = self.free.range(..=offset).next_back() else { return };
         self.free.remove(&at);
         let (before, after) = (offset - at, at + length - (offset + bytes));
@@ -107,7 +107,7 @@ impl Segment {
         }
     }
 
-    fn give(&mut self, mut offset: u64, mut bytes: u64) {
+    fn insert_free(&mut self, mut offset: u64, mut bytes: u64) {
         if let Some((&at, &length)) = self.free.range(..offset).next_back()
             && at + length == offset
         {
@@ -130,43 +130,43 @@ mod tests {
     fn freed_neighbours_are_one_again() {
         let mut allocator = Allocator::default();
         allocator.add(4 * ALIGNMENT);
-        let blocks: Vec<_> = (0..4).map(|_| allocator.place(1, 1).unwrap()).collect();
+        let blocks: Vec<_> = (0..4).map(|_| allocator.allocate(1, 1).unwrap()).collect();
         assert_eq!(blocks.iter().map(|b| b.offset).collect::<Vec<_>>(), [0, 256, 512, 768]);
-        assert_eq!(allocator.place(1, 1), None);
+        assert_eq!(allocator.allocate(1, 1), None);
         for freed in [1, 3, 2] {
             allocator.free(blocks[freed].serial);
         }
-        let again = allocator.place(3 * ALIGNMENT, 1).unwrap();
+        let again = allocator.allocate(3 * ALIGNMENT, 1).unwrap();
         assert_eq!((again.offset, again.serial), (256, 4));
         allocator.free(99);
         assert_eq!(allocator.usage(), (1024, 1024));
     }
 
     #[test]
-    fn a_segment_without_blocks_can_go_and_its_number_stays_its_own() {
+    fn a_segment_without_blocks_can_be_removed_and_its_number_is_not_reused() {
         let mut allocator = Allocator::default();
         let [first, second] = [1 << 20, 2 << 20].map(|bytes| allocator.add(bytes));
-        let large = allocator.place(2 << 20, 1).unwrap();
+        let large = allocator.allocate(2 << 20, 1).unwrap();
         assert_eq!(large.segment, second);
-        assert!(allocator.drop_empty(first + 1).is_empty());
+        assert!(allocator.remove_empty(first + 1).is_empty());
         allocator.free(large.serial);
-        assert_eq!(allocator.drop_empty(first + 1), [second]);
-        assert_eq!(allocator.place(2 << 20, 1), None);
+        assert_eq!(allocator.remove_empty(first + 1), [second]);
+        assert_eq!(allocator.allocate(2 << 20, 1), None);
         let third = allocator.add(4096);
         assert_eq!((third, allocator.usage()), (2, (0, (1 << 20) + 4096)));
-        assert_eq!(allocator.drop_empty(0), [first, third]);
+        assert_eq!(allocator.remove_empty(0), [first, third]);
     }
 
     #[derive(Clone, Debug)]
     enum Step {
-        Place(u64, u32),
+        Allocate(u64, u32),
         Free(prop::sample::Index),
         Grow(u64),
     }
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            4 => (0u64..5000, 0u32..14).prop_map(|(bytes, shift)| Step::Place(bytes, shift)),
+            4 => (0u64..5000, 0u32..14).prop_map(|(bytes, shift)| Step::Allocate(bytes, shift)),
             3 => any::<prop::sample::Index>().prop_map(Step::Free),
             1 => (1u64..40).prop_map(|pages| Step::Grow(pages * 512)),
         ]
@@ -174,11 +174,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_never_meet_and_what_is_freed_can_be_had_again(
+        fn blocks_never_overlap_and_freed_bytes_can_be_allocated_again(
             steps in prop::collection::vec(step(), 0..80)
         ) {
             let (mut one, mut other) = (Allocator::default(), Allocator::default());
-            let mut live: Vec<Placed> = Vec::new();
+            let mut live: Vec<Allocation> = Vec::new();
             let mut sizes = Vec::new();
             for step in steps {
                 match step {
@@ -192,17 +192,17 @@ mod tests {
                         other.free(freed);
                     }
                     Step::Free(_) => {}
-                    Step::Place(bytes, shift) => {
-                        let placed = one.place(bytes, 1 << shift);
-                        prop_assert_eq!(placed, other.place(bytes, 1 << shift));
-                        let Some(placed) = placed else { continue };
-                        prop_assert!(placed.bytes >= bytes && placed.offset % (1 << shift) == 0);
-                        prop_assert!(placed.offset + placed.bytes <= sizes[placed.segment as usize]);
-                        let apart = |b: &Placed| b.segment != placed.segment
-                            || b.offset + b.bytes <= placed.offset
-                            || placed.offset + placed.bytes <= b.offset;
+                    Step::Allocate(bytes, shift) => {
+                        let allocation = one.allocate(bytes, 1 << shift);
+                        prop_assert_eq!(allocation, other.allocate(bytes, 1 << shift));
+                        let Some(allocation) = allocation else { continue };
+                        prop_assert!(allocation.bytes >= bytes && allocation.offset % (1 << shift) == 0);
+                        prop_assert!(allocation.offset + allocation.bytes <= sizes[allocation.segment as usize]);
+                        let apart = |b: &Allocation| b.segment != allocation.segment
+                            || b.offset + b.bytes <= allocation.offset
+                            || allocation.offset + allocation.bytes <= b.offset;
                         prop_assert!(live.iter().all(apart));
-                        live.push(placed);
+                        live.push(allocation);
                     }
                 }
             }
@@ -210,8 +210,8 @@ mod tests {
                 one.free(block.serial);
             }
             for (number, &bytes) in sizes.iter().enumerate() {
-                // First fit takes the first segment that is as large.
-                let whole = one.place(bytes / ALIGNMENT * ALIGNMENT, 1).unwrap();
+                // First fit takes the first segment of that size.
+                let whole = one.allocate(bytes / ALIGNMENT * ALIGNMENT, 1).unwrap();
                 prop_assert_eq!(whole.offset, 0, "segment {}", number);
             }
         }

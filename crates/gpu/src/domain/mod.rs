@@ -1,41 +1,40 @@
-//! The domain: what all operators between the GPUs of a host stand on, one for a communicator and a GPU.
+//! Domain: the base of all operators between the GPUs of a host, one for each communicator and GPU.
 //!
 //! A [`Domain`] has one symmetric heap, of segments that are mapped by all ranks. [`Domain::allocate`] is a
-//! collective call that gives every rank a [`Block`] at the same place of the same segment. The first bytes
-//! hold the [`Table`], which kernels, Triton and the twin read. There is one watch over what kernels record, one
-//! way in which all ranks learn of a failure ([`Alarm`]), one cache of compiled kernels, one stream of high
-//! priority, and one [`Account`] of the launches that must be on the GPU together.
+//! collective call that returns a [`Block`] at the same offset of the same segment on all ranks. The first bytes
+//! hold the [`Table`](crate::table::Table), which kernels, Triton and the twin read. It has one watch for records of
+//! kernels, one [`FailureMonitor`] that reports failures to all ranks, one cache of compiled kernels, and one stream of
+//! high priority. All domains of a process on a GPU share an [`OccupancyBudget`] of launches that must be co-resident.
 //!
-//! # Who may free when
-//! Dropping a block is this rank's own affair; its bytes are used again once *all* ranks have dropped it, which
-//! they exchange this at the next collective call. So a peer that is late never finds another's data
-//! in its block. A block that [`Block::keep`] was called on stays until the domain ends.
+//! # Lifetime of blocks
+//! Dropping a block is local; its bytes are reused once *all* ranks have dropped it, which they exchange at the next
+//! collective call. So a late peer never finds other data in its block. A block kept by [`Block::keep`] stays until the
+//! domain ends.
 //!
-//! A domain on which no rank has a block any more ends at [`Domain::retire`]: all its memory goes back to the GPU.
+//! A domain without blocks at any rank ends at [`Domain::retire`], which returns all its memory to the GPU.
 //!
-//! - `table.rs`: the ABI, declared once; the C header is generated from it
-//! - `allocator.rs`: offsets, as a function of the calls
-//! - `account.rs`: what can be resident at once
-//! - `alarm.rs`: failures, here and at peers
-//! - `space.rs`: segments of the heap, and who has freed what
+//! - `allocator.rs`: deterministic allocator of offsets
+//! - `segments.rs`: segments of the heap, their blocks, and the exchange of freed blocks
+//! - `occupancy.rs`: budget of co-resident launches
+//! - `failure_monitor.rs`: failures of this rank and of peers
 
-mod account;
-mod alarm;
 mod allocator;
-mod space;
-mod table;
+mod failure_monitor;
+mod occupancy;
+mod segments;
 
-pub use account::{Account, Resident};
-pub use alarm::{Alarm, Group};
 pub use allocator::ALIGNMENT;
-pub use space::{Block, SEGMENT_BYTES};
-pub use table::{MOST_RANKS, RecordLayout, TABLE_BYTES, Table, VERSION, Word, c_header};
+pub use failure_monitor::{FailureGroup, FailureMonitor};
+pub use occupancy::{OccupancyBudget, OperatorLaunch};
+pub use segments::{Block, SEGMENT_BYTES};
 
 use crate::error::{Error, Result};
-use crate::heap::{Heap, Place};
+use crate::heap::{Heap, MemoryLocation};
 use crate::jit::Cache;
+use crate::table::{MAX_RANKS, TABLE_BYTES, Table, VERSION, Word};
 use crate::watch::{Family, Watch};
-use space::Space;
+use occupancy::GpuPartition;
+use segments::Segments;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use weft_control::Operation;
@@ -45,21 +44,21 @@ use weft_fabric::{Communicator, Time};
 /// Words of each rank in the flags area behind the table.
 pub const FLAGS_EACH: u32 = 256;
 
-/// One rank's end of a domain.
+/// One rank's handle of a domain.
 pub struct Domain {
     rank: u32,
     ranks: u32,
-    place: Place,
+    location: MemoryLocation,
     sharing: u32,
-    alarm: Arc<Alarm>,
-    group: Group,
+    failures: Arc<FailureMonitor>,
+    group: FailureGroup,
     /// `None` for the twin.
     gpu: Option<Gpu>,
     cache: Cache,
-    account: Arc<Mutex<Account>>,
+    budget: Arc<Mutex<OccupancyBudget>>,
     limit: Mutex<Duration>,
     table: u64,
-    space: Mutex<Space>,
+    segments: Mutex<Segments>,
 }
 
 struct Gpu {
@@ -67,17 +66,17 @@ struct Gpu {
     stream: OwnedStream,
 }
 
-/// An operator's entry in the account; it leaves when this is dropped.
+/// An operator's entry in the occupancy budget, released on drop.
 #[derive(Debug)]
 pub struct Reservation {
-    account: Weak<Mutex<Account>>,
+    budget: Weak<Mutex<OccupancyBudget>>,
     number: u64,
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if let Some(account) = self.account.upgrade() {
-            lock(&account).leave(self.number);
+        if let Some(budget) = self.budget.upgrade() {
+            lock(&budget).release(self.number);
         }
     }
 }
@@ -86,87 +85,106 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What names the GPU in every process; nothing for the CPU.
-fn uuid(place: &Place) -> Vec<u8> {
-    match place {
-        Place::Cuda { device, .. } => device.uuid().to_vec(),
-        Place::Twin => Vec::new(),
+/// UUID of the GPU, which identifies it in all processes; empty for the CPU.
+fn uuid(location: &MemoryLocation) -> Vec<u8> {
+    match location {
+        MemoryLocation::Cuda { device, .. } => device.uuid().to_vec(),
+        MemoryLocation::Twin => Vec::new(),
     }
 }
 
-/// What a rank makes by itself.
-struct Own {
-    alarm: Arc<Alarm>,
+/// Resources that a rank makes without its peers.
+struct RankResources {
+    failures: Arc<FailureMonitor>,
     gpu: Option<Gpu>,
 }
 
-impl Own {
-    fn new(place: &Place, rank: u32) -> Result<Own> {
-        let Place::Cuda { device, .. } = place else {
-            return Ok(Own { alarm: Alarm::new(rank, Watch::on_host()), gpu: None });
+impl RankResources {
+    fn new(location: &MemoryLocation, rank: u32) -> Result<RankResources> {
+        let MemoryLocation::Cuda { device, .. } = location else {
+            return Ok(RankResources {
+                failures: FailureMonitor::new(rank, Watch::on_host()),
+                gpu: None,
+            });
         };
         let context = Context::primary(*device)?;
         let stream = Stream::create_first(&context)?;
-        let alarm = Alarm::new(rank, Watch::on_device(&context)?);
-        Ok(Own { alarm, gpu: Some(Gpu { context, stream }) })
+        let failures = FailureMonitor::new(rank, Watch::on_device(&context)?);
+        Ok(RankResources { failures, gpu: Some(Gpu { context, stream }) })
     }
 }
 
 impl Domain {
-    /// Makes the domain of a communicator whose ranks share a host; every rank calls this.
+    /// Makes the domain of a communicator whose ranks share a host. Collective.
     ///
     /// # Errors
-    /// Those of [`Heap::over`]; [`Error::TooManyRanks`].
-    pub fn over(communicator: &Communicator, place: Place, deadline: Time) -> Result<Arc<Domain>> {
+    /// Those of [`Heap::create`]; [`Error::TooManyRanks`].
+    pub fn create(
+        communicator: &Communicator,
+        location: MemoryLocation,
+        deadline: Time,
+    ) -> Result<Arc<Domain>> {
         let (rank, ranks) = (communicator.control().rank().0, communicator.world_size());
         check_ranks(ranks)?;
-        let own = Own::new(&place, rank);
+        let own = RankResources::new(&location, rank);
         let own = crate::heap::agree(communicator.control(), own, deadline)?;
-        let uuid = uuid(&place);
+        let uuid = uuid(&location);
         let uuids = crate::heap::gather(communicator.control(), Operation::Heap, &uuid, deadline)?;
-        let sharing = uuids.iter().filter(|each| **each == uuid).count() as u32;
-        let group = own.alarm.listen(communicator);
-        let heap = Heap::over(communicator, place, first_bytes(ranks), deadline)?;
-        let made = Domain::new(own, group, heap, sharing);
+        let part = GpuPartition::of(&uuids, rank);
+        let group = own.failures.subscribe(communicator);
+        let heap = Heap::create(communicator, location, first_bytes(ranks), deadline)?;
+        let made = Domain::new(own, group, heap, part);
         crate::heap::agree(communicator.control(), made, deadline)
     }
 
-    /// The domains of a group whose ranks all live in this process, by rank.
+    /// Domains of a group whose ranks are all in this process, by rank.
     ///
     /// # Errors
     /// Those of [`Heap::local_group`]; [`Error::TooManyRanks`].
-    pub fn local_group(places: &[Place]) -> Result<Vec<Arc<Domain>>> {
-        let ranks = places.len() as u32;
+    pub fn local_group(locations: &[MemoryLocation]) -> Result<Vec<Arc<Domain>>> {
+        let ranks = locations.len() as u32;
         check_ranks(ranks)?;
-        let heaps = Heap::local_group(places, first_bytes(ranks))?;
-        let owns = (0..).zip(places).map(|(rank, place)| Own::new(place, rank));
-        let owns: Vec<Own> = owns.collect::<Result<_>>()?;
-        let alarms = Group::local();
-        // The only place that sets it.
-        let _ = alarms.set(owns.iter().map(|own| Arc::downgrade(&own.alarm)).collect());
-        let made = owns.into_iter().zip(heaps).zip(places).map(|((own, heap), place)| {
-            let sharing = places.iter().filter(|other| uuid(other) == uuid(place)).count() as u32;
-            Domain::new(own, Group::Local(alarms.clone()), heap, sharing)
+        let heaps = Heap::local_group(locations, first_bytes(ranks))?;
+        let owns = (0..).zip(locations).map(|(rank, location)| RankResources::new(location, rank));
+        let owns: Vec<RankResources> = owns.collect::<Result<_>>()?;
+        let monitors = FailureGroup::local();
+        // Set here only.
+        let _ = monitors.set(owns.iter().map(|own| Arc::downgrade(&own.failures)).collect());
+        let uuids: Vec<_> = locations.iter().map(uuid).collect();
+        let made = (0..).zip(owns).zip(heaps).map(|((rank, own), heap)| {
+            Domain::new(
+                own,
+                FailureGroup::Local(monitors.clone()),
+                heap,
+                GpuPartition::of(&uuids, rank),
+            )
         });
         made.collect()
     }
 
-    fn new(own: Own, group: Group, heap: Heap, sharing: u32) -> Result<Arc<Domain>> {
-        let Own { alarm, gpu } = own;
-        let (rank, ranks, place) = (heap.rank(), heap.size(), heap.place());
-        let sms = match place {
-            Place::Cuda { device, .. } => (device.sm_count() / sharing.max(1)).max(1),
-            Place::Twin => u32::MAX,
+    fn new(
+        own: RankResources,
+        group: FailureGroup,
+        heap: Heap,
+        part: GpuPartition,
+    ) -> Result<Arc<Domain>> {
+        let RankResources { failures, gpu } = own;
+        let (rank, ranks, location) = (heap.rank(), heap.size(), heap.location());
+        let budget = match location {
+            MemoryLocation::Cuda { device, .. } => {
+                occupancy::budget_of_gpu(device.uuid(), part, device.sm_count())
+            }
+            MemoryLocation::Twin => Arc::new(Mutex::new(OccupancyBudget::new(u32::MAX))),
         };
-        let mut peers = [0; MOST_RANKS];
+        let mut peers = [0; MAX_RANKS];
         peers[..ranks as usize].copy_from_slice(heap.addresses());
         let table = Table {
             version: VERSION,
             rank,
             ranks,
             flags_each: FLAGS_EACH,
-            record: alarm.watch().record_address(),
-            abort: alarm.watch().abort_address(),
+            record: failures.watch().record_address(),
+            abort: failures.watch().abort_address(),
             flags: TABLE_BYTES,
             peers,
             ..Table::default()
@@ -174,16 +192,16 @@ impl Domain {
         let domain = Domain {
             rank,
             ranks,
-            place,
-            sharing,
-            alarm,
+            location,
+            sharing: part.sharing,
+            failures,
             group,
             gpu,
             cache: Cache::from_env(),
-            account: Arc::new(Mutex::new(Account::new(sms))),
+            budget,
             limit: Mutex::default(),
             table: heap.own(),
-            space: Mutex::new(Space::new(heap, table_bytes(ranks))),
+            segments: Mutex::new(Segments::new(heap, table_bytes(ranks))),
         };
         domain.write(0, &table.bytes())?;
         Ok(Arc::new(domain))
@@ -194,85 +212,85 @@ impl Domain {
         self.rank
     }
 
-    /// Ranks.
+    /// Number of ranks.
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
 
-    /// Where this rank's part lies.
-    pub fn place(&self) -> Place {
-        self.place
+    /// Location of this rank's part.
+    pub fn location(&self) -> MemoryLocation {
+        self.location
     }
 
-    /// Ranks that have this rank's GPU, itself among them.
+    /// Number of ranks on this rank's GPU, including itself.
     pub fn sharing(&self) -> u32 {
         self.sharing
     }
 
-    /// The address of the table.
+    /// Address of the table.
     pub fn table(&self) -> u64 {
         self.table
     }
 
-    /// What kernels record, and what is known of peers.
-    pub fn alarm(&self) -> &Arc<Alarm> {
-        &self.alarm
+    /// Monitor of failures recorded by kernels or reported by peers.
+    pub fn failures(&self) -> &Arc<FailureMonitor> {
+        &self.failures
     }
 
-    /// The GPU's context; none for the twin.
+    /// Context of the GPU; `None` for the twin.
     pub fn context(&self) -> Option<&Arc<Context>> {
         self.gpu.as_ref().map(|gpu| &gpu.context)
     }
 
-    /// A stream of the highest priority, for kernels that must not wait behind others; none for the twin.
+    /// Stream of the highest priority, for kernels that must not queue behind others; `None` for the twin.
     pub fn stream(&self) -> Option<Stream> {
         self.gpu.as_ref().map(|gpu| gpu.stream.stream())
     }
 
-    /// Where compiled kernels are kept.
+    /// Cache of compiled kernels.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// Registers a family: its names and texts for records with its numbers.
+    /// Registers a family of operators, for the errors of its records.
     ///
     /// # Errors
     /// [`Error::Families`].
     pub fn register(&self, family: &'static Family) -> Result<()> {
-        self.alarm.register(family)
+        self.failures.register(family)
     }
 
-    /// Whether the group lives, as [`Alarm::look`] finds.
+    /// Checks for a fatal failure; see [`FailureMonitor::check_fatal`].
     ///
     /// # Errors
-    /// Why not.
+    /// The failure.
     #[inline]
-    pub fn look(&self) -> Result<()> {
-        self.alarm.look(&self.group)
+    pub fn check_fatal(&self) -> Result<()> {
+        self.failures.check_fatal(&self.group)
     }
 
-    /// As [`Domain::look`], and then the notice that waits.
+    /// Checks for a fatal failure, then takes the pending notice.
     ///
     /// # Errors
-    /// What was recorded.
+    /// The failure or the notice.
     pub fn check(&self) -> Result<()> {
-        self.alarm.check(&self.group)
+        self.failures.check(&self.group)
     }
 
-    /// Enters an operator's largest launch in the account.
+    /// Reserves an operator's largest launch in the occupancy budget.
     ///
     /// # Errors
     /// [`Error::NotResident`].
-    pub fn reserve(&self, resident: Resident) -> Result<Reservation> {
-        let number = lock(&self.account).enter(resident)?;
-        Ok(Reservation { account: Arc::downgrade(&self.account), number })
+    pub fn reserve(&self, launch: OperatorLaunch) -> Result<Reservation> {
+        let number = lock(&self.budget).reserve(launch)?;
+        Ok(Reservation { budget: Arc::downgrade(&self.budget), number })
     }
 
-    /// Lets waits on the device last so long, if they may not already.
+    /// Raises the limit of waits on the device to at least `limit`.
     ///
     /// # Errors
     /// CUDA's.
-    pub fn allow(&self, limit: Duration) -> Result<()> {
+    pub fn raise_wait_limit(&self, limit: Duration) -> Result<()> {
         let mut longest = lock(&self.limit);
         if limit <= *longest {
             return Ok(());
@@ -283,11 +301,11 @@ impl Domain {
         Ok(())
     }
 
-    /// Allocates a block, zeroed, at a multiple of `alignment` bytes from the beginning of its segment; every rank
-    /// calls this with the same numbers.
+    /// Allocates a zeroed block at a multiple of `alignment` bytes from the start of its segment. Collective, with
+    /// equal arguments on all ranks.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] if ranks ask for different blocks; those of [`Heap::over`]; CUDA's.
+    /// [`Error::Disagreement`] if ranks ask for different blocks; those of [`Heap::create`]; CUDA's.
     pub fn allocate(
         &self,
         communicator: &Communicator,
@@ -296,25 +314,29 @@ impl Domain {
         deadline: Time,
     ) -> Result<Block> {
         let control = communicator.control();
-        let mut space = lock(&self.space);
-        space.alive()?;
-        let mine = space.say(bytes, alignment, || self.settle())?;
-        let told = crate::heap::gather(control, Operation::Heap, &mine, deadline)?;
-        space.hear(bytes, alignment, &told)?;
-        if let Some(block) = space.place(bytes, alignment) {
+        let mut segments = lock(&self.segments);
+        segments.check_open()?;
+        let mine = segments.encode_request(bytes, alignment, || self.synchronize())?;
+        let requests = crate::heap::gather(control, Operation::Heap, &mine, deadline)?;
+        segments.apply_requests(bytes, alignment, &requests)?;
+        if let Some(block) = segments.allocate(bytes, alignment) {
             let zeroed = self.zero(&block);
             crate::heap::agree(control, zeroed, deadline)?;
             return Ok(block);
         }
-        for heap in space.take_empty(1) {
+        for heap in segments.take_empty(1) {
             heap.close(communicator, deadline)?;
         }
-        let heap =
-            Heap::over(communicator, self.place, Space::segment(bytes, alignment), deadline)?;
-        space.grow(heap, bytes, alignment)
+        let heap = Heap::create(
+            communicator,
+            self.location,
+            Segments::segment_bytes(bytes, alignment),
+            deadline,
+        )?;
+        segments.add_segment(heap, bytes, alignment)
     }
 
-    /// Allocates a block on each rank of a group that lives in this process.
+    /// Allocates a block on each rank of a group in this process.
     ///
     /// # Errors
     /// As [`Domain::allocate`].
@@ -323,16 +345,16 @@ impl Domain {
         bytes: u64,
         alignment: u64,
     ) -> Result<Vec<Block>> {
-        let mut spaces: Vec<_> = domains.iter().map(|domain| lock(&domain.space)).collect();
-        let told = spaces.iter_mut().zip(domains).map(|(space, domain)| {
-            space.alive()?;
-            space.say(bytes, alignment, || domain.settle())
+        let mut segments: Vec<_> = domains.iter().map(|domain| lock(&domain.segments)).collect();
+        let requests = segments.iter_mut().zip(domains).map(|(segments, domain)| {
+            segments.check_open()?;
+            segments.encode_request(bytes, alignment, || domain.synchronize())
         });
-        let told: Vec<_> = told.collect::<Result<_>>()?;
+        let requests: Vec<_> = requests.collect::<Result<_>>()?;
         let mut blocks = Vec::new();
-        for (space, domain) in spaces.iter_mut().zip(domains) {
-            space.hear(bytes, alignment, &told)?;
-            if let Some(block) = space.place(bytes, alignment) {
+        for (segments, domain) in segments.iter_mut().zip(domains) {
+            segments.apply_requests(bytes, alignment, &requests)?;
+            if let Some(block) = segments.allocate(bytes, alignment) {
                 domain.zero(&block)?;
                 blocks.push(block);
             }
@@ -340,58 +362,59 @@ impl Domain {
         if blocks.len() == domains.len() {
             return Ok(blocks);
         }
-        let places: Vec<Place> = domains.iter().map(|domain| domain.place).collect();
-        spaces.iter_mut().for_each(|space| drop(space.take_empty(1)));
-        let heaps = Heap::local_group(&places, Space::segment(bytes, alignment))?;
-        let grown = spaces.iter_mut().zip(heaps);
-        grown.map(|(space, heap)| space.grow(heap, bytes, alignment)).collect()
+        let locations: Vec<MemoryLocation> = domains.iter().map(|domain| domain.location).collect();
+        segments.iter_mut().for_each(|segments| drop(segments.take_empty(1)));
+        let heaps = Heap::local_group(&locations, Segments::segment_bytes(bytes, alignment))?;
+        let grown = segments.iter_mut().zip(heaps);
+        grown.map(|(segments, heap)| segments.add_segment(heap, bytes, alignment)).collect()
     }
 
-    /// Takes back what all ranks have dropped, and gives segments without blocks back to the GPU; every rank calls
-    /// this. A domain in which nothing is left ends: then the answer is `true`, and operators need a new one.
+    /// Frees blocks that all ranks have dropped, and returns segments without blocks to the GPU. Collective. Returns
+    /// `true` if the domain has no block left: it has ended, and operators need a new one.
     ///
     /// # Errors
-    /// [`Error::Fabric`] if the other ranks do not come; then what they may still use stays.
+    /// [`Error::Fabric`] if other ranks do not call it in time; memory that they may use stays allocated.
     pub fn retire(&self, communicator: &Communicator, deadline: Time) -> Result<bool> {
-        let mut space = lock(&self.space);
-        if space.alive().is_err() {
+        let mut segments = lock(&self.segments);
+        if segments.check_open().is_err() {
             return Ok(true);
         }
-        let settled = self.settle();
-        let mine = space.say(0, 0, || settled)?;
-        let told = crate::heap::gather(communicator.control(), Operation::Close, &mine, deadline)?;
-        space.hear(0, 0, &told)?;
-        let ended = space.is_idle();
-        for heap in space.take_empty(u32::from(!ended)) {
+        let settled = self.synchronize();
+        let mine = segments.encode_request(0, 0, || settled)?;
+        let requests =
+            crate::heap::gather(communicator.control(), Operation::Close, &mine, deadline)?;
+        segments.apply_requests(0, 0, &requests)?;
+        let ended = segments.is_idle();
+        for heap in segments.take_empty(u32::from(!ended)) {
             heap.close(communicator, deadline)?;
         }
         Ok(ended)
     }
 
-    /// Whether [`Domain::retire`] has ended it.
+    /// True once [`Domain::retire`] has ended it.
     pub fn has_ended(&self) -> bool {
-        lock(&self.space).alive().is_err()
+        lock(&self.segments).check_open().is_err()
     }
 
-    /// True if no rank has a block, by the collective calls so far: the same on every rank.
+    /// True if no rank has a block, as of the last collective call; equal on all ranks.
     pub fn is_idle(&self) -> bool {
-        lock(&self.space).is_idle()
+        lock(&self.segments).is_idle()
     }
 
-    /// Bytes in blocks of this rank that not all ranks have dropped, and bytes of the heap.
+    /// Bytes in blocks that not all ranks have dropped, and bytes of the heap.
     pub fn usage(&self) -> (u64, u64) {
-        lock(&self.space).usage()
+        lock(&self.segments).usage()
     }
 
-    /// Waits until this rank's device has done all that was asked of it, by whomever.
+    /// Waits for all work on this rank's GPU, of all streams.
     ///
     /// # Errors
-    /// CUDA's, of whatever failed there.
-    pub fn settle(&self) -> Result<()> {
+    /// CUDA's, including those of earlier work.
+    pub fn synchronize(&self) -> Result<()> {
         self.gpu.as_ref().map_or(Ok(()), |gpu| Ok(gpu.context.synchronize()?))
     }
 
-    /// Writes to this rank's part of a block, once all that was put on the domain's stream is done.
+    /// Writes to this rank's part of a block, after all work on the domain's stream, and waits for completion.
     ///
     /// # Errors
     /// CUDA's.
@@ -401,6 +424,31 @@ impl Domain {
     pub fn write_block(&self, block: &Block, at: u64, bytes: &[u8]) -> Result<()> {
         assert!(at + bytes.len() as u64 <= block.bytes(), "inside of the block");
         self.store(block.own() + at, bytes)
+    }
+
+    /// Reads bytes of this rank's part of a block, and waits for completion.
+    ///
+    /// # Errors
+    /// CUDA's.
+    ///
+    /// # Panics
+    /// If the bytes are not inside.
+    pub fn read_block(&self, block: &Block, at: u64, bytes: &mut [u8]) -> Result<()> {
+        assert!(at + bytes.len() as u64 <= block.bytes(), "inside of the block");
+        let address = block.own() + at;
+        let Some(Gpu { context, stream }) = &self.gpu else {
+            let from = std::ptr::with_exposed_provenance::<u8>(address as usize);
+            // SAFETY: within this rank's own part, which the heap keeps mapped.
+            unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+            return Ok(());
+        };
+        let _current = context.enter()?;
+        let pinned = PinnedMemory::alloc(context, bytes.len())?;
+        copy_async(pinned.device_address(), address, bytes.len(), stream.stream())?;
+        stream.synchronize()?;
+        // SAFETY: a buffer of this function of that length, into which the copy is complete.
+        unsafe { pinned.host().copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
@@ -416,7 +464,7 @@ impl Domain {
         };
         let _current = context.enter()?;
         let pinned = PinnedMemory::alloc(context, bytes.len())?;
-        // SAFETY: as many bytes of this function's own.
+        // SAFETY: a buffer of this function of that length.
         unsafe { pinned.host().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         copy_async(address, pinned.device_address(), bytes.len(), stream.stream())?;
         Ok(stream.synchronize()?)
@@ -426,7 +474,7 @@ impl Domain {
         let (own, bytes) = (block.own(), block.bytes() as usize);
         let Some(Gpu { context, stream }) = &self.gpu else {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(own as usize);
-            // SAFETY: the block is this rank's alone until all ranks have it.
+            // SAFETY: the block is exclusive to this rank until the collective call has returned on all ranks.
             unsafe { to.write_bytes(0, bytes) };
             return Ok(());
         };
@@ -438,17 +486,17 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        if let Err(error) = self.settle() {
-            log::warn!("the symmetric heap stays allocated: {error}");
-            lock(&self.space).leak();
+        if let Err(error) = self.synchronize() {
+            log::warn!("symmetric heap left allocated: {error}");
+            lock(&self.segments).leak();
         }
     }
 }
 
 impl std::fmt::Debug for Domain {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Domain { rank, ranks, place, .. } = self;
-        write!(f, "Domain(rank {rank} of {ranks}, {place:?})")
+        let Domain { rank, ranks, location, .. } = self;
+        write!(f, "Domain(rank {rank} of {ranks}, {location:?})")
     }
 }
 
@@ -457,12 +505,12 @@ fn table_bytes(ranks: u32) -> u64 {
 }
 
 fn first_bytes(ranks: u32) -> u64 {
-    Space::segment(table_bytes(ranks), ALIGNMENT)
+    Segments::segment_bytes(table_bytes(ranks), ALIGNMENT)
 }
 
 fn check_ranks(ranks: u32) -> Result<()> {
-    if ranks as usize > MOST_RANKS {
-        return Err(Error::TooManyRanks { ranks, most: MOST_RANKS as u32 });
+    if ranks as usize > MAX_RANKS {
+        return Err(Error::TooManyRanks { ranks, most: MAX_RANKS as u32 });
     }
     Ok(())
 }

@@ -1,63 +1,65 @@
-//! What a rank tells its peers of its part of a heap before they can map it.
+//! Offer: description of a rank's part of a heap, sent to its peers over the control plane.
 
-use super::Memory;
-use super::surroundings::Surroundings;
+use super::location::MemoryKind;
+use super::process_identity::ProcessIdentity;
 use weft_fabric::bytes::{Reader, put_block};
 
-/// Begins every offer; the last byte is the version.
-const MAGIC: [u8; 4] = *b"WHP\x01";
+/// Start of each offer; the last byte is the version.
+const MAGIC: [u8; 4] = *b"WHP\x02";
 const OFFER: u8 = 1;
 const REFUSAL: u8 = 2;
-/// The most of an error's text that travels.
+/// Limit of an error text, in characters.
 const MAX_TEXT: usize = 2000;
 
-/// What a rank says when a heap is to be made.
+/// A rank's message when a heap is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Said {
-    /// Its part is allocated.
+pub(super) enum OfferMessage {
+    /// Offer of its allocated part.
     Offer(Box<Offer>),
-    /// It failed, and why.
+    /// Failure, with its error text.
     Refusal(String),
 }
 
 /// One rank's part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
-    pub memory: Memory,
-    /// Bytes asked for, the same at every rank.
+    pub memory: MemoryKind,
+    /// Requested bytes, equal on all ranks.
     pub bytes: u64,
     /// Bytes of the allocation.
     pub allocated: u64,
-    pub surroundings: Surroundings,
-    /// All zeros for the twin.
+    pub process: ProcessIdentity,
+    /// UUID of the GPU; zeros for the twin.
     pub device: [u8; 16],
     pub device_name: String,
-    /// Where its descriptor is fetched; empty for IPC.
+    /// Socket address of its descriptor; empty for IPC.
     pub address: Vec<u8>,
-    /// For IPC alone.
-    pub handle: Option<Handle>,
+    /// IPC only.
+    pub handle: Option<DriverHandle>,
+    /// Offset of user memory in its file, on the CPU.
+    pub file_offset: Option<u64>,
 }
 
-/// A handle of the driver, for a place inside an allocation.
+/// IPC handle of the driver, with an offset in its allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Handle {
+pub(super) struct DriverHandle {
     pub handle: [u8; 64],
     pub offset: u64,
 }
 
-impl Said {
-    pub fn refusal(error: &impl std::fmt::Display) -> Said {
-        Said::Refusal(error.to_string().chars().take(MAX_TEXT).collect())
+impl OfferMessage {
+    pub fn refusal(error: &impl std::fmt::Display) -> OfferMessage {
+        OfferMessage::Refusal(error.to_string().chars().take(MAX_TEXT).collect())
     }
 
     pub fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         match self {
-            Said::Offer(offer) => {
+            OfferMessage::Offer(offer) => {
                 out.push(OFFER);
                 offer.encode(&mut out);
             }
-            Said::Refusal(text) => {
+            OfferMessage::Refusal(text) => {
                 out.push(REFUSAL);
                 put_block(&mut out, text.as_bytes());
             }
@@ -65,14 +67,14 @@ impl Said {
         out
     }
 
-    pub fn decode(bytes: &[u8]) -> Option<Said> {
+    pub fn decode(bytes: &[u8]) -> Option<OfferMessage> {
         let mut reader = Reader::new(bytes);
         if reader.bytes(MAGIC.len())? != MAGIC {
             return None;
         }
         let said = match reader.u8()? {
-            OFFER => Said::Offer(Box::new(Offer::decode(&mut reader)?)),
-            REFUSAL => Said::Refusal(text(&mut reader)?),
+            OFFER => OfferMessage::Offer(Box::new(Offer::decode(&mut reader)?)),
+            REFUSAL => OfferMessage::Refusal(text(&mut reader)?),
             _ => return None,
         };
         reader.is_at_end().then_some(said)
@@ -88,26 +90,34 @@ impl Offer {
         out.push(self.memory.number());
         out.extend_from_slice(&self.bytes.to_le_bytes());
         out.extend_from_slice(&self.allocated.to_le_bytes());
-        self.surroundings.encode(out);
+        self.process.encode(out);
         out.extend_from_slice(&self.device);
         put_block(out, self.device_name.as_bytes());
         put_block(out, &self.address);
-        if let Some(Handle { handle, offset }) = &self.handle {
+        out.push(self.file_offset.is_some().into());
+        out.extend_from_slice(&self.file_offset.unwrap_or(0).to_le_bytes());
+        if let Some(DriverHandle { handle, offset }) = &self.handle {
             out.extend_from_slice(handle);
             out.extend_from_slice(&offset.to_le_bytes());
         }
     }
 
     fn decode(reader: &mut Reader<'_>) -> Option<Offer> {
-        let memory = Memory::from_number(reader.u8()?)?;
+        let memory = MemoryKind::from_number(reader.u8()?)?;
         let (bytes, allocated) = (reader.u64()?, reader.u64()?);
-        let surroundings = Surroundings::decode(reader)?;
+        let process = ProcessIdentity::decode(reader)?;
         let device = reader.bytes(16)?.try_into().ok()?;
         let device_name = text(reader)?;
         let address = reader.block()?.to_vec();
-        let handle = if memory == Memory::Ipc {
+        let (has_file, offset) = (reader.u8()?, reader.u64()?);
+        let file_offset = match has_file {
+            0 if offset == 0 => None,
+            1 => Some(offset),
+            _ => return None,
+        };
+        let handle = if memory == MemoryKind::Ipc {
             let handle = reader.bytes(64)?.try_into().ok()?;
-            Some(Handle { handle, offset: reader.u64()? })
+            Some(DriverHandle { handle, offset: reader.u64()? })
         } else {
             None
         };
@@ -115,17 +125,19 @@ impl Offer {
             memory,
             bytes,
             allocated,
-            surroundings,
+            process,
             device,
             device_name,
             address,
             handle,
+            file_offset,
         })
     }
 
-    /// What must be the same at every rank, in words.
+    /// Text of the properties that must be equal on all ranks.
     pub fn shape(&self) -> String {
-        format!("{} bytes with memory=\"{}\"", self.bytes, self.memory)
+        let whose = if self.file_offset.is_some() { " of the user's" } else { "" };
+        format!("{} bytes{whose} with memory=\"{}\"", self.bytes, self.memory)
     }
 }
 
@@ -134,13 +146,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn offer(memory: Memory) -> Said {
-        let handle = (memory == Memory::Ipc).then_some(Handle { handle: [9; 64], offset: 512 });
-        Said::Offer(Box::new(Offer {
+    fn offer(memory: MemoryKind) -> OfferMessage {
+        let handle =
+            (memory == MemoryKind::Ipc).then_some(DriverHandle { handle: [9; 64], offset: 512 });
+        OfferMessage::Offer(Box::new(Offer {
             memory,
             bytes: 1000,
             allocated: 1 << 21,
-            surroundings: Surroundings {
+            process: ProcessIdentity {
                 boot: "boot".into(),
                 network: "net:[1]".into(),
                 processes: "pid:[1]".into(),
@@ -151,31 +164,32 @@ mod tests {
             device_name: "a GPU".into(),
             address: vec![1, 2, 3],
             handle,
+            file_offset: (memory == MemoryKind::Twin).then_some(4096),
         }))
     }
 
     #[test]
-    fn an_offer_survives_the_wire_and_no_part_of_it_does() {
-        let all = [Memory::Fd, Memory::Ipc, Memory::Twin].map(offer);
-        for said in all.iter().chain([&Said::refusal(&"no memory is left")]) {
+    fn an_offer_round_trips_and_its_prefixes_are_rejected() {
+        let all = [MemoryKind::Fd, MemoryKind::Ipc, MemoryKind::Twin].map(offer);
+        for said in all.iter().chain([&OfferMessage::refusal(&"no memory is left")]) {
             let mut bytes = said.encode();
-            assert_eq!(Said::decode(&bytes).as_ref(), Some(said));
+            assert_eq!(OfferMessage::decode(&bytes).as_ref(), Some(said));
             for end in 0..bytes.len() {
-                assert_eq!(Said::decode(&bytes[..end]), None);
+                assert_eq!(OfferMessage::decode(&bytes[..end]), None);
             }
             bytes.push(0);
-            assert_eq!(Said::decode(&bytes), None);
+            assert_eq!(OfferMessage::decode(&bytes), None);
         }
     }
 
     proptest! {
         #[test]
-        fn what_is_an_offer_survives_being_said_again(
-            mut bytes in Just(offer(Memory::Ipc).encode()), at: prop::sample::Index, value: u8,
+        fn decoded_offers_encode_to_the_same_bytes(
+            mut bytes in Just(offer(MemoryKind::Ipc).encode()), at: prop::sample::Index, value: u8,
         ) {
             let at = at.index(bytes.len());
             bytes[at] = value;
-            if let Some(said) = Said::decode(&bytes) {
+            if let Some(said) = OfferMessage::decode(&bytes) {
                 prop_assert_eq!(said.encode(), bytes);
             }
         }

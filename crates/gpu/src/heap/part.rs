@@ -1,7 +1,8 @@
-//! One rank's part of a heap, as it is allocated or mapped here.
+//! One rank's part of a heap, allocated or mapped here.
 
-use super::offer::{Handle, Offer};
-use super::{Memory, Place};
+use super::location::{MemoryKind, MemoryLocation};
+use super::offer::{DriverHandle, Offer};
+use super::user_memory::{MappedFile, SharedUserMemory};
 use crate::error::{Error, Result};
 use rustix::fd::{AsFd as _, OwnedFd};
 use std::ptr::NonNull;
@@ -12,32 +13,36 @@ use weft_cuda::{
     set_bytes_async,
 };
 
-/// Allocated by this process, or mapped by it.
-pub(super) enum Part {
-    /// Shared by descriptor, ours or a peer's.
+/// A part, allocated by this process or mapped by it.
+pub(super) enum HeapPart {
+    /// Virtual memory, own or a peer's, shared by descriptor.
     Virtual(VirtualMemory),
-    /// Ours, shared by handle.
+    /// Own memory, shared by handle.
     Device(DeviceMemory),
-    /// A peer's, opened by handle.
+    /// A peer's memory, opened by handle.
     Peer(PeerMemory),
-    /// On the CPU, ours or a peer's.
+    /// CPU memory, own or a peer's.
     Twin(weft_fabric::Memory),
+    /// Memory of this process's user.
+    User(SharedUserMemory),
+    /// File of a peer's user, on the CPU.
+    PeerFile(MappedFile),
 }
 
-impl Part {
-    /// Allocates, all zeros.
-    pub fn allocate(place: &Place, bytes: u64) -> Result<Part> {
+impl HeapPart {
+    /// Allocates a zeroed part.
+    pub fn allocate(location: &MemoryLocation, bytes: u64) -> Result<HeapPart> {
         let length = length(bytes)?;
-        let Place::Cuda { device, memory } = place else {
-            return Ok(Part::Twin(weft_fabric::Memory::shared(length)?));
+        let MemoryLocation::Cuda { device, memory } = location else {
+            return Ok(HeapPart::Twin(weft_fabric::Memory::shared(length)?));
         };
         let context = Context::primary(*device)?;
         let part = match memory {
-            Memory::Fd => Part::Virtual(VirtualMemory::create(&context, length)?),
-            Memory::Ipc => Part::Device(DeviceMemory::alloc(&context, length)?),
-            Memory::Twin => return Err(Error::TwinOnDevice { device: device.to_string() }),
+            MemoryKind::Fd => HeapPart::Virtual(VirtualMemory::create(&context, length)?),
+            MemoryKind::Ipc => HeapPart::Device(DeviceMemory::alloc(&context, length)?),
+            MemoryKind::Twin => return Err(Error::TwinOnDevice { device: device.to_string() }),
         };
-        // What a GPU gives holds what was there before, and every flag must begin at zero.
+        // GPU memory holds old data, and all flags must start at zero.
         let stream = Stream::create(&context)?;
         let _bound = context.enter()?;
         set_bytes_async(part.address(), 0, length, stream.stream())?;
@@ -45,102 +50,128 @@ impl Part {
         Ok(part)
     }
 
-    /// Maps what a peer has offered, with the descriptor that it gave.
+    /// Maps a peer's part, with its descriptor if it is shared by descriptor.
     pub fn import(
-        place: &Place,
+        location: &MemoryLocation,
         peer: Rank,
         descriptor: Option<OwnedFd>,
         offer: &Offer,
-    ) -> Result<Part> {
-        let missing = |what| Error::Malformed { peer, detail: format!("it came without a {what}") };
+    ) -> Result<HeapPart> {
+        let missing = |what| Error::Malformed { peer, detail: format!("no {what}") };
         let descriptor = || descriptor.ok_or_else(|| missing("descriptor"));
-        let Place::Cuda { device, memory } = place else {
+        let MemoryLocation::Cuda { device, memory } = location else {
+            if let Some(offset) = offer.file_offset {
+                let mapped = MappedFile::new(peer, &descriptor()?, offset, offer.bytes)?;
+                return Ok(HeapPart::PeerFile(mapped));
+            }
             let memory = weft_fabric::Memory::map(descriptor()?, length(offer.bytes)?)?;
-            return Ok(Part::Twin(memory));
+            return Ok(HeapPart::Twin(memory));
         };
         let context = Context::primary(*device)?;
-        if *memory == Memory::Ipc {
-            let Handle { handle, offset } =
+        if *memory == MemoryKind::Ipc {
+            let DriverHandle { handle, offset } =
                 offer.handle.clone().ok_or_else(|| missing("handle"))?;
             let handle = IpcHandle { handle, offset, bytes: offer.bytes };
-            return Ok(Part::Peer(PeerMemory::open_ipc(&context, &handle)?));
+            return Ok(HeapPart::Peer(PeerMemory::open_ipc(&context, &handle)?));
         }
         let allocated = length(offer.allocated)?;
-        Ok(Part::Virtual(VirtualMemory::import(&context, descriptor()?, allocated)?))
+        Ok(HeapPart::Virtual(VirtualMemory::import(&context, descriptor()?, allocated)?))
     }
 
-    /// A descriptor for the peers, if that is how it is shared.
+    /// Descriptor for the peers, if it is shared by descriptor.
     pub fn descriptor(&self) -> Result<Option<OwnedFd>> {
         match self {
-            Part::Virtual(memory) => Ok(Some(memory.export()?)),
-            Part::Twin(memory) => {
+            HeapPart::Virtual(memory) => Ok(Some(memory.export()?)),
+            HeapPart::Twin(memory) => {
                 let copy = memory.descriptor().map(|held| held.as_fd().try_clone_to_owned());
                 let unusable = |error| weft_fabric::Error::system("cannot share a heap", error);
                 Ok(copy.transpose().map_err(unusable)?)
             }
-            Part::Device(_) | Part::Peer(_) => Ok(None),
+            HeapPart::User(memory) => memory.descriptor(),
+            HeapPart::Device(_) | HeapPart::Peer(_) | HeapPart::PeerFile(_) => Ok(None),
         }
     }
 
-    /// A handle of the driver, if that is how it is shared.
-    pub fn handle(&self) -> Result<Option<Handle>> {
-        let Part::Device(memory) = self else { return Ok(None) };
+    /// Offset in the user's file, if it is of one.
+    pub fn file_offset(&self) -> Option<u64> {
+        match self {
+            HeapPart::User(memory) => memory.file_offset(),
+            _ => None,
+        }
+    }
+
+    /// Handle of the driver, if it is shared by handle.
+    pub fn handle(&self) -> Result<Option<DriverHandle>> {
+        let memory = match self {
+            HeapPart::Device(memory) => memory,
+            HeapPart::User(memory) => return Ok(memory.handle()),
+            _ => return Ok(None),
+        };
         let IpcHandle { handle, offset, .. } = memory.ipc_handle()?;
-        Ok(Some(Handle { handle, offset }))
+        Ok(Some(DriverHandle { handle, offset }))
     }
 
     pub fn address(&self) -> u64 {
         match self {
-            Part::Virtual(memory) => memory.address(),
-            Part::Device(memory) => memory.address(),
-            Part::Peer(memory) => memory.address(),
-            Part::Twin(memory) => memory.address(),
+            HeapPart::Virtual(memory) => memory.address(),
+            HeapPart::Device(memory) => memory.address(),
+            HeapPart::Peer(memory) => memory.address(),
+            HeapPart::Twin(memory) => memory.address(),
+            HeapPart::User(memory) => memory.address(),
+            HeapPart::PeerFile(memory) => memory.address(),
         }
     }
 
-    /// Bytes, which may be more than were asked for.
+    /// Length in bytes, at least the requested one.
     pub fn len(&self) -> u64 {
         let length = match self {
-            Part::Virtual(memory) => memory.len(),
-            Part::Device(memory) => memory.len(),
-            Part::Peer(memory) => memory.len(),
-            Part::Twin(memory) => memory.len(),
+            HeapPart::User(memory) => return memory.len(),
+            HeapPart::PeerFile(memory) => memory.len(),
+            HeapPart::Virtual(memory) => memory.len(),
+            HeapPart::Device(memory) => memory.len(),
+            HeapPart::Peer(memory) => memory.len(),
+            HeapPart::Twin(memory) => memory.len(),
         };
         length as u64
     }
 
-    /// Where the CPU reaches it, if it does.
+    /// CPU address of a twin part.
     pub fn host(&self) -> Option<NonNull<u8>> {
         match self {
-            Part::Twin(memory) => memory.host(),
+            HeapPart::Twin(memory) => memory.host(),
             _ => None,
         }
     }
 }
 
-impl std::fmt::Debug for Part {
+impl std::fmt::Debug for HeapPart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Part({} bytes at {:#x})", self.len(), self.address())
+        write!(f, "HeapPart({} bytes at {:#x})", self.len(), self.address())
     }
 }
 
-/// UUID and name of a place's GPU; zeros for the CPU.
-pub(super) fn identity(place: &Place) -> ([u8; 16], String) {
-    match place {
-        Place::Cuda { device, .. } => (device.uuid(), described(*device)),
-        Place::Twin => ([0; 16], "the CPU".to_owned()),
+/// UUID and name of a location's GPU; zeros for the CPU.
+pub(super) fn identity(location: &MemoryLocation) -> ([u8; 16], String) {
+    match location {
+        MemoryLocation::Cuda { device, .. } => (device.uuid(), described(*device)),
+        MemoryLocation::Twin => ([0; 16], "the CPU".to_owned()),
     }
 }
 
-/// A GPU for an error: its number may be another in every process, its place on the bus is not.
+/// GPU with its PCI address, for errors: GPU numbers differ between processes, addresses do not.
 fn described(device: Device) -> String {
     format!("{device} at {}", device.bus_id())
 }
 
-/// Refuses a peer whose memory this place's GPU cannot reach. Of a GPU that this process does not
-/// see, only mapping its memory will tell.
-pub(super) fn admit(place: &Place, rank: u32, peer: Rank, theirs: &Offer) -> Result<()> {
-    let Place::Cuda { device, .. } = place else { return Ok(()) };
+/// Checks that this location's GPU can access a peer's. Access to a GPU that is hidden from this process is detected
+/// only when its memory is mapped.
+pub(super) fn admit(
+    location: &MemoryLocation,
+    rank: u32,
+    peer: Rank,
+    theirs: &Offer,
+) -> Result<()> {
+    let MemoryLocation::Cuda { device, .. } = location else { return Ok(()) };
     if device.uuid() == theirs.device {
         return Ok(());
     }
@@ -155,7 +186,7 @@ pub(super) fn admit(place: &Place, rank: u32, peer: Rank, theirs: &Offer) -> Res
     Err(Error::NoPeerAccess { rank, peer, here, there })
 }
 
-/// The GPU of this UUID, if this process sees it.
+/// GPU of this UUID, if visible to this process.
 fn visible(uuid: [u8; 16]) -> Result<Option<Device>> {
     let driver = driver()?;
     for ordinal in 0..driver.device_count()? {
@@ -167,15 +198,20 @@ fn visible(uuid: [u8; 16]) -> Result<Option<Device>> {
     Ok(None)
 }
 
-/// Lets every rank of this process reach every part at the address that it has.
-pub(super) fn join(places: &[Place], parts: &[Arc<Part>]) -> Result<()> {
-    for (rank, place) in (0..).zip(places) {
-        for (peer, (other, part)) in (0..).map(Rank).zip(places.iter().zip(parts)) {
-            if place.memory() != other.memory() {
-                let kind = |place: &Place| format!("memory=\"{}\"", place.memory());
-                return Err(Error::Disagreement { peer, ours: kind(place), theirs: kind(other) });
+/// Enables access of all ranks of this process to all parts.
+pub(super) fn join(locations: &[MemoryLocation], parts: &[Arc<HeapPart>]) -> Result<()> {
+    for (rank, location) in (0..).zip(locations) {
+        for (peer, (other, part)) in (0..).map(Rank).zip(locations.iter().zip(parts)) {
+            if location.memory() != other.memory() {
+                let kind = |location: &MemoryLocation| format!("memory=\"{}\"", location.memory());
+                return Err(Error::Disagreement {
+                    peer,
+                    ours: kind(location),
+                    theirs: kind(other),
+                });
             }
-            let (Place::Cuda { device, .. }, Place::Cuda { device: owner, .. }) = (place, other)
+            let (MemoryLocation::Cuda { device, .. }, MemoryLocation::Cuda { device: owner, .. }) =
+                (location, other)
             else {
                 continue;
             };
@@ -187,11 +223,14 @@ pub(super) fn join(places: &[Place], parts: &[Arc<Part>]) -> Result<()> {
                 return Err(Error::NoPeerAccess { rank, peer, here, there });
             }
             match &**part {
-                Part::Virtual(memory) => memory.allow(*device)?,
-                Part::Device(memory) => {
+                HeapPart::Virtual(memory) => memory.allow(*device)?,
+                HeapPart::Device(memory) => {
                     Context::primary(*device)?.enable_peer(memory.context())?;
                 }
-                Part::Peer(_) | Part::Twin(_) => {}
+                HeapPart::Peer(_)
+                | HeapPart::Twin(_)
+                | HeapPart::User(_)
+                | HeapPart::PeerFile(_) => {}
             }
         }
     }

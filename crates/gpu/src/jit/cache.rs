@@ -1,15 +1,15 @@
-//! The folder of compiled kernels.
+//! Cache of compiled kernels in a folder.
 //!
-//! An entry is `<key>.cubin`: the machine code and behind it a trailer of 80 bytes, the key, the
-//! length of the code, a SHA-256 of key and code, and a mark. It is written under another name and
-//! renamed, so nobody sees a part of it; what a crash of the machine or a bad disk leaves all the same
-//! is found by the trailer, compiled again and replaced. `<key>.lock` is empty and stays.
+//! An entry is `<key>.cubin`: the machine code, then a trailer of 80 bytes with the key, the length of the code, a
+//! SHA-256 of key and code, and a magic number. It is written under a temporary name and renamed, so readers find it
+//! whole; damage by a crash of the machine or a bad disk is detected by the trailer, and the entry is compiled again.
+//! `<key>.lock` is empty and stays.
 //!
-//! The digest tells damage, not malice: whoever can write to the folder decides what runs on the GPU.
-//! It is made for this user alone.
+//! The digest detects damage, not attacks: write access to the folder controls the code on the GPU. The folder is
+//! created with access for this user only.
 
-use super::Key;
-use super::lock::{Lock, Tried, lock};
+use super::lock::{Lock, LockOutcome, lock};
+use super::request::CacheKey;
 use crate::error::{Error, Result};
 use sha2::{Digest as _, Sha256};
 use std::fs::{self, File};
@@ -19,36 +19,35 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-const MARK: &[u8; 8] = b"weftjit1";
-const TRAILER: usize = 32 + 8 + 32 + MARK.len();
-/// No kernel is nearly as large; a file that is was not written here.
+const MAGIC: &[u8; 8] = b"weftjit1";
+const TRAILER: usize = 32 + 8 + 32 + MAGIC.len();
+/// Size limit of an entry, far above any kernel.
 const MAX_ENTRY: u64 = 1 << 28;
-/// How long a rank waits for another that compiles the same.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time that a process waits for another that compiles the same.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Where compiled kernels are kept. Any number of threads, processes and users of a cache can share
-/// its folder.
+/// Cache of compiled kernels. Threads, processes and caches may share a folder.
 #[derive(Debug)]
 pub struct Cache {
     directory: Option<PathBuf>,
-    patience: Duration,
+    lock_timeout: Duration,
     warned: AtomicBool,
 }
 
 impl Cache {
-    /// The folder that the environment names: `WEFT_CACHE_DIR`, else `weft` in `XDG_CACHE_HOME`, else
-    /// `.cache/weft` in `HOME`. Without any of them nothing is kept.
+    /// Cache in the folder of the environment: `WEFT_CACHE_DIR`, else `weft` in `XDG_CACHE_HOME`, else `.cache/weft` in
+    /// `HOME`. Without any of them, caching is off.
     pub fn from_env() -> Cache {
         let cache = Cache::named_by(|name| std::env::var_os(name).map(PathBuf::from));
         if cache.directory.is_none() {
-            cache.warn("neither WEFT_CACHE_DIR, XDG_CACHE_HOME nor HOME names a folder");
+            cache.warn("none of WEFT_CACHE_DIR, XDG_CACHE_HOME and HOME is set");
         }
         cache
     }
 
     fn named_by(variable: impl Fn(&str) -> Option<PathBuf>) -> Cache {
         let set = |name| variable(name).filter(|path| !path.as_os_str().is_empty());
-        // A relative XDG_CACHE_HOME is to be ignored, says its specification.
+        // The XDG specification ignores a relative XDG_CACHE_HOME.
         let absolute = |name| set(name).filter(|path| path.is_absolute());
         let directory = set("WEFT_CACHE_DIR")
             .or_else(|| absolute("XDG_CACHE_HOME").map(|path| path.join("weft")))
@@ -56,42 +55,42 @@ impl Cache {
         Cache { directory, ..Cache::none() }
     }
 
-    /// This folder. It is made when something is kept.
+    /// Cache in this folder, created at the first write.
     pub fn at(directory: impl Into<PathBuf>) -> Cache {
         Cache { directory: Some(directory.into()), ..Cache::none() }
     }
 
-    /// Keeps nothing.
+    /// Cache without a folder: caching is off.
     pub fn none() -> Cache {
-        Cache { directory: None, patience: PATIENCE, warned: AtomicBool::new(false) }
+        Cache { directory: None, lock_timeout: LOCK_TIMEOUT, warned: AtomicBool::new(false) }
     }
 
-    /// Waits no longer than this for another rank that compiles the same, then compiles as well. Two
-    /// minutes if nothing is said.
+    /// Sets the time to wait for another process that compiles the same, before compiling here too (default two
+    /// minutes).
     #[must_use]
-    pub fn with_patience(self, patience: Duration) -> Cache {
-        Cache { patience, ..self }
+    pub fn with_lock_timeout(self, lock_timeout: Duration) -> Cache {
+        Cache { lock_timeout, ..self }
     }
 
-    /// The folder, if anything is kept.
+    /// The folder, unless caching is off.
     pub fn directory(&self) -> Option<&Path> {
         self.directory.as_deref()
     }
 
-    fn path(&self, key: Key, suffix: &str) -> Option<PathBuf> {
+    fn path(&self, key: CacheKey, suffix: &str) -> Option<PathBuf> {
         Some(self.directory.as_ref()?.join(format!("{key}{suffix}")))
     }
 
-    /// The code of an entry, if it is there and whole.
-    pub(super) fn find(&self, key: Key) -> Option<Vec<u8>> {
+    /// Code of an entry, if present and undamaged.
+    pub(super) fn find(&self, key: CacheKey) -> Option<Vec<u8>> {
         let path = self.path(key, ".cubin")?;
         match read(&path, key) {
             Ok(cubin) => Some(cubin),
             Err(error) => {
-                // What cannot be read at all is a matter of the folder, and `fill` speaks of that.
+                // An unreadable file is a problem of the folder, which `fill` reports.
                 if error.kind() == io::ErrorKind::InvalidData {
                     log::warn!(
-                        "the compiled kernel {} is of no use ({error}): it is compiled again",
+                        "compiled kernel {} is damaged ({error}): compiling it again",
                         path.display()
                     );
                 }
@@ -100,11 +99,11 @@ impl Cache {
         }
     }
 
-    /// Compiles what is not there and keeps it, unless another does so meanwhile. Returns the code and
-    /// whether it was another.
+    /// Compiles and stores an entry, unless another process stores it first. Returns the code, and true if it is the
+    /// other's.
     pub(super) fn fill(
         &self,
-        key: Key,
+        key: CacheKey,
         compile: impl FnOnce() -> Result<Vec<u8>>,
     ) -> Result<(Vec<u8>, bool)> {
         let Some(path) = self.path(key, ".lock") else { return Ok((compile()?, false)) };
@@ -112,12 +111,12 @@ impl Cache {
             self.warn(error);
             return Ok((compile()?, false));
         }
-        // A damaged entry is warned of once, by the caller's `find`, and not at every look.
+        // The caller's `find` has warned about a damaged entry; the attempts here do not.
         let entry = path.with_extension("cubin");
-        let held = match lock(&path, self.patience, || read(&entry, key).ok()) {
-            Tried::Done(cubin) => return Ok((cubin, true)),
-            Tried::Held(lock) => Some(lock),
-            Tried::Not(error) => {
+        let held = match lock(&path, self.lock_timeout, || read(&entry, key).ok()) {
+            LockOutcome::Done(cubin) => return Ok((cubin, true)),
+            LockOutcome::Held(lock) => Some(lock),
+            LockOutcome::Unavailable(error) => {
                 self.warn(error);
                 None
             }
@@ -129,15 +128,13 @@ impl Cache {
         Ok((cubin, false))
     }
 
-    /// Where the code of this key lies; an error if it does not.
-    pub(super) fn kept(&self, key: Key) -> Result<PathBuf> {
+    /// Path of an entry; an error if it is missing or damaged.
+    pub(super) fn kept(&self, key: CacheKey) -> Result<PathBuf> {
         let failed = |detail: String| Error::Cache {
             directory: self.directory.clone().unwrap_or_default(),
             detail,
         };
-        let path = self
-            .path(key, ".cubin")
-            .ok_or_else(|| failed("no folder is named for them".to_owned()))?;
+        let path = self.path(key, ".cubin").ok_or_else(|| failed("no folder is set".to_owned()))?;
         read(&path, key).map_err(|error| failed(error.to_string()))?;
         Ok(path)
     }
@@ -147,7 +144,7 @@ impl Cache {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
     }
 
-    fn keep(&self, key: Key, cubin: &[u8], held: Option<&Lock>) -> io::Result<()> {
+    fn keep(&self, key: CacheKey, cubin: &[u8], held: Option<&Lock>) -> io::Result<()> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let Some(path) = self.path(key, ".cubin") else { return Ok(()) };
         if held.is_some() {
@@ -162,8 +159,8 @@ impl Cache {
         written
     }
 
-    /// Removes what processes that died while writing this entry have left.
-    fn sweep(&self, key: Key) {
+    /// Removes temporary files of processes that died while writing this entry.
+    fn sweep(&self, key: CacheKey) {
         let Some(Ok(entries)) = self.directory.as_ref().map(fs::read_dir) else { return };
         let key = key.to_string();
         for entry in entries.flatten() {
@@ -175,16 +172,16 @@ impl Cache {
         }
     }
 
-    /// Says once what the cache is not good for.
+    /// Warns once that caching is off.
     fn warn(&self, why: impl std::fmt::Display) {
         if !self.warned.swap(true, Ordering::Relaxed) {
-            let place = match &self.directory {
+            let folder = match &self.directory {
                 Some(directory) => format!(" in {}", directory.display()),
                 None => String::new(),
             };
             log::warn!(
-                "compiled kernels are not kept{place} ({why}): each start compiles them again; set \
-                 WEFT_CACHE_DIR to a folder that can be written"
+                "compiled kernels are not cached{folder} ({why}): each start compiles them again; set \
+                 WEFT_CACHE_DIR to a writable folder"
             );
         }
     }
@@ -196,44 +193,44 @@ impl Default for Cache {
     }
 }
 
-fn digest(key: Key, cubin: &[u8]) -> [u8; 32] {
+fn digest(key: CacheKey, cubin: &[u8]) -> [u8; 32] {
     Sha256::new().chain_update(key.0).chain_update(cubin).finalize().into()
 }
 
-fn write(path: &Path, key: Key, cubin: &[u8]) -> io::Result<()> {
+fn write(path: &Path, key: CacheKey, cubin: &[u8]) -> io::Result<()> {
     let mut file = File::options().write(true).create_new(true).open(path)?;
     file.write_all(cubin)?;
     file.write_all(&key.0)?;
     file.write_all(&(cubin.len() as u64).to_le_bytes())?;
     file.write_all(&digest(key, cubin))?;
-    file.write_all(MARK)
+    file.write_all(MAGIC)
 }
 
-/// The code in the entry at `path`; an error if it is not whole or is another's.
-fn read(path: &Path, key: Key) -> io::Result<Vec<u8>> {
+/// Code of the entry at `path`; an error if it is damaged or has another key.
+fn read(path: &Path, key: CacheKey) -> io::Result<Vec<u8>> {
     let damaged = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
     let file = File::open(path)?;
     if !file.metadata()?.is_file() {
-        return Err(damaged("it is no file"));
+        return Err(damaged("not a file"));
     }
     let mut bytes = Vec::new();
     file.take(MAX_ENTRY + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_ENTRY {
-        return Err(damaged("it is too long"));
+        return Err(damaged("too long"));
     }
-    let length = bytes.len().checked_sub(TRAILER).ok_or_else(|| damaged("it is too short"))?;
+    let length = bytes.len().checked_sub(TRAILER).ok_or_else(|| damaged("too short"))?;
     let (cubin, trailer) = bytes.split_at(length);
     let (named, rest) = trailer.split_at(32);
     let (counted, rest) = rest.split_at(8);
-    let (summed, mark) = rest.split_at(32);
-    if mark != MARK || counted != (length as u64).to_le_bytes() {
-        return Err(damaged("it was not written to its end"));
+    let (summed, magic) = rest.split_at(32);
+    if magic != MAGIC || counted != (length as u64).to_le_bytes() {
+        return Err(damaged("incomplete"));
     }
     if named != key.0 {
-        return Err(damaged("it is another kernel's"));
+        return Err(damaged("key of another kernel"));
     }
     if summed != digest(key, cubin) {
-        return Err(damaged("its bytes have changed"));
+        return Err(damaged("checksum mismatch"));
     }
     bytes.truncate(length);
     Ok(bytes)

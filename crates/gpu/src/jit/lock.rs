@@ -1,4 +1,4 @@
-//! One compiles, the others wait: a lock that a dying process lets go of.
+//! File lock (`flock`), so that one process compiles while others wait; released when its process ends.
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
@@ -6,61 +6,60 @@ use rustix::io::Errno;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The longest pause between two tries.
-const NAP: Duration = Duration::from_millis(100);
+/// Longest sleep between two attempts.
+const MAX_SLEEP: Duration = Duration::from_millis(100);
 
-/// Held until it is dropped, or until the process ends.
+/// Lock, held until it is dropped or the process ends.
 #[derive(Debug)]
 pub(super) struct Lock {
     _file: OwnedFd,
 }
 
-/// How it ended.
+/// Outcome of [`lock`].
 #[derive(Debug)]
-pub(super) enum Tried<T> {
+pub(super) enum LockOutcome<T> {
     /// The lock is held.
     Held(Lock),
-    /// Nothing is to be done any more.
+    /// Another process has done the work.
     Done(T),
-    /// Nobody can lock here, or the holder takes too long.
-    Not(std::io::Error),
+    /// The file cannot be locked, or its holder exceeded the timeout.
+    Unavailable(std::io::Error),
 }
 
-/// Locks the file at `path`, and makes it if need be. Before each try `done` may end it all: whoever
-/// held the lock has often done the work. A holder that is stopped is waited for no longer than
-/// `patience`.
+/// Locks the file at `path`, creating it if necessary. `done` runs at each attempt: the last holder has usually done
+/// the work. Waits at most `lock_timeout` for a stopped holder.
 pub(super) fn lock<T>(
     path: &Path,
-    patience: Duration,
+    lock_timeout: Duration,
     mut done: impl FnMut() -> Option<T>,
-) -> Tried<T> {
+) -> LockOutcome<T> {
     let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
     let file = match open(path, flags, Mode::from_raw_mode(0o644)) {
         Ok(file) => file,
-        Err(error) => return Tried::Not(error.into()),
+        Err(error) => return LockOutcome::Unavailable(error.into()),
     };
     let begin = Instant::now();
-    let mut nap = Duration::from_millis(1);
+    let mut sleep = Duration::from_millis(1);
     loop {
         // The lock belongs to this opening of the file, so threads exclude each other as well.
         let held = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => true,
             Err(Errno::WOULDBLOCK | Errno::INTR) => false,
-            Err(error) => return Tried::Not(error.into()),
+            Err(error) => return LockOutcome::Unavailable(error.into()),
         };
         if let Some(result) = done() {
-            return Tried::Done(result);
+            return LockOutcome::Done(result);
         }
         if held {
-            return Tried::Held(Lock { _file: file });
+            return LockOutcome::Held(Lock { _file: file });
         }
-        if begin.elapsed() >= patience {
-            return Tried::Not(std::io::Error::other(format!(
-                "another process has held {} for {patience:?}",
+        if begin.elapsed() >= lock_timeout {
+            return LockOutcome::Unavailable(std::io::Error::other(format!(
+                "another process has held {} for {lock_timeout:?}",
                 path.display()
             )));
         }
-        std::thread::sleep(nap);
-        nap = (nap * 2).min(NAP);
+        std::thread::sleep(sleep);
+        sleep = (sleep * 2).min(MAX_SLEEP);
     }
 }

@@ -1,12 +1,11 @@
-//! Sources under work: files of the folder `WEFT_KERNELS` replace those carried in the library, so that a
-//! kernel is changed and run without a new build.
+//! Source override: files in the folder `WEFT_KERNELS` replace those in the library, so that a kernel can be changed
+//! without a build.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// The text that replaces the source `path`, if the folder has one. It is read once for each path and lives as
-/// long as the process.
+/// Text that replaces the source `path`, if the folder has one; read once per path and kept until the process ends.
 pub(super) fn text(path: &str) -> Option<&'static str> {
     static READ: Mutex<Option<HashMap<String, Option<&'static str>>>> = Mutex::new(None);
     let folder = std::env::var_os("WEFT_KERNELS").filter(|folder| !folder.is_empty())?;
@@ -24,7 +23,7 @@ fn load(folder: &Path, path: &str) -> Option<&'static str> {
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(error) => {
-            log::warn!("{} (WEFT_KERNELS) is not readable and not used: {error}", file.display());
+            log::warn!("{} (WEFT_KERNELS) is ignored: {error}", file.display());
             None
         }
     }

@@ -1,65 +1,36 @@
-//! Families of operators: the names of their phases, and the words for what only they record.
+//! Families of operators: their phases and codes, and the errors of their records.
 
-use super::Record;
+use super::record::{Code, Record};
 use crate::error::{Error, Result};
+use crate::phase::{Phase, Report};
 use weft_control::Rank;
 
-/// A family: the operators whose kernels share phases and codes, such as MoE's dispatch and combine.
+/// A family: operators whose kernels share phases and codes, such as MoE's dispatch and combine.
 ///
-/// Records hold numbers. Those of all families are distinct, so that a record of any operator of a domain
-/// names its phase.
+/// Records hold numbers. Those of all families are distinct, so each record identifies its phase.
 #[derive(Debug)]
 pub struct Family {
     /// Its name, for errors.
     pub name: &'static str,
-    /// The number of its first phase.
+    /// Number of its first phase.
     pub first_phase: u32,
-    /// The names of its phases, from the first on.
+    /// Names of its phases, in order.
     pub phases: &'static [&'static str],
-    /// The order of the phases of a round, for the error of a launch out of order.
+    /// Order of the phases of a round, for [`Error::OutOfOrder`].
     pub order: &'static str,
-    /// The number of its first code, above [`Family::COMMON_CODES`].
+    /// Number of its first code, above [`Family::COMMON_CODES`].
     pub first_code: u32,
-    /// How many codes it has.
+    /// Number of its codes.
     pub codes: u32,
-    /// The words for a record with a code of its own.
+    /// Report on a record with one of its codes.
     pub explain: fn(&Record, phase: Phase) -> Report,
 }
 
-/// What a family makes of a record.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// The class of the error, for bindings that raise it as one: "CapacityError".
-    pub class: &'static str,
-    /// The rank that it is about, if it is about one.
-    pub rank: Option<Rank>,
-    /// The error's text.
-    pub text: String,
-}
-
-/// A phase, as errors name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Phase {
-    /// Its number.
-    pub number: u32,
-    /// Its name, if a family that is known has it.
-    pub name: Option<&'static str>,
-}
-
-impl std::fmt::Display for Phase {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.name {
-            Some(name) => f.write_str(name),
-            None => write!(f, "phase {}", self.number),
-        }
-    }
-}
-
 impl Family {
-    /// Codes below this one mean the same in every family.
+    /// Number of codes with the same meaning in all families.
     pub const COMMON_CODES: u32 = 5;
 
-    /// Whether this phase is one of its own.
+    /// True for its own phases.
     pub fn has_phase(&self, phase: u32) -> bool {
         self.name_of(phase).is_some()
     }
@@ -73,10 +44,10 @@ impl Family {
     }
 
     fn overlaps(&self, other: &Family) -> bool {
-        let meet = |a: u32, a_len: u32, b: u32, b_len: u32| a < b + b_len && b < a + a_len;
+        let overlap = |a: u32, a_len: u32, b: u32, b_len: u32| a < b + b_len && b < a + a_len;
         let phases = |family: &Family| family.phases.len() as u32;
-        meet(self.first_phase, phases(self), other.first_phase, phases(other))
-            || meet(self.first_code, self.codes, other.first_code, other.codes)
+        overlap(self.first_phase, phases(self), other.first_phase, phases(other))
+            || overlap(self.first_code, self.codes, other.first_code, other.codes)
     }
 }
 
@@ -85,10 +56,10 @@ impl Family {
 pub struct Families(Vec<&'static Family>);
 
 impl Families {
-    /// Adds a family; one that is here already changes nothing.
+    /// Adds a family, once.
     ///
     /// # Errors
-    /// [`Error::Families`] if its numbers are another's, or common to all.
+    /// [`Error::Families`] if its numbers overlap another's or the common ones.
     pub fn add(&mut self, family: &'static Family) -> Result<()> {
         if self.0.iter().any(|known| std::ptr::eq(*known, family)) {
             return Ok(());
@@ -104,26 +75,47 @@ impl Families {
         }
     }
 
-    /// A phase with its name.
+    /// Phase of a number, with its name.
     pub fn phase(&self, number: u32) -> Phase {
         Phase { number, name: self.0.iter().find_map(|family| family.name_of(number)) }
     }
 
-    /// The order of phases of the family that has this one.
+    /// Order of phases of the family that has this one.
     pub fn order(&self, phase: u32) -> &'static str {
         self.0.iter().find(|family| family.has_phase(phase)).map_or("", |family| family.order)
     }
 
-    /// What the family that has the record's code makes of it.
+    /// Report of the family that has the code.
     pub fn explain(&self, record: &Record, code: u32) -> Option<Report> {
         let family = self.0.iter().find(|family| family.has_code(code))?;
         Some((family.explain)(record, self.phase(record.phase)))
+    }
+
+    /// Error of a record. Phases of unregistered families are printed as numbers.
+    pub fn error(&self, record: &Record) -> Error {
+        let Record { rank, peer, channel, slot, expected, seen, .. } = *record;
+        let (rank, peer, phase) = (Rank(rank), peer.map(Rank), self.phase(record.phase));
+        match record.code {
+            Code::Timeout => Error::Timeout { rank, phase, peer, channel, slot, expected, seen },
+            Code::Aborted => Error::Aborted { rank, phase, channel },
+            Code::Overlap => Error::Overlap { rank, phase, channel },
+            Code::OutOfOrder => {
+                let order = self.order(record.phase);
+                Error::OutOfOrder { rank, phase, channel, expected, seen, order }
+            }
+            Code::Family(code) => match self.explain(record, code) {
+                Some(report) => Error::Reported(report),
+                None => Error::UnknownRecord { rank, code, phase, peer, expected, seen },
+            },
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::watch::record::NO_PEER;
+    use proptest::prelude::*;
 
     fn silent(_: &Record, _: Phase) -> Report {
         Report { class: "DeviceError", rank: None, text: "explained".into() }
@@ -135,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn families_whose_numbers_meet_are_refused() {
+    fn families_with_overlapping_numbers_are_rejected() {
         static ONE: Family = family("one", 0, 5);
         static NEXT: Family = family("next", 2, 7);
         static PHASES: Family = family("phases", 3, 9);
@@ -151,5 +143,66 @@ mod tests {
         }
         assert_eq!(families.phase(3).to_string(), "receive");
         assert_eq!(families.phase(4).to_string(), "phase 4");
+    }
+
+    proptest! {
+        /// Arbitrary words of a device are a record with an error text, without a panic.
+        #[test]
+        fn any_memory_is_a_record(words: [u32; 6], expected: u64, seen: u64) {
+            let record = Record::from_words(words, expected, seen);
+            prop_assert_eq!(record.words(), words);
+            prop_assert!(!Families::default().error(&record).to_string().is_empty());
+        }
+    }
+
+    fn explain(record: &Record, phase: Phase) -> Report {
+        let text = format!("{phase} observed {}", record.seen);
+        Report { class: "CapacityError", rank: record.peer.map(Rank), text }
+    }
+
+    static FAMILY: Family = Family {
+        name: "test",
+        first_phase: 2,
+        phases: &["send", "receive"],
+        order: "send, then receive",
+        first_code: 5,
+        codes: 1,
+        explain,
+    };
+
+    fn error_of(code: u32, phase: u32, peer: u32, slot: u32, expected: u64, seen: u64) -> String {
+        let mut families = Families::default();
+        families.add(&FAMILY).unwrap();
+        let record = Record::from_words([code, 2, phase, peer, 1, slot], expected, seen);
+        families.error(&record).to_string()
+    }
+
+    #[test]
+    fn a_timeout_names_rank_phase_peer_expected_and_seen() {
+        assert_eq!(
+            error_of(1, 3, 5, 17, 8, 7),
+            "rank 2 waited for rank 5 in receive (channel 1, slot 17) and timed out: expected epoch 8, \
+             observed 7; rank 5 is lost, stuck or further behind than skew_timeout allows"
+        );
+        assert!(error_of(1, 2, NO_PEER, 0, 8, 7).starts_with("rank 2 waited in send (channel 1"));
+    }
+
+    #[test]
+    fn errors_of_usage_state_the_remedy() {
+        let stage = error_of(4, 3, NO_PEER, 0, 4, 2);
+        assert!(stage.contains("receive of round 4"), "{stage}");
+        assert!(stage.ends_with("each round is send, then receive"), "{stage}");
+        let overlap = error_of(3, 2, NO_PEER, 0, 0, 0);
+        assert!(overlap.contains("one stream"), "{overlap}");
+    }
+
+    #[test]
+    fn records_of_a_family_are_reported_by_it() {
+        assert_eq!(error_of(5, 2, 1, 0, 0, 9), "send observed 9");
+        let unknown = error_of(6, 9, 1, 0, 0, 9);
+        assert!(
+            unknown.contains("code 6 in a record of rank 2 in phase 9 about rank 1"),
+            "{unknown}"
+        );
     }
 }

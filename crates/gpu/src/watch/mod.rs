@@ -1,27 +1,28 @@
-//! What a kernel tells the host without stopping, and how the host tells it to stop.
+//! Watch: records from kernels to the host, and the abort word from the host to kernels.
 //!
-//! A device wait that expires never traps, for that would kill the context and with it the program.
-//! It writes a [`Record`] into memory that the host reads, poisons its output and exits; the host
-//! finds the record at its next call. The other way there is one word: once the host has set it,
-//! every wait on the device ends.
+//! A device wait that expires does not trap, which would destroy the CUDA context. It writes a [`Record`] into
+//! memory that the host reads, poisons its output and exits; the host finds the record at its next call. In the
+//! other direction there is one word: once the host has set it, all waits on the device end.
 //!
-//! A [`Watch`] is 192 bytes, three lines of 64: the fatal record, the notice, the abort word. For a
-//! GPU they are pinned host memory, for the CPU twin they are ordinary memory.
+//! A [`Watch`] has 192 bytes, three lines of 64: the fatal record, the notice, the abort word. For a GPU they are
+//! pinned host memory, for the CPU twin ordinary memory.
 //!
-//! Whoever writes a record fills in its fields and then stores `code` with release; the reader loads
-//! `code` with acquire, so a record is read whole. The first fatal record stays: those that follow
-//! are its consequences. A notice is taken once, which makes room for the next. Of several writers
-//! one must be chosen first: [`Watch::report`] does so with word 6 of the record, and a kernel may do
-//! it in memory of its own, as taking a notice clears both.
+//! The writer of a record stores its fields and then `code` with release; the reader loads `code` with acquire, so a
+//! record is read whole. The first fatal record is kept: later ones are its consequences. Taking a notice frees the
+//! line for the next. Concurrent writers elect one: [`Watch::report`] by word 6 of the record, a kernel in memory of
+//! its own.
+//!
+//! - `record.rs`: records and their codes
+//! - `family.rs`: phases and codes of a family of operators, and the errors of records
 
 mod family;
 mod record;
 
-pub use family::{Families, Family, Phase, Report};
+pub use family::{Families, Family};
 pub use record::{Code, Record};
 
-use crate::domain::RecordLayout;
 use crate::error::Result;
+use crate::table::RecordLayout;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,12 +36,12 @@ const EXPECTED: usize = offset_of!(RecordLayout, expected) / 4;
 const SEEN: usize = offset_of!(RecordLayout, seen) / 4;
 const _: () = assert!(RecordLayout::SIZE == 4 * LINE);
 
-/// Which of the two records.
+/// Severity of a record, which selects its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Severity {
-    /// The group cannot go on.
+    /// The group has failed.
     Fatal,
-    /// A batch was spoilt; the group goes on.
+    /// One batch is invalid; the group continues.
     Notice,
 }
 
@@ -55,47 +56,45 @@ impl Severity {
 
 const ABORT_LINE: usize = 2;
 
-/// A line of its own, so that no two parties write to the same one.
+/// Cache line, so that device and host write to different lines.
 #[repr(C, align(64))]
 #[derive(Default)]
 struct Line([AtomicU32; LINE]);
 
-/// The records and the abort word of one rank.
-///
-/// It must outlive every kernel that was given its addresses.
+/// Records and abort word of one rank. It must outlive all kernels that have its addresses.
 pub struct Watch {
-    place: Place,
-    /// Two takers must not hand out the same notice.
-    taking: Mutex<()>,
+    memory: WatchMemory,
+    /// Serialises takers of a notice.
+    take_lock: Mutex<()>,
 }
 
-enum Place {
-    /// What both the CPU and devices reach, of at least three lines, zero at first.
+enum WatchMemory {
+    /// Pinned host memory of at least three lines, initially zero.
     Pinned(PinnedMemory),
     Host(Box<[Line; 3]>),
 }
 
 impl Watch {
-    /// For a GPU: pinned memory, which every device of this process reaches.
+    /// Watch for a GPU, in pinned memory, which all devices of this process reach.
     ///
     /// # Errors
-    /// What CUDA says.
+    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn on_device(context: &Arc<Context>) -> Result<Watch> {
         let memory = PinnedMemory::alloc(context, size_of::<[Line; 3]>())?;
-        Ok(Watch { place: Place::Pinned(memory), taking: Mutex::default() })
+        Ok(Watch { memory: WatchMemory::Pinned(memory), take_lock: Mutex::default() })
     }
 
-    /// For the CPU twin: ordinary memory, whose addresses hold in this process.
+    /// Watch for the CPU twin, in ordinary memory of this process.
     pub fn on_host() -> Watch {
-        Watch { place: Place::Host(Box::default()), taking: Mutex::default() }
+        Watch { memory: WatchMemory::Host(Box::default()), take_lock: Mutex::default() }
     }
 
     fn lines(&self) -> &[Line; 3] {
-        match &self.place {
-            // SAFETY: page-aligned, as long as three lines, zeroed, alive as long as `self`; nobody
-            // reaches them but by atomics and the device.
-            Place::Pinned(memory) => unsafe { &*memory.host().cast::<[Line; 3]>() },
-            Place::Host(lines) => lines,
+        match &self.memory {
+            // SAFETY: page-aligned, as long as three lines, zeroed, alive as long as `self`; accessed
+            // by atomics and the device only.
+            WatchMemory::Pinned(memory) => unsafe { &*memory.host().cast::<[Line; 3]>() },
+            WatchMemory::Host(lines) => lines,
         }
     }
 
@@ -103,42 +102,42 @@ impl Watch {
         &self.lines()[line].0[word]
     }
 
-    /// The 64-bit value that begins at this word.
+    /// 64-bit value that starts at this word.
     fn wide(&self, line: usize, word: usize) -> &AtomicU64 {
         debug_assert!(word.is_multiple_of(2) && word + 1 < LINE);
-        // A pointer to both words: one to the first alone may not reach the second.
+        // A pointer to both words: provenance of the first alone would not cover the second.
         let words = &self.lines()[line].0[word..word + 2];
         let address = words.as_ptr().cast_mut().cast::<u64>();
-        // SAFETY: two words at an even place of a line, so eight aligned bytes that live as long as
-        // `self`; nobody reaches them but through this function and the device.
+        // SAFETY: two words at an even index of a line, so eight aligned bytes that live as long as
+        // `self`; accessed through this function and by the device only.
         unsafe { AtomicU64::from_ptr(address) }
     }
 
     fn device_address(&self) -> u64 {
-        match &self.place {
-            Place::Pinned(memory) => memory.device_address(),
-            Place::Host(lines) => lines.as_ptr() as u64,
+        match &self.memory {
+            WatchMemory::Pinned(memory) => memory.device_address(),
+            WatchMemory::Host(lines) => lines.as_ptr() as u64,
         }
     }
 
-    /// Where the records are, as the device (or the twin) addresses them: fatal, then notice.
+    /// Device (or twin) address of the records: fatal, then notice.
     pub fn record_address(&self) -> u64 {
         self.device_address()
     }
 
-    /// Where the abort word is, as the device (or the twin) addresses it.
+    /// Device (or twin) address of the abort word.
     pub fn abort_address(&self) -> u64 {
         self.device_address() + (ABORT_LINE * size_of::<Line>()) as u64
     }
 
-    /// What ended the group, if the device has recorded it. It stays.
+    /// The fatal record, if there is one; it is kept.
     pub fn fatal(&self) -> Option<Record> {
         self.read(Severity::Fatal)
     }
 
-    /// The notice that waits, if there is one. The next can then be written.
+    /// Takes the pending notice, if there is one, and frees its line.
     pub fn take_notice(&self) -> Option<Record> {
-        let _one = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.take_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let record = self.read(Severity::Notice)?;
         let line = Severity::Notice.line();
         self.word(line, CODE).store(0, Ordering::Release);
@@ -146,18 +145,17 @@ impl Watch {
         Some(record)
     }
 
-    /// Ends every wait on the device, now and later.
+    /// Ends all present and future waits on the device.
     pub fn abort(&self) {
         self.word(ABORT_LINE, 0).store(1, Ordering::Release);
     }
 
-    /// Whether [`Watch::abort`] was called.
+    /// True after [`Watch::abort`].
     pub fn is_aborted(&self) -> bool {
         self.word(ABORT_LINE, 0).load(Ordering::Acquire) != 0
     }
 
-    /// Writes a record from the CPU, as the twin does. Returns whether it was the first: one that
-    /// comes while another stands is dropped.
+    /// Writes a record from the CPU, for the twin. Returns false, and drops the record, if the line holds another.
     pub fn report(&self, severity: Severity, record: &Record) -> bool {
         let line = severity.line();
         let word = |number| self.word(line, number);
@@ -221,9 +219,9 @@ mod tests {
         let watch = Watch::on_host();
         assert!(watch.record_address().is_multiple_of(64));
         assert_eq!(watch.abort_address(), watch.record_address() + 128);
-        assert!(watch.report(Severity::Notice, &record(Code::Own(6), 3)));
+        assert!(watch.report(Severity::Notice, &record(Code::Family(6), 3)));
         let at = (watch.record_address() + 64) as *const u32;
-        // SAFETY: the second line of a live watch, which nobody writes to now.
+        // SAFETY: the second line of a live watch, which has no writer now.
         let words: Vec<u32> = (0..16).map(|word| unsafe { at.add(word).read() }).collect();
         assert_eq!(words, [6, 2, 1, 3, 1, 17, 1, 0, 7, 9, 6, 0, 0, 0, 0, 0]);
     }
@@ -238,9 +236,9 @@ mod tests {
             assert_eq!(watch.fatal(), Some(record(Code::Timeout, 3)));
         }
         for peer in 5..8 {
-            assert!(watch.report(Severity::Notice, &record(Code::Own(6), peer)));
-            assert!(!watch.report(Severity::Notice, &record(Code::Own(6), 9)));
-            assert_eq!(watch.take_notice(), Some(record(Code::Own(6), peer)));
+            assert!(watch.report(Severity::Notice, &record(Code::Family(6), peer)));
+            assert!(!watch.report(Severity::Notice, &record(Code::Family(6), 9)));
+            assert_eq!(watch.take_notice(), Some(record(Code::Family(6), peer)));
             assert_eq!(watch.take_notice(), None);
         }
     }

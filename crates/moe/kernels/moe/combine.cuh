@@ -1,69 +1,66 @@
-// Combine of small batches: a rank's experts' outputs for a row are summed where the experts are, and one answer returns.
-// A team of a block takes a row, since latency is what counts.
+// Combine of small batches: the outputs of a rank's experts for a row are summed at that rank, which returns one
+// reply. A team of threads processes one row, for latency.
 //
-// The answer for row (source, slot) of rank d lands in place (d, slot) at the source, with a flag of its own;
-// the source adds up a token's answers in rank order. Flags and copies are ordered as in dispatch.cuh, and what
-// signals are for is said in signals.cuh.
+// The reply for row (source, slot) of rank d goes to slot (d, slot) at the source, with a flag of its own;
+// the source sums a token's replies in rank order. The memory order of replies and flags is that of rows in
+// dispatch.cuh; signals.cuh describes the signals.
 #pragma once
 #include "moe/elements.cuh"
+#include "moe/owed.cuh"
 #include "moe/signals.cuh"
 
 namespace weft::moe {
 
-// Of a team that sums. Two launches shall fit on an SM, by registers too, so that kernels of two communicators
-// that wait for each other's peers cannot keep each other out.
+// Threads of a team that sums. Two launches fit on an SM, also by registers: kernels of two communicators, each
+// with waits for its peers, stay co-resident.
 constexpr u32 COMBINE_THREADS = 224;
-constexpr u32 ANSWER_THREADS = COMBINE_THREADS + 32; // with a warp before it, which fetches for it
-// Outputs of experts on their way to a team. Elsewhere two launches shall fit on an SM.
+constexpr u32 REPLY_THREADS = COMBINE_THREADS + 32; // the producer warp, then the team that sums
+// Stages of a team's ring of expert outputs; two launches fit on an SM.
 constexpr u32 RING = OUTPUT_BYTES <= 8192 ? 6 : 3;
-constexpr u32 ANSWER_STAGES = ANSWER_BYTES <= 8192 ? 6 : ANSWER_BYTES <= 16384 ? 4 : 3; // answers on their way out
-constexpr u32 COMBINE_SHARED = RING * OUTPUT_BYTES + ANSWER_STAGES * ANSWER_BYTES;
+constexpr u32 REPLY_STAGES = REPLY_BYTES <= 8192 ? 6 : REPLY_BYTES <= 16384 ? 4 : 3; // staging of replies in flight
+constexpr u32 COMBINE_SHARED = RING * OUTPUT_BYTES + REPLY_STAGES * REPLY_BYTES;
 
 constexpr u32 IN_16 = per_16(WEFT_COMBINE_TYPE); // elements that a thread sums at a time
 constexpr u32 SUM_TURNS = (HIDDEN / IN_16 + COMBINE_THREADS - 1) / COMBINE_THREADS;
 
-// The outputs of experts for rows, one after the other, as a warp fetches them and a team sums them.
+// Ring of expert outputs: a producer warp fetches them row by row; a consumer team sums them.
 struct Ring {
-    enum What : u32 { TERM = 0, LAST = 1, NOTHING = 2, STOP = 3 }; // LAST: of its row; NOTHING: a row without terms
+    enum Task : u32 { TERM = 0, LAST = 1, EMPTY = 2, STOP = 3 }; // LAST: last term of its row; EMPTY: a row without terms
     u64 full[RING], empty[RING];
     u32 what[RING], source[RING], slot[RING];
     float weight[RING];
-    u32 rows[RANKS], needed, item;
+    Owed owed;
+    u32 item;
 };
 
-// What senders do while the block enters. ANSWER_THREADS threads.
-WEFT_DEVICE void prepare_answers(const Arguments &a, Ring &ring) {
+// Preparation of the send half during `enter`: first ticket, owed rows, mbarriers. REPLY_THREADS threads.
+WEFT_DEVICE void prepare_replies(const Arguments &a, Ring &ring) {
     const Channel mine = channel(a, a.rank);
     if (threadIdx.x == 32) ring.item = atomicAdd(&mine.state()->combine_ticket, 1);
-    if (threadIdx.x >= 64 && threadIdx.x <= 64 + RANKS) {
-        const u32 source = threadIdx.x - 64;
-        const u32 value = a.release ? 0 : mine.received()[source];
-        if (source < RANKS) ring.rows[source] = value;
-        else ring.needed = value;
-    }
+    if (threadIdx.x >= 64 && threadIdx.x <= 64 + RANKS) ring.owed.load(a, threadIdx.x - 64, true);
     if (threadIdx.x == 33) {
         for (u32 i = 0; i < RING; ++i) ptx::mbarrier_init(ring.full + i, 1), ptx::mbarrier_init(ring.empty + i, COMBINE_THREADS / 32);
         fence_shared_for_bulk();
     }
 }
 
-// Fetches what is to be summed, row by row, as tickets say. One warp.
+// Producer warp: fetches the terms of the sums, row by row, by ticket.
 //
-// The outputs were written by kernels before this one, and so lie in memory for the copy engine too.
+// The outputs were written by earlier kernels, so they are visible to bulk copies too.
 WEFT_DEVICE void fetch_outputs(const Arguments &a, const Round &round, Ring &ring, u8 *shared) {
     const u32 lane = threadIdx.x % 32;
     const Channel mine = channel(a, a.rank);
     const u8 *outputs = reinterpret_cast<const u8 *>(a.outputs);
     u32 *ticket = &mine.state()->combine_ticket;
     u32 item = ring.item, head = 0;
-    // The first ticket is for the signals, which any block can send for all.
+    // The first ticket is for the signals, which one block sends for all.
     if (item == 0) {
-        send_signals(a, round, ring.needed);
+        send_signals(a, round, ring.owed.needed);
         if (lane == 0) item = atomicAdd(ticket, 1);
         item = __shfl_sync(~0u, item, 0);
     }
     bool fine = true;
-    const auto push = [&](u32 what, u32 source, u32 slot, const Entry &entry) { // the first lane
+    const auto push = [&](u32 what, u32 source, u32 slot, const Entry &entry) { // called by the first lane
         const u32 at = head % RING;
         if (head >= RING) fine = fine && wait_phase(ring.empty + at, (head / RING - 1) % 2);
         if (!fine) return;
@@ -77,39 +74,39 @@ WEFT_DEVICE void fetch_outputs(const Arguments &a, const Round &round, Ring &rin
         ++head;
     };
     u32 source, slot;
-    bool some = locate(ring.rows, item - 1, a.rank, source, slot);
+    bool some = locate(ring.owed.rows, item - 1, a.rank, source, slot);
     Entry entry{-1, 0.0f};
-    if (some && lane < TOP_K) entry = mine.entries(source, slot)[lane];
+    if (some) entry = ring.owed.entry_of(a, source, slot);
     while (some) {
-        // The next row's ticket and experts are fetched while this one's outputs are.
+        // The next row's ticket and experts are loaded while this row's outputs are fetched.
         if (lane == 0) item = atomicAdd(ticket, 1);
-        const u32 terms = __popc(__ballot_sync(~0u, entry.position >= 0)); // they stand in front
+        const u32 terms = __popc(__ballot_sync(~0u, entry.position >= 0)); // valid entries come first
         for (u32 k = 0; k < terms; ++k) {
             const Entry term{__shfl_sync(~0u, entry.position, k), __shfl_sync(~0u, entry.weight, k)};
             if (lane == 0) push(k + 1 == terms ? Ring::LAST : Ring::TERM, source, slot, term);
         }
-        if (terms == 0 && lane == 0) push(Ring::NOTHING, source, slot, Entry{-1, 0.0f});
+        if (terms == 0 && lane == 0) push(Ring::EMPTY, source, slot, Entry{-1, 0.0f});
         item = __shfl_sync(~0u, item, 0);
-        some = locate(ring.rows, item - 1, a.rank, source, slot);
+        some = locate(ring.owed.rows, item - 1, a.rank, source, slot);
         entry = Entry{-1, 0.0f};
-        if (some && lane < TOP_K) entry = mine.entries(source, slot)[lane];
+        if (some) entry = ring.owed.entry_of(a, source, slot);
     }
     if (lane == 0) push(Ring::STOP, 0, 0, Entry{-1, 0.0f});
 }
 
-// Sums each row's outputs (float32 from +0, products rounded, in top-k order, rounded once) and sends the
-// answer. One team of COMBINE_THREADS threads.
-WEFT_DEVICE void send_answers(const Arguments &a, const Round &round, Ring &ring, u8 *shared) {
+// Consumer team: sums each row's outputs (float32 from +0, products rounded, in top-k order, rounded once) and
+// sends the reply. COMBINE_THREADS threads.
+WEFT_DEVICE void send_replies(const Arguments &a, const Round &round, Ring &ring, u8 *shared) {
     const Team team{1, threadIdx.x - 32, COMBINE_THREADS};
     u8 *stages = shared + RING * OUTPUT_BYTES;
-    // The first thread issues copies. Others write a stage as soon as they have met it at the barrier of the
-    // row before, so all but these must be complete when it comes there.
-    constexpr u32 PENDING = ANSWER_STAGES - 2, NONE = ~0u;
+    // The first thread issues the copies. The others may write the next stage after the barrier of the previous row,
+    // so at that barrier at most PENDING copies may be in flight.
+    constexpr u32 PENDING = REPLY_STAGES - 2, NONE = ~0u;
     u32 pending[PENDING]; // source and slot of each, oldest first
 #pragma unroll
     for (u32 i = 0; i < PENDING; ++i) pending[i] = NONE;
     const auto release = [&](u32 which) {
-        if (which != NONE) signal(channel(a, which / MAX_TOKENS).answer_flag(a.rank, which % MAX_TOKENS), round.epoch);
+        if (which != NONE) signal(channel(a, which / MAX_TOKENS).reply_flag(a.rank, which % MAX_TOKENS), round.epoch);
     };
     bool failed = false;
     float sum[SUM_TURNS][IN_16] = {};
@@ -117,7 +114,7 @@ WEFT_DEVICE void send_answers(const Arguments &a, const Round &round, Ring &ring
         const u32 at = tail % RING;
         const bool fine = wait_phase(ring.full + at, tail / RING % 2);
         const u32 what = ring.what[at];
-        // Warps leave together: one that saw its wait fail meets the others at the barrier of this row.
+        // Warps exit together: a warp whose wait failed joins the others at the barrier of this row.
         if (!__all_sync(~0u, fine) || what == Ring::STOP) {
             team.all(false);
             failed = !fine;
@@ -127,7 +124,7 @@ WEFT_DEVICE void send_answers(const Arguments &a, const Round &round, Ring &ring
 #pragma unroll
         for (u32 n = 0; n < SUM_TURNS; ++n) {
             const u32 byte = 16 * (n * COMBINE_THREADS + team.thread);
-            if (what == Ring::NOTHING || byte >= OUTPUT_BYTES) continue;
+            if (what == Ring::EMPTY || byte >= OUTPUT_BYTES) continue;
             float x[IN_16];
             widen<WEFT_COMBINE_TYPE>(*reinterpret_cast<const uint4 *>(shared + at * OUTPUT_BYTES + byte), x);
 #pragma unroll
@@ -139,26 +136,26 @@ WEFT_DEVICE void send_answers(const Arguments &a, const Round &round, Ring &ring
         if (team.thread % 32 == 0) ptx::mbarrier_arrive(ring.empty + at);
         if (what == Ring::TERM) continue;
 
-        u8 *stage = stages + row++ % ANSWER_STAGES * ANSWER_BYTES;
+        u8 *stage = stages + row++ % REPLY_STAGES * REPLY_BYTES;
 #pragma unroll
         for (u32 n = 0; n < SUM_TURNS; ++n) {
             const u32 element = IN_16 * (n * COMBINE_THREADS + team.thread);
-            if (element < HIDDEN) narrow<WEFT_ANSWER_TYPE>(stage + element * bytes_of(WEFT_ANSWER_TYPE), sum[n]);
+            if (element < HIDDEN) narrow<WEFT_REPLY_TYPE>(stage + element * bytes_of(WEFT_REPLY_TYPE), sum[n]);
 #pragma unroll
             for (u32 j = 0; j < IN_16; ++j) sum[n][j] = 0.0f;
         }
-        u8 *answer = channel(a, source).answer(a.rank, slot);
+        u8 *reply = channel(a, source).reply(a.rank, slot);
         if constexpr (PATH == PACKETS) {
             if (!team.all(true)) break;
-            for (u32 i = team.thread; i < ANSWER_BYTES / 8; i += COMBINE_THREADS) {
+            for (u32 i = team.thread; i < REPLY_BYTES / 8; i += COMBINE_THREADS) {
                 const uint2 v = reinterpret_cast<const uint2 *>(stage)[i];
-                ptx::store_relaxed_sys_pair(answer + 16 * i, packet(round.epoch, v.x), packet(round.epoch, v.y));
+                ptx::store_relaxed_sys_pair(reply + 16 * i, packet(round.epoch, v.x), packet(round.epoch, v.y));
             }
         } else {
             fence_shared_for_bulk();
             if (!team.all(true)) break;
             if (team.thread == 0) {
-                ptx::bulk_store(answer, stage, ANSWER_BYTES);
+                ptx::bulk_store(reply, stage, REPLY_BYTES);
                 ptx::bulk_commit();
                 ptx::bulk_wait<PENDING>();
                 release(pending[0]);
@@ -176,32 +173,32 @@ WEFT_DEVICE void send_answers(const Arguments &a, const Round &round, Ring &ring
     }
 }
 
-// 16 bytes of an answer, once they are there.
-WEFT_DEVICE bool load_answer(const Watch &watching, const u8 *answer, u32 at, u32 epoch, u32 from, u32 slot, uint4 &v) {
+// Loads 16 bytes of a reply; on the packet path, waits for them.
+WEFT_DEVICE bool load_reply(const Watch &watching, const u8 *reply, u32 at, u32 epoch, u32 from, u32 slot, uint4 &v) {
     if constexpr (PATH == PACKETS) {
-        Patience patience;
+        PollBudget budget;
         for (;;) {
-            const ulonglong2 low = ptx::load_relaxed_sys_pair(answer + 2 * at), high = ptx::load_relaxed_sys_pair(answer + 2 * at + 16);
+            const ulonglong2 low = ptx::load_relaxed_sys_pair(reply + 2 * at), high = ptx::load_relaxed_sys_pair(reply + 2 * at + 16);
             v = make_uint4(static_cast<u32>(low.x), static_cast<u32>(low.y), static_cast<u32>(high.x), static_cast<u32>(high.y));
             if (low.x >> 32 == epoch && low.y >> 32 == epoch && high.x >> 32 == epoch && high.y >> 32 == epoch) return true;
-            if (!patience.more(watching, from, slot, epoch, low.x >> 32)) return false;
+            if (!budget.more(watching, from, slot, epoch, low.x >> 32)) return false;
         }
     } else {
-        v = ptx::load_stream(answer + at);
+        v = ptx::load_stream(reply + at);
         return true;
     }
 }
 
-constexpr u32 FROM_16 = per_16(WEFT_ANSWER_TYPE); // elements that a thread adds at a time
+constexpr u32 FROM_16 = per_16(WEFT_REPLY_TYPE); // elements that a thread adds at a time
 constexpr u32 ADD_TURNS = (HIDDEN / FROM_16 + COMBINE_THREADS - 1) / COMBINE_THREADS;
-// Few tokens are shared out by pieces of a row.
+// Work items per token: on the packet path, pieces of a row.
 constexpr u32 PIECES = PATH == PACKETS ? ADD_TURNS : 1;
-// Answers that a thread loads together, as far as its registers go.
+// Replies whose loads a thread has in flight, limited by registers.
 constexpr u32 TOGETHER = PATH == PACKETS ? 1 : 3;
 
-// The receive half. One team of COMBINE_THREADS threads, number `number` of `teams` in a block; `thread` in it.
-// False if this thread saw it fail.
-WEFT_DEVICE bool receive_answers(const Arguments &a, const Round &round, u32 number, u32 teams, u32 thread) {
+// The receive half. One team of COMBINE_THREADS threads: team `number` of `teams` in a block; `thread` is the index in
+// the team. False if it failed in this thread.
+WEFT_DEVICE bool receive_replies(const Arguments &a, const Round &round, u32 number, u32 teams, u32 thread) {
     const Channel mine = channel(a, a.rank);
     const Watch watching = watch(a, COMBINE_RECV);
     const u32 lane = threadIdx.x % 32;
@@ -224,10 +221,10 @@ WEFT_DEVICE bool receive_answers(const Arguments &a, const Round &round, u32 num
         for (u32 n = 0; n < TURNS; ++n) {
             const u32 from = n * 32 + lane;
             slot[n] = from < RANKS && token < sent ? mine.slots(token)[from] : -1;
-            if (PATH != PACKETS && slot[n] >= 0) here &= wait(watching, mine.answer_flag(from, slot[n]), round.epoch, from, slot[n]);
+            if (PATH != PACKETS && slot[n] >= 0) here &= wait(watching, mine.reply_flag(from, slot[n]), round.epoch, from, slot[n]);
         }
         if (__any_sync(~0u, !here)) return false;
-        __syncwarp(); // what one lane has acquired, all read
+        __syncwarp(); // all lanes read the data that one lane has acquired
         const u32 first_turn = item % PIECES, last_turn = PIECES == 1 ? ADD_TURNS : first_turn + 1;
         for (u32 turn = first_turn; turn < last_turn; ++turn) {
             const u32 element = FROM_16 * (turn * COMBINE_THREADS + thread);
@@ -235,7 +232,7 @@ WEFT_DEVICE bool receive_answers(const Arguments &a, const Round &round, u32 num
             float sum[FROM_16] = {};
 #pragma unroll
             for (u32 n = 0; n < TURNS; ++n) {
-                // Loaded together, and added in rank order.
+                // Loads are batched; additions follow in rank order.
                 for (u32 has = __ballot_sync(~0u, slot[n] >= 0); has != 0;) {
                     uint4 v[TOGETHER];
                     const u32 some = min(TOGETHER, static_cast<u32>(__popc(has)));
@@ -245,19 +242,22 @@ WEFT_DEVICE bool receive_answers(const Arguments &a, const Round &round, u32 num
                         const u32 which = __ffs(has) - 1, from = n * 32 + which;
                         has &= has - 1;
                         const u32 at_slot = __shfl_sync(~0u, slot[n], which);
-                        if (real) here &= load_answer(watching, mine.answer(from, at_slot), element * bytes_of(WEFT_ANSWER_TYPE), round.epoch, from, at_slot, v[i]);
+                        if (real) here &= load_reply(watching, mine.reply(from, at_slot), element * bytes_of(WEFT_REPLY_TYPE), round.epoch, from, at_slot, v[i]);
                     }
 #pragma unroll
                     for (u32 i = 0; i < TOGETHER; ++i) {
                         if (i >= some || !real) continue;
                         float x[FROM_16];
-                        widen<WEFT_ANSWER_TYPE>(v[i], x);
+                        widen<WEFT_REPLY_TYPE>(v[i], x);
 #pragma unroll
                         for (u32 j = 0; j < FROM_16; ++j) sum[j] = __fadd_rn(sum[j], x[j]);
                     }
                 }
             }
-            if (real) narrow<WEFT_OUTPUT_TYPE>(reinterpret_cast<u8 *>(a.combined) + static_cast<u64>(token) * COMBINED_BYTES + element * bytes_of(WEFT_OUTPUT_TYPE), sum);
+            if (!real) continue;
+            const u64 at = static_cast<u64>(token) * COMBINED_BYTES + element * bytes_of(WEFT_OUTPUT_TYPE);
+            for_each_added(a, at, [&](const u8 *row) { add_elements<WEFT_OUTPUT_TYPE>(sum, row, 0); });
+            narrow<WEFT_OUTPUT_TYPE>(reinterpret_cast<u8 *>(a.combined) + at, sum);
         }
         if (__any_sync(~0u, !here)) return false;
     }

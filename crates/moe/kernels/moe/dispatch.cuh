@@ -1,18 +1,17 @@
-// Dispatch of small batches: rows to the ranks of their experts, and there to their positions. No barrier, no
-// round trip. A team of a block takes a token, since latency is what counts.
+// Dispatch of small batches: rows are sent to the ranks of their experts, and placed at their positions there,
+// without a barrier or a round trip. A team of threads processes one token, for latency.
 //
-// Every source has room for all its tokens on every rank, so a row's slot is how many earlier tokens go
-// to that rank: a number that each block works out from the expert ids alone. Counts for each expert
-// travel as packets, at once; rows travel as one bulk copy for each token and rank. A row's flag rises when
-// its copy is complete. The receiver needs the counts of all sources to know positions, and each row's own
-// flag, and nothing else: rows are placed as they come.
+// Every source has slots for all its tokens on every rank, so a row's slot is the number of earlier tokens to
+// that rank, which each block computes from the expert ids alone. Counts for each expert are sent first, as
+// packets; rows are sent as one bulk copy for each token and rank. A row's flag is stored when its copy is
+// complete. Positions follow from the counts of all sources. Rows are placed as they arrive, each by its own flag.
 //
-// Why the flag covers the row: the thread that issues a copy waits for its full completion
+// Memory order of row and flag: the thread that issues a copy waits for its full completion
 // (cp.async.bulk.wait_group, not .read), after which its bytes are visible to that thread, and then releases
 // the flag at system scope. The receiver acquires the flag, passes a proxy fence, and loads.
-// Why a row's memory is free: its reader signals in combine (see combine.cuh), and this rank's next
-// dispatch comes after its own combine has received every rank's signal.
-// A sender waits on no flag, and takes tokens by ticket: one resident block of a launch sends them all.
+// Reuse of a row's memory: its reader sends a signal in combine (signals.cuh), and this rank's next dispatch
+// follows its own combine, which has received every rank's signal.
+// Progress: senders wait on no flag and take tokens by ticket, so one resident block of a launch sends all tokens.
 #pragma once
 #include "moe/counts.cuh"
 #include "moe/elements.cuh"
@@ -21,7 +20,7 @@
 namespace weft::moe {
 
 constexpr u32 SEND_THREADS = 256, SEND_WARPS = SEND_THREADS / 32;
-constexpr u32 SEND_STAGES = 2; // rows whose copies are under way
+constexpr u32 SEND_STAGES = 2; // rows whose copies are in flight
 constexpr u32 STAGE_BYTES = (ROW_BYTES + 127) / 128 * 128;
 constexpr u32 STAGED_WARPS = 65536 / STAGE_BYTES < 2 ? 2 : 65536 / STAGE_BYTES > 8 ? 8 : 65536 / STAGE_BYTES;
 constexpr u32 RECEIVE_WARPS = PATH == PACKETS || LAYOUT == INDEXED ? 8 : STAGED_WARPS;
@@ -31,8 +30,8 @@ constexpr u32 SEND_SHARED = SEND_STAGES * STAGE_BYTES + IDS_BYTES;
 constexpr u32 RECEIVE_STAGES = LAYOUT == INDEXED ? 0 : PATH == PACKETS ? 1 : RECEIVE_WARPS;
 constexpr u32 RECEIVE_SHARED = RECEIVE_STAGES * STAGE_BYTES + (RANKS * LOCAL * 4 + 15) / 16 * 16;
 
-// A thread's part of a token on its way from the user's row to a staged row with scales. It is loaded before
-// the token's destinations are worked out, so that memory answers meanwhile.
+// A thread's fragment of a token, from the user's row to a staged row with scales. Its loads are in flight while
+// the token's destinations are computed.
 struct Part {
     static constexpr u32 TURNS = ((CAST ? HIDDEN / 8 : WIRE_BYTES / 16) + SEND_THREADS - 1) / SEND_THREADS;
     static constexpr u32 EIGHTS = TURNS <= 1 ? 1 : TURNS <= 2 ? 2 : TURNS <= 4 ? 4 : TURNS <= 8 ? 8 : 16; // a power of two
@@ -82,18 +81,18 @@ WEFT_DEVICE bool names(const u16 *ids, u32 token, u32 low, u32 high) {
         for (u32 i = 0; i < 4; ++i) any |= (words[i] & 0xFFFF) - low < high - low || (words[i] >> 16) - low < high - low;
     } else {
 #pragma unroll
-        for (u32 k = 0; k < TOP_K; ++k) any |= ids[token * TOP_K + k] - low < high - low; // none is beyond all
+        for (u32 k = 0; k < TOP_K; ++k) any |= ids[token * TOP_K + k] - low < high - low; // NO_EXPERT is above every range
     }
     return any;
 }
 
-// Where a token's rows go: `slot[d]` for each rank, and the metadata, from the ids of all tokens before it.
+// Destinations of a token: `slot[d]` for each rank, and the row's metadata, from the ids of all earlier tokens.
 WEFT_DEVICE void plan_token(const Arguments &a, const u16 *ids, u32 token, i32 *slot, Choice *choices) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 before = token * TOP_K;
     for (u32 k = warp; k < TOP_K; k += SEND_WARPS) {
         const u16 expert = ids[before + k];
-        const float weight = lane == 0 ? weight_of(a, token, k) : 0.0f; // it comes while ids are counted
+        const float weight = lane == 0 ? weight_of(a, token, k) : 0.0f; // in flight while ids are counted
         u32 index = 0;
         if (expert != NO_EXPERT) {
 #pragma unroll 4
@@ -113,7 +112,14 @@ WEFT_DEVICE void plan_token(const Arguments &a, const u16 *ids, u32 token, i32 *
     }
 }
 
-// The line for one rank: how many tokens name each of its experts, and how many rows come.
+// Destinations of a token by the plan of an earlier round, whose receivers ignore the metadata.
+WEFT_DEVICE void kept_token(const Arguments &a, u32 token, i32 *slot, Choice *choices) {
+    const u32 thread = threadIdx.x % SEND_THREADS;
+    if (thread < RANKS) slot[thread] = channel(a, a.rank).slots(token)[thread];
+    if (thread < TOP_K) choices[thread] = Choice{NO_EXPERT, 0, 0.0f};
+}
+
+// Sends one rank its counts: tokens for each of its experts, and rows.
 WEFT_DEVICE void send_counts(const Arguments &a, const Team &team, u32 epoch, const u16 *ids, u32 tokens, u32 to) {
     __shared__ u32 bins[LOCAL + 1];
     const u32 low = first_expert(to), high = first_expert(to + 1);
@@ -132,15 +138,16 @@ WEFT_DEVICE void send_counts(const Arguments &a, const Team &team, u32 epoch, co
     team.sync();
     u64 *line = channel(a, to).counts(a.rank);
     for (u32 i = team.thread; i <= LOCAL; i += SEND_THREADS)
-        if (i == LOCAL || i < high - low) ptx::store_relaxed_sys(line + i, packet(epoch, bins[i]));
+        if (i == LOCAL || i < high - low) ptx::store_relaxed_sys(line + i, packet(epoch, i == LOCAL ? with_generation(a, bins[i]) : bins[i]));
 }
 
-// What senders do while the block enters: `ticket` becomes the first piece of work. One team of SEND_THREADS threads.
+// Preparation of the send half during `enter`: first ticket, validated ids. One team of SEND_THREADS threads.
 WEFT_DEVICE void prepare_rows(const Arguments &a, u8 *shared, u32 &ticket) {
     const u32 thread = threadIdx.x % SEND_THREADS;
     if (thread == 32) ticket = atomicAdd(&channel(a, a.rank).state()->send_ticket, 1);
     u16 *ids = reinterpret_cast<u16 *>(shared + SEND_STAGES * STAGE_BYTES);
-    const u32 tokens = token_count(a); // it comes while ids do, of tokens too that may not exist
+    if (a.kept) return;
+    const u32 tokens = token_count(a); // in flight with the ids, which are loaded for all `given` tokens
     for (u32 t = thread; t < a.given; t += SEND_THREADS) {
         u16 clean[TOP_K];
         clean_ids(a, watch(a, DISPATCH_SEND), t, tokens, clean);
@@ -155,10 +162,10 @@ WEFT_DEVICE void send_rows(const Arguments &a, const Round &round, u8 *stages, u
     const Team team{1, threadIdx.x % SEND_THREADS, SEND_THREADS};
     const u16 *ids = reinterpret_cast<const u16 *>(stages + SEND_STAGES * STAGE_BYTES);
 
-    const u32 tokens = token_count(a);
-    constexpr u32 LINES = RANKS; // of counts, which come first
+    const u32 tokens = sent_count(a);
+    constexpr u32 LINES = RANKS; // tickets of counts, before those of tokens
     constexpr u32 TURNS = (RANKS + 31) / 32;
-    i32 pending[SEND_STAGES - 1][TURNS]; // rows whose copies are under way, by this lane, oldest first
+    i32 pending[SEND_STAGES - 1][TURNS]; // slots of this lane's copies in flight, oldest first
 #pragma unroll
     for (u32 i = 0; i < SEND_STAGES - 1; ++i)
 #pragma unroll
@@ -172,7 +179,7 @@ WEFT_DEVICE void send_rows(const Arguments &a, const Round &round, u8 *stages, u
         }
     };
 
-    if (blockIdx.x == 0 && team.thread == 0) mine.state()->sent = tokens;
+    if (blockIdx.x == 0 && team.thread == 0) note_sent(a, mine, tokens, round.epoch);
     u32 next = ticket;
     for (u32 turn = 0;; ++turn) {
         if (turn != 0) {
@@ -183,7 +190,8 @@ WEFT_DEVICE void send_rows(const Arguments &a, const Round &round, u8 *stages, u
         if (item >= LINES + tokens) break;
         if (team.thread == 0) next = atomicAdd(&mine.state()->send_ticket, 1);
         if (item < LINES) {
-            send_counts(a, team, round.epoch, ids, tokens, (a.rank + 1 + item) % RANKS);
+            if (!a.kept) send_counts(a, team, round.epoch, ids, tokens, (a.rank + 1 + item) % RANKS);
+            else if (item == 0) send_keys(a, round.epoch, team.thread, SEND_THREADS);
             continue;
         }
         const u32 token = item - LINES;
@@ -191,7 +199,8 @@ WEFT_DEVICE void send_rows(const Arguments &a, const Round &round, u8 *stages, u
         Choice *choices = reinterpret_cast<Choice *>(stage + WEFT_ROW_META_AT);
         Part part;
         part.load(a, token, team.thread);
-        plan_token(a, ids, token, slot, choices);
+        if (a.kept) kept_token(a, token, slot, choices);
+        else plan_token(a, ids, token, slot, choices);
         part.stage(a, token, team.thread, stage);
         if constexpr (PATH == PACKETS) {
             team.sync();
@@ -218,7 +227,7 @@ WEFT_DEVICE void send_rows(const Arguments &a, const Round &round, u8 *stages, u
                     if (step < RANKS) mine.slots(token)[to] = now[n];
                 }
                 ptx::bulk_commit();
-                ptx::bulk_wait<SEND_STAGES - 1>(); // whose stage comes next
+                ptx::bulk_wait<SEND_STAGES - 1>(); // frees the next stage
                 release(pending[0]);
 #pragma unroll
                 for (u32 n = 0; n < TURNS; ++n) {
@@ -236,8 +245,8 @@ WEFT_DEVICE void send_rows(const Arguments &a, const Round &round, u8 *stages, u
     }
 }
 
-// Rows that are copied to their positions: a warp takes a row through shared memory. False if a wait failed,
-// or if another's has.
+// Copies rows to their positions through shared memory, one warp per row. False if a wait of this thread, or of
+// another one on this rank, failed.
 WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &round, const Team &team, const Places &places, u8 *shared, u64 *barriers) {
     const Channel mine = channel(a, a.rank);
     const Watch watching = watch(a, DISPATCH_RECV);
@@ -245,11 +254,12 @@ WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &round, const Team &t
     u8 *stage = shared + warp * STAGE_BYTES;
     u8 *out = reinterpret_cast<u8 *>(a.out_tokens);
     u32 parity = 0;
-    for (u32 item = blockIdx.x * RECEIVE_WARPS + warp; item / RANKS < places.most; item += gridDim.x * RECEIVE_WARPS) {
+    // Consecutive rows go to different blocks, since the store rate of one SM is limited.
+    for (u32 item = warp * gridDim.x + blockIdx.x; item / RANKS < places.most; item += gridDim.x * RECEIVE_WARPS) {
         const u32 source = (a.rank + 1 + item) % RANKS, slot = item / RANKS;
         if (slot >= places.rows[source]) continue;
-        ptx::bulk_wait_read<0>(); // what this lane stored out of the stage
-        fence_shared_for_bulk();  // and what it read there
+        ptx::bulk_wait_read<0>(); // this lane's stores from the stage
+        fence_shared_for_bulk();  // and its ordinary reads of it
         __syncwarp();
         bool here = true;
         if (lane == 0) {
@@ -270,31 +280,29 @@ WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &round, const Team &t
             return false;
         }
         parity ^= 1;
-        const i32 position = place_row(a, places, source, slot, reinterpret_cast<const Choice *>(stage + WEFT_ROW_META_AT));
+        const i32 position = place_row(a, places, source, slot, choice_in(stage));
         if (position >= 0) ptx::bulk_store(out + static_cast<u64>(position) * WIRE_BYTES, stage, WIRE_BYTES);
         ptx::bulk_commit();
-        if constexpr (SCALE_BYTES != 0)
-            for (u32 placed = __ballot_sync(~0u, position >= 0); placed != 0; placed &= placed - 1)
-                place_scales(a, stage, __shfl_sync(~0u, position, __ffs(placed) - 1), lane, 32);
+        place_scales_of(a, stage, position);
     }
-    const bool dead = lane == 0 && watching.dead(); // its answer comes while the last copies leave
+    const bool dead = lane == 0 && watching.dead(); // in flight while the last copies complete
     if (dead) ptx::bulk_wait<0>();
     else ptx::bulk_wait_read<0>(); // the end of the kernel completes them
     return !dead;
 }
 
-// Rows that stay where they landed: a lane takes a row.
+// Indexed layout: rows stay in their slots; one lane records the experts of a row.
 WEFT_DEVICE bool index_rows(const Arguments &a, const Round &round, const Team &team, const Places &places) {
     const Watch watching = watch(a, DISPATCH_RECV);
     const u32 warp = team.thread / WARP, lane = team.thread % WARP;
-    for (u32 item = blockIdx.x * RECEIVE_WARPS + warp; item / RANKS * WARP < places.most; item += gridDim.x * RECEIVE_WARPS) {
+    for (u32 item = warp * gridDim.x + blockIdx.x; item / RANKS * WARP < places.most; item += gridDim.x * RECEIVE_WARPS) {
         const u32 source = (a.rank + 1 + item) % RANKS, slot = item / RANKS * WARP + lane;
         if (slot < places.rows[source] && !index_row(a, round, watching, places, source, slot)) return false;
     }
     return true;
 }
 
-// Rows of packets: a block takes a row, which is there when all of its packets are of this round.
+// Packet path: one block per row. A row has arrived when all of its packets carry the round's epoch.
 WEFT_DEVICE bool unpack_rows(const Arguments &a, const Round &round, const Team &team, Places &places, u8 *stage) {
     __shared__ i32 positions[32];
     const Channel mine = channel(a, a.rank);
@@ -310,13 +318,13 @@ WEFT_DEVICE bool unpack_rows(const Arguments &a, const Round &round, const Team 
             const u32 i = n * RECEIVE_THREADS + team.thread;
             if (i < ROW_BYTES / 8) v[n] = ptx::load_relaxed_sys_pair(row + 16 * i);
         }
-        Patience patience;
+        PollBudget budget;
 #pragma unroll
         for (u32 n = 0; n < TURNS; ++n) {
             const u32 i = n * RECEIVE_THREADS + team.thread;
             if (i >= ROW_BYTES / 8) break;
             while (v[n].x >> 32 != round.epoch || v[n].y >> 32 != round.epoch) {
-                if (!patience.more(watching, source, slot, round.epoch, v[n].x >> 32)) {
+                if (!budget.more(watching, source, slot, round.epoch, v[n].x >> 32)) {
                     places.failed = 1;
                     break;
                 }
@@ -327,7 +335,7 @@ WEFT_DEVICE bool unpack_rows(const Arguments &a, const Round &round, const Team 
         team.sync();
         if (places.failed) return false;
         if (team.thread < 32)
-            positions[team.thread] = place_row(a, places, source, slot, reinterpret_cast<const Choice *>(stage + WEFT_ROW_META_AT));
+            positions[team.thread] = place_row(a, places, source, slot, choice_in(stage));
         team.sync();
         for (u32 k = 0; k < TOP_K; ++k) {
             const i32 position = positions[k];
@@ -342,7 +350,7 @@ WEFT_DEVICE bool unpack_rows(const Arguments &a, const Round &round, const Team 
     return true;
 }
 
-// The receive half. One team of RECEIVE_THREADS threads, the block's last. False if this thread saw it fail.
+// The receive half. One team: the last RECEIVE_THREADS threads of the block. False if it failed in this thread.
 WEFT_DEVICE bool receive_rows(const Arguments &a, const Round &round, const Team &team, u8 *shared) {
     __shared__ Places places;
     __shared__ u64 barriers[RECEIVE_WARPS];
@@ -353,8 +361,7 @@ WEFT_DEVICE bool receive_rows(const Arguments &a, const Round &round, const Team
         fence_shared_for_bulk();
     }
     team.sync();
-    if (!receive_counts(a, round, team, places)) return false;
-    if (blockIdx.x == 0) publish_counts(a, team, places);
+    if (!receive_plan(a, round, team, places, gridDim.x - 1)) return false; // the last block has the fewest rows
     if constexpr (PATH == PACKETS) return unpack_rows(a, round, team, places, shared);
     else if constexpr (LAYOUT == INDEXED) return index_rows(a, round, team, places);
     else return copy_rows(a, round, team, places, shared, barriers);

@@ -1,4 +1,4 @@
-// Elements of rows: to float32 and back, and to 8-bit floats with a scale for each block.
+// Conversion of row elements: to float32 and back, and to 8-bit floats with a scale for each block.
 #pragma once
 #include "moe/shape.cuh"
 
@@ -7,7 +7,7 @@ namespace weft::moe {
 // Elements of `type` in 16 bytes.
 constexpr u32 per_16(u32 type) { return 16 / bytes_of(type); }
 
-// 16 bytes of elements, as floats: of those types that are summed or cast.
+// Widens 16 bytes of elements to float32, for the types that are summed or cast.
 template <u32 TYPE, u32 COUNT> WEFT_DEVICE void widen(uint4 v, float (&to)[COUNT]) {
     const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
@@ -18,7 +18,7 @@ template <u32 TYPE, u32 COUNT> WEFT_DEVICE void widen(uint4 v, float (&to)[COUNT
     }
 }
 
-// Floats to memory, rounded once to the nearest, ties to even; `to` is aligned to all of them, up to 16 bytes.
+// Rounds floats once, to nearest, ties to even, and stores them; `to` is aligned to their size, up to 16 bytes.
 template <u32 TYPE, u32 COUNT> WEFT_DEVICE void narrow(void *to, const float (&from)[COUNT]) {
     if constexpr (TYPE == F32) {
 #pragma unroll
@@ -34,7 +34,7 @@ template <u32 TYPE, u32 COUNT> WEFT_DEVICE void narrow(void *to, const float (&f
     }
 }
 
-// Adds elements of a row in shared memory to sums, from element `first` on; products with the weight are rounded.
+// Adds `COUNT` elements of a row to sums, from element `first` on; products with the weight are rounded.
 template <u32 TYPE, bool WEIGHTED, u32 COUNT> WEFT_DEVICE void add_to(float (&sum)[COUNT], const u8 *row, u32 first, float weight) {
     float x[COUNT];
     if constexpr (COUNT == per_16(TYPE)) {
@@ -51,7 +51,33 @@ template <u32 TYPE, bool WEIGHTED, u32 COUNT> WEFT_DEVICE void add_to(float (&su
     for (u32 j = 0; j < COUNT; ++j) sum[j] = __fadd_rn(sum[j], WEIGHTED ? __fmul_rn(weight, x[j]) : x[j]);
 }
 
-// `COUNT` elements rounded to a type of at most 16 bytes together.
+// Calls `add` with each row that the caller adds to a sum: biases, and the previous content of an accumulated result.
+// `at`: byte offset of the row, equal to that in the result.
+template <class Add> WEFT_DEVICE void for_each_added(const Arguments &a, u64 at, Add add) {
+#pragma unroll 1
+    for (u32 i = 0; i < 3; ++i) {
+        if (a.added[i] == 0) continue;
+        const u8 *row = reinterpret_cast<const u8 *>(a.added[i] + at);
+        __builtin_assume(__isGlobal(row));
+        add(row);
+    }
+}
+
+// Adds `COUNT` elements of a row of `TYPE` to sums, from element `first` on, in pieces of at most 16 bytes.
+template <u32 TYPE, u32 COUNT> WEFT_DEVICE void add_elements(float (&sum)[COUNT], const u8 *row, u32 first) {
+    constexpr u32 PIECE = COUNT < per_16(TYPE) ? COUNT : per_16(TYPE);
+#pragma unroll
+    for (u32 begin = 0; begin < COUNT; begin += PIECE) {
+        float piece[PIECE];
+#pragma unroll
+        for (u32 j = 0; j < PIECE; ++j) piece[j] = sum[begin + j];
+        add_to<TYPE, false>(piece, row, first + begin, 1.0f);
+#pragma unroll
+        for (u32 j = 0; j < PIECE; ++j) sum[begin + j] = piece[j];
+    }
+}
+
+// `COUNT` elements, rounded and kept in registers, at most 16 bytes together.
 template <u32 COUNT> struct Kept {
     uint4 bits;
 
@@ -59,7 +85,7 @@ template <u32 COUNT> struct Kept {
     template <u32 TYPE> WEFT_DEVICE void add(float (&sum)[COUNT]) const { add_to<TYPE, false>(sum, reinterpret_cast<const u8 *>(&bits), 0, 1.0f); }
 };
 
-// Eight elements of a row that is to be cast, as they are loaded.
+// Eight elements of a token to cast, in the input type.
 struct Eight {
     static constexpr u32 LOADS = bytes_of(WEFT_TOKEN_TYPE) == 4 ? 2 : 1;
     uint4 raw[LOADS];
@@ -70,7 +96,7 @@ struct Eight {
             raw[i] = ptx::load_constant(row + first * bytes_of(WEFT_TOKEN_TYPE) + 16 * i);
     }
 
-    // Of a row in shared memory.
+    // Loads from a row in shared memory.
     WEFT_DEVICE void load_shared(const u8 *row, u32 first) {
 #pragma unroll
         for (u32 i = 0; i < LOADS; ++i)
@@ -97,12 +123,12 @@ struct Eight {
     }
 };
 
-// The scale of a block whose largest magnitude is `amax`, and what stands for it in memory.
+// Scale of a block whose largest magnitude is `amax`; `stored` becomes its encoding in memory.
 WEFT_DEVICE float block_scale(float amax, u32 &stored) {
     if constexpr (WEFT_SCALE_TYPE == SCALE_E8M0) {
         if (amax == 0.0f) return stored = 127, 1.0f;
         const u32 bits = __float_as_uint(__fdiv_rn(amax, 448.0f));
-        // The smallest power of two that is not less; 2^-127 is a subnormal of its own.
+        // The smallest power of two that is not less; 2^-127, a subnormal, is encoded as 0.
         stored = amax <= __uint_as_float(0x04600000u) ? 0 : // 448 * 2^-127, before the quotient rounds
                   (bits >> 23) + ((bits & 0x007FFFFFu) != 0);
         return stored == 0 ? __uint_as_float(0x00400000u) : __uint_as_float(stored << 23);
@@ -113,7 +139,7 @@ WEFT_DEVICE float block_scale(float amax, u32 &stored) {
     }
 }
 
-// The largest magnitude of eight elements; NaN is passed over.
+// Largest magnitude of eight elements; NaN is ignored.
 WEFT_DEVICE float magnitude(const Eight &eight) {
     float x[8], amax = 0.0f;
     eight.widen(x);
@@ -122,13 +148,13 @@ WEFT_DEVICE float magnitude(const Eight &eight) {
     return amax;
 }
 
-constexpr u32 BLOCK_ELEMENTS = CAST ? SCALE_BLOCK : 8; // not compiled for, but parsed, where nothing is cast
-// Lanes of a warp that hold a block of elements that share a scale, eight each.
+constexpr u32 BLOCK_ELEMENTS = CAST ? SCALE_BLOCK : 8; // parsed but unused without a cast
+// Lanes that hold a block of elements with one scale, eight elements each.
 constexpr u32 BLOCK_LANES = BLOCK_ELEMENTS / 8;
 static_assert(BLOCK_LANES <= 32 && BLOCK_ELEMENTS % 8 == 0 && (BLOCK_LANES & (BLOCK_LANES - 1)) == 0, "a block is within a warp");
 
-// The largest of each of `COUNT` values over the lanes of a block: COUNT, and the lanes, are powers of two. Halves are
-// exchanged while there are several: lane l of a block ends with value l / (LANES / COUNT).
+// Butterfly maximum of each of `COUNT` values over the lanes of a block; COUNT and LANES are powers of two. Lanes
+// exchange halves while they hold several values: lane l of a block ends with value l / (LANES / COUNT).
 template <u32 COUNT, u32 LANES> WEFT_DEVICE float largest_of_block(const float (&values)[COUNT]) {
     if constexpr (LANES == 1) {
         static_assert(COUNT == 1, "a lane keeps one value");
@@ -149,11 +175,11 @@ template <u32 COUNT, u32 LANES> WEFT_DEVICE float largest_of_block(const float (
 }
 
 // Casts `COUNT` times eight elements of a thread. The threads of a block of SCALE_BLOCK elements are neighbours in a
-// warp; all lanes come here. `first(i)` is the element that the i-th eight begin at, beyond HIDDEN if there are none.
+// warp; called by all lanes. `first(i)` is the first element of the i-th eight, at least HIDDEN if there are none.
 //
-// One lane computes the scale of a block, so that a division is made once for as many blocks as a warp has lanes.
+// One lane computes the scale of a block, so that one division of the warp serves up to as many blocks as it has lanes.
 template <u32 COUNT, class First> WEFT_DEVICE void cast_eights(const Eight (&eight)[COUNT], First first, u8 *codes, u8 *scales) {
-    // Values that a lane ends with belong to eight number `lane / SPREAD` of its block.
+    // The value that a lane ends with belongs to eight number `lane / SPREAD` of its block.
     constexpr u32 KEPT = COUNT < BLOCK_LANES ? COUNT : BLOCK_LANES, SPREAD = BLOCK_LANES / KEPT;
     static_assert((COUNT & (COUNT - 1)) == 0, "halves are exchanged");
 #pragma unroll

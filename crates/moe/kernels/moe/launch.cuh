@@ -1,34 +1,35 @@
-// How the blocks of a launch begin and end, and how they share out work.
+// Entry and exit of the blocks of a launch, and the division of work among them.
 #pragma once
 #include "moe/shape.cuh"
 
 namespace weft::moe {
 
-// Round of a block: its epoch.
+// Round of a block.
 struct Round {
     u32 epoch;
     bool live; // false on a dead communicator: the block exits
 };
 
-// The round of this block, for its end: kept here rather than in a register all the while.
+// The round of this block, in shared memory to save a register.
 __shared__ Round round_here;
 
-// All threads of the block. `first` is the first phase of this launch. `meanwhile()` runs in all threads while
-// memory answers; it must not depend on the round, nor write what another launch may still read.
+// Entry of a block, called by all its threads, in a launch of phases `first` to `last`. `meanwhile()` runs in all
+// threads while loads are in flight; it must be independent of the round, and must not write memory that another
+// launch may still read.
 //
-// A block adds its share to what has entered its phases. What had entered before, in whole launches, is its
-// round: the others of its own launch do not make up another one. So nobody has to raise an epoch, and a
-// replayed graph finds the next one. As many rounds must have left the phases of this launch, and those after
-// it; one more those before it. Two launches at once on one channel, or calls out of order, show in that at
-// once, and kill the communicator.
+// A block adds its share to the entry counts of its phases. The number of complete launches counted before is its
+// round, since the other blocks of its own launch add up to less than one. The epoch follows from the entry count,
+// so a replayed graph gets the next one. The exit counts must equal that number of rounds in the phases of this
+// launch and later ones, and one more in earlier ones. Concurrent launches on one channel, or calls out of order,
+// violate this and fail the communicator.
 template <class Meanwhile>
 WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &watch, u32 first, u32 last, Meanwhile meanwhile) {
     Round &round = round_here;
     State *state = mine.state();
     u64 entered = 0;
-    u32 left[4]; // the lower halves, which suffice to compare
+    u32 left[4]; // lower 32 bits, sufficient for the comparison
     u32 dead = 0, first_epoch = 0;
-    const bool asks = threadIdx.x == blockDim.x - 1; // whose warp has the least to do meanwhile
+    const bool asks = threadIdx.x == blockDim.x - 1; // the last warp has the least work in `meanwhile`
     if (asks) {
         const u64 own_share = share(blockIdx.x, gridDim.x);
         entered = atomicAdd(&state->entered[first], own_share);
@@ -45,7 +46,7 @@ WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &wa
         round.live = dead == 0;
 #pragma unroll
         for (u32 p = 0; p < 4; ++p) {
-            // Of the phases of this launch, blocks that are done have left already.
+            // In the phases of this launch, finished blocks have already added their exit shares.
             const bool own = p >= first && p <= last;
             const u64 expected = rounds + (p < first ? 1 : 0);
             const u32 ahead = left[p] - static_cast<u32>(expected) * SHARES;
@@ -59,7 +60,7 @@ WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &wa
     return round;
 }
 
-// All threads of the block, at its end; `failed` if one of its waits did. True if outputs are to be poisoned.
+// Exit of a block, called by all its threads; `failed`: a wait of this thread failed. True if outputs must be poisoned.
 WEFT_DEVICE bool leave(const Channel &mine, u32 first, u32 last, bool failed) {
     const bool poisoned = __syncthreads_or(failed || !round_here.live);
     if (threadIdx.x == 0) {
@@ -69,6 +70,27 @@ WEFT_DEVICE bool leave(const Channel &mine, u32 first, u32 last, bool failed) {
         for (u32 p = first; p <= last; ++p) atomicAdd(&state->left[p], static_cast<u64>(share(blockIdx.x, gridDim.x)));
     }
     return poisoned;
+}
+
+// Flag of a count packet that holds the key of a kept plan.
+constexpr u32 KEPT = 1u << 31;
+
+// Key of a plan made in this round, equal on every rank; nonzero.
+WEFT_DEVICE u32 own_key(const Arguments &a, u32 epoch) { return max((a.number * 0x9E3779B1u ^ epoch) & ~KEPT, 1u); }
+
+// Records the number of sent tokens for combine, and the key for a later round with this plan. One thread.
+WEFT_DEVICE void note_sent(const Arguments &a, const Channel &mine, u32 tokens, u32 epoch) {
+    mine.state()->sent = tokens;
+    if (a.kept) return;
+    mine.received()[SENT] = tokens;
+    mine.received()[KEY] = own_key(a, epoch);
+}
+
+// Sends every rank the key of the kept plan, in place of counts. By `threads` threads.
+WEFT_DEVICE void send_keys(const Arguments &a, u32 epoch, u32 thread, u32 threads) {
+    const u32 key = channel(a, a.rank).received()[KEY];
+    for (u32 i = thread; i < RANKS * (LOCAL + 1); i += threads)
+        ptx::store_relaxed_sys(channel(a, i / (LOCAL + 1)).counts(a.rank) + i % (LOCAL + 1), packet(epoch, KEPT | key));
 }
 
 // Fills memory with 0xFF bytes: NaN in every float type.
@@ -81,8 +103,8 @@ __device__ __noinline__ void poison(u64 address, u64 bytes) {
     for (u64 at = whole + threadIdx.x; at < bytes; at += blockDim.x) to[at] = 0xFF;
 }
 
-// The `item`th of all rows, taken from the sources in turn while they have any, beginning behind `rank`, so
-// that ranks do not all write to one. False if there are not so many.
+// Row number `item` in round-robin order over the sources, starting after `rank`, so that ranks write to
+// different peers. False past the last row.
 WEFT_DEVICE bool locate(const u32 *rows, u32 item, u32 rank, u32 &source, u32 &slot) {
     for (u32 level = 0;;) {
         u32 active = 0, next = ~0u;

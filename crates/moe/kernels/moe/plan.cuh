@@ -1,6 +1,6 @@
-// The plan of a large batch: every token's slots and indices, worked out once and kept in memory, since
-// there are too many ids for every block to go through. Chunks of CHUNK tokens are counted in one launch;
-// in the next, each adds up the chunks before it, and the last sends the lines of counts to all ranks.
+// Plan of a large batch: slots and indices of all tokens, computed once and stored in device memory. Two launches:
+// moe_plan_count makes a histogram of each chunk of CHUNK tokens; in moe_plan_scan each block sums the histograms
+// of earlier chunks, and the last block sends the counts to all ranks.
 #pragma once
 #include "moe/launch.cuh"
 
@@ -8,7 +8,7 @@ namespace weft::moe {
 
 constexpr u32 PLAN_THREADS = 256;
 
-// Ids in shared memory, by eights: a token's may begin anywhere.
+// Number of matches of `expert` among eight 16-bit ids.
 WEFT_DEVICE u32 matches(uint4 ids, u32 expert) {
     const u32 words[4] = {ids.x, ids.y, ids.z, ids.w};
     u32 n = 0;
@@ -17,7 +17,7 @@ WEFT_DEVICE u32 matches(uint4 ids, u32 expert) {
     return n;
 }
 
-// True if a plan has a round to plan for. Calls out of order are found, and recorded, by the send that follows.
+// True if the channel is between two rounds. The send kernel that follows detects and records calls out of order.
 WEFT_DEVICE bool plan_round(const Arguments &a, u32 &epoch) {
     const State *state = channel(a, a.rank).state();
     const u64 shares = state->left[DISPATCH_SEND], rounds = shares / SHARES;
@@ -97,12 +97,12 @@ WEFT_DEVICE void plan_scan(const Arguments &a) {
         mine.slots(begin + token)[to] = ranks[token] >> to & 1 ? static_cast<i32>(slot) : -1;
     }
     if (blockIdx.x + 1 != gridDim.x) return;
-    if (threadIdx.x == 0) mine.state()->sent = tokens;
+    if (threadIdx.x == 0) note_sent(a, mine, tokens, epoch);
     for (u32 i = threadIdx.x; i < EXPERTS + RANKS; i += PLAN_THREADS) {
         const u32 total = base[i] + mine.histogram(blockIdx.x)[i];
         const u32 to = i < EXPERTS ? owner(i) : i - EXPERTS;
         u64 *line = channel(a, to).counts(a.rank);
-        ptx::store_relaxed_sys(line + (i < EXPERTS ? i - first_expert(to) : LOCAL), packet(epoch, total));
+        ptx::store_relaxed_sys(line + (i < EXPERTS ? i - first_expert(to) : LOCAL), packet(epoch, MAPPED && i >= EXPERTS ? with_generation(a, total) : total));
     }
 }
 

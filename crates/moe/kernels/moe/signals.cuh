@@ -1,53 +1,66 @@
-// Combine signals: one packet from each rank to each rank, rows or not. Its rows of this round have been read; the
-// status holds whether answers follow.
+// Combine signals: in each round, one packet from each rank to each rank, with or without rows. The signal releases
+// the receiver's rows of this round, which the sender has read; its status announces replies or their absence.
 //
-// That a rank has read the rows means: their metadata in dispatch_recv, and, where rows stay in place, their tokens by
-// the experts, whose kernels ran before this one on the stream. So the other may write rows again
-// once it has the signals of all. Its places for answers are free by then, too: they are written
-// only by a rank that has received the counts of the next round, which are sent after this is over.
+// A rank has read the rows when dispatch_recv has read their metadata and, if rows stay in place, the experts
+// have read their tokens, in kernels before this one on the stream. So a source may write rows again once it
+// has the signals of all ranks. Its reply slots are free by then, too: a rank writes them only after it has
+// received the counts of the next round, which are sent after this round has ended.
 #pragma once
 #include "moe/launch.cuh"
 
 namespace weft::moe {
 
-// What a signal holds. Any greater number is how much room a rank would have needed.
-enum Status : u32 { ANSWERS = 0, RELEASED_ROWS = 1 };
+// Status of a signal. A greater value is the room that the sender needed.
+enum Status : u32 { REPLIES = 0, RELEASED_ROWS = 1 };
 
-// What a receiver has to do after the signals of all.
+// Outcome of the signals of all ranks.
 enum class Outcome { SUM, SPOILT, FAILED };
 
-// How much room there is for the rows of a rank, or of each expert.
+// Room for the rows of a rank, or of each expert.
 constexpr u32 ROOM = LAYOUT == PADDED ? EXPERT_CAPACITY : POSITIONS;
 
-// One warp, for all.
+// Room that this rank lacks, for received rows or in the outputs passed to combine; 0 if none. If it lacks
+// room, it sends no replies.
+WEFT_DEVICE u32 lacking(const Arguments &a) {
+    if (a.release) return 0;
+    const i32 *received = channel(a, a.rank).received();
+    const u32 needed = received[NEEDED], used = received[USED];
+    return needed != 0 ? needed : used > a.positions ? used : 0;
+}
+
+// Sends this rank's signals to all ranks. One warp of the launch.
 WEFT_DEVICE void send_signals(const Arguments &a, const Round &round, u32 needed) {
-    const u32 status = a.release ? RELEASED_ROWS : needed != 0 ? needed : ANSWERS;
+    // Dispatch has recorded its own lack of room.
+    if (needed != 0 && channel(a, a.rank).received()[NEEDED] == 0 && lane_of_thread() == 0)
+        watch(a, COMBINE_SEND).notice(CAPACITY, a.rank, 0, needed, a.positions);
+    const u32 status = a.release ? RELEASED_ROWS : needed != 0 ? needed : REPLIES;
     for (u32 to = lane_of_thread(); to < RANKS; to += WARP)
         ptx::store_release_sys(channel(a, to).signals() + a.rank, packet(round.epoch, status));
 }
 
-// Each warp waits by itself, so that no warp waits for another. The first of the launch tells the host.
-WEFT_DEVICE Outcome receive_signals(const Arguments &a, const Round &round, const Watch &watching, bool tells) {
+// Waits for the signals of all ranks. Each warp polls on its own, without a barrier. The first warp of the launch
+// writes the notices for the host (`notifies`).
+WEFT_DEVICE Outcome receive_signals(const Arguments &a, const Round &round, const Watch &watching, bool notifies) {
     bool here = true;
     u32 needed = 0;
     for (u32 from = lane_of_thread(); from < RANKS; from += WARP) {
-        u32 status = ANSWERS;
+        u32 status = REPLIES;
         here = here && wait_packet(watching, channel(a, a.rank).signals() + from, round.epoch, from, 0, status);
-        if (!here || a.release || status == ANSWERS) continue;
+        if (!here || a.release || status == REPLIES) continue;
         if (status == RELEASED_ROWS) {
-            watching.fail(RELEASED, from, 0, ANSWERS, RELEASED_ROWS);
+            watching.fail(RELEASED, from, 0, REPLIES, RELEASED_ROWS);
             here = false;
         } else {
             needed = status;
-            if (tells && from != a.rank) watching.notice(CAPACITY, from, 0, status, ROOM);
+            if (notifies && from != a.rank) watching.notice(CAPACITY, from, 0, status, ROOM);
         }
     }
     if (__any_sync(~0u, !here)) return Outcome::FAILED;
-    __syncwarp(); // what one lane has acquired, all read
+    __syncwarp(); // all lanes read the data that one lane has acquired
     return __any_sync(~0u, needed != 0) ? Outcome::SPOILT : Outcome::SUM;
 }
 
-// A rank had no room: this round's result is no number. By `threads` threads of the launch.
+// Fills this round's result with NaN, because a rank lacked room. By `threads` threads of the launch.
 WEFT_DEVICE void spoil_combined(const Arguments &a, u32 thread, u32 threads) {
     const u64 bytes = static_cast<u64>(a.given) * COMBINED_BYTES;
     for (u64 at = 16ull * thread; at < bytes; at += 16ull * threads)

@@ -1,4 +1,4 @@
-//! Batches, a toy expert, and the answers that one process would get.
+//! Batches, a toy expert, and the replies that one process would get.
 
 use std::collections::{BTreeMap, HashSet};
 use weft_fabric::random::SplitMix64 as Random;
@@ -116,14 +116,14 @@ pub fn run_expert(
 
 /// The result in the documented order, bit by bit: sums in float32 from +0, each product rounded first.
 ///
-/// With an answer per expert, each rounded to the answer type, in top-k order, as one process would.
-/// Reduced at the experts, in top-k order within each rank, rounded to the answer type, and then in
+/// With a reply per expert, each rounded to the reply type, in top-k order, as one process would.
+/// Reduced at the experts, in top-k order within each rank, rounded to the reply type, and then in
 /// rank order.
 fn in_documented_order(shape: &Shape, batch: &Batch, weighting: Weighting) -> Vec<u8> {
     let config = shape.config();
     let (top_k, hidden) = (config.top_k as usize, config.hidden as usize);
     let mut row = vec![0; hidden * config.combine_dtype.bytes()];
-    let mut answer = vec![0; hidden * config.answer_dtype.bytes()];
+    let mut reply = vec![0; hidden * config.reply_dtype.bytes()];
     let mut y = vec![0f32; hidden];
     let mut output = Vec::new();
     for (token, ids) in batch.ids.chunks_exact(top_k).enumerate() {
@@ -137,8 +137,8 @@ fn in_documented_order(shape: &Shape, batch: &Batch, weighting: Weighting) -> Ve
             run_expert(config, id as u32, early, batch.token(config, token), &mut row);
             config.combine_dtype.load(&row, &mut y);
             if config.combine == CombineMode::PerExpert {
-                config.answer_dtype.store(&y, &mut answer);
-                config.answer_dtype.load(&answer, &mut y);
+                config.reply_dtype.store(&y, &mut reply);
+                config.reply_dtype.load(&reply, &mut y);
             }
             let partial = match config.combine {
                 CombineMode::ReduceAtExpert => shape.placement().owner(id as u32),
@@ -152,8 +152,8 @@ fn in_documented_order(shape: &Shape, batch: &Batch, weighting: Weighting) -> Ve
         let mut total = vec![0f32; hidden];
         for mut partial in partials.into_values() {
             if config.combine == CombineMode::ReduceAtExpert {
-                config.answer_dtype.store(&partial, &mut answer);
-                config.answer_dtype.load(&answer, &mut partial);
+                config.reply_dtype.store(&partial, &mut reply);
+                config.reply_dtype.load(&reply, &mut partial);
             }
             for (sum, y) in total.iter_mut().zip(&partial) {
                 *sum += y;

@@ -1,22 +1,24 @@
-//! What a rank does with its driver: begins rounds when it may, runs experts, checks what it gets.
+//! Program of a rank: begins rounds when possible, runs experts, checks results.
 
 use crate::common::{Batch, busiest, check_output, run_expert};
 use crate::scenario::{Round, Scenario, shape};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
-use weft_fabric::providers::sim::{Cluster, Random, World};
+use weft_fabric::providers::sim::{Cluster, World};
+use weft_fabric::random::SplitMix64;
 use weft_fabric::{CounterId, Driver as _, Engine, Event, Memory, Rank, Region, Requests, Time};
 use weft_moe::{
-    Driver, Error, Handle, Input, Layout, PADDING, Received, Rows, RowsMut, Stage, Weighting,
+    Driver, Error, Layout, PADDING, ReceivedTokens, RoundHandle, Rows, RowsMut, Stage, TokenInput,
+    Weighting,
 };
 
-/// How a rank's program fails.
+/// Failure of a rank's program.
 #[derive(Debug)]
 pub enum Wrong {
     Moe(Error),
     #[expect(dead_code, reason = "shown by Debug")]
-    Answer(&'static str),
+    Outcome(&'static str),
 }
 
 impl From<Error> for Wrong {
@@ -33,23 +35,23 @@ impl From<weft_fabric::Error> for Wrong {
 
 /// A round that was begun and not yet released.
 struct Live {
-    handle: Handle,
+    handle: RoundHandle,
     number: usize,
     input: Option<Region>,
-    /// What was received, to see that it stays.
+    /// Received bytes, to check that they stay unchanged.
     received: Vec<u8>,
     outputs: Vec<u8>,
-    all_answered: bool,
+    all_replied: bool,
 }
 
 pub struct Program {
     scenario: Rc<Scenario>,
-    random: Random,
+    random: SplitMix64,
     driver: Driver,
     live: Vec<Live>,
     begun: usize,
     asleep_until: Time,
-    /// By round: the bytes received, then the sums of the answers if there were any.
+    /// By round: the bytes received, then the sums of the replies if there were any.
     pub results: BTreeMap<usize, Vec<u8>>,
     /// Counter and peers of traffic that is none of the driver's business.
     foreign: Option<(CounterId, Vec<Rank>)>,
@@ -68,7 +70,7 @@ impl Program {
             let peers = engine.peers().collect();
             programs.push(Program {
                 driver: Driver::allocate(engine, &shape(&scenario.config, rank))?,
-                random: Random::new(scenario.seed.wrapping_mul(31) ^ u64::from(rank.0)),
+                random: SplitMix64::new(scenario.seed.wrapping_mul(31) ^ u64::from(rank.0)),
                 scenario: scenario.clone(),
                 live: Vec::new(),
                 begun: 0,
@@ -106,7 +108,7 @@ impl Program {
             return Ok(false);
         }
         if self.random.chance(self.scenario.laziness) {
-            self.asleep_until = now.after(self.random.up_to(NAP));
+            self.asleep_until = now.after(self.random.duration(NAP));
             world.wake_at(self.asleep_until);
             return Ok(false);
         }
@@ -116,7 +118,7 @@ impl Program {
         Ok(self.begun == self.scenario.rounds.len() && self.live.is_empty())
     }
 
-    /// Whom the rounds under way wait for.
+    /// Peers that block the rounds in flight.
     pub fn waits_for(&self) -> String {
         let rounds = self.live.iter().map(|live| {
             let (phase, missing) = self.driver.missing(live.handle);
@@ -147,7 +149,7 @@ impl Program {
         let Some(round) = scenario.rounds.get(number) else { return Ok(false) };
         let batch = &round.batches[engine.rank().0 as usize];
         let region = engine.register(Memory::from_bytes(batch.tokens.clone()))?;
-        let input = Input { region: region.key(), memory: region.memory().clone() };
+        let input = TokenInput { region: region.key(), memory: region.memory().clone() };
         let handle = match self.driver.begin(
             input,
             &batch.ids,
@@ -156,24 +158,24 @@ impl Program {
         ) {
             Ok(handle) => handle,
             Err(Error::InUse { .. }) => {
-                let buffers = self.scenario.config.buffers as usize;
-                let holds = |live: &Live| live.number % buffers == number % buffers;
+                let channels = self.scenario.config.channels as usize;
+                let holds = |live: &Live| live.number % channels == number % channels;
                 engine.release(&region);
                 return if self.live.iter().any(holds) {
                     Ok(false)
                 } else {
-                    Err(Wrong::Answer("no round holds the buffers"))
+                    Err(Wrong::Outcome("no round holds the channel"))
                 };
             }
             Err(error) => return Err(error.into()),
         };
         if handle.round() != number as u64 {
-            return Err(Wrong::Answer("a round's number"));
+            return Err(Wrong::Outcome("a round's number"));
         }
         self.begun += 1;
         let (received, outputs) = (Vec::new(), Vec::new());
         let input = Some(region);
-        self.live.push(Live { handle, number, input, received, outputs, all_answered: false });
+        self.live.push(Live { handle, number, input, received, outputs, all_replied: false });
         Ok(true)
     }
 
@@ -188,20 +190,20 @@ impl Program {
         let handle = self.live[at].handle;
         let round = &scenario.rounds[self.live[at].number];
         match self.driver.stage(handle) {
-            Stage::Idle => return Err(Wrong::Answer("a round has ended by itself")),
+            Stage::Idle => return Err(Wrong::Outcome("a round has ended by itself")),
             Stage::Dispatching => return Ok(false),
             Stage::Refused => self.refused(at, engine, requests, round)?,
             Stage::Dispatched if self.live[at].input.is_some() => {
                 self.received(at, engine, round)?;
             }
             Stage::Dispatched if !round.combined => self.release(at, engine, requests)?,
-            Stage::Combining if self.live[at].all_answered => return Ok(false),
+            Stage::Combining if self.live[at].all_replied => return Ok(false),
             Stage::Dispatched | Stage::Combining => {
                 let bytes = self.driver.shape().row_bytes(self.scenario.config.combine_dtype);
                 let live = &mut self.live[at];
                 let outputs = Rows::new(&live.outputs, bytes, bytes);
-                live.all_answered = !self.driver.answer(handle, outputs, round.weighting)?;
-                if live.all_answered {
+                live.all_replied = !self.driver.reply(handle, outputs, round.weighting)?;
+                if live.all_replied {
                     live.outputs.fill(0xEE);
                 }
             }
@@ -214,7 +216,7 @@ impl Program {
         Ok(true)
     }
 
-    /// Gives back the input of a round, spoiling it: nobody may read it any more.
+    /// Releases the input of a round and overwrites it: it may not be read any more.
     fn drop_input(&mut self, at: usize, engine: &mut Engine) {
         if let Some(region) = self.live[at].input.take() {
             region.memory().fill(0, region.memory().len(), 0xEE);
@@ -233,14 +235,14 @@ impl Program {
         let handle = self.live.remove(at).handle;
         let shape = self.driver.shape();
         if busiest(shape, &round.batches) <= shape.sizes().receive_rows() {
-            return Err(Wrong::Answer("a round that fits was refused"));
+            return Err(Wrong::Outcome("a round that fits was refused"));
         }
         if self.random.chance(0.2) {
             return Ok(self.driver.release(handle, requests)?);
         }
         match self.driver.receive(handle) {
             Err(Error::Capacity { rows, capacity, .. }) if rows > u64::from(capacity) => Ok(()),
-            _ => Err(Wrong::Answer("a refused round does not say why")),
+            _ => Err(Wrong::Outcome("a refused round has no error")),
         }
     }
 
@@ -249,10 +251,10 @@ impl Program {
         let handle = self.live[at].handle;
         let shape = self.driver.shape().clone();
         if busiest(&shape, &round.batches) > shape.sizes().receive_rows() {
-            return Err(Wrong::Answer("a round that does not fit was received"));
+            return Err(Wrong::Outcome("a round that does not fit was received"));
         }
         if !self.driver.receive(handle)? {
-            return Err(Wrong::Answer("a round that was received says that it was not"));
+            return Err(Wrong::Outcome("a received round reports that it was not received"));
         }
         let received = self.driver.received(handle)?;
         check_layout(&shape, &received, &round.batches)?;
@@ -265,7 +267,7 @@ impl Program {
 
     fn check_result(
         &mut self,
-        handle: Handle,
+        handle: RoundHandle,
         batch: &Batch,
         weighting: Weighting,
     ) -> Result<(), Wrong> {
@@ -273,7 +275,7 @@ impl Program {
         let bytes = shape.row_bytes(shape.config().output_dtype);
         let mut output = vec![0xAA; self.driver.tokens(handle) * bytes];
         let out = RowsMut::new(&mut output, bytes, bytes);
-        self.driver.sum_answers(handle, out, weighting)?;
+        self.driver.sum_replies(handle, out, weighting)?;
         check_output(&shape, batch, weighting, &output);
         self.results.entry(handle.round() as usize).or_default().extend(output);
         Ok(())
@@ -287,7 +289,7 @@ impl Program {
     ) -> Result<(), Wrong> {
         let live = self.live.remove(at);
         if copy_of(&self.driver.received(live.handle)?) != live.received {
-            return Err(Wrong::Answer("received tokens changed before their release"));
+            return Err(Wrong::Outcome("received tokens changed before their release"));
         }
         self.driver.release(live.handle, requests)?;
         Ok(engine.submit(requests)?)
@@ -295,7 +297,7 @@ impl Program {
 }
 
 /// The row of every position, padding included.
-fn rows<'a>(received: &Received<'a>, layout: Layout) -> impl Iterator<Item = usize> + 'a {
+fn rows<'a>(received: &ReceivedTokens<'a>, layout: Layout) -> impl Iterator<Item = usize> + 'a {
     let slots = received.plan.slots().iter().enumerate();
     slots.map(move |(position, &slot)| match layout {
         Layout::Contiguous { .. } => position,
@@ -304,7 +306,7 @@ fn rows<'a>(received: &Received<'a>, layout: Layout) -> impl Iterator<Item = usi
 }
 
 /// A token and its scales.
-fn row(received: &Received<'_>, at: usize) -> (Vec<u8>, Vec<u8>) {
+fn row(received: &ReceivedTokens<'_>, at: usize) -> (Vec<u8>, Vec<u8>) {
     let shape = received.plan.shape();
     let (mut row, mut scales) = (vec![0; shape.token_bytes()], vec![0; shape.scale_bytes()]);
     assert!(at < received.rows, "row {at} of {}", received.rows);
@@ -318,7 +320,7 @@ fn row(received: &Received<'_>, at: usize) -> (Vec<u8>, Vec<u8>) {
     (row, scales)
 }
 
-fn copy_of(received: &Received<'_>) -> Vec<u8> {
+fn copy_of(received: &ReceivedTokens<'_>) -> Vec<u8> {
     let layout = received.plan.shape().config().layout;
     let row = |at| {
         let (token, scales) = row(received, at);
@@ -330,7 +332,7 @@ fn copy_of(received: &Received<'_>) -> Vec<u8> {
 /// Compares each expert's tokens and weights with lists made the slow way.
 fn check_layout(
     shape: &weft_moe::Shape,
-    received: &Received<'_>,
+    received: &ReceivedTokens<'_>,
     batches: &[Batch],
 ) -> Result<(), Wrong> {
     let config = shape.config();
@@ -347,19 +349,19 @@ fn check_layout(
                 if row(received, rows[position]) != (token.to_vec(), scales.to_vec())
                     || plan.weights()[position] != weight
                 {
-                    return Err(Wrong::Answer("an expert's tokens"));
+                    return Err(Wrong::Outcome("an expert's tokens"));
                 }
                 position += 1;
             }
         }
         if position != (plan.expert_offsets()[local] + plan.expert_counts()[local]) as usize {
-            return Err(Wrong::Answer("an expert's number of tokens"));
+            return Err(Wrong::Outcome("an expert's number of tokens"));
         }
         let padding = position..plan.expert_offsets()[local + 1] as usize;
         for (place, slot) in rows[padding.clone()].iter().zip(&plan.slots()[padding]) {
             let (token, scales) = row(received, *place);
             if *slot != PADDING || token.iter().chain(&scales).any(|byte| *byte != 0) {
-                return Err(Wrong::Answer("padding"));
+                return Err(Wrong::Outcome("padding"));
             }
         }
     }
@@ -367,7 +369,11 @@ fn check_layout(
 }
 
 /// The experts' outputs, a row for every position.
-fn run_experts(shape: &weft_moe::Shape, received: &Received<'_>, weighting: Weighting) -> Vec<u8> {
+fn run_experts(
+    shape: &weft_moe::Shape,
+    received: &ReceivedTokens<'_>,
+    weighting: Weighting,
+) -> Vec<u8> {
     let config = shape.config();
     let out = shape.row_bytes(config.combine_dtype);
     let plan = received.plan;

@@ -1,21 +1,21 @@
 //! A seed's world: shape, batches, faults, and how it must end.
 
 use crate::common::{Batch, batches, token_types};
-use crate::fate::Fate;
+use crate::injected_fault::InjectedFault;
 use crate::program::{Program, Wrong};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
-use weft_fabric::model::LatencyBandwidth;
-use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Random, World, WorldConfig};
-use weft_fabric::{PartRule, Rank, Time};
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
+use weft_fabric::random::SplitMix64;
+use weft_fabric::{LatencyBandwidth, PartRule, Rank, Time};
 use weft_moe::routing::Routing;
 use weft_moe::{CombineMode, Config, DType, Error, Layout, Shape, Weighting};
 
 /// One round on all ranks.
 pub struct Round {
     pub batches: Vec<Batch>,
-    /// Whether the ranks combine what they received, or release it as it is.
+    /// True if the ranks combine the received tokens, false if they release them.
     pub combined: bool,
     pub weighting: Weighting,
 }
@@ -26,8 +26,8 @@ pub struct Scenario {
     pub rounds: Vec<Round>,
     pub faults: Faults,
     pub parts: PartRule,
-    pub fate: Fate,
-    /// How often a rank that could go on first does nothing for a while.
+    pub fault: InjectedFault,
+    /// Probability that a rank which could proceed pauses first.
     pub laziness: f64,
 }
 
@@ -35,16 +35,16 @@ pub struct Scenario {
 const MOST_RANKS: u32 = if cfg!(miri) { 2 } else { 6 };
 const MOST_ROUNDS: u32 = if cfg!(miri) { 1 } else { 8 };
 
-fn pick<T: Copy>(random: &mut Random, list: &[T]) -> T {
+fn pick<T: Copy>(random: &mut SplitMix64, list: &[T]) -> T {
     list[random.below(list.len() as u64) as usize]
 }
 
 /// A number in `from..=to`.
-fn within(random: &mut Random, from: u32, to: u32) -> u32 {
+fn within(random: &mut SplitMix64, from: u32, to: u32) -> u32 {
     from + random.below(u64::from(to - from) + 1) as u32
 }
 
-fn config(random: &mut Random) -> Config {
+fn config(random: &mut SplitMix64) -> Config {
     let ranks = within(random, 1, MOST_RANKS);
     let experts = within(random, 1, 13);
     let top_k = within(random, 1, 5);
@@ -59,10 +59,10 @@ fn config(random: &mut Random) -> Config {
         private_rows: within(random, 0, max_tokens),
         // Tight enough that some rounds do not fit.
         max_receive_rows: random.chance(0.4).then(|| within(random, 0, ranks * max_tokens)),
-        buffers: within(random, 1, 3),
+        channels: within(random, 1, 3),
         token_type: pick(random, &token_types(block)),
         combine_dtype: pick(random, &DType::ALL),
-        answer_dtype: pick(random, &DType::ALL),
+        reply_dtype: pick(random, &DType::ALL),
         output_dtype: pick(random, &DType::ALL),
         layout,
         combine: pick(random, &[CombineMode::ReduceAtExpert, CombineMode::PerExpert]),
@@ -70,7 +70,7 @@ fn config(random: &mut Random) -> Config {
     }
 }
 
-fn round(config: &Config, random: &mut Random) -> Round {
+fn round(config: &Config, random: &mut SplitMix64) -> Round {
     let routings = [
         Some(Routing::Uniform),
         Some(Routing::Zipf { exponent: 1.2 }),
@@ -79,13 +79,13 @@ fn round(config: &Config, random: &mut Random) -> Round {
     ];
     let masked = pick(random, &[0, 0, 1, 4, 8]);
     Round {
-        batches: batches(config, pick(random, &routings), masked, random.word()),
+        batches: batches(config, pick(random, &routings), masked, random.bits()),
         combined: !random.chance(0.1),
         weighting: pick(random, &[Weighting::AtCombine, Weighting::AtExpert]),
     }
 }
 
-fn parts(random: &mut Random) -> PartRule {
+fn parts(random: &mut SplitMix64) -> PartRule {
     if random.chance(0.3) {
         return PartRule::WHOLE;
     }
@@ -101,7 +101,7 @@ fn parts(random: &mut Random) -> PartRule {
 impl Scenario {
     /// Anything that may happen.
     pub fn random(seed: u64) -> Scenario {
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::new(seed);
         let config = config(&mut random);
         let rounds =
             (0..within(&mut random, 1, MOST_ROUNDS)).map(|_| round(&config, &mut random)).collect();
@@ -109,29 +109,31 @@ impl Scenario {
         let mut ends: Vec<Rank> = (0..config.ranks).map(Rank).collect();
         random.shuffle(&mut ends);
         let at = Time(random.below(300_000));
-        let fate = Fate::draw(&mut random, 10, &ends);
-        if matches!(fate, Fate::FailedParts) {
+        let fault = InjectedFault::draw(&mut random, 10, &ends);
+        if matches!(fault, InjectedFault::FailedParts) {
             faults.fail = 0.005;
         }
         let (parts, laziness) = (parts(&mut random), pick(&mut random, &[0.0, 0.2, 0.6]));
-        Scenario { seed, config, rounds, faults, parts, fate: Fate::Well, laziness }.with_fate(
-            fate,
-            at,
-            &mut random,
-        )
+        Scenario { seed, config, rounds, faults, parts, fault: InjectedFault::None, laziness }
+            .with_fault(fault, at, &mut random)
     }
 
-    /// The same with a fate at a time. Until then the run is the same.
-    pub fn with_fate(mut self, fate: Fate, at: Time, random: &mut Random) -> Scenario {
-        self.fate = fate;
-        fate.befall(&mut self.faults, self.config.ranks, at, random);
+    /// Adds a fault at a time. Until then the run is the same.
+    pub fn with_fault(
+        mut self,
+        fault: InjectedFault,
+        at: Time,
+        random: &mut SplitMix64,
+    ) -> Scenario {
+        self.fault = fault;
+        fault.add_to(&mut self.faults, self.config.ranks, at, random);
         self
     }
 
     /// The same seed where every rank must come to its end.
     pub fn well(seed: u64) -> Scenario {
         let mut scenario = Scenario::random(seed);
-        scenario.fate = Fate::Well;
+        scenario.fault = InjectedFault::None;
         scenario.faults = Faults::rough();
         scenario
     }
@@ -140,14 +142,14 @@ impl Scenario {
     pub fn shaped(seed: u64, change: impl FnOnce(&mut Config)) -> Scenario {
         let mut scenario = Scenario::well(seed);
         change(&mut scenario.config);
-        let (config, mut random) = (&scenario.config, Random::new(!seed));
+        let (config, mut random) = (&scenario.config, SplitMix64::new(!seed));
         scenario.rounds = scenario.rounds.iter().map(|_| round(config, &mut random)).collect();
         scenario
     }
 }
 
 fn world(scenario: &Scenario) -> World {
-    let mut random = Random::new(scenario.seed ^ 0x0077_6f72_6c64);
+    let mut random = SplitMix64::new(scenario.seed ^ 0x0077_6f72_6c64);
     let model = LatencyBandwidth::new(Duration::from_micros(2), 1_000_000_000);
     World::new(WorldConfig {
         queue_parts: 1 + random.below(20) as u32,
@@ -159,12 +161,12 @@ fn world(scenario: &Scenario) -> World {
     })
 }
 
-/// Runs a scenario and returns every moment at which something happened; `Err` says what was wrong.
+/// Runs a scenario and returns the time of each event, or the failure.
 pub fn run(scenario: Scenario) -> Result<Vec<Time>, String> {
     run_programs(scenario).map(|(moments, _)| moments)
 }
 
-/// Runs a scenario and returns, by rank and round, the bytes received and the sums of the answers.
+/// Runs a scenario and returns, by rank and round, the bytes received and the sums of the replies.
 pub fn results(scenario: Scenario) -> Result<Vec<BTreeMap<usize, Vec<u8>>>, String> {
     let (_, programs) = run_programs(scenario)?;
     Ok(programs.into_iter().map(|program| program.results).collect())
@@ -172,7 +174,7 @@ pub fn results(scenario: Scenario) -> Result<Vec<BTreeMap<usize, Vec<u8>>>, Stri
 
 fn run_programs(scenario: Scenario) -> Result<(Vec<Time>, Vec<Program>), String> {
     let world = world(&scenario);
-    let fate = scenario.fate;
+    let fault = scenario.fault;
     let scenario = Rc::new(scenario);
     let mut cluster = Cluster::new(&world).map_err(|error| error.to_string())?;
     let mut programs = Program::connect(&mut cluster, &scenario).map_err(|e| e.to_string())?;
@@ -189,11 +191,11 @@ fn run_programs(scenario: Scenario) -> Result<(Vec<Time>, Vec<Program>), String>
     })?;
     let wrong: Vec<String> = (0..)
         .zip(&outcomes)
-        .filter(|(rank, outcome)| !is_right(Rank(*rank), outcome, fate))
+        .filter(|(rank, outcome)| !is_right(Rank(*rank), outcome, fault))
         .map(|(rank, outcome)| format!("rank {rank} ended in {outcome:?}"))
         .collect();
     if !wrong.is_empty() {
-        return Err(format!("{fate:?}, but {}", wrong.join("; ")));
+        return Err(format!("{fault:?}, but {}", wrong.join("; ")));
     }
     cluster.settle().map_err(|hang| hang.to_string())?;
     match world.violations().first() {
@@ -202,15 +204,15 @@ fn run_programs(scenario: Scenario) -> Result<(Vec<Time>, Vec<Program>), String>
     }
 }
 
-/// Whoever is not done was killed, or says who or what link was at fault.
-fn is_right(rank: Rank, outcome: &Outcome<Wrong>, fate: Fate) -> bool {
-    match (outcome, fate) {
+/// Each unfinished rank was killed, or reports the rank or link at fault.
+fn is_right(rank: Rank, outcome: &Outcome<Wrong>, fault: InjectedFault) -> bool {
+    match (outcome, fault) {
         (Outcome::Done, _) => true,
-        (Outcome::Killed, Fate::Killed(killed)) => killed == rank,
+        (Outcome::Killed, InjectedFault::Killed(killed)) => killed == rank,
         (
             Outcome::Failed(Wrong::Moe(Error::Fabric(weft_fabric::Error::Poisoned(poison)))),
-            fate,
-        ) => fate.explains(rank, poison.rank),
+            fault,
+        ) => fault.explains(rank, poison.rank),
         _ => false,
     }
 }

@@ -1,28 +1,31 @@
-//! What the twin is compared with: weft-moe's own planner and sums, which know nothing of devices.
+//! Reference for the twin: weft-moe's own planner and sums, which are independent of devices.
 
 use weft_moe::device::{DeviceConfig, DeviceLayout};
 use weft_moe::{
-    Area, Config, Counts, DType, Float8, Layout, ReceivePlan, Rows, RowsMut, ScaleType, SendPlan,
-    Shape, TokenType, Weighting, combine, header, metadata, reply,
+    Area, Config, DType, Float8, Layout, ReceivePlan, RoundCounts, Rows, RowsMut, ScaleType,
+    SendPlan, Shape, TokenType, Weighting, combine, header, metadata, reply,
 };
 
 use crate::common::Batch;
 
-/// The same all-to-all over the fabric. With every row private, slots are numbered as on devices.
+/// The same all-to-all over the fabric, of physical experts. With every row private, slots are numbered as on devices.
 pub fn config(config: &DeviceConfig) -> Config {
     Config {
         ranks: config.ranks,
         rank: config.rank,
         token_type: config.wire,
         combine_dtype: config.combine_dtype,
-        answer_dtype: config.answer_dtype,
+        reply_dtype: config.reply_dtype,
         output_dtype: config.output_dtype,
         private_rows: config.max_tokens,
         layout: match config.layout {
             DeviceLayout::Contiguous { pad_to } => Layout::Contiguous { pad_to },
-            DeviceLayout::Indexed | DeviceLayout::Padded { .. } => Layout::Indexed,
+            DeviceLayout::Indexed | DeviceLayout::Padded { .. } | DeviceLayout::Dense => {
+                Layout::Indexed
+            }
         },
-        ..Config::new(config.ranks, config.rank, config.experts, config.top_k)
+        placement: Some(config.placement()),
+        ..Config::new(config.ranks, config.rank, config.placement().experts(), config.top_k)
             .sized(config.max_tokens, config.hidden)
     }
 }
@@ -48,7 +51,7 @@ pub fn plan(device: &DeviceConfig, batches: &[Batch]) -> Vec<Plans> {
         })
         .collect();
     let receive = |shape: &Shape| {
-        let mut counts = Counts::new(shape);
+        let mut counts = RoundCounts::new(shape);
         counts.begin(0);
         for (source, send) in (0..).zip(&sends) {
             let mut bytes = vec![0; shape.sizes().extent(Area::SendHeader).stride as usize];
@@ -86,36 +89,36 @@ pub fn device_row(plan: &ReceivePlan, slot: u32) -> i32 {
     (source * plan.shape().config().max_tokens + row) as i32
 }
 
-/// The result of every rank, by way of answers and their sums, given the outputs of the experts of every
+/// The result of every rank, by way of replies and their sums, given the outputs of the experts of every
 /// rank by [`ReceivePlan`] position.
 pub fn combined(plans: &mut [Plans], weighting: Weighting, outputs: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let shape = plans[0].send.shape().clone();
-    let (output, answer) =
-        (shape.area_row_bytes(Area::ExpertOutput), shape.area_row_bytes(Area::Answers));
-    let answers: Vec<Vec<u8>> = (0..plans.len())
+    let (output, reply_bytes) =
+        (shape.area_row_bytes(Area::ExpertOutput), shape.area_row_bytes(Area::Replies));
+    let replies: Vec<Vec<u8>> = (0..plans.len())
         .map(|source| {
-            let mut answers = Vec::new();
+            let mut replies = Vec::new();
             for (rank, outputs) in plans.iter().zip(outputs) {
                 let rows = rank.receive.replies_to(source as u32).len();
-                let mut out = vec![0; rows * answer];
+                let mut out = vec![0; rows * reply_bytes];
                 let outputs = Rows::new(outputs, output, output);
-                let into = RowsMut::new(&mut out, answer, answer);
+                let into = RowsMut::new(&mut out, reply_bytes, reply_bytes);
                 reply(&rank.receive, source as u32, weighting, outputs, into).unwrap();
-                answers.extend(out);
+                replies.extend(out);
             }
-            answers
+            replies
         })
         .collect();
     let row = shape.area_row_bytes(Area::Output);
     plans
         .iter_mut()
-        .zip(&answers)
-        .map(|(plans, answers)| {
+        .zip(&replies)
+        .map(|(plans, replies)| {
             let tokens = plans.send.tokens();
             let mut out = vec![0; tokens * row];
             let into = RowsMut::new(&mut out, row, row);
-            let answers = Rows::new(answers, answer, answer);
-            combine(&mut plans.send, 0..tokens, weighting, answers, into).unwrap();
+            let replies = Rows::new(replies, reply_bytes, reply_bytes);
+            combine(&mut plans.send, 0..tokens, weighting, replies, into).unwrap();
             out
         })
         .collect()

@@ -1,4 +1,4 @@
-//! What the tests of rates stand on: max-min fair shares in exact arithmetic, and what defines them.
+//! Helpers of the tests of rates: max-min fair shares in exact arithmetic, and their definition.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::cmp::Ordering;
@@ -68,7 +68,7 @@ impl Ord for Fraction {
     }
 }
 
-/// The max-min fair rates of flows over these links, by progressive filling, exactly.
+/// Exact max-min fair rates of flows over these links, by progressive filling.
 pub fn exact_rates(bandwidths: &[u64], flows: &[&[u32]]) -> Vec<Fraction> {
     let mut left: Vec<Fraction> = bandwidths.iter().map(|&b| Fraction::whole(b)).collect();
     let mut rates: Vec<Option<Fraction>> = vec![None; flows.len()];
@@ -92,8 +92,8 @@ pub fn exact_rates(bandwidths: &[u64], flows: &[&[u32]]) -> Vec<Fraction> {
     rates.into_iter().map(|rate| rate.expect("every flow has a link")).collect()
 }
 
-/// Whether these rates are the max-min fair ones: no link carries more than it can, and each flow has a
-/// link that is full and on which nobody is faster.
+/// Checks that rates are max-min fair: no link exceeds its bandwidth, and each flow has a saturated link on
+/// which no flow is faster.
 pub fn check_fair(bandwidths: &[f64], flows: &[(&[u32], f64)]) -> Result<(), String> {
     const SAME: f64 = 1e-7;
     let mut load = vec![0.0; bandwidths.len()];

@@ -1,68 +1,68 @@
-//! Who writes to whom, over which path, and what is under way there.
+//! Connections between ranks: paths, writes in flight, queued writes, lane order.
 
 use weft_topology::EndpointId;
 
 use crate::error::Error;
 use crate::world::{Path, World};
 
-/// No connection, no entry.
+/// Index of no connection or entry.
 pub(crate) const NONE: u32 = u32::MAX;
-/// From how many peers on a rank looks them up in a table of all ranks.
+/// Number of peers above which a rank has a table of all ranks.
 const DENSE: usize = 24;
 
-/// One direction between two ranks. Its writes arrive in the order in which they were posted, as on a
-/// reliable queue pair: a write posted behind another one moves when that one has arrived.
+/// One direction between two ranks. Writes arrive in post order, as on a reliable queue pair: a write moves
+/// after the arrival of the previous one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Connection {
     pub path: Path,
     pub from: u32,
     pub to: u32,
-    /// Writes posted and writes arrived since the start.
+    /// Numbers of posted and arrived writes.
     pub sent: u32,
     pub arrived: u32,
-    /// The lane of the first write of a round, and how far each next one's is from it. So a lane need not be
-    /// counted: writes arrive in order, and which of them raises it follows from its number.
+    /// Lane of a segment's first write, and the stride to the next ones. Lanes need no counters: writes arrive in
+    /// order, and the write that raises a lane follows from the lane's number.
     first_lane: u32,
     stride: i32,
-    /// Where lanes do not follow such a rule, the place of the list of them; else `NONE`.
+    /// Index of the list of lanes without such a stride; else `NONE`.
     irregular: u32,
-    /// Writes of a round, known once the sender has ended its first one; until then 0.
+    /// Writes of a segment; 0 until the sender ends its first one.
     period: u32,
-    /// The first and the last write in the queue behind the one that moves.
+    /// First and last queued write behind the one in flight.
     pub first: u32,
     pub last: u32,
 }
 
-/// A write that waits for those before it on its connection.
+/// Write queued behind others of its connection.
 #[derive(Clone, Copy, Debug)]
-struct Queued {
+struct QueuedWrite {
     bytes: u64,
-    /// When its first byte would arrive if nothing were before it.
+    /// Arrival time of its first byte on an idle connection.
     ready_s: f64,
     next: u32,
 }
 
-/// All connections of a set of ranks, made when first used.
-pub(crate) struct Connections {
+/// Connections of a set of ranks, created at first use.
+pub(crate) struct ConnectionTable {
     pub list: Vec<Connection>,
     peers: Vec<Peers>,
-    queue: Vec<Queued>,
+    queue: Vec<QueuedWrite>,
     free: u32,
     endpoints: Vec<EndpointId>,
-    /// Tells the connections of one set of ranks from those of another for ECMP's hash.
+    /// Number of the set of ranks, as input of ECMP's hash.
     group: u64,
-    /// The lanes of the first round's writes, in order, of connections that are irregular.
+    /// Lanes of the first segment's writes, in order, of irregular connections.
     lanes: Vec<Vec<u32>>,
 }
 
 impl Connection {
-    /// Writes posted and not yet arrived.
-    pub fn under_way(&self) -> u32 {
+    /// Number of writes in flight.
+    pub fn in_flight(&self) -> u32 {
         self.sent - self.arrived
     }
 
-    /// Takes note of the lane of the next write of the first round.
-    fn learn(&mut self, lane: u32, lists: &mut Vec<Vec<u32>>) {
+    /// Records the lane of the first segment's next write.
+    fn record_lane(&mut self, lane: u32, lists: &mut Vec<Vec<u32>>) {
         if self.irregular != NONE {
             lists[self.irregular as usize].push(lane);
             return;
@@ -81,7 +81,7 @@ impl Connection {
         }
     }
 
-    /// The write of a round, counted from 0, that raises `lane` for the `count`th time, as far as known.
+    /// Index in a segment of the write that raises `lane` for the `count`th time, if recorded.
     fn write_of(&self, lane: u32, count: u32, lists: &[Vec<u32>]) -> Option<u32> {
         if self.irregular != NONE {
             let list = &lists[self.irregular as usize];
@@ -99,31 +99,31 @@ impl Connection {
         }
     }
 
-    /// Whether in `round` of the receiver `lane` has risen `count` times.
-    fn risen(&self, round: u32, lane: u32, count: u32, lists: &[Vec<u32>]) -> bool {
+    /// True if `lane` has risen `count` times in the receiver's `segment`.
+    fn risen(&self, segment: u32, lane: u32, count: u32, lists: &[Vec<u32>]) -> bool {
         if self.arrived == 0 {
             return false;
         }
         let Some(write) = self.write_of(lane, count, lists) else { return false };
         if self.period == 0 {
-            return round == 0 && write < self.arrived;
+            return segment == 0 && write < self.arrived;
         }
-        write < self.period && self.arrived > round * self.period + write
+        write < self.period && self.arrived > segment * self.period + write
     }
 }
 
-/// The connection of a rank to a peer.
+/// Connection of a rank to a peer.
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     rank: u32,
     connection: u32,
 }
 
-/// The connections of one rank to others, by peer.
+/// Connections of one rank, by peer.
 #[derive(Clone, Debug, Default)]
 struct Peers {
     list: Vec<Peer>,
-    /// The place of each rank in the list, once that is long.
+    /// Index in the list by rank, for long lists.
     dense: Vec<u32>,
 }
 
@@ -139,7 +139,7 @@ impl Peers {
     fn add(&mut self, peer: u32, connection: u32, ranks: usize) {
         let place = self.list.len();
         if place == 0 {
-            // Most have a few, and growing costs more than making room for them at once.
+            // Most ranks have a few peers: one reservation costs less than growth.
             self.list.reserve_exact(ranks.min(10));
         }
         self.list.push(Peer { rank: peer, connection });
@@ -154,9 +154,9 @@ impl Peers {
     }
 }
 
-impl Connections {
-    pub fn new(endpoints: Vec<EndpointId>, group: u64) -> Connections {
-        Connections {
+impl ConnectionTable {
+    pub fn new(endpoints: Vec<EndpointId>, group: u64) -> ConnectionTable {
+        ConnectionTable {
             list: Vec::with_capacity(endpoints.len()),
             peers: vec![Peers::default(); endpoints.len()],
             queue: Vec::new(),
@@ -171,7 +171,7 @@ impl Connections {
         self.endpoints[rank as usize]
     }
 
-    /// The connection from one rank to another.
+    /// Connection from one rank to another.
     pub fn get(&mut self, world: &mut World, from: u32, to: u32) -> Result<u32, Error> {
         if let Some(place) = self.peers[from as usize].find(to) {
             return Ok(self.peers[from as usize].list[place].connection);
@@ -197,7 +197,7 @@ impl Connections {
         Ok(number)
     }
 
-    /// Sends `bytes` that are posted at `posted_s`, behind what is under way on the connection.
+    /// Sends `bytes` posted at `posted_s`, behind the writes in flight.
     pub fn send(
         &mut self,
         world: &mut World,
@@ -209,14 +209,14 @@ impl Connections {
     ) -> Result<(), Error> {
         let connection = &mut self.list[number as usize];
         if connection.period == 0 {
-            connection.learn(lane, &mut self.lanes);
+            connection.record_lane(lane, &mut self.lanes);
         }
         connection.sent += 1;
         let ready_s = posted_s + connection.path.latency_s;
-        if connection.under_way() == 1 {
+        if connection.in_flight() == 1 {
             return world.start_flow(connection.path, bytes, ready_s - world.now(), tag);
         }
-        let queued = Queued { bytes, ready_s, next: NONE };
+        let queued = QueuedWrite { bytes, ready_s, next: NONE };
         let place = if self.free == NONE {
             self.queue.push(queued);
             self.queue.len() as u32 - 1
@@ -235,7 +235,7 @@ impl Connections {
         Ok(())
     }
 
-    /// Notes that the write that moved has arrived, and starts the one behind it.
+    /// Records the arrival of the write in flight and starts the next one.
     pub fn arrive(&mut self, world: &mut World, number: u32, tag: u64) -> Result<(), Error> {
         let connection = &mut self.list[number as usize];
         connection.arrived += 1;
@@ -243,7 +243,7 @@ impl Connections {
         if place == NONE {
             return Ok(());
         }
-        let Queued { bytes, ready_s, next } = self.queue[place as usize];
+        let QueuedWrite { bytes, ready_s, next } = self.queue[place as usize];
         connection.first = next;
         self.queue[place as usize].next = self.free;
         self.free = place;
@@ -251,13 +251,13 @@ impl Connections {
         world.start_flow(connection.path, bytes, delay, tag)
     }
 
-    /// Whether in `round` of its receiver a connection's `lane` has risen `count` times.
-    pub fn risen(&self, number: u32, round: u32, lane: u32, count: u32) -> bool {
-        self.list[number as usize].risen(round, lane, count, &self.lanes)
+    /// True if a connection's `lane` has risen `count` times in the receiver's `segment`.
+    pub fn risen(&self, number: u32, segment: u32, lane: u32, count: u32) -> bool {
+        self.list[number as usize].risen(segment, lane, count, &self.lanes)
     }
 
-    /// Notes that a rank has posted all writes of its first round.
-    pub fn end_first_round(&mut self, rank: u32) {
+    /// Records the number of writes of a segment, at the end of the rank's first one.
+    pub fn end_first_segment(&mut self, rank: u32) {
         for peer in &self.peers[rank as usize].list {
             let connection = &mut self.list[peer.connection as usize];
             connection.period = connection.sent;

@@ -1,79 +1,81 @@
-//! A schedule as it runs: a cursor for each rank.
+//! Execution of a schedule: a cursor for each rank.
 //!
-//! A rank goes from operation to operation until it has to wait for a lane. What it spends by itself
-//! (reductions, copies) moves its own clock ahead of the world's, without an event: nothing that others do
-//! in the meantime changes it, and a wait that follows takes the later of the two. Only where several
-//! workloads post at one NIC, so that the order of posts matters, does a rank that is ahead pause for the
-//! world to come after.
+//! A rank executes operations until it blocks on a lane. Its reductions and copies advance its own clock
+//! ahead of the world's, without an event: they are independent of other ranks, and a later wait takes the
+//! maximum of both clocks. If several workloads post at one NIC, the order of posts matters, and a rank that
+//! is ahead pauses until the world's clock reaches its own.
 
 use std::collections::VecDeque;
 
 use weft_collectives::{Op, Rank, Schedule};
 use weft_topology::EndpointId;
 
-use super::connections::Connections;
-use super::rank::{Ended, RankState, Waiting};
+use super::connections::ConnectionTable;
+use super::rank::{CompletedVector, RankCursor, WaitState};
 use super::vectors::Vectors;
+use crate::cluster::Straggler;
 use crate::error::Error;
-use crate::random::Random;
-use crate::spec::Straggler;
 use crate::trace::Span;
 use crate::world::World;
+use weft_control::random::SplitMix64;
 
-/// Tags with this bit are of timers that wake a rank.
+/// Bit of the tags of timers that resume a rank.
 const WAKE: u64 = 1 << 32;
 
-/// A schedule that runs once or several times, on vectors of given lengths.
+/// Runs of a schedule on vectors of given lengths.
 pub(crate) struct Execution<S> {
     schedule: S,
-    pub(super) ranks: Vec<RankState>,
-    pub(super) connections: Connections,
+    pub(super) ranks: Vec<RankCursor>,
+    pub(super) connections: ConnectionTable,
     pub(super) vectors: Vectors,
-    random: Option<Random>,
-    /// Seconds per byte of the slowest link of an endpoint, for jitter that grows with a message.
+    random: Option<SplitMix64>,
+    /// Seconds per byte of the slowest endpoint link, for jitter proportional to the message.
     seconds_per_byte: f64,
-    /// By connection, when its writes that are under way were posted and how long they are, if a trace is
-    /// kept.
+    /// Post time and length of the writes in flight, by connection; filled for a trace.
     pub(super) posted: Vec<VecDeque<(f64, u64)>>,
-    ended: Vec<Ended>,
+    completed: Vec<CompletedVector>,
     last_s: f64,
-    /// Rounds that ranks have not ended.
+    /// Number of unfinished segments of all ranks.
     left: u64,
     base: u64,
 }
 
-/// What an execution needs beside its schedule.
-pub(crate) struct Setup<'a> {
-    /// Where each rank is.
+/// Configuration of an execution.
+pub(crate) struct ExecutionConfig<'a> {
+    /// Endpoint of each rank.
     pub endpoints: Vec<EndpointId>,
-    /// The lengths of the vectors, one after the other.
+    /// Lengths of the consecutive vectors.
     pub lengths: &'a [u64],
-    /// Ranks that are slow.
+    /// Slow ranks.
     pub stragglers: &'a [Straggler],
-    /// Tells its connections from those of others, and its random numbers.
+    /// Number that separates its connections and random numbers from those of other executions.
     pub group: u64,
-    /// Is added to the tags that it uses, which are below 2^33.
+    /// Offset of its tags, which are below 2^33.
     pub base: u64,
-    /// Whether it is the first at its ranks, or another one of theirs posts at the same NICs in turn.
+    /// True for the first execution at its ranks; later ones post at the same NICs in turn.
     pub first: bool,
 }
 
 impl<S: Schedule> Execution<S> {
-    pub fn new(world: &mut World, schedule: S, setup: Setup<'_>) -> Result<Execution<S>, Error> {
+    pub fn new(
+        world: &mut World,
+        schedule: S,
+        setup: ExecutionConfig<'_>,
+    ) -> Result<Execution<S>, Error> {
         let ranks = schedule.ranks();
         if setup.endpoints.len() != ranks as usize {
             let must = format!("the schedule's number of ranks, {ranks}");
             return Err(Error::field("placement", setup.endpoints.len(), must));
         }
-        let segment = world.constants().segment_bytes;
-        let vectors = Vectors::new(&schedule, setup.lengths, segment)?;
+        let most_bytes = world.constants().segment_bytes;
+        let vectors = Vectors::new(&schedule, setup.lengths, most_bytes)?;
         if setup.first {
             for endpoint in &setup.endpoints {
                 world.attach(*endpoint);
             }
         }
-        let mut states: Vec<RankState> =
-            (0..ranks).map(|rank| RankState::new(schedule.len(Rank(rank)))).collect();
+        let mut states: Vec<RankCursor> =
+            (0..ranks).map(|rank| RankCursor::new(schedule.len(Rank(rank)))).collect();
         for straggler in setup.stragglers {
             if let Some(state) = states.get_mut(straggler.rank as usize) {
                 state.slow = straggler.slow;
@@ -89,13 +91,13 @@ impl<S: Schedule> Execution<S> {
         Ok(Execution {
             random: jitters.then(|| world.random(setup.group)),
             seconds_per_byte,
-            left: u64::from(ranks) * u64::from(vectors.rounds()),
+            left: u64::from(ranks) * u64::from(vectors.segments()),
             vectors,
             ranks: states,
-            connections: Connections::new(setup.endpoints, setup.group),
+            connections: ConnectionTable::new(setup.endpoints, setup.group),
             schedule,
             posted: Vec::new(),
-            ended: Vec::new(),
+            completed: Vec::new(),
             last_s: 0.0,
             base: setup.base,
         })
@@ -105,36 +107,35 @@ impl<S: Schedule> Execution<S> {
         &self.schedule
     }
 
-    /// Lets a rank begin its next vector that was not released yet, at `at_s` or when it has ended the one
-    /// before.
+    /// Releases a rank's next vector at `at_s`; it begins after the previous one.
     pub fn release(&mut self, world: &mut World, rank: u32, at_s: f64) -> Result<(), Error> {
         let state = &mut self.ranks[rank as usize];
         *self.vectors.release_s(state.released, rank) = at_s;
         state.released += 1;
-        let begins = state.waiting == Waiting::Release;
-        if begins && state.round < self.vectors.allowed(state.released) {
+        let begins = state.waiting == WaitState::Release;
+        if begins && state.segment < self.vectors.allowed(state.released) {
             self.begin(world, rank);
-            self.go(world, rank)?;
+            self.advance(world, rank)?;
         }
         Ok(())
     }
 
-    /// What ended since this was last asked.
-    pub fn ended(&mut self) -> &mut Vec<Ended> {
-        &mut self.ended
+    /// Vectors completed since the list was last cleared.
+    pub fn completed(&mut self) -> &mut Vec<CompletedVector> {
+        &mut self.completed
     }
 
-    /// When the last rank ended the last round, once it has.
+    /// End of the last segment at the last rank.
     pub fn finished(&self) -> Option<f64> {
         (self.left == 0).then_some(self.last_s)
     }
 
-    /// A tag came back, less the base.
+    /// Completion of `tag`, without the base.
     pub fn event(&mut self, world: &mut World, tag: u64) -> Result<(), Error> {
         if tag & WAKE != 0 {
             let rank = tag as u32;
-            self.ranks[rank as usize].waiting = Waiting::No;
-            return self.go(world, rank);
+            self.ranks[rank as usize].waiting = WaitState::Running;
+            return self.advance(world, rank);
         }
         let number = tag as u32;
         if world.traced() {
@@ -142,77 +143,77 @@ impl<S: Schedule> Execution<S> {
         }
         self.connections.arrive(world, number, self.base | tag)?;
         let connection = &self.connections.list[number as usize];
-        let (from, to, under_way) = (connection.from, connection.to, connection.under_way());
+        let (from, to, in_flight) = (connection.from, connection.to, connection.in_flight());
         let state = &self.ranks[to as usize];
-        if let Waiting::Lane { connection, lane, count } = state.waiting
+        if let WaitState::Lane { connection, lane, count } = state.waiting
             && connection == number
-            && self.connections.risen(number, state.round, lane, count)
+            && self.connections.risen(number, state.segment, lane, count)
         {
-            self.wake(world, to);
-            self.go(world, to)?;
+            self.resume(world, to);
+            self.advance(world, to)?;
         }
         let state = &mut self.ranks[from as usize];
-        state.under_way -= 1;
-        let goes_on = match state.waiting {
-            Waiting::Drain { connection } => connection == number && under_way == 0,
-            Waiting::End => state.under_way == 0,
+        state.in_flight -= 1;
+        let resumes = match state.waiting {
+            WaitState::Drain { connection } => connection == number && in_flight == 0,
+            WaitState::OwnWrites => state.in_flight == 0,
             _ => false,
         };
-        if goes_on {
+        if resumes {
             state.at_s = state.at_s.max(world.now());
-            state.waiting = Waiting::No;
-            self.go(world, from)?;
+            state.waiting = WaitState::Running;
+            self.advance(world, from)?;
         }
         Ok(())
     }
 
     fn begin(&mut self, world: &World, rank: u32) {
         let state = &mut self.ranks[rank as usize];
-        let round = self.vectors.round(state.round);
-        state.waiting = Waiting::No;
+        let segment = self.vectors.segment(state.segment);
+        state.waiting = WaitState::Running;
         state.op = 0;
-        if round.first {
-            let release_s = *self.vectors.release_s(round.vector, rank);
+        if segment.first {
+            let release_s = *self.vectors.release_s(segment.vector, rank);
             state.at_s = state.at_s.max(release_s) + world.constants().launch_s * state.slow;
         }
     }
 
-    /// Ends a wait for a lane.
-    fn wake(&mut self, world: &World, rank: u32) {
+    /// Resumes a rank blocked on a lane.
+    fn resume(&mut self, world: &World, rank: u32) {
         let state = &mut self.ranks[rank as usize];
         state.at_s = state.at_s.max(world.now()) + world.constants().wait_s * state.slow;
-        state.waiting = Waiting::No;
+        state.waiting = WaitState::Running;
         state.op += 1;
     }
 
-    /// Goes from operation to operation until the rank has to wait.
-    fn go(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
+    /// Executes operations until the rank blocks.
+    fn advance(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
         loop {
             let state = &mut self.ranks[rank as usize];
             if state.op == state.len {
-                if !self.end_round(world, rank) {
+                if !self.end_segment(world, rank) {
                     return Ok(());
                 }
                 continue;
             }
-            let round = state.round;
+            let segment = state.segment;
             match self.schedule.op(Rank(rank), state.op) {
                 Op::Write { to, source, target, lane, .. } => {
                     let endpoint = self.connections.endpoint(rank);
                     let state = &mut self.ranks[rank as usize];
                     if state.at_s > world.now() && world.shared(endpoint) {
-                        state.waiting = Waiting::Clock;
+                        state.waiting = WaitState::Clock;
                         return world
                             .timer(state.at_s - world.now(), self.base | WAKE | u64::from(rank));
                     }
-                    let sizes = self.vectors.round(round).sizes;
+                    let sizes = self.vectors.segment(segment).sizes;
                     let bytes = sizes.write(&self.schedule, rank, source, to.0, target);
                     self.write(world, rank, to.0, lane, bytes)?;
                 }
                 Op::Wait { from, lane, count } => {
                     let number = self.incoming(world, rank, from.0)?;
-                    if !self.connections.risen(number, round, lane, count) {
-                        let waiting = Waiting::Lane { connection: number, lane, count };
+                    if !self.connections.risen(number, segment, lane, count) {
+                        let waiting = WaitState::Lane { connection: number, lane, count };
                         self.ranks[rank as usize].waiting = waiting;
                         return Ok(());
                     }
@@ -221,21 +222,21 @@ impl<S: Schedule> Execution<S> {
                 }
                 Op::Drain { to } => {
                     let number = self.outgoing(world, rank, to.0)?;
-                    if self.connections.list[number as usize].under_way() > 0 {
-                        self.ranks[rank as usize].waiting = Waiting::Drain { connection: number };
-                        // The operation is done once the writes are: it is not looked at again.
+                    if self.connections.list[number as usize].in_flight() > 0 {
+                        self.ranks[rank as usize].waiting = WaitState::Drain { connection: number };
+                        // The operation ends with the writes and is not executed again.
                         self.ranks[rank as usize].op += 1;
                         return Ok(());
                     }
                 }
                 Op::Reduce { source, target } => {
-                    let sizes = self.vectors.round(round).sizes;
+                    let sizes = self.vectors.segment(segment).sizes;
                     let bytes = sizes.local(&self.schedule, rank, source, target);
                     let seconds = world.constants().reduce_s(bytes);
                     self.spend(world, rank, "reduce", seconds, bytes);
                 }
                 Op::Copy { source, target } => {
-                    let sizes = self.vectors.round(round).sizes;
+                    let sizes = self.vectors.segment(segment).sizes;
                     let bytes = sizes.local(&self.schedule, rank, source, target);
                     let seconds = world.constants().copy_s(bytes);
                     self.spend(world, rank, "copy", seconds, bytes);
@@ -255,7 +256,7 @@ impl<S: Schedule> Execution<S> {
     ) -> Result<(), Error> {
         let number = self.outgoing(world, rank, to)?;
         let state = &mut self.ranks[rank as usize];
-        state.under_way += 1;
+        state.in_flight += 1;
         let constants = world.constants();
         let mut posted_s = if constants.post_s > 0.0 {
             let seconds = constants.post_s * state.slow;
@@ -287,28 +288,28 @@ impl<S: Schedule> Execution<S> {
         }
     }
 
-    /// The rank has done its last operation. Gives whether it goes on with another round.
-    fn end_round(&mut self, world: &World, rank: u32) -> bool {
+    /// Ends the rank's segment; true if it begins another one.
+    fn end_segment(&mut self, world: &World, rank: u32) -> bool {
         let state = &mut self.ranks[rank as usize];
-        if state.round == 0 {
-            self.connections.end_first_round(rank);
+        if state.segment == 0 {
+            self.connections.end_first_segment(rank);
         }
-        if state.under_way > 0 {
-            state.waiting = Waiting::End;
+        if state.in_flight > 0 {
+            state.waiting = WaitState::OwnWrites;
             return false;
         }
-        let round = self.vectors.round(state.round);
-        if round.last {
-            self.ended.push(Ended { rank, vector: round.vector, at_s: state.at_s });
+        let segment = self.vectors.segment(state.segment);
+        if segment.last {
+            self.completed.push(CompletedVector { rank, vector: segment.vector, at_s: state.at_s });
         }
         self.last_s = self.last_s.max(state.at_s);
         self.left -= 1;
-        state.round += 1;
-        if state.round < self.vectors.allowed(state.released) {
+        state.segment += 1;
+        if state.segment < self.vectors.allowed(state.released) {
             self.begin(world, rank);
             return true;
         }
-        state.waiting = Waiting::Release;
+        state.waiting = WaitState::Release;
         false
     }
 
@@ -330,5 +331,15 @@ impl<S: Schedule> Execution<S> {
         let number = self.connections.get(world, from, rank)?;
         self.ranks[rank as usize].from = (from, number);
         Ok(number)
+    }
+
+    /// Records the span of an arrived write.
+    fn trace_write(&mut self, world: &mut World, number: u32) {
+        let connection = &self.connections.list[number as usize];
+        let (rank, name) = (connection.from, format!("to {}", connection.to));
+        let end_s = world.now();
+        let posted = self.posted.get_mut(number as usize).and_then(VecDeque::pop_front);
+        let (begin_s, bytes) = posted.unwrap_or((end_s, 0));
+        world.span(Span { job: 0, rank, row: "network", name, begin_s, end_s, bytes });
     }
 }

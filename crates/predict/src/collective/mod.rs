@@ -1,81 +1,86 @@
 //! Collectives: schedules of counted writes on the network.
+//!
+//! - `execution`: a cursor for each rank over its operations
+//! - `connections`: writes in flight and queued, by pair of ranks
+//! - `rank`, `vectors`, `sizes`: state of a rank, segments of the vectors, bytes of spans
+//! - `placement`, `program`: rank placement, schedules from JSON
+//! - `diagnostics`: progress, names of flows, deadlocks
 
 mod connections;
+mod diagnostics;
 mod execution;
 mod placement;
 mod program;
 mod rank;
 mod sizes;
-mod stuck;
 mod vectors;
-mod watch;
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use weft_collectives::{Algorithm, AnySchedule, Collective, Options, Rank, Schedule, build};
 
 use crate::check::from_1_to;
+use crate::cluster::{Cluster, Straggler};
 use crate::cpu::CpuTime;
 use crate::error::Error;
 use crate::outcome::Outcome;
-use crate::run::Progress;
-use crate::spec::{Cluster, Straggler};
+use crate::progress::Progress;
 use crate::workload::Workload;
 use crate::world::World;
 
-pub(crate) use execution::{Execution, Setup};
-/// Where ranks are.
+pub(crate) use execution::{Execution, ExecutionConfig};
+/// Rank placement.
 pub use placement::Placement;
 
 /// One collective on a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct CollectiveSpec {
-    /// On what.
+pub struct CollectiveScenario {
+    /// Network and its conditions.
     pub cluster: Cluster,
-    /// What runs.
+    /// Workload.
     pub job: CollectiveJob,
-    /// How many links to report, the busiest first.
-    #[serde(default = "crate::spec::links")]
+    /// Number of reported links, busiest first.
+    #[serde(default = "crate::outcome::default_links")]
     pub links: usize,
-    /// Record up to so many spans for a trace.
+    /// Most spans of the trace; 0 for no trace.
     #[serde(default)]
     pub trace: usize,
 }
 
-/// A collective, wherever it runs.
+/// Collective, without its cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CollectiveJob {
     /// `all-reduce`, `reduce-scatter`, `all-gather`, `broadcast` or `all-to-all`.
     #[serde(default = "default_collective")]
     pub collective: String,
-    /// `ring`, `tree`, `hd`, `hdrm`, ...; of a program, how its ranks are placed.
+    /// `ring`, `tree`, `hd`, `hdrm`, ...; for a program, the algorithm whose placement it takes.
     #[serde(default = "default_algorithm")]
     pub algorithm: String,
-    /// A schedule that was written down, in place of an algorithm's.
+    /// Schedule as JSON, in place of an algorithm's.
     #[serde(default)]
     pub program: Option<serde_json::Value>,
-    /// The length of the vector in bytes.
+    /// Length of the vector in bytes.
     pub bytes: u64,
-    /// How many ranks; all endpoints if left out.
+    /// Number of ranks; default: all endpoints.
     #[serde(default)]
     pub ranks: Option<u32>,
-    /// Where they are.
+    /// Rank placement.
     #[serde(default)]
     pub placement: Placement,
-    /// Into how many pieces pipelined algorithms cut the vector.
+    /// Chunks of pipelined algorithms.
     #[serde(default)]
     pub chunks: Option<u32>,
     /// Ranks of a node, for hierarchical algorithms.
     #[serde(default)]
     pub local: Option<u32>,
-    /// How often it runs, one after the other.
+    /// Consecutive runs.
     #[serde(default = "default_rounds")]
     pub rounds: u32,
 }
 
-/// The most rounds of a collective.
+/// Largest number of rounds.
 const MOST_ROUNDS: u32 = 1 << 20;
 
 fn default_rounds() -> u32 {
@@ -91,12 +96,12 @@ fn default_collective() -> String {
 }
 
 impl CollectiveJob {
-    /// The algorithm that it names.
+    /// Parsed algorithm.
     pub fn algorithm(&self) -> Result<Algorithm, Error> {
         Ok(self.algorithm.parse()?)
     }
 
-    /// How many ranks run it: what it says, or as many as its program has, or as there are endpoints.
+    /// Number of ranks: of the job, of its program, or all endpoints.
     pub fn ranks(&self, world: &World) -> Result<u32, Error> {
         match &self.program {
             Some(value) => Ok(program::program(value, self.ranks)?.ranks()),
@@ -104,7 +109,7 @@ impl CollectiveJob {
         }
     }
 
-    /// Its schedule among `ranks` ranks.
+    /// Schedule of `ranks` ranks.
     pub fn schedule(&self, ranks: u32) -> Result<AnySchedule, Error> {
         if let Some(value) = &self.program {
             return Ok(program::program(value, Some(ranks))?.into());
@@ -129,7 +134,7 @@ impl CollectiveJob {
     }
 }
 
-/// A collective as a workload.
+/// Workload of a collective.
 pub struct CollectiveWorkload<S> {
     execution: Execution<S>,
     stragglers: Vec<Straggler>,
@@ -137,7 +142,7 @@ pub struct CollectiveWorkload<S> {
 }
 
 impl CollectiveWorkload<AnySchedule> {
-    /// Makes what `job` describes ready to run on a world.
+    /// Workload of `job` on a world.
     pub fn new(
         world: &mut World,
         job: &CollectiveJob,
@@ -153,7 +158,7 @@ impl CollectiveWorkload<AnySchedule> {
 }
 
 impl<S: Schedule> CollectiveWorkload<S> {
-    /// Makes a schedule ready to run on a world.
+    /// Workload of a schedule on a world.
     pub fn of(
         world: &mut World,
         schedule: S,
@@ -164,7 +169,14 @@ impl<S: Schedule> CollectiveWorkload<S> {
         group: u64,
     ) -> Result<CollectiveWorkload<S>, Error> {
         let lengths = vec![bytes; rounds as usize];
-        let setup = Setup { endpoints, lengths: &lengths, stragglers, group, base: 0, first: true };
+        let setup = ExecutionConfig {
+            endpoints,
+            lengths: &lengths,
+            stragglers,
+            group,
+            base: 0,
+            first: true,
+        };
         let execution = Execution::new(world, schedule, setup)?;
         Ok(CollectiveWorkload { execution, stragglers: stragglers.to_vec(), rounds })
     }
@@ -189,7 +201,7 @@ impl<S: Schedule> Workload for CollectiveWorkload<S> {
 
     fn event(&mut self, world: &mut World, tag: u64) -> Result<(), Error> {
         self.execution.event(world, tag)?;
-        self.execution.ended().clear();
+        self.execution.completed().clear();
         Ok(())
     }
 
@@ -197,12 +209,12 @@ impl<S: Schedule> Workload for CollectiveWorkload<S> {
         self.execution.finished()
     }
 
-    fn stuck(&self) -> Error {
+    fn deadlock(&self) -> Error {
         self.execution.deadlock()
     }
 
-    fn describe(&self, tag: u64) -> String {
-        self.execution.describe(tag)
+    fn flow_name(&self, tag: u64) -> String {
+        self.execution.flow_name(tag)
     }
 
     fn progress(&self) -> f64 {
@@ -211,7 +223,10 @@ impl<S: Schedule> Workload for CollectiveWorkload<S> {
 }
 
 /// Runs one collective.
-pub(crate) fn run(spec: &CollectiveSpec, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
+pub(crate) fn run(
+    spec: &CollectiveScenario,
+    progress: &mut Progress<'_>,
+) -> Result<Outcome, Error> {
     let cpu = CpuTime::start();
     let mut world = World::new(&spec.cluster)?;
     if spec.trace > 0 {

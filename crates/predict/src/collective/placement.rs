@@ -1,4 +1,4 @@
-//! Which endpoint each rank has.
+//! Rank placement: the endpoint of each rank.
 
 use serde::{Deserialize, Serialize};
 use weft_collectives::Algorithm;
@@ -7,23 +7,23 @@ use weft_topology::{Description, EndpointId};
 use crate::error::Error;
 use crate::world::World;
 
-/// How ranks are placed on endpoints.
+/// Placement of ranks on endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Placement {
-    /// By the rank map of the network for HDRM, in the order of endpoints for all others.
+    /// Rank map of the network for HDRM, order of endpoints for all others.
     #[default]
     Auto,
     /// Rank `r` at endpoint `r`.
     Order,
-    /// By the rank map of the network: on a BiGraph, HDRM's.
+    /// Rank map of the network: on a BiGraph, HDRM's.
     Map,
-    /// At these endpoints.
+    /// Rank `r` at the `r`th of these endpoints.
     Endpoints(Vec<u32>),
 }
 
 impl Placement {
-    /// The endpoints of `ranks` ranks that run `algorithm`.
+    /// Endpoints of `ranks` ranks that run `algorithm`.
     pub fn endpoints(
         &self,
         world: &World,
@@ -45,7 +45,7 @@ impl Placement {
     }
 }
 
-/// The map of the network, or HDRM's if the network was described as a BiGraph and has none.
+/// Rank map of the network, or HDRM's for a BiGraph without one.
 fn map(world: &World, ranks: u32) -> Result<Vec<EndpointId>, Error> {
     match world.description() {
         Description::BiGraph(shape) if !world.network().has_rank_map() => {
@@ -64,10 +64,14 @@ fn explicit(list: &[u32], all: u32, ranks: u32) -> Result<Vec<EndpointId>, Error
     for endpoint in list {
         match taken.get_mut(*endpoint as usize) {
             None => {
-                return Err(Error::field("placement", endpoint, format!("less than {all}")));
+                return Err(Error::field(
+                    "placement",
+                    endpoint,
+                    format!("an endpoint below {all}"),
+                ));
             }
             Some(true) => {
-                return Err(Error::field("placement", endpoint, "named once"));
+                return Err(Error::field("placement", endpoint, "each endpoint at most once"));
             }
             Some(free) => *free = true,
         }

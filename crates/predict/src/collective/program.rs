@@ -1,20 +1,20 @@
-//! Schedules that somebody wrote down.
+//! Schedules from JSON.
 
 use serde_json::Value;
 use weft_collectives::{Op, Program, Rank, Schedule};
 
 use crate::error::Error;
 
-/// Reads a schedule and refuses what cannot run at all: ranks, blocks or steps that do not exist. Whether it
-/// computes the collective is for [`weft_collectives::verify`] to say, whether it ends for the run.
+/// Parses a schedule and rejects operations with unknown ranks or blocks. [`weft_collectives::verify`] proves
+/// that it computes its collective; the run detects deadlocks.
 pub(crate) fn program(value: &Value, ranks: Option<u32>) -> Result<Program, Error> {
     let program: Program = serde_json::from_value(value.clone())?;
     let has = program.ranks();
     if has == 0 || program.blocks == 0 {
         return Err(Error::field(
             "job.program",
-            "a schedule of nothing",
-            "of a rank and a block at least",
+            "an empty schedule",
+            "at least one rank and one block",
         ));
     }
     if let Some(ranks) = ranks
@@ -38,7 +38,7 @@ pub(crate) fn program(value: &Value, ranks: Option<u32>) -> Result<Program, Erro
     Ok(program)
 }
 
-/// What an operation is, and must be instead.
+/// Problem of an operation and the expected values, if it has one.
 fn problem(program: &Program, rank: u32, op: &Op) -> Option<(String, String)> {
     let ranks = program.ranks();
     let peer = match op {
@@ -49,7 +49,7 @@ fn problem(program: &Program, rank: u32, op: &Op) -> Option<(String, String)> {
     if let Some(Rank(peer)) = peer
         && (peer >= ranks || peer == rank)
     {
-        return Some((format!("with rank {peer}"), format!("with another one of {ranks} ranks")));
+        return Some((format!("with rank {peer}"), format!("another one of {ranks} ranks")));
     }
     let spans = match op {
         Op::Write { to, source, target, .. } => vec![(rank, source), (to.0, target)],
@@ -63,11 +63,11 @@ fn problem(program: &Program, rank: u32, op: &Op) -> Option<(String, String)> {
         let end = u64::from(span.first) + u64::from(span.blocks);
         if end > has {
             let is = format!("with {span} of rank {whose}");
-            return Some((is, format!("within its {has} blocks")));
+            return Some((is, format!("a span within its {has} blocks")));
         }
     }
     match op {
-        Op::Wait { count: 0, .. } => Some(("a wait for nothing".into(), "for at least 1".into())),
+        Op::Wait { count: 0, .. } => Some(("with count 0".into(), "a count of at least 1".into())),
         _ => None,
     }
 }

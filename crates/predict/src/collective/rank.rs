@@ -1,65 +1,65 @@
-//! Where a rank stands in its schedule.
+//! Position of a rank in its schedule.
 
 use super::connections::NONE;
 
-/// Why a rank does not go on.
+/// State of a rank: running, or blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waiting {
-    /// It goes on.
-    No,
-    /// For its next round to be released.
+pub(crate) enum WaitState {
+    /// Executes operations.
+    Running,
+    /// Blocked until its next vector is released.
     Release,
-    /// For a lane of a connection to it.
+    /// Blocked on a lane of an incoming connection.
     Lane { connection: u32, lane: u32, count: u32 },
-    /// For its own writes over a connection.
+    /// Blocked on its own writes over a connection.
     Drain { connection: u32 },
-    /// For all its own writes, after its last operation.
-    End,
-    /// For the world's clock.
+    /// Blocked on all its own writes, after its last operation.
+    OwnWrites,
+    /// Paused until the world's clock reaches its own.
     Clock,
 }
 
-/// Where a rank stands.
+/// Cursor of a rank over its operations.
 #[derive(Clone, Debug)]
-pub(crate) struct RankState {
-    /// Its own clock, ahead of the world's or behind it.
+pub(crate) struct RankCursor {
+    /// Clock of the rank; may be ahead of or behind the world's.
     pub at_s: f64,
-    pub waiting: Waiting,
-    /// The operation that comes next, of so many.
+    pub waiting: WaitState,
+    /// Next operation, and their number.
     pub op: u32,
     pub len: u32,
-    /// The segment that it works on.
-    pub round: u32,
-    /// Vectors that it may begin.
+    /// Current segment.
+    pub segment: u32,
+    /// Number of released vectors.
     pub released: u32,
-    /// Writes posted and not yet arrived.
-    pub under_way: u32,
-    /// The peers last written to and waited for, and the connections.
+    /// Writes in flight.
+    pub in_flight: u32,
+    /// Last written and last awaited peer, with the connections.
     pub to: (u32, u32),
     pub from: (u32, u32),
-    /// How many times as long its own work takes.
+    /// Factor on the times of its own work.
     pub slow: f64,
 }
 
-/// A rank has ended a vector.
+/// End of a vector at one rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Ended {
+pub(crate) struct CompletedVector {
     pub rank: u32,
     pub vector: u32,
     pub at_s: f64,
 }
 
-impl RankState {
-    /// Before its first vector.
-    pub fn new(operations: u32) -> RankState {
-        RankState {
+impl RankCursor {
+    /// Cursor before the first vector.
+    pub fn new(operations: u32) -> RankCursor {
+        RankCursor {
             at_s: 0.0,
-            waiting: Waiting::Release,
+            waiting: WaitState::Release,
             op: 0,
             len: operations,
-            round: 0,
+            segment: 0,
             released: 0,
-            under_way: 0,
+            in_flight: 0,
             to: (NONE, NONE),
             from: (NONE, NONE),
             slow: 1.0,

@@ -1,37 +1,37 @@
-//! The vectors that a schedule works on, cut into segments.
+//! Vectors of a schedule, cut into segments.
 
 use weft_collectives::Schedule;
 
-use super::sizes::Sizes;
+use super::sizes::SpanSizes;
 use crate::error::Error;
 
-/// The most segments of all vectors of an execution, and the most vectors times ranks.
-const MOST_ROUNDS: u64 = 1 << 20;
+/// Largest number of segments of an execution, and of vectors times ranks.
+const MOST_SEGMENTS: u64 = 1 << 20;
 const MOST_STARTS: u64 = 1 << 26;
 
-/// A round is one pass through the schedule: a segment of a vector.
+/// Segment of a vector: one pass through the schedule.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Round {
-    pub sizes: Sizes,
+pub(crate) struct Segment {
+    pub sizes: SpanSizes,
     pub vector: u32,
-    /// Whether it is its vector's first segment, and whether its last.
+    /// First and last segment of its vector.
     pub first: bool,
     pub last: bool,
 }
 
-/// Vectors, one after the other.
+/// Consecutive vectors.
 #[derive(Clone, Debug)]
 pub(crate) struct Vectors {
-    rounds: Vec<Round>,
-    /// The first round of each vector, and one past the last round.
+    segments: Vec<Segment>,
+    /// First segment of each vector, and one past the last segment.
     starts: Vec<u32>,
-    /// When each rank may begin each vector, by vector.
+    /// Release time of each vector at each rank, by vector.
     release_s: Vec<f64>,
     ranks: usize,
 }
 
 impl Vectors {
-    /// Vectors of these lengths in segments of at most `segment` bytes.
+    /// Vectors of `lengths` in segments of at most `segment` bytes.
     pub fn new(
         schedule: &impl Schedule,
         lengths: &[u64],
@@ -40,17 +40,18 @@ impl Vectors {
         let ranks = schedule.ranks() as usize;
         let count = |bytes: &u64| segment.map_or(1, |most| bytes.div_ceil(most).max(1));
         let all = lengths.iter().map(count).fold(0, u64::saturating_add);
-        if all > MOST_ROUNDS {
-            let must = format!("at most {MOST_ROUNDS}: fewer vectors, or a larger segment_bytes");
+        if all > MOST_SEGMENTS {
+            let must =
+                format!("at most {MOST_SEGMENTS}; pass fewer vectors or a larger segment_bytes");
             return Err(Error::field("segments of all vectors", all, must));
         }
         let releases = lengths.len() as u64 * ranks as u64;
         if releases > MOST_STARTS {
-            let must = format!("at most {MOST_STARTS}: fewer rounds or iterations");
+            let must = format!("at most {MOST_STARTS}: fewer segments or iterations");
             return Err(Error::field("vectors times ranks", releases, must));
         }
         let mut vectors = Vectors {
-            rounds: Vec::with_capacity(all as usize),
+            segments: Vec::with_capacity(all as usize),
             starts: vec![0],
             release_s: vec![0.0; releases as usize],
             ranks,
@@ -60,31 +61,31 @@ impl Vectors {
             let start =
                 |part: u64| (u128::from(*bytes) * u128::from(part) / u128::from(parts)) as u64;
             for part in 0..parts {
-                let sizes = Sizes::new(schedule, start(part + 1) - start(part))?;
+                let sizes = SpanSizes::new(schedule, start(part + 1) - start(part))?;
                 let (first, last) = (part == 0, part + 1 == parts);
-                vectors.rounds.push(Round { sizes, vector, first, last });
+                vectors.segments.push(Segment { sizes, vector, first, last });
             }
-            vectors.starts.push(vectors.rounds.len() as u32);
+            vectors.starts.push(vectors.segments.len() as u32);
         }
         Ok(vectors)
     }
 
-    /// The number of rounds.
-    pub fn rounds(&self) -> u32 {
-        self.rounds.len() as u32
+    /// Number of segments.
+    pub fn segments(&self) -> u32 {
+        self.segments.len() as u32
     }
 
-    /// A round.
-    pub fn round(&self, round: u32) -> Round {
-        self.rounds[round as usize]
+    /// Segment by number.
+    pub fn segment(&self, segment: u32) -> Segment {
+        self.segments[segment as usize]
     }
 
-    /// How many rounds a rank may do that may begin `released` vectors.
+    /// Segments of the first `released` vectors.
     pub fn allowed(&self, released: u32) -> u32 {
         self.starts[released as usize]
     }
 
-    /// When a rank may begin a vector.
+    /// Release time of a vector at a rank.
     pub fn release_s(&mut self, vector: u32, rank: u32) -> &mut f64 {
         &mut self.release_s[vector as usize * self.ranks + rank as usize]
     }

@@ -1,20 +1,20 @@
-//! A recommendation model over many nodes: embedding pooling, all-to-all, MLPs; fused or not.
+//! Recommendation model on many nodes: embedding pooling, all-to-all, MLPs; fused and unfused.
 //!
-//! Each rank holds whole tables and pools them for everybody's samples; an all-to-all brings each rank the
-//! vectors of its own samples. Not fused, the exchange begins when all is pooled. Fused, each slice leaves
-//! as soon as it is computed, those for others first and its own last. In training, gradients go back by a
-//! second exchange, which waits for them in either case, and tables are updated.
+//! Each rank holds whole tables and pools them for the samples of all ranks; an all-to-all sends each rank
+//! the vectors of its own samples. Unfused, the all-to-all begins after pooling. Fused, each slice is sent
+//! after its own pooling, slices of peers first and the rank's own last. In training, a second, unfused
+//! all-to-all returns gradients, and the tables are updated.
 //!
-//! A rank computes on one stream, in order. The bottom MLP (and its backward pass) runs while an exchange
-//! is under way, as it needs none of it.
+//! A rank computes on one stream, in order. The bottom MLP and its backward pass overlap with an
+//! all-to-all in flight, as they are independent of it.
 //!
-//! - `spec.rs`: what is asked
-//! - `workload.rs`: the iteration as a state machine on a world
+//! - `job.rs`: sizes and rates of an iteration
+//! - `workload.rs`: state machine of the iteration
 
-mod spec;
+mod job;
 mod workload;
 
-pub use spec::{DlrmJob, DlrmSpec, Variant};
+pub use job::{DlrmJob, DlrmScenario, Variant};
 pub use workload::DlrmWorkload;
 
 use serde_json::json;
@@ -22,11 +22,11 @@ use serde_json::json;
 use crate::cpu::CpuTime;
 use crate::error::Error;
 use crate::outcome::Outcome;
-use crate::run::Progress;
+use crate::progress::Progress;
 use crate::world::World;
 
 /// Runs the scenario on its cluster.
-pub(crate) fn run(spec: &DlrmSpec, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
+pub(crate) fn run(spec: &DlrmScenario, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
     let job = &spec.job;
     job.check()?;
     spec.cluster.check(job.ranks)?;
@@ -51,7 +51,7 @@ pub(crate) fn run(spec: &DlrmSpec, progress: &mut Progress<'_>) -> Result<Outcom
         cpu_s += outcome.cpu_s;
         last = Some(outcome);
     }
-    let Some(mut outcome) = last else { return Err(Error::Nothing) };
+    let Some(mut outcome) = last else { return Err(Error::NoWorkload) };
     outcome.cpu_s = cpu_s;
     let [unfused, fused] = times;
     let gain = match (unfused, fused) {

@@ -1,28 +1,28 @@
-//! The iteration as a state machine on a world.
+//! Workload of a recommendation model: state machine of the iteration.
 
 use weft_topology::EndpointId;
 
-use super::spec::DlrmJob;
+use super::job::DlrmJob;
+use crate::cluster::Cluster;
 use crate::error::Error;
-use crate::spec::Cluster;
 use crate::trace::Span;
 use crate::workload::Workload;
 use crate::world::{Path, World};
 
-/// The ranks of one iteration.
+/// One iteration of all ranks.
 pub struct DlrmWorkload {
     job: DlrmJob,
     fused: bool,
-    ranks: Vec<Rank>,
+    ranks: Vec<DlrmRank>,
     paths: Vec<Path>,
     left: u32,
-    /// The longest time from the end of pooling until all vectors were there.
+    /// Longest time from the end of pooling to the last vector of a rank.
     pub(super) exchange_s: f64,
     finished: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Rank {
+struct DlrmRank {
     slow: f64,
     late_s: f64,
     sliced: u32,
@@ -31,43 +31,43 @@ struct Rank {
     bottom_done: bool,
     bottom_back_done: bool,
     pooled_at: f64,
-    /// When this rank's top MLP began.
+    /// Begin of the top MLP.
     top_at: Option<f64>,
     updating: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum DlrmEvent {
     Begin,
-    /// A slice for `to` is pooled.
+    /// End of a slice's pooling.
     Slice,
-    /// Bottom MLP and pooling are done.
+    /// End of pooling and bottom MLP.
     Bottom,
-    /// Loss and gradients of the top are known.
+    /// End of the top MLP's forward and backward passes.
     Top,
-    /// The bottom MLP's gradients are known.
+    /// End of the bottom MLP's backward pass.
     BottomBack,
     Updated,
-    /// Vectors or gradients have arrived.
+    /// Arrival of vectors or gradients.
     Vectors,
     Gradients,
 }
 
-const KINDS: [Kind; 8] = [
-    Kind::Begin,
-    Kind::Slice,
-    Kind::Bottom,
-    Kind::Top,
-    Kind::BottomBack,
-    Kind::Updated,
-    Kind::Vectors,
-    Kind::Gradients,
+const EVENTS: [DlrmEvent; 8] = [
+    DlrmEvent::Begin,
+    DlrmEvent::Slice,
+    DlrmEvent::Bottom,
+    DlrmEvent::Top,
+    DlrmEvent::BottomBack,
+    DlrmEvent::Updated,
+    DlrmEvent::Vectors,
+    DlrmEvent::Gradients,
 ];
 
 const SIDE_BITS: u32 = 16;
 
 impl DlrmWorkload {
-    /// One iteration, fused or not.
+    /// Workload of one iteration.
     pub fn new(
         world: &mut World,
         job: &DlrmJob,
@@ -80,9 +80,9 @@ impl DlrmWorkload {
             let must = format!("at least {}, one for each rank", job.ranks);
             return Err(Error::field("the network's endpoints", endpoints, must));
         }
-        let mut ranks = vec![Rank { slow: 1.0, ..Rank::default() }; job.ranks as usize];
+        let mut ranks = vec![DlrmRank { slow: 1.0, ..DlrmRank::default() }; job.ranks as usize];
         for straggler in &cluster.stragglers {
-            // A straggler of another job's ranks is none of ours.
+            // Stragglers beyond this job's ranks are ignored.
             if let Some(rank) = ranks.get_mut(straggler.rank as usize) {
                 (rank.slow, rank.late_s) = (straggler.slow, straggler.late_s);
             }
@@ -106,11 +106,17 @@ impl DlrmWorkload {
         })
     }
 
-    fn tag(kind: Kind, from: u32, to: u32) -> u64 {
+    fn tag(kind: DlrmEvent, from: u32, to: u32) -> u64 {
         (u64::from(kind as u8) << SIDE_BITS | u64::from(from)) << SIDE_BITS | u64::from(to)
     }
 
-    fn after(&self, world: &mut World, rank: u32, kind: Kind, seconds: f64) -> Result<(), Error> {
+    fn after(
+        &self,
+        world: &mut World,
+        rank: u32,
+        kind: DlrmEvent,
+        seconds: f64,
+    ) -> Result<(), Error> {
         let slow = self.ranks[rank as usize].slow;
         world.timer(seconds * slow, DlrmWorkload::tag(kind, rank, rank))
     }
@@ -118,7 +124,7 @@ impl DlrmWorkload {
     fn write(
         &self,
         world: &mut World,
-        kind: Kind,
+        kind: DlrmEvent,
         from: u32,
         to: u32,
         bytes: u64,
@@ -131,12 +137,12 @@ impl DlrmWorkload {
         world.start_flow(path, bytes, delay, DlrmWorkload::tag(kind, from, to))
     }
 
-    /// Slices of a rank's pooling, its own among them.
+    /// Number of slices of a rank, with its own.
     fn slices(&self) -> u32 {
         self.job.ranks * self.job.slices_per_peer
     }
 
-    /// The rank for which a slice is: peers in turn, so that not all send to one first; itself last.
+    /// Destination of a slice: peers in rotated order, the rank itself last.
     fn owner_of_slice(&self, rank: u32, slice: u32) -> u32 {
         (rank + 1 + slice % self.job.ranks) % self.job.ranks
     }
@@ -147,23 +153,23 @@ impl DlrmWorkload {
         if self.fused {
             return self.next_slice(world, rank, launch_s);
         }
-        self.after(world, rank, Kind::Slice, launch_s + pooling_s)
+        self.after(world, rank, DlrmEvent::Slice, launch_s + pooling_s)
     }
 
     fn next_slice(&mut self, world: &mut World, rank: u32, launch_s: f64) -> Result<(), Error> {
         let slice_s =
             self.job.pooling_s() * (1.0 + self.job.fused_overhead) / f64::from(self.slices());
-        self.after(world, rank, Kind::Slice, launch_s + slice_s)
+        self.after(world, rank, DlrmEvent::Slice, launch_s + slice_s)
     }
 
-    /// A slice is pooled, or all of them at once.
+    /// Sends the pooled slice, or all vectors.
     fn sliced(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
         let (ranks, per_peer) = (self.job.ranks, u64::from(self.job.slices_per_peer));
         if !self.fused {
             self.ranks[rank as usize].sliced = self.slices();
             for step in 1..ranks {
                 let peer = (rank + step) % ranks;
-                self.write(world, Kind::Vectors, rank, peer, self.job.bytes_for_peer())?;
+                self.write(world, DlrmEvent::Vectors, rank, peer, self.job.bytes_for_peer())?;
             }
             return self.pooled(world, rank);
         }
@@ -173,7 +179,7 @@ impl DlrmWorkload {
         if owner != rank {
             let (all, turn) = (self.job.bytes_for_peer(), u64::from(slice / ranks));
             let bytes = all * (turn + 1) / per_peer - all * turn / per_peer;
-            self.write(world, Kind::Vectors, rank, owner, bytes)?;
+            self.write(world, DlrmEvent::Vectors, rank, owner, bytes)?;
         }
         if slice + 1 < self.slices() {
             return self.next_slice(world, rank, 0.0);
@@ -185,10 +191,10 @@ impl DlrmWorkload {
         self.ranks[rank as usize].pooled_at = world.now();
         self.span(world, rank, "pooling", self.ranks[rank as usize].late_s);
         let bottom_s = self.job.mlp_s(self.job.bottom_flops);
-        self.after(world, rank, Kind::Bottom, bottom_s)
+        self.after(world, rank, DlrmEvent::Bottom, bottom_s)
     }
 
-    /// The top MLP begins once the bottom one is done and every vector is there.
+    /// Begins the top MLP after the bottom MLP and the last vector.
     fn begin_top(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
         let slices = if self.fused { self.job.slices_per_peer } else { 1 };
         let expected = (self.job.ranks - 1) * slices;
@@ -199,10 +205,10 @@ impl DlrmWorkload {
         state.top_at = Some(world.now());
         let wait_s = world.constants().wait_s;
         self.span(world, rank, "exchange", self.ranks[rank as usize].pooled_at);
-        // A backward pass costs twice the forward one.
+        // A backward pass takes twice as long as the forward pass.
         let passes = if self.job.training { 3.0 } else { 1.0 };
         let top_s = self.job.mlp_s(self.job.top_flops) * passes;
-        self.after(world, rank, Kind::Top, wait_s + top_s)
+        self.after(world, rank, DlrmEvent::Top, wait_s + top_s)
     }
 
     fn top_ended(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
@@ -212,10 +218,10 @@ impl DlrmWorkload {
         }
         for step in 1..self.job.ranks {
             let peer = (rank + step) % self.job.ranks;
-            self.write(world, Kind::Gradients, rank, peer, self.job.bytes_for_peer())?;
+            self.write(world, DlrmEvent::Gradients, rank, peer, self.job.bytes_for_peer())?;
         }
         let back_s = 2.0 * self.job.mlp_s(self.job.bottom_flops);
-        self.after(world, rank, Kind::BottomBack, back_s)
+        self.after(world, rank, DlrmEvent::BottomBack, back_s)
     }
 
     fn begin_update(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
@@ -227,7 +233,7 @@ impl DlrmWorkload {
         state.updating = true;
         let wait_s = world.constants().wait_s;
         let update_s = self.job.pooling_s() * self.job.update_passes;
-        self.after(world, rank, Kind::Updated, wait_s + update_s)
+        self.after(world, rank, DlrmEvent::Updated, wait_s + update_s)
     }
 
     fn ended(&mut self, world: &mut World) -> Result<(), Error> {
@@ -250,21 +256,21 @@ impl Workload for DlrmWorkload {
     fn start(&mut self, world: &mut World) -> Result<(), Error> {
         for rank in 0..self.job.ranks {
             let late_s = self.ranks[rank as usize].late_s;
-            world.timer(late_s, DlrmWorkload::tag(Kind::Begin, rank, rank))?;
+            world.timer(late_s, DlrmWorkload::tag(DlrmEvent::Begin, rank, rank))?;
         }
         Ok(())
     }
 
     fn event(&mut self, world: &mut World, tag: u64) -> Result<(), Error> {
         let rank = (tag & ((1 << SIDE_BITS) - 1)) as u32;
-        match KINDS[(tag >> (2 * SIDE_BITS)) as usize] {
-            Kind::Begin => self.pool(world, rank),
-            Kind::Slice => self.sliced(world, rank),
-            Kind::Bottom => {
+        match EVENTS[(tag >> (2 * SIDE_BITS)) as usize] {
+            DlrmEvent::Begin => self.pool(world, rank),
+            DlrmEvent::Slice => self.sliced(world, rank),
+            DlrmEvent::Bottom => {
                 self.ranks[rank as usize].bottom_done = true;
                 self.begin_top(world, rank)
             }
-            Kind::Vectors => {
+            DlrmEvent::Vectors => {
                 self.ranks[rank as usize].vectors += 1;
                 let since = world.now() - self.ranks[rank as usize].pooled_at;
                 if self.ranks[rank as usize].pooled_at > 0.0 {
@@ -272,16 +278,16 @@ impl Workload for DlrmWorkload {
                 }
                 self.begin_top(world, rank)
             }
-            Kind::Top => self.top_ended(world, rank),
-            Kind::BottomBack => {
+            DlrmEvent::Top => self.top_ended(world, rank),
+            DlrmEvent::BottomBack => {
                 self.ranks[rank as usize].bottom_back_done = true;
                 self.begin_update(world, rank)
             }
-            Kind::Gradients => {
+            DlrmEvent::Gradients => {
                 self.ranks[rank as usize].gradients += 1;
                 self.begin_update(world, rank)
             }
-            Kind::Updated => self.ended(world),
+            DlrmEvent::Updated => self.ended(world),
         }
     }
 
@@ -289,12 +295,12 @@ impl Workload for DlrmWorkload {
         self.finished
     }
 
-    fn stuck(&self) -> Error {
+    fn deadlock(&self) -> Error {
         let behind = self.ranks.iter().position(|rank| rank.top_at.is_none()).unwrap_or(0);
-        Error::Waiting { what: "the recommendation model", rank: behind as u32, round: 0 }
+        Error::Blocked { what: "the recommendation model", rank: behind as u32, round: 0 }
     }
 
-    fn describe(&self, tag: u64) -> String {
+    fn flow_name(&self, tag: u64) -> String {
         let side = |bits: u64| bits & ((1 << SIDE_BITS) - 1);
         format!("rank {} to rank {}", side(tag >> SIDE_BITS), side(tag))
     }

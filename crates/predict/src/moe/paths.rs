@@ -1,25 +1,24 @@
-//! The ways by which ranks reach each other.
+//! Paths between ranks.
 
-use super::spec::MoeJob;
+use super::job::MoeJob;
 use crate::error::Error;
 use crate::world::{Path, World};
 
-/// By source and destination: the path of each NIC, or of dispatch and of combine over NVLink.
-pub(crate) struct Paths {
+/// Paths by source and destination: one for each NIC, or for dispatch and for combine over NVLink.
+pub(crate) struct PathTable {
     paths: Vec<Path>,
     ranks: u32,
-    /// Paths of a pair of ranks.
+    /// Number of paths of a pair of ranks.
     stride: usize,
 }
 
-impl Paths {
-    /// Finds all paths. `first_private` is the number of the first of the world's private links that are
-    /// this job's.
-    pub fn find(world: &mut World, job: &MoeJob, first_private: u32) -> Result<Paths, Error> {
-        let nothing = world.private_path(&[], 0.0)?;
+impl PathTable {
+    /// Routes all paths. `first_private` is the index of the job's first private link.
+    pub fn find(world: &mut World, job: &MoeJob, first_private: u32) -> Result<PathTable, Error> {
+        let local = world.private_path(&[], 0.0)?;
         let pairs = (job.ranks * job.ranks) as usize;
         let stride = job.nics_per_rank.max(2) as usize;
-        let mut paths = vec![nothing; pairs * stride];
+        let mut paths = vec![local; pairs * stride];
         for source in 0..job.ranks {
             for nic in 0..job.nics_per_rank {
                 world.attach(job.endpoint(source, nic));
@@ -41,7 +40,7 @@ impl Paths {
                     let (from, to) = (job.endpoint(source, nic), job.endpoint(destination, nic));
                     let connection = u64::from(source) << 32 | u64::from(destination) << 8;
                     let path = if from == to {
-                        nothing
+                        local
                     } else {
                         world.path(from, to, connection | u64::from(nic))?
                     };
@@ -49,10 +48,10 @@ impl Paths {
                 }
             }
         }
-        Ok(Paths { paths, ranks: job.ranks, stride })
+        Ok(PathTable { paths, ranks: job.ranks, stride })
     }
 
-    /// The paths from one rank to another.
+    /// Paths from one rank to another.
     pub fn between(&self, source: u32, destination: u32) -> &[Path] {
         let first = (source * self.ranks + destination) as usize * self.stride;
         &self.paths[first..first + self.stride]

@@ -1,27 +1,27 @@
-//! How far a rank is.
+//! Progress of a rank.
 //!
-//! A rank is never more than one round ahead of another: it cannot end dispatch without everybody's
-//! header. So what has arrived is kept for two rounds, in turn.
+//! A rank is at most one round ahead of another, since dispatch ends after the headers of all ranks. So
+//! arrivals are counted for two rounds, in turn.
 
-/// What has arrived at a rank in one round, and how far the rank is.
+/// Arrivals at a rank in one round, and its completed stages.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Progress {
+pub(crate) struct RoundProgress {
     pub headers: u32,
     pub rows: u32,
     pub answers: u32,
     pub packed: bool,
     pub routed: bool,
     pub dispatch_ended: bool,
-    pub answers_sent: bool,
+    pub replies_sent: bool,
     pub combine_ended: bool,
 }
 
-/// A rank: how slow and late it is, and what it has done.
+/// State of a rank.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rank {
+pub(crate) struct MoeRank {
     pub slow: f64,
     pub late_s: f64,
     pub begun_s: f64,
-    pub progress: [Progress; 2],
+    pub progress: [RoundProgress; 2],
     pub rounds_done: u32,
 }

@@ -1,12 +1,12 @@
-//! What came out: times of each phase, and what the plans moved.
+//! Results: times of each phase, rows by kind of link.
 
 use serde_json::{Value, json};
 
-use super::spec::MoeJob;
-use super::traffic::{Traffic, Weights};
+use super::job::MoeJob;
+use super::traffic::{RowSizes, Traffic};
 use crate::statistics::Summary;
 
-/// A half of a round.
+/// Half of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Dispatch,
@@ -22,14 +22,14 @@ impl Phase {
     }
 }
 
-/// Seconds from a rank's call to its end, of every rank and round.
+/// Seconds from call to end, of every rank and round.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Times {
+pub(crate) struct PhaseTimes {
     dispatch: Vec<f64>,
     combine: Vec<f64>,
 }
 
-impl Times {
+impl PhaseTimes {
     pub fn add(&mut self, phase: Phase, seconds: f64) {
         match phase {
             Phase::Dispatch => self.dispatch.push(seconds),
@@ -37,7 +37,7 @@ impl Times {
         }
     }
 
-    pub fn report(&self, job: &MoeJob, weights: &Weights, traffic: &[Traffic]) -> Value {
+    pub fn report(&self, job: &MoeJob, sizes: &RowSizes, traffic: &[Traffic]) -> Value {
         let (mut by_nic, mut by_nvlink, mut kept) = (0u64, 0u64, 0u64);
         for round in traffic {
             for source in 0..job.ranks {
@@ -58,14 +58,14 @@ impl Times {
             "dispatch": Summary::of(&self.dispatch),
             "combine": Summary::of(&self.combine),
             "rounds": job.rounds,
-            "row_bytes": weights.row_bytes,
-            "answer_bytes": weights.answer_bytes,
-            "header_bytes": weights.header_bytes,
+            "row_bytes": sizes.row_bytes,
+            "answer_bytes": sizes.answer_bytes,
+            "header_bytes": sizes.header_bytes,
             "rows_per_rank": {
                 "nic": of_a_rank(by_nic), "nvlink": of_a_rank(by_nvlink), "kept": of_a_rank(kept),
             },
-            "expert_imbalance": weights.load.expert_imbalance(),
-            "rank_imbalance": weights.load.rank_imbalance(),
+            "expert_imbalance": sizes.load.expert_imbalance(),
+            "rank_imbalance": sizes.load.rank_imbalance(),
         })
     }
 }

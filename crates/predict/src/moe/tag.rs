@@ -1,60 +1,60 @@
-//! What an event stands for: kind, round, source and destination in one number.
+//! Events of a round, and their tags: event, round, source and destination in one number.
 
-/// What a tag stands for.
+/// Event of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// The rank calls dispatch.
+pub(crate) enum MoeEvent {
+    /// Call of dispatch.
     Begin,
-    /// Its header can be posted.
+    /// Header ready to post.
     Planned,
-    /// Its rows can be posted.
+    /// Rows ready to post.
     Packed,
-    /// It knows all offsets.
+    /// Offsets computed.
     Routed,
-    /// Its experts may begin.
+    /// End of dispatch.
     Dispatched,
-    /// It calls combine.
+    /// Call of combine.
     Combine,
-    /// Its answers can be posted.
-    Answered,
-    /// Its sums are there.
+    /// Replies ready to post.
+    RepliesReady,
+    /// End of combine.
     Combined,
-    /// A header has arrived.
+    /// Arrival of a header.
     Header,
-    /// A part of rows has arrived.
+    /// Arrival of a part of rows.
     Rows,
-    /// A part of answers has arrived.
-    Answers,
+    /// Arrival of a part of replies.
+    Replies,
 }
 
-/// All of them, in their order.
-pub(crate) const KINDS: [Kind; 11] = [
-    Kind::Begin,
-    Kind::Planned,
-    Kind::Packed,
-    Kind::Routed,
-    Kind::Dispatched,
-    Kind::Combine,
-    Kind::Answered,
-    Kind::Combined,
-    Kind::Header,
-    Kind::Rows,
-    Kind::Answers,
+/// All events in the order of their numbers.
+pub(crate) const EVENTS: [MoeEvent; 11] = [
+    MoeEvent::Begin,
+    MoeEvent::Planned,
+    MoeEvent::Packed,
+    MoeEvent::Routed,
+    MoeEvent::Dispatched,
+    MoeEvent::Combine,
+    MoeEvent::RepliesReady,
+    MoeEvent::Combined,
+    MoeEvent::Header,
+    MoeEvent::Rows,
+    MoeEvent::Replies,
 ];
 
 const SIDE_BITS: u32 = 16;
 const ROUND_BITS: u32 = 8;
 
-/// The tag of what goes from one rank to another, or of what a rank does itself.
-pub(crate) fn tag(kind: Kind, round: u32, from: u32, to: u32) -> u64 {
+/// Tag of a write from one rank to another, or of a rank's own stage.
+pub(crate) fn tag(kind: MoeEvent, round: u32, from: u32, to: u32) -> u64 {
     let sides = u64::from(from) << SIDE_BITS | u64::from(to);
     (u64::from(kind as u8) << ROUND_BITS | u64::from(round)) << (2 * SIDE_BITS) | sides
 }
 
-/// Kind, round, source and destination.
-pub(crate) fn read_tag(tag: u64) -> (Kind, u32, u32, u32) {
+/// Event, round, source and destination of a tag.
+pub(crate) fn read_tag(tag: u64) -> (MoeEvent, u32, u32, u32) {
     let side = |bits: u64| (bits & ((1 << SIDE_BITS) - 1)) as u32;
     let head = tag >> (2 * SIDE_BITS);
     let round = (head & ((1 << ROUND_BITS) - 1)) as u32;
-    (KINDS[(head >> ROUND_BITS) as usize], round, side(tag >> SIDE_BITS), side(tag))
+    (EVENTS[(head >> ROUND_BITS) as usize], round, side(tag >> SIDE_BITS), side(tag))
 }

@@ -1,22 +1,23 @@
-//! Who sends how much to whom: the planner's answer, for all ranks of a round.
+//! Rows between ranks in a round, by the planner.
 
 use weft_moe::routing::Load;
 use weft_moe::{Area, CombineMode, SendPlan};
 
-use super::spec::{Copies, MoeJob};
+use super::job::{Copies, MoeJob};
 use crate::error::Error;
+use crate::progress::Progress;
 
-/// What the planner made of one round.
+/// Traffic of one round.
 #[derive(Clone, Debug)]
 pub(crate) struct Traffic {
     ranks: u32,
-    /// Rows of dispatch, which are also answers of combine: `[source][destination]`.
+    /// Rows of dispatch, equal to the replies of combine: `[source][destination]`.
     rows: Vec<u32>,
 }
 
-/// What rows weigh, and how uneven they are; the same in all rounds but for the load.
+/// Bytes of headers, rows and replies, and the load of experts over all rounds.
 #[derive(Clone, Debug)]
-pub(crate) struct Weights {
+pub(crate) struct RowSizes {
     pub header_bytes: u64,
     pub row_bytes: u64,
     pub answer_bytes: u64,
@@ -24,19 +25,19 @@ pub(crate) struct Weights {
     pub load: Load,
 }
 
-impl Weights {
-    pub fn new(job: &MoeJob) -> Result<Weights, Error> {
+impl RowSizes {
+    pub fn new(job: &MoeJob) -> Result<RowSizes, Error> {
         let shape = job.shape(0)?;
         let record = match job.copies {
             Copies::Rank => u64::from(shape.sizes().extent(Area::Metadata).stride),
-            // A copy for an expert needs no list of experts; its scales travel all the same.
+            // A copy for one expert has its scales and no list of experts.
             Copies::Expert => shape.scale_bytes() as u64,
         };
         let config = shape.config();
-        Ok(Weights {
+        Ok(RowSizes {
             header_bytes: shape.sizes().extent(Area::SendHeader).stride.into(),
             row_bytes: shape.token_bytes() as u64 + record,
-            answer_bytes: shape.row_bytes(config.answer_dtype) as u64,
+            answer_bytes: shape.row_bytes(config.reply_dtype) as u64,
             private_rows: config.private_rows,
             load: Load::new(shape.placement()),
         })
@@ -44,16 +45,20 @@ impl Weights {
 }
 
 impl Traffic {
-    /// Plans a round of all ranks, and adds to the load.
+    /// Plans a round of all ranks, and adds to the load. The progress callback can cancel it.
     pub fn plan(
         job: &MoeJob,
         seed: u64,
         plan: &mut SendPlan,
         round: u32,
         load: &mut Load,
+        progress: &mut Progress<'_>,
     ) -> Result<Traffic, Error> {
         let mut rows = Vec::with_capacity((job.ranks * job.ranks) as usize);
         for rank in 0..job.ranks {
+            if !progress(0.0, "planning") {
+                return Err(Error::Cancelled { time_s: 0.0 });
+            }
             plan.build(&job.ids(seed, rank, round), None)?;
             load.add(plan.rows_to_rank(), plan.rows_of_expert());
             match plan.shape().config().combine {
@@ -71,18 +76,18 @@ impl Traffic {
         self.rows[(source * self.ranks + destination) as usize]
     }
 
-    /// Rows that leave a rank, its own excepted.
+    /// Rows that a rank sends to peers.
     pub fn sent(&self, source: u32) -> u64 {
         self.sent_where(source, |_| true)
     }
 
-    /// Those of them that go to such peers.
+    /// Rows that a rank sends to the peers that `such` selects.
     pub fn sent_where(&self, source: u32, such: impl Fn(u32) -> bool) -> u64 {
         let peers = self.peers(source).filter(|peer| such(*peer));
         peers.map(|peer| u64::from(self.rows(source, peer))).sum()
     }
 
-    /// Rows that reach a rank, its own excepted.
+    /// Rows that a rank receives from peers.
     pub fn received(&self, destination: u32) -> u64 {
         self.peers(destination).map(|peer| u64::from(self.rows(peer, destination))).sum()
     }

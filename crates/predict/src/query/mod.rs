@@ -1,27 +1,27 @@
-//! Queries from front ends to accelerators and answers back, over the network.
+//! Queries from front ends to accelerators, and their responses, over the network.
 //!
-//! A query is written straight into a slot of an accelerator, which serves one at a time in the order of
-//! arrival, and its answer into a slot of the front end. Each connection has a number of slots; a query
-//! that finds none free waits at its front end. The same arrivals served without a network say what the
-//! network costs.
+//! A query is written into a slot of an accelerator, which serves one at a time in the order of arrival;
+//! its response is written into a slot of the front end. Each connection has a number of slots; without a
+//! free slot a query waits at its front end. The same arrivals served without a network give the cost of
+//! the network.
 //!
-//! - `spec.rs`: what is asked
-//! - `workload.rs`: a query's way as a state machine on a world, and what came out
+//! - `job.rs`: numbers, sizes, arrivals and policy
+//! - `workload.rs`: state machine of the queries, and results
 
-mod spec;
+mod job;
 mod workload;
 
-pub use spec::{Arrivals, Policy, QueryJob, QuerySpec};
+pub use job::{Arrivals, Policy, QueryJob, QueryScenario};
 pub use workload::QueryWorkload;
 
 use crate::cpu::CpuTime;
 use crate::error::Error;
 use crate::outcome::Outcome;
-use crate::run::Progress;
+use crate::progress::Progress;
 use crate::world::World;
 
 /// Runs the scenario alone on its cluster.
-pub(crate) fn run(spec: &QuerySpec, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
+pub(crate) fn run(spec: &QueryScenario, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
     let cpu = CpuTime::start();
     spec.job.check()?;
     spec.cluster.check(spec.job.front_ends + spec.job.accelerators)?;

@@ -1,32 +1,32 @@
-//! A query's way as a state machine on a world.
+//! Workload of queries: state machine, and results.
 
 use std::collections::VecDeque;
 
 use serde_json::{Value, json};
 use weft_topology::EndpointId;
 
-use super::spec::{Arrivals, Policy, QueryJob};
+use super::job::{Arrivals, Policy, QueryJob};
 use crate::error::Error;
-use crate::random::Random;
 use crate::statistics::Summary;
 use crate::trace::Span;
 use crate::workload::Workload;
 use crate::world::{Path, World};
+use weft_control::random::SplitMix64;
 
-/// The stream of random numbers that arrivals are drawn from.
+/// Random stream of the arrivals.
 const ARRIVALS: u64 = 0x0071_7565_7279;
 
-/// Front ends, accelerators, and every query.
+/// All queries between front ends and accelerators.
 pub struct QueryWorkload {
     job: QueryJob,
     queries: Vec<Query>,
-    /// By front end and accelerator.
-    connections: Vec<Connection>,
-    /// Queries that each front end has sent, to take accelerators in turn.
+    /// Indexed by front end and accelerator.
+    connections: Vec<QueryConnection>,
+    /// Next accelerator of each front end, modulo their number.
     last: Vec<u32>,
     free_at: Vec<f64>,
-    random: Random,
-    answered: u64,
+    random: SplitMix64,
+    responses: u64,
     finished: Option<f64>,
 }
 
@@ -34,34 +34,35 @@ pub struct QueryWorkload {
 struct Query {
     front_end: u32,
     accelerator: u32,
-    came_at: f64,
+    arrived_at: f64,
     sent_at: f64,
     reached_at: f64,
-    answered_at: f64,
+    responded_at: f64,
 }
 
-/// A front end's connection to an accelerator.
+/// Connection of a front end to an accelerator.
 #[derive(Clone, Debug)]
-struct Connection {
+struct QueryConnection {
     out: Path,
     back: Path,
-    under_way: u32,
+    in_flight: u32,
     waiting: VecDeque<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Came,
+enum QueryEvent {
+    Arrived,
     Reached,
     Served,
-    Answered,
+    Responded,
 }
 
-const KINDS: [Kind; 4] = [Kind::Came, Kind::Reached, Kind::Served, Kind::Answered];
+const EVENTS: [QueryEvent; 4] =
+    [QueryEvent::Arrived, QueryEvent::Reached, QueryEvent::Served, QueryEvent::Responded];
 const QUERY_BITS: u32 = 32;
 
 impl QueryWorkload {
-    /// Draws the arrivals and finds all paths.
+    /// Draws the arrivals and routes all paths.
     pub fn new(world: &mut World, job: &QueryJob) -> Result<QueryWorkload, Error> {
         job.check()?;
         let endpoints = world.network().endpoints();
@@ -85,10 +86,10 @@ impl QueryWorkload {
             Query {
                 front_end: (number % u64::from(job.front_ends)) as u32,
                 accelerator: 0,
-                came_at: at,
+                arrived_at: at,
                 sent_at: 0.0,
                 reached_at: 0.0,
-                answered_at: 0.0,
+                responded_at: 0.0,
             }
         });
         let queries = queries.collect();
@@ -100,7 +101,7 @@ impl QueryWorkload {
                 let flow = u64::from(from.0) << 32 | u64::from(to.0);
                 let (out, back) = (world.path(from, to, flow)?, world.path(to, from, flow)?);
                 let waiting = VecDeque::new();
-                connections.push(Connection { out, back, under_way: 0, waiting });
+                connections.push(QueryConnection { out, back, in_flight: 0, waiting });
             }
         }
         Ok(QueryWorkload {
@@ -109,17 +110,17 @@ impl QueryWorkload {
             last: (0..job.front_ends).collect(),
             free_at: vec![0.0; job.accelerators as usize],
             random,
-            answered: 0,
+            responses: 0,
             finished: None,
             job: job.clone(),
         })
     }
 
-    fn tag(kind: Kind, query: u32) -> u64 {
+    fn tag(kind: QueryEvent, query: u32) -> u64 {
         u64::from(kind as u8) << QUERY_BITS | u64::from(query)
     }
 
-    fn connection(&mut self, front_end: u32, accelerator: u32) -> &mut Connection {
+    fn connection(&mut self, front_end: u32, accelerator: u32) -> &mut QueryConnection {
         &mut self.connections[(front_end * self.job.accelerators + accelerator) as usize]
     }
 
@@ -130,31 +131,31 @@ impl QueryWorkload {
             Policy::RoundRobin => next,
             Policy::Random => (self.random.bits() % u64::from(accelerators)) as u32,
             Policy::LeastLoaded => {
-                let owes = |accelerator: &u32| {
+                let outstanding = |accelerator: &u32| {
                     let at = front_end * accelerators + accelerator;
                     let connection = &self.connections[at as usize];
-                    connection.under_way as usize + connection.waiting.len()
+                    connection.in_flight as usize + connection.waiting.len()
                 };
                 let turn = (0..accelerators).map(|step| (next + step) % accelerators);
-                turn.min_by_key(owes).unwrap_or(next)
+                turn.min_by_key(outstanding).unwrap_or(next)
             }
         };
         self.last[front_end as usize] = (chosen + 1) % accelerators;
         chosen
     }
 
-    fn came(&mut self, world: &mut World, query: u32) -> Result<(), Error> {
+    fn arrived(&mut self, world: &mut World, query: u32) -> Result<(), Error> {
         if u64::from(query) + 1 < self.job.queries {
             let next = &self.queries[query as usize + 1];
-            let after = (next.came_at - world.now()).max(0.0);
-            world.timer(after, QueryWorkload::tag(Kind::Came, query + 1))?;
+            let after = (next.arrived_at - world.now()).max(0.0);
+            world.timer(after, QueryWorkload::tag(QueryEvent::Arrived, query + 1))?;
         }
         let front_end = self.queries[query as usize].front_end;
         let accelerator = self.choose(front_end);
         self.queries[query as usize].accelerator = accelerator;
         let slots = self.job.slots;
         let connection = self.connection(front_end, accelerator);
-        if connection.under_way == slots {
+        if connection.in_flight == slots {
             connection.waiting.push_back(query);
             return Ok(());
         }
@@ -166,7 +167,7 @@ impl QueryWorkload {
         let Query { front_end, accelerator, .. } = self.queries[query as usize];
         self.queries[query as usize].sent_at = now;
         let connection = self.connection(front_end, accelerator);
-        connection.under_way += 1;
+        connection.in_flight += 1;
         let path = connection.out;
         let nic = EndpointId(self.job.first_endpoint + front_end);
         let posted = world.post(nic, now, world.constants().post_s);
@@ -175,7 +176,7 @@ impl QueryWorkload {
             path,
             self.job.query_bytes,
             delay,
-            QueryWorkload::tag(Kind::Reached, query),
+            QueryWorkload::tag(QueryEvent::Reached, query),
         )
     }
 
@@ -185,7 +186,7 @@ impl QueryWorkload {
         let accelerator = self.queries[query as usize].accelerator;
         let free_at = &mut self.free_at[accelerator as usize];
         *free_at = free_at.max(now + world.constants().wait_s) + self.job.service_s;
-        world.timer(*free_at - now, QueryWorkload::tag(Kind::Served, query))
+        world.timer(*free_at - now, QueryWorkload::tag(QueryEvent::Served, query))
     }
 
     fn served(&mut self, world: &mut World, query: u32) -> Result<(), Error> {
@@ -202,40 +203,40 @@ impl QueryWorkload {
         let nic = EndpointId(self.job.first_endpoint + self.job.front_ends + accelerator);
         let posted = world.post(nic, now, world.constants().post_s);
         let delay = posted - now + path.latency_s;
-        let tag = QueryWorkload::tag(Kind::Answered, query);
+        let tag = QueryWorkload::tag(QueryEvent::Responded, query);
         world.start_flow(path, self.job.answer_bytes, delay, tag)
     }
 
-    fn answered(&mut self, world: &mut World, query: u32) -> Result<(), Error> {
+    fn responded(&mut self, world: &mut World, query: u32) -> Result<(), Error> {
         let Query { front_end, accelerator, .. } = self.queries[query as usize];
-        self.queries[query as usize].answered_at = world.now();
-        self.answered += 1;
-        if self.answered == self.job.queries {
+        self.queries[query as usize].responded_at = world.now();
+        self.responses += 1;
+        if self.responses == self.job.queries {
             self.finished = Some(world.now());
         }
         let connection = self.connection(front_end, accelerator);
-        connection.under_way -= 1;
+        connection.in_flight -= 1;
         match connection.waiting.pop_front() {
             Some(waiting) => self.send(world, waiting),
             None => Ok(()),
         }
     }
 
-    /// When the last answer would be there, and each one's latency, if bytes took no time.
+    /// End and latencies of the queries with a network of zero latency and infinite bandwidth.
     fn without_network(&self) -> (f64, Vec<f64>) {
         let mut free_at = vec![0.0f64; self.free_at.len()];
         let mut last = 0.0f64;
         let latencies = self.queries.iter().map(|query| {
             let free = &mut free_at[query.accelerator as usize];
-            *free = free.max(query.came_at) + self.job.service_s;
+            *free = free.max(query.arrived_at) + self.job.service_s;
             last = last.max(*free);
-            *free - query.came_at
+            *free - query.arrived_at
         });
         let latencies = latencies.collect();
         (last, latencies)
     }
 
-    /// Latencies and throughput, with the network and without.
+    /// Latencies and throughput, with and without the network.
     pub fn report(&self) -> Value {
         let time = |part: fn(&Query) -> f64| {
             Summary::of(&self.queries.iter().map(part).collect::<Vec<f64>>())
@@ -247,9 +248,9 @@ impl QueryWorkload {
         let (throughput, local_throughput) = (per_s(end_s), per_s(local_s));
         let loss = if local_throughput > 0.0 { 1.0 - throughput / local_throughput } else { 0.0 };
         json!({
-            "latency": time(|query| query.answered_at - query.came_at),
+            "latency": time(|query| query.responded_at - query.arrived_at),
             "latency_without_network": Summary::of(&local),
-            "waiting_for_a_slot": time(|query| query.sent_at - query.came_at),
+            "waiting_for_a_slot": time(|query| query.sent_at - query.arrived_at),
             "on_the_way": time(|query| query.reached_at - query.sent_at),
             "queries": self.job.queries,
             "throughput_per_s": throughput,
@@ -267,16 +268,16 @@ impl QueryWorkload {
 
 impl Workload for QueryWorkload {
     fn start(&mut self, world: &mut World) -> Result<(), Error> {
-        world.timer(self.queries[0].came_at, QueryWorkload::tag(Kind::Came, 0))
+        world.timer(self.queries[0].arrived_at, QueryWorkload::tag(QueryEvent::Arrived, 0))
     }
 
     fn event(&mut self, world: &mut World, tag: u64) -> Result<(), Error> {
         let query = tag as u32;
-        match KINDS[(tag >> QUERY_BITS) as usize] {
-            Kind::Came => self.came(world, query),
-            Kind::Reached => self.reached(world, query),
-            Kind::Served => self.served(world, query),
-            Kind::Answered => self.answered(world, query),
+        match EVENTS[(tag >> QUERY_BITS) as usize] {
+            QueryEvent::Arrived => self.arrived(world, query),
+            QueryEvent::Reached => self.reached(world, query),
+            QueryEvent::Served => self.served(world, query),
+            QueryEvent::Responded => self.responded(world, query),
         }
     }
 
@@ -284,19 +285,19 @@ impl Workload for QueryWorkload {
         self.finished
     }
 
-    fn stuck(&self) -> Error {
-        let unanswered = self.queries.iter().position(|query| query.answered_at == 0.0);
-        let front_end = unanswered.map_or(0, |at| self.queries[at].front_end);
-        Error::Waiting { what: "the answer to a query", rank: front_end, round: 0 }
+    fn deadlock(&self) -> Error {
+        let outstanding = self.queries.iter().position(|query| query.responded_at == 0.0);
+        let front_end = outstanding.map_or(0, |at| self.queries[at].front_end);
+        Error::Blocked { what: "response to a query", rank: front_end, round: 0 }
     }
 
-    fn describe(&self, tag: u64) -> String {
+    fn flow_name(&self, tag: u64) -> String {
         let query = tag as u32 as usize;
         let Query { front_end, accelerator, .. } = self.queries[query];
         format!("query {query} of front end {front_end} at accelerator {accelerator}")
     }
 
     fn progress(&self) -> f64 {
-        self.answered as f64 / self.job.queries as f64
+        self.responses as f64 / self.job.queries as f64
     }
 }

@@ -1,4 +1,4 @@
-//! Training iterations: compute, and gradients that are added up while it goes on.
+//! Training iterations: compute, overlapped with the all-reduces of gradients.
 
 mod model;
 mod training;
@@ -7,54 +7,54 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::check::from_1_to;
+use crate::cluster::{Cluster, Straggler};
 use crate::collective::CollectiveJob;
 use crate::cpu::CpuTime;
 use crate::error::Error;
 use crate::outcome::Outcome;
-use crate::run::Progress;
-use crate::spec::{Cluster, Straggler};
+use crate::progress::Progress;
 use crate::world::World;
 
 /// Models as layers.
 pub use model::{Exchange, Layer, Model};
-pub(crate) use training::{Plan, Training};
+pub(crate) use training::{TrainingConfig, TrainingWorkload};
 
 /// Training on a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TrainSpec {
-    /// On what.
+pub struct TrainScenario {
+    /// Network and its conditions.
     pub cluster: Cluster,
-    /// What is trained, and how its gradients are added up.
+    /// Model and reduction of its gradients.
     pub job: TrainJob,
-    /// How many links to report, the busiest first.
-    #[serde(default = "crate::spec::links")]
+    /// Number of reported links, busiest first.
+    #[serde(default = "crate::outcome::default_links")]
     pub links: usize,
-    /// Record up to so many spans for a trace.
+    /// Most spans of the trace; 0 for no trace.
     #[serde(default)]
     pub trace: usize,
 }
 
-/// What is trained, wherever it is.
+/// Training job, without its cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainJob {
-    /// The model.
+    /// Model.
     pub model: Model,
-    /// How gradients are added up; its `bytes` and `rounds` are not used.
+    /// Collective of the gradients; its `bytes` and `rounds` are ignored.
     pub reduction: CollectiveJob,
-    /// A bucket of gradients leaves when it has this many bytes.
+    /// Bucket size: a bucket is reduced once it has this many bytes.
     #[serde(default = "default_bucket")]
     pub bucket_bytes: u64,
-    /// Buckets leave while the backward pass goes on.
+    /// Reduction of buckets during the backward pass, rather than after it.
     #[serde(default = "default_overlap")]
     pub overlap: bool,
-    /// How many iterations.
+    /// Number of iterations.
     #[serde(default = "default_iterations")]
     pub iterations: u32,
 }
 
-/// The most iterations.
+/// Largest number of iterations.
 const MOST_ITERATIONS: u32 = 1 << 16;
 
 fn default_bucket() -> u64 {
@@ -70,13 +70,13 @@ fn default_iterations() -> u32 {
 }
 
 impl TrainJob {
-    /// Makes it ready to run on a world.
+    /// Workload of the job on a world.
     pub(crate) fn workload(
         &self,
         world: &mut World,
         stragglers: &[Straggler],
         group: u64,
-    ) -> Result<Training, Error> {
+    ) -> Result<TrainingWorkload, Error> {
         self.model.check()?;
         from_1_to(MOST_ITERATIONS.into(), "job.iterations", self.iterations)?;
         let program = self.model.iteration(&self.reduction, self.bucket_bytes, self.overlap);
@@ -88,18 +88,18 @@ impl TrainJob {
             let algorithm = algorithm.clone();
             let job = CollectiveJob { collective, algorithm, ..self.reduction.clone() };
             schedules.push(job.schedule(ranks)?);
-            // All kinds run between the same ranks: they are where the reduction wants them.
+            // All collectives run between the same ranks, at the reduction's placement.
             let algorithm = self.reduction.algorithm()?;
             endpoints.push(self.reduction.placement.endpoints(world, algorithm, ranks)?);
         }
         let iterations = self.iterations;
-        let plan = Plan { program, schedules, endpoints, iterations, stragglers, group };
-        Training::new(world, plan)
+        let plan = TrainingConfig { program, schedules, endpoints, iterations, stragglers, group };
+        TrainingWorkload::new(world, plan)
     }
 }
 
-/// Trains.
-pub(crate) fn run(spec: &TrainSpec, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
+/// Runs the scenario on its cluster.
+pub(crate) fn run(spec: &TrainScenario, progress: &mut Progress<'_>) -> Result<Outcome, Error> {
     let cpu = CpuTime::start();
     let mut world = World::new(&spec.cluster)?;
     if spec.trace > 0 {
@@ -115,8 +115,8 @@ pub(crate) fn run(spec: &TrainSpec, progress: &mut Progress<'_>) -> Result<Outco
     Ok(outcome)
 }
 
-/// What training came to, by iteration.
-pub(crate) fn report(job: &TrainJob, training: &Training, ranks: u32) -> serde_json::Value {
+/// Results by iteration.
+pub(crate) fn report(job: &TrainJob, training: &TrainingWorkload, ranks: u32) -> serde_json::Value {
     let (iteration_s, communication_s) = communication_s(training);
     let (_, exposed_s) = training.communication_s();
     json!({
@@ -132,9 +132,9 @@ pub(crate) fn report(job: &TrainJob, training: &Training, ranks: u32) -> serde_j
     })
 }
 
-/// How long the last iteration took, and how long an iteration's collectives ran at a rank, in the mean.
-pub(crate) fn communication_s(training: &Training) -> (f64, f64) {
-    // The last iteration has no start-up in it; the first one may.
+/// Time of the last iteration, and mean communication time of an iteration at a rank.
+pub(crate) fn communication_s(training: &TrainingWorkload) -> (f64, f64) {
+    // The first iteration may include start-up; the last one does not.
     let last_s = match training.ends_s() {
         [.., before, last] => last - before,
         [only] => *only,

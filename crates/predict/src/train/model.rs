@@ -1,4 +1,4 @@
-//! What a training iteration consists of.
+//! Models as layers, and the program of a training iteration.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,85 +6,84 @@ use crate::check::at_least_0;
 use crate::collective::CollectiveJob;
 use crate::error::Error;
 
-/// A model as its layers, forward order.
+/// Model: layers in forward order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// What it is called.
+    /// Name.
     pub name: String,
-    /// Its layers.
+    /// Layers.
     pub layers: Vec<Layer>,
-    /// The time of the optimizer, after the last gradient.
+    /// Time of the optimizer, after the last reduction.
     #[serde(default)]
     pub optimizer_s: f64,
 }
 
-/// A layer, or several that are treated as one.
+/// Layer, or several as one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Layer {
-    /// What it is called.
+    /// Name.
     pub name: String,
-    /// Compute on the way forward.
+    /// Forward time.
     pub forward_s: f64,
-    /// Compute on the way back.
+    /// Backward time.
     pub backward_s: f64,
-    /// Bytes of its gradients, which all ranks add up; 0 if its parameters are each on one rank.
+    /// Bytes of gradients to reduce; 0 for parameters sharded over ranks.
     #[serde(default)]
     pub gradient_bytes: u64,
-    /// Collectives that the forward pass waits for before this layer's compute.
+    /// Blocking collectives before the forward compute.
     #[serde(default)]
     pub before: Vec<Exchange>,
-    /// Collectives that the backward pass waits for after this layer's compute.
+    /// Blocking collectives after the backward compute.
     #[serde(default)]
     pub after: Vec<Exchange>,
 }
 
-/// A collective that compute waits for, such as the features of a sharded classifier.
+/// Blocking collective, such as the all-gather of features for a sharded classifier.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exchange {
     /// `all-gather`, `reduce-scatter`, ...
     pub collective: String,
-    /// By which algorithm.
+    /// Algorithm.
     pub algorithm: String,
-    /// The length of the whole vector.
+    /// Length of the whole vector in bytes.
     pub bytes: u64,
 }
 
-/// The most layers, and the most bytes of the gradients of one.
+/// Largest number of layers, and of gradient bytes of a layer.
 const MOST_LAYERS: usize = 1 << 12;
 const MOST_BYTES: u64 = 1 << 48;
 
-/// What a rank does in an iteration, in this order.
+/// Operation of a rank in an iteration.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Item {
-    /// Computes.
-    Compute { seconds: f64, name: Name },
-    /// Hands a collective to the rank's communication stream, and waits for it or not. The stream takes one
-    /// after the other.
+pub(crate) enum Operation {
+    /// Compute.
+    Compute { seconds: f64, name: ComputeName },
+    /// Collective, enqueued on the rank's communication stream; `blocking` waits for it. The stream is serial.
     Collective { kind: u32, bytes: u64, blocking: bool },
-    /// Waits for all collectives.
-    Join,
+    /// Wait for all collectives.
+    WaitAll,
 }
 
-/// What a stretch of compute is called in a trace.
+/// Name of a compute span in a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Name {
+pub(crate) enum ComputeName {
     Forward(u32),
     Backward(u32),
     Optimizer,
 }
 
-/// An iteration, and the kinds of collectives in it.
+/// Program of an iteration, and its kinds of collectives: collective and algorithm.
 #[derive(Clone, Debug)]
-pub(crate) struct Iteration {
-    pub items: Vec<Item>,
+pub(crate) struct IterationProgram {
+    pub operations: Vec<Operation>,
     pub kinds: Vec<(String, String)>,
 }
 
 impl Model {
-    /// Refuses times that cannot be.
+    /// Rejects invalid times and sizes.
     pub fn check(&self) -> Result<(), Error> {
         if self.layers.is_empty() {
             return Err(Error::field("model.layers", "an empty list", "at least one layer"));
@@ -107,61 +106,67 @@ impl Model {
         Ok(())
     }
 
-    /// Seconds of compute in an iteration.
+    /// Compute time of an iteration.
     pub fn compute_s(&self) -> f64 {
         let layers = self.layers.iter().map(|layer| layer.forward_s + layer.backward_s);
         layers.sum::<f64>() + self.optimizer_s
     }
 
-    /// Bytes of gradients.
+    /// Gradient bytes of all layers.
     pub fn gradient_bytes(&self) -> u64 {
         self.layers.iter().map(|layer| layer.gradient_bytes).sum()
     }
 
-    /// What an iteration does: gradients are gathered in buckets of at least `bucket_bytes`, in the order in
-    /// which the backward pass makes them, and a bucket leaves when it is full; without `overlap`, when the
-    /// backward pass is over.
+    /// Program of an iteration. Gradients fill buckets of at least `bucket_bytes` in the order of the backward
+    /// pass; a full bucket is reduced at once, or after the backward pass without `overlap`.
     pub(crate) fn iteration(
         &self,
         job: &CollectiveJob,
         bucket_bytes: u64,
         overlap: bool,
-    ) -> Iteration {
+    ) -> IterationProgram {
         let mut kinds = vec![(job.collective.clone(), job.algorithm.clone())];
-        let mut items = Vec::new();
-        let mut exchange = |items: &mut Vec<Item>, exchange: &Exchange| {
+        let mut operations = Vec::new();
+        let mut exchange = |operations: &mut Vec<Operation>, exchange: &Exchange| {
             let kind = (exchange.collective.clone(), exchange.algorithm.clone());
             let place = kinds.iter().position(|other| *other == kind).unwrap_or_else(|| {
                 kinds.push(kind);
                 kinds.len() - 1
             });
             let bytes = exchange.bytes;
-            items.push(Item::Collective { kind: place as u32, bytes, blocking: true });
+            operations.push(Operation::Collective { kind: place as u32, bytes, blocking: true });
         };
         for (number, layer) in (0u32..).zip(&self.layers) {
-            layer.before.iter().for_each(|before| exchange(&mut items, before));
-            items.push(Item::Compute { seconds: layer.forward_s, name: Name::Forward(number) });
+            layer.before.iter().for_each(|before| exchange(&mut operations, before));
+            operations.push(Operation::Compute {
+                seconds: layer.forward_s,
+                name: ComputeName::Forward(number),
+            });
         }
         let mut bucket = 0;
-        let mut late = Vec::new();
+        let mut after_backward = Vec::new();
         let count = self.layers.len() as u32;
         for (number, layer) in (0..count).zip(&self.layers).rev() {
-            items.push(Item::Compute { seconds: layer.backward_s, name: Name::Backward(number) });
-            layer.after.iter().for_each(|after| exchange(&mut items, after));
+            operations.push(Operation::Compute {
+                seconds: layer.backward_s,
+                name: ComputeName::Backward(number),
+            });
+            layer.after.iter().for_each(|after| exchange(&mut operations, after));
             bucket += layer.gradient_bytes;
             if bucket > 0 && (bucket >= bucket_bytes || number == 0) {
-                let item = Item::Collective { kind: 0, bytes: bucket, blocking: false };
+                let item = Operation::Collective { kind: 0, bytes: bucket, blocking: false };
                 if overlap {
-                    items.push(item)
+                    operations.push(item)
                 } else {
-                    late.push(item)
+                    after_backward.push(item)
                 }
                 bucket = 0;
             }
         }
-        items.append(&mut late);
-        items.push(Item::Join);
-        items.push(Item::Compute { seconds: self.optimizer_s, name: Name::Optimizer });
-        Iteration { items, kinds }
+        operations.append(&mut after_backward);
+        operations.push(Operation::WaitAll);
+        operations
+            .push(Operation::Compute { seconds: self.optimizer_s, name: ComputeName::Optimizer });
+        IterationProgram { operations, kinds }
     }
 }

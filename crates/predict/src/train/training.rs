@@ -1,55 +1,55 @@
-//! Training as a workload: for each rank a program of compute and collectives.
+//! Workload of training: each rank runs a program of compute and collectives.
 
 use std::collections::VecDeque;
 
 use weft_collectives::{AnySchedule, Schedule};
 use weft_topology::EndpointId;
 
-use super::model::{Item, Iteration, Name};
-use crate::collective::{Execution, Setup};
+use super::model::{ComputeName, IterationProgram, Operation};
+use crate::cluster::Straggler;
+use crate::collective::{Execution, ExecutionConfig};
 use crate::error::Error;
-use crate::spec::Straggler;
 use crate::trace::Span;
 use crate::workload::Workload;
 use crate::world::World;
 
-/// Every kind of collective has its tags above this bit.
+/// Bits of a collective's tags; the kind is above them.
 const KIND_BITS: u32 = 33;
 
-/// What a rank does now.
+/// State of a rank.
 #[derive(Clone, Debug, Default)]
-struct RankState {
+struct TrainingRank {
     at_s: f64,
-    item: usize,
+    operation: usize,
     iteration: u32,
     slow: f64,
-    /// Collectives handed over and not yet begun: kind, and when they were handed over.
+    /// Enqueued collectives: kind and enqueue time.
     queue: VecDeque<(u32, f64)>,
-    /// The one that runs, and since when.
+    /// Running collective: kind and begin.
     runs: Option<(u32, f64)>,
-    /// It does not go on before all are done.
+    /// Blocked until all collectives end.
     blocked: bool,
-    /// How long its stream was busy, and how long its compute waited for it.
+    /// Busy time of its stream, and the part that its compute waited for.
     communication_s: f64,
     exposed_s: f64,
     done: bool,
 }
 
 /// Iterations of a model on a set of ranks.
-pub(crate) struct Training {
-    program: Iteration,
+pub(crate) struct TrainingWorkload {
+    program: IterationProgram,
     kinds: Vec<Execution<AnySchedule>>,
-    ranks: Vec<RankState>,
+    ranks: Vec<TrainingRank>,
     iterations: u32,
     left: u32,
     last_s: f64,
-    /// When each iteration ended at its last rank.
+    /// End of each iteration at its last rank.
     ends_s: Vec<f64>,
 }
 
-/// What training needs beside its program.
-pub(crate) struct Plan<'a> {
-    pub program: Iteration,
+/// Configuration of the workload.
+pub(crate) struct TrainingConfig<'a> {
+    pub program: IterationProgram,
     pub schedules: Vec<AnySchedule>,
     pub endpoints: Vec<Vec<EndpointId>>,
     pub iterations: u32,
@@ -57,22 +57,22 @@ pub(crate) struct Plan<'a> {
     pub group: u64,
 }
 
-impl Training {
-    pub fn new(world: &mut World, plan: Plan<'_>) -> Result<Training, Error> {
+impl TrainingWorkload {
+    pub fn new(world: &mut World, plan: TrainingConfig<'_>) -> Result<TrainingWorkload, Error> {
         let ranks = plan.schedules[0].ranks();
         let mut kinds = Vec::new();
         for (kind, (schedule, endpoints)) in
             plan.schedules.into_iter().zip(plan.endpoints).enumerate()
         {
-            let bytes_of = |item: &Item| match item {
-                Item::Collective { kind: other, bytes, .. } if *other as usize == kind => {
+            let bytes_of = |item: &Operation| match item {
+                Operation::Collective { kind: other, bytes, .. } if *other as usize == kind => {
                     Some(*bytes)
                 }
                 _ => None,
             };
-            let once: Vec<u64> = plan.program.items.iter().filter_map(bytes_of).collect();
+            let once: Vec<u64> = plan.program.operations.iter().filter_map(bytes_of).collect();
             let lengths = once.repeat(plan.iterations as usize);
-            let setup = Setup {
+            let setup = ExecutionConfig {
                 endpoints,
                 lengths: &lengths,
                 stragglers: plan.stragglers,
@@ -82,14 +82,15 @@ impl Training {
             };
             kinds.push(Execution::new(world, schedule, setup)?);
         }
-        let mut states = vec![RankState { slow: 1.0, ..RankState::default() }; ranks as usize];
+        let mut states =
+            vec![TrainingRank { slow: 1.0, ..TrainingRank::default() }; ranks as usize];
         for straggler in plan.stragglers {
             if let Some(state) = states.get_mut(straggler.rank as usize) {
                 state.slow = straggler.slow;
                 state.at_s = straggler.late_s;
             }
         }
-        Ok(Training {
+        Ok(TrainingWorkload {
             program: plan.program,
             kinds,
             ranks: states,
@@ -100,27 +101,27 @@ impl Training {
         })
     }
 
-    /// When each iteration ended at its last rank.
+    /// End of each iteration at its last rank.
     pub fn ends_s(&self) -> &[f64] {
         &self.ends_s
     }
 
-    /// The mean over ranks of how long an iteration's collectives ran, and how long compute waited for them.
+    /// Communication time of an iteration and its exposed part, as means over ranks.
     pub fn communication_s(&self) -> (f64, f64) {
         let each = 1.0 / (self.ranks.len() as f64 * f64::from(self.iterations));
-        let sum = |of: fn(&RankState) -> f64| self.ranks.iter().map(of).sum::<f64>() * each;
+        let sum = |of: fn(&TrainingRank) -> f64| self.ranks.iter().map(of).sum::<f64>() * each;
         (sum(|rank| rank.communication_s), sum(|rank| rank.exposed_s))
     }
 
-    /// Goes from item to item until the rank has to wait.
-    fn go(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
+    /// Executes operations until the rank blocks.
+    fn advance(&mut self, world: &mut World, rank: u32) -> Result<(), Error> {
         loop {
             let state = &mut self.ranks[rank as usize];
-            if state.item == self.program.items.len() {
+            if state.operation == self.program.operations.len() {
                 let end_s = &mut self.ends_s[state.iteration as usize];
                 *end_s = end_s.max(state.at_s);
                 state.iteration += 1;
-                state.item = 0;
+                state.operation = 0;
                 if state.iteration == self.iterations {
                     state.done = true;
                     self.last_s = self.last_s.max(state.at_s);
@@ -128,8 +129,8 @@ impl Training {
                     return Ok(());
                 }
             }
-            match self.program.items[state.item] {
-                Item::Compute { seconds, name } => {
+            match self.program.operations[state.operation] {
+                Operation::Compute { seconds, name } => {
                     let begin_s = state.at_s;
                     state.at_s += seconds * state.slow;
                     if world.traced() && seconds > 0.0 {
@@ -139,50 +140,50 @@ impl Training {
                         world.span(span);
                     }
                 }
-                Item::Collective { kind, blocking, .. } => {
+                Operation::Collective { kind, blocking, .. } => {
                     let at_s = state.at_s;
                     state.queue.push_back((kind, at_s));
-                    self.feed(world, rank, at_s)?;
+                    self.begin_next(world, rank, at_s)?;
                     let state = &mut self.ranks[rank as usize];
                     if blocking {
-                        state.item += 1;
+                        state.operation += 1;
                         state.blocked = true;
                         return Ok(());
                     }
                 }
-                Item::Join => {
+                Operation::WaitAll => {
                     if state.runs.is_some() || !state.queue.is_empty() {
-                        state.item += 1;
+                        state.operation += 1;
                         state.blocked = true;
                         return Ok(());
                     }
                 }
             }
-            self.ranks[rank as usize].item += 1;
+            self.ranks[rank as usize].operation += 1;
         }
     }
 
-    /// Begins the next collective of a rank's stream if none runs.
-    fn feed(&mut self, world: &mut World, rank: u32, free_s: f64) -> Result<(), Error> {
+    /// Begins the next collective of an idle stream.
+    fn begin_next(&mut self, world: &mut World, rank: u32, free_s: f64) -> Result<(), Error> {
         let state = &mut self.ranks[rank as usize];
         if state.runs.is_some() {
             return Ok(());
         }
-        let Some((kind, handed_s)) = state.queue.pop_front() else { return Ok(()) };
-        let begin_s = handed_s.max(free_s);
+        let Some((kind, enqueued_s)) = state.queue.pop_front() else { return Ok(()) };
+        let begin_s = enqueued_s.max(free_s);
         state.runs = Some((kind, begin_s));
         self.kinds[kind as usize].release(world, rank, begin_s)
     }
 
-    /// Deals with collectives that ended at ranks.
-    fn follow(&mut self, world: &mut World, kind: usize) -> Result<(), Error> {
-        while let Some(ended) = self.kinds[kind].ended().pop() {
-            let state = &mut self.ranks[ended.rank as usize];
-            let (_, begin_s) = state.runs.take().unwrap_or((0, ended.at_s));
-            state.communication_s += ended.at_s - begin_s;
+    /// Handles the collectives of a kind that completed at ranks.
+    fn complete(&mut self, world: &mut World, kind: usize) -> Result<(), Error> {
+        while let Some(completed) = self.kinds[kind].completed().pop() {
+            let state = &mut self.ranks[completed.rank as usize];
+            let (_, begin_s) = state.runs.take().unwrap_or((0, completed.at_s));
+            state.communication_s += completed.at_s - begin_s;
             if world.traced() {
-                let name = format!("{} {}", self.kinds[kind].schedule().name(), ended.vector);
-                let (rank, end_s) = (ended.rank, ended.at_s);
+                let name = format!("{} {}", self.kinds[kind].schedule().name(), completed.vector);
+                let (rank, end_s) = (completed.rank, completed.at_s);
                 world.span(Span {
                     job: 0,
                     rank,
@@ -193,65 +194,65 @@ impl Training {
                     bytes: 0,
                 });
             }
-            self.feed(world, ended.rank, ended.at_s)?;
-            let state = &mut self.ranks[ended.rank as usize];
+            self.begin_next(world, completed.rank, completed.at_s)?;
+            let state = &mut self.ranks[completed.rank as usize];
             if state.blocked && state.runs.is_none() {
                 state.blocked = false;
-                state.exposed_s += (ended.at_s - state.at_s).max(0.0);
-                state.at_s = state.at_s.max(ended.at_s);
-                self.go(world, ended.rank)?;
+                state.exposed_s += (completed.at_s - state.at_s).max(0.0);
+                state.at_s = state.at_s.max(completed.at_s);
+                self.advance(world, completed.rank)?;
             }
         }
         Ok(())
     }
 
-    fn follow_all(&mut self, world: &mut World) -> Result<(), Error> {
-        while let Some(kind) = self.kinds.iter_mut().position(|kind| !kind.ended().is_empty()) {
-            self.follow(world, kind)?;
+    fn complete_all(&mut self, world: &mut World) -> Result<(), Error> {
+        while let Some(kind) = self.kinds.iter_mut().position(|kind| !kind.completed().is_empty()) {
+            self.complete(world, kind)?;
         }
         Ok(())
     }
 }
 
-impl Name {
+impl ComputeName {
     fn text(self) -> String {
         match self {
-            Name::Forward(layer) => format!("forward {layer}"),
-            Name::Backward(layer) => format!("backward {layer}"),
-            Name::Optimizer => "optimizer".into(),
+            ComputeName::Forward(layer) => format!("forward {layer}"),
+            ComputeName::Backward(layer) => format!("backward {layer}"),
+            ComputeName::Optimizer => "optimizer".into(),
         }
     }
 }
 
-impl Workload for Training {
+impl Workload for TrainingWorkload {
     fn start(&mut self, world: &mut World) -> Result<(), Error> {
         for rank in 0..self.ranks.len() as u32 {
-            self.go(world, rank)?;
+            self.advance(world, rank)?;
         }
-        self.follow_all(world)
+        self.complete_all(world)
     }
 
     fn event(&mut self, world: &mut World, tag: u64) -> Result<(), Error> {
         let kind = (tag >> KIND_BITS) as usize;
         self.kinds[kind].event(world, tag & ((1 << KIND_BITS) - 1))?;
-        if self.kinds[kind].ended().is_empty() {
+        if self.kinds[kind].completed().is_empty() {
             return Ok(());
         }
-        self.follow_all(world)
+        self.complete_all(world)
     }
 
     fn finished(&self) -> Option<f64> {
         (self.left == 0).then_some(self.last_s)
     }
 
-    fn stuck(&self) -> Error {
-        let waits = |kind: &&Execution<AnySchedule>| kind.stands();
-        self.kinds.iter().find(waits).map_or(Error::Nothing, |kind| kind.deadlock())
+    fn deadlock(&self) -> Error {
+        let blocked = |kind: &&Execution<AnySchedule>| kind.is_blocked();
+        self.kinds.iter().find(blocked).map_or(Error::NoWorkload, |kind| kind.deadlock())
     }
 
-    fn describe(&self, tag: u64) -> String {
+    fn flow_name(&self, tag: u64) -> String {
         let kind = (tag >> KIND_BITS) as usize;
-        self.kinds[kind].describe(tag & ((1 << KIND_BITS) - 1))
+        self.kinds[kind].flow_name(tag & ((1 << KIND_BITS) - 1))
     }
 
     fn progress(&self) -> f64 {

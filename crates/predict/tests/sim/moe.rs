@@ -3,16 +3,17 @@
 use std::rc::Rc;
 
 use weft_fabric::PartRule;
-use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Random, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
+use weft_fabric::random::SplitMix64;
 
 use crate::program::{Program, Wrong};
 use crate::scenario::Scenario;
 use crate::{any_network, seeds};
 
 #[test]
-fn every_round_ends_in_the_right_answer() {
+fn every_round_ends_in_the_right_result() {
     seeds::each("every_round", 600, |seed| {
-        let mut random = Random::new(!seed);
+        let mut random = SplitMix64::new(!seed);
         let scenario = Rc::new(Scenario::random(seed));
         let ranks = scenario.config.ranks;
         let faults = if random.chance(0.2) { Faults::default() } else { Faults::rough() };

@@ -1,7 +1,7 @@
-//! What the MoE suite's program needs of a scenario; the random choices are this suite's own.
+//! Random scenarios for the MoE suite's program.
 
 use weft_fabric::Rank;
-use weft_fabric::providers::sim::Random;
+use weft_fabric::random::SplitMix64;
 use weft_moe::routing::Routing;
 use weft_moe::{CombineMode, Config, DType, Layout, Shape, Weighting};
 
@@ -21,22 +21,22 @@ pub struct Scenario {
     pub laziness: f64,
 }
 
-fn pick<T: Copy>(random: &mut Random, list: &[T]) -> T {
+fn pick<T: Copy>(random: &mut SplitMix64, list: &[T]) -> T {
     list[random.below(list.len() as u64) as usize]
 }
 
 impl Scenario {
     pub fn random(seed: u64) -> Scenario {
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::new(seed);
         let ranks = 1 + random.below(6) as u32;
         let max_tokens = 1 + random.below(9) as u32;
         let types = token_types(4);
         let config = Config {
             private_rows: random.below(u64::from(max_tokens) + 1) as u32,
-            buffers: 1 + random.below(3) as u32,
+            channels: 1 + random.below(3) as u32,
             token_type: pick(&mut random, &types),
             combine_dtype: pick(&mut random, &DType::ALL),
-            answer_dtype: pick(&mut random, &DType::ALL),
+            reply_dtype: pick(&mut random, &DType::ALL),
             output_dtype: pick(&mut random, &DType::ALL),
             layout: pick(&mut random, &[Layout::Indexed, Layout::Contiguous { pad_to: 2 }]),
             combine: pick(&mut random, &[CombineMode::ReduceAtExpert, CombineMode::PerExpert]),
@@ -51,7 +51,7 @@ impl Scenario {
         ];
         let rounds = (0..1 + random.below(5))
             .map(|_| Round {
-                batches: batches(&config, pick(&mut random, &routings), 1, random.word()),
+                batches: batches(&config, pick(&mut random, &routings), 1, random.bits()),
                 combined: !random.chance(0.1),
                 weighting: pick(&mut random, &[Weighting::AtCombine, Weighting::AtExpert]),
             })

@@ -1,13 +1,12 @@
 //! Virtual times, to the nanosecond.
 
 use proptest::prelude::*;
-use weft_fabric::model::{FlowId, NetworkModel};
-use weft_fabric::{Rank, Time};
+use weft_fabric::{FlowId, NetworkModel, Rank, Time};
 use weft_netsim::{Engine, Link, LinkId, Tag};
 use weft_predict::{MessageCosts, SimulatedNetwork};
 use weft_topology::{EndpointId, Network, Router, Routing};
 
-/// Four hosts on one switch: 1 byte a nanosecond, half a microsecond a link.
+/// Four hosts on one switch: 1 byte per nanosecond and 0.5 us per link.
 const STAR: &str = "fat-tree:leaves=1,spines=1,hosts=4,gbps=8,latency_us=0.5";
 
 fn star(costs: MessageCosts) -> SimulatedNetwork {
@@ -17,7 +16,7 @@ fn star(costs: MessageCosts) -> SimulatedNetwork {
     SimulatedNetwork::new(&network, &mut router, &places, costs).unwrap()
 }
 
-/// Runs a model to its end: when which flow arrived.
+/// Runs a model to its end: arrival time and number of each flow.
 fn arrivals(model: &mut SimulatedNetwork) -> Vec<(u64, u64)> {
     let mut seen = Vec::new();
     let mut finished = Vec::new();
@@ -25,7 +24,7 @@ fn arrivals(model: &mut SimulatedNetwork) -> Vec<(u64, u64)> {
     while let Some(at) = model.next_event() {
         model.advance(at, &mut finished);
         idle = if finished.is_empty() { idle + 1 } else { 0 };
-        assert!(idle < 100, "nothing arrives at {} ns, again and again", at.0);
+        assert!(idle < 100, "100 events without an arrival at {} ns", at.0);
         seen.extend(finished.drain(..).map(|flow| (at.0, flow.0)));
     }
     seen
@@ -44,7 +43,7 @@ fn a_flow_takes_its_latency_and_its_bytes() {
 }
 
 #[test]
-fn flows_share_what_both_cross() {
+fn flows_share_common_links() {
     let mut model = star(MessageCosts::default());
     model.start(Time(0), FlowId(1), Rank(0), Rank(1), 1000);
     model.start(Time(0), FlowId(2), Rank(0), Rank(2), 500);
@@ -66,7 +65,7 @@ fn a_cancelled_flow_leaves_its_share_to_the_others() {
 }
 
 #[test]
-fn a_clock_that_has_run_for_years_loses_nothing() {
+fn a_clock_that_has_run_for_years_keeps_its_precision() {
     let years = 30 * 365 * 24 * 3600 * 1_000_000_000;
     let mut model = star(MessageCosts { post_s: 30e-9, latency_s: 0.0 });
     model.start(Time(3), FlowId(1), Rank(0), Rank(1), 1001);
@@ -80,7 +79,7 @@ fn a_clock_that_has_run_for_years_loses_nothing() {
 }
 
 #[test]
-fn the_end_of_time_is_an_instant_like_any_other() {
+fn the_last_instant_of_the_clock_is_valid() {
     let mut model = star(MessageCosts::default());
     model.start(Time(u64::MAX - 100), FlowId(1), Rank(0), Rank(1), 1000);
     model.start(Time(u64::MAX), FlowId(2), Rank(1), Rank(0), u64::MAX >> 12);
@@ -116,7 +115,7 @@ fn a_chain_of_messages_does_not_drift() {
 }
 
 #[test]
-fn what_cannot_cost_so_much_is_refused() {
+fn invalid_costs_are_rejected() {
     let network = Network::parse(STAR).unwrap();
     let mut router = Router::new(&network, Routing::Static).unwrap();
     for costs in [
@@ -125,7 +124,7 @@ fn what_cannot_cost_so_much_is_refused() {
     ] {
         let places = [EndpointId(0), EndpointId(1)];
         let error = SimulatedNetwork::new(&network, &mut router, &places, costs).err().unwrap();
-        assert!(error.to_string().contains("_s is "), "{error}");
+        assert!(error.to_string().contains(": expected at least 0"), "{error}");
     }
 }
 

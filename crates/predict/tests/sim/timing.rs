@@ -4,7 +4,9 @@
 use serde_json::{Value, json};
 use weft_fabric::providers::sim::{Cluster, World, WorldConfig};
 use weft_fabric::{Memory, Rank, Time};
-use weft_moe::{Config, DType, Driver, Handle, Input, Rows, RowsMut, Shape, Stage, Weighting};
+use weft_moe::{
+    Config, DType, Driver, RoundHandle, Rows, RowsMut, Shape, Stage, TokenInput, Weighting,
+};
 use weft_predict::{MessageCosts, SimulatedNetwork};
 use weft_topology::{EndpointId, Network, Router, Routing};
 
@@ -55,12 +57,12 @@ fn by_drivers(ids: &[i64], private_rows: u32) -> (u64, u64) {
             driver.link(cluster.engine(peer), owner, &grant, Time::MAX).unwrap();
         }
     }
-    let mut handles: Vec<Handle> = Vec::new();
+    let mut handles: Vec<RoundHandle> = Vec::new();
     for (driver, ids) in drivers.iter_mut().zip(ids.chunks((TOKENS * TOP_K) as usize)) {
         let engine = cluster.engine(Rank(handles.len() as u32));
         let tokens = vec![1; (TOKENS * HIDDEN * 2) as usize];
         let region = engine.register(Memory::from_bytes(tokens)).unwrap();
-        let input = Input { region: region.key(), memory: region.memory().clone() };
+        let input = TokenInput { region: region.key(), memory: region.memory().clone() };
         handles.push(driver.begin(input, ids, None, None).unwrap());
     }
     let mut until = |drivers: &mut [Driver], stage: Stage| {
@@ -75,13 +77,13 @@ fn by_drivers(ids: &[i64], private_rows: u32) -> (u64, u64) {
         let positions = driver.received(*handle).unwrap().plan.positions();
         let outputs = vec![0; positions * HIDDEN as usize * 2];
         let rows = Rows::new(&outputs, HIDDEN as usize * 2, HIDDEN as usize * 2);
-        while driver.answer(*handle, rows, Weighting::AtCombine).unwrap() {}
+        while driver.reply(*handle, rows, Weighting::AtCombine).unwrap() {}
     }
     let combined = until(&mut drivers, Stage::Combined);
     for (driver, handle) in drivers.iter_mut().zip(&handles) {
         let mut out = vec![0; (TOKENS * HIDDEN * 2) as usize];
         let out = RowsMut::new(&mut out, HIDDEN as usize * 2, HIDDEN as usize * 2);
-        driver.sum_answers(*handle, out, Weighting::AtCombine).unwrap();
+        driver.sum_replies(*handle, out, Weighting::AtCombine).unwrap();
     }
     assert!(world.violations().is_empty(), "{:?}", world.violations());
     (dispatched, combined - dispatched)
@@ -100,7 +102,7 @@ fn by_scenario(ids: &[i64], private_rows: u32) -> (f64, f64) {
             "ranks": RANKS, "experts": EXPERTS, "top_k": TOP_K, "tokens": TOKENS, "hidden": HIDDEN,
             "token_dtype": "bfloat16", "answer_dtype": "bfloat16", "rounds": 1,
             "private_rows": private_rows, "token_routing": {"kind": "trace", "layers": [ids]},
-            // Nobody's answers disturb the dispatch of others, as in what the drivers are made to do.
+            // Replies are sent after the dispatch of all ranks, as by the drivers of this test.
             "costs": {"experts_s": 1e-3},
         },
     });
@@ -136,7 +138,7 @@ fn uneven_dispatch_takes_as_long_as_the_drivers_take() {
 }
 
 #[test]
-fn the_answers_of_one_round_travel_with_the_bytes_that_the_plan_says() {
+fn the_replies_of_a_round_have_the_bytes_of_the_plan() {
     // All tokens name the experts of rank 0: its link is all that counts.
     let ids = vec![[0i64, 1]; (RANKS * TOKENS) as usize].concat();
     let (dispatched, combined) = by_drivers(&ids, 64);

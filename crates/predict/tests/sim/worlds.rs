@@ -2,26 +2,27 @@
 
 use std::time::Duration;
 
-use weft_fabric::providers::sim::{Cluster, Faults, Outcome, Random, World, WorldConfig};
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
+use weft_fabric::random::SplitMix64;
 use weft_fabric::{PartRule, Rank, Time};
 
-use crate::fate::Fate;
-use crate::traffic::{Wrong, traffic};
+use crate::injected_fault::InjectedFault;
+use crate::traffic::{TrafficError, traffic};
 use crate::{any_network, seeds};
 
 /// Runs a seed's world; its log stands for all that happened.
 fn run(seed: u64) -> Result<u64, String> {
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::new(seed);
     let ranks = 2 + random.below(5) as u32;
     let mut faults = if random.chance(0.2) { Faults::default() } else { Faults::rough() };
     faults.reorder = Duration::from_nanos(random.below(20_000));
     let mut ends: Vec<Rank> = (0..ranks).map(Rank).collect();
     random.shuffle(&mut ends);
-    let fate = Fate::draw(&mut random, 8, &ends);
-    if matches!(fate, Fate::FailedParts) {
+    let fault = InjectedFault::draw(&mut random, 8, &ends);
+    if matches!(fault, InjectedFault::FailedParts) {
         faults.fail = 0.02;
     }
-    fate.befall(&mut faults, ranks, Time(random.below(200_000)), &mut random);
+    fault.add_to(&mut faults, ranks, Time(random.below(200_000)), &mut random);
     let model = any_network(&mut random, ranks);
     let world = World::new(WorldConfig {
         queue_parts: 1 + random.below(6) as u32,
@@ -39,10 +40,10 @@ fn run(seed: u64) -> Result<u64, String> {
     let mut drivers = traffic(&mut cluster, rounds).map_err(|error| error.to_string())?;
     let outcomes = cluster
         .run_drivers(&mut drivers, |driver| driver.is_done())
-        .map_err(|hang| format!("{fate:?}: {hang}"))?;
+        .map_err(|hang| format!("{fault:?}: {hang}"))?;
     for (rank, outcome) in (0..).map(Rank).zip(&outcomes) {
-        if !is_right(rank, outcome, fate) {
-            return Err(format!("{fate:?}, but {rank} ended in {outcome:?}"));
+        if !is_right(rank, outcome, fault) {
+            return Err(format!("{fault:?}, but {rank} ended in {outcome:?}"));
         }
     }
     cluster.settle().map_err(|hang| hang.to_string())?;
@@ -55,11 +56,13 @@ fn run(seed: u64) -> Result<u64, String> {
     }
 }
 
-fn is_right(rank: Rank, outcome: &Outcome<Wrong>, fate: Fate) -> bool {
-    match (outcome, fate) {
+fn is_right(rank: Rank, outcome: &Outcome<TrafficError>, fault: InjectedFault) -> bool {
+    match (outcome, fault) {
         (Outcome::Done, _) => true,
-        (Outcome::Killed, Fate::Killed(killed)) => killed == rank,
-        (Outcome::Failed(Wrong::Poisoned(poison)), fate) => fate.explains(rank, poison.rank),
+        (Outcome::Killed, InjectedFault::Killed(killed)) => killed == rank,
+        (Outcome::Failed(TrafficError::Poisoned(poison)), fault) => {
+            fault.explains(rank, poison.rank)
+        }
         _ => false,
     }
 }

@@ -1,81 +1,67 @@
 //! Domains of a communicator, one for each GPU and kind of memory, and blocks of their symmetric heaps.
 
 use crate::communicator::Communicator;
-use crate::device::options::place_of;
-use crate::fork;
+use crate::device::options::{memory_kind, memory_location};
+use crate::fork::ProcessOwned;
 use crate::shared::deadline;
 use pyo3::prelude::*;
-use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
 use weft_fabric::{Communicator as Fabric, Time};
-use weft_gpu::domain::{ALIGNMENT, Block, Domain, Table};
-use weft_gpu::{Error as GpuError, Place};
-
-/// What the child of a fork must not drop: devices and mappings are its parent's.
-#[derive(Debug)]
-pub struct Own<T>(ManuallyDrop<T>);
-
-impl<T> Own<T> {
-    fn new(value: T) -> Own<T> {
-        Own(ManuallyDrop::new(value))
-    }
-}
-
-impl<T> Drop for Own<T> {
-    fn drop(&mut self) {
-        if !fork::is_child() {
-            // SAFETY: it is dropped here alone, and not used after.
-            unsafe { ManuallyDrop::drop(&mut self.0) };
-        }
-    }
-}
+use weft_gpu::domain::{ALIGNMENT, Block, Domain};
+use weft_gpu::table::Table;
+use weft_gpu::{Error as GpuError, MemoryLocation};
 
 /// The domains of a communicator.
 #[derive(Clone, Default)]
-pub struct Domains(Arc<Mutex<Vec<Own<Arc<Domain>>>>>);
+pub struct Domains(Arc<Mutex<Vec<ProcessOwned<Arc<Domain>>>>>);
 
 impl Domains {
     /// The domain of a place, made if there is none; every rank calls this.
-    fn of(&self, fabric: &Fabric, place: Place, deadline: Time) -> weft_gpu::Result<Arc<Domain>> {
+    fn of(
+        &self,
+        fabric: &Fabric,
+        place: MemoryLocation,
+        deadline: Time,
+    ) -> weft_gpu::Result<Arc<Domain>> {
         let mut domains = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        domains.retain(|domain| !domain.0.has_ended());
-        if let Some(known) = domains.iter().find(|domain| same(&domain.0.place(), &place)) {
-            return Ok(Arc::clone(&known.0));
+        domains.retain(|domain| !domain.has_ended());
+        if let Some(known) = domains.iter().find(|domain| same(&domain.location(), &place)) {
+            return Ok(Arc::clone(known));
         }
-        let made = Domain::over(fabric, place, deadline)?;
-        domains.push(Own::new(made.clone()));
+        let made = Domain::create(fabric, place, deadline)?;
+        domains.push(ProcessOwned::new(made.clone()));
         Ok(made)
     }
 
     /// Makes something on the domain of a place, as `make` does with it; every rank calls this. If that fails, which
-    /// it then does on all ranks, a domain on which nothing else is goes too.
+    /// it then does on all ranks, a domain without other operators is dropped too.
     pub fn with<T, E: From<weft_gpu::Error>>(
         &self,
         fabric: &Fabric,
-        place: Place,
+        place: MemoryLocation,
         deadline: Time,
         make: impl FnOnce(&dyn Fn() -> weft_gpu::Result<Arc<Domain>>) -> Result<T, E>,
     ) -> Result<T, E> {
         let made = make(&|| self.of(fabric, place, deadline));
         if made.is_err() {
             let mut domains = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            domains.retain(|domain| !(same(&domain.0.place(), &place) && domain.0.is_idle()));
+            domains.retain(|domain| !(same(&domain.location(), &place) && domain.is_idle()));
         }
         made
     }
 
-    /// Forgets all of them: each ends with the last operator on it.
+    /// Drops all of them: each ends with the last operator on it.
     pub fn clear(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
-fn same(one: &Place, other: &Place) -> bool {
+fn same(one: &MemoryLocation, other: &MemoryLocation) -> bool {
     match (one, other) {
-        (Place::Twin, Place::Twin) => true,
+        (MemoryLocation::Twin, MemoryLocation::Twin) => true,
         (
-            Place::Cuda { device, memory },
-            Place::Cuda { device: other_device, memory: other_memory },
+            MemoryLocation::Cuda { device, memory },
+            MemoryLocation::Cuda { device: other_device, memory: other_memory },
         ) => device == other_device && memory == other_memory,
         _ => false,
     }
@@ -84,9 +70,9 @@ fn same(one: &Place, other: &Place) -> bool {
 /// Memory of the symmetric heap; freed when this is gone.
 #[pyclass(frozen, module = "weft._native")]
 pub struct SymmetricMemory {
-    block: Own<Block>,
+    block: ProcessOwned<Block>,
     /// The table lives as long.
-    domain: Own<Arc<Domain>>,
+    domain: ProcessOwned<Arc<Domain>>,
 }
 
 #[pymethods]
@@ -102,7 +88,7 @@ impl SymmetricMemory {
         bytes: u64,
         timeout: f64,
     ) -> PyResult<SymmetricMemory> {
-        let place = place_of(py, device, memory)?;
+        let place = memory_location(py, device, memory_kind(py, memory)?)?;
         let deadline = deadline(timeout);
         let shared = &communicator.shared;
         let domains = shared.domains.clone();
@@ -113,36 +99,36 @@ impl SymmetricMemory {
             });
             made.map_err(|error| weft_moe::Error::from(error).into())
         })?;
-        Ok(SymmetricMemory { block: Own::new(block), domain: Own::new(domain) })
+        Ok(SymmetricMemory { block: ProcessOwned::new(block), domain: ProcessOwned::new(domain) })
     }
 
-    /// Where each rank's part is mapped here, by rank.
+    /// Address at which each rank's part is mapped here.
     #[getter]
     fn addresses(&self) -> Vec<u64> {
-        self.block.0.addresses()
+        self.block.addresses()
     }
 
     /// Bytes, rounded up.
     #[getter]
     fn bytes(&self) -> u64 {
-        self.block.0.bytes()
+        self.block.bytes()
     }
 
     /// Segment and offset, the same on every rank.
     #[getter]
     fn place(&self) -> (u32, u64) {
-        (self.block.0.segment(), self.block.0.offset())
+        (self.block.segment(), self.block.offset())
     }
 
     /// The address of the domain's table.
     #[getter]
     fn table(&self) -> u64 {
-        self.domain.0.table()
+        self.domain.table()
     }
 
     /// Bytes in blocks of the domain, and bytes of its heap.
     fn usage(&self, py: Python<'_>) -> (u64, u64) {
-        py.detach(|| self.domain.0.usage())
+        py.detach(|| self.domain.usage())
     }
 }
 

@@ -1,30 +1,39 @@
 //! MoE dispatch and combine between GPUs for `weft.cuda`: addresses and streams in, launches out.
 //!
-//! A call must cost little, so it keeps the GIL and takes no lock but a shared one, unless it can wait:
-//! then it gives up the GIL first.
+//! A launch keeps the GIL and takes a shared lock alone, which costs least; a call that can wait releases the GIL
+//! first.
 
+mod calls;
 mod defines;
 mod domain;
 mod options;
+mod placement;
+mod registered;
 
+pub use calls::DeviceCalls;
 pub use defines::{device_defines, device_source};
 pub use domain::{Domains, SymmetricMemory, table_fields};
 pub use options::device_options;
+pub use registered::RegisteredMemory;
 
 use crate::communicator::Communicator;
 use crate::errors::{Error, raise};
 use crate::fork;
+use crate::logging;
 use crate::numbers::WorldSize;
 use crate::shared::{Shared, deadline};
-use options::Options;
+use options::{memory_location, options_of};
+use placement::{RankExperts, with_placement};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock, TryLockError};
+use std::time::Duration;
 use weft_cuda::Stream;
 use weft_moe::Error as MoeError;
 use weft_moe::device::{
-    Build, DeviceAllToAll as Moe, DeviceShape, DispatchInputs, DispatchOutputs, Site,
+    BuildInfo, CombineOutputs, DeviceAllToAll as Moe, DeviceShape, DispatchInputs, DispatchOutputs,
+    LaunchConfig, PlanLocation,
 };
 
 /// Dispatch and combine on a device: see `weft.cuda.AllToAll`.
@@ -32,17 +41,17 @@ use weft_moe::device::{
 pub struct DeviceAllToAll {
     /// `None` in a group that lives in this process.
     shared: Option<Shared>,
-    /// `None` once closed. Calls share the lock, and whoever closes does not wait for them holding the
-    /// GIL; so a call that finds it taken is one too late.
+    /// `None` once closed. Calls share the lock, and `close` waits for them without the GIL: a call that finds the
+    /// lock taken came after `close`.
     moe: RwLock<Option<Moe>>,
     shape: DeviceShape,
-    /// Whether receive halves wait on the calling thread.
+    /// True if receive halves wait on the calling thread.
     waits: bool,
     num_sms: u32,
-    made: Build,
+    made: BuildInfo,
 }
 
-/// What was closed, for the error.
+/// Error of calls after `close`.
 const CLOSED: Error = Error::Closed("the all-to-all");
 
 impl DeviceAllToAll {
@@ -57,6 +66,11 @@ impl DeviceAllToAll {
         }
     }
 
+    /// Shape that all ranks agreed on.
+    fn shape(&self) -> &DeviceShape {
+        &self.shape
+    }
+
     fn run<T>(&self, work: impl FnOnce(&Moe) -> Result<T, MoeError>) -> Result<T, Error> {
         let guard = match self.moe.try_read() {
             Ok(guard) => guard,
@@ -66,7 +80,7 @@ impl DeviceAllToAll {
         Ok(work(guard.as_ref().ok_or(CLOSED)?)?)
     }
 
-    /// A call that puts work on a stream and returns; the twin's send halves do theirs.
+    /// A call that puts work on a stream and returns; send halves of a twin have done theirs by then.
     fn call<T>(
         &self,
         py: Python<'_>,
@@ -86,11 +100,11 @@ impl DeviceAllToAll {
         if !self.waits {
             return Ok(self.run(work)?);
         }
-        // The lock is given back before the GIL is asked for.
+        // The lock is released before the GIL is taken.
         Ok(py.detach(|| self.run(work))?)
     }
 
-    /// Takes it away from everybody, once calls under way have returned.
+    /// Takes the all-to-all out, once calls in progress have returned.
     fn take(&self) -> Option<Moe> {
         self.moe.write().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -99,19 +113,20 @@ impl DeviceAllToAll {
 #[pymethods]
 impl DeviceAllToAll {
     #[new]
-    #[pyo3(signature = (communicator, *, device, **options))]
+    #[pyo3(signature = (communicator, *, device, placement=None, **options))]
     fn make(
         py: Python<'_>,
         communicator: &Communicator,
         device: &str,
+        placement: Option<Vec<RankExperts>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<DeviceAllToAll> {
-        let options = Options::of(options)?;
+        let options = options_of(py, options)?;
         let shared = communicator.shared.clone();
         let (ranks, rank) = shared.with(py, |f| Ok((f.world_size(), f.rank().0)))?;
-        let config = options.config(py, ranks, rank)?;
-        let setup = options.setup(py, device)?;
-        let deadline = deadline(options.timeout);
+        let config = with_placement(options.config(ranks, rank), placement)?;
+        let setup = options.setup(memory_location(py, device, options.creation.memory)?);
+        let deadline = deadline(options.creation.timeout.as_secs_f64());
         let domains = shared.domains.clone();
         let moe = shared.with(py, |fabric| {
             let made: Result<_, MoeError> = domains.with(fabric, setup.place, deadline, |domain| {
@@ -124,15 +139,17 @@ impl DeviceAllToAll {
 
     /// All ranks in this process, in rank order.
     #[staticmethod]
-    #[pyo3(signature = (world_size, devices, **options))]
+    #[pyo3(signature = (world_size, devices, *, placement=None, **options))]
     fn local_group(
         py: Python<'_>,
         world_size: WorldSize,
         devices: Vec<String>,
+        placement: Option<Vec<RankExperts>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Vec<DeviceAllToAll>> {
         fork::check(py)?;
         fork::watch();
+        logging::install();
         let WorldSize(world_size) = world_size;
         if devices.len() != world_size as usize {
             let given = devices.len();
@@ -140,10 +157,11 @@ impl DeviceAllToAll {
                 format!("{given} devices are given for {world_size} ranks: give each one");
             return Err(raise(py, "ConfigurationError", &message));
         }
-        let options = Options::of(options)?;
-        let config = options.config(py, world_size, 0)?;
-        let setups = devices.iter().map(|device| options.setup(py, device));
-        let setups = setups.collect::<PyResult<Vec<_>>>()?;
+        let options = options_of(py, options)?;
+        let config = with_placement(options.config(world_size, 0), placement)?;
+        let place = |device: &String| memory_location(py, device, options.creation.memory);
+        let places = devices.iter().map(place).collect::<PyResult<Vec<_>>>()?;
+        let setups: Vec<_> = places.into_iter().map(|place| options.setup(place)).collect();
         let ranks = py.detach(|| Moe::local_group(&config, &setups)).map_err(Error::from)?;
         Ok(ranks.into_iter().map(|moe| DeviceAllToAll::new(None, moe)).collect())
     }
@@ -154,7 +172,13 @@ impl DeviceAllToAll {
         self.shape.positions()
     }
 
-    /// How tokens travel.
+    /// Bytes of the plan of a round.
+    #[getter]
+    fn plan_bytes(&self) -> u64 {
+        self.shape.channel_layout().plan_bytes()
+    }
+
+    /// Transfer path of tokens: "packets", "latency" or "bandwidth".
     #[getter]
     fn path(&self) -> &'static str {
         self.shape.path().name()
@@ -173,7 +197,30 @@ impl DeviceAllToAll {
         (experts.start, experts.end)
     }
 
-    /// How its kernels were made: seconds, and whether they were cached.
+    /// The most experts of any rank, for which outputs of dispatch have room.
+    #[getter]
+    fn most_local_experts(&self) -> u32 {
+        self.shape.local_experts()
+    }
+
+    /// Changes which experts ranks hold, by layer; every rank calls this, in a group of this process each by itself.
+    fn set_placement(
+        &self,
+        py: Python<'_>,
+        changes: Vec<(u32, RankExperts)>,
+        timeout: f64,
+    ) -> PyResult<()> {
+        fork::check(py)?;
+        let maps = placement::maps(self.shape.config().experts, changes)?;
+        let Some(shared) = &self.shared else {
+            return Ok(py.detach(|| self.run(|moe| moe.set_maps_here(&maps)))?);
+        };
+        shared.wait(py, timeout, |fabric, waiter| {
+            self.run(|moe| moe.set_maps(fabric, &maps, waiter.deadline))
+        })
+    }
+
+    /// Build of its kernels: seconds, and true if they were cached.
     #[getter]
     fn build<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let build = PyDict::new(py);
@@ -182,19 +229,19 @@ impl DeviceAllToAll {
         Ok(build)
     }
 
-    /// What it takes in memory: a table, and bytes in all.
+    /// Memory: a table by area, and the total in bytes.
     fn sizes(&self) -> (String, u64) {
         (self.shape.to_string(), self.shape.heap_bytes())
     }
 
-    /// Where rows land: address, bytes from one row to the next, rows.
+    /// Landing area of received rows: address, stride in bytes, rows.
     fn received(&self, py: Python<'_>, channel: u32) -> PyResult<(u64, u64, u32)> {
-        let landed = self.call(py, |moe| moe.landed(channel))?;
-        Ok((landed.address, landed.stride, landed.rows))
+        let received = self.call(py, |moe| moe.received_rows(channel))?;
+        Ok((received.address, received.stride, received.rows))
     }
 
     /// Starts the send half of dispatch.
-    #[pyo3(signature = (stream, channel, tokens, scales, ids, weights, count, given, *, num_sms=None))]
+    #[pyo3(signature = (stream, channel, tokens, scales, ids, weights, count, given, *, num_sms=None, layer=0, plan=0, kept=false, positions=None))]
     #[allow(clippy::too_many_arguments)]
     fn dispatch_send(
         &self,
@@ -208,16 +255,21 @@ impl DeviceAllToAll {
         count: u64,
         given: u32,
         num_sms: Option<u32>,
+        layer: u32,
+        plan: u64,
+        kept: bool,
+        positions: Option<u32>,
     ) -> PyResult<()> {
-        let site = Site { stream: Stream(stream), channel, num_sms };
-        let inputs = DispatchInputs { tokens, scales, ids, weights, count, given };
+        let launch_config = launch_config(stream, channel, num_sms, plan, kept, positions);
+        let inputs = DispatchInputs { tokens, scales, ids, weights, count, given, layer };
         // SAFETY: the Python layer has checked the tensors' shapes, and torch keeps their memory for what
         // is on the stream.
-        self.call(py, |moe| unsafe { moe.dispatch_send(site, &inputs) })
+        self.call(py, |moe| unsafe { moe.dispatch_send(launch_config, &inputs) })
     }
 
     /// Starts the receive half of dispatch.
-    #[pyo3(signature = (stream, channel, tokens, scales, counts, offsets, rows, weights, *, num_sms=None))]
+    #[pyo3(signature = (stream, channel, tokens, scales, counts, offsets, rows, weights, *, experts=0,
+        load=0, load_bytes=4, num_sms=None, plan=0, kept=false, positions=None))]
     #[allow(clippy::too_many_arguments)]
     fn dispatch_recv(
         &self,
@@ -230,17 +282,53 @@ impl DeviceAllToAll {
         offsets: u64,
         rows: u64,
         weights: u64,
+        experts: u64,
+        load: u64,
+        load_bytes: u32,
         num_sms: Option<u32>,
+        plan: u64,
+        kept: bool,
+        positions: Option<u32>,
     ) -> PyResult<()> {
-        let site = Site { stream: Stream(stream), channel, num_sms };
-        let outputs = DispatchOutputs { tokens, scales, counts, offsets, rows, weights };
+        let launch_config = launch_config(stream, channel, num_sms, plan, kept, positions);
+        let outputs = DispatchOutputs {
+            tokens,
+            scales,
+            counts,
+            offsets,
+            rows,
+            weights,
+            experts,
+            load,
+            load_bytes,
+        };
         // SAFETY: as in `dispatch_send`; the outputs were made for this call.
-        self.wait(py, |moe| unsafe { moe.dispatch_recv(site, &outputs) })
+        self.wait(py, |moe| unsafe { moe.dispatch_recv(launch_config, &outputs) })
+    }
+
+    /// Waits for the counts of a round whose dispatch is in flight: tokens of each expert of this rank, the first
+    /// position of each group with the end of the last, and the positions needed if there are fewer.
+    #[pyo3(signature = (stream, channel, timeout, *, plan=0))]
+    fn counts(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        channel: u32,
+        timeout: f64,
+        plan: u64,
+    ) -> PyResult<(Vec<u32>, Vec<u32>, u32)> {
+        fork::check(py)?;
+        let plan = PlanLocation { address: plan, kept: false };
+        let launch_config = LaunchConfig { plan, ..LaunchConfig::new(Stream(stream), channel) };
+        let timeout = Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX);
+        let counts = py.detach(|| self.run(|moe| moe.counts(launch_config, timeout)))?;
+        Ok((counts.experts, counts.offsets, counts.needed))
     }
 
     /// Starts both halves of dispatch.
     #[pyo3(signature = (stream, channel, tokens, scales, ids, weights, count, given, out_tokens,
-        out_scales, out_counts, out_offsets, out_rows, out_weights, /, *, num_sms=None))]
+        out_scales, out_counts, out_offsets, out_rows, out_weights, /, *, out_experts=0,
+        load=0, load_bytes=4, num_sms=None, layer=0, plan=0, kept=false, positions=None))]
     #[allow(clippy::too_many_arguments)]
     fn dispatch(
         &self,
@@ -259,10 +347,17 @@ impl DeviceAllToAll {
         out_offsets: u64,
         out_rows: u64,
         out_weights: u64,
+        out_experts: u64,
+        load: u64,
+        load_bytes: u32,
         num_sms: Option<u32>,
+        layer: u32,
+        plan: u64,
+        kept: bool,
+        positions: Option<u32>,
     ) -> PyResult<()> {
-        let site = Site { stream: Stream(stream), channel, num_sms };
-        let inputs = DispatchInputs { tokens, scales, ids, weights, count, given };
+        let launch_config = launch_config(stream, channel, num_sms, plan, kept, positions);
+        let inputs = DispatchInputs { tokens, scales, ids, weights, count, given, layer };
         let outputs = DispatchOutputs {
             tokens: out_tokens,
             scales: out_scales,
@@ -270,13 +365,16 @@ impl DeviceAllToAll {
             offsets: out_offsets,
             rows: out_rows,
             weights: out_weights,
+            experts: out_experts,
+            load,
+            load_bytes,
         };
         // SAFETY: as in the halves.
-        self.wait(py, |moe| unsafe { moe.dispatch(site, &inputs, &outputs) })
+        self.wait(py, |moe| unsafe { moe.dispatch(launch_config, &inputs, &outputs) })
     }
 
-    /// Starts the send half of combine, or of what takes its place at a release.
-    #[pyo3(signature = (stream, channel, outputs, release, *, num_sms=None))]
+    /// Starts the send half of combine, or of the release that takes its place.
+    #[pyo3(signature = (stream, channel, outputs, release, *, num_sms=None, plan=0, kept=false, positions=None))]
     #[allow(clippy::too_many_arguments)]
     fn combine_send(
         &self,
@@ -286,14 +384,17 @@ impl DeviceAllToAll {
         outputs: u64,
         release: bool,
         num_sms: Option<u32>,
+        plan: u64,
+        kept: bool,
+        positions: Option<u32>,
     ) -> PyResult<()> {
-        let site = Site { stream: Stream(stream), channel, num_sms };
+        let launch_config = launch_config(stream, channel, num_sms, plan, kept, positions);
         // SAFETY: as in `dispatch_send`.
-        self.call(py, |moe| unsafe { moe.combine_send(site, outputs, release) })
+        self.call(py, |moe| unsafe { moe.combine_send(launch_config, outputs, release) })
     }
 
     /// Starts the receive half of combine.
-    #[pyo3(signature = (stream, channel, combined, count, given, release, *, num_sms=None))]
+    #[pyo3(signature = (stream, channel, combined, count, given, release, *, added=[0; 3], num_sms=None, plan=0, kept=false, positions=None))]
     #[allow(clippy::too_many_arguments)]
     fn combine_recv(
         &self,
@@ -304,15 +405,21 @@ impl DeviceAllToAll {
         count: u64,
         given: u32,
         release: bool,
+        added: [u64; 3],
         num_sms: Option<u32>,
+        plan: u64,
+        kept: bool,
+        positions: Option<u32>,
     ) -> PyResult<()> {
-        let site = Site { stream: Stream(stream), channel, num_sms };
+        let launch_config = launch_config(stream, channel, num_sms, plan, kept, positions);
+        let combined = CombineOutputs { combined, added, count, given };
         // SAFETY: as in `dispatch_recv`.
-        self.wait(py, |moe| unsafe { moe.combine_recv(site, combined, count, given, release) })
+        self.wait(py, |moe| unsafe { moe.combine_recv(launch_config, &combined, release) })
     }
 
     /// Starts both halves of combine.
-    #[pyo3(signature = (stream, channel, outputs, combined, count, given, release, *, num_sms=None))]
+    #[pyo3(signature = (stream, channel, outputs, combined, count, given, release, *, added=[0; 3],
+        num_sms=None, plan=0, kept=false, positions=None))]
     #[allow(clippy::too_many_arguments)]
     fn combine(
         &self,
@@ -324,19 +431,24 @@ impl DeviceAllToAll {
         count: u64,
         given: u32,
         release: bool,
+        added: [u64; 3],
         num_sms: Option<u32>,
+        plan: u64,
+        kept: bool,
+        positions: Option<u32>,
     ) -> PyResult<()> {
-        let site = Site { stream: Stream(stream), channel, num_sms };
+        let launch_config = launch_config(stream, channel, num_sms, plan, kept, positions);
+        let combined = CombineOutputs { combined, added, count, given };
         // SAFETY: as in the halves.
-        self.wait(py, |moe| unsafe { moe.combine(site, outputs, combined, count, given, release) })
+        self.wait(py, |moe| unsafe { moe.combine(launch_config, outputs, &combined, release) })
     }
 
-    /// Raises what the device recorded; what does not end the group is forgotten then.
+    /// Raises the error that the device recorded, and clears it unless it ended the group.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, Moe::check)
     }
 
-    /// Gives all memory back; every rank calls this. In a forked child it only forgets.
+    /// Frees all memory; every rank calls this. No effect in a forked child.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         if fork::is_child() {
             return Ok(());
@@ -345,11 +457,11 @@ impl DeviceAllToAll {
             py.detach(|| drop(self.take()));
             return Ok(());
         };
-        // This rank's own work is waited for without the communicator, which others may need meanwhile.
+        // Waits for this rank's own work without the communicator, which other threads may need meanwhile.
         let taken = py.detach(|| {
             let taken = self.take();
             taken.inspect(|moe| {
-                // What went wrong there, `close` finds again.
+                // `close` finds its error again.
                 let _ = moe.settle();
             })
         });
@@ -357,7 +469,7 @@ impl DeviceAllToAll {
         shared.wait(py, timeout, |fabric, waiter| Ok(moe.close(fabric, waiter.deadline)?))
     }
 
-    /// Ends it on this rank alone. In a forked child it only forgets.
+    /// Ends it on this rank alone. No effect in a forked child.
     fn abandon(&self, py: Python<'_>) {
         if !fork::is_child() {
             py.detach(|| end(self.take()));
@@ -369,21 +481,33 @@ impl Drop for DeviceAllToAll {
     fn drop(&mut self) {
         let moe = self.moe.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if moe.is_some() {
-            // Waiting for the device must keep no other thread of Python's from launching what the
-            // device waits for.
+            // Without the GIL: other Python threads may have to launch the kernels that the device waits for.
             Python::try_attach(|py| py.detach(|| end(moe)));
         }
     }
 }
 
-/// Waits until the device is done, and frees. The device and the memory of a forked child are its parent's.
+/// Launch configuration of a call: its stream and channel, and the plan and positions of its round.
+fn launch_config(
+    stream: u64,
+    channel: u32,
+    num_sms: Option<u32>,
+    plan: u64,
+    kept: bool,
+    positions: Option<u32>,
+) -> LaunchConfig {
+    let plan = PlanLocation { address: plan, kept };
+    LaunchConfig { stream: Stream(stream), channel, num_sms, plan, positions }
+}
+
+/// Waits until the device is idle, and frees. Device and memory of a forked child are its parent's.
 fn end(moe: Option<Moe>) {
     if fork::is_child() {
         std::mem::forget(moe);
     }
 }
 
-/// Has NVRTC looked for in this directory too, before its first use.
+/// Adds a directory to the search for NVRTC; before its first use.
 #[pyfunction]
 pub fn add_nvrtc_directory(directory: PathBuf) {
     weft_cuda::nvrtc::add_search_path(directory);

@@ -1,74 +1,73 @@
-//! What is wrong with a server, in the terms of EFLOPS (HPCA 2020), and what it costs.
+//! Lint of a server by the criteria of EFLOPS (HPCA 2020): findings that cost bandwidth, with their cost.
 
-use super::model::{DeviceKind, Distance, Host};
-use super::nvlink::NvLinked;
-use super::pairs::{Pair, Pairing};
-use super::shares::{Assumptions, Flow, Shares, payload};
+use super::device::DeviceKind;
+use super::model::{Distance, Host};
+use super::nvlink::NvLinkMap;
+use super::pairs::{self, Pair, Pairing};
+use super::shares::{Assumptions, BandwidthShares, DeviceFlow, payload};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Worth knowing.
+    /// Information.
     Note,
-    /// Costs bandwidth that software can get back.
+    /// Bandwidth lost that software can recover.
     Advice,
-    /// Costs bandwidth that only other slots or other parts give back.
+    /// Bandwidth lost that only other slots or other parts recover.
     Warning,
 }
 
-/// Something that costs bandwidth.
+/// Finding of the lint.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// The rule's name.
+    /// Name of the rule.
     pub rule: &'static str,
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// What is wrong.
+    /// Description.
     pub what: String,
-    /// The devices that it is about.
+    /// Devices concerned.
     pub devices: Vec<String>,
-    /// GB/s that there are, by the formula.
+    /// Present GB/s, by the formula.
     pub have_gb_per_s: Option<f64>,
-    /// GB/s that there could be.
+    /// Possible GB/s, by the formula.
     pub could_gb_per_s: Option<f64>,
-    /// How the two were found, with the numbers in it.
+    /// Formula of both, with its numbers.
     pub formula: String,
 }
 
-impl Host {
-    /// What is wrong, worst first.
-    pub fn lint(&self, assumptions: &Assumptions) -> Vec<Finding> {
-        let (pairing, nvlinked) = (self.pairing(), self.nvlinked());
-        let lint = Lint { host: self, assumptions, pairing, nvlinked };
-        let mut findings = Vec::new();
-        lint.pairs(&mut findings);
-        lint.root_ports(&mut findings);
-        lint.counts(&mut findings);
-        lint.gpu_to_gpu(&mut findings);
-        lint.widths(&mut findings);
-        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-        findings
-    }
+/// Findings, worst first.
+pub(super) fn lint(host: &Host, assumptions: &Assumptions) -> Vec<Finding> {
+    let (pairing, nvlinked) = (pairs::pairing(host), host.nvlinked());
+    let lint = Lint { host, assumptions, pairing, nvlinked };
+    let mut findings = Vec::new();
+    lint.pairs(&mut findings);
+    lint.root_ports(&mut findings);
+    lint.counts(&mut findings);
+    lint.gpu_to_gpu(&mut findings);
+    lint.widths(&mut findings);
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    findings
 }
 
 struct Lint<'a> {
     host: &'a Host,
     assumptions: &'a Assumptions,
     pairing: Pairing,
-    nvlinked: NvLinked,
+    nvlinked: NvLinkMap,
 }
 
 impl Lint<'_> {
-    /// GB/s of a NIC, one direction.
+    /// GB/s of a NIC in one direction.
     fn nic_rate(&self, nic: usize) -> f64 {
         let rate = self.host.devices[nic].network_gb_per_s();
         rate.unwrap_or(self.assumptions.nic_gbps / 8.0)
     }
 
-    /// What a GPU could get from its NIC: the NIC's rate, or the slower of the two PCIe links.
+    /// Possible GB/s between a GPU and its NIC: minimum of the NIC's rate and the two PCIe links.
     fn best(&self, pair: &Pair) -> f64 {
         let link = |device: usize| payload(&self.host.devices[device], self.assumptions);
         [link(pair.gpu), link(pair.nic)]
@@ -77,19 +76,23 @@ impl Lint<'_> {
             .fold(self.nic_rate(pair.nic), f64::min)
     }
 
-    /// What each pair gets when all send at once.
+    /// GB/s of each pair when all send concurrently.
     fn pair_rates(&self) -> Vec<f64> {
-        let flows: Vec<Flow> =
-            self.pairing.pairs.iter().map(|pair| Flow { from: pair.gpu, to: pair.nic }).collect();
-        let shares = Shares::new(self.host, self.assumptions, &flows);
-        let rate = |(pair, &flow): (&Pair, &Flow)| {
+        let flows: Vec<DeviceFlow> = self
+            .pairing
+            .pairs
+            .iter()
+            .map(|pair| DeviceFlow { from: pair.gpu, to: pair.nic })
+            .collect();
+        let shares = BandwidthShares::new(self.host, self.assumptions, &flows);
+        let rate = |(pair, &flow): (&Pair, &DeviceFlow)| {
             let wire = self.nic_rate(pair.nic) / f64::from(pair.gpus_on_nic);
             shares.of(flow).map_or(wire, |rate| rate.min(wire))
         };
         self.pairing.pairs.iter().zip(&flows).map(rate).collect()
     }
 
-    /// Whether NVLink joins two GPUs.
+    /// True if NVLink joins the two GPUs.
     fn joined(&self, one: usize, other: usize) -> bool {
         let devices = &self.host.devices;
         self.nvlinked.joins(devices[one].bus_id, devices[other].bus_id)
@@ -99,7 +102,7 @@ impl Lint<'_> {
         devices.iter().map(|&device| self.host.label(device)).collect()
     }
 
-    /// Pairs that no PCIe switch joins.
+    /// Pairs not joined by a PCIe switch.
     fn pairs(&self, findings: &mut Vec<Finding>) {
         let rates = self.pair_rates();
         for (pair, rate) in self.pairing.pairs.iter().zip(rates) {
@@ -131,7 +134,7 @@ impl Lint<'_> {
             };
             let best = self.best(pair);
             let bare = |device: usize| self.host.devices[device].parent.is_none();
-            // Bridges are there; we are not shown them.
+            // A virtual machine hides the bridges.
             let hidden = self.host.lists_ports && bare(pair.gpu) && bare(pair.nic);
             findings.push(Finding {
                 rule,
@@ -168,10 +171,10 @@ impl Lint<'_> {
                 rule: "pairs-share-root-port",
                 severity: if nvlink { Severity::Note } else { Severity::Warning },
                 what: format!(
-                    "{count} GPUs share root port {}: what goes to host memory, or to a GPU or NIC \
-                     under another port, shares one link{}",
+                    "{count} GPUs share root port {}: traffic to host memory, and to GPUs and NICs under \
+                     other ports, shares one link{}",
                     self.host.devices[port].bus_id,
-                    if nvlink { " (NVLink carries what is between GPUs)" } else { "" }
+                    if nvlink { " (traffic between GPUs uses NVLink)" } else { "" }
                 ),
                 devices: self.names(&gpus),
                 have_gb_per_s: uplink.map(|rate| rate / count as f64),
@@ -183,16 +186,16 @@ impl Lint<'_> {
         }
     }
 
-    /// The slowest link between a device's switch and the CPU.
+    /// GB/s of the slowest link between a device's switch and the CPU.
     fn uplink(&self, port: usize, device: usize) -> Option<f64> {
         let above = self.host.above(device);
-        // The lower port and the upper one of the switch next to the root port, and the root port.
+        // Upstream port of the switch below the root port, and the root port.
         let near = above.iter().rev().take(if self.host.lists_ports { 2 } else { 1 });
         let rates = near.filter_map(|&d| payload(&self.host.devices[d], self.assumptions));
         rates.reduce(f64::min).or_else(|| payload(&self.host.devices[port], self.assumptions))
     }
 
-    /// GPUs and NICs that do not come out even.
+    /// Unequal numbers of GPUs and NICs.
     fn counts(&self, findings: &mut Vec<Finding>) {
         let gpus = self.host.gpus();
         let nics = self.host.nics();
@@ -203,7 +206,7 @@ impl Lint<'_> {
             findings.push(Finding {
                 rule: "no-nic",
                 severity: Severity::Note,
-                what: format!("{} GPUs, and no NIC: only this host can be reached", gpus.len()),
+                what: format!("{} GPUs and no NIC: other hosts are unreachable", gpus.len()),
                 devices: self.names(&gpus),
                 have_gb_per_s: None,
                 could_gb_per_s: None,
@@ -223,7 +226,7 @@ impl Lint<'_> {
                 rule: "gpus-share-nic",
                 severity: Severity::Warning,
                 what: format!(
-                    "{} GPUs share the NIC {}: a NIC for each GPU would give each all of it",
+                    "{} GPUs share the NIC {}: one NIC per GPU would give each its full rate",
                     gpus.len(),
                     self.host.label(*nic)
                 ),
@@ -250,8 +253,8 @@ impl Lint<'_> {
                 rule: "unequal-nics",
                 severity: Severity::Warning,
                 what: format!(
-                    "{} GPUs and {} NICs: some GPUs have {} NICs, others {fewest}, and a step that all take \
-                     goes at the pace of those",
+                    "{} GPUs and {} NICs: some GPUs have {} NICs, others {fewest}; a step of all GPUs runs at \
+                     the rate of the latter",
                     gpus.len(),
                     gpus.len() * fewest + self.pairing.further.len(),
                     largest.copied().unwrap_or(0),
@@ -267,7 +270,7 @@ impl Lint<'_> {
                 rule: "spare-nics",
                 severity: Severity::Note,
                 what: format!(
-                    "{} NICs are beside no GPU (for storage or the host itself, it is to be hoped)",
+                    "{} NICs are near no GPU (assumed to be for storage or the host)",
                     self.pairing.spare.len()
                 ),
                 devices: self.names(&self.pairing.spare),
@@ -278,18 +281,18 @@ impl Lint<'_> {
         }
     }
 
-    /// Whether a ring of all GPUs is faster through the NICs than over PCIe.
+    /// Comparison of a ring of all GPUs through the NICs and over PCIe.
     fn gpu_to_gpu(&self, findings: &mut Vec<Finding>) {
         let pairs = &self.pairing.pairs;
         if pairs.len() < 2 {
             return;
         }
-        let next = |place: usize| (place + 1) % pairs.len();
-        let flows: Vec<Flow> = (0..pairs.len())
-            .map(|place| Flow { from: pairs[place].gpu, to: pairs[next(place)].gpu })
+        let next = |index: usize| (index + 1) % pairs.len();
+        let flows: Vec<DeviceFlow> = (0..pairs.len())
+            .map(|index| DeviceFlow { from: pairs[index].gpu, to: pairs[next(index)].gpu })
             .filter(|flow| !self.joined(flow.from, flow.to))
             .collect();
-        let shares = Shares::new(self.host, self.assumptions, &flows);
+        let shares = BandwidthShares::new(self.host, self.assumptions, &flows);
         let rates = flows.iter().filter_map(|&flow| Some((shares.of(flow)?, flow)));
         let Some((direct, slowest)) = rates.min_by(|one, other| one.0.total_cmp(&other.0)) else {
             return;
@@ -306,20 +309,20 @@ impl Lint<'_> {
                 self.host.label(slowest.from),
                 self.host.label(slowest.to),
                 distance.short(),
-                if better { "GPU-to-GPU traffic is better off there" } else { "PCIe is the better way" }
+                if better { "GPU-to-GPU traffic is faster through the NICs" } else { "PCIe is faster" }
             ),
             devices: self.names(&pairs.iter().map(|pair| pair.gpu).collect::<Vec<_>>()),
             have_gb_per_s: Some(direct),
             could_gb_per_s: Some(through.max(direct)),
             formula: format!(
-                "PCIe: min over hops of (links / hops that cross them, / {} where the root complex is \
-                 passed, {} GB/s / hops that cross NUMA nodes); NICs: min over pairs of what each has",
+                "PCIe: min over hops of (links / hops that cross them, / {} through the root complex, {} GB/s \
+                 / hops that cross NUMA nodes); NICs: min over pairs of the rate of each",
                 self.assumptions.root_complex_slowdown, self.assumptions.numa_gb_per_s
             ),
         });
     }
 
-    /// Links of fewer lanes than both ends could have.
+    /// Links that use fewer lanes than possible.
     fn widths(&self, findings: &mut Vec<Finding>) {
         for (index, device) in self.host.devices.iter().enumerate() {
             let leaf = matches!(device.kind, DeviceKind::Gpu | DeviceKind::Nic);
@@ -332,7 +335,7 @@ impl Lint<'_> {
                 rule: "narrow-link",
                 severity: Severity::Warning,
                 what: format!(
-                    "{} runs on {now} of its {most} PCIe lanes: another slot, or a card not well seated",
+                    "{} runs on {now} of its {most} PCIe lanes; check its slot and seating",
                     self.host.label(index)
                 ),
                 devices: self.names(&[index]),

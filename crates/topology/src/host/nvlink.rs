@@ -1,10 +1,10 @@
-//! NVLinks, and whom they join.
+//! NVLinks and the GPUs that they join.
 
-use super::model::{BusId, Host};
+use super::device::BusId;
 use serde::Serialize;
 use std::collections::HashSet;
 
-/// NVLinks from a GPU to another or to a switch.
+/// NVLinks from a GPU to another GPU or to an NVSwitch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct NvLink {
     /// The GPU.
@@ -13,36 +13,34 @@ pub struct NvLink {
     pub target: BusId,
     /// Links between them.
     pub count: u32,
-    /// Whether the target is a switch, which joins all GPUs that have links to switches.
+    /// True if the target is a switch; switches join all GPUs with links to switches.
     pub to_switch: bool,
 }
 
-/// Which GPUs NVLink joins, directly or by switches.
+/// Pairs of GPUs joined by NVLink, directly or by switches.
 #[derive(Clone, Debug)]
-pub struct NvLinked {
-    /// All of them, it is guessed: there are switches, and nobody said what hangs on them.
+pub struct NvLinkMap {
+    /// Assumption that all GPUs are joined: there are switches, but their links are unknown.
     all: bool,
     switched: HashSet<BusId>,
     direct: HashSet<(BusId, BusId)>,
 }
 
-impl NvLinked {
-    /// Whether it joins these two.
+impl NvLinkMap {
+    /// From a server's NVLinks and the number of its NVSwitches.
+    pub(super) fn new(nvlinks: &[NvLink], nvswitches: u32) -> NvLinkMap {
+        let switched = nvlinks.iter().filter(|link| link.to_switch);
+        NvLinkMap {
+            all: nvlinks.is_empty() && nvswitches > 0,
+            switched: switched.map(|link| link.gpu).collect(),
+            direct: nvlinks.iter().map(|link| (link.gpu, link.target)).collect(),
+        }
+    }
+
+    /// True if the two GPUs are joined.
     pub fn joins(&self, one: BusId, other: BusId) -> bool {
         let switched = |gpu| self.switched.contains(gpu);
         let direct = |one, other| self.direct.contains(&(one, other));
         self.all || (switched(&one) && switched(&other)) || direct(one, other) || direct(other, one)
-    }
-}
-
-impl Host {
-    /// Which GPUs NVLink joins.
-    pub fn nvlinked(&self) -> NvLinked {
-        let switched = self.nvlinks.iter().filter(|link| link.to_switch);
-        NvLinked {
-            all: self.nvlinks.is_empty() && self.nvswitches > 0,
-            switched: switched.map(|link| link.gpu).collect(),
-            direct: self.nvlinks.iter().map(|link| (link.gpu, link.target)).collect(),
-        }
     }
 }

@@ -1,23 +1,24 @@
-//! What traffic at the same time leaves of the links that it shares.
+//! Bandwidth of concurrent flows on shared PCIe links.
 
-use super::model::{Device, Distance, Host};
+use super::device::Device;
+use super::model::{Distance, Host};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What the costs stand on. All are stated with every result.
+/// Assumptions of the cost model; each report lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Assumptions {
-    /// The part of a PCIe link's raw rate (after line encoding) that payload gets: packets of 256 bytes carry
-    /// about 24 bytes of headers and checks, and flow control takes its share. 0.8 gives 12.6 GB/s on PCIe 3
-    /// x16, where 12 to 13 are commonly measured.
+    /// Fraction of a PCIe link's raw rate (after line encoding) available to payload: packets of 256 bytes
+    /// carry about 24 bytes of headers and checks, and flow control takes bandwidth. 0.8 gives 12.6 GB/s on
+    /// PCIe 3 x16, where 12 to 13 are commonly measured.
     pub pcie_payload: f64,
-    /// By how much traffic between two PCIe devices that passes the CPU's root complex is slower than the links
-    /// it crosses. 1.2 is what NCCL takes for Intel CPUs.
+    /// Slowdown of peer-to-peer traffic through the CPU's root complex, relative to its links. NCCL assumes 1.2
+    /// for Intel CPUs.
     pub root_complex_slowdown: f64,
-    /// GB/s between two NUMA nodes in each direction, for all peer-to-peer traffic together. NCCL takes 6 to 22,
-    /// by CPU; 10 is its figure for Skylake.
+    /// GB/s between two NUMA nodes in each direction, for all peer-to-peer traffic. NCCL assumes 6 to 22 by CPU,
+    /// 10 for Skylake.
     pub numa_gb_per_s: f64,
-    /// Gb/s of a NIC that does not say its rate.
+    /// Gb/s of a NIC of unknown rate.
     pub nic_gbps: f64,
 }
 
@@ -32,29 +33,33 @@ impl Default for Assumptions {
     }
 }
 
-/// Traffic between two devices, one of many at the same time.
+/// Traffic from one device to another.
 #[derive(Clone, Copy)]
-pub struct Flow {
+pub struct DeviceFlow {
     pub from: usize,
     pub to: usize,
 }
 
-/// What flows at the same time leave of the links that they share.
-pub struct Shares<'a> {
+/// Bandwidth of concurrent flows that share links.
+pub struct BandwidthShares<'a> {
     host: &'a Host,
     assumptions: &'a Assumptions,
-    /// Flows up and down the link above each device.
+    /// Number of flows up and down the link above each device.
     up: Vec<u32>,
     down: Vec<u32>,
-    /// Flows from one NUMA node to another.
+    /// Number of flows from one NUMA node to another.
     numa: BTreeMap<(Option<u32>, Option<u32>), u32>,
 }
 
-impl<'a> Shares<'a> {
-    pub fn new(host: &'a Host, assumptions: &'a Assumptions, flows: &[Flow]) -> Shares<'a> {
+impl<'a> BandwidthShares<'a> {
+    pub fn new(
+        host: &'a Host,
+        assumptions: &'a Assumptions,
+        flows: &[DeviceFlow],
+    ) -> BandwidthShares<'a> {
         let devices = host.devices.len();
         let (up, down) = (vec![0; devices], vec![0; devices]);
-        let mut shares = Shares { host, assumptions, up, down, numa: BTreeMap::new() };
+        let mut shares = BandwidthShares { host, assumptions, up, down, numa: BTreeMap::new() };
         for &flow in flows {
             let (up, down) = shares.path(flow);
             up.iter().for_each(|&device| shares.up[device] += 1);
@@ -66,8 +71,8 @@ impl<'a> Shares<'a> {
         shares
     }
 
-    /// Devices whose link above is crossed on the way up, and those on the way down.
-    fn path(&self, flow: Flow) -> (Vec<usize>, Vec<usize>) {
+    /// Devices whose upward link is crossed, on the way up and on the way down.
+    fn path(&self, flow: DeviceFlow) -> (Vec<usize>, Vec<usize>) {
         let common = self.host.common(flow.from, flow.to);
         let way = |from: usize| {
             let bridges = self.host.above(from).into_iter();
@@ -78,12 +83,12 @@ impl<'a> Shares<'a> {
         (way(flow.from), way(flow.to))
     }
 
-    fn nodes(&self, flow: Flow) -> (Option<u32>, Option<u32>) {
+    fn nodes(&self, flow: DeviceFlow) -> (Option<u32>, Option<u32>) {
         (self.host.devices[flow.from].numa, self.host.devices[flow.to].numa)
     }
 
-    /// GB/s that a flow gets: the least of its shares. Links of unknown rate do not limit it.
-    pub fn of(&self, flow: Flow) -> Option<f64> {
+    /// GB/s of a flow: the minimum over its links; links of unknown rate are skipped.
+    pub fn of(&self, flow: DeviceFlow) -> Option<f64> {
         let (up, down) = self.path(flow);
         let share = |device: &usize, flows: &[u32]| {
             let rate = payload_now(&self.host.devices[*device], self.assumptions)?;
@@ -105,12 +110,12 @@ impl<'a> Shares<'a> {
     }
 }
 
-/// GB/s of payload that the link above a device could carry, with all its lanes.
+/// GB/s of payload on the link above a device, with all its lanes.
 pub fn payload(device: &Device, assumptions: &Assumptions) -> Option<f64> {
     device.link.raw_gb_per_s().map(|raw| raw * assumptions.pcie_payload)
 }
 
-/// The same with the lanes that are in use.
+/// GB/s of payload with the lanes in use.
 fn payload_now(device: &Device, assumptions: &Assumptions) -> Option<f64> {
     let (most, now) = (device.link.width, device.link_now.width);
     let share = if (1..most).contains(&now) { f64::from(now) / f64::from(most) } else { 1.0 };

@@ -1,63 +1,63 @@
-//! A server as Linux shows it: `/sys`, or a recorded copy of it.
+//! Reader of a server from `/sys`, or from a recorded copy.
 
-use super::model::{BusId, Device, DeviceKind, Host, Interface, PcieLink};
+use super::device::{BusId, Device, DeviceKind, Interface, PcieLink};
+use super::model::Host;
 use std::collections::HashSet;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// What a tree may have at most, for a copy of it may be anything.
+/// Limits of a tree: a copy is untrusted input.
 const MAX_DEVICES: usize = 1 << 12;
 const MAX_DEPTH: usize = 32;
 
-impl Host {
-    /// Reads the server below `root`, which is `/sys` or a copy of it. What is missing or makes no sense is
-    /// left out and told in [`notes`](Host::notes): there is no tree that cannot be read.
-    pub fn from_sysfs(root: &Path) -> Host {
-        let mut host = Host { lists_ports: true, ..Host::default() };
-        let mut roots = children(&root.join("devices"), "pci");
-        roots.extend(elsewhere(root));
-        if roots.is_empty() {
-            host.notes.push(format!("there is no PCI under {}", root.join("devices").display()));
-        }
-        let mut seen = HashSet::new();
-        for bridge in roots {
-            let name = file_name(&bridge);
-            let mut left: Vec<(PathBuf, Option<usize>, usize)> = Vec::new();
-            push_children(&mut left, &bridge, None, 0);
-            while let Some((path, parent, depth)) = left.pop() {
-                let Some(bus_id) = BusId::parse(&file_name(&path)) else { continue };
-                if depth == MAX_DEPTH || host.devices.len() == MAX_DEVICES {
-                    host.notes.push(format!("{bus_id} and what is below it was left out"));
-                    continue;
-                }
-                if !seen.insert(bus_id) {
-                    host.notes.push(format!("{bus_id} is there twice"));
-                    continue;
-                }
-                let device = read_device(&path, bus_id, parent, &name, &mut host.notes);
-                host.devices.push(device);
-                push_children(&mut left, &path, Some(host.devices.len() - 1), depth + 1);
-            }
-        }
-        host.numa_nodes = numa_nodes(root);
-        if let [(only, _)] = host.numa_nodes[..] {
-            host.devices.iter_mut().for_each(|device| device.numa = device.numa.or(Some(only)));
-        }
-        host.prune();
-        let gpus = host.gpus();
-        if gpus.is_empty() {
-            host.notes.push("no GPU was found".to_owned());
-        } else if gpus.iter().all(|&gpu| host.devices[gpu].parent.is_none()) {
-            let note = "no bridge is above any GPU: a virtual machine hides the PCIe tree, it seems, and \
-                        distances say little";
-            host.notes.push(note.to_owned());
-        }
-        host
+/// Reads the server below `root`. Missing and invalid entries are skipped and recorded in
+/// [`notes`](Host::notes).
+pub(super) fn read_host(root: &Path) -> Host {
+    let mut host = Host { lists_ports: true, ..Host::default() };
+    let mut roots = children(&root.join("devices"), "pci");
+    roots.extend(elsewhere(root));
+    if roots.is_empty() {
+        host.notes.push(format!("no PCI devices under {}", root.join("devices").display()));
     }
+    let mut seen = HashSet::new();
+    for bridge in roots {
+        let name = file_name(&bridge);
+        let mut left: Vec<(PathBuf, Option<usize>, usize)> = Vec::new();
+        push_children(&mut left, &bridge, None, 0);
+        while let Some((path, parent, depth)) = left.pop() {
+            let Some(bus_id) = BusId::parse(&file_name(&path)) else { continue };
+            if depth == MAX_DEPTH || host.devices.len() == MAX_DEVICES {
+                host.notes
+                    .push(format!("{bus_id} and the devices below it skipped: tree too large"));
+                continue;
+            }
+            if !seen.insert(bus_id) {
+                host.notes.push(format!("{bus_id} listed twice"));
+                continue;
+            }
+            let device = read_device(&path, bus_id, parent, &name, &mut host.notes);
+            host.devices.push(device);
+            push_children(&mut left, &path, Some(host.devices.len() - 1), depth + 1);
+        }
+    }
+    host.numa_nodes = numa_nodes(root);
+    if let [(only, _)] = host.numa_nodes[..] {
+        host.devices.iter_mut().for_each(|device| device.numa = device.numa.or(Some(only)));
+    }
+    host.prune();
+    let gpus = host.gpus();
+    if gpus.is_empty() {
+        host.notes.push("no GPU was found".to_owned());
+    } else if gpus.iter().all(|&gpu| host.devices[gpu].parent.is_none()) {
+        let note = "no bridge is above any GPU: a virtual machine probably hides the PCIe tree, so \
+                    distances are unreliable";
+        host.notes.push(note.to_owned());
+    }
+    host
 }
 
-/// Puts the devices of a directory on a stack, so that they come off in order.
+/// Pushes the devices of a directory onto a stack, in reverse order.
 fn push_children(
     left: &mut Vec<(PathBuf, Option<usize>, usize)>,
     directory: &Path,
@@ -69,7 +69,7 @@ fn push_children(
     left.extend(devices.map(|path| (path, parent, depth)));
 }
 
-/// Host bridges that are not right under `devices`, found by where the links of the PCI bus lead.
+/// Host bridges that are not direct children of `devices`, by the links of the PCI bus.
 fn elsewhere(root: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     let devices = fs::canonicalize(root.join("devices")).unwrap_or_default();
@@ -99,7 +99,7 @@ fn read_device(
         u32::from_str_radix(text.trim_start_matches("0x"), 16).ok()
     };
     let class = hex("class").unwrap_or_else(|| {
-        notes.push(format!("{bus_id} does not say its class"));
+        notes.push(format!("{bus_id} has no class"));
         0
     });
     let vendor = hex("vendor").unwrap_or(0) as u16;
@@ -108,12 +108,12 @@ fn read_device(
             .map_or(0.0, |text| PcieLink::speed(&text)),
         width: read(&path.join(format!("{which}_link_width")))
             .and_then(|text| text.parse().ok())
-            // What has no link says 255 or 0.
+            // Devices without a link report 255 or 0.
             .filter(|&width| width <= 32)
             .unwrap_or(0),
     };
     let (most, now) = (link("max"), link("current"));
-    let mut kind = Host::kind_of(class & 0xff_ffff, vendor);
+    let mut kind = DeviceKind::of_class(class & 0xff_ffff, vendor);
     if kind == DeviceKind::SwitchPort && parent.is_none() {
         kind = DeviceKind::RootPort;
     }
@@ -125,7 +125,7 @@ fn read_device(
         class: class & 0xff_ffff,
         vendor,
         device: hex("device").unwrap_or(0) as u16,
-        // A machine with one node says -1.
+        // A machine with one node reports -1.
         numa: read(&path.join("numa_node")).and_then(|text| text.parse().ok()),
         link: if most.raw_gb_per_s().is_some() { most } else { now },
         link_now: now,
@@ -153,7 +153,7 @@ fn interfaces(path: &Path) -> Vec<Interface> {
                 rate.as_deref().and_then(|text| text.split_whitespace().next()?.parse().ok());
             found.push(Interface {
                 name: name.clone(),
-                gbps: sensible(gbps),
+                gbps: plausible(gbps),
                 rdma: true,
                 port: file_name(&port).parse().unwrap_or(1),
                 guid: guid.clone(),
@@ -161,13 +161,13 @@ fn interfaces(path: &Path) -> Vec<Interface> {
         }
     }
     if found.is_empty() {
-        // Those of virtio stand one deeper.
+        // Interfaces of virtio are one level deeper.
         let mut folders = vec![path.join("net")];
         folders.extend(children(path, "virtio").into_iter().map(|path| path.join("net")));
         for device in folders.iter().flat_map(|path| children(path, "")).take(64) {
             // Mb/s; -1 where there is no link.
             let mbps = read(&device.join("speed")).and_then(|text| text.parse::<f64>().ok());
-            let gbps = sensible(mbps.map(|mbps| mbps / 1000.0));
+            let gbps = plausible(mbps.map(|mbps| mbps / 1000.0));
             let name = file_name(&device);
             found.push(Interface { name, gbps, rdma: false, port: 1, guid: None });
         }
@@ -175,7 +175,7 @@ fn interfaces(path: &Path) -> Vec<Interface> {
     found
 }
 
-fn sensible(gbps: Option<f64>) -> Option<f64> {
+fn plausible(gbps: Option<f64>) -> Option<f64> {
     gbps.filter(|gbps| gbps.is_finite() && *gbps > 0.0 && *gbps < 1e6)
 }
 
@@ -191,7 +191,7 @@ fn numa_nodes(root: &Path) -> Vec<(u32, String)> {
     nodes
 }
 
-/// The entries of a directory whose names begin so, in order; none if it cannot be read.
+/// Sorted entries of a directory with this name prefix; empty if it is unreadable.
 fn children(path: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(path).into_iter().flatten().flatten().take(MAX_DEVICES);
     let mut found: Vec<PathBuf> = entries
@@ -206,7 +206,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// A small file's text without white space around it, if it has any.
+/// Trimmed text of a small file; `None` if empty or unreadable.
 fn read(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
     // A pipe or a device in a copied tree would block.

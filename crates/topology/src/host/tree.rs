@@ -1,87 +1,84 @@
-//! A server as text.
+//! Server as a text tree.
 
-use super::model::{DeviceKind, Host, PcieLink};
+use super::device::{DeviceKind, PcieLink};
+use super::model::Host;
 use std::fmt::Write as _;
 
-impl Host {
-    /// The tree, a line for each device: NUMA nodes, what hangs on each, GPUs and NICs with their links.
-    pub fn tree(&self) -> String {
-        let mut text = String::new();
-        // Lower ports of switches only repeat what hangs on them.
-        let lower = |index: usize| {
-            let depth = self.above(index).len();
-            let port = self.devices[index].kind == DeviceKind::SwitchPort;
-            port && self.lists_ports && depth > 0 && depth.is_multiple_of(2)
-        };
-        let mut below: Vec<Vec<usize>> = vec![Vec::new(); self.devices.len()];
-        for index in (0..self.devices.len()).filter(|&index| !lower(index)) {
-            if let Some(parent) = self.above(index).into_iter().find(|&bridge| !lower(bridge)) {
-                below[parent].push(index);
-            }
+/// The tree, a line for each device: NUMA nodes, then GPUs and NICs with their links.
+pub(super) fn text(host: &Host) -> String {
+    let mut text = String::new();
+    // Downstream ports of switches are omitted: they repeat the device below.
+    let lower = |index: usize| {
+        let depth = host.above(index).len();
+        let port = host.devices[index].kind == DeviceKind::SwitchPort;
+        port && host.lists_ports && depth > 0 && depth.is_multiple_of(2)
+    };
+    let mut below: Vec<Vec<usize>> = vec![Vec::new(); host.devices.len()];
+    for index in (0..host.devices.len()).filter(|&index| !lower(index)) {
+        if let Some(parent) = host.above(index).into_iter().find(|&bridge| !lower(bridge)) {
+            below[parent].push(index);
         }
-        let mut nodes: Vec<Option<u32>> = self.devices.iter().map(|device| device.numa).collect();
-        nodes.sort_unstable();
-        nodes.dedup();
-        for node in nodes {
-            let tops: Vec<usize> = (0..self.devices.len())
-                .filter(|&d| self.devices[d].parent.is_none() && self.devices[d].numa == node)
-                .collect();
-            if tops.is_empty() {
-                continue;
-            }
-            let title =
-                node.map_or("NUMA node unknown".to_owned(), |node| format!("NUMA node {node}"));
-            let cpus = self.numa_nodes.iter().find(|(number, _)| Some(*number) == node);
-            let cpus = cpus.filter(|(_, cpus)| !cpus.is_empty());
-            let cpus = cpus.map_or(String::new(), |(_, cpus)| format!("  CPUs {cpus}"));
-            let _ = writeln!(text, "{title}{cpus}");
-            self.write_children(&mut text, &below, &tops, "");
-        }
-        text
     }
+    let mut nodes: Vec<Option<u32>> = host.devices.iter().map(|device| device.numa).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    for node in nodes {
+        let tops: Vec<usize> = (0..host.devices.len())
+            .filter(|&d| host.devices[d].parent.is_none() && host.devices[d].numa == node)
+            .collect();
+        if tops.is_empty() {
+            continue;
+        }
+        let title = node.map_or("NUMA node unknown".to_owned(), |node| format!("NUMA node {node}"));
+        let cpus = host.numa_nodes.iter().find(|(number, _)| Some(*number) == node);
+        let cpus = cpus.filter(|(_, cpus)| !cpus.is_empty());
+        let cpus = cpus.map_or(String::new(), |(_, cpus)| format!("  CPUs {cpus}"));
+        let _ = writeln!(text, "{title}{cpus}");
+        write_children(host, &mut text, &below, &tops, "");
+    }
+    text
+}
 
-    fn write_children(
-        &self,
-        text: &mut String,
-        below: &[Vec<usize>],
-        children: &[usize],
-        indent: &str,
-    ) {
-        for (place, &child) in children.iter().enumerate() {
-            let last = place + 1 == children.len();
-            let branch = if last { "└─" } else { "├─" };
-            let _ = writeln!(text, "{indent}{branch} {}", self.line(child));
-            let indent = format!("{indent}{}", if last { "   " } else { "│  " });
-            self.write_children(text, below, &below[child], &indent);
-        }
+fn write_children(
+    host: &Host,
+    text: &mut String,
+    below: &[Vec<usize>],
+    children: &[usize],
+    indent: &str,
+) {
+    for (place, &child) in children.iter().enumerate() {
+        let last = place + 1 == children.len();
+        let branch = if last { "└─" } else { "├─" };
+        let _ = writeln!(text, "{indent}{branch} {}", line(host, child));
+        let indent = format!("{indent}{}", if last { "   " } else { "│  " });
+        write_children(host, text, below, &below[child], &indent);
     }
+}
 
-    fn line(&self, index: usize) -> String {
-        let device = &self.devices[index];
-        let mut line = match device.kind {
-            DeviceKind::Gpu | DeviceKind::Nic => {
-                format!("{} {}", self.label(index), device.bus_id)
-            }
-            DeviceKind::RootPort => format!("root port {}", device.bus_id),
-            DeviceKind::SwitchPort => format!("switch {}", device.bus_id),
-            DeviceKind::Other => device.bus_id.to_string(),
-        };
-        if let Some(name) = &device.name {
-            let _ = write!(line, "  {name}");
+fn line(host: &Host, index: usize) -> String {
+    let device = &host.devices[index];
+    let mut line = match device.kind {
+        DeviceKind::Gpu | DeviceKind::Nic => {
+            format!("{} {}", host.label(index), device.bus_id)
         }
-        if let Some(link) = link_text(&device.link) {
-            let _ = write!(line, "  {link}");
-        }
-        for interface in &device.interfaces {
-            let rate =
-                interface.gbps.map_or("rate unknown".to_owned(), |gbps| format!("{gbps} Gb/s"));
-            let _ = write!(line, "  {}:{} {rate}", interface.name, interface.port);
-        }
-        if device.mig == Some(true) {
-            line.push_str("  MIG");
-        }
-        line
+        DeviceKind::RootPort => format!("root port {}", device.bus_id),
+        DeviceKind::SwitchPort => format!("switch {}", device.bus_id),
+        DeviceKind::Other => device.bus_id.to_string(),
+    };
+    if let Some(name) = &device.name {
+        let _ = write!(line, "  {name}");
     }
+    if let Some(link) = link_text(&device.link) {
+        let _ = write!(line, "  {link}");
+    }
+    for interface in &device.interfaces {
+        let rate = interface.gbps.map_or("rate unknown".to_owned(), |gbps| format!("{gbps} Gb/s"));
+        let _ = write!(line, "  {}:{} {rate}", interface.name, interface.port);
+    }
+    if device.mig == Some(true) {
+        line.push_str("  MIG");
+    }
+    line
 }
 
 fn link_text(link: &PcieLink) -> Option<String> {

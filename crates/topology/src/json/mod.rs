@@ -1,9 +1,9 @@
-//! Networks in JSON, in and out. `docs/topology.md` has the schema with examples.
+//! Networks in JSON: parser and writer. `docs/topology.md` has the schema with examples.
 
-mod given;
+mod options;
 mod write;
 
-pub(crate) use given::Given;
+pub(crate) use options::OptionList;
 pub(crate) use write::write;
 
 use crate::builder::NetworkBuilder;
@@ -15,10 +15,10 @@ use crate::network::{
 };
 use serde::{Deserialize, Serialize};
 
-/// A network as it stands in a file.
+/// Network in the form of a file.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct NetworkFile {
     #[serde(default)]
     name: String,
     #[serde(default)]
@@ -34,12 +34,12 @@ struct File {
     #[serde(default)]
     routes: Vec<RouteEntry>,
     rank_map: Option<Vec<String>>,
-    bigraph: Option<Given>,
+    bigraph: Option<OptionList>,
     #[serde(rename = "fat-tree")]
-    fat_tree: Option<Given>,
+    fat_tree: Option<OptionList>,
     #[serde(rename = "fat-tree3")]
-    fat_tree3: Option<Given>,
-    rail: Option<Given>,
+    fat_tree3: Option<OptionList>,
+    rail: Option<OptionList>,
 }
 
 /// Bandwidth and latency, each in one of two units.
@@ -114,11 +114,11 @@ impl Speed {
         [gbps, bytes_per_s, latency_us, latency_s].iter().any(|field| field.is_some())
     }
 
-    /// What is given here, and the rest from `default`.
+    /// The values set here, and the others from `default`.
     fn over(self, default: LinkSpec, at: &dyn Fn() -> String) -> Result<LinkSpec> {
         let twice = |one: &str, other: &str| Error::Field {
             at: at(),
-            reason: format!("{one} and {other} are both given; give one of them"),
+            reason: format!("{one} and {other} are both set; set one of them"),
         };
         let bandwidth = match (self.gbps, self.bytes_per_s) {
             (Some(_), Some(_)) => return Err(twice("gbps", "bytes_per_s")),
@@ -145,7 +145,7 @@ pub(crate) fn describe(text: &str) -> Result<Description> {
             reason: "a network is an object: {\"endpoints\": ..., \"links\": ...}".to_owned(),
         });
     }
-    let file: File = serde_json::from_str(text).map_err(|error| Error::Json {
+    let file: NetworkFile = serde_json::from_str(text).map_err(|error| Error::Json {
         what: "the network's JSON".to_owned(),
         line: error.line(),
         column: error.column(),
@@ -162,23 +162,23 @@ pub(crate) fn describe(text: &str) -> Result<Description> {
         return Ok(Description::Explicit(network(&file)?));
     };
     if let Some((other, _)) = given.next() {
-        let reason = format!("{kind} is given as well; a network is one or the other");
+        let reason = format!("{kind} is set too; set one of them");
         return Err(Error::Field { at: other.to_owned(), reason });
     }
     let explicit =
         !file.switches.is_empty() || !file.endpoints.is_empty() || !file.links.is_empty();
     if explicit || !file.hosts.is_empty() || !file.routes.is_empty() || file.rank_map.is_some() {
-        let reason = "it makes all nodes and links; none can be given beside it";
+        let reason = "makes all nodes and links; remove the other fields";
         return Err(Error::Field { at: kind.to_owned(), reason: reason.to_owned() });
     }
     if file.default.is_given() {
-        let reason = format!("{kind} does not look at it; give its gbps and latency_us there");
+        let reason = format!("ignored by {kind}; set {kind}.gbps and {kind}.latency_us");
         return Err(Error::Field { at: "default".to_owned(), reason });
     }
     Description::from_options(kind, options_from_json(kind, options)?)
 }
 
-/// serde_json's message without the place, which stands in front of ours.
+/// Message of serde_json without its position, which ours has in front.
 fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rfind(" at line ") {
@@ -187,7 +187,7 @@ fn reason(error: &serde_json::Error) -> String {
     }
 }
 
-fn network(file: &File) -> Result<Network> {
+fn network(file: &NetworkFile) -> Result<Network> {
     let default = file.default.over(LinkSpec::default(), &|| "default".to_owned())?;
     let mut network = NetworkBuilder::new(file.name.as_str());
     for (number, pattern) in file.switches.iter().enumerate() {
@@ -241,7 +241,7 @@ fn network(file: &File) -> Result<Network> {
     network.finish()
 }
 
-/// Names the entry of the file in an error that names the node's or link's number.
+/// Replaces the position of an error, a node's or link's number, by the entry of the file.
 fn placed<T>(result: Result<T>, place: impl FnOnce() -> String) -> Result<T> {
     result.map_err(|mut error| {
         if let Error::DuplicateName { at, .. }
@@ -255,7 +255,7 @@ fn placed<T>(result: Result<T>, place: impl FnOnce() -> String) -> Result<T> {
     })
 }
 
-/// Adds the links of an entry and returns how many.
+/// Adds the links of an entry; returns their number.
 fn add_links(
     network: &mut NetworkBuilder,
     number: usize,
@@ -310,7 +310,7 @@ fn add_links(
     Ok(links)
 }
 
-/// The endpoint's number by its node's.
+/// Endpoint of each node.
 fn numbers_of_endpoints(network: &NetworkBuilder) -> Vec<Option<EndpointId>> {
     let mut next = 0;
     network

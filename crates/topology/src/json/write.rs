@@ -1,9 +1,8 @@
-//! Networks to JSON.
+//! Writer of networks in JSON.
 
 use crate::network::{BYTES_PER_GIGABIT, EndpointId, LinkId, Network, NodeId, NodeKind};
 
-/// The network as JSON, one line for each node and link. Read back, endpoints and links have the numbers that
-/// they had, and all figures are the same to the last bit.
+/// The network as JSON, one line for each node and link; values are exact.
 pub(crate) fn write(network: &Network) -> String {
     let mut lists: Vec<(&str, Vec<String>)> = Vec::new();
     let nodes = || (0..network.nodes()).map(NodeId);
@@ -56,7 +55,7 @@ fn endpoint_json(network: &Network, endpoint: EndpointId) -> String {
     }
 }
 
-/// A cable at its first direction, nothing at its second.
+/// A cable at its first direction; `None` at its second.
 fn link_json(network: &Network, link: LinkId) -> Option<String> {
     let info = network.link(link);
     if info.reverse.is_some_and(|reverse| reverse < link) {

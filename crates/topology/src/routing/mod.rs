@@ -1,53 +1,57 @@
-//! Which way a message goes.
+//! Routing: the links that a message crosses.
+//!
+//! - `next_hops.rs`: shortest-path tables by destination
+//! - `core_links.rs`, `link_sets.rs`: their adjacency, and sets of next hops
+//! - `route_tables.rs`: explicit routes
 
-mod neighbours;
+mod core_links;
+mod link_sets;
 mod next_hops;
-mod sets;
-mod tables;
+mod route_tables;
 
 use crate::error::{Error, Result};
 use crate::network::{EndpointId, LinkId, Network, NodeId};
 use next_hops::{Choices, NONE, NextHops};
-use tables::Tables;
+use route_tables::RouteTables;
 
-/// How one of several shortest paths is chosen. Only shortest paths (fewest links) are ever taken,
-/// except where explicit routes say otherwise.
+/// Choice among shortest paths (fewest links). Explicit routes alone may take longer ones. A shortest path
+/// that crosses no switch excludes those that do: NVLink or PCIe wins over the NIC at equal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Routing {
-    /// There must be only one; a pair with several is an error.
+    /// The only shortest path; a pair with several is an error.
     Unique,
-    /// Every node picks by a hash of source, destination, flow, seed and itself, as switches do with a
-    /// connection's addresses and ports. Nodes hash independently of each other.
+    /// Hash of source, destination, flow, seed and node, as switches hash a connection's addresses and
+    /// ports. Nodes hash independently of each other.
     Ecmp {
-        /// Another seed, other collisions.
+        /// Seed of the hash.
         seed: u64,
     },
-    /// By destination alone: explicit routes where the network has them, elsewhere D-mod-k, which on a
-    /// fat tree spreads destinations evenly over the ways up.
+    /// By destination alone: explicit routes where the network has them, elsewhere D-mod-k, which spreads
+    /// destinations evenly over the uplinks of a fat tree.
     Static,
-    /// The least loaded link at every node, by a load that the caller supplies with
+    /// Least loaded link at each node, by the caller's loads in
     /// [`adaptive_path`](Router::adaptive_path). Ties go to the static choice.
     Adaptive,
 }
 
-/// Finds paths on a network. What it learns about a destination's switch it keeps, so paths are looked up
-/// in tables of one word for each pair of switches that was used; there is no table of pairs of endpoints.
+/// Router: paths on a network. Tables are made per destination switch on first use and kept, with one word
+/// for each node; no table is per pair of endpoints.
 #[derive(Clone, Debug)]
 pub struct Router {
     network: Network,
     routing: Routing,
     hops: NextHops,
-    tables: Option<Tables>,
+    tables: Option<RouteTables>,
 }
 
 impl Router {
-    /// A router on that network. Explicit routes, if the routing follows them, are found to lead
-    /// everywhere they should.
+    /// A router on that network. If the routing follows explicit routes, they are checked to reach their
+    /// destinations.
     pub fn new(network: &Network, routing: Routing) -> Result<Router> {
         let mut hops = NextHops::new(network);
         let tables = match routing {
             Routing::Static if !network.routes().is_empty() => {
-                Some(Tables::new(network, &mut hops)?)
+                Some(RouteTables::new(network, &mut hops)?)
             }
             _ => None,
         };
@@ -59,20 +63,19 @@ impl Router {
         &self.network
     }
 
-    /// How paths are chosen.
+    /// Rule by which paths are chosen.
     pub fn routing(&self) -> Routing {
         self.routing
     }
 
-    /// Writes the path of a flow into `links`, which is emptied first: the links in the order in which they
-    /// are crossed, none from an endpoint to itself.
+    /// Replaces `links` by the path of a flow: its links in order, none from an endpoint to itself.
     ///
-    /// `flow` stands for a connection's ports: two connections of one pair of endpoints have different
-    /// ones. Only [`Routing::Ecmp`] looks at it. Under [`Routing::Adaptive`] no link has load here.
+    /// `flow` represents a connection's ports: connections of one pair of endpoints differ in it. Only
+    /// [`Routing::Ecmp`] uses it. Under [`Routing::Adaptive`] all loads count as zero here.
     ///
     /// # Errors
     /// [`Error::EndpointOutOfRange`]; [`Error::NotUnique`] under [`Routing::Unique`];
-    /// [`Error::Unreachable`] if links were taken out.
+    /// [`Error::Unreachable`] if links have failed.
     pub fn path(
         &mut self,
         from: EndpointId,
@@ -101,7 +104,7 @@ impl Router {
         }
     }
 
-    /// Writes the path on which every node takes the least loaded of the links that lead to `to`.
+    /// Replaces `links` by the path on which each node takes its least loaded next hop toward `to`.
     ///
     /// # Errors
     /// As of [`path`](Router::path).
@@ -127,28 +130,27 @@ impl Router {
         })
     }
 
-    /// Takes a link out, as if its cable were cut: later paths avoid it. Paths over explicit routes
-    /// cannot, and become errors.
-    pub fn take_out(&mut self, link: LinkId) -> Result<()> {
-        self.set_out(link, true)
+    /// Fails a link: later paths avoid it. Paths over explicit routes cannot, and become errors.
+    pub fn fail_link(&mut self, link: LinkId) -> Result<()> {
+        self.set_failed(link, true)
     }
 
-    /// Puts a link back.
-    pub fn put_back(&mut self, link: LinkId) -> Result<()> {
-        self.set_out(link, false)
+    /// Restores a failed link.
+    pub fn restore_link(&mut self, link: LinkId) -> Result<()> {
+        self.set_failed(link, false)
     }
 
-    fn set_out(&mut self, link: LinkId, out: bool) -> Result<()> {
+    fn set_failed(&mut self, link: LinkId, failed: bool) -> Result<()> {
         let links = self.network.links().len();
         if link.0 as usize >= links {
             return Err(Error::LinkOutOfRange { link: link.0, links });
         }
-        self.hops.set_out(link, out);
+        self.hops.set_failed(link, failed);
         Ok(())
     }
 
-    /// The number of shortest paths from one endpoint to another, and their length in links. Counts stop
-    /// at `u64::MAX`.
+    /// Number of shortest paths from one endpoint to another that routing may choose, and their length in
+    /// links. Counts saturate at `u64::MAX`.
     pub fn shortest_paths(&mut self, from: EndpointId, to: EndpointId) -> Result<(u64, u32)> {
         self.check(from)?;
         self.check(to)?;
@@ -167,7 +169,7 @@ impl Router {
         Ok(())
     }
 
-    /// Follows next hops from `from` to `to`; `pick` returns none where it refuses to choose.
+    /// Follows next hops from `from` to `to`; `pick` returns `None` to reject a choice.
     fn walk(
         &mut self,
         from: EndpointId,
@@ -181,8 +183,8 @@ impl Router {
         if from == to {
             return Ok(());
         }
-        let (start, target) = (self.hops.door(from), self.hops.door(to));
-        if [start.up, target.down].into_iter().flatten().any(|link| self.hops.is_out(link)) {
+        let (start, target) = (self.hops.entry(from), self.hops.entry(to));
+        if [start.up, target.down].into_iter().flatten().any(|link| self.hops.is_failed(link)) {
             return Err(self.unreachable(from, to));
         }
         links.extend(start.up);
@@ -213,7 +215,7 @@ impl Router {
     ) -> Result<()> {
         self.check(from)?;
         self.check(to)?;
-        let tables = self.tables.as_ref().expect("the caller looked");
+        let tables = self.tables.as_ref().expect("the caller checked");
         let Some(table) = tables.of(to) else {
             return self
                 .walk(from, to, links, |choices| Some(choices.links[choices.by_destination(to)]));
@@ -222,9 +224,9 @@ impl Router {
         let target = self.network.endpoint(to);
         let mut at = self.network.endpoint(from);
         while at != target {
-            // Tables were found to have no circle, so this ends.
+            // Tables are checked to have no loop, so this ends.
             match table[at.0 as usize] {
-                Some(link) if !self.hops.is_out(link) => {
+                Some(link) if !self.hops.is_failed(link) => {
                     links.push(link);
                     at = self.network.link(link).to;
                 }
@@ -261,7 +263,7 @@ fn mix(mut bits: u64) -> u64 {
     bits ^ bits >> 31
 }
 
-/// Needed where a node's number is wanted from a place in a list.
+/// The node at a position in the node list.
 fn node(place: usize) -> NodeId {
     NodeId(place as u32)
 }

@@ -1,5 +1,5 @@
-//! What several tests need: paths, and directories like `/sys` from compact descriptions (`tests/data/README.md` says
-//! how to read one).
+//! Helpers of several tests: paths, and directories like `/sys` from compact descriptions (format in
+//! `tests/data/README.md`).
 #![allow(dead_code)]
 
 use std::fs;
@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use weft_topology::{EndpointId, LinkId, Router};
 
-/// The links of a path that there is.
+/// Links of an existing path.
 pub fn path(router: &mut Router, from: u32, to: u32, flow: u64) -> Vec<LinkId> {
     let mut links = Vec::new();
     router.path(EndpointId(from), EndpointId(to), flow, &mut links).unwrap();
     links
 }
 
-/// A directory that goes when this does.
+/// Temporary directory, removed on drop.
 pub struct Tree(PathBuf);
 
 impl Tree {
-    /// An empty one.
+    /// Empty directory.
     pub fn empty() -> Tree {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -28,13 +28,13 @@ impl Tree {
         Tree(path)
     }
 
-    /// The server of that name in `tests/data`.
+    /// Server of that name in `tests/data`.
     pub fn of(name: &str) -> Tree {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/{name}.sysfs"));
         Tree::from(&fs::read_to_string(file).unwrap())
     }
 
-    /// From a description.
+    /// Server of a description.
     pub fn from(text: &str) -> Tree {
         let tree = Tree::empty();
         let mut above: Vec<PathBuf> = Vec::new();
@@ -62,12 +62,12 @@ impl Tree {
         tree
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// A file in it.
+    /// Writes a file.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) {
         let path = self.0.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -118,7 +118,7 @@ impl Tree {
                 }
                 "now" => link("current"),
                 "numa" => put("numa_node", value),
-                other => panic!("what is {other}?"),
+                other => panic!("unknown word {other}"),
             }
         }
     }

@@ -1,7 +1,7 @@
-"""NCCL beside Weft: as many bytes to the same ranks by `all_to_all_single`, and nothing else.
+"""NCCL baseline: as many bytes to the same ranks by `all_to_all_single` alone.
 
-It is told all sizes beforehand, moves no metadata and arranges nothing, so it is a bound on moving
-the bytes and no dispatch. On the twin it is gloo.
+It has all sizes beforehand, moves no metadata and arranges no rows, so it bounds the transfer of
+the bytes and is no dispatch. On the twin it is gloo.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Beside:
         self.group: Any = None
 
     def unable(self) -> str | None:
-        """Why it cannot run here."""
+        """The reason that it cannot run here; `None` if it can."""
         distributed = import_module("torch.distributed")
         if not distributed.is_available():
             return "this PyTorch has no torch.distributed"
@@ -108,7 +108,7 @@ class Beside:
         return times, captured, first.arrived() and second.arrived()
 
 
-#: Times, whether from a graph, and whether all that arrived was right.
+#: Times, true if from a graph, true if all received bytes were right.
 Measured = tuple["Times", bool, bool]
 
 
@@ -135,7 +135,7 @@ class Exchange:
         self.distributed.all_to_all_single(self.target, self.source, self.incoming, self.outgoing)
 
     def arrived(self) -> bool:
-        """Whether each rank's bytes are here; the last ones sent."""
+        """True if each rank's bytes have arrived, those sent last."""
         at = 0
         ranks = len(self.incoming)
         for sender, count in enumerate(self.incoming):

@@ -12,25 +12,25 @@ __all__ = ["BLOCK", "CASES", "KINDS", "Case", "choose", "small"]
 
 #: Elements that share a scale.
 BLOCK: Final = 128
-LAYOUTS: Final = ("contiguous", "indexed", "padded")
+LAYOUTS: Final = ("contiguous", "indexed", "padded", "dense")
 KINDS: Final = ("rounds", "modes", "harness", "late", "gemm", "start")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure. Raises `ValueError`, which says why, for what has no meaning."""
+    """One workload to measure. Raises `ValueError` with the reason for an invalid one."""
 
     name: str
-    #: Which function of `measures`.
+    #: Name of a function of `measures`.
     kind: str = "rounds"
     #: Of each rank, in each round.
     tokens: int = 128
     hidden: int = 7168
     experts: int = 256
     top_k: int = 8
-    #: What dispatch is given: bfloat16 or another wide type, or codes of an 8-bit one with scales.
+    #: Type of the tokens given to dispatch: bfloat16 or another wide type, or 8-bit with scales.
     dtype: str = "bfloat16"
-    #: What travels: `dtype`, or an 8-bit type to which the kernel casts.
+    #: Type on the wire: `dtype`, or an 8-bit type to which the kernel casts.
     wire: str = "float8_e4m3fn"
     layout: str = "contiguous"
     #: Blocks of the launches; None leaves it to Weft.
@@ -47,15 +47,15 @@ class Case:
     halves: bool = False
     #: Measure with the caches flushed before each round as well.
     cold: bool = False
-    #: Measure NCCL with the same bytes beside it.
+    #: True to measure NCCL with the same bytes too.
     beside: bool = True
-    #: Of kind "start": whether what was compiled is kept from the ranks ("cold") or there already.
+    #: Of kind "start": the cache of compiled kernels, empty ("cold") or filled ("warm").
     cache: str | None = None
-    #: Of kind "late": how much later the last rank comes, in microseconds.
+    #: Of kind "late": delay of the last rank, in microseconds.
     late_us: float = 0.0
-    #: About how long it takes: it is not begun with less time left.
+    #: Estimate of its seconds: it is skipped with less time left.
     seconds: float = 15.0
-    #: After this many seconds it counts as hanging, and its ranks are ended.
+    #: Timeout in seconds, after which its ranks are killed.
     limit: float = 150.0
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Case:
 
     @property
     def casts(self) -> bool:
-        """Whether the kernel casts tokens on their way."""
+        """True if the kernel casts tokens as they leave."""
         return self.wire != self.dtype
 
     @property
@@ -95,13 +95,13 @@ class Case:
         return self.hidden * (DTYPES | FLOAT8)[self.wire].itemsize + 4 * self.scales
 
     @property
-    def answer_bytes(self) -> int:
-        """Bytes of an answer, which is in bfloat16 if tokens travel in 8 bits."""
+    def reply_bytes(self) -> int:
+        """Bytes of a reply, which is in bfloat16 if tokens travel in 8 bits."""
         return self.hidden * DTYPES[self.wide].itemsize
 
     @property
     def wide(self) -> str:
-        """The type of experts' outputs, of answers and of the result."""
+        """Type of the experts' outputs, of replies and of the result."""
         return "bfloat16" if self.dtype in FLOAT8 else self.dtype
 
     def expert_capacity(self, ranks: int) -> int | None:
@@ -109,16 +109,17 @@ class Case:
         return ranks * self.tokens if self.layout == "padded" else None
 
     def max_positions(self, ranks: int) -> int | None:
-        """Room at a rank, if not for the worst case: outputs of long batches would fill a GPU.
+        """Positions of a rank, if fewer than the worst case: long batches would fill a GPU.
 
         Twice of what routes that are uniform bring.
         """
-        if self.routing != "uniform" or self.layout == "padded" or self.tokens <= 1024:
+        by_pair = self.layout in ("contiguous", "indexed")
+        if self.routing != "uniform" or not by_pair or self.tokens <= 1024:
             return None
         return min(2, ranks) * self.tokens * self.top_k
 
     def routes(self, ranks: int) -> Workload:
-        """What says who gets which token; tokens are made elsewhere, so they have one element."""
+        """Routing of the tokens; the tokens themselves are made elsewhere and have one element."""
         return Workload(
             ranks=ranks,
             tokens=self.tokens,
@@ -159,7 +160,7 @@ def sweep() -> list[Case]:
 
 
 def start(cache: str) -> Case:
-    """Ranks that are started anew, all of which want the same kernels at once."""
+    """Ranks started anew, which all compile or load the same kernels at once."""
     return replace(
         DECODE, name=f"start {cache}", kind="start", cache=cache, seconds=30, beside=False
     )
@@ -172,6 +173,14 @@ CASES: Final = (
     replace(DECODE, name="one token", tokens=1),
     replace(PREFILL, name="prefill 24", num_sms=24),
     replace(PREFILL, name="prefill 64", num_sms=64),
+    replace(
+        PREFILL,
+        name="prefill dense",
+        layout="dense",
+        wire="bfloat16",
+        num_sms=24,
+        beside=False,
+    ),
     replace(DECODE, name="modes", kind="modes", seconds=25),
     replace(DECODE, name="late", kind="late", late_us=200.0, slots=4),
     replace(DECODE, name="decode given fp8", dtype="float8_e4m3fn", beside=False),

@@ -1,4 +1,4 @@
-"""What dispatch and combine must give, worked out from every rank's inputs without Weft."""
+"""Reference results of dispatch and combine, computed from every rank's inputs without Weft."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ PRECISION: Final = {
 
 
 class Plan(NamedTuple):
-    """What a rank receives; the arrays from `position` on have a value for each (token, expert)."""
+    """Received batch of a rank; arrays from `position` on have a value for each (token, expert)."""
 
     counts: NDArray[np.int64]  # [local experts]
-    offsets: NDArray[np.int64]  # [local experts + 1]
-    position: NDArray[np.int64]
+    offsets: NDArray[np.int64]  # [local experts + 1], or of the dense layout [ranks + 1]
+    position: NDArray[np.int64]  # of the dense layout the row, which pairs share
     expert: NDArray[np.int64]
+    choice: NDArray[np.int64]
     source: NDArray[np.int64]
     token: NDArray[np.int64]
     row: NDArray[np.int64]
@@ -39,7 +40,7 @@ class Plan(NamedTuple):
 
 
 def plan(case: Case, source: Source, rank: int, number: int) -> Plan:
-    """What a rank receives of a batch."""
+    """Received batch of a rank, for one batch number."""
     ranks = source.ranks
     capacity = case.expert_capacity(ranks)
     begin, end = (r * case.experts // ranks for r in (rank, rank + 1))
@@ -51,13 +52,14 @@ def plan(case: Case, source: Source, rank: int, number: int) -> Plan:
         parts.append(
             (
                 ids[token, slot] - begin,
+                slot,
                 np.full(len(token), sender),
                 token,
                 sender * case.tokens + slots[token],
                 weights[token, slot],
             )
         )
-    expert, sender_of, token, row, weight = (
+    expert, choice, sender_of, token, row, weight = (
         np.concatenate(part) for part in zip(*parts, strict=True)
     )
     order = np.lexsort((token, sender_of, expert))
@@ -69,11 +71,18 @@ def plan(case: Case, source: Source, rank: int, number: int) -> Plan:
     starts = np.cumsum(counts) - counts
     expert = expert[order]
     position = offsets[expert] + np.arange(len(order)) - starts[expert]
+    if case.layout == "dense":
+        rows = [
+            owners(case, ranks, source.routes(r, number)[0])[:, rank].sum() for r in range(ranks)
+        ]
+        offsets = np.concatenate([[0], np.cumsum(rows)])
+        position = offsets[sender_of[order]] + row[order] % case.tokens
     return Plan(
         counts,
         offsets,
         position,
         expert,
+        choice=choice[order],
         source=sender_of[order],
         token=token[order],
         row=row[order],
@@ -84,19 +93,25 @@ def plan(case: Case, source: Source, rank: int, number: int) -> Plan:
 def difference(
     case: Case, device: Device, source: Source, number: int, expected: Plan, received: Any
 ) -> str | None:
-    """What is wrong with what was received, bit by bit; None if nothing."""
+    """First difference of the received batch from the reference, bit by bit; None if equal."""
     torch = device.torch
+    dense = case.layout == "dense"
     for name, wanted in (
         ("expert_counts", expected.counts),
-        ("expert_offsets", expected.offsets),
+        ("source_offsets" if dense else "expert_offsets", expected.offsets),
     ):
         # A rank may own fewer experts than others.
         seen = as_numpy(getattr(received, name)).astype(np.int64)[: len(wanted)]
         if not np.array_equal(seen, wanted):
             return f"{name}: {mismatch(seen, wanted)}"
     each: list[tuple[str, Any]] = [("rows", expected.row), ("weights", expected.weight)]
+    if dense:
+        each[0] = ("ids", expected.expert)
     for name, of_positions in each:
-        here = as_numpy(getattr(received, name))[expected.position]
+        seen = as_numpy(getattr(received, name))
+        if name == "ids" and (named := np.count_nonzero(seen >= 0)) != len(expected.position):
+            return f"{named} ids name an expert, not {len(expected.position)}"
+        here = seen[expected.position, expected.choice] if dense else seen[expected.position]
         if not np.array_equal(here, of_positions):
             return f"{name}: {mismatch(here, of_positions)}"
     places = expected.row if case.layout == "indexed" else expected.position
@@ -126,7 +141,7 @@ def as_numpy(value: Any) -> NDArray[Any]:
 
 
 def mismatch(seen: NDArray[Any], wanted: NDArray[Any]) -> str:
-    """The first place where two arrays differ."""
+    """First index at which two arrays differ, with both values."""
     if seen.shape != wanted.shape:
         return f"shape {seen.shape}, not {wanted.shape}"
     at = int(np.argmax(seen != wanted))
@@ -134,7 +149,7 @@ def mismatch(seen: NDArray[Any], wanted: NDArray[Any]) -> str:
 
 
 def expert_outputs(case: Case, torch: Any, codes: Any, scales: Any, experts: Any) -> Any:
-    """What experts make of tokens as they travelled: a factor of their own, rounded once."""
+    """Outputs of the experts: tokens as on the wire times the expert's factor, rounded once."""
     factor = (0.5 + (experts + 1).to(torch.float32) / case.experts)[:, None]
     return (dequantise(torch, codes, scales) * factor).to(getattr(torch, case.wide))
 
@@ -142,7 +157,7 @@ def expert_outputs(case: Case, torch: Any, codes: Any, scales: Any, experts: Any
 def error_share(
     case: Case, device: Device, source: Source, rank: int, number: int, combined: Any
 ) -> float:
-    """The largest error, as a share of what docs/moe.md allows for its element.
+    """Largest error, as a share of the error bound of docs/moe.md for its element.
 
     The reference is the dense sum in float64 over every token's experts.
     """

@@ -1,4 +1,4 @@
-"""Random tokens on the device, and who they go to; every rank can make those of all."""
+"""Random tokens on the device and their routing; every rank can make those of all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Inputs", "Source", "cast", "dequantise", "owners"]
 
 
 class Inputs(NamedTuple):
-    """What one rank's dispatch is given; tensors on its device."""
+    """Arguments of one rank's dispatch; tensors on its device."""
 
     tokens: Any  # [tokens, hidden] of the case's dtype
     ids: Any  # [tokens, top_k] int64
@@ -40,7 +40,7 @@ class Source:
         return ids, weights
 
     def wire(self, rank: int, number: int) -> tuple[Any, Any]:
-        """What travels of each token: [tokens, hidden] of the wire's type, and scales or None."""
+        """Tokens on the wire: [tokens, hidden] of the wire's type, and scales or None."""
         tokens = self.tokens(rank, number)
         return cast(self.device.torch, tokens) if self.case.scales else (tokens, None)
 
@@ -54,7 +54,7 @@ class Source:
         return values.to(getattr(torch, self.case.wide))
 
     def inputs(self, rank: int, number: int) -> Inputs:
-        """What a rank's dispatch is given."""
+        """Arguments of a rank's dispatch."""
         torch = self.device.torch
         ids, weights = (torch.from_numpy(array) for array in self.routes(rank, number))
         given = (self.tokens(rank, number), None)
@@ -89,7 +89,7 @@ def dequantise(torch: Any, codes: Any, scales: Any) -> Any:
 
 
 def owners(case: Case, ranks: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether a token goes to a rank, [tokens, ranks]: to each that owns one of its experts."""
+    """Destinations, [tokens, ranks]: true for each rank that owns one of the token's experts."""
     first = np.array([rank * case.experts // ranks for rank in range(1, ranks)], dtype=np.int64)
     owner = np.searchsorted(first, ids, side="right")
     goes = np.zeros((len(ids), ranks), dtype=np.bool_)

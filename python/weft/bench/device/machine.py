@@ -1,4 +1,4 @@
-"""The device that a rank measures on: its clock, its graphs, and what is known of it."""
+"""Device that a rank measures on: clock, graphs, description."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Device:
 
     kind = "twin"
     name = "cpu"
-    #: What `AllToAll` is given.
+    #: Argument of `AllToAll`.
     place = "twin"
     #: The library that moves the same bytes beside Weft.
     backend = "gloo"
@@ -36,11 +36,11 @@ class Device:
         self.torch.set_num_threads(1)
 
     def stamp(self) -> Any:
-        """The time at this point of the stream."""
+        """Time at this point of the stream."""
         return Stamp()
 
     def mark(self) -> Any:
-        """What `set_mark` writes the time to, in a graph at each replay."""
+        """Memory for the time that `set_mark` writes, in a graph at each replay."""
         return Stamp()
 
     def set_mark(self, mark: Any) -> None:
@@ -62,11 +62,11 @@ class Device:
         return compiled
 
     def sleep(self, microseconds: float) -> None:
-        """Keep the stream busy with nothing."""
+        """Keep the stream busy with an idle kernel."""
         time.sleep(microseconds / 1e6)
 
     def flush(self) -> None:
-        """Empty the caches; not on a CPU, whose caches are no part of what the twin shows."""
+        """Flush the caches; no effect on a CPU."""
 
     def synchronise(self) -> None:
         """Wait until all work is done."""
@@ -149,7 +149,7 @@ class Cuda(Device):
         return compiled
 
     def sleep(self, microseconds: float) -> None:
-        """A kernel that does nothing for so long."""
+        """Launch a kernel that only waits for this time."""
         self.torch.cuda._sleep(int(microseconds * self._cycles_per_us))
 
     def flush(self) -> None:
@@ -174,7 +174,7 @@ def visible() -> int:
 
 
 def missing(kind: str) -> str | None:
-    """What this machine lacks to measure on such devices, and what to do; None if nothing."""
+    """Missing requirement for such devices, with a remedy; None if all are met."""
     try:
         torch = import_module("torch")
     except ImportError:
@@ -184,14 +184,14 @@ def missing(kind: str) -> str | None:
         why = (
             f"PyTorch {torch.__version__} was built without CUDA"
             if built is None
-            else "no NVIDIA driver or no GPU is visible (nvidia-smi and CUDA_VISIBLE_DEVICES say)"
+            else "no NVIDIA driver or no visible GPU (see nvidia-smi and CUDA_VISIBLE_DEVICES)"
         )
         return f"--device cuda needs a GPU, and there is none: {why}. --device twin runs on the CPU"
     return None
 
 
 def describe(device: Device, ranks: int) -> dict[str, Any]:
-    """The GPUs, how they are linked, and the versions of what runs on them."""
+    """GPUs, links between them, and versions of the software on them."""
     torch = device.torch
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
     if device.kind == "twin":
@@ -214,7 +214,7 @@ def describe(device: Device, ranks: int) -> dict[str, Any]:
 
 
 def links(gpus: list[dict[str, Any]] | None) -> str:
-    """How the GPUs of this machine are linked, in words."""
+    """Links between the GPUs of this machine, in words."""
     if not gpus:
         return "not known (no NVML)"
     counts = sorted({len(gpu["nvlinks"]) for gpu in gpus})
@@ -227,7 +227,7 @@ def links(gpus: list[dict[str, Any]] | None) -> str:
 
 
 def driver() -> str | None:
-    """The version of NVIDIA's driver, if NVML tells."""
+    """Version of NVIDIA's driver, if NVML reports it."""
     library = load("libnvidia-ml.so.1")
     if library is None or library.nvmlInit_v2() != 0:
         return None

@@ -1,4 +1,4 @@
-"""A function for each kind of case: what this rank saw of it."""
+"""Measurements: a function for each kind of case, with this rank's figures as its result."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from weft.bench.device.products import beside_products
 from weft.bench.device.rig import Rig
-from weft.bench.device.rounds import Bank, Rounds, sample
+from weft.bench.device.rounds import Bank, Found, Rounds, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,13 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MEASURES", "Context"]
 
-#: Rows and columns of the matrices, and how often they are measured.
-GEMM: Final = 8192
-GEMM_REPEATS: Final = 5
-
 
 class Context:
-    """What every measure is given."""
+    """Arguments of every measurement."""
 
     def __init__(
         self,
@@ -61,10 +58,10 @@ def rounds(context: Context, case: Case) -> dict[str, Any]:
         "rows_sent": sum(rows),
         "dispatch_bytes": sum(rows) * case.token_bytes,
     }
-    # Answers go the other way: to each rank as many as rows came from it.
+    # Replies go the other way: to each rank as many as rows came from it.
     matrix = gather_rows(context, rows)
-    answers = sum(row[rig.rank] for row in matrix)
-    result["combine_bytes"] = answers * case.answer_bytes
+    replies = sum(row[rig.rank] for row in matrix)
+    result["combine_bytes"] = replies * case.reply_bytes
     rig.close()
     if case.beside:
         result["beside"] = beside(context, case, matrix)
@@ -84,13 +81,13 @@ def beside(context: Context, case: Case, matrix: list[list[int]]) -> dict[str, A
     if unable is not None:
         return {"backend": name, "unable": unable}
     there = [[rows * case.token_bytes for rows in row] for row in matrix]
-    back = [[rows * case.answer_bytes for rows in column] for column in zip(*matrix, strict=True)]
+    back = [[rows * case.reply_bytes for rows in column] for column in zip(*matrix, strict=True)]
     times, captured, right = context.beside.measure(there, back, min(case.samples, 20))
     return {"backend": name, "times": times, "graph": captured, "wrong": int(not right)}
 
 
 def modes(context: Context, case: Case) -> dict[str, Any]:
-    """Calls one by one, compiled, and in a graph; and what a call takes of the host."""
+    """Calls one by one, compiled, and in a graph; and the host time of a call."""
     rig, device = context.rig(case), context.device
     bank = Bank(rig, case.slots)
     align = Rounds(bank, count=1)
@@ -110,7 +107,7 @@ def modes(context: Context, case: Case) -> dict[str, Any]:
         compiled = device.compile(step)
         compiled(*bank.slots[0].inputs, bank.slots[0].outputs)
         device.synchronise()
-    except Exception as failure:  # PyTorch's compiler raises whatever it came upon
+    except Exception as failure:  # PyTorch's compiler raises exceptions of any class
         error = f"{type(failure).__name__}: {failure}"[:500]
     seconds = time.perf_counter() - began
     failed = context.communicator.all_gather((error or "").encode(), timeout=120)
@@ -145,30 +142,42 @@ def host(context: Context, rig: Rig, bank: Bank) -> dict[str, float]:
     """Microseconds of the host for each call, while the device is behind."""
     device, slot = context.device, bank.slots[0]
     spent = dict.fromkeys(
-        ("dispatch", "combine", "dispatch send", "dispatch recv", "combine send", "combine recv"),
+        (
+            *("dispatch", "combine", "dispatch out=", "combine out="),
+            *("dispatch send", "dispatch recv", "combine send", "combine recv"),
+            # An idle kernel without outputs: the present speed of this host.
+            "empty kernel",
+        ),
         0.0,
     )
+    outputs = rig.all_to_all.empty_outputs()
+    combined = device.torch.empty_like(bank.batch_of(0).combined)
 
-    def timed(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    def timed(name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         began = time.perf_counter()
-        result = call(*arguments)
+        result = call(*arguments, **options)
         spent[name] += time.perf_counter() - began
         return result
 
-    for halves in (False, True):
+    for how in ("fused", "out=", "halves"):
         device.synchronise()
         context.communicator.barrier()
         # Else the stream would be empty now and then, and the calls cheaper than in a program.
         device.sleep(2000)
         for _ in range(device.host_calls):
-            if halves:
+            if how == "halves":
                 sent = timed("dispatch send", rig.dispatch_send, slot.inputs)
                 received = timed("dispatch recv", sent.recv)
-                answer = timed("combine send", rig.all_to_all.combine_send, received, slot.outputs)
-                timed("combine recv", answer.recv)
+                replies = timed("combine send", rig.all_to_all.combine_send, received, slot.outputs)
+                timed("combine recv", replies.recv)
+            elif how == "out=":
+                received = timed("dispatch out=", rig.dispatch, slot.inputs, outputs)
+                into = {"out": combined}
+                timed("combine out=", rig.all_to_all.combine, received, slot.outputs, **into)
             else:
                 received = timed("dispatch", rig.dispatch, slot.inputs)
                 timed("combine", rig.all_to_all.combine, received, slot.outputs)
+                timed("empty kernel", device.sleep, 0)
             received.release()
     device.synchronise()
     return {name: seconds / device.host_calls * 1e6 for name, seconds in spent.items()}
@@ -215,7 +224,7 @@ def harness(context: Context, case: Case) -> dict[str, Any]:
 
 
 def late(context: Context, case: Case) -> dict[str, Any]:
-    """The last rank comes later: what it and the others see, from their own arrival on."""
+    """Rounds whose last rank is late: times of each rank from its own arrival on."""
     rig = context.rig(case)
     bank = Bank(rig, case.slots)
     align = Rounds(bank, count=1)
@@ -230,73 +239,8 @@ def late(context: Context, case: Case) -> dict[str, Any]:
     return result
 
 
-def gemm(context: Context, case: Case) -> dict[str, Any]:
-    """A matrix product on another stream at the same time: how much slower each of both gets."""
-    rig, device, torch = context.rig(case), context.device, context.device.torch
-    if device.kind == "twin":
-        rig.close()
-        return {"skipped": "the twin has no streams"}
-    bank = Bank(rig, case.slots)
-    align, graph = Rounds(bank, count=1), Rounds(bank)
-    found = Found(rig, bank)
-    shape = (GEMM, GEMM)
-    left, right = (torch.randn(shape, device=device.name).bfloat16() for _ in range(2))
-    out = torch.empty_like(left)
-    aside = torch.cuda.Stream()
-
-    def products(count: int) -> tuple[Any, Any]:
-        with torch.cuda.stream(aside):
-            begin = device.stamp()
-            for _ in range(count):
-                torch.mm(left, right, out=out)
-            return begin, device.stamp()
-
-    def replays(count: int) -> tuple[Any, Any]:
-        align.replay()
-        begin = device.stamp()
-        for _ in range(count):
-            graph.replay()
-        return begin, device.stamp()
-
-    def meet() -> None:
-        device.synchronise()
-        context.communicator.barrier(timeout=60)
-
-    def timed(count: int, work: Callable[[int], tuple[Any, Any]]) -> float:
-        span = work(count)
-        meet()
-        return device.elapsed_us(*span) / count
-
-    count, few = 20, 10
-    products(count)
-    replays(few)
-    meet()
-    times: dict[str, list[float]] = {}
-    for _ in range(GEMM_REPEATS):
-        alone_gemm, alone = timed(count, products), timed(few, replays)
-        # Each is measured while the other lasts longer: three times what it would take alone.
-        needed = max(int(3 * count * alone_gemm / alone), int(3 * few * alone / alone_gemm)) + 1
-        gathered = context.communicator.all_gather(str(needed).encode(), timeout=60)
-        longer = max(int(each) for each in gathered)
-        replays(longer)
-        beside_gemm = timed(count, products)
-        products(longer)
-        beside_rounds = timed(few, replays)
-        for name, value in (
-            ("alone", alone / len(graph.slots)),
-            ("with gemm", beside_rounds / len(graph.slots)),
-            ("gemm alone", alone_gemm),
-            ("gemm with rounds", beside_gemm),
-        ):
-            times.setdefault(name, []).append(value)
-    found.add("", times, int(graph.wrong()))
-    result = found.result() | {"gemm": GEMM}
-    rig.close()
-    return result
-
-
 def start(context: Context, case: Case) -> dict[str, Any]:
-    """Seconds until the first round is through, on ranks that want the same kernels at once."""
+    """Seconds until the end of the first round, on ranks that need the same kernels at once."""
     device = context.device
     device.synchronise()
     context.communicator.barrier()
@@ -323,44 +267,11 @@ def start(context: Context, case: Case) -> dict[str, Any]:
     return result
 
 
-class Found:
-    """What a rank has seen of a case so far."""
-
-    def __init__(self, rig: Rig, bank: Bank) -> None:
-        self.rig, self.bank = rig, bank
-        self.times: dict[str, list[float]] = {}
-        self.wrong = 0
-
-    def add(
-        self,
-        prefix: str,
-        times: dict[str, list[float]],
-        wrong: int,
-        *,
-        only: tuple[str, ...] = (),
-        but: tuple[str, ...] = (),
-    ) -> None:
-        """Keep times under their names behind a prefix, and count wrong results."""
-        self.wrong += wrong
-        for name, values in times.items():
-            if name not in but and (not only or name in only):
-                self.times[f"{prefix}{name}"] = values
-
-    def result(self) -> dict[str, Any]:
-        """All of it, and what the all-to-all holds."""
-        return {
-            "times": self.times,
-            "wrong": self.wrong,
-            "largest_share_of_bound": self.bank.largest_share(),
-            "facts": self.rig.facts(),
-        }
-
-
 MEASURES: Final[dict[str, Callable[[Context, Case], dict[str, Any]]]] = {
     "rounds": rounds,
     "modes": modes,
     "harness": harness,
     "late": late,
-    "gemm": gemm,
+    "gemm": beside_products,
     "start": start,
 }

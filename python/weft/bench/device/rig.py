@@ -1,4 +1,4 @@
-"""What a rank measures with: the all-to-all of a case, its inputs, and rounds that were checked."""
+"""Measuring rig of a rank: the all-to-all of a case, its inputs, and checked rounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Checked", "Rig", "WrongResultError"]
 
 
 class WrongResultError(Exception):
-    """A result that is not what the reference says."""
+    """A result that differs from the reference."""
 
 
 @dataclass
@@ -28,9 +28,9 @@ class Checked:
     """A batch that went through a round, whose results were held to the reference."""
 
     inputs: Inputs
-    #: What the experts answer, [positions in use, hidden].
+    #: Outputs of the experts, [positions in use, hidden].
     outputs: Any
-    #: What combine must give again, bit by bit.
+    #: Result of combine, to be repeated bit by bit.
     combined: Any
     share_of_bound: float
 
@@ -55,14 +55,14 @@ class Rig:
         return self.communicator.rank
 
     def close(self) -> None:
-        """Give the memory back; on every rank."""
+        """Free the memory; on every rank."""
         self.device.synchronise()
         self.all_to_all.close()
 
-    def dispatch(self, inputs: Inputs) -> Any:
+    def dispatch(self, inputs: Inputs, out: Any = None) -> Any:
         """The fused launch of dispatch."""
         return self.all_to_all.dispatch(
-            inputs.tokens, inputs.ids, inputs.weights, scales=inputs.scales
+            inputs.tokens, inputs.ids, inputs.weights, scales=inputs.scales, out=out
         )
 
     def dispatch_send(self, inputs: Inputs) -> Any:
@@ -72,7 +72,7 @@ class Rig:
         )
 
     def round(self, inputs: Inputs, outputs: Any) -> Any:
-        """Dispatch and combine, with outputs that are known: what combine gives."""
+        """Dispatch and combine with given outputs; the result of combine."""
         with self.dispatch(inputs) as received:
             return self.all_to_all.combine(received, outputs)
 
@@ -80,7 +80,7 @@ class Rig:
         """Send a batch through a round and compare everything with the reference.
 
         Raises:
-            WrongResultError: says what is wrong.
+            WrongResultError: names the difference.
         """
         case, torch = self.case, self.device.torch
         inputs = self.source.inputs(self.rank, number)
@@ -99,8 +99,10 @@ class Rig:
         return Checked(inputs, outputs, torch.clone(combined), share)
 
     def outputs(self, received: Any, used: int, expected: Any) -> Any:
-        """What the experts make of the tokens received; zeros at positions without one."""
+        """Outputs of the experts for the received tokens; zeros at positions without one."""
         case, torch, where = self.case, self.device.torch, self.device.name
+        if case.layout == "dense":
+            return self.dense_outputs(received, used, expected)
         made = torch.zeros((used, case.hidden), dtype=getattr(torch, case.wide), device=where)
         first = self.all_to_all.local_experts.start
         for begin in range(0, len(expected.position), 4096):
@@ -118,8 +120,23 @@ class Rig:
             )
         return made
 
+    def dense_outputs(self, received: Any, used: int, expected: Any) -> Any:
+        """The weighted sums of the experts of each row, in float32 and rounded once."""
+        case, torch, where = self.case, self.device.torch, self.device.name
+        sums = torch.zeros((used, case.hidden), dtype=torch.float32, device=where)
+        first = self.all_to_all.local_experts.start
+        for choice in range(case.top_k):
+            mine = np.flatnonzero(expected.choice == choice)
+            row = torch.from_numpy(expected.position[mine]).to(where)
+            experts = torch.from_numpy(expected.expert[mine] + first).to(where)
+            weights = torch.from_numpy(expected.weight[mine]).to(where)
+            scales = None if received.scales is None else gather(torch, received.scales, row)
+            made = expert_outputs(case, torch, gather(torch, received.tokens, row), scales, experts)
+            sums[row] += weights[:, None] * made
+        return sums.to(getattr(torch, case.wide))
+
     def full(self, outputs: Any) -> Any:
-        """Outputs with room for all positions; what stands beyond those in use is not read."""
+        """Outputs with rows for all positions; rows beyond those in use are not read."""
         torch = self.device.torch
         shape = (self.all_to_all.positions, self.case.hidden)
         whole = torch.zeros(shape, dtype=outputs.dtype, device=self.device.name)
@@ -127,7 +144,7 @@ class Rig:
         return whole
 
     def fail(self, what: str) -> None:
-        """Say what is wrong."""
+        """Raise `WrongResultError`."""
         raise WrongResultError(f"rank {self.rank}: {what}")
 
     def rows_sent(self, number: int) -> list[int]:
@@ -139,7 +156,7 @@ class Rig:
         return counts
 
     def facts(self) -> dict[str, Any]:
-        """What the all-to-all chose and holds."""
+        """Choices and memory of the all-to-all."""
         names = ("path", "num_sms", "positions", "build")
         facts = {name: getattr(self.all_to_all, name) for name in names}
         return facts | {"heap_bytes": self.all_to_all.memory_bytes}
@@ -155,7 +172,7 @@ def gather(torch: Any, tensor: Any, at: Any) -> Any:
 def make_all_to_all(
     communicator: weft.Communicator, device: Device, case: Case, memory: str | None
 ) -> Any:
-    """What carries a case."""
+    """The all-to-all of a case."""
     ranks = communicator.world_size
     optional: dict[str, Any] = {
         "expert_capacity": case.expert_capacity(ranks),

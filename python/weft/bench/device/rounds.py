@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from weft.bench.device.inputs import Inputs
     from weft.bench.device.rig import Checked, Rig
 
-__all__ = ["FUSED", "HALVES", "Bank", "Rounds", "Times", "sample"]
+__all__ = ["FUSED", "HALVES", "Bank", "Found", "Rounds", "Times", "sample"]
 
-#: What is between the marks of a round. Between the last two is nothing: what a mark itself costs.
+#: Phases between the marks of a round; the last one is empty and measures the cost of a mark.
 FUSED: Final = ("dispatch", "combine", "nothing")
 HALVES: Final = ("dispatch send", "dispatch recv", "combine send", "combine recv", "nothing")
 
@@ -76,7 +76,7 @@ class Rounds:
         marks: write down when phases begin.
         halves: launch the halves apart instead of fused.
         cold: flush the caches before each round.
-        late_us: this rank comes so many microseconds later than the others.
+        late_us: delay of this rank in microseconds.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Rounds:
             self.device.set_mark(mark)
 
     def wrong(self) -> Any:
-        """How many rounds of the last replay gave other bits than when they were checked."""
+        """Number of rounds of the last replay whose result differs from the checked one in bits."""
         torch = self.device.torch
         total = torch.zeros((), dtype=torch.int64, device=self.device.name)
         for number, combined in enumerate(self.combined):
@@ -146,7 +146,7 @@ class Rounds:
         return total
 
     def phase_times(self) -> Times:
-        """What each phase of each round of the last replay took, after `synchronise`."""
+        """Time of each phase of each round of the last replay, after `synchronise`."""
         times: Times = {phase: [] for phase in self.phases}
         for marks in self.marks:
             for phase, (begin, end) in zip(self.phases, pairwise(marks), strict=True):
@@ -180,3 +180,36 @@ def sample(rounds: Rounds, align: Rounds, samples: int) -> tuple[Times, int]:
     rounds.rig.all_to_all.check()
     times["round"] = [device.elapsed_us(*span) / len(rounds.slots) for span in spans]
     return times, int(wrong)
+
+
+class Found:
+    """Figures of a rank for a case."""
+
+    def __init__(self, rig: Rig, bank: Bank) -> None:
+        self.rig, self.bank = rig, bank
+        self.times: dict[str, list[float]] = {}
+        self.wrong = 0
+
+    def add(
+        self,
+        prefix: str,
+        times: dict[str, list[float]],
+        wrong: int,
+        *,
+        only: tuple[str, ...] = (),
+        but: tuple[str, ...] = (),
+    ) -> None:
+        """Keep times under their names behind a prefix, and count wrong results."""
+        self.wrong += wrong
+        for name, values in times.items():
+            if name not in but and (not only or name in only):
+                self.times[f"{prefix}{name}"] = values
+
+    def result(self) -> dict[str, Any]:
+        """All figures, and the memory of the all-to-all."""
+        return {
+            "times": self.times,
+            "wrong": self.wrong,
+            "largest_share_of_bound": self.bank.largest_share(),
+            "facts": self.rig.facts(),
+        }

@@ -1,16 +1,16 @@
 //! Followers: counters whose rounds are released by the credits of another counter, their leader.
 
 use super::super::Engine;
-use super::{CounterConfig, Role, find, get};
+use super::{CounterConfig, CreditRole, find, get};
 use crate::error::{Error, Result};
 use crate::types::CounterId;
 use weft_control::Rank;
 
 impl Engine {
-    /// A counter that is credited with `leader`: a credit for a round of that counter releases the round of
-    /// the same number of both, with one signal. For protocols that write several kinds of data in a round,
-    /// where a lane for each says which of them have arrived. Peers, window and class are those of
-    /// `leader`; every rank makes the same pairs, and releases both counters together.
+    /// A counter credited with `leader`: a credit for a round of the leader releases the round of the same
+    /// number of both, with one signal. For protocols that write several kinds of data in a round and count
+    /// each in a lane of its own. Peers, window and class are those of `leader`; all ranks make the same
+    /// pairs of counters and release both together.
     ///
     /// # Errors
     /// [`Error::Limit`] if the lanes are used up; [`Error::Unknown`] if `leader` was released or is
@@ -22,7 +22,7 @@ impl Engine {
         let ends = ends().filter_map(|(rank, end)| Some((rank, end.as_ref()?)));
         let (mut peers, mut credits, mut window) = (Vec::new(), Vec::new(), 1);
         for (rank, end) in ends {
-            if end.role == Role::Follower {
+            if end.role == CreditRole::Follower {
                 return Err(no_credits_of_its_own(leader));
             }
             peers.push(rank);
@@ -32,8 +32,8 @@ impl Engine {
         let follower = self.counter_with(CounterConfig { window, peers: Some(&peers), class })?;
         for (peer, credit) in peers.into_iter().zip(credits) {
             let end = self.end(follower, peer)?;
-            (end.credit, end.role) = (credit, Role::Follower);
-            self.end(leader, peer)?.role = Role::Leader;
+            (end.credit, end.role) = (credit, CreditRole::Follower);
+            self.end(leader, peer)?.role = CreditRole::Leader;
         }
         if let Some(known) = get(&mut self.counters, leader) {
             known.followers.push(follower);
@@ -41,15 +41,15 @@ impl Engine {
         Ok(follower)
     }
 
-    /// Closes the oldest round of the counters that are credited with `leader`.
+    /// Closes the oldest round of the followers of `leader`.
     #[inline(never)]
     pub(super) fn close_followers(&mut self, peer: Rank, leader: CounterId) -> Result<()> {
-        let mut place = 0;
+        let mut index = 0;
         while let Some(known) = get(&mut self.counters, leader)
-            && let Some(&follower) = known.followers.get(place)
+            && let Some(&follower) = known.followers.get(index)
         {
-            place += 1;
-            // One that was released has no rounds.
+            index += 1;
+            // A released follower has no rounds.
             let Ok((end, _)) = find(&mut self.counters, follower, peer) else { continue };
             let ours = end.oldest_lane();
             end.close_round(self.lanes.value(end.oldest()));

@@ -1,9 +1,9 @@
-//! Copy engines of GPUs, driven through CUDA: a queue is a stream, a mark an event.
+//! Copy engines of GPUs, driven through CUDA: a queue is a stream.
 //!
-//! Any thread may be the one that makes progress, the user's too. So each call leaves the thread's
-//! current context as it was, and is allowed while a graph is captured on another stream.
+//! Any thread may make progress, including the user's. Each call therefore preserves the thread's current
+//! context, and is valid while a graph is captured on another stream.
 
-use super::copier::{Copier, Identity, Mark, Queue, Why};
+use super::engine::{CopyEngine, DeviceUuid, EventId, QueueId};
 use crate::memory::Memory;
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -14,13 +14,13 @@ use weft_cuda::{
     copy_async, driver, set_bytes_async,
 };
 
-/// The GPUs that this process sees.
+/// GPUs that this process sees.
 pub(super) struct Cuda {
     driver: &'static Driver,
     contexts: BTreeMap<u32, Arc<Context>>,
     streams: Vec<Option<OnDevice<OwnedStream>>>,
     events: Vec<OnDevice<Event>>,
-    /// Events that are no mark just now.
+    /// Unused events.
     free: Vec<u32>,
 }
 
@@ -29,7 +29,7 @@ struct OnDevice<T> {
     it: T,
 }
 
-/// Something of CUDA's whose end, too, is allowed while a graph is captured.
+/// CUDA object whose drop is valid while a graph is captured.
 struct Relaxed<T>(Option<T>);
 
 impl<T> Relaxed<T> {
@@ -45,19 +45,19 @@ impl<T> Drop for Relaxed<T> {
     }
 }
 
-fn why(error: weft_cuda::Error) -> Why {
+fn why(error: weft_cuda::Error) -> String {
     error.to_string()
 }
 
 impl Cuda {
     /// Loads the driver.
-    pub fn new() -> Result<Cuda, Why> {
+    pub fn new() -> Result<Cuda, String> {
         let (contexts, streams) = (BTreeMap::new(), Vec::new());
         let driver = driver().map_err(why)?;
         Ok(Cuda { driver, contexts, streams, events: Vec::new(), free: Vec::new() })
     }
 
-    fn context(&mut self, device: u32) -> Result<Arc<Context>, Why> {
+    fn context(&mut self, device: u32) -> Result<Arc<Context>, String> {
         if let Some(context) = self.contexts.get(&device) {
             return Ok(context.clone());
         }
@@ -66,13 +66,13 @@ impl Cuda {
         Ok(context)
     }
 
-    fn stream(&self, queue: Queue) -> Result<&OnDevice<OwnedStream>, Why> {
+    fn stream(&self, queue: QueueId) -> Result<&OnDevice<OwnedStream>, String> {
         let stream = self.streams.get(queue.0 as usize).and_then(Option::as_ref);
-        stream.ok_or_else(|| "there is no such queue".into())
+        stream.ok_or_else(|| "unknown queue".into())
     }
 
-    /// An event of the device that is no mark.
-    fn event(&mut self, device: u32) -> Result<u32, Why> {
+    /// Unused event of the device.
+    fn event(&mut self, device: u32) -> Result<u32, String> {
         let fits = |&number: &u32| self.events[number as usize].device == device;
         if let Some(place) = self.free.iter().position(fits) {
             return Ok(self.free.swap_remove(place));
@@ -83,8 +83,13 @@ impl Cuda {
     }
 }
 
-/// Mapped memory of a device as a region's.
-fn region(memory: VirtualMemory, device: u32, length: usize, share: bool) -> Result<Memory, Why> {
+/// Wraps mapped device memory as [`Memory`].
+fn region(
+    memory: VirtualMemory,
+    device: u32,
+    length: usize,
+    share: bool,
+) -> Result<Memory, String> {
     let address = memory.address() as usize;
     let address = NonNull::new(std::ptr::without_provenance_mut(address));
     let address = address.ok_or("the driver mapped memory at address zero")?;
@@ -94,21 +99,21 @@ fn region(memory: VirtualMemory, device: u32, length: usize, share: bool) -> Res
     Ok(unsafe { Memory::on_device(address, length, device, descriptor, owner) })
 }
 
-impl Copier for Cuda {
+impl CopyEngine for Cuda {
     fn name(&self) -> &'static str {
         "cuda"
     }
 
-    fn identity(&mut self, device: u32) -> Result<Identity, Why> {
+    fn uuid(&mut self, device: u32) -> Result<DeviceUuid, String> {
         Ok(self.driver.device(device).map_err(why)?.uuid())
     }
 
-    fn find(&mut self, identity: Identity) -> Option<u32> {
+    fn find(&mut self, uuid: DeviceUuid) -> Option<u32> {
         let devices = 0..self.driver.device_count().ok()?;
-        devices.into_iter().find(|&device| self.identity(device) == Ok(identity))
+        devices.into_iter().find(|&device| self.uuid(device) == Ok(uuid))
     }
 
-    fn allocate(&mut self, device: u32, length: usize) -> Result<Memory, Why> {
+    fn allocate(&mut self, device: u32, length: usize) -> Result<Memory, String> {
         let _relaxed = RelaxedCapture::new().map_err(why)?;
         let context = self.context(device)?;
         let memory = VirtualMemory::create(&context, length.max(1)).map_err(why)?;
@@ -126,11 +131,11 @@ impl Copier for Cuda {
         device: u32,
         descriptor: BorrowedFd<'_>,
         length: usize,
-    ) -> Result<Memory, Why> {
+    ) -> Result<Memory, String> {
         let _relaxed = RelaxedCapture::new().map_err(why)?;
         let context = self.context(device)?;
         let descriptor = descriptor.try_clone_to_owned();
-        let descriptor = descriptor.map_err(|e| format!("its descriptor cannot be used: {e}"))?;
+        let descriptor = descriptor.map_err(|e| format!("cannot duplicate its descriptor: {e}"))?;
         let memory = VirtualMemory::import(&context, descriptor, length.max(1)).map_err(why)?;
         region(memory, device, length, false)
     }
@@ -139,12 +144,12 @@ impl Copier for Cuda {
         let host = memory.host().filter(|_| !memory.is_empty())?;
         let _relaxed = RelaxedCapture::new().ok()?;
         let context = self.context(device).ok()?;
-        // SAFETY: `memory` is mapped there, and outlives what is returned by the caller's promise.
+        // SAFETY: `memory` is mapped there, and outlives the returned guard by the caller's contract.
         match unsafe { RegisteredMemory::new(&context, host.as_ptr(), memory.len()) } {
             Ok(pinned) => Some(Box::new(Relaxed::new(pinned))),
             Err(error) => {
                 log::warn!(
-                    "{} bytes stay unpinned, which makes copies slow: {error}",
+                    "{} bytes of host memory stay unpinned, copies are slower: {error}",
                     memory.len()
                 );
                 None
@@ -152,7 +157,7 @@ impl Copier for Cuda {
         }
     }
 
-    fn open(&mut self, device: u32) -> Result<Queue, Why> {
+    fn open(&mut self, device: u32) -> Result<QueueId, String> {
         let _relaxed = RelaxedCapture::new().map_err(why)?;
         let it = Stream::create(&self.context(device)?).map_err(why)?;
         let place = self.streams.iter().position(Option::is_none).unwrap_or(self.streams.len());
@@ -160,45 +165,51 @@ impl Copier for Cuda {
             self.streams.push(None);
         }
         self.streams[place] = Some(OnDevice { device, it });
-        Ok(Queue(place as u32))
+        Ok(QueueId(place as u32))
     }
 
-    unsafe fn copy(&mut self, queue: Queue, to: u64, from: u64, length: u64) -> Result<(), Why> {
-        // Host memory that is not pinned goes through the driver's own, in the same order.
+    unsafe fn copy(
+        &mut self,
+        queue: QueueId,
+        to: u64,
+        from: u64,
+        length: u64,
+    ) -> Result<(), String> {
+        // Unpinned host memory goes through the driver's staging buffers, in the same order.
         let stream = &self.stream(queue)?.it;
-        let length = usize::try_from(length).map_err(|_| "more bytes than there are addresses")?;
+        let length = usize::try_from(length).map_err(|_| "length exceeds the address space")?;
         let _relaxed = RelaxedCapture::new().map_err(why)?;
         let _bound = stream.context().enter().map_err(why)?;
         copy_async(to, from, length, stream.stream()).map_err(why)
     }
 
-    fn mark(&mut self, queue: Queue) -> Result<Mark, Why> {
+    fn record(&mut self, queue: QueueId) -> Result<EventId, String> {
         let _relaxed = RelaxedCapture::new().map_err(why)?;
         let device = self.stream(queue)?.device;
         let recorded = self.event(device).and_then(|number| {
             let event = &self.events[number as usize].it;
             event.record(self.stream(queue)?.it.stream()).map_err(why)?;
-            Ok(Mark(number))
+            Ok(EventId(number))
         });
         if recorded.is_err() {
-            // Nobody will learn of the end of these copies, so it is awaited here. If that fails as
-            // well, the device does nothing any more.
+            // Without an event these copies have no completion, so wait here. If that fails too, the device
+            // has stopped.
             let _ = self.stream(queue)?.it.synchronize();
         }
         recorded
     }
 
-    fn is_over(&mut self, mark: Mark) -> Result<bool, Why> {
-        let event = self.events.get(mark.0 as usize).ok_or("there is no such mark")?;
+    fn is_complete(&mut self, number: EventId) -> Result<bool, String> {
+        let event = self.events.get(number.0 as usize).ok_or("unknown event")?;
         let _relaxed = RelaxedCapture::new().map_err(why)?;
         event.it.done().map_err(why)
     }
 
-    fn release(&mut self, mark: Mark) {
-        self.free.push(mark.0);
+    fn release(&mut self, number: EventId) {
+        self.free.push(number.0);
     }
 
-    fn close(&mut self, queue: Queue) {
+    fn close(&mut self, queue: QueueId) {
         let _relaxed = RelaxedCapture::new();
         if let Some(slot) = self.streams.get_mut(queue.0 as usize) {
             *slot = None;

@@ -1,58 +1,58 @@
-//! Ranks of one host and their devices: pages of device memory travel by copy engines, which the host
-//! engine drives, so that no multiprocessor takes part; pages of host memory by plain stores, as over
-//! shm: both providers stand on [`crate::local`].
+//! Ranks of one host with device memory. Copy engines, driven from the host, move pages of device memory
+//! without use of a multiprocessor; plain stores move pages of host memory, as over shm: both providers use
+//! `local`.
 //!
-//! A post puts its copies into a queue (a stream) of the device that copies, straight into the peer's
-//! memory, which is mapped here; a flush puts one mark (an event) behind all that was posted to a peer
-//! since the last. A poll that finds the mark passed raises the lanes of the parts before it and reports
-//! them as complete. Posts without device pages (signals, credits) are done when they return; they may
-//! overtake copies, as any two posts may.
+//! A post adds copies to a queue (a stream) of the copying device, directly into the peer's mapped memory.
+//! A flush records one event behind all copies posted to a peer since the last. A poll that finds the event
+//! complete raises the lanes of the parts before it and reports their completion. Posts without device
+//! pages (signals, credits) complete on return; they may overtake copies, as any two posts may.
 //!
-//! **Why the bytes are visible when the lane has risen.** An event is complete when the copies before it
-//! on its stream are: not when their sources were read, but when every write has been performed at its
-//! destination, in the memory of whichever device or host. Only after this process has seen that does it
-//! raise the lane, with a release store in memory that the owner maps. The owner acquires the lane, and
-//! what it does then comes after: a kernel it launches reads the bytes, as does a copy that it starts,
-//! or its CPU if they are in host memory. A kernel that was running already when the lane rose has no
-//! part in that order and must not read them.
+//! **Visibility of the bytes when the lane has risen.** An event is complete when the copies before it on
+//! its stream are: not when their sources were read, but when every write has been performed at its
+//! destination, in the memory of whichever device or host. Only after this process has observed that does
+//! it raise the lane, with a release store in memory that the owner maps. The owner acquires the lane,
+//! which orders its later accesses after the bytes: those of a kernel that it launches, of a copy that it
+//! starts, or of its CPU for host memory. A kernel that was already running when the lane rose is outside
+//! of that order and must not read them.
 //!
-//! What a source holds must be there before the write is posted: work on a stream of the user that
-//! produces it must have been waited for.
+//! A source must hold its bytes before the write is posted: the caller waits for work on its streams that
+//! produces them.
 //!
-//! Copies cannot be recalled. [`Link::fence`] waits for those under way, a bounded time; if they
-//! last longer the device is stuck, and all memory that they may touch is kept until the process ends.
+//! Copies cannot be cancelled. [`Link::fence`] waits for those in flight up to a time limit; beyond it the
+//! device counts as stuck, and all memory that the copies may touch is kept until the process ends.
 //!
-//! - this file: regions, posting, polling
-//! - `pages.rs`: from the pages of a post to stores and copies
+//! - this file: regions, posts, polls
+//! - `pages.rs`: pages of a post as stores and copies
 //! - `peer_devices.rs`: per-peer device state: reachable regions and their mappings
-//! - `outbox.rs`: the parts under way toward one peer
-//! - `pins.rs`: host memory that is pinned for copy engines
-//! - `copier.rs`: the trait of copy engines; `cuda.rs` and `twin.rs` implement it
-//! - `ticker.rs`: the timer that wakes an engine which waits for copies
+//! - `outbox.rs`: parts in flight toward one peer
+//! - `pinned.rs`: host memory pinned for copy engines
+//! - `engine.rs`: the trait of copy engines; `cuda.rs` and `twin.rs` implement it
+//! - `ticker.rs`: the timer that wakes an engine with copies in flight
 
-mod copier;
 mod cuda;
+mod engine;
 mod outbox;
 mod pages;
 mod peer_devices;
-mod pins;
+mod pinned;
 mod ticker;
 mod twin;
 
-pub use copier::{Copier, Identity, Mark, Queue, Why};
-pub use twin::{Controls, Twin};
+pub use engine::{CopyEngine, DeviceUuid, EventId, QueueId};
+pub use twin::{Twin, TwinControls};
 
 use crate::clock;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::link::{Introduction, Link, Membership, Posted, RouteRule, Sink, Work};
+use crate::id_map::PeerMap;
+use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, WorkRequest};
 use crate::local::{ENTRY_BYTES, LocalPeers, WaitLimit};
-use crate::memory::{Memory, Place};
+use crate::memory::{Memory, MemoryKind};
 use crate::types::{Page, ProviderKind, RegionKey, Time};
 use cuda::Cuda;
-use outbox::Part;
+use outbox::CopyPart;
 use peer_devices::{DeviceRegion, PeerDevices};
-use pins::Pins;
+use pinned::PinnedRegions;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -60,75 +60,75 @@ use std::time::Duration;
 use ticker::Ticker;
 use weft_control::Rank;
 
-/// Copies that may be under way toward one peer; then posts find the queue full.
-const DEPTH: usize = 1024;
-/// For how long copies that were under way are waited for when a peer is cut off or the engine goes.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Sleep between two polls of copies that are waited for.
+/// Copies in flight toward one peer; above, posts find the queue full.
+const MAX_COPIES: usize = 1024;
+/// Time limit for copies in flight when a peer is fenced or the engine is dropped.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Sleep between two polls during that wait.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// How to open the provider.
+/// Configuration of a [`CopyDevice`].
 #[derive(Clone, Debug)]
 pub struct CopyConfig {
-    /// Names this host, as for shm.
+    /// Name of this host, as for shm.
     pub host_id: String,
-    /// Which devices.
-    pub devices: Devices,
+    /// Implementation of devices.
+    pub devices: CopyBackend,
 }
 
-/// What has the memory and the copy engines.
+/// Implementation of device memory and copy engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Devices {
-    /// The GPUs that CUDA shows this process.
+pub enum CopyBackend {
+    /// GPUs that CUDA shows this process.
     #[default]
     Cuda,
     /// Host memory in their place, for tests: see [`Twin`].
     Twin {
-        /// Says when copies complete.
+        /// Seed of the completion order.
         seed: u64,
     },
 }
 
-/// Opens copy engines, once for each link.
-type OpenCopier = dyn Fn() -> Result<Box<dyn Copier>> + Send + Sync;
+/// Constructor of copy engines, called once for each link.
+type OpenEngine = dyn Fn() -> Result<Box<dyn CopyEngine>> + Send + Sync;
 
-/// The copy engines of this host.
+/// Copy engines of this host.
 pub struct CopyDevice {
     host_id: String,
-    open: Box<OpenCopier>,
+    open: Box<OpenEngine>,
     depth: usize,
-    patience: Duration,
+    drain_timeout: Duration,
 }
 
 impl CopyDevice {
-    /// The copy engines that `config` names.
+    /// Copy engines of a configuration.
     ///
     /// # Errors
     /// [`Error::Provider`] if there is no driver for such devices.
     pub fn new(config: CopyConfig) -> Result<CopyDevice> {
-        let open = move || -> Result<Box<dyn Copier>> {
+        let open = move || -> Result<Box<dyn CopyEngine>> {
             Ok(match config.devices {
-                Devices::Twin { seed } => Box::new(Twin::new(seed)),
-                Devices::Cuda => Box::new(Cuda::new().map_err(failed)?),
+                CopyBackend::Twin { seed } => Box::new(Twin::new(seed)),
+                CopyBackend::Cuda => Box::new(Cuda::new().map_err(provider_error)?),
             })
         };
         open()?;
         Ok(CopyDevice::over(open, &config.host_id))
     }
 
-    /// The copy engines that `open` opens for each link.
+    /// Copy engines that `open` constructs for each link.
     pub fn over(
-        open: impl Fn() -> Result<Box<dyn Copier>> + Send + Sync + 'static,
+        open: impl Fn() -> Result<Box<dyn CopyEngine>> + Send + Sync + 'static,
         host_id: &str,
     ) -> CopyDevice {
         let (host_id, open) = (host_id.to_owned(), Box::new(open));
-        CopyDevice { host_id, open, depth: DEPTH, patience: PATIENCE }
+        CopyDevice { host_id, open, depth: MAX_COPIES, drain_timeout: DRAIN_TIMEOUT }
     }
 
-    /// The same with other limits: copies that may be under way toward a peer, and for how long they
-    /// are waited for when the peer is cut off.
-    pub fn with_limits(mut self, depth: usize, patience: Duration) -> CopyDevice {
-        (self.depth, self.patience) = (depth.max(1), patience);
+    /// Replaces the limits: copies in flight toward a peer, and the time limit for them when the peer is
+    /// fenced.
+    pub fn with_limits(mut self, depth: usize, drain_timeout: Duration) -> CopyDevice {
+        (self.depth, self.drain_timeout) = (depth.max(1), drain_timeout);
         self
     }
 }
@@ -139,89 +139,83 @@ impl Device for CopyDevice {
     }
 
     fn open(&self, group: Membership) -> Result<Box<dyn Link>> {
-        let copier = (self.open)()?;
-        let flavour = copier.name().as_bytes().to_vec();
+        let engine = (self.open)()?;
+        let backend = engine.name().as_bytes().to_vec();
         Ok(Box::new(CopyLink {
-            copier,
-            local: LocalPeers::open(ProviderKind::Copy, &self.host_id, &flavour)?,
+            engine,
+            local: LocalPeers::open(ProviderKind::Copy, &self.host_id, &backend)?,
             group,
-            peers: Vec::new(),
+            peers: PeerMap::default(),
             home: None,
-            pins: Pins::default(),
+            pinned: PinnedRegions::default(),
             ticker: Ticker::new()?,
             depth: self.depth,
-            patience: self.patience,
+            drain_timeout: self.drain_timeout,
         }))
     }
 }
 
-/// One group's copies.
+/// Copies of one group.
 struct CopyLink {
-    copier: Box<dyn Copier>,
+    engine: Box<dyn CopyEngine>,
     local: LocalPeers,
     group: Membership,
-    peers: Vec<Option<PeerDevices>>,
-    /// The device of our first device region: it copies what has no device at its source.
+    peers: PeerMap<PeerDevices>,
+    /// Device of our first device region: it copies from host sources to device memory.
     home: Option<u32>,
-    /// Of our host memory.
-    pins: Pins,
+    /// Pins of our host memory.
+    pinned: PinnedRegions,
     ticker: Ticker,
     depth: usize,
-    patience: Duration,
+    drain_timeout: Duration,
 }
 
 impl CopyLink {
     fn devices(&mut self, peer: Rank) -> Option<&mut PeerDevices> {
-        self.peers.get_mut(peer.0 as usize)?.as_mut()
+        self.peers.get_mut(peer)
     }
 
-    /// Forgets what is held for a peer's region beside its mapping as host memory.
-    fn forget_device(&mut self, peer: Rank, key: RegionKey) {
+    /// Drops the device mapping and the pin of a peer's region.
+    fn drop_device_region(&mut self, peer: Rank, key: RegionKey) {
         let Some(devices) = self.devices(peer) else { return };
-        devices.pins.forget(key);
-        if let Some(slot) = devices.regions.get_mut(key.0 as usize) {
-            *slot = None;
-        }
+        devices.pinned.remove_remote(key);
+        devices.regions.remove(key);
     }
 
-    /// Raises the lanes of the parts that are over and reports them.
-    fn look(&mut self, sink: &mut Sink) {
-        let CopyLink { copier, local, peers, .. } = self;
-        for (number, devices) in peers.iter_mut().enumerate() {
-            let Some(devices) = devices.as_mut().filter(|devices| !devices.outbox.is_empty())
-            else {
-                continue;
-            };
-            devices.outbox.seal(&mut **copier);
-            devices.outbox.take_over(&mut **copier, |part| match part.failure {
+    /// Raises the lanes of parts whose copies are complete, and reports them.
+    fn complete_finished(&mut self, sink: &mut Sink) {
+        let CopyLink { engine, local, peers, .. } = self;
+        for (peer, devices) in peers.iter_mut().filter(|(_, devices)| !devices.outbox.is_empty()) {
+            devices.outbox.seal(&mut **engine);
+            devices.outbox.take_finished(&mut **engine, |part| match part.failure {
                 Some(why) => sink.failed(part.token, why),
-                // Every byte is in the peer's memory now: see the module's page.
-                None => match local.raise(Rank(number as u32), part.lane) {
+                // All bytes are in the peer's memory: see the module's page.
+                None => match local.raise(peer, part.lane) {
                     Some(()) => sink.done(part.token),
-                    None => sink.failed(part.token, "it has no such lane"),
+                    None => sink.failed(part.token, "unknown lane of the peer"),
                 },
             });
         }
     }
 
     fn is_busy(&self) -> bool {
-        self.peers.iter().flatten().any(|devices| !devices.outbox.is_empty())
+        self.peers.values().any(|devices| !devices.outbox.is_empty())
     }
 
-    /// Keeps all that copies toward a peer may touch, until the process ends.
-    fn keep_forever(&mut self, peer: Rank, devices: PeerDevices) {
+    /// Leaks all memory that copies toward a peer may touch.
+    fn leak(&mut self, peer: Rank, devices: PeerDevices) {
         log::error!(
-            "copies to {peer} did not end within {:?}: the device is stuck, and the memory that \
-             they read and write is kept until this process ends",
-            self.patience
+            "copies to {peer} did not complete within {:?}: the device is stuck; their memory is \
+             leaked until this process ends",
+            self.drain_timeout
         );
         let touched: Vec<Arc<Memory>> =
             self.local.memories().chain(self.local.mapped_of(peer)).cloned().collect();
-        std::mem::forget((touched, devices, std::mem::take(&mut self.pins)));
+        std::mem::forget((touched, devices, std::mem::take(&mut self.pinned)));
     }
 }
 
-fn failed(detail: Why) -> Error {
+fn provider_error(detail: String) -> Error {
     Error::Provider { provider: ProviderKind::Copy, detail }
 }
 
@@ -235,28 +229,25 @@ impl Link for CopyLink {
     }
 
     fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
-        let rule = RouteRule { ordered: false, ..RouteRule::LATER };
+        let rule = RouteRule { ordered: false, ..RouteRule::DEFERRED };
         self.local.reaches(theirs).then_some(rule)
     }
 
     fn connect(&mut self, peers: &[Introduction<'_>], limit: &mut WaitLimit<'_>) -> Result<()> {
         self.local.connect(&self.group, peers, limit)?;
-        self.peers.resize_with(self.group.size as usize, || None);
         for Introduction { peer, .. } in peers {
-            if let Some(slot) = self.peers.get_mut(peer.index()) {
-                *slot = Some(PeerDevices::default());
-            }
+            self.peers.insert(*peer, PeerDevices::default());
         }
         Ok(())
     }
 
     fn allocate(&mut self, device: u32, length: usize) -> Option<Result<Memory>> {
-        Some(self.copier.allocate(device, length).map_err(failed))
+        Some(self.engine.allocate(device, length).map_err(provider_error))
     }
 
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
-        if let Place::Device(device) = memory.place() {
-            self.copier.identity(device).map_err(failed)?;
+        if let MemoryKind::Device(device) = memory.kind() {
+            self.engine.uuid(device).map_err(provider_error)?;
             self.home.get_or_insert(device);
         }
         self.local.register(key, memory)
@@ -264,8 +255,9 @@ impl Link for CopyLink {
 
     fn grant(&mut self, key: RegionKey, peer: Rank, _range: Range<u64>) -> Result<Vec<u8>> {
         let mut entry = self.local.grant(key, peer)?.to_vec();
-        if let Some(Place::Device(device)) = self.local.memory(key).map(|memory| memory.place()) {
-            entry.extend_from_slice(&self.copier.identity(device).map_err(failed)?);
+        if let Some(MemoryKind::Device(device)) = self.local.memory(key).map(|memory| memory.kind())
+        {
+            entry.extend_from_slice(&self.engine.uuid(device).map_err(provider_error)?);
         }
         Ok(entry)
     }
@@ -283,79 +275,82 @@ impl Link for CopyLink {
             what: "a region",
             detail: format!("{} bytes for {length}", entry.len()),
         };
-        let index = key.0 as usize;
-        let (serial, identity) = entry.split_at_checked(ENTRY_BYTES).ok_or_else(malformed)?;
-        if identity.is_empty() {
-            // A region that is known has kept its place; another one takes it.
+        let (serial, uuid) = entry.split_at_checked(ENTRY_BYTES).ok_or_else(malformed)?;
+        if uuid.is_empty() {
+            // A known region keeps its mapping; another one replaces it.
             if self.local.is_mapped(peer, key, entry) {
                 return Ok(());
             }
-            self.forget_device(peer, key);
+            self.drop_device_region(peer, key);
             return self.local.import(peer, key, length, entry, limit);
         }
-        let identity: Identity = identity.try_into().map_err(|_| malformed())?;
+        let uuid: DeviceUuid = uuid.try_into().map_err(|_| malformed())?;
         let serial = serial.try_into().map(u64::from_le_bytes).map_err(|_| malformed())?;
         let length = usize::try_from(length).map_err(|_| malformed())?;
-        let known = self.devices(peer).and_then(|devices| devices.regions.get(index)?.as_ref());
+        let known = self.devices(peer).and_then(|devices| devices.regions.get(key));
         if known.is_some_and(|known| known.serial == serial) {
             return Ok(());
         }
         let descriptor = self.local.receive(peer, key, serial, limit)?;
-        let home = self.home.or_else(|| self.copier.find(identity)).unwrap_or(0);
+        let home = self.home.or_else(|| self.engine.find(uuid)).unwrap_or(0);
         let mut region = DeviceRegion { serial, length, home, descriptor, mapped: Vec::new() };
-        // Now, so that what is wrong is said before anything is written.
-        region.reached_by(&mut *self.copier, home).map_err(|why| {
-            failed(format!("region {} of {peer} cannot be mapped on device {home}: {why}", key.0))
+        // Maps now, so that an error is reported before the first write.
+        region.mapped_for(&mut *self.engine, home).map_err(|why| {
+            provider_error(format!(
+                "region {} of {peer} cannot be mapped on device {home}: {why}",
+                key.0
+            ))
         })?;
-        self.forget(peer, key);
+        self.remove_remote(peer, key);
         let devices = self.devices(peer);
         let devices =
             devices.ok_or_else(|| Error::Unknown { what: "rank", number: peer.0.into() })?;
-        if devices.regions.len() <= index {
-            devices.regions.resize_with(index + 1, || None);
-        }
-        devices.regions[index] = Some(region);
+        devices.regions.insert(key, region);
         Ok(())
     }
 
     fn deregister(&mut self, key: RegionKey) {
-        self.pins.forget(key);
+        self.pinned.remove_remote(key);
         self.local.deregister(key);
     }
 
-    fn forget(&mut self, peer: Rank, key: RegionKey) {
-        self.forget_device(peer, key);
-        self.local.forget(peer, key);
+    fn remove_remote(&mut self, peer: Rank, key: RegionKey) {
+        self.drop_device_region(peer, key);
+        self.local.remove_remote(peer, key);
     }
 
-    fn post(&mut self, work: &Work<'_>, _sink: &mut Sink) -> std::result::Result<Posted, String> {
-        let Work { token, peer, lane, .. } = *work;
-        let needs = |page: &&Page| page.length > 0 && self.needs_engines(peer, page) == Some(true);
+    fn post(
+        &mut self,
+        work: &WorkRequest<'_>,
+        _sink: &mut Sink,
+    ) -> std::result::Result<PostStatus, String> {
+        let WorkRequest { token, peer, lane, .. } = *work;
+        let needs = |page: &&Page| page.length > 0 && self.needs_copy(peer, page) == Some(true);
         let copies = work.pages.iter().filter(needs).count();
         let depth = self.depth;
         let devices = self.devices(peer).ok_or("it is not connected over copy")?;
         if copies > 0 && !devices.outbox.has_room(copies, depth) {
-            return Ok(Posted::Full);
+            return Ok(PostStatus::Full);
         }
         match self.enqueue(work) {
             (0, Some(why)) => Err(why),
             (0, None) => {
-                self.local.raise(peer, lane).ok_or("it has no such lane")?;
-                Ok(Posted::Done)
+                self.local.raise(peer, lane).ok_or("unknown lane of the peer")?;
+                Ok(PostStatus::Done)
             }
-            // It must not be reported as failed while some of it is still being read.
+            // A part is not reported as failed while some of its pages are still read.
             (added, failure) => {
                 let devices = self.devices(peer).ok_or("it is not connected over copy")?;
-                devices.outbox.add(Part { token, lane, failure }, added);
-                Ok(Posted::InFlight)
+                devices.outbox.add(CopyPart { token, lane, failure }, added);
+                Ok(PostStatus::InFlight)
             }
         }
     }
 
     fn flush(&mut self, _sink: &mut Sink) {
-        let CopyLink { copier, peers, ticker, .. } = self;
-        for devices in peers.iter_mut().flatten().filter(|devices| !devices.outbox.is_empty()) {
-            devices.outbox.seal(&mut **copier);
+        let CopyLink { engine, peers, ticker, .. } = self;
+        for devices in peers.values_mut().filter(|devices| !devices.outbox.is_empty()) {
+            devices.outbox.seal(&mut **engine);
             ticker.set(true);
         }
     }
@@ -363,53 +358,53 @@ impl Link for CopyLink {
     fn poll(&mut self, _now: Time, sink: &mut Sink) {
         self.local.flush();
         if self.is_busy() {
-            self.ticker.heard();
-            self.look(sink);
+            self.ticker.clear();
+            self.complete_finished(sink);
             self.ticker.set(self.is_busy());
         }
     }
 
     fn fence(&mut self, peer: Rank, sink: &mut Sink) {
-        let devices = self.peers.get_mut(peer.0 as usize).and_then(Option::take);
+        let devices = self.peers.remove(peer);
         if let Some(mut devices) = devices {
-            let cut = |part: Part, sink: &mut Sink| {
-                sink.failed(part.token, format!("{peer} was cut off"));
+            let cut = |part: CopyPart, sink: &mut Sink| {
+                sink.failed(part.token, format!("{peer} was fenced"));
             };
-            devices.outbox.seal(&mut *self.copier);
-            let deadline = clock::now().after(self.patience);
+            devices.outbox.seal(&mut *self.engine);
+            let deadline = clock::now().after(self.drain_timeout);
             while !devices.outbox.is_empty() && clock::now() < deadline {
-                devices.outbox.take_over(&mut *self.copier, |part| cut(part, sink));
+                devices.outbox.take_finished(&mut *self.engine, |part| cut(part, sink));
                 std::thread::sleep(POLL_INTERVAL);
             }
             if devices.outbox.is_empty() {
-                devices.outbox.close(&mut *self.copier);
+                devices.outbox.close(&mut *self.engine);
             } else {
-                devices.outbox.give_up(|part| cut(part, sink));
-                self.keep_forever(peer, devices);
+                devices.outbox.abandon(|part| cut(part, sink));
+                self.leak(peer, devices);
             }
         }
         self.ticker.set(self.is_busy());
         self.local.disconnect(peer);
     }
 
-    /// Ticks while copies are under way. What peers write raises lanes without this provider's help.
+    /// Ticks while copies are in flight. Writes of peers raise lanes without this link.
     fn descriptors(&self) -> Vec<RawFd> {
         vec![self.ticker.descriptor()]
     }
 }
 
 impl Drop for CopyLink {
-    /// A rank that leaves has written what it posted: lanes rise, as they would have over shm.
+    /// Completes posted copies before the link closes: lanes rise, as over shm.
     fn drop(&mut self) {
         let mut sink = Sink::default();
-        let deadline = clock::now().after(self.patience);
+        let deadline = clock::now().after(self.drain_timeout);
         while self.is_busy() && clock::now() < deadline {
-            self.look(&mut sink);
+            self.complete_finished(&mut sink);
             std::thread::sleep(POLL_INTERVAL);
         }
-        for rank in (0..self.peers.len()).map(|number| Rank(number as u32)) {
-            self.fence(rank, &mut sink);
+        for peer in (0..self.group.size).map(Rank) {
+            self.fence(peer, &mut sink);
         }
-        self.pins = Pins::default();
+        self.pinned = PinnedRegions::default();
     }
 }

@@ -1,94 +1,93 @@
-//! What goes to one peer by copy engines: parts, and the marks behind which their copies are over.
+//! Parts in flight toward one peer over copy engines, and the events behind their copies.
 //!
-//! Parts that are posted between two flushes form a batch, which has one mark in each queue that it
-//! uses: one event for many copies, and one look at it instead of many.
+//! Parts posted between two flushes form a batch with one event in each queue that it uses: one event for
+//! many copies, and one poll of it.
 
-use super::copier::{Copier, Mark, Queue, Why};
+use super::engine::{CopyEngine, EventId, QueueId};
 use crate::types::Lane;
 use std::collections::VecDeque;
 
-/// A part whose copies are under way.
+/// Part whose copies are in flight.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct CopyPart {
     pub token: u64,
     pub lane: Lane,
-    /// Why it fails once its copies are over.
-    pub failure: Option<Why>,
+    /// Cause of failure, reported once its copies are complete.
+    pub failure: Option<String>,
 }
 
 #[derive(Debug, Default)]
 struct Batch {
-    parts: Vec<Part>,
+    parts: Vec<CopyPart>,
     copies: usize,
-    marks: Vec<Mark>,
+    events: Vec<EventId>,
 }
 
-/// A queue toward the peer.
+/// Queue of one device toward the peer.
 #[derive(Debug)]
-struct Line {
+struct DeviceQueue {
     device: u32,
-    queue: Queue,
-    /// Whether it was given copies behind its last mark.
+    queue: QueueId,
+    /// True with copies behind the last event.
     open: bool,
 }
 
-/// Copies under way toward one peer.
+/// Copies in flight toward one peer.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    lines: Vec<Line>,
-    /// Takes parts until the next flush.
+    queues: Vec<DeviceQueue>,
+    /// Batch of parts until the next flush.
     open: Batch,
     sealed: VecDeque<Batch>,
-    /// Empty, for their memory.
+    /// Empty batches for reuse.
     spare: Vec<Batch>,
-    /// Of all batches.
+    /// Copies of all batches.
     copies: usize,
 }
 
 impl Outbox {
-    /// Whether `more` copies may be added when `limit` may be under way. What is more than the limit by
-    /// itself finds room when nothing else is there.
+    /// True if `more` copies fit into `limit` copies in flight. An empty outbox accepts any number.
     pub fn has_room(&self, more: usize, limit: usize) -> bool {
         self.copies == 0 || self.copies + more <= limit
     }
 
-    /// Whether nothing is under way.
+    /// True without parts in flight.
     pub fn is_empty(&self) -> bool {
         self.open.parts.is_empty() && self.sealed.is_empty()
     }
 
-    /// The queue of a device toward this peer; a copy is about to be added to it.
-    pub fn queue(&mut self, copier: &mut dyn Copier, device: u32) -> Result<Queue, Why> {
-        let known = self.lines.iter().position(|line| line.device == device);
+    /// Queue of a device toward this peer, for a copy that the caller adds next.
+    pub fn queue(&mut self, engine: &mut dyn CopyEngine, device: u32) -> Result<QueueId, String> {
+        let known = self.queues.iter().position(|queue| queue.device == device);
         let index = match known {
             Some(index) => index,
             None => {
-                self.lines.push(Line { device, queue: copier.open(device)?, open: false });
-                self.lines.len() - 1
+                self.queues.push(DeviceQueue { device, queue: engine.open(device)?, open: false });
+                self.queues.len() - 1
             }
         };
-        let line = &mut self.lines[index];
-        line.open = true;
-        Ok(line.queue)
+        let queue = &mut self.queues[index];
+        queue.open = true;
+        Ok(queue.queue)
     }
 
-    /// Adds a part, whose copies were added to queues just before.
-    pub fn add(&mut self, part: Part, copies: usize) {
+    /// Adds a part whose copies are in the queues.
+    pub fn add(&mut self, part: CopyPart, copies: usize) {
         self.open.parts.push(part);
         self.open.copies += copies;
         self.copies += copies;
     }
 
-    /// Puts marks behind what has been added.
-    pub fn seal(&mut self, copier: &mut dyn Copier) {
+    /// Closes the open batch with an event in each of its queues.
+    pub fn seal(&mut self, engine: &mut dyn CopyEngine) {
         if self.open.parts.is_empty() {
             return;
         }
         let mut batch = std::mem::replace(&mut self.open, self.spare.pop().unwrap_or_default());
-        for line in self.lines.iter_mut().filter(|line| line.open) {
-            line.open = false;
-            match copier.mark(line.queue) {
-                Ok(mark) => batch.marks.push(mark),
+        for queue in self.queues.iter_mut().filter(|queue| queue.open) {
+            queue.open = false;
+            match engine.record(queue.queue) {
+                Ok(event) => batch.events.push(event),
                 Err(why) => {
                     for part in &mut batch.parts {
                         part.failure.get_or_insert_with(|| why.clone());
@@ -99,11 +98,11 @@ impl Outbox {
         self.sealed.push_back(batch);
     }
 
-    /// Hands out the parts whose copies are over, oldest batch first, each with why it failed if it did.
-    pub fn take_over(&mut self, copier: &mut dyn Copier, mut take: impl FnMut(Part)) {
+    /// Removes the parts whose copies are complete, oldest batch first, with the cause of a failure.
+    pub fn take_finished(&mut self, engine: &mut dyn CopyEngine, mut take: impl FnMut(CopyPart)) {
         while let Some(batch) = self.sealed.front_mut() {
-            while let Some(&mark) = batch.marks.last() {
-                match copier.is_over(mark) {
+            while let Some(&event) = batch.events.last() {
+                match engine.is_complete(event) {
                     Ok(false) => return,
                     Ok(true) => {}
                     Err(why) => {
@@ -112,8 +111,8 @@ impl Outbox {
                         }
                     }
                 }
-                copier.release(mark);
-                batch.marks.pop();
+                engine.release(event);
+                batch.events.pop();
             }
             let Some(mut batch) = self.sealed.pop_front() else { return };
             self.copies -= std::mem::take(&mut batch.copies);
@@ -122,18 +121,18 @@ impl Outbox {
         }
     }
 
-    /// Hands out all parts, though their copies may go on.
-    pub fn give_up(&mut self, mut take: impl FnMut(Part)) {
+    /// Removes all parts although their copies may continue.
+    pub fn abandon(&mut self, mut take: impl FnMut(CopyPart)) {
         let open = std::mem::take(&mut self.open);
         let batches = std::mem::take(&mut self.sealed).into_iter().chain([open]);
         batches.flat_map(|batch| batch.parts).for_each(&mut take);
         self.copies = 0;
     }
 
-    /// Gives the queues back; nothing is under way.
-    pub fn close(&mut self, copier: &mut dyn Copier) {
-        for line in self.lines.drain(..) {
-            copier.close(line.queue);
+    /// Closes the queues of an empty outbox.
+    pub fn close(&mut self, engine: &mut dyn CopyEngine) {
+        for queue in self.queues.drain(..) {
+            engine.close(queue.queue);
         }
     }
 }

@@ -1,14 +1,13 @@
-//! From the pages of a post to stores and copies.
+//! Pages of a post as stores and copies.
 
 use super::CopyLink;
-use super::copier::Why;
-use crate::link::Work;
-use crate::memory::{Memory, Place};
+use crate::link::WorkRequest;
+use crate::memory::{Memory, MemoryKind};
 use crate::types::Page;
 use weft_control::Rank;
 
-/// A copy that a post needs: by which device, from where, to where, how long.
-struct Copy {
+/// Copy of one page: device, addresses, length.
+struct DeviceCopy {
     device: u32,
     from: u64,
     to: u64,
@@ -16,55 +15,53 @@ struct Copy {
 }
 
 impl CopyLink {
-    /// Whether copy engines are needed for a page; `None` if one of its regions is not known.
-    pub(super) fn needs_engines(&self, peer: Rank, page: &Page) -> Option<bool> {
-        let devices = self.peers.get(peer.0 as usize)?.as_ref()?;
-        let to_device =
-            devices.regions.get(page.destination.0 as usize).is_some_and(Option::is_some);
+    /// True if a page needs a copy engine; `None` if one of its regions is unknown.
+    pub(super) fn needs_copy(&self, peer: Rank, page: &Page) -> Option<bool> {
+        let devices = self.peers.get(peer)?;
+        let to_device = devices.regions.get(page.destination).is_some();
         let source = self.local.memory(page.source)?;
-        Some(to_device || source.place() != Place::Host)
+        Some(to_device || source.kind() != MemoryKind::Host)
     }
 
-    /// The copy that moves a page.
-    fn plan(&mut self, peer: Rank, page: &Page) -> std::result::Result<Copy, Why> {
+    /// Plans the copy of a page.
+    fn plan(&mut self, peer: Rank, page: &Page) -> std::result::Result<DeviceCopy, String> {
         const OUTSIDE: &str = "a page is out of bounds";
-        let CopyLink { copier, local, peers, pins, .. } = self;
-        let copier = &mut **copier;
+        let CopyLink { engine, local, peers, pinned, .. } = self;
+        let engine = &mut **engine;
         let source = local.memory(page.source).ok_or(OUTSIDE)?;
         let from = at(source, page.source_offset, page.length).ok_or(OUTSIDE)?;
-        let devices = peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
+        let devices = peers.get_mut(peer);
         let devices = devices.ok_or("it is not connected over copy")?;
-        let to_device =
-            devices.regions.get_mut(page.destination.0 as usize).and_then(Option::as_mut);
-        let device = match (source.place(), &to_device) {
-            (Place::Device(device), _) => device,
-            (Place::Host, Some(region)) => region.home,
-            (Place::Host, None) => return Err("host memory needs no copy engine".into()),
+        let to_device = devices.regions.get_mut(page.destination);
+        let device = match (source.kind(), &to_device) {
+            (MemoryKind::Device(device), _) => device,
+            (MemoryKind::Host, Some(region)) => region.home,
+            (MemoryKind::Host, None) => return Err("host memory needs no copy engine".into()),
         };
-        // What the user lends is not pinned: others may have pages in common with it.
+        // User buffers are not pinned: they may share pages with other memory.
         if source.host().is_some() && source.descriptor().is_some() {
-            // SAFETY: `deregister` forgets the pin first, and the provider's end all of them.
-            unsafe { pins.pin(copier, device, page.source, source) };
+            // SAFETY: `deregister` drops the pin first, and the drop of the link drops all of them.
+            unsafe { pinned.pin(engine, device, page.source, source) };
         }
         let destination = match to_device {
-            Some(region) => region.reached_by(copier, device)?,
+            Some(region) => region.mapped_for(engine, device)?,
             None => {
                 let memory = local.mapped(peer, page.destination).ok_or(OUTSIDE)?;
-                // SAFETY: the pin is forgotten before the mapping in `forget`, `import` and `fence`.
-                unsafe { devices.pins.pin(copier, device, page.destination, memory) };
+                // SAFETY: the pin is dropped before the mapping in `remove_remote`, `import` and `fence`.
+                unsafe { devices.pinned.pin(engine, device, page.destination, memory) };
                 memory
             }
         };
         let to = at(destination, page.destination_offset, page.length).ok_or(OUTSIDE)?;
-        Ok(Copy { device, from, to, length: page.length })
+        Ok(DeviceCopy { device, from, to, length: page.length })
     }
 
-    /// Adds the copies of a part to queues, as many as go; why it stopped, if it did.
-    pub(super) fn enqueue(&mut self, work: &Work<'_>) -> (usize, Option<Why>) {
+    /// Adds the copies of a part to queues; returns their number and the cause of an early stop.
+    pub(super) fn enqueue(&mut self, work: &WorkRequest<'_>) -> (usize, Option<String>) {
         let mut added = 0;
         for page in work.pages.iter().filter(|page| page.length > 0) {
-            let moved = match self.needs_engines(work.peer, page) {
-                Some(true) => self.add_copy(work.peer, page).map(|()| added += 1),
+            let moved = match self.needs_copy(work.peer, page) {
+                Some(true) => self.enqueue_copy(work.peer, page).map(|()| added += 1),
                 _ => self.local.store(work.peer, page).ok_or("a page is out of bounds".into()),
             };
             if let Err(why) = moved {
@@ -74,19 +71,19 @@ impl CopyLink {
         (added, None)
     }
 
-    fn add_copy(&mut self, peer: Rank, page: &Page) -> std::result::Result<(), Why> {
-        let Copy { device, from, to, length } = self.plan(peer, page)?;
-        let devices = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
+    fn enqueue_copy(&mut self, peer: Rank, page: &Page) -> std::result::Result<(), String> {
+        let DeviceCopy { device, from, to, length } = self.plan(peer, page)?;
+        let devices = self.peers.get_mut(peer);
         let devices = devices.ok_or("it is not connected over copy")?;
-        let queue = devices.outbox.queue(&mut *self.copier, device)?;
-        // SAFETY: `plan` checked that both ranges lie inside their regions and had the destination
-        // mapped for this device. The engine keeps the source, and keeps `forget` and `deregister`
-        // away from both, until the part is reported; that is after its mark, or a fence.
-        unsafe { self.copier.copy(queue, to, from, length) }
+        let queue = devices.outbox.queue(&mut *self.engine, device)?;
+        // SAFETY: `plan` checked that both ranges lie inside their regions and had the destination mapped
+        // for this device. The engine keeps the source, and calls `remove_remote` and `deregister` on
+        // neither, until the part is reported; that is after its event, or a fence.
+        unsafe { self.engine.copy(queue, to, from, length) }
     }
 }
 
-/// The address of `length` bytes at `offset`, if they are all inside.
+/// Address of `length` bytes at `offset`, if they are all inside.
 fn at(memory: &Memory, offset: u64, length: u64) -> Option<u64> {
     let inside = offset.checked_add(length)? <= memory.len() as u64;
     inside.then(|| memory.address() + offset)

@@ -1,41 +1,46 @@
-//! Per-peer device state: reachable regions and their mappings, and the parts under way.
+//! Per-peer device state: reachable regions, their mappings, and the parts in flight.
 
-use super::copier::{Copier, Why};
+use super::engine::CopyEngine;
 use super::outbox::Outbox;
-use super::pins::Pins;
+use super::pinned::PinnedRegions;
+use crate::id_map::RegionMap;
 use crate::memory::Memory;
 use rustix::fd::{AsFd, OwnedFd};
 
-/// The device state of one peer.
+/// Device state of one peer.
 #[derive(Default)]
 pub(super) struct PeerDevices {
-    /// Its regions of device memory, by its keys.
-    pub regions: Vec<Option<DeviceRegion>>,
-    /// Pins of its host memory, as it is mapped here.
-    pub pins: Pins,
+    /// Device regions of the peer, by its keys.
+    pub regions: RegionMap<DeviceRegion>,
+    /// Pins of its host memory as mapped here.
+    pub pinned: PinnedRegions,
     pub outbox: Outbox,
 }
 
-/// A peer's region of device memory.
+/// Device region of a peer.
 pub(super) struct DeviceRegion {
     pub serial: u64,
     pub length: usize,
-    /// The device that copies from sources of host memory.
+    /// Device that copies from host sources.
     pub home: u32,
-    /// To map it for one more device.
+    /// Descriptor for further mappings.
     pub descriptor: OwnedFd,
-    /// As it is mapped for each device that copies to it.
+    /// Mappings by the device that copies to it.
     pub mapped: Vec<(u32, Memory)>,
 }
 
 impl DeviceRegion {
-    /// The region as `device` reaches it.
-    pub fn reached_by(&mut self, copier: &mut dyn Copier, device: u32) -> Result<&Memory, Why> {
+    /// Mapping for `device`.
+    pub fn mapped_for(
+        &mut self,
+        engine: &mut dyn CopyEngine,
+        device: u32,
+    ) -> Result<&Memory, String> {
         let known = self.mapped.iter().position(|(by, _)| *by == device);
         let index = match known {
             Some(index) => index,
             None => {
-                let memory = copier.import(device, self.descriptor.as_fd(), self.length)?;
+                let memory = engine.import(device, self.descriptor.as_fd(), self.length)?;
                 self.mapped.push((device, memory));
                 self.mapped.len() - 1
             }

@@ -1,4 +1,4 @@
-//! What wakes an engine whose copies are under way: nobody else tells it that they are over.
+//! Periodic timer that wakes an engine with copies in flight, which have no other wake-up.
 
 use crate::error::{Error, Result};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -8,11 +8,11 @@ use rustix::time::{
 };
 use std::os::fd::RawFd;
 
-/// From one look at a copy to the next. A small copy takes about as long, and a look a microsecond.
+/// Period of polls. A small copy takes about as long, and a poll a microsecond.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000 };
 const NEVER: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// A descriptor that becomes readable again and again while there is something to look at.
+/// Timer whose descriptor becomes readable in each period while enabled.
 #[derive(Debug)]
 pub(super) struct Ticker {
     timer: OwnedFd,
@@ -27,21 +27,21 @@ impl Ticker {
         Ok(Ticker { timer, ticks: false })
     }
 
-    /// Ticks from now on, or stops.
+    /// Starts or stops the ticks.
     pub fn set(&mut self, ticks: bool) {
         if self.ticks != ticks {
             self.ticks = ticks;
             let every = if ticks { TICK } else { NEVER };
             let times = Itimerspec { it_interval: every, it_value: every };
-            // Fails only for a descriptor or a time that is none.
+            // Fails only for an invalid descriptor or time.
             let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &times);
         }
     }
 
-    /// Before a look: the tick that led to it is over.
-    pub fn heard(&self) {
+    /// Clears the expired tick before a poll.
+    pub fn clear(&self) {
         if self.ticks {
-            // Empty unless it has ticked.
+            // Empty before the first tick.
             let _ = rustix::io::read(&self.timer, &mut [0; 8]);
         }
     }

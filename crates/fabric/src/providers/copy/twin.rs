@@ -1,9 +1,9 @@
-//! A twin of copy engines in host memory, so that the provider's protocol is tested without devices.
+//! Twin of the copy engines in host memory, for tests of the provider without devices.
 //!
-//! Its copies complete late: only when a mark is polled, and then in a number, an order and pieces that a
-//! seeded generator draws. A provider that raises a lane early is thus found out.
+//! Its copies complete late: only when an event is polled, and then in a number, an order and pieces that a
+//! seeded generator draws. A provider that raises a lane early thus fails its tests.
 
-use super::copier::{Copier, Identity, Mark, Queue, Why};
+use super::engine::{CopyEngine, DeviceUuid, EventId, QueueId};
 use crate::memory::Memory;
 use crate::random::SplitMix64;
 use std::collections::{HashMap, VecDeque};
@@ -12,64 +12,64 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// How many devices a twin pretends to have.
-const DEVICES: u32 = 8;
-/// The most that one look moves on.
-const STEPS: u64 = 24;
+/// Number of simulated devices.
+const TWIN_DEVICES: u32 = 8;
+/// Maximum number of steps of one poll.
+const MAX_STEPS: u64 = 24;
 
-/// What a test does to a twin that a provider owns, and sees of it.
+/// Controls and counters of a twin, shared with a test.
 #[derive(Debug, Default)]
-pub struct Controls {
-    /// No copy makes progress.
-    pub hold: AtomicBool,
-    /// Copies are refused.
+pub struct TwinControls {
+    /// Copies make no progress.
+    pub pause: AtomicBool,
+    /// Copies are rejected.
     pub refuse_copies: AtomicBool,
-    /// What is looked at has failed.
-    pub fail_marks: AtomicBool,
-    /// Marks that were asked for.
-    pub marks: AtomicU32,
-    /// Queues, marks and pins that were not given back.
-    pub held: AtomicU32,
+    /// Polls of events fail.
+    pub fail_events: AtomicBool,
+    /// Number of recorded events.
+    pub events: AtomicU32,
+    /// Queues, events and pins that are not released.
+    pub live_handles: AtomicU32,
 }
 
-/// Gives itself back.
-struct Pin(Arc<Controls>);
+/// Guard that counts its own release.
+struct PinGuard(Arc<TwinControls>);
 
-impl Drop for Pin {
+impl Drop for PinGuard {
     fn drop(&mut self) {
-        self.0.held.fetch_sub(1, Ordering::SeqCst);
+        self.0.live_handles.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-fn is(control: &AtomicBool) -> bool {
+fn is_set(control: &AtomicBool) -> bool {
     control.load(Ordering::SeqCst)
 }
 
-enum Step {
+enum Entry {
     Copy { to: u64, from: u64, length: u64 },
-    Mark(Mark),
+    Event(EventId),
 }
 
-/// Devices that are memory files, and copy engines that are whoever looks.
+/// Devices whose memory is memory files, and copy engines that run inside of polls.
 pub struct Twin {
     random: SplitMix64,
-    controls: Arc<Controls>,
-    queues: HashMap<Queue, VecDeque<Step>>,
-    /// Marks, and whether all before them is over.
-    marks: HashMap<Mark, bool>,
+    controls: Arc<TwinControls>,
+    queues: HashMap<QueueId, VecDeque<Entry>>,
+    /// Events; true once complete.
+    events: HashMap<EventId, bool>,
     issued: u32,
 }
 
 impl Twin {
-    /// A twin whose copies go as `seed` says.
+    /// Twin with a seed of its progress.
     pub fn new(seed: u64) -> Twin {
         Twin::with_controls(seed, Arc::default())
     }
 
-    /// One that a test can do things to.
-    pub fn with_controls(seed: u64, controls: Arc<Controls>) -> Twin {
-        let (queues, marks) = (HashMap::new(), HashMap::new());
-        Twin { random: SplitMix64::new(seed), controls, queues, marks, issued: 0 }
+    /// Twin with controls for a test.
+    pub fn with_controls(seed: u64, controls: Arc<TwinControls>) -> Twin {
+        let (queues, events) = (HashMap::new(), HashMap::new());
+        Twin { random: SplitMix64::new(seed), controls, queues, events, issued: 0 }
     }
 
     fn below(&mut self, limit: u64) -> u64 {
@@ -77,27 +77,27 @@ impl Twin {
     }
 
     fn issue(&mut self) -> u32 {
-        self.controls.held.fetch_add(1, Ordering::SeqCst);
+        self.controls.live_handles.fetch_add(1, Ordering::SeqCst);
         self.issued += 1;
         self.issued
     }
 
-    /// One step of a queue: a piece of any copy before its first mark, or that mark.
-    fn step(&mut self, queue: Queue) {
+    /// Executes one step of a queue: a piece of any copy before its first event, or that event.
+    fn step(&mut self, queue: QueueId) {
         let Some(mut steps) = self.queues.remove(&queue) else { return };
-        let ahead = steps.iter().take_while(|step| matches!(step, Step::Copy { .. })).count();
+        let ahead = steps.iter().take_while(|step| matches!(step, Entry::Copy { .. })).count();
         let chosen = if ahead == 0 { 0 } else { self.below(ahead as u64) as usize };
         match steps.remove(chosen) {
-            Some(Step::Mark(mark)) => drop(self.marks.insert(mark, true)),
-            Some(Step::Copy { to, from, length }) => {
+            Some(Entry::Event(event)) => drop(self.events.insert(event, true)),
+            Some(Entry::Copy { to, from, length }) => {
                 let piece = if self.below(2) == 0 { length } else { self.below(length) + 1 };
-                // From either end.
+                // Starts at either end.
                 let (skip, rest) = match self.below(2) {
                     0 => (0, piece),
                     _ => (length - piece, 0),
                 };
-                // SAFETY: whoever added the copy promised that both ranges stay until a later mark
-                // is over, and no later mark is before all pieces are.
+                // SAFETY: by the contract of `copy` both ranges stay until a later event is complete, and
+                // no later event is complete before all pieces are.
                 unsafe {
                     std::ptr::copy(
                         (from + skip) as *const u8,
@@ -107,7 +107,7 @@ impl Twin {
                 }
                 if piece < length {
                     let (to, from, length) = (to + rest, from + rest, length - piece);
-                    steps.push_front(Step::Copy { to, from, length });
+                    steps.push_front(Entry::Copy { to, from, length });
                 }
             }
             None => {}
@@ -115,16 +115,16 @@ impl Twin {
         self.queues.insert(queue, steps);
     }
 
-    fn check(device: u32) -> Result<(), Why> {
-        if device < DEVICES {
+    fn check(device: u32) -> Result<(), String> {
+        if device < TWIN_DEVICES {
             return Ok(());
         }
-        Err(format!("there is no device {device}: the twin has {DEVICES}"))
+        Err(format!("device {device}: the twin has {TWIN_DEVICES} devices"))
     }
 }
 
-/// Host memory that passes for a device's.
-fn disguise(device: u32, memory: Memory, shared: bool) -> Result<Memory, Why> {
+/// Wraps host memory as device memory.
+fn as_device_memory(device: u32, memory: Memory, shared: bool) -> Result<Memory, String> {
     let address = NonNull::new(memory.address() as *mut u8).ok_or("memory at address zero")?;
     let descriptor = memory.descriptor().filter(|_| shared);
     let descriptor = descriptor.map(|descriptor| descriptor.try_clone_to_owned()).transpose();
@@ -134,24 +134,24 @@ fn disguise(device: u32, memory: Memory, shared: bool) -> Result<Memory, Why> {
     Ok(unsafe { Memory::on_device(address, length, device, descriptor, Box::new(memory)) })
 }
 
-impl Copier for Twin {
+impl CopyEngine for Twin {
     fn name(&self) -> &'static str {
         "twin"
     }
 
-    fn identity(&mut self, device: u32) -> Result<Identity, Why> {
+    fn uuid(&mut self, device: u32) -> Result<DeviceUuid, String> {
         Twin::check(device)?;
         Ok([device as u8; 16])
     }
 
-    fn find(&mut self, identity: Identity) -> Option<u32> {
-        let device = u32::from(identity[0]);
-        (device < DEVICES).then_some(device)
+    fn find(&mut self, uuid: DeviceUuid) -> Option<u32> {
+        let device = u32::from(uuid[0]);
+        (device < TWIN_DEVICES).then_some(device)
     }
 
-    fn allocate(&mut self, device: u32, length: usize) -> Result<Memory, Why> {
+    fn allocate(&mut self, device: u32, length: usize) -> Result<Memory, String> {
         Twin::check(device)?;
-        disguise(device, Memory::shared(length).map_err(|e| e.to_string())?, true)
+        as_device_memory(device, Memory::shared(length).map_err(|e| e.to_string())?, true)
     }
 
     fn import(
@@ -159,65 +159,71 @@ impl Copier for Twin {
         device: u32,
         descriptor: BorrowedFd<'_>,
         length: usize,
-    ) -> Result<Memory, Why> {
+    ) -> Result<Memory, String> {
         Twin::check(device)?;
-        disguise(device, Memory::map(descriptor, length).map_err(|e| e.to_string())?, false)
+        as_device_memory(device, Memory::map(descriptor, length).map_err(|e| e.to_string())?, false)
     }
 
     unsafe fn pin(&mut self, _device: u32, _memory: &Memory) -> Option<Box<dyn Send>> {
-        self.controls.held.fetch_add(1, Ordering::SeqCst);
-        Some(Box::new(Pin(self.controls.clone())))
+        self.controls.live_handles.fetch_add(1, Ordering::SeqCst);
+        Some(Box::new(PinGuard(self.controls.clone())))
     }
 
-    fn open(&mut self, device: u32) -> Result<Queue, Why> {
+    fn open(&mut self, device: u32) -> Result<QueueId, String> {
         Twin::check(device)?;
-        let queue = Queue(self.issue());
+        let queue = QueueId(self.issue());
         self.queues.insert(queue, VecDeque::new());
         Ok(queue)
     }
 
-    unsafe fn copy(&mut self, queue: Queue, to: u64, from: u64, length: u64) -> Result<(), Why> {
-        if is(&self.controls.refuse_copies) {
-            return Err("the twin was told to refuse".into());
+    unsafe fn copy(
+        &mut self,
+        queue: QueueId,
+        to: u64,
+        from: u64,
+        length: u64,
+    ) -> Result<(), String> {
+        if is_set(&self.controls.refuse_copies) {
+            return Err("the test refuses copies".into());
         }
-        let steps = self.queues.get_mut(&queue).ok_or("there is no such queue")?;
-        steps.push_back(Step::Copy { to, from, length });
+        let steps = self.queues.get_mut(&queue).ok_or("unknown queue")?;
+        steps.push_back(Entry::Copy { to, from, length });
         Ok(())
     }
 
-    fn mark(&mut self, queue: Queue) -> Result<Mark, Why> {
-        self.controls.marks.fetch_add(1, Ordering::SeqCst);
-        let mark = Mark(self.issue());
-        let steps = self.queues.get_mut(&queue).ok_or("there is no such queue")?;
-        steps.push_back(Step::Mark(mark));
-        self.marks.insert(mark, false);
-        Ok(mark)
+    fn record(&mut self, queue: QueueId) -> Result<EventId, String> {
+        self.controls.events.fetch_add(1, Ordering::SeqCst);
+        let event = EventId(self.issue());
+        let steps = self.queues.get_mut(&queue).ok_or("unknown queue")?;
+        steps.push_back(Entry::Event(event));
+        self.events.insert(event, false);
+        Ok(event)
     }
 
-    fn is_over(&mut self, mark: Mark) -> Result<bool, Why> {
-        if is(&self.controls.fail_marks) {
+    fn is_complete(&mut self, event: EventId) -> Result<bool, String> {
+        if is_set(&self.controls.fail_events) {
             self.queues.values_mut().for_each(VecDeque::clear);
-            return Err("the twin was told to fail".into());
+            return Err("the test fails events".into());
         }
-        if !is(&self.controls.hold) {
-            let mut queues: Vec<Queue> = self.queues.keys().copied().collect();
+        if !is_set(&self.controls.pause) {
+            let mut queues: Vec<QueueId> = self.queues.keys().copied().collect();
             queues.sort_unstable_by_key(|queue| queue.0);
             for queue in queues {
-                for _ in 0..self.below(STEPS) {
+                for _ in 0..self.below(MAX_STEPS) {
                     self.step(queue);
                 }
             }
         }
-        self.marks.get(&mark).copied().ok_or_else(|| "there is no such mark".into())
+        self.events.get(&event).copied().ok_or_else(|| "unknown event".into())
     }
 
-    fn release(&mut self, mark: Mark) {
-        self.marks.remove(&mark);
-        self.controls.held.fetch_sub(1, Ordering::SeqCst);
+    fn release(&mut self, event: EventId) {
+        self.events.remove(&event);
+        self.controls.live_handles.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn close(&mut self, queue: Queue) {
+    fn close(&mut self, queue: QueueId) {
         self.queues.remove(&queue);
-        self.controls.held.fetch_sub(1, Ordering::SeqCst);
+        self.controls.live_handles.fetch_sub(1, Ordering::SeqCst);
     }
 }

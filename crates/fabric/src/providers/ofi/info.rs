@@ -1,31 +1,31 @@
-//! What libfabric offers: providers, NICs, and what each demands of its caller.
+//! Offers of libfabric: providers, NICs, and the demands of each on its caller.
 
 use super::library::Library;
-use super::object::check;
+use super::objects::check;
 use super::{signals, sys};
 use std::ffi::{CStr, CString, c_char};
 use std::net::IpAddr;
 use std::ptr::{NonNull, null, null_mut};
 
-/// Provider of libfabric, by the name that `fi_info` shows; `efa-direct` is the fabric of that name of
-/// provider `efa`.
+/// Provider of libfabric, by the name in `fi_info`; `efa-direct` is the fabric of that name of provider
+/// `efa`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfiProvider {
     name: String,
 }
 
 impl OfiProvider {
-    /// The provider of this name.
+    /// Provider of this name.
     pub fn new(name: impl Into<String>) -> OfiProvider {
         OfiProvider { name: name.into() }
     }
 
-    /// The name that users write and read.
+    /// Name for users.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The name within libfabric.
+    /// Name within libfabric.
     fn provider(&self) -> &str {
         if self.name == "efa-direct" { "efa" } else { &self.name }
     }
@@ -38,21 +38,21 @@ impl OfiProvider {
         self.name == "efa-direct"
     }
 
-    /// Endpoints have addresses of the Internet protocol.
+    /// True if endpoints have addresses of the Internet protocol.
     pub(super) fn is_ip(&self) -> bool {
         self.name.starts_with("tcp") || self.name.starts_with("verbs")
     }
 
-    /// Reaches ranks of its own host only.
-    pub(super) fn is_of_one_host(&self) -> bool {
+    /// True if it reaches ranks of its own host only.
+    pub(super) fn is_single_host(&self) -> bool {
         self.name.starts_with("shm")
     }
 }
 
-/// One offer: a NIC as one provider reaches it.
+/// Offer: one NIC over one provider.
 pub struct Info(NonNull<sys::Info>);
 
-// SAFETY: it is read only after it was made, and owned alone.
+// SAFETY: it is immutable after construction, with a single owner.
 unsafe impl Send for Info {}
 // SAFETY: as above.
 unsafe impl Sync for Info {}
@@ -73,7 +73,7 @@ impl Clone for Info {
     }
 }
 
-/// A string of the library, empty for a null pointer.
+/// String of the library; empty for a null pointer.
 ///
 /// # Safety
 /// The pointer is null or a valid string.
@@ -81,24 +81,24 @@ unsafe fn text(pointer: *const c_char) -> String {
     if pointer.is_null() {
         return String::new();
     }
-    // SAFETY: valid by the caller's promise.
+    // SAFETY: valid by the caller's contract.
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 
 impl Info {
-    /// A copy of one offer, without those that follow it. `None` if the library is out of memory.
+    /// Copy of one offer, without its successors. `None` if the library is out of memory.
     ///
     /// # Safety
-    /// The pointer is valid, or null for an offer with nothing in it.
+    /// The pointer is valid, or null for an empty offer.
     unsafe fn copy(raw: *const sys::Info) -> Option<Info> {
         let library = Library::get().ok()?;
-        // SAFETY: valid by the caller's promise; the library makes a blank one of null.
+        // SAFETY: valid by the caller's contract; the library makes an empty one of null.
         NonNull::new(unsafe { (library.dupinfo)(raw) }).map(Info)
     }
 
-    /// Names the endpoints that are made from it.
+    /// Sets the name of endpoints made from it.
     pub fn name_endpoints(&mut self, name: &CStr) {
-        // SAFETY: the library allocates addresses with malloc and frees them so.
+        // SAFETY: the library allocates and frees addresses with malloc and free.
         unsafe {
             let info = self.0.as_mut();
             libc::free(info.src_addr);
@@ -117,7 +117,7 @@ impl Info {
     }
 
     fn domain(&self) -> &sys::DomainAttr {
-        // SAFETY: every offer of the library has all of its parts.
+        // SAFETY: every offer of the library has all its parts.
         unsafe { &*self.info().domain_attr }
     }
 
@@ -159,43 +159,43 @@ impl Info {
         unsafe { text(self.domain().name) }
     }
 
-    /// Format of its addresses.
+    /// Address format.
     pub fn address_format(&self) -> u32 {
         self.info().addr_format
     }
 
-    /// The most bytes of one write.
+    /// Maximum number of bytes of one write.
     pub fn max_message(&self) -> u64 {
         self.endpoint().max_msg_size as u64
     }
 
-    /// The most ranges of one write, at both ends.
+    /// Maximum number of ranges of one write, at both ends.
     pub fn max_ranges(&self) -> u32 {
         let transmit = self.transmit();
         transmit.iov_limit.min(transmit.rma_iov_limit).clamp(1, 4096) as u32
     }
 
-    /// Writes that may be under way.
+    /// Maximum number of writes in flight.
     pub fn transmit_size(&self) -> usize {
         self.transmit().size
     }
 
-    /// The most bytes that a write may have the provider copy inside of the call.
+    /// Maximum number of bytes that the provider copies inside of a write call.
     pub fn inject_size(&self) -> usize {
         self.transmit().inject_size
     }
 
-    /// Receives that may be posted.
+    /// Maximum number of posted receives.
     pub fn receive_size(&self) -> usize {
         self.receive().size
     }
 
-    /// Bytes of an arrival's immediate data.
+    /// Bytes of immediate data of an arrival.
     pub fn immediate_bytes(&self) -> usize {
         self.domain().cq_data_size
     }
 
-    /// Bytes of a key.
+    /// Length of a key in bytes.
     pub fn key_size(&self) -> usize {
         self.domain().mr_key_size
     }
@@ -204,44 +204,44 @@ impl Info {
         self.domain().mr_mode & bit != 0
     }
 
-    /// Peers name memory by its address, not by an offset.
+    /// True if peers address memory by virtual address instead of offset.
     pub fn uses_addresses(&self) -> bool {
         self.memory_mode(sys::FI_MR_VIRT_ADDR)
     }
 
-    /// Sources are registered, too.
+    /// True if sources must be registered.
     pub fn registers_sources(&self) -> bool {
         self.memory_mode(sys::FI_MR_LOCAL)
     }
 
-    /// Memory of CUDA devices can be registered.
+    /// True if memory of CUDA devices can be registered.
     pub fn reaches_devices(&self) -> bool {
         self.info().caps & sys::FI_HMEM != 0
     }
 
-    /// Arrivals name their senders, as far as the provider knows them.
+    /// True if arrivals name their senders, where the provider has them.
     pub fn names_senders(&self) -> bool {
         self.info().caps & sys::FI_SOURCE != 0
     }
 
-    /// Each immediate consumes a posted receive.
+    /// True if each immediate consumes a posted receive.
     pub fn consumes_receives(&self) -> bool {
         (self.info().mode | self.receive().mode) & sys::FI_RX_CQ_DATA != 0
     }
 
-    /// Writes go on without calls into the library.
+    /// True if writes progress without calls into the library.
     pub fn progresses_by_itself(&self) -> bool {
         self.domain().data_progress == sys::FI_PROGRESS_AUTO
     }
 }
 
-/// The offers of a provider, one for each NIC, the one that it prefers first. For providers of the
-/// Internet protocol `source` is the address that endpoints listen on. `wanted`: capabilities that are used
-/// where the provider has them, of [`sys::FI_HMEM`] and [`sys::FI_SOURCE`].
+/// Offers of a provider, one for each NIC, in its order of preference. `source`: address that endpoints
+/// listen on, for providers of the Internet protocol. `optional`: capabilities used where available, of
+/// [`sys::FI_HMEM`] and [`sys::FI_SOURCE`].
 ///
 /// # Errors
-/// Why the provider cannot be used here. No other is offered in its place.
-pub fn offers(provider: &OfiProvider, source: IpAddr, wanted: u64) -> Result<Vec<Info>, String> {
+/// Reason why the provider cannot be used here. No other provider takes its place.
+pub fn offers(provider: &OfiProvider, source: IpAddr, optional: u64) -> Result<Vec<Info>, String> {
     let library = Library::get()?;
     if provider.is_efa() && library.version() < (1, 21) {
         let ((major, minor), path) = (library.version(), library.path().display());
@@ -252,10 +252,10 @@ pub fn offers(provider: &OfiProvider, source: IpAddr, wanted: u64) -> Result<Vec
         ));
     }
     let mut found = Vec::new();
-    let tries = [wanted, wanted & sys::FI_HMEM, wanted & sys::FI_SOURCE, 0];
-    for (place, further) in tries.iter().enumerate() {
-        if found.is_empty() && !tries[..place].contains(further) {
-            found = query(library, provider, source, *further)?;
+    let tries = [optional, optional & sys::FI_HMEM, optional & sys::FI_SOURCE, 0];
+    for (index, capabilities) in tries.iter().enumerate() {
+        if found.is_empty() && !tries[..index].contains(capabilities) {
+            found = query(library, provider, source, *capabilities)?;
         }
     }
     let mut seen = Vec::new();
@@ -274,31 +274,31 @@ pub fn offers(provider: &OfiProvider, source: IpAddr, wanted: u64) -> Result<Vec
         return Err(format!(
             "libfabric {major}.{minor} ({path}) offers no reliable datagram endpoint with remote writes \
              and immediate data by provider {name}{why}; \
-             `weft doctor` lists what it offers, WEFT_OFI_PROVIDER chooses of that"
+             `weft doctor` lists its offers; name one in WEFT_OFI_PROVIDER"
         ));
     }
     Ok(found)
 }
 
-/// What the library offers for a provider with these further capabilities.
+/// Offers of the library for a provider with these optional capabilities.
 fn query(
     library: &Library,
     provider: &OfiProvider,
     source: IpAddr,
-    further: u64,
+    optional: u64,
 ) -> Result<Vec<Info>, String> {
-    // SAFETY: null makes a blank one.
+    // SAFETY: null makes an empty one.
     let hints = unsafe { Info::copy(null()) }.ok_or("fi_dupinfo: out of memory")?;
-    let name = CString::new(provider.provider()).map_err(|_| "its name has a zero byte")?;
-    let fabric = CString::new(provider.name()).map_err(|_| "its name has a zero byte")?;
+    let name = CString::new(provider.provider()).map_err(|_| "provider name with a zero byte")?;
+    let fabric = CString::new(provider.name()).map_err(|_| "provider name with a zero byte")?;
     let node = CString::new(source.to_string()).unwrap_or_default();
     let by_address = provider.is_ip() && !source.is_unspecified();
     let mut found = null_mut();
-    // SAFETY: a blank offer of the library has all its parts. The two strings are lent for the call only:
-    // they are taken out again before the hints are freed.
+    // SAFETY: an empty offer of the library has all its parts. The two strings are lent for the call only:
+    // they are removed before the hints are freed.
     let result = unsafe {
         let hint = &mut *hints.raw();
-        hint.caps = sys::FI_MSG | sys::FI_RMA | sys::FI_WRITE | sys::FI_REMOTE_WRITE | further;
+        hint.caps = sys::FI_MSG | sys::FI_RMA | sys::FI_WRITE | sys::FI_REMOTE_WRITE | optional;
         hint.mode = sys::FI_CONTEXT | sys::FI_CONTEXT2;
         if provider.is_efa_direct() {
             hint.mode |= sys::FI_RX_CQ_DATA;
@@ -312,13 +312,14 @@ fn query(
             | sys::FI_MR_VIRT_ADDR
             | sys::FI_MR_ALLOCATED
             | sys::FI_MR_PROV_KEY
-            | if further & sys::FI_HMEM != 0 { sys::FI_MR_HMEM } else { 0 };
+            | if optional & sys::FI_HMEM != 0 { sys::FI_MR_HMEM } else { 0 };
         (*hint.fabric_attr).prov_name = name.as_ptr().cast_mut();
         let (node, flags) = if by_address { (node.as_ptr(), sys::FI_SOURCE) } else { (null(), 0) };
         let (api, hints) = (library.api(), hints.raw());
         // The first call loads providers.
-        let result =
-            signals::kept(|| (library.getinfo)(api, node, null(), flags, hints, &mut found));
+        let result = signals::preserving_actions(|| {
+            (library.getinfo)(api, node, null(), flags, hints, &mut found)
+        });
         (*hint.fabric_attr).prov_name = null_mut();
         (*hint.fabric_attr).name = null_mut();
         result
@@ -330,16 +331,16 @@ fn query(
     Ok(copies(library, found))
 }
 
-/// Names of the providers that the library has, with or without NICs of theirs.
+/// Names of the providers in the library, with or without NICs.
 ///
 /// # Errors
-/// Why there is no library.
+/// Reason why the library is missing.
 pub fn built_in() -> Result<Vec<String>, String> {
     let library = Library::get()?;
     let mut found = null_mut();
     let (api, flags) = (library.api(), sys::FI_PROV_ATTR_ONLY);
     // SAFETY: hints may be null.
-    let result = signals::kept(|| unsafe {
+    let result = signals::preserving_actions(|| unsafe {
         (library.getinfo)(api, null(), null(), flags, null(), &mut found)
     });
     check("fi_getinfo", result)?;
@@ -348,7 +349,7 @@ pub fn built_in() -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// Copies of the offers of a list, which is freed.
+/// Copies the offers of a list, and frees it.
 fn copies(library: &Library, found: *mut sys::Info) -> Vec<Info> {
     let mut offers = Vec::new();
     let mut next = found;

@@ -1,25 +1,25 @@
 //! libfabric, loaded at run time.
 //!
-//! A copy that the process holds already is used, whichever it is: two copies would each have their own
-//! threads, caches and signal handlers. Otherwise `WEFT_LIBFABRIC` names the library, and without that the
-//! usual places are tried.
+//! A copy already loaded into the process is used in any case: two copies would each have their own
+//! threads, caches and signal handlers. Otherwise `WEFT_LIBFABRIC` names the library; without it the
+//! default paths are tried.
 
 use super::{signals, sys};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// Environment variable that names the library to load.
+/// Environment variable: path of the library.
 pub const PATH: &str = "WEFT_LIBFABRIC";
-/// The oldest version that works.
-const OLDEST: u32 = sys::version(1, 17);
-/// The newest API version that Weft asks for; later libraries provide it.
-const NEWEST: u32 = sys::version(1, 21);
-/// The symbol version whose layouts `sys.rs` declares.
-const LAYOUT: &CStr = c"FABRIC_1.3";
+/// Minimum supported version.
+const MIN_VERSION: u32 = sys::version(1, 17);
+/// Maximum requested API version; later libraries provide it.
+const MAX_API: u32 = sys::version(1, 21);
+/// Symbol version whose layouts `sys.rs` declares.
+const SYMBOL_VERSION: &CStr = c"FABRIC_1.3";
 const NAME: &str = "libfabric.so.1";
-/// Where EFA's installer puts it.
-const ELSEWHERE: [&str; 2] =
+/// Paths of EFA's installer.
+const EFA_PATHS: [&str; 2] =
     ["/opt/amazon/efa/lib/libfabric.so.1", "/opt/amazon/efa/lib64/libfabric.so.1"];
 
 type GetInfo = unsafe extern "C" fn(
@@ -31,7 +31,7 @@ type GetInfo = unsafe extern "C" fn(
     *mut *mut sys::Info,
 ) -> c_int;
 
-/// The functions that the library exports; all others are reached through its objects.
+/// Exported functions of the library; all others are reached through its objects.
 pub struct Library {
     pub getinfo: GetInfo,
     pub freeinfo: unsafe extern "C" fn(*mut sys::Info),
@@ -39,37 +39,37 @@ pub struct Library {
     pub fabric:
         unsafe extern "C" fn(*mut sys::FabricAttr, *mut *mut sys::Fabric, *mut c_void) -> c_int,
     strerror: unsafe extern "C" fn(c_int) -> *const c_char,
-    /// Its version.
+    /// Version of the library.
     version: u32,
     path: PathBuf,
 }
 
 impl Library {
-    /// The library of this process.
+    /// Library of this process, loaded at the first call.
     ///
     /// # Errors
-    /// Why there is none. It is looked for once.
+    /// Reason why it is missing.
     pub fn get() -> Result<&'static Library, &'static str> {
         static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
-        LIBRARY.get_or_init(|| signals::kept(load)).as_ref().map_err(String::as_str)
+        LIBRARY.get_or_init(|| signals::preserving_actions(load)).as_ref().map_err(String::as_str)
     }
 
-    /// Its major and minor version.
+    /// Major and minor version.
     pub fn version(&self) -> (u32, u32) {
         (self.version >> 16, self.version & 0xffff)
     }
 
-    /// The API version to ask for.
+    /// API version to request.
     pub fn api(&self) -> u32 {
-        self.version.min(NEWEST)
+        self.version.min(MAX_API)
     }
 
-    /// The file that it was loaded from.
+    /// File that it was loaded from.
     pub fn path(&self) -> &PathBuf {
         &self.path
     }
 
-    /// What an error number means, which may be negative.
+    /// Message of an error number of either sign.
     pub fn describe(&self, error: c_int) -> String {
         // SAFETY: returns a static string for every number.
         let text = unsafe { CStr::from_ptr((self.strerror)(error.abs())) };
@@ -83,23 +83,23 @@ fn load() -> Result<Library, String> {
         Ok(path) if !path.is_empty() => open(&path, libc::RTLD_NOW).map_err(|why| {
             format!("{PATH}={path}: {why}; name a file of libfabric, or unset {PATH}")
         }),
-        _ => open_usual(),
+        _ => open_default(),
     })?;
-    // SAFETY: the library is libfabric, whose functions have these types since symbol version 1.3, and
-    // is never unloaded.
+    // SAFETY: the library is libfabric, whose functions have these types since symbol version 1.3, and is
+    // never unloaded.
     let library = unsafe {
         let version: unsafe extern "C" fn() -> u32 = function(handle, c"fi_version", None)?;
         Library {
-            getinfo: function(handle, c"fi_getinfo", Some(LAYOUT))?,
-            freeinfo: function(handle, c"fi_freeinfo", Some(LAYOUT))?,
-            dupinfo: function(handle, c"fi_dupinfo", Some(LAYOUT))?,
+            getinfo: function(handle, c"fi_getinfo", Some(SYMBOL_VERSION))?,
+            freeinfo: function(handle, c"fi_freeinfo", Some(SYMBOL_VERSION))?,
+            dupinfo: function(handle, c"fi_dupinfo", Some(SYMBOL_VERSION))?,
             fabric: function(handle, c"fi_fabric", None)?,
             strerror: function(handle, c"fi_strerror", None)?,
             version: version(),
             path: path_of(version as *const c_void),
         }
     };
-    if library.version < OLDEST {
+    if library.version < MIN_VERSION {
         let (major, minor) = library.version();
         let path = library.path.display();
         return Err(format!(
@@ -109,10 +109,10 @@ fn load() -> Result<Library, String> {
     Ok(library)
 }
 
-/// The first of the usual places that has it.
-fn open_usual() -> Result<*mut c_void, String> {
+/// Loads the library from the first default path that has it.
+fn open_default() -> Result<*mut c_void, String> {
     let mut problems = Vec::new();
-    for path in std::iter::once(NAME).chain(ELSEWHERE) {
+    for path in std::iter::once(NAME).chain(EFA_PATHS) {
         match open(path, libc::RTLD_NOW) {
             Ok(handle) => return Ok(handle),
             Err(why) => problems.push(why),
@@ -123,7 +123,7 @@ fn open_usual() -> Result<*mut c_void, String> {
 }
 
 fn open(path: &str, flags: c_int) -> Result<*mut c_void, String> {
-    let name = CString::new(path).map_err(|_| "its path has a zero byte".to_owned())?;
+    let name = CString::new(path).map_err(|_| "path with a zero byte".to_owned())?;
     // SAFETY: loading runs the library's initialisers, which any program may run at any time.
     let handle = unsafe { libc::dlopen(name.as_ptr(), flags) };
     if handle.is_null() { Err(last_error()) } else { Ok(handle) }
@@ -134,13 +134,13 @@ fn last_error() -> String {
     unsafe {
         let error = libc::dlerror();
         if error.is_null() {
-            return "the loader gives no reason".into();
+            return "the loader reports no reason".into();
         }
         CStr::from_ptr(error).to_string_lossy().into_owned()
     }
 }
 
-/// A function by name, in this version if one is given.
+/// Function by name, of a symbol version if one is given.
 ///
 /// # Safety
 /// `F` is the function's type, and `handle` a library that is never unloaded.
@@ -159,13 +159,13 @@ unsafe fn function<F: Copy>(
     };
     if symbol.is_null() {
         let name = name.to_string_lossy();
-        return Err(format!("it has no {name}: {}", last_error()));
+        return Err(format!("missing symbol {name}: {}", last_error()));
     }
-    // SAFETY: `F` is a pointer to this function, as the caller promises.
+    // SAFETY: `F` is a pointer to this function by the caller's contract.
     Ok(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&symbol) })
 }
 
-/// The file that holds this function.
+/// File that contains a function.
 fn path_of(function: *const c_void) -> PathBuf {
     // SAFETY: all zero is a valid value; `dladdr` fills it in if it returns other than zero, with a
     // string that lives as long as the library.

@@ -1,29 +1,31 @@
-//! Networks that libfabric reaches: EFA, and every other of its providers with reliable datagrams.
+//! Networks over libfabric: EFA, and its other providers of reliable datagrams.
 //!
-//! A part is one RDMA write with the lane as its remote CQ data (`fi_writemsg`). Nothing is assumed of
-//! order, nor that an arrival names its sender: the lane's holder is known from the lane table. The
-//! library is loaded at run time. What a provider of libfabric demands of its caller, memory registration
-//! modes above all, is read from its offer ([`info`]).
+//! A part is one RDMA write with the lane as its remote CQ data (`fi_writemsg`). The provider assumes no
+//! order, and no sender of an arrival: the lane table holds the peer of each lane. The library is loaded at
+//! run time. Demands of a libfabric provider on its caller, memory registration modes above all, are read
+//! from its offer ([`info`]).
 //!
-//! Trust: the key of a region is the right to write to it. An endpoint for reliable datagrams can neither cut
-//! off one peer nor check a grant per peer, so keys are random, a released region's key is void, and the
-//! fence of a lost group is the close of its endpoints.
+//! Trust: the key of a region is the right to write to it. An endpoint for reliable datagrams can neither
+//! disconnect one peer nor check a grant per peer. Therefore keys are random, the key of a released region
+//! is void, and the fence of a lost group closes its endpoints.
 //!
-//! - `library.rs`, `sys.rs`, `object.rs`: libfabric, its C layouts, its objects with owners
-//! - `signals.rs`: the program's signal actions, kept while libfabric loads
-//! - `info.rs`: what it offers
-//! - `rail.rs`: one NIC of one group: endpoint, completion queue, writes under way
+//! - `library.rs`, `sys.rs`, `objects.rs`: libfabric, its C layouts, its objects with owners
+//! - `signals.rs`: the program's signal actions, restored after libfabric loads
+//! - `info.rs`: offers of libfabric
+//! - `rail.rs`: one NIC of one group: endpoint, completion queue, writes in flight
+//! - `slots.rs`: scratch memory and use of each operation in flight
 //! - `link/`, `peer.rs`, `region.rs`: one group's use of the device
 //! - `wire.rs`: addresses, introductions, grants as bytes
 
 mod info;
 mod library;
 mod link;
-mod object;
+mod objects;
 mod peer;
 mod rail;
 mod region;
 mod signals;
+mod slots;
 mod sys;
 mod wire;
 
@@ -40,36 +42,36 @@ use crate::types::ProviderKind;
 use info::Info;
 use library::Library;
 use link::OfiLink;
-use object::Domain;
+use objects::Domain;
 use std::ffi::CString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use weft_control::HostIdentity;
 
-/// How an [`OfiDevice`] is opened, cuts and queues. A pair of ranks takes the smaller of their
-/// `max_part_bytes` and `max_unconsumed`.
+/// Configuration of an [`OfiDevice`]. A pair of ranks uses the smaller of their `max_part_bytes` and
+/// `max_unconsumed`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfiConfig {
-    /// The provider of libfabric: `efa`, `efa-direct`, `tcp;ofi_rxm`, `tcp`, `shm`, `verbs;ofi_rxm`.
+    /// Provider of libfabric: `efa`, `efa-direct`, `tcp;ofi_rxm`, `tcp`, `shm`, `verbs;ofi_rxm`.
     pub provider: OfiProvider,
-    /// Names this host, for providers that reach only ranks of their own.
+    /// Name of this host, for providers that reach only ranks of their own host.
     pub host_id: String,
-    /// The address that endpoints listen on, for providers of the Internet protocol.
+    /// Address that endpoints listen on, for providers of the Internet protocol.
     pub bind: IpAddr,
-    /// Domains (NICs) to use, by libfabric's names; a name may stand here several times. Empty: all NICs
-    /// of `efa`, and the first offer of other providers.
+    /// Domains (NICs) to use, by libfabric's names; names may repeat. Empty: all NICs of `efa`, and the
+    /// first offer of other providers.
     pub domains: Vec<String>,
-    /// The longest part of a write.
+    /// Longest part of a write.
     pub max_part_bytes: u64,
-    /// The shortest write, in bytes, that is spread over several NICs.
+    /// Shortest write, in bytes, that is striped over several NICs.
     pub stripe_from: u64,
-    /// Parts that may be under way on each NIC, at least 1.
+    /// Parts in flight on each NIC, at least 1.
     pub queue_parts: u32,
-    /// Arrivals from each peer that may lie unconsumed, at least 4. Fewer if the peers are so many that
-    /// a completion queue could overflow.
+    /// Unconsumed arrivals from each peer, at least 4. Fewer if a completion queue could overflow with this
+    /// many peers.
     pub max_unconsumed: u32,
-    /// Arrivals whose lane is granted to another peer than their sender are dropped and counted, where the
-    /// provider names senders (`FI_SOURCE`). Otherwise an arrival counts as its lane holder's.
+    /// Drops and counts an arrival whose lane is granted to another peer than its sender, where the
+    /// provider names senders (`FI_SOURCE`). Otherwise an arrival is that of its lane's holder.
     pub checks_senders: bool,
 }
 
@@ -89,19 +91,19 @@ impl Default for OfiConfig {
     }
 }
 
-/// Environment variables that choose provider and NICs.
+/// Environment variable: [`OfiConfig::provider`].
 pub const PROVIDER: &str = "WEFT_OFI_PROVIDER";
-/// As above.
+/// Environment variable: [`OfiConfig::domains`].
 pub const DOMAINS: &str = "WEFT_OFI_DOMAINS";
 
-/// As above: 1 sets [`OfiConfig::checks_senders`].
+/// Environment variable: 1 sets [`OfiConfig::checks_senders`].
 pub const CHECK_SENDERS: &str = "WEFT_OFI_CHECK_SENDERS";
 
-/// Provider and NICs of libfabric, as far as they were chosen.
+/// Explicit choice of provider and NICs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OfiChoice {
-    /// [`OfiConfig::provider`]. `None`: `efa` where libfabric offers it, else `tcp;ofi_rxm`. One that was
-    /// chosen is used, or opening the device fails.
+    /// [`OfiConfig::provider`]. `None`: `efa` where libfabric offers it, else `tcp;ofi_rxm`. A device with
+    /// an explicit provider uses it or fails to open.
     pub provider: Option<String>,
     /// [`OfiConfig::domains`].
     pub domains: Vec<String>,
@@ -110,8 +112,8 @@ pub struct OfiChoice {
 }
 
 impl OfiChoice {
-    /// The choice of `WEFT_OFI_PROVIDER`, `WEFT_OFI_DOMAINS` (names with commas) and
-    /// `WEFT_OFI_CHECK_SENDERS` (1 or nothing).
+    /// Choice by `WEFT_OFI_PROVIDER`, `WEFT_OFI_DOMAINS` (names with commas) and `WEFT_OFI_CHECK_SENDERS`
+    /// (1 or unset).
     pub fn from_env() -> OfiChoice {
         let get = |name| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
         let split = |names: String| names.split(',').map(|name| name.trim().to_owned()).collect();
@@ -123,7 +125,7 @@ impl OfiChoice {
         }
     }
 
-    /// A configuration with what was chosen.
+    /// Configuration with this choice.
     pub fn resolve(&self, bind: IpAddr) -> OfiConfig {
         let provider = match &self.provider {
             Some(name) => OfiProvider::new(name),
@@ -137,19 +139,19 @@ impl OfiChoice {
         OfiConfig { provider, domains, checks_senders, ..OfiConfig::default() }
     }
 
-    /// Looks for the library, the provider and the NICs, and opens none of them.
+    /// Checks that library, provider and NICs exist, without opening them.
     ///
     /// # Errors
-    /// [`Error::Provider`] if one of them is not there.
+    /// [`Error::Provider`] if one of them is missing.
     pub fn check(&self) -> Result<()> {
         let bind = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         let config = OfiConfig { bind, ..self.resolve(bind) };
-        let offers = info::offers(&config.provider, bind, 0).map_err(unusable)?;
-        choose(&config, offers).map(drop)
+        let offers = info::offers(&config.provider, bind, 0).map_err(provider_error)?;
+        select_offers(&config, offers).map(drop)
     }
 }
 
-/// NICs of this host as libfabric reaches them. See the module's page.
+/// NICs of this host over libfabric. See the module's page.
 #[derive(Clone)]
 pub struct OfiDevice {
     config: OfiConfig,
@@ -157,7 +159,7 @@ pub struct OfiDevice {
 }
 
 impl OfiDevice {
-    /// The NICs of this configuration.
+    /// Opens the NICs of a configuration.
     ///
     /// # Errors
     /// [`Error::Provider`] if a value is out of range, there is no libfabric, or it does not offer the
@@ -170,18 +172,18 @@ impl OfiDevice {
         ];
         for (name, value, least, most) in limits {
             if !(least..=most).contains(&value) {
-                return Err(unusable(format!("{name} {value}: choose {least} to {most}")));
+                return Err(provider_error(format!("{name} {value}: expected {least} to {most}")));
             }
         }
-        let wanted = with_devices() | if config.checks_senders { sys::FI_SOURCE } else { 0 };
-        let offers = info::offers(&config.provider, config.bind, wanted).map_err(unusable)?;
-        let chosen = choose(&config, offers)?;
-        let name = config.provider.is_of_one_host().then(shm_name).transpose()?;
+        let wanted = device_capability() | if config.checks_senders { sys::FI_SOURCE } else { 0 };
+        let offers = info::offers(&config.provider, config.bind, wanted).map_err(provider_error)?;
+        let chosen = select_offers(&config, offers)?;
+        let name = config.provider.is_single_host().then(shm_endpoint_name).transpose()?;
         let domains = chosen.into_iter().map(|mut info| {
             name.iter().for_each(|name| info.name_endpoints(name));
             Domain::open(info).map(Arc::new)
         });
-        let domains = domains.collect::<Result<Vec<_>, String>>().map_err(unusable)?;
+        let domains = domains.collect::<Result<Vec<_>, String>>().map_err(provider_error)?;
         Ok(OfiDevice { config, domains })
     }
 
@@ -191,13 +193,13 @@ impl OfiDevice {
     }
 }
 
-/// The capability to reach memory of CUDA devices, on a host with a driver for them.
-fn with_devices() -> u64 {
+/// Capability for memory of CUDA devices, on a host with a driver for them.
+fn device_capability() -> u64 {
     if weft_cuda::driver().is_ok() { sys::FI_HMEM } else { 0 }
 }
 
-/// The offers that a configuration names, or the provider's own.
-fn choose(config: &OfiConfig, offers: Vec<Info>) -> Result<Vec<Info>> {
+/// Offers named by a configuration, or the provider's default.
+fn select_offers(config: &OfiConfig, offers: Vec<Info>) -> Result<Vec<Info>> {
     if config.domains.is_empty() {
         let count = if config.provider.is_efa() { offers.len() } else { 1 };
         return Ok(offers.into_iter().take(count).collect());
@@ -212,15 +214,15 @@ fn choose(config: &OfiConfig, offers: Vec<Info>) -> Result<Vec<Info>> {
             } else {
                 String::new()
             };
-            unusable(format!(
-                "domain {name}: provider {provider} offers {names}{at}; choose of these in {DOMAINS}"
+            provider_error(format!(
+                "domain {name}: provider {provider} offers {names}{at}; name one of these in {DOMAINS}"
             ))
         })
     };
     config.domains.iter().map(named).collect()
 }
 
-fn unusable(detail: impl Into<String>) -> Error {
+fn provider_error(detail: impl Into<String>) -> Error {
     Error::Provider { provider: ProviderKind::Ofi, detail: detail.into() }
 }
 
@@ -243,28 +245,28 @@ impl Device for OfiDevice {
         details
     }
 
-    /// Providers that emulate remote writes make progress only inside of calls.
+    /// Providers that emulate remote writes progress only inside of calls.
     fn demands_thread(&self) -> bool {
         !self.domains.iter().all(|domain| domain.info().progresses_by_itself())
     }
 }
 
-/// A name that no other process has. libfabric's own is the process's number: a process that was killed
-/// leaves its file behind, and keeps a later one of the same number out.
-fn shm_name() -> Result<CString> {
+/// Unique endpoint name. libfabric's default is the process number: a killed process leaves its file
+/// behind, which blocks a later process of the same number.
+fn shm_endpoint_name() -> Result<CString> {
     let mut random = [0; 8];
     getrandom::fill(&mut random)
-        .map_err(|e| unusable(format!("the system gives no random bytes: {e}")))?;
+        .map_err(|e| provider_error(format!("no random bytes from the system: {e}")))?;
     let (process, random) = (std::process::id(), u64::from_le_bytes(random));
     let name = CString::new(format!("fi_shm://weft-{process}-{random:016x}"));
-    name.map_err(|_| unusable("its name has a zero byte"))
+    name.map_err(|_| provider_error("endpoint name with a zero byte"))
 }
 
-/// The bounds within which endpoints of a provider reach each other, for providers that have bounds.
+/// Scope within which endpoints of a provider reach each other; empty without such a bound.
 fn realm(config: &OfiConfig) -> Vec<u8> {
     let HostIdentity { boot, network, processes, user, .. } = HostIdentity::here();
     let mut realm = Vec::new();
-    if config.provider.is_of_one_host() {
+    if config.provider.is_single_host() {
         put_block(&mut realm, config.host_id.as_bytes());
         put_block(&mut realm, processes.as_bytes());
         realm.extend(user.to_le_bytes());
@@ -275,50 +277,50 @@ fn realm(config: &OfiConfig) -> Vec<u8> {
     realm
 }
 
-/// A provider of libfabric as this host has it, for `weft doctor`.
+/// Offer of a libfabric provider on this host, for `weft doctor`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The domain: a NIC.
+    /// Domain: a NIC.
     pub domain: String,
-    /// The fabric: a network.
+    /// Fabric: a network.
     pub fabric: String,
-    /// The most bytes and ranges of one part.
+    /// Maximum number of bytes of one part.
     pub max_part_bytes: u64,
-    /// As above.
+    /// Maximum number of ranges of one part.
     pub max_ranges: u32,
-    /// Sources must be registered.
+    /// True if sources must be registered.
     pub registers_sources: bool,
-    /// Each arrival consumes a posted receive.
+    /// True if each arrival consumes a posted receive.
     pub consumes_receives: bool,
-    /// Writes go on without calls into the library.
+    /// True if writes progress without calls into the library.
     pub progresses_by_itself: bool,
-    /// Memory of CUDA devices can be registered.
+    /// True if memory of CUDA devices can be registered.
     pub reaches_devices: bool,
 }
 
 /// Path and version (major, minor) of the libfabric of this process.
 ///
 /// # Errors
-/// Why there is none.
+/// Reason why it is missing.
 pub fn library() -> Result<(std::path::PathBuf, (u32, u32)), String> {
     let library = Library::get()?;
     Ok((library.path().clone(), library.version()))
 }
 
-/// Names of the providers that the libfabric of this process has, with or without NICs of theirs.
+/// Names of the providers in the libfabric of this process, with or without NICs.
 ///
 /// # Errors
-/// Why there is no library.
+/// Reason why the library is missing.
 pub fn built_in() -> Result<Vec<String>, String> {
     info::built_in()
 }
 
-/// What this host offers of a provider; `bind`: the address that endpoints would listen on.
+/// Offers of a provider on this host; `bind`: address that endpoints would listen on.
 ///
 /// # Errors
-/// Why the provider cannot be used.
+/// Reason why the provider cannot be used.
 pub fn offers(provider: &OfiProvider, bind: IpAddr) -> Result<Vec<Offer>, String> {
-    let found = info::offers(provider, bind, with_devices())?;
+    let found = info::offers(provider, bind, device_capability())?;
     let offer = |info: &Info| Offer {
         domain: info.domain_name(),
         fabric: info.fabric_name(),

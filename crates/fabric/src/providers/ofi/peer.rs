@@ -1,141 +1,141 @@
-//! Peer: where its endpoints and regions are, and how much it has of ours unconsumed.
+//! Peer: its endpoints and regions, and its bound on unconsumed arrivals.
 
 use super::sys;
-use super::wire::{Address, Entry, Introduction, Target};
+use super::wire::{GrantEntry, OfiAddress, OfiIntroduction, RemoteMemory};
 use crate::lane_table::LaneTable;
 use crate::parts::PartRule;
 use crate::types::{Lane, RegionKey};
-use crate::unconsumed::{Incoming, Outgoing};
+use crate::unconsumed::{ConsumedArrivals, SentArrivals};
 use weft_control::Rank;
 
-/// Lanes of ours by which a peer's link reports to this one.
+/// Local lanes that a peer's link raises for control messages.
 #[derive(Clone, Copy, Debug)]
-pub struct Reports {
-    /// Raised for each half of the agreed number of arrivals that the peer has consumed.
+pub struct ControlLanes {
+    /// Raised for each half of the bound on unconsumed arrivals that the peer has consumed.
     pub consumed: Lane,
-    /// Raised when the peer greets, when it has our greeting, and when it leaves.
+    /// Raised with the peer's greeting, on its receipt of ours, and when it leaves.
     pub presence: Lane,
 }
 
-impl Reports {
-    /// Two lanes of this engine's table.
-    pub fn issue(lanes: &LaneTable, peer: Rank) -> crate::Result<Reports> {
+impl ControlLanes {
+    /// Issues two adjacent lanes of this engine's table.
+    pub fn issue(lanes: &LaneTable, peer: Rank) -> crate::Result<ControlLanes> {
         let consumed = lanes.issue(peer, 2)?;
         let beside = crate::LaneId::new(consumed.id().get() + 1);
-        let beside = beside.expect("two lanes in a row were issued");
-        Ok(Reports { consumed, presence: Lane::new(beside, consumed.generation()) })
+        let beside = beside.expect("two adjacent lanes were issued");
+        Ok(ControlLanes { consumed, presence: Lane::new(beside, consumed.generation()) })
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum PeerState {
     Open,
-    /// Reported as lost. Parts toward it wait for its fence.
+    /// Reported as lost. Parts toward it wait for the fence.
     Lost,
     Fenced,
 }
 
-pub struct Peer {
+pub struct OfiPeer {
     pub rank: Rank,
-    pub state: State,
-    /// Its endpoint and the target of its signals, for each NIC that both have.
-    pub ends: Vec<(sys::Address, Target)>,
-    /// Its lanes that this link raises.
-    pub theirs: Introduction,
-    /// Our lanes that it raises.
-    pub ours: Reports,
-    pub outgoing: Outgoing,
-    pub incoming: Incoming,
-    /// Reports of consumption that are due and have not left.
-    pub due: u32,
-    /// Parts under way.
+    pub state: PeerState,
+    /// Its endpoint and signal target, for each NIC that both have.
+    pub endpoints: Vec<(sys::Address, RemoteMemory)>,
+    /// Its control lanes, which this link raises.
+    pub remote: OfiIntroduction,
+    /// Our control lanes, which it raises.
+    pub local: ControlLanes,
+    pub outgoing: SentArrivals,
+    pub incoming: ConsumedArrivals,
+    /// Unsent reports of consumption.
+    pub reports_due: u32,
+    /// Parts in flight.
     pub parts: u32,
-    /// Those of them that are bulk.
+    /// Bulk parts in flight.
     pub bulk: u32,
-    /// Messages of the link's own under way.
-    pub own: u32,
-    /// Tokens of parts that failed, or were posted, after it was lost.
-    pub stuck: Vec<u64>,
-    imported: Vec<(RegionKey, Entry)>,
-    /// Place of the region that was asked for last.
+    /// Control messages in flight.
+    pub control: u32,
+    /// Tokens of parts that failed or were posted after its loss.
+    pub parked: Vec<u64>,
+    imported: Vec<(RegionKey, GrantEntry)>,
+    /// Index of the last region found.
     recent: usize,
-    /// The NIC that takes the next part.
+    /// NIC of the next part.
     next: usize,
 }
 
-impl Peer {
+impl OfiPeer {
     pub fn new(
         rank: Rank,
-        ours: Reports,
-        theirs: Introduction,
+        local: ControlLanes,
+        remote: OfiIntroduction,
         max_unconsumed: u32,
-        ends: Vec<(sys::Address, Target)>,
-    ) -> Peer {
-        Peer {
+        endpoints: Vec<(sys::Address, RemoteMemory)>,
+    ) -> OfiPeer {
+        OfiPeer {
             rank,
-            state: State::Open,
-            ends,
-            theirs,
-            ours,
-            outgoing: Outgoing::new(max_unconsumed),
-            incoming: Incoming::new(max_unconsumed),
-            due: 0,
+            state: PeerState::Open,
+            endpoints,
+            remote,
+            local,
+            outgoing: SentArrivals::new(max_unconsumed),
+            incoming: ConsumedArrivals::new(max_unconsumed),
+            reports_due: 0,
             parts: 0,
             bulk: 0,
-            own: 0,
-            stuck: Vec::new(),
+            control: 0,
+            parked: Vec::new(),
             imported: Vec::new(),
             recent: 0,
             next: 0,
         }
     }
 
-    /// Whether its queue has a place for one more arrival.
+    /// True if its queue has room for one more arrival.
     #[inline(always)]
     pub fn may_send(&mut self, lanes: &LaneTable) -> bool {
-        let consumed = self.ours.consumed.id();
+        let consumed = self.local.consumed.id();
         self.outgoing.may_send(|| lanes.value(consumed))
     }
 
-    /// Whether it has greeted.
+    /// True once its greeting has arrived.
     pub fn has_greeted(&self, lanes: &LaneTable) -> bool {
         self.presence(lanes) >= 1
     }
 
-    /// Whether it has our greeting, and we have its.
+    /// True once both greetings have arrived.
     pub fn is_connected(&self, lanes: &LaneTable) -> bool {
         self.presence(lanes) >= 2
     }
 
-    /// Whether its farewell has arrived.
+    /// True once its farewell has arrived.
     pub fn is_leaving(&self, lanes: &LaneTable) -> bool {
         self.presence(lanes) >= 3
     }
 
     fn presence(&self, lanes: &LaneTable) -> u64 {
-        lanes.value(self.ours.presence.id())
+        lanes.value(self.local.presence.id())
     }
 
-    /// Whether an arrival on this lane is a report of its link.
+    /// True for a control lane of its link.
     #[inline]
     pub fn is_report(&self, lane: Lane) -> bool {
-        lane.id().get() & !1 == self.ours.consumed.id().get()
+        lane.id().get() & !1 == self.local.consumed.id().get()
     }
 
-    /// The NIC for the next part: in turn, so that stripes spread.
+    /// NIC of the next part: round-robin, so that stripes spread.
     #[inline]
     pub fn next_rail(&mut self) -> usize {
-        if self.ends.len() == 1 {
+        if self.endpoints.len() == 1 {
             return 0;
         }
         let rail = self.next;
-        self.next = (rail + 1) % self.ends.len();
+        self.next = (rail + 1) % self.endpoints.len();
         rail
     }
 
-    /// Takes in a region's entry. `None` if it lacks a NIC.
-    pub fn import(&mut self, key: RegionKey, entry: Entry) -> Option<()> {
-        if entry.targets.len() < self.ends.len() {
+    /// Stores a region's grant; `None` if it lacks a NIC.
+    pub fn import(&mut self, key: RegionKey, entry: GrantEntry) -> Option<()> {
+        if entry.targets.len() < self.endpoints.len() {
             return None;
         }
         match self.imported.binary_search_by_key(&key, |(key, _)| *key) {
@@ -145,11 +145,11 @@ impl Peer {
         Some(())
     }
 
-    pub fn forget(&mut self, key: RegionKey) {
+    pub fn remove_remote(&mut self, key: RegionKey) {
         self.imported.retain(|(known, _)| *known != key);
     }
 
-    /// Where a slice of a region is, as one NIC names it. `None` if it was not granted.
+    /// Address of a slice of a region through one NIC; `None` outside of the grant.
     #[inline(always)]
     pub fn destination(
         &mut self,
@@ -165,28 +165,30 @@ impl Peer {
         if offset < entry.begin || offset.checked_add(length)? > entry.end {
             return None;
         }
-        let Target { base, key } = *entry.targets.get(rail)?;
+        let RemoteMemory { base, key } = *entry.targets.get(rail)?;
         Some(sys::RmaRange { addr: base.wrapping_add(offset), len: length as usize, key })
     }
 
     #[inline(never)]
-    fn find(&mut self, key: RegionKey) -> Option<&Entry> {
+    fn find(&mut self, key: RegionKey) -> Option<&GrantEntry> {
         self.recent = self.imported.binary_search_by_key(&key, |(key, _)| *key).ok()?;
         Some(&self.imported[self.recent].1)
     }
 
-    /// Why there is no [`Peer::destination`].
+    /// Reason why [`OfiPeer::destination`] is `None`.
     #[cold]
-    pub fn refused(&mut self, key: RegionKey, offset: u64, length: u64) -> String {
-        let Some(&Entry { begin, end, .. }) = self.find(key) else {
+    pub fn refusal(&mut self, key: RegionKey, offset: u64, length: u64) -> String {
+        let Some(&GrantEntry { begin, end, .. }) = self.find(key) else {
             return format!("region {} was not granted", key.0);
         };
         let key = key.0;
-        format!("bytes {offset} to {offset}+{length} of region {key}: granted are {begin} to {end}")
+        format!(
+            "bytes {offset} to {offset}+{length} of region {key}: outside of the grant, {begin} to {end}"
+        )
     }
 }
 
-/// What two ends have agreed on.
-pub fn agreed(here: &Address, there: &Address) -> (PartRule, u32) {
+/// Rule and bound on unconsumed arrivals that two ends derive.
+pub fn negotiate(here: &OfiAddress, there: &OfiAddress) -> (PartRule, u32) {
     (here.rule(there), here.max_unconsumed.min(there.max_unconsumed))
 }

@@ -1,8 +1,9 @@
-//! Rail: one NIC of one group: its endpoint, its completion queue, and the writes under way on it.
+//! Rail: one NIC of one group, with its endpoint, completion queue and writes in flight.
 
-use super::object::{Domain, Endpoint, Mr, Queue, Result};
+use super::objects::{CompletionQueue, Domain, Endpoint, MemoryRegistration, Result};
+use super::slots::{SlotUse, Slots};
 use super::sys;
-use super::wire::Target;
+use super::wire::RemoteMemory;
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -10,128 +11,69 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use weft_control::Rank;
 
-/// The most ranges of one part, whatever a provider takes.
+/// Maximum number of ranges of one part, for all providers.
 pub const MAX_RANGES: usize = 16;
-/// Completions read at a time.
+/// Completions per read.
 const BATCH: usize = 16;
-/// Batches of one poll.
+/// Reads per poll.
 const BATCHES: usize = 8;
 
-/// The provider's scratch memory of one operation (`fi_context2`).
-#[repr(C, align(64))]
-struct Context(UnsafeCell<[usize; 8]>);
-
-// SAFETY: only the provider reads and writes it, under locks of its own.
-unsafe impl Sync for Context {}
-
-/// Operation that a slot is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
-    /// A part that the engine posted.
-    Part { token: u64, peer: u32, is_bulk: bool },
-    /// A part whose end was reported when its peer was fenced.
-    Abandoned,
-    /// A message of the link's own.
-    Own { peer: u32 },
-    /// A posted receive, for a provider that consumes one for each immediate.
-    Receive,
-    /// None.
-    Free,
-}
-
-/// What a rail reports of its queue.
-pub enum Event {
-    /// An operation of ours has ended.
-    Ended(Use),
-    /// An operation of ours has failed: its error number, and in words.
-    Failed(Use, i32, String),
-    /// A part has arrived with this immediate ([`super::wire::immediate`]), of this sender if the provider
-    /// names it.
+/// Event of a rail's completion queue.
+pub enum CompletionEvent {
+    /// Completed local operation.
+    Ended(SlotUse),
+    /// Failed local operation: error number and message.
+    Failed(SlotUse, i32, String),
+    /// Arrival with its immediate ([`super::wire::immediate`]) and its sender, if the provider names it.
     Arrived(u64, Option<Rank>),
 }
 
-/// Slots for operations under way; their contexts stay where they are.
-struct Slots {
-    contexts: Box<[Context]>,
-    uses: Vec<Use>,
-    free: Vec<u32>,
-}
-
-impl Slots {
-    fn new(count: usize) -> Slots {
-        let contexts = (0..count).map(|_| Context(UnsafeCell::default())).collect();
-        Slots { contexts, uses: vec![Use::Free; count], free: (0..count as u32).rev().collect() }
-    }
-
-    fn context(&self, slot: u32) -> *mut c_void {
-        self.contexts[slot as usize].0.get().cast()
-    }
-
-    /// The slot that has this context.
-    fn of(&self, context: *mut c_void) -> Option<usize> {
-        let offset = (context.addr()).wrapping_sub(self.contexts.as_ptr().addr());
-        let slot = offset / size_of::<Context>();
-        (offset.is_multiple_of(size_of::<Context>()) && slot < self.uses.len()).then_some(slot)
-    }
-
-    /// Frees the slot of a context; returns its use.
-    fn take(&mut self, context: *mut c_void) -> Option<Use> {
-        let slot = self.of(context)?;
-        let used = std::mem::replace(&mut self.uses[slot], Use::Free);
-        if used == Use::Free {
-            return None;
-        }
-        self.free.push(slot as u32);
-        Some(used)
-    }
-}
-
-/// A write, as the endpoint takes it.
-pub struct Message<'a> {
+/// RDMA write for an endpoint.
+pub struct RmaWrite<'a> {
     pub address: sys::Address,
-    /// Source ranges, and their descriptors; as many destinations.
+    /// Source ranges with their descriptors, and as many destinations.
     pub sources: &'a [libc::iovec],
     pub descriptors: &'a mut [*mut c_void],
     pub destinations: &'a [sys::RmaRange],
     pub immediate: u64,
 }
 
-/// One NIC of one group.
+/// NIC of one group.
 pub struct Rail {
-    /// `None` once it was closed. It goes before all that it uses.
+    /// `None` once closed. Dropped before the objects that it uses.
     endpoint: Option<Endpoint>,
-    /// Where peers aim signals, and the source of ours.
-    page: Page,
-    queue: Queue,
+    /// Target of the peers' signals, and source of ours.
+    signal_buffer: SignalBuffer,
+    queue: CompletionQueue,
     slots: Slots,
-    entries: Box<Entries>,
-    /// Where arrivals name their senders.
+    entries: Box<CompletionBatch>,
+    /// Present where arrivals name their senders.
     senders: Option<Box<Senders>>,
     domain: Arc<Domain>,
-    /// Slots that are kept for messages of the link's own.
+    /// Slots reserved for control messages.
     reserve: usize,
     consumes_receives: bool,
-    /// Receives that ended and are not posted again yet.
-    lacking: usize,
-    /// Receives that failed so far.
+    /// Completed receives to post again.
+    missing_receives: usize,
+    /// Number of failed receives.
     failures: u64,
 }
 
-/// A few bytes that are granted to everybody and never written: the target of signals.
-struct Page {
-    remote: Mr,
-    /// Where sources are registered, too.
-    local: Option<Mr>,
+/// Small buffer granted to all peers and never written: target of signals.
+struct SignalBuffer {
+    remote: MemoryRegistration,
+    /// Source registration, where the provider demands one.
+    local: Option<MemoryRegistration>,
     bytes: Box<UnsafeCell<[u64; 8]>>,
 }
 
-/// Room for completions that are read together.
-struct Entries([sys::CqEntry; BATCH]);
+/// Buffer of one read of completions.
+struct CompletionBatch([sys::CqEntry; BATCH]);
 
-// SAFETY: their pointers are the provider's, and are compared only.
-unsafe impl Send for Entries {}
+// SAFETY: their pointers are the provider's, and are only compared.
+unsafe impl Send for CompletionBatch {}
 
-/// Senders of the completions that were read together.
+/// Senders of the completions of one read.
 struct Senders {
     addresses: [sys::Address; BATCH],
     ranks: HashMap<sys::Address, Rank>,
@@ -139,39 +81,39 @@ struct Senders {
 
 /// Sizes of a rail's queues.
 #[derive(Clone, Copy, Debug)]
-pub struct Sizes {
-    /// Parts that may be under way.
+pub struct QueueSizes {
+    /// Parts in flight.
     pub parts: usize,
-    /// Messages of the link's own that may be.
-    pub own: usize,
-    /// Arrivals that may lie in the queue.
+    /// Control messages in flight.
+    pub control: usize,
+    /// Unconsumed arrivals.
     pub arrivals: usize,
     pub peers: usize,
 }
 
 impl Rail {
-    /// An endpoint that is enabled. `key` makes a key for memory that is registered.
-    pub fn open(domain: &Arc<Domain>, sizes: Sizes, key: u64, is_efa: bool) -> Result<Rail> {
+    /// Opens and enables an endpoint. `key`: even key of its signal buffer.
+    pub fn open(domain: &Arc<Domain>, sizes: QueueSizes, key: u64, is_efa: bool) -> Result<Rail> {
         Rail::open_as(domain, sizes, key, is_efa, domain.info().consumes_receives())
     }
 
     fn open_as(
         domain: &Arc<Domain>,
-        sizes: Sizes,
+        sizes: QueueSizes,
         key: u64,
         is_efa: bool,
         consumes_receives: bool,
     ) -> Result<Rail> {
         let receives = if consumes_receives { sizes.arrivals } else { 0 };
-        let under_way = sizes.parts + sizes.own;
-        let queue = Queue::open(domain, under_way + sizes.arrivals)?;
+        let in_flight = sizes.parts + sizes.control;
+        let queue = CompletionQueue::open(domain, in_flight + sizes.arrivals)?;
         // The peers, and the endpoint itself.
         let endpoint = Endpoint::open(domain, &queue, sizes.peers + 1)?;
         if is_efa {
             prefer_bounded_queues(&endpoint, consumes_receives);
         }
         endpoint.enable()?;
-        let page = Page::new(domain, key)?;
+        let signal_buffer = SignalBuffer::new(domain, key)?;
         let blank = sys::CqEntry {
             op_context: std::ptr::null_mut(),
             flags: 0,
@@ -181,20 +123,22 @@ impl Rail {
         };
         let mut rail = Rail {
             endpoint: Some(endpoint),
-            page,
+            signal_buffer,
             queue,
-            slots: Slots::new(under_way + receives),
-            entries: Box::new(Entries([blank; BATCH])),
+            slots: Slots::new(in_flight + receives),
+            entries: Box::new(CompletionBatch([blank; BATCH])),
             senders: None,
             domain: domain.clone(),
-            reserve: sizes.own,
+            reserve: sizes.control,
             consumes_receives,
-            lacking: 0,
+            missing_receives: 0,
             failures: 0,
         };
         for _ in 0..receives {
             if !rail.post_receive()? {
-                return Err(format!("fi_recv: the provider takes fewer than {receives} receives"));
+                return Err(format!(
+                    "fi_recv: the provider accepts fewer than {receives} receives"
+                ));
             }
         }
         Ok(rail)
@@ -205,9 +149,9 @@ impl Rail {
         self.endpoint.as_ref().ok_or("the endpoint is closed")?.name()
     }
 
-    /// From now on arrivals name their senders. Comes before any [`Rail::insert`]: the first address, 0, is
-    /// made that of this endpoint, as ofi_rxm of libfabric 1.17 gives 0 for every sender.
-    pub fn name_senders(&mut self) -> Result<()> {
+    /// Enables the names of senders. Precedes any [`Rail::insert`]: the first address, 0, becomes that of
+    /// this endpoint, as ofi_rxm of libfabric 1.17 reports 0 for every sender.
+    pub fn enable_senders(&mut self) -> Result<()> {
         let endpoint = self.endpoint.as_ref().ok_or("the endpoint is closed")?;
         let mut name = endpoint.name()?;
         // A provider may read a whole address of its format.
@@ -219,13 +163,13 @@ impl Rail {
         Ok(())
     }
 
-    /// Takes in a peer's endpoint.
+    /// Inserts a peer's endpoint into the address vector.
     ///
     /// # Safety
     /// The name is one of the same provider and address format.
     pub unsafe fn insert(&mut self, peer: Rank, name: &[u8]) -> Result<sys::Address> {
         let endpoint = self.endpoint.as_ref().ok_or("the endpoint is closed")?;
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's contract.
         let address = unsafe { endpoint.insert(name) }?;
         if let Some(senders) = &mut self.senders {
             senders.ranks.insert(address, peer);
@@ -233,20 +177,20 @@ impl Rail {
         Ok(address)
     }
 
-    /// Where peers aim signals.
-    pub fn signal_target(&self) -> Target {
+    /// Target of the peers' signals.
+    pub fn signal_target(&self) -> RemoteMemory {
         let base = self.domain.info().uses_addresses();
-        let base = if base { self.page.bytes.get().addr() as u64 } else { 0 };
-        Target { base, key: self.page.remote.key() }
+        let base = if base { self.signal_buffer.bytes.get().addr() as u64 } else { 0 };
+        RemoteMemory { base, key: self.signal_buffer.remote.key() }
     }
 
-    /// Whether one more part may be under way.
+    /// True if one more part may be in flight.
     #[inline]
     pub fn has_room(&self) -> bool {
-        self.slots.free.len() > self.reserve + self.lacking
+        self.slots.free.len() > self.reserve + self.missing_receives
     }
 
-    /// Starts a part. False: the provider takes no more now.
+    /// Posts a part; false if the provider accepts no more now.
     ///
     /// # Errors
     /// Its error number ([`Rail::describe`]).
@@ -256,9 +200,9 @@ impl Rail {
     #[inline(always)]
     pub unsafe fn write(
         &mut self,
-        message: &mut Message<'_>,
+        message: &mut RmaWrite<'_>,
         flags: u64,
-        used: Use,
+        slot_use: SlotUse,
     ) -> Result<bool, i32> {
         let Some(endpoint) = &self.endpoint else { return Err(libc::ESHUTDOWN) };
         let Some(slot) = self.slots.free.pop() else { return Ok(false) };
@@ -273,17 +217,17 @@ impl Rail {
             data: message.immediate,
         };
         let flags = flags | sys::FI_REMOTE_CQ_DATA | sys::FI_COMPLETION;
-        // SAFETY: sources by the caller's promise; the context lives as long as the endpoint.
+        // SAFETY: sources by the caller's contract; the context lives as long as the endpoint.
         let result = unsafe { endpoint.write(&raw, flags) };
         if result == 0 {
-            self.slots.uses[slot as usize] = used;
+            self.slots.uses[slot as usize] = slot_use;
             return Ok(true);
         }
         self.slots.free.push(slot);
         is_taken(result)
     }
 
-    /// Writes a part that the provider copies: it has ended when this returns. False: as for [`Rail::write`].
+    /// Posts a part that the provider copies: it is complete on return. Returns as [`Rail::write`].
     ///
     /// # Errors
     /// As [`Rail::write`].
@@ -299,62 +243,62 @@ impl Rail {
         immediate: u64,
     ) -> Result<bool, i32> {
         let Some(endpoint) = &self.endpoint else { return Err(libc::ESHUTDOWN) };
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's contract.
         is_taken(unsafe { endpoint.inject(address, source, destination, immediate) })
     }
 
-    /// As [`Rail::inject`], a message of no bytes.
+    /// As [`Rail::inject`], an empty write.
     ///
     /// # Errors
     /// As [`Rail::write`].
     #[inline(always)]
     pub fn inject_signal(
         &mut self,
-        (address, target): (sys::Address, Target),
+        (address, target): (sys::Address, RemoteMemory),
         immediate: u64,
     ) -> Result<bool, i32> {
-        let source = libc::iovec { iov_base: self.page.bytes.get().cast(), iov_len: 0 };
+        let source = libc::iovec { iov_base: self.signal_buffer.bytes.get().cast(), iov_len: 0 };
         let destination = sys::RmaRange { addr: target.base, len: 0, key: target.key };
-        // SAFETY: the page lives as long as the endpoint.
+        // SAFETY: the signal buffer lives as long as the endpoint.
         unsafe { self.inject(address, &source, &destination, immediate) }
     }
 
-    /// An error of [`Rail::write`] in words.
+    /// Message of an error of [`Rail::write`].
     #[cold]
     pub fn describe(&self, error: i32) -> String {
         if self.is_closed() {
             return "the endpoint is closed".into();
         }
-        super::object::check("fi_writemsg", -error).err().unwrap_or_default()
+        super::objects::check("fi_writemsg", -error).err().unwrap_or_default()
     }
 
-    /// Starts a message of no bytes.
+    /// Posts an empty write.
     ///
     /// # Errors
     /// As [`Rail::write`].
     pub fn signal(
         &mut self,
-        (address, target): (sys::Address, Target),
+        (address, target): (sys::Address, RemoteMemory),
         immediate: u64,
         flags: u64,
-        used: Use,
+        slot_use: SlotUse,
     ) -> Result<bool, i32> {
-        let source = self.page.bytes.get().cast();
+        let source = self.signal_buffer.bytes.get().cast();
         let sources = [libc::iovec { iov_base: source, iov_len: 0 }];
-        let mut descriptors = [self.page.descriptor()];
+        let mut descriptors = [self.signal_buffer.descriptor()];
         let destinations = [sys::RmaRange { addr: target.base, len: 0, key: target.key }];
-        let mut message = Message {
+        let mut message = RmaWrite {
             address,
             sources: &sources,
             descriptors: &mut descriptors,
             destinations: &destinations,
             immediate,
         };
-        // SAFETY: the page lives as long as the endpoint.
-        unsafe { self.write(&mut message, flags, used) }
+        // SAFETY: the signal buffer lives as long as the endpoint.
+        unsafe { self.write(&mut message, flags, slot_use) }
     }
 
-    /// Posts a receive. False: the provider takes no more now.
+    /// Posts a receive; false if the provider accepts no more now.
     fn post_receive(&mut self) -> Result<bool> {
         let Some(endpoint) = &self.endpoint else { return Ok(true) };
         let Some(slot) = self.slots.free.pop() else { return Ok(false) };
@@ -364,32 +308,32 @@ impl Rail {
             self.slots.free.push(slot);
             return match result {
                 _ if result == -sys::FI_EAGAIN => Ok(false),
-                _ => super::object::check("fi_recv", result as i32).map(|()| false),
+                _ => super::objects::check("fi_recv", result as i32).map(|()| false),
             };
         }
-        self.slots.uses[slot as usize] = Use::Receive;
+        self.slots.uses[slot as usize] = SlotUse::Receive;
         Ok(true)
     }
 
-    /// Posts receives in place of those that ended, as far as the provider takes them: with fewer than were
-    /// agreed on, an arrival would wait for ever.
-    fn post_lacking(&mut self) {
-        while self.lacking > 0 {
+    /// Posts receives in place of completed ones, as far as the provider accepts them: with fewer than the
+    /// agreed number an arrival would wait indefinitely.
+    fn post_missing_receives(&mut self) {
+        while self.missing_receives > 0 {
             match self.post_receive() {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(why) => {
-                    log::error!("a receive for immediates could not be posted again: {why}");
+                    log::error!("cannot post a receive for immediates again: {why}");
                 }
             }
-            self.lacking -= 1;
+            self.missing_receives -= 1;
         }
     }
 
-    /// Makes progress, and reports what has happened.
-    pub fn poll(&mut self, mut report: impl FnMut(Event)) {
-        if self.lacking > 0 {
-            self.post_lacking();
+    /// Makes progress and reports events.
+    pub fn poll(&mut self, mut report: impl FnMut(CompletionEvent)) {
+        if self.missing_receives > 0 {
+            self.post_missing_receives();
         }
         let batches = if self.is_closed() { 0 } else { BATCHES };
         for _ in 0..batches {
@@ -416,63 +360,62 @@ impl Rail {
         }
     }
 
-    /// What the completion at this place of the batch reports.
+    /// Event of one completion of the batch.
     #[inline(always)]
-    fn take_entry(&mut self, index: usize, sender: Option<Rank>) -> Option<Event> {
+    fn take_entry(&mut self, index: usize, sender: Option<Rank>) -> Option<CompletionEvent> {
         let sys::CqEntry { op_context, flags, data, .. } = self.entries.0[index];
         if flags & sys::FI_REMOTE_CQ_DATA == 0 {
-            let used = self.slots.take(op_context);
-            if used.is_none() {
-                log::warn!("libfabric completed an operation that was not under way");
+            let slot_use = self.slots.take(op_context);
+            if slot_use.is_none() {
+                log::warn!("libfabric completed an operation that was not in flight");
             }
-            return used.map(Event::Ended);
+            return slot_use.map(CompletionEvent::Ended);
         }
         if self.consumes_receives {
             self.renew_receive(op_context);
         }
-        Some(Event::Arrived(data, sender))
+        Some(CompletionEvent::Arrived(data, sender))
     }
 
-    /// Posts a receive in place of one that an arrival has consumed.
+    /// Posts a receive in place of one consumed by an arrival.
     #[inline(never)]
     fn renew_receive(&mut self, context: *mut c_void) {
         self.slots.take(context);
-        self.lacking += 1;
-        self.post_lacking();
+        self.missing_receives += 1;
+        self.post_missing_receives();
     }
 
-    /// Posts a receive again that has failed.
+    /// Posts a receive in place of a failed one.
     fn renew_failed_receive(&mut self, why: &str) {
         self.failures += 1;
         if self.failures.is_power_of_two() {
-            log::warn!("receive {} has failed: {why}; posted again", self.failures);
+            log::warn!("receive {} failed: {why}; posted again", self.failures);
         }
-        self.lacking += 1;
-        self.post_lacking();
+        self.missing_receives += 1;
+        self.post_missing_receives();
     }
 
     #[cold]
-    fn read_error(&mut self) -> Option<Event> {
+    fn read_error(&mut self) -> Option<CompletionEvent> {
         let (error, why) = self.queue.read_error()?;
-        let used =
+        let slot_use =
             if error.op_context.is_null() { None } else { self.slots.take(error.op_context) };
-        match used {
+        match slot_use {
             None => log::warn!("an arrival failed: {why}"),
-            Some(Use::Receive) => self.renew_failed_receive(&why),
+            Some(SlotUse::Receive) => self.renew_failed_receive(&why),
             Some(_) => {}
         }
-        used.map(|used| Event::Failed(used, error.err, why))
+        slot_use.map(|slot_use| CompletionEvent::Failed(slot_use, error.err, why))
     }
 
-    /// Marks the parts toward a peer as abandoned; calls `abandon` with the token of each. True if there
-    /// are any.
+    /// Abandons the parts toward a peer; calls `abandon` with each token. True if there are any.
     pub fn abandon(&mut self, peer: u32, mut abandon: impl FnMut(u64)) -> bool {
         let mut any = false;
-        for used in &mut self.slots.uses {
-            if let Use::Part { token, peer: toward, .. } = *used
+        for slot_use in &mut self.slots.uses {
+            if let SlotUse::Part { token, peer: toward, .. } = *slot_use
                 && toward == peer
             {
-                *used = Use::Abandoned;
+                *slot_use = SlotUse::Abandoned;
                 abandon(token);
                 any = true;
             }
@@ -480,12 +423,12 @@ impl Rail {
         any
     }
 
-    /// Whether parts are abandoned that have not ended.
+    /// True while abandoned parts have not ended.
     pub fn has_abandoned(&self) -> bool {
-        self.slots.uses.contains(&Use::Abandoned)
+        self.slots.uses.contains(&SlotUse::Abandoned)
     }
 
-    /// Closes the endpoint: no byte of this group's memory is read or written through it any more.
+    /// Closes the endpoint, which ends all access to this group's memory through it.
     pub fn close(&mut self) {
         self.endpoint = None;
     }
@@ -494,25 +437,25 @@ impl Rail {
         self.endpoint.is_none()
     }
 
-    /// A descriptor to sleep on, where the provider has one.
+    /// Descriptor to sleep on, where the provider has one.
     pub fn descriptor(&self) -> Option<RawFd> {
         self.queue.descriptor()
     }
 
-    /// Arms the descriptor; false if there is something to do.
+    /// Arms the descriptor; false if a completion is ready.
     pub fn may_sleep(&self) -> bool {
         self.queue.may_sleep()
     }
 }
 
 impl Senders {
-    /// The sender of one of these completions.
+    /// Sender of one completion.
     fn of(&self, index: usize) -> Option<Rank> {
         self.ranks.get(&self.addresses[index]).copied()
     }
 }
 
-/// Whether the provider has taken a write, by what its call returned.
+/// True if the provider accepted a write, by the result of its call.
 #[inline(always)]
 fn is_taken(result: isize) -> Result<bool, i32> {
     if result == 0 {
@@ -522,11 +465,11 @@ fn is_taken(result: isize) -> Result<bool, i32> {
     if is_full { Ok(false) } else { Err(-result as i32) }
 }
 
-impl Page {
-    fn new(domain: &Arc<Domain>, key: u64) -> Result<Page> {
+impl SignalBuffer {
+    fn new(domain: &Arc<Domain>, key: u64) -> Result<SignalBuffer> {
         let bytes = Box::new(UnsafeCell::new([0; 8]));
         let (address, length) = (bytes.get().addr() as u64, size_of::<[u64; 8]>());
-        // SAFETY: the box stays where it is, and goes after its registrations.
+        // SAFETY: the box does not move, and is dropped after its registrations.
         let (remote, local) = unsafe {
             let remote = domain.register(address, length, None, sys::FI_REMOTE_WRITE, key)?;
             let is_local = domain.info().registers_sources();
@@ -535,27 +478,27 @@ impl Page {
             });
             (remote, local.transpose()?)
         };
-        Ok(Page { remote, local, bytes })
+        Ok(SignalBuffer { remote, local, bytes })
     }
 
     fn descriptor(&self) -> *mut c_void {
-        self.local.as_ref().map_or(std::ptr::null_mut(), Mr::descriptor)
+        self.local.as_ref().map_or(std::ptr::null_mut(), MemoryRegistration::descriptor)
     }
 }
 
-/// Endpoints of EFA: arrivals shall consume receives, so that their number is bounded, and a receiver that
-/// is not ready is waited for. Libraries that lack an option keep their own way.
+/// Sets options of EFA endpoints: arrivals consume receives, which bounds their number, and writes to a
+/// receiver that is not ready are retried. Libraries without an option keep their default.
 fn prefer_bounded_queues(endpoint: &Endpoint, consumes_receives: bool) {
     if consumes_receives {
         let unsolicited = false;
         if let Err(why) = endpoint.set(sys::FI_OPT_EFA_USE_UNSOLICITED_WRITE_RECV, &unsolicited) {
-            log::debug!("unsolicited receives of RDMA writes stay on: {why}");
+            log::debug!("unsolicited receives of RDMA writes stay enabled: {why}");
         }
     }
-    /// Retries for ever.
-    const FOR_EVER: usize = 7;
-    if let Err(why) = endpoint.set(sys::FI_OPT_EFA_RNR_RETRY, &FOR_EVER) {
-        log::debug!("a receiver that is not ready is retried as the library likes: {why}");
+    /// Unlimited retries.
+    const INFINITE_RETRIES: usize = 7;
+    if let Err(why) = endpoint.set(sys::FI_OPT_EFA_RNR_RETRY, &INFINITE_RETRIES) {
+        log::debug!("retries of receivers that are not ready keep the default: {why}");
     }
 }
 
@@ -567,14 +510,14 @@ mod tests {
     use std::time::{Duration, Instant};
 
     const RECEIVES: usize = 3;
-    const SIZES: Sizes = Sizes { parts: 2, own: 1, arrivals: RECEIVES, peers: 1 };
+    const SIZES: QueueSizes = QueueSizes { parts: 2, control: 1, arrivals: RECEIVES, peers: 1 };
 
     fn posted(rail: &Rail) -> Vec<u32> {
         let slots = (0..).zip(&rail.slots.uses);
-        slots.filter(|(_, used)| **used == Use::Receive).map(|(slot, _)| slot).collect()
+        slots.filter(|(_, slot_use)| **slot_use == SlotUse::Receive).map(|(slot, _)| slot).collect()
     }
 
-    /// Receives over a provider that needs none, and a cancelled one for one that fails.
+    /// Posts receives over a provider that needs none, and cancels them in place of failures.
     #[test]
     #[cfg_attr(miri, ignore = "miri loads no library")]
     fn a_receive_that_fails_is_posted_again() {
@@ -595,11 +538,11 @@ mod tests {
             while failed < RECEIVES {
                 assert!(Instant::now() < deadline, "{failed} have failed in round {round}");
                 rail.poll(|event| match event {
-                    Event::Failed(Use::Receive, libc::ECANCELED, _) => failed += 1,
-                    _ => panic!("no other operation is under way"),
+                    CompletionEvent::Failed(SlotUse::Receive, libc::ECANCELED, _) => failed += 1,
+                    _ => panic!("no other operation is in flight"),
                 });
             }
         }
-        assert!(rail.has_room(), "a receive has the place of a part");
+        assert!(rail.has_room(), "a receive occupies the slot of a part");
     }
 }

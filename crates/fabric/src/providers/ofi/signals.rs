@@ -1,20 +1,20 @@
-//! Signal actions of the program, kept while the initialisers of a library run.
+//! Signal actions of the program, restored after a library's initialisers have run.
 //!
 //! libinfinipath and libpsm2, which libfabric loads for its providers psm and psm2, replace the actions of
-//! SIGINT, SIGTERM, SIGSEGV and others in theirs: Ctrl-C would end the process in place of raising
+//! SIGINT, SIGTERM, SIGSEGV and others: Ctrl-C would end the process instead of raising
 //! `KeyboardInterrupt`.
 
 use libc::{c_int, sigaction};
 use std::ptr::{null, null_mut};
 
 /// Highest signal number of Linux.
-const MOST: c_int = 64;
+const MAX_SIGNAL: c_int = 64;
 
-/// Runs `work`, and restores the action of each signal that it has changed.
-pub fn kept<T>(work: impl FnOnce() -> T) -> T {
+/// Runs `work`, then restores each signal action that it has changed.
+pub fn preserving_actions<T>(work: impl FnOnce() -> T) -> T {
     // Numbers that glibc reserves have no action.
     let before: Vec<(c_int, sigaction)> =
-        (1..=MOST).filter_map(|signal| Some((signal, action(signal)?))).collect();
+        (1..=MAX_SIGNAL).filter_map(|signal| Some((signal, action(signal)?))).collect();
     let result = work();
     for (signal, old) in before {
         let is_kept = action(signal).is_some_and(|new| {
@@ -29,7 +29,7 @@ pub fn kept<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The action of a signal.
+/// Current action of a signal.
 fn action(signal: c_int) -> Option<sigaction> {
     // SAFETY: all zero is a valid value; the call fills it in.
     unsafe {
@@ -42,23 +42,25 @@ fn action(signal: c_int) -> Option<sigaction> {
 mod tests {
     use super::*;
 
-    extern "C" fn of_the_library(_: c_int) {}
+    extern "C" fn library_handler(_: c_int) {}
 
     #[test]
     #[cfg_attr(miri, ignore = "miri has no signals")]
-    fn an_action_that_a_library_sets_is_taken_back() {
+    fn an_action_that_a_library_sets_is_restored() {
+        // Taken once: a function may have several addresses, one for each codegen unit that names it.
+        let handler = library_handler as *const () as usize;
         let signal = libc::SIGUSR2;
         let before = action(signal).unwrap();
-        let set = kept(|| {
-            // SAFETY: the handler does nothing.
+        let set = preserving_actions(|| {
+            // SAFETY: the handler is empty.
             unsafe {
                 let mut new: sigaction = std::mem::zeroed();
-                new.sa_sigaction = of_the_library as *const () as usize;
+                new.sa_sigaction = handler;
                 libc::sigaction(signal, &new, null_mut());
             }
             action(signal).unwrap().sa_sigaction
         });
-        assert_eq!(set, of_the_library as *const () as usize);
+        assert_eq!(set, handler);
         assert_eq!(action(signal).unwrap().sa_sigaction, before.sa_sigaction);
     }
 }

@@ -1,12 +1,12 @@
-//! libfabric's C layouts: the part of its API that this provider calls.
+//! C layouts of libfabric: the part of its API that this provider calls.
 //!
-//! They are those of `FABRIC_1.3`, the newest symbol version of libfabric 1.17. Later libraries keep that
-//! version, and later fields stand behind those declared here. A test compares every offset with
-//! libfabric's own headers where these are installed.
+//! Layouts are those of `FABRIC_1.3`, the newest symbol version of libfabric 1.17. Later libraries keep
+//! that version and add fields behind those declared here. A test compares each offset with libfabric's own
+//! headers where they are installed.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// An address in an address vector.
+/// Address in an address vector.
 pub type Address = u64;
 
 pub const FI_MSG: u64 = 1 << 1;
@@ -23,7 +23,7 @@ pub const FI_SOURCE: u64 = 1 << 57;
 /// Flag of `fi_getinfo`: names of providers alone.
 pub const FI_PROV_ATTR_ONLY: u64 = 1 << 54;
 
-/// Mode bits: what a provider asks of its caller.
+/// Mode bits: demands of a provider on its caller.
 pub const FI_CONTEXT: u64 = 1 << 59;
 pub const FI_CONTEXT2: u64 = 1 << 52;
 pub const FI_RX_CQ_DATA: u64 = 1 << 56;
@@ -140,7 +140,7 @@ pub struct FabricAttr {
     pub api_version: u32,
 }
 
-/// What every object of libfabric begins with.
+/// Header of every object of libfabric.
 #[repr(C)]
 pub struct Fid {
     pub class: usize,
@@ -230,9 +230,9 @@ pub struct MrAttr {
     pub auth_key_size: usize,
     pub auth_key: *mut u8,
     pub iface: u32,
-    /// For CUDA the ordinal of the device.
+    /// CUDA: ordinal of the device.
     pub device: u64,
-    /// Behind the fields of `FABRIC_1.3`: later providers read a few more, which are zero.
+    /// Behind the fields of `FABRIC_1.3`: later providers read more fields, all zero.
     pub later: [u64; 4],
 }
 
@@ -385,8 +385,8 @@ pub struct Mr {
     pub key: u64,
 }
 
-/// Expressions of C, each with the value that it has here: offsets of all fields, sizes, constants. A test
-/// puts them before a C compiler.
+/// C expressions with their values here: offsets of all fields, sizes, constants. A test compares them with
+/// a C compiler.
 pub fn layout() -> Vec<(String, u64)> {
     let mut lines = Vec::new();
     macro_rules! offsets {

@@ -1,39 +1,39 @@
-//! Bytes that engines exchange before they connect: addresses, introductions, grants.
+//! Wire format of the bytes that engines exchange before they connect: addresses, introductions, grants.
 
 use crate::bytes::{Reader, put_block};
 use crate::parts::PartRule;
 use crate::types::Lane;
 
-/// Changes whenever anything in this file or in the use of immediates does.
+/// Version of this format and of the use of immediates; both ends must have the same.
 const VERSION: u16 = 2;
-/// More NICs than any host has.
+/// Maximum number of NICs of a host.
 const MAX_RAILS: usize = 64;
-/// The longest write that a credit rides with, in bytes: it would wait for the last byte of a longer one.
+/// Longest write, in bytes, that carries a credit: the credit waits for its last byte.
 const MAX_RIDE: u64 = 256 << 10;
 
-/// What goes to every rank of the group.
+/// Address of a link, sent to each rank of the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
-    /// The provider within libfabric, and the format of its addresses.
+pub struct OfiAddress {
+    /// Provider within libfabric, and the format of its addresses.
     pub provider: String,
     pub format: u32,
-    /// Equal for two engines if they share what the provider reaches, such as one host's memory.
+    /// Scope of the provider, such as one host's memory; equal for two engines that reach each other.
     pub realm: Vec<u8>,
-    /// The process, where two endpoints of one process must not meet; else zero.
+    /// Number of the process where two endpoints of one process must not connect; otherwise zero.
     pub process: u64,
-    /// How this end cuts writes.
+    /// Limits of a part at this end.
     pub max_part_bytes: u64,
     pub max_pages: u32,
     pub stripe_from: u64,
-    /// Arrivals from each peer that may lie unconsumed here.
+    /// Unconsumed arrivals from each peer.
     pub max_unconsumed: u32,
-    /// Bytes of an arrival's immediate data.
+    /// Bytes of immediate data of an arrival.
     pub immediate_bytes: u32,
-    /// A name of each endpoint, one for each NIC.
+    /// Names of the endpoints, one for each NIC.
     pub names: Vec<Vec<u8>>,
 }
 
-impl Address {
+impl OfiAddress {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = VERSION.to_le_bytes().to_vec();
         put_block(&mut bytes, self.provider.as_bytes());
@@ -50,8 +50,8 @@ impl Address {
         bytes
     }
 
-    /// `None` if the bytes are damaged or of another version.
-    pub fn decode(bytes: &[u8]) -> Option<Address> {
+    /// Decodes an address; `None` for malformed bytes or another version.
+    pub fn decode(bytes: &[u8]) -> Option<OfiAddress> {
         let mut reader = Reader::new(bytes);
         if reader.u16()? != VERSION {
             return None;
@@ -72,7 +72,7 @@ impl Address {
         }
         let names = (0..count).map(|_| reader.block().map(<[u8]>::to_vec));
         let names = names.collect::<Option<Vec<_>>>()?;
-        reader.is_at_end().then_some(Address {
+        reader.is_at_end().then_some(OfiAddress {
             provider,
             format,
             realm,
@@ -86,8 +86,9 @@ impl Address {
         })
     }
 
-    /// How two engines cut writes to each other. A write is spread over as many NICs as both have.
-    pub fn rule(&self, other: &Address) -> PartRule {
+    /// Rule by which two engines cut writes to each other. A write is striped over as many NICs as both
+    /// have.
+    pub fn rule(&self, other: &OfiAddress) -> PartRule {
         PartRule {
             max_part_bytes: self.max_part_bytes.min(other.max_part_bytes),
             max_pages_per_part: self.max_pages.min(other.max_pages),
@@ -96,53 +97,54 @@ impl Address {
         }
     }
 
-    /// The longest write that takes a credit along: none where an immediate holds one lane only.
-    pub fn max_ride(&self, other: &Address) -> u64 {
+    /// Longest write with a piggybacked credit; zero where an immediate holds one lane only.
+    pub fn max_piggyback(&self, other: &OfiAddress) -> u64 {
         let two_lanes = self.immediate_bytes.min(other.immediate_bytes) >= 8;
         if two_lanes { MAX_RIDE } else { 0 }
     }
 
-    /// Whether one's endpoints can reach the other's.
-    pub fn reaches(&self, other: &Address) -> bool {
-        let network = |it: &Address| (it.provider.clone(), it.format, it.realm.clone());
-        let may_meet = self.process == 0 || self.process != other.process;
-        network(self) == network(other) && may_meet
+    /// True if the endpoints of one reach those of the other.
+    pub fn reaches(&self, other: &OfiAddress) -> bool {
+        let network = |it: &OfiAddress| (it.provider.clone(), it.format, it.realm.clone());
+        let may_connect = self.process == 0 || self.process != other.process;
+        network(self) == network(other) && may_connect
     }
 }
 
-/// Immediate data: the lane that an arrival raises, and in the upper half that of a credit that rides along,
-/// or 0. No credit's lane is 0: the first lanes of a table go to the reports of a link.
-pub fn immediate(lane: Lane, rider: Option<Lane>) -> u64 {
-    u64::from(lane.immediate()) | rider.map_or(0, |rider| u64::from(rider.immediate()) << 32)
+/// Immediate data: the lane that an arrival raises, and in the upper half a piggybacked lane, or 0. No
+/// credit has lane 0: the first lanes of a table are the control lanes of a link.
+pub fn immediate(lane: Lane, piggyback: Option<Lane>) -> u64 {
+    u64::from(lane.immediate())
+        | piggyback.map_or(0, |piggyback| u64::from(piggyback.immediate()) << 32)
 }
 
-/// The two lanes of [`immediate`].
+/// Lanes of [`immediate`].
 pub fn lanes_of(immediate: u64) -> (Lane, Option<Lane>) {
-    let rider = (immediate >> 32) as u32;
-    let rider = (rider != 0).then(|| Lane::from_immediate(rider));
-    (Lane::from_immediate(immediate as u32), rider)
+    let piggyback = (immediate >> 32) as u32;
+    let piggyback = (piggyback != 0).then(|| Lane::from_immediate(piggyback));
+    (Lane::from_immediate(immediate as u32), piggyback)
 }
 
-/// What goes to one peer alone: where its signals are aimed, and the lanes between the two links.
+/// Introduction, sent to one peer: targets of its signals, and the control lanes between the two links.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Introduction {
-    /// Lane that the peer raises when it has consumed half of what it lets lie unconsumed.
+pub struct OfiIntroduction {
+    /// Lane that the peer raises for each half of the bound on unconsumed arrivals that it has consumed.
     pub consumed: Lane,
-    /// Lane that the peer raises when it greets, when it has our greeting, and when it leaves.
+    /// Lane that the peer raises with its greeting, on receipt of ours, and when it leaves.
     pub presence: Lane,
-    /// Target of signals, for each NIC.
-    pub targets: Vec<Target>,
+    /// Target of signals, by NIC.
+    pub targets: Vec<RemoteMemory>,
 }
 
-/// Granted memory as one NIC of its owner names it.
+/// Granted memory, as addressed through one NIC of its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// What stands for the region's first byte: its address, or zero.
+pub struct RemoteMemory {
+    /// Address of the region's first byte, or zero for addressing by offset.
     pub base: u64,
     pub key: u64,
 }
 
-fn put_targets(bytes: &mut Vec<u8>, targets: &[Target]) {
+fn put_targets(bytes: &mut Vec<u8>, targets: &[RemoteMemory]) {
     bytes.extend((targets.len() as u32).to_le_bytes());
     for target in targets {
         bytes.extend(target.base.to_le_bytes());
@@ -150,13 +152,13 @@ fn put_targets(bytes: &mut Vec<u8>, targets: &[Target]) {
     }
 }
 
-fn take_targets(reader: &mut Reader<'_>) -> Option<Vec<Target>> {
+fn take_targets(reader: &mut Reader<'_>) -> Option<Vec<RemoteMemory>> {
     let count = reader.u32()? as usize;
     let targets = (1..=MAX_RAILS).contains(&count).then_some(0..count)?;
-    targets.map(|_| Some(Target { base: reader.u64()?, key: reader.u64()? })).collect()
+    targets.map(|_| Some(RemoteMemory { base: reader.u64()?, key: reader.u64()? })).collect()
 }
 
-impl Introduction {
+impl OfiIntroduction {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.consumed.immediate().to_le_bytes().to_vec();
         bytes.extend(self.presence.immediate().to_le_bytes());
@@ -164,25 +166,25 @@ impl Introduction {
         bytes
     }
 
-    /// `None` if the bytes are damaged.
-    pub fn decode(bytes: &[u8]) -> Option<Introduction> {
+    /// Decodes an introduction; `None` for malformed bytes.
+    pub fn decode(bytes: &[u8]) -> Option<OfiIntroduction> {
         let mut reader = Reader::new(bytes);
         let consumed = Lane::from_immediate(reader.u32()?);
         let presence = Lane::from_immediate(reader.u32()?);
         let targets = take_targets(&mut reader)?;
-        reader.is_at_end().then_some(Introduction { consumed, presence, targets })
+        reader.is_at_end().then_some(OfiIntroduction { consumed, presence, targets })
     }
 }
 
-/// A region's entry: the granted range, and how each NIC names the region.
+/// Grant of a region: range, and its address and key by NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct GrantEntry {
     pub begin: u64,
     pub end: u64,
-    pub targets: Vec<Target>,
+    pub targets: Vec<RemoteMemory>,
 }
 
-impl Entry {
+impl GrantEntry {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.begin.to_le_bytes().to_vec();
         bytes.extend(self.end.to_le_bytes());
@@ -190,12 +192,12 @@ impl Entry {
         bytes
     }
 
-    /// `None` if the bytes are damaged.
-    pub fn decode(bytes: &[u8]) -> Option<Entry> {
+    /// Decodes a grant; `None` for malformed bytes.
+    pub fn decode(bytes: &[u8]) -> Option<GrantEntry> {
         let mut reader = Reader::new(bytes);
         let (begin, end) = (reader.u64()?, reader.u64()?);
         let targets = take_targets(&mut reader)?;
-        (reader.is_at_end() && begin <= end).then_some(Entry { begin, end, targets })
+        (reader.is_at_end() && begin <= end).then_some(GrantEntry { begin, end, targets })
     }
 }
 
@@ -206,8 +208,8 @@ mod tests {
     use crate::types::LaneId;
     use proptest::prelude::*;
 
-    fn address(names: usize) -> Address {
-        Address {
+    fn address(names: usize) -> OfiAddress {
+        OfiAddress {
             provider: "tcp;ofi_rxm".into(),
             format: 2,
             realm: vec![1, 2],
@@ -222,15 +224,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_is_decoded() {
+    fn encoded_values_are_decoded() {
         let lane = |number| Lane::new(LaneId::new(number).unwrap(), Generation(3));
-        let targets = vec![Target { base: 7, key: 9 }, Target { base: 0, key: u64::MAX }];
+        let targets =
+            vec![RemoteMemory { base: 7, key: 9 }, RemoteMemory { base: 0, key: u64::MAX }];
         let introduction =
-            Introduction { consumed: lane(8), presence: lane(9), targets: targets.clone() };
-        let entry = Entry { begin: 4096, end: 1 << 40, targets };
-        assert_eq!(Address::decode(&address(2).encode()), Some(address(2)));
-        assert_eq!(Introduction::decode(&introduction.encode()), Some(introduction));
-        assert_eq!(Entry::decode(&entry.encode()), Some(entry));
+            OfiIntroduction { consumed: lane(8), presence: lane(9), targets: targets.clone() };
+        let entry = GrantEntry { begin: 4096, end: 1 << 40, targets };
+        assert_eq!(OfiAddress::decode(&address(2).encode()), Some(address(2)));
+        assert_eq!(OfiIntroduction::decode(&introduction.encode()), Some(introduction));
+        assert_eq!(GrantEntry::decode(&entry.encode()), Some(entry));
     }
 
     #[test]
@@ -242,26 +245,26 @@ mod tests {
     }
 
     #[test]
-    fn two_endpoints_of_a_process_do_not_meet_where_they_must_not() {
-        let of = |process| Address { process, ..address(1) };
+    fn two_endpoints_of_one_process_are_unreachable_over_shm() {
+        let of = |process| OfiAddress { process, ..address(1) };
         assert!(of(0).reaches(&of(0)) && of(1).reaches(&of(2)) && !of(1).reaches(&of(1)));
     }
 
     #[test]
-    fn an_address_of_another_version_or_without_a_name_is_refused() {
+    fn an_address_of_another_version_or_without_a_name_is_rejected() {
         let mut bytes = address(1).encode();
         bytes[0] += 1;
-        assert_eq!(Address::decode(&bytes), None);
-        assert_eq!(Address::decode(&address(0).encode()), None);
+        assert_eq!(OfiAddress::decode(&bytes), None);
+        assert_eq!(OfiAddress::decode(&address(0).encode()), None);
     }
 
     #[test]
     fn an_immediate_of_eight_bytes_carries_two_lanes() {
         let lane = |number| Lane::new(LaneId::new(number).unwrap(), Generation(255));
-        for (raised, rider) in
+        for (raised, piggyback) in
             [(0, None), (3, Some(0)), (LaneId::LIMIT - 1, Some(LaneId::LIMIT - 1))]
         {
-            let both = (lane(raised), rider.map(lane));
+            let both = (lane(raised), piggyback.map(lane));
             assert_eq!(lanes_of(immediate(both.0, both.1)), both);
         }
     }
@@ -269,21 +272,21 @@ mod tests {
     #[test]
     fn a_credit_rides_only_where_both_ends_have_room_for_it() {
         let (mut here, there) = (address(1), address(1));
-        assert!(here.max_ride(&there) > 0);
+        assert!(here.max_piggyback(&there) > 0);
         here.immediate_bytes = 4;
-        assert_eq!((here.max_ride(&there), there.max_ride(&here)), (0, 0));
+        assert_eq!((here.max_piggyback(&there), there.max_piggyback(&here)), (0, 0));
     }
 
     proptest! {
         #[test]
-        fn garbage_is_refused_or_read_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (Address::decode(&bytes), Introduction::decode(&bytes), Entry::decode(&bytes));
+        fn garbage_is_rejected_or_decoded_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = (OfiAddress::decode(&bytes), OfiIntroduction::decode(&bytes), GrantEntry::decode(&bytes));
         }
 
         #[test]
-        fn cut_bytes_are_refused(length in 0usize..80) {
+        fn truncated_bytes_are_rejected(length in 0usize..80) {
             let bytes = address(2).encode();
-            prop_assert_eq!(Address::decode(&bytes[..length.min(bytes.len() - 1)]), None);
+            prop_assert_eq!(OfiAddress::decode(&bytes[..length.min(bytes.len() - 1)]), None);
         }
     }
 }

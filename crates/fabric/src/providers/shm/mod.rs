@@ -1,13 +1,14 @@
-//! Ranks of one host: a write is stores into the peer's mapping and one release store of its lane.
+//! Ranks of one host, over shared memory: a write is stores into the peer's mapping, then one release store
+//! of its lane.
 //!
-//! A [`Device`] over [`crate::local`], which meets the peers and maps their memory; its page states who
-//! is trusted with that. No lock, and a system call only to wake a peer that sleeps. A post is done when
-//! it returns, so no progress is ever needed; [`Link::poll`] only sends descriptors that a socket did not
-//! take at once. Nothing is left behind when the processes end.
+//! A [`Device`] over `local`, which connects the peers and maps their memory, and states the trust
+//! between them. The data path takes no lock; its only system call wakes a sleeping peer. A post is
+//! complete on return, so that no progress is needed; [`Link::poll`] only sends descriptors that a socket
+//! did not accept at once. The end of the processes frees all resources.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::link::{Introduction, Link, Membership, Posted, RouteRule, Sink, Work};
+use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, WorkRequest};
 use crate::local::{LocalPeers, WaitLimit};
 use crate::memory::Memory;
 use crate::types::{ProviderKind, RegionKey, Time};
@@ -15,11 +16,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use weft_control::Rank;
 
-/// How to open the device.
+/// Configuration of a [`ShmDevice`].
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
-    /// Names this host. Ranks with different names do not reach each other here, so tests can pretend
-    /// to be several hosts.
+    /// Name of this host. Ranks with different names do not reach each other, so that tests can simulate
+    /// several hosts.
     pub host_id: String,
 }
 
@@ -30,7 +31,7 @@ pub struct ShmDevice {
 }
 
 impl ShmDevice {
-    /// Shared memory of the host of this name.
+    /// Shared memory of the configured host.
     pub fn new(config: ShmConfig) -> ShmDevice {
         ShmDevice { config }
     }
@@ -47,7 +48,7 @@ impl Device for ShmDevice {
     }
 }
 
-/// One group's mappings of its peers' memory.
+/// Mappings of one group's peers.
 #[derive(Debug)]
 struct ShmLink {
     local: LocalPeers,
@@ -73,7 +74,7 @@ impl Link for ShmLink {
 
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
         if memory.host().is_none() {
-            let detail = "the CPU cannot read it; copy it to host memory first".into();
+            let detail = "memory that the CPU cannot read; copy it to host memory first".into();
             return Err(Error::Unusable { provider: ProviderKind::Shm, key, detail });
         }
         self.local.register(key, memory)
@@ -98,13 +99,17 @@ impl Link for ShmLink {
         self.local.deregister(key);
     }
 
-    fn forget(&mut self, peer: Rank, key: RegionKey) {
-        self.local.forget(peer, key);
+    fn remove_remote(&mut self, peer: Rank, key: RegionKey) {
+        self.local.remove_remote(peer, key);
     }
 
-    fn post(&mut self, work: &Work<'_>, _sink: &mut Sink) -> std::result::Result<Posted, String> {
+    fn post(
+        &mut self,
+        work: &WorkRequest<'_>,
+        _sink: &mut Sink,
+    ) -> std::result::Result<PostStatus, String> {
         self.local.write(work)?;
-        Ok(Posted::Done)
+        Ok(PostStatus::Done)
     }
 
     fn flush(&mut self, _sink: &mut Sink) {}
@@ -113,7 +118,7 @@ impl Link for ShmLink {
         self.local.flush();
     }
 
-    /// Drops everything that is mapped of the peer. Nothing is ever in flight.
+    /// Drops the mappings of the peer. No part is ever in flight.
     fn fence(&mut self, peer: Rank, _sink: &mut Sink) {
         self.local.disconnect(peer);
     }

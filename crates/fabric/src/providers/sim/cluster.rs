@@ -1,94 +1,95 @@
-//! Engines over a world, a driver on each, and a small control plane that spreads poison.
+//! Engines over a world with a driver on each, and a control plane that broadcasts poison.
 
-use super::{Random, World};
-use crate::descriptor::Address;
+use super::World;
+use crate::descriptor::EngineAddress;
 use crate::driver::{Driver, Event, Requests};
 use crate::engine::{CounterConfig, Engine, EngineConfig, Region, RemoteRegion};
 use crate::error::{Error, Result};
 use crate::local::WaitLimit;
+use crate::random::SplitMix64;
 use crate::types::{CounterId, Generation, Time};
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 use weft_control::{Cause, Poison, Rank};
 
-/// How a rank ended.
+/// Outcome of a rank.
 #[derive(Debug)]
 pub enum Outcome<E> {
-    /// It did all it wanted.
+    /// The step returned `true`.
     Done,
-    /// Its driver failed, or its group was poisoned.
+    /// Error of the driver, or poison of its group.
     Failed(E),
-    /// It was killed before either.
+    /// Killed before either.
     Killed,
 }
 
-/// Why a run has no end.
+/// Run that cannot finish.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hang {
-    /// Nothing is due any more and these ranks are not done.
+pub enum RunError {
+    /// Empty calendar with waiting ranks.
     Deadlock {
-        /// When.
+        /// Virtual time.
         at: Time,
-        /// Who.
+        /// Ranks that wait.
         waiting: Vec<Rank>,
     },
-    /// The bound on steps was reached.
+    /// Exceeded bound on steps.
     TooManySteps {
-        /// The bound.
+        /// Bound on steps.
         steps: u64,
-        /// Who was not done.
+        /// Ranks that were not done.
         waiting: Vec<Rank>,
     },
 }
 
-impl fmt::Display for Hang {
+impl fmt::Display for RunError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Hang::Deadlock { at, waiting } => {
-                write!(f, "deadlock at {} ns: nothing is due and {waiting:?} still wait", at.0)
+            RunError::Deadlock { at, waiting } => {
+                write!(f, "deadlock at {} ns: empty calendar and {waiting:?} still wait", at.0)
             }
-            Hang::TooManySteps { steps, waiting } => {
+            RunError::TooManySteps { steps, waiting } => {
                 write!(f, "{waiting:?} are not done after {steps} steps")
             }
         }
     }
 }
 
-impl std::error::Error for Hang {}
+impl std::error::Error for RunError {}
 
-/// News on its way from a poisoned rank to another one.
-struct News {
+/// Poison on its way to another rank.
+struct PoisonMessage {
     at: Time,
     to: Rank,
     cause: Poison,
 }
 
-/// A group: connected engines on ranks of a world. A world carries many.
+/// Group of connected engines on ranks of a world. A world can carry several.
 pub struct Cluster {
     world: World,
-    /// The rank of the world that each rank is, and its end of this group.
+    /// Rank of the world and link, by rank of the group.
     hosts: Vec<Rank>,
-    ends: Vec<Rank>,
+    links: Vec<Rank>,
     engines: Vec<Engine>,
-    /// What each rank's next step will see, and what it asks for.
+    /// Events for the next step of each rank, and its requests.
     events: Vec<Vec<Event>>,
     requests: Vec<Requests>,
-    random: Random,
+    random: SplitMix64,
     order: Vec<usize>,
-    news: Vec<News>,
+    poison: Vec<PoisonMessage>,
     max_steps: u64,
 }
 
-/// Looks that a driver gets at a world where nothing is due, to move on without an event.
-const PATIENCE: u32 = 3;
-/// How long poison may take from one rank to another.
-const NEWS_WITHIN: Duration = Duration::from_micros(50);
-/// Longer than any news takes, so that the first cause is the one that everybody learns.
+/// Consecutive passes without an event before a run counts as deadlocked.
+const MAX_IDLE_PASSES: u32 = 3;
+/// Maximum delay of poison between two ranks.
+const MAX_POISON_DELAY: Duration = Duration::from_micros(50);
+/// Exceeds the maximum delay of poison, so that all ranks report the first cause.
 const LOSS_GRACE: Duration = Duration::from_micros(200);
 
 impl Cluster {
-    /// Connected engines with small tables. See [`Cluster::with_config`].
+    /// Group of all ranks, with small tables; see [`Cluster::with_config`].
     pub fn new(world: &World) -> Result<Cluster> {
         Cluster::with_config(
             world,
@@ -96,26 +97,26 @@ impl Cluster {
         )
     }
 
-    /// Connected engines. Choose a short [`EngineConfig::loss_grace`]: it passes in virtual time.
+    /// Group of all ranks. Choose a short [`EngineConfig::loss_grace`]: it passes in virtual time.
     pub fn with_config(world: &World, config: EngineConfig) -> Result<Cluster> {
         let hosts: Vec<Rank> = (0..world.ranks()).map(Rank).collect();
         Cluster::among(world, &hosts, config)
     }
 
-    /// A group of these ranks of the world, who are ranks 0, 1, ... of it. Groups can be made at any time.
+    /// Group of these ranks of the world, numbered 0, 1, ... in it. A group can be created at any time.
     pub fn among(world: &World, hosts: &[Rank], config: EngineConfig) -> Result<Cluster> {
         let size = hosts.len() as u32;
         let mut engines = Vec::with_capacity(hosts.len());
-        let mut ends = Vec::with_capacity(hosts.len());
+        let mut links = Vec::with_capacity(hosts.len());
         for (rank, host) in (0..size).map(Rank).zip(hosts) {
             let devices = [world.device(*host)];
             engines.push(Engine::new(config.clone(), rank, size, Generation(1), &devices)?);
-            ends.push(world.state().ends_of(*host).into_iter().max().unwrap_or(*host));
+            links.push(world.state().links_of(*host).into_iter().max().unwrap_or(*host));
         }
-        let first = ends_seed(&ends);
+        let first = links_seed(&links);
         let seed = world.seed() ^ 0x5eed_c105 ^ first;
         world.state().loss_grace = config.loss_grace;
-        let addresses: Vec<Address> = engines.iter().map(Engine::address).collect();
+        let addresses: Vec<EngineAddress> = engines.iter().map(Engine::address).collect();
         let mut messages = Vec::new();
         for engine in &mut engines {
             messages.push(engine.introduce(&addresses)?);
@@ -128,46 +129,46 @@ impl Cluster {
         Ok(Cluster {
             world: world.clone(),
             hosts: hosts.to_vec(),
-            ends,
+            links,
             events: engines.iter().map(|_| Vec::new()).collect(),
             requests: engines.iter().map(|_| Requests::default()).collect(),
             engines,
-            random: Random::new(seed),
+            random: SplitMix64::new(seed),
             order: (0..size as usize).collect(),
-            news: Vec::new(),
+            poison: Vec::new(),
             max_steps: 10_000_000,
         })
     }
 
-    /// The bound on a run's steps, ten million by default.
+    /// Sets the bound on a run's steps; default 10,000,000.
     pub fn set_max_steps(&mut self, steps: u64) {
         self.max_steps = steps;
     }
 
-    /// The world.
+    /// World of the group.
     pub fn world(&self) -> &World {
         &self.world
     }
 
-    /// A rank's engine.
+    /// Engine of a rank.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If the group has no such rank.
     pub fn engine(&mut self, rank: Rank) -> &mut Engine {
         &mut self.engines[rank.0 as usize]
     }
 
-    /// Every rank.
+    /// Ranks of the group.
     pub fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
         (0..self.engines.len() as u32).map(Rank)
     }
 
-    /// A counter on every rank; they have the same number everywhere.
+    /// Creates a counter on each rank, with the same number on all.
     pub fn counter(&mut self) -> Result<CounterId> {
         self.counter_with(CounterConfig::default())
     }
 
-    /// A counter of this shape on every rank; see [`Cluster::counter`].
+    /// Creates a counter with this configuration on each rank; see [`Cluster::counter`].
     pub fn counter_with(&mut self, config: CounterConfig<'_>) -> Result<CounterId> {
         let mut made = CounterId::from_number(0);
         for engine in &mut self.engines {
@@ -176,8 +177,8 @@ impl Cluster {
         Ok(made)
     }
 
-    /// Every owner grants to every peer what `regions(owner, peer)` says, with these counters, and the
-    /// peer imports it. Returns `remote[at][owner]`: what rank `at` may write at `owner`, in order.
+    /// Grants `regions(owner, peer)` with these counters from each owner to each peer, which imports them.
+    /// Returns `remote[rank][owner]`: the regions of `owner` that `rank` may write, in order.
     pub fn share(
         &mut self,
         regions: impl Fn(Rank, Rank) -> Vec<(Region, Range<u64>)>,
@@ -197,17 +198,16 @@ impl Cluster {
         Ok(remote)
     }
 
-    /// Runs `step` on every rank until each has said that it is done, failed or was killed. It is
-    /// given the events of a poll, which may be none, and hands out requests; or calls the engine.
+    /// Runs `step` on each rank until it returns `true`, fails or is killed. Arguments of `step`: the
+    /// engine, the time, the events of a poll (possibly none) and the requests to fill.
     ///
-    /// A rank that is done is still polled, as its peers may need it, but its step is not called; the
-    /// events it would have seen are kept for its first step in the next run.
-    /// Ranks are polled in a random order. An engine that is poisoned ends its rank, and a rank that
-    /// fails poisons its peers, as the end of its process would.
+    /// A finished rank is still polled, as peers may need its progress; its further events are kept for the
+    /// first step of the next run. Ranks are polled in random order. A poisoned engine ends its rank; a
+    /// failed rank poisons its peers, as the end of its process would.
     pub fn run<E: From<Error>>(
         &mut self,
         mut step: impl FnMut(&mut Engine, Time, &[Event], &mut Requests) -> Result<bool, E>,
-    ) -> Result<Vec<Outcome<E>>, Hang> {
+    ) -> Result<Vec<Outcome<E>>, RunError> {
         let mut outcomes =
             run_groups(std::slice::from_mut(self), |_, engine, now, events, requests| {
                 step(engine, now, events, requests)
@@ -220,7 +220,7 @@ impl Cluster {
         &mut self,
         drivers: &mut [D],
         mut done: impl FnMut(&D) -> bool,
-    ) -> Result<Vec<Outcome<D::Error>>, Hang>
+    ) -> Result<Vec<Outcome<D::Error>>, RunError>
     where
         D::Error: From<Error>,
     {
@@ -232,37 +232,37 @@ impl Cluster {
         })
     }
 
-    /// Polls everybody until nothing is due any more: what is under way lands and is completed.
-    pub fn settle(&mut self) -> Result<(), Hang> {
+    /// Polls all ranks until the calendar is empty: all parts in flight land and complete.
+    pub fn settle(&mut self) -> Result<(), RunError> {
         let mut ended: Vec<_> = self.engines.iter().map(|_| Some(Outcome::Done)).collect();
-        let mut nothing = |_: &mut Engine, _, _: &[Event], _: &mut Requests| Ok::<_, Error>(true);
+        let mut idle = |_: &mut Engine, _, _: &[Event], _: &mut Requests| Ok::<_, Error>(true);
         for _ in 0..self.max_steps {
-            if !self.pass(&mut ended, &mut nothing) && !self.world.step() {
+            if !self.pass(&mut ended, &mut idle) && !self.world.step() {
                 return Ok(());
             }
         }
-        Err(Hang::TooManySteps { steps: self.max_steps, waiting: self.ranks().collect() })
+        Err(RunError::TooManySteps { steps: self.max_steps, waiting: self.ranks().collect() })
     }
 
-    /// Gives every rank a turn; whether anything happened.
+    /// Polls each rank once; true if one made progress.
     fn pass<E: From<Error>>(
         &mut self,
         outcomes: &mut [Option<Outcome<E>>],
         step: &mut impl FnMut(&mut Engine, Time, &[Event], &mut Requests) -> Result<bool, E>,
     ) -> bool {
-        self.deliver_news();
+        self.deliver_poison();
         let mut order = std::mem::take(&mut self.order);
         self.random.shuffle(&mut order);
         let mut busy = false;
         for &index in &order {
-            busy |= self.turn(index, &mut outcomes[index], step);
+            busy |= self.poll_rank(index, &mut outcomes[index], step);
         }
         self.order = order;
         busy
     }
 
-    /// One poll and one step of a rank; whether anything happened.
-    fn turn<E: From<Error>>(
+    /// Polls and steps one rank; true on progress.
+    fn poll_rank<E: From<Error>>(
         &mut self,
         index: usize,
         outcome: &mut Option<Outcome<E>>,
@@ -303,41 +303,41 @@ impl Cluster {
             busy |= outcome.is_some();
         }
         if let Some(cause) = poisoned {
-            self.world.state().check_fenced(self.ends[index]);
-            self.spread(rank, cause);
+            self.world.state().check_fenced(self.links[index]);
+            self.broadcast_poison(rank, cause);
         }
         busy
     }
 
-    /// A rank that was just found poisoned tells everybody.
-    fn spread(&mut self, from: Rank, cause: Poison) {
+    /// Sends the poison of a rank to all others.
+    fn broadcast_poison(&mut self, from: Rank, cause: Poison) {
         for to in self.ranks().filter(|rank| *rank != from) {
-            let at = self.world.now().after(self.random.up_to(NEWS_WITHIN));
+            let at = self.world.now().after(self.random.duration(MAX_POISON_DELAY));
             self.world.wake_at(at);
-            self.news.push(News { at, to, cause: cause.clone() });
+            self.poison.push(PoisonMessage { at, to, cause: cause.clone() });
         }
     }
 
-    fn deliver_news(&mut self) {
+    fn deliver_poison(&mut self) {
         let (world, engines, hosts) = (&self.world, &self.engines, &self.hosts);
         let now = world.now();
-        self.news.retain(|news| {
-            let due = news.at <= now && world.is_running(hosts[news.to.index()]);
+        self.poison.retain(|message| {
+            let due = message.at <= now && world.is_running(hosts[message.to.index()]);
             if due {
-                engines[news.to.0 as usize].poison(news.cause.clone());
+                engines[message.to.0 as usize].poison(message.cause.clone());
             }
             !due
         });
     }
 }
 
-/// Runs several groups of one world together, as [`Cluster::run`] runs one; `step` is also given the place
-/// of the group. Returns each group's outcomes. What happens to one group leaves the others alone, but for
-/// the ranks of the world that they share.
+/// Runs several groups of one world together, as [`Cluster::run`] runs one; the first argument of `step` is
+/// the index of the group. Returns the outcomes of each group. Groups are independent but for shared ranks
+/// of the world.
 pub fn run_groups<E: From<Error>>(
     groups: &mut [Cluster],
     mut step: impl FnMut(usize, &mut Engine, Time, &[Event], &mut Requests) -> Result<bool, E>,
-) -> Result<Vec<Vec<Outcome<E>>>, Hang> {
+) -> Result<Vec<Vec<Outcome<E>>>, RunError> {
     let Some(world) = groups.first().map(|group| group.world.clone()) else {
         return Ok(Vec::new());
     };
@@ -347,11 +347,11 @@ pub fn run_groups<E: From<Error>>(
     let mut idle = 0;
     for _ in 0..max_steps {
         let mut busy = false;
-        for (place, (group, outcomes)) in groups.iter_mut().zip(&mut outcomes).enumerate() {
+        for (index, (group, outcomes)) in groups.iter_mut().zip(&mut outcomes).enumerate() {
             busy |= group.pass(
                 outcomes,
                 &mut |engine: &mut Engine, now, events: &[Event], requests: &mut Requests| {
-                    step(place, engine, now, events, requests)
+                    step(index, engine, now, events, requests)
                 },
             );
         }
@@ -359,20 +359,20 @@ pub fn run_groups<E: From<Error>>(
             return Ok(outcomes.into_iter().map(|of| of.into_iter().flatten().collect()).collect());
         }
         idle = if busy || world.step() { 0 } else { idle + 1 };
-        if idle > PATIENCE {
+        if idle > MAX_IDLE_PASSES {
             let waiting = outcomes.iter().flat_map(|outcomes| waiting(outcomes)).collect();
-            return Err(Hang::Deadlock { at: world.now(), waiting });
+            return Err(RunError::Deadlock { at: world.now(), waiting });
         }
     }
     let waiting = outcomes.iter().flat_map(|outcomes| waiting(outcomes)).collect();
-    Err(Hang::TooManySteps { steps: max_steps, waiting })
+    Err(RunError::TooManySteps { steps: max_steps, waiting })
 }
 
-/// Distinguishes groups of one world; the first, whose ends have their ranks' numbers, is zero.
-fn ends_seed(ends: &[Rank]) -> u64 {
-    let apart = (0..).map(Rank).zip(ends).any(|(rank, end)| rank != *end);
+/// Seed that distinguishes the groups of a world; zero if each link has the number of its rank.
+fn links_seed(links: &[Rank]) -> u64 {
+    let apart = (0..).map(Rank).zip(links).any(|(rank, link)| rank != *link);
     if apart {
-        ends.iter().fold(0x9e37, |seed, end| seed.wrapping_mul(31).wrapping_add(end.0.into()))
+        links.iter().fold(0x9e37, |seed, link| seed.wrapping_mul(31).wrapping_add(link.0.into()))
     } else {
         0
     }

@@ -1,96 +1,92 @@
-//! Many ranks in one process, under virtual time and a seed.
+//! Simulated network: many ranks in one process, under virtual time and a seed.
 //!
-//! A [`World`] is the network and everything that goes wrong in it; [`World::device`] is one rank's
-//! end of it, for an [`crate::Engine`] to stand on; [`Cluster`] makes the engines, connects them and
-//! runs a driver on each. Nothing here reads a clock or starts a thread: [`World::step`] moves to the
-//! next thing that is due, so one seed is one run, and a run in which nothing is due any more while
-//! somebody still waits is a deadlock, reported as such.
+//! [`World`] is the network with its faults; [`World::device`] is the device of one rank, for an
+//! [`crate::Engine`]; [`Cluster`] creates engines, connects them and runs a driver on each. The simulator
+//! reads no clock and starts no thread: [`World::step`] advances to the next event, so that equal seeds
+//! give equal runs. A run with waiting ranks and an empty calendar is a deadlock ([`RunError::Deadlock`]).
 //!
-//! The world also watches. Destination bytes are random from the moment a part toward them is posted
-//! until it lands, and again once they are credited, so that whoever reads uncounted bytes computes
-//! nonsense; and what no driver may do at all is recorded as a [`Violation`].
+//! The world also checks its users. Destination bytes are random from the post of a part toward them until
+//! it lands, and again from their credit on, so that a reader of uncounted bytes gets garbage. Each broken
+//! rule is recorded as a [`Violation`].
 //!
-//! - this file: the world from outside, and its faults
-//! - `state.rs`: the world from inside
-//! - `part.rs`: a part's way from post to completion
+//! - this file: configuration, faults and the public world
+//! - `state.rs`: state of the world: calendar, links, parts
+//! - `part.rs`: a part from post to completion
 //! - `ranks.rs`: ranks that join, pause, die and fence each other
-//! - `checks.rs`: the rules and the ledger of claimed bytes
-//! - `end.rs`: the [`crate::Device`] and its [`crate::Link`]
+//! - `violations.rs`: rules of the counted write, and the ledger of claimed bytes
+//! - `link.rs`: [`crate::Device`] and [`crate::Link`] of a rank
 //! - `cluster.rs`: engines and drivers over a world
 
-mod checks;
 mod cluster;
-mod end;
+mod link;
 mod part;
-mod random;
 mod ranks;
 mod state;
+mod violations;
 
-pub use checks::{Breach, Violation};
-pub use cluster::{Cluster, Hang, Outcome, run_groups};
-pub use random::Random;
+pub use cluster::{Cluster, Outcome, RunError, run_groups};
+pub use violations::{Violation, ViolationKind};
 
 use crate::device::Device;
-use crate::model::{LatencyBandwidth, NetworkModel};
+use crate::network_model::{LatencyBandwidth, NetworkModel};
 use crate::parts::PartRule;
 use crate::types::Time;
-use end::End;
-use state::{Happening, State};
+use link::SimDevice;
+use state::{SimEvent, State};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weft_control::Rank;
 
-/// What goes wrong, and how often. Nothing by default.
+/// Injected faults and their frequencies; none by default.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// Each part leaves up to this much later than it was posted, so parts overtake each other.
+    /// Maximum delay between post and departure; parts overtake each other.
     pub reorder: Duration,
-    /// How often a post is followed by a pause of its rank.
+    /// Probability that a post starts a pause of its rank.
     pub stall: f64,
-    /// The longest such pause. While it lasts the rank is not polled, and nothing leaves or reaches it.
+    /// Maximum length of such a pause. A paused rank is not polled; no bytes leave or reach it.
     pub stall_for: Duration,
-    /// How often the source is read later than at post: when the part leaves, or just before it lands.
+    /// Probability that the source is read after the post: at departure or just before arrival.
     pub late_source: f64,
-    /// How often a completion does not wait for the arrival.
+    /// Probability that the completion precedes the arrival.
     pub early_completion: f64,
-    /// The completion comes up to this much later than it could.
+    /// Maximum additional delay of a completion.
     pub completion_delay: Duration,
-    /// How often a post finds the queue full although it is not.
+    /// Probability that a post reports a full queue although it has room.
     pub full: f64,
-    /// How often a part fails. Its lane is not raised; some of its bytes may have landed.
+    /// Probability that a part fails: its lane is not raised, some of its bytes may have landed.
     pub fail: f64,
-    /// The part of this number fails in any case; the first that is posted is number 1.
+    /// Number of a part that always fails; the first posted part is number 1.
     pub failing_part: Option<u64>,
-    /// Ranks that die, and when.
+    /// Deaths of ranks, with their times.
     pub kills: Vec<(Time, Rank)>,
-    /// Links that break, both ways, and when: every part between the two fails from then on.
+    /// Links that break in both directions, with their times: each part between the two fails from then on.
     pub cuts: Vec<(Time, Rank, Rank)>,
-    /// Ranks that stop for a while, as by SIGSTOP.
+    /// Temporary stops of ranks, as by SIGSTOP.
     pub pauses: Vec<Pause>,
-    /// A rank that has been paused for this long is held for lost by its peers, although it may come
-    /// back. `None`: never.
+    /// Length of a pause after which peers report the rank as lost, although it may resume. `None`: never.
     pub silence: Option<Duration>,
-    /// A peer's death, its silence or its fence is noticed up to this much later.
+    /// Maximum delay until a peer's death, silence or fence is noticed.
     pub detection: Duration,
 }
 
-/// A rank that stops and comes back.
+/// Temporary stop of one rank.
 #[derive(Clone, Debug)]
 pub struct Pause {
-    /// When.
+    /// Start of the pause.
     pub at: Time,
-    /// Who.
+    /// Rank that pauses.
     pub rank: Rank,
-    /// For how long it is not polled.
+    /// Time without polls.
     pub length: Duration,
-    /// Whether its network stops with it. Otherwise what it has posted leaves and what is sent to it
-    /// lands meanwhile, as on a NIC that needs no process.
+    /// True: its network stops too. False: posted parts leave and parts toward it land meanwhile, as on a
+    /// NIC that needs no process.
     pub network: bool,
 }
 
 impl Faults {
-    /// Everything that a correct program survives: disorder, pauses, late reads, delayed and early completions,
-    /// back-pressure.
+    /// All faults that a correct program survives: reordering, pauses, late reads, delayed and early
+    /// completions, back-pressure.
     pub fn rough() -> Faults {
         Faults {
             reorder: Duration::from_micros(20),
@@ -106,26 +102,26 @@ impl Faults {
     }
 }
 
-/// A world to be.
+/// Configuration of a [`World`].
 pub struct WorldConfig {
     /// Number of ranks.
     pub ranks: u32,
-    /// Of all chance in it.
+    /// Seed of all draws (SplitMix64).
     pub seed: u64,
-    /// What goes wrong.
+    /// Injected faults.
     pub faults: Faults,
-    /// How long bytes take.
+    /// Timing of transfers.
     pub model: Box<dyn NetworkModel>,
-    /// Parts that may be under way from one rank to another before a post finds the queue full.
+    /// Parts in flight from one rank to another before a post finds the queue full.
     pub queue_parts: u32,
-    /// Bytes likewise. A part larger than this is taken when nothing else is under way.
+    /// Bytes in flight, likewise. A larger part is accepted by an empty queue.
     pub queue_bytes: u64,
-    /// How writes are cut, on every route.
+    /// Rule by which writes are cut, on all routes.
     pub parts: PartRule,
 }
 
 impl WorldConfig {
-    /// A world in which nothing goes wrong, with queues of 64 parts and writes that are never cut.
+    /// Configuration without faults, with queues of 64 parts and uncut writes.
     pub fn new(ranks: u32, seed: u64) -> WorldConfig {
         WorldConfig {
             ranks,
@@ -138,20 +134,20 @@ impl WorldConfig {
         }
     }
 
-    /// The same with these faults.
+    /// Replaces the faults.
     pub fn with_faults(self, faults: Faults) -> WorldConfig {
         WorldConfig { faults, ..self }
     }
 }
 
-/// The network between the ranks. Clones are handles to one world.
+/// Network between the ranks. Clones are handles of one world.
 #[derive(Clone)]
 pub struct World {
     state: Arc<Mutex<State>>,
 }
 
 impl World {
-    /// A world at time zero.
+    /// World at time zero.
     pub fn new(config: WorldConfig) -> World {
         World { state: Arc::new(Mutex::new(State::new(config))) }
     }
@@ -160,13 +156,13 @@ impl World {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The end of the world that `rank`'s engine stands on. One for each rank.
+    /// Device of one rank.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If the world has no such rank.
     pub fn device(&self, rank: Rank) -> Arc<dyn Device> {
         assert!(rank.0 < self.ranks(), "{rank} is not in a world of {}", self.ranks());
-        Arc::new(End::new(self.clone(), rank))
+        Arc::new(SimDevice::new(self.clone(), rank))
     }
 
     /// Number of ranks, dead ones included.
@@ -174,64 +170,62 @@ impl World {
         self.state().size()
     }
 
-    /// The seed.
+    /// Seed of the world.
     pub fn seed(&self) -> u64 {
         self.state().seed()
     }
 
-    /// The time now.
+    /// Current virtual time.
     pub fn now(&self) -> Time {
         self.state().now()
     }
 
-    /// Moves on to the next thing that is due and lets it happen. `false` if nothing is due.
+    /// Advances to the next event and executes it; `false` with an empty calendar.
     pub fn step(&self) -> bool {
         self.state().step()
     }
 
-    /// Makes sure that [`World::step`] stops at this time: somebody has a deadline then.
+    /// Schedules a stop of [`World::step`] at a deadline of a rank.
     pub fn wake_at(&self, time: Time) {
-        self.state().schedule(time, Happening::Wake);
+        self.state().schedule(time, SimEvent::Wake);
     }
 
-    /// A rank dies: it takes no further part, what it has under way arrives or does not, and its peers
-    /// notice after a while.
+    /// Kills a rank: some of its parts in flight arrive, and its peers notice after [`Faults::detection`].
     pub fn kill(&self, rank: Rank) {
         self.state().kill(rank);
     }
 
-    /// A rank pauses, its network with it, until as many [`World::resume`]s.
+    /// Pauses a rank and its network until as many [`World::resume`]s.
     pub fn stop(&self, rank: Rank) {
         self.state().stop(rank);
     }
 
-    /// Ends a pause.
+    /// Ends one pause.
     pub fn resume(&self, rank: Rank) {
         self.state().resume(rank);
     }
 
-    /// Breaks the link between two ranks for good.
+    /// Breaks the link between two ranks permanently.
     pub fn cut(&self, a: Rank, b: Rank) {
         self.state().cut(a, b);
     }
 
-    /// Whether a rank has not died.
+    /// True until the rank dies.
     pub fn is_alive(&self, rank: Rank) -> bool {
         self.state().is_alive(rank)
     }
 
-    /// Whether a rank is neither dead nor paused, and so may be polled.
+    /// True if a rank is neither dead nor paused, and may be polled.
     pub fn is_running(&self, rank: Rank) -> bool {
         self.state().is_running(rank)
     }
 
-    /// What was done that no program may do, in order.
+    /// Recorded violations, in order.
     pub fn violations(&self) -> Vec<Violation> {
         self.state().violations().to_vec()
     }
 
-    /// A number that stands for everything that has happened so far. Equal seeds and equal programs
-    /// give equal numbers.
+    /// Hash of all events so far. Equal seeds and equal programs give equal hashes.
     pub fn log_hash(&self) -> u64 {
         self.state().log_hash()
     }

@@ -1,13 +1,13 @@
-//! The world from inside: what is due, and what each rank has.
+//! State of a world: calendar, links, parts.
 
-use super::checks::{Breach, Ledger, Violation};
 use super::part::Part;
-use super::random::{Random, mix};
+use super::violations::{Ledger, Violation, ViolationKind};
 use super::{Faults, Pause, WorldConfig};
 use crate::lane_table::LaneTable;
 use crate::memory::Memory;
-use crate::model::{FlowId, NetworkModel};
+use crate::network_model::{FlowId, NetworkModel};
 use crate::parts::PartRule;
+use crate::random::{SplitMix64, mix};
 use crate::types::{Lane, RegionKey, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use weft_control::Rank;
 
-/// Something due at a time.
+/// Event of the calendar.
 #[derive(Clone, Debug)]
-pub(super) enum Happening {
+pub(super) enum SimEvent {
     Depart(u64),
     Arrive(u64),
     Complete(u64),
@@ -32,55 +32,55 @@ pub(super) enum Happening {
     Wake,
 }
 
-/// One end of a group: a rank of the world in one of its groups. The first that a rank opens has the
-/// rank's own number.
+/// State of one link: a rank of the world in one of its groups. The first link of a rank has the rank's
+/// number.
 #[derive(Default)]
-pub(super) struct RankState {
-    /// The rank of the world whose end it is.
+pub(super) struct LinkState {
+    /// Rank of the world that owns the link.
     pub host: u32,
     pub is_open: bool,
-    /// The ends of its group, by their rank in it, this one included.
+    /// Links of its group by rank, itself included.
     pub members: Vec<Rank>,
     pub lanes: Option<Arc<LaneTable>>,
     pub regions: BTreeMap<RegionKey, Arc<Memory>>,
     pub grants: BTreeMap<(RegionKey, Rank), Vec<Range<u64>>>,
     pub ledger: Ledger,
     pub dead: bool,
-    /// Pauses of the rank alone that have not ended.
-    pub frozen: u32,
-    /// Likewise of the rank and its network, and what waits for that.
+    /// Open pauses of the rank alone.
+    pub pauses: u32,
+    /// Open pauses of the rank with its network, and the events deferred until their end.
     pub stops: u32,
-    pub deferred: Vec<Happening>,
+    pub deferred: Vec<SimEvent>,
     pub fenced: BTreeSet<Rank>,
-    /// What the engine has not yet polled.
+    /// Completions and losses that the engine has not polled yet.
     pub completions: Vec<(u64, Result<(), String>)>,
     pub lost: Vec<(Rank, String)>,
-    /// Parts and bytes under way, by destination.
+    /// Parts and bytes in flight, by destination.
     pub queued: BTreeMap<Rank, (u32, u64)>,
 }
 
 pub(super) struct State {
     pub seed: u64,
-    pub random: Random,
+    pub random: SplitMix64,
     pub faults: Faults,
     pub model: Box<dyn NetworkModel>,
     pub queue_parts: u32,
     pub queue_bytes: u64,
     pub parts_rule: PartRule,
     pub now: Time,
-    pub due: BTreeMap<(Time, u64), Happening>,
+    pub calendar: BTreeMap<(Time, u64), SimEvent>,
     pub scheduled: u64,
-    /// Ranks of the world.
+    /// Number of ranks of the world.
     pub hosts: u32,
-    /// Their ends: one for each at least, more where a rank is in several groups.
-    pub ranks: Vec<RankState>,
+    /// Links of the ranks: at least one each, more for a rank in several groups.
+    pub links: Vec<LinkState>,
     pub parts: BTreeMap<u64, Part>,
     pub posted: u64,
     pub cuts: BTreeSet<(Rank, Rank)>,
     pub arrived: Vec<FlowId>,
     pub scratch: Vec<u8>,
     pub violations: Vec<Violation>,
-    /// How long after a loss its hearer wants to be polled again.
+    /// Delay after a reported loss until the engine is polled again.
     pub loss_grace: Duration,
     pub log: u64,
 }
@@ -89,18 +89,18 @@ impl State {
     pub fn new(config: WorldConfig) -> State {
         let mut state = State {
             seed: config.seed,
-            random: Random::new(config.seed),
+            random: SplitMix64::new(config.seed),
             faults: config.faults,
             model: config.model,
             queue_parts: config.queue_parts.max(1),
             queue_bytes: config.queue_bytes,
             parts_rule: config.parts,
             now: Time(0),
-            due: BTreeMap::new(),
+            calendar: BTreeMap::new(),
             scheduled: 0,
             hosts: config.ranks,
-            ranks: (0..config.ranks)
-                .map(|host| RankState { host, ..RankState::default() })
+            links: (0..config.ranks)
+                .map(|host| LinkState { host, ..LinkState::default() })
                 .collect(),
             parts: BTreeMap::new(),
             posted: 0,
@@ -112,13 +112,13 @@ impl State {
             log: 0,
         };
         for (time, rank) in state.faults.kills.clone() {
-            state.schedule(time, Happening::Kill(rank));
+            state.schedule(time, SimEvent::Kill(rank));
         }
         for (time, a, b) in state.faults.cuts.clone() {
-            state.schedule(time, Happening::Cut(a, b));
+            state.schedule(time, SimEvent::Cut(a, b));
         }
         for pause in state.faults.pauses.clone() {
-            state.schedule(pause.at, Happening::Pause(pause));
+            state.schedule(pause.at, SimEvent::Pause(pause));
         }
         state
     }
@@ -131,24 +131,24 @@ impl State {
         self.hosts
     }
 
-    /// The ends of a rank of the world.
-    pub fn ends_of(&self, host: Rank) -> Vec<Rank> {
-        let ends = (0..).map(Rank).zip(&self.ranks);
-        ends.filter(|(_, end)| end.host == host.0).map(|(end, _)| end).collect()
+    /// Links of a rank of the world.
+    pub fn links_of(&self, host: Rank) -> Vec<Rank> {
+        let links = (0..).map(Rank).zip(&self.links);
+        links.filter(|(_, link)| link.host == host.0).map(|(link, _)| link).collect()
     }
 
-    /// One more end of a rank of the world.
-    pub fn open_end(&mut self, host: Rank) -> Rank {
-        let first = &mut self.ranks[host.0 as usize];
+    /// Opens a link of a rank of the world.
+    pub fn open_link(&mut self, host: Rank) -> Rank {
+        let first = &mut self.links[host.0 as usize];
         if !std::mem::replace(&mut first.is_open, true) {
             return host;
         }
-        let state = self.at(host);
-        let (dead, frozen, stops) = (state.dead, state.frozen, state.stops);
-        let end =
-            RankState { host: host.0, is_open: true, dead, frozen, stops, ..RankState::default() };
-        self.ranks.push(end);
-        Rank(self.ranks.len() as u32 - 1)
+        let state = self.link(host);
+        let (dead, pauses, stops) = (state.dead, state.pauses, state.stops);
+        let link =
+            LinkState { host: host.0, is_open: true, dead, pauses, stops, ..LinkState::default() };
+        self.links.push(link);
+        Rank(self.links.len() as u32 - 1)
     }
 
     pub fn now(&self) -> Time {
@@ -167,31 +167,31 @@ impl State {
         self.log
     }
 
-    /// Whether an end has not died.
+    /// True until the link's rank dies.
     pub fn is_alive(&self, rank: Rank) -> bool {
-        !self.at(rank).dead
+        !self.link(rank).dead
     }
 
     pub fn is_running(&self, rank: Rank) -> bool {
-        !self.at(rank).dead && !self.is_paused(rank)
+        !self.link(rank).dead && !self.is_paused(rank)
     }
 
     pub fn is_paused(&self, rank: Rank) -> bool {
-        self.at(rank).stops > 0 || self.at(rank).frozen > 0
+        self.link(rank).stops > 0 || self.link(rank).pauses > 0
     }
 
-    pub fn schedule(&mut self, time: Time, what: Happening) {
+    pub fn schedule(&mut self, time: Time, what: SimEvent) {
         self.scheduled += 1;
-        self.due.insert((time.max(self.now), self.scheduled), what);
+        self.calendar.insert((time.max(self.now), self.scheduled), what);
     }
 
-    pub fn schedule_in(&mut self, delay: Duration, what: Happening) {
+    pub fn schedule_in(&mut self, delay: Duration, what: SimEvent) {
         self.schedule(self.now.after(delay), what);
     }
 
-    /// Moves on to the next thing due.
+    /// Advances to the next event and executes it; `false` with an empty calendar.
     pub fn step(&mut self) -> bool {
-        let due = self.due.first_key_value().map(|((time, _), _)| *time);
+        let due = self.calendar.first_key_value().map(|((time, _), _)| *time);
         let flow = self.model.next_event();
         let Some(next) = due.into_iter().chain(flow).min() else { return false };
         self.now = self.now.max(next);
@@ -199,60 +199,60 @@ impl State {
             let mut arrived = std::mem::take(&mut self.arrived);
             self.model.advance(next, &mut arrived);
             for flow in arrived.drain(..) {
-                self.happen(Happening::Arrive(flow.0));
+                self.handle(SimEvent::Arrive(flow.0));
             }
             self.arrived = arrived;
-        } else if let Some((_, what)) = self.due.pop_first() {
-            self.happen(what);
+        } else if let Some((_, what)) = self.calendar.pop_first() {
+            self.handle(what);
         }
         true
     }
 
-    pub fn happen(&mut self, what: Happening) {
+    pub fn handle(&mut self, what: SimEvent) {
         match what {
-            Happening::Depart(part) => self.depart(part),
-            Happening::Arrive(part) => self.arrive(part),
-            Happening::Complete(part) => self.complete(part),
-            Happening::Notice { at, lost, why } => {
-                self.note(2, [u64::from(at.0), u64::from(lost.0), 0]);
-                self.at_mut(at).lost.push((lost, why.to_owned()));
+            SimEvent::Depart(part) => self.depart(part),
+            SimEvent::Arrive(part) => self.arrive(part),
+            SimEvent::Complete(part) => self.complete(part),
+            SimEvent::Notice { at, lost, why } => {
+                self.log_event(2, [u64::from(at.0), u64::from(lost.0), 0]);
+                self.link_mut(at).lost.push((lost, why.to_owned()));
             }
-            Happening::Pause(pause) => self.pause(&pause),
-            Happening::Silence(rank) => self.silence(rank),
-            Happening::Thaw(rank) => self.thaw(rank),
-            Happening::Resume(end) => self.resume_end(end),
-            Happening::ResumeHost(rank) => self.resume(rank),
-            Happening::Kill(rank) => self.kill(rank),
-            Happening::Cut(a, b) => self.cut(a, b),
-            Happening::Wake => {}
+            SimEvent::Pause(pause) => self.pause(&pause),
+            SimEvent::Silence(rank) => self.silence(rank),
+            SimEvent::Thaw(rank) => self.thaw(rank),
+            SimEvent::Resume(link) => self.resume_link(link),
+            SimEvent::ResumeHost(rank) => self.resume(rank),
+            SimEvent::Kill(rank) => self.kill(rank),
+            SimEvent::Cut(a, b) => self.cut(a, b),
+            SimEvent::Wake => {}
         }
     }
 
-    /// Folds what happened into the number that stands for the run.
-    pub fn note(&mut self, what: u64, details: [u64; 3]) {
+    /// Folds an event into the hash of the run.
+    pub fn log_event(&mut self, what: u64, details: [u64; 3]) {
         for word in [what, self.now.0].into_iter().chain(details) {
             self.log = mix(self.log ^ word).wrapping_add(word);
         }
     }
 
-    pub fn at(&self, rank: Rank) -> &RankState {
-        &self.ranks[rank.0 as usize]
+    pub fn link(&self, rank: Rank) -> &LinkState {
+        &self.links[rank.0 as usize]
     }
 
-    pub fn at_mut(&mut self, rank: Rank) -> &mut RankState {
-        &mut self.ranks[rank.0 as usize]
+    pub fn link_mut(&mut self, rank: Rank) -> &mut LinkState {
+        &mut self.links[rank.0 as usize]
     }
 
-    /// Records what nobody may do.
-    pub fn violated(
+    /// Records a violation.
+    pub fn record_violation(
         &mut self,
-        breach: Breach,
+        kind: ViolationKind,
         rank: Rank,
         peer: Rank,
         bytes: Option<(Rank, RegionKey, Range<u64>)>,
         lane: Option<Lane>,
     ) {
         let lane = lane.map(|lane| lane.id());
-        self.violations.push(Violation { at: self.now, breach, rank, peer, bytes, lane });
+        self.violations.push(Violation { at: self.now, kind, rank, peer, bytes, lane });
     }
 }

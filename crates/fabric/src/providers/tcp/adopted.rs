@@ -1,8 +1,9 @@
-//! A link over a connection that was made elsewhere: a pair group's, which needs no port of its own.
+//! Link over a connection that the pair protocol made, without a port of its own.
 
-use super::{Address, TcpConfig, TcpCounters, TcpDevice, TcpLink, new_token};
+use super::{TcpAddress, TcpConfig, TcpCounters, TcpDevice, TcpLink, new_token};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::id_map::{PeerMap, RegionMap};
 use crate::link::{Link, Membership};
 use crate::types::ProviderKind;
 use rustix::event::epoll;
@@ -11,17 +12,17 @@ use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The connection that a link of [`AdoptedTcp`] waits for.
+/// Slot for the connection of an [`AdoptedTcp`] link.
 #[derive(Clone, Debug, Default)]
 pub struct Adoption(Arc<Mutex<Option<OwnedFd>>>);
 
 impl Adoption {
-    /// Hands over a connected socket that does not block. Called before the link is connected.
+    /// Stores a connected nonblocking socket. Called before the link connects.
     pub fn put(&self, socket: impl Into<OwnedFd>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket.into());
     }
 
-    /// Whether a socket was handed over.
+    /// True once a socket is stored.
     pub fn is_filled(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
@@ -31,14 +32,14 @@ impl Adoption {
     }
 }
 
-/// Sockets of one pair: one stream, over the connection that is put into its [`Adoption`].
+/// Device of one pair: one stream, over the connection in its [`Adoption`].
 #[derive(Debug)]
 pub struct AdoptedTcp {
     adoption: Adoption,
 }
 
 impl AdoptedTcp {
-    /// A device for one group of two.
+    /// Device of one group of two.
     pub fn new(adoption: Adoption) -> AdoptedTcp {
         AdoptedTcp { adoption }
     }
@@ -51,18 +52,15 @@ impl Device for AdoptedTcp {
 
     fn open(&self, group: Membership) -> Result<Box<dyn Link>> {
         let config = TcpConfig { streams: 1, ..TcpConfig::default() };
-        let nowhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+        let unspecified = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
         let device = TcpDevice { config, counters: Arc::new(TcpCounters::default()) };
-        let mut link = device.link(group, nowhere, None)?;
+        let mut link = device.link(group, unspecified, None)?;
         link.adoption = Some(self.adoption.clone());
         Ok(Box::new(link))
     }
 }
 
-/// Sixteen random bytes that stand for a pair's connection.
-///
-/// # Errors
-/// [`Error::Provider`] if the system has no random bytes.
+/// Sixteen random bytes that identify a pair's connection.
 pub fn random_token() -> Result<[u8; 16]> {
     new_token()
 }
@@ -77,8 +75,8 @@ impl TcpDevice {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| Error::system("cannot create an epoll descriptor", e))?;
         let config = self.config.clone();
-        let address = Address {
-            host: super::this_host(),
+        let address = TcpAddress {
+            host: super::host_identity(),
             max_part_bytes: config.max_part_bytes,
             max_pages: super::wire::MAX_PAGES,
             streams: config.streams,
@@ -93,8 +91,8 @@ impl TcpDevice {
             adoption: None,
             counters: self.counters.clone(),
             epoll,
-            regions: Vec::new(),
-            peers: Vec::new(),
+            regions: RegionMap::default(),
+            peers: PeerMap::default(),
             dirty: Vec::new(),
             flushes: super::FIRST_FLUSH,
             ending: Vec::new(),

@@ -1,19 +1,19 @@
-//! Connecting to all peers at once, among strangers.
+//! Connections to all peers at once, with a bound on unknown ones.
 //!
-//! Every engine listens from its construction on, so a dialler finds a port whether or not that
-//! engine has come here yet, and no order of connecting can deadlock. Of two ranks the higher dials.
-//! Both ends send a hello with the token that the other one issued to them alone, over the control plane.
-//! Strangers are counted and closed; the port closes as soon as the group is complete.
+//! Every engine listens from its construction on, so that a dialer finds an open port before the peer
+//! connects, and no order of connecting can deadlock. The higher of two ranks dials. Both ends send a hello
+//! with the token that the other issued to them over the control plane. Connections without a valid hello
+//! are counted and closed; the port closes once the group is complete.
 
 use super::TcpCounters;
 use super::handshake::{HelloReader, dial, send_hello};
-use super::wire::{Address, HELLO, Hello, Role, Token, same_token};
+use super::wire::{HELLO, Hello, Role, TcpAddress, Token, same_token};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::link::Membership;
 use crate::local::WaitLimit;
-use crate::strangers::{MAX_STRANGERS, Strangers};
 use crate::types::{ProviderKind, Time};
+use crate::unproven::{MAX_UNPROVEN, UnprovenConnections};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -22,73 +22,76 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use weft_control::Rank;
 
-/// Pause of a dialler that was turned away before it was answered.
-const REDIAL: Duration = Duration::from_millis(50);
-/// Pause when this process has no descriptor left for a connection.
-const NO_ROOM: Duration = Duration::from_millis(10);
+/// Delay before a dialer retries a connection that closed before its response.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+/// Delay before the next accept when this process has no descriptor left.
+const DESCRIPTOR_DELAY: Duration = Duration::from_millis(10);
 
-/// Bytes that the kernel may hold of a stream within one host. With more they leave the processor's
-/// cache before they are received; there is no wire that they would have to fill.
+/// Send buffer of a stream within one host. Beyond this, bytes leave the processor's cache before they are
+/// received.
 const SAME_HOST_BUFFER: usize = 512 << 10;
 
 const LISTENER: u64 = u64::MAX;
-const DIAL: u64 = 1 << 63;
+const ATTEMPT: u64 = 1 << 63;
 
-/// The longest sleep between two checks of a [`WaitLimit`].
+/// Longest sleep between two checks of a [`WaitLimit`].
 const MAX_PARK: Duration = Duration::from_millis(50);
 
-/// What connecting needs of the link.
-pub(super) struct Here<'a> {
+/// Parts of the link that the connector uses.
+pub(super) struct ConnectContext<'a> {
     pub group: &'a Membership,
-    pub address: &'a Address,
+    pub address: &'a TcpAddress,
     pub listener: &'a OwnedFd,
     pub counters: &'a TcpCounters,
 }
 
-/// A peer that is to be connected.
-pub(super) struct Expected {
+/// Peer to connect.
+pub(super) struct ExpectedPeer {
     pub rank: Rank,
-    pub address: Address,
-    /// The token that this engine issued to the peer, and that the peer shows.
+    pub address: TcpAddress,
+    /// Token issued to the peer, which it presents.
     pub issued: Token,
-    /// The token that the peer issued to this engine.
+    /// Token issued by the peer.
     pub shown: Token,
-    /// Connections to it, by the pair's rule.
+    /// Number of streams, by the pair's rule.
     pub streams: u32,
 }
 
-/// A peer and the sockets of its streams, in their order.
+/// Peer and sockets of its streams, in order.
 pub(super) type Connected = (Rank, Vec<OwnedFd>);
 
-/// Limits what the kernel holds of a stream to a process of this host.
+/// Limits the send buffer of a stream within this host.
 pub(super) fn limit_buffer(socket: &OwnedFd) {
-    // Only makes long writes slower if the kernel refuses.
+    // A refusal costs speed of long writes only.
     let _ = net::sockopt::set_socket_send_buffer_size(socket, SAME_HOST_BUFFER);
 }
 
-/// Connects these peers; the error names one that could not be.
+/// Connects these peers.
+///
+/// # Errors
+/// Names a peer that is missing at the deadline.
 pub(super) fn connect(
-    here: &Here<'_>,
-    expected: Vec<Expected>,
+    context: &ConnectContext<'_>,
+    expected: Vec<ExpectedPeer>,
     limit: &mut WaitLimit<'_>,
 ) -> Result<Vec<Connected>> {
-    let mut meeting = Meeting::new(here, expected)?;
+    let mut connector = Connector::new(context, expected)?;
     let system = |e| Error::system("cannot wait for connections", e);
     let flags = epoll::EventFlags::IN;
-    epoll::add(&meeting.epoll, here.listener, epoll::EventData::new_u64(LISTENER), flags)
+    epoll::add(&connector.epoll, context.listener, epoll::EventData::new_u64(LISTENER), flags)
         .map_err(system)?;
     let mut events = Vec::with_capacity(64);
-    while !meeting.is_complete() {
+    while !connector.is_complete() {
         (limit.give_up)()?;
         let now = clock::now();
         if now >= limit.deadline {
-            return Err(meeting.missing());
+            return Err(connector.timeout_error());
         }
-        let wait = meeting.redial(now)?.min(limit.deadline).since(now).min(MAX_PARK);
+        let wait = connector.start_due(now)?.min(limit.deadline).since(now).min(MAX_PARK);
         let timeout = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
         events.clear();
         match epoll::wait(
-            &meeting.epoll,
+            &connector.epoll,
             rustix::buffer::spare_capacity(&mut events),
             Some(&timeout),
         ) {
@@ -97,97 +100,109 @@ pub(super) fn connect(
         }
         for event in &events {
             match { event.data }.u64() {
-                LISTENER => meeting.accept()?,
-                data if data & DIAL != 0 => meeting.dial_ready((data & !DIAL) as usize)?,
-                data => meeting.stranger_ready(data),
+                LISTENER => connector.accept()?,
+                data if data & ATTEMPT != 0 => {
+                    connector.attempt_ready((data & !ATTEMPT) as usize)?
+                }
+                data => connector.pending_ready(data),
             }
         }
     }
-    let ranks = meeting.expected.iter().map(|peer| peer.rank);
-    let sockets = meeting.seats.into_iter().map(|seats| seats.into_iter().flatten().collect());
+    let ranks = connector.expected.iter().map(|peer| peer.rank);
+    let sockets =
+        connector.sockets.into_iter().map(|sockets| sockets.into_iter().flatten().collect());
     Ok(ranks.zip(sockets).collect())
 }
 
-/// A connection that this engine makes.
-struct Dial {
-    /// Its place in the list of those expected.
+/// Outgoing connection of one stream.
+struct DialAttempt {
+    /// Index of its peer in `expected`.
     peer: usize,
     stream: u32,
-    state: Dialling,
-    /// What ended the attempt before.
+    state: DialState,
+    /// Reason why the previous attempt ended.
     failure: Option<String>,
 }
 
-enum Dialling {
-    Again(Time),
+enum DialState {
+    RetryAt(Time),
     Connecting(OwnedFd),
-    Asked(OwnedFd, HelloReader),
-    Done,
+    AwaitingHello(OwnedFd, HelloReader),
+    Connected,
 }
 
-/// An accepted connection whose hello has not come.
-struct Stranger {
+/// Accepted connection whose hello is incomplete.
+struct PendingConnection {
     socket: OwnedFd,
     hello: HelloReader,
 }
 
-struct Meeting<'a> {
-    here: &'a Here<'a>,
+struct Connector<'a> {
+    context: &'a ConnectContext<'a>,
     epoll: OwnedFd,
-    expected: Vec<Expected>,
-    /// For each of those expected, the sockets of its streams that are connected.
-    seats: Vec<Vec<Option<OwnedFd>>>,
-    dials: Vec<Dial>,
-    strangers: Strangers<Stranger>,
+    expected: Vec<ExpectedPeer>,
+    /// Sockets of each expected peer's streams; `None` until connected.
+    sockets: Vec<Vec<Option<OwnedFd>>>,
+    attempts: Vec<DialAttempt>,
+    pending: UnprovenConnections<PendingConnection>,
 }
 
-impl<'a> Meeting<'a> {
-    fn new(here: &'a Here<'a>, expected: Vec<Expected>) -> Result<Self> {
-        let (mut dials, mut seats) = (Vec::new(), Vec::new());
-        for (peer, Expected { rank, streams, .. }) in expected.iter().enumerate() {
-            if here.group.rank > *rank {
+impl<'a> Connector<'a> {
+    fn new(context: &'a ConnectContext<'a>, expected: Vec<ExpectedPeer>) -> Result<Self> {
+        let (mut attempts, mut sockets) = (Vec::new(), Vec::new());
+        for (peer, ExpectedPeer { rank, streams, .. }) in expected.iter().enumerate() {
+            if context.group.rank > *rank {
                 let dial = |stream| {
-                    let state = Dialling::Again(Time(0));
-                    Dial { peer, stream, state, failure: None }
+                    let state = DialState::RetryAt(Time(0));
+                    DialAttempt { peer, stream, state, failure: None }
                 };
-                dials.extend((0..*streams).map(dial));
+                attempts.extend((0..*streams).map(dial));
             }
-            seats.push((0..*streams).map(|_| None).collect());
+            sockets.push((0..*streams).map(|_| None).collect());
         }
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| Error::system("cannot create an epoll descriptor", e))?;
-        Ok(Meeting { here, epoll, expected, seats, dials, strangers: Strangers::new() })
+        Ok(Connector {
+            context,
+            epoll,
+            expected,
+            sockets,
+            attempts,
+            pending: UnprovenConnections::new(),
+        })
     }
 
     fn is_complete(&self) -> bool {
-        self.seats.iter().flatten().all(Option::is_some)
+        self.sockets.iter().flatten().all(Option::is_some)
     }
 
-    /// The error that names a peer which is not there at the deadline.
-    fn missing(&self) -> Error {
-        let missing = self.seats.iter().position(|seats| seats.iter().any(Option::is_none));
+    /// Error that names a peer which is missing at the deadline.
+    fn timeout_error(&self) -> Error {
+        let missing = self.sockets.iter().position(|sockets| sockets.iter().any(Option::is_none));
         let Some(number) = missing else { return Error::Interrupted };
         let peer = &self.expected[number];
-        let dial =
-            self.dials.iter().find(|d| d.peer == number && !matches!(d.state, Dialling::Done));
+        let dial = self
+            .attempts
+            .iter()
+            .find(|d| d.peer == number && !matches!(d.state, DialState::Connected));
         let detail = match dial {
-            Some(Dial { failure: Some(why), .. }) => {
-                format!("{} did not answer in time; {why}", peer.address.socket)
+            Some(DialAttempt { failure: Some(why), .. }) => {
+                format!("no response from {} before the deadline; {why}", peer.address.socket)
             }
-            Some(_) => format!("{} did not answer in time", peer.address.socket),
+            Some(_) => format!("no response from {} before the deadline", peer.address.socket),
             None => format!(
-                "it has not called {} in time; can it reach this address?",
-                self.here.address.socket
+                "no connection to {} before the deadline; check that the peer can reach this address",
+                self.context.address.socket
             ),
         };
         failed(peer.rank, detail)
     }
 
-    fn hello(&self, peer: &Expected, role: Role, stream: u32) -> [u8; HELLO] {
+    fn hello(&self, peer: &ExpectedPeer, role: Role, stream: u32) -> [u8; HELLO] {
         Hello {
-            generation: self.here.group.generation,
+            generation: self.context.group.generation,
             role,
-            from: self.here.group.rank.0,
+            from: self.context.group.rank.0,
             to: peer.rank.0,
             stream,
             token: peer.shown,
@@ -195,72 +210,73 @@ impl<'a> Meeting<'a> {
         .encode()
     }
 
-    /// Dials what is due, drops strangers that are silent; returns when to do so next.
-    fn redial(&mut self, now: Time) -> Result<Time> {
+    /// Starts the attempts that are due and drops expired pending connections; returns the time of the next
+    /// call.
+    fn start_due(&mut self, now: Time) -> Result<Time> {
         let mut next = Time::MAX;
-        for index in 0..self.dials.len() {
-            let Dialling::Again(at) = self.dials[index].state else { continue };
+        for index in 0..self.attempts.len() {
+            let DialState::RetryAt(at) = self.attempts[index].state else { continue };
             if at > now {
                 next = next.min(at);
                 continue;
             }
-            let peer = &self.expected[self.dials[index].peer];
+            let peer = &self.expected[self.attempts[index].peer];
             let to = peer.address.socket;
             let socket = dial(to).map_err(|e| failed(peer.rank, format!("{to}: {e}")))?;
-            let data = epoll::EventData::new_u64(DIAL | index as u64);
+            let data = epoll::EventData::new_u64(ATTEMPT | index as u64);
             epoll::add(&self.epoll, &socket, data, epoll::EventFlags::OUT)
                 .map_err(|e| Error::system("cannot wait for a connection", e))?;
-            self.dials[index].state = Dialling::Connecting(socket);
+            self.attempts[index].state = DialState::Connecting(socket);
         }
-        while self.strangers.drop_expired(now).is_some() {
-            self.refuse("its hello did not come in time");
+        while self.pending.drop_expired(now).is_some() {
+            self.reject("no hello before the time limit");
         }
-        Ok(self.strangers.next_expiry().map_or(next, |expires| expires.min(next)))
+        Ok(self.pending.next_expiry().map_or(next, |expires| expires.min(next)))
     }
 
-    fn dial_ready(&mut self, index: usize) -> Result<()> {
-        let Some(dial) = self.dials.get_mut(index) else { return Ok(()) };
-        let (number, stream) = (dial.peer, dial.stream);
-        let state = std::mem::replace(&mut dial.state, Dialling::Done);
+    fn attempt_ready(&mut self, index: usize) -> Result<()> {
+        let Some(attempt) = self.attempts.get_mut(index) else { return Ok(()) };
+        let (number, stream) = (attempt.peer, attempt.stream);
+        let state = std::mem::replace(&mut attempt.state, DialState::Connected);
         let peer = &self.expected[number];
         let state = match state {
-            Dialling::Connecting(socket) => {
+            DialState::Connecting(socket) => {
                 let to = peer.address.socket;
                 let refused = |e: Errno| failed(peer.rank, format!("{to}: {e}"));
                 net::sockopt::socket_error(&socket).map_err(refused)?.map_err(refused)?;
-                let hello = self.hello(peer, Role::Dialler, stream);
+                let hello = self.hello(peer, Role::Dialer, stream);
                 if send_hello(&socket, &hello) {
-                    let data = epoll::EventData::new_u64(DIAL | index as u64);
+                    let data = epoll::EventData::new_u64(ATTEMPT | index as u64);
                     epoll::modify(&self.epoll, &socket, data, epoll::EventFlags::IN)
                         .map_err(|e| Error::system("cannot wait for a connection", e))?;
-                    Dialling::Asked(socket, HelloReader::default())
+                    DialState::AwaitingHello(socket, HelloReader::default())
                 } else {
-                    Dialling::Again(clock::now().after(REDIAL))
+                    DialState::RetryAt(clock::now().after(RETRY_DELAY))
                 }
             }
-            Dialling::Asked(socket, mut answer) => match answer.read(&socket) {
-                Ok(None) => Dialling::Asked(socket, answer),
+            DialState::AwaitingHello(socket, mut hello) => match hello.read(&socket) {
+                Ok(None) => DialState::AwaitingHello(socket, hello),
                 Ok(Some(bytes)) => {
                     let rank = peer.rank;
-                    self.check_answer(&bytes, rank, stream).map_err(|why| {
+                    self.check_response(&bytes, rank, stream).map_err(|why| {
                         let to = self.expected[number].address.socket;
-                        failed(rank, format!("what answers at {to} is not its engine: {why}"))
+                        failed(rank, format!("{to} is not the engine of this rank: {why}"))
                     })?;
-                    self.seat(number, stream, socket);
-                    Dialling::Done
+                    self.add_stream(number, stream, socket);
+                    DialState::Connected
                 }
                 Err(why) => {
-                    self.dials[index].failure = Some(why.into());
-                    Dialling::Again(clock::now().after(REDIAL))
+                    self.attempts[index].failure = Some(why.into());
+                    DialState::RetryAt(clock::now().after(RETRY_DELAY))
                 }
             },
             state => state,
         };
-        self.dials[index].state = state;
+        self.attempts[index].state = state;
         Ok(())
     }
 
-    fn check_answer(
+    fn check_response(
         &self,
         bytes: &[u8; HELLO],
         rank: Rank,
@@ -268,107 +284,107 @@ impl<'a> Meeting<'a> {
     ) -> Result<(), &'static str> {
         let (hello, _) = self.check_hello(bytes, Role::Acceptor)?;
         if hello.from != rank.0 || hello.stream != stream {
-            return Err("it answers for another rank or stream");
+            return Err("hello of another rank or stream");
         }
         Ok(())
     }
 
-    /// A hello that is right, and the place of its sender among those expected.
+    /// Validates a hello; returns it with the index of its sender in `expected`.
     fn check_hello(&self, bytes: &[u8; HELLO], role: Role) -> Result<(Hello, usize), &'static str> {
         let hello = Hello::decode(bytes)?;
         let peer = self.expected.iter().position(|peer| peer.rank.0 == hello.from);
-        let peer = peer.ok_or("its rank is not expected")?;
+        let peer = peer.ok_or("unexpected rank")?;
         if !same_token(&hello.token, &self.expected[peer].issued) {
-            return Err("it does not show the token that this engine issued to its rank");
+            return Err("wrong token for its rank");
         }
-        if hello.generation != self.here.group.generation {
-            return Err("it is of another generation");
+        if hello.generation != self.context.group.generation {
+            return Err("another generation");
         }
-        if hello.role != role || hello.to != self.here.group.rank.0 {
-            return Err("it is meant for another rank");
+        if hello.role != role || hello.to != self.context.group.rank.0 {
+            return Err("hello for another rank");
         }
         Ok((hello, peer))
     }
 
     fn accept(&mut self) -> Result<()> {
-        for _ in 0..MAX_STRANGERS {
+        for _ in 0..MAX_UNPROVEN {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let socket = match net::accept_with(self.here.listener, flags) {
+            let socket = match net::accept_with(self.context.listener, flags) {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN) => break,
-                // What the connection died of, not the listener.
+                // Errors of the connection, not of the listener.
                 Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => continue,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    // The oldest stranger gives up its descriptor to the next connection.
-                    if self.strangers.drop_oldest().is_none() {
-                        std::thread::sleep(NO_ROOM);
+                    // The oldest pending connection frees its descriptor for the next.
+                    if self.pending.drop_oldest().is_none() {
+                        std::thread::sleep(DESCRIPTOR_DELAY);
                     }
-                    self.refuse("there were no descriptors left");
+                    self.reject("no file descriptors left");
                     break;
                 }
                 Err(e) => return Err(Error::system("cannot accept connections", e)),
             };
-            let stranger = Stranger { socket, hello: HelloReader::default() };
-            let (id, dropped) = self.strangers.add(stranger, clock::now());
+            let connection = PendingConnection { socket, hello: HelloReader::default() };
+            let (id, dropped) = self.pending.add(connection, clock::now());
             if dropped.is_some() {
-                self.refuse("too many connections had sent no hello");
+                self.reject("too many connections without a hello");
             }
             let data = epoll::EventData::new_u64(id);
-            if let Some(Stranger { socket, .. }) = self.strangers.get_mut(id) {
+            if let Some(PendingConnection { socket, .. }) = self.pending.get_mut(id) {
                 epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN)
                     .map_err(|e| Error::system("cannot wait for a connection", e))?;
             }
-            // The hello of a peer has come already.
-            self.stranger_ready(id);
+            // A peer's hello usually arrives with its connection.
+            self.pending_ready(id);
         }
         Ok(())
     }
 
-    fn stranger_ready(&mut self, id: u64) {
-        let Some(stranger) = self.strangers.get_mut(id) else { return };
-        let outcome = match stranger.hello.read(&stranger.socket) {
+    fn pending_ready(&mut self, id: u64) {
+        let Some(connection) = self.pending.get_mut(id) else { return };
+        let outcome = match connection.hello.read(&connection.socket) {
             Ok(None) => return,
-            Ok(Some(bytes)) => self.recognise(&bytes),
+            Ok(Some(bytes)) => self.identify(&bytes),
             Err(why) => Err(why),
         };
-        let Some(stranger) = self.strangers.take(id) else { return };
+        let Some(connection) = self.pending.take(id) else { return };
         match outcome {
             Ok((peer, stream)) => {
                 let hello = self.hello(&self.expected[peer], Role::Acceptor, stream);
-                if send_hello(&stranger.socket, &hello) {
-                    self.seat(peer, stream, stranger.socket);
+                if send_hello(&connection.socket, &hello) {
+                    self.add_stream(peer, stream, connection.socket);
                 }
             }
-            Err(why) => self.refuse(why),
+            Err(why) => self.reject(why),
         }
     }
 
-    /// Which peer and stream a hello is from.
-    fn recognise(&self, bytes: &[u8; HELLO]) -> Result<(usize, u32), &'static str> {
-        let (hello, peer) = self.check_hello(bytes, Role::Dialler)?;
-        if hello.from <= self.here.group.rank.0 {
-            return Err("its rank does not dial");
+    /// Index of the peer in `expected`, and stream, of a dialer's hello.
+    fn identify(&self, bytes: &[u8; HELLO]) -> Result<(usize, u32), &'static str> {
+        let (hello, peer) = self.check_hello(bytes, Role::Dialer)?;
+        if hello.from <= self.context.group.rank.0 {
+            return Err("connection from a rank that does not dial");
         }
-        match self.seats[peer].get(hello.stream as usize) {
+        match self.sockets[peer].get(hello.stream as usize) {
             Some(None) => Ok((peer, hello.stream)),
-            Some(Some(_)) => Err("its stream is connected already"),
-            None => Err("there is no stream of its number"),
+            Some(Some(_)) => Err("stream already connected"),
+            None => Err("stream number out of range"),
         }
     }
 
-    fn seat(&mut self, peer: usize, stream: u32, socket: OwnedFd) {
-        if self.here.address.is_on_host_of(&self.expected[peer].address) {
+    fn add_stream(&mut self, peer: usize, stream: u32, socket: OwnedFd) {
+        if self.context.address.is_on_host_of(&self.expected[peer].address) {
             limit_buffer(&socket);
         }
-        // It is registered with the link's own epoll next.
+        // Next it is registered with the link's own epoll.
         let _ = epoll::delete(&self.epoll, &socket);
-        self.seats[peer][stream as usize] = Some(socket);
+        self.sockets[peer][stream as usize] = Some(socket);
     }
 
-    fn refuse(&mut self, why: &'static str) {
-        self.here.counters.refused_connections.fetch_add(1, Ordering::Relaxed);
-        if self.strangers.is_new_reason(why) {
-            log::warn!("closed a connection to {}: {why}", self.here.address.socket);
+    fn reject(&mut self, why: &'static str) {
+        self.context.counters.refused_connections.fetch_add(1, Ordering::Relaxed);
+        if self.pending.is_new_reason(why) {
+            log::warn!("closed a connection to {}: {why}", self.context.address.socket);
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Any bytes on a connection, and as what is parsed off it; see `crate::fuzz`.
+//! Fuzz targets of the wire format and of a receiving stream; see `crate::fuzz`.
 
-use super::granted::Granted;
-use super::stream::{Gate, Stream};
-use super::wire::{Address, Head, Hello, MAX_PAGES, put_head};
+use super::granted::GrantedRanges;
+use super::stream::{GrantCheck, Stream};
+use super::wire::{Head, Hello, MAX_PAGES, TcpAddress, put_head};
+use crate::id_map::RegionMap;
 use crate::lane_table::LaneTable;
 use crate::memory::Memory;
 use crate::parts::PartRule;
@@ -17,10 +18,10 @@ const RULE: PartRule =
 const LENGTH: usize = 300;
 const GRANTED: std::ops::Range<usize> = 100..200;
 
-/// What parses means one thing: it survives being said again.
+/// Parsed input encodes to the same bytes.
 pub fn wire(data: &[u8]) {
-    if let Some(address) = Address::decode(data) {
-        assert_eq!(Address::decode(&address.encode()), Some(address));
+    if let Some(address) = TcpAddress::decode(data) {
+        assert_eq!(TcpAddress::decode(&address.encode()), Some(address));
     }
     if let Some(Ok(hello)) = data.first_chunk().map(Hello::decode) {
         assert_eq!(hello.encode()[..], data[..super::wire::HELLO]);
@@ -40,8 +41,8 @@ pub fn wire(data: &[u8]) {
     }
 }
 
-/// A peer that was granted a third of a region says anything, in pieces as long as its first byte
-/// says. It may write there and raise its lane, and nothing else.
+/// A peer with a grant of a third of a region sends any bytes, in chunks as long as its first byte selects.
+/// Only its grant is written, and only its lane raised.
 pub fn stream(data: &[u8]) {
     let Some((step, bytes)) = data.split_first() else { return };
     let (Ok((here, mut there)), Ok(lanes)) = (UnixStream::pair(), LaneTable::new(4, Generation(3)))
@@ -51,14 +52,20 @@ pub fn stream(data: &[u8]) {
     let (Ok(()), Ok(lane)) = (here.set_nonblocking(true), lanes.issue(Rank(1), 2)) else { return };
     let Ok(foreign) = lanes.issue(Rank(2), 2) else { return };
     let memory = Arc::new(Memory::from_bytes(vec![0; LENGTH]));
-    let mut granted = Granted::default();
+    let mut granted = GrantedRanges::default();
     granted.add(0, GRANTED.start as u64..GRANTED.end as u64);
-    let regions = [Some(memory.clone())];
-    let gate =
-        Gate { peer: Rank(1), rule: RULE, granted: &granted, regions: &regions, lanes: &lanes };
+    let mut regions = RegionMap::default();
+    regions.insert(RegionKey(0), memory.clone());
+    let check = GrantCheck {
+        peer: Rank(1),
+        rule: RULE,
+        granted: &granted,
+        regions: &regions,
+        lanes: &lanes,
+    };
     let mut stream = Stream::new(here.into());
     for piece in bytes.chunks(1 + 16 * usize::from(*step)) {
-        if there.write_all(piece).is_err() || stream.receive(&gate).is_err() {
+        if there.write_all(piece).is_err() || stream.receive(&check).is_err() {
             break;
         }
     }

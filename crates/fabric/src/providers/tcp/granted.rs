@@ -1,16 +1,16 @@
-//! Which ranges of which regions one rank lets another write.
+//! Ranges of regions that one rank grants to another.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges by region key. Both ends of a connection keep one of the same content: the owner checks
-/// every frame against it, the writer every post, so that a mistake is found where it was made.
+/// Ranges by region key. Both ends of a connection keep the same ones: the owner checks each frame, the
+/// writer each post, so that an error is reported at its origin.
 #[derive(Debug, Default)]
-pub(super) struct Granted {
+pub(super) struct GrantedRanges {
     ranges: BTreeMap<u32, Vec<Range<u64>>>,
 }
 
-impl Granted {
+impl GrantedRanges {
     pub fn add(&mut self, key: u32, range: Range<u64>) {
         let ranges = self.ranges.entry(key).or_default();
         if !ranges.contains(&range) {
@@ -22,7 +22,10 @@ impl Granted {
         self.ranges.remove(&key);
     }
 
-    /// Whether all of these bytes were granted, within one grant; if not, why.
+    /// Checks that one grant contains all of these bytes.
+    ///
+    /// # Errors
+    /// Reason why none does.
     pub fn check(&self, key: u32, offset: u64, length: u64) -> Result<(), String> {
         let ranges =
             self.ranges.get(&key).ok_or_else(|| format!("region {key} was not granted"))?;
@@ -31,7 +34,7 @@ impl Granted {
         if ranges.iter().any(|range| offset >= range.start && end <= range.end) {
             return Ok(());
         }
-        Err(format!("bytes {offset}..{end} of region {key} are outside of what was granted"))
+        Err(format!("bytes {offset}..{end} of region {key}: outside of the granted ranges"))
     }
 }
 
@@ -40,8 +43,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_lies_within_one_grant_is_allowed() {
-        let mut granted = Granted::default();
+    fn only_bytes_within_one_grant_are_allowed() {
+        let mut granted = GrantedRanges::default();
         granted.add(3, 10..20);
         granted.add(3, 40..50);
         for (offset, length) in [(10, 10), (12, 3), (49, 1), (40, 0), (20, 0)] {

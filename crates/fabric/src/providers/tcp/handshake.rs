@@ -1,4 +1,4 @@
-//! The small steps of connecting: sockets, and hellos over them.
+//! Sockets of a connection attempt, and hellos over them.
 
 use super::wire::HELLO;
 use rustix::fd::OwnedFd;
@@ -6,14 +6,14 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::net::SocketAddr;
 
-/// Sends a hello on a fresh connection, whose buffer has room for it; returns whether it went out whole.
+/// Sends a hello on a new connection, whose buffer has room for it; true if all of it was sent.
 pub(super) fn send_hello(socket: &OwnedFd, hello: &[u8; HELLO]) -> bool {
-    // Only delays small frames if the kernel refuses.
+    // A refusal delays small frames only.
     let _ = net::sockopt::set_tcp_nodelay(socket, true);
     net::send(socket, hello, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) == Ok(HELLO)
 }
 
-/// Begins to connect.
+/// Starts a nonblocking connect.
 pub(super) fn dial(to: SocketAddr) -> rustix::io::Result<OwnedFd> {
     let socket = new_socket(to)?;
     match net::connect(&socket, &to) {
@@ -22,11 +22,11 @@ pub(super) fn dial(to: SocketAddr) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// A listening socket on a port that the kernel picks.
+/// Listening socket on a port of the kernel's choice.
 pub(super) fn listen(at: SocketAddr) -> rustix::io::Result<(OwnedFd, SocketAddr)> {
     let socket = new_socket(at)?;
     net::bind(&socket, &at)?;
-    // As many as the kernel allows: all peers may dial all their streams before this engine looks.
+    // Largest backlog: all peers may dial all streams before this engine accepts.
     net::listen(&socket, i32::from(u16::MAX))?;
     let bound = SocketAddr::try_from(net::getsockname(&socket)?)?;
     Ok((socket, bound))
@@ -38,22 +38,22 @@ fn new_socket(to: SocketAddr) -> rustix::io::Result<OwnedFd> {
     net::socket_with(family, SocketType::STREAM, flags, None)
 }
 
-/// Reader of a hello that comes in pieces.
+/// Reader of a hello that arrives in segments.
 #[derive(Default)]
 pub(super) struct HelloReader {
     bytes: Vec<u8>,
 }
 
 impl HelloReader {
-    /// Reads on; `Some` once the hello is whole. An error ends the connection.
+    /// Reads available bytes; `Some` once the hello is complete. An error ends the connection.
     pub fn read(&mut self, socket: &OwnedFd) -> Result<Option<[u8; HELLO]>, &'static str> {
         let mut buffer = [0; HELLO];
         let room = &mut buffer[self.bytes.len()..];
         match net::recv(socket, room, RecvFlags::DONTWAIT) {
-            Ok((0, _)) => return Err("it closed the connection before its hello"),
+            Ok((0, _)) => return Err("connection closed before its hello"),
             Ok((got, _)) => self.bytes.extend_from_slice(&buffer[self.bytes.len()..][..got]),
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(_) => return Err("its connection broke before its hello"),
+            Err(_) => return Err("connection failed before its hello"),
         }
         Ok(self.bytes.first_chunk().copied())
     }

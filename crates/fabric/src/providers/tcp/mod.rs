@@ -1,15 +1,15 @@
-//! Any host over sockets.
+//! Any host, over TCP sockets.
 //!
-//! Peers are connected by several streams each; a part of a write is one frame and goes on one of
-//! them, the least loaded. The receiver checks every frame against what it granted before any of it
-//! touches memory. `docs/wire-format.md` describes the bytes.
+//! Each pair of ranks has several streams. A part of a write is one frame on one of them, the least loaded.
+//! The receiver checks a frame against its own grants before any byte of it touches memory.
+//! `docs/wire-format.md` describes the bytes.
 //!
 //! - `wire.rs`: addresses, hellos and frames as bytes
-//! - `adopted.rs`: a link over a connection that was made elsewhere
-//! - `connect.rs`, `handshake.rs`: connecting to all peers, refusing strangers
-//! - `peer.rs`, `granted.rs`: a peer's streams, its loss, what it was granted
-//! - `stream.rs`, `output.rs`: one connection, and what waits to be sent on it
-//! - `pieces.rs`, `socket.rs`: memory on its way, and the system calls that move it
+//! - `connect.rs`, `handshake.rs`: connections to all peers, with a bound on unknown ones
+//! - `adopted.rs`: link over a connection that the pair protocol made
+//! - `peer.rs`, `granted.rs`: a peer's streams, its loss, the ranges granted to it
+//! - `stream.rs`, `send_queue.rs`: one connection, and its unsent frames
+//! - `segments.rs`, `socket.rs`: pages of a frame, and the system calls that move them
 
 mod adopted;
 mod connect;
@@ -17,9 +17,9 @@ mod connect;
 mod fuzz;
 mod granted;
 mod handshake;
-mod output;
 mod peer;
-mod pieces;
+mod segments;
+mod send_queue;
 mod socket;
 mod stream;
 mod wire;
@@ -32,13 +32,14 @@ use crate::bytes::Reader;
 use crate::clock;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::link::{Introduction, Link, Membership, Posted, RouteRule, Sink, Work};
+use crate::id_map::{PeerMap, RegionMap};
+use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, WorkRequest};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::parts::PartRule;
 use crate::types::{ProviderKind, RegionKey, Time};
-use connect::Expected;
-use peer::{Peer, Shared};
+use connect::ExpectedPeer;
+use peer::{LinkContext, Peer};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::collections::HashMap;
@@ -50,27 +51,27 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use weft_control::{HostIdentity, Rank};
-use wire::{Address, Pair, Token};
+use wire::{PairRule, TcpAddress, Token};
 
-/// How a [`TcpDevice`] listens, cuts and queues. A pair of ranks takes the smaller of their `streams` and
-/// of their `max_part_bytes`.
+/// Configuration of a [`TcpDevice`]. A pair of ranks uses the smaller of their `streams` and of their
+/// `max_part_bytes`.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
-    /// The address to listen on. Loopback unless told otherwise.
+    /// Address to listen on (default: loopback).
     pub bind: IpAddr,
-    /// The address that peers dial, if it is not `bind`.
+    /// Address that peers dial, if it differs from `bind`.
     pub advertise: Option<IpAddr>,
-    /// Connections to each peer, at least 1. Two let a route use two paths of a network and two
-    /// receive queues of a NIC, and let one go on while the other recovers from a loss.
+    /// Connections to each peer, at least 1. Two let a route use two paths of a network and two receive
+    /// queues of a NIC, and let one continue while the other recovers from a loss.
     pub streams: u32,
-    /// The longest part of a write, at most 1 GiB. Shorter parts spread better over the streams,
-    /// longer ones cost fewer system calls.
+    /// Longest part of a write, at most 1 GiB. Shorter parts spread better over the streams, longer ones
+    /// cost fewer system calls.
     pub max_part_bytes: u64,
-    /// Bulk bytes that may wait to be sent to one peer, and twice as many bytes of both classes. One part
-    /// is always taken.
+    /// Bulk bytes queued toward one peer; bytes of both classes may reach twice this. An empty queue
+    /// accepts any part.
     pub queue_bytes: u64,
-    /// Bulk parts that may wait to be sent to one peer, and twice as many parts of both classes, signals
-    /// and credits included; at least 1.
+    /// Bulk parts queued toward one peer, at least 1; parts of both classes, signals and credits included,
+    /// may reach twice this.
     pub queue_parts: u32,
 }
 
@@ -87,88 +88,88 @@ impl Default for TcpConfig {
     }
 }
 
-/// What a provider has refused.
+/// Counts of rejected connections and frames.
 #[derive(Debug, Default)]
 pub struct TcpCounters {
-    /// Connections closed because they did not prove that they belong to the group.
+    /// Connections closed because they did not prove membership in the group.
     pub refused_connections: AtomicU64,
-    /// Frames that broke the rules or named bytes that were not granted. Each cost its peer the
-    /// connection.
+    /// Frames that violated the protocol or addressed bytes outside of a grant; each closed its connection.
     pub refused_frames: AtomicU64,
 }
 
-/// How long a provider that is dropped waits for what it has sent to be acknowledged.
+/// Time for which a dropped link waits until its bytes are acknowledged.
 const LINGER: Duration = Duration::from_secs(1);
-/// Streams with news that one poll attends to; the rest have the next poll.
-const EVENTS: usize = 64;
-/// Far enough behind zero, at which streams begin, that nothing counts as just copied.
+/// Streams served by one poll; the others wait for the next.
+const MAX_EVENTS: usize = 64;
+/// First value of [`TcpLink::flushes`]: above that of new streams by more than one, so that none counts as
+/// recently copied.
 const FIRST_FLUSH: u64 = 2;
-/// While a caller spins, the stream that alone had news last is read without asking epoll first, but for
-/// every so many polls. Whoever polls less often than this does not spin.
+/// Polls between two calls of epoll while a caller spins: the others read the hot stream alone. A caller
+/// spins if it polls more often than this interval.
 const HOT_READS: u32 = 8;
-const SPINNING: Duration = Duration::from_micros(20);
+const SPIN_INTERVAL: Duration = Duration::from_micros(20);
 
-/// Sockets of this host. See the module's page.
+/// TCP sockets of this host; see the module's page.
 #[derive(Clone, Debug)]
 pub struct TcpDevice {
     config: TcpConfig,
     counters: Arc<TcpCounters>,
 }
 
-/// One group's sockets.
+/// Sockets of one group.
 struct TcpLink {
     config: TcpConfig,
     group: Membership,
-    address: Address,
-    /// The token issued to each peer, until the group is connected.
+    address: TcpAddress,
+    /// Tokens issued to the peers, until the group is connected.
     issued: HashMap<Rank, Token>,
-    /// Until the group is connected.
+    /// Listening socket, until the group is connected.
     listener: Option<OwnedFd>,
-    /// In place of a listener: the connection to the one peer.
+    /// In place of a listener: source of the connection to the one peer.
     adoption: Option<Adoption>,
     counters: Arc<TcpCounters>,
     epoll: OwnedFd,
-    regions: Vec<Option<Arc<Memory>>>,
-    /// By rank; `None` where another provider has the route.
-    peers: Vec<Option<Peer>>,
-    /// Streams with unsent output that no flush has attended to: rank and stream.
+    regions: RegionMap<Arc<Memory>>,
+    /// Peers of which this provider has the route.
+    peers: PeerMap<Peer>,
+    /// Streams with frames queued since the last flush: rank and stream.
     dirty: Vec<(u32, u32)>,
-    /// Flushes so far, from [`FIRST_FLUSH`] on.
+    /// Number of flushes, from [`FIRST_FLUSH`] on.
     flushes: u64,
-    /// Ranks whose connections have begun to end.
+    /// Ranks with an ending connection.
     ending: Vec<u32>,
     hot: HotStream,
 }
 
-/// The stream that is read first while a caller spins.
+/// Stream that is read without epoll while a caller spins.
 #[derive(Default)]
 struct HotStream {
-    /// Rank and stream that alone had news when epoll was last asked.
+    /// Rank and stream of the only event at the last call of epoll.
     stream: Option<(usize, usize)>,
-    /// How often it was followed since.
-    followed: u32,
+    /// Reads of it since.
+    reads: u32,
     polled: Time,
 }
 
 impl HotStream {
-    /// The stream to read at this poll instead of asking epoll.
+    /// Returns the stream to read instead of calling epoll.
     fn take(&mut self, now: Time) -> Option<(usize, usize)> {
-        let spinning = now.since(self.polled) < SPINNING;
+        let spinning = now.since(self.polled) < SPIN_INTERVAL;
         self.polled = now;
-        self.followed += 1;
-        self.stream.filter(|_| spinning && self.followed < HOT_READS)
+        self.reads += 1;
+        self.stream.filter(|_| spinning && self.reads < HOT_READS)
     }
 
-    /// What epoll said.
-    fn learn(&mut self, stream: Option<(usize, usize)>) {
-        // With nothing new the old guess is as good as before.
+    /// Records the result of a call of epoll.
+    fn record(&mut self, stream: Option<(usize, usize)>) {
+        // An empty result keeps the previous stream.
         self.stream = stream.or(self.stream);
-        self.followed = 0;
+        self.reads = 0;
     }
 }
 
 impl TcpDevice {
-    /// Sockets with this configuration.
+    /// TCP sockets with this configuration.
     ///
     /// # Errors
     /// [`Error::Provider`] if a value is out of range or the address cannot be listened on.
@@ -180,13 +181,15 @@ impl TcpDevice {
         ];
         for (name, value, limit) in limits {
             if !(1..=limit).contains(&value) {
-                return Err(unusable(format!("{name} {value}: choose 1 to {limit}")));
+                return Err(provider_error(format!("{name} {value}: expected 1 to {limit}")));
             }
         }
         if config.advertise.unwrap_or(config.bind).is_unspecified() {
             let bind = config.bind;
-            let detail = format!("bind address {bind}: name the address that peers dial, too");
-            return Err(unusable(detail));
+            let detail = format!(
+                "bind address {bind}: expected an address that peers can dial; set `advertise`"
+            );
+            return Err(provider_error(detail));
         }
         let device = TcpDevice { config, counters: Arc::default() };
         device.listen()?;
@@ -196,10 +199,10 @@ impl TcpDevice {
     fn listen(&self) -> Result<(OwnedFd, SocketAddr)> {
         let bind = self.config.bind;
         handshake::listen(SocketAddr::new(bind, 0))
-            .map_err(|e| unusable(format!("cannot listen on {bind}: {e}")))
+            .map_err(|e| provider_error(format!("cannot listen on {bind}: {e}")))
     }
 
-    /// What was refused, to be watched from elsewhere.
+    /// Counts of rejected connections and frames.
     pub fn counters(&self) -> &Arc<TcpCounters> {
         &self.counters
     }
@@ -217,7 +220,7 @@ impl Device for TcpDevice {
     }
 }
 
-fn unusable(detail: String) -> Error {
+fn provider_error(detail: String) -> Error {
     Error::Provider { provider: ProviderKind::Tcp, detail }
 }
 
@@ -230,18 +233,18 @@ impl Link for TcpLink {
         self.address.encode()
     }
 
-    /// A loopback address reaches from its own host only. Both sides compare the same two addresses.
+    /// A loopback address reaches its own host only. Both sides compare the same two addresses.
     fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
-        let other = Address::decode(theirs)?;
+        let other = TcpAddress::decode(theirs)?;
         let connected = self.adoption.is_some();
-        let loopback = |address: &Address| address.socket.ip().is_loopback();
+        let loopback = |address: &TcpAddress| address.socket.ip().is_loopback();
         let public = !loopback(&self.address) && !loopback(&other);
-        let Pair { parts, streams } = self.address.pair(&other);
-        let rule = RouteRule { parts, ordered: streams == 1, ..RouteRule::LATER };
+        let PairRule { parts, streams } = self.address.pair(&other);
+        let rule = RouteRule { parts, ordered: streams == 1, ..RouteRule::DEFERRED };
         (connected || public || self.address.is_on_host_of(&other)).then_some(rule)
     }
 
-    /// A token for the peer alone, which it shows on every connection.
+    /// Token for this peer alone, which it presents on every connection.
     fn introduce(&mut self, peer: Rank, _address: &[u8]) -> Result<Vec<u8>> {
         let token = new_token()?;
         self.issued.insert(peer, token);
@@ -252,51 +255,46 @@ impl Link for TcpLink {
         if self.adoption.is_some() {
             return peers.iter().try_for_each(|peer| self.adopt(peer));
         }
-        // Closed when this returns: every peer of the group is connected by then.
+        // Closed on return: all peers are connected by then.
         let listener = self.listener.take();
-        let listener = listener.ok_or_else(|| unusable("its link is connected already".into()))?;
+        let listener =
+            listener.ok_or_else(|| provider_error("its link is already connected".into()))?;
         let issued = std::mem::take(&mut self.issued);
         let expected = |peer: &Introduction<'_>| {
             let malformed = |what| {
-                let detail = "it is of another wire version or damaged".into();
+                let detail = "another wire version, or damaged".into();
                 Error::Malformed { peer: peer.peer, what, detail }
             };
-            let address = Address::decode(peer.address);
+            let address = TcpAddress::decode(peer.address);
             let address = address.ok_or_else(|| malformed("a tcp address"))?;
             let shown = peer.message.try_into().map_err(|_| malformed("a tcp token"))?;
             let issued = issued.get(&peer.peer);
-            let issued = *issued.ok_or_else(|| unusable(format!("{} has no token", peer.peer)))?;
+            let issued =
+                *issued.ok_or_else(|| provider_error(format!("{} has no token", peer.peer)))?;
             let streams = self.address.pair(&address).streams;
-            Ok(Expected { rank: peer.peer, address, issued, shown, streams })
+            Ok(ExpectedPeer { rank: peer.peer, address, issued, shown, streams })
         };
-        let expected: Vec<Expected> = peers.iter().map(expected).collect::<Result<_>>()?;
+        let expected: Vec<ExpectedPeer> = peers.iter().map(expected).collect::<Result<_>>()?;
         let rules: Vec<PartRule> =
             expected.iter().map(|peer| self.address.pair(&peer.address).parts).collect();
         let (group, address, counters) = (&self.group, &self.address, &self.counters);
-        let here = connect::Here { group, address, listener: &listener, counters };
-        self.peers.resize_with(self.group.size as usize, || None);
-        let connected = connect::connect(&here, expected, limit)?;
+        let context = connect::ConnectContext { group, address, listener: &listener, counters };
+        let connected = connect::connect(&context, expected, limit)?;
         for ((rank, sockets), rule) in connected.into_iter().zip(rules) {
             let peer = Peer::new(rank, rule, sockets, &self.epoll)
                 .map_err(|e| Error::system("cannot watch a connection", e))?;
-            self.peers[rank.0 as usize] = Some(peer);
+            self.peers.insert(rank, peer);
         }
         Ok(())
     }
 
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
         if memory.host().is_none() {
-            let detail = format!(
-                "its memory is {:?}; sockets read and write memory of the host only",
-                memory.place()
-            );
+            let detail =
+                format!("memory of {:?}: sockets transfer host memory only", memory.kind());
             return Err(Error::Unusable { provider: ProviderKind::Tcp, key, detail });
         }
-        let slot = key.0 as usize;
-        if slot >= self.regions.len() {
-            self.regions.resize(slot + 1, None);
-        }
-        self.regions[slot] = Some(memory.clone());
+        self.regions.insert(key, memory.clone());
         Ok(())
     }
 
@@ -320,44 +318,45 @@ impl Link for TcpLink {
         let range = range.ok_or_else(|| Error::Malformed {
             peer,
             what: "a tcp grant",
-            detail: format!("it is not a range within {length} bytes"),
+            detail: format!("expected a range within {length} bytes"),
         })?;
         self.peer(peer)?.imported.add(key.0, range);
         Ok(())
     }
 
     fn deregister(&mut self, key: RegionKey) {
-        if let Some(region) = self.regions.get_mut(key.0 as usize) {
-            *region = None;
-        }
-        for peer in self.peers.iter_mut().flatten() {
+        self.regions.remove(key);
+        for peer in self.peers.values_mut() {
             peer.granted.remove(key.0);
         }
     }
 
-    fn forget(&mut self, peer: Rank, key: RegionKey) {
+    fn remove_remote(&mut self, peer: Rank, key: RegionKey) {
         if let Ok(peer) = self.peer(peer) {
             peer.imported.remove(key.0);
         }
     }
 
-    fn post(&mut self, work: &Work<'_>, sink: &mut Sink) -> Result<Posted, String> {
+    fn post(&mut self, work: &WorkRequest<'_>, sink: &mut Sink) -> Result<PostStatus, String> {
         let _ = sink;
-        let peer = self.peers.get_mut(work.peer.0 as usize).and_then(Option::as_mut);
+        let peer = self.peers.get_mut(work.peer);
         let peer = peer.ok_or("tcp has no connection to it")?;
-        let source = |key: RegionKey| self.regions.get(key.0 as usize).and_then(Option::as_ref);
+        let source = |key: RegionKey| self.regions.get(key);
         let mut payload = 0;
         for page in work.pages {
             peer.imported.check(page.destination.0, page.destination_offset, page.length)?;
             let length = source(page.source).map_or(0, |memory| memory.len() as u64);
             if page.source_offset.checked_add(page.length).is_none_or(|end| end > length) {
-                return Err(format!("the source is outside of region {}", page.source.0));
+                return Err(format!("source outside of region {}", page.source.0));
             }
             payload += page.length;
         }
         let rule = peer.rule();
         if payload > rule.max_part_bytes || work.pages.len() > rule.max_pages_per_part as usize {
-            return Err(format!("a part of {} pages and {payload} bytes", work.pages.len()));
+            return Err(format!(
+                "part of {} pages and {payload} bytes: above the limits of the pair",
+                work.pages.len()
+            ));
         }
         let sources = work.pages.iter().filter_map(|page| source(page.source));
         let (posted, stream) = peer.post(work, payload, sources, &self.config, self.flushes)?;
@@ -370,9 +369,9 @@ impl Link for TcpLink {
     fn flush(&mut self, sink: &mut Sink) {
         self.flushes += 1;
         while let Some((rank, stream)) = self.dirty.pop() {
-            if let Some(peer) = &mut self.peers[rank as usize] {
+            if let Some(peer) = self.peers.get_mut(Rank(rank)) {
                 peer.send(stream as usize, &self.epoll, sink);
-                note_ending(&mut self.ending, peer);
+                track_ending(&mut self.ending, peer);
             }
         }
     }
@@ -383,46 +382,46 @@ impl Link for TcpLink {
     }
 
     fn poll(&mut self, now: Time, sink: &mut Sink) {
-        // Credits may have been posted with nobody flushing after them.
+        // Credits are posted without a flush after them.
         self.flush(sink);
         let TcpLink { epoll, regions, counters, group, peers, ending, hot, .. } = self;
-        let shared = Shared { epoll, regions, lanes: &group.lanes, counters };
+        let link = LinkContext { epoll, regions, lanes: &group.lanes, counters };
         let mut ready = |rank: usize, stream, flags| {
-            if let Some(peer) = peers.get_mut(rank).and_then(Option::as_mut) {
-                peer.ready(stream, flags, &shared, sink);
-                note_ending(ending, peer);
+            if let Some(peer) = peers.get_mut(Rank(rank as u32)) {
+                peer.ready(stream, flags, &link, sink);
+                track_ending(ending, peer);
             }
         };
         if let Some((rank, stream)) = hot.take(now) {
             ready(rank, stream, epoll::EventFlags::IN);
         } else {
-            let mut room = [const { MaybeUninit::uninit() }; EVENTS];
-            // Without a timeout nothing can interrupt it, and the descriptor is ours.
+            let mut room = [const { MaybeUninit::uninit() }; MAX_EVENTS];
+            // A zero timeout cannot be interrupted, and the descriptor is ours.
             let events = epoll::wait(&*epoll, &mut room, Some(&Timespec::default()));
             let events = events.map_or(&[][..], |(events, _)| &*events);
             for event in events {
-                let (rank, stream) = peer::of_event(event);
+                let (rank, stream) = peer::stream_of(event);
                 ready(rank, stream, event.flags);
             }
             match events {
-                [] => hot.learn(None),
-                [event] => hot.learn(Some(peer::of_event(event))),
+                [] => hot.record(None),
+                [event] => hot.record(Some(peer::stream_of(event))),
                 _ => *hot = HotStream::default(),
             }
         }
         ending.retain(|&rank| {
-            peers[rank as usize].as_mut().is_some_and(|peer| !peer.has_ended(now, sink))
+            peers.get_mut(Rank(rank)).is_some_and(|peer| !peer.has_ended(now, sink))
         });
     }
 
     fn fence(&mut self, peer: Rank, sink: &mut Sink) {
-        if let Some(peer) = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut) {
+        if let Some(peer) = self.peers.get_mut(peer) {
             peer.fence(sink);
         }
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        // Epoll is level-triggered: what it has to report keeps its descriptor readable.
+        // Epoll is level-triggered: pending events keep its descriptor readable.
         self.dirty.is_empty()
     }
 
@@ -431,55 +430,54 @@ impl Link for TcpLink {
     }
 
     fn next_deadline(&self) -> Option<Time> {
-        let ending = self.ending.iter().filter_map(|&rank| self.peers[rank as usize].as_ref());
+        let ending = self.ending.iter().filter_map(|&rank| self.peers.get(Rank(rank)));
         ending.filter_map(Peer::deadline).min()
     }
 }
 
 impl TcpLink {
-    /// Takes over the connection to a peer that was made elsewhere.
+    /// Takes over the connection of the pair protocol.
     fn adopt(&mut self, peer: &Introduction<'_>) -> Result<()> {
         let refused = |detail: &str| Error::Connect {
             peer: peer.peer,
             provider: ProviderKind::Tcp,
             detail: detail.into(),
         };
-        let address = Address::decode(peer.address);
-        let address = address.ok_or_else(|| refused("its address is of another wire version"))?;
+        let address = TcpAddress::decode(peer.address);
+        let address = address.ok_or_else(|| refused("address of another wire version"))?;
         let socket = self.adoption.as_ref().and_then(Adoption::take);
-        let socket = socket.ok_or_else(|| refused("its connection was not handed over"))?;
+        let socket = socket.ok_or_else(|| refused("no connection was handed over"))?;
         if self.address.is_on_host_of(&address) {
             connect::limit_buffer(&socket);
         }
         let rule = self.address.pair(&address).parts;
         let made = Peer::new(peer.peer, rule, vec![socket], &self.epoll)
             .map_err(|e| Error::system("cannot watch a connection", e))?;
-        self.peers.resize_with(self.group.size as usize, || None);
-        self.peers[peer.peer.index()] = Some(made);
+        self.peers.insert(peer.peer, made);
         Ok(())
     }
 
     fn peer(&mut self, rank: Rank) -> Result<&mut Peer> {
-        let peer = self.peers.get_mut(rank.0 as usize).and_then(Option::as_mut);
+        let peer = self.peers.get_mut(rank);
         peer.ok_or_else(|| Error::Unknown { what: "rank", number: rank.0.into() })
     }
 }
 
-fn note_ending(ending: &mut Vec<u32>, peer: &Peer) {
+fn track_ending(ending: &mut Vec<u32>, peer: &Peer) {
     if peer.is_ending() && !ending.contains(&peer.rank().0) {
         ending.push(peer.rank().0);
     }
 }
 
 impl Drop for TcpLink {
-    /// What was posted shall arrive although its sender leaves: closing a socket that holds unread
-    /// credits resets the connection, and what the peer has not acknowledged by then is thrown away.
+    /// Delivers posted parts before the sockets close: closing a socket with unread credits resets the
+    /// connection, and the kernel then drops unacknowledged bytes.
     fn drop(&mut self) {
         let mut sink = Sink::default();
         let deadline = clock::now().after(LINGER);
         loop {
             let mut waiting = false;
-            for peer in self.peers.iter_mut().flatten() {
+            for peer in self.peers.values_mut() {
                 peer.send_all(&self.epoll, &mut sink);
                 waiting |= peer.has_undelivered();
             }
@@ -491,19 +489,18 @@ impl Drop for TcpLink {
     }
 }
 
-/// Sixteen bytes that nobody can guess.
+/// Sixteen random bytes from the system.
 fn new_token() -> Result<Token> {
     let mut token = Token::default();
     getrandom::fill(&mut token).map_err(|e| Error::Provider {
         provider: ProviderKind::Tcp,
-        detail: format!("the system gives no random bytes: {e}"),
+        detail: format!("no random bytes from the system: {e}"),
     })?;
     Ok(token)
 }
 
-/// Equal for two processes if they share a loopback: the boot and the network namespace. Empty if the
-/// system does not report both.
-fn this_host() -> Vec<u8> {
+/// Identity of the loopback network: boot and network namespace. Empty if the system does not report both.
+fn host_identity() -> Vec<u8> {
     let HostIdentity { boot, network, .. } = HostIdentity::here();
     let is_known = !boot.is_empty() && !network.is_empty();
     if is_known { format!("{boot} {network}").into_bytes() } else { Vec::new() }

@@ -1,82 +1,83 @@
-//! One connection: sending what waits, receiving frames.
+//! One connection: sending queued frames, receiving frames.
 //!
-//! Large frames are received right into where they go. One read takes the rest of a large frame and
-//! the small frames behind it, one send takes as many frames as there are.
+//! Large payloads are received directly into their destination. One read takes the rest of a large frame
+//! and the small frames behind it, one send takes as many frames as are queued.
 
-use super::granted::Granted;
-use super::output::Output;
-use super::pieces::Pieces;
-use super::socket::Room;
+use super::granted::GrantedRanges;
+use super::segments::Segments;
+use super::send_queue::SendQueue;
+use super::socket::ReceiveVectors;
 use super::wire::{Head, MAX_HEAD};
+use crate::id_map::RegionMap;
 use crate::lane_table::LaneTable;
 use crate::link::Sink;
 use crate::memory::Memory;
 use crate::parts::PartRule;
-use crate::types::Lane;
+use crate::types::{Lane, RegionKey};
 use rustix::fd::{AsFd, OwnedFd};
 use std::io;
 use std::sync::Arc;
 use weft_control::Rank;
 
-/// Bytes that one poll sends or receives on one stream before it turns to the next.
-const TURN: usize = 4 << 20;
-/// The read buffer. Large payloads go around it, but for what comes in one read with their head.
-const BUFFER: usize = 16 << 10;
-/// As much of it as is offered while nothing is known of the next frame, if the last was large: the
-/// payload of the next then goes around the buffer too, but for what comes with its head.
-const GLIMPSE: usize = 256;
-/// Payloads from this length on are large.
-const LARGE: u32 = 8 << 10;
-const _: () = assert!(BUFFER > MAX_HEAD);
+/// Bytes that one poll moves on a stream, in each direction.
+const POLL_BYTES: usize = 4 << 20;
+/// Read buffer. Large payloads bypass it, except for bytes that arrive in one read with their head.
+const READ_BUFFER: usize = 16 << 10;
+/// Part of it that is offered before the head of the next frame, if the last payload was large: most of the
+/// next payload then bypasses the buffer too.
+const HEADER_PEEK: usize = 256;
+/// Minimum length of a large payload.
+const LARGE_PAYLOAD: u32 = 8 << 10;
+const _: () = assert!(READ_BUFFER > MAX_HEAD);
 
-/// The plain end of a connection.
-pub(super) const CLOSED: &str = "its connection was closed at the other end";
+/// Reason of an orderly close.
+pub(super) const CLOSED: &str = "connection closed by the peer";
 
 pub(super) struct Stream {
-    /// `None` once it has ended.
+    /// `None` after its end.
     pub socket: Option<OwnedFd>,
-    /// Whether epoll watches for room to send.
-    pub watched_for_room: bool,
-    /// Whether it is on the provider's list of streams to flush.
+    /// True while epoll watches for room to send.
+    pub watches_output: bool,
+    /// True while it is on the link's list of streams to flush.
     pub dirty: bool,
-    /// Flushes of the link before the last part was copied into the output.
+    /// Number of flushes of the link when the last part was copied into the queue.
     pub copied_at: u64,
-    pub output: Output,
-    input: Input,
+    pub send_queue: SendQueue,
+    input: FrameReader,
 }
 
 impl Stream {
     pub fn new(socket: OwnedFd) -> Stream {
         Stream {
             socket: Some(socket),
-            watched_for_room: false,
+            watches_output: false,
             dirty: false,
             copied_at: 0,
-            output: Output::default(),
-            input: Input {
-                buffer: vec![0; BUFFER].into(),
+            send_queue: SendQueue::default(),
+            input: FrameReader {
+                buffer: vec![0; READ_BUFFER].into(),
                 begin: 0,
                 end: 0,
-                landing: Pieces::default(),
+                destinations: Segments::default(),
                 lane: None,
                 last_was_large: false,
             },
         }
     }
 
-    /// Ends it. What waits to be sent stays where it is.
+    /// Closes the socket. Unsent frames stay queued.
     pub fn close(&mut self) {
         self.socket = None;
-        self.input.landing.clear();
+        self.input.destinations.clear();
     }
 
-    /// Sends until all is sent, the kernel takes no more, or the turn is over. An error says that
-    /// nothing more can be sent; there may still be something to receive.
+    /// Sends until the queue is empty, the kernel accepts no more, or the limit of a poll is reached. After
+    /// an error the stream may still receive.
     pub fn send(&mut self, sink: &mut Sink) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Ok(()) };
-        let mut turn = 0;
-        while !self.output.is_empty() && turn < TURN {
-            let sources = self.output.sources(TURN - turn);
+        let mut moved = 0;
+        while !self.send_queue.is_empty() && moved < POLL_BYTES {
+            let sources = self.send_queue.sources(POLL_BYTES - moved);
             let wanted = sources.len();
             let sent = match sources.send(socket.as_fd()) {
                 Ok(sent) => sent,
@@ -84,8 +85,8 @@ impl Stream {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(e),
             };
-            self.output.sent(sent, sink);
-            turn += sent;
+            self.send_queue.sent(sent, sink);
+            moved += sent;
             if sent < wanted {
                 break;
             }
@@ -93,28 +94,28 @@ impl Stream {
         Ok(())
     }
 
-    /// Receives until nothing is left or the turn is over.
-    pub fn receive(&mut self, gate: &Gate<'_>) -> Result<(), Ended> {
+    /// Receives until the socket is empty or the limit of a poll is reached.
+    pub fn receive(&mut self, check: &GrantCheck<'_>) -> Result<(), StreamEnd> {
         let Some(socket) = &self.socket else { return Ok(()) };
-        let mut turn = 0;
-        while turn < TURN {
+        let mut moved = 0;
+        while moved < POLL_BYTES {
             let (room, direct) = self.input.room();
             let wanted = room.len();
             let got = match room.receive(socket.as_fd()) {
                 Ok(0) if self.input.is_between_frames() => {
-                    return Err(Ended::Closed(CLOSED.into()));
+                    return Err(StreamEnd::Closed(CLOSED.into()));
                 }
                 Ok(0) => {
-                    let why = "its connection was closed in the middle of a write";
-                    return Err(Ended::Closed(why.into()));
+                    let why = "connection closed in the middle of a write";
+                    return Err(StreamEnd::Closed(why.into()));
                 }
                 Ok(got) => got,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) => return Err(Ended::Closed(format!("its connection broke: {e}"))),
+                Err(e) => return Err(StreamEnd::Closed(format!("connection failed: {e}"))),
             };
-            self.input.received(got, direct, gate).map_err(Ended::Violation)?;
-            turn += got;
+            self.input.received(got, direct, check).map_err(StreamEnd::Violation)?;
+            moved += got;
             if got < wanted {
                 break;
             }
@@ -123,94 +124,103 @@ impl Stream {
     }
 }
 
-/// Why a stream will bring nothing more.
-pub(super) enum Ended {
-    /// The other end closed it, or it broke.
+/// End of a stream's input.
+pub(super) enum StreamEnd {
+    /// Closed by the other end, or failed.
     Closed(String),
-    /// A frame broke the rules. Nothing of it was written.
+    /// Protocol violation. No byte of its frame was written.
     Violation(String),
 }
 
-/// What a frame is checked against before any of it touches memory, and whom its arrival raises.
-pub(super) struct Gate<'a> {
+/// Check of a frame before any byte of it touches memory, and the lanes that its arrival raises.
+pub(super) struct GrantCheck<'a> {
     pub peer: Rank,
     pub rule: PartRule,
-    /// What this peer may write, and the memory it lies in.
-    pub granted: &'a Granted,
-    pub regions: &'a [Option<Arc<Memory>>],
+    /// Ranges that this peer may write, and their memory.
+    pub granted: &'a GrantedRanges,
+    pub regions: &'a RegionMap<Arc<Memory>>,
     pub lanes: &'a LaneTable,
 }
 
-impl Gate<'_> {
-    /// The places of a frame's payload, all of them checked, or why one is refused.
-    fn admit(&self, head: &Head<'_>, landing: &mut Pieces) -> Result<(), String> {
-        landing.clear();
+impl GrantCheck<'_> {
+    /// Resolves the pages of a frame to checked destinations.
+    ///
+    /// # Errors
+    /// Reason why a page is rejected.
+    fn resolve(&self, head: &Head<'_>, destinations: &mut Segments) -> Result<(), String> {
+        destinations.clear();
         for page in head.pages() {
             self.granted.check(page.key, page.offset, page.length.into())?;
-            let memory = self.regions.get(page.key as usize).and_then(Option::as_ref);
-            // Granted, so known and in range; but what a peer says shall not depend on that.
-            let memory = memory.ok_or_else(|| format!("region {} is not known", page.key))?;
+            let memory = self.regions.get(RegionKey(page.key));
+            // A granted range is within its region; this holds even if that were violated.
+            let memory = memory.ok_or_else(|| format!("region {} is unknown", page.key))?;
             let (offset, length) = (page.offset as usize, page.length as usize);
             if offset.checked_add(length).is_none_or(|end| end > memory.len()) {
                 return Err(format!("region {} ends before {offset}+{length}", page.key));
             }
-            landing.push(memory.clone(), offset, length);
+            destinations.push(memory.clone(), offset, length);
         }
         Ok(())
     }
 }
 
-struct Input {
+struct FrameReader {
     buffer: Box<[u8]>,
     begin: usize,
     end: usize,
-    /// Where the rest of the frame under way goes.
-    landing: Pieces,
-    /// What the frame under way raises once it has landed. The buffer is empty while there is one.
+    /// Destinations of the rest of the current frame.
+    destinations: Segments,
+    /// Lane that the current frame raises once complete. The buffer is empty while there is one.
     lane: Option<Lane>,
     last_was_large: bool,
 }
 
-impl Input {
+impl FrameReader {
     fn is_between_frames(&self) -> bool {
         self.lane.is_none() && self.begin == self.end
     }
 
-    /// Where the next bytes go, and how many of them go past the buffer.
-    fn room(&mut self) -> (Room<'_>, usize) {
-        let mut room = Room::new();
-        let all = self.landing.each(|memory, offset, length| room.memory(memory, offset, length));
+    /// Ranges for the next bytes, and the number of bytes that bypass the buffer.
+    fn room(&mut self) -> (ReceiveVectors<'_>, usize) {
+        let mut room = ReceiveVectors::new();
+        let all =
+            self.destinations.each(|memory, offset, length| room.memory(memory, offset, length));
         let direct = room.len();
         if all {
-            let glimpse = self.last_was_large && direct == 0 && self.end == 0;
-            let end = if glimpse { GLIMPSE } else { self.buffer.len() };
+            let peek = self.last_was_large && direct == 0 && self.end == 0;
+            let end = if peek { HEADER_PEEK } else { self.buffer.len() };
             room.bytes(&mut self.buffer[self.end..end]);
         }
         (room, direct)
     }
 
-    fn received(&mut self, got: usize, direct: usize, gate: &Gate<'_>) -> Result<(), String> {
-        self.landing.advance(got.min(direct));
+    fn received(
+        &mut self,
+        got: usize,
+        direct: usize,
+        check: &GrantCheck<'_>,
+    ) -> Result<(), String> {
+        self.destinations.advance(got.min(direct));
         self.end += got - got.min(direct);
         loop {
             if let Some(lane) = self.lane {
-                self.begin += self.landing.copy_in(&self.buffer[self.begin..self.end]);
-                if !self.landing.is_done() {
+                self.begin += self.destinations.copy_in(&self.buffer[self.begin..self.end]);
+                if !self.destinations.is_done() {
                     break;
                 }
-                self.landing.clear();
+                self.destinations.clear();
                 self.lane = None;
-                // A lane named wrongly is dropped, counted and logged by the table.
-                gate.lanes.arrive_from(gate.peer, lane);
+                // A lane that the peer does not hold is dropped, counted and logged by the table.
+                check.lanes.arrive_from(check.peer, lane);
             }
             let bytes = &self.buffer[self.begin..self.end];
-            let Some(head) = Head::parse(bytes, gate.rule)? else { break };
-            gate.admit(&head, &mut self.landing)?;
+            let Some(head) = Head::parse(bytes, check.rule)? else { break };
+            check.resolve(&head, &mut self.destinations)?;
             self.lane = Some(head.lane);
-            self.last_was_large = head.payload >= LARGE;
+            self.last_was_large = head.payload >= LARGE_PAYLOAD;
             self.begin += head.len();
         }
-        // What is left is less than a head, so there is always room to receive.
+        // The rest is shorter than a head, so the buffer has room.
         self.buffer.copy_within(self.begin..self.end, 0);
         (self.begin, self.end) = (0, self.end - self.begin);
         Ok(())

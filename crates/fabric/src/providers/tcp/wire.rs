@@ -1,36 +1,36 @@
-//! What travels between two tcp providers, as pure functions over bytes: addresses, hellos, frames.
+//! Wire format between two tcp links, as pure functions over bytes: addresses, hellos, frames.
 //!
-//! `docs/wire-format.md` has the same in tables. Nothing here trusts a byte: what does not parse is
-//! refused with a reason, what is not complete waits, and no length is believed before it is bounded.
+//! `docs/wire-format.md` has the same in tables. All input is untrusted: malformed bytes are rejected with
+//! a reason, incomplete ones wait, and each length is bounded before its use.
 
 use crate::bytes::{Reader, put_block};
 use crate::parts::PartRule;
 use crate::types::{Generation, Lane, Page};
 use std::net::{IpAddr, SocketAddr};
 
-/// Changes whenever anything in this file does; both ends must have the same.
+/// Version of this format; both ends must have the same.
 pub(super) const VERSION: u16 = 2;
-/// The most pages in one frame.
+/// Maximum number of pages in one frame.
 pub(super) const MAX_PAGES: u32 = 256;
 const HEADER: usize = 12;
 const PAGE: usize = 16;
-/// The longest that a frame's header and page table can be.
+/// Maximum length of a frame's header and page table.
 pub(super) const MAX_HEAD: usize = HEADER + MAX_PAGES as usize * PAGE;
-/// The length of a hello.
+/// Length of a hello.
 pub(super) const HELLO: usize = 36;
 
-/// The most connections between two ranks.
+/// Maximum number of streams between two ranks.
 pub(super) const MAX_STREAMS: u32 = 64;
 const MAGIC: [u8; 4] = *b"WEFT";
 const COUNTED_WRITE: u8 = 1;
 
-/// Issued by an engine to one peer, over the control plane.
+/// Token that an engine issues to one peer over the control plane.
 pub(super) type Token = [u8; 16];
 
-/// How a provider is reached, told to every rank through the control plane.
+/// Address of a link, sent to each rank through the control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Address {
-    /// Two loopback addresses mean the same only if these are equal.
+pub(super) struct TcpAddress {
+    /// Identity of the loopback network; loopback addresses are comparable only if it is equal.
     pub host: Vec<u8>,
     pub max_part_bytes: u64,
     pub max_pages: u32,
@@ -38,25 +38,28 @@ pub(super) struct Address {
     pub socket: SocketAddr,
 }
 
-/// The rule of a pair of addresses.
+/// Rule of a pair of links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pair {
+pub(super) struct PairRule {
     pub parts: PartRule,
     pub streams: u32,
 }
 
-impl Address {
-    /// Whether both are surely in one network namespace of one host.
-    pub fn is_on_host_of(&self, other: &Address) -> bool {
+impl TcpAddress {
+    /// True if both are in one network namespace of one host; false if that is unknown.
+    pub fn is_on_host_of(&self, other: &TcpAddress) -> bool {
         !self.host.is_empty() && self.host == other.host
     }
 
-    /// The rule that both ends derive: of each limit the smaller, and at least one of everything.
-    pub fn pair(&self, other: &Address) -> Pair {
+    /// Rule that both ends derive: the smaller of each limit, at least 1.
+    pub fn pair(&self, other: &TcpAddress) -> PairRule {
         let max_part_bytes = self.max_part_bytes.min(other.max_part_bytes).max(1);
         let max_pages_per_part = self.max_pages.min(other.max_pages).max(1);
         let streams = self.streams.min(other.streams).clamp(1, MAX_STREAMS);
-        Pair { parts: PartRule { max_part_bytes, max_pages_per_part, ..PartRule::WHOLE }, streams }
+        PairRule {
+            parts: PartRule { max_part_bytes, max_pages_per_part, ..PartRule::WHOLE },
+            streams,
+        }
     }
 
     pub fn encode(&self) -> Vec<u8> {
@@ -73,8 +76,8 @@ impl Address {
         out
     }
 
-    /// What a peer's provider gave; `None` if it is not an address of this wire version.
-    pub fn decode(bytes: &[u8]) -> Option<Address> {
+    /// Decodes a peer's address; `None` for another wire version or malformed bytes.
+    pub fn decode(bytes: &[u8]) -> Option<TcpAddress> {
         let mut reader = Reader::new(bytes);
         if reader.u16()? != VERSION {
             return None;
@@ -87,31 +90,36 @@ impl Address {
             _ => IpAddr::from(<[u8; 16]>::try_from(ip).ok()?),
         };
         let socket = SocketAddr::new(ip, reader.u16()?);
-        reader.is_at_end().then_some(Address { host, max_part_bytes, max_pages, streams, socket })
+        reader.is_at_end().then_some(TcpAddress {
+            host,
+            max_part_bytes,
+            max_pages,
+            streams,
+            socket,
+        })
     }
 }
 
-/// Which end of a connection says hello.
+/// End of a connection that sends a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Role {
-    Dialler = 1,
+    Dialer = 1,
     Acceptor = 2,
 }
 
-/// The first bytes of each direction of a connection. The same length whatever it says, so that
-/// nothing has to be believed in order to read it.
+/// First bytes of each direction of a connection; fixed length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub generation: Generation,
     pub role: Role,
-    /// Who says it.
+    /// Rank of the sender.
     pub from: u32,
-    /// To whom.
+    /// Rank of the receiver.
     pub to: u32,
-    /// Which of the pair's streams this connection is.
+    /// Number of the stream within the pair.
     pub stream: u32,
-    /// The token that the receiver issued to the sender over the control plane.
+    /// Token that the receiver issued to the sender over the control plane.
     pub token: Token,
 }
 
@@ -132,15 +140,15 @@ impl Hello {
     pub fn decode(bytes: &[u8; HELLO]) -> Result<Hello, &'static str> {
         let mut reader = Reader::new(bytes);
         if reader.bytes(4) != Some(&MAGIC) {
-            return Err("it is not a Weft connection");
+            return Err("not a Weft connection");
         }
         if reader.u16() != Some(VERSION) {
-            return Err("it is of another wire version");
+            return Err("another wire version");
         }
         let rest = |reader: &mut Reader<'_>| {
             let generation = Generation(reader.u8()?);
             let role = match reader.u8()? {
-                1 => Role::Dialler,
+                1 => Role::Dialer,
                 2 => Role::Acceptor,
                 _ => return None,
             };
@@ -148,16 +156,16 @@ impl Hello {
             let token = reader.bytes(16)?.try_into().ok()?;
             Some(Hello { generation, role, from, to, stream, token })
         };
-        rest(&mut reader).ok_or("its role is unknown")
+        rest(&mut reader).ok_or("unknown role")
     }
 }
 
-/// Whether two tokens are the same, in a time that does not tell how far they agree.
+/// Compares two tokens in constant time.
 pub(super) fn same_token(one: &Token, other: &Token) -> bool {
     one.iter().zip(other).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }
 
-/// Appends the header and the page table of the frame that writes `pages` and raises `lane`.
+/// Appends the header and page table of the frame that writes `pages` and raises `lane`.
 pub(super) fn put_head(out: &mut Vec<u8>, lane: Lane, pages: &[Page]) {
     let payload: u64 = pages.iter().map(|page| page.length).sum();
     let mut head = [0; HEADER];
@@ -175,17 +183,16 @@ pub(super) fn put_head(out: &mut Vec<u8>, lane: Lane, pages: &[Page]) {
     }
 }
 
-/// The header and page table of a frame. Its form is right; whether its pages were granted is the
-/// receiver's to check.
+/// Header and page table of a well-formed frame. The receiver checks its pages against the grants.
 #[derive(Debug)]
 pub(super) struct Head<'a> {
     pub lane: Lane,
-    /// Bytes of all its pages.
+    /// Bytes of all pages.
     pub payload: u32,
     table: &'a [u8],
 }
 
-/// A page as a frame names it.
+/// Page of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Destination {
     pub key: u32,
@@ -194,8 +201,10 @@ pub(super) struct Destination {
 }
 
 impl<'a> Head<'a> {
-    /// Reads the head at the front of `bytes`: `None` if there is not enough of it yet, and the
-    /// reason why if it breaks the rules of a frame.
+    /// Parses the head at the front of `bytes`: `None` if it is incomplete.
+    ///
+    /// # Errors
+    /// Reason why a frame is malformed.
     pub fn parse(bytes: &'a [u8], rule: PartRule) -> Result<Option<Head<'a>>, String> {
         let mut reader = Reader::new(bytes);
         let header = |reader: &mut Reader<'_>| {
@@ -205,31 +214,33 @@ impl<'a> Head<'a> {
             return Ok(None);
         };
         if kind != COUNTED_WRITE || flags != 0 {
-            return Err(format!("a frame of unknown kind {kind} with flags {flags:#x}"));
+            return Err(format!(
+                "frame of kind {kind} with flags {flags:#x}: unknown kind or flags"
+            ));
         }
         if u32::from(pages) > rule.max_pages_per_part {
             let limit = rule.max_pages_per_part;
-            return Err(format!("a frame of {pages} pages, {limit} were agreed"));
+            return Err(format!("frame of {pages} pages: expected at most {limit}"));
         }
         if u64::from(payload) > rule.max_part_bytes {
             let limit = rule.max_part_bytes;
-            return Err(format!("a frame of {payload} bytes, {limit} were agreed"));
+            return Err(format!("frame of {payload} bytes: expected at most {limit}"));
         }
         let Some(table) = reader.bytes(usize::from(pages) * PAGE) else { return Ok(None) };
         let head = Head { lane: Lane::from_immediate(immediate), payload, table };
         let sum: u64 = head.pages().map(|page| u64::from(page.length)).sum();
         if sum != u64::from(payload) {
-            return Err(format!("a frame of {payload} bytes whose pages have {sum}"));
+            return Err(format!("frame of {payload} bytes: its pages have {sum}"));
         }
         Ok(Some(head))
     }
 
-    /// Its length: where the payload begins.
+    /// Length of the head; the payload follows.
     pub fn len(&self) -> usize {
         HEADER + self.table.len()
     }
 
-    /// Where its payload goes, in the order in which it travels.
+    /// Destinations of the payload, in order.
     pub fn pages(&self) -> impl Iterator<Item = Destination> {
         self.table.chunks_exact(PAGE).filter_map(|entry| {
             let mut reader = Reader::new(entry);
@@ -286,14 +297,14 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_refused_or_waits_without_a_panic(mut bytes in any::<Vec<u8>>()) {
-            let _ = Address::decode(&bytes);
+        fn garbage_is_rejected_or_waits_without_a_panic(mut bytes in any::<Vec<u8>>()) {
+            let _ = TcpAddress::decode(&bytes);
             if let Some(hello) = bytes.first_chunk() {
                 let _ = Hello::decode(hello);
             }
             let _ = Head::parse(&bytes, RULE);
             if bytes.len() > 4 {
-                // Past the first checks.
+                // Passes the first checks.
                 bytes[..4].copy_from_slice(&[COUNTED_WRITE, 0, 2, 0]);
                 let _ = Head::parse(&bytes, RULE);
             }
@@ -308,11 +319,11 @@ mod tests {
         ) {
             let socket = SocketAddr::new(ip, port);
             let (max_part_bytes, max_pages, streams) = limits;
-            let address = Address { host, max_part_bytes, max_pages, streams, socket };
+            let address = TcpAddress { host, max_part_bytes, max_pages, streams, socket };
             let bytes = address.encode();
-            prop_assert_eq!(Address::decode(&bytes), Some(address));
+            prop_assert_eq!(TcpAddress::decode(&bytes), Some(address));
             for end in 0..bytes.len() {
-                prop_assert_eq!(Address::decode(&bytes[..end]), None);
+                prop_assert_eq!(TcpAddress::decode(&bytes[..end]), None);
             }
         }
 
@@ -321,7 +332,7 @@ mod tests {
             here in any::<(u64, u32, u32)>(),
             there in any::<(u64, u32, u32)>(),
         ) {
-            let address = |(max_part_bytes, max_pages, streams)| Address {
+            let address = |(max_part_bytes, max_pages, streams)| TcpAddress {
                 host: Vec::new(),
                 max_part_bytes,
                 max_pages,
@@ -329,8 +340,8 @@ mod tests {
                 socket: SocketAddr::from(([127, 0, 0, 1], 1)),
             };
             let (here, there) = (address(here), address(there));
-            let Pair { parts, streams } = here.pair(&there);
-            prop_assert_eq!(there.pair(&here), Pair { parts, streams });
+            let PairRule { parts, streams } = here.pair(&there);
+            prop_assert_eq!(there.pair(&here), PairRule { parts, streams });
             prop_assert!(parts.max_part_bytes >= 1 && parts.max_pages_per_part >= 1);
             prop_assert!((1..=MAX_STREAMS).contains(&streams));
             for address in [here, there] {
@@ -348,13 +359,13 @@ mod tests {
         ) {
             let (from, to, stream) = ranks;
             let generation = Generation(generation);
-            let hello = Hello { generation, role: Role::Dialler, from, to, stream, token };
+            let hello = Hello { generation, role: Role::Dialer, from, to, stream, token };
             prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
         }
     }
 
     #[test]
-    fn frames_beyond_what_was_agreed_are_refused() {
+    fn frames_beyond_the_limits_of_a_pair_are_rejected() {
         let frame = |pages: u16, payload: u32| {
             let mut bytes = vec![COUNTED_WRITE, 0];
             bytes.extend(pages.to_le_bytes());
@@ -362,12 +373,12 @@ mod tests {
             bytes.extend(payload.to_le_bytes());
             bytes
         };
-        // Refused by the header alone, before any of the table has come.
+        // Rejected by the header alone, before the table.
         assert!(Head::parse(&frame(257, 0), RULE).is_err());
         assert!(Head::parse(&frame(1, (1 << 20) + 1), RULE).is_err());
         assert!(Head::parse(&frame(0, 1), RULE).is_err());
         assert!(Head::parse(&frame(256, 1 << 20), RULE).unwrap().is_none());
-        // Pages whose lengths do not add up.
+        // Lengths of pages that do not sum to the payload.
         let mut bytes = frame(1, 5);
         bytes.extend([0; PAGE]);
         assert!(Head::parse(&bytes, RULE).is_err());

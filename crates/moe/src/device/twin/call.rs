@@ -1,4 +1,4 @@
-//! One call: that it may begin, its waits, and what it tells the host.
+//! A call of the twin: its begin and end, its waits, and its records.
 
 use std::hint;
 use std::mem::offset_of;
@@ -7,49 +7,85 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Twin;
-use super::region::Region;
-use crate::device::areas::{DeviceArea, StateWord};
-use crate::device::record::{Code, Phase, RECORD_BYTES, Record};
-use weft_gpu::domain::{RecordLayout, Word};
+use super::launch::TwinLaunch;
+use super::packet::{open, seal};
+use super::raw_memory::RawMemory;
+use crate::device::abi::arguments::{PlanLocation, plan_key};
+use crate::device::abi::record::{MoeCode, MoePhase};
+use crate::device::shape::channel_layout::{DeviceArea, PlanWord, StateWord};
+use crate::device::twin::RECORD_BYTES;
+use weft_gpu::table::{RecordLayout, Word};
+use weft_gpu::{Code, Record};
 
-/// A fatal record stands, or was written just now: the group is over, and outputs are poisoned.
+/// The group has failed: a fatal record exists, and outputs are poisoned.
 #[derive(Debug)]
-pub(super) struct Dead;
+pub(super) struct GroupFailed;
 
-/// Looks at what a wait is for before the thread offers its processor to others, and before it sleeps.
+/// Polls of a wait before the thread yields, and before it sleeps.
 const SPINS: u32 = 64;
 const YIELDS: u32 = 512;
-const NAP: Duration = Duration::from_micros(50);
+const SLEEP: Duration = Duration::from_micros(50);
 
-/// A call of one phase on one channel, from its beginning to its end.
-pub(super) struct Call<'a> {
+/// Offsets of the 64-bit fields of a record.
+const EXPECTED: u64 = offset_of!(RecordLayout, expected) as u64;
+const SEEN: u64 = offset_of!(RecordLayout, seen) as u64;
+
+/// Call of one phase on one channel.
+pub(super) struct TwinCall<'a> {
     pub(super) twin: &'a Twin,
-    phase: Phase,
+    phase: MoePhase,
     pub(super) channel: u32,
-    /// The number of its round, and what flags say in it.
+    pub(super) plan: PlanLocation,
+    pub(super) positions: u32,
+    /// False for a call of `Twin::peek`, which enters no phase.
+    entered: bool,
+    /// Number of the round; `epoch` is its epoch.
     round: u32,
     pub(super) epoch: u32,
     begun: Instant,
     limit: Duration,
 }
 
+/// Epoch of a round. Memory is 0 before the first round, so no round has epoch 0.
+fn epoch_of(round: u32) -> u32 {
+    if round == 0 { 1 << 31 } else { round }
+}
+
 impl Twin {
-    /// Begins a call, if the group lives, the phase is next on the channel and no other such call runs there.
-    pub(super) fn begin(&self, channel: u32, phase: Phase) -> Result<Call<'_>, Dead> {
+    /// Begins a call, if the group is alive, the phase is next on the channel, and no call of the phase runs
+    /// there.
+    pub(super) fn begin(
+        &self,
+        at: TwinLaunch,
+        phase: MoePhase,
+    ) -> Result<TwinCall<'_>, GroupFailed> {
         let limit = self.table().packet(Word::Limit as u64).load(Relaxed);
+        let TwinLaunch { channel, plan, .. } = at;
+        let positions = at.positions(&self.shape);
         let (begun, limit) = (Instant::now(), Duration::from_nanos(limit));
-        let mut call = Call { twin: self, phase, channel, round: 0, epoch: 0, begun, limit };
+        let mut call = TwinCall {
+            twin: self,
+            phase,
+            channel,
+            plan,
+            positions,
+            entered: true,
+            round: 0,
+            epoch: 0,
+            begun,
+            limit,
+        };
         let entered = call.state(StateWord::Entered, phase as u64).fetch_add(1, AcqRel);
         let left = call.state(StateWord::Left, phase as u64).load(Acquire);
         if self.is_dead() || call.state(StateWord::Closed, 0).load(Acquire) != 0 {
-            return Err(Dead);
+            return Err(GroupFailed);
         }
         if self.is_aborted() {
             return Err(call.fail(Code::Aborted, self.rank(), 0, 0, 0));
         }
         if entered != left {
             let (expected, seen) = (left.into(), entered.into());
-            return Err(call.fail(Code::TwoLaunches, self.rank(), 0, expected, seen));
+            return Err(call.fail(Code::Overlap, self.rank(), 0, expected, seen));
         }
         let epochs = [0, 1, 2, 3].map(|phase| call.state(StateWord::Epoch, phase).load(Acquire));
         let next = (1..4).find(|&phase| epochs[phase - 1] != epochs[phase]).unwrap_or(0) as u64;
@@ -57,8 +93,35 @@ impl Twin {
             return Err(call.fail(Code::OutOfOrder, self.rank(), 0, next, phase as u64));
         }
         call.round = epochs[phase as usize].wrapping_add(1);
-        // Memory holds 0 before the first round, so none has that epoch.
-        call.epoch = if call.round == 0 { 1 << 31 } else { call.round };
+        call.epoch = epoch_of(call.round);
+        Ok(call)
+    }
+
+    /// Begins a read of the counts of the round in flight, without entry into a phase.
+    pub(super) fn peek(&self, at: TwinLaunch) -> Result<TwinCall<'_>, GroupFailed> {
+        let limit = self.table().packet(Word::Limit as u64).load(Relaxed);
+        let (begun, limit) = (Instant::now(), Duration::from_nanos(limit));
+        let (phase, positions) = (MoePhase::DispatchRecv, at.positions(&self.shape));
+        let TwinLaunch { channel, plan, .. } = at;
+        let mut call = TwinCall {
+            twin: self,
+            phase,
+            channel,
+            plan,
+            positions,
+            entered: false,
+            round: 0,
+            epoch: 0,
+            begun,
+            limit,
+        };
+        let closed = call.state(StateWord::Closed, 0).load(Acquire) != 0;
+        let [sent, received] =
+            [0, 1].map(|phase| call.state(StateWord::Epoch, phase).load(Acquire));
+        if self.is_dead() || closed || sent == received {
+            return Err(GroupFailed);
+        }
+        (call.round, call.epoch) = (sent, epoch_of(sent));
         Ok(call)
     }
 
@@ -67,74 +130,112 @@ impl Twin {
     }
 
     fn is_aborted(&self) -> bool {
-        // SAFETY: `new` was promised the abort word, which is accessed as an atomic only.
-        unsafe { Region::new(self.abort, 4) }.word(0).load(Acquire) != 0
+        // SAFETY: the abort word is part of the contract of `new` and accessed as an atomic only.
+        unsafe { RawMemory::new(self.abort, 4) }.word(0).load(Acquire) != 0
     }
 
     /// Writes a record, its code last.
     fn write_record(&self, which: u64, record: &Record) {
         let records = self.records();
         let at = which * RECORD_BYTES;
-        let Record { code, rank, phase, peer, channel, slot, expected, seen } = *record;
-        for (word, value) in (1..).zip([rank, phase, peer, channel, slot]) {
+        let [code, fields @ ..] = record.words();
+        for (word, value) in (1..).zip(fields) {
             records.word(at + 4 * word).store(value, Relaxed);
         }
-        records.packet(at + offset_of!(RecordLayout, expected) as u64).store(expected, Relaxed);
-        records.packet(at + offset_of!(RecordLayout, seen) as u64).store(seen, Relaxed);
+        records.packet(at + EXPECTED).store(record.expected, Relaxed);
+        records.packet(at + SEEN).store(record.seen, Relaxed);
         records.word(at).store(code, Release);
     }
 
-    /// Reads a record: the fatal one, or the notice.
+    /// Reads a record: the fatal one (0), or the notice (1).
     pub(super) fn read_record(&self, which: u64) -> Option<Record> {
         let records = self.records();
         let at = which * RECORD_BYTES;
         let code = records.word(at).load(Acquire);
+        if code == 0 {
+            return None;
+        }
         let word = |word: u64| records.word(at + 4 * word).load(Relaxed);
-        (code != 0).then(|| Record {
-            code,
-            rank: word(1),
-            phase: word(2),
-            peer: word(3),
-            channel: word(4),
-            slot: word(5),
-            expected: records.packet(at + offset_of!(RecordLayout, expected) as u64).load(Relaxed),
-            seen: records.packet(at + offset_of!(RecordLayout, seen) as u64).load(Relaxed),
-        })
+        let wide = |offset| records.packet(at + offset).load(Relaxed);
+        let words = [code, word(1), word(2), word(3), word(4), word(5)];
+        Some(Record::from_words(words, wide(EXPECTED), wide(SEEN)))
     }
 
-    pub(super) fn records(&self) -> Region<'_> {
-        // SAFETY: `new` was promised two records, which are accessed as atomics only.
-        unsafe { Region::new(self.record, 2 * RECORD_BYTES) }
+    pub(super) fn records(&self) -> RawMemory<'_> {
+        // SAFETY: the two records are part of the contract of `new` and accessed as atomics only.
+        unsafe { RawMemory::new(self.record, 2 * RECORD_BYTES) }
     }
 }
 
-impl Call<'_> {
+impl TwinCall<'_> {
+    /// Room of this call for the rows of a rank, or of each expert.
+    pub(super) fn room(&self) -> u32 {
+        let shape = &self.twin.shape;
+        if shape.expert_capacity() > 0 { shape.expert_capacity() } else { self.positions }
+    }
+
     fn state(&self, word: StateWord, phase: u64) -> &std::sync::atomic::AtomicU32 {
         let at = self.twin.shape.at(self.channel, DeviceArea::State);
         self.twin.own().word(at + 4 * (word as u64 + phase))
     }
 
-    /// The round's phase is done.
+    /// Memory of an area of the plan, and the area's offset there.
+    pub(super) fn plan_area(&self, area: DeviceArea) -> (RawMemory<'_>, u64) {
+        let (shape, areas) = (&self.twin.shape, self.twin.shape.channel_layout());
+        if self.plan.address == 0 {
+            return (self.twin.own(), shape.at(self.channel, area));
+        }
+        let at = areas.extent(area).offset - areas.extent(DeviceArea::Slots).offset;
+        // SAFETY: the plan's length is part of the contract of the twin's callers.
+        (unsafe { RawMemory::new(self.plan.address, areas.plan_bytes()) }, at)
+    }
+
+    /// A word of the plan, after those of the sources.
+    pub(super) fn plan_word(&self, word: PlanWord) -> u32 {
+        let ranks = u64::from(self.twin.shape.config().ranks);
+        let (plan, at) = self.plan_area(DeviceArea::Received);
+        u32::from_le_bytes(plan.element(at, ranks + word as u64))
+    }
+
+    pub(super) fn set_plan_word(&self, word: PlanWord, value: u32) {
+        let ranks = u64::from(self.twin.shape.config().ranks);
+        let (plan, at) = self.plan_area(DeviceArea::Received);
+        plan.set_element(at, ranks + word as u64, value.to_le_bytes());
+    }
+
+    /// Key of a plan made in this round.
+    pub(super) fn own_key(&self) -> u32 {
+        plan_key(self.twin.shape.channel_number(self.twin.number, self.channel), self.epoch)
+    }
+
+    /// Ends the phase of the round.
     pub(super) fn end(self) {
         self.state(StateWord::Epoch, self.phase as u64).store(self.round, Release);
     }
 
-    /// Ends the group, with a record if it is the first to do so.
-    pub(super) fn fail(&self, code: Code, peer: u32, slot: u32, expected: u64, seen: u64) -> Dead {
+    /// Fails the group; the first failure writes the record.
+    pub(super) fn fail(
+        &self,
+        code: Code,
+        peer: u32,
+        slot: u32,
+        expected: u64,
+        seen: u64,
+    ) -> GroupFailed {
         let dead = self.twin.table().word(Word::Dead as u64);
-        if dead.compare_exchange(0, code as u32, AcqRel, Acquire).is_ok() {
+        if dead.compare_exchange(0, code.number(), AcqRel, Acquire).is_ok() {
             let record = self.record(code, peer, slot, expected, seen);
             self.twin.write_record(0, &record);
         }
-        Dead
+        GroupFailed
     }
 
-    /// Tells the host something that ends nothing, if it has read what it was told before.
-    pub(super) fn notice(&self, code: Code, peer: u32, slot: u32, expected: u64, seen: u64) {
+    /// Writes a notice, if the host has read the previous one.
+    pub(super) fn notice(&self, code: MoeCode, peer: u32, slot: u32, expected: u64, seen: u64) {
         let flagged = self.twin.table().word(Word::Flagged as u64);
         if flagged.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
             if self.twin.read_record(1).is_none() {
-                let record = self.record(code, peer, slot, expected, seen);
+                let record = self.record(code.into(), peer, slot, expected, seen);
                 self.twin.write_record(1, &record);
             }
             flagged.store(0, Release);
@@ -142,20 +243,20 @@ impl Call<'_> {
     }
 
     fn record(&self, code: Code, peer: u32, slot: u32, expected: u64, seen: u64) -> Record {
-        let planned = code == Code::Expert && self.twin.plans_by_chunk();
-        let phase = if planned { Phase::Plan } else { self.phase };
-        let (code, phase) = (code as u32, phase as u32);
+        let planned = code == MoeCode::Expert.into() && self.twin.plans_by_chunk();
+        let phase = if planned { MoePhase::Plan } else { self.phase };
+        let (phase, peer) = (phase as u32, Some(peer));
         let (rank, channel) = (self.twin.rank(), self.channel);
         Record { code, rank, phase, peer, channel, slot, expected, seen }
     }
 
-    /// Waits until `look` finds this round's epoch; what else it finds is what a timeout has seen.
+    /// Waits until `look` finds this round's epoch; on a timeout the record has the value seen.
     pub(super) fn wait<T>(
         &self,
         peer: u32,
         slot: u32,
         look: impl Fn() -> Result<T, u32>,
-    ) -> Result<T, Dead> {
+    ) -> Result<T, GroupFailed> {
         let mut looks = 0u32;
         loop {
             self.twin.jitter();
@@ -165,7 +266,7 @@ impl Call<'_> {
             };
             let expected = self.epoch.into();
             if self.twin.is_dead() {
-                return Err(Dead);
+                return Err(GroupFailed);
             }
             if self.twin.is_aborted() {
                 return Err(self.fail(Code::Aborted, peer, slot, expected, seen));
@@ -176,23 +277,28 @@ impl Call<'_> {
             match looks {
                 0..SPINS => hint::spin_loop(),
                 SPINS..YIELDS => thread::yield_now(),
-                _ => thread::sleep(NAP),
+                _ => thread::sleep(SLEEP),
             }
             looks = looks.saturating_add(1);
         }
     }
 
-    /// Waits for a packet of this round and gives its value. Acquires: what its writer had read or written
-    /// before is done.
-    pub(super) fn wait_packet(&self, area: DeviceArea, at: u64, peer: u32) -> Result<u32, Dead> {
+    /// Waits for a packet of this round and returns its value. Acquire: all reads and writes of its writer
+    /// before the packet are complete.
+    pub(super) fn wait_packet(
+        &self,
+        area: DeviceArea,
+        at: u64,
+        peer: u32,
+    ) -> Result<u32, GroupFailed> {
         let packet = self.twin.shape.at(self.channel, area) + 8 * at;
         let packet = self.twin.own().packet(packet);
         let slot = if area == DeviceArea::Counts { self.twin.count_slot(at) } else { 0 };
         self.wait(peer, slot, || open(packet.load(Acquire), self.epoch))
     }
 
-    /// Writes a packet of this round to an area of `peer`. Releases: what this rank has read or written before
-    /// is done.
+    /// Writes a packet of this round to an area of `peer`. Release: all reads and writes of this rank before
+    /// it are complete.
     pub(super) fn send_packet(&self, area: DeviceArea, at: u64, peer: u32, value: u32) {
         self.twin.jitter();
         let to = self.twin.shape.at(self.channel, area) + 8 * at;
@@ -200,19 +306,10 @@ impl Call<'_> {
     }
 }
 
-impl Drop for Call<'_> {
+impl Drop for TwinCall<'_> {
     fn drop(&mut self) {
-        self.state(StateWord::Left, self.phase as u64).fetch_add(1, AcqRel);
+        if self.entered {
+            self.state(StateWord::Left, self.phase as u64).fetch_add(1, AcqRel);
+        }
     }
-}
-
-/// A value with its epoch.
-pub(super) fn seal(value: u32, epoch: u32) -> u64 {
-    u64::from(epoch) << 32 | u64::from(value)
-}
-
-/// The value of a packet of this epoch, or the epoch that it has.
-pub(super) fn open(packet: u64, epoch: u32) -> Result<u32, u32> {
-    let seen = (packet >> 32) as u32;
-    if seen == epoch { Ok(packet as u32) } else { Err(seen) }
 }

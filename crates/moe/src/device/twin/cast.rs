@@ -1,8 +1,8 @@
-//! The cast of tokens to 8-bit floats, in the arithmetic of the kernels: float32 throughout, and a
-//! multiplication by the scale's inverse where [`BlockScaled::quantise`] divides.
+//! Cast of tokens to 8-bit floats in the arithmetic of the kernels: float32 throughout, and multiplication by
+//! the scale's inverse, where [`BlockScaled::quantise`] divides.
 
-use crate::float8::Float8;
-use crate::token_type::{BlockScaled, ScaleType, TokenType};
+use crate::elements::float8::Float8;
+use crate::elements::token_type::{BlockScaled, ScaleType, TokenType};
 
 /// Casts a token, plain elements of type `from`, to codes and scales.
 pub(super) fn cast(
@@ -17,7 +17,7 @@ pub(super) fn cast(
     let block = to.block as usize;
     let blocks = values.chunks(block).zip(codes.chunks_mut(block));
     for ((values, codes), out) in blocks.zip(scales.chunks_exact_mut(to.scale.bytes())) {
-        // `max` passes over NaN.
+        // `max` ignores NaN.
         let largest = values.iter().fold(0f32, |most, value| most.max(value.abs()));
         let inverse = 1.0 / scale(to, largest, out);
         for (value, code) in values.iter().zip(codes) {
@@ -26,8 +26,8 @@ pub(super) fn cast(
     }
 }
 
-/// Writes the scale of a block and gives it. With an infinity in the block it is infinite (in UE8M0, which
-/// has none, NaN), so that the whole block reads as NaN.
+/// Writes the scale of a block and returns it. A block with an infinity has an infinite scale (NaN in UE8M0,
+/// which has no infinity), so the whole block reads as NaN.
 fn scale(to: BlockScaled, largest: f32, out: &mut [u8]) -> f32 {
     if largest.is_finite() {
         return to.scale.store(largest, to.format.max(), out);
@@ -39,7 +39,7 @@ fn scale(to: BlockScaled, largest: f32, out: &mut [u8]) -> f32 {
     f32::INFINITY
 }
 
-/// The nearest code, ties to even; what is too large becomes the largest number, and NaN has one code.
+/// Nearest code, ties to even; larger values saturate, and NaN has one code.
 fn saturated(format: Float8, value: f32) -> u8 {
     match value.is_nan() {
         true => 0x7F,
@@ -50,11 +50,11 @@ fn saturated(format: Float8, value: f32) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::DType;
-    use crate::float8::two_to;
+    use crate::elements::dtype::DType;
+    use crate::elements::float8::two_to;
     use proptest::prelude::*;
 
-    /// Codes and scales of one block, and the numbers they stand for, in float64.
+    /// Codes and scale of one block, and its values in float64.
     fn cast_block(values: &[f32], scale: ScaleType) -> (Vec<u8>, f64, Vec<f64>) {
         let to = BlockScaled { format: Float8::E4M3, scale, block: values.len() as u32 };
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -68,8 +68,8 @@ mod tests {
         (codes, scale, numbers)
     }
 
-    /// The code is rounded once, and scale, inverse and product before it: a power of two is inverted exactly,
-    /// so with UE8M0 only the code is rounded.
+    /// Error bound: the code is rounded once, after scale, inverse and product. The inverse of a power of two
+    /// is exact, so with UE8M0 only the code is rounded.
     fn bound(value: f64, scale: f64, scale_type: ScaleType) -> f64 {
         let (code, single) = (Float8::E4M3.unit_roundoff(), two_to(-24));
         let roundings = if scale_type == ScaleType::F32 { 2 } else { 0 };
@@ -110,12 +110,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_stays_none() {
+    fn nan_and_infinity_read_as_nan() {
         for scale_type in ScaleType::ALL {
-            // A block with NaN: the others are as they would be without it.
+            // NaN does not affect the other elements.
             let (codes, _, _) = cast_block(&[f32::NAN, 448.0, -1.0, -f32::NAN], scale_type);
             assert_eq!(codes, [0x7F, 0x7E, 0xB8, 0x7F]);
-            // Nothing but NaN: scale 1.
+            // NaN only: scale 1.
             let (codes, scale, _) = cast_block(&[f32::NAN], scale_type);
             assert_eq!((codes[0], scale), (0x7F, 1.0));
             // A block with an infinity reads as NaN throughout.

@@ -1,82 +1,103 @@
-//! Combine: answers leave for the sources of their rows, and are added up there.
+//! Combine: replies are sent to the sources of their rows, and summed there.
 
 use super::Twin;
-use super::call::{Call, Dead};
-use super::region::Region;
-use super::rows::Kind;
-use crate::device::areas::{DeviceArea, RECORD};
-use crate::device::record::{Code, Phase};
-use crate::dtype::weighted_sum;
-use crate::shape::Weighting;
+use super::arrays::CombineArrays;
+use super::call::{GroupFailed, TwinCall};
+use super::launch::TwinLaunch;
+use super::raw_memory::RawMemory;
+use super::rows::RowKind;
+use crate::device::abi::record::{MoeCode, MoePhase};
+use crate::device::options::types::DeviceLayout;
+use crate::device::shape::channel_layout::{DeviceArea, PlanWord, RECORD};
+use crate::elements::dtype::weighted_sum;
+use crate::shape::config::Weighting;
 
-/// A rank's signal in [`DeviceArea::Signals`]: answers follow.
-const ANSWERS: u32 = 0;
-/// Its rows are released without answers. Any greater number is the room that it lacked: what it needed.
+/// Signal of a rank in [`DeviceArea::Signals`]: replies follow.
+const REPLIES: u32 = 0;
+/// Signal of a release without replies. A greater value is the room that the rank needed.
 const RELEASED: u32 = 1;
 
 impl Twin {
-    pub(super) fn send_answers(
+    pub(super) fn send_replies(
         &self,
-        channel: u32,
-        outputs: Region<'_>,
+        at: TwinLaunch,
+        outputs: RawMemory<'_>,
         release: bool,
-    ) -> Result<(), Dead> {
-        let call = self.begin(channel, Phase::CombineSend)?;
+    ) -> Result<(), GroupFailed> {
+        let call = self.begin(at, MoePhase::CombineSend)?;
         let ranks = self.shape.config().ranks;
-        let status = match (release, call.received(ranks)) {
+        let status = match (release, call.lacking()) {
             (true, _) => RELEASED,
-            (false, 0) => ANSWERS,
+            (false, 0) => REPLIES,
             (false, needed) => needed,
         };
         for rank in 0..ranks {
             self.jitter();
             call.send_packet(DeviceArea::Signals, self.rank().into(), rank, status);
         }
-        if status == ANSWERS {
-            call.answer(outputs);
+        if status == REPLIES {
+            call.reply(outputs);
+        } else if !release && call.plan_word(PlanWord::Needed) == 0 {
+            // Dispatch has recorded its own lack of room.
+            let rows = call.positions.into();
+            call.notice(MoeCode::Capacity, self.rank(), 0, status.into(), rows);
         }
         call.end();
         Ok(())
     }
 
-    pub(super) fn receive_answers(
+    pub(super) fn receive_replies(
         &self,
-        channel: u32,
-        combined: Region<'_>,
-        (count, given): (Region<'_>, u32),
+        at: TwinLaunch,
+        outputs: &CombineArrays<'_>,
         release: bool,
-    ) -> Result<(), Dead> {
-        let call = self.begin(channel, Phase::CombineRecv)?;
-        let spoilt = call.receive_signals(release)?;
-        match (release, spoilt) {
+    ) -> Result<(), GroupFailed> {
+        let call = self.begin(at, MoePhase::CombineRecv)?;
+        let lacks_room = call.receive_signals(release)?;
+        match (release, lacks_room) {
             (true, _) => {}
-            (false, true) => combined.fill_all(0xFF),
-            (false, false) => call.sum(combined, self.existing(count, given))?,
+            (false, true) => outputs.combined.fill_all(0xFF),
+            (false, false) => call.sum(outputs)?,
         }
         call.end();
         Ok(())
     }
 }
 
-impl Call<'_> {
-    /// Rows of `source`, or after the last source the room that this rank lacked: 0 if it did not.
-    fn received(&self, source: u32) -> u32 {
-        let at = self.twin.shape.at(self.channel, DeviceArea::Received);
-        u32::from_le_bytes(self.twin.own().element(at, source.into()))
+impl TwinCall<'_> {
+    /// Room that this rank lacks, for received rows or in the outputs passed to combine; 0 if none.
+    fn lacking(&self) -> u32 {
+        match self.plan_word(PlanWord::Needed) {
+            0 => Some(self.plan_word(PlanWord::Used))
+                .filter(|used| *used > self.positions)
+                .unwrap_or(0),
+            needed => needed,
+        }
     }
 
-    /// Writes the answer for every row received, to its source.
-    fn answer(&self, outputs: Region<'_>) {
+    /// Number of rows from `source`.
+    pub(super) fn received(&self, source: u32) -> u32 {
+        let (plan, at) = self.plan_area(DeviceArea::Received);
+        u32::from_le_bytes(plan.element(at, source.into()))
+    }
+
+    /// Writes the reply for each received row to its source.
+    fn reply(&self, outputs: RawMemory<'_>) {
         let shape = &self.twin.shape;
         let config = shape.config();
         let bytes = shape.expert_output_bytes() as usize;
         let mut inputs = vec![0; config.top_k as usize * bytes];
-        let mut answer = vec![0; shape.answer_bytes() as usize];
+        let mut reply = vec![0; shape.reply_bytes() as usize];
         let mut weights = Vec::with_capacity(config.top_k as usize);
+        let mut row = 0;
         for source in 0..config.ranks {
             for slot in 0..self.received(source).min(config.max_tokens) {
                 weights.clear();
-                for (position, weight) in self.entries(source, slot) {
+                let dense = config.layout == DeviceLayout::Dense;
+                let of_row = dense.then_some((row, 1.0)).into_iter();
+                let entries = (!dense).then(|| self.entries(source, slot)).into_iter().flatten();
+                row += 1;
+                for (position, weight) in of_row.chain(entries) {
                     let input = &mut inputs[weights.len() * bytes..][..bytes];
                     outputs.read(position * bytes as u64, input);
                     weights.push(match config.weighting {
@@ -85,70 +106,82 @@ impl Call<'_> {
                     });
                 }
                 let terms = weights.iter().copied().zip(inputs.chunks_exact(bytes));
-                weighted_sum(config.combine_dtype, config.answer_dtype, terms, &mut answer);
-                self.send_row(Kind::Answer, source, slot, &answer);
+                weighted_sum(config.combine_dtype, config.reply_dtype, terms, &mut reply);
+                self.send_row(RowKind::Reply, source, slot, &reply);
             }
         }
     }
 
-    /// The positions of a received row, with the router's weights, in top-k order.
-    fn entries(&self, source: u32, slot: u32) -> impl Iterator<Item = (u64, f32)> + '_ {
+    /// Positions of a received row, with the router's weights, in top-k order.
+    pub(super) fn entries(&self, source: u32, slot: u32) -> impl Iterator<Item = (u64, f32)> + '_ {
         let shape = &self.twin.shape;
         let config = shape.config();
         let row = u64::from(source) * u64::from(config.max_tokens) + u64::from(slot);
-        let at = shape.at(self.channel, DeviceArea::Entries);
+        let (plan, at) = self.plan_area(DeviceArea::Entries);
         let top_k = u64::from(config.top_k);
         (row * top_k..(row + 1) * top_k).map_while(move |entry| {
-            let entry: [u8; RECORD as usize] = self.twin.own().element(at, entry);
+            let entry: [u8; RECORD as usize] = plan.element(at, entry);
             let [p0, p1, p2, p3, weight @ ..] = entry;
             let position = u64::try_from(i32::from_le_bytes([p0, p1, p2, p3])).ok()?;
             Some((position, f32::from_le_bytes(weight)))
         })
     }
 
-    /// Waits for the signal of every rank. True if one of them lacked room.
-    fn receive_signals(&self, release: bool) -> Result<bool, Dead> {
-        let mut spoilt = false;
+    /// Waits for the signal of every rank. Returns true if one of them lacked room.
+    fn receive_signals(&self, release: bool) -> Result<bool, GroupFailed> {
+        let mut lacks_room = false;
         for peer in 0..self.twin.shape.config().ranks {
             let status = self.wait_packet(DeviceArea::Signals, peer.into(), peer)?;
             match status {
                 _ if release => {}
-                ANSWERS => {}
-                RELEASED => return Err(self.fail(Code::Released, peer, 0, 0, RELEASED.into())),
+                REPLIES => {}
+                RELEASED => {
+                    return Err(self.fail(MoeCode::Released.into(), peer, 0, 0, RELEASED.into()));
+                }
                 needed => {
-                    spoilt = true;
+                    lacks_room = true;
                     if peer != self.twin.rank() {
                         let room = self.twin.shape.room().into();
-                        self.notice(Code::Capacity, peer, 0, needed.into(), room);
+                        self.notice(MoeCode::Capacity, peer, 0, needed.into(), room);
                     }
                 }
             }
         }
-        Ok(spoilt)
+        Ok(lacks_room)
     }
 
-    /// Adds up the answers of each token in rank order.
-    fn sum(&self, combined: Region<'_>, tokens: u32) -> Result<(), Dead> {
+    /// Sums the replies of each token in rank order, then the arrays to add.
+    fn sum(&self, outputs: &CombineArrays<'_>) -> Result<(), GroupFailed> {
+        let tokens = self.twin.valid_tokens(outputs.count, outputs.given);
         let shape = &self.twin.shape;
         let config = shape.config();
-        let bytes = shape.answer_bytes() as usize;
-        let mut answers = vec![0; config.ranks as usize * bytes];
+        let bytes = shape.reply_bytes() as usize;
+        let mut replies = vec![0; config.ranks as usize * bytes];
         let mut output = vec![0; shape.output_bytes() as usize];
-        let slots = shape.at(self.channel, DeviceArea::Slots);
+        let mut sums = vec![0f32; config.hidden as usize];
+        let (plan, slots) = self.plan_area(DeviceArea::Slots);
         for token in 0..tokens {
             let mut terms = 0;
             for rank in 0..config.ranks {
                 let place = u64::from(token) * u64::from(config.ranks) + u64::from(rank);
-                let slot = i32::from_le_bytes(self.twin.own().element(slots, place));
+                let slot = i32::from_le_bytes(plan.element(slots, place));
                 if let Ok(slot) = u32::try_from(slot) {
-                    let answer = &mut answers[terms * bytes..][..bytes];
-                    self.take_row(Kind::Answer, rank, slot, answer)?;
+                    let reply = &mut replies[terms * bytes..][..bytes];
+                    self.take_row(RowKind::Reply, rank, slot, reply)?;
                     terms += 1;
                 }
             }
-            let terms = answers.chunks_exact(bytes).take(terms).map(|answer| (1.0, answer));
-            weighted_sum(config.answer_dtype, config.output_dtype, terms, &mut output);
-            combined.write(u64::from(token) * output.len() as u64, &output);
+            sums.fill(0.0);
+            for reply in replies.chunks_exact(bytes).take(terms) {
+                config.reply_dtype.accumulate(&mut sums, reply, 1.0);
+            }
+            let at = u64::from(token) * output.len() as u64;
+            for rows in outputs.added.iter().filter(|rows| rows.is_given()) {
+                rows.read(at, &mut output);
+                config.output_dtype.accumulate(&mut sums, &output, 1.0);
+            }
+            config.output_dtype.store(&sums, &mut output);
+            outputs.combined.write(at, &output);
         }
         Ok(())
     }

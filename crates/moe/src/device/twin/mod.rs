@@ -1,12 +1,15 @@
-//! The kernels on the CPU: one rank's side of the protocol, over the same areas as the kernels', with real
-//! atomics in the same memory order.
+//! CPU implementation of the kernels: one rank's side of the protocol, over the same areas, with atomics of
+//! the same memory order.
 
+mod arrays;
 mod call;
 mod cast;
 mod combine;
 mod dispatch;
+mod launch;
+mod packet;
 mod plan;
-mod region;
+mod raw_memory;
 mod rows;
 
 use std::sync::Arc;
@@ -15,20 +18,28 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::thread;
 use std::time::Duration;
 
-use crate::device::areas::{DeviceArea, StateWord};
-use crate::device::arguments::{DispatchInputs, DispatchOutputs};
-use crate::device::config::{DeviceLayout, Path};
-use crate::device::record::{RECORD_BYTES, Record};
+use crate::device::abi::arguments::{
+    CombineOutputs, DeviceCounts, DispatchInputs, DispatchOutputs,
+};
+use crate::device::options::types::{DeviceLayout, TransferPath};
 use crate::device::shape::DeviceShape;
-use dispatch::{Inputs, Outputs};
-use region::Region;
-use weft_gpu::domain::{TABLE_BYTES, Word};
+use crate::device::shape::channel_layout::{DeviceArea, StateWord};
+use crate::device::shape::replica_table;
+use crate::shape::expert_map::ExpertMap;
+use arrays::{CombineArrays, DispatchInputArrays, DispatchOutputArrays};
+pub use launch::TwinLaunch;
+use raw_memory::RawMemory;
+use weft_gpu::Record;
+use weft_gpu::table::{RecordLayout, TABLE_BYTES, Word};
 
-/// One rank's kernels. Calls run on the calling thread and give nothing back: as on a device, what
-/// goes wrong is written to the records. A send half never waits; the waits of a receive half take
-/// no longer than [`Twin::set_limit`] says, all together.
+/// Bytes of a record; the notice follows the fatal record.
+const RECORD_BYTES: u64 = RecordLayout::SIZE as u64;
+
+/// One rank's kernels. Calls run on the calling thread and have no result: as on a device, errors are written
+/// to the records. A send half never waits; the waits of one receive half together are bounded by
+/// [`Twin::set_limit`].
 ///
-/// Calls on different channels may run at once, on different threads.
+/// Calls on different channels may run concurrently, on different threads.
 #[derive(Debug)]
 pub struct Twin {
     shape: Arc<DeviceShape>,
@@ -36,24 +47,25 @@ pub struct Twin {
     table: u64,
     record: u64,
     abort: u64,
-    /// 0, or the state of the generator that says where to yield.
+    /// Number of the first channel: see `DeviceShape::channel_number`.
+    number: u32,
+    /// State of the generator that selects yield points, or 0.
     jitter: AtomicU64,
 }
 
 impl Twin {
-    /// A rank over the channels of all ranks, as they are mapped here, with the addresses of its domain's
-    /// table, of its two records and of its abort word.
+    /// Creates a twin over the channels of all ranks, as mapped on this rank, with the addresses of its
+    /// domain's table, its two records and its abort word.
     ///
     /// # Panics
-    /// If there are not channels of each rank, or an address is not aligned.
+    /// If the channels of a rank are missing, or an address is not aligned.
     ///
     /// # Safety
-    /// For as long as the value is used: each address in `peers` is that of
-    /// [`DeviceShape::heap_bytes`] bytes, zeros at first, that only twins of the same shape touch; `table` is
-    /// that of a domain's table, which twins of this rank share;
-    /// `record` is that of 128 bytes, the fatal record and the notice, and `abort` of 4, which are
-    /// accessed as atomics alone while a call runs. Pointers to all of them have been exposed, where they
-    /// were had as pointers.
+    /// While the value is in use: each address in `peers` is that of [`DeviceShape::heap_bytes`] bytes,
+    /// initially zero, that only twins of the same shape access; `table` is that of a domain's table, which
+    /// twins of this rank share; `record` is that of 128 bytes, the fatal record and the notice, and `abort`
+    /// of 4, which are accessed as atomics alone while a call runs. Pointers to all of them have been
+    /// exposed.
     pub unsafe fn new(
         shape: Arc<DeviceShape>,
         peers: Vec<u64>,
@@ -61,13 +73,20 @@ impl Twin {
         record: u64,
         abort: u64,
     ) -> Twin {
-        assert_eq!(peers.len(), shape.config().ranks as usize, "there are channels of every rank");
+        assert_eq!(peers.len(), shape.config().ranks as usize, "every rank has channels");
         let aligned = |address: &u64| address.is_multiple_of(8);
         assert!(
             peers.iter().chain([&table, &record, &abort]).all(aligned),
             "addresses are aligned"
         );
-        Twin { shape, peers, table, record, abort, jitter: AtomicU64::new(0) }
+        let number = 0;
+        Twin { shape, peers, table, record, abort, number, jitter: AtomicU64::new(0) }
+    }
+
+    /// Sets the number of the first channel, if the domain has other all-to-alls. The default is 0.
+    #[must_use]
+    pub fn numbered(self, number: u32) -> Twin {
+        Twin { number, ..self }
     }
 
     /// The shape.
@@ -75,56 +94,66 @@ impl Twin {
         &self.shape
     }
 
-    /// The channels of all ranks, as they are mapped here.
+    /// Channels of all ranks, as mapped on this rank.
     pub fn peers(&self) -> &[u64] {
         &self.peers
     }
 
-    /// How long a receive half may wait, up to 584 years. A new table says 0: nothing is waited for.
+    /// Sets the maximum wait of a receive half, up to 584 years. The initial value is 0.
     pub fn set_limit(&self, limit: Duration) {
         let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         self.table().packet(Word::Limit as u64).store(limit, Release);
     }
 
-    /// What ended the group, if it has ended.
+    /// The fatal record, if the group has failed.
     pub fn fatal(&self) -> Option<Record> {
         self.read_record(0)
     }
 
-    /// Takes the notice that stands, which makes room for the next.
+    /// Takes the current notice, which makes room for the next.
     pub fn take_notice(&self) -> Option<Record> {
         let notice = self.read_record(1)?;
         self.records().word(RECORD_BYTES).store(0, Release);
         Some(notice)
     }
 
-    /// Sets the number of the last round of a channel that is idle, as if so many had been; for tests, of
-    /// what happens when the numbers wrap. All ranks do so before any begins a round.
+    /// Sets the epoch of an idle channel, as after that number of rounds, for tests of wrap-around. All ranks
+    /// call this before any begins a round.
     pub fn set_epoch(&self, channel: u32, epoch: u32) {
         let state = self.shape.at(channel, DeviceArea::State);
         for phase in 0..4 {
             self.own().word(state + 4 * (StateWord::Epoch as u64 + phase)).store(epoch, Release);
         }
-        // What was not written in this round was in some earlier one.
-        let extent = |area| self.shape.areas().extent(area);
-        for area in [DeviceArea::RowFlags, DeviceArea::AnswerFlags] {
+        // Flags and packets hold the epoch of an earlier round.
+        let extent = |area| self.shape.channel_layout().extent(area);
+        for area in [DeviceArea::RowFlags, DeviceArea::ReplyFlags] {
             for flag in 0..u64::from(extent(area).rows) {
                 self.own().word(self.shape.at(channel, area) + 4 * flag).store(epoch, Release);
             }
         }
         let mut packets = vec![DeviceArea::Counts, DeviceArea::Signals];
-        if self.shape.path() == Path::Packets {
-            packets.extend([DeviceArea::Rows, DeviceArea::Answers]);
+        if self.shape.path() == TransferPath::Packets {
+            packets.extend([DeviceArea::Rows, DeviceArea::Replies]);
         }
         for area in packets {
             for at in (0..extent(area).bytes()).step_by(8) {
                 let packet = self.own().packet(self.shape.at(channel, area) + at);
-                packet.store(call::seal(0, epoch), Release);
+                packet.store(packet::seal(0, epoch), Release);
             }
         }
     }
 
-    /// From here on the thread is yielded at points that `seed` chooses, within every call; for tests.
+    /// Writes the replica table of an idle layer, as [`DeviceAllToAll`](crate::device::DeviceAllToAll) does.
+    /// All ranks use the same generation.
+    ///
+    /// # Panics
+    /// If the layer does not exist.
+    pub fn set_map(&self, layer: u32, map: &ExpertMap, generation: u32) {
+        let at = self.shape.map_at(layer).expect("the configuration has a map for the layer");
+        self.own().write(at, &replica_table::table(map, generation));
+    }
+
+    /// Enables thread yields at points within calls, selected by `seed`; for tests.
     pub fn set_jitter(&self, seed: u64) {
         self.jitter.store(seed, Relaxed);
     }
@@ -132,7 +161,7 @@ impl Twin {
     fn jitter(&self) {
         let mut bits = self.jitter.load(Relaxed);
         if bits != 0 {
-            // Xorshift (Marsaglia, 2003); threads that lose an update of another's only share its number.
+            // Xorshift (Marsaglia, 2003). Concurrent threads may draw the same number.
             bits ^= bits << 13;
             bits ^= bits >> 7;
             bits ^= bits << 17;
@@ -143,52 +172,82 @@ impl Twin {
         }
     }
 
-    /// Tokens leave for the ranks that own their experts.
+    /// Dispatch send.
     ///
     /// # Safety
-    /// The arrays of `inputs` are as long as it says, and nobody writes them while the call runs.
-    pub unsafe fn dispatch_send(&self, channel: u32, inputs: &DispatchInputs) {
+    /// The arrays of `inputs` have the lengths that follow from it and are not written while the call runs;
+    /// likewise the plan.
+    pub unsafe fn dispatch_send(&self, at: impl Into<TwinLaunch>, inputs: &DispatchInputs) {
         let shape = &self.shape;
         let given = inputs.given.min(shape.config().max_tokens);
         let rows = u64::from(given);
         let ids = rows * u64::from(shape.config().top_k);
         let scales = if shape.config().casts() { 0 } else { shape.scale_bytes() };
-        // SAFETY: the caller's promise.
-        let array = |address, bytes| unsafe { Region::new(address, bytes) };
-        let inputs = Inputs {
+        // SAFETY: the caller's contract.
+        let array = |address, bytes| unsafe { RawMemory::new(address, bytes) };
+        let inputs = DispatchInputArrays {
             tokens: array(inputs.tokens, rows * shape.token_bytes()),
             scales: array(inputs.scales, rows * scales),
             ids: array(inputs.ids, ids * shape.config().ids.bytes() as u64),
             weights: array(inputs.weights, ids * 4),
             count: array(inputs.count, 4),
             given,
+            layer: inputs.layer,
         };
-        // A record says what went wrong.
-        let _ = self.send_tokens(channel, &inputs);
+        // Errors are in the record.
+        let _ = self.send_tokens(at.into(), &inputs);
     }
 
-    /// Waits for the tokens of all ranks and lays them out.
+    /// Dispatch receive: waits for the tokens of all ranks and lays them out.
     ///
     /// # Safety
-    /// The arrays of `outputs` are as long as it says, and nobody else touches them while the call runs.
-    pub unsafe fn dispatch_recv(&self, channel: u32, outputs: &DispatchOutputs) {
-        let shape = &self.shape;
-        let (positions, local) = (u64::from(shape.positions()), u64::from(shape.local_experts()));
-        let indexed = shape.config().layout == DeviceLayout::Indexed;
-        let rows = if indexed { 0 } else { positions };
-        // SAFETY: the caller's promise.
-        let array = |address, bytes| unsafe { Region::new(address, bytes) };
-        let outputs = Outputs {
-            tokens: array(outputs.tokens, rows * shape.wire_bytes()),
-            scales: array(outputs.scales, rows * shape.scale_bytes()),
-            counts: array(outputs.counts, local * 4),
-            offsets: array(outputs.offsets, (local + 1) * 4),
-            rows: array(outputs.rows, positions * 4),
-            weights: array(outputs.weights, positions * 4),
+    /// The arrays of `outputs` have the lengths that follow from it, with exclusive access while the call
+    /// runs.
+    pub unsafe fn dispatch_recv(&self, at: impl Into<TwinLaunch>, outputs: &DispatchOutputs) {
+        let (at, shape) = (at.into(), &self.shape);
+        let (positions, local) = (u64::from(at.positions(shape)), u64::from(shape.local_experts()));
+        let config = shape.config();
+        let rows = if config.layout == DeviceLayout::Indexed { 0 } else { positions };
+        let choices = positions * u64::from(config.top_k);
+        // Number of offsets; bytes of rows or ids; bytes of weights.
+        let (offsets, ids, weights) = match config.layout {
+            DeviceLayout::Dense => {
+                (u64::from(config.ranks), choices * config.ids.bytes() as u64, choices * 4)
+            }
+            _ => (local, positions * 4, positions * 4),
         };
-        if self.receive_tokens(channel, &outputs).is_err() {
+        // SAFETY: the caller's contract.
+        let array = |address, bytes| unsafe { RawMemory::new(address, bytes) };
+        let outputs = DispatchOutputArrays {
+            tokens: array(outputs.tokens, rows * shape.wire_bytes()),
+            scales: array(
+                outputs.scales,
+                match shape.received_scales() {
+                    _ if rows == 0 => 0,
+                    scales if scales.leading == 0 => positions * shape.scale_bytes(),
+                    columns => columns.bytes(),
+                },
+            ),
+            counts: array(outputs.counts, local * 4),
+            offsets: array(outputs.offsets, (offsets + 1) * 4),
+            rows: array(outputs.rows, ids),
+            weights: array(outputs.weights, weights),
+            experts: array(outputs.experts, positions * 4),
+            load: array(
+                outputs.load,
+                u64::from(shape.placement().experts()) * u64::from(outputs.load_bytes),
+            ),
+            load_bytes: outputs.load_bytes,
+        };
+        if self.receive_tokens(at, &outputs).is_err() {
             outputs.poison();
         }
+    }
+
+    /// Waits for the counts of a round whose tokens are in flight; `None` if there is none, or the wait
+    /// failed.
+    pub fn counts(&self, at: impl Into<TwinLaunch>) -> Option<DeviceCounts> {
+        self.count_tokens(at.into()).ok()
     }
 
     /// Both halves of dispatch.
@@ -197,51 +256,55 @@ impl Twin {
     /// Those of the halves.
     pub unsafe fn dispatch(
         &self,
-        channel: u32,
+        at: impl Into<TwinLaunch>,
         inputs: &DispatchInputs,
         outputs: &DispatchOutputs,
     ) {
-        // SAFETY: the caller's promise.
-        unsafe { self.dispatch_send(channel, inputs) };
-        // SAFETY: the caller's promise.
-        unsafe { self.dispatch_recv(channel, outputs) };
+        let at = at.into();
+        // SAFETY: the caller's contract.
+        unsafe { self.dispatch_send(at, inputs) };
+        // SAFETY: the caller's contract.
+        unsafe { self.dispatch_recv(at, outputs) };
     }
 
-    /// Answers leave for the ranks that sent the tokens. With `release`, rows are only given back, and
-    /// `outputs` is not read.
+    /// Combine send: sends the replies to the sources of the tokens. With `release` the rows are only
+    /// released, and `outputs` is not read.
     ///
     /// # Safety
-    /// `outputs` has a row in the combine type for every position, and nobody writes it while the call runs.
-    pub unsafe fn combine_send(&self, channel: u32, outputs: u64, release: bool) {
-        let bytes = u64::from(self.shape.positions()) * self.shape.expert_output_bytes();
-        // SAFETY: the caller's promise.
-        let outputs = unsafe { Region::new(outputs, bytes) };
-        // A record says what went wrong.
-        let _ = self.send_answers(channel, outputs, release);
+    /// `outputs` has a row in the combine type for every position, and is not written while the call runs.
+    pub unsafe fn combine_send(&self, at: impl Into<TwinLaunch>, outputs: u64, release: bool) {
+        let at = at.into();
+        let rows = u64::from(at.positions(&self.shape));
+        let bytes = rows * self.shape.expert_output_bytes();
+        // SAFETY: the caller's contract.
+        let outputs = unsafe { RawMemory::new(outputs, bytes) };
+        // Errors are in the record.
+        let _ = self.send_replies(at, outputs, release);
     }
 
-    /// Waits for the answers and adds them up. `count` is the address of an int32, or 0, as in dispatch.
-    /// With `release`, `combined` is not written.
+    /// Combine receive: waits for the replies and sums them. With `release` it writes no result.
     ///
     /// # Safety
-    /// `combined` has `given` rows in the output type, and nobody else touches it while the call runs;
-    /// nobody writes `count`.
+    /// The arrays of `outputs` have the lengths that follow from it; access to the result is exclusive while
+    /// the call runs, and the other arrays are not written.
     pub unsafe fn combine_recv(
         &self,
-        channel: u32,
-        combined: u64,
-        count: u64,
-        given: u32,
+        at: impl Into<TwinLaunch>,
+        outputs: &CombineOutputs,
         release: bool,
     ) {
-        let given = given.min(self.shape.config().max_tokens);
+        let given = outputs.given.min(self.shape.config().max_tokens);
         let bytes = u64::from(given) * self.shape.output_bytes();
-        // SAFETY: the caller's promise.
-        let combined = unsafe { Region::new(combined, bytes) };
-        // SAFETY: the caller's promise.
-        let count = unsafe { Region::new(count, 4) };
-        if self.receive_answers(channel, combined, (count, given), release).is_err() && !release {
-            combined.fill_all(0xFF);
+        // SAFETY: the caller's contract.
+        let array = |address, bytes| unsafe { RawMemory::new(address, bytes) };
+        let outputs = CombineArrays {
+            combined: array(outputs.combined, bytes),
+            added: outputs.added.map(|rows| array(rows, bytes)),
+            count: array(outputs.count, 4),
+            given,
+        };
+        if self.receive_replies(at.into(), &outputs, release).is_err() && !release {
+            outputs.combined.fill_all(0xFF);
         }
     }
 
@@ -251,51 +314,50 @@ impl Twin {
     /// Those of the halves.
     pub unsafe fn combine(
         &self,
-        channel: u32,
+        at: impl Into<TwinLaunch>,
         outputs: u64,
-        combined: u64,
-        count: u64,
-        given: u32,
+        combined: &CombineOutputs,
         release: bool,
     ) {
-        // SAFETY: the caller's promise.
-        unsafe { self.combine_send(channel, outputs, release) };
-        // SAFETY: the caller's promise.
-        unsafe { self.combine_recv(channel, combined, count, given, release) };
+        let at = at.into();
+        // SAFETY: the caller's contract.
+        unsafe { self.combine_send(at, outputs, release) };
+        // SAFETY: the caller's contract.
+        unsafe { self.combine_recv(at, combined, release) };
     }
 
     fn rank(&self) -> u32 {
         self.shape.config().rank
     }
 
-    fn heap(&self, rank: u32) -> Region<'_> {
-        // SAFETY: `new` was promised so many bytes of every rank.
-        unsafe { Region::new(self.peers[rank as usize], self.shape.heap_bytes()) }
+    fn heap(&self, rank: u32) -> RawMemory<'_> {
+        // SAFETY: this many bytes of every rank are part of the contract of `new`.
+        unsafe { RawMemory::new(self.peers[rank as usize], self.shape.heap_bytes()) }
     }
 
-    fn table(&self) -> Region<'_> {
-        // SAFETY: `new` was promised the table, of which only atomics are accessed.
-        unsafe { Region::new(self.table, TABLE_BYTES) }
+    fn table(&self) -> RawMemory<'_> {
+        // SAFETY: the table is part of the contract of `new`, and only its atomics are accessed.
+        unsafe { RawMemory::new(self.table, TABLE_BYTES) }
     }
 
-    fn own(&self) -> Region<'_> {
+    fn own(&self) -> RawMemory<'_> {
         self.heap(self.rank())
     }
 
-    /// Tokens of a batch that exist.
-    fn existing(&self, count: Region<'_>, given: u32) -> u32 {
+    /// Number of valid tokens of a batch.
+    fn valid_tokens(&self, count: RawMemory<'_>, given: u32) -> u32 {
         match count.is_given() {
             true => i32::from_le_bytes(count.element(0, 0)).clamp(0, given as i32) as u32,
             false => given,
         }
     }
 
-    /// Whether the plan is kept by chunks of tokens.
+    /// True if the plan has areas by chunks of tokens.
     fn plans_by_chunk(&self) -> bool {
-        self.shape.path() == Path::Bandwidth
+        self.shape.path() == TransferPath::Bandwidth
     }
 
-    /// Which of a source's counts stands at `place` in the area: its local expert, or after the last the rows.
+    /// Index of the count at `place` among its source's counts: by local expert, then the count of rows.
     fn count_slot(&self, place: u64) -> u32 {
         (place % (u64::from(self.shape.local_experts()) + 1)) as u32
     }

@@ -1,8 +1,11 @@
-//! NCCL's topology XML: what `NCCL_TOPO_DUMP_FILE` writes and `NCCL_TOPO_FILE` reads.
+//! NCCL's topology XML, as `NCCL_TOPO_DUMP_FILE` writes it and `NCCL_TOPO_FILE` reads it.
 
 mod write;
 
-use super::model::{BusId, Device, DeviceKind, Host, Interface, PcieLink};
+pub(super) use write::write;
+
+use super::device::{BusId, Device, DeviceKind, Interface, PcieLink};
+use super::model::Host;
 use super::nvlink::NvLink;
 use crate::error::{Error, Result};
 use roxmltree::{Document, Node, ParsingOptions};
@@ -12,46 +15,44 @@ const MAX_DEPTH: usize = 32;
 const MAX_DEVICES: usize = 1 << 12;
 const MAX_BYTES: usize = 1 << 24;
 
-impl Host {
-    /// Reads NCCL's XML: `system`, in it `cpu`, in it `pci`, which nest, with `gpu`, `nic` and `net`.
-    pub fn from_nccl_xml(text: &str) -> Result<Host> {
-        crate::network::limit("bytes of XML", text.len() as u128, MAX_BYTES as u64)?;
-        check_depth(text)?;
-        let options = ParsingOptions { allow_dtd: false, nodes_limit: 1 << 18 };
-        let document = Document::parse_with_options(text, options)
-            .map_err(|error| Error::Xml { line: error.pos().row, reason: error.to_string() })?;
-        let system = document.root_element();
-        if system.tag_name().name() != "system" {
-            let found = system.tag_name().name();
-            let reason = format!("<{found}> is not NCCL's topology, which is in <system>");
-            return Err(Error::Xml { line: line(&system), reason });
-        }
-        let mut reader = Reader { host: Host::default(), seen: HashSet::new() };
-        for cpu in elements(&system, "cpu") {
-            let numa = number(&cpu, "numaid")?;
-            let bridge = numa.map_or("cpu".to_owned(), |numa| format!("cpu{numa}"));
-            if let Some(numa) = numa {
-                reader.host.numa_nodes.push((numa, String::new()));
-            }
-            for pci in elements(&cpu, "pci") {
-                reader.pci(&pci, None, &bridge, numa, 0)?;
-            }
-        }
-        let mut host = reader.host;
-        host.numa_nodes.sort();
-        host.numa_nodes.dedup();
-        host.prune();
-        if host.of_kind(DeviceKind::Gpu).next().is_none() {
-            host.notes.push("no GPU was found".to_owned());
-        }
-        Ok(host)
+/// Reads NCCL's XML: `system` holds `cpu`, which holds nested `pci` with `gpu`, `nic` and `net`.
+pub(super) fn read(text: &str) -> Result<Host> {
+    crate::network::limit("bytes of XML", text.len() as u128, MAX_BYTES as u64)?;
+    check_depth(text)?;
+    let options = ParsingOptions { allow_dtd: false, nodes_limit: 1 << 18 };
+    let document = Document::parse_with_options(text, options)
+        .map_err(|error| Error::Xml { line: error.pos().row, reason: error.to_string() })?;
+    let system = document.root_element();
+    if system.tag_name().name() != "system" {
+        let found = system.tag_name().name();
+        let reason = format!("<{found}>: expected <system>, the root of NCCL's topology");
+        return Err(Error::Xml { line: line(&system), reason });
     }
+    let mut reader = Reader { host: Host::default(), seen: HashSet::new() };
+    for cpu in elements(&system, "cpu") {
+        let numa = number(&cpu, "numaid")?;
+        let bridge = numa.map_or("cpu".to_owned(), |numa| format!("cpu{numa}"));
+        if let Some(numa) = numa {
+            reader.host.numa_nodes.push((numa, String::new()));
+        }
+        for pci in elements(&cpu, "pci") {
+            reader.pci(&pci, None, &bridge, numa, 0)?;
+        }
+    }
+    let mut host = reader.host;
+    host.numa_nodes.sort();
+    host.numa_nodes.dedup();
+    host.prune();
+    if host.of_kind(DeviceKind::Gpu).next().is_none() {
+        host.notes.push("no GPU was found".to_owned());
+    }
+    Ok(host)
 }
 
-/// The class of a bridge of another kind, which is what NVSwitches say they are.
+/// PCI class of NVSwitches: "other bridge".
 const NVSWITCH: &str = "0x068000";
 
-/// What NCCL writes for the far end of an NVLink that a virtual machine cannot see.
+/// NCCL's address for the far end of an NVLink that is hidden from a virtual machine.
 const UNSEEN: &str = "fffffff:ffff:ff";
 
 struct Reader {
@@ -79,10 +80,10 @@ impl Reader {
             return fail("<pci> has no busid".to_owned());
         };
         let Some(bus_id) = BusId::parse(text) else {
-            return fail(format!("busid {text:?} is no PCI address, such as 0000:07:00.0"));
+            return fail(format!("busid {text:?}: expected a PCI address, such as 0000:07:00.0"));
         };
         if !self.seen.insert(bus_id) {
-            return fail(format!("{bus_id} is there twice"));
+            return fail(format!("{bus_id} listed twice"));
         }
         let inner: Vec<Node<'_, '_>> = elements(pci, "pci").collect();
         let gpu = elements(pci, "gpu").next();
@@ -92,9 +93,9 @@ impl Reader {
         let kind = match (&gpu, &nic, class) {
             (Some(_), ..) => DeviceKind::Gpu,
             (_, Some(_), _) => DeviceKind::Nic,
-            // Files by hand leave the vendor of a GPU out.
+            // Handwritten files omit the vendor of a GPU.
             (_, _, Some(class)) if class >> 8 == 0x0302 => DeviceKind::Gpu,
-            (_, _, Some(class)) if inner.is_empty() => Host::kind_of(class, vendor),
+            (_, _, Some(class)) if inner.is_empty() => DeviceKind::of_class(class, vendor),
             _ if inner.is_empty() => DeviceKind::Other,
             _ => DeviceKind::SwitchPort,
         };
@@ -134,7 +135,7 @@ impl Reader {
             UNSEEN => BusId::UNSEEN,
             text => BusId::parse(text).ok_or_else(|| Error::Xml {
                 line: self::line(link),
-                reason: format!("<nvlink> leads to {text:?}, which is no PCI address"),
+                reason: format!("<nvlink> target {text:?}: expected a PCI address"),
             })?,
         };
         let count = number(link, "count")?.unwrap_or(1);
@@ -172,7 +173,7 @@ fn line(node: &Node<'_, '_>) -> u32 {
     node.document().text_pos_at(node.range().start).row
 }
 
-/// A whole number; -1 means that it is not known.
+/// A whole number; -1 is unknown.
 fn number(node: &Node<'_, '_>, name: &str) -> Result<Option<u32>> {
     match node.attribute(name) {
         None | Some("-1" | "") => Ok(None),
@@ -191,8 +192,7 @@ fn hex(node: &Node<'_, '_>, name: &str) -> Result<Option<u32>> {
     })
 }
 
-/// Refuses text that nests deeply before a parser that recurses sees it. What is not well-formed is left to the
-/// parser, which stops there.
+/// Limits the depth of nesting before the recursive parser runs; malformed text is left to the parser.
 fn check_depth(text: &str) -> Result<()> {
     let mut depth = 0usize;
     let mut place = 0;
@@ -225,7 +225,7 @@ fn check_depth(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// The length of the tag that a text begins with; brackets in quotes are part of it.
+/// Length of the tag at the start of a text, quoted brackets included.
 fn tag_length(text: &str) -> Option<usize> {
     let mut quote = None;
     for (place, byte) in text.bytes().enumerate() {

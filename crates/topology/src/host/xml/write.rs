@@ -1,106 +1,105 @@
-//! NCCL's XML out.
+//! Writer of NCCL's topology XML.
 
 use super::{NVSWITCH, UNSEEN};
-use crate::host::model::{BusId, Device, DeviceKind, Host, PcieLink};
+use crate::host::device::{BusId, Device, DeviceKind, PcieLink};
+use crate::host::model::Host;
 use crate::host::nvlink::NvLink;
 use std::fmt::Write as _;
 
-impl Host {
-    /// Writes NCCL's XML. Switches stand there by the port towards the CPU, as NCCL has them.
-    pub fn to_nccl_xml(&self) -> String {
-        let mut text = String::from("<system version=\"1\">\n");
-        // In the order in which they first come, so that reading it gives devices in their order.
-        let mut nodes: Vec<Option<u32>> = Vec::new();
-        for device in &self.devices {
-            if !nodes.contains(&device.numa) {
-                nodes.push(device.numa);
-            }
+/// NCCL's XML of a server. A PCIe switch is written as its upstream port, as NCCL has it.
+pub fn write(host: &Host) -> String {
+    let mut text = String::from("<system version=\"1\">\n");
+    // In the order of first occurrence: the reader returns devices in the same order.
+    let mut nodes: Vec<Option<u32>> = Vec::new();
+    for device in &host.devices {
+        if !nodes.contains(&device.numa) {
+            nodes.push(device.numa);
         }
-        for node in nodes {
-            let tops: Vec<usize> = (0..self.devices.len())
-                .filter(|&d| self.devices[d].parent.is_none() && self.devices[d].numa == node)
-                .collect();
-            if tops.is_empty() {
-                continue;
-            }
-            let number = node.map_or("-1".to_owned(), |node| node.to_string());
-            let _ = writeln!(text, "  <cpu numaid=\"{number}\">");
-            for top in tops {
-                self.write_pci(&mut text, top, 0, 2);
-            }
-            text.push_str("  </cpu>\n");
-        }
-        text.push_str("</system>\n");
-        text
     }
-
-    fn write_pci(&self, text: &mut String, index: usize, depth: usize, indent: usize) {
-        let device = &self.devices[index];
-        let bridge = matches!(device.kind, DeviceKind::RootPort | DeviceKind::SwitchPort);
-        let children: Vec<usize> = (index + 1..self.devices.len())
-            .filter(|&child| self.devices[child].parent == Some(index))
+    for node in nodes {
+        let tops: Vec<usize> = (0..host.devices.len())
+            .filter(|&d| host.devices[d].parent.is_none() && host.devices[d].numa == node)
             .collect();
-        // Root ports and lower ports of switches are at even depths.
-        if bridge && self.lists_ports && depth.is_multiple_of(2) {
-            for child in children {
-                self.write_pci(text, child, depth + 1, indent);
-            }
-            return;
+        if tops.is_empty() {
+            continue;
         }
-        let space = "  ".repeat(indent);
-        let _ = write!(
-            text,
-            "{space}<pci busid=\"{}\" class=\"{:#08x}\" vendor=\"{:#06x}\" device=\"{:#06x}\"",
-            device.bus_id, device.class, device.vendor, device.device
-        );
-        if device.link.raw_gb_per_s().is_some() {
-            let PcieLink { gt_per_s, width } = device.link;
-            let _ = write!(text, " link_speed=\"{gt_per_s:.1} GT/s PCIe\" link_width=\"{width}\"");
+        let number = node.map_or("-1".to_owned(), |node| node.to_string());
+        let _ = writeln!(text, "  <cpu numaid=\"{number}\">");
+        for top in tops {
+            write_pci(host, &mut text, top, 0, 2);
         }
-        let mut inside = String::new();
-        match device.kind {
-            DeviceKind::Gpu => self.write_gpu(&mut inside, index, &"  ".repeat(indent + 1)),
-            DeviceKind::Nic => write_nic(&mut inside, device, &"  ".repeat(indent + 1)),
-            _ => {}
-        }
-        for child in children {
-            self.write_pci(&mut inside, child, depth + 1, indent + 1);
-        }
-        let _ = match inside.is_empty() {
-            true => writeln!(text, "/>"),
-            false => writeln!(text, ">\n{inside}{space}</pci>"),
-        };
+        text.push_str("  </cpu>\n");
     }
+    text.push_str("</system>\n");
+    text
+}
 
-    fn write_gpu(&self, text: &mut String, index: usize, space: &str) {
-        let device = &self.devices[index];
-        let number = self.gpus().into_iter().position(|gpu| gpu == index).unwrap_or(0);
-        let number = device.gpu_index.unwrap_or(number as u32);
-        let _ = write!(text, "{space}<gpu dev=\"{number}\"");
-        if let Some(sm) = device.sm {
-            let _ = write!(text, " sm=\"{sm}\"");
+fn write_pci(host: &Host, text: &mut String, index: usize, depth: usize, indent: usize) {
+    let device = &host.devices[index];
+    let bridge = matches!(device.kind, DeviceKind::RootPort | DeviceKind::SwitchPort);
+    let children: Vec<usize> = (index + 1..host.devices.len())
+        .filter(|&child| host.devices[child].parent == Some(index))
+        .collect();
+    // Root ports and downstream ports of switches are at even depths.
+    if bridge && host.lists_ports && depth.is_multiple_of(2) {
+        for child in children {
+            write_pci(host, text, child, depth + 1, indent);
         }
-        let links: Vec<&NvLink> =
-            self.nvlinks.iter().filter(|link| link.gpu == device.bus_id).collect();
-        if links.is_empty() {
-            text.push_str("/>\n");
-            return;
-        }
-        text.push_str(">\n");
-        for link in links {
-            let class = if link.to_switch { NVSWITCH } else { "0x030200" };
-            let target = match link.target {
-                BusId::UNSEEN => UNSEEN.to_owned(),
-                target => target.to_string(),
-            };
-            let _ = writeln!(
-                text,
-                "{space}  <nvlink target=\"{target}\" count=\"{}\" tclass=\"{class}\"/>",
-                link.count
-            );
-        }
-        let _ = writeln!(text, "{space}</gpu>");
+        return;
     }
+    let space = "  ".repeat(indent);
+    let _ = write!(
+        text,
+        "{space}<pci busid=\"{}\" class=\"{:#08x}\" vendor=\"{:#06x}\" device=\"{:#06x}\"",
+        device.bus_id, device.class, device.vendor, device.device
+    );
+    if device.link.raw_gb_per_s().is_some() {
+        let PcieLink { gt_per_s, width } = device.link;
+        let _ = write!(text, " link_speed=\"{gt_per_s:.1} GT/s PCIe\" link_width=\"{width}\"");
+    }
+    let mut inside = String::new();
+    match device.kind {
+        DeviceKind::Gpu => write_gpu(host, &mut inside, index, &"  ".repeat(indent + 1)),
+        DeviceKind::Nic => write_nic(&mut inside, device, &"  ".repeat(indent + 1)),
+        _ => {}
+    }
+    for child in children {
+        write_pci(host, &mut inside, child, depth + 1, indent + 1);
+    }
+    let _ = match inside.is_empty() {
+        true => writeln!(text, "/>"),
+        false => writeln!(text, ">\n{inside}{space}</pci>"),
+    };
+}
+
+fn write_gpu(host: &Host, text: &mut String, index: usize, space: &str) {
+    let device = &host.devices[index];
+    let number = host.gpus().into_iter().position(|gpu| gpu == index).unwrap_or(0);
+    let number = device.gpu_index.unwrap_or(number as u32);
+    let _ = write!(text, "{space}<gpu dev=\"{number}\"");
+    if let Some(sm) = device.sm {
+        let _ = write!(text, " sm=\"{sm}\"");
+    }
+    let links: Vec<&NvLink> =
+        host.nvlinks.iter().filter(|link| link.gpu == device.bus_id).collect();
+    if links.is_empty() {
+        text.push_str("/>\n");
+        return;
+    }
+    text.push_str(">\n");
+    for link in links {
+        let class = if link.to_switch { NVSWITCH } else { "0x030200" };
+        let target = match link.target {
+            BusId::UNSEEN => UNSEEN.to_owned(),
+            target => target.to_string(),
+        };
+        let _ = writeln!(
+            text,
+            "{space}  <nvlink target=\"{target}\" count=\"{}\" tclass=\"{class}\"/>",
+            link.count
+        );
+    }
+    let _ = writeln!(text, "{space}</gpu>");
 }
 
 fn write_nic(text: &mut String, device: &Device, space: &str) {

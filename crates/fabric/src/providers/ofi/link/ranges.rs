@@ -1,71 +1,73 @@
-//! Ranges of one part: where its bytes are, as one NIC names them.
+//! Ranges of one part, as addressed through one NIC.
 
-use super::super::peer::Peer;
-use super::super::rail::{MAX_RANGES, Message, Rail, Use};
-use super::super::region::Region;
+use super::super::peer::OfiPeer;
+use super::super::rail::{MAX_RANGES, Rail, RmaWrite};
+use super::super::region::RegisteredRegion;
+use super::super::slots::SlotUse;
 use super::super::sys;
-use super::super::wire::Target;
+use super::super::wire::RemoteMemory;
+use crate::id_map::RegionMap;
 use crate::types::Page;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// One page of a part as its NIC takes it.
-pub struct Slice {
-    /// The source is memory of the host.
-    pub is_of_host: bool,
+/// Source and destination of one page.
+pub struct PageRange {
+    /// True for a source in host memory.
+    pub is_host_memory: bool,
     pub source: libc::iovec,
     pub descriptor: *mut c_void,
     pub destination: sys::RmaRange,
 }
 
-impl Slice {
-    /// `None` if the source is outside of its region, or the destination was not granted.
+impl PageRange {
+    /// `None` if the source is outside of its region, or the destination outside of its grant.
     #[inline(always)]
     pub fn of(
         page: &Page,
-        regions: &[Option<Arc<Region>>],
-        peer: &mut Peer,
+        regions: &RegionMap<Arc<RegisteredRegion>>,
+        peer: &mut OfiPeer,
         rail: usize,
-    ) -> Option<Slice> {
-        let region = regions.get(page.source.0 as usize)?.as_ref()?;
+    ) -> Option<PageRange> {
+        let region = regions.get(page.source)?;
         let (address, descriptor) = region.source(rail, page.source_offset, page.length)?;
         let destination =
             peer.destination(rail, page.destination, page.destination_offset, page.length)?;
         let iov_base = address as *mut c_void;
         let source = libc::iovec { iov_base, iov_len: page.length as usize };
-        let is_of_host = region.is_of_host();
-        Some(Slice { is_of_host, source, descriptor, destination })
+        let is_host_memory = region.is_host_memory();
+        Some(PageRange { is_host_memory, source, descriptor, destination })
     }
 
-    /// Why there is no [`Slice::of`] this page.
+    /// Reason why [`PageRange::of`] is `None`.
     #[cold]
     #[inline(never)]
-    pub fn refused(
+    pub fn refusal(
         page: &Page,
-        regions: &[Option<Arc<Region>>],
-        peer: &mut Peer,
+        regions: &RegionMap<Arc<RegisteredRegion>>,
+        peer: &mut OfiPeer,
         rail: usize,
     ) -> String {
-        let region = regions.get(page.source.0 as usize).and_then(Option::as_ref);
+        let region = regions.get(page.source);
         if region.and_then(|it| it.source(rail, page.source_offset, page.length)).is_none() {
-            return format!("the source is outside of region {}", page.source.0);
+            return format!("source outside of region {}", page.source.0);
         }
-        peer.refused(page.destination, page.destination_offset, page.length)
+        peer.refusal(page.destination, page.destination_offset, page.length)
     }
 }
 
-/// The ranges of a part of several pages, or of none.
-pub struct Ranges {
+/// Ranges of a part with several pages, or none.
+pub struct RangeList {
     sources: [libc::iovec; MAX_RANGES],
     descriptors: [*mut c_void; MAX_RANGES],
     destinations: [sys::RmaRange; MAX_RANGES],
     count: usize,
 }
 
-impl Ranges {
-    pub fn new() -> Ranges {
+impl RangeList {
+    pub fn new() -> RangeList {
         let null = std::ptr::null_mut();
-        Ranges {
+        RangeList {
             sources: [libc::iovec { iov_base: null, iov_len: 0 }; MAX_RANGES],
             descriptors: [null; MAX_RANGES],
             destinations: [sys::RmaRange { addr: 0, len: 0, key: 0 }; MAX_RANGES],
@@ -73,10 +75,10 @@ impl Ranges {
         }
     }
 
-    pub fn push(&mut self, slice: Slice) -> Result<(), String> {
-        let Ranges { sources, descriptors, destinations, count } = self;
+    pub fn push(&mut self, slice: PageRange) -> Result<(), String> {
+        let RangeList { sources, descriptors, destinations, count } = self;
         if *count == MAX_RANGES {
-            return Err(format!("a part of more than {MAX_RANGES} pages"));
+            return Err(format!("part of more than {MAX_RANGES} pages"));
         }
         sources[*count] = slice.source;
         descriptors[*count] = slice.descriptor;
@@ -85,29 +87,29 @@ impl Ranges {
         Ok(())
     }
 
-    /// [`Rail::write`] of these ranges.
+    /// Posts a [`Rail::write`] of these ranges.
     ///
     /// # Safety
     /// As there.
     pub unsafe fn write(
         &mut self,
         rail: &mut Rail,
-        end: (sys::Address, Target),
+        end: (sys::Address, RemoteMemory),
         immediate: u64,
-        used: Use,
+        slot_use: SlotUse,
     ) -> Result<bool, i32> {
-        let Ranges { sources, descriptors, destinations, count } = self;
+        let RangeList { sources, descriptors, destinations, count } = self;
         if *count == 0 {
-            return rail.signal(end, immediate, 0, used);
+            return rail.signal(end, immediate, 0, slot_use);
         }
-        let mut message = Message {
+        let mut message = RmaWrite {
             address: end.0,
             sources: &sources[..*count],
             descriptors: &mut descriptors[..*count],
             destinations: &destinations[..*count],
             immediate,
         };
-        // SAFETY: by the caller's promise.
-        unsafe { rail.write(&mut message, 0, used) }
+        // SAFETY: by the caller's contract.
+        unsafe { rail.write(&mut message, 0, slot_use) }
     }
 }

@@ -1,0 +1,133 @@
+//! Accepted connection before its handshake has ended.
+
+use super::socket::FrameSocket;
+use super::{LISTENER, PairControl, PairSettings, StreamToken, stream_token};
+use crate::Result;
+use crate::fork_guard::{self, Registration};
+use crate::handshake::{Acceptor, AcceptorStep, HandshakeError, JobId, Refusal};
+use crate::secret::random_bytes;
+use crate::wire::{FrameParser, MAX_FRAME};
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// Largest frame before the other end is authenticated.
+const MAX_INCOMING_FRAME: usize = 4096;
+
+/// Accepted connection: a pair in its handshake, or a further connection of a pair.
+pub struct IncomingConnection {
+    _guard: Registration,
+    stream: TcpStream,
+    parser: FrameParser,
+    acceptor: Acceptor,
+}
+
+/// State of an [`IncomingConnection`].
+#[derive(Debug, PartialEq, Eq)]
+pub enum IncomingStep {
+    /// Handshake incomplete.
+    Pending,
+    /// Authenticated, with its details. [`IncomingConnection::admit`] admits it.
+    Authenticated(Vec<u8>),
+    /// Further connection of the pair of this token. [`IncomingConnection::into_stream`] returns its socket.
+    Stream(StreamToken),
+}
+
+impl IncomingConnection {
+    /// Wraps an accepted stream.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn new(stream: TcpStream, settings: &PairSettings) -> io::Result<IncomingConnection> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        let job: JobId = random_bytes().map_err(|error| io::Error::other(error.to_string()))?;
+        Ok(IncomingConnection {
+            _guard: fork_guard::register(&stream),
+            stream,
+            parser: FrameParser::new(MAX_INCOMING_FRAME),
+            acceptor: Acceptor::new(settings.identity(LISTENER), job, false),
+        })
+    }
+
+    /// Reads available bytes, without blocking. Reads no byte beyond the frame that changes the state.
+    ///
+    /// # Errors
+    /// Reason to close the connection.
+    pub fn step(&mut self) -> std::result::Result<IncomingStep, &'static str> {
+        let mut bytes = [0; MAX_INCOMING_FRAME];
+        loop {
+            if let Some(frame) = self.parser.next().map_err(|malformed| malformed.0)? {
+                match self.receive(&frame)? {
+                    IncomingStep::Pending => continue,
+                    step => return Ok(step),
+                }
+            }
+            let missing = self.parser.missing_bytes().min(bytes.len());
+            match self.stream.read(&mut bytes[..missing]) {
+                Ok(0) => return Err("the connection was closed during the handshake"),
+                Ok(count) => self.parser.feed(bytes.get(..count).unwrap_or_default()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return Ok(IncomingStep::Pending);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Err("the connection failed during the handshake"),
+            }
+        }
+    }
+
+    fn receive(&mut self, frame: &[u8]) -> std::result::Result<IncomingStep, &'static str> {
+        if let Some(token) = stream_token(frame) {
+            return token.map(IncomingStep::Stream);
+        }
+        match self.acceptor.receive(frame) {
+            Ok(AcceptorStep::Send(frame)) => {
+                self.stream.write_all(&frame).map_err(|_| "the response could not be sent")?;
+                Ok(IncomingStep::Pending)
+            }
+            Ok(AcceptorStep::Authenticated { details, .. }) => {
+                Ok(IncomingStep::Authenticated(details))
+            }
+            Err(HandshakeError::Reject(refusal)) => {
+                // Best effort: the dialer may have disconnected.
+                let _ = self.stream.write_all(&refusal.frame());
+                Err(match refusal {
+                    Refusal::Version(_) => "it uses another version of the pair protocol",
+                    Refusal::WrongSecret => "it has another secret",
+                    _ => "it is not a dialer of a pair",
+                })
+            }
+            Err(HandshakeError::Malformed(malformed)) => Err(malformed.0),
+            Err(_) => Err("the handshake failed"),
+        }
+    }
+
+    /// Admits the authenticated connection.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn admit(self, settings: &PairSettings) -> Result<PairControl> {
+        let IncomingConnection { _guard, stream, mut parser, acceptor } = self;
+        parser.set_limit(MAX_FRAME);
+        let failed = |source| super::descriptor_error("setting up a connection", source);
+        let mut socket =
+            FrameSocket::new(stream, parser, settings.silence_timeout).map_err(failed)?;
+        // Both registrations are of the same descriptor: this one must be dropped before the other.
+        drop(_guard);
+        if let Some(frame) = acceptor.welcome() {
+            socket.send(&frame).map_err(failed)?;
+        }
+        Ok(PairControl::new(socket, LISTENER, settings))
+    }
+
+    /// Socket of a further connection.
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+}
+
+impl AsFd for IncomingConnection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}

@@ -1,0 +1,6 @@
+//! Internals for this crate's own tests, loom models among them. No part of the interface.
+
+pub use crate::atomics::{CacheLine, Word32, Word64};
+pub use crate::inbox::Ring;
+pub use crate::lanes::{Lanes, SleepMode, Wake};
+pub use crate::waiters::{LeaderSleep, Waiters};

@@ -1,0 +1,305 @@
+//! Failure monitor: detects that the group has failed, and reports it to the other ranks.
+//!
+//! Failures come from two sources: records of kernels, and callbacks of the control plane. Each operation checks the
+//! monitor before it starts, which costs two loads of host memory.
+
+use crate::error::{Error, Result};
+use crate::watch::{Code, Families, Family, Record, Watch};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
+use weft_fabric::{Cause, Communicator, Poison, PoisonFlag, Rank};
+
+/// One rank's records, abort word and state of its peers.
+pub struct FailureMonitor {
+    watch: Watch,
+    rank: u32,
+    families: RwLock<Families>,
+    /// True if any field below is set.
+    raised: AtomicBool,
+    cause: OnceLock<Poison>,
+    /// Bit `r`: rank `r` has left.
+    departed: AtomicU64,
+    /// First rank to leave, plus 1; 0: none.
+    first_departed: AtomicU32,
+    /// Peer of an expired wait that had left before it, evaluated at the first check.
+    departed_at_timeout: OnceLock<Option<u32>>,
+}
+
+/// Recipients of a rank's failures.
+pub enum FailureGroup {
+    /// Ranks of a communicator. Weak, since the flag holds the control plane, which leaves with its last handle.
+    Fabric(Weak<PoisonFlag>),
+    /// Ranks of this process alone.
+    Local(Arc<OnceLock<Vec<Weak<FailureMonitor>>>>),
+}
+
+impl FailureMonitor {
+    /// Monitor of a rank, with the watch that its kernels write to.
+    pub fn new(rank: u32, watch: Watch) -> Arc<FailureMonitor> {
+        Arc::new(FailureMonitor {
+            watch,
+            rank,
+            families: RwLock::default(),
+            raised: AtomicBool::new(false),
+            cause: OnceLock::new(),
+            departed: AtomicU64::new(0),
+            first_departed: AtomicU32::new(0),
+            departed_at_timeout: OnceLock::new(),
+        })
+    }
+
+    /// Subscribes to the control plane for as long as the monitor lives. The callbacks run on the control thread and
+    /// touch host memory only: a CUDA call could wait for a kernel that spins.
+    pub fn subscribe(self: &Arc<FailureMonitor>, communicator: &Communicator) -> FailureGroup {
+        let weak = Arc::downgrade(self);
+        communicator.control().on_poison(Box::new(move |poison| {
+            if let Some(monitor) = weak.upgrade() {
+                monitor.record_poison(poison);
+            }
+        }));
+        let weak = Arc::downgrade(self);
+        communicator.control().on_peer_left(Box::new(move |rank| {
+            if let Some(monitor) = weak.upgrade() {
+                monitor.record_departure(rank);
+            }
+        }));
+        FailureGroup::Fabric(Arc::downgrade(communicator.engine().poison_flag()))
+    }
+
+    /// Watch that kernels write to.
+    pub fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// Registers a family of operators, for the errors of its records.
+    ///
+    /// # Errors
+    /// [`Error::Families`].
+    pub fn register(&self, family: &'static Family) -> Result<()> {
+        self.families.write().unwrap_or_else(PoisonError::into_inner).add(family)
+    }
+
+    fn error(&self, record: Record) -> Error {
+        self.families.read().unwrap_or_else(PoisonError::into_inner).error(&record)
+    }
+
+    /// Records a failure of the group, and ends all present and future waits of kernels.
+    fn record_poison(&self, poison: &Poison) {
+        // The first cause is kept.
+        let _ = self.cause.set(poison.clone());
+        self.watch.abort();
+        self.raised.store(true, Ordering::Release);
+    }
+
+    /// Records that a peer has left. All its writes have arrived, so waiting kernels may still succeed.
+    fn record_departure(&self, rank: Rank) {
+        self.departed.fetch_or(1u64.checked_shl(rank.0).unwrap_or(0), Ordering::Relaxed);
+        // Later departures may be consequences of the first.
+        let _ = self.first_departed.compare_exchange(
+            0,
+            rank.0.saturating_add(1),
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+        self.raised.store(true, Ordering::Release);
+    }
+
+    fn has_departed(&self, rank: u32) -> bool {
+        self.departed.load(Ordering::Relaxed) & 1u64.checked_shl(rank).unwrap_or(0) != 0
+    }
+
+    /// Checks for a fatal failure. The first record of this rank's kernels is reported to `group`.
+    #[inline]
+    pub fn check_fatal(&self, group: &FailureGroup) -> Result<()> {
+        if !self.raised.load(Ordering::Acquire) && self.watch.fatal().is_none() {
+            return Ok(());
+        }
+        self.report_fatal(group)
+    }
+
+    #[cold]
+    fn report_fatal(&self, group: &FailureGroup) -> Result<()> {
+        let (record, cause) = (self.watch.fatal(), self.cause.get());
+        let Some(error) = self.failure(record, cause) else { return Ok(()) };
+        if cause.is_none() {
+            let (kind, rank) = (Cause::User, Some(Rank(self.rank)));
+            group.poison(Poison { kind, rank, detail: error.to_string() });
+        }
+        Err(error)
+    }
+
+    /// The most specific of the device's record and the control plane's cause.
+    fn failure(&self, record: Option<Record>, cause: Option<&Poison>) -> Option<Error> {
+        let poisoned = |cause: &Poison| weft_fabric::Error::Poisoned(cause.clone()).into();
+        match (record, cause) {
+            // A lost peer explains any expired wait.
+            (_, Some(cause)) if matches!(cause.kind, Cause::Lost | Cause::Silent | Cause::Left) => {
+                Some(poisoned(cause))
+            }
+            (Some(record), _) if record.code == Code::Timeout => Some(self.timeout(record)),
+            (Some(record), _) if record.code != Code::Aborted => Some(self.error(record)),
+            (_, Some(cause)) => Some(poisoned(cause)),
+            (Some(record), None) => Some(self.error(record)),
+            (None, None) => None,
+        }
+    }
+
+    /// Error of an expired wait: that its peer had left, if it had. A departure after the failure is not the cause.
+    fn timeout(&self, record: Record) -> Error {
+        let departed_at_timeout = || record.peer.filter(|&peer| self.has_departed(peer));
+        self.departed_at_timeout.get_or_init(departed_at_timeout).map_or_else(
+            || self.error(record),
+            |peer| departed_error(peer, self.error(record).to_string()),
+        )
+    }
+
+    /// Checks that no peer has left, before a round starts.
+    #[inline]
+    pub fn check_peers_present(&self) -> Result<()> {
+        match self.first_departed.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            next => Err(departed_error(next - 1, "a round cannot start without it".into())),
+        }
+    }
+
+    /// Checks for a fatal failure, then takes the pending notice.
+    pub fn check(&self, group: &FailureGroup) -> Result<()> {
+        self.check_fatal(group)?;
+        self.watch.take_notice().map_or(Ok(()), |notice| Err(self.error(notice)))
+    }
+}
+
+fn departed_error(rank: u32, detail: String) -> Error {
+    let (kind, rank) = (Cause::Left, Some(Rank(rank)));
+    weft_fabric::Error::Poisoned(Poison { kind, rank, detail }).into()
+}
+
+impl FailureGroup {
+    /// Ranks of this process, to be set once all monitors exist.
+    pub fn local() -> Arc<OnceLock<Vec<Weak<FailureMonitor>>>> {
+        Arc::default()
+    }
+
+    /// Reports a failure to all ranks; the first cause is kept.
+    fn poison(&self, poison: Poison) {
+        match self {
+            FailureGroup::Fabric(flag) => {
+                if let Some(flag) = flag.upgrade() {
+                    flag.poison(poison);
+                }
+            }
+            FailureGroup::Local(monitors) => {
+                let monitors = monitors.get().into_iter().flatten();
+                monitors
+                    .filter_map(Weak::upgrade)
+                    .for_each(|monitor| monitor.record_poison(&poison));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::phase::{Phase, Report};
+    use crate::watch::Severity;
+
+    fn explain(record: &Record, _: Phase) -> Report {
+        let text = format!("rank 1 lacks {}", record.expected);
+        Report { class: "CapacityError", rank: record.peer.map(Rank), text }
+    }
+
+    static FAMILY: Family = Family {
+        name: "test",
+        first_phase: 2,
+        phases: &["send", "receive"],
+        order: "send, receive",
+        first_code: 5,
+        codes: 1,
+        explain,
+    };
+
+    fn record(code: Code, peer: u32) -> Record {
+        let (rank, phase, peer, channel, slot) = (0, 3, Some(peer), 1, 2);
+        Record { code, rank, phase, peer, channel, slot, expected: 8, seen: 7 }
+    }
+
+    fn pair() -> [(Arc<FailureMonitor>, FailureGroup); 2] {
+        let monitors = [0, 1].map(|rank| FailureMonitor::new(rank, Watch::on_host()));
+        for monitor in &monitors {
+            monitor.register(&FAMILY).unwrap();
+        }
+        let group = FailureGroup::local();
+        group.set(monitors.iter().map(Arc::downgrade).collect()).unwrap();
+        monitors.map(|monitor| (monitor, FailureGroup::Local(group.clone())))
+    }
+
+    fn poison(kind: Cause, rank: u32) -> Poison {
+        Poison { kind, rank: Some(Rank(rank)), detail: "gone".into() }
+    }
+
+    #[test]
+    fn a_record_of_one_rank_ends_the_waits_of_all_and_is_reported_to_them() {
+        let [(one, group), (other, others)] = pair();
+        one.check_fatal(&group).unwrap();
+        one.watch.report(Severity::Fatal, &record(Code::Timeout, 1));
+        for _ in 0..2 {
+            let error = one.check_fatal(&group).unwrap_err().to_string();
+            assert!(error.starts_with("rank 0 waited for rank 1 in receive"), "{error}");
+            // A departure after the failure changes the error of no rank.
+            one.record_departure(Rank(1));
+        }
+        assert!(one.watch.is_aborted() && other.watch.is_aborted());
+        let error = other.check_fatal(&others).unwrap_err().to_string();
+        assert!(
+            error.starts_with("rank 0 poisoned the group: rank 0 waited for rank 1 in receive"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_lost_peer_takes_precedence_over_records() {
+        for code in [Code::Aborted, Code::Timeout] {
+            let [(monitor, group), _] = pair();
+            monitor.watch.report(Severity::Fatal, &record(code, 1));
+            monitor.record_poison(&poison(Cause::Lost, 1));
+            let error = monitor.check_fatal(&group).unwrap_err().to_string();
+            assert_eq!(error, "rank 1 was lost: gone");
+        }
+    }
+
+    #[test]
+    fn a_record_of_this_rank_takes_precedence_over_a_peers_poison() {
+        let [(monitor, group), _] = pair();
+        monitor.watch.report(Severity::Fatal, &record(Code::OutOfOrder, 1));
+        monitor.record_poison(&poison(Cause::User, 1));
+        assert!(matches!(monitor.check_fatal(&group).unwrap_err(), Error::OutOfOrder { .. }));
+    }
+
+    #[test]
+    fn a_departure_fails_only_rounds_that_need_the_peer() {
+        let [(monitor, group), _] = pair();
+        monitor.check_peers_present().unwrap();
+        monitor.record_departure(Rank(1));
+        monitor.record_departure(Rank(0));
+        // Its last writes have arrived: a round in flight may complete.
+        monitor.check_fatal(&group).unwrap();
+        assert!(!monitor.watch.is_aborted());
+        let error = monitor.check_peers_present().unwrap_err().to_string();
+        assert!(error.starts_with("rank 1 left before the others were done"), "{error}");
+        monitor.watch.report(Severity::Fatal, &record(Code::Timeout, 1));
+        let error = monitor.check_fatal(&group).unwrap_err().to_string();
+        assert!(error.starts_with("rank 1 left before the others were done"), "{error}");
+    }
+
+    #[test]
+    fn a_notice_is_raised_once_and_ends_nothing() {
+        let [(monitor, group), (other, others)] = pair();
+        monitor.watch.report(Severity::Notice, &record(Code::Family(5), 1));
+        monitor.check_fatal(&group).unwrap();
+        let error = monitor.check(&group).unwrap_err().to_string();
+        assert_eq!(error, "rank 1 lacks 8");
+        monitor.check(&group).unwrap();
+        other.check(&others).unwrap();
+    }
+}

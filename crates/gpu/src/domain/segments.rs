@@ -1,0 +1,206 @@
+//! Segments of a domain's heap, their blocks, and the exchange of freed blocks.
+
+use super::allocator::{Allocation, Allocator};
+use crate::error::{Error, Result};
+use crate::heap::{Heap, HostView};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use weft_control::Rank;
+
+/// Granularity of segments: the page size of GPU memory.
+pub const SEGMENT_BYTES: u64 = 2 << 20;
+
+/// Serial numbers of blocks that this rank has dropped, until all ranks have.
+type Freed = Arc<Mutex<BTreeSet<u64>>>;
+
+/// Block of the symmetric heap: bytes at the same offset of the same segment on all ranks.
+///
+/// It stays mapped until it is dropped, even after the domain. Drop it only after this rank's kernels that use it have
+/// ended.
+pub struct Block {
+    // Dropped before `release` records the serial.
+    heap: Arc<Heap>,
+    allocation: Allocation,
+    release: Release,
+}
+
+struct Release {
+    serial: Option<u64>,
+    freed: Freed,
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.freed.lock().unwrap_or_else(PoisonError::into_inner).extend(self.serial);
+    }
+}
+
+impl Block {
+    /// Length in bytes, at least the requested one.
+    pub fn bytes(&self) -> u64 {
+        self.allocation.bytes
+    }
+
+    /// Offset of the first byte in its segment; equal on all ranks.
+    pub fn offset(&self) -> u64 {
+        self.allocation.offset
+    }
+
+    /// Number of its segment; equal on all ranks.
+    pub fn segment(&self) -> u32 {
+        self.allocation.segment
+    }
+
+    /// Local addresses of all ranks' parts, by rank.
+    pub fn addresses(&self) -> Vec<u64> {
+        self.heap.addresses().iter().map(|base| base + self.allocation.offset).collect()
+    }
+
+    /// Address of this rank's own part.
+    pub fn own(&self) -> u64 {
+        self.heap.own() + self.allocation.offset
+    }
+
+    /// CPU view of a rank's segment, in which the block starts at [`Block::offset`]; `None` on a GPU.
+    pub fn host_view(&self, rank: u32) -> Option<HostView<'_>> {
+        self.heap.host_view(rank)
+    }
+
+    /// Keeps the bytes until the domain ends, since a captured graph may be replayed.
+    pub fn keep(mut self) {
+        self.release.serial = None;
+    }
+}
+
+impl std::fmt::Debug for Block {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.allocation)
+    }
+}
+
+/// Segments, as mapped at this rank.
+pub(super) struct Segments {
+    allocator: Allocator,
+    segments: Vec<Option<Arc<Heap>>>,
+    freed: Freed,
+    /// Number of live blocks, without the table.
+    blocks: u64,
+}
+
+impl Segments {
+    /// From the first segment, whose first `table` bytes are the table.
+    pub fn new(heap: Heap, table: u64) -> Segments {
+        let mut allocator = Allocator::default();
+        allocator.add(heap.bytes());
+        allocator.allocate(table, 1);
+        Segments {
+            allocator,
+            segments: vec![Some(Arc::new(heap))],
+            freed: Freed::default(),
+            blocks: 0,
+        }
+    }
+
+    /// Length of a segment for a block.
+    pub fn segment_bytes(bytes: u64, alignment: u64) -> u64 {
+        bytes.max(1).next_multiple_of(alignment.max(1)).next_multiple_of(SEGMENT_BYTES)
+    }
+
+    pub fn check_open(&self) -> Result<()> {
+        let gone = || Error::Fabric(weft_control::Error::Closed.into());
+        self.segments.first().and_then(Option::as_ref).map(drop).ok_or_else(gone)
+    }
+
+    /// This rank's message to the others: the requested block, and its freed blocks, after `settle` has waited for
+    /// work that uses them.
+    pub fn encode_request(
+        &self,
+        bytes: u64,
+        alignment: u64,
+        settle: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<u8>> {
+        let freed: Vec<u64> = self.freed().iter().copied().collect();
+        if !freed.is_empty() {
+            settle()?;
+        }
+        Ok([bytes, alignment].into_iter().chain(freed).flat_map(u64::to_le_bytes).collect())
+    }
+
+    /// Frees the blocks that all ranks have freed, if all requests are equal.
+    pub fn apply_requests(
+        &mut self,
+        bytes: u64,
+        alignment: u64,
+        requests: &[Vec<u8>],
+    ) -> Result<()> {
+        let mut common: Option<BTreeSet<u64>> = None;
+        for (peer, request) in (0..).map(Rank).zip(requests) {
+            let (words, rest) = request.as_chunks::<8>();
+            let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+            let [theirs, aligned, freed @ ..] = words.as_slice() else {
+                return Err(Error::Malformed { peer, detail: format!("{} bytes", request.len()) });
+            };
+            if !rest.is_empty() || (*theirs, *aligned) != (bytes, alignment) {
+                let shown = |bytes, alignment| format!("{bytes} bytes aligned to {alignment}");
+                let (ours, theirs) = (shown(bytes, alignment), shown(*theirs, *aligned));
+                return Err(Error::Disagreement { peer, ours, theirs });
+            }
+            let freed: BTreeSet<u64> = freed.iter().copied().collect();
+            common = Some(common.map_or_else(|| freed.clone(), |c| &c & &freed));
+        }
+        for serial in common.unwrap_or_default() {
+            if self.freed().remove(&serial) {
+                self.allocator.free(serial);
+                self.blocks = self.blocks.saturating_sub(1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocates a block from free bytes.
+    pub fn allocate(&mut self, bytes: u64, alignment: u64) -> Option<Block> {
+        let allocation = self.allocator.allocate(bytes, alignment)?;
+        let heap = self.segments.get(allocation.segment as usize)?.clone()?;
+        self.blocks += 1;
+        let release = Release { serial: Some(allocation.serial), freed: self.freed.clone() };
+        Some(Block { heap, allocation, release })
+    }
+
+    /// Adds a segment for a block, and allocates the block.
+    pub fn add_segment(&mut self, heap: Heap, bytes: u64, alignment: u64) -> Result<Block> {
+        let (segment, ranks) = (heap.bytes(), heap.size() as usize);
+        self.allocator.add(segment);
+        self.segments.push(Some(Arc::new(heap)));
+        // The segment has the length that the block needs.
+        self.allocate(bytes, alignment).ok_or(Error::Empty { bytes, ranks })
+    }
+
+    /// Removes the segments without blocks, from number `first` on, in equal order on all ranks.
+    pub fn take_empty(&mut self, first: u32) -> Vec<Heap> {
+        if first == 0 {
+            self.allocator = Allocator::default();
+            return self.segments.drain(..).flatten().filter_map(Arc::into_inner).collect();
+        }
+        let gone = self.allocator.remove_empty(first);
+        let heaps = gone.into_iter().filter_map(|number| self.segments[number as usize].take());
+        heaps.filter_map(Arc::into_inner).collect()
+    }
+
+    /// True if no rank has a block.
+    pub fn is_idle(&self) -> bool {
+        self.blocks == 0
+    }
+
+    pub fn usage(&self) -> (u64, u64) {
+        self.allocator.usage()
+    }
+
+    /// Leaks all memory.
+    pub fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.segments));
+    }
+
+    fn freed(&self) -> std::sync::MutexGuard<'_, BTreeSet<u64>> {
+        self.freed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,34 @@
+//! Channel, plan and positions of a twin's call.
+
+use crate::device::abi::arguments::PlanLocation;
+use crate::device::launch::config::LaunchConfig;
+use crate::device::shape::DeviceShape;
+
+/// Channel, plan and positions of a twin's call.
+#[derive(Clone, Copy, Debug)]
+pub struct TwinLaunch {
+    /// The channel.
+    pub channel: u32,
+    /// Location of the plan.
+    pub plan: PlanLocation,
+    /// Rows of the arrays of positions; `None` for all of the shape's.
+    pub positions: Option<u32>,
+}
+
+impl TwinLaunch {
+    pub(crate) fn of(launch_config: LaunchConfig, shape: &DeviceShape) -> TwinLaunch {
+        let positions = launch_config.positions.map(|rows| rows.min(shape.positions()));
+        TwinLaunch { channel: launch_config.channel, plan: launch_config.plan, positions }
+    }
+
+    /// Rows of the arrays of positions.
+    pub(super) fn positions(&self, shape: &DeviceShape) -> u32 {
+        self.positions.unwrap_or(shape.positions())
+    }
+}
+
+impl From<u32> for TwinLaunch {
+    fn from(channel: u32) -> TwinLaunch {
+        TwinLaunch { channel, plan: PlanLocation::default(), positions: None }
+    }
+}

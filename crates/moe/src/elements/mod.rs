@@ -1,0 +1,9 @@
+//! Element types of tokens, replies and results, and the arithmetic on rows of them.
+//!
+//! - `dtype.rs`: float32, bfloat16 and float16; weighted sums of rows
+//! - `float8.rs`: 8-bit floating-point formats
+//! - `token_type.rs`: plain elements, or 8-bit floats with a scale for each block
+
+pub(crate) mod dtype;
+pub(crate) mod float8;
+pub(crate) mod token_type;

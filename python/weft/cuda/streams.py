@@ -1,0 +1,138 @@
+"""Calls on a communication stream: events to wait for, and tensors to keep alive."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import torch
+
+from weft.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["Event", "communication_stream"]
+
+Result = TypeVar("Result")
+
+
+class Event:
+    """The end of a call that was made with `async_finish=True`.
+
+    Attributes:
+        event: the event of torch; `None` of a twin, whose calls have ended when they return.
+    """
+
+    def __init__(self, event: torch.cuda.Event | None) -> None:
+        self.event = event
+
+    def wait(self, stream: torch.cuda.Stream | None = None) -> None:
+        """Have a stream wait for it; by default the current one."""
+        if self.event is not None:
+            self.event.wait(stream)
+
+    def query(self) -> bool:
+        """True if the call has ended."""
+        return self.event is None or self.event.query()
+
+    def synchronize(self) -> None:
+        """Wait for it on the host."""
+        if self.event is not None:
+            self.event.synchronize()
+
+
+@cache
+def communication_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of high priority on which calls with `async_finish=True` run.
+
+    One for each device, so that calls of several all-to-alls come in the same order on every rank.
+    It lives as long as the process: torch's allocator may query it about freed tensors at any time.
+    """
+    return torch.cuda.Stream(device, priority=-1)
+
+
+def ordered(
+    device: torch.device,
+    call: Callable[[], Result],
+    given: Iterable[torch.Tensor | None],
+    made: Callable[[Result], Iterable[torch.Tensor]],
+    previous: Event | torch.cuda.Event | None,
+    finish: bool,
+) -> tuple[Result, Event | None]:
+    """Make a call behind an event: its result, and its end if it runs on a stream of its own.
+
+    Args:
+        device: as of `apart`.
+        call: as of `apart`.
+        given: as of `apart`.
+        made: as of `apart`.
+        previous: the event that the call comes after.
+        finish: whether it runs on the communication stream.
+    """
+    if torch.compiler.is_compiling():
+        refuse_apart("in compiled code")
+    if finish:
+        return apart(device, call, given, made, previous)
+    if previous is not None:
+        after(previous, device)
+    return call(), None
+
+
+def refuse_apart(where: str) -> NoReturn:
+    """Raise since a call cannot run behind events or on a stream of its own."""
+    raise ConfigurationError(
+        f"previous_event= and async_finish= {where}: put the call on a stream of your own instead"
+    )
+
+
+def apart(
+    device: torch.device,
+    call: Callable[[], Result],
+    given: Iterable[torch.Tensor | None],
+    made: Callable[[Result], Iterable[torch.Tensor]],
+    previous: Event | torch.cuda.Event | None,
+) -> tuple[Result, Event]:
+    """Make a call on the communication stream: what it returns, and its end.
+
+    Args:
+        device: of the streams.
+        call: puts kernels on the current stream.
+        given: tensors that these read.
+        made: tensors of the result, which the caller's stream reads.
+        previous: event before the call; by default the end of the current stream.
+    """
+    refuse(previous)
+    if device.type != "cuda":
+        return call(), Event(None)
+    current, own = torch.cuda.current_stream(device), communication_stream(device)
+    if previous is None:
+        own.wait_stream(current)
+    else:
+        previous.wait(own)
+    with torch.cuda.stream(own):
+        result = call()
+        event = own.record_event()
+    # The allocator reuses the memory of these only after the stream that uses it.
+    for tensor in given:
+        if tensor is not None:
+            tensor.record_stream(own)
+    for tensor in made(result):
+        tensor.record_stream(current)
+    return result, Event(event)
+
+
+def after(previous: Event | torch.cuda.Event, device: torch.device) -> None:
+    """Put the current stream behind an event."""
+    refuse(previous)
+    if device.type == "cuda":
+        previous.wait(torch.cuda.current_stream(device))
+
+
+def refuse(previous: object) -> None:
+    """Raise if something is no event."""
+    if previous is not None and not isinstance(previous, (Event, torch.cuda.Event)):
+        raise ConfigurationError(
+            f"previous_event is a {type(previous).__name__}: pass a torch.cuda.Event, or what a "
+            "call with async_finish=True gave"
+        )

@@ -1,0 +1,91 @@
+"""Networks and rank placements that the EFLOPS article compares."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+__all__ = [
+    "BIGRAPH",
+    "BY_NODE",
+    "FAT_TREE",
+    "IN_TURN",
+    "LOCAL",
+    "SINGLE_NIC",
+    "placement",
+    "topology",
+]
+
+#: A NIC for each GPU, the four GPUs of a node on one virtual switch.
+BIGRAPH: Final = "bigraph"
+#: The same NICs on a two-tier fat tree without oversubscription, a leaf for each node.
+FAT_TREE: Final = "fat-tree"
+#: A fat tree of as many nodes, with one NIC for the four GPUs of a node.
+SINGLE_NIC: Final = "single-nic"
+#: GPUs of a node.
+LOCAL: Final = 4
+#: Order of ranks: node after node.
+BY_NODE: Final = "node by node"
+#: Order of ranks: one on each node in turn, as with round-robin host files.
+IN_TURN: Final = "in turn"
+
+
+class Layout(NamedTuple):
+    """Switches of each half of a BiGraph, and endpoints of each switch."""
+
+    half: int
+    endpoints: int
+
+
+def layout(ranks: int) -> Layout:
+    """BiGraph of `ranks` GPUs: four on a switch up to the 64 of the article, then more.
+
+    HDRM needs at most as many endpoints on a switch as there are switches in a half.
+
+    Raises:
+        ValueError: if `ranks` is no power of two from 8 to 4096.
+    """
+    if ranks.bit_count() != 1 or not 8 <= ranks <= 4096:
+        raise ValueError(f"ranks {ranks}: expected a power of two from 8 to 4096")
+    endpoints = 2
+    while 2 * endpoints <= LOCAL and ranks // (2 * endpoints) >= 4 * endpoints:
+        endpoints *= 2
+    # Switches have 64 ports: a half has at most 64 switches.
+    while ranks // (2 * endpoints) > 64:
+        endpoints *= 2
+    return Layout(ranks // (2 * endpoints), endpoints)
+
+
+def topology(network: str, ranks: int, latency_us: float) -> dict[str, Any]:
+    """A network as the topology of a scenario; links of 100 Gb/s."""
+    half, endpoints = layout(ranks)
+    link = {"gbps": 100, "latency_us": latency_us}
+    if network == BIGRAPH:
+        return {"bigraph": {"switches": 2 * half, "endpoints": endpoints} | link}
+    nodes = ranks // LOCAL
+    if network == FAT_TREE:
+        return {"fat-tree": {"leaves": nodes, "spines": LOCAL, "hosts": LOCAL} | link}
+    leaves = max(nodes // LOCAL, 2)
+    shape = {"leaves": leaves, "spines": LOCAL, "hosts": nodes // leaves, "gpus_per_nic": LOCAL}
+    return {"fat-tree": shape | link}
+
+
+def placement(network: str, ranks: int, algorithm: str, order: str) -> object:
+    """Rank placement of an algorithm, as in a scenario.
+
+    On a BiGraph, HDRM has its rank map; other algorithms have neighbouring switches in different
+    halves, so that the links between neighbours of a ring are disjoint.
+    """
+    if network == BIGRAPH and algorithm == "hdrm":
+        return "map"
+    nodes = ranks // LOCAL
+    in_turn = [rank % nodes * LOCAL + rank // nodes for rank in range(ranks)]
+    slots = list(range(ranks)) if order == BY_NODE else in_turn
+    if network != BIGRAPH:
+        return {"endpoints": slots}
+    half, ports = layout(ranks)
+
+    def endpoint(slot: int) -> int:
+        switch, port = divmod(slot, ports)
+        return (switch // 2 + switch % 2 * half) * ports + port
+
+    return {"endpoints": [endpoint(slot) for slot in slots]}

@@ -1,0 +1,205 @@
+"""Machines of the published MoE times: constants of their networks and GPUs, and a round on them.
+
+Constants of a network are derived from measurements of single operations; costs on GPUs are fitted
+to rows of the published table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from reproductions.report import deviation, read
+from weft.sim import simulate
+from weft.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weft.cli.progress import Progress
+
+__all__ = [
+    "MACHINES",
+    "NODE",
+    "OFI_HOST_S",
+    "OPERATIONS",
+    "PHASES",
+    "PRIVATE_ROWS",
+    "PUBLISHED",
+    "Constants",
+    "Runs",
+    "derive",
+    "fit_dispatch",
+    "fit_node",
+    "known",
+]
+
+PUBLISHED: Final[dict[str, Any]] = read("moe_rdma", "published.json")
+MACHINES: Final = {"cx7": "ConnectX-7", "efa": "EFA"}
+#: NICs of a GPU.
+NICS: Final = {"cx7": 1, "efa": 2}
+PHASES: Final = {
+    "decode": ("moe_decode_128_tokens", 128),
+    "prefill": ("moe_prefill_4096_tokens", 4096),
+}
+OPERATIONS: Final = ("dispatch", "combine")
+NODE: Final = 8
+#: The default of the benchmark program that the table was made with.
+PRIVATE_ROWS: Final = 256
+GIGABIT: Final = 1e9 / 8
+#: Cost of Weft's host for posting a write over the provider ofi, in seconds: the median, over
+#: messages of 8 to 4096 bytes in a stream, of Weft's time less that of a bare libfabric loop. Over
+#: shm of libfabric 2.5.1, the cheapest one (`benchmarks/results/ofi.jsonl`).
+OFI_HOST_S: Final = 35e-9
+
+Constants = dict[str, float]
+
+
+def derive(machine: str) -> Constants:
+    """Constants of a machine's network, from published measurements of single operations.
+
+    The model of one write is `latency + bytes / bandwidth`. The bandwidth is the slope between the
+    two longest writes, the latency the mean rest of the shorter ones, and posting the slope of a
+    scatter's time over the number of its peers.
+    """
+    engine = PUBLISHED["proxy_and_engine"]
+    writes = engine["single_write_gbps"]
+    sizes = [parse_size(size) for size in writes["size"]]
+    times = [size / (gbps * GIGABIT) for size, gbps in zip(sizes, writes[machine], strict=True)]
+    bandwidth = (sizes[-1] - sizes[-2]) / (times[-1] - times[-2])
+    short = list(zip(sizes, times, strict=True))[:-1]
+    latency = sum(time - size / bandwidth for size, time in short) / len(short)
+    posts = engine["scatter_post_us"]
+    post = (posts[machine][-1] - posts[machine][0]) / (posts["ep"][-1] - posts["ep"][0])
+    return {
+        "bytes_per_s": bandwidth,
+        "message_latency_s": latency,
+        "post_s": post * 1e-6,
+    }
+
+
+def scenario(
+    machine: str,
+    ep: int,
+    tokens: int,
+    constants: Constants,
+    seed: int,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Round of `ep` ranks in nodes of eight, on a network without a bottleneck."""
+    nics = NICS[machine]
+    found: dict[str, Any] = read("moe_rdma", "scenarios", f"{machine}.json")
+    cluster, job = found["cluster"], found["job"]
+    cluster["topology"]["fat-tree"] |= {
+        "hosts": ep * nics,
+        "gbps": constants["bytes_per_s"] / GIGABIT / nics,
+    }
+    cluster["seed"] = seed
+    cluster["constants"]["set"] |= {
+        name: constants[name] for name in ("message_latency_s", "post_s")
+    }
+    job |= {"ranks": ep, "tokens": tokens}
+    job["nvlink"] |= {
+        "bytes_per_s": constants["nvlink_dispatch_bytes_per_s"],
+        "combine_bytes_per_s": constants["nvlink_combine_bytes_per_s"],
+    }
+    job["costs"] |= {
+        "dispatch_start_s": constants["dispatch_s"] / 2,
+        "dispatch_end_s": constants["dispatch_s"] / 2,
+        "combine_start_s": constants["combine_s"] / 2,
+        "combine_end_s": constants["combine_s"] / 2,
+        "staging_bytes_per_s": constants.get("staging_bytes_per_s"),
+    }
+    job |= changes
+    return found | {"links": 0}
+
+
+class Runs:
+    """Runs scenarios and sums up their costs."""
+
+    def __init__(self, seed: int, bar: Progress) -> None:
+        self.seed = seed
+        self.bar = bar
+        self.cpu_s = 0.0
+        self.time_s = 0.0
+        self.max_link_load = 0
+        self.flows = 0
+
+    def times(
+        self, machine: str, ep: int, tokens: int, constants: Constants, **changes: Any
+    ) -> dict[str, float]:
+        """Median time of each operation over ranks, in microseconds."""
+        spec = scenario(machine, ep, tokens, constants, self.seed, **changes)
+        outcome = simulate(spec)
+        self.cpu_s += outcome["cpu_s"]
+        self.time_s += outcome["time_s"]
+        self.max_link_load = max(self.max_link_load, outcome["max_link_load"])
+        self.flows += outcome["flows"]
+        self.bar.advance(ep)
+        results = outcome["results"]
+        return {name: results[name]["p50_s"] * 1e6 for name in OPERATIONS}
+
+
+def known(phase: str, machine: str, ep: int) -> dict[str, float | None]:
+    """Published times of a row, in microseconds."""
+    rows = PUBLISHED[PHASES[phase][0]]["rows"]
+    row = next(row for row in rows if row["ep"] == ep)
+    return {name: row[name].get(f"pplx_{machine}") for name in OPERATIONS}
+
+
+def fit_node(runs: Runs, machine: str, network: Constants) -> Constants:
+    """Costs of a round within a node: a fixed time and an NVLink rate for each operation.
+
+    Both are exact solutions of the two rows of 8 ranks. If one of them is not published, the rate
+    is that of the other machine, which has the same NVLink.
+    """
+    found = dict(network)
+    unit = {"dispatch": 100e9, "combine": 100e9}
+    bare = network | {
+        "dispatch_s": 0.0,
+        "combine_s": 0.0,
+        "nvlink_dispatch_bytes_per_s": unit["dispatch"],
+        "nvlink_combine_bytes_per_s": unit["combine"],
+    }
+    moved = {
+        phase: runs.times(machine, NODE, tokens, bare) for phase, (_, tokens) in PHASES.items()
+    }
+    for name in OPERATIONS:
+        rates = {}
+        for source in (machine, *(other for other in MACHINES if other != machine)):
+            short, long = (known(phase, source, NODE)[name] for phase in PHASES)
+            if short is not None and long is not None:
+                # Bytes in units of 100 kB: a microsecond at 100 GB/s.
+                rates[source] = (moved["prefill"][name] - moved["decode"][name]) / (long - short)
+        rate = rates[machine] if machine in rates else next(iter(rates.values()))
+        short = known("decode", machine, NODE)[name]
+        assert short is not None, "every row of decode is published"
+        found[f"nvlink_{name}_bytes_per_s"] = rate * unit[name]
+        found[f"{name}_s"] = (short - moved["decode"][name] / rate) * 1e-6
+    return found
+
+
+def fit_dispatch(
+    runs: Runs, machine: str, constants: Constants, eps: Sequence[int]
+) -> tuple[Constants, dict[str, Any]]:
+    """Second column: costs of dispatch beyond the network, fitted to its rows of 16 and 32 ranks.
+
+    Grid search for the least mean square deviation over two parameters: the rate of copies to the
+    send buffer, and the number of rows sent before the counts are known.
+    """
+    eps = [ep for ep in eps if NODE < ep <= 32]
+    best: tuple[float, float | None, int] | None = None
+    for private in (PRIVATE_ROWS, 0):
+        for rate in (None, 4.8e12, 2.4e12, 1.6e12, 1.2e12, 0.8e12, 0.6e12, 0.4e12, 0.3e12):
+            error = 0.0
+            for phase, (_, tokens) in PHASES.items():
+                for ep in eps:
+                    tried = constants | ({} if rate is None else {"staging_bytes_per_s": rate})
+                    times = runs.times(machine, ep, tokens, tried, private_rows=private)
+                    off = deviation(times["dispatch"], known(phase, machine, ep)["dispatch"])
+                    error += (off or 0.0) ** 2
+            if best is None or error < best[0]:
+                best = (error, rate, private)
+    assert best is not None, "the grid has candidates"
+    _, rate, private = best
+    fitted = constants | ({} if rate is None else {"staging_bytes_per_s": rate})
+    return fitted, {"private_rows": private}

@@ -1,0 +1,90 @@
+"""Maker of docs/eflops.md, docs/moe-rdma.md and docs/dlrm.md: blocks from the result files.
+
+`python -m reproductions.NAME --out DIRECTORY` writes the results as DIRECTORY/NAME.json;
+`benchmarks/results` has those of the pages.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from reproductions import dlrm, eflops, moe_rdma  # noqa: E402
+from reproductions.report import Table, markdown  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reproductions.command import Reproduction
+
+RESULTS = ROOT / "benchmarks" / "results"
+REPRODUCTIONS: dict[str, Reproduction] = {
+    "eflops": eflops,
+    "moe-rdma": moe_rdma,
+    "dlrm": dlrm,
+}
+#: Blocks of each page: the beginning of the table's title.
+TITLES = {
+    "eflops": {
+        "comparison": "Beside what was published",
+        "constants": "Constants",
+        "sensitivity": "Sensitivity",
+    },
+    "moe-rdma": {
+        "cx7-decode": "ConnectX-7, decode",
+        "cx7-prefill": "ConnectX-7, prefill",
+        "efa-decode": "EFA, decode",
+        "efa-prefill": "EFA, prefill",
+        "constants": "Constants",
+        "sensitivity": "Sensitivity",
+    },
+    "dlrm": {"result": "128 nodes", "assumptions": "Assumptions", "sensitivity": "Sensitivity"},
+}
+
+
+def read(page: str) -> dict[str, Any]:
+    """Results behind a page."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{page}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def blocks(page: str) -> dict[str, str]:
+    """Tables and notes of a page, by block name."""
+    found, reproduction = read(page), REPRODUCTIONS[page]
+    tables = list(reproduction.tables(found))
+    made = {block: table(tables, title) for block, title in TITLES[page].items()}
+    if page == "eflops":
+        return made | {"all": other_tables(tables, tuple(TITLES[page].values()))}
+    return made | {"notes": "\n".join(f"- {note}" for note in reproduction.notes(found))}
+
+
+def table(tables: Sequence[Table], beginning: str) -> str:
+    """Table whose title begins like this, without its title."""
+    headers, rows = next(
+        (headers, rows) for title, headers, rows in tables if title.startswith(beginning)
+    )
+    return markdown(headers, [with_unpublished(headers, row) for row in rows])
+
+
+def other_tables(tables: Sequence[Table], shown: tuple[str, ...]) -> str:
+    """All other tables, under their titles."""
+    return "\n\n".join(
+        f"### {title}\n\n{markdown(headers, rows)}"
+        for title, headers, rows in tables
+        if not title.startswith(shown)
+    )
+
+
+def with_unpublished(headers: Sequence[str], row: Sequence[object]) -> list[object]:
+    """Row of the EFLOPS comparison, with `not published` in empty cells."""
+    comparison = tuple(headers[:2]) == ("figure", "published")
+    return [
+        "not published" if comparison and header == "published" and cell is None else cell
+        for header, cell in zip(headers, row, strict=True)
+    ]

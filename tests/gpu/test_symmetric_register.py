@@ -1,0 +1,22 @@
+"""Tensors of torch on GPUs, registered in place and written by peers."""
+
+import pytest
+
+import ranks
+
+pytestmark = [pytest.mark.torch, pytest.mark.gpu, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_tensors_of_the_user_are_reached_where_they_lie(count: int) -> None:
+    for result in ranks.run("symmetric.registered_on_gpus", count, timeout=100, quiet=False):
+        assert result == {
+            "right": True,
+            "read": True,
+            "still": True,
+            "closed": "ClosedError",
+            "refused": "ConfigurationError",
+            "remedy": True,
+            # The communicator was closed before the second tensor.
+            "kept": int(count > 1),
+        }
