@@ -12,6 +12,7 @@
 //! - `algorithm`: names; `any_schedule`: [`build()`] and [`AnySchedule`]
 //! - [`verify`](mod@verify): proof of correctness; [`contention`](mod@contention): load of links; `collision`
 //! - [`tune`](mod@tune): choice of the fastest algorithm
+//! - `run_error`: errors of execution
 
 #![warn(missing_docs)]
 
@@ -36,6 +37,7 @@ mod pipeline;
 mod program;
 pub mod recursive;
 pub mod ring;
+mod run_error;
 pub mod schedule;
 pub mod tree;
 pub mod tune;
@@ -54,6 +56,8 @@ pub use listing::Listing;
 pub use op::{Buffer, Collective, MAX_RANKS, Op, OpLocation, Rank, Span};
 /// Stored schedule.
 pub use program::Program;
+/// Errors of execution.
+pub use run_error::RunError;
 /// Trait of all schedules.
 pub use schedule::Schedule;
 /// Choice of the fastest algorithm.
