@@ -6,11 +6,13 @@ mod ranks;
 
 pub use connect::{Introduced, bare_link, connect, connect_all, connect_bare, soon, until};
 pub use ranks::{
-    AllGather, PATIENCE, on_processes, on_processes_with, on_threads, process_gather, process_rank,
+    AllGather, Limits, PATIENCE, on_processes, on_processes_with, on_threads, process_gather,
+    process_rank,
 };
+use rustix::process::Pid;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 pub use weft_fabric::random::SplitMix64;
 use weft_fabric::{
     CounterConfig, CounterId, Device, Engine, EngineConfig, Generation, Grant, Page, Rank, Region,
@@ -28,6 +30,22 @@ pub fn waiting<T>(
 ) -> T {
     let mut never = || false;
     f(&mut WaitOptions { deadline: clock::now().after(patience), spin, interrupted: &mut never })
+}
+
+/// Stops this process, with its threads, until it is continued.
+pub fn stop_here() {
+    // SAFETY: no pointers. A signal to this thread, so it stops here and not a little later.
+    unsafe { libc::raise(libc::SIGSTOP) };
+}
+
+/// Waits until a process has stopped.
+pub fn until_stopped(process: Pid) {
+    let status = format!("/proc/{}/status", process.as_raw_nonzero());
+    let deadline = Instant::now() + PATIENCE;
+    while !std::fs::read_to_string(&status).unwrap().contains("State:\tT") {
+        assert!(Instant::now() < deadline, "the process did not stop");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Rank with memory and a counter that all others may write and raise.

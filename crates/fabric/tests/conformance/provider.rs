@@ -1,9 +1,10 @@
 //! Providers under test: constructors of their devices, and their guarantees.
 
 use crate::common::{
-    self, AllGather, Member, MemberConfig, MemberDevices, PATIENCE, on_processes_with, on_threads,
-    process_gather, waiting,
+    self, AllGather, Limits, Member, MemberConfig, MemberDevices, PATIENCE, on_processes_with,
+    on_threads, process_gather, waiting,
 };
+use crate::is_long;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -150,7 +151,10 @@ impl Provider {
         let call = CALLS.replace(CALLS.get() + 1).to_string();
         match common::process_rank() {
             None => {
-                let ended = on_processes_with(&[(CALL, &call)], &self.test(CASE.get()), size);
+                let total = if is_long() { 40 * PATIENCE } else { 4 * PATIENCE };
+                let limits = Limits { total, ..Limits::default() };
+                let name = self.test(CASE.get());
+                let ended = on_processes_with(limits, &[(CALL, &call)], &name, size);
                 assert!(ended.iter().all(Result::is_ok), "{ended:?}");
             }
             Some(rank) if std::env::var(CALL).as_ref() == Ok(&call) => {
