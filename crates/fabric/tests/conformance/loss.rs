@@ -1,7 +1,8 @@
 //! Peers that are killed, stopped, or leave in order; writes whose writer leaves at once.
 
 use crate::common::{
-    self, Member, MemberConfig, SplitMix64, fill, on_processes, process_gather, take, waiting,
+    self, Member, MemberConfig, PATIENCE, SplitMix64, fill, on_processes, process_gather, take,
+    waiting,
 };
 use crate::provider::{Provider, Shape, waited};
 use rustix::process::{Pid, Signal, kill_process};
@@ -101,7 +102,11 @@ pub fn a_stopped_peer_is_named_and_a_fence_drains_its_requests(provider: &Provid
     let mut member = provider.join(Shape::Default, joining, rank, 2, &mut process_gather);
     let pids = process_gather(std::process::id().to_string().into_bytes());
     if rank == VICTIM {
-        let _ = waited(|w| member.engine.wait(member.counter, &[(Rank(0), u64::MAX)], w));
+        if provider.survives_kills {
+            let _ = waited(|w| member.engine.wait(member.counter, &[(Rank(0), u64::MAX)], w));
+        }
+        // Its locks are unlocked: it stops outside of the provider.
+        std::thread::sleep(PATIENCE);
         unreachable!("it was to be stopped and killed");
     }
     let pid: i32 = std::str::from_utf8(&pids[1]).unwrap().parse().unwrap();

@@ -15,7 +15,7 @@ fn poisoned_group_ends(member: &mut Member, lost: Rank) {
     member.engine.poison(poison);
     member.engine.poll(clock::now(), &mut Vec::new());
     assert_eq!(member.engine.statistics().requests, 0);
-    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < PATIENCE / 3, "{:?}", begin.elapsed());
 }
 
 #[test]
@@ -87,28 +87,32 @@ fn a_rank_killed_over_tcp_leaves_the_others_with_an_error_and_nothing_under_way(
     poisoned_group_ends(&mut member, Rank(1));
 }
 
-/// The stopped rank resumes after the group was poisoned without it.
+/// The stopped rank resumes after the group was poisoned without it. It stops outside of libfabric's calls:
+/// libfabric's shm keeps locks in shared memory, and a call that waits for one does not return.
 #[test]
 fn a_stopped_rank_is_cut_off_and_goes_on_later_without_harm() {
     let name = "ends::a_stopped_rank_is_cut_off_and_goes_on_later_without_harm";
     on_ranks(name, 2, |provider, rank, gather| {
         let mut member = join(rank, 2, config(provider), gather);
         let pids = gather(getpid().as_raw_nonzero().get().to_le_bytes().to_vec());
+        let stopped = i32::from_le_bytes(pids[1].clone().try_into().unwrap());
+        let stopped = rustix::process::Pid::from_raw(stopped).unwrap();
+        (0..3).for_each(|round| member.round(16, round).unwrap());
+        // Both have all that was sent before the stop.
+        waiting(PATIENCE, Duration::ZERO, |waiter| member.engine.barrier(waiter)).unwrap();
         if rank == Rank(1) {
+            common::stop_here();
             member.patience = Duration::from_secs(1);
-            let error = (0..).find_map(|round| member.round(16, round).err()).unwrap();
+            let error = (4..).find_map(|round| member.round(16, round).err()).unwrap();
             assert!(matches!(error, Error::Timeout { .. } | Error::Poisoned(_)), "{error}");
             poisoned_group_ends(&mut member, Rank(0));
             drop(member);
             gather(Vec::new());
             return;
         }
-        let pid = i32::from_le_bytes(pids[1].clone().try_into().unwrap());
-        let stopped = rustix::process::Pid::from_raw(pid).unwrap();
+        common::until_stopped(stopped);
         member.patience = Duration::from_millis(500);
-        (0..3).for_each(|round| member.round(16, round).unwrap());
-        kill_process(stopped, Signal::STOP).unwrap();
-        let error = (3..).find_map(|round| member.round(16, round).err()).unwrap();
+        let error = (4..).find_map(|round| member.round(16, round).err()).unwrap();
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
         poisoned_group_ends(&mut member, Rank(1));
         let inbox = member.inbox.clone();
@@ -116,6 +120,11 @@ fn a_stopped_rank_is_cut_off_and_goes_on_later_without_harm() {
         inbox.memory().fill(0, inbox.memory().len(), 9);
         kill_process(stopped, Signal::CONT).unwrap();
         gather(Vec::new());
+        // libfabric's shm writes directly into the memory of a peer, and is not checked.
+        if provider != "shm" {
+            let length = inbox.memory().len();
+            assert!(common::take(&inbox, 0, length).iter().all(|&byte| byte == 9));
+        }
     });
 }
 
