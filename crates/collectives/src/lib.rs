@@ -12,6 +12,7 @@
 //! - `algorithm`: names; `any_schedule`: [`build()`] and [`AnySchedule`]
 //! - [`verify`](mod@verify): proof of correctness; [`contention`](mod@contention): load of links; `collision`
 //! - [`tune`](mod@tune): choice of the fastest algorithm
+//! - [`reduction`]: sums, minima and other operations on vectors
 //! - `run_error`: errors of execution
 
 #![warn(missing_docs)]
@@ -36,6 +37,7 @@ pub mod pairwise;
 mod pipeline;
 mod program;
 pub mod recursive;
+pub mod reduction;
 pub mod ring;
 mod run_error;
 pub mod schedule;
@@ -56,6 +58,8 @@ pub use listing::Listing;
 pub use op::{Buffer, Collective, MAX_RANKS, Op, OpLocation, Rank, Span};
 /// Stored schedule.
 pub use program::Program;
+/// Operations on vectors.
+pub use reduction::{Element, Reduction};
 /// Errors of execution.
 pub use run_error::RunError;
 /// Trait of all schedules.

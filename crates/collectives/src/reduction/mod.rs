@@ -1,0 +1,115 @@
+//! Element-wise reductions of vectors in host memory.
+//!
+//! - `element.rs`: element types; `operation.rs`: operations
+//! - `scalar.rs`: definition of each result, one element at a time
+//!
+//! Results have the same bits on every machine:
+//!
+//! - Integer sums and products wrap. A `bool` is a byte, true if not 0; its sum and maximum are OR, its product and
+//!   minimum AND, and results are 0 or 1.
+//! - Each operation on `float16` and `bfloat16` is computed in float32 and rounded once, to nearest, ties to even.
+//!   Products are never contracted with sums.
+//! - A minimum or maximum is NaN if either operand is, as that of `torch.minimum`; -0 is less than +0.
+//! - A NaN that is computed is the positive quiet NaN without payload. So the order of two operands does not matter.
+//!
+//! Pointers need no alignment.
+
+mod element;
+mod operation;
+mod scalar;
+
+pub use element::Element;
+pub use operation::Reduction;
+
+/// Writes `a[i] op b[i]` to `target[i]` for `count` elements.
+///
+/// `target` is `a`, or `b`, or overlaps neither.
+///
+/// # Panics
+/// If the reduction does not [support](Reduction::supports) the element.
+///
+/// # Safety
+/// `a` and `b` are valid for reads of `count` elements and `target` for writes, at any alignment. No other thread
+/// writes to them, or reads `target`, during the call.
+pub unsafe fn combine(
+    reduction: Reduction,
+    element: Element,
+    target: *mut u8,
+    a: *const u8,
+    b: *const u8,
+    count: usize,
+) {
+    check(reduction, element);
+    // SAFETY: the caller's.
+    unsafe { scalar::combine(reduction, element, target, a, b, count) }
+}
+
+/// Writes the fold of all sources in their order to `target`: `((s0[i] op s1[i]) op s2[i]) ...`.
+///
+/// Sums of 16-bit floats are kept in float32 and rounded once. Other results have the bits of successive calls of
+/// [`combine`]. One source is copied; none leave `target` unchanged. `target` may be one of the sources.
+///
+/// # Panics
+/// As [`combine`].
+///
+/// # Safety
+/// As for [`combine`]: `target` is one of the sources or overlaps none.
+pub unsafe fn combine_all(
+    reduction: Reduction,
+    element: Element,
+    target: *mut u8,
+    sources: &[*const u8],
+    count: usize,
+) {
+    check(reduction, element);
+    match *sources {
+        [] => {}
+        // SAFETY: the caller's; `copy` permits equal pointers.
+        [source] => unsafe { std::ptr::copy(source, target, count * element.bytes()) },
+        // SAFETY: the caller's.
+        _ => unsafe { scalar::combine_all(reduction, element, target, sources, count) },
+    }
+}
+
+/// Writes `source[i] * factor` to `target[i]` for `count` elements.
+///
+/// The factor is rounded to float32, but for `float64`. Integers are multiplied in float64; the product is truncated
+/// and saturates.
+///
+/// # Safety
+/// As for [`combine`], with one source.
+pub unsafe fn scale(
+    element: Element,
+    target: *mut u8,
+    source: *const u8,
+    count: usize,
+    factor: f64,
+) {
+    // SAFETY: the caller's.
+    unsafe { scalar::scale(element, target, source, count, factor) }
+}
+
+/// Writes `source[i] / divisor` to `target[i]` for `count` elements: the average of `divisor` ranks.
+///
+/// Quotients of floats are correctly rounded (not multiplied by a reciprocal), those of integers truncated. A
+/// divisor of 0 counts as 1.
+///
+/// # Safety
+/// As for [`combine`], with one source.
+pub unsafe fn divide(
+    element: Element,
+    target: *mut u8,
+    source: *const u8,
+    count: usize,
+    divisor: u32,
+) {
+    // SAFETY: the caller's.
+    unsafe { scalar::divide(element, target, source, count, divisor.max(1)) }
+}
+
+fn check(reduction: Reduction, element: Element) {
+    assert!(
+        reduction.supports(element),
+        "{reduction} of {element}: expected bool or an integer type; use sum, product, min or max"
+    );
+}

@@ -1,0 +1,126 @@
+//! Reductions of vectors: exact results, and both ways of computing them compared.
+
+use weft_collectives::reduction::{Element, Reduction, combine, combine_all, divide, scale};
+
+/// Bytes of numbers.
+macro_rules! bytes {
+    ($($number:expr),*) => {
+        [$($number.to_ne_bytes().to_vec()),*].concat()
+    };
+}
+
+fn combined(reduction: Reduction, element: Element, a: &[u8], b: &[u8]) -> Vec<u8> {
+    let mut target = vec![0; a.len()];
+    let count = a.len() / element.bytes();
+    assert_eq!(b.len(), a.len());
+    // SAFETY: three vectors of `count` elements.
+    unsafe {
+        combine(reduction, element, target.as_mut_ptr(), a.as_ptr(), b.as_ptr(), count);
+    }
+    target
+}
+
+fn folded(reduction: Reduction, element: Element, sources: &[&[u8]]) -> Vec<u8> {
+    let mut target = vec![0; sources[0].len()];
+    let count = target.len() / element.bytes();
+    let pointers: Vec<*const u8> = sources.iter().map(|source| source.as_ptr()).collect();
+    // SAFETY: vectors of `count` elements.
+    unsafe { combine_all(reduction, element, target.as_mut_ptr(), &pointers, count) };
+    target
+}
+
+fn divided(element: Element, source: &[u8], divisor: u32) -> Vec<u8> {
+    let mut target = vec![0; source.len()];
+    let count = source.len() / element.bytes();
+    // SAFETY: vectors of `count` elements.
+    unsafe { divide(element, target.as_mut_ptr(), source.as_ptr(), count, divisor) };
+    target
+}
+
+fn scaled(element: Element, source: &[u8], factor: f64) -> Vec<u8> {
+    let mut target = vec![0; source.len()];
+    let count = source.len() / element.bytes();
+    // SAFETY: vectors of `count` elements.
+    unsafe { scale(element, target.as_mut_ptr(), source.as_ptr(), count, factor) };
+    target
+}
+
+#[test]
+fn integers_wrap_and_compare_with_their_sign() {
+    let (a, b) = (bytes![i8::MAX, -1i8, 7i8], bytes![1i8, 1i8, -100i8]);
+    assert_eq!(combined(Reduction::Sum, Element::I8, &a, &b), bytes![i8::MIN, 0i8, -93i8]);
+    assert_eq!(combined(Reduction::Min, Element::I8, &a, &b), bytes![1i8, -1i8, -100i8]);
+    assert_eq!(combined(Reduction::Min, Element::U8, &a, &b), bytes![1i8, 1i8, 7i8]);
+    let (a, b) = (bytes![i64::MAX, 3i64], bytes![2i64, -5i64]);
+    assert_eq!(combined(Reduction::Product, Element::I64, &a, &b), bytes![-2i64, -15i64]);
+    assert_eq!(combined(Reduction::Xor, Element::U64, &a, &b), bytes![i64::MAX ^ 2, 3i64 ^ -5]);
+}
+
+#[test]
+fn bytes_of_bool_are_true_unless_0() {
+    let (a, b) = ([0, 0, 2, 4], [0, 1, 0, 8]);
+    assert_eq!(combined(Reduction::Sum, Element::Bool, &a, &b), [0, 1, 1, 1]);
+    assert_eq!(combined(Reduction::Product, Element::Bool, &a, &b), [0, 0, 0, 1]);
+    assert_eq!(combined(Reduction::Min, Element::Bool, &a, &b), [0, 0, 0, 1]);
+    assert_eq!(combined(Reduction::Max, Element::Bool, &a, &b), [0, 1, 1, 1]);
+    assert_eq!(combined(Reduction::Xor, Element::Bool, &a, &b), [0, 1, 1, 0]);
+}
+
+#[test]
+fn nan_wins_and_negative_zero_is_less_than_zero() {
+    let (a, b) = (bytes![f32::NAN, -0f32, 0f32, 1f32], bytes![1f32, 0f32, -0f32, 2f32]);
+    let minimum = bytes![f32::NAN, -0f32, -0f32, 1f32];
+    let maximum = bytes![f32::NAN, 0f32, 0f32, 2f32];
+    for (a, b) in [(&a, &b), (&b, &a)] {
+        assert_eq!(combined(Reduction::Min, Element::F32, a, b), minimum);
+        assert_eq!(combined(Reduction::Max, Element::F32, a, b), maximum);
+    }
+    let (a, b) = (bytes![f64::INFINITY], bytes![f64::NEG_INFINITY]);
+    assert_eq!(combined(Reduction::Sum, Element::F64, &a, &b), bytes![f64::NAN]);
+}
+
+/// 2048 + 1 is halfway between two numbers of binary16; so is 256 + 1 of bfloat16.
+#[test]
+fn sums_of_halves_round_after_each_operation_or_once_for_all_sources() {
+    let half = |value: f32| half::f16::from_f32(value).to_ne_bytes().to_vec();
+    let (large, one) = (half(2048.0), half(1.0));
+    assert_eq!(combined(Reduction::Sum, Element::F16, &large, &one), half(2048.0));
+    assert_eq!(folded(Reduction::Sum, Element::F16, &[&large, &one, &one]), half(2050.0));
+    let brain = |value: f32| half::bf16::from_f32(value).to_ne_bytes().to_vec();
+    let (large, one) = (brain(256.0), brain(1.0));
+    assert_eq!(combined(Reduction::Sum, Element::Bf16, &large, &one), brain(256.0));
+    assert_eq!(folded(Reduction::Sum, Element::Bf16, &[&large, &one, &one]), brain(258.0));
+}
+
+#[test]
+fn averages_divide_and_truncate() {
+    assert_eq!(divided(Element::I32, &bytes![-7i32, 7i32], 2), bytes![-3i32, 3i32]);
+    assert_eq!(divided(Element::I8, &bytes![-7i8, 100i8], 300), bytes![0i8, 0i8]);
+    assert_eq!(divided(Element::U64, &bytes![u64::MAX], 3), bytes![u64::MAX / 3]);
+    assert_eq!(divided(Element::F32, &bytes![1f32], 49), bytes![1f32 / 49f32]);
+    assert_eq!(divided(Element::F64, &bytes![1f64], 0), bytes![1f64]);
+}
+
+#[test]
+fn factors_scale_floats_and_saturate_integers() {
+    assert_eq!(scaled(Element::F64, &bytes![3f64], 0.1), bytes![3f64 * 0.1]);
+    assert_eq!(scaled(Element::F32, &bytes![3f32], 0.1), bytes![3f32 * 0.1f32]);
+    assert_eq!(scaled(Element::I16, &bytes![-9i16, 30_000i16], 1.5), bytes![-13i16, i16::MAX]);
+    assert_eq!(scaled(Element::Bool, &[2, 0], 0.5), [1, 0]);
+}
+
+#[test]
+fn one_source_is_copied_and_none_change_nothing() {
+    let source = bytes![f32::from_bits(0x7f80_0001)];
+    assert_eq!(folded(Reduction::Sum, Element::F32, &[&source]), source);
+    let mut target = [5; 4];
+    // SAFETY: a vector of one element.
+    unsafe { combine_all(Reduction::Sum, Element::F32, target.as_mut_ptr(), &[], 1) };
+    assert_eq!(target, [5; 4]);
+}
+
+#[test]
+#[should_panic(expected = "xor of float16: expected bool or an integer type")]
+fn bitwise_operations_on_floats_are_rejected() {
+    combined(Reduction::Xor, Element::F16, &[0, 0], &[0, 0]);
+}
