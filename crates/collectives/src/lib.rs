@@ -13,6 +13,7 @@
 //! - [`verify`](mod@verify): proof of correctness; [`contention`](mod@contention): load of links; `collision`
 //! - [`tune`](mod@tune): choice of the fastest algorithm
 //! - [`reduction`]: sums, minima and other operations on vectors
+//! - [`messages`]: tagged sends and receives between two ranks
 //! - `run_error`: errors of execution
 
 #![warn(missing_docs)]
@@ -31,6 +32,7 @@ pub mod halving_doubling;
 pub mod hierarchical;
 mod json;
 mod listing;
+pub mod messages;
 mod op;
 mod ordered_sum;
 pub mod pairwise;

@@ -40,7 +40,15 @@ pub enum RunError {
         /// Value there.
         theirs: u64,
     },
-    /// A message longer than its receive. The message is dropped, and the receive has ended.
+    /// A peer that could not take part in a collective call.
+    #[error("{peer} could not create its part: {detail}")]
+    PeerFailed {
+        /// Peer.
+        peer: Rank,
+        /// Text of its error.
+        detail: String,
+    },
+    /// A message longer than its receive. The message was dropped, and the receive has ended.
     #[error("the message with tag {tag} from {peer} has {sent} bytes: the receive has {room}")]
     MessageTooLong {
         /// Sender.

@@ -1,0 +1,176 @@
+//! Table of operations: sends and receives from their start to their end.
+
+use super::memory::UserMemory;
+use crate::run_error::RunError;
+use weft_fabric::Rank;
+
+/// Send or receive under way, until its wait has returned its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OperationId {
+    index: u32,
+    reuse: u32,
+}
+
+/// End of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completed {
+    /// Sender of the message.
+    pub from: Rank,
+    /// Bytes of the message; of a receive, these may be fewer than its memory has.
+    pub bytes: u64,
+}
+
+/// Direction of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Send,
+    Receive,
+}
+
+/// A message that is longer than its receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TooLong {
+    pub from: Rank,
+    pub sent: u64,
+}
+
+/// State of an operation.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub direction: Direction,
+    /// Destination, or required sender.
+    pub peer: Option<Rank>,
+    pub tag: u64,
+    /// Bytes of its memory.
+    pub bytes: u64,
+    /// `None` once it has ended.
+    pub memory: Option<UserMemory>,
+    /// Bytes copied out of or into its memory.
+    pub moved: u64,
+    /// Writes in flight of a send.
+    pub in_flight: u32,
+    /// All bytes of a send have been copied.
+    pub all_staged: bool,
+    pub outcome: Option<Result<Completed, TooLong>>,
+}
+
+impl Operation {
+    /// Operation that has just started.
+    pub fn new(
+        direction: Direction,
+        peer: Option<Rank>,
+        tag: u64,
+        memory: UserMemory,
+    ) -> Operation {
+        Operation {
+            direction,
+            peer,
+            tag,
+            bytes: memory.length(),
+            memory: Some(memory),
+            moved: 0,
+            in_flight: 0,
+            all_staged: false,
+            outcome: None,
+        }
+    }
+
+    /// Ends the operation; its memory is not accessed afterwards.
+    pub fn end(&mut self, outcome: Result<Completed, TooLong>) {
+        self.memory = None;
+        self.outcome = Some(outcome);
+    }
+
+    /// Description for the error of a wait.
+    pub fn describe(&self) -> String {
+        let Operation { bytes, tag, moved, .. } = self;
+        match (self.direction, self.peer) {
+            (Direction::Send, Some(to)) => {
+                format!("the send of {bytes} bytes with tag {tag} to {to} ({moved} taken)")
+            }
+            (_, Some(from)) => {
+                format!(
+                    "the receive of {bytes} bytes with tag {tag} from {from} ({moved} received)"
+                )
+            }
+            (_, None) => format!(
+                "the receive of {bytes} bytes with tag {tag} from any rank ({moved} received)"
+            ),
+        }
+    }
+}
+
+/// Table of operations.
+#[derive(Debug, Default)]
+pub(super) struct Operations {
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    reuse: u32,
+    operation: Option<Operation>,
+}
+
+/// Operations for which memory is reserved; more are allocated on demand.
+pub(super) const RESERVED: usize = 256;
+
+impl Operations {
+    /// Empty table with memory for [`RESERVED`] operations.
+    pub fn new() -> Operations {
+        Operations { entries: Vec::with_capacity(RESERVED), free: Vec::with_capacity(RESERVED) }
+    }
+
+    /// Adds an operation.
+    pub fn open(&mut self, operation: Operation) -> Result<OperationId, RunError> {
+        let index =
+            match self.free.pop() {
+                Some(index) => index,
+                None => {
+                    let (what, limit) = ("operations under way", u64::from(u32::MAX));
+                    let wanted = self.entries.len() as u64 + 1;
+                    let index = u32::try_from(self.entries.len())
+                        .map_err(|_| RunError::TooLarge { what, wanted, limit })?;
+                    self.entries.push(Entry::default());
+                    index
+                }
+            };
+        let entry = &mut self.entries[index as usize];
+        entry.operation = Some(operation);
+        Ok(OperationId { index, reuse: entry.reuse })
+    }
+
+    /// An operation that was not removed.
+    pub fn get(&self, id: OperationId) -> Option<&Operation> {
+        let entry = self.entries.get(id.index as usize)?;
+        entry.operation.as_ref().filter(|_| entry.reuse == id.reuse)
+    }
+
+    /// As [`Operations::get`], to change it.
+    pub fn get_mut(&mut self, id: OperationId) -> Option<&mut Operation> {
+        let entry = self.entries.get_mut(id.index as usize)?;
+        entry.operation.as_mut().filter(|_| entry.reuse == id.reuse)
+    }
+
+    /// Removes an operation.
+    pub fn remove(&mut self, id: OperationId) -> Option<Operation> {
+        self.get(id)?;
+        let entry = &mut self.entries[id.index as usize];
+        entry.reuse = entry.reuse.wrapping_add(1);
+        self.free.push(id.index);
+        entry.operation.take()
+    }
+
+    /// Drops the memory of all operations.
+    pub fn drop_memory(&mut self) {
+        for operation in self.entries.iter_mut().filter_map(|entry| entry.operation.as_mut()) {
+            operation.memory = None;
+        }
+    }
+
+    /// Number of operations.
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+}

@@ -1,0 +1,81 @@
+//! Messages of all ranks under the simulator: every run ends with the right bytes on every rank or, where
+//! something died, in the error that names it; never in a hang.
+
+#[path = "sim/program.rs"]
+mod program;
+#[path = "sim/scenario.rs"]
+mod scenario;
+
+#[path = "../../fabric/tests/common/injected_fault.rs"]
+mod injected_fault;
+#[path = "../../fabric/tests/common/seeds.rs"]
+mod seeds;
+
+use injected_fault::InjectedFault;
+use scenario::{Order, Scenario, run};
+use weft_fabric::Rank;
+use weft_fabric::random::SplitMix64;
+
+#[test]
+fn every_run_ends_with_the_right_bytes_or_the_right_error() {
+    seeds::each("every_run", 3_000, |seed| run(Scenario::random(seed)).map(drop));
+}
+
+/// A rank is killed, cut off or paused just before an event, at each event.
+#[test]
+#[cfg_attr(miri, ignore = "it is hundreds of runs, of some seconds each")]
+fn any_step_may_be_the_last() {
+    seeds::each("any_step", 4, |seed| {
+        let well = || Scenario::shaped(seed, |shape| (shape.ranks, shape.messages) = (2, 8));
+        let (moments, mut random) = (run(well())?, SplitMix64::new(!seed));
+        for (step, at) in moments.into_iter().enumerate() {
+            let (a, b) = (Rank(step as u32 % 2), Rank((step as u32 + 1) % 2));
+            for fault in [
+                InjectedFault::Killed(a),
+                InjectedFault::Cut(a, b),
+                InjectedFault::Paused,
+                InjectedFault::Silent(a),
+            ] {
+                run(well().with_fault(fault, at, &mut random))
+                    .map_err(|wrong| format!("{fault:?} at {} ns: {wrong}", at.0))?;
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Blocking calls in one order of all messages need no buffer: each receive has its message next.
+#[test]
+fn blocking_calls_in_one_order_need_no_buffers() {
+    seeds::each("blocking_calls", 300, |seed| {
+        run(Scenario::shaped(seed, |shape| {
+            (shape.order, shape.buffers) = (Order::Blocking, 0);
+        }))
+        .map(drop)
+    });
+}
+
+/// All ranks send all of their messages before the first receive: the buffers take them.
+#[test]
+fn sends_before_receives_end_in_buffers() {
+    seeds::each("sends_before", 300, |seed| {
+        run(Scenario::shaped(seed, |shape| {
+            (shape.order, shape.buffers) = (Order::SendsFirst, 1 << 20);
+        }))
+        .map(drop)
+    });
+}
+
+#[test]
+fn one_slot_and_no_buffer_suffice() {
+    seeds::each("one_slot", 300, |seed| {
+        run(Scenario::shaped(seed, |shape| (shape.slots, shape.buffers) = (1, 0))).map(drop)
+    });
+}
+
+#[test]
+fn one_rank_alone_needs_no_wire() {
+    seeds::each("one_rank", 100, |seed| {
+        run(Scenario::shaped(seed, |shape| shape.ranks = 1)).map(drop)
+    });
+}
