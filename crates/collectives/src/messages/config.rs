@@ -89,13 +89,13 @@ mod tests {
     fn a_slot_is_one_part_of_its_route() {
         let config = MessagesConfig::default();
         assert_eq!(config.room(PartRule::WHOLE).unwrap(), 64 << 10);
-        for rule in [
-            PartRule { max_part_bytes: 100, ..PartRule::WHOLE },
-            PartRule { stripes: 2, stripe_from: 4096, ..PartRule::WHOLE },
+        for (rule, expected) in [
+            (PartRule { max_part_bytes: 100, ..PartRule::WHOLE }, 100),
+            (PartRule { stripes: 2, stripe_from: 9000, ..PartRule::WHOLE }, 8999),
         ] {
-            let room = config.room(rule).unwrap();
-            assert_eq!(rule.count_contiguous(room), 1);
-            assert!(room == config.slot_bytes || rule.count_contiguous(room + 1) > 1);
+            assert_eq!(config.room(rule).unwrap(), expected);
+            assert_eq!(rule.count_contiguous(expected), 1);
+            assert_eq!(rule.count_contiguous(expected + 1), 2);
         }
         let short = PartRule { max_part_bytes: 63, ..PartRule::WHOLE };
         assert!(matches!(config.room(short), Err(RunError::TooLarge { limit: 63, .. })));
