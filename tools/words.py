@@ -119,6 +119,7 @@ def lines_of(text: str, first: int) -> Iterator[tuple[int, str]]:
 
 READERS = {
     ".rs": of_braces, ".cu": of_braces, ".cuh": of_braces, ".c": of_braces, ".cpp": of_braces,
+    ".h": of_braces, ".hpp": of_braces,
     ".py": of_python, ".pyi": of_python, ".md": of_markdown, ".sh": of_hashes, ".toml": of_hashes,
     "Makefile": of_hashes,
 }  # fmt: skip

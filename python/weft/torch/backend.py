@@ -1,0 +1,114 @@
+"""Registration of the backend `weft`, and the rendezvous of its groups over torch's store."""
+
+from __future__ import annotations
+
+import atexit
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed
+
+from weft import _native
+from weft._rendezvous import Outer, meet
+from weft.communicator import made_options
+from weft.errors import ConfigurationError, RendezvousError
+from weft.torch import build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["connect", "monitored_barrier", "register"]
+
+NAME = "weft"
+
+
+def register() -> None:
+    """Make `torch.distributed.init_process_group("weft")` available."""
+    if distributed.is_available():
+        distributed.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+
+
+def create(options: Any, _: Any) -> Any:
+    """Backend of a new process group, from torch's description of it."""
+    return connect(options.store, options.group_rank, options.group_size, options.timeout)
+
+
+def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Backend of a group whose ranks meet at a store of torch.
+
+    Args:
+        store: reaches all ranks of the group; its keys belong to this group.
+        rank: this rank.
+        size: ranks in the group.
+        timeout: of this call, and of operations that have none of their own.
+
+    Raises:
+        ConfigurationError: if the C++ library cannot be built.
+        RendezvousError: names the ranks that did not come.
+    """
+    shim = loaded()
+    outer = Outer(over_store(store, rank, size, timeout), rank, size, _native.host_id())
+    options = made_options(None, "caller", None, None, 0)
+    limit = timeout.total_seconds()
+    communicator: Any = meet(outer, range(size), options, timeout=limit)
+    table, context = communicator.collectives(limit)
+    return shim.create(table, context, timeout)
+
+
+@cache
+def loaded() -> Any:
+    """The C++ library; groups that are open when the program ends leave in peace."""
+    shim = build.load()
+    atexit.register(shim.close_all)
+    return shim
+
+
+def over_store(
+    store: Any, rank: int, size: int, timeout: timedelta
+) -> Callable[[bytes], list[bytes]]:
+    """All-gather of small records over a store of torch."""
+    # A store may outlive a group and serve the next one of the same name.
+    attempt = store.add(f"weft/attempts/{rank}", 1)
+    steps = iter(range(1 << 30))
+
+    def gather(payload: bytes) -> list[bytes]:
+        step = next(steps)
+        keys = [f"weft/{attempt}/{step}/{each}" for each in range(size)]
+        store.set(keys[rank], payload)
+        try:
+            store.wait(keys, timeout)
+        except distributed.DistStoreError as error:
+            missing = [each for each in range(size) if not store.check([keys[each]])]
+            ranks = ", ".join(map(str, missing))
+            raise RendezvousError(
+                f"ranks {ranks} did not come to the store within {timeout.total_seconds():g} s; "
+                "check that they run and make the same process groups in the same order"
+            ) from error
+        return [store.get(each) for each in keys]
+
+    return gather
+
+
+def monitored_barrier(
+    group: Any = None, timeout: timedelta | None = None, *, wait_all_ranks: bool = False
+) -> None:
+    """`torch.distributed.monitored_barrier` for groups of this backend, which it rejects.
+
+    Args:
+        group: a process group of backend `weft`; `None` for the default one.
+        timeout: for the arrival of all ranks; by default the group's.
+        wait_all_ranks: name all ranks that did not come, not the first alone.
+
+    Raises:
+        DistBackendError: names ranks that did not come. The group has ended then.
+    """
+    if distributed.get_backend(group) != NAME:
+        raise ConfigurationError(
+            f"monitored_barrier of a group of {distributed.get_backend(group)}: expected one of "
+            f"{NAME}; use torch.distributed.monitored_barrier"
+        )
+    group = group or distributed.group.WORLD
+    if distributed.get_rank(group) >= 0:
+        unset = timedelta(milliseconds=-1)
+        group.monitored_barrier(unset if timeout is None else timeout, wait_all_ranks)

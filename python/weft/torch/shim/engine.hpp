@@ -1,0 +1,110 @@
+// Progress of one group: its context of the C table, works in flight, and the thread that completes asynchronous ones.
+#pragma once
+
+#include "weft.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <Python.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace weft {
+
+using Milliseconds = std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+class WeftWork;
+
+// Text of the calling thread's last error.
+inline std::string last_error(const weft_table& table) {
+  std::string text(2048, '\0');
+  text.resize(std::min(table.last_error(text.data(), text.size()), text.size() - 1));
+  return text;
+}
+
+inline std::exception_ptr backend_error(const std::string& text) {
+  try {
+    C10_THROW_ERROR(DistBackendError, text);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+// The GIL is released while this lives, if the thread holds it.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutGil() {
+    if (state_ != nullptr) {
+      PyEval_RestoreThread(state_);
+    }
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+// Shared by a backend and its works; closes the group when the backend does, frees it with the last work.
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  Engine(const weft_table* table, void* context);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const weft_table& table() const {
+    return *table_;
+  }
+
+  void* context() const {
+    return context_;
+  }
+
+  // Throws if the group was closed or aborted.
+  void check_open(const char* name) const;
+
+  // Keeps a started work alive until it is complete; the thread completes an asynchronous one.
+  void add(const c10::intrusive_ptr<WeftWork>& work, bool is_asynchronous);
+  // Leaves the completion of a work to the thread.
+  void complete_later(WeftWork& work);
+  void remove(WeftWork& work);
+  // Keeps memory of failed operations until the end: peers may still access it.
+  void keep(std::vector<at::Tensor> tensors);
+
+  // Ends the group at every rank with this text.
+  void poison(const std::string& text);
+  // Fails all works in flight, leaves the group and ends the thread; a second call has no effect.
+  void close(const std::string& reason);
+  // Records an error that ended the group; returns the first one.
+  std::string record_failure(const std::string& text);
+  bool has_failed() const;
+
+ private:
+  using Works = std::list<c10::intrusive_ptr<WeftWork>>;
+
+  void run();
+  void leave_to_thread(WeftWork& work);
+
+  const weft_table* table_;
+  void* context_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  Works works_;
+  size_t asynchronous_ = 0;
+  std::vector<at::Tensor> kept_;
+  std::string failure_;
+  bool stop_ = false;
+  std::atomic<bool> closed_{false};
+  std::thread thread_;
+};
+
+} // namespace weft

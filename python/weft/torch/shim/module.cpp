@@ -1,0 +1,63 @@
+// The Python module of the shim: makes backends of torch.distributed from a table of C functions.
+#include "backend.hpp"
+
+#include <pybind11/chrono.h>
+#include <pybind11/pybind11.h>
+
+#include <set>
+
+PYBIND11_DECLARE_HOLDER_TYPE(T, c10::intrusive_ptr<T>, true)
+
+namespace weft {
+namespace {
+
+namespace py = pybind11;
+
+// Backends of the process, for the end of the program.
+std::mutex registry_mutex;
+std::vector<std::weak_ptr<Engine>> registry;
+
+// Asks Python for the backend of a split group.
+intrusive_ptr<c10d::Backend> split(
+    const intrusive_ptr<c10d::Store>& store, int rank, int size, Milliseconds timeout) {
+  py::gil_scoped_acquire gil;
+  auto made = py::module_::import("weft.torch.backend").attr("connect")(store, rank, size, timeout);
+  return made.cast<intrusive_ptr<c10d::Backend>>();
+}
+
+intrusive_ptr<c10d::Backend> create(uintptr_t table_address, uintptr_t context, Milliseconds timeout) {
+  auto table = reinterpret_cast<const weft_table*>(table_address);
+  TORCH_CHECK(
+      table->abi == WEFT_ABI, "weft: table of version ", table->abi, ": expected ", WEFT_ABI,
+      "; delete the cache of the shim");
+  auto engine = std::make_shared<Engine>(table, reinterpret_cast<void*>(context));
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  registry.erase(
+      std::remove_if(registry.begin(), registry.end(), [](auto& each) { return each.expired(); }), registry.end());
+  registry.push_back(engine);
+  return c10::make_intrusive<WeftBackend>(std::move(engine), timeout, split);
+}
+
+void close_all() {
+  std::vector<std::weak_ptr<Engine>> engines;
+  {
+    std::lock_guard<std::mutex> lock(registry_mutex);
+    engines.swap(registry);
+  }
+  for (auto& each : engines) {
+    if (auto engine = each.lock()) {
+      engine->close("the program ended");
+    }
+  }
+}
+
+} // namespace
+} // namespace weft
+
+PYBIND11_MODULE(_weft_torch, module) {
+  namespace py = pybind11;
+  py::module_::import("torch._C._distributed_c10d");
+  py::class_<weft::WeftBackend, c10::intrusive_ptr<weft::WeftBackend>, c10d::Backend>(module, "WeftBackend");
+  module.def("create", &weft::create, py::arg("table"), py::arg("context"), py::arg("timeout"));
+  module.def("close_all", &weft::close_all, py::call_guard<py::gil_scoped_release>());
+}

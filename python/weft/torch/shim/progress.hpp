@@ -1,0 +1,144 @@
+// Functions of Engine: the list of works in flight and the thread that completes asynchronous ones.
+#pragma once
+
+#include "work.hpp"
+
+namespace weft {
+
+// Longest wait of the thread for its oldest work: one that is done before it is completed this much later at most.
+constexpr Milliseconds OUT_OF_ORDER{2};
+
+inline Engine::Engine(const weft_table* table, void* context) : table_(table), context_(context) {
+  thread_ = std::thread([this] { run(); });
+}
+
+inline Engine::~Engine() {
+  close("the process group was destroyed");
+  table_->release(context_);
+}
+
+inline void Engine::check_open(const char* name) const {
+  if (!closed_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::rethrow_exception(backend_error(c10::str("weft: ", name, ": ", failure_)));
+}
+
+inline void Engine::add(const c10::intrusive_ptr<WeftWork>& work, bool is_asynchronous) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (work->is_complete()) {
+    return;
+  }
+  works_.push_back(work);
+  if (is_asynchronous) {
+    leave_to_thread(*work);
+  }
+}
+
+inline void Engine::complete_later(WeftWork& work) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!work.is_complete() && !work.is_asynchronous) {
+    leave_to_thread(work);
+  }
+}
+
+inline void Engine::leave_to_thread(WeftWork& work) {
+  work.is_asynchronous = true;
+  asynchronous_ += 1;
+  wake_.notify_one();
+}
+
+inline void Engine::remove(WeftWork& work) {
+  c10::intrusive_ptr<WeftWork> removed;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (work.is_asynchronous) {
+    asynchronous_ -= 1;
+  }
+  for (auto each = works_.begin(); each != works_.end(); ++each) {
+    if (each->get() == &work) {
+      removed = std::move(*each);
+      works_.erase(each);
+      return;
+    }
+  }
+}
+
+inline void Engine::keep(std::vector<at::Tensor> tensors) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::move(tensors.begin(), tensors.end(), std::back_inserter(kept_));
+}
+
+inline void Engine::poison(const std::string& text) {
+  table_->poison(context_, text.c_str());
+}
+
+inline std::string Engine::record_failure(const std::string& text) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_.empty()) {
+    failure_ = text;
+  }
+  return failure_;
+}
+
+inline bool Engine::has_failed() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !failure_.empty();
+}
+
+inline void Engine::close(const std::string& reason) {
+  if (closed_.exchange(true)) {
+    return;
+  }
+  WithoutGil without_gil;
+  record_failure(reason);
+  std::vector<c10::intrusive_ptr<WeftWork>> left;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+    wake_.notify_one();
+  }
+  table_->end_waits(context_);
+  // A callback of a future may close the group on the thread itself.
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    left.assign(works_.begin(), works_.end());
+  }
+  for (auto& work : left) {
+    work->fail(reason, true);
+  }
+  table_->close(context_);
+}
+
+inline void Engine::run() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [this] { return stop_ || asynchronous_ > 0; });
+    if (stop_) {
+      return;
+    }
+    std::vector<c10::intrusive_ptr<WeftWork>> works;
+    for (auto& work : works_) {
+      if (work->is_asynchronous) {
+        works.push_back(work);
+      }
+    }
+    lock.unlock();
+    bool completed = false;
+    for (auto& work : works) {
+      completed |= work->is_done() && work->progress(Milliseconds(0));
+    }
+    if (!completed) {
+      works.front()->progress(OUT_OF_ORDER);
+    }
+    works.clear();
+    lock.lock();
+  }
+}
+
+} // namespace weft

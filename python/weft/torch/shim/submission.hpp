@@ -1,0 +1,128 @@
+// Operations that make up one work: each is started with contiguous memory, copied in and out where it is not.
+#pragma once
+
+#include "progress.hpp"
+#include "tensors.hpp"
+
+namespace weft {
+
+class Submission {
+ public:
+  Submission(Engine& engine, WeftWork& work, const char* name) : engine_(engine), work_(work), name_(name) {}
+
+  // Contiguous memory with the values of `tensor`.
+  at::Tensor input(const at::Tensor& tensor) {
+    auto contiguous = tensor.contiguous();
+    work_.hold(contiguous);
+    return contiguous;
+  }
+
+  // Contiguous memory of the shape of `tensor` that ends up in it.
+  at::Tensor output(const at::Tensor& tensor) {
+    if (tensor.is_contiguous()) {
+      return tensor;
+    }
+    auto made = at::empty(tensor.sizes(), tensor.options());
+    work_.copy_after(tensor, made);
+    return made;
+  }
+
+  // As `output`, with the values of `tensor` at first.
+  at::Tensor in_place(const at::Tensor& tensor) {
+    if (tensor.is_contiguous()) {
+      return tensor;
+    }
+    auto made = tensor.contiguous();
+    work_.copy_after(tensor, made);
+    return made;
+  }
+
+  // Copies `from` to `to` once the operation is done.
+  void copy_after(const at::Tensor& to, const at::Tensor& from) {
+    work_.copy_after(to, from);
+  }
+
+  // One buffer for tensors of equal size that ends up in them.
+  at::Tensor outputs(const std::vector<at::Tensor>& tensors) {
+    auto size = tensors[0].numel();
+    auto buffer = at::empty({static_cast<int64_t>(tensors.size()), size}, tensors[0].options());
+    for (size_t each = 0; each < tensors.size(); each++) {
+      work_.copy_after(tensors[each], buffer[static_cast<int64_t>(each)].view(tensors[each].sizes()));
+    }
+    work_.hold(buffer);
+    return buffer;
+  }
+
+  // Reduction of `kind` of contiguous tensors; `elements` of the whole vector.
+  void reduce(uint32_t kind, const at::Tensor& in, const at::Tensor& out, int64_t elements, const ReduceOp& op) {
+    weft_call call{};
+    call.kind = kind;
+    set_reduction(name_, op, in.scalar_type(), call);
+    start(call, in, out, elements);
+  }
+
+  // Movement of contiguous bytes; `elements` of the whole vector.
+  void move(uint32_t kind, const at::Tensor& in, const at::Tensor& out, int64_t elements, int64_t root = 0) {
+    weft_call call{};
+    call.kind = kind;
+    call.element = WEFT_U8;
+    call.root = static_cast<uint32_t>(root);
+    start(call, in, out, elements * in.element_size());
+  }
+
+  void exchange(const std::vector<weft_segment>& sends, const std::vector<weft_segment>& receives) {
+    uint64_t id = 0;
+    check(engine_.table().exchange(engine_.context(), sends.data(), receives.data(), &id));
+    work_.add(id);
+  }
+
+  void send(int peer, uint64_t tag, const at::Tensor& tensor) {
+    uint64_t id = 0;
+    check(engine_.table().send(
+        engine_.context(), static_cast<uint32_t>(peer), tag, tensor.data_ptr(),
+        tensor.nbytes(), &id));
+    work_.add(id);
+  }
+
+  void receive(uint32_t peer, uint64_t tag, const at::Tensor& tensor) {
+    uint64_t id = 0;
+    check(engine_.table().receive(
+        engine_.context(), peer, tag, tensor.data_ptr(), tensor.nbytes(), &id));
+    work_.add(id);
+  }
+
+ private:
+  void start(weft_call& call, const at::Tensor& in, const at::Tensor& out, int64_t elements) {
+    // All ranks pass as many elements, so none of them starts anything.
+    if (elements == 0) {
+      return;
+    }
+    call.elements = static_cast<uint64_t>(elements);
+    call.input = in.data_ptr();
+    call.output = out.data_ptr();
+    uint64_t id = 0;
+    check(engine_.table().start(engine_.context(), &call, &id));
+    work_.add(id);
+  }
+
+  void check(int32_t status) {
+    if (status == WEFT_OK) {
+      return;
+    }
+    auto text = last_error(engine_.table());
+    if (status == WEFT_LOST || status == WEFT_CLOSED) {
+      text = engine_.record_failure(text);
+    }
+    std::rethrow_exception(backend_error(c10::str("weft: ", name_, ": ", text)));
+  }
+
+  Engine& engine_;
+  WeftWork& work_;
+  const char* name_;
+};
+
+inline weft_segment segment(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), tensor.nbytes()};
+}
+
+} // namespace weft

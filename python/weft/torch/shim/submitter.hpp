@@ -1,0 +1,229 @@
+// Base of the backend: submission of works, and collectives that several of torch's functions share.
+#pragma once
+
+#include "submission.hpp"
+
+namespace weft {
+
+using c10::intrusive_ptr;
+using c10d::OpType;
+using c10d::Work;
+using Tensors = std::vector<at::Tensor>;
+using TensorLists = std::vector<std::vector<at::Tensor>>;
+
+class Submitter : public c10d::Backend {
+ public:
+  Submitter(std::shared_ptr<Engine> engine, Milliseconds timeout)
+      : Backend(static_cast<int>(engine->table().rank), static_cast<int>(engine->table().ranks)),
+        engine_(std::move(engine)),
+        timeout_(timeout) {}
+
+ protected:
+  // Makes a work and starts its operations. Unless it is asynchronous, the call returns once they are done.
+  template <typename Options, typename Start>
+  intrusive_ptr<Work> submit(
+      const char* name, OpType type, Tensors outputs, const Tensors& inputs, const Options& options, Start start) {
+    auto work = started(name, type, std::move(outputs), inputs, options.timeout, start);
+    if (work == coalesced_) {
+      return work;
+    }
+    if (options.asyncOp) {
+      engine_->add(work, true);
+      return work;
+    }
+    try {
+      work->wait();
+    } catch (...) {
+      // A signal may have ended the wait alone.
+      engine_->add(work, false);
+      throw;
+    }
+    return work;
+  }
+
+  template <typename Start>
+  intrusive_ptr<WeftWork> started(
+      const char* name, OpType type, Tensors outputs, const Tensors& inputs, Milliseconds timeout, Start start) {
+    engine_->check_open(name);
+    auto work = coalesced_;
+    if (!work) {
+      auto title = c10::str("weft:", name);
+      work = c10::make_intrusive<WeftWork>(
+          engine_, name, type, std::move(outputs), effective(timeout), ++sequence_, title.c_str(), inputs);
+    }
+    at::AutoDispatchBelowADInplaceOrView without_autograd;
+    Submission submission(*engine_, *work, name);
+    try {
+      start(submission);
+    } catch (...) {
+      work->keep_memory();
+      throw;
+    }
+    return work;
+  }
+
+  Milliseconds effective(Milliseconds timeout) const {
+    return timeout > kNoTimeout ? timeout : timeout_;
+  }
+
+  template <typename Options>
+  intrusive_ptr<Work> reduce_all(const char* name, OpType type, Tensors& tensors, const Options& options) {
+    check_all(name, tensors);
+    return submit(name, type, tensors, tensors, options, [&](Submission& call) {
+      for (auto& tensor : tensors) {
+        auto memory = call.in_place(tensor);
+        call.reduce(WEFT_ALL_REDUCE, memory, memory, memory.numel(), options.reduceOp);
+      }
+    });
+  }
+
+  // Input i of all ranks, in rank order, into output i.
+  intrusive_ptr<Work> gather_into(
+      const char* name, OpType type, Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+    check_pairs(name, outputs, inputs);
+    for (size_t each = 0; each < inputs.size(); each++) {
+      check_numel(name, "output", outputs[each], inputs[each].numel() * size_);
+    }
+    return submit(name, type, outputs, inputs, options, [&](Submission& call) {
+      for (size_t each = 0; each < inputs.size(); each++) {
+        auto in = call.input(inputs[each]), out = call.output(outputs[each]);
+        call.move(WEFT_ALL_GATHER, in, out, out.numel());
+      }
+    });
+  }
+
+  // Input i of rank r into tensor r of list i.
+  intrusive_ptr<Work> gather_all(
+      const char* name, OpType type, TensorLists& lists, Tensors& inputs, const c10d::AllgatherOptions& options) {
+    Tensors outputs;
+    for (size_t each = 0; each < inputs.size(); each++) {
+      check_tensor(name, inputs[each]);
+      check_count(name, lists[each], size_);
+      for (auto& output : lists[each]) {
+        check_alike(name, inputs[each], output);
+        check_numel(name, "output", output, inputs[each].numel());
+        outputs.push_back(output);
+      }
+    }
+    return submit(name, type, outputs, inputs, options, [&](Submission& call) {
+      for (size_t each = 0; each < inputs.size(); each++) {
+        auto in = call.input(inputs[each]), out = call.outputs(lists[each]);
+        call.move(WEFT_ALL_GATHER, in, out, out.numel());
+      }
+    });
+  }
+
+  // This rank's share of the reduced input i into output i.
+  intrusive_ptr<Work> scatter_reduced(
+      const char* name, OpType type, Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+    check_pairs(name, outputs, inputs);
+    for (size_t each = 0; each < inputs.size(); each++) {
+      check_numel(name, "input", inputs[each], outputs[each].numel() * size_);
+    }
+    return submit(name, type, outputs, inputs, options, [&](Submission& call) {
+      for (size_t each = 0; each < inputs.size(); each++) {
+        auto in = call.input(inputs[each]), out = call.output(outputs[each]);
+        call.reduce(WEFT_REDUCE_SCATTER, in, out, in.numel(), options.reduceOp);
+      }
+    });
+  }
+
+  intrusive_ptr<Work> receive(const char* name, OpType type, Tensors& tensors, uint32_t source, uint64_t tag) {
+    auto& tensor = only(name, tensors);
+    return submit(name, type, tensors, {}, c10d::AllToAllOptions{}, [&](Submission& call) {
+      call.receive(source, tag, call.output(tensor));
+    });
+  }
+
+  intrusive_ptr<WeftWork> send_tagged(const at::Tensor& tensor, int peer, uint64_t tag) {
+    auto work = started("monitored_barrier", OpType::SEND, {}, {}, timeout_, [&](Submission& call) {
+      call.send(peer, tag, call.input(tensor));
+    });
+    engine_->add(work, false);
+    return work;
+  }
+
+  intrusive_ptr<WeftWork> receive_tagged(const at::Tensor& tensor, int peer, uint64_t tag) {
+    auto work = started("monitored_barrier", OpType::RECV, {}, {}, timeout_, [&](Submission& call) {
+      call.receive(static_cast<uint32_t>(peer), tag, call.input(tensor));
+    });
+    engine_->add(work, false);
+    return work;
+  }
+
+  static void wait_until(WeftWork& work, Clock::time_point until) {
+    auto left = std::chrono::ceil<Milliseconds>(until - Clock::now());
+    work.wait(std::max(left, Milliseconds(1)));
+  }
+
+  // True if the work is done before the deadline.
+  static bool arrives(WeftWork& work, Clock::time_point until) {
+    auto left = std::chrono::ceil<Milliseconds>(until - Clock::now());
+    if (!work.progress(std::max(left, Milliseconds(0)))) {
+      return false;
+    }
+    if (auto error = work.exception()) {
+      std::rethrow_exception(error);
+    }
+    return true;
+  }
+
+  // Bytes of each rank's part of a tensor that is split along its first dimension, in rank order.
+  std::vector<int64_t> split_bytes(
+      const char* name, const char* which, const at::Tensor& tensor, const std::vector<int64_t>& sizes) const {
+    auto rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+    auto row = rows == 0 ? 0 : static_cast<int64_t>(tensor.nbytes()) / rows;
+    if (sizes.empty()) {
+      TORCH_CHECK_VALUE(
+          rows % size_ == 0, name, ": ", which, " of ", rows, " rows: expected a number divisible by ", size_, " ranks");
+      return std::vector<int64_t>(size_, rows / size_ * row);
+    }
+    int64_t sum = 0;
+    std::vector<int64_t> bytes;
+    for (auto size : sizes) {
+      TORCH_CHECK_VALUE(size >= 0, name, ": ", which, " split size ", size, ": expected 0 or more");
+      sum += size;
+      bytes.push_back(size * row);
+    }
+    TORCH_CHECK_VALUE(
+        sizes.size() == static_cast<size_t>(size_) && sum == rows,
+        name, ": ", which, " split sizes ", sizes, ": expected ", size_, " that add up to ", rows);
+    return bytes;
+  }
+
+  static std::vector<weft_segment> segments(const at::Tensor& tensor, const std::vector<int64_t>& bytes) {
+    std::vector<weft_segment> made;
+    auto data = static_cast<char*>(tensor.data_ptr());
+    for (auto each : bytes) {
+      made.push_back({data, static_cast<uint64_t>(each)});
+      data += each;
+    }
+    return made;
+  }
+
+  static void check_all(const char* name, const Tensors& tensors) {
+    TORCH_CHECK_VALUE(!tensors.empty(), name, " of no tensors: expected at least one");
+    check_tensor(name, tensors[0]);
+    for (auto& tensor : tensors) {
+      check_alike(name, tensors[0], tensor);
+    }
+  }
+
+  static void check_pairs(const char* name, const Tensors& outputs, const Tensors& inputs) {
+    TORCH_CHECK_VALUE(
+        outputs.size() == inputs.size() && !inputs.empty(),
+        name, " of ", inputs.size(), " inputs and ", outputs.size(), " outputs: expected as many, at least one");
+    for (size_t each = 0; each < inputs.size(); each++) {
+      check_tensor(name, inputs[each]);
+      check_alike(name, inputs[each], outputs[each]);
+    }
+  }
+
+  std::shared_ptr<Engine> engine_;
+  Milliseconds timeout_;
+  std::atomic<uint64_t> sequence_{0};
+  // Between startCoalescing and endCoalescing: the work of all operations.
+  intrusive_ptr<WeftWork> coalesced_;
+};
+
+} // namespace weft

@@ -1,0 +1,130 @@
+/* Weft's collectives as a table of C functions: the boundary between the PyTorch shim (C++, bound to one release
+ * of torch) and Weft's native module (Rust, any Python). `crates/python/src/collectives` implements it.
+ *
+ * Functions return WEFT_OK or an error code; `last_error` then has the text, for the calling thread. Any thread may
+ * call at any time until `release`. Calls of `start` and `exchange` have the same order on all ranks. None needs the
+ * GIL or takes it.
+ */
+#ifndef WEFT_H
+#define WEFT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Version of this file. Rises with every change; the shim rejects a table of another version. */
+#define WEFT_ABI 1
+
+enum weft_status {
+  WEFT_OK = 0,
+  /* The deadline passed. The operation goes on; the wait may be repeated. */
+  WEFT_TIMEOUT = 1,
+  /* The group has ended: a rank was lost or left, or the group was poisoned. The text names the rank. */
+  WEFT_LOST = 2,
+  /* An argument is invalid or not supported. Nothing was started. */
+  WEFT_INVALID = 3,
+  /* The communicator was closed by this process. */
+  WEFT_CLOSED = 4,
+  /* Any other error. */
+  WEFT_FAILED = 5,
+};
+
+enum weft_kind {
+  /* `elements` of `input` reduced into `output`, which may be `input`. */
+  WEFT_ALL_REDUCE = 0,
+  /* `elements` of `input`; this rank's share of the reduction, elements / ranks, into `output`. */
+  WEFT_REDUCE_SCATTER = 1,
+  /* This rank's share, elements / ranks, of `input`; all shares, `elements`, into `output`. */
+  WEFT_ALL_GATHER = 2,
+  /* `elements` of `output` at the root into `output` of all; `input` equals `output`. */
+  WEFT_BROADCAST = 3,
+  /* Share i of `input` to rank i; share i of `output` from rank i. Shares are elements / ranks. */
+  WEFT_ALL_TO_ALL = 4,
+};
+
+enum weft_element {
+  WEFT_U8 = 0,
+  WEFT_I8 = 1,
+  WEFT_I16 = 2,
+  WEFT_I32 = 3,
+  WEFT_I64 = 4,
+  WEFT_F16 = 5,
+  WEFT_BF16 = 6,
+  WEFT_F32 = 7,
+  WEFT_F64 = 8,
+  /* A byte, 0 or 1: sum and maximum are or, product and minimum are and. */
+  WEFT_BOOL = 9,
+};
+
+enum weft_reduction {
+  WEFT_SUM = 0,
+  WEFT_PRODUCT = 1,
+  WEFT_MIN = 2,
+  WEFT_MAX = 3,
+  WEFT_AND = 4,
+  WEFT_OR = 5,
+  WEFT_XOR = 6,
+};
+
+enum weft_scale {
+  WEFT_NO_SCALE = 0,
+  /* Sum divided by the number of ranks. */
+  WEFT_AVERAGE = 1,
+  /* Addends multiplied by `factor` before the sum. */
+  WEFT_BEFORE = 2,
+};
+
+/* A collective whose shares are equal. */
+typedef struct weft_call {
+  uint32_t kind;
+  uint32_t element;
+  uint32_t reduction;
+  uint32_t scale;
+  double factor;
+  uint32_t root;
+  /* Of the whole vector. */
+  uint64_t elements;
+  const void *input;
+  void *output;
+} weft_call;
+
+/* Memory for one peer. */
+typedef struct weft_segment {
+  void *data;
+  uint64_t bytes;
+} weft_segment;
+
+/* Source of a receive that accepts a message of any rank. */
+#define WEFT_ANY_RANK UINT32_MAX
+
+/* Memory that an operation was given stays valid until the operation is done; after an error, until `close`. */
+typedef struct weft_table {
+  uint32_t abi;
+  uint32_t rank;
+  uint32_t ranks;
+  /* Starts a collective and returns at once. */
+  int32_t (*start)(void *context, const weft_call *call, uint64_t *id);
+  /* Starts an exchange of segments, one for each rank in both lists; segment r of `sends` has the length of this
+   * rank's segment of `receives` at rank r. Empty segments do not travel. The segment of this rank is copied. */
+  int32_t (*exchange)(void *context, const weft_segment *sends, const weft_segment *receives, uint64_t *id);
+  /* Starts a message. Messages of one sender, receiver and tag keep their order. */
+  int32_t (*send)(void *context, uint32_t peer, uint64_t tag, const void *data, uint64_t bytes, uint64_t *id);
+  /* Starts the receipt of a message of `bytes` bytes from `peer` or WEFT_ANY_RANK. */
+  int32_t (*receive)(void *context, uint32_t peer, uint64_t tag, void *data, uint64_t bytes, uint64_t *id);
+  /* 1 if the operation is done, 0 if not. Makes no progress and does not report errors. */
+  int32_t (*is_done)(void *context, uint64_t id);
+  /* Makes progress for all operations until this one is done; `from`: sender of a received message. An operation
+   * that was waited for with success is forgotten: later waits succeed at once, without `from`. */
+  int32_t (*wait)(void *context, uint64_t id, uint64_t timeout_ns, uint32_t *from);
+  /* Text of the calling thread's last error, cut to `capacity` bytes with the final zero; returns its length. */
+  size_t (*last_error)(char *text, size_t capacity);
+  /* Ends the group at every rank, with this text. */
+  void (*poison)(void *context, const char *text);
+  /* Ends all waits, now and later, with WEFT_CLOSED. */
+  void (*end_waits)(void *context);
+  /* Leaves the group and frees its resources, after `end_waits`. Other threads may still be inside a wait. */
+  void (*close)(void *context);
+  /* Frees the context; the last call. */
+  void (*release)(void *context);
+} weft_table;
+
+#endif

@@ -1,0 +1,279 @@
+// Handle of an operation: waits, future, and the tensors that stay alive until the operation is done.
+#pragma once
+
+#include "engine.hpp"
+
+#include <pybind11/pybind11.h>
+
+namespace weft {
+
+// Time between two looks for signals of Python in a wait.
+constexpr Milliseconds SIGNAL_INTERVAL{100};
+
+class WeftWork : public c10d::Work {
+ public:
+  WeftWork(
+      std::shared_ptr<Engine> engine,
+      const char* name,
+      c10d::OpType type,
+      std::vector<at::Tensor> outputs,
+      Milliseconds timeout,
+      uint64_t sequence,
+      const char* title,
+      const std::optional<std::vector<at::Tensor>>& inputs)
+      : Work(static_cast<int>(engine->table().rank), type, title, inputs),
+        engine_(std::move(engine)),
+        name_(name),
+        outputs_(std::move(outputs)),
+        timeout_(timeout),
+        deadline_(Clock::now() + timeout),
+        sequence_(sequence) {}
+
+  // An operation of the table that is part of this work.
+  void add(uint64_t id) {
+    ids_.push_back(id);
+  }
+
+  // Keeps a tensor alive until the operations are done.
+  void hold(const at::Tensor& tensor) {
+    held_.push_back(tensor);
+  }
+
+  // Copies `from` to `to` once the operation is done.
+  void copy_after(const at::Tensor& to, const at::Tensor& from) {
+    held_.push_back(from);
+    copies_.emplace_back(to, from);
+  }
+
+  bool isCompleted() override {
+    if (state_.load(std::memory_order_acquire) == DONE) {
+      return true;
+    }
+    if (!is_done()) {
+      // The thread makes progress; it also ends works of a group that has ended, which are never done.
+      engine_->complete_later(*this);
+      return false;
+    }
+    progress(Milliseconds(0));
+    return is_complete();
+  }
+
+  bool isSuccess() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return completed_ && !exception_;
+  }
+
+  std::exception_ptr exception() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return exception_;
+  }
+
+  int sourceRank() const override {
+    TORCH_CHECK(source_ >= 0, "sourceRank: expected a completed receive from any rank");
+    return source_;
+  }
+
+  std::vector<at::Tensor> result() override {
+    return outputs_;
+  }
+
+  uint64_t getSequencenumber() const override {
+    return sequence_;
+  }
+
+  void synchronize() override {}
+
+  void abort() override {
+    engine_->close(std::string(name_) + ": aborted by this rank");
+  }
+
+  bool wait(Milliseconds timeout = kNoTimeout) override {
+    WithoutGil without_gil;
+    auto limit = timeout > kNoTimeout ? Clock::now() + timeout : Clock::time_point::max();
+    while (state_.load(std::memory_order_acquire) != DONE) {
+      auto now = Clock::now();
+      if (now >= limit) {
+        std::rethrow_exception(backend_error(c10::str(
+            name_, " is not done after ", timeout.count(), " ms; it goes on, and may be waited for again")));
+      }
+      auto slice = std::chrono::ceil<Milliseconds>(std::min(limit, deadline_) - now);
+      if (!progress(std::max(std::min(slice, SIGNAL_INTERVAL), Milliseconds(0)))) {
+        check_signals();
+      }
+    }
+    if (auto error = exception()) {
+      std::rethrow_exception(error);
+    }
+    return true;
+  }
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    bool complete;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (future_) {
+        return future_;
+      }
+      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      complete = completed_;
+    }
+    if (complete) {
+      settle_future();
+    } else {
+      engine_->complete_later(*this);
+    }
+    return future_;
+  }
+
+  // Waits for the operation for at most `slice` and completes the work if it is done, has failed or is past its
+  // deadline. Returns true if the work is complete.
+  bool progress(Milliseconds slice) {
+    for (auto id : ids_) {
+      uint32_t from = WEFT_ANY_RANK;
+      auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(slice).count();
+      auto status = engine_->table().wait(engine_->context(), id, nanoseconds, &from);
+      if (status == WEFT_OK) {
+        if (from != WEFT_ANY_RANK) {
+          source_ = static_cast<int>(from);
+        }
+        continue;
+      }
+      auto text = last_error(engine_->table());
+      if (status != WEFT_TIMEOUT) {
+        fail(text, status == WEFT_LOST || status == WEFT_CLOSED);
+        return true;
+      }
+      if (Clock::now() < deadline_) {
+        return false;
+      }
+      text = c10::str("timed out after ", timeout_.count(), " ms: ", text);
+      engine_->poison(c10::str(name_, " of rank ", rank_, " ", text));
+      fail(text, true);
+      return true;
+    }
+    complete();
+    return true;
+  }
+
+  // True if all operations of this work are done.
+  bool is_done() const {
+    return std::all_of(ids_.begin(), ids_.end(), [this](uint64_t id) {
+      return engine_->table().is_done(engine_->context(), id) == 1;
+    });
+  }
+
+  // True if the work has ended, with success or an error.
+  bool is_complete() const {
+    return state_.load(std::memory_order_acquire) == DONE;
+  }
+
+  // Ends the work with an error, unless it has ended; `with_group`: the error ended the group, whose first error it
+  // then reports.
+  void fail(const std::string& text, bool with_group) {
+    if (!begin_end()) {
+      return;
+    }
+    auto reason = with_group ? engine_->record_failure(text) : text;
+    keep_memory();
+    end(backend_error(c10::str("weft: ", name_, ": ", reason)));
+  }
+
+  // Leaves memory that peers may still access to the engine.
+  void keep_memory() {
+    auto tensors = outputs_;
+    tensors.insert(tensors.end(), held_.begin(), held_.end());
+    engine_->keep(std::move(tensors));
+  }
+
+  // Completes the work after its operations.
+  void complete() {
+    if (!begin_end()) {
+      return;
+    }
+    std::exception_ptr error;
+    try {
+      at::AutoDispatchBelowADInplaceOrView without_autograd;
+      for (auto& [to, from] : copies_) {
+        to.copy_(from);
+      }
+    } catch (...) {
+      error = std::current_exception();
+    }
+    end(error);
+  }
+
+  // True if the thread of the engine completes this work. Guarded by the engine's mutex.
+  bool is_asynchronous = false;
+
+ private:
+  enum State : int { PENDING, ENDING, DONE };
+
+  // True for the one thread that ends the work; others return once it has.
+  bool begin_end() {
+    int expected = PENDING;
+    if (state_.compare_exchange_strong(expected, ENDING, std::memory_order_acq_rel)) {
+      return true;
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    cv_.wait(lock, [this] { return completed_; });
+    return false;
+  }
+
+  void end(std::exception_ptr error) {
+    copies_.clear();
+    held_.clear();
+    auto self = c10::intrusive_ptr<WeftWork>::unsafe_reclaim_from_nonowning(this);
+    // Sets completed_ and wakes waiting threads.
+    finish(error);
+    state_.store(DONE, std::memory_order_release);
+    engine_->remove(*this);
+    settle_future();
+  }
+
+  // Completes the future, if there is one. Its callbacks may take the GIL.
+  void settle_future() {
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    std::exception_ptr error;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!future_ || future_settled_) {
+        return;
+      }
+      future_settled_ = true;
+      future = future_;
+      error = exception_;
+    }
+    if (error) {
+      future->setError(error);
+    } else {
+      future->markCompleted(at::IValue(outputs_));
+    }
+  }
+
+  // Runs handlers of signals, so that Ctrl-C ends a wait.
+  static void check_signals() {
+    if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr) {
+      return;
+    }
+    pybind11::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) {
+      throw pybind11::error_already_set();
+    }
+  }
+
+  std::shared_ptr<Engine> engine_;
+  const char* name_;
+  std::vector<at::Tensor> outputs_;
+  std::vector<at::Tensor> held_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+  c10::SmallVector<uint64_t, 2> ids_;
+  Milliseconds timeout_;
+  Clock::time_point deadline_;
+  uint64_t sequence_;
+  std::atomic<int> state_{PENDING};
+  std::atomic<int> source_{-1};
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  bool future_settled_ = false;
+};
+
+} // namespace weft

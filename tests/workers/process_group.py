@@ -1,0 +1,45 @@
+"""Process groups of torch for tests: gloo as the reference, and a tested backend beside it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+
+from weft.torch import build
+from workers.table import StoreGroup
+
+TIMEOUT = timedelta(seconds=20)
+#: Models stay alive: the library has their addresses.
+models: list[StoreGroup] = []
+
+
+def register_model() -> None:
+    """Make the backend "model": the C++ library over the model of the C table."""
+
+    def create(options: Any, _: Any) -> Any:
+        models.append(StoreGroup(options.store, options.group_rank, options.group_size))
+        return build.load().create(models[-1].address, 0, options.timeout)
+
+    distributed.Backend.register_backend("model", create, extended_api=True, devices=["cpu"])
+
+
+def start(backend: str, timeout: timedelta = TIMEOUT) -> tuple[int, int]:
+    """Make the default process group over a store in a file; this rank and the number of ranks."""
+    register_model()
+    rank, ranks = int(os.environ["WEFT_RANK"]), int(os.environ["WEFT_WORLD_SIZE"])
+    store = distributed.FileStore(os.path.join(os.environ["TEST_RESULTS"], "store"), ranks)
+    distributed.init_process_group(
+        backend, store=store, rank=rank, world_size=ranks, timeout=timeout
+    )
+    return rank, ranks
+
+
+@contextmanager
+def beside_gloo(backend: str) -> Iterator[Any]:
+    """A group of all ranks of this backend, while the default group is of gloo."""
+    start("gloo")
+    yield distributed.new_group(backend=backend, timeout=TIMEOUT)
+    distributed.destroy_process_group()
