@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from weft import errors
 from weft.cli import main
+from weft.sim import schedule, simulate
 from weft.sim.sweep import parse_axes
 from weft.units import format_bytes, format_seconds, parse_range, parse_size
 
@@ -333,3 +335,15 @@ def test_without_matplotlib_the_error_names_the_package() -> None:
     assert result.returncode == 2
     assert "time_s" in json.loads(result.stdout)
     assert "pip install 'weft[plot]'" in result.stderr
+
+
+def test_a_schedule_as_json_takes_the_time_of_its_algorithm() -> None:
+    job = {"algorithm": "hd", "ranks": 12, "bytes": 1 << 20}
+    cluster = {"topology": "bigraph:switches=4,endpoints=3"}
+    times = [
+        simulate({"scenario": "collective", "cluster": cluster, "job": each})["time_s"]
+        for each in (job, {"program": schedule(job), "bytes": 1 << 20})
+    ]
+    assert times[0] == times[1]
+    with pytest.raises(errors.ConfigurationError, match="operations"):
+        schedule({"algorithm": "ring", "ranks": 4096, "bytes": 4})

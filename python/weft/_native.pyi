@@ -866,6 +866,9 @@ def ofi_report(providers: list[str]) -> OfiReport:
 def simulate(spec: str, progress: Callable[[float, str], object] | None = None) -> str:
     """Run a scenario, JSON in and JSON out; `progress` may stop it by giving False."""
 
+def schedule(job: str) -> str:
+    """The schedule of a collective job with all operations, JSON in and JSON out."""
+
 def topology_host(root: str, xml: str | None = None, nvml: str | None = None) -> str:
     """The server in a copy of `/sys` or in NCCL's XML, with what NVML adds; JSON."""
 

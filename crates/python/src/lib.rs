@@ -61,7 +61,7 @@ mod _native {
     #[pymodule_export]
     use crate::request::Request;
     #[pymodule_export]
-    use crate::sim::simulate;
+    use crate::sim::{schedule, simulate};
     #[pymodule_export]
     use crate::topology::{topology_bigraph, topology_host, topology_network, topology_path};
 }

@@ -31,3 +31,9 @@ pub fn simulate(py: Python<'_>, spec: &str, progress: Option<Py<PyAny>>) -> PyRe
         None => Ok(outcome.map_err(Error::from)?),
     }
 }
+
+/// The schedule of a job with all operations, JSON in and JSON out.
+#[pyfunction]
+pub fn schedule(py: Python<'_>, job: &str) -> PyResult<String> {
+    Ok(py.detach(|| weft_predict::collective::schedule(job)).map_err(Error::from)?)
+}

@@ -12,7 +12,17 @@ from weft.units import parse_range
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["STEPS", "SWEPT", "Axis", "Point", "parse_axes", "points", "run_points", "simulate"]
+__all__ = [
+    "STEPS",
+    "SWEPT",
+    "Axis",
+    "Point",
+    "parse_axes",
+    "points",
+    "run_points",
+    "schedule",
+    "simulate",
+]
 
 #: Steps of progress of one run.
 STEPS: Final = 1000
@@ -50,6 +60,22 @@ def simulate(
     """
     outcome: dict[str, Any] = json.loads(_native.simulate(json.dumps(spec), progress))
     return outcome
+
+
+def schedule(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The schedule of a collective job, with the operations of all ranks.
+
+    Args:
+        job: as in scenarios, with `ranks` (docs/simulator.md).
+
+    Returns:
+        The schedule; a scenario takes it back as `job.program`.
+
+    Raises:
+        ConfigurationError: if a field is out of range, or the schedule has over 2**20 operations.
+    """
+    found: dict[str, Any] = json.loads(_native.schedule(json.dumps(job)))
+    return found
 
 
 def parse_axes(texts: Iterable[str], allowed: Sequence[str]) -> list[Axis]:

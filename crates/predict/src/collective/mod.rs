@@ -31,6 +31,8 @@ use crate::world::World;
 pub(crate) use execution::{Execution, ExecutionConfig};
 /// Rank placement.
 pub use placement::Placement;
+/// Schedules as JSON.
+pub use program::schedule;
 
 /// One collective on a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
