@@ -242,6 +242,11 @@ reproductions: build ## Simulations of published systems, docs/eflops.md, moe-rd
 	@cp $(REPRODUCED)/*.svg docs/images
 	@$(BIN)/python benchmarks/pages.py --write eflops moe-rdma dlrm
 
+.PHONY: bigraph-lab
+bigraph-lab: build ## All-reduces on a BiGraph of network namespaces, recorded (root; LAB: options)
+	$(call step,A BiGraph of network namespaces)
+	@$(BIN)/python -m lab --record benchmarks/results/lab.jsonl $(LAB)
+
 # On a machine with GPUs: WEFT_PYTHON can import weft and torch, without a build.
 .PHONY: gpu-test
 gpu-test: ## GPU tests with WEFT_PYTHON (python3)

@@ -1,0 +1,71 @@
+"""Counters of the kernel: bytes of each link, retransmissions of TCP, processor use."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab.namespaces import inside
+
+if TYPE_CHECKING:
+    from lab.network import Link, Plan
+
+__all__ = ["Processor", "link_bytes", "retransmissions"]
+
+
+def link_bytes(plan: Plan) -> dict[Link, int]:
+    """Bytes that each directed link has carried: sent by the interface at its source.
+
+    They include headers of IP, TCP and Ethernet.
+    """
+    found: dict[Link, int] = {}
+    for node in plan.nodes:
+        with inside(node):
+            sent = sent_bytes(Path("/proc/thread-self/net/dev").read_text(encoding="ascii"))
+        for cable in plan.cables_of[node]:
+            found[node, cable.other(node)] = sent[cable.interface]
+    return found
+
+
+def sent_bytes(text: str) -> dict[str, int]:
+    """Sent bytes by interface, of the text of `/proc/net/dev`."""
+    rows = (line.partition(":") for line in text.splitlines()[2:])
+    return {name.strip(): int(numbers.split()[8]) for name, _, numbers in rows}
+
+
+def retransmissions(plan: Plan) -> int:
+    """Segments of TCP that hosts have sent again since they were made."""
+    total = 0
+    for host in plan.hosts:
+        with inside(host):
+            text = Path("/proc/thread-self/net/snmp").read_text(encoding="ascii")
+        names, values = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
+        total += int(values[names.index("RetransSegs")])
+    return total
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Time of all cores since the start of the machine, in ticks."""
+
+    busy: int
+    total: int
+
+    @classmethod
+    def now(cls) -> Processor:
+        """Present times, from `/proc/stat`."""
+        line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+        user, nice, system, idle, waiting, interrupt, soft, stolen = map(int, line.split()[1:9])
+        busy = user + nice + system + interrupt + soft + stolen
+        return cls(busy, busy + idle + waiting)
+
+    def share_since(self, before: Processor) -> float:
+        """Share of all cores that was busy since `before`, with other programs of the machine."""
+        return (self.busy - before.busy) / max(self.total - before.total, 1)
+
+
+def load() -> float:
+    """Load average of the last minute."""
+    return os.getloadavg()[0]

@@ -1,0 +1,7 @@
+"""Errors of the lab."""
+
+__all__ = ["LabError"]
+
+
+class LabError(Exception):
+    """The lab cannot run here, or a run has failed; the text has the reason and a remedy."""

@@ -1,0 +1,243 @@
+"""Network of namespaces: every node of a plan is a network namespace, every cable a veth pair.
+
+A token bucket (tbf) at both ends of each cable limits its rate. `built` removes all of it however
+its block ends, and removes leftovers of a killed run first. The machine's own network is
+unaffected: no interface is made outside of the namespaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from lab.network import Plan
+
+__all__ = ["PREFIX", "built", "enter", "inside", "missing", "namespace"]
+
+#: Beginning of the names of all namespaces of the lab.
+PREFIX: Final = "weft-lab-"
+#: Held while a network exists: two labs would remove each other's namespaces.
+LOCK: Final = Path("/run/weft-lab.lock")
+NAMESPACES: Final = Path("/run/netns")
+CLONE_NEWNET: Final = 0x40000000
+#: Bytes of Ethernet's header, which tbf counts and an interface's MTU does not.
+ETHERNET: Final = 14
+#: Longest time of a packet in a full queue.
+QUEUE: Final = "500ms"
+
+#: Settings of every namespace, below /proc/sys/net.
+SETTINGS: Final = {
+    # Neighbour discovery of IPv6 would add packets of its own.
+    "ipv6/conf/all/disable_ipv6": "1",
+    "ipv6/conf/default/disable_ipv6": "1",
+    "ipv4/ip_forward": "1",
+    "ipv4/conf/all/rp_filter": "0",
+    "ipv4/conf/default/rp_filter": "0",
+    # Hash of addresses and ports.
+    "ipv4/fib_multipath_hash_policy": "1",
+    # The same behaviour of TCP in each step and each run. Namespaces may always select reno.
+    "ipv4/tcp_congestion_control": "reno",
+    "ipv4/tcp_slow_start_after_idle": "0",
+    "ipv4/tcp_no_metrics_save": "1",
+    # Windows of about 64 KiB: flows that share a link fit into its queue, so no packet is lost.
+    "ipv4/tcp_rmem": "4096 131072 131072",
+    "ipv4/tcp_wmem": "4096 131072 131072",
+}
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def namespace(node: str) -> str:
+    """Name of a node's namespace."""
+    return PREFIX + node
+
+
+def missing() -> str | None:
+    """Reason for which the lab cannot run on this machine, with a remedy; `None` if it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root: run as root"
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            return f"the lab needs `{program}`: apt-get install iproute2"
+    name = f"{PREFIX}probe-{os.getpid()}"
+    rate = ("tbf", "rate", "10mbit", "burst", "3kb", "latency", QUEUE)
+    try:
+        run("ip", "netns", "add", name)
+        run("ip", "-n", name, "link", "add", "c0", "type", "veth", "peer", "name", "c1")
+        run("tc", "-n", name, "qdisc", "add", "dev", "c0", "root", *rate)
+    except LabError as error:
+        return f"the kernel refuses namespaces, veth pairs or tbf: {error}"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+    return None
+
+
+@contextlib.contextmanager
+def built(plan: Plan, megabits: float, mtu: int) -> Iterator[None]:
+    """The network of a plan, for the block.
+
+    Args:
+        plan: nodes, cables and routes.
+        megabits: rate of each directed link, in Mbit/s, Ethernet headers included.
+        mtu: longest IP packet, in bytes.
+
+    Raises:
+        LabError: if another lab runs, or the kernel refuses a part of the network.
+    """
+    with locked():
+        remove()
+        try:
+            build(plan, megabits, mtu)
+            yield
+        finally:
+            remove()
+
+
+@contextlib.contextmanager
+def inside(node: str) -> Iterator[None]:
+    """Run the block with this thread in a node's network namespace."""
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        enter(node)
+        try:
+            yield
+        finally:
+            switch(before)
+    finally:
+        os.close(before)
+
+
+def enter(node: str) -> None:
+    """Move this thread to a node's network namespace.
+
+    Raises:
+        OSError: if there is no such namespace.
+    """
+    descriptor = os.open(NAMESPACES / namespace(node), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        switch(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def switch(descriptor: int) -> None:
+    """Move this thread to the network namespace of a descriptor."""
+    if libc.setns(descriptor, CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"setns: {os.strerror(number)}")
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Exclude other labs of this machine for the block."""
+    with LOCK.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LabError(f"{LOCK}: held by another lab on this machine; wait for it") from None
+        yield
+
+
+def build(plan: Plan, megabits: float, mtu: int) -> None:
+    """Create the namespaces, cables, addresses, routes and rates of a plan."""
+    batch("ip", (f"netns add {namespace(node)}" for node in plan.nodes))
+    for node in plan.nodes:
+        with inside(node):
+            for name, value in SETTINGS.items():
+                Path("/proc/sys/net", name).write_text(value, encoding="ascii")
+    batch("ip", (cable_line(plan, number) for number in range(len(plan.cables))))
+    for node in plan.nodes:
+        batch("ip", node_lines(plan, node, mtu), node)
+        batch("tc", rate_lines(plan, node, megabits, mtu), node)
+
+
+def cable_line(plan: Plan, number: int) -> str:
+    """Line of `ip` that makes a cable."""
+    cable = plan.cables[number]
+    one, two = (
+        f"name {cable.interface} address {cable.hardware_address(end)} netns {namespace(end)}"
+        for end in cable.ends
+    )
+    return f"link add {one} type veth peer {two}"
+
+
+def node_lines(plan: Plan, node: str, mtu: int) -> Iterator[str]:
+    """Lines of `ip` for the addresses, neighbours and routes of a node."""
+    yield "link set lo up"
+    for cable in plan.cables_of[node]:
+        name, other = cable.interface, cable.other(node)
+        yield f"address add {cable.address(node)}/31 dev {name}"
+        yield f"link set {name} mtu {mtu} up"
+        # Known neighbours: no ARP among the counted bytes.
+        hardware = cable.hardware_address(other)
+        yield f"neigh add {cable.address(other)} lladdr {hardware} dev {name} nud permanent"
+    if node in plan.hosts:
+        (cable,) = plan.cables_of[node]
+        yield f"route add default via {cable.address(cable.other(node))}"
+        return
+    for route in plan.routes[node]:
+        hops = [cable.address(cable.other(node)) for cable in route.cables]
+        if len(hops) > 1:
+            via = " ".join(f"nexthop via {hop}" for hop in hops)
+            yield f"route add {plan.address(route.to)}/32 {via}"
+        elif plan.cables_of[route.to][0] not in route.cables:
+            yield f"route add {plan.address(route.to)}/32 via {hops[0]}"
+
+
+def rate_lines(plan: Plan, node: str, megabits: float, mtu: int) -> Iterator[str]:
+    """Lines of `tc` for the rates of a node's links.
+
+    The bucket holds two packets: an idle link saves no more than that for its next message.
+    """
+    burst = 2 * (mtu + ETHERNET)
+    rate = round(megabits * 1e6)
+    for cable in plan.cables_of[node]:
+        bucket = f"tbf rate {rate}bit burst {burst}b latency {QUEUE}"
+        yield f"qdisc add dev {cable.interface} root {bucket}"
+
+
+def remove() -> None:
+    """Remove every namespace of the lab; its cables go with it."""
+    names = os.listdir(NAMESPACES) if NAMESPACES.is_dir() else []
+    leftovers = [f"netns del {name}" for name in names if name.startswith(PREFIX)]
+    if leftovers:
+        batch("ip", leftovers, force=True)
+
+
+def batch(
+    program: str, lines: Iterable[str], node: str | None = None, *, force: bool = False
+) -> None:
+    """Run lines of `ip` or `tc` at once, in a node's namespace if one is named.
+
+    Args:
+        program: `ip` or `tc`.
+        lines: commands without the program's name.
+        node: the namespace's node.
+        force: continue behind a line that fails, and ignore failures.
+    """
+    inner = ("-n", namespace(node)) if node else ()
+    options = ("-force",) if force else ()
+    run(program, *inner, *options, "-batch", "-", text="\n".join(lines) + "\n", check=not force)
+
+
+def run(*command: str, text: str | None = None, check: bool = True) -> None:
+    """Run a program; its error output becomes an error.
+
+    Raises:
+        LabError: if it fails and `check` is set.
+    """
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if check and done.returncode != 0:
+        detail = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        raise LabError(f"{' '.join(command)}: {detail}")

@@ -1,0 +1,200 @@
+"""Command line of the lab: `python -m lab`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lab.errors import LabError
+from lab.experiment import MOST_CPU, NETWORKS, Settings, experiment
+from lab.namespaces import missing
+from lab.report import tables
+from lab.schedules import ALGORITHMS
+from weft.bench.record import append_records, origin
+from weft.cli.table import format_table
+from weft.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lab.experiment import Record
+
+__all__ = ["main"]
+
+DEFAULT: Final = Settings()
+#: Exit status of a command without the privileges or programs that it needs.
+UNAVAILABLE: Final = 69
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiments of the arguments; the exit status."""
+    parsed = parser().parse_args(arguments)
+    if reason := missing():
+        print(f"bigraph-lab cannot run here: {reason}", file=sys.stderr)
+        return UNAVAILABLE
+    # The default action would end the process without removing the network.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    try:
+        return run(parsed)
+    except LabError as error:
+        print(f"bigraph-lab: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def stop(number: int, _: object) -> None:
+    """End the program; its blocks remove ranks and namespaces."""
+    raise SystemExit(128 + number)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Options."""
+    made = argparse.ArgumentParser(
+        prog="python -m lab", description="All-reduces on a network of namespaces (needs root)"
+    )
+    add = made.add_argument
+    add(
+        "--switches",
+        type=int,
+        default=DEFAULT.switches,
+        metavar="N",
+        help="switches, half of them in each half of the BiGraph (default %(default)s)",
+    )
+    add(
+        "--ports",
+        type=int,
+        default=DEFAULT.ports,
+        metavar="N",
+        help="hosts on each switch of the BiGraph (default %(default)s)",
+    )
+    add(
+        "--rate",
+        type=rate,
+        default=DEFAULT.megabits,
+        metavar="MBIT",
+        help="rate of each link in Mbit/s (default %(default)s)",
+    )
+    add(
+        "--mtu",
+        type=int,
+        default=DEFAULT.mtu,
+        metavar="BYTES",
+        help="longest IP packet (default %(default)s)",
+    )
+    add(
+        "--sizes",
+        type=listed(size),
+        default=DEFAULT.sizes,
+        metavar="SIZES",
+        help="vectors, with commas (default 256KiB,1MiB,4MiB)",
+    )
+    add(
+        "--algorithms",
+        type=listed(one_of(ALGORITHMS)),
+        default=DEFAULT.algorithms,
+        metavar="NAMES",
+        help="of ring, hd, hdrm (default all)",
+    )
+    add(
+        "--networks",
+        type=listed(one_of(NETWORKS)),
+        default=tuple(NETWORKS),
+        metavar="NAMES",
+        help="of bigraph, fat-tree (default both)",
+    )
+    add(
+        "--rounds",
+        type=int,
+        default=DEFAULT.rounds,
+        metavar="N",
+        help="repetitions with new connections (default %(default)s)",
+    )
+    add(
+        "--step-size",
+        type=size,
+        default=DEFAULT.step_size,
+        metavar="SIZE",
+        help="vector of the run in single steps, 0 for none (default 1MiB)",
+    )
+    add("--json", action="store_true", help="one JSON line for each result")
+    add(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="file to append the results to, as one JSON line",
+    )
+    return made
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Run the experiments, and print or record the results."""
+    settings = Settings(
+        switches=parsed.switches,
+        ports=parsed.ports,
+        megabits=parsed.rate,
+        mtu=parsed.mtu,
+        sizes=parsed.sizes,
+        algorithms=parsed.algorithms,
+        rounds=parsed.rounds,
+        step_size=parsed.step_size,
+    )
+    records: list[Record] = []
+    for network in parsed.networks:
+        for record in experiment(network, settings, lambda text: print(text, file=sys.stderr)):
+            records.append(record)
+            if parsed.json:
+                print(json.dumps(record), flush=True)
+    if not parsed.json:
+        show(records)
+    if parsed.record is not None:
+        append_records(parsed.record, [{"origin": origin(), "results": records}])
+    return int(any(record["wrong"] for record in records))
+
+
+def show(records: Sequence[Record]) -> None:
+    """Print tables of times and of connections."""
+    for title, headers, rows in tables(records):
+        print(f"{title}\n\n{format_table(headers, rows)}\n")
+    if any(record.get("cpu", 0) > MOST_CPU for record in records):
+        print("warning: the processor was above 50 % busy; repeat on an idle machine")
+
+
+def listed(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Parser of a list with commas."""
+    return lambda text: tuple(parse(each.strip()) for each in text.split(","))
+
+
+def one_of(names: Sequence[str] | dict[str, Any]) -> Callable[[str], str]:
+    """Parser of one of these names."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def size(text: str) -> int:
+    """Size in bytes, with a unit."""
+    try:
+        return 0 if text == "0" else int(parse_size(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def rate(text: str) -> float:
+    """Rate in Mbit/s."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"rate {text!r}: expected 0.1 to 1000 Mbit/s")
+    return value

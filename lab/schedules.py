@@ -1,0 +1,199 @@
+"""Schedules for the hosts of a network: operations of each host, bytes of each link and step."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+from lab.errors import LabError
+from weft import _native
+from weft.sim import schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lab.network import Link, Plan
+
+__all__ = [
+    "ALGORITHMS",
+    "host_programs",
+    "one_connection",
+    "ping",
+    "placement",
+    "program",
+    "step_bytes",
+]
+
+ALGORITHMS: Final = ("ring", "hd", "hdrm")
+#: Elements of vectors are 32-bit floats.
+ELEMENT: Final = 4
+
+
+def program(algorithm: str, ranks: int) -> dict[str, Any]:
+    """Schedule of an all-reduce, as Weft builds it."""
+    return schedule({"algorithm": algorithm, "ranks": ranks, "bytes": ELEMENT})
+
+
+def ping(ranks: int, peer: int) -> dict[str, Any]:
+    """Schedule that writes one block from rank 0 to a peer and back; the other ranks are idle."""
+    block = {"buffer": "output", "first": 0, "blocks": 1}
+
+    def write(to: int, lane: int) -> dict[str, Any]:
+        return {"write": {"to": to, "source": block, "target": block, "lane": lane, "step": lane}}
+
+    def wait(source: int, lane: int) -> dict[str, Any]:
+        return {"wait": {"from": source, "lane": lane, "count": 1}}
+
+    operations: list[list[dict[str, Any]]] = [[] for _ in range(ranks)]
+    operations[0] = [write(peer, 0), wait(peer, 1)]
+    operations[peer] = [wait(0, 0), write(0, 1)]
+    return {
+        "name": "ping",
+        "blocks": 1,
+        "scratch_blocks": [0] * ranks,
+        "steps": 2,
+        "lanes": 2,
+        "operations": operations,
+    }
+
+
+def placement(plan: Plan, algorithm: str) -> list[int]:
+    """Endpoint of each rank: HDRM's rank map, alternating halves for a ring, else in order.
+
+    Raises:
+        LabError: for HDRM on another network than a BiGraph.
+    """
+    ranks = len(plan.hosts)
+    if algorithm == "hdrm":
+        if plan.name != "bigraph":
+            raise LabError(f"hdrm on a {plan.name}: its rank map is for a bigraph; use hd")
+        report = json.loads(_native.topology_bigraph(plan.shape))
+        places = sorted(report["places"]["ranks"], key=lambda place: place["rank"])
+        return [place["endpoint"] for place in places]
+    if algorithm == "ring" and plan.name == "bigraph":
+        return alternating(ranks, len(plan.switches))
+    return list(range(ranks))
+
+
+def alternating(ranks: int, switches: int) -> list[int]:
+    """Endpoints of a BiGraph, of its halves in turn, so that neighbours of a ring have one path.
+
+    Ports of one upper switch go to different lower switches: no cable is used twice.
+    """
+    half, ports = switches // 2, ranks // switches
+    found = []
+    for port in range(ports):
+        for switch in range(half):
+            found.append(switch * ports + port)
+            found.append((half + (switch + port) % half) * ports + port)
+    return found
+
+
+def host_programs(program: dict[str, Any], places: Sequence[int]) -> list[dict[str, Any]]:
+    """Operations of each host, in the order of hosts, with hosts in place of ranks.
+
+    A wait has the number of `blocks` that it waits for.
+
+    Raises:
+        LabError: for several writes between two ranks on one lane.
+    """
+    blocks = lengths(program)
+    found: list[dict[str, Any]] = [{} for _ in places]
+    for rank, operations in enumerate(program["operations"]):
+        found[places[rank]] = {
+            "blocks": program["blocks"],
+            "scratch_blocks": program["scratch_blocks"][rank],
+            "lanes": program["lanes"],
+            "operations": [with_hosts(each, rank, places, blocks) for each in operations],
+        }
+    return found
+
+
+def lengths(program: dict[str, Any]) -> dict[tuple[int, int, int], int]:
+    """Blocks of each write, by source, destination and lane."""
+    found: dict[tuple[int, int, int], int] = {}
+    for rank, operations in enumerate(program["operations"]):
+        for operation in operations:
+            if write := operation.get("write"):
+                key = rank, write["to"], write["lane"]
+                if key in found:
+                    raise LabError(
+                        f"schedule {program['name']}: rank {rank} writes twice to rank {key[1]} on "
+                        f"lane {key[2]}; use one of {', '.join(ALGORITHMS)}"
+                    )
+                found[key] = write["source"]["blocks"]
+    return found
+
+
+def with_hosts(
+    operation: dict[str, Any],
+    rank: int,
+    places: Sequence[int],
+    blocks: dict[tuple[int, int, int], int],
+) -> dict[str, Any]:
+    """An operation of a rank with hosts in place of ranks."""
+    ((kind, fields),) = operation.items()
+    changed = dict(fields)
+    if kind == "write":
+        changed["to"] = places[fields["to"]]
+    elif kind == "wait":
+        changed["from"] = places[fields["from"]]
+        changed["blocks"] = blocks[fields["from"], rank, fields["lane"]]
+    return {kind: changed}
+
+
+def step_bytes(
+    plan: Plan,
+    program: dict[str, Any],
+    places: Sequence[int],
+    size: int,
+    megabits: float,
+    seed: int,
+) -> list[dict[Link, int]]:
+    """Predicted bytes of each link in each step, without headers.
+
+    Args:
+        plan: the network.
+        program: the schedule.
+        places: the endpoint of each rank.
+        size: bytes of the vector.
+        megabits: rate of the links.
+        seed: of the hash that selects among several shortest paths.
+    """
+    found: list[dict[Link, int]] = [defaultdict(int) for _ in range(program["steps"])]
+    spec = plan.spec(megabits)
+    paths: dict[tuple[int, int], tuple[Link, ...]] = {}
+    for rank, operations in enumerate(program["operations"]):
+        for operation in operations:
+            if "write" not in operation:
+                continue
+            write = operation["write"]
+            pair = places[rank], places[write["to"]]
+            if pair not in paths:
+                paths[pair] = path(plan, spec, pair, seed)
+            for link in paths[pair]:
+                bytes_ = size * write["source"]["blocks"] // program["blocks"]
+                found[write["step"]][link] += bytes_
+    return [dict(step) for step in found]
+
+
+def one_connection(program: dict[str, Any], size: int) -> list[int]:
+    """Bytes of the longest write of each step."""
+    found = [0] * program["steps"]
+    for operations in program["operations"]:
+        for operation in operations:
+            if write := operation.get("write"):
+                length = size * write["source"]["blocks"] // program["blocks"]
+                found[write["step"]] = max(found[write["step"]], length)
+    return found
+
+
+def path(plan: Plan, spec: str, pair: tuple[int, int], seed: int) -> tuple[Link, ...]:
+    """Links between two hosts: the only path, or the one that the simulator's hash selects."""
+    source, target = plan.hosts[pair[0]], plan.hosts[pair[1]]
+    if (only := plan.path(source, target)) is not None:
+        return only
+    report = json.loads(_native.topology_path(spec, source, target, "ecmp", seed))
+    ends = (link.split("->") for link in report["links"])
+    return tuple((one, other) for one, other in ends)
