@@ -1,0 +1,165 @@
+//! Messages over shm and tcp, between threads and between processes.
+
+#[path = "messages/calls.rs"]
+mod calls;
+#[path = "messages/ends.rs"]
+mod ends;
+#[path = "messages/hostile.rs"]
+mod hostile;
+#[path = "../../fabric/tests/common/ranks.rs"]
+mod ranks;
+#[path = "messages/traffic.rs"]
+mod traffic;
+
+use std::net::TcpListener;
+use std::time::Duration;
+use weft_collectives::RunError;
+use weft_collectives::messages::{Completed, Messages, MessagesConfig, OperationId};
+use weft_control::{Config, local_world};
+use weft_fabric::{Communicator, CommunicatorConfig, ProviderKind, Rank, Time, WaitOptions, clock};
+
+const KINDS: [ProviderKind; 2] = [ProviderKind::Shm, ProviderKind::Tcp];
+/// Time limit above that of any step on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Rings of little memory, which messages of some hundred bytes fill.
+const SMALL: MessagesConfig =
+    MessagesConfig { slots: 4, slot_bytes: 128, max_unexpected_bytes: 4000 };
+
+fn soon() -> Time {
+    clock::now().after(PATIENCE)
+}
+
+/// A rank with its messages.
+struct Member {
+    communicator: Communicator,
+    messages: Messages,
+}
+
+impl Member {
+    fn new(communicator: Communicator, config: MessagesConfig) -> Member {
+        let messages = Messages::connect(&communicator, config, soon()).unwrap();
+        Member { communicator, messages }
+    }
+
+    fn rank(&self) -> Rank {
+        self.communicator.rank()
+    }
+
+    /// Starts a send of bytes that stay valid until its end.
+    fn start_send(&self, to: Rank, tag: u64, bytes: &[u8]) -> Result<OperationId, RunError> {
+        let mut access = self.communicator.access();
+        let (address, length) = (bytes.as_ptr(), bytes.len() as u64);
+        // SAFETY: by this function's contract, which the tests keep.
+        unsafe { self.messages.send(&mut access, to, tag, address, length) }
+    }
+
+    /// Starts a receive into bytes that stay valid until its end.
+    fn start_receive(
+        &self,
+        from: Option<Rank>,
+        tag: u64,
+        bytes: &mut [u8],
+    ) -> Result<OperationId, RunError> {
+        let mut access = self.communicator.access();
+        let (address, length) = (bytes.as_mut_ptr(), bytes.len() as u64);
+        // SAFETY: as in `start_send`.
+        unsafe { self.messages.receive(&mut access, from, tag, address, length) }
+    }
+
+    fn wait(&self, id: OperationId) -> Result<Completed, RunError> {
+        self.wait_for(id, PATIENCE)
+    }
+
+    fn wait_for(&self, id: OperationId, patience: Duration) -> Result<Completed, RunError> {
+        let (mut never, deadline) = (|| false, clock::now().after(patience));
+        let mut options = self.communicator.wait_options(deadline, &mut never);
+        self.messages.wait(&mut self.communicator.access(), id, &mut options)
+    }
+
+    fn send(&self, to: Rank, tag: u64, bytes: &[u8]) -> Result<Completed, RunError> {
+        self.wait(self.start_send(to, tag, bytes)?)
+    }
+
+    fn receive(
+        &self,
+        from: Option<Rank>,
+        tag: u64,
+        bytes: &mut [u8],
+    ) -> Result<Completed, RunError> {
+        self.wait(self.start_receive(from, tag, bytes)?)
+    }
+
+    fn close(&self) -> Result<(), RunError> {
+        self.close_within(PATIENCE)
+    }
+
+    fn close_within(&self, patience: Duration) -> Result<(), RunError> {
+        let mut never = || false;
+        let deadline = clock::now().after(patience);
+        let mut options = WaitOptions { deadline, spin: Duration::ZERO, interrupted: &mut never };
+        self.messages.close(&self.communicator, &mut options)
+    }
+}
+
+fn joined(kind: ProviderKind, own: Config, hostile: Option<u64>) -> CommunicatorConfig {
+    let mut config = CommunicatorConfig::new(own);
+    (config.providers, config.hostile) = (vec![kind], hostile);
+    config
+}
+
+/// Runs `rank` on `size` communicators, each on its own thread. All leave together.
+fn communicators(
+    size: u32,
+    kind: ProviderKind,
+    hostile: Option<u64>,
+    rank: impl Fn(Communicator) + Send + Sync,
+) {
+    let adjust = |config: &mut Config| config.host_id = "this".into();
+    let world = local_world(size, adjust).unwrap();
+    std::thread::scope(|scope| {
+        for control in world {
+            let rank = &rank;
+            scope.spawn(move || {
+                let mut own = Config::new(control.rank().0, size);
+                adjust(&mut own);
+                let config = joined(kind, own, hostile);
+                rank(Communicator::over(control, config).unwrap());
+            });
+        }
+    });
+}
+
+/// Runs `rank` on `size` ranks with messages, each on its own thread; all close together.
+fn on_threads(
+    size: u32,
+    kind: ProviderKind,
+    config: MessagesConfig,
+    rank: impl Fn(&Member) + Send + Sync,
+) {
+    communicators(size, kind, None, |communicator| {
+        let member = Member::new(communicator, config);
+        rank(&member);
+        member.close().unwrap();
+    });
+}
+
+/// Communicator of this process, under `on_processes`.
+fn process_communicator(rank: Rank, size: u32, kind: ProviderKind) -> Communicator {
+    let listener = (rank == Rank(0)).then(|| TcpListener::bind("127.0.0.1:0").unwrap());
+    let port = listener.as_ref().map_or(0, |own| own.local_addr().unwrap().port());
+    let ports = ranks::process_gather(port.to_le_bytes().to_vec());
+    let mut own = Config::new(rank.0, size);
+    own.port = u16::from_le_bytes(ports[0][..].try_into().unwrap());
+    let config = joined(kind, own, None);
+    match listener {
+        Some(listener) => Communicator::init_with_listener(config, listener).unwrap(),
+        None => Communicator::init(config).unwrap(),
+    }
+}
+
+/// Bytes that depend on both numbers.
+fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    weft_fabric::random::SplitMix64::new(seed).fill(&mut bytes);
+    bytes
+}
