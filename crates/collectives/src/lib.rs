@@ -12,6 +12,7 @@
 //! - `algorithm`: names; `any_schedule`: [`build()`] and [`AnySchedule`]
 //! - [`verify`](mod@verify): proof of correctness; [`contention`](mod@contention): load of links; `collision`
 //! - [`tune`](mod@tune): choice of the fastest algorithm
+//! - `executor`: [`Collectives`], which run schedules over the fabric
 //! - [`reduction`]: sums, minima and other operations on vectors
 //! - [`messages`]: tagged sends and receives between two ranks
 //! - `run_error`: errors of execution
@@ -28,6 +29,7 @@ mod cube;
 pub mod direct;
 mod double_tree;
 mod error;
+mod executor;
 pub mod halving_doubling;
 pub mod hierarchical;
 mod json;
@@ -54,6 +56,8 @@ pub use any_schedule::{AnySchedule, build};
 pub use contention::contention;
 /// Errors.
 pub use error::Error;
+/// Execution over the fabric.
+pub use executor::{Call, CallId, Collectives, CollectivesConfig, Executor, Scale};
 /// Printed form of a schedule.
 pub use listing::Listing;
 /// Parts of a schedule.

@@ -1,6 +1,8 @@
-//! Messages of all ranks under the simulator: every run ends with the right bytes on every rank or, where
-//! something died, in the error that names it; never in a hang.
+//! Collectives and messages of all ranks under the simulator: every run ends with the right bytes on every rank
+//! or, after a fault, in the error that names it; never in a hang.
 
+#[path = "sim/collectives.rs"]
+mod collectives;
 #[path = "sim/program.rs"]
 mod program;
 #[path = "sim/scenario.rs"]
@@ -78,4 +80,15 @@ fn one_rank_alone_needs_no_wire() {
     seeds::each("one_rank", 100, |seed| {
         run(Scenario::shaped(seed, |shape| shape.ranks = 1)).map(drop)
     });
+}
+
+#[test]
+fn every_call_ends_in_its_result_or_in_the_right_error() {
+    seeds::each("every_call", 3_000, |seed| collectives::run(collectives::Scenario::random(seed)));
+}
+
+/// With reordered, delayed and paused writes, but without losses, all calls complete.
+#[test]
+fn all_calls_complete_without_losses() {
+    seeds::each("all_calls", 1_000, |seed| collectives::run(collectives::Scenario::well(seed)));
 }

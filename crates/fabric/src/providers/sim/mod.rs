@@ -118,6 +118,10 @@ pub struct WorldConfig {
     pub queue_bytes: u64,
     /// Rule by which writes are cut, on all routes.
     pub parts: PartRule,
+    /// Allows two uses that protocols may order by other writes: writes to bytes that have landed, before their
+    /// owner's credit; changes of the source of a part that has landed, before its completion. By default they are
+    /// violations.
+    pub reuse: bool,
 }
 
 impl WorldConfig {
@@ -131,6 +135,7 @@ impl WorldConfig {
             queue_parts: 64,
             queue_bytes: u64::MAX,
             parts: PartRule::WHOLE,
+            reuse: false,
         }
     }
 

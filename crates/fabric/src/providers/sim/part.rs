@@ -147,8 +147,9 @@ impl State {
                 return;
             }
         }
+        let reuse = self.reuse;
         for page in &part.pages {
-            if let Err(claimed) = self.link_mut(to).ledger.claim(id, lane, page) {
+            if let Err(claimed) = self.link_mut(to).ledger.claim(id, lane, page, reuse) {
                 let bytes = Some((to, page.destination, claimed));
                 self.record_violation(ViolationKind::Overlap, from, to, bytes, Some(part.lane));
             }
@@ -224,6 +225,9 @@ impl State {
         }
         if will_fail {
             return self.fail(id, "the network failed to deliver it");
+        }
+        if self.reuse && self.parts.get(&id).is_some_and(|part| !part.completed) {
+            self.check_source(id);
         }
         self.land(id, u64::MAX);
         self.log_event(4, [u64::from(from.0), u64::from(to.0), id]);
@@ -312,15 +316,23 @@ impl State {
         }
     }
 
+    /// Records a violation if the source of a part has changed since its post.
+    fn check_source(&mut self, id: u64) {
+        let Some(part) = self.parts.get(&id) else { return };
+        let (from, to, lane, before) = (part.from, part.to, part.lane, part.digest);
+        if self.read(part).is_some_and(|data| digest(0, &data) != before) {
+            self.record_violation(ViolationKind::SourceChanged, from, to, None, Some(lane));
+        }
+    }
+
     pub fn complete(&mut self, id: u64) {
         let Some(part) = self.parts.get_mut(&id).filter(|part| !part.completed) else { return };
         part.completed = true;
-        let (from, to, token, lane) = (part.from, part.to, part.token, part.lane);
-        let (bytes, before) = (part.bytes(), part.digest);
+        let (from, to, token, bytes) = (part.from, part.to, part.token, part.bytes());
         let result = part.outcome.unwrap_or(Ok(())).map_err(str::to_owned);
-        let changed = self.read(&self.parts[&id]).is_some_and(|data| digest(0, &data) != before);
-        if changed {
-            self.record_violation(ViolationKind::SourceChanged, from, to, None, Some(lane));
+        // With reuse, the source of a part that has landed is checked at that time.
+        if !(self.reuse && part.ended) {
+            self.check_source(id);
         }
         self.log_event(5, [u64::from(from.0), token, result.is_ok().into()]);
         self.unqueue(from, to, bytes);
@@ -346,7 +358,10 @@ impl State {
             self.record_violation(ViolationKind::EarlyCredit, owner, peer, None, Some(lane));
         }
         for (region, range) in self.link_mut(owner).ledger.credited(lane.id()) {
-            self.randomize(owner, region, range);
+            // With reuse, they may have a new use by the owner.
+            if !self.reuse {
+                self.randomize(owner, region, range);
+            }
         }
     }
 }

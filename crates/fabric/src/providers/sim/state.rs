@@ -66,6 +66,8 @@ pub(super) struct State {
     pub model: Box<dyn NetworkModel>,
     pub queue_parts: u32,
     pub queue_bytes: u64,
+    /// See [`WorldConfig::reuse`](super::WorldConfig::reuse).
+    pub reuse: bool,
     pub parts_rule: PartRule,
     pub now: Time,
     pub calendar: BTreeMap<(Time, u64), SimEvent>,
@@ -94,6 +96,7 @@ impl State {
             model: config.model,
             queue_parts: config.queue_parts.max(1),
             queue_bytes: config.queue_bytes,
+            reuse: config.reuse,
             parts_rule: config.parts,
             now: Time(0),
             calendar: BTreeMap::new(),

@@ -59,6 +59,7 @@ impl fmt::Display for Violation {
 struct Claim {
     end: u64,
     part: u64,
+    lane: LaneId,
     landed: bool,
 }
 
@@ -102,22 +103,31 @@ impl Ledger {
         self.lanes.get(&lane).map_or(0, |lane| lane.in_flight)
     }
 
-    /// Claims a page's destination for a part.
+    /// Claims a page's destination for a part. With `reuse` it takes over bytes of parts that have landed.
     ///
     /// # Errors
     /// The bytes of it that are already claimed.
-    pub fn claim(&mut self, part: u64, lane: LaneId, page: &Page) -> Result<(), Range<u64>> {
+    pub fn claim(
+        &mut self,
+        part: u64,
+        lane: LaneId,
+        page: &Page,
+        reuse: bool,
+    ) -> Result<(), Range<u64>> {
         let (key, begin) = (page.destination, page.destination_offset);
         let end = begin + page.length;
         if begin == end {
             return Ok(());
         }
-        if let Some((&(_, other), claim)) = self.claims.range((key, 0)..(key, end)).next_back()
+        while let Some((&(_, other), claim)) = self.claims.range((key, 0)..(key, end)).next_back()
             && claim.end > begin
         {
-            return Err(begin.max(other)..end.min(claim.end));
+            if !reuse || !claim.landed {
+                return Err(begin.max(other)..end.min(claim.end));
+            }
+            self.claims.remove(&(key, other));
         }
-        self.claims.insert((key, begin), Claim { end, part, landed: false });
+        self.claims.insert((key, begin), Claim { end, part, lane, landed: false });
         self.lanes.entry(lane).or_default().claims.push((key, begin));
         Ok(())
     }
@@ -132,10 +142,12 @@ impl Ledger {
 
     /// Releases the claims of `lane` that have landed, as its owner gives credit; returns their bytes.
     pub fn credited(&mut self, lane: LaneId) -> Vec<(RegionKey, Range<u64>)> {
+        let owner = lane;
         let Some(lane) = self.lanes.get_mut(&lane) else { return Vec::new() };
         let mut freed = Vec::with_capacity(lane.claims.len());
         lane.claims.retain(|&(key, begin)| {
-            let Some(claim) = self.claims.get(&(key, begin)) else { return false };
+            let claim = self.claims.get(&(key, begin)).filter(|claim| claim.lane == owner);
+            let Some(claim) = claim else { return false };
             if claim.landed {
                 freed.push((key, begin..claim.end));
                 self.claims.remove(&(key, begin));
@@ -170,16 +182,39 @@ mod tests {
             length: end - begin,
         };
         let mut ledger = Ledger::default();
-        assert_eq!(ledger.claim(1, lane, &page(10, 20)), Ok(()));
-        assert_eq!(ledger.claim(2, lane, &page(30, 40)), Ok(()));
-        assert_eq!(ledger.claim(3, lane, &page(20, 30)), Ok(()));
-        assert_eq!(ledger.claim(4, lane, &page(0, 10)), Ok(()));
-        assert_eq!(ledger.claim(5, lane, &page(15, 15)), Ok(()));
-        assert_eq!(ledger.claim(6, lane, &page(19, 21)), Err(20..21));
-        assert_eq!(ledger.claim(6, lane, &page(39, 50)), Err(39..40));
+        assert_eq!(ledger.claim(1, lane, &page(10, 20), false), Ok(()));
+        assert_eq!(ledger.claim(2, lane, &page(30, 40), false), Ok(()));
+        assert_eq!(ledger.claim(3, lane, &page(20, 30), false), Ok(()));
+        assert_eq!(ledger.claim(4, lane, &page(0, 10), false), Ok(()));
+        assert_eq!(ledger.claim(5, lane, &page(15, 15), false), Ok(()));
+        assert_eq!(ledger.claim(6, lane, &page(19, 21), false), Err(20..21));
+        assert_eq!(ledger.claim(6, lane, &page(39, 50), false), Err(39..40));
         ledger.landed(2, &page(30, 40));
         assert_eq!(ledger.credited(lane), [(RegionKey(1), 30..40)]);
-        assert_eq!(ledger.claim(7, lane, &page(30, 50)), Ok(()));
-        assert_eq!(ledger.claim(8, lane, &page(12, 13)), Err(12..13));
+        assert_eq!(ledger.claim(7, lane, &page(30, 50), false), Ok(()));
+        assert_eq!(ledger.claim(8, lane, &page(12, 13), false), Err(12..13));
+    }
+
+    #[test]
+    fn bytes_that_have_landed_may_be_claimed_again_where_that_is_allowed() {
+        let (lane, other) = (LaneId::new(3).unwrap(), LaneId::new(4).unwrap());
+        let page = |begin: u64, end: u64| Page {
+            source: RegionKey(0),
+            source_offset: 0,
+            destination: RegionKey(1),
+            destination_offset: begin,
+            length: end - begin,
+        };
+        let mut ledger = Ledger::default();
+        for (part, begin) in [(1, 0), (2, 10), (3, 20)] {
+            assert_eq!(ledger.claim(part, lane, &page(begin, begin + 10), true), Ok(()));
+        }
+        assert_eq!(ledger.claim(4, other, &page(5, 15), true), Err(10..15));
+        ledger.landed(1, &page(0, 10));
+        ledger.landed(2, &page(10, 20));
+        assert_eq!(ledger.claim(4, other, &page(5, 15), false), Err(10..15));
+        assert_eq!(ledger.claim(4, other, &page(5, 15), true), Ok(()));
+        ledger.landed(3, &page(20, 30));
+        assert_eq!(ledger.credited(lane), [(RegionKey(1), 20..30)]);
     }
 }

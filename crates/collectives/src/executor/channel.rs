@@ -1,0 +1,337 @@
+//! Channel: staging memory, counters, and the plan of one chunk under way.
+//!
+//! A rank may write to a peer's staging memory once the peer has finished the chunk before on this channel. Both
+//! know from the plans which of them write to each other, so only those pairs exchange credits: a rank that wrote in
+//! the chunk before has got its credit at the end of that chunk; another one gets it when the peer begins this
+//! chunk. Credits of a pair are counted in rounds; the round of a chunk's writes is the number of credits so far.
+
+use super::call::{Call, Scale};
+use super::layout::{Piece, Place};
+use super::plan::{Plan, Step};
+use crate::reduction;
+use std::sync::Arc;
+use weft_fabric::{CounterId, MissingPeer, Page, Rank, Region, RegionKey, Requests};
+
+/// Chunk of a call on a channel.
+pub(super) struct Chunk {
+    /// Number of the call.
+    pub call: u64,
+    pub arguments: Call,
+    pub plan: Arc<Plan>,
+    /// Region of the caller's input, if the plan writes from it.
+    pub input: Option<RegionKey>,
+    /// Stride of the shares in the caller's memory, in bytes.
+    pub share_bytes: u64,
+    /// Start of the chunk in each share, in bytes.
+    pub offset: u64,
+    pub ranks: u32,
+    next: usize,
+    started: bool,
+}
+
+impl Chunk {
+    pub fn new(call: u64, arguments: Call, plan: Arc<Plan>, ranks: u32) -> Chunk {
+        let share_bytes = arguments.share_bytes(ranks);
+        let (input, offset, next, started) = (None, 0, 0, false);
+        Chunk { call, arguments, plan, input, share_bytes, offset, ranks, next, started }
+    }
+}
+
+/// State toward one peer.
+struct PeerState {
+    /// The peer's staging memory.
+    remote: RegionKey,
+    /// Round of the next write.
+    round: u64,
+    credits: u64,
+    /// Raises in the open round, by lane.
+    raised: Vec<u64>,
+    /// Writes whose sources are in use.
+    in_flight: u32,
+    /// Chunk, counted from 1, of this rank's last writes to the peer; 0: none.
+    written_in: u64,
+    /// The same for the peer's writes to this rank.
+    received_in: u64,
+}
+
+/// Outcome of an advance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Advance {
+    /// The chunk waits for a peer or for its own writes.
+    Blocked,
+    /// The chunk is complete; the channel is idle.
+    Done,
+}
+
+pub(super) struct Channel {
+    region: Region,
+    /// Start of the channel in the region, equal on all ranks.
+    base: u64,
+    counters: Vec<CounterId>,
+    peers: Vec<Option<PeerState>>,
+    pub chunk: Option<Chunk>,
+    /// Chunks begun so far.
+    chunks: u64,
+    /// First of the tags of the writes, one for each rank.
+    first_tag: u64,
+}
+
+impl Channel {
+    pub fn new(
+        region: Region,
+        base: u64,
+        counters: Vec<CounterId>,
+        first_tag: u64,
+        ranks: u32,
+    ) -> Channel {
+        let peers = (0..ranks).map(|_| None).collect();
+        Channel { region, base, counters, peers, chunk: None, chunks: 0, first_tag }
+    }
+
+    /// Connects a peer, with its staging memory.
+    pub fn link(&mut self, peer: Rank, remote: RegionKey) {
+        if let Some(slot) = self.peers.get_mut(peer.0 as usize) {
+            let raised = vec![0; self.counters.len()];
+            *slot = Some(PeerState {
+                remote,
+                round: 0,
+                credits: 0,
+                raised,
+                in_flight: 0,
+                written_in: 0,
+                received_in: 0,
+            });
+        }
+    }
+
+    pub fn note_raised(&mut self, lane: usize, peer: Rank, count: u64) {
+        if let Some(peer) = self.peer_mut(peer.0) {
+            peer.raised[lane] = peer.raised[lane].max(count);
+        }
+    }
+
+    pub fn note_credits(&mut self, peer: Rank, credits: u64) {
+        if let Some(peer) = self.peer_mut(peer.0) {
+            peer.credits = peer.credits.max(credits);
+        }
+    }
+
+    pub fn note_completed(&mut self, peer: u32) {
+        if let Some(peer) = self.peer_mut(peer) {
+            peer.in_flight = peer.in_flight.saturating_sub(1);
+        }
+    }
+
+    /// True if no source of a write is in use.
+    pub fn is_drained(&self) -> bool {
+        self.peers.iter().flatten().all(|peer| peer.in_flight == 0)
+    }
+
+    fn peer_mut(&mut self, rank: u32) -> Option<&mut PeerState> {
+        self.peers.get_mut(rank as usize)?.as_mut()
+    }
+
+    fn peer(&self, rank: u32) -> Option<&PeerState> {
+        self.peers.get(rank as usize)?.as_ref()
+    }
+
+    /// Executes the steps of the chunk up to one that has to wait.
+    pub fn advance(&mut self, requests: &mut Requests) -> Advance {
+        let Some(mut chunk) = self.chunk.take() else { return Advance::Done };
+        if !chunk.started {
+            chunk.started = true;
+            self.begin(&chunk.plan, requests);
+            self.stage(&chunk);
+        }
+        while let Some(step) = chunk.plan.steps.get(chunk.next) {
+            if !self.execute(&chunk, step, requests) {
+                self.chunk = Some(chunk);
+                return Advance::Blocked;
+            }
+            chunk.next += 1;
+        }
+        if !self.is_drained() {
+            self.chunk = Some(chunk);
+            return Advance::Blocked;
+        }
+        self.finish(&chunk, requests);
+        Advance::Done
+    }
+
+    /// Gives a credit to each rank that writes in this chunk but did not in the chunk before, and expects the same of
+    /// the ranks that this one writes to.
+    fn begin(&mut self, plan: &Plan, requests: &mut Requests) {
+        let before = self.chunks;
+        self.chunks += 1;
+        let (now, leader) = (self.chunks, self.counters[0]);
+        for &from in &plan.sources {
+            let Some(peer) = self.peer_mut(from) else { continue };
+            if peer.received_in != before {
+                requests.credit(Rank(from), leader);
+            }
+            peer.received_in = now;
+        }
+        for &to in &plan.targets {
+            let Some(peer) = self.peer_mut(to) else { continue };
+            if peer.written_in != before {
+                peer.round += 1;
+            }
+            peer.written_in = now;
+        }
+    }
+
+    /// Executes a step; false if it has to wait.
+    fn execute(&mut self, chunk: &Chunk, step: &Step, requests: &mut Requests) -> bool {
+        match step {
+            Step::Write { to, lane, pieces } => {
+                let pieces = &chunk.plan.pieces[pieces.start as usize..pieces.end as usize];
+                self.write(chunk, *to, *lane, pieces, requests)
+            }
+            Step::Wait { from, lane, raises } => {
+                self.peer(*from).is_some_and(|peer| peer.raised[usize::from(*lane)] >= *raises)
+            }
+            Step::Drain { to } => self.peer(*to).is_none_or(|peer| peer.in_flight == 0),
+            Step::Combine { target, a, b, bytes } => {
+                let call = &chunk.arguments;
+                let count = *bytes as usize / call.element.bytes();
+                let at = |place| self.address(chunk, place);
+                let (target, a, b) = (at(*target), at(*a), at(*b));
+                // SAFETY: the places of a plan are inside the caller's memory and this channel, which are valid
+                // by the contract of `Collectives::start` and the life of the region; the schedule is proved to
+                // order all accesses to a block.
+                unsafe { reduction::combine(call.reduction, call.element, target, a, b, count) };
+                true
+            }
+            Step::Copy(piece) => {
+                self.copy(chunk, piece);
+                true
+            }
+        }
+    }
+
+    fn write(
+        &mut self,
+        chunk: &Chunk,
+        to: u32,
+        lane: u16,
+        pieces: &[Piece],
+        requests: &mut Requests,
+    ) -> bool {
+        let (base, staging, first_tag) = (self.base, self.region.key(), self.first_tag);
+        let counter = self.counters[usize::from(lane)];
+        let Some(peer) = self.peer_mut(to) else { return false };
+        if peer.credits < peer.round {
+            return false;
+        }
+        peer.in_flight += 1;
+        let (destination, round) = (peer.remote, peer.round);
+        let pages = pieces.iter().filter_map(|piece| {
+            let (source, source_offset) = match piece.source {
+                Place::Input { share, offset } => {
+                    (chunk.input?, u64::from(share) * chunk.share_bytes + chunk.offset + offset)
+                }
+                Place::Staging(offset) => (staging, base + offset),
+                Place::Output { .. } => return None,
+            };
+            let Place::Staging(target) = piece.target else { return None };
+            let (destination_offset, length) = (base + target, piece.bytes);
+            Some(Page { source, source_offset, destination, destination_offset, length })
+        });
+        requests.write(Rank(to), counter, round, pages, first_tag + u64::from(to));
+        true
+    }
+
+    /// Copies the input to staging memory, if the plan has a copy.
+    fn stage(&self, chunk: &Chunk) {
+        for piece in &chunk.plan.staged {
+            let Scale::Before(factor) = chunk.arguments.scale else {
+                self.copy(chunk, piece);
+                continue;
+            };
+            let element = chunk.arguments.element;
+            let count = piece.bytes as usize / element.bytes();
+            let (target, source) =
+                (self.address(chunk, piece.target), self.address(chunk, piece.source));
+            // SAFETY: as in `execute`.
+            unsafe { reduction::scale(element, target, source, count, factor) };
+        }
+    }
+
+    fn copy(&self, chunk: &Chunk, piece: &Piece) {
+        let (target, source) =
+            (self.address(chunk, piece.target), self.address(chunk, piece.source));
+        if target.cast_const() != source {
+            // SAFETY: as in `execute`; both are valid for these bytes.
+            unsafe { std::ptr::copy(source, target, piece.bytes as usize) };
+        }
+    }
+
+    /// Copies the results to the caller's memory, and gives the writers of this chunk their credits.
+    fn finish(&mut self, chunk: &Chunk, requests: &mut Requests) {
+        let divides =
+            chunk.arguments.collective.reduces() && chunk.arguments.scale == Scale::Average;
+        for piece in &chunk.plan.results {
+            if !divides {
+                self.copy(chunk, piece);
+                continue;
+            }
+            let element = chunk.arguments.element;
+            let count = piece.bytes as usize / element.bytes();
+            let (target, source) =
+                (self.address(chunk, piece.target), self.address(chunk, piece.source));
+            // SAFETY: as in `execute`.
+            unsafe { reduction::divide(element, target, source, count, chunk.ranks) };
+        }
+        for &from in &chunk.plan.sources {
+            requests.credit(Rank(from), self.counters[0]);
+            if let Some(peer) = self.peer_mut(from) {
+                peer.raised.fill(0);
+            }
+        }
+        for &to in &chunk.plan.targets {
+            if let Some(peer) = self.peer_mut(to) {
+                peer.round += 1;
+            }
+        }
+    }
+
+    fn address(&self, chunk: &Chunk, place: Place) -> *mut u8 {
+        let share = |share: u32| u64::from(share) * chunk.share_bytes + chunk.offset;
+        let (start, offset) = match place {
+            Place::Input { share: number, offset } => {
+                (chunk.arguments.input.cast_mut(), share(number) + offset)
+            }
+            Place::Output { share: number, offset } => {
+                (chunk.arguments.output, share(number) + offset)
+            }
+            Place::Staging(offset) => {
+                let host = self.region.memory().host();
+                (host.map_or(std::ptr::null_mut(), |host| host.as_ptr()), self.base + offset)
+            }
+        };
+        start.wrapping_add(offset as usize)
+    }
+
+    /// Peers that block the chunk.
+    pub fn missing(&self) -> Vec<MissingPeer> {
+        let Some(chunk) = &self.chunk else { return Vec::new() };
+        let in_flight = |(rank, peer): (u32, &Option<PeerState>)| {
+            let count = u64::from(peer.as_ref()?.in_flight);
+            (count > 0).then_some(MissingPeer { rank: Rank(rank), expected: count, seen: 0 })
+        };
+        let drains = || (0..).zip(&self.peers).filter_map(in_flight);
+        match chunk.plan.steps.get(chunk.next) {
+            Some(Step::Wait { from, lane, raises }) => {
+                let seen = self.peer(*from).map_or(0, |peer| peer.raised[usize::from(*lane)]);
+                vec![MissingPeer { rank: Rank(*from), expected: *raises, seen }]
+            }
+            Some(Step::Write { to, .. }) => {
+                let (expected, seen) =
+                    self.peer(*to).map_or((0, 0), |peer| (peer.round, peer.credits));
+                vec![MissingPeer { rank: Rank(*to), expected, seen }]
+            }
+            Some(Step::Drain { to }) => drains().filter(|one| one.rank.0 == *to).collect(),
+            _ => drains().collect(),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Collectives of a communicator: connection, and calls from any thread.
+
+use super::call::{Call, CallId};
+use super::config::CollectivesConfig;
+use super::driver::Executor;
+use crate::run_error::RunError;
+use weft_fabric::{
+    Communicator, CounterId, Driver as _, EngineAccess, Rank, Region, Requests, SharedDriver, Time,
+    WaitOptions,
+};
+
+/// Collectives of a communicator. Every rank starts the same calls in the same order.
+///
+/// Any thread may call at any time; no call blocks on another thread's wait.
+pub struct Collectives {
+    driver: SharedDriver<Executor>,
+    counters: Vec<CounterId>,
+    region: Region,
+}
+
+impl Collectives {
+    /// Connects collectives over a communicator. Collective.
+    ///
+    /// # Errors
+    /// [`RunError::Disagreement`] if the ranks' configurations differ; those of the fabric.
+    pub fn connect(
+        communicator: &Communicator,
+        config: CollectivesConfig,
+        deadline: Time,
+    ) -> Result<Collectives, RunError> {
+        let ordered = agree(communicator, &config, deadline)?;
+        let mut executor = Executor::allocate(&mut communicator.engine(), config, ordered)?;
+        let (region, counters) = (executor.region().clone(), executor.counters().to_vec());
+        let length = region.memory().len() as u64;
+        let remotes = communicator.share(&[(&region, 0..length)], &counters, deadline)?;
+        for (peer, remotes) in (0..).map(Rank).zip(&remotes) {
+            if peer != communicator.rank() {
+                executor.linked(peer, remotes)?;
+            }
+        }
+        let requests = Requests::with_capacity(64, 256);
+        Ok(Collectives { driver: SharedDriver::new(executor, requests), counters, region })
+    }
+
+    /// Starts a call, and posts its first writes.
+    ///
+    /// # Safety
+    /// Input and output stay valid, the input unchanged, and neither is accessed otherwise, until a wait for this
+    /// call has returned without an error or [`Collectives::is_done`] is true; after an error, until the
+    /// communicator is dropped.
+    ///
+    /// # Errors
+    /// [`RunError::Invalid`] and [`RunError::TooLarge`]: the call has not started then, on any rank with equal
+    /// arguments; [`RunError::Closed`]; those of the fabric.
+    pub unsafe fn start(
+        &self,
+        access: &mut impl EngineAccess,
+        call: &Call,
+    ) -> Result<CallId, RunError> {
+        access.with(|engine| engine.check())?;
+        let divided = self.driver.call(access, |driver, _| driver.divide(call))?;
+        let division = divided.ok_or(RunError::Closed)?;
+        let input = match division.reads_input() {
+            // SAFETY: the input stays valid until the call is complete, when the driver returns the region.
+            true => Some(access.with(|engine| unsafe { call.register(engine) })?),
+            false => None,
+        };
+        let started = self.driver.call(access, |driver, _| Ok(driver.add(call, division, input)));
+        let id = started?.ok_or(RunError::Closed)?;
+        self.driver.drive(access)?.ok_or(RunError::Closed)?;
+        self.release_finished(access)?;
+        Ok(id)
+    }
+
+    /// True if a call is complete. Makes no progress.
+    pub fn is_done(&self, access: &mut impl EngineAccess, id: CallId) -> Result<bool, RunError> {
+        self.driver.call(access, |driver, _| Ok(driver.is_done(id)))?.ok_or(RunError::Closed)
+    }
+
+    /// Advances all calls as far as arrivals allow.
+    pub fn progress(&self, access: &mut impl EngineAccess) -> Result<(), RunError> {
+        self.driver.drive(access)?.ok_or(RunError::Closed)
+    }
+
+    /// Advances all calls until this one is complete.
+    ///
+    /// # Errors
+    /// [`RunError::Timeout`] with the peers that block it, after which the wait may be repeated; those of the
+    /// fabric, such as the loss of a peer, after which all calls of the group fail.
+    pub fn wait(
+        &self,
+        access: &mut impl EngineAccess,
+        id: CallId,
+        options: &mut WaitOptions<'_>,
+    ) -> Result<(), RunError> {
+        let result = self.driver.wait(
+            access,
+            "a collective",
+            options,
+            |driver| driver.is_done(id).then_some(()),
+            |driver| driver.missing(id),
+        );
+        let result = match result {
+            Err(RunError::Fabric(weft_fabric::Error::Timeout { waited, missing, .. })) => {
+                let what = format!("collective {}", id.0);
+                Err(RunError::Timeout { what, waited, missing })
+            }
+            other => other,
+        };
+        result?.ok_or(RunError::Closed)?;
+        self.release_finished(access)
+    }
+
+    /// Releases the memory; every rank calls this. Calls under way complete first; waits of other threads end
+    /// with [`RunError::Closed`]. A second call returns at once.
+    ///
+    /// # Errors
+    /// [`weft_fabric::Error::Timeout`] if the other ranks do not call this: the memory then stays until the
+    /// communicator is dropped. In a poisoned group this releases the memory without a wait.
+    pub fn close(
+        &self,
+        communicator: &Communicator,
+        options: &mut WaitOptions<'_>,
+    ) -> Result<(), RunError> {
+        if !self.driver.end(&mut communicator.access()) {
+            return Ok(());
+        }
+        let drained = self.driver.wait_ended(
+            &mut communicator.access(),
+            "closing",
+            options,
+            |driver| driver.is_drained().then_some(()),
+            |_| Vec::new(),
+        );
+        let settled = drained
+            .and_then(|_| communicator.settle(&self.counters, options).map_err(RunError::from));
+        let poisoned = communicator.engine().check().is_err();
+        if settled.is_ok() || poisoned {
+            let mut engine = communicator.engine();
+            if poisoned {
+                engine.progress();
+            }
+            for &counter in &self.counters {
+                // A counter is released once.
+                let _ = engine.release_counter(counter);
+            }
+            engine.release(&self.region);
+            return Ok(());
+        }
+        settled
+    }
+
+    fn release_finished(&self, access: &mut impl EngineAccess) -> Result<(), RunError> {
+        while let Some(Some(region)) =
+            self.driver.call(access, |driver, _| Ok(driver.take_finished()))?
+        {
+            access.with(|engine| engine.release(&region));
+        }
+        Ok(())
+    }
+}
+
+/// Compares the configurations of all ranks; true if all routes keep the order of arrivals.
+fn agree(
+    communicator: &Communicator,
+    config: &CollectivesConfig,
+    deadline: Time,
+) -> Result<bool, RunError> {
+    let ordered = {
+        let engine = communicator.engine();
+        engine.peers().all(|peer| engine.route(peer).is_some_and(|route| route.ordered))
+    };
+    let fields =
+        [("channels", u64::from(config.channels)), ("bytes of a channel", config.channel_bytes)];
+    let values = fields.iter().map(|(_, value)| *value).chain([u64::from(ordered)]);
+    let mine: Vec<u8> = values.flat_map(u64::to_le_bytes).collect();
+    let copies = vec![mine; communicator.world_size() as usize];
+    let all = communicator.exchange(&copies, deadline)?;
+    let mut all_ordered = true;
+    for (peer, theirs) in (0..).map(Rank).zip(&all) {
+        let (values, _) = theirs.as_chunks::<8>();
+        let value = |index: usize| values.get(index).map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        for (index, (what, ours)) in fields.iter().enumerate() {
+            let theirs = value(index);
+            if theirs != *ours {
+                return Err(RunError::Disagreement { peer, what, ours: *ours, theirs });
+            }
+        }
+        all_ordered &= value(fields.len()) != 0;
+    }
+    Ok(all_ordered)
+}

@@ -1,0 +1,57 @@
+//! Configuration of collectives.
+
+use crate::op::MAX_RANKS;
+use crate::run_error::RunError;
+
+/// Configuration of [`Collectives`](super::Collectives), equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CollectivesConfig {
+    /// Chunks under way at a time, each on a channel of its own.
+    pub channels: u32,
+    /// Staging memory of a channel, in bytes: an upper limit of a chunk with its scratch. A multiple of 64.
+    pub channel_bytes: u64,
+    /// Bytes of a vector from which writes read the caller's input in place. Shorter inputs are copied to staging
+    /// memory, which costs less than a registration.
+    pub in_place_bytes: u64,
+}
+
+impl Default for CollectivesConfig {
+    /// 4 channels of 1 MiB; inputs are read in place from 128 KiB on.
+    fn default() -> CollectivesConfig {
+        CollectivesConfig { channels: 4, channel_bytes: 1 << 20, in_place_bytes: 128 << 10 }
+    }
+}
+
+/// Limit of channels.
+const MAX_CHANNELS: u32 = 256;
+/// Shortest staging memory of a channel, in bytes.
+const MIN_CHANNEL_BYTES: u64 = 1024;
+/// Limit of lanes between two ranks on routes that do not keep order.
+const MAX_LANES: u32 = 64;
+
+impl CollectivesConfig {
+    /// Checks the values for a group of `ranks`.
+    pub(super) fn check(&self, ranks: u32) -> Result<(), RunError> {
+        let limit = |what, wanted: u64, limit: u64| {
+            if wanted > limit { Err(RunError::TooLarge { what, wanted, limit }) } else { Ok(()) }
+        };
+        limit("ranks", ranks.into(), MAX_RANKS.into())?;
+        limit("channels", self.channels.into(), MAX_CHANNELS.into())?;
+        limit("bytes of a channel", self.channel_bytes, 1 << 40)?;
+        if self.channels == 0 {
+            let detail = "0: expected at least 1".to_owned();
+            return Err(RunError::Invalid { what: "channels", detail });
+        }
+        if self.channel_bytes < MIN_CHANNEL_BYTES || !self.channel_bytes.is_multiple_of(64) {
+            let bytes = self.channel_bytes;
+            let detail = format!("{bytes}: expected a multiple of 64 from {MIN_CHANNEL_BYTES}");
+            return Err(RunError::Invalid { what: "bytes of a channel", detail });
+        }
+        Ok(())
+    }
+
+    /// Lanes between two ranks on each channel: one if all routes keep order.
+    pub(super) fn lanes(ranks: u32, ordered: bool) -> u16 {
+        if ordered { 1 } else { (2 * ranks).clamp(8, MAX_LANES) as u16 }
+    }
+}

@@ -1,0 +1,316 @@
+//! Driver: all channels of an executor as one polled state machine over an engine.
+//!
+//! Calls are divided into chunks, and chunk `i` of all chunks so far runs on channel `i mod channels`, on every
+//! rank: no rank tells another which chunk a channel carries.
+
+use super::call::{Call, CallId};
+use super::channel::{Advance, Channel, Chunk};
+use super::config::CollectivesConfig;
+use super::planner::{Division, Planner};
+use crate::run_error::RunError;
+use std::collections::VecDeque;
+use weft_fabric::{CounterId, Engine, Event, Grant, MissingPeer, Rank, Region, Requests, Time};
+
+struct CallState {
+    arguments: Call,
+    division: Division,
+    input: Option<Region>,
+    /// Chunks that were given to a channel.
+    begun: u64,
+    /// Chunks that are complete.
+    done: u64,
+}
+
+/// State machine of the collectives of a group: no clock, no I/O.
+pub struct Executor {
+    ranks: u32,
+    namespace: u16,
+    planner: Planner,
+    region: Region,
+    channels: Vec<Channel>,
+    /// Counters of all channels, sorted, with channel and lane.
+    lanes: Vec<(CounterId, u16, u16)>,
+    /// The same in the order of their creation.
+    counters: Vec<CounterId>,
+    calls: VecDeque<CallState>,
+    /// Number of the first of `calls`.
+    first: u64,
+    /// Index in `calls` of the first that has chunks to begin.
+    beginning: usize,
+    /// Chunks begun so far.
+    sequence: u64,
+    /// Regions of inputs that are no longer needed.
+    finished: Vec<Region>,
+}
+
+impl Executor {
+    /// Allocates channels and counters. Every rank does this in the same order relative to its other objects, with
+    /// an equal configuration. `ordered`: the routes of all pairs of ranks keep the order of arrivals.
+    ///
+    /// # Errors
+    /// [`RunError::Invalid`] and [`RunError::TooLarge`] for the configuration; those of the fabric.
+    pub fn allocate(
+        engine: &mut Engine,
+        config: CollectivesConfig,
+        ordered: bool,
+    ) -> Result<Executor, RunError> {
+        let ranks = engine.size();
+        config.check(ranks)?;
+        let lanes = CollectivesConfig::lanes(ranks, ordered);
+        let bytes = u64::from(config.channels) * config.channel_bytes;
+        let region = engine.alloc(bytes as usize)?;
+        let namespace = engine.namespace();
+        let (mut channels, mut counters, mut numbered) = (Vec::new(), Vec::new(), Vec::new());
+        for number in 0..config.channels {
+            let leader = engine.counter()?;
+            let mut of_channel = vec![leader];
+            for _ in 1..lanes {
+                of_channel.push(engine.counter_credited_with(leader)?);
+            }
+            let lane = |(lane, counter): (u16, &CounterId)| (*counter, number as u16, lane);
+            numbered.extend((0..).zip(&of_channel).map(lane));
+            counters.extend(&of_channel);
+            let number = u64::from(number);
+            let base = number * config.channel_bytes;
+            let tag = (u64::from(namespace) << Event::NAMESPACE_SHIFT) + number * u64::from(ranks);
+            channels.push(Channel::new(region.clone(), base, of_channel, tag, ranks));
+        }
+        numbered.sort_unstable();
+        Ok(Executor {
+            ranks,
+            namespace,
+            planner: Planner::new(engine, config, lanes),
+            region,
+            channels,
+            lanes: numbered,
+            counters,
+            calls: VecDeque::new(),
+            first: 0,
+            beginning: 0,
+            sequence: 0,
+            finished: Vec::new(),
+        })
+    }
+
+    /// Grant for `peer`.
+    ///
+    /// # Errors
+    /// Those of [`Engine::grant`].
+    pub fn grant(&self, engine: &mut Engine, peer: Rank) -> Result<Grant, RunError> {
+        let length = self.region.memory().len() as u64;
+        Ok(engine.grant(peer, &[(&self.region, 0..length)], &self.counters)?)
+    }
+
+    /// Imports the grant of `peer`.
+    ///
+    /// # Errors
+    /// Those of [`Engine::import`].
+    pub fn link(
+        &mut self,
+        engine: &mut Engine,
+        peer: Rank,
+        grant: &Grant,
+        deadline: Time,
+    ) -> Result<(), RunError> {
+        let remotes = engine.import(peer, grant, &self.counters, deadline)?;
+        self.linked(peer, &remotes)
+    }
+
+    /// Takes the staging memory of `peer`.
+    pub(super) fn linked(
+        &mut self,
+        peer: Rank,
+        remotes: &[weft_fabric::RemoteRegion],
+    ) -> Result<(), RunError> {
+        let bytes = self.region.memory().len() as u64;
+        let [remote] = remotes else {
+            let (what, ours, theirs) = ("regions of a grant", 1, remotes.len() as u64);
+            return Err(RunError::Disagreement { peer, what, ours, theirs });
+        };
+        if remote.length != bytes {
+            let (what, theirs) = ("bytes of all channels", remote.length);
+            return Err(RunError::Disagreement { peer, what, ours: bytes, theirs });
+        }
+        for channel in &mut self.channels {
+            channel.link(peer, remote.key);
+        }
+        Ok(())
+    }
+
+    /// Starts a call; its chunks begin with the next poll.
+    ///
+    /// # Safety
+    /// As for [`Collectives::start`](super::Collectives::start).
+    ///
+    /// # Errors
+    /// As for [`Collectives::start`](super::Collectives::start).
+    pub unsafe fn start(&mut self, engine: &mut Engine, call: &Call) -> Result<CallId, RunError> {
+        let division = self.divide(call)?;
+        let input = match division.reads_input() {
+            // SAFETY: the caller keeps the contract of this function.
+            true => Some(unsafe { call.register(engine) }?),
+            false => None,
+        };
+        Ok(self.add(call, division, input))
+    }
+
+    /// Checks a call and divides it into chunks.
+    pub(super) fn divide(&mut self, call: &Call) -> Result<Division, RunError> {
+        call.check(self.ranks, self.planner.rank())?;
+        self.planner.divide(call)
+    }
+
+    /// Staging memory of all channels.
+    pub(super) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Adds a call. Its chunks begin with the next poll.
+    pub(super) fn add(&mut self, call: &Call, division: Division, input: Option<Region>) -> CallId {
+        let id = CallId(self.first + self.calls.len() as u64);
+        let arguments = *call;
+        self.calls.push_back(CallState { arguments, division, input, begun: 0, done: 0 });
+        id
+    }
+
+    /// True if all chunks of a call are complete.
+    pub fn is_done(&self, id: CallId) -> bool {
+        let Some(index) = id.0.checked_sub(self.first) else { return true };
+        self.calls.get(index as usize).is_some_and(|call| call.done == call.division.chunks)
+    }
+
+    /// Region of an input that is no longer needed; the caller releases it.
+    pub fn take_finished(&mut self) -> Option<Region> {
+        self.finished.pop()
+    }
+
+    /// True if no source of a write is in use.
+    pub fn is_drained(&self) -> bool {
+        self.channels.iter().all(Channel::is_drained)
+    }
+
+    /// Peers that block a call: those of the oldest chunk under way.
+    pub fn missing(&self, id: CallId) -> Vec<MissingPeer> {
+        let count = self.channels.len() as u64;
+        let oldest = (0..count).map(|i| &self.channels[((self.sequence + i) % count) as usize]);
+        let of_call =
+            |channel: &&Channel| channel.chunk.as_ref().is_some_and(|chunk| chunk.call <= id.0);
+        oldest.into_iter().find(of_call).map(Channel::missing).unwrap_or_default()
+    }
+
+    fn note(&mut self, event: &Event) -> Result<(), RunError> {
+        match event {
+            Event::Raised { counter, peer, count, .. } => {
+                if let Some((channel, lane)) = self.position(*counter) {
+                    self.channels[channel].note_raised(lane, *peer, *count);
+                }
+            }
+            Event::Credited { counter, peer, credits } => {
+                if let Some((channel, _)) = self.position(*counter) {
+                    self.channels[channel].note_credits(*peer, *credits);
+                }
+            }
+            Event::Completed { tag } => {
+                let number = tag & ((1 << Event::NAMESPACE_SHIFT) - 1);
+                let ranks = u64::from(self.ranks);
+                if tag >> Event::NAMESPACE_SHIFT == u64::from(self.namespace)
+                    && let Some(channel) = self.channels.get_mut((number / ranks) as usize)
+                {
+                    channel.note_completed((number % ranks) as u32);
+                }
+            }
+            Event::Poisoned(cause) => {
+                return Err(weft_fabric::Error::Poisoned(cause.clone()).into());
+            }
+        }
+        Ok(())
+    }
+
+    fn position(&self, counter: CounterId) -> Option<(usize, usize)> {
+        let index = self.lanes.binary_search_by_key(&counter, |(counter, ..)| *counter).ok()?;
+        let (_, channel, lane) = self.lanes[index];
+        Some((usize::from(channel), usize::from(lane)))
+    }
+
+    /// Gives the next chunks to idle channels, in order. Returns true if there was one.
+    fn begin(&mut self) -> bool {
+        let mut any = false;
+        while let Some(call) = self.calls.get_mut(self.beginning) {
+            if call.begun == call.division.chunks {
+                self.beginning += 1;
+                continue;
+            }
+            let count = self.channels.len() as u64;
+            let channel = &mut self.channels[(self.sequence % count) as usize];
+            if channel.chunk.is_some() {
+                break;
+            }
+            let division = &call.division;
+            let is_last = call.begun + 1 == division.chunks;
+            let plan = if is_last { &division.last } else { &division.full };
+            let number = self.first + self.beginning as u64;
+            let mut chunk = Chunk::new(number, call.arguments, plan.clone(), self.ranks);
+            chunk.offset = call.begun * division.share_bytes;
+            chunk.input = call.input.as_ref().map(Region::key);
+            channel.chunk = Some(chunk);
+            call.begun += 1;
+            self.sequence += 1;
+            any = true;
+        }
+        any
+    }
+
+    /// Advances all channels, the oldest chunk first. Returns true if one is complete.
+    fn advance(&mut self, requests: &mut Requests) -> bool {
+        let count = self.channels.len() as u64;
+        let mut any = false;
+        for i in 0..count {
+            let index = ((self.sequence + i) % count) as usize;
+            let Some(number) = self.channels[index].chunk.as_ref().map(|chunk| chunk.call) else {
+                continue;
+            };
+            if self.channels[index].advance(requests) == Advance::Done {
+                any = true;
+                self.chunk_done(number);
+            }
+        }
+        any
+    }
+
+    fn chunk_done(&mut self, number: u64) {
+        let Some(call) = self.calls.get_mut((number - self.first) as usize) else { return };
+        call.done += 1;
+        if call.done == call.division.chunks {
+            self.finished.extend(call.input.take());
+        }
+        while let Some(call) = self.calls.front()
+            && call.done == call.division.chunks
+        {
+            self.calls.pop_front();
+            self.first += 1;
+            self.beginning = self.beginning.saturating_sub(1);
+        }
+    }
+}
+
+impl weft_fabric::Driver for Executor {
+    type Error = RunError;
+
+    fn namespace(&self) -> u16 {
+        self.namespace
+    }
+
+    fn counters(&self) -> &[CounterId] {
+        &self.counters
+    }
+
+    fn poll(&mut self, _: Time, events: &[Event], requests: &mut Requests) -> Result<(), RunError> {
+        events.iter().try_for_each(|event| self.note(event))?;
+        loop {
+            let began = self.begin();
+            if !self.advance(requests) && !began {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Executor: runs schedules over the fabric.
+//!
+//! [`Collectives`] starts calls and waits for them. A call is divided into chunks that fit the staging memory of
+//! a channel; a plan is the schedule of one rank for one chunk, with all positions and counts resolved, and is
+//! kept for later calls of the same shape. A polled driver executes the plans of several channels at a time.
+//!
+//! - `config.rs`, `call.rs`: configuration; arguments of a call
+//! - `layout.rs`, `plan.rs`: positions of blocks; steps of a rank
+//! - `planner.rs`, `selection.rs`: chunks of a call and their plans; choice of an algorithm
+//! - `channel.rs`, `driver.rs`: execution of a chunk; all channels and calls
+//! - `collectives.rs`: connection and calls
+
+mod call;
+mod channel;
+mod collectives;
+mod config;
+mod driver;
+mod layout;
+mod plan;
+mod planner;
+mod selection;
+
+pub use call::{Call, CallId, Scale};
+pub use collectives::Collectives;
+pub use config::CollectivesConfig;
+pub use driver::Executor;

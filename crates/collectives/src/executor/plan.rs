@@ -1,0 +1,265 @@
+//! Plan: the operations of one rank on one chunk, with all positions, lanes and counts resolved.
+
+use super::layout::{Layout, Piece, Place};
+use crate::op::{Buffer, Collective, Op, Rank, Span};
+use crate::schedule::Schedule;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use weft_fabric::PartRule;
+
+/// Properties of the route between two ranks, equal at both.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlanRoute {
+    pub parts: PartRule,
+    /// Arrivals keep the order of posts: one lane counts all writes.
+    pub ordered: bool,
+}
+
+impl PlanRoute {
+    /// Route of a rank to itself, which no plan uses.
+    pub const SELF: PlanRoute = PlanRoute { parts: PartRule::WHOLE, ordered: true };
+}
+
+/// Step of a plan. A rank executes its steps in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Posts a counted write of these pieces; a signal if there are none.
+    Write { to: u32, lane: u16, pieces: Range<u32> },
+    /// Waits until the lane of `from` was raised `raises` times in this round.
+    Wait { from: u32, lane: u16, raises: u64 },
+    /// Waits until the sources of all writes to `to` are free.
+    Drain { to: u32 },
+    /// `target = a op b`.
+    Combine { target: Place, a: Place, b: Place, bytes: u64 },
+    /// `target = source`.
+    Copy(Piece),
+}
+
+/// Steps of one rank on chunks of one size.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub steps: Vec<Step>,
+    /// Pieces of the writes.
+    pub pieces: Vec<Piece>,
+    /// Copies from staging memory to the caller's output at the end.
+    pub results: Vec<Piece>,
+    /// Ranks that write to this one.
+    pub sources: Vec<u32>,
+    /// Ranks that this one writes to.
+    pub targets: Vec<u32>,
+    /// Copies of the input to staging memory at the start.
+    pub staged: Vec<Piece>,
+    /// True if a write reads the caller's input.
+    pub reads_input: bool,
+}
+
+/// Arguments of a plan that are equal on all ranks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChunkShape {
+    /// Elements of the chunk's vector.
+    pub elements: u64,
+    pub element_bytes: u64,
+    /// The input is copied to staging memory first.
+    pub staged_input: bool,
+}
+
+/// Largest number of lanes from a rank to another.
+pub(crate) fn pair_lanes(schedule: &impl Schedule) -> u32 {
+    let mut most = 0;
+    let mut of_rank: HashSet<(u32, u32)> = HashSet::new();
+    let mut toward: HashMap<u32, u32> = HashMap::new();
+    for rank in (0..schedule.ranks()).map(Rank) {
+        of_rank.clear();
+        toward.clear();
+        for index in 0..schedule.len(rank) {
+            if let Op::Write { to, lane, .. } = schedule.op(rank, index)
+                && of_rank.insert((to.0, lane))
+            {
+                let lanes = toward.entry(to.0).or_default();
+                *lanes += 1;
+                most = most.max(*lanes);
+            }
+        }
+    }
+    most
+}
+
+/// Builds the plan of rank `me`.
+pub(crate) fn plan<S: Schedule>(
+    schedule: &S,
+    me: Rank,
+    shape: ChunkShape,
+    route: impl Fn(u32) -> PlanRoute,
+) -> Plan {
+    let ChunkShape { elements, element_bytes, staged_input } = shape;
+    let layout = Layout::new(schedule, elements, element_bytes, staged_input);
+    let mut builder = Builder {
+        layout: &layout,
+        schedule,
+        me,
+        plan: Plan {
+            steps: Vec::new(),
+            pieces: Vec::new(),
+            results: Vec::new(),
+            sources: Vec::new(),
+            targets: Vec::new(),
+            staged: Vec::new(),
+            reads_input: false,
+        },
+        sent: HashMap::new(),
+        received: HashMap::new(),
+    };
+    if staged_input {
+        builder.stage_input();
+    }
+    for index in 0..schedule.len(me) {
+        builder.add(schedule.op(me, index), &route);
+    }
+    builder.results();
+    builder.plan
+}
+
+struct Builder<'a, 's, S> {
+    layout: &'a Layout<'s, S>,
+    schedule: &'a S,
+    me: Rank,
+    plan: Plan,
+    /// Lanes toward each rank so far.
+    sent: HashMap<u32, PairLanes>,
+    /// Raises by each rank, in the order of its writes.
+    received: HashMap<u32, Vec<Arrival>>,
+}
+
+/// Number of lanes of a pair so far, by the lane of the schedule.
+#[derive(Default)]
+struct PairLanes(HashMap<u32, u16>);
+
+impl PairLanes {
+    /// Lane of the fabric for a lane of the schedule.
+    fn lane(&mut self, lane: u32, ordered: bool) -> u16 {
+        let next = self.0.len() as u16;
+        if ordered { 0 } else { *self.0.entry(lane).or_insert(next) }
+    }
+}
+
+/// A peer's write to this rank.
+struct Arrival {
+    /// Lane of the schedule.
+    lane: u32,
+    /// Lane of the fabric.
+    fabric_lane: u16,
+    /// Raises of the fabric's lane up to this write.
+    raises: u64,
+}
+
+impl<S: Schedule> Builder<'_, '_, S> {
+    fn stage_input(&mut self) {
+        let (shares, bytes) = self.layout.shares(self.me, Buffer::Input);
+        for share in 0..shares {
+            let target = Place::Staging(self.layout.staged_input() + u64::from(share) * bytes);
+            let source = Place::Input { share, offset: 0 };
+            if bytes > 0 {
+                self.plan.staged.push(Piece { source, target, bytes });
+            }
+        }
+    }
+
+    fn add(&mut self, op: Op, route: &impl Fn(u32) -> PlanRoute) {
+        match op {
+            Op::Write { to, source, target, lane, .. } => {
+                self.write(to, source, target, lane, route(to.0))
+            }
+            Op::Wait { from, lane, count } => self.wait(from, lane, count, route(from.0)),
+            Op::Drain { to } => self.plan.steps.push(Step::Drain { to: to.0 }),
+            Op::Reduce { source, target } => {
+                for Piece { source, target, bytes } in self.local(source, target) {
+                    self.plan.steps.push(Step::Combine { target, a: target, b: source, bytes });
+                }
+            }
+            Op::Copy { source, target } => {
+                let pieces = self.local(source, target);
+                self.plan.steps.extend(pieces.into_iter().map(Step::Copy));
+            }
+        }
+    }
+
+    fn local(&self, source: Span, target: Span) -> Vec<Piece> {
+        self.layout.pieces(self.me, source, self.me, target)
+    }
+
+    fn write(&mut self, to: Rank, source: Span, target: Span, lane: u32, route: PlanRoute) {
+        let begin = self.plan.pieces.len() as u32;
+        self.plan.pieces.extend(self.layout.pieces(self.me, source, to, target));
+        let pieces = begin..self.plan.pieces.len() as u32;
+        let reads_input = |piece: &Piece| matches!(piece.source, Place::Input { .. });
+        self.plan.reads_input |= self.plan.pieces[begin as usize..].iter().any(reads_input);
+        if !self.sent.contains_key(&to.0) {
+            self.plan.targets.push(to.0);
+        }
+        let lane = self.sent.entry(to.0).or_default().lane(lane, route.ordered);
+        self.plan.steps.push(Step::Write { to: to.0, lane, pieces });
+    }
+
+    fn wait(&mut self, from: Rank, lane: u32, count: u32, route: PlanRoute) {
+        if !self.received.contains_key(&from.0) {
+            let arrivals = self.arrivals(from, route);
+            self.received.insert(from.0, arrivals);
+            self.plan.sources.push(from.0);
+        }
+        let arrivals = &self.received[&from.0];
+        let of_lane = arrivals.iter().filter(|arrival| arrival.lane == lane);
+        let Some(last) = of_lane.take(count as usize).last() else { return };
+        let (lane, raises) = (last.fabric_lane, last.raises);
+        self.plan.steps.push(Step::Wait { from: from.0, lane, raises });
+    }
+
+    /// Writes of `from` to this rank, in the order of its operations.
+    fn arrivals(&self, from: Rank, route: PlanRoute) -> Vec<Arrival> {
+        let mut arrivals = Vec::new();
+        let mut lanes = PairLanes::default();
+        let mut raised: HashMap<u16, u64> = HashMap::new();
+        for index in 0..self.schedule.len(from) {
+            let Op::Write { to, source, target, lane, .. } = self.schedule.op(from, index) else {
+                continue;
+            };
+            if to != self.me {
+                continue;
+            }
+            let fabric_lane = lanes.lane(lane, route.ordered);
+            let pieces = self.layout.pieces(from, source, to, target);
+            let raises = raised.entry(fabric_lane).or_default();
+            *raises += route.parts.count(pieces.iter().map(|piece| piece.bytes));
+            arrivals.push(Arrival { lane, fabric_lane, raises: *raises });
+        }
+        arrivals
+    }
+
+    /// Copies of the output blocks to the caller's memory.
+    fn results(&mut self) {
+        for index in self.layout.output_blocks(self.me) {
+            let (source, bytes) = self.layout.block(self.me, Buffer::Output, index);
+            let target = self.layout.user(self.me, Buffer::Output, index);
+            match self.plan.results.last_mut() {
+                _ if bytes == 0 => {}
+                Some(last)
+                    if last.source.after(last.bytes) == source
+                        && last.target.after(last.bytes) == target =>
+                {
+                    last.bytes += bytes;
+                }
+                _ => self.plan.results.push(Piece { source, target, bytes }),
+            }
+        }
+    }
+}
+
+/// Number of shares of the caller's input and output at a rank.
+pub(crate) fn user_shares(collective: Collective, ranks: u32, rank: Rank) -> (u32, u32) {
+    match collective {
+        Collective::AllReduce => (1, 1),
+        Collective::ReduceScatter => (ranks, 1),
+        Collective::AllGather => (1, ranks),
+        Collective::AllToAll => (ranks, ranks),
+        Collective::Broadcast { root } => (u32::from(root == rank), 1),
+    }
+}

@@ -1,0 +1,194 @@
+//! Planner: division of calls into chunks, and the plans of their shapes.
+
+use super::call::{Call, Scale};
+use super::config::CollectivesConfig;
+use super::layout::Layout;
+use super::plan::{self, ChunkShape, Plan, PlanRoute};
+use super::selection::{self, Routes};
+use crate::algorithm::Algorithm;
+use crate::any_schedule::{AnySchedule, build};
+use crate::op::{Collective, Rank};
+use crate::run_error::RunError;
+use std::collections::HashMap;
+use std::sync::Arc;
+use weft_fabric::{Engine, ProviderKind, Route};
+
+/// Limit of plans that are kept.
+const MAX_PLANS: usize = 4096;
+/// Elements of which the shares of chunks are multiples, where a chunk has as many.
+const CHUNK_ALIGNMENT: u64 = 64;
+
+/// Division of a call into chunks, with their plans.
+#[derive(Clone, Debug)]
+pub(super) struct Division {
+    /// Plan of all chunks but the last.
+    pub full: Arc<Plan>,
+    /// Plan of the last chunk.
+    pub last: Arc<Plan>,
+    pub chunks: u64,
+    /// Bytes of each share in a full chunk.
+    pub share_bytes: u64,
+}
+
+impl Division {
+    /// True if a write reads the caller's input.
+    pub fn reads_input(&self) -> bool {
+        self.chunks > 0 && (self.full.reads_input || self.last.reads_input)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct PlanKey {
+    collective: Collective,
+    algorithm: Algorithm,
+    chunks: u32,
+    local: u32,
+    elements: u64,
+    element_bytes: u64,
+    staged_input: bool,
+}
+
+pub(super) struct Planner {
+    config: CollectivesConfig,
+    rank: Rank,
+    ranks: u32,
+    lanes: u16,
+    /// All peers are reached over shm.
+    one_host: bool,
+    /// Route to each rank; `None` for this one.
+    routes: Vec<Option<PlanRoute>>,
+    plans: HashMap<PlanKey, Arc<Plan>>,
+    /// Lanes that a pair of ranks needs, at most.
+    pair_lanes: HashMap<ScheduleKey, u32>,
+}
+
+/// Collective, algorithm, and its options.
+type ScheduleKey = (Collective, Algorithm, u32, u32);
+
+impl Planner {
+    /// Planner of one rank of an engine whose routes are resolved.
+    pub fn new(engine: &Engine, config: CollectivesConfig, lanes: u16) -> Planner {
+        let ranks = engine.size();
+        let routes = (0..ranks).map(|rank| engine.route(weft_fabric::Rank(rank)));
+        let routes: Vec<_> = routes.collect();
+        let is_shm = |route: &Route| route.provider == ProviderKind::Shm;
+        Planner {
+            config,
+            rank: Rank(engine.rank().0),
+            ranks,
+            lanes,
+            one_host: routes.iter().flatten().all(is_shm),
+            routes: routes
+                .iter()
+                .map(|route| {
+                    route.map(|route| PlanRoute { parts: route.parts, ordered: route.ordered })
+                })
+                .collect(),
+            plans: HashMap::new(),
+            pair_lanes: HashMap::new(),
+        }
+    }
+
+    /// Rank of the plans.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Divides a call into chunks that fit a channel.
+    ///
+    /// # Errors
+    /// [`RunError::Invalid`] for an algorithm that does not compute the collective; [`RunError::TooLarge`].
+    pub fn divide(&mut self, call: &Call) -> Result<Division, RunError> {
+        let (algorithm, options) = call.algorithm.unwrap_or_else(|| {
+            let routes = Routes { one_host: self.one_host, lanes: self.lanes };
+            selection::select(call.collective, call.bytes(), self.ranks, routes)
+        });
+        let schedule = build(call.collective, algorithm, self.ranks, &options)
+            .map_err(|error| RunError::Invalid { what: "algorithm", detail: error.to_string() })?;
+        self.check_lanes((call.collective, algorithm, options.chunks, options.local), &schedule)?;
+        let is_scaled = call.collective.reduces() && matches!(call.scale, Scale::Before(_));
+        let staged_input = call.bytes() < self.config.in_place_bytes || is_scaled;
+        let shares = if call.collective.shares() { u64::from(self.ranks) } else { 1 };
+        let element_bytes = call.element.bytes() as u64;
+        let whole = call.elements / shares;
+        let staging = |share: u64| {
+            Layout::new(&schedule, share * shares, element_bytes, staged_input).staging_bytes()
+        };
+        let share = chunk_share(whole, self.config.channel_bytes, element_bytes, staging)?;
+        let chunks = whole.div_ceil(share);
+        let mut plan_of = |share: u64| {
+            let key = PlanKey {
+                collective: call.collective,
+                algorithm,
+                chunks: options.chunks,
+                local: options.local,
+                elements: share * shares,
+                element_bytes,
+                staged_input,
+            };
+            self.plan(key, &schedule)
+        };
+        let last = plan_of(whole - share * chunks.saturating_sub(1))?;
+        let full = if chunks > 1 { plan_of(share)? } else { last.clone() };
+        Ok(Division { full, last, chunks, share_bytes: share * element_bytes })
+    }
+
+    /// Checks that no pair of ranks needs more lanes than there are: on all ranks alike, as no rank may start a
+    /// call that another rejects.
+    fn check_lanes(&mut self, key: ScheduleKey, schedule: &AnySchedule) -> Result<(), RunError> {
+        if self.lanes == 1 {
+            return Ok(());
+        }
+        let wanted = *self.pair_lanes.entry(key).or_insert_with(|| plan::pair_lanes(schedule));
+        let (wanted, limit) = (u64::from(wanted), u64::from(self.lanes));
+        if wanted > limit {
+            return Err(RunError::TooLarge { what: "lanes of a pair of ranks", wanted, limit });
+        }
+        Ok(())
+    }
+
+    fn plan(&mut self, key: PlanKey, schedule: &AnySchedule) -> Result<Arc<Plan>, RunError> {
+        if let Some(plan) = self.plans.get(&key) {
+            return Ok(plan.clone());
+        }
+        let PlanKey { elements, element_bytes, staged_input, .. } = key;
+        let shape = ChunkShape { elements, element_bytes, staged_input };
+        // A schedule names peers only, which all have routes.
+        let route = |rank: u32| self.routes[rank as usize].unwrap_or(PlanRoute::SELF);
+        let plan = Arc::new(plan::plan(schedule, self.rank, shape, route));
+        if self.plans.len() >= MAX_PLANS {
+            self.plans.clear();
+        }
+        self.plans.insert(key, plan.clone());
+        Ok(plan)
+    }
+}
+
+/// Elements of a share in each chunk: few chunks of nearly equal length, none above `limit` bytes of staging
+/// memory.
+fn chunk_share(
+    whole: u64,
+    limit: u64,
+    element_bytes: u64,
+    staging: impl Fn(u64) -> u64,
+) -> Result<u64, RunError> {
+    if staging(whole) <= limit {
+        return Ok(whole.max(1));
+    }
+    // Staging memory grows with the share, up to the rounding of slots and areas.
+    let (mut fits, mut too_long) = (0, limit / element_bytes + 1);
+    while fits + 1 < too_long {
+        let middle = fits + (too_long - fits) / 2;
+        if staging(middle) <= limit { fits = middle } else { too_long = middle }
+    }
+    if fits == 0 {
+        let wanted = staging(1);
+        return Err(RunError::TooLarge { what: "bytes of the shortest chunk", wanted, limit });
+    }
+    let longest = match fits / CHUNK_ALIGNMENT * CHUNK_ALIGNMENT {
+        0 => fits,
+        aligned => aligned,
+    };
+    let even = whole.div_ceil(whole.div_ceil(longest));
+    Ok(even.next_multiple_of(CHUNK_ALIGNMENT).min(longest))
+}

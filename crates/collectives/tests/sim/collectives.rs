@@ -1,0 +1,387 @@
+//! A seed's world: calls, memory of the ranks, faults, and expected results.
+
+use crate::injected_fault::InjectedFault;
+use std::time::Duration;
+use weft_collectives::{
+    Algorithm, Call, CallId, Collective, CollectivesConfig, Element, Executor, Options, Reduction,
+    RunError, Scale,
+};
+use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
+use weft_fabric::random::SplitMix64;
+use weft_fabric::{
+    Driver, Engine, EngineConfig, Event, LatencyBandwidth, PartRule, Rank, Requests, Time,
+};
+
+/// Call of a scenario, with the inputs of all ranks.
+#[derive(Clone)]
+struct Planned {
+    collective: Collective,
+    algorithm: Option<(Algorithm, Options)>,
+    elements: usize,
+    in_place: bool,
+    /// By rank: elements of its input.
+    inputs: Vec<Vec<i32>>,
+}
+
+pub struct Scenario {
+    seed: u64,
+    ranks: u32,
+    config: CollectivesConfig,
+    calls: Vec<Planned>,
+    faults: Faults,
+    fault: InjectedFault,
+    parts: PartRule,
+    laziness: f64,
+}
+
+fn pick<T: Copy>(random: &mut SplitMix64, list: &[T]) -> T {
+    list[random.below(list.len() as u64) as usize]
+}
+
+fn planned(ranks: u32, random: &mut SplitMix64) -> Planned {
+    let root = weft_collectives::Rank(random.below(ranks.into()) as u32);
+    let collective = pick(
+        random,
+        &[
+            Collective::AllReduce,
+            Collective::AllReduce,
+            Collective::ReduceScatter,
+            Collective::AllGather,
+            Collective::AllToAll,
+            Collective::Broadcast { root },
+        ],
+    );
+    let options = Options {
+        chunks: 1 + random.below(4) as u32,
+        local: if ranks.is_multiple_of(2) { pick(random, &[1, 2]) } else { 1 },
+    };
+    let algorithm = pick(random, Algorithm::of(collective));
+    let algorithm = random.chance(0.8).then_some((algorithm, options));
+    let most = pick(random, &[0, 1, 3, 40, 300, 2000]);
+    let share = random.below(most + 1) as usize;
+    let elements = if collective.shares() { share * ranks as usize } else { share };
+    let inputs = (0..ranks)
+        .map(|rank| {
+            let length = match collective {
+                Collective::AllGather => share,
+                Collective::Broadcast { root } if root.0 != rank => 0,
+                _ => elements,
+            };
+            (0..length).map(|_| random.bits() as i32).collect()
+        })
+        .collect();
+    Planned { collective, algorithm, elements, in_place: random.chance(0.3), inputs }
+}
+
+impl Planned {
+    fn expected(&self, rank: usize) -> Vec<i32> {
+        let ranks = self.inputs.len();
+        let sum = || {
+            let mut sum = vec![0i32; self.elements];
+            for input in &self.inputs {
+                sum.iter_mut().zip(input).for_each(|(sum, one)| *sum = sum.wrapping_add(*one));
+            }
+            sum
+        };
+        let share = self.elements / ranks;
+        match self.collective {
+            Collective::AllReduce => sum(),
+            Collective::ReduceScatter => sum()[rank * share..(rank + 1) * share].to_vec(),
+            Collective::AllGather => self.inputs.concat(),
+            Collective::Broadcast { root } => self.inputs[root.0 as usize].clone(),
+            Collective::AllToAll => {
+                let part = |input: &Vec<i32>| input[rank * share..(rank + 1) * share].to_vec();
+                self.inputs.iter().flat_map(part).collect()
+            }
+        }
+    }
+}
+
+impl Scenario {
+    pub fn random(seed: u64) -> Scenario {
+        let mut random = SplitMix64::new(seed);
+        let ranks = 1 + random.below(if cfg!(miri) { 2 } else { 7 }) as u32;
+        let calls = 1 + random.below(if cfg!(miri) { 2 } else { 8 });
+        let calls = (0..calls).map(|_| planned(ranks, &mut random)).collect();
+        let config = CollectivesConfig {
+            channels: 1 + random.below(3) as u32,
+            channel_bytes: 1024 * (1 + random.below(8)),
+            in_place_bytes: pick(&mut random, &[0, 1000, 1 << 20]),
+        };
+        let mut faults = if random.chance(0.1) { Faults::default() } else { Faults::rough() };
+        let mut ends: Vec<Rank> = (0..ranks).map(Rank).collect();
+        random.shuffle(&mut ends);
+        let at = Time(random.below(200_000));
+        let fault = InjectedFault::draw(&mut random, 10, &ends);
+        if matches!(fault, InjectedFault::FailedParts) {
+            faults.fail = 0.005;
+        }
+        fault.add_to(&mut faults, ranks, at, &mut random);
+        let parts = if random.chance(0.4) {
+            PartRule::WHOLE
+        } else {
+            PartRule {
+                max_part_bytes: 1 + random.below(900),
+                max_pages_per_part: pick(&mut random, &[1, 2, 5, u32::MAX]),
+                stripes: pick(&mut random, &[1, 2, 3]),
+                stripe_from: random.below(300),
+            }
+        };
+        let laziness = pick(&mut random, &[0.0, 0.2, 0.6]);
+        Scenario { seed, ranks, config, calls, faults, fault, parts, laziness }
+    }
+
+    /// The same seed, in which every rank completes all calls.
+    pub fn well(seed: u64) -> Scenario {
+        let scenario = Scenario::random(seed);
+        Scenario { faults: Faults::rough(), fault: InjectedFault::None, ..scenario }
+    }
+}
+
+/// Memory of a call at one rank.
+struct Memory {
+    id: CallId,
+    number: usize,
+    input: Vec<i32>,
+    output: Vec<i32>,
+}
+
+/// Program of one rank: starts the calls in order, several at a time, and checks each result.
+struct Program {
+    rank: usize,
+    executor: Executor,
+    random: SplitMix64,
+    started: usize,
+    live: Vec<Memory>,
+    asleep_until: Time,
+}
+
+const PAUSE: Duration = Duration::from_micros(30);
+/// Filler of outputs.
+const FILLER: i32 = -0x5555_5555;
+
+impl Program {
+    fn step(
+        &mut self,
+        (scenario, world): (&Scenario, &World),
+        engine: &mut Engine,
+        now: Time,
+        events: &[Event],
+        requests: &mut Requests,
+    ) -> Result<bool, Failure> {
+        self.executor.poll(now, events, requests)?;
+        if now < self.asleep_until {
+            return Ok(false);
+        }
+        if self.random.chance(scenario.laziness) {
+            self.asleep_until = now.after(self.random.duration(PAUSE));
+            world.wake_at(self.asleep_until);
+            return Ok(false);
+        }
+        let most = 1 + self.random.below(4) as usize;
+        loop {
+            let mut progress = false;
+            if let Some(planned) = scenario.calls.get(self.started)
+                && self.live.len() < most
+            {
+                self.start(planned, engine)?;
+                self.executor.poll(now, &[], requests)?;
+                progress = true;
+            }
+            if !self.check(scenario)? && !progress {
+                break;
+            }
+        }
+        while let Some(region) = self.executor.take_finished() {
+            engine.release(&region);
+        }
+        Ok(self.started == scenario.calls.len() && self.live.is_empty())
+    }
+
+    fn start(&mut self, planned: &Planned, engine: &mut Engine) -> Result<(), Failure> {
+        let ranks = planned.inputs.len();
+        let outputs = match planned.collective {
+            Collective::ReduceScatter => planned.elements / ranks,
+            _ => planned.elements,
+        };
+        let mut memory = Memory {
+            id: CallId::default(),
+            number: self.started,
+            input: planned.inputs[self.rank].clone(),
+            output: vec![FILLER; outputs],
+        };
+        let share = planned.elements / ranks;
+        let (mut input, mut output) = (memory.input.as_ptr(), memory.output.as_mut_ptr());
+        if planned.in_place {
+            match planned.collective {
+                Collective::AllReduce | Collective::Broadcast { .. } => {
+                    memory.output[..memory.input.len()].copy_from_slice(&memory.input);
+                    input = output;
+                }
+                Collective::AllGather => {
+                    memory.output[self.rank * share..][..share].copy_from_slice(&memory.input);
+                    input = output.wrapping_add(self.rank * share);
+                }
+                Collective::ReduceScatter => {
+                    output = memory.input.as_mut_ptr().wrapping_add(self.rank * share);
+                    input = memory.input.as_ptr();
+                }
+                Collective::AllToAll => {}
+            }
+        }
+        let call = Call {
+            collective: planned.collective,
+            element: Element::I32,
+            reduction: Reduction::Sum,
+            scale: Scale::None,
+            elements: planned.elements as u64,
+            input: input.cast(),
+            output: output.cast(),
+            algorithm: planned.algorithm,
+        };
+        // SAFETY: the memory stays in `live` until the call is complete, and that of a failed rank is leaked.
+        memory.id = unsafe { self.executor.start(engine, &call) }?;
+        self.live.push(memory);
+        self.started += 1;
+        Ok(())
+    }
+
+    fn check(&mut self, scenario: &Scenario) -> Result<bool, Failure> {
+        let done = |memory: &Memory| self.executor.is_done(memory.id);
+        let Some(index) = self.live.iter().position(done) else { return Ok(false) };
+        let memory = self.live.swap_remove(index);
+        let planned = &scenario.calls[memory.number];
+        let expected = planned.expected(self.rank);
+        let share = planned.elements / planned.inputs.len();
+        let result = match planned.collective {
+            Collective::ReduceScatter if planned.in_place => {
+                &memory.input[self.rank * share..][..share]
+            }
+            _ => &memory.output[..],
+        };
+        if result != expected {
+            let differs = result.iter().zip(&expected).position(|(a, b)| a != b);
+            return Err(Failure::Result(format!(
+                "call {} ({} by {:?}, {} elements, in place {}): element {differs:?} of rank {}",
+                memory.number,
+                planned.collective,
+                planned.algorithm,
+                planned.elements,
+                planned.in_place,
+                self.rank
+            )));
+        }
+        if !planned.in_place && memory.input != planned.inputs[self.rank] {
+            return Err(Failure::Result(format!("call {} changed its input", memory.number)));
+        }
+        Ok(true)
+    }
+}
+
+/// Failure of a rank's program.
+#[derive(Debug)]
+enum Failure {
+    Run(RunError),
+    #[expect(dead_code, reason = "shown by Debug")]
+    Result(String),
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Failure {
+        Failure::Run(error)
+    }
+}
+
+impl From<weft_fabric::Error> for Failure {
+    fn from(error: weft_fabric::Error) -> Failure {
+        Failure::Run(error.into())
+    }
+}
+
+fn connect(cluster: &mut Cluster, scenario: &Scenario) -> Result<Vec<Program>, RunError> {
+    let mut programs = Vec::new();
+    for rank in cluster.ranks() {
+        programs.push(Program {
+            rank: rank.0 as usize,
+            executor: Executor::allocate(cluster.engine(rank), scenario.config, false)?,
+            random: SplitMix64::new(scenario.seed.wrapping_mul(31) ^ u64::from(rank.0)),
+            started: 0,
+            live: Vec::new(),
+            asleep_until: Time(0),
+        });
+    }
+    for owner in cluster.ranks() {
+        for peer in cluster.ranks().filter(|peer| *peer != owner) {
+            let grant = programs[owner.0 as usize].executor.grant(cluster.engine(owner), peer)?;
+            let executor = &mut programs[peer.0 as usize].executor;
+            executor.link(cluster.engine(peer), owner, &grant, Time::MAX)?;
+        }
+    }
+    Ok(programs)
+}
+
+/// Runs a scenario; returns the failure.
+pub fn run(scenario: Scenario) -> Result<(), String> {
+    let mut random = SplitMix64::new(scenario.seed ^ 0x0077_6f72_6c64);
+    let model = LatencyBandwidth::new(Duration::from_micros(2), 1_000_000_000);
+    let world = World::new(WorldConfig {
+        queue_parts: 1 + random.below(20) as u32,
+        queue_bytes: 1 + random.below(5000),
+        parts: scenario.parts,
+        reuse: true,
+        model: Box::new(if random.chance(0.5) { model.serialised() } else { model }),
+        ..WorldConfig::new(scenario.ranks, scenario.seed).with_faults(scenario.faults.clone())
+    });
+    let config = EngineConfig {
+        lanes: 4096,
+        loss_grace: Duration::from_micros(200),
+        ..EngineConfig::default()
+    };
+    let mut cluster = Cluster::with_config(&world, config).map_err(|error| error.to_string())?;
+    let mut programs = connect(&mut cluster, &scenario).map_err(|error| error.to_string())?;
+    let outcomes = cluster.run(|engine, now, events, requests| {
+        let program = &mut programs[engine.rank().0 as usize];
+        program.step((&scenario, &world), engine, now, events, requests)
+    });
+    let outcomes = outcomes.map_err(|hang| {
+        let waiting = programs.iter().map(|program| {
+            let calls = program.live.iter().map(|memory| {
+                format!("call {} for {:?}", memory.number, program.executor.missing(memory.id))
+            });
+            format!("rank {}: {}", program.rank, calls.collect::<Vec<_>>().join("; "))
+        });
+        format!("{hang}\n{}", waiting.collect::<Vec<_>>().join("\n"))
+    });
+    let checked = outcomes.and_then(|outcomes| {
+        let wrong: Vec<String> = (0..)
+            .zip(&outcomes)
+            .filter(|(rank, outcome)| !is_right(Rank(*rank), outcome, scenario.fault))
+            .map(|(rank, outcome)| format!("rank {rank} ended in {outcome:?}"))
+            .collect();
+        if !wrong.is_empty() {
+            return Err(format!("{:?}, but {}", scenario.fault, wrong.join("; ")));
+        }
+        cluster.settle().map_err(|hang| hang.to_string())?;
+        match world.violations().first() {
+            Some(violation) => Err(violation.to_string()),
+            None => Ok(()),
+        }
+    });
+    // Writes of failed ranks may still read the inputs: the world ends first.
+    drop(cluster);
+    drop(world);
+    checked
+}
+
+/// Each unfinished rank was killed, or reports the rank or link at fault.
+fn is_right(rank: Rank, outcome: &Outcome<Failure>, fault: InjectedFault) -> bool {
+    match (outcome, fault) {
+        (Outcome::Done, _) => true,
+        (Outcome::Killed, InjectedFault::Killed(killed)) => killed == rank,
+        (
+            Outcome::Failed(Failure::Run(RunError::Fabric(weft_fabric::Error::Poisoned(poison)))),
+            fault,
+        ) => fault.explains(rank, poison.rank),
+        _ => false,
+    }
+}
