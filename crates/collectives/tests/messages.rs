@@ -2,6 +2,8 @@
 
 #[path = "messages/calls.rs"]
 mod calls;
+#[path = "common/communicators.rs"]
+mod communicators;
 #[path = "messages/ends.rs"]
 mod ends;
 #[path = "messages/hostile.rs"]
@@ -11,12 +13,11 @@ mod ranks;
 #[path = "messages/traffic.rs"]
 mod traffic;
 
-use std::net::TcpListener;
+use communicators::{communicators, process_communicator};
 use std::time::Duration;
 use weft_collectives::RunError;
 use weft_collectives::messages::{Completed, Messages, MessagesConfig, OperationId};
-use weft_control::{Config, local_world};
-use weft_fabric::{Communicator, CommunicatorConfig, ProviderKind, Rank, Time, WaitOptions, clock};
+use weft_fabric::{Communicator, ProviderKind, Rank, Time, WaitOptions, clock};
 
 const KINDS: [ProviderKind; 2] = [ProviderKind::Shm, ProviderKind::Tcp];
 /// Time limit above that of any step on a busy machine.
@@ -101,34 +102,6 @@ impl Member {
     }
 }
 
-fn joined(kind: ProviderKind, own: Config, hostile: Option<u64>) -> CommunicatorConfig {
-    let mut config = CommunicatorConfig::new(own);
-    (config.providers, config.hostile) = (vec![kind], hostile);
-    config
-}
-
-/// Runs `rank` on `size` communicators, each on its own thread. All leave together.
-fn communicators(
-    size: u32,
-    kind: ProviderKind,
-    hostile: Option<u64>,
-    rank: impl Fn(Communicator) + Send + Sync,
-) {
-    let adjust = |config: &mut Config| config.host_id = "this".into();
-    let world = local_world(size, adjust).unwrap();
-    std::thread::scope(|scope| {
-        for control in world {
-            let rank = &rank;
-            scope.spawn(move || {
-                let mut own = Config::new(control.rank().0, size);
-                adjust(&mut own);
-                let config = joined(kind, own, hostile);
-                rank(Communicator::over(control, config).unwrap());
-            });
-        }
-    });
-}
-
 /// Runs `rank` on `size` ranks with messages, each on its own thread; all close together.
 fn on_threads(
     size: u32,
@@ -141,20 +114,6 @@ fn on_threads(
         rank(&member);
         member.close().unwrap();
     });
-}
-
-/// Communicator of this process, under `on_processes`.
-fn process_communicator(rank: Rank, size: u32, kind: ProviderKind) -> Communicator {
-    let listener = (rank == Rank(0)).then(|| TcpListener::bind("127.0.0.1:0").unwrap());
-    let port = listener.as_ref().map_or(0, |own| own.local_addr().unwrap().port());
-    let ports = ranks::process_gather(port.to_le_bytes().to_vec());
-    let mut own = Config::new(rank.0, size);
-    own.port = u16::from_le_bytes(ports[0][..].try_into().unwrap());
-    let config = joined(kind, own, None);
-    match listener {
-        Some(listener) => Communicator::init_with_listener(config, listener).unwrap(),
-        None => Communicator::init(config).unwrap(),
-    }
 }
 
 /// Bytes that depend on both numbers.

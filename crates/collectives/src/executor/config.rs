@@ -26,8 +26,13 @@ impl Default for CollectivesConfig {
 const MAX_CHANNELS: u32 = 256;
 /// Shortest staging memory of a channel, in bytes.
 const MIN_CHANNEL_BYTES: u64 = 1024;
-/// Limit of lanes between two ranks on routes that do not keep order.
+/// Lanes between two ranks on routes that do not keep order: a ring needs twice as many as ranks, a pipelined
+/// tree of 8 chunks 16. Many ranks get fewer, as an engine's table holds the lanes of all peers.
+const MIN_LANES: u32 = 8;
 const MAX_LANES: u32 = 64;
+const PIPELINE_LANES: u32 = 32;
+/// Limit of ranks times lanes.
+const ENDS: u32 = 4096;
 
 impl CollectivesConfig {
     /// Checks the values for a group of `ranks`.
@@ -52,6 +57,10 @@ impl CollectivesConfig {
 
     /// Lanes between two ranks on each channel: one if all routes keep order.
     pub(super) fn lanes(ranks: u32, ordered: bool) -> u16 {
-        if ordered { 1 } else { (2 * ranks).clamp(8, MAX_LANES) as u16 }
+        if ordered {
+            return 1;
+        }
+        let most = (ENDS / ranks.max(1)).clamp(MIN_LANES, MAX_LANES);
+        (2 * ranks).max(PIPELINE_LANES).min(most) as u16
     }
 }

@@ -1,0 +1,89 @@
+//! Ends of collectives: timeouts, closes, death of a peer.
+
+use crate::communicators::{communicators, process_communicator};
+use crate::ranks::{on_processes, process_rank};
+use crate::{KINDS, Member, on_threads, sum_of};
+use rustix::process::{Signal, getpid, kill_process};
+use std::time::Duration;
+use weft_collectives::{CollectivesConfig, RunError};
+use weft_fabric::{Cause, Error, ProviderKind, Rank};
+
+#[test]
+fn a_wait_names_the_rank_that_it_lacks_and_may_be_repeated() {
+    for kind in KINDS {
+        on_threads(3, kind, CollectivesConfig::default(), |member| {
+            let mut vector = vec![1i64; 100];
+            if member.rank() == 2 {
+                std::thread::sleep(Duration::from_millis(300));
+                return member.sum(&mut vector).unwrap();
+            }
+            let id = member.start(&sum_of(&mut vector)).unwrap();
+            let error = member.wait_for(id, Duration::from_millis(50)).unwrap_err();
+            let RunError::Timeout { missing, .. } = &error else { panic!("{error}") };
+            assert!(missing.iter().any(|missing| missing.rank == Rank(2)), "{error}");
+            member.wait_for(id, crate::PATIENCE).unwrap();
+            assert_eq!(vector, vec![3; 100]);
+        });
+    }
+}
+
+#[test]
+fn calls_after_a_close_are_rejected() {
+    for kind in KINDS {
+        communicators(2, kind, None, |communicator| {
+            let mut member = Member::new(communicator, CollectivesConfig::default());
+            let mut vector = vec![1i64; 10];
+            for round in 1..20 {
+                member.sum(&mut vector).unwrap();
+                assert_eq!(vector, vec![1 << round; 10]);
+                member.close().unwrap();
+                member.close().unwrap();
+                assert!(matches!(member.sum(&mut vector), Err(RunError::Closed)));
+                member = Member::new(member.communicator, CollectivesConfig::default());
+            }
+            member.close().unwrap();
+        });
+    }
+}
+
+#[test]
+fn configurations_that_differ_are_reported_on_all_ranks() {
+    communicators(2, ProviderKind::Shm, None, |communicator| {
+        let channels = 1 + communicator.rank().0;
+        let config = CollectivesConfig { channels, ..CollectivesConfig::default() };
+        let error = weft_collectives::Collectives::connect(&communicator, config, crate::soon());
+        assert!(matches!(error, Err(RunError::Disagreement { what: "channels", .. })));
+    });
+}
+
+fn survivors_name_a_killed_rank(name: &str, kind: ProviderKind) {
+    let Some(rank) = process_rank() else {
+        let outcomes = on_processes(name, 3);
+        assert_eq!(outcomes, [Ok(()), Err("killed by 9".into()), Ok(())]);
+        return;
+    };
+    let member = Member::new(process_communicator(rank, 3, kind), CollectivesConfig::default());
+    let mut vector = vec![1i64; 50_000];
+    for _ in 0..20 {
+        member.sum(&mut vector).unwrap();
+    }
+    if rank == Rank(1) {
+        kill_process(getpid(), Signal::KILL).unwrap();
+    }
+    let error = (0..).find_map(|_| member.sum(&mut vector).err()).unwrap();
+    let RunError::Fabric(Error::Poisoned(poison)) = &error else { panic!("{error}") };
+    assert_eq!((poison.kind, poison.rank), (Cause::Lost, Some(Rank(1))));
+    member.close().unwrap();
+}
+
+#[test]
+fn survivors_over_shm_name_a_killed_rank() {
+    let name = "ends::survivors_over_shm_name_a_killed_rank";
+    survivors_name_a_killed_rank(name, ProviderKind::Shm);
+}
+
+#[test]
+fn survivors_over_tcp_name_a_killed_rank() {
+    let name = "ends::survivors_over_tcp_name_a_killed_rank";
+    survivors_name_a_killed_rank(name, ProviderKind::Tcp);
+}
