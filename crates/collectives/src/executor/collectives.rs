@@ -3,7 +3,9 @@
 use super::call::{Call, CallId};
 use super::config::CollectivesConfig;
 use super::driver::Executor;
+use super::planner::Division;
 use crate::run_error::RunError;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use weft_fabric::{
     Communicator, CounterId, Driver as _, EngineAccess, Rank, Region, Requests, SharedDriver, Time,
     WaitOptions,
@@ -16,6 +18,8 @@ pub struct Collectives {
     driver: SharedDriver<Executor>,
     counters: Vec<CounterId>,
     region: Region,
+    /// Inputs that are registered.
+    registered: AtomicUsize,
 }
 
 impl Collectives {
@@ -39,7 +43,8 @@ impl Collectives {
             }
         }
         let requests = Requests::with_capacity(64, 256);
-        Ok(Collectives { driver: SharedDriver::new(executor, requests), counters, region })
+        let driver = SharedDriver::new(executor, requests);
+        Ok(Collectives { driver, counters, region, registered: AtomicUsize::new(0) })
     }
 
     /// Starts a call, and posts its first writes.
@@ -57,17 +62,33 @@ impl Collectives {
         access: &mut impl EngineAccess,
         call: &Call,
     ) -> Result<CallId, RunError> {
-        access.with(|engine| engine.check())?;
-        let divided = self.driver.call(access, |driver, _| driver.divide(call))?;
-        let division = divided.ok_or(RunError::Closed)?;
-        let input = match division.reads_input() {
-            // SAFETY: the input stays valid until the call is complete, when the driver returns the region.
-            true => Some(access.with(|engine| unsafe { call.register(engine) })?),
-            false => None,
-        };
-        let started = self.driver.call(access, |driver, _| Ok(driver.add(call, division, input)));
-        let id = started?.ok_or(RunError::Closed)?;
-        self.driver.drive(access)?.ok_or(RunError::Closed)?;
+        let begun = self.driver.call(access, |driver, requests| {
+            let division = driver.divide(call)?;
+            if division.reads_input() {
+                return Ok(Err(division));
+            }
+            Ok(Ok(driver.begin_call(call, division, None, requests)))
+        })?;
+        match begun.ok_or(RunError::Closed)? {
+            Ok(id) => Ok(id),
+            Err(division) => self.start_in_place(access, call, division),
+        }
+    }
+
+    /// Starts a call whose writes read the input in place.
+    fn start_in_place(
+        &self,
+        access: &mut impl EngineAccess,
+        call: &Call,
+        division: Division,
+    ) -> Result<CallId, RunError> {
+        // SAFETY: the input stays valid until the call is complete, when the driver returns the region.
+        let input = access.with(|engine| unsafe { call.register(engine) })?;
+        self.registered.fetch_add(1, Ordering::Relaxed);
+        let begun = self.driver.call(access, |driver, requests| {
+            Ok(driver.begin_call(call, division, Some(input), requests))
+        })?;
+        let id = begun.ok_or(RunError::Closed)?;
         self.release_finished(access)?;
         Ok(id)
     }
@@ -150,11 +171,16 @@ impl Collectives {
         settled
     }
 
+    /// Releases the inputs of complete calls.
     fn release_finished(&self, access: &mut impl EngineAccess) -> Result<(), RunError> {
+        if self.registered.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
         while let Some(Some(region)) =
             self.driver.call(access, |driver, _| Ok(driver.take_finished()))?
         {
             access.with(|engine| engine.release(&region));
+            self.registered.fetch_sub(1, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -165,6 +165,19 @@ impl Executor {
         &self.region
     }
 
+    /// Adds a call, and begins as many of its chunks as there are idle channels.
+    pub(super) fn begin_call(
+        &mut self,
+        call: &Call,
+        division: Division,
+        input: Option<Region>,
+        requests: &mut Requests,
+    ) -> CallId {
+        let id = self.add(call, division, input);
+        self.advance_all(requests);
+        id
+    }
+
     /// Adds a call. Its chunks begin with the next poll.
     pub(super) fn add(&mut self, call: &Call, division: Division, input: Option<Region>) -> CallId {
         let id = CallId(self.first + self.calls.len() as u64);
@@ -277,6 +290,16 @@ impl Executor {
         any
     }
 
+    /// Begins and advances chunks until all of them have to wait.
+    fn advance_all(&mut self, requests: &mut Requests) {
+        loop {
+            let began = self.begin();
+            if !self.advance(requests) && !began {
+                return;
+            }
+        }
+    }
+
     fn chunk_done(&mut self, number: u64) {
         let Some(call) = self.calls.get_mut((number - self.first) as usize) else { return };
         call.done += 1;
@@ -306,11 +329,7 @@ impl weft_fabric::Driver for Executor {
 
     fn poll(&mut self, _: Time, events: &[Event], requests: &mut Requests) -> Result<(), RunError> {
         events.iter().try_for_each(|event| self.note(event))?;
-        loop {
-            let began = self.begin();
-            if !self.advance(requests) && !began {
-                return Ok(());
-            }
-        }
+        self.advance_all(requests);
+        Ok(())
     }
 }

@@ -173,13 +173,28 @@ impl<S: Schedule> Builder<'_, '_, S> {
             Op::Drain { to } => self.plan.steps.push(Step::Drain { to: to.0 }),
             Op::Reduce { source, target } => {
                 for Piece { source, target, bytes } in self.local(source, target) {
-                    self.plan.steps.push(Step::Combine { target, a: target, b: source, bytes });
+                    let a = self.take_copy(target, bytes).unwrap_or(target);
+                    self.plan.steps.push(Step::Combine { target, a, b: source, bytes });
                 }
             }
             Op::Copy { source, target } => {
                 let pieces = self.local(source, target);
                 self.plan.steps.extend(pieces.into_iter().map(Step::Copy));
             }
+        }
+    }
+
+    /// Removes the last step but waits if it copies exactly to `target`; returns its source. A sum that begins with a
+    /// copy reads the source instead: only waits stand between, which access no memory of this rank.
+    fn take_copy(&mut self, target: Place, bytes: u64) -> Option<Place> {
+        let is_wait = |step: &Step| matches!(step, Step::Wait { .. });
+        let last = self.plan.steps.iter().rposition(|step| !is_wait(step))?;
+        match self.plan.steps[last] {
+            Step::Copy(copy) if copy.target == target && copy.bytes == bytes => {
+                self.plan.steps.remove(last);
+                Some(copy.source)
+            }
+            _ => None,
         }
     }
 

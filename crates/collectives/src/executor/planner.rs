@@ -5,7 +5,7 @@ use super::config::CollectivesConfig;
 use super::layout::Layout;
 use super::plan::{self, ChunkShape, Plan, PlanRoute};
 use super::selection::{self, Routes};
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, Options};
 use crate::any_schedule::{AnySchedule, build};
 use crate::op::{Collective, Rank};
 use crate::run_error::RunError;
@@ -58,10 +58,14 @@ pub(super) struct Planner {
     /// Route to each rank; `None` for this one.
     routes: Vec<Option<PlanRoute>>,
     plans: HashMap<PlanKey, Arc<Plan>>,
+    /// Shape of the last call, and its division.
+    recent: Option<(CallShape, Division)>,
     /// Lanes that a pair of ranks needs, at most.
     pair_lanes: HashMap<ScheduleKey, u32>,
 }
 
+/// Collective, bytes of an element, elements, algorithm, and if the input is scaled.
+type CallShape = (Collective, usize, u64, Option<(Algorithm, Options)>, bool);
 /// Collective, algorithm, and its options.
 type ScheduleKey = (Collective, Algorithm, u32, u32);
 
@@ -85,6 +89,7 @@ impl Planner {
                 })
                 .collect(),
             plans: HashMap::new(),
+            recent: None,
             pair_lanes: HashMap::new(),
         }
     }
@@ -99,6 +104,20 @@ impl Planner {
     /// # Errors
     /// [`RunError::Invalid`] for an algorithm that does not compute the collective; [`RunError::TooLarge`].
     pub fn divide(&mut self, call: &Call) -> Result<Division, RunError> {
+        let is_scaled = call.collective.reduces() && matches!(call.scale, Scale::Before(_));
+        let shape =
+            (call.collective, call.element.bytes(), call.elements, call.algorithm, is_scaled);
+        if let Some((recent, division)) = &self.recent
+            && *recent == shape
+        {
+            return Ok(division.clone());
+        }
+        let division = self.divide_anew(call, is_scaled)?;
+        self.recent = Some((shape, division.clone()));
+        Ok(division)
+    }
+
+    fn divide_anew(&mut self, call: &Call, is_scaled: bool) -> Result<Division, RunError> {
         let (algorithm, options) = call.algorithm.unwrap_or_else(|| {
             let routes = Routes { one_host: self.one_host, lanes: self.lanes };
             selection::select(call.collective, call.bytes(), self.ranks, routes)
@@ -106,7 +125,6 @@ impl Planner {
         let schedule = build(call.collective, algorithm, self.ranks, &options)
             .map_err(|error| RunError::Invalid { what: "algorithm", detail: error.to_string() })?;
         self.check_lanes((call.collective, algorithm, options.chunks, options.local), &schedule)?;
-        let is_scaled = call.collective.reduces() && matches!(call.scale, Scale::Before(_));
         let staged_input = call.bytes() < self.config.in_place_bytes || is_scaled;
         let shares = if call.collective.shares() { u64::from(self.ranks) } else { 1 };
         let element_bytes = call.element.bytes() as u64;
