@@ -106,7 +106,8 @@ fn factors_scale_floats_and_saturate_integers() {
     assert_eq!(scaled(Element::F64, &bytes![3f64], 0.1), bytes![3f64 * 0.1]);
     assert_eq!(scaled(Element::F32, &bytes![3f32], 0.1), bytes![3f32 * 0.1f32]);
     assert_eq!(scaled(Element::I16, &bytes![-9i16, 30_000i16], 1.5), bytes![-13i16, i16::MAX]);
-    assert_eq!(scaled(Element::Bool, &[2, 0], 0.5), [1, 0]);
+    assert_eq!(scaled(Element::Bool, &[2, 0], 1.5), [1, 0]);
+    assert_eq!(scaled(Element::Bool, &[2, 0], 0.5), [0, 0]);
 }
 
 #[test]

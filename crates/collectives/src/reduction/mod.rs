@@ -1,7 +1,9 @@
 //! Element-wise reductions of vectors in host memory.
 //!
 //! - `element.rs`: element types; `operation.rs`: operations
-//! - `scalar.rs`: definition of each result, one element at a time
+//! - `level.rs`: selection of a loop by element, operation and processor; `blocks.rs`: the loops
+//! - `format.rs`, `half_bits.rs`: conversions between memory and arithmetic; `arithmetic.rs`: operations on values
+//! - `scalar.rs`: definition of each result, one element at a time, for tests
 //!
 //! Results have the same bits on every machine:
 //!
@@ -14,9 +16,17 @@
 //!
 //! Pointers need no alignment.
 
+mod arithmetic;
+mod blocks;
 mod element;
+mod format;
+mod half_bits;
+mod level;
 mod operation;
+#[cfg(test)]
 mod scalar;
+#[cfg(test)]
+mod tests;
 
 pub use element::Element;
 pub use operation::Reduction;
@@ -41,7 +51,7 @@ pub unsafe fn combine(
 ) {
     check(reduction, element);
     // SAFETY: the caller's.
-    unsafe { scalar::combine(reduction, element, target, a, b, count) }
+    unsafe { level::fold(reduction, element, target, [a, b], count) }
 }
 
 /// Writes the fold of all sources in their order to `target`: `((s0[i] op s1[i]) op s2[i]) ...`.
@@ -67,14 +77,14 @@ pub unsafe fn combine_all(
         // SAFETY: the caller's; `copy` permits equal pointers.
         [source] => unsafe { std::ptr::copy(source, target, count * element.bytes()) },
         // SAFETY: the caller's.
-        _ => unsafe { scalar::combine_all(reduction, element, target, sources, count) },
+        _ => unsafe { level::fold(reduction, element, target, sources, count) },
     }
 }
 
 /// Writes `source[i] * factor` to `target[i]` for `count` elements.
 ///
-/// The factor is rounded to float32, but for `float64`. Integers are multiplied in float64; the product is truncated
-/// and saturates.
+/// The factor is rounded to float32, but for `float64`. Integers, and `bool` as 0 or 1, are multiplied in float64;
+/// the product is truncated and saturates.
 ///
 /// # Safety
 /// As for [`combine`], with one source.
@@ -86,13 +96,13 @@ pub unsafe fn scale(
     factor: f64,
 ) {
     // SAFETY: the caller's.
-    unsafe { scalar::scale(element, target, source, count, factor) }
+    unsafe { level::scale(element, target, source, count, factor) }
 }
 
 /// Writes `source[i] / divisor` to `target[i]` for `count` elements: the average of `divisor` ranks.
 ///
-/// Quotients of floats are correctly rounded (not multiplied by a reciprocal), those of integers truncated. A
-/// divisor of 0 counts as 1.
+/// Quotients of floats are correctly rounded (not multiplied by a reciprocal), those of integers, and of `bool` as 0
+/// or 1, truncated. A divisor of 0 counts as 1. For `float32` and 16-bit floats the divisor is rounded to float32.
 ///
 /// # Safety
 /// As for [`combine`], with one source.
@@ -104,7 +114,7 @@ pub unsafe fn divide(
     divisor: u32,
 ) {
     // SAFETY: the caller's.
-    unsafe { scalar::divide(element, target, source, count, divisor.max(1)) }
+    unsafe { level::divide(element, target, source, count, divisor.max(1)) }
 }
 
 fn check(reduction: Reduction, element: Element) {

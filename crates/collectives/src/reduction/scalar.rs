@@ -77,7 +77,7 @@ impl Scalar for Truth {
     }
 
     fn scaled(value: bool, factor: f64) -> bool {
-        value && factor != 0.0
+        (f64::from(u8::from(value)) * factor) as u8 != 0
     }
 
     fn divided(value: bool, divisor: u32) -> bool {
@@ -149,19 +149,6 @@ macro_rules! for_element {
             Element::F64 => $function::<f64> $arguments,
         }
     };
-}
-
-/// [`super::combine`].
-pub(super) unsafe fn combine(
-    reduction: Reduction,
-    element: Element,
-    target: *mut u8,
-    a: *const u8,
-    b: *const u8,
-    count: usize,
-) {
-    // SAFETY: the caller's.
-    unsafe { combine_all(reduction, element, target, &[a, b], count) }
 }
 
 /// [`super::combine_all`]; at least one source.

@@ -1,0 +1,245 @@
+//! Comparison of the loops with the definitions, bit for bit.
+
+use super::{Element, Reduction, combine, combine_all, divide, half_bits, scalar, scale};
+use half::f16;
+use proptest::prelude::*;
+
+/// Elements whose bits are random, and special ones: zeros, infinities, NaN, subnormal numbers, halfway cases.
+fn vector(element: Element, count: usize) -> impl Strategy<Value = Vec<u8>> {
+    let mask = u64::MAX >> (64 - 8 * element.bytes());
+    let number = move |value: f64| match element {
+        Element::F16 => f16::from_f64(value).to_bits().into(),
+        Element::Bf16 => half::bf16::from_f64(value).to_bits().into(),
+        Element::F32 => (value as f32).to_bits().into(),
+        Element::F64 => value.to_bits(),
+        _ => value as i64 as u64,
+    };
+    let special = [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, -f64::NAN, 1.0, -3.0];
+    let special = prop::sample::select(special.map(number).to_vec());
+    let one = prop_oneof![
+        2 => any::<u64>(),
+        2 => special,
+        1 => (0u64..5).prop_map(move |low| low), // Subnormal.
+        1 => (0u64..5).prop_map(move |high| mask - high),
+        1 => (-70_000f64..70_000f64).prop_map(number),
+    ];
+    let bytes = move |all: Vec<u64>| {
+        all.iter().flat_map(|one| one.to_ne_bytes()[..element.bytes()].to_vec()).collect()
+    };
+    prop::collection::vec(one, count).prop_map(bytes)
+}
+
+/// Vector at an offset from an aligned address.
+struct Placed {
+    memory: Vec<u64>,
+    offset: usize,
+    length: usize,
+}
+
+impl Placed {
+    fn new(bytes: &[u8], offset: usize) -> Placed {
+        let memory = vec![0; (offset + bytes.len()).div_ceil(8) + 1];
+        let mut placed = Placed { memory, offset, length: bytes.len() };
+        // SAFETY: the memory is longer.
+        unsafe { placed.pointer().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        placed
+    }
+
+    fn pointer(&mut self) -> *mut u8 {
+        self.memory.as_mut_ptr().cast::<u8>().wrapping_add(self.offset)
+    }
+
+    fn bytes(&mut self) -> Vec<u8> {
+        // SAFETY: initialised memory of this length.
+        unsafe { std::slice::from_raw_parts(self.pointer(), self.length) }.to_vec()
+    }
+}
+
+/// Target of a call: memory of its own, or one of the sources.
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    Apart,
+    Source(usize),
+}
+
+/// Sources of a call and where they lie.
+#[derive(Clone, Debug)]
+struct Case {
+    element: Element,
+    sources: Vec<Vec<u8>>,
+    offsets: Vec<usize>,
+    target: Target,
+}
+
+impl Case {
+    fn count(&self) -> usize {
+        self.sources[0].len() / self.element.bytes()
+    }
+
+    /// Result of a call in the place of the target; checks that the sources and the bytes beside it are unchanged.
+    fn run(&self, call: impl FnOnce(*mut u8, &[*const u8])) -> Vec<u8> {
+        let place = |(bytes, &offset): (&Vec<u8>, &usize)| Placed::new(bytes, offset);
+        let mut sources: Vec<Placed> = self.sources.iter().zip(&self.offsets).map(place).collect();
+        let mut apart = Placed::new(&vec![0xa5; self.sources[0].len()], self.offsets[0]);
+        let pointers: Vec<*mut u8> = sources.iter_mut().map(Placed::pointer).collect();
+        let target = match self.target {
+            Target::Apart => apart.pointer(),
+            Target::Source(number) => pointers[number],
+        };
+        call(target, &pointers.iter().map(|pointer| pointer.cast_const()).collect::<Vec<_>>());
+        for (number, source) in sources.iter_mut().enumerate() {
+            assert!(*source.memory.last().unwrap() == 0, "bytes behind a source were written");
+            if !matches!(self.target, Target::Source(target) if target == number) {
+                assert_eq!(source.bytes(), self.sources[number], "a source was written");
+            }
+        }
+        match self.target {
+            Target::Apart => apart.bytes(),
+            Target::Source(number) => sources[number].bytes(),
+        }
+    }
+
+    /// The definition of the fold.
+    fn folded(&self, reduction: Reduction) -> Vec<u8> {
+        let apart = Case { target: Target::Apart, ..self.clone() };
+        // SAFETY: all vectors have `count` elements.
+        apart.run(|target, sources| unsafe {
+            scalar::combine_all(reduction, self.element, target, sources, self.count())
+        })
+    }
+}
+
+fn case(element: Element, sources: usize) -> impl Strategy<Value = Case> {
+    let longest = if cfg!(miri) { 40 } else { 300usize };
+    let target = prop_oneof![Just(Target::Apart), (0..sources).prop_map(Target::Source)];
+    (0..longest, prop::collection::vec(0usize..8, sources), target).prop_flat_map(
+        move |(count, offsets, target)| {
+            prop::collection::vec(vector(element, count), sources).prop_map(move |sources| Case {
+                element,
+                sources,
+                offsets: offsets.clone(),
+                target,
+            })
+        },
+    )
+}
+
+fn config() -> ProptestConfig {
+    let cases = if cfg!(miri) { 1 } else { 64 };
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+/// Runs a property for each element type.
+fn for_elements(sources: usize, property: impl Fn(Case) -> Result<(), TestCaseError>) {
+    for element in Element::ALL {
+        let mut runner = proptest::test_runner::TestRunner::new(config());
+        if let Err(error) = runner.run(&case(element, sources), &property) {
+            panic!("{element}: {error}");
+        }
+    }
+}
+
+fn supported(element: Element) -> impl Iterator<Item = Reduction> {
+    Reduction::ALL.into_iter().filter(move |reduction| reduction.supports(element))
+}
+
+#[test]
+fn two_sources_combine_as_defined_and_in_either_order() {
+    for_elements(2, |case| {
+        for reduction in supported(case.element) {
+            let count = case.count();
+            // SAFETY: all vectors have `count` elements.
+            let call =
+                |target, a, b| unsafe { combine(reduction, case.element, target, a, b, count) };
+            let seen = case.run(|target, sources| call(target, sources[0], sources[1]));
+            prop_assert_eq!(&seen, &case.folded(reduction), "{}", reduction);
+            let swapped = case.run(|target, sources| call(target, sources[1], sources[0]));
+            prop_assert_eq!(&seen, &swapped, "{} of swapped sources", reduction);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn many_sources_fold_as_defined() {
+    for_elements(5, |case| {
+        for reduction in supported(case.element) {
+            // SAFETY: all vectors have `count` elements.
+            let seen = case.run(|target, sources| unsafe {
+                combine_all(reduction, case.element, target, sources, case.count())
+            });
+            prop_assert_eq!(seen, case.folded(reduction), "{}", reduction);
+        }
+        Ok(())
+    });
+}
+
+/// Elements of 16-bit floats excepted, whose fold is rounded once.
+#[test]
+fn a_fold_has_the_bits_of_successive_combinations() {
+    for_elements(3, |case| {
+        if matches!(case.element, Element::F16 | Element::Bf16) {
+            return Ok(());
+        }
+        for reduction in supported(case.element) {
+            let (element, count) = (case.element, case.count());
+            let apart = Case { target: Target::Apart, ..case.clone() };
+            // SAFETY: all vectors have `count` elements.
+            let seen = apart.run(|target, sources| unsafe {
+                combine(reduction, element, target, sources[0], sources[1], count);
+                combine(reduction, element, target, target, sources[2], count);
+            });
+            prop_assert_eq!(seen, case.folded(reduction), "{}", reduction);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn vectors_are_scaled_and_divided_as_defined() {
+    for_elements(1, |case| {
+        let (element, count) = (case.element, case.count());
+        let apart = Case { target: Target::Apart, ..case.clone() };
+        for factor in [0.1, -3.5, 0.0, 1e300, f64::NAN] {
+            // SAFETY: all vectors have `count` elements.
+            let seen = case.run(|to, from| unsafe { scale(element, to, from[0], count, factor) });
+            // SAFETY: as above.
+            let defined =
+                apart.run(|to, from| unsafe { scalar::scale(element, to, from[0], count, factor) });
+            prop_assert_eq!(seen, defined, "times {}", factor);
+        }
+        for divisor in [1, 2, 3, 7, 1000, 100_003, u32::MAX] {
+            // SAFETY: as above.
+            let seen = case.run(|to, from| unsafe { divide(element, to, from[0], count, divisor) });
+            // SAFETY: as above.
+            let defined = apart
+                .run(|to, from| unsafe { scalar::divide(element, to, from[0], count, divisor) });
+            prop_assert_eq!(seen, defined, "over {}", divisor);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn every_half_widens_exactly() {
+    for bits in 0..=u16::MAX {
+        let (seen, exact) = (half_bits::f32_of(bits), f16::from_bits(bits).to_f32());
+        assert!(seen.to_bits() == exact.to_bits() || (seen.is_nan() && exact.is_nan()), "{bits}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..config() })]
+
+    #[test]
+    fn floats_round_to_the_nearest_half(bits in any::<u32>(), near in any::<u16>(), away in -2i32..3) {
+        // Halfway between two neighbours, and a little less or more.
+        let lower = f16::from_bits(near & 0x7fff).to_f32();
+        let upper = f16::from_bits((near & 0x7fff) + 1).to_f32();
+        let halfway = (lower + (upper - lower) / 2.0).to_bits().wrapping_add_signed(away);
+        for value in [bits, halfway, halfway | 1 << 31].map(f32::from_bits) {
+            let expected = if value.is_nan() { 0x7e00 } else { f16::from_f32(value).to_bits() };
+            prop_assert_eq!(half_bits::f16_of(value), expected, "{:e}", value);
+        }
+    }
+}
