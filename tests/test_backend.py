@@ -1,14 +1,18 @@
 """The backend `weft` of torch.distributed."""
 
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from ranks import run
+from weft.errors import ConfigurationError
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 #: "model": the C++ library alone, over a model of the C table.
-BACKENDS = ["model"]
+BACKENDS = ["weft", "model"]
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +20,9 @@ def torch() -> Any:
     return pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "ranks"), [("model", 2), ("weft", 1), ("weft", 2), ("weft", 4)]
+)
 def test_collectives_equal_those_of_gloo(backend: str, ranks: int) -> None:
     results = run(
         "conformance.compare", ranks, backend=backend, repeats=1, seed="0", quiet=False, timeout=300
@@ -25,3 +30,126 @@ def test_collectives_equal_those_of_gloo(backend: str, ranks: int) -> None:
     for result in results:
         assert result["wrong"] == []
         assert result["cases"] > 200
+
+
+def results(worker: str, ranks: int, backend: str, **arguments: Any) -> list[Any]:
+    return run(worker, ranks, backend=backend, quiet=False, timeout=120, **arguments)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_works_have_futures_and_results(backend: str) -> None:
+    for rank, found in enumerate(results("process_groups.handles", 3, backend)):
+        assert found["chained"] == [6.0] * 5
+        assert found["completed"]
+        assert found["later first"]
+        assert found["result"] == [3.0] * 9
+        assert found["coalesced"] == [9.0, 48.0]
+        assert found["batch"] == (rank - 1) % 3
+        assert found.get("senders", [1, 2]) == [1, 2]
+        assert found["objects"] == [0, 1, 2]
+        assert found["parts"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_receive_without_a_message_delays_no_other_work(backend: str) -> None:
+    assert results("process_groups.unmatched", 2, backend) == [[7.0, 7.0], [2.0] * 3]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_groups_of_some_ranks_and_several_at_once(backend: str) -> None:
+    for rank, found in enumerate(results("process_groups.groups", 4, backend)):
+        assert found["half"] == (1 if rank < 2 else 5)
+        assert found["totals"] == [0.0, 80_000.0, 160_000.0]
+        assert found["mesh"] == (2 if rank % 2 == 0 else 4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_functional_collectives_run_alone_and_compiled(backend: str) -> None:
+    for rank, found in enumerate(results("process_groups.compiled", 2, backend)):
+        assert found["eager"] == found["compiled"]
+        total = [2.0, 6.0, 10.0, 14.0]
+        whole = [0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]
+        share = [2 * each for each in whole[4 * rank : 4 * rank + 4]]
+        summed = [a + b for a, b in zip(total, share, strict=True)]
+        moved = [0.0, 1.0, 1.0, 2.0] if rank == 0 else [2.0, 3.0, 3.0, 4.0]
+        assert found["eager"] == [summed, whole, moved]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rejected_arguments_are_named(backend: str) -> None:
+    for found in results("process_groups.rejected", 2, backend):
+        assert found == [
+            "TypeError: all_reduce with ReduceOp.BAND on float32: expected an integer dtype",
+            "TypeError: all_reduce with ReduceOp.AVG on int32: expected a floating-point dtype",
+            "TypeError: all_reduce with ReduceOp.SUM on int16: expected float16, bfloat16, "
+            "float32, float64, int8, uint8, int32, int64 or bool",
+            "TypeError: all_reduce of a Sparse tensor on cpu: expected a dense tensor on cpu",
+            "ValueError: all_gather_into_tensor: output of 3 elements: expected 4",
+            "ValueError: reduce_scatter_tensor: input of 2 elements: expected 4",
+            "ValueError: all_to_all_single: output split sizes [5, 0]: expected 2 that add up to 2",
+        ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_timeout_ends_the_group_at_every_rank(backend: str) -> None:
+    waiting, late = results("process_groups.absent", 2, backend, which="timeout")
+    assert "all_reduce: timed out after 1500 ms" in waiting[0]
+    assert "rank 1" in waiting[0]
+    assert "all_reduce of rank 0 timed out after 1500 ms" in late[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_shorter_wait_may_be_repeated(backend: str) -> None:
+    waiting, late = results("process_groups.absent", 2, backend, which="wait")
+    assert "all_reduce is not done after 200 ms" in waiting[0]
+    assert "all_reduce of rank 0 timed out" in late[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_monitored_barrier_names_all_missing_ranks(backend: str) -> None:
+    *waiting, late = results("process_groups.absent", 3, backend, which="monitored")
+    for errors in (*waiting, late):
+        assert "rank 2 did not arrive within 1000 ms" in errors[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_abort_ends_all_groups_of_all_ranks(backend: str) -> None:
+    for errors in results("process_groups.aborted", 2, backend):
+        assert len(errors) == 2
+        for error in errors:
+            assert "rank 0 aborted the group" in error
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_training_has_the_losses_of_one_process(backend: str) -> None:
+    for found in results("training.run", 2, backend):
+        for losses in found.values():
+            assert losses == pytest.approx(found["alone"], rel=1e-4)
+
+
+def test_survivors_of_a_loss_name_the_rank_and_go_on() -> None:
+    *survivors, _ = results("process_groups.lost", 3, "weft")
+    for found in survivors:
+        assert len(found["errors"]) == 2
+        for error in found["errors"]:
+            assert error.startswith("weft: all_reduce: ")
+            assert "rank 2" in error
+        assert found["value"] == 3
+
+
+def test_importing_weft_after_torch_registers_the_backend(torch: Any) -> None:
+    code = "import torch, weft; print(torch.distributed.is_backend_available('weft'))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "True\n"
+
+
+def test_another_torch_and_a_missing_compiler_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.torch import build
+
+    for version in ("2.10.1", "2.12.0+cpu", "3.11.0"):
+        with pytest.raises(ConfigurationError, match=rf"torch {re.escape(version)}: expected"):
+            build.check_torch(version)
+    build.check_torch("2.11.3+cu130")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigurationError, match=r"no C\+\+ compiler .CXX=no-such"):
+        build.find_compiler()

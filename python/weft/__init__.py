@@ -1,5 +1,9 @@
 """Communication for distributed machine learning, built on one primitive: the counted write."""
 
+import importlib
+import sys
+from typing import Any
+
 from weft import _logging as _logging
 from weft import errors, float8, moe
 from weft._native import BuildInfo, build_info
@@ -43,3 +47,15 @@ __all__ = [
 ]
 
 __version__ = build_info().version
+
+
+def __getattr__(name: str) -> Any:
+    if name != "monitored_barrier":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # It needs torch.
+    return importlib.import_module("weft.torch").monitored_barrier
+
+
+if "torch" in sys.modules:
+    # Registers the backend `weft` of torch.distributed.
+    importlib.import_module("weft.torch")

@@ -745,6 +745,14 @@ def init(
     `listener`: a descriptor at which rank 0 listens; it is closed here.
     """
 
+def collectives_table(communicator: Communicator, timeout: float) -> tuple[int, int]:
+    """Connect collectives over a communicator; every rank calls this.
+
+    Returns:
+        The addresses of a table of C functions (`weft/torch/shim/weft.h`) and of their context,
+        both of which the table's last function frees.
+    """
+
 def host_id() -> str:
     """The identity of this host: ranks with the same one can share memory."""
 

@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyType;
+use weft_collectives::RunError;
 use weft_control::{Cause, Error as ControlError, Poison, Rank};
 use weft_cuda::Error as CudaError;
 use weft_fabric::{Error as FabricError, MissingPeer};
@@ -102,6 +103,8 @@ fn build(py: Python<'_>, raised: &ExceptionParts, message: &str) -> PyResult<PyE
 pub enum Error {
     /// Of an all-to-all.
     Moe(MoeError),
+    /// Of collectives and messages.
+    Run(RunError),
     /// Of a simulation.
     Predict(PredictError),
     /// Of a network or a server.
@@ -127,6 +130,12 @@ impl From<FabricError> for Error {
 impl From<ControlError> for Error {
     fn from(error: ControlError) -> Error {
         FabricError::Control(error).into()
+    }
+}
+
+impl From<RunError> for Error {
+    fn from(error: RunError) -> Error {
+        Error::Run(error)
     }
 }
 
@@ -158,6 +167,9 @@ impl From<Error> for PyErr {
             Error::Moe(error) => Python::attach(|py| {
                 build(py, &of_moe(&error), &error.to_string()).unwrap_or_else(|error| error)
             }),
+            Error::Run(error) => Python::attach(|py| {
+                build(py, &of_run(&error), &error.to_string()).unwrap_or_else(|error| error)
+            }),
             Error::Predict(error) => Python::attach(|py| {
                 build(py, &of_predict(&error), &error.to_string()).unwrap_or_else(|error| error)
             }),
@@ -165,6 +177,23 @@ impl From<Error> for PyErr {
                 build(py, &of_topology(&error), &error.to_string()).unwrap_or_else(|error| error)
             }),
         }
+    }
+}
+
+fn of_run(error: &RunError) -> ExceptionParts {
+    match error {
+        RunError::Fabric(error) => of_fabric(error),
+        RunError::Closed => ExceptionParts::new("ClosedError"),
+        RunError::TooLarge { .. } => ExceptionParts::new("SizeError"),
+        RunError::Disagreement { peer, .. } => {
+            ExceptionParts::new("ConfigurationMismatchError").at(peer.0)
+        }
+        RunError::PeerFailed { peer, .. } => ExceptionParts::new("AllocationError").at(peer.0),
+        RunError::Violation { peer, .. } => ExceptionParts::new("ProtocolError").at(peer.0),
+        RunError::Timeout { missing, .. } => {
+            ExceptionParts::new("WaitTimeoutError").lacking(missing)
+        }
+        _ => ExceptionParts::new("ConfigurationError"),
     }
 }
 

@@ -4,6 +4,7 @@
 mod all_to_all;
 mod build;
 mod callbacks;
+mod collectives;
 mod communicator;
 mod cuda;
 mod device;
@@ -31,6 +32,8 @@ mod _native {
     use crate::all_to_all::{AllToAll, Received};
     #[pymodule_export]
     use crate::build::{BuildInfo, build_info};
+    #[pymodule_export]
+    use crate::collectives::collectives_table;
     #[pymodule_export]
     use crate::communicator::Communicator;
     #[pymodule_export]

@@ -67,6 +67,11 @@ impl Shared {
         })
     }
 
+    /// The communicator; `None` once closed.
+    pub fn get(&self) -> Option<Arc<ProcessOwned<Fabric>>> {
+        self.lock().clone()
+    }
+
     /// Ends all waits, now and later, with [`weft_control::Error::Closed`].
     pub fn end_waits(&self) {
         if fork::is_child() {

@@ -1,8 +1,9 @@
 """Backend `weft` of torch.distributed for tensors on the CPU; importing this registers it.
 
-`torch.distributed.init_process_group("weft")` then makes process groups over Weft. The backend is a
-small C++ library, built for the installed torch at the first process group and cached;
-`python -m weft.torch` builds it ahead of time.
+`torch.distributed.init_process_group("weft")` then makes process groups over Weft. `import weft`
+registers it too if torch was imported before. The backend is a small C++ library, built for the
+installed torch at the first process group and cached; `python -m weft.torch` builds it ahead of
+time.
 """
 
 from weft.torch.backend import monitored_barrier, register

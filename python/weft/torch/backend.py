@@ -7,6 +7,7 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import distributed
 
 from weft import _native
@@ -51,8 +52,9 @@ def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     outer = Outer(over_store(store, rank, size, timeout), rank, size, _native.host_id())
     options = made_options(None, "caller", None, None, 0)
     limit = timeout.total_seconds()
-    communicator: Any = meet(outer, range(size), options, timeout=limit)
-    table, context = communicator.collectives(limit)
+    communicator = meet(outer, range(size), options, timeout=limit)
+    assert communicator is not None, "every rank is in the list"
+    table, context = _native.collectives_table(communicator, limit)
     return shim.create(table, context, timeout)
 
 
@@ -103,12 +105,13 @@ def monitored_barrier(
     Raises:
         DistBackendError: names ranks that did not come. The group has ended then.
     """
-    if distributed.get_backend(group) != NAME:
+    if distributed.get_rank(group) < 0:
+        return
+    group = group or distributed.group.WORLD
+    if not isinstance(group._get_backend(torch.device("cpu")), build.load().WeftBackend):
         raise ConfigurationError(
             f"monitored_barrier of a group of {distributed.get_backend(group)}: expected one of "
             f"{NAME}; use torch.distributed.monitored_barrier"
         )
-    group = group or distributed.group.WORLD
-    if distributed.get_rank(group) >= 0:
-        unset = timedelta(milliseconds=-1)
-        group.monitored_barrier(unset if timeout is None else timeout, wait_all_ranks)
+    unset = timedelta(milliseconds=-1)
+    group.monitored_barrier(unset if timeout is None else timeout, wait_all_ranks)

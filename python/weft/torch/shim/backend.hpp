@@ -306,8 +306,11 @@ class WeftBackend : public Submitter {
     auto until = Clock::now() + timeout;
     auto token = at::zeros({1}, at::kByte);
     if (rank_ != 0) {
-      wait_until(*send_tagged(token, 0, MONITORED_BARRIER), until);
-      wait_until(*receive_tagged(token, 0, MONITORED_BARRIER), until);
+      send_tagged(token, 0, MONITORED_BARRIER);
+      // Rank 0 may enter later, and then waits for the whole timeout.
+      if (!arrives(*receive_tagged(token, 0, MONITORED_BARRIER), until + timeout)) {
+        fail_group(c10::str("rank 0 did not respond within ", 2 * timeout.count(), " ms"));
+      }
       return;
     }
     std::vector<intrusive_ptr<WeftWork>> arrivals;
@@ -321,19 +324,24 @@ class WeftBackend : public Submitter {
       }
     }
     if (!missing.empty()) {
-      auto text = c10::str(
-          "monitored_barrier: rank", missing.size() > 1 ? "s " : " ", c10::Join(", ", missing),
-          " did not arrive within ", timeout.count(), " ms");
-      engine_->record_failure(text);
-      engine_->poison(text);
-      std::rethrow_exception(backend_error("weft: " + text));
+      fail_group(c10::str(
+          "rank", missing.size() > 1 ? "s " : " ", c10::Join(", ", missing), " did not arrive within ",
+          timeout.count(), " ms"));
     }
     for (int rank = 1; rank < size_; rank++) {
-      wait_until(*send_tagged(token, rank, MONITORED_BARRIER), until);
+      send_tagged(token, rank, MONITORED_BARRIER);
     }
   }
 
  private:
+  // Ends the group at every rank and throws.
+  [[noreturn]] void fail_group(const std::string& reason) {
+    auto text = "monitored_barrier: " + reason;
+    engine_->record_failure(text);
+    engine_->poison(text);
+    std::rethrow_exception(backend_error("weft: " + text));
+  }
+
   Splitter splitter_;
 };
 

@@ -139,7 +139,7 @@ class Submitter : public c10d::Backend {
     auto work = started("monitored_barrier", OpType::SEND, {}, {}, timeout_, [&](Submission& call) {
       call.send(peer, tag, call.input(tensor));
     });
-    engine_->add(work, false);
+    engine_->add(work, true);
     return work;
   }
 
@@ -149,11 +149,6 @@ class Submitter : public c10d::Backend {
     });
     engine_->add(work, false);
     return work;
-  }
-
-  static void wait_until(WeftWork& work, Clock::time_point until) {
-    auto left = std::chrono::ceil<Milliseconds>(until - Clock::now());
-    work.wait(std::max(left, Milliseconds(1)));
   }
 
   // True if the work is done before the deadline.
@@ -187,7 +182,7 @@ class Submitter : public c10d::Backend {
     }
     TORCH_CHECK_VALUE(
         sizes.size() == static_cast<size_t>(size_) && sum == rows,
-        name, ": ", which, " split sizes ", sizes, ": expected ", size_, " that add up to ", rows);
+        name, ": ", which, " split sizes ", at::IntArrayRef(sizes), ": expected ", size_, " that add up to ", rows);
     return bytes;
   }
 

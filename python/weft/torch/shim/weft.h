@@ -20,7 +20,7 @@ enum weft_status {
   WEFT_TIMEOUT = 1,
   /* The group has ended: a rank was lost or left, or the group was poisoned. The text names the rank. */
   WEFT_LOST = 2,
-  /* An argument is invalid or not supported. Nothing was started. */
+  /* An argument is invalid or not supported. No operation was started. */
   WEFT_INVALID = 3,
   /* The communicator was closed by this process. */
   WEFT_CLOSED = 4,
@@ -113,7 +113,7 @@ typedef struct weft_table {
   /* 1 if the operation is done, 0 if not. Makes no progress and does not report errors. */
   int32_t (*is_done)(void *context, uint64_t id);
   /* Makes progress for all operations until this one is done; `from`: sender of a received message. An operation
-   * that was waited for with success is forgotten: later waits succeed at once, without `from`. */
+   * that was waited for with success is removed: later waits succeed at once, without `from`. */
   int32_t (*wait)(void *context, uint64_t id, uint64_t timeout_ns, uint32_t *from);
   /* Text of the calling thread's last error, cut to `capacity` bytes with the final zero; returns its length. */
   size_t (*last_error)(char *text, size_t capacity);

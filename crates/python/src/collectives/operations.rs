@@ -1,0 +1,328 @@
+//! Operations of the C table by number: collectives, messages, and exchanges that are composed of messages.
+
+use super::status::{Failure, Status};
+use crate::fork::{self, ProcessOwned};
+use crate::shared::Shared;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use weft_collectives::messages::{Messages, MessagesConfig, OperationId};
+use weft_collectives::{Call, CallId, Collectives, CollectivesConfig, RunError};
+use weft_control::{Cause, Poison};
+use weft_fabric::{Communicator, EngineAccess, Rank, Time, clock};
+
+/// Lowest tag of exchanges; those of programs are below.
+const EXCHANGE_TAGS: u64 = 1 << 63;
+
+/// Memory for one peer.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Segment {
+    pub data: *mut u8,
+    pub bytes: u64,
+}
+
+/// Operation in flight.
+#[derive(Clone)]
+enum Pending {
+    Call(CallId),
+    /// Messages that have not ended.
+    Messages(Vec<Message>),
+    Failed(Failure),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Message {
+    id: OperationId,
+    /// Bytes that a receive expects.
+    expected: Option<u64>,
+}
+
+/// Progress of a step of a wait.
+enum Step {
+    Done,
+    Again,
+}
+
+/// All operations of a communicator. Any thread may call at any time.
+pub struct Operations {
+    shared: Shared,
+    collectives: Collectives,
+    messages: Messages,
+    pending: Mutex<HashMap<u64, Pending>>,
+    last: AtomicU64,
+    exchanges: AtomicU64,
+    pub rank: u32,
+    pub ranks: u32,
+}
+
+impl Operations {
+    /// Connects collectives and messages. Collective.
+    pub fn connect(
+        communicator: &Communicator,
+        shared: Shared,
+        deadline: Time,
+    ) -> Result<Operations, RunError> {
+        let collectives =
+            Collectives::connect(communicator, CollectivesConfig::default(), deadline)?;
+        let messages = Messages::connect(communicator, MessagesConfig::default(), deadline)?;
+        Ok(Operations {
+            shared,
+            collectives,
+            messages,
+            pending: Mutex::default(),
+            last: AtomicU64::new(0),
+            exchanges: AtomicU64::new(0),
+            rank: communicator.rank().0,
+            ranks: communicator.world_size(),
+        })
+    }
+
+    /// Starts a collective.
+    ///
+    /// # Safety
+    /// As of [`Collectives::start`].
+    pub unsafe fn start(&self, call: &Call) -> Result<u64, Failure> {
+        let fabric = self.fabric()?;
+        // SAFETY: by the contract of this function.
+        let id = unsafe { self.collectives.start(&mut fabric.access(), call) }?;
+        Ok(self.add(Pending::Call(id)))
+    }
+
+    /// Starts a message to a rank.
+    ///
+    /// # Safety
+    /// The memory stays valid until the operation is done; after an error, until the end of the communicator.
+    pub unsafe fn send(&self, to: u32, tag: u64, segment: Segment) -> Result<u64, Failure> {
+        let fabric = self.fabric()?;
+        // SAFETY: by the contract of this function.
+        let sent = unsafe { self.start_send(&mut fabric.access(), to, tag, segment) }?;
+        Ok(self.add(Pending::Messages(vec![sent])))
+    }
+
+    /// Starts the receipt of a message from a rank, or from any.
+    ///
+    /// # Safety
+    /// As of [`Operations::send`]; the memory is not accessed otherwise.
+    pub unsafe fn receive(
+        &self,
+        from: Option<u32>,
+        tag: u64,
+        segment: Segment,
+    ) -> Result<u64, Failure> {
+        let fabric = self.fabric()?;
+        // SAFETY: by the contract of this function.
+        let received = unsafe { self.start_receive(&mut fabric.access(), from, tag, segment) }?;
+        Ok(self.add(Pending::Messages(vec![received])))
+    }
+
+    /// Starts an exchange of segments with every rank.
+    ///
+    /// # Safety
+    /// As of [`Operations::receive`], for all segments.
+    pub unsafe fn exchange(&self, sends: &[Segment], receives: &[Segment]) -> Result<u64, Failure> {
+        let fabric = self.fabric()?;
+        let mut access = fabric.access();
+        let tag = EXCHANGE_TAGS + self.exchanges.fetch_add(1, Ordering::Relaxed) % EXCHANGE_TAGS;
+        self.copy_own(sends, receives)?;
+        let mut started = Vec::new();
+        for step in 1..self.ranks {
+            let (to, from) = ((self.rank + step) % self.ranks, self.rank + self.ranks - step);
+            let from = from % self.ranks;
+            let (sent, received) = (sends[to as usize], receives[from as usize]);
+            if received.bytes > 0 {
+                // SAFETY: by the contract of this function.
+                let id = unsafe { self.start_receive(&mut access, Some(from), tag, received) }?;
+                started.push(id);
+            }
+            if sent.bytes > 0 {
+                // SAFETY: as above.
+                started.push(unsafe { self.start_send(&mut access, to, tag, sent) }?);
+            }
+        }
+        Ok(self.add(Pending::Messages(started)))
+    }
+
+    /// True if an operation is done. It makes progress with messages.
+    pub fn is_done(&self, id: u64) -> Result<bool, Failure> {
+        let Some(pending) = self.lock().get(&id).cloned() else { return Ok(true) };
+        let fabric = self.fabric()?;
+        let mut access = fabric.access();
+        match pending {
+            Pending::Call(call) => Ok(self.collectives.is_done(&mut access, call)?),
+            Pending::Messages(messages) => {
+                for message in messages {
+                    match self.messages.is_done(&mut access, message.id) {
+                        Ok(true) => {}
+                        // Another thread has taken it.
+                        Err(RunError::Invalid { .. }) => {}
+                        Ok(false) => return Ok(false),
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Ok(true)
+            }
+            Pending::Failed(_) => Ok(true),
+        }
+    }
+
+    /// Waits until an operation is done; the sender of the last message received.
+    pub fn wait(&self, id: u64, timeout: Duration) -> Result<Option<u32>, Failure> {
+        let fabric = self.fabric()?;
+        let deadline = clock::now().after(timeout);
+        let mut sender = None;
+        loop {
+            let Some(pending) = self.lock().get(&id).cloned() else { return Ok(sender) };
+            let stepped = match pending {
+                Pending::Call(call) => self.wait_for_call(&fabric, id, call, deadline),
+                Pending::Messages(messages) => {
+                    self.wait_for_message(&fabric, id, &messages, deadline, &mut sender)
+                }
+                Pending::Failed(failure) => return Err(failure),
+            };
+            match stepped {
+                Ok(Step::Done) => return Ok(sender),
+                Ok(Step::Again) => {}
+                Err(failure) if failure.status == Status::Timeout => return Err(failure),
+                Err(failure) => {
+                    self.lock().insert(id, Pending::Failed(failure.clone()));
+                    return Err(failure);
+                }
+            }
+        }
+    }
+
+    /// Ends the group at every rank.
+    pub fn poison(&self, detail: String) {
+        if let Ok(fabric) = self.fabric() {
+            let rank = Some(fabric.rank());
+            fabric.poison(Poison { kind: Cause::User, rank, detail });
+        }
+    }
+
+    /// Ends all waits, now and later.
+    pub fn end_waits(&self) {
+        self.shared.end_waits();
+    }
+
+    /// Leaves the group.
+    pub fn close(&self) {
+        if let Ok(fabric) = self.fabric() {
+            self.messages.abandon(&fabric);
+        }
+        self.shared.close();
+    }
+
+    fn wait_for_call(
+        &self,
+        fabric: &Communicator,
+        id: u64,
+        call: CallId,
+        deadline: Time,
+    ) -> Result<Step, Failure> {
+        let mut interrupted = || false;
+        let mut options = fabric.wait_options(deadline, &mut interrupted);
+        self.collectives.wait(&mut fabric.access(), call, &mut options)?;
+        self.lock().remove(&id);
+        Ok(Step::Done)
+    }
+
+    fn wait_for_message(
+        &self,
+        fabric: &Communicator,
+        id: u64,
+        messages: &[Message],
+        deadline: Time,
+        sender: &mut Option<u32>,
+    ) -> Result<Step, Failure> {
+        let Some(&message) = messages.first() else {
+            self.lock().remove(&id);
+            return Ok(Step::Done);
+        };
+        let mut interrupted = || false;
+        let mut options = fabric.wait_options(deadline, &mut interrupted);
+        match self.messages.wait(&mut fabric.access(), message.id, &mut options) {
+            Ok(completed) => {
+                let (from, bytes) = (completed.from, completed.bytes);
+                *sender = Some(from.0);
+                if let Some(expected) = message.expected.filter(|&expected| expected != bytes) {
+                    let text = format!("{from} sent {bytes} bytes: expected {expected}");
+                    return Err(Failure::invalid(text));
+                }
+            }
+            // Another thread has taken it, and removes it next.
+            Err(RunError::Invalid { .. }) if clock::now() < deadline => {
+                std::thread::yield_now();
+                return Ok(Step::Again);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let mut pending = self.lock();
+        if let Some(Pending::Messages(left)) = pending.get_mut(&id) {
+            left.retain(|each| *each != message);
+        }
+        Ok(Step::Again)
+    }
+
+    /// # Safety
+    /// As of [`Operations::send`].
+    unsafe fn start_send(
+        &self,
+        access: &mut impl EngineAccess,
+        to: u32,
+        tag: u64,
+        Segment { data, bytes }: Segment,
+    ) -> Result<Message, RunError> {
+        // SAFETY: by the contract of this function.
+        let id = unsafe { self.messages.send(access, Rank(to), tag, data, bytes) }?;
+        Ok(Message { id, expected: None })
+    }
+
+    /// # Safety
+    /// As of [`Operations::receive`].
+    unsafe fn start_receive(
+        &self,
+        access: &mut impl EngineAccess,
+        from: Option<u32>,
+        tag: u64,
+        Segment { data, bytes }: Segment,
+    ) -> Result<Message, RunError> {
+        // SAFETY: by the contract of this function.
+        let id = unsafe { self.messages.receive(access, from.map(Rank), tag, data, bytes) }?;
+        Ok(Message { id, expected: Some(bytes) })
+    }
+
+    /// Copies the segment of this rank.
+    fn copy_own(&self, sends: &[Segment], receives: &[Segment]) -> Result<(), Failure> {
+        let (from, to) = (sends[self.rank as usize], receives[self.rank as usize]);
+        if from.bytes != to.bytes {
+            let text = format!("segment of this rank: {} bytes, expected {}", from.bytes, to.bytes);
+            return Err(Failure::invalid(text));
+        }
+        if from.bytes > 0 {
+            // SAFETY: both are valid for as many bytes, by the contract of `exchange`; they may overlap.
+            unsafe { std::ptr::copy(from.data, to.data, from.bytes as usize) };
+        }
+        Ok(())
+    }
+
+    fn add(&self, pending: Pending) -> u64 {
+        let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        self.lock().insert(id, pending);
+        id
+    }
+
+    fn fabric(&self) -> Result<Arc<ProcessOwned<Communicator>>, Failure> {
+        if fork::is_child() {
+            let text = "this process was forked after the process group was made: expected a new \
+                        process; start workers with the spawn or forkserver method";
+            return Err(Failure { status: Status::Closed, text: text.to_owned() });
+        }
+        self.shared.get().ok_or_else(|| RunError::Closed.into())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Pending>> {
+        self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}

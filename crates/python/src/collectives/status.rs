@@ -1,0 +1,81 @@
+//! Status codes of the C table, and the text of each thread's last error.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use weft_collectives::RunError;
+use weft_control::Error as ControlError;
+use weft_fabric::{Error as FabricError, missing_text};
+
+/// Result of a function of the table; `enum weft_status` of `weft.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Status {
+    Ok = 0,
+    Timeout = 1,
+    Lost = 2,
+    Invalid = 3,
+    Closed = 4,
+    Failed = 5,
+}
+
+/// Status and text of an error.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub status: Status,
+    pub text: String,
+}
+
+impl Failure {
+    pub fn invalid(text: String) -> Failure {
+        Failure { status: Status::Invalid, text }
+    }
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Failure {
+        let status = match &error {
+            RunError::Timeout { .. }
+            | RunError::Fabric(FabricError::Timeout { .. } | FabricError::Interrupted) => {
+                Status::Timeout
+            }
+            RunError::Closed | RunError::Fabric(FabricError::Control(ControlError::Closed)) => {
+                Status::Closed
+            }
+            RunError::Fabric(
+                FabricError::Poisoned(_) | FabricError::Control(ControlError::Poisoned(_)),
+            )
+            | RunError::Violation { .. } => Status::Lost,
+            RunError::Fabric(_) => Status::Failed,
+            _ => Status::Invalid,
+        };
+        // The caller waits in slices and adds the whole time.
+        let text = match &error {
+            RunError::Timeout { missing, .. } if !missing.is_empty() => missing_text(missing),
+            _ => error.to_string(),
+        };
+        Failure { status, text }
+    }
+}
+
+thread_local! {
+    static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs a function of the table: its error becomes the thread's last one, and so does a panic.
+pub fn guarded(work: impl FnOnce() -> Result<(), Failure>) -> i32 {
+    let failure = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(())) => return Status::Ok as i32,
+        Ok(Err(failure)) => failure,
+        Err(_) => {
+            let text = "internal error of Weft (panic); please report it".to_owned();
+            Failure { status: Status::Failed, text }
+        }
+    };
+    LAST_ERROR.with(|last| *last.borrow_mut() = failure.text);
+    failure.status as i32
+}
+
+/// Passes the text of the thread's last error to `read`.
+pub fn last_error<T>(read: impl FnOnce(&str) -> T) -> T {
+    LAST_ERROR.with(|last| read(&last.borrow()))
+}

@@ -1,0 +1,223 @@
+"""Process groups of torch over a backend: handles, groups, errors, functional collectives."""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed._functional_collectives as functional
+from torch import distributed
+from torch.distributed import ReduceOp
+from torch.distributed.device_mesh import init_device_mesh
+
+from weft.torch import monitored_barrier
+from workers.process_group import TIMEOUT, start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def handles(backend: str) -> dict[str, Any]:
+    """Asynchronous works, their futures and results, and coalesced operations."""
+    rank, ranks = start(backend)
+    value = torch.full((5,), float(rank))
+    work = distributed.all_reduce(value, async_op=True)
+    chained = work.get_future().then(lambda future: future.value()[0] * 2)
+    found: dict[str, Any] = {"chained": chained.wait().tolist(), "completed": work.is_completed()}
+    works = [distributed.all_reduce(torch.full((9,), 1.0), async_op=True) for _ in range(50)]
+    found["later first"] = works[-1].wait() and all(each.wait() for each in works)
+    found["result"] = works[0].result()[0].tolist()
+    coalesced = [torch.ones(3), torch.ones(4, 2) * 2]
+    with distributed._coalescing_manager():
+        for each in coalesced:
+            distributed.all_reduce(each)
+    found["coalesced"] = [each.sum().item() for each in coalesced]
+    sent, received = torch.tensor([float(rank)]), torch.empty(1)
+    swapped = [
+        distributed.P2POp(distributed.isend, sent, (rank + 1) % ranks),
+        distributed.P2POp(distributed.irecv, received, (rank - 1) % ranks),
+    ]
+    for each in distributed.batch_isend_irecv(swapped):
+        each.wait()
+    found["batch"] = received.item()
+    if rank == 0:
+        senders = [distributed.recv(torch.empty(3)) for _ in range(ranks - 1)]
+        found["senders"] = sorted(senders)
+    else:
+        distributed.send(torch.ones(3), 0)
+    objects: list[Any] = [None] * ranks
+    distributed.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
+    found["objects"] = [each["rank"] for each in objects]
+    sources = [torch.full((each + 1, 2), rank) for each in range(ranks)]
+    parts = [torch.empty((rank + 1, 2), dtype=torch.int64) for _ in range(ranks)]
+    distributed.all_to_all(parts, sources)
+    found["parts"] = [each[0, 0].item() for each in parts]
+    monitored_barrier()
+    distributed.destroy_process_group()
+    return found
+
+
+def unmatched(backend: str) -> Any:
+    """A receive that is posted before a collective and matched after it delays no other work."""
+    rank, _ = start(backend)
+    received = torch.empty(2)
+    pending = distributed.irecv(received, 1) if rank == 0 else None
+    value = torch.ones(3)
+    distributed.all_reduce(value, async_op=True).get_future().wait()
+    if pending is None:
+        distributed.send(torch.full((2,), 7.0), 0)
+    else:
+        pending.wait()
+        value = received
+    distributed.destroy_process_group()
+    return value.tolist()
+
+
+def groups(backend: str) -> dict[str, Any]:
+    """Groups of some of the ranks, several at once from several threads, and a device mesh."""
+    rank, _ = start(backend)
+    halves = [distributed.new_group([0, 1]), distributed.new_group([3, 2])]
+    mine = halves[rank // 2]
+    value = torch.tensor([rank])
+    distributed.all_reduce(value, group=mine)
+    found: dict[str, Any] = {"half": value.item()}
+    many = [distributed.new_group(backend=backend) for _ in range(3)]
+    totals = [0.0] * len(many)
+
+    def run(each: int) -> None:
+        for _ in range(20):
+            term = torch.full((1000,), float(each))
+            distributed.all_reduce(term, group=many[each])
+            totals[each] += term.sum().item()
+
+    threads = [threading.Thread(target=run, args=(each,)) for each in range(len(many))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found["totals"] = totals
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
+    value = torch.tensor([rank])
+    distributed.all_reduce(value, group=mesh.get_group("row"))
+    found["mesh"] = value.item()
+    distributed.destroy_process_group()
+    return found
+
+
+def compiled(backend: str) -> dict[str, Any]:
+    """Functional collectives, alone and in a compiled function."""
+    rank, ranks = start(backend)
+
+    def forward(value: Any) -> Any:
+        total = functional.all_reduce(value * 2, "sum", distributed.group.WORLD)
+        whole = functional.all_gather_tensor(value, 0, distributed.group.WORLD)
+        share = functional.reduce_scatter_tensor(whole, "sum", 0, distributed.group.WORLD)
+        moved = functional.all_to_all_single(value, None, None, distributed.group.WORLD)
+        return total + share, whole, moved
+
+    value = torch.arange(float(2 * ranks)) + rank
+    eager = [each.tolist() for each in forward(value)]
+    traced = torch.compile(forward, backend="aot_eager", fullgraph=True)
+    result = {"eager": eager, "compiled": [each.tolist() for each in traced(value)]}
+    distributed.destroy_process_group()
+    return result
+
+
+def rejected(backend: str) -> list[str]:
+    """Errors of arguments; the group still works after them."""
+    start(backend)
+    calls: list[Callable[[], Any]] = [
+        lambda: distributed.all_reduce(torch.ones(2), ReduceOp.BAND),
+        lambda: distributed.all_reduce(torch.ones(2, dtype=torch.int32), ReduceOp.AVG),
+        lambda: distributed.all_reduce(torch.ones(2, dtype=torch.int16)),
+        lambda: distributed.all_reduce(torch.ones(2).to_sparse()),
+        lambda: distributed.all_gather_into_tensor(torch.ones(3), torch.ones(2)),
+        lambda: distributed.reduce_scatter_tensor(torch.ones(2), torch.ones(2)),
+        lambda: distributed.all_to_all_single(torch.ones(2), torch.ones(2), [5, 0], [1, 1]),
+    ]
+    found = []
+    for call in calls:
+        try:
+            call()
+            found.append("none")
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}".splitlines()[0])
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return found
+
+
+def absent(backend: str, which: str) -> list[str]:
+    """Errors of ranks whose peer, the last rank, does not take part for a while."""
+    rank, ranks = start(backend, timedelta(seconds=20))
+    group = distributed.new_group(timeout=timedelta(seconds=1.5))
+    distributed.barrier()
+    gone = threading.Event()
+    errors = []
+    if rank < ranks - 1:
+        try:
+            if which == "monitored":
+                monitored_barrier(group, timedelta(seconds=1), wait_all_ranks=True)
+            elif which == "wait":
+                work = distributed.all_reduce(torch.ones(2), group=group, async_op=True)
+                work.wait(timedelta(milliseconds=200))
+            else:
+                distributed.all_reduce(torch.ones(2), group=group)
+        except distributed.DistBackendError as error:
+            errors.append(str(error))
+    else:
+        gone.wait(3)
+        try:
+            distributed.all_reduce(torch.ones(2), group=group)
+        except distributed.DistBackendError as error:
+            errors.append(str(error))
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return errors
+
+
+def aborted(backend: str) -> list[str]:
+    """Rank 0 aborts while all wait in two groups; the waits of all ranks raise."""
+    rank, _ = start(backend, TIMEOUT)
+    other = distributed.new_group()
+    distributed.barrier()
+    errors = []
+    received = torch.empty(1)
+    works = [distributed.irecv(received, 1 - rank, group) for group in (None, other)]
+    if rank == 0:
+        distributed.distributed_c10d._abort_process_group()
+    for work in works:
+        try:
+            work.wait()
+            errors.append("none")
+        except distributed.DistBackendError as error:
+            errors.append(str(error))
+    return errors
+
+
+def lost(backend: str) -> dict[str, Any]:
+    """The last rank dies while the others wait; they make a new group and go on."""
+    rank, ranks = start(backend)
+    pending = distributed.all_reduce(torch.ones(2), async_op=True)
+    pending.wait()
+    if rank == ranks - 1:
+        # Without a goodbye, and with a result.
+        Path(os.environ["TEST_RESULTS"], str(rank)).write_text("{}", encoding="utf-8")
+        os._exit(0)
+    errors = []
+    works = [distributed.all_reduce(torch.ones(2), async_op=True) for _ in range(2)]
+    for work in works:
+        try:
+            work.wait()
+            errors.append("none")
+        except distributed.DistBackendError as error:
+            errors.append(str(error))
+    survivors = distributed.new_group(list(range(ranks - 1)), use_local_synchronization=True)
+    value = torch.tensor([rank + 1])
+    distributed.all_reduce(value, group=survivors)
+    distributed.destroy_process_group()
+    return {"errors": errors, "value": value.item()}
