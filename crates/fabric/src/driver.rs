@@ -110,4 +110,10 @@ pub trait Driver {
         events: &[Event],
         requests: &mut Requests,
     ) -> Result<(), Self::Error>;
+
+    /// True if a poll without events would emit more requests. A driver that copies many bytes may thus
+    /// submit them in batches, so that peers work on the first ones meanwhile.
+    fn has_more(&self) -> bool {
+        false
+    }
 }

@@ -63,8 +63,8 @@ where
         };
         let mut result = work(driver, requests);
         if result.is_ok() && !requests.is_empty() {
-            let submitted = access.with(|engine| engine.submit(requests));
-            result = result.and_then(|value| submitted.map(|()| value).map_err(D::Error::from));
+            let submitted = access.with(|engine| engine.submit_all(driver, requests));
+            result = result.and_then(|value| submitted.map(|()| value));
         }
         drop(guard);
         self.renew_waits(access, 0);
@@ -178,7 +178,7 @@ where
             return engine.drive_with(driver, requests, events);
         }
         driver.poll(clock::now(), events, requests)?;
-        Ok(engine.submit(requests)?)
+        engine.submit_all(driver, requests)
     }
 
     /// Ends all present and later calls and waits except [`SharedDriver::wait_ended`] and

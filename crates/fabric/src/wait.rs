@@ -514,7 +514,25 @@ impl Engine {
         let result = driver.poll(clock::now(), &all, requests);
         self.catch_up_events = all;
         result?;
-        Ok(self.submit(requests)?)
+        self.submit_all(driver, requests)
+    }
+
+    /// Submits the requests of a driver's poll, and those of further polls while it has more.
+    pub(crate) fn submit_all<D>(
+        &mut self,
+        driver: &mut D,
+        requests: &mut Requests,
+    ) -> Result<(), D::Error>
+    where
+        D: Driver,
+        D::Error: From<Error>,
+    {
+        self.submit(requests)?;
+        while driver.has_more() {
+            driver.poll(clock::now(), &[], requests)?;
+            self.submit(requests)?;
+        }
+        Ok(())
     }
 
     /// Waits until each listed peer has raised `counter` by its expected count in its oldest round without
