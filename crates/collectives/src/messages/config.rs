@@ -40,6 +40,12 @@ impl MessagesConfig {
         u64::from(self.slots) * self.stride()
     }
 
+    /// Bytes that are copied for one peer before their writes or credits are submitted, so that the peer works
+    /// on them meanwhile. The slot that reaches them is still part of the batch.
+    pub(super) fn batch_bytes(&self) -> u64 {
+        (self.ring_bytes() / 8).min(64 << 10)
+    }
+
     /// Bytes of a slot that a route uses: a write into a slot is one part.
     ///
     /// # Errors

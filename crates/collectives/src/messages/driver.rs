@@ -28,6 +28,8 @@ pub struct Driver {
     /// By rank; `None` for this rank.
     outgoing: Vec<Option<Outgoing>>,
     incoming: Vec<Option<Incoming>>,
+    /// A batch ended before the bytes that can be copied.
+    more: bool,
     /// No message advances any more; completions are still recorded.
     stopped: Arc<AtomicBool>,
 }
@@ -61,6 +63,7 @@ impl Driver {
             matching: Matching::new(config.max_unexpected_bytes, RESERVED),
             outgoing: (0..ranks).map(|_| None).collect(),
             incoming: (0..ranks).map(|_| None).collect(),
+            more: false,
             stopped: Arc::default(),
         })
     }
@@ -256,12 +259,13 @@ impl Driver {
         if self.is_stopped() {
             return;
         }
-        let first_tag = self.first_tag(to);
+        let (first_tag, batch_bytes) = (self.first_tag(to), self.config.batch_bytes());
         let Driver { outgoing, rings, operations, counters, .. } = self;
         if let Some(outgoing) = &mut outgoing[to.index()] {
             let counter = counters[0];
-            let mut context = SendContext { rings, operations, counter, first_tag, requests };
-            outgoing.advance(&mut context);
+            let mut context =
+                SendContext { rings, operations, counter, batch_bytes, first_tag, requests };
+            self.more |= outgoing.advance(&mut context);
         }
     }
 
@@ -274,15 +278,17 @@ impl Driver {
         if self.is_stopped() {
             return Ok(());
         }
-        let Driver { incoming, rings, operations, matching, counters, .. } = self;
+        let batch_bytes = self.config.batch_bytes();
+        let Driver { incoming, rings, operations, matching, counters, more, .. } = self;
         let range = match from {
             Some(rank) => rank.index()..rank.index() + 1,
             None => 0..incoming.len(),
         };
         let counter = counters[0];
-        let mut context = ReceiveContext { rings, operations, matching, counter, requests };
+        let mut context =
+            ReceiveContext { rings, operations, matching, counter, batch_bytes, requests };
         for incoming in incoming[range].iter_mut().flatten() {
-            incoming.advance(&mut context)?;
+            *more |= incoming.advance(&mut context)?;
         }
         Ok(())
     }
@@ -456,7 +462,7 @@ impl weft_fabric::Driver for Driver {
         for event in events {
             self.note(event)?;
         }
-        if events.is_empty() {
+        if !std::mem::take(&mut self.more) && events.is_empty() {
             return Ok(());
         }
         self.advance_receives(None, requests)?;
@@ -465,5 +471,9 @@ impl weft_fabric::Driver for Driver {
             self.advance_sends(Rank((me + step) % ranks), requests);
         }
         Ok(())
+    }
+
+    fn has_more(&self) -> bool {
+        self.more
     }
 }

@@ -51,6 +51,7 @@ pub(super) struct ReceiveContext<'a> {
     pub operations: &'a mut Operations,
     pub matching: &'a mut Matching,
     pub counter: CounterId,
+    pub batch_bytes: u64,
     pub requests: &'a mut Requests,
 }
 
@@ -99,21 +100,26 @@ impl Incoming {
         self.next
     }
 
-    /// Copies out arrived slots in order, until a message waits for a receive.
-    pub fn advance(&mut self, context: &mut ReceiveContext<'_>) -> Result<(), RunError> {
+    /// Copies out arrived slots in order, until a message waits for a receive or the batch is full. True if the
+    /// batch ended it.
+    pub fn advance(&mut self, context: &mut ReceiveContext<'_>) -> Result<bool, RunError> {
+        let mut read = 0;
         loop {
             let number = (self.next % u64::from(self.slots)) as u32;
             if !self.arrived[number as usize] {
-                return Ok(());
+                return Ok(false);
+            }
+            if read >= context.batch_bytes {
+                return Ok(true);
             }
             let slot = Slot { peer: self.peer, number };
             let mut used = 0;
             if self.stream.is_none() {
-                let Some(stream) = self.begin(slot, context)? else { return Ok(()) };
+                let Some(stream) = self.begin(slot, context)? else { return Ok(false) };
                 self.stream = Some(stream);
                 used = Header::BYTES;
             }
-            self.take(slot, used, context);
+            read += used + self.take(slot, used, context);
         }
     }
 
@@ -150,9 +156,9 @@ impl Incoming {
         self.count == self.slots || matching.expects_from(self.peer)
     }
 
-    /// Copies out the oldest slot from byte `used` on, and credits it.
-    fn take(&mut self, slot: Slot, used: u64, context: &mut ReceiveContext<'_>) {
-        let Some(stream) = &mut self.stream else { return };
+    /// Copies out the oldest slot from byte `used` on, and credits it. Returns the bytes copied.
+    fn take(&mut self, slot: Slot, used: u64, context: &mut ReceiveContext<'_>) -> u64 {
+        let Some(stream) = &mut self.stream else { return 0 };
         let length = (self.room - used).min(stream.length - stream.received);
         let bytes = context.rings.arrived(slot, used, length);
         match stream.sink {
@@ -182,6 +188,7 @@ impl Incoming {
         self.count -= 1;
         self.next += 1;
         context.requests.credit(self.peer, context.counter);
+        length
     }
 
     /// Directs the rest of a message that arrives in a buffer to a receive, which has the bytes so far.

@@ -38,6 +38,7 @@ pub(super) struct SendContext<'a> {
     pub rings: &'a Rings,
     pub operations: &'a mut Operations,
     pub counter: CounterId,
+    pub batch_bytes: u64,
     /// Tag of the write from slot 0 toward this peer; those of other slots follow.
     pub first_tag: u64,
     pub requests: &'a mut Requests,
@@ -120,25 +121,37 @@ impl Outgoing {
         length.saturating_add(Header::BYTES).div_ceil(self.room)
     }
 
-    /// Writes as many slots as the peer's credits allow.
-    pub fn advance(&mut self, context: &mut SendContext<'_>) {
+    /// Writes as many slots as the peer's credits and the batch allow. True if the batch ended it.
+    pub fn advance(&mut self, context: &mut SendContext<'_>) -> bool {
+        let mut written = 0;
         while let Some(&id) = self.queue.front() {
             let number = (self.started % u64::from(self.slots)) as u32;
             let is_open = self.started < self.credits + u64::from(self.slots);
             if !is_open || self.in_flight[number as usize].is_some() {
-                return;
+                return false;
             }
-            if self.write_slot(id, number, context) {
+            if written >= context.batch_bytes {
+                return true;
+            }
+            let (bytes, is_last) = self.write_slot(id, number, context);
+            written += bytes;
+            if is_last {
                 self.queue.pop_front();
                 self.begun = false;
             }
         }
+        false
     }
 
-    /// Writes the next slot of a send; true if it was the last one.
-    fn write_slot(&mut self, id: OperationId, number: u32, context: &mut SendContext<'_>) -> bool {
-        let Some(operation) = context.operations.get_mut(id) else { return true };
-        let Some(memory) = &operation.memory else { return true };
+    /// Writes the next slot of a send. Returns its bytes, and true if it was the last one.
+    fn write_slot(
+        &mut self,
+        id: OperationId,
+        number: u32,
+        context: &mut SendContext<'_>,
+    ) -> (u64, bool) {
+        let Some(operation) = context.operations.get_mut(id) else { return (0, true) };
+        let Some(memory) = &operation.memory else { return (0, true) };
         let slot = Slot { peer: self.peer, number };
         let mut used = 0;
         if !self.begun {
@@ -163,7 +176,7 @@ impl Outgoing {
         self.in_flight[number as usize] = Some(id);
         self.writes += 1;
         self.started += 1;
-        is_last
+        (used + length, is_last)
     }
 
     /// Writes the header of the next message into its first slot.

@@ -22,7 +22,7 @@ fn a_close_drops_messages_under_way_and_ends_waits() {
             let peer = Rank(1 - member.rank().0);
             let mut bytes = vec![0; 100];
             let long = pattern(100_000, 1);
-            // Nobody receives it: part of it is in the ring of the peer.
+            // It has no receive: part of it is in the ring of the peer.
             member.start_send(peer, 1, &long).unwrap();
             let receive = member.start_receive(Some(peer), 2, &mut bytes).unwrap();
             std::thread::scope(|scope| {
