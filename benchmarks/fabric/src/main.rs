@@ -5,6 +5,7 @@
 //! - `transfer/`: latency and throughput between two ranks
 //! - `crowd.rs`, `idle.rs`: more ranks than cores, and ranks that wait
 //! - `threads.rs`: threads of a rank that share its communicator
+//! - `messages.rs`: tagged messages between two ranks
 //! - `pairs.rs`: pair groups: formation, idle pairs, a burst of processes
 //! - `soak.rs`: counted writes of mixed sizes for a given time
 //! - `instructions.rs`: fixed work for callgrind
@@ -15,6 +16,7 @@ mod crowd;
 mod group;
 mod idle;
 mod instructions;
+mod messages;
 mod pairs;
 mod soak;
 mod statistics;
@@ -42,6 +44,8 @@ enum Benchmark {
     Idle(idle::Options),
     /// Writes beside another thread's wait, and threads that write and wait at once
     Threads(threads::Options),
+    /// Tagged messages between two processes: latency and throughput
+    Messages(messages::Options),
     /// Pair groups: formation time, cost of idle pairs, a burst of processes
     Pairs(pairs::Options),
     /// Counted writes of mixed sizes, with checks of counts, bytes and memory
@@ -102,6 +106,7 @@ fn main() -> std::process::ExitCode {
         Benchmark::Crowd(options) => crowd::run(&options),
         Benchmark::Idle(options) => idle::run(&options),
         Benchmark::Threads(options) => threads::run(&options),
+        Benchmark::Messages(options) => messages::run(&options),
         Benchmark::Pairs(options) => pairs::run(&options),
         Benchmark::Soak(options) => soak::run(&options),
         Benchmark::Instructions(options) => instructions::run(&options),

@@ -1,0 +1,204 @@
+//! Tagged messages between two ranks: half a round trip by size, and the rate of a stream of long messages,
+//! beside a copy of the same bytes within one process.
+
+use crate::group::{PATIENCE, join, on_processes, waiting};
+use crate::statistics::percentile;
+use crate::{Outcome, Path, table};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+use weft_collectives::messages::{Messages, MessagesConfig};
+use weft_fabric::{Communicator, Rank, clock};
+
+/// Options of the benchmark.
+#[derive(Args)]
+pub struct Options {
+    /// Path between the ranks
+    #[arg(long, value_enum, default_value = "shm")]
+    path: Path,
+    /// Slots of a ring
+    #[arg(long, default_value_t = MessagesConfig::default().slots)]
+    slots: u32,
+    /// Bytes of a slot
+    #[arg(long, default_value_t = MessagesConfig::default().slot_bytes)]
+    slot_bytes: u64,
+    /// Round trips of a size
+    #[arg(long, default_value_t = 20_000)]
+    round_trips: usize,
+    /// Bytes of a message in the stream
+    #[arg(long, default_value_t = 16 << 20)]
+    stream_bytes: usize,
+    /// Messages of the stream
+    #[arg(long, default_value_t = 64)]
+    stream_messages: usize,
+    /// Spin deadline of waits in microseconds
+    #[arg(long, default_value_t = 50)]
+    spin_us: u64,
+    /// JSON lines on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measurements of one rank.
+#[derive(Default, Serialize, Deserialize)]
+struct RankResult {
+    /// Bytes, and microseconds of half of each round trip.
+    round_trips: Vec<(usize, Vec<f64>)>,
+    /// Seconds of each message of the stream, and of each copy.
+    stream: Vec<f64>,
+    copies: Vec<f64>,
+}
+
+const SIZES: [usize; 5] = [0, 8, 4096, 65_536, 1 << 20];
+/// Bytes of all round trips of a size, which bounds their number.
+const BYTES_OF_A_SIZE: usize = 4 << 30;
+
+/// Runs the benchmark and prints its results.
+pub fn run(options: &Options) -> Outcome<()> {
+    let ranks = on_processes(2, || rank(options))?;
+    let (path, cores) = (options.path.name(), std::thread::available_parallelism()?.get());
+    let (slots, slot_bytes) = (options.slots, options.slot_bytes);
+    let mut rows = Vec::new();
+    for (bytes, us) in &ranks[0].round_trips {
+        let (p50, p99) = (percentile(us, 50.0), percentile(us, 99.0));
+        if options.json {
+            let line = serde_json::json!({
+                "benchmark": "messages", "path": path, "cores": cores, "pattern": "ping-pong",
+                "slots": slots, "slot_bytes": slot_bytes,
+                "bytes": bytes, "messages": us.len(), "p50_us": p50, "p99_us": p99,
+            });
+            println!("{line}");
+        }
+        rows.push(vec![bytes.to_string(), format!("{p50:.2}"), format!("{p99:.2}")]);
+    }
+    let rate = |seconds: &[f64]| options.stream_bytes as f64 / percentile(seconds, 50.0) / 1e9;
+    // The receiver's times include those of the sender.
+    let (stream, copy) = (rate(&ranks[1].stream), rate(&ranks[1].copies));
+    if options.json {
+        let line = serde_json::json!({
+            "benchmark": "messages", "path": path, "cores": cores, "pattern": "stream",
+            "slots": slots, "slot_bytes": slot_bytes, "bytes": options.stream_bytes,
+            "messages": options.stream_messages, "gb_per_s": stream, "copy_gb_per_s": copy,
+        });
+        println!("{line}");
+        return Ok(());
+    }
+    println!("Messages over {path}, {cores} cores, {slots} slots of {slot_bytes} bytes:\n");
+    print!("{}", table::format(&["bytes", "p50 us", "p99 us"], &rows));
+    println!(
+        "\n{} messages of {} bytes: {stream:.2} GB/s; a copy within a process: {copy:.2} GB/s",
+        options.stream_messages, options.stream_bytes
+    );
+    Ok(())
+}
+
+/// A rank with its messages.
+struct Member {
+    communicator: Communicator,
+    messages: Messages,
+    peer: Rank,
+    spin: Duration,
+}
+
+fn rank(options: &Options) -> Outcome<RankResult> {
+    let spin = Duration::from_micros(options.spin_us);
+    let communicator = join(options.path, Some(spin))?;
+    pin(communicator.rank());
+    let (slots, slot_bytes) = (options.slots, options.slot_bytes);
+    let config = MessagesConfig { slots, slot_bytes, ..MessagesConfig::default() };
+    let messages = Messages::connect(&communicator, config, clock::now().after(PATIENCE))?;
+    let peer = Rank(1 - communicator.rank().0);
+    let member = Member { communicator, messages, peer, spin };
+    let mut result = RankResult::default();
+    for bytes in SIZES {
+        let count = options.round_trips.min(BYTES_OF_A_SIZE / bytes.max(1));
+        result.round_trips.push((bytes, member.round_trips(bytes, count)?));
+    }
+    result.stream = member.stream(options.stream_bytes, options.stream_messages)?;
+    if member.communicator.rank() == Rank(1) {
+        result.copies = copies(options.stream_bytes, options.stream_messages);
+    }
+    waiting(spin, |waiter| member.messages.close(&member.communicator, waiter))?;
+    member.communicator.leave();
+    Ok(result)
+}
+
+/// Pins this thread to a core of its own, if there are enough.
+fn pin(rank: Rank) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(rank.index());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if cores > rank.index() {
+        // Without permission the rank stays unpinned.
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
+}
+
+impl Member {
+    fn send(&self, bytes: &[u8]) -> Outcome<()> {
+        let access = &mut self.communicator.access();
+        let (from, length) = (bytes.as_ptr(), bytes.len() as u64);
+        // SAFETY: the bytes outlive this call, which waits for the end.
+        let id = unsafe { self.messages.send(access, self.peer, 1, from, length)? };
+        waiting(self.spin, |waiter| self.messages.wait(access, id, waiter))?;
+        Ok(())
+    }
+
+    fn receive(&self, bytes: &mut [u8]) -> Outcome<()> {
+        let access = &mut self.communicator.access();
+        let (to, length) = (bytes.as_mut_ptr(), bytes.len() as u64);
+        // SAFETY: as in `send`.
+        let id = unsafe { self.messages.receive(access, Some(self.peer), 1, to, length)? };
+        waiting(self.spin, |waiter| self.messages.wait(access, id, waiter))?;
+        Ok(())
+    }
+
+    /// Microseconds of half of each round trip.
+    fn round_trips(&self, bytes: usize, count: usize) -> Outcome<Vec<f64>> {
+        let (source, mut target) = (vec![1; bytes], vec![0; bytes]);
+        let mut taken = Vec::with_capacity(count);
+        for number in 0..count + count / 10 {
+            let begin = Instant::now();
+            if self.communicator.rank() == Rank(0) {
+                self.send(&source)?;
+                self.receive(&mut target)?;
+            } else {
+                self.receive(&mut target)?;
+                self.send(&source)?;
+            }
+            // The first ones warm up.
+            if number >= count / 10 {
+                taken.push(begin.elapsed().as_secs_f64() * 1e6 / 2.0);
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Seconds of each message of a stream from rank 0 to rank 1.
+    fn stream(&self, bytes: usize, count: usize) -> Outcome<Vec<f64>> {
+        let mut memory = vec![1; bytes];
+        let mut taken = Vec::with_capacity(count);
+        for _ in 0..count {
+            let begin = Instant::now();
+            if self.communicator.rank() == Rank(0) {
+                self.send(&memory)?;
+            } else {
+                self.receive(&mut memory)?;
+            }
+            taken.push(begin.elapsed().as_secs_f64());
+        }
+        Ok(taken)
+    }
+}
+
+/// Seconds of each copy of that many bytes.
+fn copies(bytes: usize, count: usize) -> Vec<f64> {
+    let (source, mut target) = (vec![1u8; bytes], vec![0u8; bytes]);
+    let copy = |_| {
+        let begin = Instant::now();
+        target.copy_from_slice(std::hint::black_box(&source));
+        std::hint::black_box(&target);
+        begin.elapsed().as_secs_f64()
+    };
+    (0..count).map(copy).collect()
+}
