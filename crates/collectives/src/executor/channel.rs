@@ -1,7 +1,7 @@
 //! Channel: staging memory, counters, and the plan of one chunk under way.
 //!
-//! A rank may write to a peer's staging memory once the peer has finished the chunk before on this channel. Both
-//! know from the plans which of them write to each other, so only those pairs exchange credits: a rank that wrote in
+//! A rank may write to a peer's staging memory once the peer has finished the chunk before on this channel. The
+//! plans of both define which ranks write to each other, so only those pairs exchange credits: a rank that wrote in
 //! the chunk before has got its credit at the end of that chunk; another one gets it when the peer begins this
 //! chunk. Credits of a pair are counted in rounds; the round of a chunk's writes is the number of credits so far.
 

@@ -1,7 +1,7 @@
 //! Driver: all channels of an executor as one polled state machine over an engine.
 //!
 //! Calls are divided into chunks, and chunk `i` of all chunks so far runs on channel `i mod channels`, on every
-//! rank: no rank tells another which chunk a channel carries.
+//! rank: numbers of chunks do not travel.
 
 use super::call::{Call, CallId};
 use super::channel::{Advance, Channel, Chunk};
