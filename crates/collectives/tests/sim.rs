@@ -3,6 +3,8 @@
 
 #[path = "sim/collectives.rs"]
 mod collectives;
+#[path = "sim/hostile.rs"]
+mod hostile;
 #[path = "sim/program.rs"]
 mod program;
 #[path = "sim/scenario.rs"]
