@@ -176,6 +176,11 @@ bench-moe: build $(STAMPS)/torch ## MoE dispatch and combine beside gloo (instal
 	$(call step,MoE dispatch and combine)
 	@$(BIN)/python benchmarks/moe.py
 
+.PHONY: bench-collectives
+bench-collectives: build $(STAMPS)/torch ## torch.distributed over Weft and over gloo (installs PyTorch)
+	$(call step,Collectives)
+	@$(BIN)/python benchmarks/collectives.py
+
 .PHONY: bench-host
 bench-host: $(FABRIC_BENCH) ## Idle ranks, and more ranks than cores
 	$(call step,Ranks of one host)

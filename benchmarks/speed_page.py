@@ -182,6 +182,31 @@ def moe(results: Path) -> str:
     return markdown([*headers, "all p50", "all p99", "ratio"], rows)
 
 
+def collectives(path: str) -> Callable[[Path], str]:
+    """Table of torch.distributed over Weft, with gloo's time as a multiple of Weft's."""
+
+    def table(results: Path) -> str:
+        lines = [line for line in read(results, "collectives.jsonl") if line["beside"] == path]
+        cases = {
+            (line["ranks"], line["bytes"], line["shape"], line["side"]): line for line in lines
+        }
+        shapes = list(dict.fromkeys(line["shape"] for line in lines))
+        rows = []
+        for ranks, count in sorted({(line["ranks"], line["bytes"]) for line in lines}):
+            row = [f"{ranks} ranks, {size(count)}"]
+            for shape in shapes:
+                weft, gloo = (cases.get((ranks, count, shape, side)) for side in ("weft", "gloo"))
+                if weft is None or gloo is None:
+                    row.append("")
+                    continue
+                times = f"{number(weft['p50_us'])} / {number(weft['p99_us'])}"
+                row.append(f"{times}, {number(gloo['ratio'])}x")
+            rows.append(row)
+        return markdown(["", *shapes], rows)
+
+    return table
+
+
 def crowd(results: Path) -> str:
     """Table of more ranks than cores, and of idle ranks."""
     rows = []
@@ -248,6 +273,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "ofi-tcp-stream": ofi("ofi-tcp", "stream"),
     "ofi-shm": ofi("ofi-shm", "ping-pong"),
     "ofi-shm-stream": ofi("ofi-shm", "stream"),
+    "collectives-shm": collectives("shm"),
+    "collectives-tcp": collectives("tcp"),
     "moe": moe,
     "crowd": crowd,
     "planner": planner,

@@ -1,0 +1,157 @@
+"""One rank of benchmarks/collectives.py: the same calls over Weft and gloo, alternately.
+
+Inputs are filled anew before each call and a result is read after it. The floor is the time of the
+same call on torch's `fake` backend, which moves no data.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+
+import weft
+import weft.torch
+from weft.bench.group import deliver, worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SIDES = ("weft", "gloo")
+WARM_UP = 3
+MOST_CALLS = 2000
+FLOOR_CALLS = 2000
+
+
+def work(directory: Path, task: dict[str, Any]) -> None:
+    """Run all cases."""
+    torch.set_num_threads(1)
+    floor = fake_floor()
+    with weft.init() as communicator:
+        distributed.init_process_group(
+            "weft",
+            init_method=f"file://{directory}/store",
+            rank=communicator.rank,
+            world_size=communicator.world_size,
+        )
+        groups = {"weft": distributed.group.WORLD, "gloo": distributed.new_group(backend="gloo")}
+        cases = [
+            measure(communicator, groups, collective, size, task["seconds"])
+            for collective in task["collectives"]
+            for size in task["sizes"]
+        ]
+        deliver(communicator, directory, {"floor_us": floor, "cases": cases})
+        communicator.barrier()
+        distributed.destroy_process_group()
+
+
+def fake_floor() -> float:
+    """Median microseconds of an all-reduce of 4 bytes on the backend `fake`."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    tensor = torch.ones(1)
+    times = []
+    for _ in range(FLOOR_CALLS):
+        start = time.perf_counter_ns()
+        distributed.all_reduce(tensor)
+        times.append(time.perf_counter_ns() - start)
+    distributed.destroy_process_group()
+    return sorted(times)[len(times) // 2] / 1000
+
+
+def measure(
+    communicator: weft.Communicator,
+    groups: dict[str, Any],
+    collective: str,
+    size: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Microseconds of each call and the number of wrong results, by side."""
+    case = Case(collective, size, communicator.rank, communicator.world_size)
+    estimates = []
+    for _ in range(WARM_UP):
+        for side in SIDES:
+            communicator.barrier()
+            case.fill(0)
+            start = time.perf_counter()
+            case.call(groups[side])
+            estimates.append(time.perf_counter() - start)
+    # All ranks make the same number of calls.
+    slowest = max(float(text) for text in communicator.all_gather(str(max(estimates)).encode()))
+    calls = min(MOST_CALLS, max(5, int(seconds / max(slowest, 1e-6) / len(SIDES))))
+    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    wrong = dict.fromkeys(SIDES, 0)
+    for number in range(calls):
+        for turn in range(len(SIDES)):
+            side = SIDES[(number + turn) % len(SIDES)]
+            case.fill(number)
+            communicator.barrier()
+            start = time.perf_counter_ns()
+            case.call(groups[side])
+            times[side].append((time.perf_counter_ns() - start) / 1000)
+            wrong[side] += not case.is_right(number)
+    return {"collective": collective, "bytes": size, "microseconds": times, "wrong": wrong}
+
+
+class Case:
+    """One collective on float32 vectors, `size` bytes in the larger of input and output."""
+
+    def __init__(self, collective: str, size: int, rank: int, ranks: int) -> None:
+        self.rank, self.ranks = rank, ranks
+        share = max(size // 4 // ranks, 1)
+        whole = (
+            share * ranks if collective not in {"all_reduce", "broadcast"} else max(size // 4, 1)
+        )
+        lengths = {
+            "all_reduce": (whole, 0),
+            "broadcast": (whole, 0),
+            "reduce_scatter": (whole, share),
+            "all_gather": (share, whole),
+            "all_to_all": (whole, whole),
+        }
+        inputs, outputs = lengths[collective]
+        self.input = torch.zeros(inputs)
+        self.output = torch.zeros(outputs) if outputs else self.input
+        calls: dict[str, Callable[[Any], object]] = {
+            "all_reduce": lambda group: distributed.all_reduce(self.input, group=group),
+            "broadcast": lambda group: distributed.broadcast(self.input, 0, group=group),
+            "reduce_scatter": lambda group: distributed.reduce_scatter_tensor(
+                self.output, self.input, group=group
+            ),
+            "all_gather": lambda group: distributed.all_gather_into_tensor(
+                self.output, self.input, group=group
+            ),
+            "all_to_all": lambda group: distributed.all_to_all_single(
+                self.output, self.input, group=group
+            ),
+        }
+        self.call = calls[collective]
+        total = sum(range(ranks))
+        #: Expected sum of the ranks' numbers, and terms of `number`, of the first and last element.
+        self.expected = {
+            "all_reduce": ((total, ranks), (total, ranks)),
+            "broadcast": ((0, 1), (0, 1)),
+            "reduce_scatter": ((total, ranks), (total, ranks)),
+            "all_gather": ((0, 1), (ranks - 1, 1)),
+            "all_to_all": ((0, 1), (ranks - 1, 1)),
+        }[collective]
+
+    def fill(self, number: int) -> None:
+        """Write the input; the output of the call before is overwritten too."""
+        self.output.fill_(-1)
+        self.input.fill_(self.rank + number % 1000)
+
+    def is_right(self, number: int) -> bool:
+        """True if both ends are those of this call and no filler is left."""
+        ends = (self.output[0].item(), self.output[-1].item())
+        right = tuple(ranks + terms * (number % 1000) for ranks, terms in self.expected)
+        return ends == right and bool((self.output >= 0).all())
+
+
+if __name__ == "__main__":
+    sys.exit(worker(work))
