@@ -17,7 +17,9 @@ mod vectors;
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use weft_collectives::{Algorithm, AnySchedule, Collective, Options, Rank, Schedule, build};
+use weft_collectives::{
+    Algorithm, AnySchedule, Collective, Options, Program, Rank, Schedule, build,
+};
 
 use crate::check::from_1_to;
 use crate::cluster::{Cluster, Straggler};
@@ -31,8 +33,6 @@ use crate::world::World;
 pub(crate) use execution::{Execution, ExecutionConfig};
 /// Rank placement.
 pub use placement::Placement;
-/// Schedules as JSON.
-pub use program::schedule;
 
 /// One collective on a cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -80,6 +80,25 @@ pub struct CollectiveJob {
     /// Consecutive runs.
     #[serde(default = "default_rounds")]
     pub rounds: u32,
+}
+
+/// Most operations of a schedule as JSON.
+const MOST_OPERATIONS: u64 = 1 << 20;
+
+/// Schedule of the job `json` with all operations, as JSON: a valid `job.program`.
+///
+/// # Errors
+/// Malformed JSON, no number of ranks, an unknown algorithm, or more than 1,048,576 operations.
+pub fn schedule(json: &str) -> Result<String, Error> {
+    let job: CollectiveJob = serde_json::from_str(json)?;
+    let ranks = job.ranks.ok_or_else(|| Error::field("job.ranks", "unset", "a number of ranks"))?;
+    let schedule = job.schedule(ranks)?;
+    let operations: u64 = (0..ranks).map(|rank| u64::from(schedule.len(Rank(rank)))).sum();
+    if operations > MOST_OPERATIONS {
+        let must = format!("a schedule of at most {MOST_OPERATIONS} operations");
+        return Err(Error::field("job.ranks", format!("{ranks} ({operations} operations)"), must));
+    }
+    Ok(serde_json::to_string(&Program::new(&schedule))?)
 }
 
 /// Largest number of rounds.
