@@ -35,6 +35,7 @@ NETWORKS: Final = {"bigraph": bigraph, "fat-tree": fat_tree}
 PINGS: Final = 30
 #: Runs of each schedule before the first measured one: connections have left their slow start then.
 WARM_UP: Final = 2
+WARM_UP_BYTES: Final = 1 << 16
 #: Processor use from which times measure the processor as well as the links.
 MOST_CPU: Final = 0.5
 #: Longest time of a run, as a multiple of that of all bytes on one link.
@@ -55,7 +56,7 @@ class Settings:
     megabits: float = 10.0
     #: Longest IP packet, in bytes.
     mtu: int = 9000
-    sizes: tuple[int, ...] = (1 << 18, 1 << 20, 1 << 22)
+    sizes: tuple[int, ...] = (1 << 16, 1 << 18, 1 << 20, 1 << 22)
     algorithms: tuple[str, ...] = ("ring", "hd", "hdrm")
     #: Repetitions, each with new connections: their ports, and so the hashed paths, differ.
     rounds: int = 3
@@ -151,14 +152,14 @@ class Run:
         """Give the ranks the schedule for a vector of `size` bytes, and run it a few times."""
         programs = host_programs(self.program, self.places)
         least = self.program["blocks"] * ELEMENT
-        for bytes_ in (*[min(size, 1 << 16)] * WARM_UP, size):
-            elements = max(bytes_, least) // ELEMENT
-            each = [{"program": program} for program in programs]
-            self.ranks.command("prepare", each, elements=elements)
+        each = [{"program": program} for program in programs]
+        self.ranks.command("prepare", each, elements=max(WARM_UP_BYTES, least) // ELEMENT)
+        for _ in range(WARM_UP):
             self.ranks.command("fill")
-            if bytes_ != size:
-                self.ranks.run()
-                self.ranks.command("finish", check=False)
+            self.ranks.run()
+            self.ranks.command("finish", check=False)
+        self.ranks.command("prepare", each, elements=max(size, least) // ELEMENT)
+        self.ranks.command("fill")
 
     def timed(self, size: int) -> Record:
         """One all-reduce: its time, the bytes of each link between switches, and the prediction."""

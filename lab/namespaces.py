@@ -36,6 +36,12 @@ ETHERNET: Final = 14
 #: Longest time of a packet in a full queue.
 QUEUE: Final = "500ms"
 
+#: Bytes of a connection that may be in flight; the kernel's buffers are twice as large.
+WINDOW: Final = 1 << 16
+#: Least time until TCP sends a segment again. Acknowledgements wait in queues behind the data of
+#: the other direction, and no segment is lost.
+QUIET: Final = "2s"
+
 #: Settings of every namespace, below /proc/sys/net.
 SETTINGS: Final = {
     # Neighbour discovery of IPv6 would add packets of its own.
@@ -50,9 +56,11 @@ SETTINGS: Final = {
     "ipv4/tcp_congestion_control": "reno",
     "ipv4/tcp_slow_start_after_idle": "0",
     "ipv4/tcp_no_metrics_save": "1",
-    # Windows of about 64 KiB: flows that share a link fit into its queue, so no packet is lost.
-    "ipv4/tcp_rmem": "4096 131072 131072",
-    "ipv4/tcp_wmem": "4096 131072 131072",
+    # No loss probes: they take a delay in a queue for a loss.
+    "ipv4/tcp_early_retrans": "0",
+    # Flows that share a link fit into its queue, so no packet is lost.
+    "ipv4/tcp_rmem": f"4096 {2 * WINDOW} {2 * WINDOW}",
+    "ipv4/tcp_wmem": f"4096 {2 * WINDOW} {2 * WINDOW}",
 }
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -184,7 +192,8 @@ def node_lines(plan: Plan, node: str, mtu: int) -> Iterator[str]:
         yield f"neigh add {cable.address(other)} lladdr {hardware} dev {name} nud permanent"
     if node in plan.hosts:
         (cable,) = plan.cables_of[node]
-        yield f"route add default via {cable.address(cable.other(node))}"
+        via = cable.address(cable.other(node))
+        yield f"route add default via {via} {transport(mtu)}"
         return
     for route in plan.routes[node]:
         hops = [cable.address(cable.other(node)) for cable in route.cables]
@@ -193,6 +202,16 @@ def node_lines(plan: Plan, node: str, mtu: int) -> Iterator[str]:
             yield f"route add {plan.address(route.to)}/32 {via}"
         elif plan.cables_of[route.to][0] not in route.cables:
             yield f"route add {plan.address(route.to)}/32 via {hops[0]}"
+
+
+def transport(mtu: int) -> str:
+    """Attributes of a host's route: the same window from the first segment of a connection on.
+
+    By default the first window of large packets is three of them, and acknowledgements wait for
+    every second one.
+    """
+    packets = max(WINDOW // mtu, 2)
+    return f"initcwnd {packets} initrwnd {packets} quickack 1 rto_min {QUIET}"
 
 
 def rate_lines(plan: Plan, node: str, megabits: float, mtu: int) -> Iterator[str]:

@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
         type=listed(size),
         default=DEFAULT.sizes,
         metavar="SIZES",
-        help="vectors, with commas (default 256KiB,1MiB,4MiB)",
+        help="vectors, with commas (default 64KiB,256KiB,1MiB,4MiB)",
     )
     add(
         "--algorithms",

@@ -33,6 +33,8 @@ PR_SET_PDEATHSIG: Final = 1
 ELEMENT: Final = np.dtype(np.float32).itemsize
 #: Period of the values of an input, which are whole numbers: sums are exact.
 PERIOD: Final = 251
+#: Change of the ranks' niceness: other programs of the machine delay them less.
+NICE: Final = -10
 #: Seconds for one wait of a schedule.
 WAIT: Final = 120.0
 
@@ -229,6 +231,7 @@ def main(arguments: Sequence[str]) -> int:
     """Fork the ranks of the JSON line on standard input, and wait for them."""
     (path,) = arguments
     die_with_parent()
+    os.nice(NICE)
     children = []
     for rank in json.loads(sys.stdin.readline()):
         child = os.fork()
