@@ -51,19 +51,35 @@ class Processor:
     """Time of all cores since the start of the machine, in ticks."""
 
     busy: int
+    #: Part of `busy` in interrupts, in which the kernel forwards packets.
+    interrupts: int
     total: int
 
     @classmethod
     def now(cls) -> Processor:
         """Present times, from `/proc/stat`."""
         line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
-        user, nice, system, idle, waiting, interrupt, soft, stolen = map(int, line.split()[1:9])
-        busy = user + nice + system + interrupt + soft + stolen
-        return cls(busy, busy + idle + waiting)
+        user, nice, system, idle, waiting, hard, soft, stolen = map(int, line.split()[1:9])
+        busy = user + nice + system + hard + soft + stolen
+        return cls(busy, hard + soft, busy + idle + waiting)
 
     def share_since(self, before: Processor) -> float:
         """Share of all cores that was busy since `before`, with other programs of the machine."""
-        return (self.busy - before.busy) / max(self.total - before.total, 1)
+        return (self.busy - before.busy) / self._ticks(before)
+
+    def lab_share_since(self, before: Processor, ranks: float) -> float:
+        """Share of all cores that the lab took since `before`, at most.
+
+        Args:
+            before: the beginning.
+            ranks: processor time of the ranks, in seconds. Interrupts that arrive while a rank
+                runs may be counted twice.
+        """
+        ticks = ranks * os.sysconf("SC_CLK_TCK") + self.interrupts - before.interrupts
+        return ticks / self._ticks(before)
+
+    def _ticks(self, before: Processor) -> int:
+        return max(self.total - before.total, 1)
 
 
 def load() -> float:

@@ -36,6 +36,8 @@ PINGS: Final = 30
 #: Runs of each schedule before the first measured one: connections have left their slow start then.
 WARM_UP: Final = 2
 WARM_UP_BYTES: Final = 1 << 16
+#: Seed of the simulator's hash for the predicted bytes of single steps.
+STEP_SEED: Final = 2
 #: Processor use from which times measure the processor as well as the links.
 MOST_CPU: Final = 0.5
 #: Longest time of a run, as a multiple of that of all bytes on one link.
@@ -131,8 +133,8 @@ def message_seconds(plan: Plan, ranks: Ranks) -> float:
     ranks.command("prepare", [{"program": each} for each in programs], elements=1)
     found = []
     for _ in range(PINGS):
-        start, end = ranks.run(lead=0.02)[0]
-        found.append((end - start) / 2)
+        times = ranks.run(lead=0.02)[0]
+        found.append((times.end - times.start) / 2)
         ranks.command("finish", check=False)
     return statistics.median(found)
 
@@ -170,7 +172,7 @@ class Run:
             Processor.now(),
         )
         times = self.ranks.run()
-        used = Processor.now().share_since(processor)
+        now = Processor.now()
         after, resent = link_bytes(self.plan), retransmissions(self.plan) - resent
         correct = all(each["correct"] for each in self.ranks.command("finish", check=True))
         predicted = predicted_seconds(
@@ -180,13 +182,14 @@ class Run:
             "kind": "time",
             "algorithm": self.algorithm,
             "bytes": size,
-            "seconds": max(end for _, end in times),
-            "late_s": max(start for start, _ in times),
+            "seconds": max(each.end for each in times),
+            "late_s": max(each.start for each in times),
             "predicted_s": statistics.median(predicted),
             "predicted_range_s": [predicted[0], predicted[-1]],
             "trunk_bytes": [after[link] - before[link] for link in self.plan.trunks],
             "retransmissions": resent,
-            "cpu": used,
+            "cpu": now.share_since(processor),
+            "lab_cpu": now.lab_share_since(processor, sum(each.cpu for each in times)),
             "load": load(),
             "wrong": not correct,
         }
@@ -194,7 +197,9 @@ class Run:
     def stepped(self, size: int) -> Record:
         """One all-reduce in single steps: bytes of each link between switches in each step."""
         self.prepare(size)
-        expected = step_bytes(self.plan, self.program, self.places, size, self.megabits, seed=1)
+        expected = step_bytes(
+            self.plan, self.program, self.places, size, self.megabits, seed=STEP_SEED
+        )
         measured = []
         for step in range(self.program["steps"]):
             before = link_bytes(self.plan)
@@ -220,7 +225,7 @@ def line(record: Record) -> str:
     text = (
         f"{record['network']:8}  {record['algorithm']:5} {record['bytes']:>9} B "
         f"{record['seconds']:8.3f} s  predicted {record['predicted_s']:8.3f} s  ({ratio:.2f})  "
-        f"CPU {record['cpu']:.0%}"
+        f"CPU {record['lab_cpu']:.0%} of {record['cpu']:.0%}"
     )
     if record["wrong"]:
         text += "  WRONG SUM"

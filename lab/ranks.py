@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from lab.errors import LabError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from lab.network import Plan
 
-__all__ = ["Ranks", "started"]
+__all__ = ["Ranks", "Times", "started"]
 
 ROOT: Final = Path(__file__).parent.parent
 #: Seconds for all ranks to start and to join the group.
@@ -31,6 +31,16 @@ START: Final = 120.0
 END: Final = 10.0
 #: Delay until a run, so that all ranks have received the command.
 LEAD: Final = 0.2
+
+
+class Times(NamedTuple):
+    """A run of one rank."""
+
+    #: Seconds from the common start.
+    start: float
+    end: float
+    #: Processor time, in seconds.
+    cpu: float
 
 
 class Ranks:
@@ -58,14 +68,13 @@ class Ranks:
             stream.flush()
         return self.replies(do)
 
-    def run(self, lead: float = LEAD) -> list[tuple[float, float]]:
-        """Run the schedule on all ranks at once, in `lead` seconds.
-
-        Returns:
-            Start and end of each rank, in seconds from the common start.
-        """
+    def run(self, lead: float = LEAD) -> list[Times]:
+        """Run the schedule on all ranks at once, in `lead` seconds; times of each rank."""
         at = time.monotonic() + lead
-        return [(each["start"] - at, each["end"] - at) for each in self.command("run", at=at)]
+        return [
+            Times(each["start"] - at, each["end"] - at, each["cpu_s"])
+            for each in self.command("run", at=at)
+        ]
 
     def replies(self, do: str) -> list[Any]:
         """The next line of each rank.

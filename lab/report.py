@@ -16,7 +16,17 @@ __all__ = ["Table", "connections", "most_connections", "tables"]
 #: Title, headers and rows.
 Table = tuple[str, tuple[str, ...], list[list[Any]]]
 
-TIMES = ("network", "algorithm", "bytes", "measured", "range", "predicted", "ratio", "CPU")
+TIMES = (
+    "network",
+    "algorithm",
+    "bytes",
+    "measured",
+    "range",
+    "predicted",
+    "ratio",
+    "CPU: lab",
+    "all",
+)
 STEPS = ("network", "algorithm", "bytes", "steps", "most connections on a link", "predicted")
 
 
@@ -45,6 +55,7 @@ def time_rows(records: Sequence[Record]) -> list[list[Any]]:
                 f"{times[0]:.3f} to {times[-1]:.3f}",
                 f"{predicted:.3f} s",
                 f"{measured / predicted:.2f}",
+                f"{max(record['lab_cpu'] for record in group):.0%}",
                 f"{max(record['cpu'] for record in group):.0%}",
             ]
         )
