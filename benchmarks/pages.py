@@ -45,6 +45,7 @@ PAGES = {
     "eflops": Page("docs/eflops.md", "reproductions/pages.py"),
     "moe-rdma": Page("docs/moe-rdma.md", "reproductions/pages.py"),
     "dlrm": Page("docs/dlrm.md", "reproductions/pages.py"),
+    "lab": Page("docs/lab.md", "lab/pages.py"),
 }
 
 
