@@ -155,25 +155,6 @@ impl CollectiveJob {
     }
 }
 
-/// Most operations of a schedule as JSON.
-const MOST_OPERATIONS: u64 = 1 << 20;
-
-/// Schedule of the job `json` with all operations, as JSON: a valid `job.program`.
-///
-/// # Errors
-/// Malformed JSON, no number of ranks, an unknown algorithm, or more than 1,048,576 operations.
-pub fn schedule(json: &str) -> Result<String, Error> {
-    let job: CollectiveJob = serde_json::from_str(json)?;
-    let ranks = job.ranks.ok_or_else(|| Error::field("job.ranks", "unset", "a number of ranks"))?;
-    let schedule = job.schedule(ranks)?;
-    let operations: u64 = (0..ranks).map(|rank| u64::from(schedule.len(Rank(rank)))).sum();
-    if operations > MOST_OPERATIONS {
-        let must = format!("a schedule of at most {MOST_OPERATIONS} operations");
-        return Err(Error::field("job.ranks", format!("{ranks} ({operations} operations)"), must));
-    }
-    Ok(serde_json::to_string(&Program::new(&schedule))?)
-}
-
 /// Workload of a collective.
 pub struct CollectiveWorkload<S> {
     execution: Execution<S>,
