@@ -1,8 +1,11 @@
 """The backend `weft` of torch.distributed."""
 
+import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,6 +138,22 @@ def test_survivors_of_a_loss_name_the_rank_and_go_on() -> None:
             assert error.startswith("weft: all_reduce: ")
             assert "rank 2" in error
         assert found["value"] == 3
+
+
+def test_groups_form_again_after_an_elastic_restart(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    process = subprocess.run(
+        [*command, "--max-restarts", "1", "-m", "workers", "process_groups.restarted", "{}"],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"TEST_RESULTS": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    for rank in ("0", "1"):
+        assert json.loads((tmp_path / rank).read_text()) == {"value": [4.0, 4.0]}
 
 
 def test_importing_weft_after_torch_registers_the_backend(torch: Any) -> None:

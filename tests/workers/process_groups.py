@@ -66,8 +66,9 @@ def unmatched(backend: str) -> Any:
     rank, _ = start(backend)
     received = torch.empty(2)
     pending = distributed.irecv(received, 1) if rank == 0 else None
-    value = torch.ones(3)
-    distributed.all_reduce(value, async_op=True).get_future().wait()
+    for _ in range(20):
+        value = torch.ones(3)
+        distributed.all_reduce(value, async_op=True).get_future().wait()
     if pending is None:
         distributed.send(torch.full((2,), 7.0), 0)
     else:
@@ -221,3 +222,24 @@ def lost(backend: str) -> dict[str, Any]:
     distributed.all_reduce(value, group=survivors)
     distributed.destroy_process_group()
     return {"errors": errors, "value": value.item()}
+
+
+def restarted() -> dict[str, Any]:
+    """Under torchrun: rank 1 dies in the first attempt; in the second, groups are made again."""
+    distributed.init_process_group("weft", timeout=TIMEOUT)
+    rank, value = distributed.get_rank(), torch.ones(2)
+    distributed.all_reduce(value)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if rank == 1:
+            os._exit(1)
+        distributed.all_reduce(value)
+    # The store outlives the group, whose names in it are used again.
+    distributed.destroy_process_group()
+    distributed.init_process_group("weft", timeout=TIMEOUT)
+    half = distributed.group.WORLD.split_group(
+        [1, 0], timeout=TIMEOUT, opts=None, group_name="half", group_desc="half"
+    )
+    options = distributed.AllreduceOptions()
+    half.allreduce([value], options).wait()
+    distributed.destroy_process_group()
+    return {"value": value.tolist()}

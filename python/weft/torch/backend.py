@@ -7,13 +7,12 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import distributed
 
 from weft import _native
 from weft._rendezvous import Outer, meet
 from weft.communicator import made_options
-from weft.errors import ConfigurationError, RendezvousError
+from weft.errors import RendezvousError
 from weft.torch import build
 
 if TYPE_CHECKING:
@@ -95,23 +94,17 @@ def over_store(
 def monitored_barrier(
     group: Any = None, timeout: timedelta | None = None, *, wait_all_ranks: bool = False
 ) -> None:
-    """`torch.distributed.monitored_barrier` for groups of this backend, which it rejects.
+    """`torch.distributed.monitored_barrier`, which itself rejects all backends but gloo.
 
     Args:
-        group: a process group of backend `weft`; `None` for the default one.
+        group: a process group of backend `weft` or gloo; `None` for the default one.
         timeout: for the arrival of all ranks; by default the group's.
         wait_all_ranks: name all ranks that did not come, not the first alone.
 
     Raises:
         DistBackendError: names ranks that did not come. The group has ended then.
     """
-    if distributed.get_rank(group) < 0:
-        return
-    group = group or distributed.group.WORLD
-    if not isinstance(group._get_backend(torch.device("cpu")), build.load().WeftBackend):
-        raise ConfigurationError(
-            f"monitored_barrier of a group of {distributed.get_backend(group)}: expected one of "
-            f"{NAME}; use torch.distributed.monitored_barrier"
-        )
-    unset = timedelta(milliseconds=-1)
-    group.monitored_barrier(unset if timeout is None else timeout, wait_all_ranks)
+    if distributed.get_rank(group) >= 0:
+        unset = timedelta(milliseconds=-1)
+        group = group or distributed.group.WORLD
+        group.monitored_barrier(unset if timeout is None else timeout, wait_all_ranks)

@@ -23,6 +23,9 @@ pub struct Segment {
     pub bytes: u64,
 }
 
+/// Longest wait for an operation while ones of the other kind are in flight.
+const MIXED_SLICE: Duration = Duration::from_micros(200);
+
 /// Operation in flight.
 #[derive(Clone)]
 enum Pending {
@@ -144,11 +147,12 @@ impl Operations {
         Ok(self.add(Pending::Messages(started)))
     }
 
-    /// True if an operation is done. It makes progress with messages.
+    /// True if an operation is done. Makes progress for all.
     pub fn is_done(&self, id: u64) -> Result<bool, Failure> {
         let Some(pending) = self.lock().get(&id).cloned() else { return Ok(true) };
         let fabric = self.fabric()?;
         let mut access = fabric.access();
+        self.collectives.progress(&mut access)?;
         match pending {
             Pending::Call(call) => Ok(self.collectives.is_done(&mut access, call)?),
             Pending::Messages(messages) => {
@@ -173,18 +177,31 @@ impl Operations {
         let deadline = clock::now().after(timeout);
         let mut sender = None;
         loop {
-            let Some(pending) = self.lock().get(&id).cloned() else { return Ok(sender) };
+            let (pending, mixed) = {
+                let all = self.lock();
+                let Some(pending) = all.get(&id).cloned() else { return Ok(sender) };
+                (pending, is_mixed(&all))
+            };
+            // A wait for a collective advances collectives alone, one for a message messages alone.
+            let slice =
+                if mixed { deadline.min(clock::now().after(MIXED_SLICE)) } else { deadline };
             let stepped = match pending {
-                Pending::Call(call) => self.wait_for_call(&fabric, id, call, deadline),
+                Pending::Call(call) => self.wait_for_call(&fabric, id, call, slice),
                 Pending::Messages(messages) => {
-                    self.wait_for_message(&fabric, id, &messages, deadline, &mut sender)
+                    self.wait_for_message(&fabric, id, &messages, slice, &mut sender)
                 }
                 Pending::Failed(failure) => return Err(failure),
             };
             match stepped {
                 Ok(Step::Done) => return Ok(sender),
                 Ok(Step::Again) => {}
-                Err(failure) if failure.status == Status::Timeout => return Err(failure),
+                Err(failure) if failure.status == Status::Timeout => {
+                    if !mixed || clock::now() >= deadline {
+                        return Err(failure);
+                    }
+                    self.collectives.progress(&mut fabric.access())?;
+                    self.messages.drive(&mut fabric.access())?;
+                }
                 Err(failure) => {
                     self.lock().insert(id, Pending::Failed(failure.clone()));
                     return Err(failure);
@@ -325,4 +342,10 @@ impl Operations {
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Pending>> {
         self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+}
+
+/// True if collectives and messages are in flight.
+fn is_mixed(pending: &HashMap<u64, Pending>) -> bool {
+    let calls = pending.values().filter(|each| matches!(each, Pending::Call(_))).count();
+    calls != 0 && calls != pending.len()
 }

@@ -110,7 +110,7 @@ typedef struct weft_table {
   int32_t (*send)(void *context, uint32_t peer, uint64_t tag, const void *data, uint64_t bytes, uint64_t *id);
   /* Starts the receipt of a message of `bytes` bytes from `peer` or WEFT_ANY_RANK. */
   int32_t (*receive)(void *context, uint32_t peer, uint64_t tag, void *data, uint64_t bytes, uint64_t *id);
-  /* 1 if the operation is done, 0 if not. Makes no progress and does not report errors. */
+  /* 1 if the operation is done, 0 if not or after an error. Makes progress for all operations. */
   int32_t (*is_done)(void *context, uint64_t id);
   /* Makes progress for all operations until this one is done; `from`: sender of a received message. An operation
    * that was waited for with success is removed: later waits succeed at once, without `from`. */

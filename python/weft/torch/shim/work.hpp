@@ -10,6 +10,9 @@ namespace weft {
 // Time between two looks for signals of Python in a wait.
 constexpr Milliseconds SIGNAL_INTERVAL{100};
 
+// Deadline of a work without one.
+constexpr Clock::time_point NEVER = Clock::time_point::max();
+
 class WeftWork : public c10d::Work {
  public:
   WeftWork(
@@ -26,7 +29,8 @@ class WeftWork : public c10d::Work {
         name_(name),
         outputs_(std::move(outputs)),
         timeout_(timeout),
-        deadline_(Clock::now() + timeout),
+        // A message may be posted long before its peer's: its time runs while the program waits.
+        deadline_(c10d::isP2POp(type) ? NEVER : Clock::now() + timeout),
         sequence_(sequence) {}
 
   // An operation of the table that is part of this work.
@@ -89,14 +93,18 @@ class WeftWork : public c10d::Work {
 
   bool wait(Milliseconds timeout = kNoTimeout) override {
     WithoutGil without_gil;
-    auto limit = timeout > kNoTimeout ? Clock::now() + timeout : Clock::time_point::max();
+    auto limit = timeout > kNoTimeout ? Clock::now() + timeout : NEVER;
+    auto none = NEVER;
+    if (limit == NEVER) {
+      deadline_.compare_exchange_strong(none, Clock::now() + timeout_);
+    }
     while (state_.load(std::memory_order_acquire) != DONE) {
       auto now = Clock::now();
       if (now >= limit) {
         std::rethrow_exception(backend_error(c10::str(
             name_, " is not done after ", timeout.count(), " ms; it goes on, and may be waited for again")));
       }
-      auto slice = std::chrono::ceil<Milliseconds>(std::min(limit, deadline_) - now);
+      auto slice = std::chrono::ceil<Milliseconds>(std::min(limit, deadline_.load()) - now);
       if (!progress(std::max(std::min(slice, SIGNAL_INTERVAL), Milliseconds(0)))) {
         check_signals();
       }
@@ -143,7 +151,7 @@ class WeftWork : public c10d::Work {
         fail(text, status == WEFT_LOST || status == WEFT_CLOSED);
         return true;
       }
-      if (Clock::now() < deadline_) {
+      if (Clock::now() < deadline_.load()) {
         return false;
       }
       text = c10::str("timed out after ", timeout_.count(), " ms: ", text);
@@ -268,7 +276,7 @@ class WeftWork : public c10d::Work {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
   c10::SmallVector<uint64_t, 2> ids_;
   Milliseconds timeout_;
-  Clock::time_point deadline_;
+  std::atomic<Clock::time_point> deadline_;
   uint64_t sequence_;
   std::atomic<int> state_{PENDING};
   std::atomic<int> source_{-1};
