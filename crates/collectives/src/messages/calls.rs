@@ -1,12 +1,14 @@
 //! Messages as calls: thin loops over [`Driver`].
 
 use super::driver::Driver;
+use super::memory::UserMemory;
 use super::operations::{Completed, OperationId};
 use crate::run_error::RunError;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use weft_fabric::{
-    Cause, CounterId, Driver as _, EngineAccess, Poison, Rank, Requests, SharedDriver, WaitOptions,
+    Cause, CounterId, Driver as _, EngineAccess, Poison, Rank, Region, Requests, SharedDriver,
+    WaitOptions,
 };
 
 /// Tagged messages between the ranks of a communicator. Any thread may call at any time: no call blocks on
@@ -17,14 +19,16 @@ pub struct Messages {
     pub(super) driver: SharedDriver<Driver>,
     pub(super) counters: Vec<CounterId>,
     pub(super) stopped: Arc<AtomicBool>,
+    direct_bytes: u64,
 }
 
 impl Messages {
     /// Calls on a driver that is linked with every peer.
     pub fn new(driver: Driver) -> Messages {
         let (counters, requests) = (driver.counters().to_vec(), driver.requests());
-        let stopped = driver.stop_flag().clone();
-        Messages { driver: SharedDriver::new(driver, requests), counters, stopped }
+        let (stopped, direct_bytes) = (driver.stop_flag().clone(), driver.direct_bytes());
+        let driver = SharedDriver::new(driver, requests);
+        Messages { driver, counters, stopped, direct_bytes }
     }
 
     /// True after a close.
@@ -51,9 +55,11 @@ impl Messages {
         bytes: u64,
     ) -> Result<OperationId, RunError> {
         access.with(|engine| engine.check())?;
+        // SAFETY: by this function's contract.
+        let region = unsafe { self.register_long(access, source, bytes) };
         let id = self.call(access, |driver, requests| {
-            // SAFETY: by this function's contract.
-            unsafe { driver.send(to, tag, source, bytes, requests) }
+            // SAFETY: as above.
+            unsafe { driver.send_from(to, tag, (source, bytes), region, requests) }
         })?;
         self.drive(access)?;
         Ok(id)
@@ -112,7 +118,7 @@ impl Messages {
         id: OperationId,
         options: &mut WaitOptions<'_>,
     ) -> Result<Completed, RunError> {
-        if let Some(completed) = self.call(access, |driver, _| driver.take(id))? {
+        if let Some(completed) = self.take(access, id)? {
             return Ok(completed);
         }
         let ended = self.driver.wait(
@@ -128,8 +134,44 @@ impl Messages {
                 Err(RunError::Timeout { what, waited, missing })
             }
             Err(error) => Err(error),
-            Ok(()) => self.call(access, |driver, _| driver.take(id))?.ok_or(RunError::Closed),
+            Ok(()) => self.take(access, id)?.ok_or(RunError::Closed),
         }
+    }
+
+    /// Registers the memory of a long send. A send without a region goes through the staging ring.
+    ///
+    /// # Safety
+    /// As for [`Messages::send`]: the region is released when the end of the send is taken, or at the close.
+    unsafe fn register_long(
+        &self,
+        access: &mut impl EngineAccess,
+        source: *const u8,
+        bytes: u64,
+    ) -> Option<Region> {
+        if bytes < self.direct_bytes {
+            return None;
+        }
+        // SAFETY: by this function's contract.
+        let memory = unsafe { UserMemory::source(source, bytes).register()? };
+        access.with(|engine| engine.register(memory)).ok()
+    }
+
+    /// Takes the end of an operation, and releases the memory of sends that have ended.
+    fn take(
+        &self,
+        access: &mut impl EngineAccess,
+        id: OperationId,
+    ) -> Result<Option<Completed>, RunError> {
+        let mut regions = Vec::new();
+        let taken = self.call(access, |driver, _| {
+            let taken = driver.take(id);
+            regions = driver.take_regions();
+            taken
+        });
+        if !regions.is_empty() {
+            access.with(|engine| regions.iter().for_each(|region| engine.release(region)));
+        }
+        taken
     }
 
     /// Polls once, and advances all messages.

@@ -40,6 +40,12 @@ impl MessagesConfig {
         u64::from(self.slots) * self.stride()
     }
 
+    /// Shortest message that is written from its own memory, in bytes; a shorter one is copied to the staging
+    /// ring, which costs less than a registration.
+    pub(super) fn direct_bytes(&self) -> u64 {
+        self.ring_bytes()
+    }
+
     /// Bytes that are copied for one peer before their writes or credits are submitted, so that the peer works
     /// on them meanwhile. The slot that reaches them is still part of the batch.
     pub(super) fn batch_bytes(&self) -> u64 {

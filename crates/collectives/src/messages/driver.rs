@@ -12,7 +12,8 @@ use crate::run_error::RunError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weft_fabric::{
-    CounterConfig, CounterId, Engine, Event, Grant, MissingPeer, Rank, RemoteRegion, Requests, Time,
+    CounterConfig, CounterId, Engine, Event, Grant, MissingPeer, Rank, Region, RemoteRegion,
+    Requests, Time,
 };
 
 /// State machine of tagged messages: no clock and no I/O. After construction it allocates only for buffered
@@ -30,6 +31,8 @@ pub struct Driver {
     incoming: Vec<Option<Incoming>>,
     /// A batch ended before the bytes that can be copied.
     more: bool,
+    /// Regions of sends that have ended.
+    regions: Vec<Region>,
     /// No message advances any more; completions are still recorded.
     stopped: Arc<AtomicBool>,
 }
@@ -64,6 +67,7 @@ impl Driver {
             outgoing: (0..ranks).map(|_| None).collect(),
             incoming: (0..ranks).map(|_| None).collect(),
             more: false,
+            regions: Vec::new(),
             stopped: Arc::default(),
         })
     }
@@ -133,10 +137,31 @@ impl Driver {
         bytes: u64,
         requests: &mut Requests,
     ) -> Result<OperationId, RunError> {
-        self.check(Some(to), bytes)?;
+        // SAFETY: by this function's contract.
+        unsafe { self.send_from(to, tag, (source, bytes), None, requests) }
+    }
+
+    /// [`Driver::send`] of memory that may be registered; [`Driver::take_regions`] returns its region after the
+    /// end.
+    ///
+    /// # Safety
+    /// As for [`Driver::send`].
+    pub(super) unsafe fn send_from(
+        &mut self,
+        to: Rank,
+        tag: u64,
+        (source, bytes): (*const u8, u64),
+        region: Option<Region>,
+        requests: &mut Requests,
+    ) -> Result<OperationId, RunError> {
+        if let Err(error) = self.check(Some(to), bytes) {
+            self.regions.extend(region);
+            return Err(error);
+        }
         // SAFETY: by this function's contract.
         let memory = unsafe { UserMemory::source(source, bytes) };
-        let operation = Operation::new(Direction::Send, Some(to), tag, memory);
+        let operation =
+            Operation { region, ..Operation::new(Direction::Send, Some(to), tag, memory) };
         let id = self.operations.open(operation)?;
         if to == self.me {
             self.send_to_self(id, tag, bytes);
@@ -307,7 +332,8 @@ impl Driver {
         if !self.is_done(id)? {
             return Ok(None);
         }
-        let Some(operation) = self.operations.remove(id) else { return Ok(None) };
+        let Some(mut operation) = self.operations.remove(id) else { return Ok(None) };
+        self.regions.extend(operation.region.take());
         match operation.outcome {
             Some(Err(TooLong { from, sent })) => {
                 let (tag, room) = (operation.tag, operation.bytes);
@@ -375,6 +401,11 @@ impl Driver {
         self.outgoing.iter().flatten().all(Outgoing::is_drained)
     }
 
+    /// Shortest message that is written from its own memory.
+    pub(super) fn direct_bytes(&self) -> u64 {
+        self.config.direct_bytes()
+    }
+
     /// Flag that stops all messages.
     pub(super) fn stop_flag(&self) -> &Arc<AtomicBool> {
         &self.stopped
@@ -390,8 +421,16 @@ impl Driver {
         self.operations.drop_memory();
     }
 
+    /// Takes the regions of sends that have ended, which the engine may release.
+    pub(super) fn take_regions(&mut self) -> Vec<Region> {
+        std::mem::take(&mut self.regions)
+    }
+
     /// Releases the memory here, and the mappings of the peers' memory. No rank writes to either any more.
-    pub(super) fn give_back(self, engine: &mut Engine) {
+    pub(super) fn give_back(mut self, engine: &mut Engine) {
+        for region in self.regions.drain(..).chain(self.operations.take_regions()) {
+            engine.release(&region);
+        }
         for counter in self.counters {
             // May have been released with its last call; a second release is rejected without effect.
             let _ = engine.release_counter(counter);

@@ -9,7 +9,8 @@ use super::config::MessagesConfig;
 use super::header::Header;
 use crate::run_error::RunError;
 use std::ops::Range;
-use weft_fabric::{Engine, Rank, Region, RegionKey};
+use std::ptr::NonNull;
+use weft_fabric::{Engine, Memory, MemoryKind, Rank, Region, RegionKey};
 
 /// Memory of an operation.
 #[derive(Debug)]
@@ -36,6 +37,17 @@ impl UserMemory {
     /// `length` bytes at `address` are valid for writes of any thread while the value lives.
     pub unsafe fn target(address: *mut u8, length: u64) -> UserMemory {
         UserMemory { address, length }
+    }
+
+    /// The memory as a source of writes; `None` without bytes.
+    ///
+    /// # Safety
+    /// It stays valid until the region of the result was released, and no write from it is in flight.
+    pub unsafe fn register(&self) -> Option<Memory> {
+        let address = NonNull::new(self.address).filter(|_| self.length > 0)?;
+        let (length, owner) = (self.length as usize, Box::new(()));
+        // SAFETY: by this function's contract; a source is only read.
+        Some(unsafe { Memory::user_buffer(address, length, MemoryKind::Host, owner) })
     }
 
     /// Bytes.

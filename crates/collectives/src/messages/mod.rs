@@ -9,9 +9,10 @@
 //! is a write of one part into slot `r % slots`. A message occupies as many consecutive rounds as it needs; its
 //! first slot begins with a [header](header::Header). The owner credits a slot once its bytes are copied out.
 //!
-//! **Sends.** Bytes are copied into a staging ring and written from there. A send has ended when all of its
-//! bytes have left this process; up to `slots * slot_bytes` bytes leave without a receive at the peer. A
-//! longer message without a receive waits until the peer receives it, or buffers it.
+//! **Sends.** A message of less than a ring is copied into a staging ring and written from there. A longer one is
+//! registered and written from its own memory, but for its first slot. A send has ended when all of its bytes have
+//! left this process; up to `slots * slot_bytes` bytes leave without a receive at the peer. A longer message
+//! without a receive waits until the peer receives it, or buffers it.
 //!
 //! **Receives.** Bytes are copied from the ring to the memory of the receive as slots arrive. A message without a
 //! receive stays in the ring. It is moved to a buffer if it blocks its ring, or if a receive of another tag

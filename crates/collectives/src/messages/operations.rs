@@ -2,7 +2,7 @@
 
 use super::memory::UserMemory;
 use crate::run_error::RunError;
-use weft_fabric::Rank;
+use weft_fabric::{Rank, Region};
 
 /// Send or receive under way, until its wait has returned its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,6 +45,8 @@ pub(super) struct Operation {
     pub bytes: u64,
     /// `None` once it has ended.
     pub memory: Option<UserMemory>,
+    /// Region of the memory of a long send, from which its slots are written.
+    pub region: Option<Region>,
     /// Bytes copied out of or into its memory.
     pub moved: u64,
     /// Writes in flight of a send.
@@ -68,6 +70,7 @@ impl Operation {
             tag,
             bytes: memory.length(),
             memory: Some(memory),
+            region: None,
             moved: 0,
             in_flight: 0,
             all_staged: false,
@@ -167,6 +170,11 @@ impl Operations {
         for operation in self.entries.iter_mut().filter_map(|entry| entry.operation.as_mut()) {
             operation.memory = None;
         }
+    }
+
+    /// Takes the regions of all operations.
+    pub fn take_regions(&mut self) -> impl Iterator<Item = Region> {
+        self.entries.iter_mut().filter_map(|entry| entry.operation.as_mut()?.region.take())
     }
 
     /// Number of operations.

@@ -159,14 +159,20 @@ impl Outgoing {
             used = Header::BYTES;
         }
         let length = (self.room - used).min(operation.bytes - operation.moved);
-        context.rings.stage(slot, used, memory, operation.moved, length);
+        let (source, source_offset) = match &operation.region {
+            Some(region) if used == 0 => (region.key(), operation.moved),
+            _ => {
+                context.rings.stage(slot, used, memory, operation.moved, length);
+                (context.rings.staging_key(), context.rings.offset(slot))
+            }
+        };
         operation.moved += length;
         operation.in_flight += 1;
         operation.all_staged = operation.moved == operation.bytes;
         let is_last = operation.all_staged;
         let page = Page {
-            source: context.rings.staging_key(),
-            source_offset: context.rings.offset(slot),
+            source,
+            source_offset,
             destination: self.region,
             destination_offset: self.offset + u64::from(number) * self.stride,
             length: used + length,
