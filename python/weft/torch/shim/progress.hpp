@@ -129,6 +129,8 @@ inline void Engine::run() {
       }
     }
     lock.unlock();
+    // A callback may close the group here, and a work may be the last owner of the engine then.
+    auto self = shared_from_this();
     bool completed = false;
     for (auto& work : works) {
       completed |= work->is_done() && work->progress(Milliseconds(0));
@@ -138,6 +140,10 @@ inline void Engine::run() {
     }
     works.clear();
     lock.lock();
+    if (stop_) {
+      lock.unlock();
+      return;
+    }
   }
 }
 
