@@ -71,6 +71,19 @@ impl Call {
         (u64::from(inputs) * share, u64::from(outputs) * share)
     }
 
+    /// Factor of the contributions to a reduction.
+    pub(super) fn factor(&self) -> Option<f64> {
+        match self.scale {
+            Scale::Before(factor) if self.collective.reduces() => Some(factor),
+            _ => None,
+        }
+    }
+
+    /// True if the results are divided by the number of ranks.
+    pub(super) fn divides(&self) -> bool {
+        self.collective.reduces() && self.scale == Scale::Average
+    }
+
     /// Registers the input as a source of writes.
     ///
     /// # Safety

@@ -5,7 +5,7 @@
 //! the chunk before has got its credit at the end of that chunk; another one gets it when the peer begins this
 //! chunk. Credits of a pair are counted in rounds; the round of a chunk's writes is the number of credits so far.
 
-use super::call::{Call, Scale};
+use super::call::Call;
 use super::layout::{Piece, Place};
 use super::plan::{Plan, Step};
 use crate::reduction;
@@ -244,7 +244,7 @@ impl Channel {
     /// Copies the input to staging memory, if the plan has a copy.
     fn stage(&self, chunk: &Chunk) {
         for piece in &chunk.plan.staged {
-            let Scale::Before(factor) = chunk.arguments.scale else {
+            let Some(factor) = chunk.arguments.factor() else {
                 self.copy(chunk, piece);
                 continue;
             };
@@ -268,10 +268,8 @@ impl Channel {
 
     /// Copies the results to the caller's memory, and gives the writers of this chunk their credits.
     fn finish(&mut self, chunk: &Chunk, requests: &mut Requests) {
-        let divides =
-            chunk.arguments.collective.reduces() && chunk.arguments.scale == Scale::Average;
         for piece in &chunk.plan.results {
-            if !divides {
+            if !chunk.arguments.divides() {
                 self.copy(chunk, piece);
                 continue;
             }

@@ -1,6 +1,6 @@
 //! Planner: division of calls into chunks, and the plans of their shapes.
 
-use super::call::{Call, Scale};
+use super::call::Call;
 use super::config::CollectivesConfig;
 use super::layout::Layout;
 use super::plan::{self, ChunkShape, Plan, PlanRoute};
@@ -104,7 +104,7 @@ impl Planner {
     /// # Errors
     /// [`RunError::Invalid`] for an algorithm that does not compute the collective; [`RunError::TooLarge`].
     pub fn divide(&mut self, call: &Call) -> Result<Division, RunError> {
-        let is_scaled = call.collective.reduces() && matches!(call.scale, Scale::Before(_));
+        let is_scaled = call.factor().is_some();
         let shape =
             (call.collective, call.element.bytes(), call.elements, call.algorithm, is_scaled);
         if let Some((recent, division)) = &self.recent

@@ -107,6 +107,27 @@ fn averages_and_scaled_sums_are_those_of_the_elements() {
 }
 
 #[test]
+fn a_scale_is_ignored_by_collectives_that_do_not_reduce() {
+    on_threads(2, KINDS[0], SMALL, |member| {
+        let all = [1.0f32, 2.0, 3.0, 4.0];
+        for scale in [Scale::Before(0.5), Scale::Average] {
+            let mut gathered = [0.0f32; 4];
+            let call = Call {
+                collective: Collective::AllGather,
+                element: Element::F32,
+                scale,
+                elements: 4,
+                input: all[2 * member.rank()..].as_ptr().cast(),
+                output: gathered.as_mut_ptr().cast(),
+                ..sum_of(&mut [])
+            };
+            member.run(&call).unwrap();
+            assert_eq!(gathered, all);
+        }
+    });
+}
+
+#[test]
 fn many_calls_may_be_under_way() {
     for kind in KINDS {
         on_threads(3, kind, SMALL, |member| {
