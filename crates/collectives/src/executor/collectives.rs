@@ -196,8 +196,11 @@ fn agree(
         let engine = communicator.engine();
         engine.peers().all(|peer| engine.route(peer).is_some_and(|route| route.ordered))
     };
-    let fields =
-        [("channels", u64::from(config.channels)), ("bytes of a channel", config.channel_bytes)];
+    let fields = [
+        ("channels", u64::from(config.channels)),
+        ("bytes of a channel", config.channel_bytes),
+        ("bytes of inputs read in place", config.in_place_bytes),
+    ];
     let values = fields.iter().map(|(_, value)| *value).chain([u64::from(ordered)]);
     let mine: Vec<u8> = values.flat_map(u64::to_le_bytes).collect();
     let copies = vec![mine; communicator.world_size() as usize];

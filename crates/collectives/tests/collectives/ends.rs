@@ -49,10 +49,21 @@ fn calls_after_a_close_are_rejected() {
 #[test]
 fn configurations_that_differ_are_reported_on_all_ranks() {
     communicators(2, ProviderKind::Shm, None, |communicator| {
-        let channels = 1 + communicator.rank().0;
-        let config = CollectivesConfig { channels, ..CollectivesConfig::default() };
-        let error = weft_collectives::Collectives::connect(&communicator, config, crate::soon());
-        assert!(matches!(error, Err(RunError::Disagreement { what: "channels", .. })));
+        let own = communicator.rank().0;
+        let same = CollectivesConfig::default();
+        let configs = [
+            ("channels", CollectivesConfig { channels: 1 + own, ..same }),
+            ("bytes of a channel", CollectivesConfig { channel_bytes: 4096 << own, ..same }),
+            (
+                "bytes of inputs read in place",
+                CollectivesConfig { in_place_bytes: own.into(), ..same },
+            ),
+        ];
+        for (name, config) in configs {
+            let made = weft_collectives::Collectives::connect(&communicator, config, crate::soon());
+            let Err(RunError::Disagreement { what, .. }) = made else { panic!("{name}: accepted") };
+            assert_eq!(what, name);
+        }
     });
 }
 
