@@ -183,6 +183,8 @@ impl Executor {
         let id = CallId(self.first + self.calls.len() as u64);
         let arguments = *call;
         self.calls.push_back(CallState { arguments, division, input, begun: 0, done: 0 });
+        // A call without elements has no chunks.
+        self.forget_complete();
         id
     }
 
@@ -200,6 +202,11 @@ impl Executor {
     /// True if no source of a write is in use.
     pub fn is_drained(&self) -> bool {
         self.channels.iter().all(Channel::is_drained)
+    }
+
+    /// True if all calls are complete.
+    pub fn is_idle(&self) -> bool {
+        self.calls.is_empty()
     }
 
     /// Peers that block a call: those of the oldest chunk under way.
@@ -306,6 +313,11 @@ impl Executor {
         if call.done == call.division.chunks {
             self.finished.extend(call.input.take());
         }
+        self.forget_complete();
+    }
+
+    /// Removes the oldest calls up to one that is not complete.
+    fn forget_complete(&mut self) {
         while let Some(call) = self.calls.front()
             && call.done == call.division.chunks
         {

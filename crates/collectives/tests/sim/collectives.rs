@@ -195,7 +195,11 @@ impl Program {
         while let Some(region) = self.executor.take_finished() {
             engine.release(&region);
         }
-        Ok(self.started == scenario.calls.len() && self.live.is_empty())
+        let is_done = self.started == scenario.calls.len() && self.live.is_empty();
+        if is_done && !self.executor.is_idle() {
+            return Err(Failure::Result("calls that are complete were kept".to_owned()));
+        }
+        Ok(is_done)
     }
 
     fn start(&mut self, planned: &Planned, engine: &mut Engine) -> Result<(), Failure> {
