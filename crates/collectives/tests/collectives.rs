@@ -49,6 +49,10 @@ impl Member {
         unsafe { self.collectives.start(&mut self.communicator.access(), call) }
     }
 
+    fn is_done(&self, id: CallId) -> Result<bool, RunError> {
+        self.collectives.is_done(&mut self.communicator.access(), id)
+    }
+
     fn wait_for(&self, id: CallId, patience: Duration) -> Result<(), RunError> {
         let (mut never, deadline) = (|| false, clock::now().after(patience));
         let mut options = self.communicator.wait_options(deadline, &mut never);
@@ -62,6 +66,11 @@ impl Member {
     /// Sum of a vector over all ranks, in place.
     fn sum(&self, vector: &mut [i64]) -> Result<(), RunError> {
         self.run(&sum_of(vector))
+    }
+
+    fn barrier(&self) -> Result<(), weft_fabric::Error> {
+        let mut never = || false;
+        self.communicator.barrier(&mut self.communicator.wait_options(soon(), &mut never))
     }
 
     fn close(&self) -> Result<(), RunError> {

@@ -93,14 +93,33 @@ impl Collectives {
         Ok(id)
     }
 
-    /// True if a call is complete. Makes no progress.
+    /// True if a call is complete. Advances all calls if it is not.
+    ///
+    /// # Errors
+    /// Those of [`Collectives::progress`].
     pub fn is_done(&self, access: &mut impl EngineAccess, id: CallId) -> Result<bool, RunError> {
-        self.driver.call(access, |driver, _| Ok(driver.is_done(id)))?.ok_or(RunError::Closed)
+        let is_done = |access: &mut _| {
+            let done = self.driver.call(access, |driver, _| Ok(driver.is_done(id)))?;
+            done.ok_or(RunError::Closed)
+        };
+        if is_done(access)? {
+            self.release_finished(access)?;
+            return Ok(true);
+        }
+        self.progress(access)?;
+        is_done(access)
     }
 
     /// Advances all calls as far as arrivals allow.
+    ///
+    /// # Errors
+    /// [`RunError::Closed`]; those of the fabric, such as the loss of a peer, after which all calls of the group
+    /// fail.
     pub fn progress(&self, access: &mut impl EngineAccess) -> Result<(), RunError> {
-        self.driver.drive(access)?.ok_or(RunError::Closed)
+        self.driver.drive(access)?.ok_or(RunError::Closed)?;
+        // The event of the poison may have gone to another poll.
+        access.with(|engine| engine.check())?;
+        self.release_finished(access)
     }
 
     /// Advances all calls until this one is complete.

@@ -6,7 +6,7 @@ use crate::{KINDS, Member, on_threads, sum_of};
 use rustix::process::{Signal, getpid, kill_process};
 use std::time::Duration;
 use weft_collectives::{CollectivesConfig, RunError};
-use weft_fabric::{Cause, Error, ProviderKind, Rank};
+use weft_fabric::{Cause, Error, Poison, ProviderKind, Rank};
 
 #[test]
 fn a_wait_names_the_rank_that_it_lacks_and_may_be_repeated() {
@@ -25,6 +25,52 @@ fn a_wait_names_the_rank_that_it_lacks_and_may_be_repeated() {
             assert_eq!(vector, vec![3; 100]);
         });
     }
+}
+
+#[test]
+fn a_call_that_is_only_polled_completes_and_releases_its_input() {
+    for kind in KINDS {
+        on_threads(2, kind, CollectivesConfig::default(), |member| {
+            let next_key = || {
+                let mut engine = member.communicator.engine();
+                let region = engine.alloc(64).unwrap();
+                engine.release(&region);
+                region.key()
+            };
+            let (mut vector, free) = (vec![1i64; 200_000], next_key());
+            let id = member.start(&sum_of(&mut vector)).unwrap();
+            assert_ne!(next_key(), free, "the input is read in place");
+            while !member.is_done(id).unwrap() {
+                std::thread::yield_now();
+            }
+            assert_eq!(next_key(), free);
+            assert!(vector.iter().all(|sum| *sum == 2));
+        });
+    }
+}
+
+#[test]
+fn every_poll_of_a_poisoned_group_fails() {
+    communicators(2, ProviderKind::Shm, None, |communicator| {
+        let member = Member::new(communicator, CollectivesConfig::default());
+        let mut vector = vec![1i64; 100];
+        if member.rank() == 1 {
+            member.barrier().unwrap();
+            let detail = "no more".to_owned();
+            member.communicator.poison(Poison { kind: Cause::User, rank: None, detail });
+            return;
+        }
+        let id = member.start(&sum_of(&mut vector)).unwrap();
+        // The poison may come before this returns.
+        let _ = member.barrier();
+        while member.is_done(id).is_ok() {
+            std::thread::yield_now();
+        }
+        for _ in 0..3 {
+            let error = member.is_done(id).unwrap_err();
+            assert!(matches!(error, RunError::Fabric(Error::Poisoned(_))), "{error}");
+        }
+    });
 }
 
 #[test]
