@@ -123,7 +123,7 @@ impl Channel {
     }
 
     /// True if no source of a write is in use.
-    pub fn is_drained(&self) -> bool {
+    fn is_drained(&self) -> bool {
         self.peers.iter().flatten().all(|peer| peer.in_flight == 0)
     }
 

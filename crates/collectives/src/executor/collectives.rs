@@ -86,9 +86,12 @@ impl Collectives {
         let input = access.with(|engine| unsafe { call.register(engine) })?;
         self.registered.fetch_add(1, Ordering::Relaxed);
         let begun = self.driver.call(access, |driver, requests| {
-            Ok(driver.begin_call(call, division, Some(input), requests))
+            Ok(driver.begin_call(call, division, Some(input.clone()), requests))
         })?;
-        let id = begun.ok_or(RunError::Closed)?;
+        let Some(id) = begun else {
+            access.with(|engine| engine.release(&input));
+            return Err(RunError::Closed);
+        };
         self.release_finished(access)?;
         Ok(id)
     }
@@ -155,8 +158,9 @@ impl Collectives {
     /// with [`RunError::Closed`]. A second call returns at once.
     ///
     /// # Errors
-    /// [`weft_fabric::Error::Timeout`] if the other ranks do not call this: the memory then stays until the
-    /// communicator is dropped. In a poisoned group this releases the memory without a wait.
+    /// [`weft_fabric::Error::Timeout`] if the other ranks do not start the same calls, or do not call this: the
+    /// memory then stays until the communicator is dropped. In a poisoned group this releases the memory without
+    /// a wait.
     pub fn close(
         &self,
         communicator: &Communicator,
@@ -165,18 +169,20 @@ impl Collectives {
         if !self.driver.end(&mut communicator.access()) {
             return Ok(());
         }
-        let drained = self.driver.wait_ended(
+        let completed = self.driver.wait_ended(
             &mut communicator.access(),
             "closing",
             options,
-            |driver| driver.is_drained().then_some(()),
-            |_| Vec::new(),
+            |driver| driver.is_idle().then_some(()),
+            |driver| driver.missing(CallId(u64::MAX)),
         );
-        let settled = drained
+        let settled = completed
             .and_then(|_| communicator.settle(&self.counters, options).map_err(RunError::from));
         let poisoned = communicator.engine().check().is_err();
         if settled.is_ok() || poisoned {
+            let inputs = self.driver.take().into_iter().flat_map(Executor::into_inputs);
             let mut engine = communicator.engine();
+            inputs.for_each(|input| engine.release(&input));
             if poisoned {
                 engine.progress();
             }

@@ -199,9 +199,9 @@ impl Executor {
         self.finished.pop()
     }
 
-    /// True if no source of a write is in use.
-    pub fn is_drained(&self) -> bool {
-        self.channels.iter().all(Channel::is_drained)
+    /// Regions of all inputs.
+    pub(super) fn into_inputs(self) -> impl Iterator<Item = Region> {
+        self.finished.into_iter().chain(self.calls.into_iter().filter_map(|call| call.input))
     }
 
     /// True if all calls are complete.

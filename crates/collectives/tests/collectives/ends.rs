@@ -93,6 +93,23 @@ fn calls_after_a_close_are_rejected() {
 }
 
 #[test]
+fn a_close_completes_the_calls_under_way() {
+    for kind in KINDS {
+        communicators(2, kind, None, |communicator| {
+            let config = CollectivesConfig { channel_bytes: 4096, ..CollectivesConfig::default() };
+            let member = Member::new(communicator, config);
+            let mut vector = vec![1i64; 100_000];
+            let id = member.start(&sum_of(&mut vector)).unwrap();
+            if member.rank() == 1 {
+                member.wait_for(id, crate::PATIENCE).unwrap();
+            }
+            member.close().unwrap();
+            assert!(vector.iter().all(|sum| *sum == 2));
+        });
+    }
+}
+
+#[test]
 fn configurations_that_differ_are_reported_on_all_ranks() {
     communicators(2, ProviderKind::Shm, None, |communicator| {
         let own = communicator.rank().0;
