@@ -107,7 +107,7 @@ pub(crate) fn names(algorithms: &[Algorithm]) -> String {
 }
 
 /// Options of an algorithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Options {
     /// Number of chunks of pipelined algorithms.
     pub chunks: u32,

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use weft_fabric::{Engine, ProviderKind, Route};
 
-/// Limit of plans that are kept.
+/// Limit of plans that are kept, and of divisions.
 const MAX_PLANS: usize = 4096;
 /// Elements of which the shares of chunks are multiples, where a chunk has as many.
 const CHUNK_ALIGNMENT: u64 = 64;
@@ -60,6 +60,7 @@ pub(super) struct Planner {
     plans: HashMap<PlanKey, Arc<Plan>>,
     /// Shape of the last call, and its division.
     recent: Option<(CallShape, Division)>,
+    divisions: HashMap<CallShape, Division>,
     /// Lanes that a pair of ranks needs, at most.
     pair_lanes: HashMap<ScheduleKey, u32>,
 }
@@ -90,6 +91,7 @@ impl Planner {
                 .collect(),
             plans: HashMap::new(),
             recent: None,
+            divisions: HashMap::new(),
             pair_lanes: HashMap::new(),
         }
     }
@@ -112,7 +114,18 @@ impl Planner {
         {
             return Ok(division.clone());
         }
-        let division = self.divide_anew(call, is_scaled)?;
+        let known = self.divisions.get(&shape).cloned();
+        let division = match known {
+            Some(division) => division,
+            None => {
+                let division = self.divide_anew(call, is_scaled)?;
+                if self.divisions.len() >= MAX_PLANS {
+                    self.divisions.clear();
+                }
+                self.divisions.insert(shape, division.clone());
+                division
+            }
+        };
         self.recent = Some((shape, division.clone()));
         Ok(division)
     }
