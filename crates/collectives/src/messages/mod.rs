@@ -18,7 +18,7 @@
 //! receive stays in the ring. It is moved to a buffer if it blocks its ring, or if a receive of another tag
 //! waits for messages behind it. Buffers of a rank hold up to `max_unexpected_bytes`; beyond that the ring
 //! stays full and the sender waits. A sequence of sends that relies on more is a deadlock, which ends at the
-//! deadlines of the waits. NCCL and gloo guarantee less: a send may wait for its receive there, whatever its size.
+//! deadlines of the waits.
 //!
 //! **Progress.** A wait for one message, in any thread of a rank, advances all messages of that rank. Without a
 //! wait they advance when an operation starts.
