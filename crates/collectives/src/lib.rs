@@ -57,7 +57,7 @@ pub use contention::contention;
 /// Errors.
 pub use error::Error;
 /// Execution over the fabric.
-pub use executor::{Call, CallId, Collectives, CollectivesConfig, Executor, Scale};
+pub use executor::{Call, CallId, Collectives, CollectivesConfig, Executor, GroupRoutes, Scale};
 /// Printed form of a schedule.
 pub use listing::Listing;
 /// Parts of a schedule.

@@ -48,6 +48,9 @@ unsafe impl Send for Call {}
 // SAFETY: as above; a call is never changed.
 unsafe impl Sync for Call {}
 
+/// Longest vector, in bytes.
+const MAX_BYTES: u64 = 1 << 46;
+
 /// Number of a call, from 0, equal on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallId(pub(super) u64);
@@ -108,7 +111,7 @@ impl Call {
         if self
             .elements
             .checked_mul(self.element.bytes() as u64)
-            .is_none_or(|b| b > i64::MAX as u64)
+            .is_none_or(|bytes| bytes > MAX_BYTES)
         {
             return invalid("elements", format!("{}: the vector is too long", self.elements));
         }

@@ -1,14 +1,14 @@
 //! Collectives of a communicator: connection, and calls from any thread.
 
 use super::call::{Call, CallId};
-use super::config::CollectivesConfig;
+use super::config::{CollectivesConfig, GroupRoutes};
 use super::driver::Executor;
 use super::planner::Division;
 use crate::run_error::RunError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use weft_fabric::{
-    Communicator, CounterId, Driver as _, EngineAccess, Rank, Region, Requests, SharedDriver, Time,
-    WaitOptions,
+    Communicator, CounterId, Driver as _, EngineAccess, ProviderKind, Rank, Region, Requests,
+    Route, SharedDriver, Time, WaitOptions,
 };
 
 /// Collectives of a communicator. Every rank starts the same calls in the same order.
@@ -32,8 +32,8 @@ impl Collectives {
         config: CollectivesConfig,
         deadline: Time,
     ) -> Result<Collectives, RunError> {
-        let ordered = agree(communicator, &config, deadline)?;
-        let mut executor = Executor::allocate(&mut communicator.engine(), config, ordered)?;
+        let routes = agree(communicator, &config, deadline)?;
+        let mut executor = Executor::allocate(&mut communicator.engine(), config, routes)?;
         let (region, counters) = (executor.region().clone(), executor.counters().to_vec());
         let length = region.memory().len() as u64;
         let remotes = communicator.share(&[(&region, 0..length)], &counters, deadline)?;
@@ -211,27 +211,31 @@ impl Collectives {
     }
 }
 
-/// Compares the configurations of all ranks; true if all routes keep the order of arrivals.
+/// Compares the configurations of all ranks, and collects the properties of their routes.
 fn agree(
     communicator: &Communicator,
     config: &CollectivesConfig,
     deadline: Time,
-) -> Result<bool, RunError> {
-    let ordered = {
+) -> Result<GroupRoutes, RunError> {
+    let mine = {
         let engine = communicator.engine();
-        engine.peers().all(|peer| engine.route(peer).is_some_and(|route| route.ordered))
+        let routes: Vec<_> = engine.peers().map(|peer| engine.route(peer)).collect();
+        let all = |has: fn(Route) -> bool| routes.iter().all(|route| route.is_some_and(has));
+        let one_host = all(|route| route.provider == ProviderKind::Shm);
+        GroupRoutes { ordered: all(|route| route.ordered), one_host }
     };
     let fields = [
         ("channels", u64::from(config.channels)),
         ("bytes of a channel", config.channel_bytes),
         ("bytes of inputs read in place", config.in_place_bytes),
     ];
-    let values = fields.iter().map(|(_, value)| *value).chain([u64::from(ordered)]);
-    let mine: Vec<u8> = values.flat_map(u64::to_le_bytes).collect();
-    let copies = vec![mine; communicator.world_size() as usize];
-    let all = communicator.exchange(&copies, deadline)?;
-    let mut all_ordered = true;
-    for (peer, theirs) in (0..).map(Rank).zip(&all) {
+    let values = fields.iter().map(|(_, value)| *value);
+    let values = values.chain([mine.ordered.into(), mine.one_host.into()]);
+    let record: Vec<u8> = values.flat_map(u64::to_le_bytes).collect();
+    let copies = vec![record; communicator.world_size() as usize];
+    let records = communicator.exchange(&copies, deadline)?;
+    let mut routes = mine;
+    for (peer, theirs) in (0..).map(Rank).zip(&records) {
         let (values, _) = theirs.as_chunks::<8>();
         let value = |index: usize| values.get(index).map_or(0, |bytes| u64::from_le_bytes(*bytes));
         for (index, (what, ours)) in fields.iter().enumerate() {
@@ -240,7 +244,8 @@ fn agree(
                 return Err(RunError::Disagreement { peer, what, ours: *ours, theirs });
             }
         }
-        all_ordered &= value(fields.len()) != 0;
+        routes.ordered &= value(fields.len()) != 0;
+        routes.one_host &= value(fields.len() + 1) != 0;
     }
-    Ok(all_ordered)
+    Ok(routes)
 }

@@ -22,6 +22,15 @@ impl Default for CollectivesConfig {
     }
 }
 
+/// Properties of the routes of all pairs of ranks, equal on all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupRoutes {
+    /// All routes keep the order of arrivals.
+    pub ordered: bool,
+    /// All routes are shm.
+    pub one_host: bool,
+}
+
 /// Limit of channels.
 const MAX_CHANNELS: u32 = 256;
 /// Shortest staging memory of a channel, in bytes.

@@ -5,7 +5,7 @@
 
 use super::call::{Call, CallId};
 use super::channel::{Advance, Channel, Chunk};
-use super::config::CollectivesConfig;
+use super::config::{CollectivesConfig, GroupRoutes};
 use super::planner::{Division, Planner};
 use crate::run_error::RunError;
 use std::collections::VecDeque;
@@ -45,18 +45,18 @@ pub struct Executor {
 
 impl Executor {
     /// Allocates channels and counters. Every rank does this in the same order relative to its other objects, with
-    /// an equal configuration. `ordered`: the routes of all pairs of ranks keep the order of arrivals.
+    /// equal arguments.
     ///
     /// # Errors
     /// [`RunError::Invalid`] and [`RunError::TooLarge`] for the configuration; those of the fabric.
     pub fn allocate(
         engine: &mut Engine,
         config: CollectivesConfig,
-        ordered: bool,
+        routes: GroupRoutes,
     ) -> Result<Executor, RunError> {
         let ranks = engine.size();
         config.check(ranks)?;
-        let lanes = CollectivesConfig::lanes(ranks, ordered);
+        let lanes = CollectivesConfig::lanes(ranks, routes.ordered);
         let bytes = u64::from(config.channels) * config.channel_bytes;
         let region = engine.alloc(bytes as usize)?;
         let namespace = engine.namespace();
@@ -79,7 +79,7 @@ impl Executor {
         Ok(Executor {
             ranks,
             namespace,
-            planner: Planner::new(engine, config, lanes),
+            planner: Planner::new(engine, config, lanes, routes.one_host),
             region,
             channels,
             lanes: numbered,

@@ -22,5 +22,5 @@ mod selection;
 
 pub use call::{Call, CallId, Scale};
 pub use collectives::Collectives;
-pub use config::CollectivesConfig;
+pub use config::{CollectivesConfig, GroupRoutes};
 pub use driver::Executor;

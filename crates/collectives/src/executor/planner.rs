@@ -11,7 +11,7 @@ use crate::op::{Collective, Rank};
 use crate::run_error::RunError;
 use std::collections::HashMap;
 use std::sync::Arc;
-use weft_fabric::{Engine, ProviderKind, Route};
+use weft_fabric::{Engine, Route};
 
 /// Limit of plans that are kept, and of divisions.
 const MAX_PLANS: usize = 4096;
@@ -72,23 +72,19 @@ type ScheduleKey = (Collective, Algorithm, u32, u32);
 
 impl Planner {
     /// Planner of one rank of an engine whose routes are resolved.
-    pub fn new(engine: &Engine, config: CollectivesConfig, lanes: u16) -> Planner {
+    pub fn new(engine: &Engine, config: CollectivesConfig, lanes: u16, one_host: bool) -> Planner {
         let ranks = engine.size();
-        let routes = (0..ranks).map(|rank| engine.route(weft_fabric::Rank(rank)));
-        let routes: Vec<_> = routes.collect();
-        let is_shm = |route: &Route| route.provider == ProviderKind::Shm;
+        let route = |rank| {
+            let Route { parts, ordered, .. } = engine.route(weft_fabric::Rank(rank))?;
+            Some(PlanRoute { parts, ordered })
+        };
         Planner {
             config,
             rank: Rank(engine.rank().0),
             ranks,
             lanes,
-            one_host: routes.iter().flatten().all(is_shm),
-            routes: routes
-                .iter()
-                .map(|route| {
-                    route.map(|route| PlanRoute { parts: route.parts, ordered: route.ordered })
-                })
-                .collect(),
+            one_host,
+            routes: (0..ranks).map(route).collect(),
             plans: HashMap::new(),
             recent: None,
             divisions: HashMap::new(),

@@ -3,8 +3,8 @@
 use crate::injected_fault::InjectedFault;
 use std::time::Duration;
 use weft_collectives::{
-    Algorithm, Call, CallId, Collective, CollectivesConfig, Element, Executor, Options, Reduction,
-    RunError, Scale,
+    Algorithm, Call, CallId, Collective, CollectivesConfig, Element, Executor, GroupRoutes,
+    Options, Reduction, RunError, Scale,
 };
 use weft_fabric::providers::sim::{Cluster, Faults, Outcome, World, WorldConfig};
 use weft_fabric::random::SplitMix64;
@@ -307,7 +307,11 @@ fn connect(cluster: &mut Cluster, scenario: &Scenario) -> Result<Vec<Program>, R
     for rank in cluster.ranks() {
         programs.push(Program {
             rank: rank.0 as usize,
-            executor: Executor::allocate(cluster.engine(rank), scenario.config, false)?,
+            executor: Executor::allocate(
+                cluster.engine(rank),
+                scenario.config,
+                GroupRoutes::default(),
+            )?,
             random: SplitMix64::new(scenario.seed.wrapping_mul(31) ^ u64::from(rank.0)),
             started: 0,
             live: Vec::new(),
