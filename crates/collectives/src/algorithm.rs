@@ -70,6 +70,13 @@ impl Algorithm {
         }
     }
 
+    /// True if each sum is added in the order of ranks, whatever the length and the number of chunks: the same bits
+    /// on all ranks and in all runs. True for collectives without sums.
+    pub fn sums_in_rank_order(self, collective: Collective) -> bool {
+        use Algorithm::{Direct, OneShot, TwoShot};
+        !collective.reduces() || matches!(self, OneShot | TwoShot | Direct)
+    }
+
     /// Algorithms that compute `collective`.
     pub fn of(collective: Collective) -> &'static [Algorithm] {
         use Algorithm::*;

@@ -228,6 +228,7 @@ fn agree(
         ("channels", u64::from(config.channels)),
         ("bytes of a channel", config.channel_bytes),
         ("bytes of inputs read in place", config.in_place_bytes),
+        ("request for reproducible sums (1: yes)", config.reproducible.into()),
     ];
     let values = fields.iter().map(|(_, value)| *value);
     let values = values.chain([mine.ordered.into(), mine.one_host.into()]);

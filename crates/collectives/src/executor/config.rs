@@ -13,12 +13,21 @@ pub struct CollectivesConfig {
     /// Bytes of a vector from which writes read the caller's input in place. Shorter inputs are copied to staging
     /// memory, which costs less than a registration.
     pub in_place_bytes: u64,
+    /// Sums are added in the order of ranks: the same bits on all ranks, in all runs, for all numbers of chunks and
+    /// channels. Reductions then run by `one-shot`, `two-shot` and `direct` alone; a call that names another
+    /// algorithm is rejected.
+    pub reproducible: bool,
 }
 
 impl Default for CollectivesConfig {
-    /// 4 channels of 1 MiB; inputs are read in place from 128 KiB on.
+    /// 4 channels of 1 MiB; inputs are read in place from 128 KiB on; any order of sums.
     fn default() -> CollectivesConfig {
-        CollectivesConfig { channels: 4, channel_bytes: 1 << 20, in_place_bytes: 128 << 10 }
+        CollectivesConfig {
+            channels: 4,
+            channel_bytes: 1 << 20,
+            in_place_bytes: 128 << 10,
+            reproducible: false,
+        }
     }
 }
 

@@ -129,8 +129,12 @@ impl Planner {
     fn divide_anew(&mut self, call: &Call, is_scaled: bool) -> Result<Division, RunError> {
         let (algorithm, options) = call.algorithm.unwrap_or_else(|| {
             let routes = Routes { one_host: self.one_host, lanes: self.lanes };
-            selection::select(call.collective, call.bytes(), self.ranks, routes)
+            let reproducible = self.config.reproducible;
+            selection::select(call.collective, call.bytes(), self.ranks, routes, reproducible)
         });
+        if self.config.reproducible {
+            selection::check_reproducible(call.collective, algorithm)?;
+        }
         let schedule = build(call.collective, algorithm, self.ranks, &options)
             .map_err(|error| RunError::Invalid { what: "algorithm", detail: error.to_string() })?;
         self.check_lanes((call.collective, algorithm, options.chunks, options.local), &schedule)?;

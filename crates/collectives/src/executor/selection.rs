@@ -1,7 +1,8 @@
 //! Algorithm of a call without one: by size, number of ranks, and whether all ranks share a host.
 
-use crate::algorithm::{Algorithm, Options};
+use crate::algorithm::{Algorithm, Options, names};
 use crate::op::Collective;
+use crate::run_error::RunError;
 
 /// Longest vector, in bytes, that each rank sends whole to all others.
 const ONE_SHOT_BYTES: u64 = 16 << 10;
@@ -17,14 +18,29 @@ pub(super) struct Routes {
     pub lanes: u16,
 }
 
-/// Algorithm for a vector of `bytes` bytes.
+/// Rejects an algorithm whose sums depend on the number of ranks and chunks.
+pub(super) fn check_reproducible(
+    collective: Collective,
+    algorithm: Algorithm,
+) -> Result<(), RunError> {
+    if algorithm.sums_in_rank_order(collective) {
+        return Ok(());
+    }
+    let all = Algorithm::of(collective).iter().copied();
+    let ordered: Vec<_> = all.filter(|each| each.sums_in_rank_order(collective)).collect();
+    let detail = format!("{algorithm}: expected one that adds in rank order ({})", names(&ordered));
+    Err(RunError::Invalid { what: "algorithm", detail })
+}
+
+/// Algorithm for a vector of `bytes` bytes; one whose sums are added in rank order, if `reproducible`.
 pub(super) fn select(
     collective: Collective,
     bytes: u64,
     ranks: u32,
     Routes { one_host, lanes }: Routes,
+    reproducible: bool,
 ) -> (Algorithm, Options) {
-    let few = one_host || ranks <= DIRECT_RANKS;
+    let few = one_host || ranks <= DIRECT_RANKS || reproducible && collective.reduces();
     let is_short = bytes * u64::from(ranks) <= ONE_SHOT_BYTES * 2;
     let long = if lanes == 1 || 2 * (ranks - 1) <= u32::from(lanes) {
         Algorithm::Ring

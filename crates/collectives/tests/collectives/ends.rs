@@ -121,6 +121,10 @@ fn configurations_that_differ_are_reported_on_all_ranks() {
                 "bytes of inputs read in place",
                 CollectivesConfig { in_place_bytes: own.into(), ..same },
             ),
+            (
+                "request for reproducible sums (1: yes)",
+                CollectivesConfig { reproducible: own == 1, ..same },
+            ),
         ];
         for (name, config) in configs {
             let made = weft_collectives::Collectives::connect(&communicator, config, crate::soon());

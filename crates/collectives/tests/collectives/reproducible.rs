@@ -1,0 +1,135 @@
+//! Reproducible sums: the bits of the sum in rank order, for every configuration.
+
+use crate::{KINDS, Member, on_threads};
+use weft_collectives::{
+    Algorithm, Call, Collective, CollectivesConfig, Element, Options, Reduction, RunError, Scale,
+};
+use weft_fabric::random::SplitMix64;
+
+/// Random values from 2^-20 to 2^20 of both signs: the order of their sum shows in its bits.
+fn addends(length: usize, seed: u64, rank: usize) -> Vec<f32> {
+    let mut random = SplitMix64::new(seed ^ (rank as u64 + 1) << 40);
+    let one = |bits: u64| {
+        let (sign, exponent) = ((bits & 1) << 31, (107 + (bits >> 8) % 41) << 23);
+        f32::from_bits((sign | exponent | (bits >> 32 & 0x7f_ffff)) as u32)
+    };
+    (0..length).map(|_| one(random.bits())).collect()
+}
+
+/// Bits of the sums in rank order.
+fn sums_in_rank_order(length: usize, seed: u64, ranks: usize) -> Vec<u32> {
+    let mut sums = addends(length, seed, 0);
+    for rank in 1..ranks {
+        sums.iter_mut().zip(addends(length, seed, rank)).for_each(|(sum, one)| *sum += one);
+    }
+    sums.into_iter().map(f32::to_bits).collect()
+}
+
+/// Bits of this rank's result, or the error.
+fn reduced(
+    member: &Member,
+    collective: Collective,
+    algorithm: Option<Algorithm>,
+    input: &[f32],
+    ranks: usize,
+) -> Result<Vec<u32>, RunError> {
+    let shares = if collective.shares() { ranks } else { 1 };
+    let mut output = vec![0f32; input.len() / shares];
+    member.run(&Call {
+        collective,
+        element: Element::F32,
+        reduction: Reduction::Sum,
+        scale: Scale::None,
+        elements: input.len() as u64,
+        input: input.as_ptr().cast(),
+        output: output.as_mut_ptr().cast(),
+        algorithm: algorithm.map(|algorithm| (algorithm, Options::default())),
+    })?;
+    Ok(output.into_iter().map(f32::to_bits).collect())
+}
+
+/// Every number of channels, length of chunks, and way to read inputs.
+fn configurations() -> impl Iterator<Item = CollectivesConfig> {
+    let channels = [(1, 1 << 20), (4, 1 << 20), (3, 8192), (2, 2048)];
+    channels.into_iter().flat_map(|(channels, channel_bytes)| {
+        [0, 4096, u64::MAX].map(|in_place_bytes| CollectivesConfig {
+            channels,
+            channel_bytes,
+            in_place_bytes,
+            reproducible: true,
+        })
+    })
+}
+
+#[test]
+fn reproducible_sums_have_the_same_bits_for_every_configuration_and_algorithm() {
+    for ranks in [2usize, 3, 5] {
+        // Lengths are multiples of the ranks.
+        let lengths = [30, 990, 60 * 1237];
+        let sums = [0, 1, 2].map(|seed| sums_in_rank_order(lengths[seed], seed as u64, ranks));
+        for (number, config) in configurations().enumerate() {
+            let kind = KINDS[number % KINDS.len()];
+            on_threads(ranks as u32, kind, config, |member| {
+                for (seed, length) in lengths.into_iter().enumerate() {
+                    let input = addends(length, seed as u64, member.rank());
+                    let (all, share) = (&sums[seed], length / ranks);
+                    let own = &all[member.rank() * share..][..share];
+                    for (collective, expected, algorithms) in [
+                        (
+                            Collective::AllReduce,
+                            &all[..],
+                            &[None, Some(Algorithm::OneShot), Some(Algorithm::TwoShot)][..],
+                        ),
+                        (Collective::ReduceScatter, own, &[None, Some(Algorithm::Direct)]),
+                    ] {
+                        for &algorithm in algorithms {
+                            let bits = reduced(member, collective, algorithm, &input, ranks);
+                            assert!(
+                                bits.unwrap() == expected,
+                                "{collective} by {algorithm:?}, {length} elements, {config:?}"
+                            );
+                        }
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn other_algorithms_give_other_bits_and_are_rejected_for_reproducible_sums() {
+    let (ranks, length) = (3, 3000);
+    let expected = sums_in_rank_order(length, 7, ranks);
+    for reproducible in [false, true] {
+        let config = CollectivesConfig { reproducible, ..CollectivesConfig::default() };
+        on_threads(ranks as u32, KINDS[0], config, |member| {
+            let input = addends(length, 7, member.rank());
+            let ring = Some(Algorithm::Ring);
+            let found = reduced(member, Collective::AllReduce, ring, &input, ranks);
+            if !reproducible {
+                assert_ne!(found.unwrap(), expected);
+                return;
+            }
+            let text = "algorithm: ring: expected one that adds in rank order (one-shot, two-shot)";
+            assert_eq!(found.unwrap_err().to_string(), text);
+            let found = reduced(member, Collective::AllReduce, None, &input, ranks);
+            assert_eq!(found.unwrap(), expected);
+        });
+    }
+}
+
+#[test]
+fn selection_for_many_ranks_and_long_vectors_adds_in_rank_order() {
+    // Beyond the number of ranks and the length from which a ring is selected otherwise.
+    let (ranks, length) = (10, 280_000);
+    let config = CollectivesConfig { reproducible: true, ..CollectivesConfig::default() };
+    let expected = sums_in_rank_order(length, 11, ranks);
+    on_threads(ranks as u32, KINDS[1], config, |member| {
+        let input = addends(length, 11, member.rank());
+        let (rank, share) = (member.rank(), length / ranks);
+        let all = reduced(member, Collective::AllReduce, None, &input, ranks).unwrap();
+        assert!(all == expected);
+        let own = reduced(member, Collective::ReduceScatter, None, &input, ranks).unwrap();
+        assert!(own == expected[rank * share..][..share]);
+    });
+}
