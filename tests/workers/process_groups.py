@@ -156,9 +156,16 @@ def absent(backend: str, which: str) -> list[str]:
     """Errors of ranks whose peer, the last rank, does not take part for a while."""
     rank, ranks = start(backend, timedelta(seconds=20))
     group = distributed.new_group(timeout=timedelta(seconds=1.5))
+    at_once = distributed.new_group() if which == "monitored" else None
     distributed.barrier()
     gone = threading.Event()
     errors = []
+    if at_once is not None and rank == 0:
+        # A limit of no time, unlike none.
+        try:
+            monitored_barrier(at_once, timedelta(0))
+        except distributed.DistBackendError as error:
+            errors.append(str(error))
     if rank < ranks - 1:
         try:
             if which == "monitored":

@@ -302,7 +302,8 @@ class WeftBackend : public Submitter {
 
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override {
     WithoutGil without_gil;
-    auto timeout = effective(options.timeout);
+    // Zero is a time limit here, as it is in gloo.
+    auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
     auto until = Clock::now() + timeout;
     auto token = at::zeros({1}, at::kByte);
     if (rank_ != 0) {
