@@ -53,6 +53,13 @@ def test_works_have_futures_and_results(backend: str) -> None:
         assert found["parts"] == [0, 1, 2]
 
 
+def test_messages_have_events_of_the_profiler() -> None:
+    sent, received = results("process_groups.profiled", 2, "model")
+    assert sent == [["weft:send", [[4, 2]], True]] * 2
+    names = ["weft:recv", "weft:recvAnySource"]
+    assert received == [[name, [[4, 2]], True] for name in names]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_receive_without_a_message_delays_no_other_work(backend: str) -> None:
     assert results("process_groups.unmatched", 2, backend) == [[7.0, 7.0], [2.0] * 3]

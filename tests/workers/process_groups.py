@@ -61,6 +61,24 @@ def handles(backend: str) -> dict[str, Any]:
     return found
 
 
+def profiled(backend: str) -> list[list[Any]]:
+    """Name, shapes and kind of each event that the profiler records for messages."""
+    rank, _ = start(backend)
+    value = torch.ones(4, 2)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+    ) as profile:
+        if rank == 0:
+            distributed.send(value, 1)
+            distributed.send(value, 1)
+        else:
+            distributed.recv(value, 0)
+            distributed.recv(value)
+    events = [each for each in profile.events() if each.name.startswith("weft:")]
+    distributed.destroy_process_group()
+    return [[each.name, each.input_shapes, each.is_async] for each in events]
+
+
 def unmatched(backend: str) -> Any:
     """A receive that is posted before a collective and matched after it delays no other work."""
     rank, _ = start(backend)

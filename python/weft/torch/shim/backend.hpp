@@ -290,7 +290,7 @@ class WeftBackend : public Submitter {
   }
 
   intrusive_ptr<Work> recvAnysource(Tensors& tensors, int tag) override {
-    return receive("recv", OpType::RECVANYSOURCE, tensors, WEFT_ANY_RANK, tag);
+    return receive("recvAnySource", OpType::RECVANYSOURCE, tensors, WEFT_ANY_RANK, tag);
   }
 
   intrusive_ptr<Work> barrier(const c10d::BarrierOptions& options) override {

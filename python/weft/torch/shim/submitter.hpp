@@ -130,7 +130,7 @@ class Submitter : public c10d::Backend {
 
   intrusive_ptr<Work> receive(const char* name, OpType type, Tensors& tensors, uint32_t source, uint64_t tag) {
     auto& tensor = only(name, tensors);
-    return submit(name, type, tensors, {}, c10d::AllToAllOptions{}, [&](Submission& call) {
+    return submit(name, type, tensors, tensors, c10d::AllToAllOptions{}, [&](Submission& call) {
       call.receive(source, tag, call.output(tensor));
     });
   }
