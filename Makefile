@@ -196,6 +196,11 @@ bench-threads: $(FABRIC_BENCH) ## Threads that share a communicator OVER shm or 
 	$(call step,Threads of a rank)
 	@$(RECORD) threads $(FABRIC_BENCH) threads --json --path $(or $(OVER),shm)
 
+.PHONY: bench-calls
+bench-calls: $(FABRIC_BENCH) ## Collectives of RANKS without PyTorch, OVER shm or tcp, recorded
+	$(call step,Calls of collectives)
+	@$(RECORD) calls $(FABRIC_BENCH) collectives --json --ranks $(or $(RANKS),2) --path $(or $(OVER),shm)
+
 .PHONY: bench-pairs
 bench-pairs: $(FABRIC_BENCH) ## Pairs: formation, many idle ones, a burst of processes
 	$(call step,Pair groups)

@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use weft_control::{Config, Control, Overrides};
-use weft_fabric::{Communicator, CommunicatorConfig, WaitOptions, clock};
+use weft_fabric::{Communicator, CommunicatorConfig, Rank, WaitOptions, clock};
 
 /// Time limit for any expected event on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -100,4 +100,15 @@ pub fn mesh(communicator: &Communicator) -> Outcome<&Control> {
 pub fn waiting<T>(spin: Duration, f: impl FnOnce(&mut WaitOptions<'_>) -> T) -> T {
     let mut never = || false;
     f(&mut WaitOptions { deadline: clock::now().after(PATIENCE), spin, interrupted: &mut never })
+}
+
+/// Pins this thread to a core of its own, if there are enough.
+pub fn pin(rank: Rank) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(rank.index());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if cores > rank.index() {
+        // Without permission the rank stays unpinned.
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
 }

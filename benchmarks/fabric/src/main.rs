@@ -6,12 +6,14 @@
 //! - `crowd.rs`, `idle.rs`: more ranks than cores, and ranks that wait
 //! - `threads.rs`: threads of a rank that share its communicator
 //! - `messages.rs`: tagged messages between two ranks
+//! - `collectives.rs`: collectives back to back, by size
 //! - `pairs.rs`: pair groups: formation, idle pairs, a burst of processes
 //! - `soak.rs`: counted writes of mixed sizes for a given time
 //! - `instructions.rs`: fixed work for callgrind
 //! - `statistics.rs`, `table.rs`: percentiles, and tables of them
 
 mod arena;
+mod collectives;
 mod crowd;
 mod group;
 mod idle;
@@ -46,6 +48,8 @@ enum Benchmark {
     Threads(threads::Options),
     /// Tagged messages between two processes: latency and throughput
     Messages(messages::Options),
+    /// Collectives back to back: time of a call by size
+    Collectives(collectives::Options),
     /// Pair groups: formation time, cost of idle pairs, a burst of processes
     Pairs(pairs::Options),
     /// Counted writes of mixed sizes, with checks of counts, bytes and memory
@@ -107,6 +111,7 @@ fn main() -> std::process::ExitCode {
         Benchmark::Idle(options) => idle::run(&options),
         Benchmark::Threads(options) => threads::run(&options),
         Benchmark::Messages(options) => messages::run(&options),
+        Benchmark::Collectives(options) => collectives::run(&options),
         Benchmark::Pairs(options) => pairs::run(&options),
         Benchmark::Soak(options) => soak::run(&options),
         Benchmark::Instructions(options) => instructions::run(&options),

@@ -1,7 +1,7 @@
 //! Tagged messages between two ranks: half a round trip by size, and the rate of a stream of long messages,
 //! beside a copy of the same bytes within one process.
 
-use crate::group::{PATIENCE, join, on_processes, waiting};
+use crate::group::{PATIENCE, join, on_processes, pin, waiting};
 use crate::statistics::percentile;
 use crate::{Outcome, Path, table};
 use clap::Args;
@@ -121,17 +121,6 @@ fn rank(options: &Options) -> Outcome<RankResult> {
     waiting(spin, |waiter| member.messages.close(&member.communicator, waiter))?;
     member.communicator.leave();
     Ok(result)
-}
-
-/// Pins this thread to a core of its own, if there are enough.
-fn pin(rank: Rank) {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(rank.index());
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if cores > rank.index() {
-        // Without permission the rank stays unpinned.
-        let _ = rustix::thread::sched_setaffinity(None, &set);
-    }
 }
 
 impl Member {
