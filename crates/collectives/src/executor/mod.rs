@@ -6,6 +6,7 @@
 //!
 //! - `config.rs`, `call.rs`: configuration; arguments of a call
 //! - `layout.rs`, `plan.rs`: positions of blocks; steps of a rank
+//! - `direct_results.rs`: steps that write results to the caller's memory
 //! - `planner.rs`, `selection.rs`: chunks of a call and their plans; choice of an algorithm
 //! - `channel.rs`, `driver.rs`: execution of a chunk; all channels and calls
 //! - `collectives.rs`: connection and calls
@@ -14,6 +15,7 @@ mod call;
 mod channel;
 mod collectives;
 mod config;
+mod direct_results;
 mod driver;
 mod layout;
 mod plan;

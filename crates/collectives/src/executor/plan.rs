@@ -1,5 +1,6 @@
 //! Plan: the operations of one rank on one chunk, with all positions, lanes and counts resolved.
 
+use super::direct_results;
 use super::layout::{Layout, Piece, Place};
 use crate::op::{Buffer, Collective, Op, Rank, Span};
 use crate::schedule::Schedule;
@@ -41,7 +42,7 @@ pub(crate) struct Plan {
     pub steps: Vec<Step>,
     /// Pieces of the writes.
     pub pieces: Vec<Piece>,
-    /// Copies from staging memory to the caller's output at the end.
+    /// Copies from staging memory to the caller's output at the end, and results that are already there.
     pub results: Vec<Piece>,
     /// Ranks that write to this one.
     pub sources: Vec<u32>,
@@ -108,6 +109,7 @@ pub(crate) fn plan<S: Schedule>(
         },
         sent: HashMap::new(),
         received: HashMap::new(),
+        landed: Vec::new(),
     };
     if staged_input {
         builder.stage_input();
@@ -116,7 +118,9 @@ pub(crate) fn plan<S: Schedule>(
         builder.add(schedule.op(me, index), &route);
     }
     builder.results();
-    builder.plan
+    let Builder { mut plan, landed, .. } = builder;
+    direct_results::redirect(&mut plan, schedule.collective(), me.0, &landed);
+    plan
 }
 
 struct Builder<'a, 's, S> {
@@ -128,6 +132,8 @@ struct Builder<'a, 's, S> {
     sent: HashMap<u32, PairLanes>,
     /// Raises by each rank, in the order of its writes.
     received: HashMap<u32, Vec<Arrival>>,
+    /// Bytes of staging memory that each wait covers first.
+    landed: Vec<Vec<Range<u64>>>,
 }
 
 /// Number of lanes of a pair so far, by the lane of the schedule.
@@ -150,6 +156,8 @@ struct Arrival {
     fabric_lane: u16,
     /// Raises of the fabric's lane up to this write.
     raises: u64,
+    /// Written bytes of staging memory; empty once a wait covers them.
+    targets: Vec<Range<u64>>,
 }
 
 impl<S: Schedule> Builder<'_, '_, S> {
@@ -221,10 +229,15 @@ impl<S: Schedule> Builder<'_, '_, S> {
             self.received.insert(from.0, arrivals);
             self.plan.sources.push(from.0);
         }
-        let arrivals = &self.received[&from.0];
-        let of_lane = arrivals.iter().filter(|arrival| arrival.lane == lane);
-        let Some(last) = of_lane.take(count as usize).last() else { return };
-        let (lane, raises) = (last.fabric_lane, last.raises);
+        let Some(arrivals) = self.received.get_mut(&from.0) else { return };
+        let of_lane = arrivals.iter_mut().filter(|arrival| arrival.lane == lane);
+        let (mut last, mut landed) = (None, Vec::new());
+        for arrival in of_lane.take(count as usize) {
+            last = Some((arrival.fabric_lane, arrival.raises));
+            landed.append(&mut arrival.targets);
+        }
+        let Some((lane, raises)) = last else { return };
+        self.landed.push(landed);
         self.plan.steps.push(Step::Wait { from: from.0, lane, raises });
     }
 
@@ -244,7 +257,12 @@ impl<S: Schedule> Builder<'_, '_, S> {
             let pieces = self.layout.pieces(from, source, to, target);
             let raises = raised.entry(fabric_lane).or_default();
             *raises += route.parts.count(pieces.iter().map(|piece| piece.bytes));
-            arrivals.push(Arrival { lane, fabric_lane, raises: *raises });
+            let targets = pieces.iter().filter_map(|piece| match piece.target {
+                Place::Staging(start) => Some(start..start + piece.bytes),
+                _ => None,
+            });
+            let targets = targets.collect();
+            arrivals.push(Arrival { lane, fabric_lane, raises: *raises, targets });
         }
         arrivals
     }
