@@ -49,6 +49,8 @@ pub(super) fn select(
     };
     let algorithm = match collective {
         Collective::AllReduce if is_short && few => Algorithm::OneShot,
+        // In two shots a sum passes through staging memory, since it is sent on; in one it does not.
+        Collective::AllReduce if ranks == 2 && one_host => Algorithm::OneShot,
         Collective::AllReduce if few => Algorithm::TwoShot,
         Collective::AllReduce if bytes < 1 << 20 => Algorithm::HalvingDoubling,
         Collective::AllReduce => long,
