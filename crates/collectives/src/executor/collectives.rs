@@ -11,6 +11,9 @@ use weft_fabric::{
     Route, SharedDriver, Time, WaitOptions,
 };
 
+/// Longest text of an error that is sent, or taken of a peer, in characters.
+const MAX_DETAIL: usize = 2000;
+
 /// Collectives of a communicator. Every rank starts the same calls in the same order.
 ///
 /// Any thread may call at any time; no call blocks on another thread's wait.
@@ -26,14 +29,16 @@ impl Collectives {
     /// Connects collectives over a communicator. Collective.
     ///
     /// # Errors
-    /// [`RunError::Disagreement`] if the ranks' configurations differ; those of the fabric.
+    /// [`RunError::Disagreement`] if the ranks' configurations differ; [`RunError::PeerFailed`] if a peer could not
+    /// allocate its part; those of the fabric.
     pub fn connect(
         communicator: &Communicator,
         config: CollectivesConfig,
         deadline: Time,
     ) -> Result<Collectives, RunError> {
         let routes = agree(communicator, &config, deadline)?;
-        let mut executor = Executor::allocate(&mut communicator.engine(), config, routes)?;
+        let made = Executor::allocate(&mut communicator.engine(), config, routes);
+        let mut executor = made_by_all(communicator, made, deadline)?;
         let (region, counters) = (executor.region().clone(), executor.counters().to_vec());
         let length = region.memory().len() as u64;
         let remotes = communicator.share(&[(&region, 0..length)], &counters, deadline)?;
@@ -249,4 +254,31 @@ fn agree(
         routes.one_host &= value(fields.len() + 1) != 0;
     }
     Ok(routes)
+}
+
+/// Returns the executor if every rank has allocated its own. Otherwise releases it: no peer has a grant of it yet.
+fn made_by_all(
+    communicator: &Communicator,
+    made: Result<Executor, RunError>,
+    deadline: Time,
+) -> Result<Executor, RunError> {
+    let text = |error: &RunError| error.to_string().chars().take(MAX_DETAIL).collect::<String>();
+    let failure = made.as_ref().err().map(text).unwrap_or_default().into_bytes();
+    let copies = vec![failure; communicator.world_size() as usize];
+    let failures = communicator.exchange(&copies, deadline);
+    let executor = made?;
+    let failed = failures.map_err(RunError::from).and_then(|failures| {
+        let failed = (0..).map(Rank).zip(failures).find(|(_, failure)| !failure.is_empty());
+        failed.map_or(Ok(()), |(peer, failure)| {
+            let detail = String::from_utf8_lossy(&failure).chars().take(MAX_DETAIL).collect();
+            Err(RunError::PeerFailed { peer, detail })
+        })
+    });
+    match failed {
+        Ok(()) => Ok(executor),
+        Err(error) => {
+            executor.give_back(&mut communicator.engine());
+            Err(error)
+        }
+    }
 }

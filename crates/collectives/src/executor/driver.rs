@@ -199,6 +199,15 @@ impl Executor {
         self.finished.pop()
     }
 
+    /// Releases staging memory and counters, which no peer was granted yet.
+    pub(super) fn give_back(self, engine: &mut Engine) {
+        engine.release(&self.region);
+        for counter in self.counters {
+            // A counter is released once.
+            let _ = engine.release_counter(counter);
+        }
+    }
+
     /// Regions of all inputs.
     pub(super) fn into_inputs(self) -> impl Iterator<Item = Region> {
         self.finished.into_iter().chain(self.calls.into_iter().filter_map(|call| call.input))

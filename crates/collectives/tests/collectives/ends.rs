@@ -3,9 +3,9 @@
 use crate::communicators::{communicators, process_communicator};
 use crate::ranks::{on_processes, process_rank};
 use crate::{KINDS, Member, on_threads, sum_of};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Resource, Signal, getpid, getrlimit, kill_process, setrlimit};
 use std::time::Duration;
-use weft_collectives::{CollectivesConfig, RunError};
+use weft_collectives::{Collectives, CollectivesConfig, RunError};
 use weft_fabric::{Cause, Error, Poison, ProviderKind, Rank};
 
 #[test]
@@ -164,4 +164,34 @@ fn survivors_over_shm_name_a_killed_rank() {
 fn survivors_over_tcp_name_a_killed_rank() {
     let name = "ends::survivors_over_tcp_name_a_killed_rank";
     survivors_name_a_killed_rank(name, ProviderKind::Tcp);
+}
+
+#[test]
+fn ranks_name_one_that_cannot_allocate_and_may_connect_again() {
+    let name = "ends::ranks_name_one_that_cannot_allocate_and_may_connect_again";
+    let Some(rank) = process_rank() else {
+        assert_eq!(on_processes(name, 3), [Ok(()), Ok(()), Ok(())]);
+        return;
+    };
+    let communicator = process_communicator(rank, 3, ProviderKind::Shm);
+    let large = CollectivesConfig { channel_bytes: 256 << 20, ..CollectivesConfig::default() };
+    let limit = getrlimit(Resource::As);
+    if rank == Rank(1) {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        let room = pages * rustix::param::page_size() as u64 + (64 << 20);
+        setrlimit(Resource::As, rustix::process::Rlimit { current: Some(room), ..limit }).unwrap();
+    }
+    let error = Collectives::connect(&communicator, large, crate::soon()).err().unwrap();
+    setrlimit(Resource::As, limit).unwrap();
+    match (rank, &error) {
+        (Rank(1), RunError::Fabric(_)) => {}
+        (_, RunError::PeerFailed { peer: Rank(1), detail }) => assert!(!detail.is_empty()),
+        _ => panic!("{error}"),
+    }
+    let member = Member::new(communicator, CollectivesConfig::default());
+    let mut vector = vec![1i64; 1000];
+    member.sum(&mut vector).unwrap();
+    assert_eq!(vector, vec![3; 1000]);
+    member.close().unwrap();
 }
