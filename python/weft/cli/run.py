@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from weft import launch
+from weft.topology.placement import hdrm_hosts
 
 if TYPE_CHECKING:
     from weft.cli.arguments import Subparsers
@@ -39,6 +40,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="number of pretended hosts among which ranks are divided; hosts share no memory",
     )
     parser.add_argument(
+        "--network",
+        metavar="NETWORK",
+        help="BiGraph whose hosts are pretended, a short form or a JSON file;"
+        " ranks are placed as HDRM needs",
+    )
+    parser.add_argument(
         "--env",
         type=assignment,
         action="append",
@@ -67,10 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Start the ranks, wait for them, and return the first failing rank's status."""
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     try:
+        hosts = arguments.network and hdrm_hosts(arguments.network, arguments.ranks)
         config = launch.LaunchConfig(
             command,
             arguments.ranks,
             pretended_hosts=arguments.pretend_hosts,
+            hosts=hosts,
             environment=dict(arguments.env),
             prefix=not arguments.no_prefix,
             grace_seconds=arguments.grace,

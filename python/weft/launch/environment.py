@@ -26,7 +26,9 @@ FIRST_EPHEMERAL: Final = 32_768
 def environments(config: LaunchConfig) -> Iterator[dict[str, str]]:
     """Each rank's environment."""
     hosts = config.pretended_hosts or 1
-    host_of = [rank * hosts // config.ranks for rank in range(config.ranks)]
+    host_of = list(config.hosts or ()) or [
+        f"pretended-{rank * hosts // config.ranks}" for rank in range(config.ranks)
+    ]
     common = {
         **{name: value for name, value in os.environ.items() if name not in OVERRIDDEN},
         "WEFT_WORLD_SIZE": str(config.ranks),
@@ -37,11 +39,11 @@ def environments(config: LaunchConfig) -> Iterator[dict[str, str]]:
     for rank, host in enumerate(host_of):
         environment = common | {
             "WEFT_RANK": str(rank),
-            "WEFT_LOCAL_RANK": str(rank - host_of.index(host)),
+            "WEFT_LOCAL_RANK": str(host_of[:rank].count(host)),
             "WEFT_LOCAL_WORLD_SIZE": str(host_of.count(host)),
         }
-        if config.pretended_hosts is not None:
-            environment["WEFT_HOST_ID"] = f"pretended-{host}"
+        if config.hosts is not None or config.pretended_hosts is not None:
+            environment["WEFT_HOST_ID"] = host
         yield environment | dict(config.environment)
 
 
