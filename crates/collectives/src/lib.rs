@@ -11,7 +11,7 @@
 //!   [`recursive`], [`circulant`], [`broadcast`]; their parts: `cube`, `double_tree`, `ordered_sum`, `pipeline`
 //! - `algorithm`: names; `any_schedule`: [`build()`] and [`AnySchedule`]
 //! - [`verify`](mod@verify): proof of correctness; [`contention`](mod@contention): load of links; `collision`
-//! - [`tune`](mod@tune): choice of the fastest algorithm
+//! - [`tune`](mod@tune): choice of the fastest algorithm on a network; [`tuning`]: by measured times
 //! - `executor`: [`Collectives`], which run schedules over the fabric
 //! - [`reduction`]: sums, minima and other operations on vectors
 //! - [`messages`]: tagged sends and receives between two ranks
@@ -47,6 +47,7 @@ mod run_error;
 pub mod schedule;
 pub mod tree;
 pub mod tune;
+pub mod tuning;
 pub mod verify;
 
 /// Schedules by name.
@@ -58,6 +59,8 @@ pub use contention::contention;
 pub use error::Error;
 /// Execution over the fabric.
 pub use executor::{Call, CallId, Collectives, CollectivesConfig, Executor, GroupRoutes, Scale};
+/// Measurement of calls.
+pub use executor::{CallTimer, Timed, memory_rates};
 /// Printed form of a schedule.
 pub use listing::Listing;
 /// Parts of a schedule.

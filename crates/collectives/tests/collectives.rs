@@ -12,6 +12,8 @@ mod reproducible;
 mod results;
 #[path = "collectives/threads.rs"]
 mod threads;
+#[path = "collectives/tuner.rs"]
+mod tuner;
 
 use std::time::Duration;
 use weft_collectives::{

@@ -1,18 +1,18 @@
 //! Collectives of a communicator: connection, and calls from any thread.
 
+use super::agreement::{Agreement, agree, made_by_all};
 use super::call::{Call, CallId};
-use super::config::{CollectivesConfig, GroupRoutes};
+use super::config::CollectivesConfig;
 use super::driver::Executor;
 use super::planner::Division;
+use crate::algorithm::{Algorithm, Options};
 use crate::run_error::RunError;
+use crate::tuning::TuningSource;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use weft_fabric::{
-    Communicator, CounterId, Driver as _, EngineAccess, ProviderKind, Rank, Region, Requests,
-    Route, SharedDriver, Time, WaitOptions,
+    Communicator, CounterId, Driver as _, EngineAccess, Rank, Region, Requests, SharedDriver, Time,
+    WaitOptions,
 };
-
-/// Longest text of an error that is sent, or taken of a peer, in characters.
-const MAX_DETAIL: usize = 2000;
 
 /// Collectives of a communicator. Every rank starts the same calls in the same order.
 ///
@@ -36,9 +36,25 @@ impl Collectives {
         config: CollectivesConfig,
         deadline: Time,
     ) -> Result<Collectives, RunError> {
-        let routes = agree(communicator, &config, deadline)?;
+        Collectives::connect_tuned(communicator, config, None, deadline)
+    }
+
+    /// As [`Collectives::connect`], with algorithms selected by the measurements in rank 0's file; those of other
+    /// ranks have no effect.
+    ///
+    /// # Errors
+    /// Those of [`Collectives::connect`]; [`RunError::Invalid`] at rank 0 if its file is damaged, and
+    /// [`RunError::PeerFailed`] at the others.
+    pub fn connect_tuned(
+        communicator: &Communicator,
+        config: CollectivesConfig,
+        tuning: Option<TuningSource<'_>>,
+        deadline: Time,
+    ) -> Result<Collectives, RunError> {
+        let Agreement { routes, tuning } = agree(communicator, &config, tuning, deadline)?;
         let made = Executor::allocate(&mut communicator.engine(), config, routes);
         let mut executor = made_by_all(communicator, made, deadline)?;
+        executor.set_tuning(tuning);
         let (region, counters) = (executor.region().clone(), executor.counters().to_vec());
         let length = region.memory().len() as u64;
         let remotes = communicator.share(&[(&region, 0..length)], &counters, deadline)?;
@@ -99,6 +115,19 @@ impl Collectives {
         };
         self.release_finished(access)?;
         Ok(id)
+    }
+
+    /// Algorithm by which a call would run.
+    ///
+    /// # Errors
+    /// Those of [`Collectives::start`].
+    pub fn selected(
+        &self,
+        access: &mut impl EngineAccess,
+        call: &Call,
+    ) -> Result<(Algorithm, Options), RunError> {
+        let divided = self.driver.call(access, |driver, _| driver.divide(call))?;
+        Ok(divided.ok_or(RunError::Closed)?.algorithm)
     }
 
     /// True if a call is complete. Advances all calls if it is not.
@@ -213,72 +242,5 @@ impl Collectives {
             self.registered.fetch_sub(1, Ordering::Relaxed);
         }
         Ok(())
-    }
-}
-
-/// Compares the configurations of all ranks, and collects the properties of their routes.
-fn agree(
-    communicator: &Communicator,
-    config: &CollectivesConfig,
-    deadline: Time,
-) -> Result<GroupRoutes, RunError> {
-    let mine = {
-        let engine = communicator.engine();
-        let routes: Vec<_> = engine.peers().map(|peer| engine.route(peer)).collect();
-        let all = |has: fn(Route) -> bool| routes.iter().all(|route| route.is_some_and(has));
-        let one_host = all(|route| route.provider == ProviderKind::Shm);
-        GroupRoutes { ordered: all(|route| route.ordered), one_host }
-    };
-    let fields = [
-        ("channels", u64::from(config.channels)),
-        ("bytes of a channel", config.channel_bytes),
-        ("bytes of inputs read in place", config.in_place_bytes),
-        ("request for reproducible sums (1: yes)", config.reproducible.into()),
-    ];
-    let values = fields.iter().map(|(_, value)| *value);
-    let values = values.chain([mine.ordered.into(), mine.one_host.into()]);
-    let record: Vec<u8> = values.flat_map(u64::to_le_bytes).collect();
-    let copies = vec![record; communicator.world_size() as usize];
-    let records = communicator.exchange(&copies, deadline)?;
-    let mut routes = mine;
-    for (peer, theirs) in (0..).map(Rank).zip(&records) {
-        let (values, _) = theirs.as_chunks::<8>();
-        let value = |index: usize| values.get(index).map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        for (index, (what, ours)) in fields.iter().enumerate() {
-            let theirs = value(index);
-            if theirs != *ours {
-                return Err(RunError::Disagreement { peer, what, ours: *ours, theirs });
-            }
-        }
-        routes.ordered &= value(fields.len()) != 0;
-        routes.one_host &= value(fields.len() + 1) != 0;
-    }
-    Ok(routes)
-}
-
-/// Returns the executor if every rank has allocated its own. Otherwise releases it: no peer has a grant of it yet.
-fn made_by_all(
-    communicator: &Communicator,
-    made: Result<Executor, RunError>,
-    deadline: Time,
-) -> Result<Executor, RunError> {
-    let text = |error: &RunError| error.to_string().chars().take(MAX_DETAIL).collect::<String>();
-    let failure = made.as_ref().err().map(text).unwrap_or_default().into_bytes();
-    let copies = vec![failure; communicator.world_size() as usize];
-    let failures = communicator.exchange(&copies, deadline);
-    let executor = made?;
-    let failed = failures.map_err(RunError::from).and_then(|failures| {
-        let failed = (0..).map(Rank).zip(failures).find(|(_, failure)| !failure.is_empty());
-        failed.map_or(Ok(()), |(peer, failure)| {
-            let detail = String::from_utf8_lossy(&failure).chars().take(MAX_DETAIL).collect();
-            Err(RunError::PeerFailed { peer, detail })
-        })
-    });
-    match failed {
-        Ok(()) => Ok(executor),
-        Err(error) => {
-            executor.give_back(&mut communicator.engine());
-            Err(error)
-        }
     }
 }

@@ -8,6 +8,7 @@ use super::channel::{Advance, Channel, Chunk};
 use super::config::{CollectivesConfig, GroupRoutes};
 use super::planner::{Division, Planner};
 use crate::run_error::RunError;
+use crate::tuning::Tuning;
 use std::collections::VecDeque;
 use weft_fabric::{CounterId, Engine, Event, Grant, MissingPeer, Rank, Region, Requests, Time};
 
@@ -158,6 +159,11 @@ impl Executor {
     pub(super) fn divide(&mut self, call: &Call) -> Result<Division, RunError> {
         call.check(self.ranks, self.planner.rank())?;
         self.planner.divide(call)
+    }
+
+    /// Selects algorithms by these measurements, equal on all ranks, from now on.
+    pub fn set_tuning(&mut self, tuning: Option<Tuning>) {
+        self.planner.set_tuning(tuning);
     }
 
     /// Staging memory of all channels.

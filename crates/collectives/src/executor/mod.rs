@@ -9,8 +9,10 @@
 //! - `direct_results.rs`: steps that write results to the caller's memory
 //! - `planner.rs`, `selection.rs`: chunks of a call and their plans; choice of an algorithm
 //! - `channel.rs`, `driver.rs`: execution of a chunk; all channels and calls
-//! - `collectives.rs`: connection and calls
+//! - `agreement.rs`, `collectives.rs`: agreement of all ranks; connection and calls
+//! - `timer.rs`: times of calls, for `weft tune`
 
+mod agreement;
 mod call;
 mod channel;
 mod collectives;
@@ -21,8 +23,10 @@ mod layout;
 mod plan;
 mod planner;
 mod selection;
+mod timer;
 
 pub use call::{Call, CallId, Scale};
 pub use collectives::Collectives;
 pub use config::{CollectivesConfig, GroupRoutes};
 pub use driver::Executor;
+pub use timer::{CallTimer, Timed, memory_rates};

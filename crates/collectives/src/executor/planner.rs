@@ -4,11 +4,12 @@ use super::call::Call;
 use super::config::CollectivesConfig;
 use super::layout::Layout;
 use super::plan::{self, ChunkShape, Plan, PlanRoute};
-use super::selection::{self, Routes};
+use super::selection::{self, Routes, Selector};
 use crate::algorithm::{Algorithm, Options};
 use crate::any_schedule::{AnySchedule, build};
 use crate::op::{Collective, Rank};
 use crate::run_error::RunError;
+use crate::tuning::{Prediction, Tuning};
 use std::collections::HashMap;
 use std::sync::Arc;
 use weft_fabric::{Engine, Route};
@@ -28,6 +29,7 @@ pub(super) struct Division {
     pub chunks: u64,
     /// Bytes of each share in a full chunk.
     pub share_bytes: u64,
+    pub algorithm: (Algorithm, Options),
 }
 
 impl Division {
@@ -55,6 +57,7 @@ pub(super) struct Planner {
     lanes: u16,
     /// All peers are reached over shm.
     one_host: bool,
+    tuning: Option<Tuning>,
     /// Route to each rank; `None` for this one.
     routes: Vec<Option<PlanRoute>>,
     plans: HashMap<PlanKey, Arc<Plan>>,
@@ -84,6 +87,7 @@ impl Planner {
             ranks,
             lanes,
             one_host,
+            tuning: None,
             routes: (0..ranks).map(route).collect(),
             plans: HashMap::new(),
             recent: None,
@@ -95,6 +99,12 @@ impl Planner {
     /// Rank of the plans.
     pub fn rank(&self) -> Rank {
         self.rank
+    }
+
+    /// Selects by these measurements from now on.
+    pub fn set_tuning(&mut self, tuning: Option<Tuning>) {
+        (self.recent, self.tuning) = (None, tuning);
+        self.divisions.clear();
     }
 
     /// Divides a call into chunks that fit a channel.
@@ -127,14 +137,40 @@ impl Planner {
     }
 
     fn divide_anew(&mut self, call: &Call, is_scaled: bool) -> Result<Division, RunError> {
-        let (algorithm, options) = call.algorithm.unwrap_or_else(|| {
-            let routes = Routes { one_host: self.one_host, lanes: self.lanes };
-            let reproducible = self.config.reproducible;
-            selection::select(call.collective, call.bytes(), self.ranks, routes, reproducible)
-        });
-        if self.config.reproducible {
-            selection::check_reproducible(call.collective, algorithm)?;
+        if let Some((algorithm, options)) = call.algorithm {
+            if self.config.reproducible {
+                selection::check_reproducible(call.collective, algorithm)?;
+            }
+            return self.divide_by(call, algorithm, options, is_scaled);
         }
+        let routes = Routes { one_host: self.one_host, lanes: self.lanes };
+        let selector =
+            Selector { routes, ranks: self.ranks, reproducible: self.config.reproducible };
+        let shape = (call.collective, call.bytes());
+        let predictions = selector.predictions(shape, self.tuning.as_ref());
+        for (index, fastest) in predictions.iter().enumerate() {
+            let Prediction { algorithm, options, .. } = *fastest;
+            match self.divide_by(call, algorithm, options, is_scaled) {
+                // More lanes, or more staging memory, than there are; on all ranks alike.
+                Err(RunError::TooLarge { .. }) => {}
+                divided => {
+                    selector.log_prediction(shape, &predictions[index..], self.tuning.as_ref());
+                    return divided;
+                }
+            }
+        }
+        let (algorithm, options) = selector.by_rule(shape);
+        selector.log_rule(shape, algorithm, self.tuning.is_some());
+        self.divide_by(call, algorithm, options, is_scaled)
+    }
+
+    fn divide_by(
+        &mut self,
+        call: &Call,
+        algorithm: Algorithm,
+        options: Options,
+        is_scaled: bool,
+    ) -> Result<Division, RunError> {
         let schedule = build(call.collective, algorithm, self.ranks, &options)
             .map_err(|error| RunError::Invalid { what: "algorithm", detail: error.to_string() })?;
         self.check_lanes((call.collective, algorithm, options.chunks, options.local), &schedule)?;
@@ -161,7 +197,8 @@ impl Planner {
         };
         let last = plan_of(whole - share * chunks.saturating_sub(1))?;
         let full = if chunks > 1 { plan_of(share)? } else { last.clone() };
-        Ok(Division { full, last, chunks, share_bytes: share * element_bytes })
+        let share_bytes = share * element_bytes;
+        Ok(Division { full, last, chunks, share_bytes, algorithm: (algorithm, options) })
     }
 
     /// Checks that no pair of ranks needs more lanes than there are: on all ranks alike, as no rank may start a

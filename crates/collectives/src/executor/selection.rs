@@ -1,9 +1,14 @@
-//! Algorithm of a call without one: by size, number of ranks, and whether all ranks share a host.
+//! Algorithm of a call without one: by measured times, otherwise by size, number of ranks, and whether all ranks
+//! share a host.
 
 use crate::algorithm::{Algorithm, Options, names};
 use crate::op::Collective;
 use crate::run_error::RunError;
+use crate::tuning::{Prediction, Tuning};
+use std::fmt::Write as _;
 
+/// Target of the log records of choices, for `WEFT_LOG=tuner`.
+const LOG: &str = "tuner";
 /// Longest vector, in bytes, that each rank sends whole to all others.
 const ONE_SHOT_BYTES: u64 = 16 << 10;
 /// Number of ranks up to which each may write to all others at once over a network.
@@ -18,6 +23,108 @@ pub(super) struct Routes {
     pub lanes: u16,
 }
 
+/// Collective, and bytes of the vector.
+type Shape = (Collective, u64);
+
+/// Selection for one group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Selector {
+    pub routes: Routes,
+    pub ranks: u32,
+    /// Sums are added in rank order.
+    pub reproducible: bool,
+}
+
+impl Selector {
+    /// Predicted times of the algorithms that may be selected, fastest first; none without measurements.
+    pub fn predictions(
+        &self,
+        (collective, bytes): Shape,
+        tuning: Option<&Tuning>,
+    ) -> Vec<Prediction> {
+        let predicted = tuning.map(|tuning| tuning.predictions(collective, self.ranks, bytes));
+        let mut all = predicted.unwrap_or_default();
+        all.retain(|one| !self.reproducible || one.algorithm.sums_in_rank_order(collective));
+        all
+    }
+
+    /// Algorithm by fixed rules, without measurements.
+    pub fn by_rule(&self, (collective, bytes): Shape) -> (Algorithm, Options) {
+        let Routes { one_host, lanes } = self.routes;
+        let ranks = self.ranks;
+        let few = one_host || ranks <= DIRECT_RANKS || self.reproducible && collective.reduces();
+        let is_short = bytes * u64::from(ranks) <= ONE_SHOT_BYTES * 2;
+        let long = if lanes == 1 || 2 * (ranks - 1) <= u32::from(lanes) {
+            Algorithm::Ring
+        } else {
+            Algorithm::Circulant
+        };
+        let algorithm = match collective {
+            Collective::AllReduce if is_short && few => Algorithm::OneShot,
+            // In two shots a sum passes through staging memory, since it is sent on; in one it does not.
+            Collective::AllReduce if ranks == 2 && one_host => Algorithm::OneShot,
+            Collective::AllReduce if few => Algorithm::TwoShot,
+            Collective::AllReduce if bytes < 1 << 20 => Algorithm::HalvingDoubling,
+            Collective::AllReduce => long,
+            Collective::ReduceScatter | Collective::AllGather if few => Algorithm::Direct,
+            Collective::ReduceScatter | Collective::AllGather if bytes < 1 << 20 => {
+                Algorithm::HalvingDoubling
+            }
+            Collective::ReduceScatter | Collective::AllGather => long,
+            Collective::AllToAll if few => Algorithm::Direct,
+            Collective::AllToAll => Algorithm::Pairwise,
+            Collective::Broadcast { .. } => Algorithm::Binomial,
+        };
+        (algorithm, Options::default())
+    }
+
+    /// Logs a choice by predicted times: the first one, and the others beside it.
+    pub fn log_prediction(
+        &self,
+        (collective, bytes): Shape,
+        predictions: &[Prediction],
+        tuning: Option<&Tuning>,
+    ) {
+        if !log::log_enabled!(target: LOG, log::Level::Debug) {
+            return;
+        }
+        let Some((best, others)) = predictions.split_first() else { return };
+        let mut text = String::new();
+        for (index, other) in others.iter().enumerate() {
+            let before = if index == 0 { "; " } else { ", " };
+            let _ = write!(text, "{before}{other} {:.2}x", other.seconds / best.seconds);
+        }
+        let measured = tuning.is_some_and(|tuning| tuning.is_measured(collective));
+        let source = if measured { "measured" } else { "estimated" };
+        let order = if self.reproducible && collective.reduces() { ", in rank order" } else { "" };
+        log::debug!(
+            target: LOG,
+            "{collective} of {bytes} bytes, {} ranks: {best}, {source} {:.1} us{order}{text}",
+            self.ranks,
+            best.seconds * 1e6
+        );
+    }
+
+    /// Logs a choice by rules.
+    pub fn log_rule(
+        &self,
+        (collective, bytes): Shape,
+        algorithm: Algorithm,
+        has_measurements: bool,
+    ) {
+        let why = match has_measurements {
+            true => "without measurements of possible algorithms",
+            false => "without measurements; `weft tune` makes them",
+        };
+        let routes = if self.routes.one_host { "one host" } else { "a network" };
+        log::debug!(
+            target: LOG,
+            "{collective} of {bytes} bytes, {} ranks: {algorithm}, by the rules for {routes}, {why}",
+            self.ranks
+        );
+    }
+}
+
 /// Rejects an algorithm whose sums depend on the number of ranks and chunks.
 pub(super) fn check_reproducible(
     collective: Collective,
@@ -30,38 +137,4 @@ pub(super) fn check_reproducible(
     let ordered: Vec<_> = all.filter(|each| each.sums_in_rank_order(collective)).collect();
     let detail = format!("{algorithm}: expected one that adds in rank order ({})", names(&ordered));
     Err(RunError::Invalid { what: "algorithm", detail })
-}
-
-/// Algorithm for a vector of `bytes` bytes; one whose sums are added in rank order, if `reproducible`.
-pub(super) fn select(
-    collective: Collective,
-    bytes: u64,
-    ranks: u32,
-    Routes { one_host, lanes }: Routes,
-    reproducible: bool,
-) -> (Algorithm, Options) {
-    let few = one_host || ranks <= DIRECT_RANKS || reproducible && collective.reduces();
-    let is_short = bytes * u64::from(ranks) <= ONE_SHOT_BYTES * 2;
-    let long = if lanes == 1 || 2 * (ranks - 1) <= u32::from(lanes) {
-        Algorithm::Ring
-    } else {
-        Algorithm::Circulant
-    };
-    let algorithm = match collective {
-        Collective::AllReduce if is_short && few => Algorithm::OneShot,
-        // In two shots a sum passes through staging memory, since it is sent on; in one it does not.
-        Collective::AllReduce if ranks == 2 && one_host => Algorithm::OneShot,
-        Collective::AllReduce if few => Algorithm::TwoShot,
-        Collective::AllReduce if bytes < 1 << 20 => Algorithm::HalvingDoubling,
-        Collective::AllReduce => long,
-        Collective::ReduceScatter | Collective::AllGather if few => Algorithm::Direct,
-        Collective::ReduceScatter | Collective::AllGather if bytes < 1 << 20 => {
-            Algorithm::HalvingDoubling
-        }
-        Collective::ReduceScatter | Collective::AllGather => long,
-        Collective::AllToAll if few => Algorithm::Direct,
-        Collective::AllToAll => Algorithm::Pairwise,
-        Collective::Broadcast { .. } => Algorithm::Binomial,
-    };
-    (algorithm, Options::default())
 }

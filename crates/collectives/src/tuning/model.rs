@@ -1,0 +1,100 @@
+//! Constants of the links, and times estimated from them.
+
+use crate::algorithm::{Algorithm, Options};
+use crate::any_schedule::build;
+use crate::contention::Paths;
+use crate::error::Error;
+use crate::op::Collective;
+use crate::tune::{Costs, estimate};
+use serde::{Deserialize, Serialize};
+use weft_topology::{EndpointId, LinkId, LinkSpec};
+
+/// Constants of the links of a group, measured while all ranks are busy alike. Seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkConstants {
+    /// Time of a step: from the post of a write until the peer acts on it.
+    pub step_s: f64,
+    /// Time to post one more write in a step.
+    pub post_s: f64,
+    /// Time of a byte from a rank to another.
+    pub byte_s: f64,
+    /// Time to add a byte to another.
+    pub add_byte_s: f64,
+    /// Time to copy a byte within a rank's memory.
+    pub copy_byte_s: f64,
+}
+
+impl LinkConstants {
+    /// Estimated seconds of a call on a vector of `bytes` bytes: that of the schedule on a switch with a link for
+    /// each rank, and a copy of the result.
+    pub(super) fn seconds(
+        &self,
+        collective: Collective,
+        algorithm: Algorithm,
+        options: Options,
+        ranks: u32,
+        bytes: u64,
+    ) -> Result<f64, Error> {
+        let costs = Costs {
+            step_s: self.step_s,
+            post_s: self.post_s,
+            add_bytes_per_s: 1.0 / self.add_byte_s,
+        };
+        let schedule = build(collective, algorithm, ranks, &options)?;
+        let mut switch = Switch { ranks, bandwidth: 1.0 / self.byte_s };
+        let placement: Vec<_> = (0..ranks).map(EndpointId).collect();
+        let found =
+            estimate(algorithm, &options, &schedule, &mut switch, &placement, bytes, &costs)?;
+        Ok(found.seconds() + self.copy_byte_s * bytes as f64)
+    }
+
+    /// Names and values, for checks.
+    pub(super) fn named(&self) -> [(&'static str, f64); 5] {
+        [
+            ("step_s", self.step_s),
+            ("post_s", self.post_s),
+            ("byte_s", self.byte_s),
+            ("add_byte_s", self.add_byte_s),
+            ("copy_byte_s", self.copy_byte_s),
+        ]
+    }
+}
+
+/// One switch: links from all endpoints, then links to all endpoints.
+struct Switch {
+    ranks: u32,
+    bandwidth: f64,
+}
+
+impl Paths for Switch {
+    fn endpoints(&self) -> u32 {
+        self.ranks
+    }
+
+    fn links(&self) -> u32 {
+        2 * self.ranks
+    }
+
+    fn name(&self, link: LinkId) -> String {
+        format!("link {}", link.0)
+    }
+
+    fn spec(&self, _: LinkId) -> LinkSpec {
+        LinkSpec { bandwidth: self.bandwidth, latency: 0.0 }
+    }
+
+    fn path(
+        &mut self,
+        from: EndpointId,
+        to: EndpointId,
+        _: u64,
+        links: &mut Vec<LinkId>,
+    ) -> Result<(), Error> {
+        links.clear();
+        if from != to {
+            links.extend([LinkId(from.0), LinkId(self.ranks + to.0)]);
+        }
+        Ok(())
+    }
+}
