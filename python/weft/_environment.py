@@ -42,6 +42,7 @@ VARIABLES: Final = (
     "WEFT_SEED",
     "WEFT_SEEDS",
     "WEFT_SILENCE_TIMEOUT",
+    "WEFT_TUNING",
     "WEFT_WORLD_SIZE",
 )
 PREFIX: Final = "WEFT_"

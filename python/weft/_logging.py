@@ -47,7 +47,12 @@ def deliver(records: Iterable[Record]) -> None:
 
 
 def logger_name(target: str) -> str:
-    """The logger of a Rust module: `weft_fabric::engine` is `weft.fabric.engine`."""
+    """The logger of a Rust module: `weft_fabric::engine` is `weft.fabric.engine`.
+
+    Other targets are below `weft`: `tuner` is `weft.tuner`.
+    """
+    if not target.startswith("weft_"):
+        return f"weft.{target}"
     return target.replace("::", ".").replace("_", ".", 1)
 
 

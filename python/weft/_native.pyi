@@ -745,13 +745,59 @@ def init(
     `listener`: a descriptor at which rank 0 listens; it is closed here.
     """
 
-def collectives_table(communicator: Communicator, timeout: float) -> tuple[int, int]:
+def collectives_table(
+    communicator: Communicator,
+    timeout: float,
+    reproducible: bool = False,
+    tuning: tuple[str, str, str] | None = None,
+) -> tuple[int, int]:
     """Connect collectives over a communicator; every rank calls this.
+
+    Args:
+        communicator: the group.
+        timeout: seconds to wait for the other ranks.
+        reproducible: sums are added in the order of ranks; equal on all ranks.
+        tuning: name and text of a file of measurements, and the name of this machine. That of rank
+            0 decides.
 
     Returns:
         The addresses of a table of C functions (`weft/torch/shim/weft.h`) and of their context,
         both of which the table's last function frees.
     """
+
+class CollectiveTimer:
+    """Timer of collectives of a communicator. Every rank makes the same calls."""
+
+    def __init__(
+        self, communicator: Communicator, timeout: float, tuning: tuple[str, str, str] | None = None
+    ) -> None: ...
+    def time(
+        self,
+        collective: str,
+        algorithm: str,
+        chunks: int,
+        bytes: int,
+        calls: int,
+        timeout: float,
+    ) -> tuple[int, float]:
+        """Bytes of the vector (those given, rounded up to equal shares), and seconds of a call.
+
+        The mean of `calls` calls, one after another, on float32.
+        """
+
+    def selected(self, collective: str, bytes: int) -> tuple[str, int]:
+        """Algorithm selected for a vector of this length, and its number of chunks."""
+
+    def close(self, timeout: float) -> None:
+        """Release the memory; every rank calls this."""
+
+    @staticmethod
+    def candidates(collective: str) -> list[tuple[str, int]]:
+        """Algorithms that are measured, with their numbers of chunks."""
+
+    @staticmethod
+    def memory_rates() -> tuple[float, float]:
+        """Seconds to copy a byte, and to add one to another, in this process's memory."""
 
 def host_id() -> str:
     """The identity of this host: ranks with the same one can share memory."""

@@ -33,7 +33,7 @@ mod _native {
     #[pymodule_export]
     use crate::build::{BuildInfo, build_info};
     #[pymodule_export]
-    use crate::collectives::collectives_table;
+    use crate::collectives::{CollectiveTimer, collectives_table};
     #[pymodule_export]
     use crate::communicator::Communicator;
     #[pymodule_export]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 
-from weft import _native
+from weft import _native, _tuning
 from weft._rendezvous import Outer, meet
 from weft.communicator import made_options
 from weft.errors import RendezvousError
@@ -53,7 +53,8 @@ def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     limit = timeout.total_seconds()
     communicator = meet(outer, range(size), options, timeout=limit)
     assert communicator is not None, "every rank is in the list"
-    table, context = _native.collectives_table(communicator, limit)
+    tuning = _tuning.source() if rank == 0 else None
+    table, context = _native.collectives_table(communicator, limit, tuning=tuning)
     return shim.create(table, context, timeout)
 
 

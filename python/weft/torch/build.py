@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from weft._cache import cache_directory
 from weft.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -111,14 +112,6 @@ def flags(include: Path) -> list[str]:
         *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
         *(each for path in system for each in ("-isystem", str(path))),
     ]
-
-
-def cache_directory() -> Path:
-    """Directory of compiled libraries, as docs/environment.md describes it."""
-    if named := os.environ.get("WEFT_CACHE_DIR"):
-        return Path(named)
-    shared = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(shared) if Path(shared).is_absolute() else Path.home() / ".cache") / "weft"
 
 
 def key(version: str, command: list[str]) -> str:

@@ -2,29 +2,42 @@
 //! interfaces than Python's: the backend of torch.distributed (`python/weft/torch/shim`).
 //!
 //! - `table`: the functions; `operations`: their operations by number, waits, composition from messages
-//! - `status`: codes and texts of errors
+//! - `status`: codes and texts of errors; `timer`: times of collectives for `weft tune`
 
 mod operations;
 mod status;
 mod table;
+mod timer;
 
 use crate::communicator::Communicator;
 use crate::shared::deadline;
 use operations::Operations;
 use pyo3::prelude::*;
+use weft_collectives::CollectivesConfig;
+
+pub use timer::CollectiveTimer;
 
 /// Connects collectives over a communicator. Every rank calls this.
+///
+/// `reproducible`: sums are added in rank order. `tuning`: name and text of a file of measurements, and the name of
+/// this machine; that of rank 0 decides.
 ///
 /// Returns the addresses of the table and of the context for its functions. The table belongs to the context, which
 /// its function `release` frees.
 #[pyfunction]
+#[pyo3(signature = (communicator, timeout, reproducible=false, tuning=None))]
 pub fn collectives_table(
     py: Python<'_>,
     communicator: &Communicator,
     timeout: f64,
+    reproducible: bool,
+    tuning: Option<timer::Source>,
 ) -> PyResult<(usize, usize)> {
     let shared = &communicator.shared;
-    let operations = shared
-        .with(py, |fabric| Ok(Operations::connect(fabric, shared.clone(), deadline(timeout))?))?;
+    let config = CollectivesConfig { reproducible, ..CollectivesConfig::default() };
+    let operations = shared.with(py, |fabric| {
+        let tuning = timer::source(&tuning);
+        Ok(Operations::connect(fabric, shared.clone(), config, tuning, deadline(timeout))?)
+    })?;
     Ok(table::lend(operations))
 }
