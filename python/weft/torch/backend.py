@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -12,13 +14,13 @@ from torch import distributed
 from weft import _native, _tuning
 from weft._rendezvous import Outer, meet
 from weft.communicator import made_options
-from weft.errors import RendezvousError
+from weft.errors import ConfigurationError, RendezvousError
 from weft.torch import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["connect", "monitored_barrier", "register"]
+__all__ = ["Options", "connect", "monitored_barrier", "register"]
 
 NAME = "weft"
 
@@ -29,12 +31,47 @@ def register() -> None:
         distributed.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
 
 
-def create(options: Any, _: Any) -> Any:
-    """Backend of a new process group, from torch's description of it."""
-    return connect(options.store, options.group_rank, options.group_size, options.timeout)
+@dataclass(frozen=True)
+class Options:
+    """Options of a process group, for torch's `pg_options`; equal on all ranks.
+
+    Args:
+        reproducible: sums are added in the order of ranks: the same bits on all ranks and in all
+            runs. By default as `WEFT_REPRODUCIBLE` requests.
+    """
+
+    reproducible: bool = field(default_factory=lambda: reproducible_by_default())
 
 
-def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def reproducible_by_default() -> bool:
+    """Value of `WEFT_REPRODUCIBLE`.
+
+    Raises:
+        ConfigurationError: if it is neither 0 nor 1.
+    """
+    value = os.environ.get("WEFT_REPRODUCIBLE", "").strip() or "0"
+    if value not in ("0", "1"):
+        raise ConfigurationError(f"WEFT_REPRODUCIBLE {value!r}: expected 0 or 1")
+    return value == "1"
+
+
+def create(description: Any, options: Any) -> Any:
+    """Backend of a new process group, from torch's description of it and from `pg_options`."""
+    from torch._C._distributed_c10d import Backend
+
+    # torch may pass on the general options of another group.
+    if not isinstance(options, (Options, Backend.Options, type(None))):
+        raise TypeError(
+            f"pg_options {type(options).__name__}: expected weft.torch.Options for backend weft"
+        )
+    rank, size, timeout = description.group_rank, description.group_size, description.timeout
+    reproducible = (options if isinstance(options, Options) else Options()).reproducible
+    return connect(description.store, rank, size, timeout, reproducible=reproducible)
+
+
+def connect(
+    store: Any, rank: int, size: int, timeout: timedelta, *, reproducible: bool = False
+) -> Any:
     """Backend of a group whose ranks meet at a store of torch.
 
     Args:
@@ -42,6 +79,7 @@ def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         rank: this rank.
         size: ranks in the group.
         timeout: of this call, and of operations that have none of their own.
+        reproducible: sums are added in the order of ranks.
 
     Raises:
         ConfigurationError: if the C++ library cannot be built.
@@ -54,8 +92,8 @@ def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     communicator = meet(outer, range(size), options, timeout=limit)
     assert communicator is not None, "every rank is in the list"
     tuning = _tuning.source() if rank == 0 else None
-    table, context = _native.collectives_table(communicator, limit, tuning=tuning)
-    return shim.create(table, context, timeout)
+    table, context = _native.collectives_table(communicator, limit, reproducible, tuning)
+    return shim.create(table, context, timeout, reproducible)
 
 
 @cache

@@ -17,15 +17,18 @@ namespace py = pybind11;
 std::mutex registry_mutex;
 std::vector<std::weak_ptr<Engine>> registry;
 
-// Asks Python for the backend of a split group.
+// Asks Python for the backend of a split group, with the options of the group that is split.
+template <bool Reproducible>
 intrusive_ptr<c10d::Backend> split(
     const intrusive_ptr<c10d::Store>& store, int rank, int size, Milliseconds timeout) {
   py::gil_scoped_acquire gil;
-  auto made = py::module_::import("weft.torch.backend").attr("connect")(store, rank, size, timeout);
+  py::object made = py::module_::import("weft.torch.backend").attr("connect")(
+      store, rank, size, timeout, py::arg("reproducible") = Reproducible);
   return made.cast<intrusive_ptr<c10d::Backend>>();
 }
 
-intrusive_ptr<c10d::Backend> create(uintptr_t table_address, uintptr_t context, Milliseconds timeout) {
+intrusive_ptr<c10d::Backend> create(
+    uintptr_t table_address, uintptr_t context, Milliseconds timeout, bool reproducible) {
   auto table = reinterpret_cast<const weft_table*>(table_address);
   TORCH_CHECK(
       table->abi == WEFT_ABI, "weft: table of version ", table->abi, ": expected ", WEFT_ABI,
@@ -35,7 +38,7 @@ intrusive_ptr<c10d::Backend> create(uintptr_t table_address, uintptr_t context, 
   registry.erase(
       std::remove_if(registry.begin(), registry.end(), [](auto& each) { return each.expired(); }), registry.end());
   registry.push_back(engine);
-  return c10::make_intrusive<WeftBackend>(std::move(engine), timeout, split);
+  return c10::make_intrusive<WeftBackend>(std::move(engine), timeout, reproducible ? split<true> : split<false>);
 }
 
 void close_all() {
@@ -58,6 +61,8 @@ PYBIND11_MODULE(_weft_torch, module) {
   namespace py = pybind11;
   py::module_::import("torch._C._distributed_c10d");
   py::class_<weft::WeftBackend, c10::intrusive_ptr<weft::WeftBackend>, c10d::Backend>(module, "WeftBackend");
-  module.def("create", &weft::create, py::arg("table"), py::arg("context"), py::arg("timeout"));
+  module.def(
+      "create", &weft::create, py::arg("table"), py::arg("context"), py::arg("timeout"),
+      py::arg("reproducible") = false);
   module.def("close_all", &weft::close_all, py::call_guard<py::gil_scoped_release>());
 }
