@@ -148,6 +148,10 @@ def test_survivors_of_a_loss_name_the_rank_and_go_on() -> None:
         assert found["value"] == 3
 
 
+def test_a_caller_and_the_thread_of_the_group_wait_for_the_same_messages() -> None:
+    assert results("process_groups.exchanged", 4, "weft") == [240_000] * 4
+
+
 def test_groups_form_again_after_an_elastic_restart(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     process = subprocess.run(

@@ -268,3 +268,20 @@ def restarted() -> dict[str, Any]:
     half.allreduce([value], options).wait()
     distributed.destroy_process_group()
     return {"value": value.tolist()}
+
+
+def exchanged(backend: str) -> int:
+    """Elements received in messages that the caller and the thread of the group both wait for."""
+    rank, ranks = start(backend)
+    peers = [each for each in range(ranks) if each != rank]
+    value, received = torch.ones(80_000), [torch.empty(80_000) for _ in peers]
+    for _ in range(400):
+        works = [distributed.isend(value, peer) for peer in peers]
+        works += [
+            distributed.irecv(target, peer) for target, peer in zip(received, peers, strict=True)
+        ]
+        for work in works:
+            work.wait()
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return int(sum(each.sum().item() for each in received))
