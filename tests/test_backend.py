@@ -152,6 +152,13 @@ def test_a_caller_and_the_thread_of_the_group_wait_for_the_same_messages() -> No
     assert results("process_groups.exchanged", 4, "weft") == [240_000] * 4
 
 
+def test_a_rank_that_leaves_ends_the_waits_for_it() -> None:
+    errors, _ = results("process_groups.left", 2, "weft")
+    assert len(errors) == 2
+    for error in errors:
+        assert "rank 1 left" in error
+
+
 def test_groups_form_again_after_an_elastic_restart(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     process = subprocess.run(

@@ -285,3 +285,23 @@ def exchanged(backend: str) -> int:
     distributed.barrier()
     distributed.destroy_process_group()
     return int(sum(each.sum().item() for each in received))
+
+
+def left(backend: str) -> list[str]:
+    """Errors of rank 0, which waits for rank 1 in two groups; rank 1 has left both."""
+    rank, _ = start(backend, timedelta(seconds=60))
+    other = distributed.new_group()
+    distributed.barrier()
+    errors = []
+    if rank == 0:
+        works = [
+            distributed.irecv(torch.empty(1), 1),
+            distributed.all_reduce(torch.ones(1), group=other, async_op=True),
+        ]
+        for work in works:
+            try:
+                work.wait()
+            except distributed.DistBackendError as error:
+                errors.append(str(error))
+    distributed.destroy_process_group()
+    return errors

@@ -27,6 +27,10 @@ pub struct Segment {
 /// Longest wait for an operation while ones of the other kind are in flight.
 const MIXED_SLICE: Duration = Duration::from_micros(200);
 
+/// Time that an operation continues for a peer that has left, whose last writes may be in flight. It spans the
+/// waits for the operation, which may be shorter.
+const DEPARTURE_GRACE: Duration = Duration::from_secs(1);
+
 /// Operation in flight.
 #[derive(Clone)]
 enum Pending {
@@ -55,6 +59,8 @@ pub struct Operations {
     collectives: Collectives,
     messages: Messages,
     pending: Mutex<HashMap<u64, Pending>>,
+    /// Time since which an operation lacks a peer that has left.
+    lacking: Mutex<HashMap<u64, Time>>,
     last: AtomicU64,
     exchanges: AtomicU64,
     pub rank: u32,
@@ -77,6 +83,7 @@ impl Operations {
             collectives,
             messages,
             pending: Mutex::default(),
+            lacking: Mutex::default(),
             last: AtomicU64::new(0),
             exchanges: AtomicU64::new(0),
             rank: communicator.rank().0,
@@ -198,6 +205,7 @@ impl Operations {
                 Ok(Step::Done) => return Ok(sender),
                 Ok(Step::Again) => {}
                 Err(failure) if failure.status == Status::Timeout => {
+                    self.check_departed(&fabric, id, &failure.missing)?;
                     if !mixed || clock::now() >= deadline {
                         return Err(failure);
                     }
@@ -210,6 +218,27 @@ impl Operations {
                 }
             }
         }
+    }
+
+    /// Poisons the group if an operation lacks a peer that left [`DEPARTURE_GRACE`] ago or earlier.
+    fn check_departed(
+        &self,
+        fabric: &Communicator,
+        id: u64,
+        missing: &[Rank],
+    ) -> Result<(), Failure> {
+        let flag = fabric.access().with(|engine| engine.poison_flag().clone());
+        let Some(&departed) = missing.iter().find(|&&rank| flag.has_left(rank)) else {
+            return Ok(());
+        };
+        let now = clock::now();
+        let mut lacking = self.lacking.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if now.since(*lacking.entry(id).or_insert(now)) < DEPARTURE_GRACE {
+            return Ok(());
+        }
+        let detail = format!("{departed} left before an operation of this rank was complete");
+        fabric.poison(Poison { kind: Cause::Left, rank: Some(departed), detail });
+        Ok(fabric.access().with(|engine| engine.check()).map_err(RunError::from)?)
     }
 
     /// Ends the group at every rank.
@@ -336,7 +365,7 @@ impl Operations {
         if fork::is_child() {
             let text = "this process was forked after the process group was made: expected a new \
                         process; start workers with the spawn or forkserver method";
-            return Err(Failure { status: Status::Closed, text: text.to_owned() });
+            return Err(Failure::new(Status::Closed, text.to_owned()));
         }
         self.shared.get().ok_or_else(|| RunError::Closed.into())
     }

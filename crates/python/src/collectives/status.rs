@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use weft_collectives::RunError;
 use weft_control::Error as ControlError;
-use weft_fabric::{Error as FabricError, missing_text};
+use weft_fabric::{Error as FabricError, Rank, missing_text};
 
 /// Result of a function of the table; `enum weft_status` of `weft.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +23,17 @@ pub enum Status {
 pub struct Failure {
     pub status: Status,
     pub text: String,
+    /// Ranks that a wait lacked at its timeout.
+    pub missing: Vec<Rank>,
 }
 
 impl Failure {
+    pub fn new(status: Status, text: String) -> Failure {
+        Failure { status, text, missing: Vec::new() }
+    }
+
     pub fn invalid(text: String) -> Failure {
-        Failure { status: Status::Invalid, text }
+        Failure::new(Status::Invalid, text)
     }
 }
 
@@ -53,7 +59,14 @@ impl From<RunError> for Failure {
             RunError::Timeout { missing, .. } if !missing.is_empty() => missing_text(missing),
             _ => error.to_string(),
         };
-        Failure { status, text }
+        let missing = match &error {
+            RunError::Timeout { missing, .. }
+            | RunError::Fabric(FabricError::Timeout { missing, .. }) => {
+                missing.iter().map(|each| each.rank).collect()
+            }
+            _ => Vec::new(),
+        };
+        Failure { status, text, missing }
     }
 }
 
@@ -68,7 +81,7 @@ pub fn guarded(work: impl FnOnce() -> Result<(), Failure>) -> i32 {
         Ok(Err(failure)) => failure,
         Err(_) => {
             let text = "internal error of Weft (panic); please report it".to_owned();
-            Failure { status: Status::Failed, text }
+            Failure::new(Status::Failed, text)
         }
     };
     LAST_ERROR.with(|last| *last.borrow_mut() = failure.text);
