@@ -71,6 +71,11 @@ loss: build ## Ranks killed 100 times and stopped 50 times on each transport, re
 	$(call step,Killing and stopping ranks)
 	@WEFT_TEST_KILLS=100 WEFT_TEST_STOPS=50 $(RECORD) loss $(BIN)/python -m pytest -q -s tests/test_loss.py
 
+.PHONY: loss-torch
+loss-torch: build $(STAMPS)/torch ## Ranks killed and stopped 20 times in each collective of torch, recorded
+	$(call step,Killing and stopping ranks in collectives)
+	@WEFT_TEST_TORCH_LOSSES=20 $(RECORD) loss_torch $(BIN)/python -m pytest -q -s tests/test_torch_loss.py
+
 FUZZ_SECONDS ?= 60
 
 .PHONY: fuzz

@@ -159,6 +159,26 @@ def test_a_rank_that_leaves_ends_the_waits_for_it() -> None:
         assert "rank 1 left" in error
 
 
+def test_three_ranks_go_on_training_after_the_loss_of_the_fourth() -> None:
+    pytest.importorskip("sklearn")
+    example = Path(__file__).parent.parent / "examples" / "train_through_loss.py"
+    process = subprocess.run(
+        [sys.executable, str(example)], capture_output=True, text=True, timeout=200, check=False
+    )
+    start, loss, again, *ends, statuses = process.stdout.splitlines()
+    assert start == "step 0: 4 ranks"
+    assert re.fullmatch(r"step 25: weft: \w+: rank 2 was lost: .*", loss)
+    assert again == "step 25: 3 ranks"
+    assert statuses == "statuses [0, 0, -9, 0]"
+    names, texts = zip(*(each.split(": ") for each in sorted(ends)), strict=True)
+    assert names == ("rank 0 of 3", "rank 1 of 3", "rank 2 of 3")
+    # Replicas of equal state: one text, whose number is that of a trained network.
+    (text,) = set(texts)
+    right = re.fullmatch(r"60 steps, (\d+\.\d)% of the digits are right", text)
+    assert right is not None
+    assert float(right[1]) > 85
+
+
 def test_groups_form_again_after_an_elastic_restart(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     process = subprocess.run(
