@@ -133,3 +133,50 @@ fn selection_for_many_ranks_and_long_vectors_adds_in_rank_order() {
         assert!(own == expected[rank * share..][..share]);
     });
 }
+
+#[test]
+fn reproducible_sums_of_16_bit_floats_are_rounded_alike_by_all_algorithms() {
+    let (ranks, length) = (4, 4000);
+    let halves = |rank: usize| -> Vec<u16> {
+        let whole = addends(length, 5, rank).into_iter();
+        whole.map(|one| (one.to_bits() >> 16) as u16).collect()
+    };
+    let config = CollectivesConfig {
+        channels: 2,
+        channel_bytes: 4096,
+        reproducible: true,
+        ..CollectivesConfig::default()
+    };
+    on_threads(ranks as u32, KINDS[0], config, |member| {
+        let input = halves(member.rank());
+        let reduce = |collective, algorithm: Option<Algorithm>, output: &mut [u16]| {
+            let algorithm = algorithm.map(|algorithm| (algorithm, Options::default()));
+            let call = Call { collective, algorithm, ..sum_of_halves(&input, output) };
+            member.run(&call).unwrap();
+        };
+        let (mut one, mut two) = (vec![0u16; length], vec![0u16; length]);
+        reduce(Collective::AllReduce, Some(Algorithm::OneShot), &mut one);
+        reduce(Collective::AllReduce, Some(Algorithm::TwoShot), &mut two);
+        assert!(one == two);
+        let mut own = vec![0u16; length / ranks];
+        reduce(Collective::ReduceScatter, Some(Algorithm::Direct), &mut own);
+        assert!(own == one[member.rank() * own.len()..][..own.len()]);
+        let mut other = vec![0u16; length];
+        reduce(Collective::AllReduce, None, &mut other);
+        assert!(other == one);
+    });
+}
+
+/// All-reduce of 16-bit floats.
+fn sum_of_halves(input: &[u16], output: &mut [u16]) -> Call {
+    Call {
+        collective: Collective::AllReduce,
+        element: Element::Bf16,
+        reduction: Reduction::Sum,
+        scale: Scale::None,
+        elements: input.len() as u64,
+        input: input.as_ptr().cast(),
+        output: output.as_mut_ptr().cast(),
+        algorithm: None,
+    }
+}
