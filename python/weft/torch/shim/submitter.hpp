@@ -47,9 +47,11 @@ class Submitter : public c10d::Backend {
     engine_->check_open(name);
     auto work = coalesced_;
     if (!work) {
-      auto title = c10::str("weft:", name);
+      // Only a profiler reads the title.
+      auto title = at::hasCallbacks() ? c10::str("weft:", name) : std::string();
       work = c10::make_intrusive<WeftWork>(
-          engine_, name, type, std::move(outputs), effective(timeout), ++sequence_, title.c_str(), inputs);
+          engine_, name, type, std::move(outputs), effective(timeout), ++sequence_,
+          title.empty() ? nullptr : title.c_str(), inputs);
     }
     at::AutoDispatchBelowADInplaceOrView without_autograd;
     Submission submission(*engine_, *work, name);

@@ -92,22 +92,9 @@ class WeftWork : public c10d::Work {
   }
 
   bool wait(Milliseconds timeout = kNoTimeout) override {
-    WithoutGil without_gil;
-    auto limit = timeout > kNoTimeout ? Clock::now() + timeout : NEVER;
-    auto none = NEVER;
-    if (limit == NEVER) {
-      deadline_.compare_exchange_strong(none, Clock::now() + timeout_);
-    }
-    while (state_.load(std::memory_order_acquire) != DONE) {
-      auto now = Clock::now();
-      if (now >= limit) {
-        std::rethrow_exception(backend_error(c10::str(
-            name_, " is not done after ", timeout.count(), " ms; it goes on, and may be waited for again")));
-      }
-      auto slice = std::chrono::ceil<Milliseconds>(std::min(limit, deadline_.load()) - now);
-      if (!progress(std::max(std::min(slice, SIGNAL_INTERVAL), Milliseconds(0)))) {
-        check_signals();
-      }
+    // torch waits for the work of a blocking call too, which is complete.
+    if (!is_complete()) {
+      wait_until_complete(timeout);
     }
     if (auto error = exception()) {
       std::rethrow_exception(error);
@@ -200,10 +187,7 @@ class WeftWork : public c10d::Work {
     }
     std::exception_ptr error;
     try {
-      at::AutoDispatchBelowADInplaceOrView without_autograd;
-      for (auto& [to, from] : copies_) {
-        to.copy_(from);
-      }
+      copy_results();
     } catch (...) {
       error = std::current_exception();
     }
@@ -216,6 +200,26 @@ class WeftWork : public c10d::Work {
  private:
   enum State : int { PENDING, ENDING, DONE };
 
+  void wait_until_complete(Milliseconds timeout) {
+    WithoutGil without_gil;
+    auto limit = timeout > kNoTimeout ? Clock::now() + timeout : NEVER;
+    if (limit == NEVER && deadline_.load() == NEVER) {
+      auto none = NEVER;
+      deadline_.compare_exchange_strong(none, Clock::now() + timeout_);
+    }
+    while (state_.load(std::memory_order_acquire) != DONE) {
+      auto now = Clock::now();
+      if (now >= limit) {
+        std::rethrow_exception(backend_error(c10::str(
+            name_, " is not done after ", timeout.count(), " ms; it goes on, and may be waited for again")));
+      }
+      auto slice = std::chrono::ceil<Milliseconds>(std::min(limit, deadline_.load()) - now);
+      if (!progress(std::max(std::min(slice, SIGNAL_INTERVAL), Milliseconds(0)))) {
+        check_signals();
+      }
+    }
+  }
+
   // True for the one thread that ends the work; others return once it has.
   bool begin_end() {
     int expected = PENDING;
@@ -225,6 +229,16 @@ class WeftWork : public c10d::Work {
     std::unique_lock<std::mutex> lock(mutex_);
     cv_.wait(lock, [this] { return completed_; });
     return false;
+  }
+
+  void copy_results() {
+    if (copies_.empty()) {
+      return;
+    }
+    at::AutoDispatchBelowADInplaceOrView without_autograd;
+    for (auto& [to, from] : copies_) {
+      to.copy_(from);
+    }
   }
 
   void end(std::exception_ptr error) {
