@@ -55,9 +55,9 @@ SEEDS ?= 1000000
 RECORD := python3 benchmarks/record.py
 
 .PHONY: seeds
-seeds: ## SEEDS random simulations of both suites, recorded
+seeds: ## SEEDS random simulations of all suites, recorded
 	$(call step,$(SEEDS) seeds)
-	@WEFT_SEEDS=$$(($(SEEDS) * 7 / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
+	@WEFT_SEEDS=$$(($(SEEDS) * 6 / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
 		-p weft-fabric --test sim -- --nocapture random_traffic
 	@WEFT_SEEDS=$$(($(SEEDS) / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
 		-p weft-fabric --test sim -- --nocapture a_loss_costs
@@ -65,6 +65,8 @@ seeds: ## SEEDS random simulations of both suites, recorded
 		-p weft-fabric --test sim -- --nocapture a_window_of_rounds
 	@WEFT_SEEDS=$$(($(SEEDS) / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
 		-p weft-moe --test sim -- --nocapture every_run
+	@WEFT_SEEDS=$$(($(SEEDS) / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
+		-p weft-collectives --test sim -- --nocapture every_call
 
 .PHONY: loss
 loss: build ## Ranks killed 100 times and stopped 50 times on each transport, recorded
