@@ -1,14 +1,27 @@
-//! Halving and doubling among the members of a hypercube: shared by HD, HDRM and the rails of a hierarchy.
+//! Halving and doubling among members of any number: shared by HD, HDRM and the rails of a hierarchy.
 
 use crate::op::{Op, Rank, Span};
 
-/// All-reduce of `2^levels` blocks among `members`: recursive halving over the bits from the lowest, then
-/// recursive doubling back. Members from `2^levels` on are folded: they send their vector to the member with the
-/// top bit cleared, their proxy, and receive the result from it.
+/// Odd parts of a core: with these the core has more than 4/5 of all members.
+const ODD_PARTS: [u32; 4] = [1, 3, 5, 7];
+
+/// All-reduce among `members`: halving over the digits of the member's number, then doubling back.
+///
+/// The *core* is the largest `q 2^a` up to `members`, `q` of 1, 3, 5, 7: the digits of its members are `a` bits from
+/// the lowest on, and one of base `q` above them. At a level of base `r` a member sends a part of its remaining
+/// blocks to each of the `r - 1` members that differ in this digit.
+///
+/// Members beyond the core are *folded*: after two levels the vector is cut into 4 parts (10 or 14 where these levels
+/// are all). A folded member sends each part to a member of the core that keeps it, its *proxy*, while the core
+/// exchanges the first two levels, and receives the sums while the core doubles the last two. The core has proxies
+/// for all: each serves one folded member.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cube {
     members: u32,
-    levels: u32,
+    /// Number of bits, `a`.
+    bits: u32,
+    /// Base of the top digit, `q`; 1 without one.
+    odd: u32,
     /// True if the contribution is in the output instead of the input.
     in_place: bool,
 }
@@ -55,148 +68,258 @@ impl CubeLayout {
 
 impl Cube {
     pub(crate) fn new(members: u32, in_place: bool) -> Cube {
-        Cube { members, levels: members.ilog2(), in_place }
+        let core = |odd: u32| (odd, (members / odd).ilog2());
+        let fitting = ODD_PARTS.into_iter().filter(|&odd| odd <= members).map(core);
+        let (odd, bits) = fitting.max_by_key(|(odd, bits)| odd << bits).unwrap_or((1, 0));
+        Cube { members, bits, odd, in_place }
     }
 
-    /// Number of blocks and of unfolded members: the largest power of two up to `members`.
+    /// Number of blocks and of members of the core.
     pub(crate) fn blocks(&self) -> u32 {
-        1 << self.levels
+        self.odd << self.bits
     }
 
-    fn folded(&self) -> bool {
-        self.members > self.blocks()
+    pub(crate) fn levels(&self) -> u32 {
+        self.bits + u32::from(self.odd > 1)
     }
 
     pub(crate) fn steps(&self) -> u32 {
-        2 * self.levels + 2 * u32::from(self.folded())
+        2 * self.levels()
     }
 
-    /// True if another member is folded onto `member`.
-    fn is_proxy(&self, member: u32) -> bool {
-        member < self.members - self.blocks()
+    /// Base of the digit of a level.
+    fn base(&self, level: u32) -> u32 {
+        if level < self.bits { 2 } else { self.odd }
     }
 
-    /// True if the output holds data before the first level.
-    fn filled(&self, member: u32) -> bool {
-        self.in_place || self.is_proxy(member)
+    /// Number of blocks that a member keeps after `level` levels.
+    fn kept_blocks(&self, level: u32) -> u32 {
+        if level > self.bits { 1 } else { self.odd << (self.bits - level) }
     }
 
-    /// First slot of the arrivals of `level`. Each level has its own slots, since peers are not notified when
-    /// those of an earlier level are free.
-    fn slot(&self, member: u32, level: u32) -> u32 {
-        let blocks = self.blocks();
-        let folded = if self.in_place && self.is_proxy(member) { blocks } else { 0 };
-        let first = if self.filled(member) { 0 } else { blocks / 2 };
-        // At level 0, an unfilled output receives the arrivals.
-        folded + (blocks - (blocks >> level)).saturating_sub(first)
+    /// Blocks that `member` keeps after `level` levels, as first and count: its digits, from the lowest, select
+    /// parts.
+    fn kept(&self, member: u32, level: u32) -> (u32, u32) {
+        let low = u64::from(member) & ((1 << level.min(self.bits)) - 1);
+        let first = self.odd * (u64::from((low as u32).reverse_bits()) >> (32 - self.bits)) as u32;
+        let top = if level > self.bits { member >> self.bits } else { 0 };
+        (first + top, self.kept_blocks(level))
+    }
+
+    /// The `number`th peer of a level, from 0: its digit is `number + 1` above the member's, modulo the base.
+    fn peer(&self, member: u32, level: u32, number: u32) -> u32 {
+        if level < self.bits {
+            return member ^ (1 << level);
+        }
+        let low = member & ((1 << self.bits) - 1);
+        low | ((((member >> self.bits) + number + 1) % self.odd) << self.bits)
+    }
+
+    /// Number of the member at its `number`th peer.
+    fn number_at_peer(&self, level: u32, number: u32) -> u32 {
+        self.base(level) - 2 - number
+    }
+
+    /// First slot of the arrivals of a peer. Each has its own slots, since peers are not notified when earlier ones
+    /// are free. At level 0, an unfilled output receives the arrivals of the first peer.
+    fn slot(&self, level: u32, number: u32) -> u32 {
+        let in_output = if self.in_place { 0 } else { self.kept_blocks(1) };
+        let before = self.blocks() - self.kept_blocks(level);
+        before + number * self.kept_blocks(level + 1) - in_output
+    }
+
+    /// First slot of the part of a folded member.
+    fn fold_slot(&self) -> u32 {
+        if self.levels() == 0 { 0 } else { self.slot(self.levels(), 0) }
     }
 
     pub(crate) fn scratch(&self, member: u32) -> u32 {
-        if member < self.blocks() { self.slot(member, self.levels) } else { 0 }
+        match self.folded_at(member) {
+            _ if member >= self.blocks() => 0,
+            Some(_) => self.fold_slot() + self.kept_blocks(2),
+            None => self.fold_slot(),
+        }
     }
 
-    /// Blocks that `member` keeps after `level` levels, as first and count: the bits of its number, from the
-    /// lowest, select halves.
-    fn kept(&self, member: u32, level: u32) -> (u32, u32) {
-        let low = u64::from(member) & ((1 << level) - 1);
-        let first = (low as u32).reverse_bits() as u64 >> (32 - self.levels);
-        (first as u32, self.blocks() >> level)
+    /// Number of parts of a folded member's vector: the core has at least 8 members, so two levels.
+    fn parts(&self) -> u32 {
+        self.base(0) * self.base(1)
+    }
+
+    /// The folded member that a member of the core is a proxy of.
+    fn folded_at(&self, member: u32) -> Option<u32> {
+        let folded = self.members - self.blocks();
+        if folded == 0 || member >= self.blocks() {
+            return None;
+        }
+        let number = member / self.parts();
+        (number < folded).then_some(self.blocks() + number)
+    }
+
+    /// Proxy of a part of a folded member.
+    fn proxy(&self, folded: u32, part: u32) -> u32 {
+        let low = if self.bits > 1 {
+            (part >> 1) | ((part & 1) << 1)
+        } else {
+            (part / self.odd) | ((part % self.odd) << 1)
+        };
+        low + (folded - self.blocks()) * self.parts()
+    }
+
+    /// Part that a folded member sends at a position, from 0 to the number of parts: half of them belong to
+    /// the first step, as the core's own exchange does.
+    fn part_at(&self, folded: u32, position: u32) -> u32 {
+        (position + folded) % self.parts()
+    }
+
+    /// Level during which a part is sent, and during which its sum returns.
+    fn fold_level(&self, folded: u32, part: u32) -> u32 {
+        let parts = self.parts();
+        let position = (part + parts - folded % parts) % parts;
+        u32::from(position >= parts / 2)
+    }
+
+    /// Number of peers at all levels together.
+    fn exchanges(&self) -> u32 {
+        self.bits + self.odd - 1
     }
 
     pub(crate) fn len(&self, member: u32) -> u32 {
         if member >= self.blocks() {
-            return 2;
+            return 2 * self.parts();
         }
-        let fold = if self.is_proxy(member) { 3 } else { 0 };
+        let fold = if self.folded_at(member).is_some() { 3 } else { 0 };
         let alone = u32::from(self.members == 1 && !self.in_place);
-        5 * self.levels + fold + alone
+        5 * self.exchanges() + fold + alone
     }
 
     pub(crate) fn op(&self, member: u32, index: u32, layout: &CubeLayout) -> Op {
-        let (blocks, levels) = (self.blocks(), self.levels);
-        let last = self.steps().saturating_sub(1);
         if self.members == 1 {
             return Op::Copy { source: layout.input(0, 1), target: layout.output(0, 1) };
         }
-        if member >= blocks {
-            return match index {
-                0 if self.in_place => {
-                    let proxy = member - blocks;
-                    layout.write(proxy, 0, layout.output(0, blocks), layout.scratch(0, blocks))
-                }
-                0 => {
-                    let proxy = member - blocks;
-                    layout.write(proxy, 0, layout.input(0, blocks), layout.output(0, blocks))
-                }
-                _ => layout.wait(member - blocks, last),
-            };
+        if member >= self.blocks() {
+            return self.folded_op(member, index, layout);
         }
         let mut index = index;
-        if self.is_proxy(member) {
-            let all = layout.output(0, blocks);
-            match index {
-                0 => return layout.wait(member + blocks, 0),
-                1 if self.in_place => {
-                    return Op::Reduce { source: layout.scratch(0, blocks), target: all };
+        let folded = self.folded_at(member);
+        for level in 0..self.levels() {
+            let peers = self.base(level) - 1;
+            if index < 3 * peers {
+                return self.halve(member, level, index, layout);
+            }
+            index -= 3 * peers;
+            if let Some(folded) = folded.filter(|_| level == 1) {
+                if index < 2 {
+                    return self.add_folded(member, folded, index, layout);
                 }
-                1 => return Op::Reduce { source: layout.input(0, blocks), target: all },
-                _ if index == 2 + 5 * levels => {
-                    return layout.write(member + blocks, last, all, all);
-                }
-                _ => index -= 2,
+                index -= 2;
             }
         }
-        let fold = u32::from(self.folded());
-        if index < 3 * levels {
-            self.halve(member, index / 3, index % 3, fold, layout)
+        for level in (0..self.levels()).rev() {
+            let peers = self.base(level) - 1;
+            let returns = folded.filter(|&folded| {
+                let part = self.kept(member, 2).0 / self.kept_blocks(2);
+                self.fold_level(folded, part) == level
+            });
+            let len = 2 * peers + u32::from(returns.is_some());
+            if index < len {
+                return self.double(member, level, index, returns, layout);
+            }
+            index -= len;
+        }
+        unreachable!("the index is below the number of operations")
+    }
+
+    /// Operations of a folded member: writes of all parts, then waits for their sums in the order of their return.
+    fn folded_op(&self, member: u32, index: u32, layout: &CubeLayout) -> Op {
+        let parts = self.parts();
+        if index >= parts {
+            let part = self.part_at(member, 2 * parts - 1 - index);
+            let step = self.steps() - 1 - self.fold_level(member, part);
+            return layout.wait(self.proxy(member, part), step);
+        }
+        let part = self.part_at(member, index);
+        let blocks = self.kept_blocks(2);
+        let source = if self.in_place {
+            layout.output(part * blocks, blocks)
         } else {
-            let index = index - 3 * levels;
-            self.double(member, levels - 1 - index / 2, index % 2, fold, layout)
-        }
+            layout.input(part * blocks, blocks)
+        };
+        let target = layout.scratch(self.fold_slot(), blocks);
+        layout.write(self.proxy(member, part), self.fold_level(member, part), source, target)
     }
 
-    fn halve(&self, member: u32, level: u32, part: u32, fold: u32, layout: &CubeLayout) -> Op {
-        let peer = member ^ (1 << level);
-        let arrival = |member: u32| {
-            let (first, blocks) = self.kept(member, level + 1);
-            if level == 0 && !self.filled(member) {
-                layout.output(first, blocks)
-            } else {
-                layout.scratch(self.slot(member, level), blocks)
-            }
-        };
+    /// Wait for the part of a folded member, and its addition.
+    fn add_folded(&self, member: u32, folded: u32, index: u32, layout: &CubeLayout) -> Op {
+        let (first, blocks) = self.kept(member, 2);
+        if index == 0 {
+            return layout.wait(folded, self.fold_level(folded, first / blocks));
+        }
+        let source = layout.scratch(self.fold_slot(), blocks);
+        Op::Reduce { source, target: layout.output(first, blocks) }
+    }
+
+    /// A level of halving: writes to all peers, then a wait and an addition for each.
+    fn halve(&self, member: u32, level: u32, index: u32, layout: &CubeLayout) -> Op {
+        let peers = self.base(level) - 1;
+        let unfilled = level == 0 && !self.in_place;
         // The rank's own contribution to these blocks.
-        let own = |first, blocks| {
-            if level == 0 && !self.filled(member) {
-                layout.input(first, blocks)
-            } else {
+        let own = |(first, blocks)| {
+            if unfilled { layout.input(first, blocks) } else { layout.output(first, blocks) }
+        };
+        let arrival = |member: u32, number: u32| {
+            let (first, blocks) = self.kept(member, level + 1);
+            if unfilled && number == 0 {
                 layout.output(first, blocks)
+            } else {
+                layout.scratch(self.slot(level, number), blocks)
             }
         };
-        match part {
-            0 => {
-                let (first, blocks) = self.kept(peer, level + 1);
-                layout.write(peer, fold + level, own(first, blocks), arrival(peer))
-            }
-            1 => layout.wait(peer, fold + level),
-            _ => {
-                let (first, blocks) = self.kept(member, level + 1);
-                if level == 0 && !self.filled(member) {
-                    Op::Reduce { source: own(first, blocks), target: arrival(member) }
-                } else {
-                    Op::Reduce { source: arrival(member), target: own(first, blocks) }
-                }
-            }
+        if index < peers {
+            let peer = self.peer(member, level, index);
+            let source = own(self.kept(peer, level + 1));
+            let target = arrival(peer, self.number_at_peer(level, index));
+            return layout.write(peer, level, source, target);
         }
-    }
-
-    fn double(&self, member: u32, level: u32, part: u32, fold: u32, layout: &CubeLayout) -> Op {
-        let peer = member ^ (1 << level);
-        let step = fold + 2 * self.levels - 1 - level;
-        if part == 1 {
-            return layout.wait(peer, step);
+        let number = (index - peers) / 2;
+        if (index - peers).is_multiple_of(2) {
+            return layout.wait(self.peer(member, level, number), level);
         }
         let (first, blocks) = self.kept(member, level + 1);
-        layout.write(peer, step, layout.output(first, blocks), layout.output(first, blocks))
+        if unfilled && number == 0 {
+            Op::Reduce { source: own((first, blocks)), target: arrival(member, 0) }
+        } else {
+            Op::Reduce { source: arrival(member, number), target: layout.output(first, blocks) }
+        }
+    }
+
+    /// A level of doubling: writes to all peers and to a folded member, then a wait for each peer.
+    fn double(
+        &self,
+        member: u32,
+        level: u32,
+        index: u32,
+        folded: Option<u32>,
+        layout: &CubeLayout,
+    ) -> Op {
+        let peers = self.base(level) - 1;
+        let step = self.steps() - 1 - level;
+        if index < peers {
+            let (first, blocks) = self.kept(member, level + 1);
+            let sums = layout.output(first, blocks);
+            return layout.write(self.peer(member, level, index), step, sums, sums);
+        }
+        let index = index - peers;
+        match folded {
+            Some(folded) if index == 0 => {
+                let (first, blocks) = self.kept(member, 2);
+                let sums = layout.output(first, blocks);
+                layout.write(folded, step, sums, sums)
+            }
+            _ => {
+                let number = index - u32::from(folded.is_some());
+                layout.wait(self.peer(member, level, number), step)
+            }
+        }
     }
 }

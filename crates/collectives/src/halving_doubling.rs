@@ -7,10 +7,13 @@ use crate::schedule::Schedule;
 /// All-reduce by halving-doubling: at level `k` a rank exchanges half of its remaining blocks with the rank that
 /// differs in bit `k`; then the sums return the same way.
 ///
-/// Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004 (vector halving,
-/// distance doubling). With `P` the largest power of two up to `N`, ranks from `P` on send their vector to the rank
-/// with their top bit cleared, and receive the result from it. Cost, in the notation of
-/// [`ring`](crate::ring): `2 log2(P) a + 2(P-1)/P nb + (P-1)/P ng`, and `2a + 2nb + ng` more if `N > P`.
+/// Sources: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004 (vector halving,
+/// distance doubling); Ruefenacht, Bull, Booth, "Generalisation of Recursive Doubling for AllReduce: Now with
+/// Simulation", Parallel Computing, 2017 (levels of another base than 2). With `C = q 2^k` the largest such number
+/// up to `N`, `q` of 1, 3, 5, 7, the last level is of base `q`. Ranks from `C` on exchange `1/w` of their vector with
+/// each of `w` of the others during the first two levels, `w` = 4, or `2q` if `k` = 1; this fold is Weft's own. Cost, in
+/// the notation of [`ring`](crate::ring), for `L` levels: `2L a + 2(C-1)/C nb + (C-1)/C ng`, and `4/w nb + 1/w ng`
+/// more if `N > C`.
 ///
 /// HDRM (Dong et al., "EFLOPS: algorithm and system co-design for a high performance distributed training
 /// platform", HPCA 2020) is this schedule on a BiGraph, with ranks placed so that each bit's flip crosses

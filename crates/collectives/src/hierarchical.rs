@@ -10,9 +10,9 @@ use crate::schedule::Schedule;
 /// node. Rank `r` has number `r mod G` on node `r / G`.
 ///
 /// Between nodes each rank sends `2/G` of the vector, over its own NIC. Cost, in the notation of
-/// [`ring`](crate::ring), for `M` nodes, `P` the largest power of two up to `M`, and `a'`, `b'` within the node:
-/// `2a' + 2(G-1)/G nb' + 2 log2(P) a + 2(P-1)/P n/G b + ((G-1)/G + (P-1)/PG) ng`, and
-/// `2a + 2n/G b + n/G g` more if `M > P`.
+/// [`ring`](crate::ring), for `M` nodes, `C`, `L` and `w` of `M` as in
+/// [`halving_doubling`](crate::halving_doubling), and `a'`, `b'` within the node:
+/// `2a' + 2(G-1)/G nb' + 2L a + 2(C-1)/C n/G b + ((G-1)/G + (C-1)/CG) ng`, and `4/w n/G b + 1/w n/G g` more if `M > C`.
 #[derive(Clone, Copy, Debug)]
 pub struct Hierarchical {
     local: u32,

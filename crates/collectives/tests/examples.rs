@@ -53,22 +53,21 @@ rank 0
   step  1 | out[0] -> 1:out[0]; wait 1
 "
     );
-    // Rank 2 folds onto rank 0, whose output is in use when rank 1's half comes.
+    // A level of base 3.
     let three = all_reduce(Algorithm::Hdrm, 3);
     assert_eq!(
         Listing(&three).to_string(),
         "\
-all-reduce by hdrm: 3 ranks, 2 blocks, 4 steps
+all-reduce by hdrm: 3 ranks, 3 blocks, 2 steps
 rank 0, 1 block of scratch
-          | wait 2; out[0..2] += in[0..2]
-  step  1 | out[1] -> 1:out[1]; wait 1; out[0] += scratch[0]
-  step  2 | out[0] -> 1:out[0]; wait 1
-  step  3 | out[0..2] -> 2:out[0..2]
-rank 1
-  step  1 | in[0] -> 0:scratch[0]; wait 0; out[1] += in[1]
-  step  2 | out[1] -> 0:out[1]; wait 0
-rank 2
-  step  0 | in[0..2] -> 0:out[0..2]; wait 0 lane 3
+  step  0 | in[1] -> 1:scratch[0]; in[2] -> 2:out[2]; wait 1; out[0] += in[0]; wait 2; out[0] += scratch[0]
+  step  1 | out[0] -> 1:out[0]; out[0] -> 2:out[0]; wait 1; wait 2
+rank 1, 1 block of scratch
+  step  0 | in[2] -> 2:scratch[0]; in[0] -> 0:out[0]; wait 2; out[1] += in[1]; wait 0; out[1] += scratch[0]
+  step  1 | out[1] -> 2:out[1]; out[1] -> 0:out[1]; wait 2; wait 0
+rank 2, 1 block of scratch
+  step  0 | in[0] -> 0:scratch[0]; in[1] -> 1:out[1]; wait 0; out[2] += in[2]; wait 1; out[2] += scratch[0]
+  step  1 | out[2] -> 0:out[2]; out[2] -> 1:out[2]; wait 0; wait 1
 "
     );
 }
@@ -184,7 +183,10 @@ fn numbers_of_steps() {
     let steps = |algorithm, ranks| all_reduce(algorithm, ranks).steps();
     assert_eq!(steps(Algorithm::Ring, 64), 126);
     assert_eq!(steps(Algorithm::Hdrm, 64), 12);
-    assert_eq!(steps(Algorithm::Hdrm, 96), 14);
+    // 96 is 3 times 32; 100 is 96 and 4 folded ranks, 7 times 16 is 112.
+    assert_eq!(steps(Algorithm::Hdrm, 96), 12);
+    assert_eq!(steps(Algorithm::Hdrm, 100), 12);
+    assert_eq!(steps(Algorithm::Hdrm, 112), 10);
     assert_eq!(steps(Algorithm::Hdrm, 65536), 32);
     assert_eq!(steps(Algorithm::TwoShot, 64), 2);
 }
@@ -207,13 +209,13 @@ fn a_program_survives_json_and_errors_name_their_location() {
     let error = error_of(&text.replacen("\"to\": 1", "\"to\": 9", 1));
     assert_eq!(
         error,
-        "rank 0, operation 2 (write out[1] -> rank 9 out[1], lane 1, step 1): there is no rank 9"
+        "rank 0, operation 0 (write in[1] -> rank 9 scratch[0], lane 0, step 0): there is no rank 9"
     );
     let error = error_of(&text.replacen("\"first\": 1,", "\"first\": 4294967295,", 1));
     assert_eq!(
         error,
-        "rank 0, operation 2 (write out[4294967295] -> rank 1 out[1], lane 1, step 1): out[4294967295] \
-         does not fit: rank 0 has 2 blocks there"
+        "rank 0, operation 0 (write in[4294967295] -> rank 1 scratch[0], lane 0, step 0): in[4294967295] \
+         does not fit: rank 0 has 3 blocks there"
     );
     let mut short = program.clone();
     short.scratch_blocks.pop();

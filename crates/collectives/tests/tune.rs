@@ -76,10 +76,22 @@ fn hdrm_needs_a_rank_placement_and_hierarchical_needs_nodes() {
     assert!(error.to_string().starts_with("no algorithm can be chosen: "), "{error}");
 }
 
+/// Core of halving-doubling, the largest `q 2^k` up to `ranks` with `q` of 1, 3, 5, 7: its levels, the share of the
+/// vector that each of its ranks sends while it halves, and the share that a folded rank sends to each proxy.
+fn core(ranks: u32) -> (f64, f64, f64) {
+    let fits = |(odd, bits): &(u32, u32)| odd << bits <= ranks;
+    let all = [1, 3, 5, 7].into_iter().flat_map(|odd| (0..16).map(move |bits| (odd, bits)));
+    let (odd, bits) = all.filter(fits).max_by_key(|(odd, bits)| odd << bits).unwrap();
+    let size = odd << bits;
+    let parts = if bits > 1 { 4.0 } else { f64::from(2 * odd) };
+    let folds = if ranks > size { 1.0 / parts } else { 0.0 };
+    (f64::from(bits + u32::from(odd > 1)), 1.0 - 1.0 / f64::from(size), folds)
+}
+
 #[test]
 fn costs_are_those_of_the_documents_on_one_switch() {
     let (latency, speed) = (1e-6, 1e9);
-    for ranks in [2u32, 3, 5, 8, 12, 13, 16, 20, 31, 48] {
+    for ranks in [2u32, 3, 5, 8, 9, 11, 12, 13, 15, 16, 20, 31, 48] {
         let mut network = weft_topology::NetworkBuilder::new("star");
         let switch = network.switch("s").unwrap();
         for rank in 0..ranks {
@@ -90,7 +102,7 @@ fn costs_are_those_of_the_documents_on_one_switch() {
         let map: Vec<_> = (0..ranks).map(EndpointId).collect();
         let costs = Costs { step_s: latency, post_s: 0.0, add_bytes_per_s: 1e10 };
         // A multiple of every number of blocks.
-        let bytes = 13 * 31 * 240_000u64;
+        let bytes = 13 * 31 * 693 * 240_000u64;
         let mut estimated = |collective, algorithm, chunks, local| {
             let options = Options { chunks, local };
             let schedule = build(collective, algorithm, ranks, &options).unwrap();
@@ -118,10 +130,10 @@ fn costs_are_those_of_the_documents_on_one_switch() {
         let share = (n - 1.0) / n;
         let reduce = Collective::AllReduce;
         check(reduce, Algorithm::Ring, 1, 2.0 * (n - 1.0), 2.0 * share, share);
-        let (levels, part) = (p.log2(), (p - 1.0) / p);
+        let levels = p.log2();
         for algorithm in [Algorithm::Hdrm, Algorithm::HalvingDoubling] {
-            let a = 2.0 * levels + 2.0 * fold;
-            check(reduce, algorithm, 1, a, 2.0 * part + 2.0 * fold, part + fold);
+            let (depth, part, folds) = core(ranks);
+            check(reduce, algorithm, 1, 2.0 * depth, 2.0 * part + 4.0 * folds, part + folds);
         }
         let depth = n.log2().ceil();
         check(reduce, Algorithm::Circulant, 1, 2.0 * depth, 2.0 * share, share);
@@ -149,13 +161,11 @@ fn costs_are_those_of_the_documents_on_one_switch() {
         check(root, Algorithm::Chain, 6, 6.0 + n - 2.0, (6.0 + n - 2.0) / 6.0, 0.0);
         for local in (1..=ranks).filter(|local| ranks.is_multiple_of(*local)) {
             let (inside, nodes) = (f64::from(local), ranks / local);
-            let p = f64::from(1u32 << nodes.ilog2());
-            let fold = f64::from(u8::from(!nodes.is_power_of_two()));
+            let (depth, rail, folds) = core(nodes);
             let (shots, part) = (f64::from(u8::from(local > 1)), (inside - 1.0) / inside);
-            let a = 2.0 * shots + 2.0 * p.log2() + 2.0 * fold;
-            let rail = (p - 1.0) / p / inside;
-            let b = 2.0 * part + 2.0 * rail + 2.0 * fold / inside;
-            let g = part + rail + fold / inside;
+            let a = 2.0 * shots + 2.0 * depth;
+            let b = 2.0 * part + (2.0 * rail + 4.0 * folds) / inside;
+            let g = part + (rail + folds) / inside;
             let found = estimated(reduce, Algorithm::Hierarchical, 1, local);
             same(found, [a, b, g], &format!("hierarchical, {local} on a node"));
         }
