@@ -46,6 +46,13 @@ PAGES = {
     "moe-rdma": Page("docs/moe-rdma.md", "reproductions/pages.py"),
     "dlrm": Page("docs/dlrm.md", "reproductions/pages.py"),
     "lab": Page("docs/lab.md", "lab/pages.py"),
+    **{
+        f"algorithm-{name}": Page(f"docs/algorithms/{name}.md", "benchmarks/algorithm_pages.py")
+        for name in (
+            *("ring", "tree", "hd", "hdrm", "circulant", "one-shot", "two-shot", "direct"),
+            *("hierarchical", "pairwise", "binomial", "chain"),
+        )
+    },
 }
 
 
