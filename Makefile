@@ -193,6 +193,11 @@ bench-collectives: build $(STAMPS)/torch ## torch.distributed over Weft and over
 	$(call step,Collectives)
 	@$(BIN)/python benchmarks/collectives.py
 
+.PHONY: bench-training
+bench-training: build $(STAMPS)/torch ## Training over Weft and over gloo (installs PyTorch)
+	$(call step,Training)
+	@$(BIN)/python benchmarks/training.py
+
 .PHONY: bench-host
 bench-host: $(FABRIC_BENCH) ## Idle ranks, and more ranks than cores
 	$(call step,Ranks of one host)

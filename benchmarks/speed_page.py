@@ -207,6 +207,19 @@ def collectives(path: str) -> Callable[[Path], str]:
     return table
 
 
+def training(results: Path) -> str:
+    """Table of training: time of a step, and the largest relative difference of losses."""
+    lines = read(results, "training.jsonl")
+    cases = {(line["shape"], line["ranks"], line["side"]): line for line in lines}
+    rows = []
+    for shape, ranks in dict.fromkeys((line["shape"], line["ranks"]) for line in lines):
+        weft, gloo = (cases[shape, ranks, side] for side in ("weft", "gloo"))
+        times = [f"{number(line['p50_ms'])} / {number(line['p99_ms'])}" for line in (weft, gloo)]
+        ratio, difference = f"{gloo['ratio']:.2f}", f"{weft['loss_difference']:.0e}"
+        rows.append([f"{shape}, {ranks} ranks", *times, ratio, difference])
+    return markdown(["", "Weft", "gloo", "ratio", "loss difference"], rows)
+
+
 def crowd(results: Path) -> str:
     """Table of more ranks than cores, and of idle ranks."""
     rows = []
@@ -275,6 +288,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "ofi-shm-stream": ofi("ofi-shm", "stream"),
     "collectives-shm": collectives("shm"),
     "collectives-tcp": collectives("tcp"),
+    "training": training,
     "moe": moe,
     "crowd": crowd,
     "planner": planner,
