@@ -7,7 +7,7 @@
 
 use super::call::Call;
 use super::layout::{Piece, Place};
-use super::plan::{Plan, Step};
+use super::step::{Plan, Step};
 use crate::reduction;
 use std::sync::Arc;
 use weft_fabric::{CounterId, MissingPeer, Page, Rank, Region, RegionKey, Requests};

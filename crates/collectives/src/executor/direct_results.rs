@@ -5,7 +5,7 @@
 //! input: no later step may then read the input there, and earlier writes that read it drain first.
 
 use super::layout::{Piece, Place};
-use super::plan::{Plan, Step};
+use super::step::{Plan, Step};
 use crate::op::Collective;
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -5,7 +5,7 @@
 //! kept for later calls of the same shape. A polled driver executes the plans of several channels at a time.
 //!
 //! - `config.rs`, `call.rs`: configuration; arguments of a call
-//! - `layout.rs`, `plan.rs`: positions of blocks; steps of a rank
+//! - `layout.rs`, `step.rs`, `plan.rs`: positions of blocks; steps of a rank, and how they are made
 //! - `direct_results.rs`: steps that write results to the caller's memory
 //! - `planner.rs`, `selection.rs`: chunks of a call and their plans; choice of an algorithm
 //! - `channel.rs`, `driver.rs`: execution of a chunk; all channels and calls
@@ -23,6 +23,7 @@ mod layout;
 mod plan;
 mod planner;
 mod selection;
+mod step;
 mod timer;
 
 pub use call::{Call, CallId, Scale};

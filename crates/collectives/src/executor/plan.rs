@@ -2,6 +2,7 @@
 
 use super::direct_results;
 use super::layout::{Layout, Piece, Place};
+use super::step::{Plan, Step};
 use crate::op::{Buffer, Collective, Op, Rank, Span};
 use crate::schedule::Schedule;
 use std::collections::{HashMap, HashSet};
@@ -19,39 +20,6 @@ pub(crate) struct PlanRoute {
 impl PlanRoute {
     /// Route of a rank to itself, which no plan uses.
     pub const SELF: PlanRoute = PlanRoute { parts: PartRule::WHOLE, ordered: true };
-}
-
-/// Step of a plan. A rank executes its steps in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// Posts a counted write of these pieces; a signal if there are none.
-    Write { to: u32, lane: u16, pieces: Range<u32> },
-    /// Waits until the lane of `from` was raised `raises` times in this round.
-    Wait { from: u32, lane: u16, raises: u64 },
-    /// Waits until the sources of all writes to `to` are free.
-    Drain { to: u32 },
-    /// `target = a op b`.
-    Combine { target: Place, a: Place, b: Place, bytes: u64 },
-    /// `target = source`.
-    Copy(Piece),
-}
-
-/// Steps of one rank on chunks of one size.
-#[derive(Debug)]
-pub(crate) struct Plan {
-    pub steps: Vec<Step>,
-    /// Pieces of the writes.
-    pub pieces: Vec<Piece>,
-    /// Copies from staging memory to the caller's output at the end, and results that are already there.
-    pub results: Vec<Piece>,
-    /// Ranks that write to this one.
-    pub sources: Vec<u32>,
-    /// Ranks that this one writes to.
-    pub targets: Vec<u32>,
-    /// Copies of the input to staging memory at the start.
-    pub staged: Vec<Piece>,
-    /// True if a write reads the caller's input.
-    pub reads_input: bool,
 }
 
 /// Arguments of a plan that are equal on all ranks.

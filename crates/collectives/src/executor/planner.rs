@@ -3,8 +3,9 @@
 use super::call::Call;
 use super::config::CollectivesConfig;
 use super::layout::Layout;
-use super::plan::{self, ChunkShape, Plan, PlanRoute};
+use super::plan::{self, ChunkShape, PlanRoute};
 use super::selection::{self, Routes, Selector};
+use super::step::Plan;
 use crate::algorithm::{Algorithm, Options};
 use crate::any_schedule::{AnySchedule, build};
 use crate::op::{Collective, Rank};
