@@ -206,6 +206,8 @@ def test_eight_hosts_reduce_over_one_connection_per_link_and_step() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_the_network_is_removed_whatever_ends_the_lab(number: signal.Signals) -> None:
     options = ["--switches", "4", "--ports", "1", "--sizes", "16MiB", "--rate", "1"]
+    # Shells start commands in the background with SIGINT ignored, which processes inherit.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "lab", *options],
         cwd=ROOT,
@@ -213,6 +215,7 @@ def test_the_network_is_removed_whatever_ends_the_lab(number: signal.Signals) ->
         text=True,
         start_new_session=True,
     )
+    signal.signal(signal.SIGINT, handler)
     assert process.stderr is not None
     # The first line comes once the ranks have joined.
     assert "round 1" in process.stderr.readline()
