@@ -127,6 +127,8 @@ class AllToAll(moe.AllToAll):
         self.rank, self.world_size = ranks
         #: Device of tensors: the CPU for a twin.
         self.device = place
+        # Of the ranks that a local group has on this device: see `communication_stream`.
+        self._place = 0
         self.experts, self.top_k, self.hidden = config.experts, config.top_k, config.hidden
         self.max_tokens, self.layout = config.max_tokens, config.layout
         self.dtype, self.wire_dtype = config.token_dtype, config.wire_dtype
@@ -335,7 +337,7 @@ class AllToAll(moe.AllToAll):
             if async_finish and self._backward is not None and torch.is_grad_enabled():
                 streams.refuse_apart("in a differentiable round")
             received, event = streams.ordered(
-                self.device,
+                (self.device, self._place),
                 lambda: self.dispatch(tokens, ids, weights, **options),
                 (
                     tokens,
@@ -475,7 +477,7 @@ class AllToAll(moe.AllToAll):
             options: dict[str, Any] = {"out": out, "accumulate": accumulate, "bias": bias}
             added = [bias] if bias is None or isinstance(bias, torch.Tensor) else bias
             combined, event = streams.ordered(
-                self.device,
+                (self.device, self._place),
                 lambda: self.combine(received, outputs, num_sms=num_sms, **options),
                 (outputs, mine._count, out, mine._plan(), *added),
                 lambda combined: [combined],

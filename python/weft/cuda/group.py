@@ -33,8 +33,11 @@ def local_group(
     """All ranks in this process: an `AllToAll` for each, in rank order, without a communicator.
 
     For one process that drives several GPUs, and for tests. Kernels of one rank wait for those of
-    the others: launch every rank's before waiting for any. With "twin", whose calls do their work
-    at once, each rank's calls are made on a thread of its own.
+    the others: launch every rank's before waiting for any. Ranks on one GPU share its context, in
+    which the first use of a kernel, an allocation and a copy to pageable memory may wait for
+    kernels of all ranks: between launches that depend on each other there must be none of these.
+    With "twin", whose calls do their work at once, each rank's calls are made on a thread of its
+    own.
 
     Args:
         world_size: how many ranks.
@@ -63,6 +66,7 @@ def local_group(
     for rank, (native, place) in enumerate(zip(natives, places, strict=True)):
         member = object.__new__(AllToAll)
         member._begin(native, config, place, (rank, world_size), layers, watchdog=watchdog)
+        member._place = places[:rank].count(place)
         group.append(member)
     if gradients:
 

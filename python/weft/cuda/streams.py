@@ -43,17 +43,23 @@ class Event:
 
 
 @cache
-def communication_stream(device: torch.device) -> torch.cuda.Stream:
+def communication_stream(device: torch.device, place: int = 0) -> torch.cuda.Stream:
     """The stream of high priority on which calls with `async_finish=True` run.
 
     One for each device, so that calls of several all-to-alls come in the same order on every rank.
     It lives as long as the process: torch's allocator may query it about freed tensors at any time.
+
+    Args:
+        device: a GPU.
+        place: which of the ranks that a local group has on this device: kernels of one wait for
+            those of the others, and never ended behind each other on one stream.
     """
+    del place  # Distinguishes the cached streams.
     return torch.cuda.Stream(device, priority=-1)
 
 
 def ordered(
-    device: torch.device,
+    at: tuple[torch.device, int],
     call: Callable[[], Result],
     given: Iterable[torch.Tensor | None],
     made: Callable[[Result], Iterable[torch.Tensor]],
@@ -63,7 +69,7 @@ def ordered(
     """Make a call behind an event: its result, and its end if it runs on a stream of its own.
 
     Args:
-        device: as of `apart`.
+        at: as of `apart`.
         call: as of `apart`.
         given: as of `apart`.
         made: as of `apart`.
@@ -73,9 +79,9 @@ def ordered(
     if torch.compiler.is_compiling():
         refuse_apart("in compiled code")
     if finish:
-        return apart(device, call, given, made, previous)
+        return apart(at, call, given, made, previous)
     if previous is not None:
-        after(previous, device)
+        after(previous, at[0])
     return call(), None
 
 
@@ -87,7 +93,7 @@ def refuse_apart(where: str) -> NoReturn:
 
 
 def apart(
-    device: torch.device,
+    at: tuple[torch.device, int],
     call: Callable[[], Result],
     given: Iterable[torch.Tensor | None],
     made: Callable[[Result], Iterable[torch.Tensor]],
@@ -96,16 +102,16 @@ def apart(
     """Make a call on the communication stream: what it returns, and its end.
 
     Args:
-        device: of the streams.
+        at: arguments of `communication_stream`.
         call: puts kernels on the current stream.
         given: tensors that these read.
         made: tensors of the result, which the caller's stream reads.
         previous: event before the call; by default the end of the current stream.
     """
     refuse(previous)
-    if device.type != "cuda":
+    if at[0].type != "cuda":
         return call(), Event(None)
-    current, own = torch.cuda.current_stream(device), communication_stream(device)
+    current, own = torch.cuda.current_stream(at[0]), communication_stream(*at)
     if previous is None:
         own.wait_stream(current)
     else:
