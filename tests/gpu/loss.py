@@ -86,6 +86,9 @@ def survive(pipe: Connection, options: dict[str, Any], spec: Spec) -> None:
 
         play = round
         with torch.cuda.stream(stream):
+            if stream is not None:
+                # The tensors above are computed on the default stream.
+                stream.wait_stream(torch.cuda.default_stream())
             round()
             synchronise()
             communicator.barrier(timeout=SOON_SECONDS)

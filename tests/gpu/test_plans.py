@@ -10,7 +10,11 @@ import pytest
 if TYPE_CHECKING:
     from weft import cuda
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("own_context"),
+]
 
 PATHS = ("packets", "latency", "bandwidth")
 RANKS = 2

@@ -22,6 +22,7 @@ SHAPE: dict[str, Any] = {
 }
 
 
+@pytest.mark.usefixtures("own_context")
 @pytest.mark.parametrize("keep", [False, True], ids=["plain", "kept"])
 @pytest.mark.parametrize("layout", ["contiguous", "indexed"])
 def test_calls_on_a_stream_of_their_own_give_the_same_bits(
@@ -110,6 +111,7 @@ def test_what_is_behind_an_event_does_not_wait_for_the_rest_of_its_stream() -> N
     group.close()
 
 
+@pytest.mark.usefixtures("own_context")
 def test_the_layer_of_a_call_goes_with_it(kind: str) -> None:
     from gpu.plans import Group, batch, same, see
     from weft.moe import Placement
