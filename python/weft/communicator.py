@@ -499,7 +499,7 @@ def init(
         progress: who makes progress on connections: "caller", in each call; "thread"; "epoll", the
             caller's event loop (`Communicator.fileno`).
         spin: seconds that a wait spins before it parks; by default 50 us if every rank of this host
-            can have a core of its own, else 0.
+            can have a core of its own, else 200 us, in which it yields its core to them.
         timeout: seconds to wait for all ranks to come, finite; by default 60.
         silence_timeout: seconds without a sign of life after which a rank counts as lost; by
             default 15.

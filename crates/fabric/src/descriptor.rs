@@ -1,16 +1,21 @@
 //! Descriptors that ranks exchange: addresses of engines, and grants of regions and counters.
 
 use crate::bytes::{Reader, put_block};
+use crate::cores::CoreSet;
 use crate::types::{Generation, Lane, LaneId, ProviderKind, RegionKey};
 
-/// Address of an engine: an entry for each of its providers.
+/// Address of an engine: an entry for each of its providers, and its cores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineAddress {
     /// In the order of [`ProviderKind`].
     pub providers: Vec<(ProviderKind, Vec<u8>)>,
+    /// Cores on which the rank may run; empty where unknown.
+    pub cores: CoreSet,
 }
 
 const ADDRESS: u8 = b'A';
+/// Code of the cores among the entries of providers.
+const CORES: u8 = u8::MAX;
 const GRANT: u8 = b'G';
 const REFUSAL: u8 = b'R';
 /// Longest text of a refusal, sent or received, in characters.
@@ -25,11 +30,13 @@ impl EngineAddress {
 
     /// Encoded bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![ADDRESS, self.providers.len() as u8];
+        let mut out = vec![ADDRESS, self.providers.len() as u8 + 1];
         for (kind, entry) in &self.providers {
             out.push(*kind as u8);
             put_block(&mut out, entry);
         }
+        out.push(CORES);
+        put_block(&mut out, self.cores.encode());
         out
     }
 
@@ -39,13 +46,16 @@ impl EngineAddress {
         if reader.u8()? != ADDRESS {
             return None;
         }
-        let mut providers = Vec::new();
+        let (mut providers, mut cores) = (Vec::new(), CoreSet::default());
         for _ in 0..reader.u8()? {
             let kind = reader.u8()?;
             let entry = reader.block()?;
+            if kind == CORES {
+                cores = CoreSet::decode(entry);
+            }
             providers.extend(ProviderKind::from_wire(kind).map(|kind| (kind, entry.to_vec())));
         }
-        reader.is_at_end().then_some(EngineAddress { providers })
+        reader.is_at_end().then_some(EngineAddress { providers, cores })
     }
 }
 

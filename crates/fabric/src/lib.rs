@@ -81,6 +81,7 @@ pub use registration::{
 
 // Below the links: lanes, parts, connections within a host, models of networks.
 mod atomics;
+mod cores;
 mod device;
 mod lane_table;
 mod lanes;
@@ -90,6 +91,7 @@ mod parts;
 mod timer;
 mod unconsumed;
 mod unproven;
+pub use cores::CoreSet;
 pub use device::Device;
 pub use lane_table::LaneTable;
 pub use link::{Link, RouteRule};

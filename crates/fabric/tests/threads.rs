@@ -1,5 +1,7 @@
 //! Communicators used by several threads at once: two ranks in one process, over shm and over tcp.
 
+#[path = "threads/cores.rs"]
+mod cores;
 #[path = "threads/ends.rs"]
 mod ends;
 #[path = "threads/leaving.rs"]

@@ -47,7 +47,7 @@ def cores() -> Finding:
     if share is not None:
         detail += f", control group: {share:g}"
     usable = max(1, int(min(allowed, share if share is not None else allowed)))
-    follows = f"more than {usable} ranks share cores: their waits park instead of spinning"
+    follows = f"more than {usable} ranks share cores: their waits yield the core, then park"
     return Finding("cores", True, detail, follows)
 
 

@@ -6,6 +6,7 @@
 mod sharing;
 
 use crate::clock;
+use crate::cores::CoreSet;
 use crate::descriptor::EngineAddress;
 use crate::device::Device;
 use crate::engine::{Engine, EngineConfig, Region};
@@ -25,6 +26,10 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use weft_control::{Control, Member, Operation, Poison, Rank};
+
+/// Spin deadlines where the configuration names none: with a core for each rank of the host, and on shared cores.
+const OWN_CORE_SPIN: Duration = Duration::from_micros(50);
+const SHARED_CORE_SPIN: Duration = Duration::from_micros(200);
 
 /// Source of progress on links that need it. Stores to peers of the same host need none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -56,7 +61,8 @@ pub struct CommunicatorConfig {
     pub engine: EngineConfig,
     /// Source of progress.
     pub progress: Progress,
-    /// Spin deadline of waits. `None`: 50 us if the host has a core for each of its ranks, otherwise zero.
+    /// Spin deadline of waits. `None`: 50 us if the host has a core for each of its ranks, otherwise 200 us, in
+    /// which a wait yields its core between two looks.
     pub spin: Option<Duration>,
     /// User buffers that are kept, with their registrations, after the release of their last region. None
     /// by default.
@@ -134,10 +140,11 @@ impl Communicator {
         let generation = Generation(control.generation() as u8);
         let size = control.world_size();
         let mut engine = Engine::new(config.engine.clone(), rank, size, generation, &devices)?;
-        connect(&control, &mut engine, deadline)
+        let addresses = connect(&control, &mut engine, deadline)
             .map_err(|error| attribute_error(|| Ok(control.check()?), error, deadline))?;
 
-        let spin = config.spin.unwrap_or_else(|| default_spin(control.members(), rank));
+        engine.set_shares_cores(shares_cores(control.members(), rank, &addresses));
+        let spin = config.spin.unwrap_or_else(|| default_spin(&engine));
         let barrier = engine.counter()?;
         engine.use_for_barriers(barrier);
         let (progress, control) = (config.progress, GroupControl::Mesh(control));
@@ -156,7 +163,7 @@ impl Communicator {
         progress: Progress,
         spin: Option<Duration>,
     ) -> Result<Communicator> {
-        let spin = spin.unwrap_or_else(|| default_spin(&control.members, engine.rank()));
+        let spin = spin.unwrap_or_else(|| default_spin(&engine));
         let control = GroupControl::Pair(control);
         let communicator = Communicator::assemble(control, engine, devices, spin, None);
         communicator.start_thread(progress)?;
@@ -422,14 +429,16 @@ fn attribute_error(check: impl Fn() -> Result<()>, error: Error, deadline: Time)
 }
 
 /// Exchanges addresses and introductions, and connects.
-fn connect(control: &Control, engine: &mut Engine, deadline: Time) -> Result<()> {
+/// Connects the engine; returns the addresses of all ranks.
+fn connect(control: &Control, engine: &mut Engine, deadline: Time) -> Result<Vec<EngineAddress>> {
     let addresses = gather_addresses(control, engine, deadline)?;
     let introductions = engine.introduce(&addresses)?;
     let timeout = deadline.since(clock::now());
     let messages = control.exchange_as(Operation::Introductions, &introductions, timeout)?;
     let mut give_up = || Ok(control.check()?);
     let mut limit = WaitLimit { deadline, give_up: &mut give_up };
-    engine.connect(&addresses, &messages, &mut limit)
+    engine.connect(&addresses, &messages, &mut limit)?;
+    Ok(addresses)
 }
 
 fn gather_addresses(
@@ -438,8 +447,8 @@ fn gather_addresses(
     deadline: Time,
 ) -> Result<Vec<EngineAddress>> {
     let timeout = deadline.since(clock::now());
-    let gathered =
-        control.all_gather_as(Operation::Addresses, &engine.address().encode(), timeout)?;
+    let address = EngineAddress { cores: CoreSet::of_thread(), ..engine.address() };
+    let gathered = control.all_gather_as(Operation::Addresses, &address.encode(), timeout)?;
     let decoded = gathered.iter().enumerate().map(|(number, bytes)| {
         EngineAddress::decode(bytes).ok_or_else(|| Error::Malformed {
             peer: Rank(number as u32),
@@ -463,12 +472,17 @@ fn device_config(control: &Control, config: &CommunicatorConfig) -> DeviceConfig
     }
 }
 
-/// Default spin deadline: zero if ranks of this host share cores.
-fn default_spin(members: &[Member], rank: Rank) -> Duration {
-    let here = members.get(rank.index()).map(|member| &member.host_id);
-    let local = members.iter().filter(|member| Some(&member.host_id) == here).count();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if local <= cores { Duration::from_micros(50) } else { Duration::ZERO }
+fn default_spin(engine: &Engine) -> Duration {
+    if engine.shares_cores() { SHARED_CORE_SPIN } else { OWN_CORE_SPIN }
+}
+
+/// True if ranks on the host of `rank` share cores.
+pub(crate) fn shares_cores(members: &[Member], rank: Rank, addresses: &[EngineAddress]) -> bool {
+    let here = &members[rank.index()].host_id;
+    let local = members.iter().zip(addresses).filter(|(member, _)| member.host_id == *here);
+    let sets: Vec<&CoreSet> = local.map(|(_, address)| &address.cores).collect();
+    let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
+    CoreSet::are_shared(&sets, &addresses[rank.index()].cores, parallelism)
 }
 
 #[cfg(test)]

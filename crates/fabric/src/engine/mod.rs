@@ -34,6 +34,7 @@ pub use regions::{Region, RemoteRegion, WeakRegion};
 pub(crate) use sleep::{AnnouncedSleep, MAX_PARK};
 pub use submit::PeerWrite;
 
+use crate::cores::CoreSet;
 use crate::descriptor::EngineAddress;
 use crate::device::Device;
 use crate::driver::Event;
@@ -191,6 +192,7 @@ pub struct Engine {
     poison_reported: bool,
     barrier: Option<CounterId>,
     barrier_state: crate::wait::BarrierState,
+    shares_cores: bool,
     events: Vec<Event>,
     /// Buffer of [`Engine::drive_with`].
     pub(crate) catch_up_events: Vec<Event>,
@@ -274,17 +276,30 @@ impl Engine {
             poison_reported: false,
             barrier: None,
             barrier_state: crate::wait::BarrierState::default(),
+            shares_cores: false,
             events: Vec::with_capacity(room),
             catch_up_events: Vec::with_capacity(room),
             trace,
         })
     }
 
-    /// Address for the other ranks.
+    /// Address for the other ranks, without cores.
     pub fn address(&self) -> EngineAddress {
         EngineAddress {
             providers: self.links.iter().map(|link| (link.kind(), link.address())).collect(),
+            cores: CoreSet::default(),
         }
+    }
+
+    /// True if ranks of this host share cores: a spinning wait then yields its core to them.
+    #[inline]
+    pub fn shares_cores(&self) -> bool {
+        self.shares_cores
+    }
+
+    /// Sets [`Engine::shares_cores`], `false` in a new engine.
+    pub fn set_shares_cores(&mut self, shares_cores: bool) {
+        self.shares_cores = shares_cores;
     }
 
     /// Resolves a route to every peer and makes its introduction. `addresses` holds every rank's

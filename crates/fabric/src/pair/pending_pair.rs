@@ -3,7 +3,8 @@
 use super::PairConfig;
 use crate::bytes::{Reader, put_block};
 use crate::clock;
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, shares_cores};
+use crate::cores::CoreSet;
 use crate::descriptor::{EngineAddress, Grant};
 use crate::device::Device;
 use crate::engine::Engine;
@@ -153,7 +154,8 @@ impl PendingPair {
         let barrier = engine.counter()?;
         engine.use_for_barriers(barrier);
         let (pid, silence) = (std::process::id(), config.settings.silence_timeout);
-        let own = EndDetails { pid, host_id, address: engine.address(), silence };
+        let address = EngineAddress { cores: CoreSet::of_thread(), ..engine.address() };
+        let own = EndDetails { pid, host_id, address, silence };
         if own.host_id.len() > MAX_HOST_ID || own.encode().len() > MAX_DETAILS {
             let (wanted, limit) = (own.host_id.len() as u64, MAX_HOST_ID as u64);
             return Err(Error::Limit { what: "bytes of a host identity", wanted, limit });
@@ -240,6 +242,7 @@ impl PendingPair {
         let control = Arc::new(control);
         control.watch()?;
         let control = PairMembers { control, members };
+        self.engine.set_shares_cores(shares_cores(&control.members, self.rank, &addresses));
         let PendingPair { engine, devices, .. } = self;
         Communicator::over_pair(control, engine, devices, config.progress, config.spin)
     }

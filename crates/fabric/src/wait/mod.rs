@@ -1,6 +1,6 @@
 //! Blocking calls: loops around [`Engine::poll`].
 //!
-//! A wait spins up to its spin deadline, then parks: on the doorbell word if peers' stores alone can wake
+//! A wait spins up to its spin deadline, and yields its core meanwhile if ranks share cores; then it parks: on the doorbell word if peers' stores alone can wake
 //! it, on descriptors if a link needs polls. Every wait has a deadline. The loops run over an engine with
 //! one owner and over one that threads share (`shared_engine.rs`).
 
@@ -128,12 +128,14 @@ fn poll_until<T, E: From<Error>>(
     mut missing: impl FnMut(&mut Engine) -> Vec<MissingPeer>,
 ) -> Result<T, E> {
     let spins = namespace == 0 && !options.spin.is_zero();
-    let found = access.with(|engine| {
+    let (found, yields) = access.with(|engine| {
         engine.flush();
+        let yields = engine.shares_cores();
         // Without a driver, `step` only reads lanes; if peers' stores alone can end the wait, a few checks
         // precede the first poll.
-        let checks = if spins && engine.is_raised_by_stores() { SPIN_CHECKS } else { 0 };
-        check_step(engine, checks, None, &mut step)
+        let spins = spins && !yields && engine.is_raised_by_stores();
+        let checks = if spins { SPIN_CHECKS } else { 0 };
+        (check_step(engine, checks, None, &mut step), yields)
     });
     if let Some(value) = found? {
         return Ok(value);
@@ -177,6 +179,11 @@ fn poll_until<T, E: From<Error>>(
             }
             StepOutcome::Idle => {}
         }
+        if now.since(idle_since) < options.spin && yields {
+            // The peers that this wait is for may wait for this core.
+            std::thread::yield_now();
+            continue;
+        }
         if now.since(idle_since) < options.spin {
             match spin(access, spins, now, &mut step) {
                 StepOutcome::Ended(result) => return result,
@@ -201,6 +208,7 @@ fn poll_until<T, E: From<Error>>(
             access.with(|engine| {
                 engine.poison(Poison { kind: Cause::Left, rank: Some(departed), detail });
             });
+            continue;
         }
         access.park(ticket, options.deadline.min(now.after(MAX_PARK)));
     }

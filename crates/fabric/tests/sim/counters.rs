@@ -86,7 +86,8 @@ fn a_late_arrival_raises_no_counter_that_has_its_lanes_now() {
     let own = engine.address();
     let address = own.of(ProviderKind::Sim).unwrap();
     late.connect(&[Introduction { peer: Rank(0), address, message: &[] }], &mut limit).unwrap();
-    let theirs = EngineAddress { providers: vec![(ProviderKind::Sim, late.address())] };
+    let providers = vec![(ProviderKind::Sim, late.address())];
+    let theirs = EngineAddress { providers, ..own.clone() };
     let addresses = [own.clone(), theirs];
     let messages = engine.introduce(&addresses).unwrap();
     engine.connect(&addresses, &messages, &mut limit).unwrap();

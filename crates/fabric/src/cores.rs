@@ -1,0 +1,146 @@
+//! Cores of ranks: the set on which each may run, and whether ranks of a host have one each.
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+/// Most cores of a set. The numbers are those of the host's kernel, the same in all containers.
+const MAX_CORES: usize = 8192;
+
+/// Cores on which a rank may run, a bit each. Empty where the kernel does not return them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CoreSet(Vec<u8>);
+
+impl CoreSet {
+    /// Cores of the calling thread, and of the threads that it starts.
+    pub fn of_thread() -> CoreSet {
+        let Ok(allowed) = sched_getaffinity(None) else { return CoreSet::default() };
+        CoreSet::new((0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)))
+    }
+
+    fn new(cores: impl IntoIterator<Item = usize>) -> CoreSet {
+        let mut bits = Vec::new();
+        for core in cores {
+            let byte = core / 8;
+            bits.resize(bits.len().max(byte + 1), 0);
+            bits[byte] |= 1 << (core % 8);
+        }
+        CoreSet(bits)
+    }
+
+    /// Encoded bytes.
+    pub fn encode(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Decodes a peer's bytes.
+    pub fn decode(bytes: &[u8]) -> CoreSet {
+        CoreSet(bytes[..bytes.len().min(MAX_CORES / 8)].to_vec())
+    }
+
+    fn cores(&self) -> impl Iterator<Item = usize> {
+        (0..self.0.len() * 8).filter(|core| self.0[core / 8] >> (core % 8) & 1 != 0)
+    }
+
+    /// True if `ranks` of a host, with these sets, run on fewer cores than one each. `parallelism` is that of the
+    /// process, which a quota may limit below the cores of its own set.
+    pub fn are_shared(ranks: &[&CoreSet], own: &CoreSet, parallelism: usize) -> bool {
+        let is_known = ranks.iter().all(|set| set.cores().next().is_some());
+        if !is_known || parallelism < own.cores().count() {
+            return ranks.len() > parallelism;
+        }
+        !Assignment::is_possible(ranks)
+    }
+}
+
+/// Assignment of cores to ranks: a bipartite matching by augmenting paths (Kuhn's algorithm).
+struct Assignment {
+    cores_of: Vec<Vec<usize>>,
+    /// Rank of each core.
+    ranks: Vec<Option<usize>>,
+}
+
+impl Assignment {
+    /// True if each of the sets can have a core of its own.
+    fn is_possible(sets: &[&CoreSet]) -> bool {
+        let cores_of: Vec<Vec<usize>> = sets.iter().map(|set| set.cores().collect()).collect();
+        let cores = cores_of.iter().flatten().max().map_or(0, |core| core + 1);
+        let mut assignment = Assignment { cores_of, ranks: vec![None; cores] };
+        (0..sets.len()).all(|rank| assignment.assign(rank, &mut vec![false; cores]))
+    }
+
+    /// Assigns a free core to a rank, or one whose rank can have another that is not `tried`.
+    fn assign(&mut self, rank: usize, tried: &mut [bool]) -> bool {
+        let find_free = |core: &&usize| self.ranks[**core].is_none();
+        if let Some(&core) = self.cores_of[rank].iter().find(find_free) {
+            self.ranks[core] = Some(rank);
+            return true;
+        }
+        for at in 0..self.cores_of[rank].len() {
+            let core = self.cores_of[rank][at];
+            if std::mem::replace(&mut tried[core], true) {
+                continue;
+            }
+            if self.ranks[core].is_none_or(|other| self.assign(other, tried)) {
+                self.ranks[core] = Some(rank);
+                return true;
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(cores: &[usize]) -> CoreSet {
+        CoreSet::new(cores.iter().copied())
+    }
+
+    /// Result for ranks with these cores, of which the first asks, without a quota.
+    fn are_shared(ranks: &[&[usize]]) -> bool {
+        let sets: Vec<CoreSet> = ranks.iter().map(|cores| set(cores)).collect();
+        CoreSet::are_shared(&sets.iter().collect::<Vec<_>>(), &sets[0], ranks[0].len())
+    }
+
+    #[test]
+    fn ranks_pinned_to_a_core_each_have_their_own() {
+        assert!(!are_shared(&[&[0], &[1]]));
+        assert!(!are_shared(&[&[3], &[200], &[64], &[63]]));
+        assert!(are_shared(&[&[1], &[1]]));
+    }
+
+    #[test]
+    fn ranks_that_are_not_pinned_share_cores_if_they_are_more() {
+        assert!(!are_shared(&[&[0, 1], &[0, 1]]));
+        assert!(are_shared(&[&[0, 1], &[0, 1], &[0, 1]]));
+    }
+
+    #[test]
+    fn cores_that_other_ranks_alone_may_use_do_not_help() {
+        assert!(are_shared(&[&[0], &[0], &[0, 1, 2, 3]]));
+        assert!(are_shared(&[&[0, 1], &[0, 1], &[0, 1], &[2, 3, 4, 5]]));
+    }
+
+    #[test]
+    fn a_rank_makes_room_for_one_with_fewer_cores() {
+        assert!(!are_shared(&[&[0, 1, 2], &[0, 1], &[0]]));
+        assert!(!are_shared(&[&[0, 1], &[1, 2], &[2, 3], &[0]]));
+    }
+
+    #[test]
+    fn a_quota_and_an_unknown_set_leave_the_count_of_ranks() {
+        let (all, unknown) = (set(&[0, 1, 2, 3]), CoreSet::default());
+        assert!(CoreSet::are_shared(&[&all, &all], &all, 1));
+        assert!(!CoreSet::are_shared(&[&all, &all], &all, 2));
+        assert!(CoreSet::are_shared(&[&all, &unknown, &all], &all, 2));
+        assert!(!CoreSet::are_shared(&[&all, &unknown], &all, 4));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "isolated miri has no affinities")]
+    fn the_set_of_a_thread_is_not_empty_and_round_trips() {
+        let own = CoreSet::of_thread();
+        assert!(own.cores().next().is_some());
+        assert_eq!(CoreSet::decode(own.encode()), own);
+    }
+}
