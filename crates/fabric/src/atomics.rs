@@ -42,6 +42,8 @@ pub trait Word64: Send + Sync {
     fn fetch_or(&self, bits: u64) -> u64;
     /// Acquire-release compare-exchange of `expected` for `value`; true if it succeeded.
     fn replace(&self, expected: u64, value: u64) -> bool;
+    /// Sequentially consistent fence: of two threads that each store, fence and load, one sees the other's store.
+    fn fence();
 }
 
 /// A value on a cache line of its own, against false sharing.
@@ -136,5 +138,9 @@ impl Word64 for AtomicU64 {
     fn replace(&self, expected: u64, value: u64) -> bool {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         AtomicU64::compare_exchange(self, expected, value, success, failure).is_ok()
+    }
+
+    fn fence() {
+        std::sync::atomic::fence(Ordering::SeqCst);
     }
 }

@@ -352,6 +352,11 @@ impl LaneTable {
         self.words.lanes().take_dirty(rose)
     }
 
+    /// Owner: see [`Lanes::take_message`].
+    pub fn take_message(&self) -> bool {
+        self.words.lanes().take_message()
+    }
+
     /// Owner: see [`Lanes::prepare_sleep`].
     pub fn prepare_sleep(&self, mode: SleepMode) -> bool {
         self.words.lanes().prepare_sleep(mode)

@@ -13,14 +13,15 @@
 use crate::atomics::{CacheLine, Word32, Word64};
 use std::time::Duration;
 
-/// Bits of the doorbell: 28 groups of leaves, a notification without a raise, and three sleep modes of the
-/// owner.
-pub const GROUPS: u32 = 28;
+/// Bits of the doorbell: 27 groups of leaves, a message in a mailbox, a notification without a raise, and three
+/// sleep modes of the owner.
+pub const GROUPS: u32 = 27;
+const MESSAGE: u32 = 1 << 27;
 const NOTIFIED: u32 = 1 << 28;
 const ARMED: u32 = 1 << 29;
 const ASLEEP_ON_FD: u32 = 1 << 30;
 const ASLEEP_ON_WORD: u32 = 1 << 31;
-const DIRTY: u32 = ((1 << GROUPS) - 1) | NOTIFIED;
+const DIRTY: u32 = ((1 << GROUPS) - 1) | MESSAGE | NOTIFIED;
 
 /// Wake-up that a raising agent owes after a raise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +114,16 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         Self::wake_for(self.doorbell.0.fetch_or(NOTIFIED))
     }
 
+    /// Wakes the owner for a message in a mailbox, outside of the table.
+    pub fn announce_message(&self) -> Wake {
+        Self::wake_for(self.doorbell.0.fetch_or(MESSAGE))
+    }
+
+    /// Owner: takes the announcement of messages; true if there was one.
+    pub fn take_message(&self) -> bool {
+        self.doorbell.0.load() & MESSAGE != 0 && self.doorbell.0.fetch_and(!MESSAGE) & MESSAGE != 0
+    }
+
     fn wake_for(before: u32) -> Wake {
         match (before & ASLEEP_ON_WORD != 0, before & (ASLEEP_ON_FD | ARMED) != 0) {
             (false, false) => Wake::No,
@@ -138,23 +149,24 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         &self.words[lane / 2].0[lane % 2]
     }
 
-    /// Owner: true with dirty bits or a notification to take.
+    /// Owner: true with dirty bits, an announced message or a notification to take.
     #[inline(always)]
     pub fn has_dirty(&self) -> bool {
         self.doorbell.0.load() & DIRTY != 0
     }
 
     /// Owner: takes the dirty bits and calls `rose` for each lane. Returns true if there was a dirty bit or
-    /// a notification. Sleep announcements stay, and so does a notification while a thread has announced
+    /// a notification. [`Lanes::take_message`] takes the announcement of messages. Sleep announcements stay, and so does a notification while a thread has announced
     /// sleep on the doorbell word, since that thread checks only the notification before it sleeps. Threads
     /// of one owner call this, [`Lanes::prepare_sleep`] and [`Lanes::finish_sleep`] one at a time.
     pub fn take_dirty(&self, mut rose: impl FnMut(usize)) -> bool {
         let doorbell = self.doorbell.0.load();
-        if doorbell & DIRTY == 0 {
+        let takeable = DIRTY & !MESSAGE;
+        if doorbell & takeable == 0 {
             return false;
         }
-        let taken = if doorbell & ASLEEP_ON_WORD == 0 { DIRTY } else { DIRTY & !NOTIFIED };
-        let dirty = self.doorbell.0.fetch_and(!taken) & DIRTY;
+        let taken = if doorbell & ASLEEP_ON_WORD == 0 { takeable } else { takeable & !NOTIFIED };
+        let dirty = self.doorbell.0.fetch_and(!taken) & takeable;
         let mut groups = dirty & !NOTIFIED;
         while groups != 0 {
             let group = groups.trailing_zeros();

@@ -86,6 +86,7 @@ mod device;
 mod lane_table;
 mod lanes;
 mod local;
+mod mailbox;
 mod network_model;
 mod parts;
 mod timer;
@@ -94,8 +95,9 @@ mod unproven;
 pub use cores::CoreSet;
 pub use device::Device;
 pub use lane_table::LaneTable;
-pub use link::{Link, RouteRule};
+pub use link::{Link, MappedPeer, RouteRule};
 pub use local::{DescriptorExchange, WaitLimit};
+pub use mailbox::{MailboxWait, MailboxWaits, Mailboxes};
 pub use network_model::{FlowId, LatencyBandwidth, NetworkModel};
 pub use parts::PartRule;
 

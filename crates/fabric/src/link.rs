@@ -13,12 +13,13 @@
 //! 5. Posts, flushes, polls. [`Link::prepare_sleep`] arms the link before its owner sleeps.
 
 use crate::error::Result;
-use crate::lane_table::LaneTable;
+use crate::lane_table::{LaneTable, LaneWords, wake};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::parts::PartRule;
 use crate::request::PartToken;
 use crate::types::{Generation, Lane, LaneId, Page, ProviderKind, RegionKey, Time, TrafficClass};
+use rustix::fd::{AsFd, OwnedFd};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -52,6 +53,8 @@ pub struct RouteRule {
     /// The longest write, in bytes, that carries a credit to the same peer ([`WorkRequest::piggyback`]); 0:
     /// none. Inline routes ignore it: there each write may carry one.
     pub max_piggyback: u64,
+    /// Both ends map each other's host memory: [`Link::mapped_peer`].
+    pub mapped: bool,
 }
 
 impl RouteRule {
@@ -62,6 +65,7 @@ impl RouteRule {
         inline: true,
         max_unconsumed: RouteRule::UNBOUNDED,
         max_piggyback: 0,
+        mapped: false,
     };
 
     /// Parts that complete later and occupy no completion queue on arrival.
@@ -170,6 +174,23 @@ pub struct ScatterStatus {
     pub in_flight: u32,
     /// Error of the next part; `None` if it found a full queue.
     pub failed: Option<String>,
+}
+
+/// A peer's region that this process maps, and the peer's doorbell. Stores need no post and no lock; the peer and
+/// this rank agree on their places and order ([`crate::Mailboxes`]).
+#[derive(Clone, Debug)]
+pub struct MappedPeer {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) words: Arc<LaneWords>,
+    pub(crate) wake: Arc<OwnedFd>,
+}
+
+impl MappedPeer {
+    /// Wakes the peer's waits for a message.
+    pub(crate) fn announce_message(&self) {
+        let lanes = self.words.lanes();
+        wake(lanes, lanes.announce_message(), self.wake.as_fd());
+    }
 }
 
 /// Outcome of a post.
@@ -282,6 +303,11 @@ pub trait Link: Send {
 
     /// Removes a peer's region that no post in flight names.
     fn remove_remote(&mut self, _peer: Rank, _key: RegionKey) {}
+
+    /// Imported memory of a peer for stores of this process, on routes that are [`RouteRule::mapped`].
+    fn mapped_peer(&self, _peer: Rank, _key: RegionKey) -> Option<MappedPeer> {
+        None
+    }
 
     /// Posts one part. It may be held back until [`Link::flush`], so that a batch costs one doorbell. An
     /// error means that the peer is unreachable.

@@ -20,15 +20,15 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Item that is counted while alive.
+/// Item that is counted while it exists.
 struct Item {
     number: usize,
-    alive: Arc<()>,
+    _alive: Arc<()>,
 }
 
 impl Item {
     fn new(number: usize, alive: &Arc<()>) -> Box<Item> {
-        Box::new(Item { number, alive: alive.clone() })
+        Box::new(Item { number, _alive: alive.clone() })
     }
 }
 

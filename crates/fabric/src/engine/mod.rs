@@ -40,7 +40,7 @@ use crate::device::Device;
 use crate::driver::Event;
 use crate::error::{Error, Result};
 use crate::lane_table::LaneTable;
-use crate::link::{Introduction, Link, Membership, RouteRule, Sink};
+use crate::link::{Introduction, Link, MappedPeer, Membership, RouteRule, Sink};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::parts::{PartRule, Parts};
@@ -104,6 +104,8 @@ pub struct Route {
     pub ordered: bool,
     /// Limit of unconsumed arrivals in each direction.
     pub max_unconsumed: u32,
+    /// Both ends map each other's host memory, so that they may exchange messages by [`crate::Mailboxes`].
+    pub mapped: bool,
     index: usize,
 }
 
@@ -369,7 +371,8 @@ impl Engine {
             let provider = link.kind();
             let Some(entry) = address.of(provider) else { continue };
             if let Some(rule) = link.route(entry) {
-                let RouteRule { parts, ordered, inline, max_unconsumed, max_piggyback } = rule;
+                let RouteRule { parts, ordered, inline, max_unconsumed, max_piggyback, mapped } =
+                    rule;
                 let (single_pages, single_bytes) = parts.single();
                 let path = PostPath {
                     link: index as u16,
@@ -378,11 +381,8 @@ impl Engine {
                     single_bytes,
                     max_piggyback,
                 };
-                return Ok((
-                    Route { provider, parts, ordered, max_unconsumed, index },
-                    path,
-                    entry,
-                ));
+                let route = Route { provider, parts, ordered, max_unconsumed, mapped, index };
+                return Ok((route, path, entry));
             }
         }
         let names = |names: Vec<String>| {
@@ -420,6 +420,12 @@ impl Engine {
     /// The route to a peer; `None` for this rank, for an unknown rank, and before connect.
     pub fn route(&self, peer: Rank) -> Option<Route> {
         self.peers.get(peer.index())?.route
+    }
+
+    /// Memory of a peer that this process maps; `None` unless the route is [`Route::mapped`].
+    pub(crate) fn mapped_peer(&self, remote: RemoteRegion) -> Option<MappedPeer> {
+        let route = self.route(remote.peer)?;
+        self.links[route.index].mapped_peer(remote.peer, remote.key)
     }
 
     pub(crate) fn lane_table(&self) -> &Arc<LaneTable> {

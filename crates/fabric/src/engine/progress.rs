@@ -283,6 +283,8 @@ impl Engine {
         let had_unreported = self.has_unreported();
         let mut raised = std::mem::take(&mut self.sink.raised);
         if self.lanes.has_dirty() {
+            // A message is no event of the engine: the waits look for it.
+            self.epoch += u64::from(self.lanes.take_message());
             self.lanes.take_dirty(|number| raised.extend(LaneId::new(number as u32)));
         }
         for lane in raised.drain(..) {

@@ -5,6 +5,7 @@ use super::{DescriptorSocket, LocalMessage, MAX_REGIONS};
 use crate::id_map::RegionMap;
 use crate::lane_table::{LaneWords, wake};
 use crate::lanes::Wake;
+use crate::link::MappedPeer;
 use crate::memory::Memory;
 use crate::types::{Lane, Page, RegionKey};
 use rustix::fd::{AsFd, OwnedFd};
@@ -17,10 +18,10 @@ use std::sync::Arc;
 pub(crate) struct LocalPeer {
     /// By the peer's keys.
     regions: RegionMap<MappedRegion>,
-    words: LaneWords,
+    words: Arc<LaneWords>,
     /// Lanes of the peer that this rank has raised; this rank is their only agent.
     raised: Vec<RaisedLane>,
-    wake: OwnedFd,
+    wake: Arc<OwnedFd>,
     pub(super) link: DescriptorSocket,
     /// Received descriptors before their import, by key and serial.
     pub(super) arrived: HashMap<(RegionKey, u64), OwnedFd>,
@@ -55,6 +56,7 @@ impl LocalPeer {
         let words = LaneWords::new(memory.into(), capacity as usize);
         let words = words.ok_or_else(|| io::Error::other("its lane table is malformed"))?;
         let (raised, regions, arrived) = (Vec::new(), RegionMap::default(), HashMap::new());
+        let (words, wake) = (Arc::new(words), Arc::new(wake));
         Ok(LocalPeer { regions, words, raised, wake, link, arrived })
     }
 
@@ -123,6 +125,12 @@ impl LocalPeer {
     #[inline]
     pub(super) fn region(&self, key: RegionKey) -> Option<&MappedRegion> {
         self.regions.get(key)
+    }
+
+    /// A mapped region of host memory, with the doorbell.
+    pub(super) fn mapped(&self, key: RegionKey) -> Option<MappedPeer> {
+        let memory = self.region(key)?.memory.clone();
+        Some(MappedPeer { memory, words: self.words.clone(), wake: self.wake.clone() })
     }
 
     /// Every mapped region of host memory.

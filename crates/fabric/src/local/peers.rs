@@ -9,7 +9,7 @@ use crate::bytes::Reader;
 use crate::error::{Error, Result};
 use crate::id_map::{PeerMap, RegionMap};
 use crate::lane_table::LaneTable;
-use crate::link::{Introduction, Membership, WorkRequest};
+use crate::link::{Introduction, MappedPeer, Membership, WorkRequest};
 use crate::memory::Memory;
 use crate::types::{Lane, Page, ProviderKind, RegionKey};
 use rustix::fd::OwnedFd;
@@ -260,6 +260,11 @@ impl LocalPeers {
     /// A peer's mapped region of host memory.
     pub fn mapped(&self, peer: Rank, key: RegionKey) -> Option<&Arc<Memory>> {
         Some(&self.peers.get(peer)?.region(key)?.memory)
+    }
+
+    /// See [`crate::Link::mapped_peer`].
+    pub fn mapped_peer(&self, peer: Rank, key: RegionKey) -> Option<MappedPeer> {
+        self.peers.get(peer)?.mapped(key)
     }
 
     /// Every mapped region of host memory of a peer.

@@ -307,7 +307,7 @@ impl Link for HostileLink {
 
     fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
         let rule = self.inner.route(theirs.strip_prefix(ADDRESS_PREFIX)?)?;
-        Some(RouteRule { ordered: false, inline: false, ..rule })
+        Some(RouteRule { ordered: false, inline: false, mapped: false, ..rule })
     }
 
     fn introduce(&mut self, peer: Rank, address: &[u8]) -> Result<Vec<u8>> {

@@ -28,6 +28,9 @@ impl Word64 for Word {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         self.0.compare_exchange(expected, value, success, failure).is_ok()
     }
+    fn fence() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
 }
 
 /// Word with a futex: the kernel compares and queues under one lock, and wakes under it. Sleeps have no

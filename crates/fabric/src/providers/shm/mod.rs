@@ -8,7 +8,9 @@
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, WorkRequest};
+use crate::link::{
+    Introduction, Link, MappedPeer, Membership, PostStatus, RouteRule, Sink, WorkRequest,
+};
 use crate::local::{LocalPeers, WaitLimit};
 use crate::memory::Memory;
 use crate::types::{ProviderKind, RegionKey, Time};
@@ -65,7 +67,8 @@ impl Link for ShmLink {
     }
 
     fn route(&self, theirs: &[u8]) -> Option<RouteRule> {
-        self.local.reaches(theirs).then_some(RouteRule::STORES)
+        let rule = RouteRule { mapped: true, ..RouteRule::STORES };
+        self.local.reaches(theirs).then_some(rule)
     }
 
     fn connect(&mut self, peers: &[Introduction<'_>], limit: &mut WaitLimit<'_>) -> Result<()> {
@@ -101,6 +104,10 @@ impl Link for ShmLink {
 
     fn remove_remote(&mut self, peer: Rank, key: RegionKey) {
         self.local.remove_remote(peer, key);
+    }
+
+    fn mapped_peer(&self, peer: Rank, key: RegionKey) -> Option<MappedPeer> {
+        self.local.mapped_peer(peer, key)
     }
 
     fn post(

@@ -169,8 +169,13 @@ impl Link for OfiLink {
         let other = OfiAddress::decode(remote)?;
         let (parts, max_unconsumed) = negotiate(&self.address, &other);
         let max_piggyback = self.address.max_piggyback(&other);
-        let rule =
-            RouteRule { parts, ordered: false, inline: false, max_unconsumed, max_piggyback };
+        let rule = RouteRule {
+            parts,
+            ordered: false,
+            max_unconsumed,
+            max_piggyback,
+            ..RouteRule::DEFERRED
+        };
         self.address.reaches(&other).then_some(rule)
     }
 

@@ -1,0 +1,176 @@
+//! Mailboxes: short messages between ranks that map each other's memory, in order and by plain stores.
+//!
+//! Each rank allocates one region with an area for each peer (`area.rs`). A message needs no post, no lane and no
+//! credit: it is stored with its number into the next slot of its sender, and its receiver polls that slot. A rank
+//! that may sleep announces this in a word of its region ([`MailboxWaits`]); a peer that finds the word set rings the
+//! doorbell of the rank.
+//!
+//! Mailboxes exist on routes that are [`crate::Route::mapped`]. As all memory of a group, they are not used again
+//! once the group is poisoned.
+
+mod area;
+mod table;
+mod waits;
+
+pub use area::{MailboxArea, MailboxEnd, SLOTS};
+pub use waits::{MailboxWait, MailboxWaits};
+
+use crate::atomics::Word64;
+use crate::engine::{Engine, Region, RemoteRegion};
+use crate::error::{Error, Result};
+use crate::link::MappedPeer;
+use crate::poison::PoisonFlag;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use table::AreaTable;
+use weft_control::Rank;
+
+/// Mailboxes of a rank, one for each peer.
+pub struct Mailboxes {
+    rank: Rank,
+    region: Region,
+    own: AreaTable,
+    peers: Vec<Option<MailboxPeer>>,
+    waits: Arc<MailboxWaits>,
+    poison: Arc<PoisonFlag>,
+    /// A store since the last [`Mailboxes::flush`].
+    has_unflushed: bool,
+}
+
+struct MailboxPeer {
+    mapped: MappedPeer,
+    table: AreaTable,
+    end: MailboxEnd,
+    /// A store since the last flush.
+    is_unflushed: bool,
+}
+
+impl Mailboxes {
+    /// Allocates the region of this rank, for messages of up to `message_bytes` bytes, equal on all ranks.
+    ///
+    /// # Errors
+    /// Those of [`Engine::alloc`].
+    pub fn allocate(engine: &mut Engine, message_bytes: usize) -> Result<Mailboxes> {
+        let (rank, size) = (engine.rank(), engine.size());
+        let region = engine.alloc(AreaTable::bytes_for(size, message_bytes))?;
+        let Some(own) = AreaTable::new(region.memory().clone(), size, message_bytes) else {
+            let (wanted, limit) = (message_bytes as u64, 0);
+            return Err(Error::Limit { what: "bytes of a message", wanted, limit });
+        };
+        let waits = Arc::new(MailboxWaits::new(own.clone()));
+        let peers = (0..size).map(|_| None).collect();
+        let poison = engine.poison_flag().clone();
+        Ok(Mailboxes { rank, region, own, peers, waits, poison, has_unflushed: false })
+    }
+
+    /// Region to grant to every peer as a whole.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Announcements of this rank's waits.
+    pub fn waits(&self) -> &Arc<MailboxWaits> {
+        &self.waits
+    }
+
+    /// Connects a peer by its granted region.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] if the region has another length or is not mapped.
+    pub fn link(&mut self, engine: &Engine, remote: RemoteRegion) -> Result<()> {
+        let (peer, size) = (remote.peer, self.peers.len() as u32);
+        let malformed = |detail: String| Error::Malformed { peer, what: "a mailbox", detail };
+        let length = self.region.memory().len() as u64;
+        if remote.length != length {
+            return Err(malformed(format!("{} bytes: expected {length}", remote.length)));
+        }
+        let mapped = engine.mapped_peer(remote);
+        let mapped = mapped.ok_or_else(|| malformed("memory that is not mapped".to_owned()))?;
+        let table = AreaTable::new(mapped.memory.clone(), size, self.own.message_bytes());
+        let table = table.ok_or_else(|| malformed(format!("misaligned {length} bytes")))?;
+        if let Some(slot) = self.peers.get_mut(peer.index()) {
+            let end = MailboxEnd::default();
+            *slot = Some(MailboxPeer { mapped, table, end, is_unflushed: false });
+        }
+        Ok(())
+    }
+
+    /// The error of a poisoned group.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`].
+    #[inline]
+    pub fn check(&self) -> Result<()> {
+        match self.poison.get() {
+            None => Ok(()),
+            Some(cause) => Err(Error::Poisoned(cause.clone())),
+        }
+    }
+
+    /// True if a message may be sent to a peer now.
+    #[inline]
+    pub fn has_room(&self, peer: Rank) -> bool {
+        let to = self.peers.get(peer.index()).and_then(Option::as_ref);
+        to.is_some_and(|to| to.end.has_room(&self.own.area(peer)))
+    }
+
+    /// Sends a message of at most as many bytes as allocated to a peer with room. [`Mailboxes::flush`] wakes the
+    /// peer.
+    #[inline]
+    pub fn send(&mut self, peer: Rank, bytes: &[u8]) {
+        let Some(Some(to)) = self.peers.get_mut(peer.index()) else { return };
+        let (words, rest) = bytes.as_chunks::<8>();
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        let rest = (!rest.is_empty()).then_some(u64::from_ne_bytes(last));
+        let words = words.iter().map(|word| u64::from_ne_bytes(*word)).chain(rest);
+        to.end.send(&to.table.area(self.rank), words);
+        (to.is_unflushed, self.has_unflushed) = (true, true);
+    }
+
+    /// True if the next message of a peer has arrived.
+    #[inline]
+    pub fn is_ready(&self, peer: Rank) -> bool {
+        let from = self.peers.get(peer.index()).and_then(Option::as_ref);
+        from.is_some_and(|from| from.end.is_ready(&self.own.area(peer)))
+    }
+
+    /// Copies the next message of a peer, which has arrived, to `target`, whose length it has.
+    #[inline]
+    pub fn take(&mut self, peer: Rank, target: &mut [u8]) {
+        let Some(Some(from)) = self.peers.get_mut(peer.index()) else { return };
+        let (own, theirs) = (self.own.area(peer), from.table.area(self.rank));
+        let (words, rest) = target.as_chunks_mut::<8>();
+        for (index, word) in (1..).zip(words.iter_mut()) {
+            *word = from.end.word(&own, index).to_ne_bytes();
+        }
+        if !rest.is_empty() {
+            let word = from.end.word(&own, words.len() + 1).to_ne_bytes();
+            rest.copy_from_slice(&word[..rest.len()]);
+        }
+        if from.end.free(&own, &theirs) {
+            (from.is_unflushed, self.has_unflushed) = (true, true);
+        }
+    }
+
+    /// Number of messages of a peer that were taken.
+    pub fn received(&self, peer: Rank) -> u64 {
+        let from = self.peers.get(peer.index()).and_then(Option::as_ref);
+        from.map_or(0, |from| from.end.received())
+    }
+
+    /// Wakes the peers that have announced a wait and to which messages were sent, or slots freed, since the last
+    /// flush.
+    #[inline]
+    pub fn flush(&mut self) {
+        if !std::mem::take(&mut self.has_unflushed) {
+            return;
+        }
+        AtomicU64::fence();
+        for peer in self.peers.iter_mut().flatten() {
+            if std::mem::take(&mut peer.is_unflushed) && peer.table.has_wait() {
+                peer.mapped.announce_message();
+            }
+        }
+    }
+}
