@@ -10,6 +10,8 @@ mod ranks;
 mod reproducible;
 #[path = "collectives/results.rs"]
 mod results;
+#[path = "collectives/short.rs"]
+mod short;
 #[path = "collectives/threads.rs"]
 mod threads;
 #[path = "collectives/tuner.rs"]

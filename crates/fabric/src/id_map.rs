@@ -52,6 +52,12 @@ impl<I, T> Default for IdMap<I, T> {
 }
 
 impl<I: DenseId, T> IdMap<I, T> {
+    /// True if no value was ever inserted.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
     /// The value of an id.
     #[inline(always)]
     pub fn get(&self, id: I) -> Option<&T> {

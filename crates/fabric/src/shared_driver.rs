@@ -71,6 +71,17 @@ where
         result.map(Some)
     }
 
+    /// Runs `work` on the driver, which makes no requests.
+    pub fn peek<T>(
+        &self,
+        access: &mut impl EngineAccess,
+        work: impl FnOnce(&mut D) -> T,
+    ) -> Option<T> {
+        let result = self.open(&mut self.lock()).map(|state| work(&mut state.driver));
+        self.renew_waits(access, 0);
+        result
+    }
+
     /// Polls the driver once.
     ///
     /// # Errors

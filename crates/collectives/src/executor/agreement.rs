@@ -4,7 +4,7 @@ use super::config::{CollectivesConfig, GroupRoutes};
 use super::driver::Executor;
 use crate::run_error::RunError;
 use crate::tuning::{Tuning, TuningFile, TuningKey, TuningSource};
-use weft_fabric::{Communicator, ProviderKind, Rank, Route, Time};
+use weft_fabric::{Communicator, Progress, ProviderKind, Rank, Route, Time};
 
 /// Longest text of an error that is sent, or taken of a peer, in characters.
 const MAX_DETAIL: usize = 2000;
@@ -43,7 +43,8 @@ pub(super) fn agree(
         Some(Err(error)) => (FAILED, error.to_string()),
     };
     let values = fields.iter().map(|(_, value)| *value);
-    let values = values.chain([mine.ordered.into(), mine.one_host.into(), state]);
+    let of_routes = [mine.ordered, mine.one_host, mine.mapped].map(u64::from);
+    let values = values.chain(of_routes).chain([state]);
     let mut record: Vec<u8> = values.flat_map(u64::to_le_bytes).collect();
     record.extend(text.as_bytes());
     let copies = vec![record; communicator.world_size() as usize];
@@ -64,10 +65,11 @@ pub(super) fn agree(
         }
         routes.ordered &= value(fields.len()) != 0;
         routes.one_host &= value(fields.len() + 1) != 0;
+        routes.mapped &= value(fields.len() + 2) != 0;
         if peer == Rank(0) {
-            let text = theirs.get(8 * (fields.len() + 3)..).unwrap_or_default();
+            let text = theirs.get(8 * (fields.len() + 4)..).unwrap_or_default();
             let text = String::from_utf8_lossy(text);
-            match value(fields.len() + 2) {
+            match value(fields.len() + 3) {
                 ENTRY => {
                     let file = TuningFile::from_json(&format!("entry of {peer}"), &text)?;
                     tuning = file.first();
@@ -95,7 +97,10 @@ fn routes_of(communicator: &Communicator) -> (GroupRoutes, String) {
         routes.iter().flatten().map(|route| route.provider.name()).collect();
     providers.sort_unstable();
     providers.dedup();
-    (GroupRoutes { ordered: all(|route| route.ordered), one_host }, providers.join("+"))
+    // An event loop does not sleep on mailboxes.
+    let mapped = communicator.progress() != Progress::Epoll && all(|route| route.mapped);
+    let ordered = all(|route| route.ordered);
+    (GroupRoutes { ordered, one_host, mapped }, providers.join("+"))
 }
 
 /// JSON of the entry for this group.

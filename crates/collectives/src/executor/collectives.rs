@@ -3,16 +3,20 @@
 use super::agreement::{Agreement, agree, made_by_all};
 use super::call::{Call, CallId};
 use super::config::CollectivesConfig;
-use super::driver::Executor;
+use super::driver::{Executor, ShortState};
 use super::planner::Division;
 use crate::algorithm::{Algorithm, Options};
 use crate::run_error::RunError;
 use crate::tuning::TuningSource;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use weft_fabric::{
-    Communicator, CounterId, Driver as _, EngineAccess, Rank, Region, Requests, SharedDriver, Time,
-    WaitOptions,
+    Communicator, CounterId, Driver as _, EngineAccess, MailboxWaits, Rank, Region, Requests,
+    SharedDriver, Time, WaitOptions, clock,
 };
+
+/// Number of looks for messages between two reads of the clock: some microseconds.
+const SPIN_CHECKS: u32 = 64;
 
 /// Collectives of a communicator. Every rank starts the same calls in the same order.
 ///
@@ -20,7 +24,11 @@ use weft_fabric::{
 pub struct Collectives {
     driver: SharedDriver<Executor>,
     counters: Vec<CounterId>,
-    region: Region,
+    regions: Vec<Region>,
+    /// Announcements of waits for short calls, if the routes permit such calls.
+    waits: Option<Arc<MailboxWaits>>,
+    /// Ranks of this host share cores.
+    shares_cores: bool,
     /// Inputs that are registered.
     registered: AtomicUsize,
 }
@@ -55,17 +63,25 @@ impl Collectives {
         let made = Executor::allocate(&mut communicator.engine(), config, routes);
         let mut executor = made_by_all(communicator, made, deadline)?;
         executor.set_tuning(tuning);
-        let (region, counters) = (executor.region().clone(), executor.counters().to_vec());
-        let length = region.memory().len() as u64;
-        let remotes = communicator.share(&[(&region, 0..length)], &counters, deadline)?;
+        let (regions, counters) = (executor.regions(), executor.counters().to_vec());
+        let remotes = communicator.share(&executor.granted(), &counters, deadline)?;
         for (peer, remotes) in (0..).map(Rank).zip(&remotes) {
             if peer != communicator.rank() {
-                executor.linked(peer, remotes)?;
+                executor.linked(&communicator.engine(), peer, remotes)?;
             }
         }
+        let waits = executor.waits();
+        let shares_cores = communicator.engine().shares_cores();
         let requests = Requests::with_capacity(64, 256);
         let driver = SharedDriver::new(executor, requests);
-        Ok(Collectives { driver, counters, region, registered: AtomicUsize::new(0) })
+        Ok(Collectives {
+            driver,
+            counters,
+            regions,
+            waits,
+            shares_cores,
+            registered: AtomicUsize::new(0),
+        })
     }
 
     /// Starts a call, and posts its first writes.
@@ -84,7 +100,11 @@ impl Collectives {
         call: &Call,
     ) -> Result<CallId, RunError> {
         let begun = self.driver.call(access, |driver, requests| {
-            let division = driver.divide(call)?;
+            driver.check(call)?;
+            if let Some(id) = driver.begin_short(call)? {
+                return Ok(Ok(id));
+            }
+            let division = driver.divide_checked(call)?;
             if division.reads_input() {
                 return Ok(Err(division));
             }
@@ -170,6 +190,14 @@ impl Collectives {
         id: CallId,
         options: &mut WaitOptions<'_>,
     ) -> Result<(), RunError> {
+        let mut announced = None;
+        if let Some(waits) = &self.waits {
+            match self.spin_short(access, id, options)? {
+                ShortState::Done => return self.release_finished(access),
+                ShortState::None => {}
+                ShortState::Alone | ShortState::Mixed => announced = Some(waits.announce()),
+            }
+        }
         let result = self.driver.wait(
             access,
             "a collective",
@@ -177,6 +205,7 @@ impl Collectives {
             |driver| driver.is_done(id).then_some(()),
             |driver| driver.missing(id),
         );
+        drop(announced);
         let result = match result {
             Err(RunError::Fabric(weft_fabric::Error::Timeout { waited, missing, .. })) => {
                 let what = format!("collective {}", id.0);
@@ -186,6 +215,33 @@ impl Collectives {
         };
         result?.ok_or(RunError::Closed)?;
         self.release_finished(access)
+    }
+
+    /// Looks for messages for at most the spin deadline, without polls of the engine, while only short calls are in
+    /// flight.
+    fn spin_short(
+        &self,
+        access: &mut impl EngineAccess,
+        id: CallId,
+        options: &WaitOptions<'_>,
+    ) -> Result<ShortState, RunError> {
+        let spins = !options.spin.is_zero();
+        let checks = if spins && !self.shares_cores { SPIN_CHECKS } else { 1 };
+        let mut until = None;
+        loop {
+            let state = self.driver.peek(access, |driver| driver.spin_short(id, checks));
+            let state = state.ok_or(RunError::Closed)?;
+            if state != ShortState::Alone || !spins {
+                return Ok(state);
+            }
+            let now = clock::now();
+            if now >= *until.get_or_insert(options.deadline.min(now.after(options.spin))) {
+                return Ok(state);
+            }
+            if self.shares_cores {
+                std::thread::yield_now();
+            }
+        }
     }
 
     /// Releases the memory; every rank calls this. Calls under way complete first; waits of other threads end
@@ -203,6 +259,7 @@ impl Collectives {
         if !self.driver.end(&mut communicator.access()) {
             return Ok(());
         }
+        let announced = self.waits.as_ref().map(MailboxWaits::announce);
         let completed = self.driver.wait_ended(
             &mut communicator.access(),
             "closing",
@@ -210,6 +267,7 @@ impl Collectives {
             |driver| driver.is_idle().then_some(()),
             |driver| driver.missing(CallId(u64::MAX)),
         );
+        drop(announced);
         let settled = completed
             .and_then(|_| communicator.settle(&self.counters, options).map_err(RunError::from));
         let poisoned = communicator.engine().check().is_err();
@@ -224,7 +282,7 @@ impl Collectives {
                 // A counter is released once.
                 let _ = engine.release_counter(counter);
             }
-            engine.release(&self.region);
+            self.regions.iter().for_each(|region| engine.release(region));
             return Ok(());
         }
         settled

@@ -38,6 +38,8 @@ pub struct GroupRoutes {
     pub ordered: bool,
     /// All routes are shm.
     pub one_host: bool,
+    /// Both ends of all routes map each other's memory.
+    pub mapped: bool,
 }
 
 /// Limit of channels.

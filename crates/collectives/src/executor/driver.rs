@@ -7,19 +7,39 @@ use super::call::{Call, CallId};
 use super::channel::{Advance, Channel, Chunk};
 use super::config::{CollectivesConfig, GroupRoutes};
 use super::planner::{Division, Planner};
+use super::short::{MAX_RANKS, ShortCalls};
 use crate::run_error::RunError;
 use crate::tuning::Tuning;
 use std::collections::VecDeque;
-use weft_fabric::{CounterId, Engine, Event, Grant, MissingPeer, Rank, Region, Requests, Time};
+use std::ops::Range;
+use std::sync::Arc;
+use weft_fabric::{
+    CounterId, Engine, Event, Grant, MailboxWaits, MissingPeer, Rank, Region, Requests, Time,
+};
 
 struct CallState {
     arguments: Call,
-    division: Division,
+    /// `None` for a short call, which counts as one chunk that has begun.
+    division: Option<Division>,
+    chunks: u64,
     input: Option<Region>,
     /// Chunks that were given to a channel.
     begun: u64,
     /// Chunks that are complete.
     done: u64,
+}
+
+/// State of a wait for a call, and of short calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ShortState {
+    /// The awaited call is complete.
+    Done,
+    /// Only short calls are in flight.
+    Alone,
+    /// Short calls and calls on channels are in flight.
+    Mixed,
+    /// No short call is in flight.
+    None,
 }
 
 /// State machine of the collectives of a group: no clock, no I/O.
@@ -42,6 +62,8 @@ pub struct Executor {
     sequence: u64,
     /// Regions of inputs that are no longer needed.
     finished: Vec<Region>,
+    /// Calls by messages, if the routes permit them.
+    short: Option<ShortCalls>,
 }
 
 impl Executor {
@@ -77,6 +99,10 @@ impl Executor {
             channels.push(Channel::new(region.clone(), base, of_channel, tag, ranks));
         }
         numbered.sort_unstable();
+        let short = match routes.mapped && ranks <= MAX_RANKS {
+            true => Some(ShortCalls::allocate(engine)?),
+            false => None,
+        };
         Ok(Executor {
             ranks,
             namespace,
@@ -90,6 +116,7 @@ impl Executor {
             beginning: 0,
             sequence: 0,
             finished: Vec::new(),
+            short,
         })
     }
 
@@ -98,8 +125,14 @@ impl Executor {
     /// # Errors
     /// Those of [`Engine::grant`].
     pub fn grant(&self, engine: &mut Engine, peer: Rank) -> Result<Grant, RunError> {
-        let length = self.region.memory().len() as u64;
-        Ok(engine.grant(peer, &[(&self.region, 0..length)], &self.counters)?)
+        Ok(engine.grant(peer, &self.granted(), &self.counters)?)
+    }
+
+    /// Regions that every peer is granted.
+    pub(super) fn granted(&self) -> Vec<(&Region, Range<u64>)> {
+        let regions =
+            std::iter::once(&self.region).chain(self.short.as_ref().map(ShortCalls::region));
+        regions.map(|region| (region, 0..region.memory().len() as u64)).collect()
     }
 
     /// Imports the grant of `peer`.
@@ -114,18 +147,20 @@ impl Executor {
         deadline: Time,
     ) -> Result<(), RunError> {
         let remotes = engine.import(peer, grant, &self.counters, deadline)?;
-        self.linked(peer, &remotes)
+        self.linked(engine, peer, &remotes)
     }
 
-    /// Takes the staging memory of `peer`.
+    /// Takes the staging memory and the mailbox of `peer`.
     pub(super) fn linked(
         &mut self,
+        engine: &Engine,
         peer: Rank,
         remotes: &[weft_fabric::RemoteRegion],
     ) -> Result<(), RunError> {
         let bytes = self.region.memory().len() as u64;
-        let [remote] = remotes else {
-            let (what, ours, theirs) = ("regions of a grant", 1, remotes.len() as u64);
+        let ours = self.granted().len();
+        let (Some(remote), true) = (remotes.first(), remotes.len() == ours) else {
+            let (what, ours, theirs) = ("regions of a grant", ours as u64, remotes.len() as u64);
             return Err(RunError::Disagreement { peer, what, ours, theirs });
         };
         if remote.length != bytes {
@@ -134,6 +169,9 @@ impl Executor {
         }
         for channel in &mut self.channels {
             channel.link(peer, remote.key);
+        }
+        if let (Some(short), Some(mailbox)) = (&mut self.short, remotes.get(1)) {
+            short.link(engine, *mailbox)?;
         }
         Ok(())
     }
@@ -157,7 +195,17 @@ impl Executor {
 
     /// Checks a call and divides it into chunks.
     pub(super) fn divide(&mut self, call: &Call) -> Result<Division, RunError> {
-        call.check(self.ranks, self.planner.rank())?;
+        self.check(call)?;
+        self.divide_checked(call)
+    }
+
+    /// Checks the arguments of a call.
+    pub(super) fn check(&self, call: &Call) -> Result<(), RunError> {
+        call.check(self.ranks, self.planner.rank())
+    }
+
+    /// Divides a call that was checked into chunks.
+    pub(super) fn divide_checked(&mut self, call: &Call) -> Result<Division, RunError> {
         self.planner.divide(call)
     }
 
@@ -166,9 +214,58 @@ impl Executor {
         self.planner.set_tuning(tuning);
     }
 
-    /// Staging memory of all channels.
-    pub(super) fn region(&self) -> &Region {
-        &self.region
+    /// Announcements of waits for short calls.
+    pub(super) fn waits(&self) -> Option<Arc<MailboxWaits>> {
+        self.short.as_ref().map(|short| short.waits().clone())
+    }
+
+    /// Starts a call that was checked if it is short, and sends its messages.
+    pub(super) fn begin_short(&mut self, call: &Call) -> Result<Option<CallId>, RunError> {
+        let Some(short) = &mut self.short else { return Ok(None) };
+        if !self.planner.is_short(call)? {
+            return Ok(None);
+        }
+        short.check()?;
+        let number = self.first + self.calls.len() as u64;
+        short.add(number, call);
+        let state = CallState {
+            arguments: *call,
+            division: None,
+            chunks: 1,
+            input: None,
+            begun: 1,
+            done: 0,
+        };
+        self.calls.push_back(state);
+        self.advance_short();
+        Ok(Some(CallId(number)))
+    }
+
+    /// Advances short calls as far as messages permit.
+    #[inline]
+    fn advance_short(&mut self) {
+        while let Some(number) = self.short.as_mut().and_then(ShortCalls::advance) {
+            self.chunk_done(number);
+        }
+    }
+
+    /// Looks for messages a few times.
+    pub(super) fn spin_short(&mut self, id: CallId, checks: u32) -> ShortState {
+        for _ in 0..checks {
+            self.advance_short();
+            let short = self.short.as_ref().map_or(0, ShortCalls::len);
+            if self.is_done(id) {
+                return ShortState::Done;
+            }
+            if short == 0 {
+                return ShortState::None;
+            }
+            if short < self.calls.len() {
+                return ShortState::Mixed;
+            }
+            std::hint::spin_loop();
+        }
+        ShortState::Alone
     }
 
     /// Adds a call, and begins as many of its chunks as there are idle channels.
@@ -187,8 +284,8 @@ impl Executor {
     /// Adds a call. Its chunks begin with the next poll.
     pub(super) fn add(&mut self, call: &Call, division: Division, input: Option<Region>) -> CallId {
         let id = CallId(self.first + self.calls.len() as u64);
-        let arguments = *call;
-        self.calls.push_back(CallState { arguments, division, input, begun: 0, done: 0 });
+        let (arguments, chunks, division) = (*call, division.chunks, Some(division));
+        self.calls.push_back(CallState { arguments, division, chunks, input, begun: 0, done: 0 });
         // A call without elements has no chunks.
         self.forget_complete();
         id
@@ -197,7 +294,7 @@ impl Executor {
     /// True if all chunks of a call are complete.
     pub fn is_done(&self, id: CallId) -> bool {
         let Some(index) = id.0.checked_sub(self.first) else { return true };
-        self.calls.get(index as usize).is_some_and(|call| call.done == call.division.chunks)
+        self.calls.get(index as usize).is_some_and(|call| call.done == call.chunks)
     }
 
     /// Region of an input that is no longer needed; the caller releases it.
@@ -207,11 +304,18 @@ impl Executor {
 
     /// Releases staging memory and counters, which no peer was granted yet.
     pub(super) fn give_back(self, engine: &mut Engine) {
-        engine.release(&self.region);
+        for region in self.regions() {
+            engine.release(&region);
+        }
         for counter in self.counters {
             // A counter is released once.
             let _ = engine.release_counter(counter);
         }
+    }
+
+    /// Regions that peers were granted.
+    pub(super) fn regions(&self) -> Vec<Region> {
+        self.granted().into_iter().map(|(region, _)| region.clone()).collect()
     }
 
     /// Regions of all inputs.
@@ -230,7 +334,11 @@ impl Executor {
         let oldest = (0..count).map(|i| &self.channels[((self.sequence + i) % count) as usize]);
         let of_call =
             |channel: &&Channel| channel.chunk.as_ref().is_some_and(|chunk| chunk.call <= id.0);
-        oldest.into_iter().find(of_call).map(Channel::missing).unwrap_or_default()
+        let missing = oldest.into_iter().find(of_call).map(Channel::missing).unwrap_or_default();
+        match &self.short {
+            Some(short) if missing.is_empty() => short.missing(id.0),
+            _ => missing,
+        }
     }
 
     fn note(&mut self, event: &Event) -> Result<(), RunError> {
@@ -271,17 +379,16 @@ impl Executor {
     fn begin(&mut self) -> bool {
         let mut any = false;
         while let Some(call) = self.calls.get_mut(self.beginning) {
-            if call.begun == call.division.chunks {
+            let Some(division) = call.division.as_ref().filter(|_| call.begun < call.chunks) else {
                 self.beginning += 1;
                 continue;
-            }
+            };
             let count = self.channels.len() as u64;
             let channel = &mut self.channels[(self.sequence % count) as usize];
             if channel.chunk.is_some() {
                 break;
             }
-            let division = &call.division;
-            let is_last = call.begun + 1 == division.chunks;
+            let is_last = call.begun + 1 == call.chunks;
             let plan = if is_last { &division.last } else { &division.full };
             let number = self.first + self.beginning as u64;
             let mut chunk = Chunk::new(number, call.arguments, plan.clone(), self.ranks);
@@ -325,7 +432,7 @@ impl Executor {
     fn chunk_done(&mut self, number: u64) {
         let Some(call) = self.calls.get_mut((number - self.first) as usize) else { return };
         call.done += 1;
-        if call.done == call.division.chunks {
+        if call.done == call.chunks {
             self.finished.extend(call.input.take());
         }
         self.forget_complete();
@@ -334,7 +441,7 @@ impl Executor {
     /// Removes the oldest calls up to one that is not complete.
     fn forget_complete(&mut self) {
         while let Some(call) = self.calls.front()
-            && call.done == call.division.chunks
+            && call.done == call.chunks
         {
             self.calls.pop_front();
             self.first += 1;
@@ -356,6 +463,7 @@ impl weft_fabric::Driver for Executor {
 
     fn poll(&mut self, _: Time, events: &[Event], requests: &mut Requests) -> Result<(), RunError> {
         events.iter().try_for_each(|event| self.note(event))?;
+        self.advance_short();
         self.advance_all(requests);
         Ok(())
     }

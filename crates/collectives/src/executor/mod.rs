@@ -10,6 +10,7 @@
 //! - `planner.rs`, `selection.rs`: chunks of a call and their plans; choice of an algorithm
 //! - `channel.rs`, `driver.rs`: execution of a chunk; all channels and calls
 //! - `agreement.rs`, `collectives.rs`: agreement of all ranks; connection and calls
+//! - `short.rs`: short calls, by messages in mailboxes
 //! - `timer.rs`: times of calls, for `weft tune`
 
 mod agreement;
@@ -23,6 +24,7 @@ mod layout;
 mod plan;
 mod planner;
 mod selection;
+mod short;
 mod step;
 mod timer;
 

@@ -5,6 +5,7 @@ use super::config::CollectivesConfig;
 use super::layout::Layout;
 use super::plan::{self, ChunkShape, PlanRoute};
 use super::selection::{self, Routes, Selector};
+use super::short;
 use super::step::Plan;
 use crate::algorithm::{Algorithm, Options};
 use crate::any_schedule::{AnySchedule, build};
@@ -31,6 +32,8 @@ pub(super) struct Division {
     /// Bytes of each share in a full chunk.
     pub share_bytes: u64,
     pub algorithm: (Algorithm, Options),
+    /// True if it runs as a short call, where mailboxes exist.
+    pub is_short: bool,
 }
 
 impl Division {
@@ -114,8 +117,7 @@ impl Planner {
     /// [`RunError::Invalid`] for an algorithm that does not compute the collective; [`RunError::TooLarge`].
     pub fn divide(&mut self, call: &Call) -> Result<Division, RunError> {
         let is_scaled = call.factor().is_some();
-        let shape =
-            (call.collective, call.element.bytes(), call.elements, call.algorithm, is_scaled);
+        let shape = shape_of(call);
         if let Some((recent, division)) = &self.recent
             && *recent == shape
         {
@@ -135,6 +137,17 @@ impl Planner {
         };
         self.recent = Some((shape, division.clone()));
         Ok(division)
+    }
+
+    /// True if a call runs as a short call, where mailboxes exist.
+    ///
+    /// # Errors
+    /// Those of [`Planner::divide`].
+    pub fn is_short(&mut self, call: &Call) -> Result<bool, RunError> {
+        match &self.recent {
+            Some((recent, division)) if *recent == shape_of(call) => Ok(division.is_short),
+            _ => Ok(self.divide(call)?.is_short),
+        }
     }
 
     fn divide_anew(&mut self, call: &Call, is_scaled: bool) -> Result<Division, RunError> {
@@ -199,7 +212,9 @@ impl Planner {
         let last = plan_of(whole - share * chunks.saturating_sub(1))?;
         let full = if chunks > 1 { plan_of(share)? } else { last.clone() };
         let share_bytes = share * element_bytes;
-        Ok(Division { full, last, chunks, share_bytes, algorithm: (algorithm, options) })
+        let is_short = short::is_short(call.collective, algorithm, call.bytes(), self.ranks);
+        let is_short = is_short && chunks > 0;
+        Ok(Division { full, last, chunks, share_bytes, algorithm: (algorithm, options), is_short })
     }
 
     /// Checks that no pair of ranks needs more lanes than there are: on all ranks alike, as no rank may start a
@@ -231,6 +246,11 @@ impl Planner {
         self.plans.insert(key, plan.clone());
         Ok(plan)
     }
+}
+
+fn shape_of(call: &Call) -> CallShape {
+    let is_scaled = call.factor().is_some();
+    (call.collective, call.element.bytes(), call.elements, call.algorithm, is_scaled)
 }
 
 /// Elements of a share in each chunk: few chunks of nearly equal length, none above `limit` bytes of staging

@@ -5,7 +5,7 @@ use crate::ranks::{on_processes, process_rank};
 use crate::{KINDS, Member, on_threads, sum_of};
 use rustix::process::{Resource, Signal, getpid, getrlimit, kill_process, setrlimit};
 use std::time::Duration;
-use weft_collectives::{Collectives, CollectivesConfig, RunError};
+use weft_collectives::{Algorithm, Call, Collectives, CollectivesConfig, Options, RunError};
 use weft_fabric::{Cause, Error, Poison, ProviderKind, Rank};
 
 #[test]
@@ -38,7 +38,9 @@ fn a_call_that_is_only_polled_completes_and_releases_its_input() {
                 region.key()
             };
             let (mut vector, free) = (vec![1i64; 200_000], next_key());
-            let id = member.start(&sum_of(&mut vector)).unwrap();
+            let algorithm = Some((Algorithm::TwoShot, Options::default()));
+            let call = Call { algorithm, ..sum_of(&mut vector) };
+            let id = member.start(&call).unwrap();
             assert_ne!(next_key(), free, "the input is read in place");
             while !member.is_done(id).unwrap() {
                 std::thread::yield_now();

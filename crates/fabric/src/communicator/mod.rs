@@ -241,6 +241,11 @@ impl Communicator {
         self.control.world_size()
     }
 
+    /// Source of progress.
+    pub fn progress(&self) -> Progress {
+        self.config.as_ref().map_or(Progress::Caller, |config| config.progress)
+    }
+
     /// Locks the engine for one step. Never hold the guard during a wait.
     pub fn engine(&self) -> EngineGuard<'_> {
         self.shared.lock()

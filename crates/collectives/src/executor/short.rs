@@ -1,0 +1,251 @@
+//! Short calls: contributions travel in mailboxes, without a plan, a channel or credits.
+//!
+//! A call of a direct algorithm, or a broadcast, whose contribution to each peer is one short message. Every rank
+//! starts the same calls in the same order, so the messages of a pair belong to calls in the order in which they
+//! arrive. A call is complete once the messages of all its sources are there; their elements are combined in the
+//! order of ranks, as by `one-shot` and `direct`, with the same bits.
+
+use super::call::Call;
+use crate::algorithm::Algorithm;
+use crate::op::Collective;
+use crate::reduction;
+use crate::run_error::RunError;
+use std::collections::VecDeque;
+use weft_fabric::{Engine, MailboxWaits, Mailboxes, MissingPeer, Rank, Region, RemoteRegion};
+
+/// Longest message, in bytes: longer ones take less time as writes.
+pub(super) const MESSAGE_BYTES: u64 = 1080;
+/// Most ranks of a group with mailboxes, which bounds their memory.
+pub(super) const MAX_RANKS: u32 = 32;
+
+/// True if calls by this algorithm run as short calls, where mailboxes exist.
+pub(super) fn is_short(
+    collective: Collective,
+    algorithm: Algorithm,
+    bytes: u64,
+    ranks: u32,
+) -> bool {
+    let shares = if collective.shares() { u64::from(ranks) } else { 1 };
+    let direct = match collective {
+        Collective::AllReduce => algorithm == Algorithm::OneShot,
+        Collective::Broadcast { .. } => algorithm == Algorithm::Binomial,
+        _ => algorithm == Algorithm::Direct,
+    };
+    direct && ranks > 1 && bytes / shares <= MESSAGE_BYTES
+}
+
+/// Short calls of an executor, oldest first.
+pub(super) struct ShortCalls {
+    mailboxes: Mailboxes,
+    rank: u32,
+    ranks: u32,
+    calls: VecDeque<(u64, Call)>,
+    /// Those of `calls` whose messages were sent.
+    sent: usize,
+    /// Result of the oldest call, and a contribution to it.
+    result: Box<Message>,
+    part: Box<Message>,
+}
+
+/// Memory for one message, aligned for any element.
+#[repr(align(64))]
+struct Message([u8; MESSAGE_BYTES as usize]);
+
+impl ShortCalls {
+    /// Allocates the mailboxes.
+    pub fn allocate(engine: &mut Engine) -> Result<ShortCalls, RunError> {
+        let mailboxes = Mailboxes::allocate(engine, MESSAGE_BYTES as usize)?;
+        let (rank, ranks) = (engine.rank().0, engine.size());
+        let message = || Box::new(Message([0; MESSAGE_BYTES as usize]));
+        let (calls, sent, result, part) = (VecDeque::new(), 0, message(), message());
+        Ok(ShortCalls { mailboxes, rank, ranks, calls, sent, result, part })
+    }
+
+    /// Region of the mailboxes.
+    pub fn region(&self) -> &Region {
+        self.mailboxes.region()
+    }
+
+    /// Announcements of waits.
+    pub fn waits(&self) -> &std::sync::Arc<MailboxWaits> {
+        self.mailboxes.waits()
+    }
+
+    /// Takes the mailbox of a peer.
+    pub fn link(&mut self, engine: &Engine, remote: RemoteRegion) -> Result<(), RunError> {
+        Ok(self.mailboxes.link(engine, remote)?)
+    }
+
+    /// The error of a poisoned group.
+    pub fn check(&self) -> Result<(), RunError> {
+        Ok(self.mailboxes.check()?)
+    }
+
+    /// Number of calls in flight.
+    pub fn len(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Adds a call of [`is_short`] with this number.
+    pub fn add(&mut self, number: u64, call: &Call) {
+        self.calls.push_back((number, *call));
+    }
+
+    /// Sends what has room, and completes the oldest call if its messages are there. Returns its number.
+    #[inline]
+    pub fn advance(&mut self) -> Option<u64> {
+        if self.calls.is_empty() {
+            return None;
+        }
+        while let Some(&(_, call)) = self.calls.get(self.sent) {
+            if !self.send(&call) {
+                break;
+            }
+            self.sent += 1;
+        }
+        let completed = self.complete();
+        self.mailboxes.flush();
+        completed
+    }
+
+    /// Sends the messages of a call, unless a peer has no room.
+    fn send(&mut self, call: &Call) -> bool {
+        let peers = peers(call, self.rank, self.ranks, true);
+        if !peers.clone().all(|peer| self.mailboxes.has_room(Rank(peer))) {
+            return false;
+        }
+        let bytes = call.share_bytes(self.ranks) as usize;
+        let is_whole = matches!(
+            call.collective,
+            Collective::AllReduce | Collective::AllGather | Collective::Broadcast { .. }
+        );
+        for peer in peers {
+            let share = if is_whole { 0 } else { peer };
+            let message = &mut self.part.0[..bytes];
+            // SAFETY: the input is valid by the contract of `Collectives::start`.
+            unsafe { read_contribution(call, share, message) };
+            self.mailboxes.send(Rank(peer), message);
+        }
+        true
+    }
+
+    /// Completes the oldest call if it was sent and all messages to it have arrived.
+    fn complete(&mut self) -> Option<u64> {
+        let &(number, call) = self.calls.front().filter(|_| self.sent > 0)?;
+        let sources = peers(&call, self.rank, self.ranks, false);
+        if !sources.clone().all(|peer| self.mailboxes.is_ready(Rank(peer))) {
+            return None;
+        }
+        if call.collective.reduces() {
+            self.reduce(&call);
+        } else {
+            self.gather(&call);
+        }
+        self.calls.pop_front();
+        self.sent -= 1;
+        Some(number)
+    }
+
+    /// Combines the contributions of all ranks, in their order.
+    fn reduce(&mut self, call: &Call) {
+        let bytes = call.share_bytes(self.ranks) as usize;
+        let own = if call.collective == Collective::ReduceScatter { self.rank } else { 0 };
+        let count = bytes / call.element.bytes();
+        let result = self.result.0.as_mut_ptr();
+        for rank in 0..self.ranks {
+            let to =
+                if rank == 0 { &mut self.result.0[..bytes] } else { &mut self.part.0[..bytes] };
+            if rank == self.rank {
+                // SAFETY: the input is valid by the contract of `Collectives::start`.
+                unsafe { read_contribution(call, own, to) };
+            } else {
+                self.mailboxes.take(Rank(rank), to);
+            }
+            if rank > 0 {
+                let part = self.part.0.as_ptr();
+                // SAFETY: both have `bytes` bytes and no other user.
+                unsafe {
+                    reduction::combine(call.reduction, call.element, result, result, part, count)
+                };
+            }
+        }
+        // SAFETY: the output is valid by the contract of `Collectives::start`, and disjoint from the result.
+        unsafe {
+            if call.divides() {
+                reduction::divide(call.element, call.output, result, count, self.ranks);
+            } else {
+                std::ptr::copy_nonoverlapping(result, call.output, bytes);
+            }
+        }
+    }
+
+    /// Copies the messages, and the own share, to the output.
+    fn gather(&mut self, call: &Call) {
+        let bytes = call.share_bytes(self.ranks) as usize;
+        let (input, output) = (call.input, call.output);
+        let has_shares = call.collective.shares();
+        let at = |rank: u32| if has_shares { rank as usize * bytes } else { 0 };
+        if peers(call, self.rank, self.ranks, true).next().is_some() {
+            let from = if call.collective == Collective::AllToAll { at(self.rank) } else { 0 };
+            // SAFETY: input and output are valid for as many shares, by the contract of `Collectives::start`; they
+            // may overlap.
+            unsafe { std::ptr::copy(input.add(from), output.add(at(self.rank)), bytes) };
+        }
+        for peer in peers(call, self.rank, self.ranks, false) {
+            let message = &mut self.part.0[..bytes];
+            self.mailboxes.take(Rank(peer), message);
+            // SAFETY: as above; the message is memory of this rank.
+            unsafe { std::ptr::copy_nonoverlapping(message.as_ptr(), output.add(at(peer)), bytes) };
+        }
+    }
+
+    /// Peers that block the oldest call, if its number is at most `number`.
+    pub fn missing(&self, number: u64) -> Vec<MissingPeer> {
+        let Some(&(oldest, call)) = self.calls.front() else { return Vec::new() };
+        if oldest > number {
+            return Vec::new();
+        }
+        let has_sent = self.sent > 0;
+        let blocks = |peer: &u32| match has_sent {
+            true => !self.mailboxes.is_ready(Rank(*peer)),
+            false => !self.mailboxes.has_room(Rank(*peer)),
+        };
+        let missing = |peer| {
+            let seen = self.mailboxes.received(Rank(peer));
+            MissingPeer { rank: Rank(peer), expected: seen + 1, seen }
+        };
+        peers(&call, self.rank, self.ranks, !has_sent).filter(blocks).map(missing).collect()
+    }
+}
+
+/// Peers to which a rank sends a message in a call, or those from which it gets one. The order starts at the
+/// successor of the rank, so that the ranks start with different peers.
+fn peers(call: &Call, rank: u32, ranks: u32, sends: bool) -> impl Iterator<Item = u32> + Clone {
+    let takes_part = move |peer: u32, root: Option<u32>| match root {
+        None => true,
+        Some(root) => root == if sends { rank } else { peer },
+    };
+    let root = match call.collective {
+        Collective::Broadcast { root } => Some(root.0),
+        _ => None,
+    };
+    (1..ranks).map(move |i| (rank + i) % ranks).filter(move |peer| takes_part(*peer, root))
+}
+
+/// Reads this rank's contribution in share `share` of the input, scaled if the call scales.
+///
+/// # Safety
+/// The input of the call is valid.
+unsafe fn read_contribution(call: &Call, share: u32, to: &mut [u8]) {
+    // SAFETY: the share is inside the input.
+    unsafe {
+        let from = call.input.add(share as usize * to.len());
+        match call.factor() {
+            None => std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()),
+            Some(factor) => {
+                let count = to.len() / call.element.bytes();
+                reduction::scale(call.element, to.as_mut_ptr(), from, count, factor);
+            }
+        }
+    }
+}
