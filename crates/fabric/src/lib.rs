@@ -89,6 +89,7 @@ mod local;
 mod mailbox;
 mod network_model;
 mod parts;
+mod peer_memory;
 mod timer;
 mod unconsumed;
 mod unproven;
@@ -100,6 +101,7 @@ pub use local::{DescriptorExchange, WaitLimit};
 pub use mailbox::{MailboxWait, MailboxWaits, Mailboxes};
 pub use network_model::{FlowId, LatencyBandwidth, NetworkModel};
 pub use parts::PartRule;
+pub use peer_memory::{MemoryReadError, MemoryReader, ProbeWord};
 
 // Identities, units, errors.
 mod error;

@@ -17,6 +17,7 @@ use crate::lane_table::{LaneTable, LaneWords, wake};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::parts::PartRule;
+use crate::peer_memory::{MemoryReader, ProbeWord};
 use crate::request::PartToken;
 use crate::types::{Generation, Lane, LaneId, Page, ProviderKind, RegionKey, Time, TrafficClass};
 use rustix::fd::{AsFd, OwnedFd};
@@ -276,6 +277,16 @@ pub trait Link: Send {
     /// # Errors
     /// [`crate::Error::Connect`], also after the deadline; the error of [`WaitLimit::give_up`].
     fn connect(&mut self, peers: &[Introduction<'_>], limit: &mut WaitLimit<'_>) -> Result<()>;
+
+    /// Reader of the private memory of a connected peer; `None` if this link cannot read it.
+    fn memory_reader(&self, _peer: Rank) -> Option<Arc<dyn MemoryReader>> {
+        None
+    }
+
+    /// Word by which peers read this process's memory; `None` if they cannot.
+    fn probe_word(&self) -> Option<Arc<ProbeWord>> {
+        None
+    }
 
     /// Zeroed device memory that can be granted to peers; `None` if the link reaches no devices.
     fn allocate(&mut self, _device: u32, _length: usize) -> Option<Result<Memory>> {

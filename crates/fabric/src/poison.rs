@@ -1,6 +1,7 @@
 //! Poison flag of a group: set once by the first fatal error, read by every wait.
 
 use crate::lane_table::LaneTable;
+use crate::peer_memory::ProbeWord;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use weft_control::{Poison, Rank};
@@ -13,13 +14,15 @@ pub struct PoisonFlag {
     any_left: AtomicBool,
     lanes: Arc<LaneTable>,
     callback: OnceLock<PoisonCallback>,
+    /// Words by which peers read this process's memory.
+    words: Vec<Arc<ProbeWord>>,
 }
 
 /// Callback for the first cause, if it arose in this process.
 type PoisonCallback = Box<dyn Fn(&Poison) + Send + Sync>;
 
 impl PoisonFlag {
-    pub(crate) fn new(size: u32, lanes: Arc<LaneTable>) -> PoisonFlag {
+    pub(crate) fn new(size: u32, lanes: Arc<LaneTable>, words: Vec<Arc<ProbeWord>>) -> PoisonFlag {
         let left = (0..size).map(|_| AtomicBool::new(false)).collect();
         PoisonFlag {
             set: AtomicBool::new(false),
@@ -28,6 +31,7 @@ impl PoisonFlag {
             any_left: AtomicBool::new(false),
             lanes,
             callback: OnceLock::new(),
+            words,
         }
     }
 
@@ -55,6 +59,8 @@ impl PoisonFlag {
 
     fn mark(&self, cause: Poison) -> bool {
         let first = self.cause.set(cause).is_ok();
+        // A call that fails gives its memory back, which peers may no longer read then.
+        self.words.iter().for_each(|word| word.revoke());
         self.set.store(true, Ordering::Release);
         self.lanes.notify();
         first

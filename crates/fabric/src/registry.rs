@@ -5,6 +5,7 @@
 
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::peer_memory;
 use crate::providers::copy::{CopyBackend, CopyConfig, CopyDevice};
 use crate::providers::hostile::{HostileConfig, HostileDevice};
 use crate::providers::ofi::{OfiChoice, OfiConfig, OfiDevice};
@@ -97,11 +98,13 @@ static PROVIDERS: [Provider; 5] = [
         names: &["shm"],
         open_pair: Some(|config| {
             let host_id = config.host_id.clone();
-            Arc::new(ShmDevice::new(ShmConfig { host_id }))
+            // A pair moves messages, which are never read in place.
+            Arc::new(ShmDevice::new(ShmConfig { host_id }).with_reads(false))
         }),
         open: |config| {
             let host_id = config.host_id.clone();
-            Ok(Arc::new(ShmDevice::new(ShmConfig { host_id })))
+            let reads = peer_memory::reads_from_env()?;
+            Ok(Arc::new(ShmDevice::new(ShmConfig { host_id }).with_reads(reads)))
         },
     },
     Provider {

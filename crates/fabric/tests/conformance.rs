@@ -92,7 +92,8 @@ macro_rules! cases {
     };
 }
 
-conformance!(shm: Provider::new("", shm));
+// Introductions of shm are for reads of memory alone.
+conformance!(shm: Provider { introductions_identify: false, ..Provider::new("", shm) });
 conformance!(tcp: Provider {
     notices_death: true,
     may_be_done_at_once: false,
@@ -112,7 +113,11 @@ conformance!(sim: Provider {
     longest: 64 << 20,
     ..Provider::new("", sim)
 });
-conformance!(hostile_shm: Provider { longest: 64 << 20, ..Provider::new("", hostile_shm) });
+conformance!(hostile_shm: Provider {
+    introductions_identify: false,
+    longest: 64 << 20,
+    ..Provider::new("", hostile_shm)
+});
 conformance!(hostile_tcp: Provider {
     notices_death: true,
     may_be_done_at_once: false,

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{
-    AllGather, Member, PATIENCE, bare_link, connect_bare, on_processes, on_threads, process_gather,
-    waiting,
+    AllGather, Member, PATIENCE, bare_link, connect_all, connect_bare, on_processes, on_threads,
+    process_gather, waiting,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use weft_fabric::link::{PostStatus, Sink, WorkRequest};
 use weft_fabric::providers::{ShmConfig, ShmDevice};
 use weft_fabric::{
-    CounterId, Device, Engine, Error, Generation, Lane, LaneId, Link, Memory, Rank, TrafficClass,
-    WaitOptions, clock,
+    CounterId, Device, Engine, EngineConfig, Error, Generation, Lane, LaneId, Link, Memory, Rank,
+    TrafficClass, WaitOptions, clock,
 };
 
 fn shm() -> ShmDevice {
@@ -227,4 +227,30 @@ fn memory_that_could_shrink_is_refused() {
     let descriptor = rustix::fs::memfd_create("open", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&descriptor, 4096).unwrap();
     assert!(matches!(Memory::map(descriptor, 4096), Err(Error::Allocate { .. })));
+}
+
+#[test]
+fn memory_of_peers_is_readable_unless_one_end_turns_it_off() {
+    for (here, there) in [(true, true), (true, false), (false, false)] {
+        let reads = [here, there];
+        let mut engines = [0, 1].map(|rank| {
+            let devices: [Arc<dyn Device>; 1] = [Arc::new(shm().with_reads(reads[rank]))];
+            let config = EngineConfig::default();
+            Engine::new(config, Rank(rank as u32), 2, Generation(0), &devices).unwrap()
+        });
+        connect_all(&mut engines);
+        let source = [7u8, 8, 9];
+        let address = source.as_ptr().expose_provenance() as u64;
+        for engine in &engines {
+            let reader = engine.memory_reader(Rank(1 - engine.rank().0));
+            assert_eq!(reader.is_some(), here && there);
+            assert!(engine.memory_reader(engine.rank()).is_none());
+            if let Some(reader) = reader {
+                let mut target = [0u8; 3];
+                // SAFETY: the array has three bytes.
+                unsafe { reader.read(address, target.as_mut_ptr(), 3) }.unwrap();
+                assert_eq!(target, source);
+            }
+        }
+    }
 }

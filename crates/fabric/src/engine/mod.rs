@@ -44,6 +44,7 @@ use crate::link::{Introduction, Link, MappedPeer, Membership, RouteRule, Sink};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::parts::{PartRule, Parts};
+use crate::peer_memory::MemoryReader;
 use crate::poison::PoisonFlag;
 use crate::request::{LaneTarget, PartToken, RequestTable};
 use crate::statistics::{EngineStatistics, PeerStatistics, TrafficTotals};
@@ -228,7 +229,8 @@ impl Engine {
         let links = devices.iter().map(|device| device.open(group.clone()));
         let mut links: Vec<Box<dyn Link>> = links.collect::<Result<_>>()?;
         links.sort_by_key(|link| link.kind());
-        let poison = Arc::new(PoisonFlag::new(size, lanes.clone()));
+        let words = links.iter().filter_map(|link| link.probe_word()).collect();
+        let poison = Arc::new(PoisonFlag::new(size, lanes.clone(), words));
         let peers = (0..size).map(|_| EnginePeer {
             path: None,
             route: None,
@@ -426,6 +428,12 @@ impl Engine {
     pub(crate) fn mapped_peer(&self, remote: RemoteRegion) -> Option<MappedPeer> {
         let route = self.route(remote.peer)?;
         self.links[route.index].mapped_peer(remote.peer, remote.key)
+    }
+
+    /// Reader of a connected peer's private memory; `None` if its route cannot read it. Its reads take no lock of
+    /// the engine.
+    pub fn memory_reader(&self, peer: Rank) -> Option<Arc<dyn MemoryReader>> {
+        self.links[self.route(peer)?.index].memory_reader(peer)
     }
 
     pub(crate) fn lane_table(&self) -> &Arc<LaneTable> {

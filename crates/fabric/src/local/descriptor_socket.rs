@@ -4,6 +4,7 @@
 //! import, grant and poll flushes, so two ranks that both fill their sockets cannot deadlock.
 
 use crate::bytes::Reader;
+use crate::peer_memory::peer_process;
 use crate::types::{Generation, RegionKey};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,6 +13,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+use rustix::process::Pid;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -103,6 +105,11 @@ impl DescriptorSocket {
     /// Takes a connected, non-blocking socket that keeps message boundaries.
     pub fn new(socket: OwnedFd) -> DescriptorSocket {
         DescriptorSocket { socket, unsent: VecDeque::new() }
+    }
+
+    /// The process at the other end, by its number here.
+    pub fn process(&self) -> io::Result<Pid> {
+        peer_process(&self.socket)
     }
 
     /// Sends now if the socket has room, otherwise at a later [`DescriptorSocket::flush`].

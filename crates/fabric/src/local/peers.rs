@@ -13,6 +13,7 @@ use crate::link::{Introduction, MappedPeer, Membership, WorkRequest};
 use crate::memory::Memory;
 use crate::types::{Lane, Page, ProviderKind, RegionKey};
 use rustix::fd::OwnedFd;
+use rustix::process::Pid;
 use std::io;
 use std::sync::Arc;
 use weft_control::Rank;
@@ -102,6 +103,13 @@ impl LocalPeers {
             self.peers.insert(rank, peer);
         }
         Ok(())
+    }
+
+    /// The process of a connected peer, by its number here.
+    pub fn process(&mut self, peer: Rank) -> Result<Pid> {
+        let kind = self.kind;
+        let process = self.peer_mut(peer)?.link.process();
+        process.map_err(|error| connect_error(kind, peer, error))
     }
 
     /// Registers `memory` of any kind under `key`.

@@ -43,6 +43,7 @@ pub fn connect(engine: &mut Engine, gather: &mut AllGather<'_>, deadline: Time) 
 }
 
 /// Addresses and introductions of a whole group within one process.
+#[derive(Clone)]
 pub struct Introduced {
     pub addresses: Vec<EngineAddress>,
     /// By source rank, then by destination rank.

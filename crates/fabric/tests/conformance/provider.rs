@@ -38,6 +38,8 @@ pub struct Provider {
     pub world: Option<fn() -> World>,
     /// Connecting waits for a response of each peer, so it fails where one rejects it.
     pub answers: bool,
+    /// An introduction decides which process a rank connects to; otherwise the address alone does.
+    pub introductions_identify: bool,
     /// Credited bytes keep their values until they are written again.
     pub keeps_credited_bytes: bool,
     /// A killed peer poisons the group although no control plane reports it.
@@ -70,6 +72,7 @@ impl Provider {
             survives_kills: true,
             world: None,
             answers: true,
+            introductions_identify: true,
             keeps_credited_bytes: true,
             notices_death: false,
             may_be_done_at_once: true,

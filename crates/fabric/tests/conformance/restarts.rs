@@ -11,7 +11,8 @@ const TIME: Duration = Duration::from_millis(60);
 
 /// Two ranks restart repeatedly. Usually they connect and write to each other; sometimes one of them has an
 /// introduction of an earlier process of the other. The other one rejects it. The first fails too, at the
-/// latest when it finds its connections rejected.
+/// latest when it finds its connections rejected. Where a connection depends on the address alone, an old
+/// introduction with the present address changes no write.
 pub fn an_old_introduction_connects_to_nobody(provider: &Provider) {
     if !provider.has(Shape::Default) {
         return;
@@ -36,6 +37,12 @@ pub fn an_old_introduction_connects_to_nobody(provider: &Provider) {
         let old = old.filter(|_| provider.answers);
         match (restart % 5, old) {
             (3, Some(old)) => connects_to_no_rank(&mut engines, &introduced, old, true),
+            (4, Some(old)) if !provider.introductions_identify => {
+                let mut mixed = introduced.clone();
+                mixed.messages[1][0].clone_from(&old.messages[1][0]);
+                connect_all_of(&mut engines, &mixed);
+                writes_cross(&mut engines, restart as u8);
+            }
             (4, Some(old)) if old.messages[1][0] != introduced.messages[1][0] => {
                 connects_to_no_rank(&mut engines, &introduced, old, false);
             }

@@ -5,14 +5,19 @@
 //! between them. The data path takes no lock; its only system call wakes a sleeping peer. A post is
 //! complete on return, so that no progress is needed; [`Link::poll`] only sends descriptors that a socket
 //! did not accept at once. The end of the processes frees all resources.
+//!
+//! Where the kernel permits it, the link also reads its peers' private memory ([`crate::MemoryReader`]); each end
+//! probes it at connect.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::id_map::PeerMap;
 use crate::link::{
     Introduction, Link, MappedPeer, Membership, PostStatus, RouteRule, Sink, WorkRequest,
 };
 use crate::local::{LocalPeers, WaitLimit};
 use crate::memory::Memory;
+use crate::peer_memory::{MemoryReader, ProbeWord, ProcessMemory};
 use crate::types::{ProviderKind, RegionKey, Time};
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,12 +35,19 @@ pub struct ShmConfig {
 #[derive(Clone, Debug)]
 pub struct ShmDevice {
     config: ShmConfig,
+    /// Links probe reads of their peers' memory.
+    reads: bool,
 }
 
 impl ShmDevice {
     /// Shared memory of the configured host.
     pub fn new(config: ShmConfig) -> ShmDevice {
-        ShmDevice { config }
+        ShmDevice { config, reads: true }
+    }
+
+    /// The same device; its links read no memory of peers, and let no peer read theirs, unless `reads`.
+    pub fn with_reads(self, reads: bool) -> ShmDevice {
+        ShmDevice { reads, ..self }
     }
 }
 
@@ -46,7 +58,10 @@ impl Device for ShmDevice {
 
     fn open(&self, group: Membership) -> Result<Box<dyn Link>> {
         let local = LocalPeers::open(ProviderKind::Shm, &self.config.host_id, &[])?;
-        Ok(Box::new(ShmLink { local, group }))
+        let word = self.reads.then(ProbeWord::new).transpose();
+        let word = word.map_err(|error| Error::system("cannot make a random word", error))?;
+        let word = word.map(Arc::new);
+        Ok(Box::new(ShmLink { local, group, word, readers: PeerMap::default() }))
     }
 }
 
@@ -55,6 +70,29 @@ impl Device for ShmDevice {
 struct ShmLink {
     local: LocalPeers,
     group: Membership,
+    /// Word that peers read as a probe; `None`: reads are off.
+    word: Option<Arc<ProbeWord>>,
+    /// Peers whose memory is readable.
+    readers: PeerMap<Arc<ProcessMemory>>,
+}
+
+impl ShmLink {
+    /// Probes a read of the peer's memory. `message` is that of its introduction, empty if reads are off there.
+    fn probe(&mut self, peer: Rank, message: &[u8]) {
+        if self.word.is_none() || message.is_empty() {
+            let end = if self.word.is_none() { "here" } else { "at the peer" };
+            log::debug!("memory of {peer}: not read in place; turned off {end}");
+            return;
+        }
+        let pid = self.local.process(peer).map_err(|error| error.to_string());
+        match pid.and_then(|pid| ProcessMemory::probe(pid, message)) {
+            Ok(memory) => {
+                log::debug!("memory of {peer}: read in place (process_vm_readv)");
+                self.readers.insert(peer, Arc::new(memory));
+            }
+            Err(why) => log::info!("memory of {peer}: not read in place; {why}"),
+        }
+    }
 }
 
 impl Link for ShmLink {
@@ -71,8 +109,24 @@ impl Link for ShmLink {
         self.local.reaches(theirs).then_some(rule)
     }
 
+    fn introduce(&mut self, _peer: Rank, _address: &[u8]) -> Result<Vec<u8>> {
+        Ok(self.word.as_ref().map(|word| word.message()).unwrap_or_default())
+    }
+
     fn connect(&mut self, peers: &[Introduction<'_>], limit: &mut WaitLimit<'_>) -> Result<()> {
-        self.local.connect(&self.group, peers, limit)
+        self.local.connect(&self.group, peers, limit)?;
+        for peer in peers {
+            self.probe(peer.peer, peer.message);
+        }
+        Ok(())
+    }
+
+    fn probe_word(&self) -> Option<Arc<ProbeWord>> {
+        self.word.clone()
+    }
+
+    fn memory_reader(&self, peer: Rank) -> Option<Arc<dyn MemoryReader>> {
+        Some(self.readers.get(peer)?.clone())
     }
 
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
@@ -127,6 +181,7 @@ impl Link for ShmLink {
 
     /// Drops the mappings of the peer. No part is ever in flight.
     fn fence(&mut self, peer: Rank, _sink: &mut Sink) {
+        self.readers.remove(peer);
         self.local.disconnect(peer);
     }
 }

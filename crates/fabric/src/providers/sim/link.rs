@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::link::{Introduction, Link, Membership, PostStatus, RouteRule, Sink, WorkRequest};
 use crate::local::WaitLimit;
 use crate::memory::Memory;
+use crate::peer_memory::{MemoryReader, OwnMemory};
 use crate::types::{Lane, ProviderKind, RegionKey, Time};
 use std::ops::Range;
 use std::sync::Arc;
@@ -89,6 +90,11 @@ impl Link for SimLink {
         }
         self.world.state().join(self.link, &self.links, &self.group.lanes);
         Ok(())
+    }
+
+    fn memory_reader(&self, peer: Rank) -> Option<Arc<dyn MemoryReader>> {
+        let (world, link) = (self.world.clone(), self.link_of(peer)?);
+        Some(Arc::new(OwnMemory::while_alive(move || world.is_alive(link))))
     }
 
     fn register(&mut self, key: RegionKey, memory: &Arc<Memory>) -> Result<()> {
