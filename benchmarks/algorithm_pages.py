@@ -18,6 +18,7 @@ COLLECTIVES: Final = {
     "one-shot": ("all-reduce",),
     "two-shot": ("all-reduce",),
     "direct": ("reduce-scatter", "all-gather", "all-to-all"),
+    "direct-read": ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"),
     "hierarchical": ("all-reduce",),
     "pairwise": ("all-to-all",),
     "binomial": ("broadcast",),

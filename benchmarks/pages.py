@@ -50,7 +50,7 @@ PAGES = {
         f"algorithm-{name}": Page(f"docs/algorithms/{name}.md", "benchmarks/algorithm_pages.py")
         for name in (
             *("ring", "tree", "hd", "hdrm", "circulant", "one-shot", "two-shot", "direct"),
-            *("hierarchical", "pairwise", "binomial", "chain"),
+            *("direct-read", "hierarchical", "pairwise", "binomial", "chain"),
         )
     },
 }

@@ -38,7 +38,13 @@ def test_every_collective_and_algorithm_is_measured(tmp_path: Path, provider: st
     for name in ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"):
         curves = [each for each in entry["times"] if each["collective"] == name]
         choices = [(each["algorithm"], each["chunks"]) for each in curves]
-        assert choices == weft._native.CollectiveTimer.candidates(name)
+        # Memory is read in place over shm alone, where the kernel permits it.
+        read = ("direct-read", 8)
+        assert provider == "shm" or read not in choices
+        expected = weft._native.CollectiveTimer.candidates(name)
+        assert [each for each in choices if each != read] == [
+            each for each in expected if each != read
+        ]
         # Shares of three ranks: 24 B instead of 16 B, 12 B at least.
         shared = [12, 24, 72, 264, 1032, 4104, 16392]
         sizes = shared if name not in ("all-reduce", "broadcast") else [4**n for n in range(1, 8)]

@@ -25,6 +25,9 @@ pub enum Algorithm {
     TwoShot,
     /// `direct`: each rank writes to all others at once.
     Direct,
+    /// `direct-read`: each rank reads the memory of all others in place, on routes that allow it; all-reduce
+    /// in two shots.
+    DirectRead,
     /// `hierarchical`: direct within nodes, HDRM on rails between them.
     Hierarchical,
     /// `pairwise`: each rank exchanges with all others, one after another.
@@ -46,6 +49,7 @@ impl Algorithm {
         Algorithm::OneShot,
         Algorithm::TwoShot,
         Algorithm::Direct,
+        Algorithm::DirectRead,
         Algorithm::Hierarchical,
         Algorithm::Pairwise,
         Algorithm::Binomial,
@@ -63,6 +67,7 @@ impl Algorithm {
             Algorithm::OneShot => "one-shot",
             Algorithm::TwoShot => "two-shot",
             Algorithm::Direct => "direct",
+            Algorithm::DirectRead => "direct-read",
             Algorithm::Hierarchical => "hierarchical",
             Algorithm::Pairwise => "pairwise",
             Algorithm::Binomial => "binomial",
@@ -73,22 +78,30 @@ impl Algorithm {
     /// True if each sum is added in the order of ranks, whatever the length and the number of chunks: the same bits
     /// on all ranks and in all runs. True for collectives without sums.
     pub fn sums_in_rank_order(self, collective: Collective) -> bool {
-        use Algorithm::{Direct, OneShot, TwoShot};
-        !collective.reduces() || matches!(self, OneShot | TwoShot | Direct)
+        use Algorithm::{Direct, DirectRead, OneShot, TwoShot};
+        !collective.reduces() || matches!(self, OneShot | TwoShot | Direct | DirectRead)
     }
 
     /// Algorithms that compute `collective`.
     pub fn of(collective: Collective) -> &'static [Algorithm] {
         use Algorithm::*;
         match collective {
-            Collective::AllReduce => {
-                &[Ring, Tree, HalvingDoubling, Hdrm, Circulant, OneShot, TwoShot, Hierarchical]
-            }
+            Collective::AllReduce => &[
+                Ring,
+                Tree,
+                HalvingDoubling,
+                Hdrm,
+                Circulant,
+                OneShot,
+                TwoShot,
+                DirectRead,
+                Hierarchical,
+            ],
             Collective::ReduceScatter | Collective::AllGather => {
-                &[Ring, HalvingDoubling, Circulant, Direct]
+                &[Ring, HalvingDoubling, Circulant, Direct, DirectRead]
             }
-            Collective::Broadcast { .. } => &[Binomial, Chain, Tree],
-            Collective::AllToAll => &[Direct, Pairwise],
+            Collective::Broadcast { .. } => &[Binomial, Chain, Tree, DirectRead],
+            Collective::AllToAll => &[Direct, Pairwise, DirectRead],
         }
     }
 }

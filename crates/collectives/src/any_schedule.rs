@@ -44,7 +44,7 @@ pub fn build(
             Ok(Circulant::new(collective, ranks).into())
         }
         (C::AllReduce, A::OneShot) => direct(DirectVariant::OneShot),
-        (C::AllReduce, A::TwoShot) => direct(DirectVariant::TwoShot),
+        (C::AllReduce, A::TwoShot | A::DirectRead) => direct(DirectVariant::TwoShot),
         (C::AllReduce, A::Hierarchical) if ranks.is_multiple_of(options.local) => {
             Ok(Hierarchical::new(ranks, options.local).into())
         }
@@ -53,14 +53,15 @@ pub fn build(
         }
         (C::ReduceScatter, A::Ring) => Ok(RingReduceScatter { ranks }.into()),
         (C::ReduceScatter, A::HalvingDoubling) => Ok(RecursiveHalving::new(ranks).into()),
-        (C::ReduceScatter, A::Direct) => direct(DirectVariant::ReduceScatter),
+        (C::ReduceScatter, A::Direct | A::DirectRead) => direct(DirectVariant::ReduceScatter),
         (C::AllGather, A::Ring) => Ok(RingAllGather { ranks }.into()),
         (C::AllGather, A::HalvingDoubling) => Ok(RecursiveDoubling::new(ranks).into()),
-        (C::AllGather, A::Direct) => direct(DirectVariant::AllGather),
+        (C::AllGather, A::Direct | A::DirectRead) => direct(DirectVariant::AllGather),
         (C::Broadcast { root }, A::Binomial) => Ok(Binomial { ranks, root }.into()),
         (C::Broadcast { root }, A::Chain) => Ok(Pipelined::chain(ranks, root, chunks).into()),
+        (C::Broadcast { root }, A::DirectRead) => direct(DirectVariant::Broadcast { root }),
         (C::Broadcast { root }, A::Tree) => Ok(Pipelined::tree(ranks, root, chunks).into()),
-        (C::AllToAll, A::Direct) => direct(DirectVariant::AllToAll),
+        (C::AllToAll, A::Direct | A::DirectRead) => direct(DirectVariant::AllToAll),
         (C::AllToAll, A::Pairwise) => Ok(Pairwise { ranks }.into()),
         _ => Err(Error::NoSuchAlgorithm {
             collective,

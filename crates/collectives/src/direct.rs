@@ -1,8 +1,11 @@
 //! Direct algorithms: every rank writes to every other at once.
 //!
+//! Algorithm `direct-read` has the same schedules, executed by reads: a write is then a signal by which its target
+//! reads the source in place, see `executor/read_plan.rs`.
+//!
 //! Cost, in the notation of [`ring`](crate::ring), if the link of a rank is the bottleneck: one-shot
 //! all-reduce takes `a + (N-1)nb + (N-1)ng`, two-shot `2a + 2(N-1)/N nb + (N-1)/N ng`; reduce-scatter, all-gather
-//! and all-to-all `a + (N-1)/N nb` (and `(N-1)/N ng` for the sums). Each sum is added in rank order, so it is
+//! and all-to-all `a + (N-1)/N nb` (and `(N-1)/N ng` for the sums), broadcast `a + (N-1)nb`. Each sum is added in rank order, so it is
 //! equal at all ranks and in every run.
 
 use crate::op::{Collective, Op, Rank, Span};
@@ -17,9 +20,11 @@ pub(crate) enum DirectVariant {
     ReduceScatter,
     AllGather,
     AllToAll,
+    Broadcast { root: Rank },
 }
 
-/// All-reduce in one or two shots, reduce-scatter, all-gather or all-to-all, from each rank to each.
+/// All-reduce in one or two shots, reduce-scatter, all-gather or all-to-all, from each rank to each; broadcast from the
+/// root to each.
 ///
 /// One-shot all-reduce sends the whole vector to all ranks: the fastest for very small ones. Two-shot is a
 /// reduce-scatter and an all-gather.
@@ -45,7 +50,9 @@ impl Direct {
     /// Input blocks for `peer`.
     fn part(&self, peer: u32) -> Span {
         match self.variant {
-            DirectVariant::OneShot | DirectVariant::AllGather => Span::input(0, 1),
+            DirectVariant::OneShot | DirectVariant::AllGather | DirectVariant::Broadcast { .. } => {
+                Span::input(0, 1)
+            }
             _ => Span::input(peer, 1),
         }
     }
@@ -66,6 +73,7 @@ impl Schedule for Direct {
             DirectVariant::ReduceScatter => Collective::ReduceScatter,
             DirectVariant::AllGather => Collective::AllGather,
             DirectVariant::AllToAll => Collective::AllToAll,
+            DirectVariant::Broadcast { root } => Collective::Broadcast { root },
         }
     }
 
@@ -74,13 +82,18 @@ impl Schedule for Direct {
     }
 
     fn blocks(&self) -> u32 {
-        if self.variant == DirectVariant::OneShot { 1 } else { self.ranks }
+        match self.variant {
+            DirectVariant::OneShot | DirectVariant::Broadcast { .. } => 1,
+            _ => self.ranks,
+        }
     }
 
     fn scratch_blocks(&self, rank: Rank) -> u32 {
         match self.variant {
             _ if self.ranks == 1 => 0,
-            DirectVariant::AllGather | DirectVariant::AllToAll => 0,
+            DirectVariant::AllGather
+            | DirectVariant::AllToAll
+            | DirectVariant::Broadcast { .. } => 0,
             _ => self.sum(rank.0).slots(),
         }
     }
@@ -106,6 +119,8 @@ impl Schedule for Direct {
             }
             DirectVariant::TwoShot => 3 * others + self.sum(rank.0).len(),
             DirectVariant::AllGather | DirectVariant::AllToAll => 2 * others + 1,
+            DirectVariant::Broadcast { root } if root == rank => others + 1,
+            DirectVariant::Broadcast { .. } => 1,
         }
     }
 
@@ -115,6 +130,17 @@ impl Schedule for Direct {
             return Op::copy_all(1);
         }
         let others = ranks - 1;
+        if let DirectVariant::Broadcast { root } = self.variant {
+            let (source, target) = (Span::input(0, 1), Span::output(0, 1));
+            return match index {
+                _ if root != rank => Op::Wait { from: root, lane: 0, count: 1 },
+                _ if index == others => Op::copy_all(1),
+                _ => {
+                    let to = Rank(peer(me, index, ranks));
+                    Op::Write { to, source, target, lane: 0, step: 0 }
+                }
+            };
+        }
         let gathers = matches!(self.variant, DirectVariant::AllGather | DirectVariant::AllToAll);
         if index < others {
             let to = peer(me, index, ranks);

@@ -1,7 +1,7 @@
 //! Errors of running collectives and messages, one variant per cause.
 
 use std::time::Duration;
-use weft_fabric::{MissingPeer, Rank};
+use weft_fabric::{Cause, MemoryReadError, MissingPeer, Poison, Rank};
 
 /// Failure of an executor or of tagged messages.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +60,14 @@ pub enum RunError {
         /// Bytes of the receive.
         room: u64,
     },
+    /// A read of a peer's memory that failed. The group is then poisoned.
+    #[error("memory of {peer}: {error}")]
+    PeerMemory {
+        /// Peer.
+        peer: Rank,
+        /// Failure.
+        error: MemoryReadError,
+    },
     /// A peer that violated the protocol. The group is then poisoned.
     #[error("protocol violation of {peer}: {what} is {seen}, expected {expected}")]
     Violation {
@@ -88,12 +96,18 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// Rank that violated the protocol, if one did.
+    /// Rank that violated the protocol, or whose memory could not be read, if there is one.
     pub fn offender(&self) -> Option<Rank> {
         match self {
-            RunError::Violation { peer, .. } => Some(*peer),
+            RunError::Violation { peer, .. } | RunError::PeerMemory { peer, .. } => Some(*peer),
             _ => None,
         }
+    }
+
+    /// Cause for which the group is poisoned, if the rank at fault must be excluded.
+    pub(crate) fn poison(&self) -> Option<Poison> {
+        let (kind, rank) = (Cause::Protocol, Some(self.offender()?));
+        Some(Poison { kind, rank, detail: self.to_string() })
     }
 }
 

@@ -240,6 +240,8 @@ pub fn tune(
                 continue;
             }
             (Algorithm::Hierarchical, _) if local == 1 => continue,
+            // It reads within a host; a network has no such route.
+            (Algorithm::DirectRead, _) => continue,
             _ => &placements.plain,
         };
         let mut best: Option<Estimate> = None;

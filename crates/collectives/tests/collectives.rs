@@ -6,6 +6,8 @@ mod communicators;
 mod ends;
 #[path = "../../fabric/tests/common/ranks.rs"]
 mod ranks;
+#[path = "collectives/reads.rs"]
+mod reads;
 #[path = "collectives/reproducible.rs"]
 mod reproducible;
 #[path = "collectives/results.rs"]

@@ -232,7 +232,7 @@ fn an_impossible_schedule_is_an_error_with_its_reason() {
     };
     assert_eq!(
         error_of(Collective::AllToAll, Algorithm::Ring, 4, 1),
-        "ring does not compute all-to-all: use one of direct, pairwise"
+        "ring does not compute all-to-all: use one of direct, pairwise, direct-read"
     );
     assert_eq!(
         error_of(Collective::AllReduce, Algorithm::Hierarchical, 6, 4),

@@ -189,7 +189,9 @@ fn of_run(error: &RunError) -> ExceptionParts {
             ExceptionParts::new("ConfigurationMismatchError").at(peer.0)
         }
         RunError::PeerFailed { peer, .. } => ExceptionParts::new("AllocationError").at(peer.0),
-        RunError::Violation { peer, .. } => ExceptionParts::new("ProtocolError").at(peer.0),
+        RunError::PeerMemory { peer, .. } | RunError::Violation { peer, .. } => {
+            ExceptionParts::new("ProtocolError").at(peer.0)
+        }
         RunError::Timeout { missing, .. } => {
             ExceptionParts::new("WaitTimeoutError").lacking(missing)
         }

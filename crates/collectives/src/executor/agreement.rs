@@ -43,7 +43,7 @@ pub(super) fn agree(
         Some(Err(error)) => (FAILED, error.to_string()),
     };
     let values = fields.iter().map(|(_, value)| *value);
-    let of_routes = [mine.ordered, mine.one_host, mine.mapped].map(u64::from);
+    let of_routes = [mine.ordered, mine.one_host, mine.mapped, mine.reads].map(u64::from);
     let values = values.chain(of_routes).chain([state]);
     let mut record: Vec<u8> = values.flat_map(u64::to_le_bytes).collect();
     record.extend(text.as_bytes());
@@ -66,10 +66,11 @@ pub(super) fn agree(
         routes.ordered &= value(fields.len()) != 0;
         routes.one_host &= value(fields.len() + 1) != 0;
         routes.mapped &= value(fields.len() + 2) != 0;
+        routes.reads &= value(fields.len() + 3) != 0;
         if peer == Rank(0) {
-            let text = theirs.get(8 * (fields.len() + 4)..).unwrap_or_default();
+            let text = theirs.get(8 * (fields.len() + 5)..).unwrap_or_default();
             let text = String::from_utf8_lossy(text);
-            match value(fields.len() + 3) {
+            match value(fields.len() + 4) {
                 ENTRY => {
                     let file = TuningFile::from_json(&format!("entry of {peer}"), &text)?;
                     tuning = file.first();
@@ -100,7 +101,8 @@ fn routes_of(communicator: &Communicator) -> (GroupRoutes, String) {
     // An event loop does not sleep on mailboxes.
     let mapped = communicator.progress() != Progress::Epoll && all(|route| route.mapped);
     let ordered = all(|route| route.ordered);
-    (GroupRoutes { ordered, one_host, mapped }, providers.join("+"))
+    let reads = engine.peers().all(|peer| engine.memory_reader(peer).is_some());
+    (GroupRoutes { ordered, one_host, mapped, reads }, providers.join("+"))
 }
 
 /// JSON of the entry for this group.

@@ -7,10 +7,17 @@
 
 use super::call::Call;
 use super::layout::{Piece, Place};
-use super::step::{Plan, Step};
+use super::read_plan::SLOT_BYTES;
+use super::reads::{Addresses, Arithmetic, Operand};
+use super::reducer::Reducer;
+use super::step::{Plan, Step, Term};
+use crate::op;
 use crate::reduction;
+use crate::run_error::RunError;
 use std::sync::Arc;
-use weft_fabric::{CounterId, MissingPeer, Page, Rank, Region, RegionKey, Requests};
+use weft_fabric::{
+    CounterId, MemoryReadError, MissingPeer, Page, Rank, Region, RegionKey, Requests,
+};
 
 /// Chunk of a call on a channel.
 pub(super) struct Chunk {
@@ -27,13 +34,27 @@ pub(super) struct Chunk {
     pub ranks: u32,
     next: usize,
     started: bool,
+    /// The credits of this chunk were given.
+    answered: bool,
 }
 
 impl Chunk {
     pub fn new(call: u64, arguments: Call, plan: Arc<Plan>, ranks: u32) -> Chunk {
         let share_bytes = arguments.share_bytes(ranks);
-        let (input, offset, next, started) = (None, 0, 0, false);
-        Chunk { call, arguments, plan, input, share_bytes, offset, ranks, next, started }
+        let (input, offset, next, started, answered) = (None, 0, 0, false, false);
+        Chunk { call, arguments, plan, input, share_bytes, offset, ranks, next, started, answered }
+    }
+}
+
+impl Chunk {
+    /// Start of a place in the caller's input or output, in bytes.
+    fn start(&self, place: Place) -> u64 {
+        match place {
+            Place::Input { share, offset } | Place::Output { share, offset } => {
+                u64::from(share) * self.share_bytes + self.offset + offset
+            }
+            Place::Staging(offset) => offset,
+        }
     }
 }
 
@@ -59,6 +80,8 @@ struct PeerState {
 pub(super) enum Advance {
     /// The chunk waits for a peer or for its own writes.
     Blocked,
+    /// The next step takes long: earlier requests leave first.
+    Paused,
     /// The chunk is complete; the channel is idle.
     Done,
 }
@@ -74,6 +97,8 @@ pub(super) struct Channel {
     chunks: u64,
     /// First of the tags of the writes, one for each rank.
     first_tag: u64,
+    /// This rank.
+    rank: u32,
 }
 
 impl Channel {
@@ -82,10 +107,10 @@ impl Channel {
         base: u64,
         counters: Vec<CounterId>,
         first_tag: u64,
-        ranks: u32,
+        (rank, ranks): (u32, u32),
     ) -> Channel {
         let peers = (0..ranks).map(|_| None).collect();
-        Channel { region, base, counters, peers, chunk: None, chunks: 0, first_tag }
+        Channel { region, base, counters, peers, chunk: None, chunks: 0, first_tag, rank }
     }
 
     /// Connects a peer, with its staging memory.
@@ -136,26 +161,64 @@ impl Channel {
     }
 
     /// Executes the steps of the chunk up to one that has to wait.
-    pub fn advance(&mut self, requests: &mut Requests) -> Advance {
-        let Some(mut chunk) = self.chunk.take() else { return Advance::Done };
+    ///
+    /// # Errors
+    /// [`RunError::PeerMemory`] and [`RunError::Violation`] of a peer that the chunk reads.
+    pub fn advance(
+        &mut self,
+        reducer: &mut Reducer,
+        requests: &mut Requests,
+    ) -> Result<Advance, RunError> {
+        let Some(mut chunk) = self.chunk.take() else { return Ok(Advance::Done) };
+        let advanced = self.advance_chunk(&mut chunk, reducer, requests);
+        if !matches!(advanced, Ok(Advance::Done)) {
+            self.chunk = Some(chunk);
+        }
+        advanced
+    }
+
+    fn advance_chunk(
+        &mut self,
+        chunk: &mut Chunk,
+        reducer: &mut Reducer,
+        requests: &mut Requests,
+    ) -> Result<Advance, RunError> {
         if !chunk.started {
             chunk.started = true;
             self.begin(&chunk.plan, requests);
-            self.stage(&chunk);
+            self.stage(chunk, reducer);
         }
         while let Some(step) = chunk.plan.steps.get(chunk.next) {
-            if !self.execute(&chunk, step, requests) {
-                self.chunk = Some(chunk);
-                return Advance::Blocked;
+            if let Step::Fold { target, terms, bytes } = step {
+                if !requests.is_empty() {
+                    return Ok(Advance::Paused);
+                }
+                let terms = &chunk.plan.terms[terms.start as usize..terms.end as usize];
+                match self.fold(chunk, *target, terms, *bytes, reducer) {
+                    // The control plane reports the cause.
+                    Err(RunError::PeerMemory {
+                        error: MemoryReadError::Ended | MemoryReadError::Revoked,
+                        ..
+                    }) => return Ok(Advance::Blocked),
+                    folded => folded?,
+                }
+            } else if !self.execute(chunk, step, reducer, requests) {
+                return Ok(Advance::Blocked);
             }
             chunk.next += 1;
         }
         if !self.is_drained() {
-            self.chunk = Some(chunk);
-            return Advance::Blocked;
+            return Ok(Advance::Blocked);
         }
-        self.finish(&chunk, requests);
-        Advance::Done
+        if !std::mem::replace(&mut chunk.answered, true) {
+            self.copy_results(chunk, reducer);
+            self.answer(chunk, requests);
+        }
+        if chunk.plan.is_read && self.unanswered(&chunk.plan).next().is_some() {
+            return Ok(Advance::Blocked);
+        }
+        self.finish(chunk);
+        Ok(Advance::Done)
     }
 
     /// Gives a credit to each rank that writes in this chunk but did not in the chunk before, and expects the same of
@@ -181,7 +244,13 @@ impl Channel {
     }
 
     /// Executes a step; false if it has to wait.
-    fn execute(&mut self, chunk: &Chunk, step: &Step, requests: &mut Requests) -> bool {
+    fn execute(
+        &mut self,
+        chunk: &Chunk,
+        step: &Step,
+        reducer: &mut Reducer,
+        requests: &mut Requests,
+    ) -> bool {
         match step {
             Step::Write { to, lane, pieces } => {
                 let pieces = &chunk.plan.pieces[pieces.start as usize..pieces.end as usize];
@@ -192,21 +261,96 @@ impl Channel {
             }
             Step::Drain { to } => self.peer(*to).is_none_or(|peer| peer.in_flight == 0),
             Step::Combine { target, a, b, bytes } => {
-                let call = &chunk.arguments;
-                let count = *bytes as usize / call.element.bytes();
+                let how = (chunk.arguments.reduction, chunk.arguments.element);
                 let at = |place| self.address(chunk, place);
-                let (target, a, b) = (at(*target), at(*a), at(*b));
+                let (target, sources) = (at(*target), [at(*a), at(*b)].map(<*mut u8>::cast_const));
                 // SAFETY: the places of a plan are inside the caller's memory and this channel, which are valid
                 // by the contract of `Collectives::start` and the life of the region; the schedule is proved to
                 // order all accesses to a block.
-                unsafe { reduction::combine(call.reduction, call.element, target, a, b, count) };
+                unsafe { reducer.combine(how, target, sources, *bytes as usize) };
                 true
             }
             Step::Copy(piece) => {
                 self.copy(chunk, piece);
                 true
             }
+            Step::Fold { .. } => true,
         }
+    }
+
+    /// Folds operands, of which peers' are read in place.
+    fn fold(
+        &self,
+        chunk: &Chunk,
+        target: Place,
+        terms: &[Term],
+        bytes: u64,
+        reducer: &mut Reducer,
+    ) -> Result<(), RunError> {
+        let call = &chunk.arguments;
+        let operands = reducer.operands();
+        for &Term { rank, place } in terms {
+            operands.push(match self.peer(rank) {
+                None => Operand::Local(self.address(chunk, place)),
+                Some(_) => {
+                    let start = chunk.start(place);
+                    let address = self.addresses(rank).locate(rank, place, start, bytes)?;
+                    Operand::Remote { rank, address }
+                }
+            });
+        }
+        let target = self.address(chunk, target);
+        let is_input = |term: &Term| matches!(term.place, Place::Input { .. });
+        if !call.collective.reduces() || !terms.iter().all(is_input) {
+            // SAFETY: the target is a place of the caller's output, as in `execute`.
+            return unsafe { reducer.read(target, bytes as usize) };
+        }
+        let how = Arithmetic {
+            reduction: call.reduction,
+            element: call.element,
+            factor: call.factor(),
+            divisor: call.divides().then_some(chunk.ranks),
+        };
+        // SAFETY: as in `execute`; the target is the rank's own operand, or disjoint from it.
+        unsafe { reducer.fold(how, target, bytes as usize) }
+    }
+
+    /// Start of a rank's slot of addresses.
+    fn slot(&self, rank: u32) -> *mut u64 {
+        let host = self.region.memory().host();
+        let start = host.map_or(std::ptr::null_mut(), |host| host.as_ptr());
+        start.wrapping_add((self.base + u64::from(rank) * SLOT_BYTES) as usize).cast()
+    }
+
+    /// Addresses that a peer has sent in this chunk.
+    fn addresses(&self, rank: u32) -> Addresses {
+        let slot = self.slot(rank).cast_const();
+        // SAFETY: slots are aligned and inside the channel, by the size that the planner checks; a peer may change them
+        // at any time, which the volatile reads allow.
+        Addresses::from_words(std::array::from_fn(|i| unsafe {
+            slot.wrapping_add(i).read_volatile()
+        }))
+    }
+
+    /// Stores the addresses of this rank for its first writes.
+    fn store_addresses(&self, chunk: &Chunk) {
+        let me = op::Rank(self.rank);
+        let (input, output) = chunk.arguments.user_bytes(chunk.ranks, me);
+        let words = Addresses::of(&chunk.arguments, input, output).words();
+        let slot = self.slot(self.rank);
+        for (index, word) in words.into_iter().enumerate() {
+            // SAFETY: as in `addresses`; no write reads the slot between two chunks.
+            unsafe { slot.wrapping_add(index).write_volatile(word) };
+        }
+    }
+
+    /// Peers whose answers to this chunk's writes are missing, with their credits.
+    fn unanswered(&self, plan: &Plan) -> impl Iterator<Item = MissingPeer> {
+        plan.targets.iter().filter_map(|&rank| {
+            let peer = self.peer(rank)?;
+            let (expected, seen) = (peer.round + 1, peer.credits);
+            (seen < expected).then_some(MissingPeer { rank: Rank(rank), expected, seen })
+        })
     }
 
     fn write(
@@ -241,20 +385,38 @@ impl Channel {
         true
     }
 
-    /// Copies the input to staging memory, if the plan has a copy.
-    fn stage(&self, chunk: &Chunk) {
+    /// Copies the input to staging memory, if the plan has a copy, and the addresses that peers read.
+    fn stage(&self, chunk: &Chunk, reducer: &mut Reducer) {
+        if chunk.plan.is_read {
+            self.store_addresses(chunk);
+        }
         for piece in &chunk.plan.staged {
             let Some(factor) = chunk.arguments.factor() else {
                 self.copy(chunk, piece);
                 continue;
             };
             let element = chunk.arguments.element;
-            let count = piece.bytes as usize / element.bytes();
-            let (target, source) =
-                (self.address(chunk, piece.target), self.address(chunk, piece.source));
-            // SAFETY: as in `execute`.
-            unsafe { reduction::scale(element, target, source, count, factor) };
+            self.map(chunk, piece, reducer, |target, source, bytes| {
+                // SAFETY: as in `execute`.
+                unsafe {
+                    reduction::scale(element, target, source, bytes / element.bytes(), factor);
+                }
+            });
         }
+    }
+
+    /// Calls `map(target, source, bytes)` for parts of a piece.
+    fn map(
+        &self,
+        chunk: &Chunk,
+        piece: &Piece,
+        reducer: &mut Reducer,
+        map: impl Fn(*mut u8, *const u8, usize) + Sync,
+    ) {
+        let (target, source) =
+            (self.address(chunk, piece.target), self.address(chunk, piece.source));
+        // SAFETY: as in `execute`; source and target of a piece are the same, or disjoint.
+        unsafe { reducer.map(target, source, piece.bytes as usize, map) };
     }
 
     fn copy(&self, chunk: &Chunk, piece: &Piece) {
@@ -266,26 +428,34 @@ impl Channel {
         }
     }
 
-    /// Copies the results to the caller's memory, and gives the writers of this chunk their credits.
-    fn finish(&mut self, chunk: &Chunk, requests: &mut Requests) {
+    /// Copies the results to the caller's memory.
+    fn copy_results(&self, chunk: &Chunk, reducer: &mut Reducer) {
         for piece in &chunk.plan.results {
             if !chunk.arguments.divides() {
                 self.copy(chunk, piece);
                 continue;
             }
-            let element = chunk.arguments.element;
-            let count = piece.bytes as usize / element.bytes();
-            let (target, source) =
-                (self.address(chunk, piece.target), self.address(chunk, piece.source));
-            // SAFETY: as in `execute`.
-            unsafe { reduction::divide(element, target, source, count, chunk.ranks) };
+            let (element, ranks) = (chunk.arguments.element, chunk.ranks);
+            self.map(chunk, piece, reducer, |target, source, bytes| {
+                // SAFETY: as in `execute`.
+                unsafe {
+                    reduction::divide(element, target, source, bytes / element.bytes(), ranks);
+                }
+            });
         }
+    }
+
+    /// Gives the writers of this chunk their credits.
+    fn answer(&mut self, chunk: &Chunk, requests: &mut Requests) {
         for &from in &chunk.plan.sources {
             requests.credit(Rank(from), self.counters[0]);
             if let Some(peer) = self.peer_mut(from) {
                 peer.raised.fill(0);
             }
         }
+    }
+
+    fn finish(&mut self, chunk: &Chunk) {
         for &to in &chunk.plan.targets {
             if let Some(peer) = self.peer_mut(to) {
                 peer.round += 1;
@@ -294,14 +464,9 @@ impl Channel {
     }
 
     fn address(&self, chunk: &Chunk, place: Place) -> *mut u8 {
-        let share = |share: u32| u64::from(share) * chunk.share_bytes + chunk.offset;
         let (start, offset) = match place {
-            Place::Input { share: number, offset } => {
-                (chunk.arguments.input.cast_mut(), share(number) + offset)
-            }
-            Place::Output { share: number, offset } => {
-                (chunk.arguments.output, share(number) + offset)
-            }
+            Place::Input { .. } => (chunk.arguments.input.cast_mut(), chunk.start(place)),
+            Place::Output { .. } => (chunk.arguments.output, chunk.start(place)),
             Place::Staging(offset) => {
                 let host = self.region.memory().host();
                 (host.map_or(std::ptr::null_mut(), |host| host.as_ptr()), self.base + offset)
@@ -329,6 +494,7 @@ impl Channel {
                 vec![MissingPeer { rank: Rank(*to), expected, seen }]
             }
             Some(Step::Drain { to }) => drains().filter(|one| one.rank.0 == *to).collect(),
+            None if chunk.answered => self.unanswered(&chunk.plan).collect(),
             _ => drains().collect(),
         }
     }

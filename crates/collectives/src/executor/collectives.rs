@@ -108,9 +108,10 @@ impl Collectives {
             if division.reads_input() {
                 return Ok(Err(division));
             }
-            Ok(Ok(driver.begin_call(call, division, None, requests)))
-        })?;
-        match begun.ok_or(RunError::Closed)? {
+            driver.begin_call(call, division, None, requests).map(Ok)
+        });
+        let begun = self.concluded(access, begun)?.ok_or(RunError::Closed)?;
+        match begun {
             Ok(id) => Ok(id),
             Err(division) => self.start_in_place(access, call, division),
         }
@@ -127,8 +128,9 @@ impl Collectives {
         let input = access.with(|engine| unsafe { call.register(engine) })?;
         self.registered.fetch_add(1, Ordering::Relaxed);
         let begun = self.driver.call(access, |driver, requests| {
-            Ok(driver.begin_call(call, division, Some(input.clone()), requests))
-        })?;
+            driver.begin_call(call, division, Some(input.clone()), requests)
+        });
+        let begun = self.concluded(access, begun)?;
         let Some(id) = begun else {
             access.with(|engine| engine.release(&input));
             return Err(RunError::Closed);
@@ -173,7 +175,8 @@ impl Collectives {
     /// [`RunError::Closed`]; those of the fabric, such as the loss of a peer, after which all calls of the group
     /// fail.
     pub fn progress(&self, access: &mut impl EngineAccess) -> Result<(), RunError> {
-        self.driver.drive(access)?.ok_or(RunError::Closed)?;
+        let driven = self.driver.drive(access);
+        self.concluded(access, driven)?.ok_or(RunError::Closed)?;
         // The event of the poison may have gone to another poll.
         access.with(|engine| engine.check())?;
         self.release_finished(access)
@@ -213,7 +216,7 @@ impl Collectives {
             }
             other => other,
         };
-        result?.ok_or(RunError::Closed)?;
+        self.concluded(access, result)?.ok_or(RunError::Closed)?;
         self.release_finished(access)
     }
 
@@ -286,6 +289,24 @@ impl Collectives {
             return Ok(());
         }
         settled
+    }
+
+    /// Result of a step of the driver. A failure for which a peer is at fault poisons the group, and its error is that
+    /// of the poison.
+    fn concluded<T>(
+        &self,
+        access: &mut impl EngineAccess,
+        result: Result<T, RunError>,
+    ) -> Result<T, RunError> {
+        if let Err(error) = &result
+            && let Some(cause) = error.poison()
+        {
+            access.with(|engine| {
+                engine.poison(cause);
+                engine.check()
+            })?;
+        }
+        result
     }
 
     /// Releases the inputs of complete calls.

@@ -40,6 +40,8 @@ pub struct GroupRoutes {
     pub one_host: bool,
     /// Both ends of all routes map each other's memory.
     pub mapped: bool,
+    /// Each rank can read the private memory of all others.
+    pub reads: bool,
 }
 
 /// Limit of channels.

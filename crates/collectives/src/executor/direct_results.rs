@@ -79,7 +79,8 @@ impl Later {
                 self.add_place(piece.source, piece.bytes);
                 self.add_place(piece.target, piece.bytes);
             }
-            Step::Wait { .. } | Step::Drain { .. } => {}
+            // Plans of folds have no results in staging memory.
+            Step::Wait { .. } | Step::Drain { .. } | Step::Fold { .. } => {}
         }
     }
 

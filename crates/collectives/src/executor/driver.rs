@@ -7,6 +7,7 @@ use super::call::{Call, CallId};
 use super::channel::{Advance, Channel, Chunk};
 use super::config::{CollectivesConfig, GroupRoutes};
 use super::planner::{Division, Planner};
+use super::reducer::Reducer;
 use super::short::{MAX_RANKS, ShortCalls};
 use crate::run_error::RunError;
 use crate::tuning::Tuning;
@@ -64,6 +65,9 @@ pub struct Executor {
     finished: Vec<Region>,
     /// Calls by messages, if the routes permit them.
     short: Option<ShortCalls>,
+    reducer: Reducer,
+    /// A step waits for the requests of the last poll to leave.
+    paused: bool,
 }
 
 impl Executor {
@@ -77,7 +81,7 @@ impl Executor {
         config: CollectivesConfig,
         routes: GroupRoutes,
     ) -> Result<Executor, RunError> {
-        let ranks = engine.size();
+        let (rank, ranks) = (engine.rank().0, engine.size());
         config.check(ranks)?;
         let lanes = CollectivesConfig::lanes(ranks, routes.ordered);
         let bytes = u64::from(config.channels) * config.channel_bytes;
@@ -96,17 +100,19 @@ impl Executor {
             let number = u64::from(number);
             let base = number * config.channel_bytes;
             let tag = (u64::from(namespace) << Event::NAMESPACE_SHIFT) + number * u64::from(ranks);
-            channels.push(Channel::new(region.clone(), base, of_channel, tag, ranks));
+            channels.push(Channel::new(region.clone(), base, of_channel, tag, (rank, ranks)));
         }
         numbered.sort_unstable();
         let short = match routes.mapped && ranks <= MAX_RANKS {
             true => Some(ShortCalls::allocate(engine)?),
             false => None,
         };
+        let reader = |peer| engine.memory_reader(Rank(peer)).filter(|_| routes.reads);
+        let readers: Vec<_> = (0..ranks).map(reader).collect();
         Ok(Executor {
             ranks,
             namespace,
-            planner: Planner::new(engine, config, lanes, routes.one_host),
+            planner: Planner::new(engine, config, lanes, routes),
             region,
             channels,
             lanes: numbered,
@@ -117,6 +123,8 @@ impl Executor {
             sequence: 0,
             finished: Vec::new(),
             short,
+            reducer: Reducer::new(readers),
+            paused: false,
         })
     }
 
@@ -275,10 +283,10 @@ impl Executor {
         division: Division,
         input: Option<Region>,
         requests: &mut Requests,
-    ) -> CallId {
+    ) -> Result<CallId, RunError> {
         let id = self.add(call, division, input);
-        self.advance_all(requests);
-        id
+        self.advance_all(requests)?;
+        Ok(id)
     }
 
     /// Adds a call. Its chunks begin with the next poll.
@@ -403,7 +411,7 @@ impl Executor {
     }
 
     /// Advances all channels, the oldest chunk first. Returns true if one is complete.
-    fn advance(&mut self, requests: &mut Requests) -> bool {
+    fn advance(&mut self, requests: &mut Requests) -> Result<bool, RunError> {
         let count = self.channels.len() as u64;
         let mut any = false;
         for i in 0..count {
@@ -411,20 +419,25 @@ impl Executor {
             let Some(number) = self.channels[index].chunk.as_ref().map(|chunk| chunk.call) else {
                 continue;
             };
-            if self.channels[index].advance(requests) == Advance::Done {
-                any = true;
-                self.chunk_done(number);
+            match self.channels[index].advance(&mut self.reducer, requests)? {
+                Advance::Done => {
+                    any = true;
+                    self.chunk_done(number);
+                }
+                Advance::Paused => self.paused = true,
+                Advance::Blocked => {}
             }
         }
-        any
+        Ok(any)
     }
 
     /// Begins and advances chunks until all of them have to wait.
-    fn advance_all(&mut self, requests: &mut Requests) {
+    fn advance_all(&mut self, requests: &mut Requests) -> Result<(), RunError> {
+        self.paused = false;
         loop {
             let began = self.begin();
-            if !self.advance(requests) && !began {
-                return;
+            if !self.advance(requests)? && !began {
+                return Ok(());
             }
         }
     }
@@ -464,7 +477,10 @@ impl weft_fabric::Driver for Executor {
     fn poll(&mut self, _: Time, events: &[Event], requests: &mut Requests) -> Result<(), RunError> {
         events.iter().try_for_each(|event| self.note(event))?;
         self.advance_short();
-        self.advance_all(requests);
-        Ok(())
+        self.advance_all(requests)
+    }
+
+    fn has_more(&self) -> bool {
+        self.paused
     }
 }

@@ -6,10 +6,12 @@
 //!
 //! - `config.rs`, `call.rs`: configuration; arguments of a call
 //! - `layout.rs`, `step.rs`, `plan.rs`: positions of blocks; steps of a rank, and how they are made
+//! - `read_plan.rs`, `reads.rs`: plans that read peers' memory in place; their folds
 //! - `direct_results.rs`: steps that write results to the caller's memory
 //! - `planner.rs`, `selection.rs`: chunks of a call and their plans; choice of an algorithm
 //! - `channel.rs`, `driver.rs`: execution of a chunk; all channels and calls
 //! - `agreement.rs`, `collectives.rs`: agreement of all ranks; connection and calls
+//! - `reducer.rs`: reductions and copies of a rank
 //! - `short.rs`: short calls, by messages in mailboxes
 //! - `timer.rs`: times of calls, for `weft tune`
 
@@ -23,6 +25,9 @@ mod driver;
 mod layout;
 mod plan;
 mod planner;
+mod read_plan;
+mod reads;
+mod reducer;
 mod selection;
 mod short;
 mod step;

@@ -66,15 +66,7 @@ pub(crate) fn plan<S: Schedule>(
         layout: &layout,
         schedule,
         me,
-        plan: Plan {
-            steps: Vec::new(),
-            pieces: Vec::new(),
-            results: Vec::new(),
-            sources: Vec::new(),
-            targets: Vec::new(),
-            staged: Vec::new(),
-            reads_input: false,
-        },
+        plan: Plan::default(),
         sent: HashMap::new(),
         received: HashMap::new(),
         landed: Vec::new(),
@@ -106,11 +98,11 @@ struct Builder<'a, 's, S> {
 
 /// Number of lanes of a pair so far, by the lane of the schedule.
 #[derive(Default)]
-struct PairLanes(HashMap<u32, u16>);
+pub(super) struct PairLanes(HashMap<u32, u16>);
 
 impl PairLanes {
     /// Lane of the fabric for a lane of the schedule.
-    fn lane(&mut self, lane: u32, ordered: bool) -> u16 {
+    pub fn lane(&mut self, lane: u32, ordered: bool) -> u16 {
         let next = self.0.len() as u16;
         if ordered { 0 } else { *self.0.entry(lane).or_insert(next) }
     }

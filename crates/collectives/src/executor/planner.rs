@@ -1,9 +1,10 @@
 //! Planner: division of calls into chunks, and the plans of their shapes.
 
 use super::call::Call;
-use super::config::CollectivesConfig;
+use super::config::{CollectivesConfig, GroupRoutes};
 use super::layout::Layout;
 use super::plan::{self, ChunkShape, PlanRoute};
+use super::read_plan;
 use super::selection::{self, Routes, Selector};
 use super::short;
 use super::step::Plan;
@@ -18,6 +19,8 @@ use weft_fabric::{Engine, Route};
 
 /// Limit of plans that are kept, and of divisions.
 const MAX_PLANS: usize = 4096;
+/// Bytes of a chunk that is read in place, in those of a channel.
+const READ_CHUNK: u64 = 4;
 /// Elements of which the shares of chunks are multiples, where a chunk has as many.
 const CHUNK_ALIGNMENT: u64 = 64;
 
@@ -59,8 +62,7 @@ pub(super) struct Planner {
     rank: Rank,
     ranks: u32,
     lanes: u16,
-    /// All peers are reached over shm.
-    one_host: bool,
+    group: GroupRoutes,
     tuning: Option<Tuning>,
     /// Route to each rank; `None` for this one.
     routes: Vec<Option<PlanRoute>>,
@@ -79,7 +81,12 @@ type ScheduleKey = (Collective, Algorithm, u32, u32);
 
 impl Planner {
     /// Planner of one rank of an engine whose routes are resolved.
-    pub fn new(engine: &Engine, config: CollectivesConfig, lanes: u16, one_host: bool) -> Planner {
+    pub fn new(
+        engine: &Engine,
+        config: CollectivesConfig,
+        lanes: u16,
+        group: GroupRoutes,
+    ) -> Planner {
         let ranks = engine.size();
         let route = |rank| {
             let Route { parts, ordered, .. } = engine.route(weft_fabric::Rank(rank))?;
@@ -90,7 +97,7 @@ impl Planner {
             rank: Rank(engine.rank().0),
             ranks,
             lanes,
-            one_host,
+            group,
             tuning: None,
             routes: (0..ranks).map(route).collect(),
             plans: HashMap::new(),
@@ -157,7 +164,8 @@ impl Planner {
             }
             return self.divide_by(call, algorithm, options, is_scaled);
         }
-        let routes = Routes { one_host: self.one_host, lanes: self.lanes };
+        let GroupRoutes { one_host, reads, .. } = self.group;
+        let routes = Routes { one_host, reads, lanes: self.lanes };
         let selector =
             Selector { routes, ranks: self.ranks, reproducible: self.config.reproducible };
         let shape = (call.collective, call.bytes());
@@ -188,11 +196,20 @@ impl Planner {
         let schedule = build(call.collective, algorithm, self.ranks, &options)
             .map_err(|error| RunError::Invalid { what: "algorithm", detail: error.to_string() })?;
         self.check_lanes((call.collective, algorithm, options.chunks, options.local), &schedule)?;
-        let staged_input = call.bytes() < self.config.in_place_bytes || is_scaled;
+        let reads = algorithm == Algorithm::DirectRead;
+        if reads && !self.group.reads {
+            let (what, wanted) = ("peers whose memory is read in place", u64::from(self.ranks) - 1);
+            return Err(RunError::TooLarge { what, wanted, limit: 0 });
+        }
+        let staged_input = !reads && (call.bytes() < self.config.in_place_bytes || is_scaled);
         let shares = if call.collective.shares() { u64::from(self.ranks) } else { 1 };
         let element_bytes = call.element.bytes() as u64;
         let whole = call.elements / shares;
         let staging = |share: u64| {
+            if reads {
+                let slots = u64::from(self.ranks) * read_plan::SLOT_BYTES;
+                return slots.max(share * shares * element_bytes / READ_CHUNK);
+            }
             Layout::new(&schedule, share * shares, element_bytes, staged_input).staging_bytes()
         };
         let share = chunk_share(whole, self.config.channel_bytes, element_bytes, staging)?;
@@ -239,7 +256,15 @@ impl Planner {
         let shape = ChunkShape { elements, element_bytes, staged_input };
         // A schedule names peers only, which all have routes.
         let route = |rank: u32| self.routes[rank as usize].unwrap_or(PlanRoute::SELF);
-        let plan = Arc::new(plan::plan(schedule, self.rank, shape, route));
+        let plan = match key.algorithm {
+            Algorithm::DirectRead => read_plan::plan(schedule, self.rank, shape, route)
+                .ok_or_else(|| RunError::Invalid {
+                    what: "algorithm",
+                    detail: format!("{}: its schedule cannot be read in place", key.algorithm),
+                })?,
+            _ => plan::plan(schedule, self.rank, shape, route),
+        };
+        let plan = Arc::new(plan);
         if self.plans.len() >= MAX_PLANS {
             self.plans.clear();
         }

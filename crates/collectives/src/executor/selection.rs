@@ -6,11 +6,19 @@ use crate::op::Collective;
 use crate::run_error::RunError;
 use crate::tuning::{Prediction, Tuning};
 use std::fmt::Write as _;
+use std::ops::RangeInclusive;
 
 /// Target of the log records of choices, for `WEFT_LOG=tuner`.
 const LOG: &str = "tuner";
 /// Longest vector, in bytes, that each rank sends whole to all others.
 const ONE_SHOT_BYTES: u64 = 16 << 10;
+/// Shortest vectors, in bytes, that are read in place: between two ranks, and among more.
+const READ_BYTES: u64 = 64 << 10;
+const READ_BYTES_OF_MANY: u64 = 1 << 20;
+/// Lengths of sums that are read in place between two ranks. Beyond the caches, copies by the CPU are faster than by
+/// the kernel.
+const READ_SUMS: RangeInclusive<u64> = (512 << 10)..=(4 << 20);
+const READ_SHARED_SUMS: RangeInclusive<u64> = READ_BYTES..=(1 << 20);
 /// Number of ranks up to which each may write to all others at once over a network.
 const DIRECT_RANKS: u32 = 8;
 
@@ -19,6 +27,8 @@ const DIRECT_RANKS: u32 = 8;
 pub(super) struct Routes {
     /// All ranks are reached over shm.
     pub one_host: bool,
+    /// Each rank can read the memory of all others.
+    pub reads: bool,
     /// Lanes between two ranks; 1 if routes keep the order of arrivals.
     pub lanes: u16,
 }
@@ -50,7 +60,7 @@ impl Selector {
 
     /// Algorithm by fixed rules, without measurements.
     pub fn by_rule(&self, (collective, bytes): Shape) -> (Algorithm, Options) {
-        let Routes { one_host, lanes } = self.routes;
+        let Routes { one_host, lanes, reads } = self.routes;
         let ranks = self.ranks;
         let few = one_host || ranks <= DIRECT_RANKS || self.reproducible && collective.reduces();
         let is_short = bytes * u64::from(ranks) <= ONE_SHOT_BYTES * 2;
@@ -60,6 +70,7 @@ impl Selector {
             Algorithm::Circulant
         };
         let algorithm = match collective {
+            _ if reads && is_read(collective, ranks, bytes) => Algorithm::DirectRead,
             Collective::AllReduce if is_short && few => Algorithm::OneShot,
             // In two shots a sum passes through staging memory, since it is sent on; in one it does not.
             Collective::AllReduce if ranks == 2 && one_host => Algorithm::OneShot,
@@ -122,6 +133,20 @@ impl Selector {
             "{collective} of {bytes} bytes, {} ranks: {algorithm}, by the rules for {routes}, {why}",
             self.ranks
         );
+    }
+}
+
+/// True for vectors that are read in place where routes allow it.
+fn is_read(collective: Collective, ranks: u32, bytes: u64) -> bool {
+    match collective {
+        Collective::AllReduce => ranks == 2 && READ_SUMS.contains(&bytes),
+        Collective::ReduceScatter => ranks == 2 && READ_SHARED_SUMS.contains(&bytes),
+        Collective::Broadcast { .. } => ranks > 1 && bytes >= READ_BYTES,
+        Collective::AllGather | Collective::AllToAll => match ranks {
+            1 => false,
+            2 => bytes >= READ_BYTES,
+            _ => bytes >= READ_BYTES_OF_MANY,
+        },
     }
 }
 

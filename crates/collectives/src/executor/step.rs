@@ -16,10 +16,21 @@ pub(crate) enum Step {
     Combine { target: Place, a: Place, b: Place, bytes: u64 },
     /// `target = source`.
     Copy(Piece),
+    /// `target = term op term ...`, in the order of these terms. Those of peers are read in place.
+    Fold { target: Place, terms: Range<u32>, bytes: u64 },
+}
+
+/// Operand of a fold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Term {
+    /// Rank whose memory it is.
+    pub rank: u32,
+    /// Place in the caller's input or output there.
+    pub place: Place,
 }
 
 /// Steps of one rank on chunks of one size.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub steps: Vec<Step>,
     /// Pieces of the writes.
@@ -34,4 +45,9 @@ pub(crate) struct Plan {
     pub staged: Vec<Piece>,
     /// True if a write reads the caller's input.
     pub reads_input: bool,
+    /// Operands of the folds.
+    pub terms: Vec<Term>,
+    /// Peers read the caller's memory in place, at addresses that the first write to each carries. The chunk is
+    /// complete once they have answered by credits.
+    pub is_read: bool,
 }

@@ -7,8 +7,7 @@ use crate::run_error::RunError;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use weft_fabric::{
-    Cause, CounterId, Driver as _, EngineAccess, Poison, Rank, Region, Requests, SharedDriver,
-    WaitOptions,
+    CounterId, Driver as _, EngineAccess, Rank, Region, Requests, SharedDriver, WaitOptions,
 };
 
 /// Tagged messages between the ranks of a communicator. Any thread may call at any time: no call blocks on
@@ -212,9 +211,8 @@ impl Messages {
             | RunError::MessageTooLong { .. } => return Err(error),
             _ => {}
         }
-        if let Some(rank) = error.offender() {
-            let (kind, detail) = (Cause::Protocol, error.to_string());
-            access.with(|engine| engine.poison(Poison { kind, rank: Some(rank), detail }));
+        if let Some(cause) = error.poison() {
+            access.with(|engine| engine.poison(cause));
         }
         // Waits for a thread that holds the driver, also if it has ended.
         let _ = self.driver.call(access, |driver, _| {

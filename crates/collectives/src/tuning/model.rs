@@ -27,7 +27,7 @@ pub struct LinkConstants {
 
 impl LinkConstants {
     /// Estimated seconds of a call on a vector of `bytes` bytes: that of the schedule on a switch with a link for
-    /// each rank, and a copy of the result.
+    /// each rank, and a copy of the result, or, after reads in place, their answer.
     pub(super) fn seconds(
         &self,
         collective: Collective,
@@ -42,11 +42,17 @@ impl LinkConstants {
             add_bytes_per_s: 1.0 / self.add_byte_s,
         };
         let schedule = build(collective, algorithm, ranks, &options)?;
-        let mut switch = Switch { ranks, bandwidth: 1.0 / self.byte_s };
+        let reads = algorithm == Algorithm::DirectRead;
+        let mut switch = Switch { ranks, bandwidth: 1.0 / self.byte_s, reads };
         let placement: Vec<_> = (0..ranks).map(EndpointId).collect();
         let found =
             estimate(algorithm, &options, &schedule, &mut switch, &placement, bytes, &costs)?;
-        Ok(found.seconds() + self.copy_byte_s * bytes as f64)
+        Ok(found.seconds()
+            + match algorithm {
+                // The answer to the last read is one more step; results are not copied.
+                Algorithm::DirectRead => self.step_s,
+                _ => self.copy_byte_s * bytes as f64,
+            })
     }
 
     /// Names and values, for checks.
@@ -61,10 +67,11 @@ impl LinkConstants {
     }
 }
 
-/// One switch: links from all endpoints, then links to all endpoints.
+/// One switch: links from all endpoints, then links to all endpoints. Reads in place occupy the reader alone.
 struct Switch {
     ranks: u32,
     bandwidth: f64,
+    reads: bool,
 }
 
 impl Paths for Switch {
@@ -93,7 +100,8 @@ impl Paths for Switch {
     ) -> Result<(), Error> {
         links.clear();
         if from != to {
-            links.extend([LinkId(from.0), LinkId(self.ranks + to.0)]);
+            links.extend((!self.reads).then_some(LinkId(from.0)));
+            links.push(LinkId(self.ranks + to.0));
         }
         Ok(())
     }

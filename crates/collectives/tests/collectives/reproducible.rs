@@ -110,7 +110,7 @@ fn other_algorithms_give_other_bits_and_are_rejected_for_reproducible_sums() {
                 assert_ne!(found.unwrap(), expected);
                 return;
             }
-            let text = "algorithm: ring: expected one that adds in rank order (one-shot, two-shot)";
+            let text = "algorithm: ring: expected one that adds in rank order (one-shot, two-shot, direct-read)";
             assert_eq!(found.unwrap_err().to_string(), text);
             let found = reduced(member, Collective::AllReduce, None, &input, ranks);
             assert_eq!(found.unwrap(), expected);
@@ -157,6 +157,9 @@ fn reproducible_sums_of_16_bit_floats_are_rounded_alike_by_all_algorithms() {
         let (mut one, mut two) = (vec![0u16; length], vec![0u16; length]);
         reduce(Collective::AllReduce, Some(Algorithm::OneShot), &mut one);
         reduce(Collective::AllReduce, Some(Algorithm::TwoShot), &mut two);
+        assert!(one == two);
+        two.fill(0);
+        reduce(Collective::AllReduce, Some(Algorithm::DirectRead), &mut two);
         assert!(one == two);
         let mut own = vec![0u16; length / ranks];
         reduce(Collective::ReduceScatter, Some(Algorithm::Direct), &mut own);

@@ -32,13 +32,15 @@ pub struct Scenario {
     fault: InjectedFault,
     parts: PartRule,
     laziness: f64,
+    /// Peers' memory may be read in place.
+    reads: bool,
 }
 
 fn pick<T: Copy>(random: &mut SplitMix64, list: &[T]) -> T {
     list[random.below(list.len() as u64) as usize]
 }
 
-fn planned(ranks: u32, random: &mut SplitMix64) -> Planned {
+fn planned(ranks: u32, reads: bool, random: &mut SplitMix64) -> Planned {
     let root = weft_collectives::Rank(random.below(ranks.into()) as u32);
     let collective = pick(
         random,
@@ -55,7 +57,11 @@ fn planned(ranks: u32, random: &mut SplitMix64) -> Planned {
         chunks: 1 + random.below(4) as u32,
         local: if ranks.is_multiple_of(2) { pick(random, &[1, 2]) } else { 1 },
     };
-    let algorithm = pick(random, Algorithm::of(collective));
+    let possible: Vec<Algorithm> = Algorithm::of(collective).to_vec();
+    let is_possible = |algorithm: &Algorithm| reads || *algorithm != Algorithm::DirectRead;
+    let possible: Vec<Algorithm> = possible.into_iter().filter(is_possible).collect();
+    let read = reads && random.chance(0.5);
+    let algorithm = if read { Algorithm::DirectRead } else { pick(random, &possible) };
     let algorithm = random.chance(0.8).then_some((algorithm, options));
     let most = pick(random, &[0, 1, 3, 40, 300, 2000]);
     let share = random.below(most + 1) as usize;
@@ -102,7 +108,9 @@ impl Scenario {
         let mut random = SplitMix64::new(seed);
         let ranks = 1 + random.below(if cfg!(miri) { 2 } else { 7 }) as u32;
         let calls = 1 + random.below(if cfg!(miri) { 2 } else { 8 });
-        let calls = (0..calls).map(|_| planned(ranks, &mut random)).collect();
+        // miri does not support reads of another process's memory.
+        let reads = !cfg!(miri) && random.chance(0.7);
+        let calls = (0..calls).map(|_| planned(ranks, reads, &mut random)).collect();
         let config = CollectivesConfig {
             channels: 1 + random.below(3) as u32,
             channel_bytes: 1024 * (1 + random.below(8)),
@@ -129,7 +137,7 @@ impl Scenario {
             }
         };
         let laziness = pick(&mut random, &[0.0, 0.2, 0.6]);
-        Scenario { seed, ranks, config, calls, faults, fault, parts, laziness }
+        Scenario { seed, ranks, config, calls, faults, fault, parts, laziness, reads }
     }
 
     /// The same seed, in which every rank completes all calls.
@@ -170,7 +178,7 @@ impl Program {
         events: &[Event],
         requests: &mut Requests,
     ) -> Result<bool, Failure> {
-        self.executor.poll(now, events, requests)?;
+        self.poll(world, now, events, requests)?;
         if now < self.asleep_until {
             return Ok(false);
         }
@@ -186,7 +194,7 @@ impl Program {
                 && self.live.len() < most
             {
                 self.start(planned, engine)?;
-                self.executor.poll(now, &[], requests)?;
+                self.poll(world, now, &[], requests)?;
                 progress = true;
             }
             if !self.check(scenario)? && !progress {
@@ -201,6 +209,21 @@ impl Program {
             return Err(Failure::Result("calls that are complete were kept".to_owned()));
         }
         Ok(is_done)
+    }
+
+    /// Polls the executor, and again soon if it has more.
+    fn poll(
+        &mut self,
+        world: &World,
+        now: Time,
+        events: &[Event],
+        requests: &mut Requests,
+    ) -> Result<(), Failure> {
+        self.executor.poll(now, events, requests)?;
+        if self.executor.has_more() {
+            world.wake_at(now.after(Duration::from_nanos(1)));
+        }
+        Ok(())
     }
 
     fn start(&mut self, planned: &Planned, engine: &mut Engine) -> Result<(), Failure> {
@@ -276,9 +299,14 @@ impl Program {
                 self.rank
             )));
         }
+        let mut memory = memory;
         if !planned.in_place && memory.input != planned.inputs[self.rank] {
             return Err(Failure::Result(format!("call {} changed its input", memory.number)));
         }
+        // No peer may read the memory of a complete call.
+        memory.input.fill(FILLER);
+        memory.output.fill(FILLER);
+        std::hint::black_box(&mut memory);
         Ok(true)
     }
 }
@@ -311,7 +339,7 @@ fn connect(cluster: &mut Cluster, scenario: &Scenario) -> Result<Vec<Program>, R
             executor: Executor::allocate(
                 cluster.engine(rank),
                 scenario.config,
-                GroupRoutes::default(),
+                GroupRoutes { reads: scenario.reads, ..GroupRoutes::default() },
             )?,
             random: SplitMix64::new(scenario.seed.wrapping_mul(31) ^ u64::from(rank.0)),
             started: 0,

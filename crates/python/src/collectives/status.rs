@@ -50,6 +50,7 @@ impl From<RunError> for Failure {
             RunError::Fabric(
                 FabricError::Poisoned(_) | FabricError::Control(ControlError::Poisoned(_)),
             )
+            | RunError::PeerMemory { .. }
             | RunError::Violation { .. } => Status::Lost,
             RunError::Fabric(_) => Status::Failed,
             _ => Status::Invalid,
