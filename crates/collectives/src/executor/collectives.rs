@@ -9,7 +9,8 @@ use crate::algorithm::{Algorithm, Options};
 use crate::run_error::RunError;
 use crate::tuning::TuningSource;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 use weft_fabric::{
     Communicator, CounterId, Driver as _, EngineAccess, MailboxWaits, Rank, Region, Requests,
     SharedDriver, Time, WaitOptions, clock,
@@ -17,6 +18,10 @@ use weft_fabric::{
 
 /// Number of looks for messages between two reads of the clock: some microseconds.
 const SPIN_CHECKS: u32 = 64;
+/// Bytes of a vector from which a wait spins longer, a nanosecond for each byte up to a limit: a peer copies for longer
+/// than the usual spin deadline, and a wake-up costs as much as a copy of hundreds of KiB.
+const SPIN_BYTES: u64 = 64 << 10;
+const MAX_SPIN: Duration = Duration::from_millis(2);
 
 /// Collectives of a communicator. Every rank starts the same calls in the same order.
 ///
@@ -31,6 +36,8 @@ pub struct Collectives {
     shares_cores: bool,
     /// Inputs that are registered.
     registered: AtomicUsize,
+    /// Bytes of the call started last.
+    last_bytes: AtomicU64,
 }
 
 impl Collectives {
@@ -81,6 +88,7 @@ impl Collectives {
             waits,
             shares_cores,
             registered: AtomicUsize::new(0),
+            last_bytes: AtomicU64::new(0),
         })
     }
 
@@ -111,6 +119,7 @@ impl Collectives {
             driver.begin_call(call, division, None, requests).map(Ok)
         });
         let begun = self.concluded(access, begun)?.ok_or(RunError::Closed)?;
+        self.last_bytes.store(call.bytes(), Ordering::Relaxed);
         match begun {
             Ok(id) => Ok(id),
             Err(division) => self.start_in_place(access, call, division),
@@ -201,10 +210,19 @@ impl Collectives {
                 ShortState::Alone | ShortState::Mixed => announced = Some(waits.announce()),
             }
         }
+        let spin = match self.last_bytes.load(Ordering::Relaxed) {
+            // On shared cores a longer spin delays the peers that copy.
+            bytes if bytes >= SPIN_BYTES && !options.spin.is_zero() && !self.shares_cores => {
+                options.spin.max(Duration::from_nanos(bytes).min(MAX_SPIN))
+            }
+            _ => options.spin,
+        };
+        let mut options =
+            WaitOptions { deadline: options.deadline, spin, interrupted: options.interrupted };
         let result = self.driver.wait(
             access,
             "a collective",
-            options,
+            &mut options,
             |driver| driver.is_done(id).then_some(()),
             |driver| driver.missing(id),
         );
