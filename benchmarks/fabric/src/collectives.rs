@@ -42,6 +42,9 @@ pub struct Options {
     /// Bytes of a vector from which writes read it in place
     #[arg(long, default_value_t = CollectivesConfig::default().in_place_bytes)]
     in_place_bytes: u64,
+    /// Threads that reduce a long vector; ranks are not pinned if there are several
+    #[arg(long, default_value_t = CollectivesConfig::default().reduction_threads)]
+    reduction_threads: u32,
     /// Spin deadline of waits in microseconds
     #[arg(long, default_value_t = 50)]
     spin_us: u64,
@@ -112,13 +115,16 @@ struct Member {
 fn rank(options: &Options) -> Outcome<Vec<Sample>> {
     let spin = Duration::from_micros(options.spin_us);
     let communicator = join(options.path, Some(spin))?;
-    pin(communicator.rank());
+    if options.reduction_threads == 1 {
+        pin(communicator.rank());
+    }
     let deadline = clock::now().after(PATIENCE);
-    let &Options { channels, channel_bytes, in_place_bytes, .. } = options;
+    let &Options { channels, channel_bytes, in_place_bytes, reduction_threads, .. } = options;
     let config = CollectivesConfig {
         channels,
         channel_bytes,
         in_place_bytes,
+        reduction_threads,
         ..CollectivesConfig::default()
     };
     let collectives = Collectives::connect(&communicator, config, deadline)?;

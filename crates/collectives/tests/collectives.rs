@@ -8,6 +8,8 @@ mod ends;
 mod ranks;
 #[path = "collectives/reads.rs"]
 mod reads;
+#[path = "collectives/reduction_threads.rs"]
+mod reduction_threads;
 #[path = "collectives/reproducible.rs"]
 mod reproducible;
 #[path = "collectives/results.rs"]

@@ -3,7 +3,7 @@
 use crate::op::MAX_RANKS;
 use crate::run_error::RunError;
 
-/// Configuration of [`Collectives`](super::Collectives), equal on all ranks.
+/// Configuration of [`Collectives`](super::Collectives), equal on all ranks but for the threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectivesConfig {
     /// Chunks under way at a time, each on a channel of its own.
@@ -17,16 +17,21 @@ pub struct CollectivesConfig {
     /// channels. Reductions then run by `one-shot`, `two-shot` and `direct` alone; a call that names another
     /// algorithm is rejected.
     pub reproducible: bool,
+    /// Threads that reduce a long vector, with the one that makes progress; may differ between ranks. 0: as many as
+    /// there are cores for each rank of this host, at most 8. The others start at the first long reduction and end with
+    /// the collectives. Results have the same bits for any number.
+    pub reduction_threads: u32,
 }
 
 impl Default for CollectivesConfig {
-    /// 4 channels of 1 MiB; inputs are read in place from 128 KiB on; any order of sums.
+    /// 4 channels of 1 MiB; inputs are read in place from 128 KiB on; any order of sums; one thread.
     fn default() -> CollectivesConfig {
         CollectivesConfig {
             channels: 4,
             channel_bytes: 1 << 20,
             in_place_bytes: 128 << 10,
             reproducible: false,
+            reduction_threads: 1,
         }
     }
 }
@@ -46,6 +51,9 @@ pub struct GroupRoutes {
 
 /// Limit of channels.
 const MAX_CHANNELS: u32 = 256;
+/// Limit of threads, and of those that are chosen by the number of cores.
+const MAX_THREADS: u32 = 64;
+const MAX_CHOSEN_THREADS: usize = 8;
 /// Shortest staging memory of a channel, in bytes.
 const MIN_CHANNEL_BYTES: u64 = 1024;
 /// Lanes between two ranks on routes that do not keep order: a ring needs twice as many as ranks, a pipelined
@@ -64,6 +72,7 @@ impl CollectivesConfig {
         };
         limit("ranks", ranks.into(), MAX_RANKS.into())?;
         limit("channels", self.channels.into(), MAX_CHANNELS.into())?;
+        limit("reduction threads", self.reduction_threads.into(), MAX_THREADS.into())?;
         limit("bytes of a channel", self.channel_bytes, 1 << 40)?;
         if self.channels == 0 {
             let detail = "0: expected at least 1".to_owned();
@@ -77,6 +86,15 @@ impl CollectivesConfig {
         Ok(())
     }
 
+    /// Threads of a rank on a host with this many ranks.
+    pub(super) fn threads(&self, ranks_of_host: usize) -> u32 {
+        if self.reduction_threads > 0 {
+            return self.reduction_threads;
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        (cores / ranks_of_host.max(1)).clamp(1, MAX_CHOSEN_THREADS) as u32
+    }
+
     /// Lanes between two ranks on each channel: one if all routes keep order.
     pub(super) fn lanes(ranks: u32, ordered: bool) -> u16 {
         if ordered {
@@ -84,5 +102,23 @@ impl CollectivesConfig {
         }
         let most = (ENDS / ranks.max(1)).clamp(MIN_LANES, MAX_LANES);
         (2 * ranks).max(PIPELINE_LANES).min(most) as u16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_those_requested_or_the_cores_of_each_rank() {
+        let of = |reduction_threads| CollectivesConfig { reduction_threads, ..Default::default() };
+        assert_eq!(CollectivesConfig::default().threads(1), 1);
+        assert_eq!(of(3).threads(100), 3);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        assert_eq!(of(0).threads(1), cores.min(8) as u32);
+        assert_eq!(of(0).threads(cores), 1);
+        assert_eq!(of(0).threads(100 * cores), 1);
+        assert!(of(64).check(2).is_ok());
+        assert!(matches!(of(65).check(2), Err(RunError::TooLarge { limit: 64, .. })));
     }
 }

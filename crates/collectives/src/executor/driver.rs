@@ -15,7 +15,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use weft_fabric::{
-    CounterId, Engine, Event, Grant, MailboxWaits, MissingPeer, Rank, Region, Requests, Time,
+    CounterId, Engine, Event, Grant, MailboxWaits, MemoryReader, MissingPeer, Rank, Region,
+    Requests, Time,
 };
 
 struct CallState {
@@ -66,6 +67,8 @@ pub struct Executor {
     /// Calls by messages, if the routes permit them.
     short: Option<ShortCalls>,
     reducer: Reducer,
+    /// Readers of peers' memory, by rank.
+    readers: Vec<Option<Arc<dyn MemoryReader>>>,
     /// A step waits for the requests of the last poll to leave.
     paused: bool,
 }
@@ -123,7 +126,8 @@ impl Executor {
             sequence: 0,
             finished: Vec::new(),
             short,
-            reducer: Reducer::new(readers),
+            reducer: Reducer::new(&readers, 1),
+            readers,
             paused: false,
         })
     }
@@ -220,6 +224,12 @@ impl Executor {
     /// Selects algorithms by these measurements, equal on all ranks, from now on.
     pub fn set_tuning(&mut self, tuning: Option<Tuning>) {
         self.planner.set_tuning(tuning);
+    }
+
+    /// Reduces long vectors by this many threads with the calling one, from now on. By default one: polls then use
+    /// the calling thread alone.
+    pub fn set_reduction_threads(&mut self, threads: u32) {
+        self.reducer = Reducer::new(&self.readers, threads as usize);
     }
 
     /// Announcements of waits for short calls.

@@ -11,7 +11,7 @@
 //! - `planner.rs`, `selection.rs`: chunks of a call and their plans; choice of an algorithm
 //! - `channel.rs`, `driver.rs`: execution of a chunk; all channels and calls
 //! - `agreement.rs`, `collectives.rs`: agreement of all ranks; connection and calls
-//! - `reducer.rs`: reductions and copies of a rank
+//! - `reducer.rs`, `team.rs`: reductions and copies of a rank; threads that share the long ones
 //! - `short.rs`: short calls, by messages in mailboxes
 //! - `timer.rs`: times of calls, for `weft tune`
 
@@ -31,6 +31,7 @@ mod reducer;
 mod selection;
 mod short;
 mod step;
+mod team;
 mod timer;
 
 pub use call::{Call, CallId, Scale};

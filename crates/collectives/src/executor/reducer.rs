@@ -1,39 +1,69 @@
-//! Reducer: reductions and copies of a rank.
+//! Reducer: reductions and copies of a rank, the long ones by several threads.
+//!
+//! A vector is divided by elements, so its bits are the same for any number of threads.
 
 use super::reads::{Arithmetic, Folder, Operand};
+use super::team::Team;
 use crate::reduction::{self, Element, Reduction};
 use crate::run_error::RunError;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use weft_fabric::MemoryReader;
+
+/// Bytes of a result that one thread computes at a time; a multiple of all elements.
+const PART_BYTES: usize = if cfg!(miri) { 1 << 10 } else { 64 << 10 };
+/// Bytes of a result from which several threads compute it: of shorter ones a wake-up costs as much as it saves.
+const THREADED_BYTES: usize = 8 * PART_BYTES;
 
 /// Memory-bound work of a rank.
 pub(super) struct Reducer {
-    folder: Folder,
+    /// One for each member of the team.
+    folders: Vec<Mutex<Folder>>,
+    operands: Vec<Operand>,
+    team: Team,
+}
+
+/// Address that threads share.
+#[derive(Clone, Copy)]
+struct Shared<T>(T);
+
+// SAFETY: the pointers are those of one call, whose caller vouches for them in all threads; parts are disjoint.
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T: Copy> Shared<T> {
+    fn get(&self) -> T {
+        self.0
+    }
 }
 
 impl Reducer {
-    /// Reducer with readers of all peers, by rank.
-    pub fn new(readers: Vec<Option<Arc<dyn MemoryReader>>>) -> Reducer {
-        Reducer { folder: Folder::new(readers) }
+    /// Reducer with readers of all peers, by rank, and this many threads with the calling one.
+    pub fn new(readers: &[Option<Arc<dyn MemoryReader>>], threads: usize) -> Reducer {
+        let team = Team::new(threads);
+        let folder = |_| Mutex::new(Folder::new(readers.to_vec()));
+        let folders = (0..team.members()).map(folder).collect();
+        Reducer { folders, operands: Vec::new(), team }
     }
 
     /// Operands of the next fold or read, to be filled in.
     pub fn operands(&mut self) -> &mut Vec<Operand> {
-        self.folder.operands()
+        self.operands.clear();
+        &mut self.operands
     }
 
     /// Folds the operands into `target`.
     ///
     /// # Safety
-    /// As for [`Folder::fold`].
+    /// As for [`Folder::fold`]; the caller's memory may be accessed by any thread.
     pub unsafe fn fold(
         &mut self,
         how: Arithmetic,
         target: *mut u8,
         bytes: usize,
     ) -> Result<(), RunError> {
-        // SAFETY: the caller's.
-        unsafe { self.folder.fold(how, target, bytes) }
+        // SAFETY: the caller's, for each part.
+        self.fold_parts(target, bytes, |folder, target, bytes| unsafe {
+            folder.fold(how, target, bytes)
+        })
     }
 
     /// Reads the operand, or copies it, to `target`.
@@ -41,14 +71,36 @@ impl Reducer {
     /// # Safety
     /// As for [`Reducer::fold`], with one operand.
     pub unsafe fn read(&mut self, target: *mut u8, bytes: usize) -> Result<(), RunError> {
-        // SAFETY: the caller's.
-        unsafe { self.folder.copy(target, bytes) }
+        // SAFETY: the caller's, for each part.
+        self.fold_parts(target, bytes, |folder, target, bytes| unsafe {
+            folder.copy(target, bytes)
+        })
+    }
+
+    fn fold_parts(
+        &mut self,
+        target: *mut u8,
+        bytes: usize,
+        fold: impl Fn(&mut Folder, *mut u8, usize) -> Result<(), RunError> + Sync,
+    ) -> Result<(), RunError> {
+        let Reducer { folders, operands, team } = self;
+        let (target, operands) = (Shared(target), Shared(operands.as_slice()));
+        let failed = Mutex::new(None);
+        parts(team, bytes, |member, start, bytes| {
+            let mut folder = folders[member].lock().unwrap_or_else(PoisonError::into_inner);
+            let here = operands.get().iter().map(|operand| operand.after(start));
+            folder.operands().extend(here);
+            if let Err(error) = fold(&mut folder, target.get().wrapping_add(start), bytes) {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
     /// Writes `a op b` to `target`.
     ///
     /// # Safety
-    /// As for [`reduction::combine`], with `bytes` of whole elements.
+    /// As for [`reduction::combine`], with `bytes` of whole elements, and as for [`Reducer::fold`].
     pub unsafe fn combine(
         &mut self,
         (reduction, element): (Reduction, Element),
@@ -56,21 +108,115 @@ impl Reducer {
         [a, b]: [*const u8; 2],
         bytes: usize,
     ) {
-        // SAFETY: the caller's.
-        unsafe { reduction::combine(reduction, element, target, a, b, bytes / element.bytes()) };
+        let all = Shared((target, a, b));
+        parts(&mut self.team, bytes, |_, start, bytes| {
+            let (target, a, b) = all.get();
+            let count = bytes / element.bytes();
+            let (target, a, b) =
+                (target.wrapping_add(start), a.wrapping_add(start), b.wrapping_add(start));
+            // SAFETY: the caller's, for this part.
+            unsafe { reduction::combine(reduction, element, target, a, b, count) };
+        });
     }
 
-    /// Calls `map(target, source, bytes)`.
+    /// Calls `map(target, source, bytes)` for parts of whole elements.
     ///
     /// # Safety
-    /// `map` accesses this memory alone.
+    /// `map` accesses its own part alone, and as for [`Reducer::fold`].
     pub unsafe fn map(
         &mut self,
         target: *mut u8,
         source: *const u8,
         bytes: usize,
-        map: impl Fn(*mut u8, *const u8, usize),
+        map: impl Fn(*mut u8, *const u8, usize) + Sync,
     ) {
-        map(target, source, bytes);
+        let both = Shared((target, source));
+        parts(&mut self.team, bytes, |_, start, bytes| {
+            let (target, source) = both.get();
+            map(target.wrapping_add(start), source.wrapping_add(start), bytes);
+        });
+    }
+}
+
+/// Calls `work(member, start, bytes)` for each part of `bytes` bytes, by several threads if that pays.
+fn parts(team: &mut Team, bytes: usize, work: impl Fn(usize, usize, usize) + Sync) {
+    if bytes < THREADED_BYTES || team.members() == 1 {
+        return work(0, 0, bytes);
+    }
+    team.run(bytes.div_ceil(PART_BYTES), &|member, part| {
+        let start = part * PART_BYTES;
+        work(member, start, PART_BYTES.min(bytes - start));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_fabric::random::SplitMix64;
+
+    const SHAPES: usize = if cfg!(miri) { 2 } else { 40 };
+
+    fn bytes(random: &mut SplitMix64, length: usize) -> Vec<u8> {
+        (0..length).map(|_| random.bits() as u8).collect()
+    }
+
+    /// Results of a fold, a sum of two, a quotient and a read by this many threads.
+    fn results(
+        threads: usize,
+        how: Arithmetic,
+        sources: &[Vec<u8>],
+    ) -> Result<[Vec<u8>; 4], RunError> {
+        let mut reducer = Reducer::new(&[], threads);
+        let length = sources[0].len();
+        let mut made: [Vec<u8>; 4] = std::array::from_fn(|_| vec![0; length]);
+        let [fold, sum, quotient, read] = made.each_mut().map(Vec::as_mut_ptr);
+        let (a, b) = (sources[0].as_ptr(), sources[1].as_ptr());
+        let Arithmetic { reduction, element, .. } = how;
+        reducer.operands().extend(sources.iter().map(|one| Operand::Local(one.as_ptr())));
+        // SAFETY: all vectors have `length` bytes, and are accessed by these calls alone.
+        unsafe {
+            reducer.fold(how, fold, length)?;
+            reducer.combine((reduction, element), sum, [a, b], length);
+            reducer.map(quotient, a, length, |target, source, bytes| {
+                reduction::divide(element, target, source, bytes / element.bytes(), 3);
+            });
+            reducer.operands().push(Operand::Local(b));
+            reducer.read(read, length)?;
+        }
+        Ok(made)
+    }
+
+    #[test]
+    fn any_number_of_threads_computes_the_same_bits() {
+        let mut random = SplitMix64::new(7);
+        for _ in 0..SHAPES {
+            let mut below = |limit: usize| random.bits() as usize % limit;
+            let element = Element::ALL[below(Element::ALL.len())];
+            let supported = Reduction::ALL.into_iter().filter(|one| one.supports(element));
+            let supported: Vec<_> = supported.collect();
+            let reduction = supported[below(supported.len())];
+            let factor = (reduction == Reduction::Sum && below(2) == 0).then_some(0.75);
+            let divisor = (reduction == Reduction::Sum && below(2) == 0).then_some(3);
+            let length = below(2 * THREADED_BYTES) / element.bytes() * element.bytes();
+            let (operands, threads) = (2 + below(4), 2 + below(3));
+            let sources: Vec<_> = (0..operands).map(|_| bytes(&mut random, length)).collect();
+            let how = Arithmetic { reduction, element, factor, divisor };
+            let [one, several] =
+                [1, threads].map(|threads| results(threads, how, &sources).unwrap());
+            assert!(one == several, "{how:?}, {length} bytes, {threads} threads");
+            assert!(one[3] == sources[1]);
+        }
+    }
+
+    #[test]
+    fn an_operand_that_cannot_be_read_is_an_error_of_any_number_of_threads() {
+        for threads in [1, 2] {
+            let mut reducer = Reducer::new(&[None, None], threads);
+            let mut target = vec![0u8; 2 * THREADED_BYTES];
+            reducer.operands().push(Operand::Remote { rank: 1, address: 64 });
+            // SAFETY: the target has as many bytes.
+            let read = unsafe { reducer.read(target.as_mut_ptr(), target.len()) };
+            assert!(matches!(read, Err(RunError::Closed)));
+        }
     }
 }

@@ -57,6 +57,7 @@ fn configurations() -> impl Iterator<Item = CollectivesConfig> {
             channel_bytes,
             in_place_bytes,
             reproducible: true,
+            reduction_threads: 1,
         })
     })
 }

@@ -12,6 +12,7 @@ const SMALL: CollectivesConfig = CollectivesConfig {
     channel_bytes: 8192,
     in_place_bytes: 4096,
     reproducible: false,
+    reduction_threads: 1,
 };
 
 fn expected(collective: Collective, share: usize, seed: u64, ranks: usize, me: usize) -> Vec<i64> {

@@ -116,6 +116,7 @@ impl Scenario {
             channel_bytes: 1024 * (1 + random.below(8)),
             in_place_bytes: pick(&mut random, &[0, 1000, 1 << 20]),
             reproducible: false,
+            reduction_threads: 1,
         };
         let mut faults = if random.chance(0.1) { Faults::default() } else { Faults::rough() };
         let mut ends: Vec<Rank> = (0..ranks).map(Rank).collect();
