@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 COLLECTIVES: Final = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all")
 #: Seconds after which a call counts as failed.
 TIMEOUT: Final = 60.0
+#: Shortest batch, and its fewest calls: a rank that begins late finds the data of its first call
+#: there, so that few calls would seem faster than they are.
+LEAST_SECONDS: Final = 0.0015
+LEAST_CALLS: Final = 2
 #: Most calls of a batch, and most batches.
 MOST_CALLS: Final = 2000
 MOST_BATCHES: Final = 50
@@ -30,6 +34,16 @@ PRUNED_FROM: Final = 1 << 20
 SLOW: Final = 2.0
 #: Shares of the measuring time: one, from 1 MiB more.
 LONG: Final = ((16 << 20, 8.0), (1 << 20, 3.0), (0, 1.0))
+
+#: Algorithms within this multiple of the fastest are timed again, later, since a disturbance may
+#: have decided; number of times.
+CLOSE: Final = 1.5
+MEASURED_AGAIN: Final = 3
+#: Regret from which a judged case is timed again, and most times.
+DOUBTFUL: Final = 1.05
+JUDGED_AGAIN: Final = 6
+#: Shares of the whole time: all sizes; close ones again; all judged; doubtful ones again.
+PHASES: Final = (0.25, 0.4, 0.15, 0.2)
 
 #: Algorithm, and its number of chunks.
 Choice = tuple[str, int]
@@ -49,17 +63,20 @@ def work(directory: Path, task: dict[str, Any]) -> None:
 
 
 class Measurement:
-    """Two passes over all collectives, sizes and algorithms."""
+    """Two passes over all collectives, sizes and algorithms, each followed by one over close ones.
+
+    Passes lie apart in time, so that a disturbance of some seconds does not last over both.
+    """
 
     def __init__(
         self, communicator: weft.Communicator, task: dict[str, Any], progress: Progress
     ) -> None:
         self.communicator, self.task, self.progress = communicator, task, progress
-        self.end = time.monotonic() + task["seconds"]
-        sizes = [size for name in COLLECTIVES for size in self.sizes(name)]
-        #: Weights of the slots to come, of both passes.
-        self.weights_left = 2 * sum(map(weight, sizes))
-        progress.total = 2 * len(sizes)
+        self.end = time.monotonic()
+        self.every = [size for name in COLLECTIVES for size in self.sizes(name)]
+        #: Weights of the slots to come in this phase.
+        self.weights_left = 0.0
+        progress.total = 2 * len(self.every)
 
     def run(self) -> dict[str, Any]:
         """The file's entry, and the times that judge its selection."""
@@ -67,10 +84,19 @@ class Measurement:
         rates = _native.CollectiveTimer.memory_rates()
         copy_s, add_s = (max(column) for column in zip(*self.gather(rates), strict=True))
         timer = self.timer(None)
+        self.phase(PHASES[0], self.every)
         first = {
             name: self.sweep(timer, name, _native.CollectiveTimer.candidates(name))
             for name in COLLECTIVES
         }
+        for _ in range(MEASURED_AGAIN):
+            undecided = [
+                (name, slot, chosen)
+                for name in COLLECTIVES
+                for slot in first[name]
+                if len(chosen := close(slot[1])) > 1
+            ]
+            self.again(timer, undecided, PHASES[1] / MEASURED_AGAIN)
         timer.close(TIMEOUT)
         routes = {route for route in self.communicator.routes() if route is not None}
         entry = {
@@ -83,17 +109,61 @@ class Measurement:
             "times": [curve for name in COLLECTIVES for curve in curves(name, first[name])],
         }
         timer = self.timer(("measurements of this run", text_of([entry]), entry["machine"]))
-        judged = []
-        for name in COLLECTIVES:
-            alive = [set(times) for _, times in first[name]]
-            for size, times in self.sweep(timer, name, list(first[name][0][1]), alive):
-                selected = list(timer.selected(name, size))
-                listed = [[*choice, seconds] for choice, seconds in times.items()]
-                judged.append(
-                    {"collective": name, "bytes": size, "selected": selected, "times": listed}
-                )
+        self.phase(PHASES[2], self.every)
+        second = {
+            name: self.sweep(
+                timer, name, list(first[name][0][1]), [set(times) for _, times in first[name]]
+            )
+            for name in COLLECTIVES
+        }
+        selected = {
+            (name, size): timer.selected(name, size)
+            for name in COLLECTIVES
+            for size, _ in second[name]
+        }
+        for _ in range(JUDGED_AGAIN):
+            doubtful = [
+                (name, slot, [*close(slot[1]), own])
+                for name in COLLECTIVES
+                for slot in second[name]
+                if slot[1][own := selected[name, slot[0]]] > DOUBTFUL * min(slot[1].values())
+            ]
+            self.again(timer, doubtful, PHASES[3] / JUDGED_AGAIN)
         timer.close(TIMEOUT)
+        judged = [
+            {
+                "collective": name,
+                "bytes": size,
+                "selected": list(selected[name, size]),
+                "times": [[*choice, seconds] for choice, seconds in times.items()],
+            }
+            for name in COLLECTIVES
+            for size, times in second[name]
+        ]
         return {"entry": entry, "judged": judged}
+
+    def phase(self, share: float, sizes: list[int]) -> None:
+        """Begin a phase over these sizes, for this share of the whole time."""
+        self.end = time.monotonic() + share * self.task["seconds"]
+        self.weights_left = sum(map(weight, sizes))
+
+    def again(
+        self,
+        timer: _native.CollectiveTimer,
+        slots: list[tuple[str, Slot, list[Choice]]],
+        share: float,
+    ) -> None:
+        """Time some algorithms of some slots again, short vectors first; the shorter times count.
+
+        Ends when its time is over, by the clock of rank 0.
+        """
+        self.phase(share, [size for _, (size, _), _ in slots])
+        for collective, (size, times), choices in sorted(slots, key=lambda one: one[1][0]):
+            if self.gather(time.monotonic() >= self.end)[0]:
+                break
+            chosen = list(dict.fromkeys(choices))
+            for choice, seconds in self.slot(timer, collective, chosen, size)[1].items():
+                times[choice] = min(times[choice], seconds)
 
     def sizes(self, collective: str) -> list[int]:
         """Sizes to measure: at least an element for each rank, if ranks have shares."""
@@ -135,7 +205,8 @@ class Measurement:
             try:
                 # The first call makes the plan.
                 timer.time(collective, *choice, size, 1, TIMEOUT)
-                actual, probes[choice] = timer.time(collective, *choice, size, 2, TIMEOUT)
+                calls = 2 if size >= PRUNED_FROM else 16
+                actual, probes[choice] = timer.time(collective, *choice, size, calls, TIMEOUT)
             except weft.errors.SizeError:
                 # More lanes or staging memory than there are, on all ranks alike.
                 continue
@@ -145,11 +216,14 @@ class Measurement:
         known = self.gather([allowed, *probes.values()])
         allowed, slowest = known[0][0], [max(column) for column in zip(*known, strict=True)][1:]
         batches = min(MOST_BATCHES, max(self.task["batches"], int(allowed / BATCH_SECONDS)))
-        counts = [min(MOST_CALLS, max(1, int(allowed / batches / each))) for each in slowest]
+        counts = [
+            min(MOST_CALLS, max(LEAST_CALLS, int(max(allowed / batches, LEAST_SECONDS) / each)))
+            for each in slowest
+        ]
         # Batches of all algorithms in turn: a disturbance meets all of them.
         times = [
             [
-                timer.time(collective, *choice, size, count, TIMEOUT)[1]
+                self.batch(timer, collective, choice, size, count)
                 for choice, count in zip(probes, counts, strict=True)
             ]
             for _ in range(batches)
@@ -161,11 +235,28 @@ class Measurement:
         ]
         return actual, dict(zip(probes, best, strict=True))
 
+    def batch(
+        self,
+        timer: _native.CollectiveTimer,
+        collective: str,
+        choice: Choice,
+        size: int,
+        count: int,
+    ) -> float:
+        """Mean seconds of calls that all ranks begin together."""
+        self.communicator.barrier()
+        return timer.time(collective, *choice, size, count, TIMEOUT)[1]
+
     def gather(self, value: Any) -> list[Any]:
         """The value of every rank, by rank."""
         return [
             json.loads(each) for each in self.communicator.all_gather(json.dumps(value).encode())
         ]
+
+
+def close(times: dict[Choice, float]) -> list[Choice]:
+    """Algorithms whose time is near that of the fastest."""
+    return [choice for choice in times if times[choice] <= CLOSE * min(times.values())]
 
 
 def weight(size: int) -> float:
