@@ -202,6 +202,7 @@ def test_importing_weft_after_torch_registers_the_backend(torch: Any) -> None:
 
 
 def test_another_torch_and_a_missing_compiler_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft import _compile
     from weft.torch import build
 
     for version in ("2.10.1", "2.12.0+cpu", "3.11.0"):
@@ -210,4 +211,4 @@ def test_another_torch_and_a_missing_compiler_are_named(monkeypatch: pytest.Monk
     build.check_torch("2.11.3+cu130")
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigurationError, match=r"no C\+\+ compiler .CXX=no-such"):
-        build.find_compiler()
+        _compile.find_compiler("backend weft", "weft.torch")

@@ -6,27 +6,16 @@ torch and is compiled where it is used. Processes that need it at once compile i
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
 import importlib.machinery
 import importlib.util
-import os
-import platform
-import shutil
-import subprocess
 import sys
 import sysconfig
-import tempfile
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from weft._cache import cache_directory
+from weft import _compile
 from weft.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["built", "load"]
 
@@ -34,11 +23,8 @@ __all__ = ["built", "load"]
 TORCH: Final = "2.11"
 MODULE: Final = "_weft_torch"
 SOURCES: Final = Path(__file__).parent / "shim"
-COMPILERS: Final = ("c++", "g++", "clang++")
-#: Seconds that a compilation may take.
-LIMIT: Final = 900
-#: Characters of the compiler's output in an error.
-MAX_OUTPUT: Final = 2000
+#: Subject of its errors.
+WHAT: Final = "backend weft"
 
 
 @cache
@@ -63,16 +49,25 @@ def built() -> Path:
     import torch
 
     check_torch(torch.__version__)
-    command = [find_compiler(), *flags(Path(torch.__file__).parent / "include")]
-    directory = cache_directory()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = directory / f"{MODULE}-{key(torch.__version__, command)}.so"
-    if path.exists():
-        return path
-    with lock(path.with_suffix(".lock")):
-        if not path.exists():
-            compile_to(path, command, torch)
-    return path
+    libraries, include = (Path(torch.__file__).parent / name for name in ("lib", "include"))
+    command = [_compile.find_compiler(WHAT, "weft.torch"), *flags(include)]
+    sources = [each.read_bytes() for each in sorted(SOURCES.iterdir())]
+    key = _compile.digest(command, [torch.__version__, sys.version, *sources])
+
+    def make(path: Path, _: Path) -> None:
+        _compile.run(
+            [
+                *command,
+                f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+                str(SOURCES / "module.cpp"),
+                *("-o", str(path), f"-L{libraries}", f"-Wl,-rpath,{libraries}"),
+                *("-ltorch_python", "-ltorch_cpu", "-lc10"),
+            ],
+            WHAT,
+            "expected a compiler of C++17; set CXX to another one",
+        )
+
+    return _compile.cached(f"{MODULE}-{key}.so", make)
 
 
 def check_torch(version: str) -> None:
@@ -82,19 +77,6 @@ def check_torch(version: str) -> None:
             f"backend weft with torch {version}: expected torch {TORCH}; "
             f"pip install 'torch=={TORCH}.*', or use another backend"
         )
-
-
-def find_compiler() -> str:
-    """Path of the C++ compiler: CXX, else the first of `COMPILERS`."""
-    named = os.environ.get("CXX", "").strip()
-    for name in [named] if named else COMPILERS:
-        if found := shutil.which(name):
-            return found
-    where = f"CXX={named}" if named else ", ".join(COMPILERS)
-    raise ConfigurationError(
-        f"backend weft: no C++ compiler ({where}); install one (Debian: apt install g++), or run "
-        "`python -m weft.torch` on a like machine that has one and copy its WEFT_CACHE_DIR"
-    )
 
 
 def flags(include: Path) -> list[str]:
@@ -112,54 +94,3 @@ def flags(include: Path) -> list[str]:
         *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
         *(each for path in system for each in ("-isystem", str(path))),
     ]
-
-
-def key(version: str, command: list[str]) -> str:
-    """Digest of all that the library depends on."""
-    digest = hashlib.sha256()
-    compiler = subprocess.run([command[0], "--version"], capture_output=True, check=False).stdout
-    parts = [version, sys.version, platform.machine(), *command]
-    for part in [*map(str.encode, parts), compiler, *(each.read_bytes() for each in sources())]:
-        digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.hexdigest()[:32]
-
-
-def sources() -> list[Path]:
-    """Files of the library, in the order of their names."""
-    return sorted(SOURCES.iterdir())
-
-
-@contextlib.contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Hold a lock among processes while the block runs."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def compile_to(path: Path, command: list[str], torch: Any) -> None:
-    """Compile the library; the file appears whole."""
-    libraries = Path(torch.__file__).parent / "lib"
-    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        made = Path(directory, path.name)
-        process = subprocess.run(
-            [
-                *command,
-                f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-                str(SOURCES / "module.cpp"),
-                *("-o", str(made), f"-L{libraries}", f"-Wl,-rpath,{libraries}"),
-                *("-ltorch_python", "-ltorch_cpu", "-lc10"),
-            ],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT,
-            check=False,
-        )
-        if process.returncode:
-            output = (process.stderr or process.stdout)[:MAX_OUTPUT]
-            raise ConfigurationError(
-                f"backend weft: {command[0]} failed with status {process.returncode}: expected a "
-                f"compiler of C++17; set CXX to another one\n{output}"
-            )
-        made.rename(path)
