@@ -739,10 +739,12 @@ def init(
     silence_timeout: float | None = None,
     trace_limit: int = 0,
     listener: int | None = None,
+    interrupt: Callable[[], object] | None = None,
 ) -> Communicator:
     """Join the group that the launcher or the arguments name.
 
-    `listener`: a descriptor at which rank 0 listens; it is closed here.
+    `listener`: a descriptor at which rank 0 listens; it is closed here. `interrupt`: called several
+    times a second while the control plane waits, now or later; an exception of it ends the wait.
     """
 
 def collectives_table(

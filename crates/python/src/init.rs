@@ -15,11 +15,12 @@ use weft_fabric::providers::{CopyBackend, OfiChoice};
 use weft_fabric::{Communicator as Fabric, CommunicatorConfig, Progress, ProviderKind, registry};
 
 /// Joins the group of the launcher or of the arguments; see `weft.init`. `listener`: descriptor of a socket on which
-/// rank 0 listens in place of its address; closed here.
+/// rank 0 listens in place of its address; closed here. `interrupt`: called several times a second in waits of the
+/// control plane; an exception of it ends the wait.
 #[pyfunction]
 #[pyo3(signature = (*, rank=None, world_size=None, address=None, secret=None, host_id=None,
     providers=None, progress="caller", spin=None, timeout=None, silence_timeout=None,
-    trace_limit=TraceLimit(0), listener=None))]
+    trace_limit=TraceLimit(0), listener=None, interrupt=None))]
 #[allow(clippy::too_many_arguments)]
 pub fn init(
     py: Python<'_>,
@@ -35,6 +36,7 @@ pub fn init(
     silence_timeout: Option<f64>,
     trace_limit: TraceLimit,
     listener: Option<RawFd>,
+    interrupt: Option<Py<PyAny>>,
 ) -> PyResult<Communicator> {
     // SAFETY: the Python layer detached it from a listening socket; it is closed here alone.
     let listener = listener.map(|listener| unsafe { TcpListener::from_raw_fd(listener) });
@@ -57,7 +59,11 @@ pub fn init(
     let raised = HandlerException::default();
     let caught = raised.clone();
     control.interrupt = Some(Arc::new(move || {
-        let Err(error) = Python::attach(|py| py.check_signals()) else { return false };
+        let checked = Python::attach(|py| {
+            py.check_signals()?;
+            interrupt.as_ref().map_or(Ok(()), |interrupt| interrupt.call0(py).map(drop))
+        });
+        let Err(error) = checked else { return false };
         *caught.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(error);
         true
     }));

@@ -6,8 +6,8 @@ installed torch at the first process group and cached; `python -m weft.torch` bu
 time.
 """
 
-from weft.torch.backend import Options, monitored_barrier, register
+from weft.torch.backend import Options, abort, monitored_barrier, register
 
-__all__ = ["Options", "monitored_barrier", "register"]
+__all__ = ["Options", "abort", "monitored_barrier", "register"]
 
 register()

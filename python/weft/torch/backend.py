@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import distributed
 
 from weft import _native, _tuning
 from weft._rendezvous import Outer, meet
 from weft.communicator import made_options
-from weft.errors import ConfigurationError, RendezvousError
+from weft.errors import ConfigurationError
 from weft.torch import build
+from weft.torch.formation import Formation
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["Options", "connect", "monitored_barrier", "register"]
+__all__ = ["Options", "abort", "connect", "monitored_barrier", "register"]
 
 NAME = "weft"
 
@@ -86,13 +85,26 @@ def connect(
         RendezvousError: names the ranks that did not come.
     """
     shim = loaded()
-    outer = Outer(over_store(store, rank, size, timeout), rank, size, _native.host_id())
-    options = made_options(None, "caller", None, None, 0)
-    limit = timeout.total_seconds()
-    communicator = meet(outer, range(size), options, timeout=limit)
-    assert communicator is not None, "every rank is in the list"
-    tuning = _tuning.source() if rank == 0 else None
-    table, context = _native.collectives_table(communicator, limit, reproducible, tuning)
+    formation = Formation(store, rank, size, timeout, shim.aborts)
+    with contextlib.ExitStack() as stack:
+        try:
+            outer = Outer(formation.gather, rank, size, _native.host_id())
+            options = made_options(None, "caller", None, None, 0) | {"interrupt": formation.check}
+            communicator = meet(outer, range(size), options, timeout=formation.left())
+            assert communicator is not None, "every rank is in the list"
+            stack.callback(communicator.close)
+            tuning = _tuning.source() if rank == 0 else None
+            table, context = _native.collectives_table(
+                communicator,
+                formation.left(),
+                reproducible,
+                tuning,
+            )
+        except BaseException as error:
+            formation.fail(error)
+            raise
+        formation.end()
+        stack.pop_all()
     return shim.create(table, context, timeout, reproducible)
 
 
@@ -104,30 +116,13 @@ def loaded() -> Any:
     return shim
 
 
-def over_store(
-    store: Any, rank: int, size: int, timeout: timedelta
-) -> Callable[[bytes], list[bytes]]:
-    """All-gather of small records over a store of torch."""
-    # A store may outlive a group and serve the next one of the same name.
-    attempt = store.add(f"weft/attempts/{rank}", 1)
-    steps = iter(range(1 << 30))
+def abort() -> None:
+    """End all process groups of this process over `weft`, also those that it is forming.
 
-    def gather(payload: bytes) -> list[bytes]:
-        step = next(steps)
-        keys = [f"weft/{attempt}/{step}/{each}" for each in range(size)]
-        store.set(keys[rank], payload)
-        try:
-            store.wait(keys, timeout)
-        except distributed.DistStoreError as error:
-            missing = [each for each in range(size) if not store.check([keys[each]])]
-            ranks = ", ".join(map(str, missing))
-            raise RendezvousError(
-                f"ranks {ranks} did not come to the store within {timeout.total_seconds():g} s; "
-                "check that they run and make the same process groups in the same order"
-            ) from error
-        return [store.get(each) for each in keys]
-
-    return gather
+    Calls and waits of all threads raise, and so do those of the other ranks, which get this rank's
+    number. The groups stay to be destroyed.
+    """
+    loaded().abort_all()
 
 
 def monitored_barrier(

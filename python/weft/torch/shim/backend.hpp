@@ -45,12 +45,10 @@ class WeftBackend : public Submitter {
     return engine_->has_failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
   }
 
-  // Ends the group at every rank; calls and waits raise from now on.
+  // Ends the group at every rank; calls and waits raise from now on. Groups that are being formed end too.
   void abort() override {
-    auto text = c10::str("rank ", rank_, " aborted the group");
-    engine_->record_failure(text);
-    engine_->poison(text);
-    engine_->close(text);
+    aborts += 1;
+    engine_->abort();
   }
 
   void shutdown() override {

@@ -37,6 +37,9 @@ inline std::exception_ptr backend_error(const std::string& text) {
   }
 }
 
+// Aborts of this process, which end groups that are being formed.
+inline std::atomic<uint64_t> aborts{0};
+
 // The GIL is released while this lives, if the thread holds it.
 class WithoutGil {
  public:
@@ -82,6 +85,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Ends the group at every rank with this text.
   void poison(const std::string& text);
+  // Ends the group at every rank; calls and waits raise from now on.
+  void abort();
   // Fails all works in flight, leaves the group and ends the thread; a second call has no effect.
   void close(const std::string& reason);
   // Records an error that ended the group; returns the first one.

@@ -17,6 +17,18 @@ namespace py = pybind11;
 std::mutex registry_mutex;
 std::vector<std::weak_ptr<Engine>> registry;
 
+// Backends of the process that are alive.
+std::vector<std::shared_ptr<Engine>> engines() {
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  std::vector<std::shared_ptr<Engine>> alive;
+  for (auto& each : registry) {
+    if (auto engine = each.lock()) {
+      alive.push_back(std::move(engine));
+    }
+  }
+  return alive;
+}
+
 // Asks Python for the backend of a split group, with the options of the group that is split.
 template <bool Reproducible>
 intrusive_ptr<c10d::Backend> split(
@@ -42,15 +54,16 @@ intrusive_ptr<c10d::Backend> create(
 }
 
 void close_all() {
-  std::vector<std::weak_ptr<Engine>> engines;
-  {
-    std::lock_guard<std::mutex> lock(registry_mutex);
-    engines.swap(registry);
+  for (auto& engine : engines()) {
+    engine->close("the program ended");
   }
-  for (auto& each : engines) {
-    if (auto engine = each.lock()) {
-      engine->close("the program ended");
-    }
+}
+
+void abort_all() {
+  // Also without a group: one that is being formed ends.
+  aborts += 1;
+  for (auto& engine : engines()) {
+    engine->abort();
   }
 }
 
@@ -64,5 +77,7 @@ PYBIND11_MODULE(_weft_torch, module) {
   module.def(
       "create", &weft::create, py::arg("table"), py::arg("context"), py::arg("timeout"),
       py::arg("reproducible") = false);
+  module.def("abort_all", &weft::abort_all, py::call_guard<py::gil_scoped_release>());
+  module.def("aborts", [] { return weft::aborts.load(); });
   module.def("close_all", &weft::close_all, py::call_guard<py::gil_scoped_release>());
 }

@@ -86,6 +86,13 @@ inline bool Engine::has_failed() const {
   return !failure_.empty();
 }
 
+inline void Engine::abort() {
+  auto text = c10::str("rank ", table_->rank, " aborted the group");
+  record_failure(text);
+  poison(text);
+  close(text);
+}
+
 inline void Engine::close(const std::string& reason) {
   if (closed_.exchange(true)) {
     return;

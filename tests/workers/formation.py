@@ -1,0 +1,164 @@
+"""Ranks that wait for others in the formation of a process group, which never come."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import distributed
+
+import weft._rendezvous as rendezvous
+import weft.torch
+from weft import _native
+from workers.forked import message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from workers.forked import Place
+
+
+def held() -> list[int]:
+    """Open descriptors and threads of this process."""
+    gc.collect()
+    return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
+
+
+def attempt(call: Callable[[], Any], abort: Callable[[], None] | None = None) -> dict[str, Any]:
+    """The error of a call, its duration, and what the process holds more than before it.
+
+    `abort`: called by another thread meanwhile, again and again: it may be early.
+    """
+    before, start, ended = held(), time.monotonic(), threading.Event()
+
+    def repeat() -> None:
+        while abort is not None and not ended.wait(0.5):
+            with contextlib.suppress(ValueError):
+                abort()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    error = message(call)
+    seconds = time.monotonic() - start
+    ended.set()
+    thread.join()
+    # Threads that were joined may be visible for a moment.
+    deadline = time.monotonic() + 2
+    while any(a > b for a, b in zip(held(), before, strict=True)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    left = [a - b for a, b in zip(held(), before, strict=True)]
+    return {"error": error, "seconds": seconds, "left": left}
+
+
+def absent_in_init(place: Place) -> Any:
+    """The last rank comes after the timeout of the others; then all form the group again."""
+    if place.rank == place.ranks - 1:
+        time.sleep(2.5)
+    found = attempt(lambda: place.join(timeout=1.5))
+    place.join()
+    value = torch.ones(2)
+    distributed.all_reduce(value)
+    distributed.destroy_process_group()
+    return found | {"again": value.tolist()}
+
+
+def aborted_init(place: Place) -> Any:
+    if place.rank == place.ranks - 1:
+        return None
+    return attempt(place.join, weft.torch.abort if place.rank == 0 else None)
+
+
+def aborted_new_group(place: Place) -> Any:
+    """Rank 0 aborts its groups while it waits in new_group; the last rank comes later."""
+    place.join()
+    if place.rank == place.ranks - 1:
+        time.sleep(2)
+    abort = distributed.distributed_c10d._abort_process_group
+    return attempt(distributed.new_group, abort if place.rank == 0 else None)
+
+
+def aborted_split(place: Place) -> Any:
+    place.join()
+    if place.rank == place.ranks - 1:
+        time.sleep(2)
+        return None
+    abort = weft.torch.abort if place.rank == 0 else None
+    return attempt(lambda: split(place, 20), abort)
+
+
+def absent_in_split(place: Place) -> Any:
+    place.join()
+    if place.rank == place.ranks - 1:
+        time.sleep(3)
+        return None
+    return attempt(lambda: split(place, 1.5))
+
+
+def split(place: Place, seconds: float) -> Any:
+    group: Any = distributed.group.WORLD
+    return group.split_group(
+        list(range(place.ranks)),
+        timeout=timedelta(seconds=seconds),
+        opts=None,
+        group_name="whole",
+        group_desc="whole",
+    )
+
+
+class Late:
+    """The native module, whose `NAME` waits for too long."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self.name:
+            return getattr(_native, name)
+
+        def late(*_: Any, **__: Any) -> None:
+            time.sleep(4)
+            raise AssertionError("the others gave up before")
+
+        return late
+
+
+def aborted_connection(place: Place) -> Any:
+    """The last rank comes to the store, and not to the connections."""
+    if place.rank == place.ranks - 1:
+        with mock.patch.object(rendezvous, "_native", Late("init")):
+            return message(place.join)
+    return attempt(place.join, weft.torch.abort if place.rank == 0 else None)
+
+
+def aborted_collectives(place: Place) -> Any:
+    """The last rank connects, and does not set up collectives."""
+    if place.rank == place.ranks - 1:
+        with mock.patch.object(weft.torch.backend, "_native", Late("collectives_table")):
+            return message(place.join)
+    return attempt(place.join, weft.torch.abort if place.rank == 0 else None)
+
+
+def closed_store(place: Place) -> Any:
+    """Rank 0, which holds the store, ends while rank 1 waits."""
+    port = os.path.join(place.directory, "port")
+    if place.rank == 0:
+        store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        with open(f"{port}.new", "w", encoding="utf-8") as file:
+            file.write(str(store.port))
+        os.rename(f"{port}.new", port)
+        time.sleep(2)
+        return None
+    while not os.path.exists(port):
+        time.sleep(0.01)
+    with open(port, encoding="utf-8") as file:
+        store = distributed.TCPStore("127.0.0.1", int(file.read()))
+    return message(
+        lambda: distributed.init_process_group("weft", store=store, rank=1, world_size=2)
+    )
