@@ -7,6 +7,8 @@
 
 #include <Python.h>
 
+#include <pthread.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <list>
@@ -56,6 +58,14 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
+// Number of forks between the start of the program and this process.
+inline std::atomic<uint64_t>& forks() {
+  static std::atomic<uint64_t> count{0};
+  static int watched = pthread_atfork(nullptr, nullptr, [] { count += 1; });
+  (void)watched;
+  return count;
+}
+
 // Shared by a backend and its works; closes the group when the backend does, frees it with the last work.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
@@ -72,8 +82,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
     return context_;
   }
 
-  // Throws if the group was closed or aborted.
+  // Throws if the group was closed or aborted, or this process was forked after the group was made.
   void check_open(const char* name) const;
+  // Throws in a process that was forked after the group was made, which lacks the thread and owns no connection.
+  void check_not_forked(const char* name) const;
 
   // Keeps a started work alive until it is complete; the thread completes an asynchronous one.
   void add(const c10::intrusive_ptr<WeftWork>& work, bool is_asynchronous);
@@ -98,18 +110,27 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   void run();
   void leave_to_thread(WeftWork& work);
+  bool is_forked() const {
+    return forks().load(std::memory_order_relaxed) != forks_;
+  }
+
+  // A forked process leaves these alone: the thread is the parent's, which may hold the mutex and wait.
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::thread thread;
+  };
 
   const weft_table* table_;
   void* context_;
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
+  std::unique_ptr<Shared> shared_ = std::make_unique<Shared>();
   Works works_;
   size_t asynchronous_ = 0;
   std::vector<at::Tensor> kept_;
   std::string failure_;
   bool stop_ = false;
+  uint64_t forks_ = forks().load();
   std::atomic<bool> closed_{false};
-  std::thread thread_;
 };
 
 } // namespace weft

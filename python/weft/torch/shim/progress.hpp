@@ -5,28 +5,44 @@
 
 namespace weft {
 
+constexpr const char* FORKED =
+    "this process was forked after the process group was made: expected a new process; start workers with the spawn or "
+    "forkserver method";
 // Longest wait of the thread for its oldest work: one that is done before it is completed this much later at most.
 constexpr Milliseconds OUT_OF_ORDER{2};
 
 inline Engine::Engine(const weft_table* table, void* context) : table_(table), context_(context) {
-  thread_ = std::thread([this] { run(); });
+  shared_->thread = std::thread([this] { run(); });
 }
 
 inline Engine::~Engine() {
+  if (is_forked()) {
+    // The destructor of a condition variable waits for its waiters, which this process lacks.
+    (void)shared_.release();
+    return;
+  }
   close("the process group was destroyed");
   table_->release(context_);
 }
 
 inline void Engine::check_open(const char* name) const {
+  check_not_forked(name);
   if (!closed_.load(std::memory_order_relaxed)) {
     return;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(shared_->mutex);
   std::rethrow_exception(backend_error(c10::str("weft: ", name, ": ", failure_)));
 }
 
+inline void Engine::check_not_forked(const char* name) const {
+  // A lock may be held by a thread that this process lacks, so none is taken here.
+  if (is_forked()) {
+    std::rethrow_exception(backend_error(c10::str("weft: ", name, ": ", FORKED)));
+  }
+}
+
 inline void Engine::add(const c10::intrusive_ptr<WeftWork>& work, bool is_asynchronous) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(shared_->mutex);
   if (work->is_complete()) {
     return;
   }
@@ -37,7 +53,7 @@ inline void Engine::add(const c10::intrusive_ptr<WeftWork>& work, bool is_asynch
 }
 
 inline void Engine::complete_later(WeftWork& work) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(shared_->mutex);
   if (!work.is_complete() && !work.is_asynchronous) {
     leave_to_thread(work);
   }
@@ -46,12 +62,12 @@ inline void Engine::complete_later(WeftWork& work) {
 inline void Engine::leave_to_thread(WeftWork& work) {
   work.is_asynchronous = true;
   asynchronous_ += 1;
-  wake_.notify_one();
+  shared_->wake.notify_one();
 }
 
 inline void Engine::remove(WeftWork& work) {
   c10::intrusive_ptr<WeftWork> removed;
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(shared_->mutex);
   if (work.is_asynchronous) {
     asynchronous_ -= 1;
   }
@@ -65,7 +81,7 @@ inline void Engine::remove(WeftWork& work) {
 }
 
 inline void Engine::keep(std::vector<at::Tensor> tensors) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(shared_->mutex);
   std::move(tensors.begin(), tensors.end(), std::back_inserter(kept_));
 }
 
@@ -74,7 +90,7 @@ inline void Engine::poison(const std::string& text) {
 }
 
 inline std::string Engine::record_failure(const std::string& text) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(shared_->mutex);
   if (failure_.empty()) {
     failure_ = text;
   }
@@ -82,7 +98,7 @@ inline std::string Engine::record_failure(const std::string& text) {
 }
 
 inline bool Engine::has_failed() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(shared_->mutex);
   return !failure_.empty();
 }
 
@@ -94,26 +110,26 @@ inline void Engine::abort() {
 }
 
 inline void Engine::close(const std::string& reason) {
-  if (closed_.exchange(true)) {
+  if (is_forked() || closed_.exchange(true)) {
     return;
   }
   WithoutGil without_gil;
   record_failure(reason);
   std::vector<c10::intrusive_ptr<WeftWork>> left;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(shared_->mutex);
     stop_ = true;
-    wake_.notify_one();
+    shared_->wake.notify_one();
   }
   table_->end_waits(context_);
   // A callback of a future may close the group on the thread itself.
-  if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();
+  if (shared_->thread.get_id() == std::this_thread::get_id()) {
+    shared_->thread.detach();
   } else {
-    thread_.join();
+    shared_->thread.join();
   }
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(shared_->mutex);
     left.assign(works_.begin(), works_.end());
   }
   for (auto& work : left) {
@@ -123,9 +139,9 @@ inline void Engine::close(const std::string& reason) {
 }
 
 inline void Engine::run() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(shared_->mutex);
   while (true) {
-    wake_.wait(lock, [this] { return stop_ || asynchronous_ > 0; });
+    shared_->wake.wait(lock, [this] { return stop_ || asynchronous_ > 0; });
     if (stop_) {
       return;
     }

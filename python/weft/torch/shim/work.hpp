@@ -53,6 +53,7 @@ class WeftWork : public c10d::Work {
     if (state_.load(std::memory_order_acquire) == DONE) {
       return true;
     }
+    engine_->check_not_forked(name_);
     if (!is_done()) {
       // The thread makes progress; it also ends works of a group that has ended, which are never done.
       engine_->complete_later(*this);
@@ -103,6 +104,7 @@ class WeftWork : public c10d::Work {
   }
 
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    engine_->check_not_forked(name_);
     bool complete;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -201,6 +203,7 @@ class WeftWork : public c10d::Work {
   enum State : int { PENDING, ENDING, DONE };
 
   void wait_until_complete(Milliseconds timeout) {
+    engine_->check_not_forked(name_);
     WithoutGil without_gil;
     auto limit = timeout > kNoTimeout ? Clock::now() + timeout : NEVER;
     if (limit == NEVER && deadline_.load() == NEVER) {
