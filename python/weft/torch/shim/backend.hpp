@@ -75,14 +75,17 @@ class WeftBackend : public Submitter {
     return true;
   }
 
+  // An exception of the program may have skipped an earlier end: those operations stay works of their own.
   void startCoalescing() override {
-    coalesced_ = c10::make_intrusive<WeftWork>(
-        engine_, "coalesced operations", OpType::COALESCED, Tensors{}, timeout_, ++sequence_, nullptr, std::nullopt);
+    engine_->check_open("coalesced operations");
+    set_coalesced(c10::make_intrusive<WeftWork>(
+        engine_, "coalesced operations", OpType::COALESCED, Tensors{}, timeout_, ++sequence_, nullptr, std::nullopt));
   }
 
   intrusive_ptr<Work> endCoalescing() override {
-    TORCH_CHECK(coalesced_, "weft: endCoalescing: expected startCoalescing before it");
-    auto work = std::move(coalesced_);
+    auto work = coalesced();
+    TORCH_CHECK(work, "weft: endCoalescing: expected startCoalescing before it, in the same thread");
+    set_coalesced(nullptr);
     engine_->add(work, true);
     return work;
   }

@@ -9,7 +9,9 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <list>
 #include <memory>
@@ -58,6 +60,11 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
+// Time `timeout` from now; a longest one, which the clock can represent, for more.
+inline Clock::time_point time_after(Milliseconds timeout) {
+  return Clock::now() + std::min(timeout, Milliseconds(std::chrono::hours(24 * 36500)));
+}
+
 // Number of forks between the start of the program and this process.
 inline std::atomic<uint64_t>& forks() {
   static std::atomic<uint64_t> count{0};
@@ -87,10 +94,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // Throws in a process that was forked after the group was made, which lacks the thread and owns no connection.
   void check_not_forked(const char* name) const;
 
-  // Keeps a started work alive until it is complete; the thread completes an asynchronous one.
+  // Keeps a started work alive until it is complete; the thread completes an asynchronous one. Fails it if the group
+  // was closed meanwhile.
   void add(const c10::intrusive_ptr<WeftWork>& work, bool is_asynchronous);
-  // Leaves the completion of a work to the thread.
-  void complete_later(WeftWork& work);
   void remove(WeftWork& work);
   // Keeps memory of failed operations until the end: peers may still access it.
   void keep(std::vector<at::Tensor> tensors);
@@ -109,7 +115,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   using Works = std::list<c10::intrusive_ptr<WeftWork>>;
 
   void run();
-  void leave_to_thread(WeftWork& work);
   bool is_forked() const {
     return forks().load(std::memory_order_relaxed) != forks_;
   }

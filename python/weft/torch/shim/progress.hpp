@@ -42,27 +42,27 @@ inline void Engine::check_not_forked(const char* name) const {
 }
 
 inline void Engine::add(const c10::intrusive_ptr<WeftWork>& work, bool is_asynchronous) {
-  std::lock_guard<std::mutex> lock(shared_->mutex);
-  if (work->is_complete()) {
-    return;
+  std::string reason;
+  {
+    std::lock_guard<std::mutex> lock(shared_->mutex);
+    if (work->is_complete()) {
+      return;
+    }
+    if (!stop_) {
+      if (!work->is_listed) {
+        work->is_listed = true;
+        works_.push_back(work);
+      }
+      if (is_asynchronous && !work->is_asynchronous) {
+        work->is_asynchronous = true;
+        asynchronous_ += 1;
+        shared_->wake.notify_one();
+      }
+      return;
+    }
+    reason = failure_;
   }
-  works_.push_back(work);
-  if (is_asynchronous) {
-    leave_to_thread(*work);
-  }
-}
-
-inline void Engine::complete_later(WeftWork& work) {
-  std::lock_guard<std::mutex> lock(shared_->mutex);
-  if (!work.is_complete() && !work.is_asynchronous) {
-    leave_to_thread(work);
-  }
-}
-
-inline void Engine::leave_to_thread(WeftWork& work) {
-  work.is_asynchronous = true;
-  asynchronous_ += 1;
-  shared_->wake.notify_one();
+  work->fail(reason, true);
 }
 
 inline void Engine::remove(WeftWork& work) {

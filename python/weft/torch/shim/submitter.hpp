@@ -3,6 +3,8 @@
 
 #include "submission.hpp"
 
+#include <map>
+
 namespace weft {
 
 using c10::intrusive_ptr;
@@ -19,15 +21,18 @@ class Submitter : public c10d::Backend {
         timeout_(timeout) {}
 
  protected:
-  // Makes a work and starts its operations. Unless it is asynchronous, the call returns once they are done.
+  // Makes a work and starts its operations. Unless it is asynchronous, the call returns once they are done. One that is
+  // asynchronous joins the operations that its thread coalesces.
   template <typename Options, typename Start>
   intrusive_ptr<Work> submit(
       const char* name, OpType type, Tensors outputs, const Tensors& inputs, const Options& options, Start start) {
     auto work = started(name, type, std::move(outputs), inputs, options.timeout, start);
-    if (work == coalesced_) {
-      return work;
-    }
     if (options.asyncOp) {
+      if (auto whole = coalesced()) {
+        whole->add(work);
+        engine_->add(work, false);
+        return work;
+      }
       engine_->add(work, true);
       return work;
     }
@@ -45,14 +50,11 @@ class Submitter : public c10d::Backend {
   intrusive_ptr<WeftWork> started(
       const char* name, OpType type, Tensors outputs, const Tensors& inputs, Milliseconds timeout, Start start) {
     engine_->check_open(name);
-    auto work = coalesced_;
-    if (!work) {
-      // Only a profiler reads the title.
-      auto title = at::hasCallbacks() ? c10::str("weft:", name) : std::string();
-      work = c10::make_intrusive<WeftWork>(
-          engine_, name, type, std::move(outputs), effective(timeout), ++sequence_,
-          title.empty() ? nullptr : title.c_str(), inputs);
-    }
+    // Only a profiler reads the title.
+    auto title = at::hasCallbacks() ? c10::str("weft:", name) : std::string();
+    auto work = c10::make_intrusive<WeftWork>(
+        engine_, name, type, std::move(outputs), effective(timeout), ++sequence_,
+        title.empty() ? nullptr : title.c_str(), inputs);
     at::AutoDispatchBelowADInplaceOrView without_autograd;
     Submission submission(*engine_, *work, name);
     try {
@@ -62,6 +64,26 @@ class Submitter : public c10d::Backend {
       throw;
     }
     return work;
+  }
+
+  // The work of all operations that the calling thread coalesces; null if it coalesces none.
+  intrusive_ptr<WeftWork> coalesced() {
+    if (coalescing_.load(std::memory_order_relaxed) == 0) {
+      return nullptr;
+    }
+    std::lock_guard<std::mutex> lock(coalesced_mutex_);
+    auto found = coalesced_.find(std::this_thread::get_id());
+    return found == coalesced_.end() ? nullptr : found->second;
+  }
+
+  // Sets or removes that work.
+  void set_coalesced(intrusive_ptr<WeftWork> work) {
+    std::lock_guard<std::mutex> lock(coalesced_mutex_);
+    coalesced_.erase(std::this_thread::get_id());
+    if (work) {
+      coalesced_.emplace(std::this_thread::get_id(), std::move(work));
+    }
+    coalescing_ = coalesced_.size();
   }
 
   Milliseconds effective(Milliseconds timeout) const {
@@ -219,8 +241,12 @@ class Submitter : public c10d::Backend {
   std::shared_ptr<Engine> engine_;
   Milliseconds timeout_;
   std::atomic<uint64_t> sequence_{0};
-  // Between startCoalescing and endCoalescing: the work of all operations.
-  intrusive_ptr<WeftWork> coalesced_;
+
+ private:
+  std::mutex coalesced_mutex_;
+  // By thread, between startCoalescing and endCoalescing.
+  std::map<std::thread::id, intrusive_ptr<WeftWork>> coalesced_;
+  std::atomic<size_t> coalescing_{0};
 };
 
 } // namespace weft

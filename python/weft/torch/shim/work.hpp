@@ -30,12 +30,23 @@ class WeftWork : public c10d::Work {
         outputs_(std::move(outputs)),
         timeout_(timeout),
         // A message may be posted long before its peer's: its time runs while the program waits.
-        deadline_(c10d::isP2POp(type) ? NEVER : Clock::now() + timeout),
+        deadline_(c10d::isP2POp(type) ? NEVER : time_after(timeout)),
         sequence_(sequence) {}
 
   // An operation of the table that is part of this work.
   void add(uint64_t id) {
     ids_.push_back(id);
+  }
+
+  // A work that is part of this one, before this one is awaited.
+  void add(c10::intrusive_ptr<WeftWork> part) {
+    if (parts_.size() == prune_at_) {
+      // An exception of the program may have skipped the end of coalescing: parts would pile up.
+      auto is_over = [](auto& each) { return each->isSuccess(); };
+      parts_.erase(std::remove_if(parts_.begin(), parts_.end(), is_over), parts_.end());
+      prune_at_ = std::max(prune_at_, 2 * parts_.size());
+    }
+    parts_.push_back(std::move(part));
   }
 
   // Keeps a tensor alive until the operations are done.
@@ -56,7 +67,7 @@ class WeftWork : public c10d::Work {
     engine_->check_not_forked(name_);
     if (!is_done()) {
       // The thread makes progress; it also ends works of a group that has ended, which are never done.
-      engine_->complete_later(*this);
+      leave_to_thread();
       return false;
     }
     progress(Milliseconds(0));
@@ -117,7 +128,7 @@ class WeftWork : public c10d::Work {
     if (complete) {
       settle_future();
     } else {
-      engine_->complete_later(*this);
+      leave_to_thread();
     }
     return future_;
   }
@@ -125,6 +136,17 @@ class WeftWork : public c10d::Work {
   // Waits for the operation for at most `slice` and completes the work if it is done, has failed or is past its
   // deadline. Returns true if the work is complete.
   bool progress(Milliseconds slice) {
+    for (auto& part : parts_) {
+      if (!part->progress(slice)) {
+        return fail_after_deadline(last_error(engine_->table()));
+      }
+      if (auto error = part->exception()) {
+        if (begin_end()) {
+          end(error);
+        }
+        return true;
+      }
+    }
     for (auto id : ids_) {
       uint32_t from = WEFT_ANY_RANK;
       auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(slice).count();
@@ -140,13 +162,13 @@ class WeftWork : public c10d::Work {
         fail(text, status == WEFT_LOST || status == WEFT_CLOSED);
         return true;
       }
-      if (Clock::now() < deadline_.load()) {
-        return false;
+      return fail_after_deadline(text);
+    }
+    if (retrieveOpType() == c10d::OpType::RECVANYSOURCE) {
+      // Another thread may have taken the message, and sets the sender next.
+      while (source_.load(std::memory_order_acquire) < 0) {
+        std::this_thread::yield();
       }
-      text = c10::str("timed out after ", timeout_.count(), " ms: ", text);
-      engine_->poison(c10::str(name_, " of rank ", rank_, " ", text));
-      fail(text, true);
-      return true;
     }
     complete();
     return true;
@@ -154,9 +176,11 @@ class WeftWork : public c10d::Work {
 
   // True if all operations of this work are done.
   bool is_done() const {
-    return std::all_of(ids_.begin(), ids_.end(), [this](uint64_t id) {
-      return engine_->table().is_done(engine_->context(), id) == 1;
-    });
+    auto is_part_done = [](auto& part) { return part->is_complete() || part->is_done(); };
+    return std::all_of(parts_.begin(), parts_.end(), is_part_done) &&
+        std::all_of(ids_.begin(), ids_.end(), [this](uint64_t id) {
+             return engine_->table().is_done(engine_->context(), id) == 1;
+           });
   }
 
   // True if the work has ended, with success or an error.
@@ -196,19 +220,41 @@ class WeftWork : public c10d::Work {
     end(error);
   }
 
-  // True if the thread of the engine completes this work. Guarded by the engine's mutex.
+  // True if the engine keeps this work alive, and if its thread completes it. Guarded by the engine's mutex.
+  bool is_listed = false;
   bool is_asynchronous = false;
 
  private:
   enum State : int { PENDING, ENDING, DONE };
 
+  // Fails the work and its group if the deadline has passed; true then.
+  bool fail_after_deadline(const std::string& reason) {
+    if (Clock::now() < deadline_.load()) {
+      return false;
+    }
+    // Begun before the poison: another thread that finds the group poisoned would end the work with that.
+    if (begin_end()) {
+      auto text = c10::str("timed out after ", timeout_.count(), " ms: ", reason);
+      auto first = engine_->record_failure(text);
+      engine_->poison(c10::str(name_, " of rank ", rank_, " ", text));
+      keep_memory();
+      end(backend_error(c10::str("weft: ", name_, ": ", first)));
+    }
+    return true;
+  }
+
+  // Leaves the completion of this work to the thread of the engine.
+  void leave_to_thread() {
+    engine_->add(c10::intrusive_ptr<WeftWork>::unsafe_reclaim_from_nonowning(this), true);
+  }
+
   void wait_until_complete(Milliseconds timeout) {
     engine_->check_not_forked(name_);
     WithoutGil without_gil;
-    auto limit = timeout > kNoTimeout ? Clock::now() + timeout : NEVER;
+    auto limit = timeout > kNoTimeout ? time_after(timeout) : NEVER;
     if (limit == NEVER && deadline_.load() == NEVER) {
       auto none = NEVER;
-      deadline_.compare_exchange_strong(none, Clock::now() + timeout_);
+      deadline_.compare_exchange_strong(none, time_after(timeout_));
     }
     while (state_.load(std::memory_order_acquire) != DONE) {
       auto now = Clock::now();
@@ -276,10 +322,12 @@ class WeftWork : public c10d::Work {
   }
 
   // Runs handlers of signals, so that Ctrl-C ends a wait.
-  static void check_signals() {
+  void check_signals() {
     if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr) {
       return;
     }
+    // Another thread may hold the GIL for long, while peers need progress here.
+    leave_to_thread();
     pybind11::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) {
       throw pybind11::error_already_set();
@@ -292,6 +340,8 @@ class WeftWork : public c10d::Work {
   std::vector<at::Tensor> held_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
   c10::SmallVector<uint64_t, 2> ids_;
+  std::vector<c10::intrusive_ptr<WeftWork>> parts_;
+  size_t prune_at_ = 64;
   Milliseconds timeout_;
   std::atomic<Clock::time_point> deadline_;
   uint64_t sequence_;
