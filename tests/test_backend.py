@@ -92,7 +92,8 @@ def test_rejected_arguments_are_named(backend: str) -> None:
             "TypeError: all_reduce with ReduceOp.BAND on float32: expected an integer dtype",
             "TypeError: all_reduce with ReduceOp.AVG on int32: expected a floating-point dtype",
             "TypeError: all_reduce with ReduceOp.SUM on int16: expected float16, bfloat16, "
-            "float32, float64, int8, uint8, int32, int64 or bool",
+            "float32, float64, int8, uint8, int32, int64 or bool; complex64 or complex128 with "
+            "SUM, AVG or PREMUL_SUM",
             "TypeError: all_reduce of a Sparse tensor on cpu: expected a dense tensor on cpu",
             "ValueError: all_gather_into_tensor: output of 3 elements: expected 4",
             "ValueError: reduce_scatter_tensor: input of 2 elements: expected 4",

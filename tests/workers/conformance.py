@@ -11,13 +11,22 @@ from workers.process_group import beside_gloo
 
 INTEGERS = [torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+COMPLEX = [torch.complex64, torch.complex128]
 COMMON = ["SUM", "PRODUCT", "MIN", "MAX"]
 OPS = {
     **{dtype: [*COMMON, "BAND", "BOR", "BXOR"] for dtype in INTEGERS},
     **{dtype: [*COMMON, "AVG"] for dtype in FLOATS},
+    **{dtype: ["SUM", "AVG"] for dtype in COMPLEX},
 }
 #: Reduced in another order than by gloo.
-TOLERANCES = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-5, torch.float64: 1e-12}
+TOLERANCES = {
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+    torch.float32: 1e-5,
+    torch.float64: 1e-12,
+    torch.complex64: 1e-5,
+    torch.complex128: 1e-12,
+}
 
 #: Arguments of a collective: this rank's random source, equal random source, dtype, op, group.
 Case = Callable[["Inputs"], list[Any]]
@@ -46,6 +55,8 @@ class Inputs:
         if self.dtype in (torch.uint8, torch.bool):
             values = values.abs()
         values = values.to(self.dtype)
+        if self.dtype.is_complex:
+            values += 1j * torch.randint(-2, 3, shape, generator=self.values)
         layout = self.common.choice(["contiguous", "transposed", "strided"])
         if self.group is None:
             # Gloo reads and writes tensors that are not contiguous as if they were.
@@ -174,7 +185,11 @@ def cases(repeats: int, ranks: int) -> Iterator[tuple[str, Case, Any, Any]]:
     """Name, collective, dtype and op of each case. A rank of gloo sends no messages to itself."""
     for repeat in range(repeats):
         for dtype, ops in OPS.items():
-            for collective in MOVES if ranks > 1 else MOVES[:-1]:
+            moves = MOVES if ranks > 1 else MOVES[:-1]
+            for collective in moves:
+                if dtype.is_complex and collective is gather:
+                    # Gloo lacks it.
+                    continue
                 yield f"{repeat} {collective.__name__} {dtype}", collective, dtype, None
             for op in ops:
                 for collective in REDUCTIONS:
@@ -184,7 +199,8 @@ def cases(repeats: int, ranks: int) -> Iterator[tuple[str, Case, Any, Any]]:
 
 def differs(expected: Any, found: Any) -> bool:
     tolerance = TOLERANCES.get(expected.dtype, 0)
-    return not torch.allclose(found.double(), expected.double(), rtol=tolerance, atol=tolerance)
+    wide = torch.complex128 if expected.dtype.is_complex else torch.float64
+    return not torch.allclose(found.to(wide), expected.to(wide), rtol=tolerance, atol=tolerance)
 
 
 def compare(backend: str, repeats: int, seed: str) -> dict[str, Any]:

@@ -57,7 +57,13 @@ class Submission {
   void reduce(uint32_t kind, const at::Tensor& in, const at::Tensor& out, int64_t elements, const ReduceOp& op) {
     weft_call call{};
     call.kind = kind;
-    set_reduction(name_, op, in.scalar_type(), call);
+    auto dtype = in.scalar_type();
+    if (at::isComplexType(dtype) && is_linear(op)) {
+      // Real and imaginary parts are added alike.
+      dtype = c10::toRealValueType(dtype);
+      elements *= 2;
+    }
+    set_reduction(name_, op, dtype, call);
     start(call, in, out, elements);
   }
 

@@ -85,8 +85,13 @@ inline uint32_t element_of(const char* name, at::ScalarType dtype, ReduceOp::Red
           TypeError,
           c10::str(
               name, " with ReduceOp.", name_of(op), " on ", name_of(dtype), ": expected float16, bfloat16, float32, float64, ",
-              "int8, uint8, int32, int64 or bool"));
+              "int8, uint8, int32, int64 or bool; complex64 or complex128 with SUM, AVG or PREMUL_SUM"));
   }
+}
+
+// True for sums, also scaled by a real factor.
+inline bool is_linear(const ReduceOp& op) {
+  return op.op_ == ReduceOp::SUM || op.op_ == ReduceOp::AVG || op.op_ == ReduceOp::PREMUL_SUM;
 }
 
 // Fills in the reduction of a call.
@@ -128,6 +133,7 @@ inline void set_reduction(const char* name, const ReduceOp& op, at::ScalarType d
       call.scale = kind == ReduceOp::AVG ? WEFT_AVERAGE : WEFT_BEFORE;
       if (kind == ReduceOp::PREMUL_SUM) {
         auto factor = static_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+        TORCH_CHECK_VALUE(factor != nullptr, name, " with ReduceOp.PREMUL_SUM: expected a factor");
         call.factor =
             factor->tensor_factor.defined() ? factor->tensor_factor.item<double>() : factor->double_factor;
       }
