@@ -186,7 +186,7 @@ class WeftBackend : public Submitter {
         in[rank].narrow(0, 0, inputs[rank].numel()).copy_(inputs[rank].reshape({-1}));
       }
       in = call.input(in);
-      auto share = out.is_contiguous() && out.numel() == longest ? out : at::empty({longest}, out.options());
+      auto share = is_plain(out) && out.numel() == longest ? out : at::empty({longest}, out.options());
       if (!share.is_same(out)) {
         call.copy_after(out, share.narrow(0, 0, out.numel()).view(out.sizes()));
       }

@@ -6,20 +6,25 @@
 
 namespace weft {
 
+// True if the memory of `tensor` holds its values in order: contiguous, and neither lazily conjugated nor negated.
+inline bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 class Submission {
  public:
   Submission(Engine& engine, WeftWork& work, const char* name) : engine_(engine), work_(work), name_(name) {}
 
   // Contiguous memory with the values of `tensor`.
   at::Tensor input(const at::Tensor& tensor) {
-    auto contiguous = tensor.contiguous();
-    work_.hold(contiguous);
-    return contiguous;
+    auto plain = plain_values(tensor);
+    work_.hold(plain);
+    return plain;
   }
 
   // Contiguous memory of the shape of `tensor` that ends up in it.
   at::Tensor output(const at::Tensor& tensor) {
-    if (tensor.is_contiguous()) {
+    if (is_plain(tensor)) {
       return tensor;
     }
     auto made = at::empty(tensor.sizes(), tensor.options());
@@ -29,10 +34,10 @@ class Submission {
 
   // As `output`, with the values of `tensor` at first.
   at::Tensor in_place(const at::Tensor& tensor) {
-    if (tensor.is_contiguous()) {
+    if (is_plain(tensor)) {
       return tensor;
     }
-    auto made = tensor.contiguous();
+    auto made = plain_values(tensor);
     work_.copy_after(tensor, made);
     return made;
   }
@@ -98,6 +103,10 @@ class Submission {
   }
 
  private:
+  static at::Tensor plain_values(const at::Tensor& tensor) {
+    return is_plain(tensor) ? tensor : tensor.contiguous().resolve_conj().resolve_neg();
+  }
+
   void start(weft_call& call, const at::Tensor& in, const at::Tensor& out, int64_t elements) {
     // All ranks pass as many elements, so none of them starts anything.
     if (elements == 0) {
