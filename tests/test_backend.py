@@ -35,6 +35,13 @@ def test_collectives_equal_those_of_gloo(backend: str, ranks: int) -> None:
         assert result["cases"] > 200
 
 
+def test_concurrent_sequences_on_several_groups_equal_those_of_gloo() -> None:
+    calls = int(os.environ.get("WEFT_TEST_CONCURRENT_CALLS", "200"))
+    for result in results("conformance.concurrent", 4, "weft", calls=calls, seed="0"):
+        assert result["wrong"] == []
+        assert result["groups"] > 3
+
+
 def results(worker: str, ranks: int, backend: str, **arguments: Any) -> list[Any]:
     return run(worker, ranks, backend=backend, quiet=False, timeout=120, **arguments)
 
@@ -180,10 +187,10 @@ def test_three_ranks_go_on_training_after_the_loss_of_the_fourth() -> None:
     assert float(right[1]) > 85
 
 
-def test_groups_form_again_after_an_elastic_restart(tmp_path: Path) -> None:
+def test_training_goes_on_from_the_last_step_after_an_elastic_restart(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     process = subprocess.run(
-        [*command, "--max-restarts", "1", "-m", "workers", "process_groups.restarted", "{}"],
+        [*command, "--max-restarts", "1", "-m", "workers", "elastic.run", "{}"],
         cwd=Path(__file__).parent,
         env=os.environ | {"TEST_RESULTS": str(tmp_path)},
         capture_output=True,
@@ -193,7 +200,10 @@ def test_groups_form_again_after_an_elastic_restart(tmp_path: Path) -> None:
     )
     assert process.returncode == 0, process.stderr
     for rank in ("0", "1"):
-        assert json.loads((tmp_path / rank).read_text()) == {"value": [4.0, 4.0]}
+        found = json.loads((tmp_path / rank).read_text())
+        assert (found["restarts"], found["first"]) == (1, 3)
+        assert found["losses"] == pytest.approx(found["alone"], rel=1e-4)
+        assert found["value"] == [2.0, 2.0]
 
 
 def test_importing_weft_after_torch_registers_the_backend(torch: Any) -> None:

@@ -1,13 +1,14 @@
 """Every collective of a backend beside gloo, with random shapes, layouts and dtypes."""
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import distributed
 
-from workers.process_group import beside_gloo
+from workers.process_group import TIMEOUT, beside_gloo, start
 
 INTEGERS = [torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -36,13 +37,18 @@ class Inputs:
     """Random tensors: the shape is equal on all ranks, the values are this rank's."""
 
     def __init__(self, seed: str, dtype: Any, op: Any, group: Any) -> None:
-        self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
+        self.rank, self.ranks = distributed.get_rank(group), distributed.get_world_size(group)
         self.common = random.Random(seed)
         self.values = torch.Generator().manual_seed(
             random.Random(f"{seed} {self.rank}").getrandbits(40)
         )
         self.dtype, self.op, self.group = dtype, op, group
+        self.is_reference = distributed.get_backend(group) == "gloo"
         self.root = self.common.randrange(self.ranks)
+
+    def peer(self, rank: int) -> int:
+        """Number of a rank of the group in the default group."""
+        return int(distributed.get_global_rank(self.group or distributed.group.WORLD, rank))
 
     def shape(self) -> list[int]:
         return [self.common.choice([0, 1, 2, 3, 5, 17]) for _ in range(self.common.randint(1, 3))]
@@ -58,7 +64,7 @@ class Inputs:
         if self.dtype.is_complex:
             values += 1j * torch.randint(-2, 3, shape, generator=self.values)
         layout = self.common.choice(["contiguous", "transposed", "strided"])
-        if self.group is None:
+        if self.is_reference:
             # Gloo reads and writes tensors that are not contiguous as if they were.
             return values
         if layout == "transposed" and len(shape) > 1:
@@ -79,7 +85,7 @@ def all_reduce(inputs: Inputs) -> list[Any]:
 
 def reduce(inputs: Inputs) -> list[Any]:
     value = inputs.tensor(inputs.shape())
-    distributed.reduce(value, inputs.root, inputs.op, group=inputs.group)
+    distributed.reduce(value, inputs.peer(inputs.root), inputs.op, group=inputs.group)
     return [value] if inputs.rank == inputs.root else []
 
 
@@ -100,7 +106,7 @@ def reduce_scatter_tensor(inputs: Inputs) -> list[Any]:
 
 def broadcast(inputs: Inputs) -> list[Any]:
     value = inputs.tensor(inputs.shape())
-    distributed.broadcast(value, inputs.root, group=inputs.group)
+    distributed.broadcast(value, inputs.peer(inputs.root), group=inputs.group)
     return [value]
 
 
@@ -142,7 +148,8 @@ def gather(inputs: Inputs) -> list[Any]:
     shape = inputs.shape()
     source, outputs = inputs.tensor(shape), [each.contiguous() for each in inputs.tensors(shape)]
     is_root = inputs.rank == inputs.root
-    distributed.gather(source, outputs if is_root else None, inputs.root, group=inputs.group)
+    root = inputs.peer(inputs.root)
+    distributed.gather(source, outputs if is_root else None, root, group=inputs.group)
     return outputs if is_root else []
 
 
@@ -151,7 +158,8 @@ def scatter(inputs: Inputs) -> list[Any]:
     parts, output = inputs.tensors(shape), inputs.tensor(shape).contiguous()
     parts = [each.contiguous() for each in parts]
     is_root = inputs.rank == inputs.root
-    distributed.scatter(output, parts if is_root else None, inputs.root, group=inputs.group)
+    root = inputs.peer(inputs.root)
+    distributed.scatter(output, parts if is_root else None, root, group=inputs.group)
     return [output]
 
 
@@ -159,9 +167,11 @@ def ring(inputs: Inputs) -> list[Any]:
     """A message to the next rank and one from the previous."""
     shape = inputs.shape()
     source, output = inputs.tensor(shape).contiguous(), inputs.tensor(shape).contiguous()
+    after, before = ((inputs.rank + step) % inputs.ranks for step in (1, -1))
+    after, before = inputs.peer(after), inputs.peer(before)
     works = [
-        distributed.isend(source, (inputs.rank + 1) % inputs.ranks, inputs.group, tag=3),
-        distributed.irecv(output, (inputs.rank - 1) % inputs.ranks, inputs.group, tag=3),
+        distributed.isend(source, after, inputs.group, tag=3),
+        distributed.irecv(output, before, inputs.group, tag=3),
     ]
     for work in works:
         work.wait()
@@ -214,3 +224,43 @@ def compare(backend: str, repeats: int, seed: str) -> dict[str, Any]:
             if any(map(differs, expected, found)):
                 wrong.append(f"{name}: expected {expected}, found {found}")
     return {"wrong": wrong, "cases": count}
+
+
+def concurrent(backend: str, calls: int, seed: str) -> dict[str, Any]:
+    """Random sequences of calls on several groups at once, each from a thread of its own.
+
+    Groups overlap; each has a twin of gloo, on which its thread makes the same calls.
+    """
+    wrong: list[str] = []
+    start("gloo")
+    members = [[0, 1, 2, 3], [0, 1], [3, 1, 2], [0, 2, 3], [2, 3], [0, 1, 2, 3]]
+    pairs = [
+        [distributed.new_group(ranks, backend=each, timeout=TIMEOUT) for each in ("gloo", backend)]
+        for ranks in members
+    ]
+
+    def run(number: int) -> None:
+        gloo, group = pairs[number]
+        chance = random.Random(f"{seed} {number}")
+        every = list(cases(1, len(members[number])))
+        try:
+            for call in range(calls):
+                name, collective, dtype, op = chance.choice(every)
+                source = f"{seed} {number} {call} {name}"
+                expected = collective(Inputs(source, dtype, op, gloo))
+                found = collective(Inputs(source, dtype, op, group))
+                if any(map(differs, expected, found)):
+                    wrong.append(f"{source}: expected {expected}, found {found}")
+        except Exception as error:
+            wrong.append(f"{number}: {error}")
+
+    rank = distributed.get_rank()
+    mine = [each for each, ranks in enumerate(members) if rank in ranks]
+    threads = [threading.Thread(target=run, args=(each,)) for each in mine]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return {"wrong": wrong, "groups": len(mine)}

@@ -249,27 +249,6 @@ def lost(backend: str) -> dict[str, Any]:
     return {"errors": errors, "value": value.item()}
 
 
-def restarted() -> dict[str, Any]:
-    """Under torchrun: rank 1 dies in the first attempt; in the second, groups are made again."""
-    distributed.init_process_group("weft", timeout=TIMEOUT)
-    rank, value = distributed.get_rank(), torch.ones(2)
-    distributed.all_reduce(value)
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        if rank == 1:
-            os._exit(1)
-        distributed.all_reduce(value)
-    # The store outlives the group, whose names in it are used again.
-    distributed.destroy_process_group()
-    distributed.init_process_group("weft", timeout=TIMEOUT)
-    half = distributed.group.WORLD.split_group(
-        [1, 0], timeout=TIMEOUT, opts=None, group_name="half", group_desc="half"
-    )
-    options = distributed.AllreduceOptions()
-    half.allreduce([value], options).wait()
-    distributed.destroy_process_group()
-    return {"value": value.tolist()}
-
-
 def exchanged(backend: str) -> int:
     """Elements received in messages that the caller and the thread of the group both wait for."""
     rank, ranks = start(backend)

@@ -5,6 +5,7 @@ Slow and simple: each rank puts its input into the store, and a wait computes th
 
 import ctypes
 import functools
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -99,7 +100,10 @@ class StoreGroup:
         self.senders: dict[int, int] = {}
         self.ids = 0
         self.closed = False
-        self.error = ""
+        self.lock = threading.RLock()
+        #: Text of the last error by native thread: a thread of C++ has a state of Python, and so
+        #: `threading.local`, during one call alone.
+        self.errors: dict[int, str] = {}
         functions = {name: kind(self.wrapped(name)) for name, kind in FUNCTIONS}
         self.table = Table(abi=1, rank=rank, ranks=ranks, **functions)
 
@@ -117,15 +121,19 @@ class StoreGroup:
             try:
                 return function(*arguments[1:])
             except Exception as error:
-                self.error = f"{type(error).__name__}: {error}"
+                self.fail(f"{type(error).__name__}: {error}")
                 return FAILED
 
         return call
 
+    def fail(self, text: str) -> None:
+        self.errors[threading.get_native_id()] = text
+
     def add(self, id: Any, step: Callable[[], bool]) -> int:
-        self.ids += 1
-        self.pending[self.ids] = step
-        id[0] = self.ids
+        with self.lock:
+            self.ids += 1
+            self.pending[self.ids] = step
+            id[0] = self.ids
         return OK
 
     def start(self, given: Any, id: Any) -> int:
@@ -210,7 +218,6 @@ class StoreGroup:
     def receive(self, peer: int, tag: int, data: int, size: int, id: Any) -> int:
         if peer != ANY_RANK:
             return self.add(id, self.taker(peer, tag, data, size))
-        number = self.ids + 1
 
         def step() -> bool:
             for source in range(self.ranks):
@@ -219,7 +226,10 @@ class StoreGroup:
                     return self.taker(source, tag, data, size)()
             return False
 
-        return self.add(id, step)
+        with self.lock:
+            self.add(id, step)
+            number = id[0]
+        return OK
 
     def is_done(self, id: int) -> int:
         return int(id not in self.pending)
@@ -228,17 +238,19 @@ class StoreGroup:
         until = time.monotonic() + nanoseconds / 1e9
         while id in self.pending:
             if self.closed:
-                self.error = "the communicator was closed"
+                self.fail("the communicator was closed")
                 return CLOSED
             if self.store.check(["poison"]):
-                self.error = self.store.get("poison").decode()
+                self.fail(self.store.get("poison").decode())
                 return LOST
-            for number, step in list(self.pending.items()):
-                if step():
-                    self.pending.pop(number, None)
+            # One thread at a time: a second one would write an output that the program has already.
+            with self.lock:
+                for number, step in list(self.pending.items()):
+                    if step():
+                        del self.pending[number]
             if id in self.pending:
                 if time.monotonic() >= until:
-                    self.error = "rank 1 is missing"
+                    self.fail("rank 1 is missing")
                     return TIMEOUT
                 time.sleep(INTERVAL)
         if id in self.senders:
@@ -246,7 +258,7 @@ class StoreGroup:
         return OK
 
     def last_error(self, text: int, capacity: int) -> int:
-        payload = self.error.encode()[: capacity - 1] + b"\0"
+        payload = self.errors.get(threading.get_native_id(), "").encode()[: capacity - 1] + b"\0"
         ctypes.memmove(text, payload, len(payload))
         return len(payload) - 1
 
