@@ -750,7 +750,7 @@ def init(
 def collectives_table(
     communicator: Communicator,
     timeout: float,
-    reproducible: bool = False,
+    sums: tuple[bool, int] = (False, 1),
     tuning: tuple[str, str, str] | None = None,
 ) -> tuple[int, int]:
     """Connect collectives over a communicator; every rank calls this.
@@ -758,7 +758,9 @@ def collectives_table(
     Args:
         communicator: the group.
         timeout: seconds to wait for the other ranks.
-        reproducible: sums are added in the order of ranks; equal on all ranks.
+        sums: whether they are added in the order of ranks, equal on all ranks; and threads that
+            reduce a long vector, at most 64, or 0 for as many as there are cores for each rank of
+            this host, at most 8.
         tuning: name and text of a file of measurements, and the name of this machine. That of rank
             0 decides.
 

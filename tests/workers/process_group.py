@@ -21,7 +21,7 @@ def register_model() -> None:
 
     def create(options: Any, _: Any) -> Any:
         models.append(StoreGroup(options.store, options.group_rank, options.group_size))
-        return build.load().create(models[-1].address, 0, options.timeout)
+        return build.load().create(models[-1].address, 0, options.timeout, "")
 
     distributed.Backend.register_backend("model", create, extended_api=True, devices=["cpu"])
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from torch import distributed
 
@@ -22,6 +23,8 @@ from weft.torch.formation import Formation
 __all__ = ["Options", "abort", "connect", "monitored_barrier", "register"]
 
 NAME = "weft"
+#: Most threads that reduce a vector.
+MAX_THREADS: Final = 64
 
 
 def register() -> None:
@@ -32,14 +35,25 @@ def register() -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a process group, for torch's `pg_options`; equal on all ranks.
+    """Options of a process group, for torch's `pg_options`; equal on all ranks but for threads.
 
     Args:
         reproducible: sums are added in the order of ranks: the same bits on all ranks and in all
             runs. By default as `WEFT_REPRODUCIBLE` requests.
+        reduction_threads: threads of a rank that reduce a long vector, at most 64; may differ
+            between ranks. 0: as many as there are cores for each rank of the host, at most 8. The
+            bits of results do not depend on it. By default as `WEFT_REDUCTION_THREADS` requests,
+            else 1.
     """
 
     reproducible: bool = field(default_factory=lambda: reproducible_by_default())
+    reduction_threads: int = field(default_factory=lambda: reduction_threads_by_default())
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.reduction_threads <= MAX_THREADS:
+            raise ConfigurationError(
+                f"reduction_threads {self.reduction_threads}: expected 0 to {MAX_THREADS}"
+            )
 
 
 def reproducible_by_default() -> bool:
@@ -54,6 +68,20 @@ def reproducible_by_default() -> bool:
     return value == "1"
 
 
+def reduction_threads_by_default() -> int:
+    """Value of `WEFT_REDUCTION_THREADS`.
+
+    Raises:
+        ConfigurationError: if it is not a number of threads.
+    """
+    value = os.environ.get("WEFT_REDUCTION_THREADS", "").strip() or "1"
+    if not (value.isascii() and value.isdigit() and int(value) <= MAX_THREADS):
+        raise ConfigurationError(
+            f"WEFT_REDUCTION_THREADS {value!r}: expected a number from 0 to {MAX_THREADS}"
+        )
+    return int(value)
+
+
 def create(description: Any, options: Any) -> Any:
     """Backend of a new process group, from torch's description of it and from `pg_options`."""
     from torch._C._distributed_c10d import Backend
@@ -64,12 +92,44 @@ def create(description: Any, options: Any) -> Any:
             f"pg_options {type(options).__name__}: expected weft.torch.Options for backend weft"
         )
     rank, size, timeout = description.group_rank, description.group_size, description.timeout
-    reproducible = (options if isinstance(options, Options) else Options()).reproducible
-    return connect(description.store, rank, size, timeout, reproducible=reproducible)
+    own = options if isinstance(options, Options) else Options()
+    return connect(
+        description.store,
+        rank,
+        size,
+        timeout,
+        Settings(own.reproducible, own.reduction_threads),
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of a group after their defaults; groups that are split from it have the same.
+
+    Args:
+        reproducible: as in `Options`.
+        reduction_threads: as in `Options`.
+    """
+
+    reproducible: bool
+    reduction_threads: int
+
+    def encode(self) -> str:
+        """JSON, for the C++ library to keep."""
+        return json.dumps(asdict(self))
+
+
+def split(store: Any, rank: int, size: int, timeout: timedelta, settings: str) -> Any:
+    """Backend of a group that torch splits from another one, with the settings of that one."""
+    return connect(store, rank, size, timeout, Settings(**json.loads(settings)))
 
 
 def connect(
-    store: Any, rank: int, size: int, timeout: timedelta, *, reproducible: bool = False
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    settings: Settings,
 ) -> Any:
     """Backend of a group whose ranks meet at a store of torch.
 
@@ -78,7 +138,7 @@ def connect(
         rank: this rank.
         size: ranks in the group.
         timeout: of this call, and of operations that have none of their own.
-        reproducible: sums are added in the order of ranks.
+        settings: settings of the group.
 
     Raises:
         ConfigurationError: if the C++ library cannot be built.
@@ -97,7 +157,7 @@ def connect(
             table, context = _native.collectives_table(
                 communicator,
                 formation.left(),
-                reproducible,
+                (settings.reproducible, settings.reduction_threads),
                 tuning,
             )
         except BaseException as error:
@@ -105,7 +165,7 @@ def connect(
             raise
         formation.end()
         stack.pop_all()
-    return shim.create(table, context, timeout, reproducible)
+    return shim.create(table, context, timeout, settings.encode())
 
 
 @cache

@@ -19,22 +19,24 @@ pub use timer::CollectiveTimer;
 
 /// Connects collectives over a communicator. Every rank calls this.
 ///
-/// `reproducible`: sums are added in rank order. `tuning`: name and text of a file of measurements, and the name of
+/// `sums`: whether they are added in rank order; threads that reduce a long vector, 0 for as many as there are cores for
+/// each rank of this host. `tuning`: name and text of a file of measurements, and the name of
 /// this machine; that of rank 0 decides.
 ///
 /// Returns the addresses of the table and of the context for its functions. The table belongs to the context, which
 /// its function `release` frees.
 #[pyfunction]
-#[pyo3(signature = (communicator, timeout, reproducible=false, tuning=None))]
+#[pyo3(signature = (communicator, timeout, sums=(false, 1), tuning=None))]
 pub fn collectives_table(
     py: Python<'_>,
     communicator: &Communicator,
     timeout: f64,
-    reproducible: bool,
+    sums: (bool, u32),
     tuning: Option<timer::Source>,
 ) -> PyResult<(usize, usize)> {
     let shared = &communicator.shared;
-    let config = CollectivesConfig { reproducible, ..CollectivesConfig::default() };
+    let (reproducible, reduction_threads) = sums;
+    let config = CollectivesConfig { reproducible, reduction_threads, ..Default::default() };
     let operations = shared.with(py, |fabric| {
         let tuning = timer::source(&tuning);
         Ok(Operations::connect(fabric, shared.clone(), config, tuning, deadline(timeout))?)

@@ -12,10 +12,11 @@ class WeftBackend : public Submitter {
  public:
   // Makes the backend of some ranks of this one; without the GIL held.
   using Splitter = intrusive_ptr<c10d::Backend> (*)(
-      const intrusive_ptr<c10d::Store>& store, int rank, int size, Milliseconds timeout);
+      const intrusive_ptr<c10d::Store>& store, int rank, int size, Milliseconds timeout, const std::string& settings);
 
-  WeftBackend(std::shared_ptr<Engine> engine, Milliseconds timeout, Splitter splitter)
-      : Submitter(std::move(engine), timeout), splitter_(splitter) {
+  // `settings`: those of the group, for groups that are split from it.
+  WeftBackend(std::shared_ptr<Engine> engine, Milliseconds timeout, std::string settings, Splitter splitter)
+      : Submitter(std::move(engine), timeout), settings_(std::move(settings)), splitter_(splitter) {
     init();
   }
 
@@ -68,7 +69,7 @@ class WeftBackend : public Submitter {
       return nullptr;
     }
     auto timeout = options ? options->timeout : timeout_;
-    return splitter_(store, static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()), timeout);
+    return splitter_(store, static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()), timeout, settings_);
   }
 
   bool supportsCoalescing() const override {
@@ -344,6 +345,7 @@ class WeftBackend : public Submitter {
     std::rethrow_exception(backend_error("weft: " + text));
   }
 
+  std::string settings_;
   Splitter splitter_;
 };
 

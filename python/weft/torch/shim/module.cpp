@@ -29,18 +29,16 @@ std::vector<std::shared_ptr<Engine>> engines() {
   return alive;
 }
 
-// Asks Python for the backend of a split group, with the options of the group that is split.
-template <bool Reproducible>
+// Asks Python for the backend of a split group, with the settings of the group that is split.
 intrusive_ptr<c10d::Backend> split(
-    const intrusive_ptr<c10d::Store>& store, int rank, int size, Milliseconds timeout) {
+    const intrusive_ptr<c10d::Store>& store, int rank, int size, Milliseconds timeout, const std::string& settings) {
   py::gil_scoped_acquire gil;
-  py::object made = py::module_::import("weft.torch.backend").attr("connect")(
-      store, rank, size, timeout, py::arg("reproducible") = Reproducible);
+  py::object made = py::module_::import("weft.torch.backend").attr("split")(store, rank, size, timeout, settings);
   return made.cast<intrusive_ptr<c10d::Backend>>();
 }
 
 intrusive_ptr<c10d::Backend> create(
-    uintptr_t table_address, uintptr_t context, Milliseconds timeout, bool reproducible) {
+    uintptr_t table_address, uintptr_t context, Milliseconds timeout, std::string settings) {
   auto table = reinterpret_cast<const weft_table*>(table_address);
   TORCH_CHECK(
       table->abi == WEFT_ABI, "weft: table of version ", table->abi, ": expected ", WEFT_ABI,
@@ -50,7 +48,7 @@ intrusive_ptr<c10d::Backend> create(
   registry.erase(
       std::remove_if(registry.begin(), registry.end(), [](auto& each) { return each.expired(); }), registry.end());
   registry.push_back(engine);
-  return c10::make_intrusive<WeftBackend>(std::move(engine), timeout, reproducible ? split<true> : split<false>);
+  return c10::make_intrusive<WeftBackend>(std::move(engine), timeout, std::move(settings), split);
 }
 
 void close_all() {
@@ -75,8 +73,7 @@ PYBIND11_MODULE(_weft_torch, module) {
   py::module_::import("torch._C._distributed_c10d");
   py::class_<weft::WeftBackend, c10::intrusive_ptr<weft::WeftBackend>, c10d::Backend>(module, "WeftBackend");
   module.def(
-      "create", &weft::create, py::arg("table"), py::arg("context"), py::arg("timeout"),
-      py::arg("reproducible") = false);
+      "create", &weft::create, py::arg("table"), py::arg("context"), py::arg("timeout"), py::arg("settings"));
   module.def("abort_all", &weft::abort_all, py::call_guard<py::gil_scoped_release>());
   module.def("aborts", [] { return weft::aborts.load(); });
   module.def("close_all", &weft::close_all, py::call_guard<py::gil_scoped_release>());
