@@ -62,22 +62,34 @@ def test_a_network_that_hdrm_cannot_serve_is_refused() -> None:
         return str(error.value)
 
     fat_tree = "fat-tree:leaves=4,spines=2,hosts=4"
-    assert refusal(fat_tree, hosts) == (
-        f"network {fat_tree}: HDRM needs a BiGraph, expected bigraph:... or a JSON file with"
-        " its options; on other networks use ring or hd, whose ranks need no placement"
-    )
-    assert refusal(BIGRAPH, ["node7", *hosts[1:]]).startswith(
-        f"host node7: expected hosts of {BIGRAPH}, such as L0.0, L0.1, L1.0, L1.1 and 12 more;"
+    assert "HDRM needs a BiGraph, expected bigraph:..., a JSON file" in refusal(fat_tree, hosts)
+    assert refusal(BIGRAPH, ["node7", *hosts[1:]]) == (
+        "no HDRM rank map for 16 ranks: host node7 has no endpoint in HDRM's map, whose hosts are"
+        " U0.0, L0.0, L1.0, U1.0 and 12 more; name hosts as the network does"
     )
     assert refusal(BIGRAPH, [hosts[1], *hosts[1:]]) == (
-        f"processes per host of 16 ranks: expected those of HDRM's placement on {BIGRAPH}, but"
-        " U0.0 has 0 instead of 1, L0.0 has 2 instead of 1; start that many on each host"
+        "no HDRM rank map for 16 ranks: host L0.0 has 2 ranks and 1 of the endpoints of HDRM's map;"
+        " start at most one rank for each endpoint"
+    )
+    assert "rank 1 of the order would be at host L0.0, which has none" in refusal(
+        BIGRAPH, [hosts[0], hosts[3]]
     )
     uneven = "bigraph:switches=6,endpoints=2"
-    assert refusal(uneven, ["U0.0"] * 12).startswith(
-        f"ranks 12: expected 1 to 8, the endpoints of {uneven} with a place in HDRM (3 switches of"
-        " each half is not a power of two"
-    )
+    with pytest.raises(ConfigurationError, match=r"12 ranks: expected 1 to 8: 3 switches of each"):
+        hdrm_hosts(uneven, 12)
+
+
+def test_a_part_of_the_hosts_and_a_file_with_a_rank_map_are_taken(tmp_path: Path) -> None:
+    hosts = hdrm_hosts(BIGRAPH)
+    assert hdrm_ranks(BIGRAPH, [hosts[6], hosts[4], hosts[7], hosts[5]]) == [2, 0, 3, 1]
+    names = [f"node{number}" for number in range(16)]
+    (tmp_path / "names").write_text("\n".join(names), encoding="utf-8")
+    shape = ("--switches", "8", "--endpoints", "2", "--hosts", str(tmp_path / "names"))
+    command = [sys.executable, "-m", "weft", "topo", "bigraph", *shape, "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=50)
+    file = str(tmp_path / "network.json")
+    assert hdrm_hosts(file) == hdrm_hosts(BIGRAPH, names=names)
+    assert hdrm_ranks(file, ["node0", hdrm_hosts(file)[1]]) == [0, 1]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -101,7 +113,7 @@ def test_weft_run_places_ranks_on_the_hosts_of_a_network(tmp_path: Path) -> None
     ("arguments", "message"),
     [
         (["--network", "fat-tree:leaves=2,spines=1,hosts=2"], "HDRM needs a BiGraph"),
-        (["--network", "bigraph:switches=2,endpoints=1"], "ranks 4: expected 1 to 2"),
+        (["--network", "bigraph:switches=2,endpoints=1"], "4 ranks: expected 1 to 2"),
         (["--network", BIGRAPH, "--pretend-hosts", "2"], "give one of both"),
     ],
 )

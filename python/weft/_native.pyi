@@ -933,6 +933,12 @@ def topology_host(root: str, xml: str | None = None, nvml: str | None = None) ->
 def topology_bigraph(spec: str, hosts: list[str] | None = None) -> str:
     """A BiGraph's cabling, rank map in all forms, and network; JSON."""
 
+def hdrm_hosts(spec: str, ranks: int | None = None, names: list[str] | None = None) -> list[str]:
+    """Host of each rank in HDRM's map."""
+
+def hdrm_positions(spec: str, hosts: list[str], names: list[str] | None = None) -> list[int]:
+    """Position in HDRM of each rank, from their hosts."""
+
 def topology_network(spec: str) -> str:
     """Any network: its counts and its JSON; JSON."""
 

@@ -66,5 +66,8 @@ mod _native {
     #[pymodule_export]
     use crate::sim::{schedule, simulate};
     #[pymodule_export]
-    use crate::topology::{topology_bigraph, topology_host, topology_network, topology_path};
+    use crate::topology::{
+        hdrm_hosts, hdrm_positions, topology_bigraph, topology_host, topology_network,
+        topology_path,
+    };
 }

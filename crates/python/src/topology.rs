@@ -4,7 +4,7 @@ use crate::errors::Error;
 use crate::numbers::{Flow, Seed};
 use pyo3::prelude::*;
 use std::path::PathBuf;
-use weft_topology::report;
+use weft_topology::{Description, report};
 
 /// The server below `root` (`/sys` or a copy), or in NCCL's XML, with what NVML adds.
 #[pyfunction]
@@ -27,6 +27,32 @@ pub fn topology_bigraph(
     hosts: Option<Vec<String>>,
 ) -> PyResult<String> {
     Ok(py.detach(|| report::bigraph_report(spec, hosts.as_deref())).map_err(Error::from)?)
+}
+
+/// Host of each rank in HDRM's map: of all that have a place, or of this number of ranks.
+#[pyfunction]
+#[pyo3(signature = (spec, ranks = None, names = None))]
+pub fn hdrm_hosts(
+    py: Python<'_>,
+    spec: &str,
+    ranks: Option<u32>,
+    names: Option<Vec<String>>,
+) -> PyResult<Vec<String>> {
+    let hosts = || Description::parse(spec)?.hdrm_hosts(ranks, names.as_deref());
+    Ok(py.detach(hosts).map_err(Error::from)?)
+}
+
+/// Position in HDRM of each rank, from their hosts.
+#[pyfunction]
+#[pyo3(signature = (spec, hosts, names = None))]
+pub fn hdrm_positions(
+    py: Python<'_>,
+    spec: &str,
+    hosts: Vec<String>,
+    names: Option<Vec<String>>,
+) -> PyResult<Vec<u32>> {
+    let order = || Description::parse(spec)?.rank_order(&hosts, names.as_deref());
+    Ok(py.detach(order).map_err(Error::from)?.positions())
 }
 
 /// Any network: its counts and its JSON.

@@ -31,12 +31,20 @@ impl Description {
     /// Parses a short form, as `bigraph:switches=16,endpoints=4,gbps=100,latency_us=0.5`, or the JSON file of
     /// that path.
     pub fn parse(spec: &str) -> Result<Description> {
+        let is_short = spec.split_once(':').is_some_and(|(kind, _)| KINDS.contains(&kind));
+        match Path::new(spec) {
+            path if !is_short && path.exists() => Description::from_json(&read(path)?),
+            _ => Description::from_short_form(spec),
+        }
+    }
+
+    /// Parses a short form. Reads no file.
+    pub fn from_short_form(spec: &str) -> Result<Description> {
         match spec.split_once(':') {
             Some((kind, options)) if KINDS.contains(&kind) => {
                 let options = options_from_text(spec, options)?;
                 Description::from_options(kind, options)
             }
-            _ if Path::new(spec).exists() => Description::from_json(&read(Path::new(spec))?),
             _ => {
                 let kind = spec.split(':').next().unwrap_or(spec);
                 let hint = hint(kind, KINDS.iter().copied());

@@ -146,7 +146,7 @@ pub enum Error {
         links: usize,
     },
     /// No contention-free rank map for that number of ranks.
-    #[error("no HDRM rank map for {ranks} ranks on this BiGraph: {reason}")]
+    #[error("no HDRM rank map for {ranks} ranks: {reason}")]
     NoRankMap {
         /// Ranks.
         ranks: u64,

@@ -20,6 +20,7 @@ mod names;
 mod network;
 mod placement;
 mod rank_map;
+mod rank_order;
 mod reach;
 pub mod report;
 mod routing;
@@ -44,5 +45,7 @@ pub use network::{
 pub use placement::{RankPlacement, RankPlacements};
 /// Rank maps.
 pub use rank_map::{RankMap, hdrm_port};
+/// Order of a group's ranks.
+pub use rank_order::RankOrder;
 /// Paths.
 pub use routing::{Router, Routing};

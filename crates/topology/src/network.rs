@@ -323,19 +323,38 @@ impl Network {
     /// [`Error::BadRankMap`] for an endpoint with two ranks; [`Error::EndpointOutOfRange`].
     pub fn with_rank_map(&self, map: Vec<EndpointId>) -> Result<Network> {
         check_rank_map(&map, self.endpoints())?;
+        Ok(self.with(self.graph.nodes.clone(), Some(map)))
+    }
+
+    /// The same network with these hosts of endpoints.
+    ///
+    /// # Panics
+    /// If an endpoint is not of this network.
+    pub(crate) fn with_hosts<'a>(
+        &self,
+        hosts: impl IntoIterator<Item = (EndpointId, &'a str)>,
+    ) -> Network {
+        let mut nodes = self.graph.nodes.clone();
+        for (endpoint, host) in hosts {
+            nodes[self.endpoint(endpoint).0 as usize].host = Some(host.to_owned());
+        }
+        self.with(nodes, self.graph.rank_map.clone())
+    }
+
+    fn with(&self, nodes: Vec<Node>, rank_map: Option<Vec<EndpointId>>) -> Network {
         let graph = &self.graph;
-        Ok(Network {
+        Network {
             graph: Arc::new(Graph {
                 name: graph.name.clone(),
-                nodes: graph.nodes.clone(),
                 links: graph.links.clone(),
                 endpoints: graph.endpoints.clone(),
                 routes: graph.routes.clone(),
-                rank_map: Some(map),
-                out: Adjacency::new(graph.nodes.len(), &graph.links, |link| link.from),
-                into: Adjacency::new(graph.nodes.len(), &graph.links, |link| link.to),
+                rank_map,
+                out: Adjacency::new(nodes.len(), &graph.links, |link| link.from),
+                into: Adjacency::new(nodes.len(), &graph.links, |link| link.to),
+                nodes,
             }),
-        })
+        }
     }
 }
 

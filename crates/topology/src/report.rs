@@ -5,7 +5,7 @@ use crate::cabling::cables_csv;
 use crate::describe::Description;
 use crate::error::{Error, Result};
 use crate::host::{Assumptions, Device, Finding, Host, NvLink, NvmlGpu, Pair};
-use crate::network::{LinkId, Network, NodeId, NodeKind};
+use crate::network::{EndpointId, LinkId, Network, NodeId, NodeKind};
 use crate::placement::RankPlacements;
 use crate::routing::{Router, Routing};
 use serde::Serialize;
@@ -87,7 +87,12 @@ fn add_rank_map(
             Err(error) => drop(report.unavailable.insert(name, error.to_string())),
         }
     }
-    let network = network.with_rank_map(map.endpoints.clone())?;
+    let mut network = network.with_rank_map(map.endpoints.clone())?;
+    if hosts.is_some() {
+        let ends =
+            places.ranks.iter().map(|place| (EndpointId(place.endpoint), place.host.as_str()));
+        network = network.with_hosts(ends);
+    }
     report.files.insert("network.json", network.to_json());
     report.ranks = map.endpoints.len();
     report.left_out = map.left_out;
