@@ -9,6 +9,7 @@ use crate::halving_doubling::HalvingDoubling;
 use crate::hierarchical::Hierarchical;
 use crate::op::{Collective, MAX_RANKS, Op, Rank};
 use crate::pairwise::Pairwise;
+use crate::placed_hdrm::PlacedHdrm;
 use crate::program::Program;
 use crate::recursive::{RecursiveDoubling, RecursiveHalving};
 use crate::ring::{RingAllGather, RingAllReduce, RingReduceScatter};
@@ -125,6 +126,7 @@ any_schedule! {
     RingAllGather(RingAllGather),
     TreeAllReduce(TreeAllReduce),
     HalvingDoubling(HalvingDoubling),
+    PlacedHdrm(PlacedHdrm),
     RecursiveHalving(RecursiveHalving),
     RecursiveDoubling(RecursiveDoubling),
     Circulant(Circulant),

@@ -11,6 +11,7 @@
 //!   [`recursive`], [`circulant`], [`broadcast`]; their parts: `cube`, `double_tree`, `ordered_sum`, `pipeline`
 //! - `algorithm`: names; `any_schedule`: [`build()`] and [`AnySchedule`]
 //! - [`verify`](mod@verify): proof of correctness; [`contention`](mod@contention): load of links; `collision`
+//! - `placed_hdrm`, `placement`: HDRM for ranks in any order; the order that a network requires
 //! - [`tune`](mod@tune): choice of the fastest algorithm on a network; [`tuning`]: by measured times
 //! - `executor`: [`Collectives`], which run schedules over the fabric
 //! - [`reduction`]: sums, minima and other operations on vectors
@@ -39,6 +40,8 @@ mod op;
 mod ordered_sum;
 pub mod pairwise;
 mod pipeline;
+mod placed_hdrm;
+mod placement;
 mod program;
 pub mod recursive;
 pub mod reduction;
@@ -58,13 +61,18 @@ pub use contention::contention;
 /// Errors.
 pub use error::Error;
 /// Execution over the fabric.
-pub use executor::{Call, CallId, Collectives, CollectivesConfig, Executor, GroupRoutes, Scale};
+pub use executor::{
+    Call, CallId, Collectives, CollectivesConfig, Executor, GroupRoutes, Scale, SelectionSources,
+};
 /// Measurement of calls.
 pub use executor::{CallTimer, Timed, memory_rates};
 /// Printed form of a schedule.
 pub use listing::Listing;
 /// Parts of a schedule.
 pub use op::{Buffer, Collective, MAX_RANKS, Op, OpLocation, Rank, Span};
+/// Ranks on a network.
+pub use placed_hdrm::PlacedHdrm;
+pub use placement::{NetworkSource, Placement};
 /// Stored schedule.
 pub use program::Program;
 /// Operations on vectors.

@@ -14,7 +14,7 @@ const MAX_OPERATIONS: u64 = 1 << 24;
 
 /// Relative difference below which times count as equal; then the lower link load decides, since drift between
 /// ranks and incast cost more than estimated.
-const SLACK: f64 = 0.05;
+pub(crate) const SLACK: f64 = 0.05;
 
 /// Costs besides the links of the network.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,6 +4,8 @@
 mod communicators;
 #[path = "collectives/ends.rs"]
 mod ends;
+#[path = "collectives/placement.rs"]
+mod placement;
 #[path = "../../fabric/tests/common/ranks.rs"]
 mod ranks;
 #[path = "collectives/reads.rs"]

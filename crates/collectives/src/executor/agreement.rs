@@ -1,7 +1,8 @@
-//! Agreement of all ranks on configuration, routes, and rank 0's measurements.
+//! Agreement of all ranks on configuration, routes, and rank 0's measurements and network.
 
 use super::config::{CollectivesConfig, GroupRoutes};
 use super::driver::Executor;
+use crate::placement::{NetworkSource, Placement};
 use crate::run_error::RunError;
 use crate::tuning::{Tuning, TuningFile, TuningKey, TuningSource};
 use weft_fabric::{Communicator, Progress, ProviderKind, Rank, Route, Time};
@@ -9,23 +10,30 @@ use weft_fabric::{Communicator, Progress, ProviderKind, Rank, Route, Time};
 /// Longest text of an error that is sent, or taken of a peer, in characters.
 const MAX_DETAIL: usize = 2000;
 
-/// State of rank 0's measurements in its record.
-const NONE: u64 = 0;
-const ENTRY: u64 = 1;
-const FAILED: u64 = 2;
+/// Measurements and network by which algorithms are selected. Those of rank 0 decide.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SelectionSources<'a> {
+    /// Measurements of `weft tune`.
+    pub tuning: Option<TuningSource<'a>>,
+    /// Network of the group.
+    pub network: Option<NetworkSource<'a>>,
+    /// Name of this rank's host in the network; by default its host identity.
+    pub host: Option<&'a str>,
+}
 
 /// Values that are equal on all ranks.
 pub(super) struct Agreement {
     pub routes: GroupRoutes,
     pub tuning: Option<Tuning>,
+    pub placement: Option<Placement>,
 }
 
 /// Compares the configurations of all ranks, collects the properties of their routes, and takes over the measurements
-/// of rank 0.
+/// and the network of rank 0.
 pub(super) fn agree(
     communicator: &Communicator,
     config: &CollectivesConfig,
-    tuning: Option<TuningSource<'_>>,
+    sources: &SelectionSources<'_>,
     deadline: Time,
 ) -> Result<Agreement, RunError> {
     let (mine, provider) = routes_of(communicator);
@@ -35,25 +43,22 @@ pub(super) fn agree(
         ("bytes of inputs read in place", config.in_place_bytes),
         ("request for reproducible sums (1: yes)", config.reproducible.into()),
     ];
-    let source = tuning.filter(|_| communicator.rank() == Rank(0));
-    let entry = source.map(|source| entry_of(&source, provider, communicator.world_size()));
-    let (state, text) = match &entry {
-        None | Some(Ok(None)) => (NONE, String::new()),
-        Some(Ok(Some(text))) => (ENTRY, text.clone()),
-        Some(Err(error)) => (FAILED, error.to_string()),
-    };
-    let values = fields.iter().map(|(_, value)| *value);
-    let of_routes = [mine.ordered, mine.one_host, mine.mapped, mine.reads].map(u64::from);
-    let values = values.chain(of_routes).chain([state]);
-    let mut record: Vec<u8> = values.flat_map(u64::to_le_bytes).collect();
-    record.extend(text.as_bytes());
+    let texts = Texts::of(communicator, sources, provider);
+    let mut record: Vec<u8> = fields
+        .iter()
+        .map(|(_, value)| *value)
+        .chain([mine.ordered, mine.one_host, mine.mapped, mine.reads].map(u64::from))
+        .flat_map(u64::to_le_bytes)
+        .collect();
+    texts.put(&mut record);
     let copies = vec![record; communicator.world_size() as usize];
     let records = communicator.exchange(&copies, deadline)?;
-    if let Some(Err(error)) = entry {
+    if let Some(error) = texts.error {
         return Err(error);
     }
     let mut routes = mine;
-    let mut tuning = None;
+    let mut first = None;
+    let mut hosts = Vec::with_capacity(records.len());
     for (peer, theirs) in (0..).map(Rank).zip(&records) {
         let (values, _) = theirs.as_chunks::<8>();
         let value = |index: usize| values.get(index).map_or(0, |bytes| u64::from_le_bytes(*bytes));
@@ -67,25 +72,86 @@ pub(super) fn agree(
         routes.one_host &= value(fields.len() + 1) != 0;
         routes.mapped &= value(fields.len() + 2) != 0;
         routes.reads &= value(fields.len() + 3) != 0;
-        if peer == Rank(0) {
-            let text = theirs.get(8 * (fields.len() + 5)..).unwrap_or_default();
-            let text = String::from_utf8_lossy(text);
-            match value(fields.len() + 4) {
-                ENTRY => {
-                    let file = TuningFile::from_json(&format!("entry of {peer}"), &text)?;
-                    tuning = file.first();
-                }
-                FAILED => {
-                    return Err(RunError::PeerFailed {
-                        peer,
-                        detail: text.chars().take(MAX_DETAIL).collect(),
-                    });
-                }
-                _ => {}
-            }
+        let [host, tuning, network, failure] =
+            Texts::parse(theirs.get(8 * (fields.len() + 4)..).unwrap_or_default());
+        if !failure.is_empty() {
+            let detail = failure.chars().take(MAX_DETAIL).collect();
+            return Err(RunError::PeerFailed { peer, detail });
+        }
+        hosts.push(host);
+        first.get_or_insert((tuning, network));
+    }
+    let (tuning, network) = first.unwrap_or_default();
+    let name = "entry of rank 0";
+    let tuning = match tuning.as_str() {
+        "" => None,
+        text => TuningFile::from_json(name, text)?.first(),
+    };
+    let placement = match network.split_once('\n') {
+        None => None,
+        Some((name, text)) => Some(Placement::new(&NetworkSource { name, text }, &hosts)?),
+    };
+    if let Some(placement) = placement.as_ref().filter(|_| communicator.rank() == Rank(0)) {
+        match placement.order() {
+            Ok(order) => log::debug!(target: "tuner", "hdrm with ranks in the order {order:?}"),
+            Err(reason) => log::debug!(target: "tuner", "hdrm is not selected: {reason}"),
         }
     }
-    Ok(Agreement { routes, tuning })
+    Ok(Agreement { routes, tuning, placement })
+}
+
+/// Texts of a rank's record.
+struct Texts {
+    /// Host of this rank.
+    host: String,
+    /// Entry of the measurements for this group; empty if there is none, and at all ranks but rank 0.
+    tuning: String,
+    /// Name of the network, a line break, and its description; empty likewise.
+    network: String,
+    error: Option<RunError>,
+}
+
+impl Texts {
+    fn of(communicator: &Communicator, sources: &SelectionSources<'_>, provider: String) -> Texts {
+        let member = communicator.control().members().get(communicator.rank().index());
+        let identity = member.map_or("", |member| member.host_id.as_str());
+        let host = sources.host.unwrap_or(identity).to_owned();
+        let mut texts = Texts { host, tuning: String::new(), network: String::new(), error: None };
+        if communicator.rank() != Rank(0) {
+            return texts;
+        }
+        if let Some(source) = &sources.tuning {
+            match entry_of(source, provider, communicator.world_size()) {
+                Ok(entry) => texts.tuning = entry.unwrap_or_default(),
+                Err(error) => texts.error = Some(error),
+            }
+        }
+        if let Some(source) = &sources.network {
+            texts.network = format!("{}\n{}", source.name.replace('\n', " "), source.text);
+            texts.error = texts.error.or(source.parse().err());
+        }
+        texts
+    }
+
+    /// Appends each text behind its length.
+    fn put(&self, record: &mut Vec<u8>) {
+        let failure = self.error.as_ref().map(RunError::to_string).unwrap_or_default();
+        for text in [&self.host, &self.tuning, &self.network, &failure] {
+            record.extend((text.len() as u64).to_le_bytes());
+            record.extend(text.as_bytes());
+        }
+    }
+
+    /// Host, measurements, network, and text of an error.
+    fn parse(mut record: &[u8]) -> [String; 4] {
+        std::array::from_fn(|_| {
+            let (length, rest) = record.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+            let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
+            let (text, rest) = rest.split_at(length.min(rest.len()));
+            record = rest;
+            String::from_utf8_lossy(text).into_owned()
+        })
+    }
 }
 
 /// Properties of this rank's routes, and the names of their providers.

@@ -1,6 +1,6 @@
 //! Collectives of a communicator: connection, and calls from any thread.
 
-use super::agreement::{Agreement, agree, made_by_all};
+use super::agreement::{Agreement, SelectionSources, agree, made_by_all};
 use super::call::{Call, CallId};
 use super::config::CollectivesConfig;
 use super::driver::{Executor, ShortState};
@@ -66,10 +66,28 @@ impl Collectives {
         tuning: Option<TuningSource<'_>>,
         deadline: Time,
     ) -> Result<Collectives, RunError> {
-        let Agreement { routes, tuning } = agree(communicator, &config, tuning, deadline)?;
+        let sources = SelectionSources { tuning, ..SelectionSources::default() };
+        Collectives::connect_with(communicator, config, sources, deadline)
+    }
+
+    /// As [`Collectives::connect_tuned`], with HDRM on the network that rank 0 passes, in the order of ranks that its
+    /// map requires on their hosts. All-reduces are then selected by estimates on the links of this network. If the
+    /// hosts do not fit, HDRM is not selected, and a call that names it is rejected with the reason.
+    ///
+    /// # Errors
+    /// Those of [`Collectives::connect_tuned`], for the network as for measurements.
+    pub fn connect_with(
+        communicator: &Communicator,
+        config: CollectivesConfig,
+        sources: SelectionSources<'_>,
+        deadline: Time,
+    ) -> Result<Collectives, RunError> {
+        let Agreement { routes, tuning, placement } =
+            agree(communicator, &config, &sources, deadline)?;
         let made = Executor::allocate(&mut communicator.engine(), config, routes);
         let mut executor = made_by_all(communicator, made, deadline)?;
         executor.set_tuning(tuning);
+        executor.set_placement(placement);
         executor.set_reduction_threads(config.threads(ranks_of_host(communicator)));
         let (regions, counters) = (executor.regions(), executor.counters().to_vec());
         let remotes = communicator.share(&executor.granted(), &counters, deadline)?;

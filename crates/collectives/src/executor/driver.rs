@@ -9,6 +9,7 @@ use super::config::{CollectivesConfig, GroupRoutes};
 use super::planner::{Division, Planner};
 use super::reducer::Reducer;
 use super::short::{MAX_RANKS, ShortCalls};
+use crate::placement::Placement;
 use crate::run_error::RunError;
 use crate::tuning::Tuning;
 use std::collections::VecDeque;
@@ -224,6 +225,12 @@ impl Executor {
     /// Selects algorithms by these measurements, equal on all ranks, from now on.
     pub fn set_tuning(&mut self, tuning: Option<Tuning>) {
         self.planner.set_tuning(tuning);
+    }
+
+    /// Runs HDRM in the order of this placement, equal on all ranks, from now on, and selects all-reduces by estimates
+    /// on its network.
+    pub fn set_placement(&mut self, placement: Option<Placement>) {
+        self.planner.set_placement(placement);
     }
 
     /// Reduces long vectors by this many threads with the calling one, from now on. By default one: polls then use

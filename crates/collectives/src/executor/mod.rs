@@ -34,6 +34,7 @@ mod step;
 mod team;
 mod timer;
 
+pub use agreement::SelectionSources;
 pub use call::{Call, CallId, Scale};
 pub use collectives::Collectives;
 pub use config::{CollectivesConfig, GroupRoutes};

@@ -11,6 +11,7 @@ use super::step::Plan;
 use crate::algorithm::{Algorithm, Options};
 use crate::any_schedule::{AnySchedule, build};
 use crate::op::{Collective, Rank};
+use crate::placement::Placement;
 use crate::run_error::RunError;
 use crate::tuning::{Prediction, Tuning};
 use std::collections::HashMap;
@@ -64,6 +65,7 @@ pub(super) struct Planner {
     lanes: u16,
     group: GroupRoutes,
     tuning: Option<Tuning>,
+    placement: Option<Placement>,
     /// Route to each rank; `None` for this one.
     routes: Vec<Option<PlanRoute>>,
     plans: HashMap<PlanKey, Arc<Plan>>,
@@ -99,6 +101,7 @@ impl Planner {
             lanes,
             group,
             tuning: None,
+            placement: None,
             routes: (0..ranks).map(route).collect(),
             plans: HashMap::new(),
             recent: None,
@@ -116,6 +119,13 @@ impl Planner {
     pub fn set_tuning(&mut self, tuning: Option<Tuning>) {
         (self.recent, self.tuning) = (None, tuning);
         self.divisions.clear();
+    }
+
+    /// Runs HDRM in the order of this placement from now on, and selects all-reduces by estimates on its network.
+    pub fn set_placement(&mut self, placement: Option<Placement>) {
+        (self.recent, self.placement) = (None, placement);
+        self.divisions.clear();
+        self.plans.clear();
     }
 
     /// Divides a call into chunks that fit a channel.
@@ -166,17 +176,22 @@ impl Planner {
         }
         let GroupRoutes { one_host, reads, .. } = self.group;
         let routes = Routes { one_host, reads, lanes: self.lanes };
-        let selector =
-            Selector { routes, ranks: self.ranks, reproducible: self.config.reproducible };
+        let selector = Selector {
+            routes,
+            ranks: self.ranks,
+            reproducible: self.config.reproducible,
+            has_hdrm: self.placement.as_ref().is_some_and(|one| one.order().is_ok()),
+        };
         let shape = (call.collective, call.bytes());
-        let predictions = selector.predictions(shape, self.tuning.as_ref());
+        let (predictions, source) =
+            selector.predictions(shape, self.tuning.as_ref(), self.placement.as_mut());
         for (index, fastest) in predictions.iter().enumerate() {
             let Prediction { algorithm, options, .. } = *fastest;
             match self.divide_by(call, algorithm, options, is_scaled) {
                 // More lanes, or more staging memory, than there are; on all ranks alike.
                 Err(RunError::TooLarge { .. }) => {}
                 divided => {
-                    selector.log_prediction(shape, &predictions[index..], self.tuning.as_ref());
+                    selector.log_prediction(shape, &predictions[index..], source);
                     return divided;
                 }
             }
@@ -193,8 +208,7 @@ impl Planner {
         options: Options,
         is_scaled: bool,
     ) -> Result<Division, RunError> {
-        let schedule = build(call.collective, algorithm, self.ranks, &options)
-            .map_err(|error| RunError::Invalid { what: "algorithm", detail: error.to_string() })?;
+        let schedule = self.schedule(call.collective, algorithm, &options)?;
         self.check_lanes((call.collective, algorithm, options.chunks, options.local), &schedule)?;
         let reads = algorithm == Algorithm::DirectRead;
         if reads && !self.group.reads {
@@ -232,6 +246,21 @@ impl Planner {
         let is_short = short::is_short(call.collective, algorithm, call.bytes(), self.ranks);
         let is_short = is_short && chunks > 0;
         Ok(Division { full, last, chunks, share_bytes, algorithm: (algorithm, options), is_short })
+    }
+
+    fn schedule(
+        &self,
+        collective: Collective,
+        algorithm: Algorithm,
+        options: &Options,
+    ) -> Result<AnySchedule, RunError> {
+        if let (Collective::AllReduce, Algorithm::Hdrm, Some(placement)) =
+            (collective, algorithm, &self.placement)
+        {
+            return placement.hdrm();
+        }
+        build(collective, algorithm, self.ranks, options)
+            .map_err(|error| RunError::Invalid { what: "algorithm", detail: error.to_string() })
     }
 
     /// Checks that no pair of ranks needs more lanes than there are: on all ranks alike, as no rank may start a

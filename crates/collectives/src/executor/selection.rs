@@ -3,7 +3,9 @@
 
 use crate::algorithm::{Algorithm, Options, names};
 use crate::op::Collective;
+use crate::placement::Placement;
 use crate::run_error::RunError;
+use crate::tune::Costs;
 use crate::tuning::{Prediction, Tuning};
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
@@ -43,19 +45,35 @@ pub(super) struct Selector {
     pub ranks: u32,
     /// Sums are added in rank order.
     pub reproducible: bool,
+    /// The ranks have an order for HDRM.
+    pub has_hdrm: bool,
 }
 
 impl Selector {
-    /// Predicted times of the algorithms that may be selected, fastest first; none without measurements.
+    /// Predicted times of the algorithms that may be selected, the one to select first, and their source: estimates on
+    /// the network of an all-reduce with a placement for HDRM, otherwise measurements; none without either.
     pub fn predictions(
         &self,
         (collective, bytes): Shape,
         tuning: Option<&Tuning>,
-    ) -> Vec<Prediction> {
+        placement: Option<&mut Placement>,
+    ) -> (Vec<Prediction>, &'static str) {
+        if let Some(placement) = placement
+            && collective == Collective::AllReduce
+            && !self.reproducible
+        {
+            let costs = tuning.map_or_else(Costs::default, |tuning| tuning.constants.costs());
+            let estimates = placement.estimates(bytes, &costs);
+            if !estimates.is_empty() {
+                return (estimates, "estimated on the network");
+            }
+        }
+        let measured = tuning.is_some_and(|tuning| tuning.is_measured(collective));
+        let source = if measured { "measured" } else { "estimated" };
         let predicted = tuning.map(|tuning| tuning.predictions(collective, self.ranks, bytes));
         let mut all = predicted.unwrap_or_default();
         all.retain(|one| !self.reproducible || one.algorithm.sums_in_rank_order(collective));
-        all
+        (all, source)
     }
 
     /// Algorithm by fixed rules, without measurements.
@@ -75,6 +93,12 @@ impl Selector {
             // In two shots a sum passes through staging memory, since it is sent on; in one it does not.
             Collective::AllReduce if ranks == 2 && one_host => Algorithm::OneShot,
             Collective::AllReduce if few => Algorithm::TwoShot,
+            // A ring sends as many bytes as HDRM without folded ranks, in more messages.
+            Collective::AllReduce
+                if self.has_hdrm && (bytes < 1 << 20 || ranks.is_power_of_two()) =>
+            {
+                Algorithm::Hdrm
+            }
             Collective::AllReduce if bytes < 1 << 20 => Algorithm::HalvingDoubling,
             Collective::AllReduce => long,
             Collective::ReduceScatter | Collective::AllGather if few => Algorithm::Direct,
@@ -94,7 +118,7 @@ impl Selector {
         &self,
         (collective, bytes): Shape,
         predictions: &[Prediction],
-        tuning: Option<&Tuning>,
+        source: &str,
     ) {
         if !log::log_enabled!(target: LOG, log::Level::Debug) {
             return;
@@ -105,8 +129,6 @@ impl Selector {
             let before = if index == 0 { "; " } else { ", " };
             let _ = write!(text, "{before}{other} {:.2}x", other.seconds / best.seconds);
         }
-        let measured = tuning.is_some_and(|tuning| tuning.is_measured(collective));
-        let source = if measured { "measured" } else { "estimated" };
         let order = if self.reproducible && collective.reduces() { ", in rank order" } else { "" };
         log::debug!(
             target: LOG,

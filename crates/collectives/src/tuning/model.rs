@@ -36,11 +36,7 @@ impl LinkConstants {
         ranks: u32,
         bytes: u64,
     ) -> Result<f64, Error> {
-        let costs = Costs {
-            step_s: self.step_s,
-            post_s: self.post_s,
-            add_bytes_per_s: 1.0 / self.add_byte_s,
-        };
+        let costs = self.costs();
         let schedule = build(collective, algorithm, ranks, &options)?;
         let reads = algorithm == Algorithm::DirectRead;
         let mut switch = Switch { ranks, bandwidth: 1.0 / self.byte_s, reads };
@@ -53,6 +49,11 @@ impl LinkConstants {
                 Algorithm::DirectRead => self.step_s,
                 _ => self.copy_byte_s * bytes as f64,
             })
+    }
+
+    /// Costs besides the links.
+    pub(crate) fn costs(&self) -> Costs {
+        Costs { step_s: self.step_s, post_s: self.post_s, add_bytes_per_s: 1.0 / self.add_byte_s }
     }
 
     /// Names and values, for checks.
