@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,15 @@ def run(
     timeout: float = 50,
     environment: dict[str, str] | None = None,
     quiet: bool = True,
+    options: Sequence[str] = (),
     **arguments: Any,
 ) -> list[Any]:
-    """Run `MODULE.FUNCTION` of `workers` on every rank; results in rank order."""
-    variables, options = (TRANSPORTS | OFI)[transport]
-    if ranks == 1:
-        options = []
+    """Run `MODULE.FUNCTION` of `workers` on every rank; results in rank order.
+
+    `options` are of `weft run`.
+    """
+    variables, own = (TRANSPORTS | OFI)[transport]
+    options = [*(own if ranks > 1 else []), *options]
     with tempfile.TemporaryDirectory() as results:
         process = subprocess.run(
             [

@@ -101,11 +101,12 @@ def test_weft_run_places_ranks_on_the_hosts_of_a_network(tmp_path: Path) -> None
     file = tmp_path / "network.json"
     file.write_text(json.dumps({"bigraph": {"switches": 4, "endpoints": 2}}))
     hosts = hdrm_hosts("bigraph:switches=4,endpoints=2", 4)
-    script = 'echo "$WEFT_RANK $WEFT_HOST_ID $WEFT_LOCAL_RANK/$WEFT_LOCAL_WORLD_SIZE"'
+    variables = "$WEFT_RANK $WEFT_HOST_ID $WEFT_LOCAL_RANK/$WEFT_LOCAL_WORLD_SIZE $WEFT_NETWORK"
+    script = f'echo "{variables}"'
     for network in ("bigraph:switches=4,endpoints=2", str(file)):
         result = run("-n", "4", "--no-prefix", "--network", network, "--", "sh", "-c", script)
         assert result.returncode == 0, result.stderr
-        expected = [f"{rank} {host} 0/1" for rank, host in enumerate(hosts)]
+        expected = [f"{rank} {host} 0/1 {network}" for rank, host in enumerate(hosts)]
         assert sorted(result.stdout.splitlines()) == expected
 
 

@@ -752,6 +752,8 @@ def collectives_table(
     timeout: float,
     sums: tuple[bool, int] = (False, 1),
     tuning: tuple[str, str, str] | None = None,
+    network: tuple[str, str] | None = None,
+    host: str | None = None,
 ) -> tuple[int, int]:
     """Connect collectives over a communicator; every rank calls this.
 
@@ -763,6 +765,8 @@ def collectives_table(
             this host, at most 8.
         tuning: name and text of a file of measurements, and the name of this machine. That of rank
             0 decides.
+        network: name and description of the network, a short form or JSON. That of rank 0 decides.
+        host: name of this rank's host in the network; by default its host identity.
 
     Returns:
         The addresses of a table of C functions (`weft/torch/shim/weft.h`) and of their context,

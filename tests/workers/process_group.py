@@ -26,13 +26,18 @@ def register_model() -> None:
     distributed.Backend.register_backend("model", create, extended_api=True, devices=["cpu"])
 
 
-def start(backend: str, timeout: timedelta = TIMEOUT) -> tuple[int, int]:
+def start(backend: str, timeout: timedelta = TIMEOUT, options: Any = None) -> tuple[int, int]:
     """Make the default process group over a store in a file; this rank and the number of ranks."""
     register_model()
     rank, ranks = int(os.environ["WEFT_RANK"]), int(os.environ["WEFT_WORLD_SIZE"])
     store = distributed.FileStore(os.path.join(os.environ["TEST_RESULTS"], "store"), ranks)
     distributed.init_process_group(
-        backend, store=store, rank=rank, world_size=ranks, timeout=timeout
+        backend,
+        store=store,
+        rank=rank,
+        world_size=ranks,
+        timeout=timeout,
+        pg_options=options,
     )
     return rank, ranks
 

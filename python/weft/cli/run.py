@@ -6,18 +6,20 @@ import argparse
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft import launch
-from weft.topology.placement import hdrm_hosts
+from weft.topology import placement
 
 if TYPE_CHECKING:
     from weft.cli.arguments import Subparsers
 
 EPILOG = """\
 Environment of each rank: WEFT_RANK, WEFT_WORLD_SIZE, WEFT_LOCAL_RANK, WEFT_LOCAL_WORLD_SIZE,
-WEFT_ADDR, WEFT_PORT and WEFT_SECRET. After a rank has failed, the others have the grace to end by
-their own error; then they are killed. Exit status: that of the first rank that failed.
+WEFT_ADDR, WEFT_PORT and WEFT_SECRET; with --network also WEFT_HOST_ID and WEFT_NETWORK. After a
+rank has failed, the others have the grace to end by their own error; then they are killed. Exit
+status: that of the first rank that failed.
 """
 
 
@@ -74,13 +76,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Start the ranks, wait for them, and return the first failing rank's status."""
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     try:
-        hosts = arguments.network and hdrm_hosts(arguments.network, arguments.ranks)
+        hosts = arguments.network and placement.hdrm_hosts(arguments.network, arguments.ranks)
         config = launch.LaunchConfig(
             command,
             arguments.ranks,
             pretended_hosts=arguments.pretend_hosts,
             hosts=hosts,
-            environment=dict(arguments.env),
+            environment=network_variable(arguments.network) | dict(arguments.env),
             prefix=not arguments.no_prefix,
             grace_seconds=arguments.grace,
         )
@@ -96,6 +98,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"ranks": [dataclasses.asdict(rank) for rank in outcome.ranks]}))
     return outcome.status
+
+
+def network_variable(network: str | None) -> dict[str, str]:
+    """`WEFT_NETWORK` for the ranks: a short form, or the absolute path of a file."""
+    if network is None:
+        return {}
+    file = Path(network)
+    return {placement.VARIABLE: str(file.absolute()) if file.exists() else network}
 
 
 def assignment(text: str) -> tuple[str, str]:

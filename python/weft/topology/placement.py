@@ -1,15 +1,22 @@
-"""Rank placement: hosts of HDRM's map, and ranks on named hosts."""
+"""Rank placement: hosts of HDRM's map, ranks on named hosts, and the network of a group."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from weft import _native
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["hdrm_hosts", "hdrm_ranks"]
+__all__ = ["hdrm_hosts", "hdrm_ranks", "host_name", "network_source"]
+
+#: Environment variable that names the network.
+VARIABLE: Final = "WEFT_NETWORK"
 
 
 def hdrm_hosts(
@@ -34,7 +41,8 @@ def hdrm_ranks(network: str, hosts: Sequence[str], names: Sequence[str] | None =
     """The HDRM rank of each process, so that each step's pairs of ranks have links of their own.
 
     The processes of a host take its ranks in their order. All processes that pass the same
-    arguments compute the same ranks: pass `hosts` in one order everywhere.
+    arguments compute the same ranks: pass `hosts` in one order everywhere. Process groups on a
+    network do this by themselves.
 
     Args:
         network: as in `hdrm_hosts`.
@@ -51,3 +59,26 @@ def hdrm_ranks(network: str, hosts: Sequence[str], names: Sequence[str] | None =
             than endpoints, or the hosts are no part that fits; with the reason.
     """
     return _native.hdrm_positions(network, list(hosts), None if names is None else list(names))
+
+
+def network_source(network: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, str]:
+    """Name and text of a network, for the native module, which reads no file and checks the text.
+
+    A file that cannot be read is passed by its name alone, which the native module rejects on all
+    ranks.
+
+    Args:
+        network: a short form, the path of a JSON file, or the object that such a file contains.
+    """
+    if not isinstance(network, (str, os.PathLike)):
+        return "object", json.dumps(network)
+    name = os.fspath(network)
+    try:
+        return name, Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return name, name
+
+
+def host_name() -> str:
+    """Name of this rank's host in a network: `WEFT_HOST_ID`, else the host name of the machine."""
+    return os.environ.get("WEFT_HOST_ID", "").strip() or socket.gethostname()

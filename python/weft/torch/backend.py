@@ -9,7 +9,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import distributed
 
@@ -17,14 +17,20 @@ from weft import _native, _tuning
 from weft._rendezvous import Outer, meet
 from weft.communicator import made_options
 from weft.errors import ConfigurationError
+from weft.topology import placement
 from weft.torch import build
 from weft.torch.formation import Formation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["Options", "abort", "connect", "monitored_barrier", "register"]
 
 NAME = "weft"
 #: Most threads that reduce a vector.
 MAX_THREADS: Final = 64
+#: Networks in the options of the process's groups, which later groups without an option share.
+networks: Final[list[Any]] = []
 
 
 def register() -> None:
@@ -40,6 +46,11 @@ class Options:
     Args:
         reproducible: sums are added in the order of ranks: the same bits on all ranks and in all
             runs. By default as `WEFT_REPRODUCIBLE` requests.
+        network: network of the ranks: a short form as `bigraph:switches=8,endpoints=2`, the path of
+            a JSON file, or the object that such a file contains. That of rank 0 decides. By default
+            that of the process's first group with one, else as `WEFT_NETWORK` names it. All-reduces
+            may then run by HDRM, in the order of ranks that the network requires. Groups that are
+            split from this one take its network, or none if it has none.
         reduction_threads: threads of a rank that reduce a long vector, at most 64; may differ
             between ranks. 0: as many as there are cores for each rank of the host, at most 8. The
             bits of results do not depend on it. By default as `WEFT_REDUCTION_THREADS` requests,
@@ -47,6 +58,7 @@ class Options:
     """
 
     reproducible: bool = field(default_factory=lambda: reproducible_by_default())
+    network: str | os.PathLike[str] | Mapping[str, Any] | None = None
     reduction_threads: int = field(default_factory=lambda: reduction_threads_by_default())
 
     def __post_init__(self) -> None:
@@ -54,6 +66,9 @@ class Options:
             raise ConfigurationError(
                 f"reduction_threads {self.reduction_threads}: expected 0 to {MAX_THREADS}"
             )
+        if self.network is not None:
+            # An object without a form in JSON is an error on all ranks.
+            placement.network_source(self.network)
 
 
 def reproducible_by_default() -> bool:
@@ -93,12 +108,14 @@ def create(description: Any, options: Any) -> Any:
         )
     rank, size, timeout = description.group_rank, description.group_size, description.timeout
     own = options if isinstance(options, Options) else Options()
+    if own.network is not None:
+        networks.append(own.network)
     return connect(
         description.store,
         rank,
         size,
         timeout,
-        Settings(own.reproducible, own.reduction_threads),
+        Settings(own.reproducible, network_of(own), own.reduction_threads),
     )
 
 
@@ -108,15 +125,26 @@ class Settings:
 
     Args:
         reproducible: as in `Options`.
+        network: as in `Options`; `None` for none.
         reduction_threads: as in `Options`.
     """
 
     reproducible: bool
+    network: str | Mapping[str, Any] | None
     reduction_threads: int
 
     def encode(self) -> str:
         """JSON, for the C++ library to keep."""
         return json.dumps(asdict(self))
+
+
+def network_of(own: Options) -> str | Mapping[str, Any] | None:
+    """Network of a group with these options."""
+    named = os.environ.get(placement.VARIABLE, "").strip()
+    for one in (own.network, *networks[:1], named or None):
+        if one is not None:
+            return os.fspath(one) if isinstance(one, (str, os.PathLike)) else one
+    return None
 
 
 def split(store: Any, rank: int, size: int, timeout: timedelta, settings: str) -> Any:
@@ -138,10 +166,10 @@ def connect(
         rank: this rank.
         size: ranks in the group.
         timeout: of this call, and of operations that have none of their own.
-        settings: settings of the group.
+        settings: settings of the group; the network of rank 0 decides.
 
     Raises:
-        ConfigurationError: if the C++ library cannot be built.
+        ConfigurationError: if the C++ library cannot be built, or rank 0's network is not valid.
         RendezvousError: names the ranks that did not come.
     """
     shim = loaded()
@@ -154,11 +182,16 @@ def connect(
             assert communicator is not None, "every rank is in the list"
             stack.callback(communicator.close)
             tuning = _tuning.source() if rank == 0 else None
+            host = placement.host_name()
+            network = settings.network if rank == 0 else None
+            source = None if network is None else placement.network_source(network)
             table, context = _native.collectives_table(
                 communicator,
                 formation.left(),
                 (settings.reproducible, settings.reduction_threads),
                 tuning,
+                source,
+                host,
             )
         except BaseException as error:
             formation.fail(error)

@@ -13,7 +13,7 @@ use crate::communicator::Communicator;
 use crate::shared::deadline;
 use operations::Operations;
 use pyo3::prelude::*;
-use weft_collectives::CollectivesConfig;
+use weft_collectives::{CollectivesConfig, NetworkSource, SelectionSources};
 
 pub use timer::CollectiveTimer;
 
@@ -21,25 +21,32 @@ pub use timer::CollectiveTimer;
 ///
 /// `sums`: whether they are added in rank order; threads that reduce a long vector, 0 for as many as there are cores for
 /// each rank of this host. `tuning`: name and text of a file of measurements, and the name of
-/// this machine; that of rank 0 decides.
+/// this machine. `network`: name and description of the network. Those of rank 0 decide. `host`: name of this rank's
+/// host in the network, by default its host identity.
 ///
 /// Returns the addresses of the table and of the context for its functions. The table belongs to the context, which
 /// its function `release` frees.
 #[pyfunction]
-#[pyo3(signature = (communicator, timeout, sums=(false, 1), tuning=None))]
+#[pyo3(signature = (communicator, timeout, sums=(false, 1), tuning=None, network=None, host=None))]
 pub fn collectives_table(
     py: Python<'_>,
     communicator: &Communicator,
     timeout: f64,
     sums: (bool, u32),
     tuning: Option<timer::Source>,
+    network: Option<(String, String)>,
+    host: Option<String>,
 ) -> PyResult<(usize, usize)> {
     let shared = &communicator.shared;
     let (reproducible, reduction_threads) = sums;
     let config = CollectivesConfig { reproducible, reduction_threads, ..Default::default() };
     let operations = shared.with(py, |fabric| {
-        let tuning = timer::source(&tuning);
-        Ok(Operations::connect(fabric, shared.clone(), config, tuning, deadline(timeout))?)
+        let sources = SelectionSources {
+            tuning: timer::source(&tuning),
+            network: network.as_ref().map(|(name, text)| NetworkSource { name, text }),
+            host: host.as_deref(),
+        };
+        Ok(Operations::connect(fabric, shared.clone(), config, sources, deadline(timeout))?)
     })?;
     Ok(table::lend(operations))
 }

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use weft_collectives::messages::{Messages, MessagesConfig, OperationId};
-use weft_collectives::tuning::TuningSource;
-use weft_collectives::{Call, CallId, Collectives, CollectivesConfig, RunError};
+use weft_collectives::{Call, CallId, Collectives, CollectivesConfig, RunError, SelectionSources};
 use weft_control::{Cause, Poison};
 use weft_fabric::{Communicator, EngineAccess, Rank, Time, clock};
 
@@ -73,10 +72,10 @@ impl Operations {
         communicator: &Communicator,
         shared: Shared,
         config: CollectivesConfig,
-        tuning: Option<TuningSource<'_>>,
+        sources: SelectionSources<'_>,
         deadline: Time,
     ) -> Result<Operations, RunError> {
-        let collectives = Collectives::connect_tuned(communicator, config, tuning, deadline)?;
+        let collectives = Collectives::connect_with(communicator, config, sources, deadline)?;
         let messages = Messages::connect(communicator, MessagesConfig::default(), deadline)?;
         Ok(Operations {
             shared,
