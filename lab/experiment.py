@@ -19,6 +19,7 @@ from lab.schedules import (
     ping,
     placement,
     program,
+    rank_hosts,
     step_bytes,
 )
 
@@ -64,6 +65,8 @@ class Settings:
     rounds: int = 3
     #: Bytes of the vector of the run in single steps; 0 for none.
     step_size: int = 1 << 20
+    #: Seed of the order in which hosts get ranks; None: the order of hosts.
+    shuffle: int | None = None
 
 
 def experiment(
@@ -92,23 +95,24 @@ def one_round(
 ) -> Iterator[Record]:
     """Results of new ranks: times of all schedules and, in round 0, bytes of their steps."""
     longest = max(*settings.sizes, settings.step_size) * 8 / (settings.megabits * 1e6)
-    with started(plan, PATIENCE * longest) as ranks:
+    hosts = rank_hosts(plan, settings.shuffle)
+    with started(plan, PATIENCE * longest, hosts) as ranks:
         idle = idle_share(plan, settings)
         constants = {
             "wire_efficiency": wire_efficiency(settings.mtu),
-            "message_latency_s": message_seconds(plan, ranks),
+            "message_latency_s": message_seconds(plan, ranks, hosts),
         }
         common = {"network": plan.name, "hosts": len(plan.hosts), "round": number} | {
             name: value
             for name, value in asdict(settings).items()
-            if name in ("switches", "megabits", "mtu")
+            if name in ("switches", "megabits", "mtu", "shuffle") and value is not None
         }
         progress(
             f"{plan.name}, round {number + 1}: a message takes "
             f"{constants['message_latency_s'] * 1e6:.0f} us"
         )
         for algorithm in algorithms:
-            run = Run(plan, ranks, algorithm, settings.megabits, constants)
+            run = Run(plan, ranks, algorithm, settings.megabits, constants, hosts)
             for size in settings.sizes:
                 record = common | run.timed(size) | {"constants": constants, "idle_share": idle}
                 progress(line(record))
@@ -126,10 +130,10 @@ def idle_share(plan: Plan, settings: Settings) -> float:
     return busiest * 8 / (seconds * settings.megabits * 1e6)
 
 
-def message_seconds(plan: Plan, ranks: Ranks) -> float:
+def message_seconds(plan: Plan, ranks: Ranks, hosts: Sequence[int]) -> float:
     """Time of a 4-byte message between hosts of different halves: median of half round trips."""
     count = len(plan.hosts)
-    programs = host_programs(ping(count, count - 1), range(count))
+    programs = host_programs(ping(count, count - 1), range(count), hosts)
     ranks.command("prepare", [{"program": each} for each in programs], elements=1)
     found = []
     for _ in range(PINGS):
@@ -143,16 +147,23 @@ class Run:
     """One algorithm on the ranks of a network."""
 
     def __init__(
-        self, plan: Plan, ranks: Ranks, algorithm: str, megabits: float, constants: Constants
+        self,
+        plan: Plan,
+        ranks: Ranks,
+        algorithm: str,
+        megabits: float,
+        constants: Constants,
+        hosts: Sequence[int],
     ) -> None:
         self.plan, self.ranks, self.algorithm = plan, ranks, algorithm
         self.megabits, self.constants = megabits, constants
         self.program = program(algorithm, len(plan.hosts))
-        self.places = placement(plan, algorithm)
+        self.hosts = hosts
+        self.places = placement(plan, algorithm, hosts)
 
     def prepare(self, size: int) -> None:
         """Give the ranks the schedule for a vector of `size` bytes, and run it a few times."""
-        programs = host_programs(self.program, self.places)
+        programs = host_programs(self.program, self.places, self.hosts)
         least = self.program["blocks"] * ELEMENT
         each = [{"program": program} for program in programs]
         self.ranks.command("prepare", each, elements=max(WARM_UP_BYTES, least) // ELEMENT)

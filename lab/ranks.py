@@ -101,12 +101,13 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def started(plan: Plan, timeout: float) -> Iterator[Ranks]:
+def started(plan: Plan, timeout: float, hosts: Sequence[int]) -> Iterator[Ranks]:
     """A rank in each host's namespace, joined as a group over tcp; killed at the end of the block.
 
     Args:
         plan: the network, which `built` has made.
         timeout: seconds for each reply.
+        hosts: host of each rank.
 
     Raises:
         LabError: if a rank does not come.
@@ -117,7 +118,7 @@ def started(plan: Plan, timeout: float) -> Iterator[Ranks]:
         listener.bind(f"{folder}/socket")
         listener.listen(len(plan.hosts))
         listener.settimeout(START)
-        process = start(plan, f"{folder}/socket", errors)
+        process = start(plan, f"{folder}/socket", errors, hosts)
         stack.callback(kill, process)
         streams: list[IO[str]] = []
         ranks = Ranks(streams, errors)
@@ -138,7 +139,7 @@ def started(plan: Plan, timeout: float) -> Iterator[Ranks]:
             process.wait(END)
 
 
-def start(plan: Plan, path: str, errors: Path) -> subprocess.Popen[str]:
+def start(plan: Plan, path: str, errors: Path, hosts: Sequence[int]) -> subprocess.Popen[str]:
     """Start the process that forks the ranks."""
     # The library's own variables only: those of the caller may be of another group.
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("WEFT_")}
@@ -156,16 +157,16 @@ def start(plan: Plan, path: str, errors: Path) -> subprocess.Popen[str]:
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(rank_list(plan)) + "\n")
+        process.stdin.write(json.dumps(rank_list(plan, hosts)) + "\n")
         process.stdin.close()
     return process
 
 
-def rank_list(plan: Plan) -> list[dict[str, Any]]:
-    """Namespace and environment of each rank; rank and host have the same number."""
+def rank_list(plan: Plan, hosts: Sequence[int]) -> list[dict[str, Any]]:
+    """Host, namespace and environment of each rank."""
     common = {
         "WEFT_WORLD_SIZE": str(len(plan.hosts)),
-        "WEFT_ADDR": plan.address(plan.hosts[0]),
+        "WEFT_ADDR": plan.address(plan.hosts[hosts[0]]),
         "WEFT_PORT": "29501",
         "WEFT_SECRET": secrets.token_hex(32),
         "WEFT_PROVIDERS": "tcp",
@@ -173,11 +174,11 @@ def rank_list(plan: Plan) -> list[dict[str, Any]]:
     }
     return [
         {
-            "host": number,
-            "node": host,
-            "environment": common | {"WEFT_RANK": str(number), "WEFT_HOST_ID": host},
+            "host": host,
+            "node": plan.hosts[host],
+            "environment": common | {"WEFT_RANK": str(rank), "WEFT_HOST_ID": plan.hosts[host]},
         }
-        for number, host in enumerate(plan.hosts)
+        for rank, host in enumerate(hosts)
     ]
 
 

@@ -122,6 +122,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="vector of the run in single steps, 0 for none (default 1MiB)",
     )
+    add(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="random order of ranks on the hosts (default: the order of hosts)",
+    )
     add("--json", action="store_true", help="one JSON line for each result")
     add(
         "--record",
@@ -143,6 +149,7 @@ def run(parsed: argparse.Namespace) -> int:
         algorithms=parsed.algorithms,
         rounds=parsed.rounds,
         step_size=parsed.step_size,
+        shuffle=parsed.shuffle,
     )
     records: list[Record] = []
     for network in parsed.networks:

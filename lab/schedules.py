@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ __all__ = [
     "ping",
     "placement",
     "program",
+    "rank_hosts",
     "step_bytes",
 ]
 
@@ -58,8 +60,23 @@ def ping(ranks: int, peer: int) -> dict[str, Any]:
     }
 
 
-def placement(plan: Plan, algorithm: str) -> list[int]:
-    """Endpoint of each rank: HDRM's rank map, alternating halves for a ring, else in order.
+def rank_hosts(plan: Plan, shuffle: int | None = None) -> list[int]:
+    """Host of each rank: in their order, or shuffled with this seed."""
+    hosts = list(range(len(plan.hosts)))
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(hosts)
+    return hosts
+
+
+def placement(plan: Plan, algorithm: str, hosts: Sequence[int] | None = None) -> list[int]:
+    """Host at each position of the schedule.
+
+    HDRM's map, alternating halves for a ring, else the order of hosts.
+
+    Args:
+        plan: the network.
+        algorithm: name.
+        hosts: host of each rank, from which HDRM's map is computed; by default their order.
 
     Raises:
         LabError: for HDRM on another network than a BiGraph.
@@ -68,9 +85,10 @@ def placement(plan: Plan, algorithm: str) -> list[int]:
     if algorithm == "hdrm":
         if plan.name != "bigraph":
             raise LabError(f"hdrm on a {plan.name}: its rank map is for a bigraph; use hd")
-        report = json.loads(_native.topology_bigraph(plan.shape))
-        places = sorted(report["places"]["ranks"], key=lambda place: place["rank"])
-        return [place["endpoint"] for place in places]
+        hosts = range(ranks) if hosts is None else hosts
+        positions = _native.hdrm_positions(plan.shape, [plan.hosts[host] for host in hosts])
+        places = dict(zip(positions, hosts, strict=True))
+        return [places[position] for position in range(ranks)]
     if algorithm == "ring" and plan.name == "bigraph":
         return alternating(ranks, len(plan.switches))
     return list(range(ranks))
@@ -90,22 +108,31 @@ def alternating(ranks: int, switches: int) -> list[int]:
     return found
 
 
-def host_programs(program: dict[str, Any], places: Sequence[int]) -> list[dict[str, Any]]:
-    """Operations of each host, in the order of hosts, with hosts in place of ranks.
+def host_programs(
+    program: dict[str, Any], places: Sequence[int], hosts: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """Operations of each host, in the order of hosts, with ranks in place of positions.
 
     A wait has the number of `blocks` that it waits for.
+
+    Args:
+        program: the schedule.
+        places: host at each position of the schedule.
+        hosts: host of each rank; by default their order.
 
     Raises:
         LabError: for several writes between two ranks on one lane.
     """
     blocks = lengths(program)
+    rank_of = {host: rank for rank, host in enumerate(hosts or range(len(places)))}
+    peers = [rank_of[host] for host in places]
     found: list[dict[str, Any]] = [{} for _ in places]
     for rank, operations in enumerate(program["operations"]):
         found[places[rank]] = {
             "blocks": program["blocks"],
             "scratch_blocks": program["scratch_blocks"][rank],
             "lanes": program["lanes"],
-            "operations": [with_hosts(each, rank, places, blocks) for each in operations],
+            "operations": [with_ranks(each, rank, peers, blocks) for each in operations],
         }
     return found
 
@@ -126,20 +153,20 @@ def lengths(program: dict[str, Any]) -> dict[tuple[int, int, int], int]:
     return found
 
 
-def with_hosts(
+def with_ranks(
     operation: dict[str, Any],
-    rank: int,
-    places: Sequence[int],
+    position: int,
+    peers: Sequence[int],
     blocks: dict[tuple[int, int, int], int],
 ) -> dict[str, Any]:
-    """An operation of a rank with hosts in place of ranks."""
+    """An operation of a position with ranks in place of positions."""
     ((kind, fields),) = operation.items()
     changed = dict(fields)
     if kind == "write":
-        changed["to"] = places[fields["to"]]
+        changed["to"] = peers[fields["to"]]
     elif kind == "wait":
-        changed["from"] = places[fields["from"]]
-        changed["blocks"] = blocks[fields["from"], rank, fields["lane"]]
+        changed["from"] = peers[fields["from"]]
+        changed["blocks"] = blocks[fields["from"], position, fields["lane"]]
     return {kind: changed}
 
 

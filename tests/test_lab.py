@@ -19,7 +19,14 @@ from lab.experiment import Settings, experiment
 from lab.network import Plan, bigraph, fat_tree
 from lab.prediction import predicted_seconds, wire_efficiency
 from lab.report import connections, most_connections, tables
-from lab.schedules import host_programs, one_connection, placement, program, step_bytes
+from lab.schedules import (
+    host_programs,
+    one_connection,
+    placement,
+    program,
+    rank_hosts,
+    step_bytes,
+)
 from weft import _native
 
 ROOT = Path(__file__).parent.parent
@@ -106,6 +113,18 @@ def test_hosts_take_the_place_of_ranks() -> None:
     first = programs[3]["operations"]
     assert first[0]["write"]["to"] == 1
     assert first[1]["wait"] == {"from": 1, "lane": 0, "count": 1, "blocks": 2}
+
+
+def test_the_map_is_that_of_the_hosts_in_any_order_of_ranks() -> None:
+    plan = bigraph(8, 2)
+    hosts = rank_hosts(plan, shuffle=5)
+    assert hosts != rank_hosts(plan)
+    places = placement(plan, "hdrm", hosts)
+    assert places == placement(plan, "hdrm")
+    programs = host_programs(program("hdrm", 16), places, hosts)
+    # Rank 0 of HDRM's map exchanges with rank 1, whose host has another rank of the group.
+    first = programs[places[0]]["operations"][0]
+    assert hosts[first["write"]["to"]] == places[1]
 
 
 def test_prediction_is_the_formula_where_no_link_is_shared() -> None:
@@ -199,6 +218,30 @@ def test_eight_hosts_reduce_over_one_connection_per_link_and_step() -> None:
                     one <= found < one + 0.5 for found, one in zip(seen, expected, strict=True)
                 ), each["algorithm"]
     assert leftovers() == []
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.usefixtures("privileged")
+def test_shuffled_ranks_load_links_as_ranks_in_order() -> None:
+    def steps(shuffle: int | None) -> list[list[float]]:
+        settings = Settings(
+            switches=4,
+            ports=2,
+            megabits=25,
+            sizes=(1 << 16,),
+            algorithms=("hdrm",),
+            rounds=1,
+            step_size=1 << 19,
+            shuffle=shuffle,
+        )
+        records = list(experiment("bigraph", settings, lambda _: None))
+        assert not any(each["wrong"] for each in records)
+        return connections(records[-1], "measured")
+
+    for one, other in zip(steps(None), steps(5), strict=True):
+        # Headers and acknowledgements differ; connections do not.
+        assert [round(share) for share in one] == [round(share) for share in other]
+        assert max(one + other) < 1.5
 
 
 @pytest.mark.timeout(120)
