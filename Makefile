@@ -189,9 +189,13 @@ bench-moe: build $(STAMPS)/torch ## MoE dispatch and combine beside gloo (instal
 	@$(BIN)/python benchmarks/moe.py
 
 .PHONY: bench-collectives
-bench-collectives: build $(STAMPS)/torch ## torch.distributed over Weft and over gloo (installs PyTorch)
+bench-collectives: build $(STAMPS)/torch $(FABRIC_BENCH) ## Collectives beside gloo (installs PyTorch) and Open MPI
 	$(call step,Collectives)
 	@$(BIN)/python benchmarks/collectives.py
+	$(call step,Collectives beside Open MPI)
+	@benchmarks/peers/build.sh $(CARGO_TARGET_DIR)/peers
+	@$(BIN)/python benchmarks/collective_peers.py --fabric $(FABRIC_BENCH) \
+		--programs $(CARGO_TARGET_DIR)/peers --rounds $(or $(ROUNDS),7)
 
 .PHONY: bench-training
 bench-training: build $(STAMPS)/torch ## Training over Weft and over gloo (installs PyTorch)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -187,24 +187,32 @@ def collectives(path: str) -> Callable[[Path], str]:
 
     def table(results: Path) -> str:
         lines = [line for line in read(results, "collectives.jsonl") if line["beside"] == path]
-        cases = {
-            (line["ranks"], line["bytes"], line["shape"], line["side"]): line for line in lines
-        }
-        shapes = list(dict.fromkeys(line["shape"] for line in lines))
-        rows = []
-        for ranks, count in sorted({(line["ranks"], line["bytes"]) for line in lines}):
-            row = [f"{ranks} ranks, {size(count)}"]
-            for shape in shapes:
-                weft, gloo = (cases.get((ranks, count, shape, side)) for side in ("weft", "gloo"))
-                if weft is None or gloo is None:
-                    row.append("")
-                    continue
-                times = f"{number(weft['p50_us'])} / {number(weft['p99_us'])}"
-                row.append(f"{times}, {number(gloo['ratio'])}x")
-            rows.append(row)
-        return markdown(["", *shapes], rows)
+        return by_shape(lines, "gloo", ("p50_us", "p99_us"))
 
     return table
+
+
+def by_shape(lines: list[Line], other: str, quantiles: Sequence[str]) -> str:
+    """Weft's times by ranks, bytes and collective, with another side's as a multiple of them."""
+    cases = {(line["ranks"], line["bytes"], line["shape"], line["side"]): line for line in lines}
+    shapes = list(dict.fromkeys(line["shape"] for line in lines))
+    rows = []
+    for ranks, count in sorted({(line["ranks"], line["bytes"]) for line in lines}):
+        row = [f"{ranks} ranks, {size(count)}"]
+        for shape in shapes:
+            weft, theirs = (cases.get((ranks, count, shape, side)) for side in ("weft", other))
+            if weft is None or theirs is None:
+                row.append("")
+                continue
+            times = " / ".join(number(weft[quantile]) for quantile in quantiles)
+            row.append(f"{times}, {number(theirs['ratio'])}x")
+        rows.append(row)
+    return markdown(["", *shapes], rows)
+
+
+def collective_peers(results: Path) -> str:
+    """Table of collectives without PyTorch, with Open MPI's time as a multiple of Weft's."""
+    return by_shape(read(results, "collective_peers.jsonl"), "openmpi", ("p50_us",))
 
 
 def training(results: Path) -> str:
@@ -288,6 +296,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "ofi-shm-stream": ofi("ofi-shm", "stream"),
     "collectives-shm": collectives("shm"),
     "collectives-tcp": collectives("tcp"),
+    "collective-peers": collective_peers,
     "training": training,
     "moe": moe,
     "crowd": crowd,

@@ -10,3 +10,7 @@ for peer in ofi:libfabric ucx:ucx; do
         ${CC:-cc} -std=gnu11 -O2 -Wall -Wextra -o "$1/$program" "$program.c" pair.c $flags
     fi
 done
+# mpicc adds the flags of MPI.
+if command -v mpicc > /dev/null; then
+    mpicc -std=gnu11 -O2 -Wall -Wextra -o "$1/mpi" mpi.c -lm
+fi

@@ -6,7 +6,7 @@
 //! - `crowd.rs`, `idle.rs`: more ranks than cores, and ranks that wait
 //! - `threads.rs`: threads of a rank that share its communicator
 //! - `messages.rs`: tagged messages between two ranks
-//! - `collectives.rs`: collectives back to back, by size
+//! - `collectives.rs`: collectives back to back, by size; `filled.rs`: with vectors written before each call
 //! - `pairs.rs`: pair groups: formation, idle pairs, a burst of processes
 //! - `soak.rs`: counted writes of mixed sizes for a given time
 //! - `instructions.rs`: fixed work for callgrind
@@ -15,6 +15,7 @@
 mod arena;
 mod collectives;
 mod crowd;
+mod filled;
 mod group;
 mod idle;
 mod instructions;
@@ -50,6 +51,8 @@ enum Benchmark {
     Messages(messages::Options),
     /// Collectives back to back: time of a call by size
     Collectives(collectives::Options),
+    /// Collectives on vectors that are written before each call and read after it
+    Filled(filled::Options),
     /// Pair groups: formation time, cost of idle pairs, a burst of processes
     Pairs(pairs::Options),
     /// Counted writes of mixed sizes, with checks of counts, bytes and memory
@@ -112,6 +115,7 @@ fn main() -> std::process::ExitCode {
         Benchmark::Threads(options) => threads::run(&options),
         Benchmark::Messages(options) => messages::run(&options),
         Benchmark::Collectives(options) => collectives::run(&options),
+        Benchmark::Filled(options) => filled::run(&options),
         Benchmark::Pairs(options) => pairs::run(&options),
         Benchmark::Soak(options) => soak::run(&options),
         Benchmark::Instructions(options) => instructions::run(&options),
