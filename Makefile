@@ -27,6 +27,7 @@ LOOM_MODELS := $(patsubst crates/fabric/tests/%.rs,--test %,$(wildcard crates/fa
 FABRIC_BENCH := $(CARGO_TARGET_DIR)/release/weft-bench-fabric
 SIM_BENCH := $(CARGO_TARGET_DIR)/release/weft-bench-sim
 PEERS_VENV ?= $(CURDIR)/.venv-peers
+DEEPSPEED_VENV ?= $(CURDIR)/.venv-deepspeed
 
 step = @printf '\033[1m== %s\033[0m\n' '$(1)'
 
@@ -197,6 +198,18 @@ bench-collectives: build $(STAMPS)/torch $(FABRIC_BENCH) ## Collectives beside g
 	@$(BIN)/python benchmarks/collective_peers.py --fabric $(FABRIC_BENCH) \
 		--programs $(CARGO_TARGET_DIR)/peers --rounds $(or $(ROUNDS),7)
 
+.PHONY: bench-deepspeed
+bench-deepspeed: build $(STAMPS)/torch ## All-reduce beside DeepSpeed's over shared memory (installs both, compiles it)
+	$(call step,All-reduce beside DeepSpeed)
+	@$(PYTHON) -m venv $(DEEPSPEED_VENV)
+	@printf 'import site; site.addsitedir("%s")\n' \
+		"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		> "$$($(DEEPSPEED_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth"
+	@$(DEEPSPEED_VENV)/bin/python -m pip install --quiet --disable-pip-version-check setuptools wheel ninja
+	@$(DEEPSPEED_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+		deepspeed==0.19.8
+	@PATH=$(DEEPSPEED_VENV)/bin:$$PATH $(DEEPSPEED_VENV)/bin/python benchmarks/collectives.py --deepspeed
+
 .PHONY: bench-training
 bench-training: build $(STAMPS)/torch ## Training over Weft and over gloo (installs PyTorch)
 	$(call step,Training)
@@ -307,7 +320,7 @@ PIN := --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 
 .PHONY: clean
 clean: ## Removal of all build products
-	@rm -rf $(VENV) $(PEERS_VENV) $(CARGO_TARGET_DIR) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(PEERS_VENV) $(DEEPSPEED_VENV) $(CARGO_TARGET_DIR) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@rm -f python/weft/_native*.so
 	@find python tests -name __pycache__ -prune -exec rm -rf {} +
 

@@ -1,7 +1,8 @@
 """Benchmark of torch.distributed over Weft and over gloo, on CPU tensors.
 
-Appends to results/collectives.jsonl. Both backends run the same calls in the same processes, in
-turn; see collectives_worker.py. gloo uses sockets beside every path of Weft.
+Appends to results/collectives.jsonl. All sides run the same calls in the same processes, in turn;
+see collectives_worker.py. gloo uses sockets beside every path of Weft. DeepSpeed's all-reduce over
+shared memory, which is made for inference, is a third side on request (results/deepspeed.jsonl).
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ import weft
 from weft.bench.group import run_group, task_directory
 
 TARGET = RESULTS / "collectives.jsonl"
+DEEPSPEED_TARGET = RESULTS / "deepspeed.jsonl"
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 SIDES = ("weft", "gloo")
+#: Longest vector of DeepSpeed's comparison, in bytes.
+DEEPSPEED_BYTES = 1 << 20
 
 
 def main() -> int:
@@ -43,7 +47,12 @@ def main() -> int:
         "--seconds", type=float, default=1.0, help="time for each size (default %(default)s)"
     )
     parser.add_argument(
-        "--results", type=Path, default=TARGET, help="result file (default %(default)s)"
+        "--deepspeed",
+        action="store_true",
+        help="DeepSpeed's all-reduce over shared memory beside both: up to 1 MiB, over shm",
+    )
+    parser.add_argument(
+        "--results", type=Path, help="result file (default: one in results, by comparison)"
     )
     arguments = parser.parse_args()
     try:
@@ -53,37 +62,58 @@ def main() -> int:
             "collectives: PyTorch is missing; `make bench-collectives` installs it", file=sys.stderr
         )
         return 1
+    if arguments.deepspeed:
+        if reason := missing_deepspeed():
+            print(f"collectives: DeepSpeed's all-reduce cannot be built: {reason}", file=sys.stderr)
+            return 1
+        arguments.paths, arguments.collectives = "shm", "all_reduce"
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.getenv("PYTHONPATH")])])
+    target = arguments.results or (DEEPSPEED_TARGET if arguments.deepspeed else TARGET)
     wrong = 0
     for path in arguments.paths.split(","):
         for ranks in map(int, arguments.ranks.split(",")):
+            sides = [*SIDES, "deepspeed"] if arguments.deepspeed else list(SIDES)
             task = {
+                "sides": sides,
                 "collectives": arguments.collectives.split(","),
-                "sizes": [int(size) for size in arguments.sizes.split(",")],
+                "sizes": [
+                    int(size)
+                    for size in arguments.sizes.split(",")
+                    if not arguments.deepspeed or int(size) <= DEEPSPEED_BYTES
+                ],
                 "seconds": arguments.seconds,
             }
             print(f"collectives over {path}: {ranks} ranks", file=sys.stderr)
             lines = measure(task, path, ranks)
             wrong += sum(line["wrong"] for line in lines)
-            append_records(arguments.results, lines)
+            append_records(target, lines)
     return int(wrong > 0)
 
 
 def measure(task: dict[str, Any], path: str, ranks: int) -> list[dict[str, Any]]:
     """One line for each collective, size and side."""
+    sides = task["sides"]
+    if "deepspeed" in sides:
+        # It uses shared memory if these are set, and names it by them; its threads share the cores.
+        threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+        os.environ |= {"LOCAL_SIZE": str(ranks), "OMP_NUM_THREADS": str(threads)}
+        os.environ |= {"MASTER_ADDR": "weft", "MASTER_PORT": f"{os.getpid()}-{ranks}"}
     with task_directory(task) as directory:
         results = run_group("collectives_worker", ranks, directory, path)
+    for left in Path("/dev/shm").glob(f"deepspeed_*_weft_{os.getpid()}-{ranks}_*"):
+        left.unlink()
     build = weft.build_info()
-    where = origin(
-        weft=f"{build.version} {build.profile}", torch=version("torch"), numpy=version("numpy")
-    )
+    versions = {"torch": version("torch"), "numpy": version("numpy")}
+    if "deepspeed" in sides:
+        versions["deepspeed"] = version("deepspeed")
+    where = origin(weft=f"{build.version} {build.profile}", **versions)
     lines = []
     for case in range(len(results[0]["cases"])):
         cases = [result["cases"][case] for result in results]
         # A call ends with its slowest rank.
         times = {
-            side: np.max([each["microseconds"][side] for each in cases], axis=0) for side in SIDES
+            side: np.max([each["microseconds"][side] for each in cases], axis=0) for side in sides
         }
         lines += [
             {
@@ -91,7 +121,7 @@ def measure(task: dict[str, Any], path: str, ranks: int) -> list[dict[str, Any]]
                 "shape": cases[0]["collective"],
                 "bytes": cases[0]["bytes"],
                 "ranks": ranks,
-                "path": path if side == "weft" else "tcp",
+                "path": "tcp" if side == "gloo" else path,
                 "beside": path,
                 "side": side,
                 "calls": len(times[side]),
@@ -102,9 +132,20 @@ def measure(task: dict[str, Any], path: str, ranks: int) -> list[dict[str, Any]]
                 "floor_us": results[0]["floor_us"],
                 "origin": where,
             }
-            for side in SIDES
+            for side in sides
         ]
     return lines
+
+
+def missing_deepspeed() -> str | None:
+    """Build DeepSpeed's all-reduce; the reason why it cannot be, or None."""
+    try:
+        from collectives_worker import deepspeed_all_reduce
+
+        deepspeed_all_reduce(0, 1)
+    except Exception as error:  # its builder raises what it meets
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One rank of benchmarks/collectives.py: the same calls over Weft and gloo, alternately.
+"""One rank of benchmarks/collectives.py: the same calls over Weft and its peers, alternately.
 
 Inputs are filled anew before each call and a result is read after it. The floor is the time of the
 same call on torch's `fake` backend, which moves no data.
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-SIDES = ("weft", "gloo")
 WARM_UP = 3
 MOST_CALLS = 2000
 FLOOR_CALLS = 2000
@@ -38,7 +37,12 @@ def work(directory: Path, task: dict[str, Any]) -> None:
             rank=communicator.rank,
             world_size=communicator.world_size,
         )
-        groups = {"weft": distributed.group.WORLD, "gloo": distributed.new_group(backend="gloo")}
+        groups: dict[str, Any] = {
+            "weft": distributed.group.WORLD,
+            "gloo": distributed.new_group(backend="gloo"),
+        }
+        if "deepspeed" in task["sides"]:
+            groups["deepspeed"] = deepspeed_all_reduce(communicator.rank, communicator.world_size)
         cases = [
             measure(communicator, groups, collective, size, task["seconds"])
             for collective in task["collectives"]
@@ -47,6 +51,22 @@ def work(directory: Path, task: dict[str, Any]) -> None:
         deliver(communicator, directory, {"floor_us": floor, "cases": cases})
         communicator.barrier()
         distributed.destroy_process_group()
+
+
+def deepspeed_all_reduce(rank: int, ranks: int) -> Callable[[torch.Tensor], object]:
+    """DeepSpeed's all-reduce over shared memory, in place: `deepspeed.comm.inference_all_reduce`.
+
+    It is built at its first use. The operator is called without the checks of `deepspeed.comm`.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    library = get_accelerator().create_op_builder("ShareMemCommBuilder").load()
+    if library.vector_kernel_level() < 1:
+        raise RuntimeError("processor: expected AVX2")
+    if ranks > 1:
+        library.initialize(ranks, rank)
+    operator: Callable[[torch.Tensor], object] = torch.ops.deepspeed.inference_all_reduce_
+    return operator
 
 
 def fake_floor() -> float:
@@ -73,26 +93,29 @@ def measure(
 ) -> dict[str, Any]:
     """Microseconds of each call and the number of wrong results, by side."""
     case = Case(collective, size, communicator.rank, communicator.world_size)
+    sides = list(groups)
+    calls_of = {side: case.bound(group) for side, group in groups.items()}
     estimates = []
     for _ in range(WARM_UP):
-        for side in SIDES:
+        for side in sides:
             communicator.barrier()
             case.fill(0)
             start = time.perf_counter()
-            case.call(groups[side])
+            calls_of[side]()
             estimates.append(time.perf_counter() - start)
     # All ranks make the same number of calls.
     slowest = max(float(text) for text in communicator.all_gather(str(max(estimates)).encode()))
-    calls = min(MOST_CALLS, max(5, int(seconds / max(slowest, 1e-6) / len(SIDES))))
-    times: dict[str, list[float]] = {side: [] for side in SIDES}
-    wrong = dict.fromkeys(SIDES, 0)
+    calls = min(MOST_CALLS, max(5, int(seconds / max(slowest, 1e-6) / len(sides))))
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    wrong = dict.fromkeys(sides, 0)
     for number in range(calls):
-        for turn in range(len(SIDES)):
-            side = SIDES[(number + turn) % len(SIDES)]
+        for turn in range(len(sides)):
+            side = sides[(number + turn) % len(sides)]
+            call = calls_of[side]
             case.fill(number)
             communicator.barrier()
             start = time.perf_counter_ns()
-            case.call(groups[side])
+            call()
             times[side].append((time.perf_counter_ns() - start) / 1000)
             wrong[side] += not case.is_right(number)
     return {"collective": collective, "bytes": size, "microseconds": times, "wrong": wrong}
@@ -140,6 +163,12 @@ class Case:
             "all_gather": ((0, 1), (ranks - 1, 1)),
             "all_to_all": ((0, 1), (ranks - 1, 1)),
         }[collective]
+
+    def bound(self, group: Any) -> Callable[[], object]:
+        """The call on a process group, or by an operator that takes the input."""
+        if isinstance(group, distributed.ProcessGroup):
+            return lambda: self.call(group)
+        return lambda: group(self.input)
 
     def fill(self, number: int) -> None:
         """Write the input; the output of the call before is overwritten too."""

@@ -210,6 +210,21 @@ def by_shape(lines: list[Line], other: str, quantiles: Sequence[str]) -> str:
     return markdown(["", *shapes], rows)
 
 
+def deepspeed(results: Path) -> str:
+    """Table of all-reduces beside DeepSpeed's and gloo's, as multiples of Weft's time."""
+    lines = read(results, "deepspeed.jsonl")
+    cases = {(line["ranks"], line["bytes"], line["side"]): line for line in lines}
+    rows = []
+    for ranks, count in sorted({(line["ranks"], line["bytes"]) for line in lines}):
+        row = [f"{ranks} ranks, {size(count)}"]
+        for side in ("weft", "deepspeed", "gloo"):
+            line = cases[ranks, count, side]
+            times = f"{number(line['p50_us'])} / {number(line['p99_us'])}"
+            row.append(times if side == "weft" else f"{times}, {number(line['ratio'])}x")
+        rows.append(row)
+    return markdown(["", "Weft", "DeepSpeed", "gloo"], rows)
+
+
 def collective_peers(results: Path) -> str:
     """Table of collectives without PyTorch, with Open MPI's time as a multiple of Weft's."""
     return by_shape(read(results, "collective_peers.jsonl"), "openmpi", ("p50_us",))
@@ -297,6 +312,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "collectives-shm": collectives("shm"),
     "collectives-tcp": collectives("tcp"),
     "collective-peers": collective_peers,
+    "deepspeed": deepspeed,
     "training": training,
     "moe": moe,
     "crowd": crowd,
