@@ -61,6 +61,7 @@ mod driver;
 mod inbox;
 mod shared_driver;
 mod shared_engine;
+mod submission_queue;
 mod wait;
 mod waiters;
 pub use driver::{Driver, Event, Requests};
@@ -69,6 +70,7 @@ pub use inbox::{
 };
 pub use shared_driver::SharedDriver;
 pub use shared_engine::{EngineGuard, SharedEngineAccess};
+pub use submission_queue::{QueueReceiver, QueueSender, submission_queue};
 pub use wait::{EngineAccess, WaitOptions};
 
 // Memory and its registration with NICs.

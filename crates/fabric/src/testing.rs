@@ -4,4 +4,5 @@ pub use crate::atomics::{CacheLine, Word32, Word64};
 pub use crate::inbox::Ring;
 pub use crate::lanes::{Lanes, SleepMode, Wake};
 pub use crate::mailbox::{MailboxArea, MailboxEnd, SLOTS};
+pub use crate::submission_queue::Bell;
 pub use crate::waiters::{LeaderSleep, Waiters};

@@ -122,8 +122,19 @@ impl Engine {
     /// ([`crate::SharedDriver`]).
     pub fn arm(&mut self) -> bool {
         self.flush_all();
-        let poisoned = self.poison.get().is_some();
-        if poisoned || self.has_unreported() || !self.announce(SleepMode::EventLoop) {
+        self.poison.get().is_none() && !self.has_unreported() && self.announce_event_loop()
+    }
+
+    /// As [`Engine::arm`], for a thread that takes every event by [`Engine::poll`]: lanes that
+    /// [`Engine::raised`] would list are not work for it, and neither is a poison that a poll has reported.
+    pub fn arm_for_poll(&mut self) -> bool {
+        self.flush_all();
+        let poison_is_new = self.poison.is_set() && !self.poison_reported;
+        !poison_is_new && self.completed_tags.is_empty() && self.announce_event_loop()
+    }
+
+    fn announce_event_loop(&mut self) -> bool {
+        if !self.announce(SleepMode::EventLoop) {
             return false;
         }
         self.armed = true;
