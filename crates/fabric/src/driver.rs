@@ -59,6 +59,9 @@ pub struct Requests {
 }
 
 impl Requests {
+    /// Tag of a write whose completion is no event.
+    pub const NO_EVENT: u64 = u64::MAX;
+
     /// Capacity for this many requests and pages.
     pub fn with_capacity(requests: usize, pages: usize) -> Requests {
         Requests { entries: Vec::with_capacity(requests), pages: Vec::with_capacity(pages) }
@@ -66,7 +69,7 @@ impl Requests {
 
     /// Writes `pages` to `peer` and raises its `counter` by the parts of that write. A signal if
     /// there are none. [`Event::Completed`] with `tag` follows when the sources may be reused and
-    /// the bytes have left this process.
+    /// the bytes have left this process, unless `tag` is [`Requests::NO_EVENT`].
     pub fn write(
         &mut self,
         peer: Rank,

@@ -30,7 +30,7 @@ pub type CompletionCallback = Box<dyn FnOnce(Result<(), String>) + Send>;
 pub(crate) struct RequestTag(pub u64);
 
 impl RequestTag {
-    /// A credit; no caller waits for its completion.
+    /// A credit, or a write with [`crate::Requests::NO_EVENT`]: no caller waits for its completion.
     pub const CREDIT: RequestTag = RequestTag(u64::MAX);
     /// A call, which queries its request by id.
     pub const CALLER: RequestTag = RequestTag(u64::MAX - 1);

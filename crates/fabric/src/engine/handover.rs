@@ -73,7 +73,7 @@ impl Engine {
         let Range { start: mut index, mut end } = ended;
         for entry in &requests.entries {
             let DriverRequest::Write { peer, tag, .. } = entry else { continue };
-            if index == end || self.completed_tags[index] != *tag {
+            if *tag == Requests::NO_EVENT || index == end || self.completed_tags[index] != *tag {
                 continue;
             }
             if self.hold_copied(*peer, RequestTag(*tag)) == RequestId::DONE {

@@ -142,7 +142,7 @@ impl Engine {
                     let pages = &requests.pages[pages.clone()];
                     let tag = RequestTag(*tag);
                     let id = self.write_tagged::<false>(*peer, *counter, *round, pages, tag)?;
-                    if id == RequestId::DONE {
+                    if id == RequestId::DONE && tag.is_of_driver() {
                         self.completed_tags.push(tag.0);
                     }
                 }
