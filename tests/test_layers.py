@@ -113,7 +113,7 @@ def test_places_of_unsafe_are_those_of_the_architecture(crate: str) -> None:
         assert listed, f"docs/architecture.md: crates/{crate}/src/{place} has no unsafe"
 
 
-@pytest.mark.parametrize("crate", ["collectives", "gpu", "moe", "predict"])
+@pytest.mark.parametrize("crate", ["collectives", "dispatch", "gpu", "moe", "predict"])
 def test_files_of_a_crate_import_in_one_direction(crate: str) -> None:
     found = Crate(ROOT / "crates" / crate / "src").imports()
     assert sum(map(len, found.values())) > len(found), "the reader of imports found hardly any"

@@ -1,0 +1,18 @@
+//! Query dispatch: inference queries over counted writes.
+//!
+//! A front end takes queries and sends each to one of several accelerator nodes; every query is answered
+//! exactly once, or failed with its cause.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`ledger`] | queries in flight, slots, deadlines, policies: the pure part of a front end |
+//!
+//! Private modules:
+//!
+//! - `error.rs`: [`Error`]
+
+mod error;
+pub mod ledger;
+
+pub use error::{Error, Result};
+pub use ledger::{Failure, Ledger, LedgerConfig, NodeId, Notice, Outcome, Policy, QueryId};
