@@ -6,6 +6,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`ledger`] | queries in flight, slots, deadlines, policies: the pure part of a front end |
+//! | [`wire`] | handshake, schema of tensors, layout of slots, headers |
 //!
 //! Private modules:
 //!
@@ -13,6 +14,8 @@
 
 mod error;
 pub mod ledger;
+pub mod wire;
 
 pub use error::{Error, Result};
 pub use ledger::{Failure, Ledger, LedgerConfig, NodeId, Notice, Outcome, Policy, QueryId};
+pub use wire::{Agreement, Hello, Role, Schema};

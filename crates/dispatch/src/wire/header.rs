@@ -1,0 +1,140 @@
+//! Header of a slot: the first bytes of a query or an answer.
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 4 | turn: the number of this use of the slot, from 1 |
+//! | 4 | 4 | query: cancels sent for earlier uses of the slot, modulo 2^32; answer: status, 0 or an error code |
+//! | 8 | 8 | checksum of the payload; 0 without |
+//! | 16 | 4 | number of tensors; 0 in an answer with an error, 1 in a part of an answer |
+//! | 20 | 4 | 1 in a part of an answer, else 0 |
+//! | 24 | 8 | zero |
+//! | 32 | 8 each | bytes of each tensor; of the tokens so far in a part of an answer |
+
+use super::layout::{FIXED_BYTES, Layout};
+use super::reader::Reader;
+use super::schema::Schema;
+use crate::error::{Error, Result};
+
+/// Status of an answer to a query that was cancelled before it started.
+pub const CANCELLED: u32 = u32::MAX;
+
+/// Decoded header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Number of this use of the slot, from 1, modulo 2^32.
+    pub turn: u32,
+    /// Cancels of a query, status of an answer.
+    pub word: u32,
+    /// Checksum of the payload.
+    pub checksum: u64,
+    /// Part of an answer: its one length is that of the tokens so far.
+    pub is_part: bool,
+    tensors: u8,
+    lengths: [u64; Schema::MAX_TENSORS],
+}
+
+impl Header {
+    /// Header of these lengths; at most [`Schema::MAX_TENSORS`], the rest is dropped.
+    pub fn new(turn: u32, word: u32, lengths: impl IntoIterator<Item = u64>) -> Header {
+        let lengths_of_none = [0; Schema::MAX_TENSORS];
+        let (checksum, is_part, tensors) = (0, false, 0);
+        let mut header =
+            Header { turn, word, checksum, is_part, tensors, lengths: lengths_of_none };
+        for (place, length) in header.lengths.iter_mut().zip(lengths) {
+            *place = length;
+            header.tensors += 1;
+        }
+        header
+    }
+
+    /// Header of a part of an answer, which has this many bytes of tokens so far.
+    pub fn part(turn: u32, bytes: u64) -> Header {
+        Header { is_part: true, ..Header::new(turn, 0, [bytes]) }
+    }
+
+    /// Bytes of each tensor.
+    pub fn lengths(&self) -> &[u64] {
+        &self.lengths[..usize::from(self.tensors)]
+    }
+
+    /// Writes it to the first bytes of a slot.
+    ///
+    /// # Panics
+    /// If `bytes` is shorter than [`Layout::header_bytes`] of as many tensors.
+    pub fn encode(&self, bytes: &mut [u8]) {
+        bytes[..4].copy_from_slice(&self.turn.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.word.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.checksum.to_le_bytes());
+        bytes[16..20].copy_from_slice(&u32::from(self.tensors).to_le_bytes());
+        bytes[20..24].copy_from_slice(&u32::from(self.is_part).to_le_bytes());
+        bytes[24..32].fill(0);
+        for (place, length) in bytes[FIXED_BYTES as usize..].chunks_exact_mut(8).zip(self.lengths())
+        {
+            place.copy_from_slice(&length.to_le_bytes());
+        }
+    }
+
+    /// Reads a header of the expected use of a slot. An answer (`is_answer`) with an error has no tensors; it may be a
+    /// part if the layout has tokens.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`], which names the field.
+    pub fn decode(bytes: &[u8], layout: &Layout, turn: u32, is_answer: bool) -> Result<Header> {
+        let mut reader = Reader::new("header of a slot", bytes);
+        let seen = reader.u32("turn")?;
+        if seen != turn {
+            return Err(reader.malformed(format!("turn {seen}: expected {turn}")));
+        }
+        let word = reader.u32("cancels or status")?;
+        let checksum = reader.u64("checksum")?;
+        let tensors = reader.u32("number of tensors")?;
+        let part = reader.u32("part")?;
+        let stream = layout.stream().filter(|_| is_answer && part == 1);
+        if part != 0 && stream.is_none() {
+            return Err(
+                reader.malformed(format!("part {part}: expected {}", part_or_whole(layout)))
+            );
+        }
+        let expected = match (stream, is_answer && word != 0) {
+            (Some(_), true) => {
+                return Err(reader.malformed(format!("status {word} of a part: expected 0")));
+            }
+            (Some(_), false) => 1,
+            (None, true) => 0,
+            (None, false) => layout.tensors().len(),
+        };
+        if tensors as usize != expected {
+            return Err(reader.malformed(format!("{tensors} tensors: expected {expected}")));
+        }
+        if reader.take("zero", 8)? != [0; 8] {
+            return Err(reader.malformed("bytes 24 to 31: expected zero".into()));
+        }
+        let mut header = Header::new(turn, word, []);
+        (header.checksum, header.is_part) = (checksum, stream.is_some());
+        for place in 0..expected {
+            let (length, tensor) = (reader.u64("bytes of a tensor")?, stream.unwrap_or(place));
+            if !layout.admits(tensor, length) {
+                let tensor = &layout.tensors()[tensor];
+                return Err(reader.malformed(format!("{length} bytes of {tensor}")));
+            }
+            header.lengths[place] = length;
+            header.tensors += 1;
+        }
+        Ok(header)
+    }
+
+    /// Compares the checksum of the payload that arrived.
+    ///
+    /// # Errors
+    /// [`Error::Checksum`].
+    pub fn check(&self, sum: u64) -> Result<()> {
+        if self.checksum == sum {
+            return Ok(());
+        }
+        Err(Error::Checksum { expected: self.checksum, seen: sum })
+    }
+}
+
+fn part_or_whole(layout: &Layout) -> &'static str {
+    if layout.stream().is_some() { "0 or 1 in an answer" } else { "0, without an output of tokens" }
+}

@@ -1,0 +1,78 @@
+//! Layout of a slot: the header, then each tensor at a fixed position.
+
+use super::schema::Tensor;
+
+/// Bytes of a header before the lengths of tensors.
+pub(super) const FIXED_BYTES: u64 = 32;
+
+/// Alignment of headers, tensors and slots.
+pub const ALIGNMENT: u64 = 64;
+
+/// Positions in the slots of one direction; equal at both ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    tensors: Box<[Tensor]>,
+    offsets: Box<[u64]>,
+    /// Most bytes of each tensor, and the bytes of an index of its variable dimension, 0 with a fixed shape.
+    limits: Box<[(u64, u64)]>,
+    header: u64,
+    stride: u64,
+    /// Tensor of tokens.
+    stream: Option<usize>,
+}
+
+impl Layout {
+    /// Layout of these tensors, which have passed [`super::Schema::check`].
+    pub fn new(tensors: &[Tensor]) -> Layout {
+        let header = (FIXED_BYTES + 8 * tensors.len() as u64).next_multiple_of(ALIGNMENT);
+        let mut end = header;
+        let place = |tensor: &Tensor| {
+            let offset = end;
+            end = (end + tensor.max_bytes()).next_multiple_of(ALIGNMENT);
+            offset
+        };
+        let offsets = tensors.iter().map(place).collect();
+        let limits = tensors.iter().map(|tensor| (tensor.max_bytes(), tensor.unit().unwrap_or(0)));
+        let limits = limits.collect();
+        let stream = tensors.iter().position(Tensor::has_tokens);
+        Layout { limits, tensors: tensors.into(), offsets, header, stride: end, stream }
+    }
+
+    /// Its tensors.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// True if a tensor may have this number of bytes.
+    #[inline]
+    pub fn admits(&self, tensor: usize, bytes: u64) -> bool {
+        let (most, unit) = self.limits[tensor];
+        bytes == most || bytes < most && unit > 0 && bytes.is_multiple_of(unit)
+    }
+
+    /// Tensor that may arrive in parts.
+    #[inline]
+    pub fn stream(&self) -> Option<usize> {
+        self.stream
+    }
+
+    /// Bytes of a token; 0 without a tensor of tokens.
+    pub fn token_bytes(&self) -> u64 {
+        self.stream.map_or(0, |tensor| self.limits[tensor].1)
+    }
+
+    /// Bytes of a header.
+    pub fn header_bytes(&self) -> u64 {
+        self.header
+    }
+
+    /// Position of a tensor in a slot.
+    pub fn offset(&self, tensor: usize) -> u64 {
+        self.offsets[tensor]
+    }
+
+    /// Bytes of a slot.
+    pub fn stride(&self) -> u64 {
+        self.stride
+    }
+}
