@@ -1,21 +1,36 @@
 //! Query dispatch: inference queries over counted writes.
 //!
 //! A front end takes queries and sends each to one of several accelerator nodes; every query is answered
-//! exactly once, or failed with its cause.
+//! exactly once, or failed with its cause. These types carry this:
+//!
+//! - [`FrontEnd`]: the driver of a front end over all of its connections
+//! - [`Connection`]: one end of a connection between the two, over a pair
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`ledger`] | queries in flight, slots, deadlines, policies: the pure part of a front end |
 //! | [`wire`] | handshake, schema of tensors, layout of slots, headers |
+//! | [`front_end`] | driver of a front end |
 //!
 //! Private modules:
 //!
+//! - `connection.rs`: [`Connection`]
+//! - `peer.rs`: peer of a connection, and its departure
+//! - `arrivals.rs`: arrivals in slots
+//! - `memory.rs`: memory of slots
 //! - `error.rs`: [`Error`]
 
+mod arrivals;
+mod connection;
 mod error;
+pub mod front_end;
 pub mod ledger;
+mod memory;
+mod peer;
 pub mod wire;
 
+pub use connection::Connection;
 pub use error::{Error, Result};
+pub use front_end::{Answer, FrontEnd, Input, Report, Tokens};
 pub use ledger::{Failure, Ledger, LedgerConfig, NodeId, Notice, Outcome, Policy, QueryId};
 pub use wire::{Agreement, Hello, Role, Schema};

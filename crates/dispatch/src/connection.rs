@@ -1,0 +1,367 @@
+//! Connection: the slots, counters and routes between a front end and an accelerator node.
+
+use crate::arrivals::Arrivals;
+use crate::error::{Error, Result};
+use crate::memory::SlotMemory;
+use crate::peer::Peer;
+use crate::wire::{Agreement, Checksum, Header, Hello, Layout, Role};
+use weft_fabric::{
+    Communicator, CounterConfig, CounterId, Engine, EngineConfig, Grant, Page, PartRule, Rank,
+    RegionKey, RemoteRegion, Requests, Time,
+};
+
+/// Tag of all requests: completions are no events, since the answer confirms the arrival of a query.
+const TAG: u64 = Requests::NO_EVENT;
+/// Round of the announcement that a node wants to leave, on the counter of cancels.
+const LEAVING: u64 = 0;
+
+/// One end of a connection. Both ends make it from the same [`Agreement`].
+#[derive(Debug)]
+pub struct Connection {
+    pub(crate) peer: Peer,
+    agreement: Agreement,
+    /// Headers with or without tensors; tensors alone; cancels and confirmations of parts.
+    counters: [CounterId; 3],
+    parts: PartRule,
+    /// Layouts of what arrives here, and of what leaves.
+    pub(crate) incoming_layout: Layout,
+    pub(crate) outgoing_layout: Layout,
+    pub(crate) incoming: SlotMemory,
+    /// Headers of queries, or whole answers.
+    pub(crate) outgoing: SlotMemory,
+    pub(crate) arrivals: Arrivals,
+    remote: RegionKey,
+    remote_bytes: u64,
+}
+
+impl Connection {
+    /// Configuration of an engine with room for a connection of this many slots.
+    pub fn engine_config(slots: u32) -> EngineConfig {
+        let slots = slots as usize;
+        EngineConfig {
+            lanes: 3 * (slots + 2) + 256,
+            max_requests: 3 * slots + 64,
+            reserved: slots.min(1024),
+            ..EngineConfig::for_pair()
+        }
+    }
+
+    /// As [`Connection::engine_config`], for a schema with an output of tokens.
+    pub fn streaming_engine_config(slots: u32) -> EngineConfig {
+        let plain = Connection::engine_config(slots);
+        EngineConfig { lanes: plain.lanes + slots as usize, ..plain }
+    }
+
+    /// Allocates memory and counters of one end. Afterwards both ends exchange grants ([`Connection::grant`],
+    /// [`Connection::link`]).
+    ///
+    /// # Errors
+    /// Those of the fabric, such as too few lanes: see [`Connection::engine_config`].
+    pub fn allocate(
+        engine: &mut Engine,
+        peer: Rank,
+        role: Role,
+        agreement: Agreement,
+    ) -> Result<Connection> {
+        let (queries, answers) = (agreement.queries(), agreement.answers());
+        let (incoming_layout, outgoing_layout, outgoing_stride) = match role {
+            Role::FrontEnd => (answers, queries.clone(), queries.header_bytes()),
+            Role::Accelerator => (queries, answers.clone(), answers.stride()),
+        };
+        let (slots, remote_bytes) = (agreement.slots, outgoing_layout.stride());
+        let shape = CounterConfig { window: slots, peers: Some(&[peer]), ..Default::default() };
+        let mut counters = [CounterId::from_number(0); 3];
+        // The second half of the rounds of the third one confirms parts of answers.
+        let streaming = CounterConfig { window: 2 * slots, ..shape };
+        let shapes = [shape, shape, if agreement.has_stream() { streaming } else { shape }];
+        for (counter, shape) in counters.iter_mut().zip(shapes) {
+            *counter = engine.counter_with(shape)?;
+        }
+        let unknown = weft_fabric::Error::Unknown { what: "rank", number: peer.0.into() };
+        let parts = engine.route(peer).ok_or(unknown)?.parts;
+        let header_parts = parts.count([incoming_layout.header_bytes()]);
+        Ok(Connection {
+            peer: Peer::of(engine, peer),
+            counters,
+            parts,
+            incoming: SlotMemory::allocate(engine, slots, incoming_layout.stride())?,
+            outgoing: SlotMemory::allocate(engine, slots, outgoing_stride)?,
+            arrivals: Arrivals::new(slots, header_parts),
+            incoming_layout,
+            outgoing_layout,
+            remote: RegionKey(0),
+            remote_bytes: remote_bytes * u64::from(slots),
+            agreement,
+        })
+    }
+
+    /// Grant for the other end.
+    ///
+    /// # Errors
+    /// Those of [`Engine::grant`].
+    pub fn grant(&self, engine: &mut Engine) -> Result<Grant> {
+        let region = self.incoming.region();
+        let whole = 0..region.memory().len() as u64;
+        Ok(engine.grant(self.peer.rank, &[(region, whole)], &self.counters)?)
+    }
+
+    /// Imports the grant of the other end.
+    ///
+    /// # Errors
+    /// Those of [`Engine::import`]; [`Error::Disagreement`] for memory of another size.
+    pub fn link(&mut self, engine: &mut Engine, grant: &Grant, deadline: Time) -> Result<()> {
+        let remotes = engine.import(self.peer.rank, grant, &self.counters, deadline)?;
+        self.linked(&remotes)
+    }
+
+    fn linked(&mut self, remotes: &[RemoteRegion]) -> Result<()> {
+        match remotes {
+            [remote] if remote.length == self.remote_bytes => self.remote = remote.key,
+            _ => {
+                let lengths: Vec<u64> = remotes.iter().map(|remote| remote.length).collect();
+                let expected = self.remote_bytes;
+                let detail =
+                    format!("the peer granted regions of {lengths:?} bytes, expected [{expected}]");
+                return Err(Error::Disagreement { detail });
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the connection over a pair, at both of its ends: exchanges hellos, allocates, shares.
+    ///
+    /// # Errors
+    /// Those of [`Hello::decode`] and [`Agreement::of`], at both ends; those of the fabric.
+    pub fn over(pair: &Communicator, hello: &Hello, deadline: Time) -> Result<Connection> {
+        if pair.world_size() != 2 {
+            let (value, expected) = (pair.world_size().into(), "2: a pair".into());
+            return Err(Error::Invalid { what: "ranks of a connection", value, expected });
+        }
+        let peer = Rank(1 - pair.rank().0);
+        let mut messages = vec![Vec::new(), Vec::new()];
+        messages[peer.index()] = hello.encode();
+        let replies = pair.exchange(&messages, deadline)?;
+        let theirs = Hello::decode(&replies[peer.index()])?;
+        let agreement = Agreement::of(hello, &theirs)?;
+        let mut connection = Connection::allocate(&mut pair.engine(), peer, hello.role, agreement)?;
+        let region = connection.incoming.region().clone();
+        let whole = 0..region.memory().len() as u64;
+        let remotes = pair.share(&[(&region, whole)], &connection.counters, deadline)?;
+        connection.linked(&remotes[peer.index()])?;
+        Ok(connection)
+    }
+
+    /// The other end.
+    pub fn peer(&self) -> Rank {
+        self.peer.rank
+    }
+
+    /// Result of the handshake.
+    pub fn agreement(&self) -> &Agreement {
+        &self.agreement
+    }
+
+    /// True once the other end has left in order: what it wrote before arrives, and no more follows.
+    #[inline]
+    pub fn peer_has_left(&self) -> bool {
+        self.peer.has_left()
+    }
+
+    /// Meaning of a raised lane.
+    #[inline]
+    pub(crate) fn raised(&self, counter: CounterId, round: u64, count: u64) -> Option<Raise> {
+        let [headers, payloads, cancels] = self.counters;
+        let (round, slots) = (u32::try_from(round).ok()?, self.agreement.slots);
+        if counter == cancels && round >= slots {
+            let slot = round - slots;
+            return (slot < slots).then_some(Raise::Confirmation { slot, count });
+        }
+        let slot = Some(round).filter(|slot| *slot < slots)?;
+        match counter {
+            counter if counter == headers => Some(Raise::Header { slot, count }),
+            counter if counter == payloads => Some(Raise::Payload { slot, count }),
+            counter if counter == cancels => Some(Raise::Cancel { slot, count }),
+            _ => None,
+        }
+    }
+
+    /// The header in a slot whose write has arrived entirely; `None` before. `streamed`: bytes of tokens that arrived in
+    /// earlier parts.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`], [`Error::Checksum`]: the peer violates the protocol.
+    #[inline]
+    pub(crate) fn take_arrival(
+        &mut self,
+        slot: u32,
+        turn: u32,
+        is_answer: bool,
+        streamed: u64,
+    ) -> Result<Option<Header>> {
+        if !self.arrivals.has_header(slot)? {
+            return Ok(None);
+        }
+        let layout = &self.incoming_layout;
+        let bytes = self.incoming.read(slot, 0, layout.header_bytes());
+        let header = Header::decode(bytes, layout, turn, is_answer)?;
+        check_tokens(&header, layout, streamed)?;
+        let lengths = carried(&header, layout, streamed).map(|carried| carried.length);
+        let payload_parts = match is_whole(self.parts, layout, lengths.clone()) {
+            true => 0,
+            false => self.parts.count(lengths),
+        };
+        if !self.arrivals.take(slot, payload_parts) {
+            return Ok(None);
+        }
+        if self.agreement.checksum {
+            // An answer is checked as a whole, a part of it by itself.
+            let streamed = if header.is_part { streamed } else { 0 };
+            let mut sum = Checksum::default();
+            for Carried { tensor, first, length } in carried(&header, layout, streamed) {
+                sum.add(self.incoming.read(slot, layout.offset(tensor) + first, length));
+            }
+            header.check(sum.value())?;
+        }
+        Ok(Some(header))
+    }
+
+    /// Writes a header and tensors into the peer's slot. `tensors`: source of each; `None`: the outgoing slot.
+    /// `streamed`: bytes of tokens that were written in earlier parts.
+    #[inline]
+    pub(crate) fn send(
+        &mut self,
+        slot: u32,
+        header: &Header,
+        tensors: Option<&dyn Fn(usize) -> (RegionKey, u64)>,
+        streamed: u64,
+        requests: &mut Requests,
+    ) {
+        let layout = &self.outgoing_layout;
+        let header_bytes = layout.header_bytes();
+        header.encode(self.outgoing.write(slot, 0, header_bytes));
+        let (remote, base) = (self.remote, u64::from(slot) * layout.stride());
+        let first = Page {
+            source: self.outgoing.key(),
+            source_offset: self.outgoing.offset(slot, 0),
+            destination: remote,
+            destination_offset: base,
+            length: header_bytes,
+        };
+        let (here, begin) = (self.outgoing.key(), self.outgoing.offset(slot, 0));
+        let pages = carried(header, layout, streamed).filter(|carried| carried.length > 0);
+        let pages = pages.map(|Carried { tensor, first, length }| {
+            let offset = layout.offset(tensor) + first;
+            let (source, source_offset) =
+                tensors.map_or((here, begin + offset), |tensors| tensors(tensor));
+            let destination_offset = base + offset;
+            Page { source, source_offset, destination: remote, destination_offset, length }
+        });
+        let [headers, payloads, _] = self.counters;
+        let (peer, round) = (self.peer.rank, u64::from(slot));
+        let lengths = carried(header, layout, streamed).map(|carried| carried.length);
+        if is_whole(self.parts, layout, lengths) {
+            requests.write(peer, headers, round, std::iter::once(first).chain(pages), TAG);
+        } else {
+            requests.write(peer, payloads, round, pages, TAG);
+            requests.write(peer, headers, round, [first], TAG);
+        }
+    }
+
+    /// Confirms the part of an answer in a slot: the node may write the next one.
+    pub(crate) fn confirm_part(&self, slot: u32, requests: &mut Requests) {
+        let round = u64::from(self.agreement.slots) + u64::from(slot);
+        requests.write(self.peer.rank, self.counters[2], round, [], TAG);
+    }
+
+    /// Cancels the query in a slot.
+    pub(crate) fn cancel(&self, slot: u32, requests: &mut Requests) {
+        requests.write(self.peer.rank, self.counters[2], slot.into(), [], TAG);
+    }
+
+    /// Announces that this node wants to leave.
+    pub(crate) fn announce_departure(&self, requests: &mut Requests) {
+        requests.write(self.peer.rank, self.counters[2], LEAVING, [], TAG);
+    }
+
+    /// Releases memory and counters of a poisoned or idle connection.
+    ///
+    /// # Errors
+    /// [`Error::Fabric`] if the counters were released before.
+    pub fn release(self, engine: &mut Engine) -> Result<()> {
+        engine.release(self.incoming.region());
+        engine.release(self.outgoing.region());
+        for counter in self.counters {
+            engine.release_counter(counter)?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a tensor that a write carries beside its header.
+#[derive(Clone, Copy, Debug)]
+struct Carried {
+    tensor: usize,
+    first: u64,
+    length: u64,
+}
+
+/// Bytes that the write of a header carries, where `streamed` bytes of tokens were written before.
+#[inline]
+fn carried<'a>(
+    header: &'a Header,
+    layout: &Layout,
+    streamed: u64,
+) -> impl Iterator<Item = Carried> + Clone + use<'a> {
+    let (stream, is_part) = (layout.stream(), header.is_part);
+    header.lengths().iter().enumerate().map(move |(place, length)| {
+        let tensor = stream.filter(|_| is_part).unwrap_or(place);
+        let first = if Some(tensor) == stream { streamed } else { 0 };
+        Carried { tensor, first, length: length - first }
+    })
+}
+
+/// Checks the tokens of a part or an answer after `streamed` bytes of them.
+fn check_tokens(header: &Header, layout: &Layout, streamed: u64) -> Result<()> {
+    let Some(stream) = layout.stream() else { return Ok(()) };
+    let place = if header.is_part { 0 } else { stream };
+    let Some(&bytes) = header.lengths().get(place) else { return Ok(()) };
+    if bytes < streamed || header.is_part && bytes == streamed {
+        let token = layout.token_bytes().max(1);
+        let detail = format!("{} after {} in earlier parts", bytes / token, streamed / token);
+        return Err(Error::Malformed { what: "tokens of an answer", detail });
+    }
+    Ok(())
+}
+
+/// True if header and tensors are one write, because they have as many parts as the header alone.
+#[inline]
+fn is_whole(parts: PartRule, layout: &Layout, lengths: impl Iterator<Item = u64> + Clone) -> bool {
+    if parts == PartRule::WHOLE {
+        return true;
+    }
+    let header = layout.header_bytes();
+    let lengths = lengths.filter(|length| *length > 0);
+    parts.count(std::iter::once(header).chain(lengths)) == parts.count([header])
+}
+
+/// Meaning of a raised lane. Counts are totals.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Raise {
+    Header {
+        slot: u32,
+        count: u64,
+    },
+    Payload {
+        slot: u32,
+        count: u64,
+    },
+    Cancel {
+        slot: u32,
+        count: u64,
+    },
+    /// Part of an answer that the front end has taken.
+    Confirmation {
+        slot: u32,
+        count: u64,
+    },
+}

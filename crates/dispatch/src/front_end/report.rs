@@ -1,0 +1,120 @@
+//! Reports of a front end.
+
+use super::link::Source;
+use crate::ledger::{Failure, NodeId, QueryId};
+use weft_fabric::Time;
+
+/// Answer, in the memory into which the node wrote it.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer<'a> {
+    node: NodeId,
+    source: Source<'a>,
+}
+
+impl<'a> Answer<'a> {
+    pub(super) fn new(node: NodeId, source: Source<'a>) -> Answer<'a> {
+        Answer { node, source }
+    }
+
+    /// Node that answered.
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Bytes of each tensor, in the order of the schema.
+    pub fn tensors(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let source = self.source;
+        (0..source.len()).map(move |tensor| source.tensor(tensor))
+    }
+}
+
+/// Tokens of an answer in parts, in the memory into which the node wrote them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tokens<'a> {
+    /// Node that answers.
+    pub node: NodeId,
+    /// Number of tokens reported before.
+    pub from: u32,
+    /// Number of tokens so far.
+    pub to: u32,
+    /// Arrival of the last of them.
+    pub at: Time,
+    /// Times that the query was sent. If this has risen since an earlier report, a node was lost and the stream began
+    /// anew: the tokens of earlier reports are void.
+    pub sends: u32,
+    /// Bytes of tokens `from` to `to - 1`, readable until the next call.
+    pub bytes: &'a [u8],
+}
+
+/// Report on a query. Each query has exactly one [`Report::Answered`] or [`Report::Failed`].
+#[derive(Clone, Copy, Debug)]
+pub enum Report<'a> {
+    /// The first tokens of an answer have arrived. With an output of tokens, it precedes each answer that has any.
+    FirstToken {
+        /// Query.
+        query: QueryId,
+        /// Token of its submission.
+        token: u64,
+        /// Tokens.
+        tokens: Tokens<'a>,
+    },
+    /// Further tokens have arrived. The tokens of an answer are all reported before it.
+    Tokens {
+        /// Query.
+        query: QueryId,
+        /// Token of its submission.
+        token: u64,
+        /// Tokens.
+        tokens: Tokens<'a>,
+    },
+    /// The query was answered; its memory may be reused.
+    Answered {
+        /// Query; its id is stale from the next call on.
+        query: QueryId,
+        /// Token of its submission.
+        token: u64,
+        /// Answer, readable until the next call.
+        answer: Answer<'a>,
+    },
+    /// The query has ended without an answer.
+    Failed {
+        /// Query.
+        query: QueryId,
+        /// Token of its submission.
+        token: u64,
+        /// Cause.
+        failure: Failure,
+        /// True while its memory may still be read: [`Report::Returned`] follows.
+        quarantined: bool,
+    },
+    /// The memory of a failed query may be reused.
+    Returned {
+        /// Query; its id is stale.
+        query: QueryId,
+        /// Token of its submission.
+        token: u64,
+    },
+}
+
+impl Report<'_> {
+    /// Token of the query's submission.
+    pub fn token(&self) -> u64 {
+        match self {
+            Report::FirstToken { token, .. }
+            | Report::Tokens { token, .. }
+            | Report::Answered { token, .. }
+            | Report::Failed { token, .. }
+            | Report::Returned { token, .. } => *token,
+        }
+    }
+
+    /// True if the query's memory may be reused.
+    pub fn is_last(&self) -> bool {
+        !matches!(
+            self,
+            Report::Failed { quarantined: true, .. }
+                | Report::FirstToken { .. }
+                | Report::Tokens { .. }
+        )
+    }
+}

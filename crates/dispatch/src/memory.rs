@@ -1,0 +1,83 @@
+//! Memory of slots: the only file of this crate that accesses memory by address.
+//!
+//! Soundness rests on the protocol. An incoming slot is read from the arrival of its write until the write that
+//! answers it is submitted (queries; by the thread that runs its batch, too), or until its query is released (answers); no peer writes it meanwhile. An
+//! outgoing slot is written while no write from it is in flight, by the node or by the one job that has its query. Memory of queries is unchanged from their submission
+//! until it returns, by the contract of the front end.
+
+use weft_fabric::{Engine, Memory, Region, RegionKey};
+
+/// Slots of equal length in one region.
+#[derive(Clone, Debug)]
+pub(crate) struct SlotMemory {
+    region: Region,
+    stride: u64,
+}
+
+impl SlotMemory {
+    /// Allocates `slots` slots of `stride` bytes.
+    pub fn allocate(
+        engine: &mut Engine,
+        slots: u32,
+        stride: u64,
+    ) -> weft_fabric::Result<SlotMemory> {
+        let bytes = u64::from(slots).saturating_mul(stride).max(1);
+        let region = engine.alloc(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        Ok(SlotMemory { region, stride })
+    }
+
+    /// Its region.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Its key.
+    pub fn key(&self) -> RegionKey {
+        self.region.key()
+    }
+
+    /// Position in the region.
+    pub fn offset(&self, slot: u32, offset: u64) -> u64 {
+        u64::from(slot) * self.stride + offset
+    }
+
+    /// Bytes of a slot that no peer writes now.
+    pub fn read(&self, slot: u32, offset: u64, length: u64) -> &[u8] {
+        debug_assert!(offset + length <= self.stride);
+        // SAFETY: stable by the protocol, see the module's page; `Memory::bytes` checks the range.
+        unsafe { self.region.memory().bytes(self.offset(slot, offset) as usize, length as usize) }
+    }
+
+    /// Bytes from `offset` of a slot over the next ones, all of which no peer writes now.
+    pub fn read_across(&self, slot: u32, offset: u64, length: u64) -> &[u8] {
+        // SAFETY: stable by the protocol, see the module's page; `Memory::bytes` checks the range.
+        unsafe { self.region.memory().bytes(self.offset(slot, offset) as usize, length as usize) }
+    }
+
+    /// Bytes of the answer to a query under way, for the job that has it.
+    #[expect(clippy::mut_from_ref, reason = "exclusive by the protocol")]
+    pub fn write_in_job(&self, slot: u32, offset: u64, length: u64) -> &mut [u8] {
+        debug_assert!(offset + length <= self.stride);
+        let begin = self.offset(slot, offset) as usize;
+        // SAFETY: a query is in one job, whose batch is borrowed exclusively; the node accesses these bytes after the
+        // job has returned. `Memory::bytes_mut` checks the range.
+        unsafe { self.region.memory().bytes_mut(begin, length as usize) }
+    }
+
+    /// Bytes of an outgoing slot, which no write in flight reads.
+    pub fn write(&mut self, slot: u32, offset: u64, length: u64) -> &mut [u8] {
+        debug_assert!(offset + length <= self.stride);
+        let begin = self.offset(slot, offset) as usize;
+        // SAFETY: exclusive by `&mut self` and the protocol, see the module's page.
+        unsafe { self.region.memory().bytes_mut(begin, length as usize) }
+    }
+}
+
+/// Bytes of a query in memory of the caller.
+///
+/// # Panics
+/// If the range is outside, or the memory is that of a device; `submit` has checked both.
+pub(crate) fn query_bytes(memory: &Memory, offset: u64, length: u64) -> &[u8] {
+    // SAFETY: unchanged until the query's memory returns, by the contract of the front end.
+    unsafe { memory.bytes(offset as usize, length as usize) }
+}
