@@ -4,6 +4,7 @@
 //! exactly once, or failed with its cause. These types carry this:
 //!
 //! - [`FrontEnd`]: the driver of a front end over all of its connections
+//! - [`Accelerator`]: the driver of an accelerator node, with a [`Backend`] that runs batches
 //! - [`Connection`]: one end of a connection between the two, over a pair
 //!
 //! | module | contents |
@@ -11,6 +12,7 @@
 //! | [`ledger`] | queries in flight, slots, deadlines, policies: the pure part of a front end |
 //! | [`wire`] | handshake, schema of tensors, layout of slots, headers |
 //! | [`front_end`] | driver of a front end |
+//! | [`accelerator`] | driver of an accelerator node, batches, backends |
 //!
 //! Private modules:
 //!
@@ -20,6 +22,7 @@
 //! - `memory.rs`: memory of slots
 //! - `error.rs`: [`Error`]
 
+pub mod accelerator;
 mod arrivals;
 mod connection;
 mod error;
@@ -29,6 +32,9 @@ mod memory;
 mod peer;
 pub mod wire;
 
+pub use accelerator::{
+    Accelerator, AcceleratorConfig, Backend, Batch, Buckets, Executor, Job, NoOp, Threaded,
+};
 pub use connection::Connection;
 pub use error::{Error, Result};
 pub use front_end::{Answer, FrontEnd, Input, Report, Tokens};

@@ -1,0 +1,96 @@
+//! Batch: queries that run together, as a backend reads and answers them.
+
+use super::job::Job;
+
+/// Queries that run together, and their answers.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    pub(super) job: &'a mut Job,
+}
+
+impl<'a> Batch<'a> {
+    /// Batch of a job.
+    pub fn of(job: &'a mut Job) -> Batch<'a> {
+        Batch { job }
+    }
+
+    /// Number of queries.
+    pub fn len(&self) -> usize {
+        self.job.len()
+    }
+
+    /// True without queries; a batch that runs has at least one.
+    pub fn is_empty(&self) -> bool {
+        self.job.is_empty()
+    }
+
+    /// Bytes of an input of a query.
+    ///
+    /// # Panics
+    /// Beyond the number of queries or tensors.
+    pub fn input(&self, query: usize, tensor: usize) -> &[u8] {
+        let (memory, slot) = self.job.place(query);
+        let offset = memory.incoming_layout.offset(tensor);
+        memory.incoming.read(slot, offset, self.job.input_bytes(query, tensor))
+    }
+
+    /// Memory of an output of a query, of the bytes set by [`Batch::resize`], or its most; empty after
+    /// [`Batch::append`].
+    ///
+    /// # Panics
+    /// Beyond the number of queries or tensors.
+    pub fn output(&mut self, query: usize, tensor: usize) -> &mut [u8] {
+        let reply = self.job.reply(query);
+        // Appended tokens may be on their way already.
+        let is_readable = reply.appended == 0 || !reply.is_stream(tensor);
+        let length = if is_readable { reply.lengths()[tensor] } else { 0 };
+        let (memory, slot) = self.job.place(query);
+        let offset = memory.outgoing_layout.offset(tensor);
+        memory.outgoing.write_in_job(slot, offset, length)
+    }
+
+    /// Sets the bytes of a variable output; false, without effect, if the schema excludes them.
+    ///
+    /// # Panics
+    /// Beyond the number of queries or tensors.
+    pub fn resize(&mut self, query: usize, tensor: usize, bytes: u64) -> bool {
+        let (memory, _) = self.job.place(query);
+        let admits = memory.outgoing_layout.admits(tensor, bytes);
+        let reply = self.job.reply(query);
+        let admits = admits && (reply.appended == 0 || !reply.is_stream(tensor));
+        if admits {
+            reply.resize(tensor, bytes);
+        }
+        admits
+    }
+
+    /// Appends tokens to the answer to a query; the node sends them while the batch runs. False, without effect, beyond
+    /// the output's bound, for a part of a token, and without an output of tokens.
+    ///
+    /// # Panics
+    /// Beyond the number of queries.
+    pub fn append(&mut self, query: usize, tokens: &[u8]) -> bool {
+        let before = self.job.reply(query).appended;
+        let total = before + tokens.len() as u64;
+        let (memory, slot) = self.job.place(query);
+        let layout = &memory.outgoing_layout;
+        let Some(stream) = layout.stream().filter(|stream| layout.admits(*stream, total)) else {
+            return false;
+        };
+        let offset = layout.offset(stream) + before;
+        memory.outgoing.write_in_job(slot, offset, tokens.len() as u64).copy_from_slice(tokens);
+        self.job.reply(query).append(stream, total);
+        if total > before {
+            self.job.report_tokens(query, total);
+        }
+        true
+    }
+
+    /// Answers a query with an error, from 1 to `u32::MAX - 1`.
+    ///
+    /// # Panics
+    /// Beyond the number of queries.
+    pub fn fail(&mut self, query: usize, code: u32) {
+        self.job.reply(query).fail(code);
+    }
+}

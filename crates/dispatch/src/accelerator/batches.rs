@@ -1,0 +1,87 @@
+//! Batches of an accelerator node: start, cancel and end.
+
+use super::Accelerator;
+use super::executor::Executor;
+use super::job::Job;
+use super::tokens::{Appended, JobQuery};
+use crate::wire::CANCELLED;
+use weft_fabric::Time;
+
+impl<E: Executor> Accelerator<E> {
+    /// Answers a cancelled query whose batch has not begun.
+    pub(super) fn cancel_if_not_begun(&mut self, index: usize, slot: u32) {
+        let Some(Some(link)) = self.links.get_mut(index) else { return };
+        if !link.is_cancelled(slot) {
+            return;
+        }
+        let query = JobQuery { link: link.memory.id, slot };
+        if self.waiting.remove((index as u32, slot)) || self.executor.cancel(query) {
+            self.cancelled += 1;
+            link.answer_error(slot, CANCELLED);
+        }
+    }
+
+    /// Takes batches that have ended, and starts full ones and those whose window has passed.
+    pub(super) fn run_due(&mut self, now: Time) {
+        loop {
+            let job = self.executor.next_finished(now);
+            // Tokens of a batch were appended before its end.
+            self.take_tokens();
+            match job {
+                Some(job) => self.finish(job),
+                None => break,
+            }
+        }
+        while self.executor.has_room()
+            && let Some(bucket) = self.waiting.due(now)
+        {
+            let job = self.next_job(bucket);
+            self.batches += 1;
+            if let Some(job) = self.executor.start(now, job) {
+                self.take_tokens();
+                self.finish(job);
+            }
+        }
+    }
+
+    fn next_job(&mut self, bucket: usize) -> Job {
+        let (max_batch, inputs) = (self.config.max_batch as usize, self.schema.inputs.len());
+        let spare = self.spare.pop();
+        let mut job =
+            spare.unwrap_or_else(|| Job::with_capacity(max_batch, inputs, self.tokens.clone()));
+        self.batch.clear();
+        self.batch.extend(self.waiting.take(bucket));
+        if self.config.by_slot {
+            self.batch.sort_unstable();
+        }
+        for &(link, slot) in &self.batch {
+            if let Some(link) = &self.links[link as usize] {
+                job.push(&link.memory, slot, link.lengths(slot), &self.schema.outputs);
+            }
+        }
+        job
+    }
+
+    /// Enters tokens that backends have appended, except those for connections that are gone.
+    fn take_tokens(&mut self) {
+        self.tokens.take(&mut self.appended);
+        for Appended { index, query, bytes } in self.appended.drain(..) {
+            match &mut self.links[index] {
+                Some(link) if link.memory.id == query.link => link.append(query.slot, bytes),
+                _ => {}
+            }
+        }
+    }
+
+    /// Enters the answers of a batch, except those of connections that are gone.
+    fn finish(&mut self, mut job: Job) {
+        for (index, query, reply) in job.answers() {
+            match &mut self.links[index] {
+                Some(link) if link.memory.id == query.link => link.answer(query.slot, reply),
+                _ => {}
+            }
+        }
+        job.clear();
+        self.spare.push(job);
+    }
+}

@@ -1,0 +1,139 @@
+//! Job: a batch with the memory of its queries, which an executor may own.
+
+use super::reply::Reply;
+use super::tokens::{Appended, JobQuery, TokenQueue};
+use crate::memory::SlotMemory;
+use crate::wire::{Layout, Tensor};
+use std::sync::Arc;
+
+/// Memory of a connection's slots. It lives until its last batch has ended.
+#[derive(Debug)]
+pub(super) struct LinkMemory {
+    /// Number of the connection in this node, and the index that it has.
+    pub id: u64,
+    pub index: usize,
+    pub incoming: SlotMemory,
+    pub outgoing: SlotMemory,
+    pub incoming_layout: Layout,
+    pub outgoing_layout: Layout,
+}
+
+/// Place of a query in the memory of a job.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    memory: u32,
+    slot: u32,
+}
+
+/// Batch that may run on another thread. See [`super::Executor`].
+#[derive(Debug)]
+pub struct Job {
+    memories: Vec<Arc<LinkMemory>>,
+    places: Vec<Place>,
+    /// Bytes of each input, by query.
+    lengths: Vec<u64>,
+    replies: Vec<Reply>,
+    inputs: usize,
+    tokens: Arc<TokenQueue>,
+}
+
+impl Job {
+    /// Empty job with room for `queries` queries of `inputs` inputs each.
+    pub(super) fn with_capacity(queries: usize, inputs: usize, tokens: Arc<TokenQueue>) -> Job {
+        Job {
+            memories: Vec::with_capacity(queries.min(16)),
+            places: Vec::with_capacity(queries),
+            lengths: Vec::with_capacity(queries * inputs),
+            replies: Vec::with_capacity(queries),
+            inputs,
+            tokens,
+        }
+    }
+
+    /// Number of queries.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// True without queries, after all were removed.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Removes a query that has not begun; false if the job has it not.
+    pub fn remove(&mut self, query: JobQuery) -> bool {
+        let is_it = |place: &Place| {
+            place.slot == query.slot && self.memories[place.memory as usize].id == query.link
+        };
+        let Some(position) = self.places.iter().position(is_it) else { return false };
+        self.places.remove(position);
+        self.replies.remove(position);
+        self.lengths.drain(position * self.inputs..(position + 1) * self.inputs);
+        true
+    }
+
+    /// Answers all of its queries with an error, from 1 to `u32::MAX - 1`.
+    pub fn fail(&mut self, code: u32) {
+        self.replies.iter_mut().for_each(|reply| reply.fail(code));
+    }
+
+    /// Adds a query.
+    #[inline]
+    pub(super) fn push(
+        &mut self,
+        memory: &Arc<LinkMemory>,
+        slot: u32,
+        lengths: &[u64],
+        outputs: &[Tensor],
+    ) {
+        let known = match self.memories.last() {
+            Some(last) if last.id == memory.id => Some(self.memories.len() - 1),
+            _ => self.memories.iter().position(|known| known.id == memory.id),
+        };
+        let memory = known.unwrap_or_else(|| {
+            self.memories.push(memory.clone());
+            self.memories.len() - 1
+        });
+        self.places.push(Place { memory: memory as u32, slot });
+        self.lengths.extend_from_slice(lengths);
+        self.replies.push(Reply::of(outputs));
+    }
+
+    /// Queries by connection index, its number and slot, with their replies.
+    pub(super) fn answers(&self) -> impl Iterator<Item = (usize, JobQuery, &Reply)> {
+        self.places.iter().zip(&self.replies).map(|(place, reply)| {
+            let memory = &self.memories[place.memory as usize];
+            (memory.index, JobQuery { link: memory.id, slot: place.slot }, reply)
+        })
+    }
+
+    /// Empties it for another batch.
+    pub(super) fn clear(&mut self) {
+        self.memories.clear();
+        self.places.clear();
+        self.lengths.clear();
+        self.replies.clear();
+    }
+
+    /// Connection memory and slot of a query.
+    pub(super) fn place(&self, query: usize) -> (&Arc<LinkMemory>, u32) {
+        let Place { memory, slot } = self.places[query];
+        (&self.memories[memory as usize], slot)
+    }
+
+    /// Bytes of an input's tensor.
+    pub(super) fn input_bytes(&self, query: usize, tensor: usize) -> u64 {
+        self.lengths[query * self.inputs..][..self.inputs][tensor]
+    }
+
+    pub(super) fn reply(&mut self, query: usize) -> &mut Reply {
+        &mut self.replies[query]
+    }
+
+    /// Reports the bytes of tokens that the answer to a query has so far.
+    pub(super) fn report_tokens(&self, query: usize, bytes: u64) {
+        let (memory, slot) = self.place(query);
+        let (index, query) = (memory.index, JobQuery { link: memory.id, slot });
+        self.tokens.push(Appended { index, query, bytes });
+    }
+}

@@ -1,0 +1,91 @@
+//! Inputs of a batch as rows of one array: runs of neighbouring slots, and rows padded to one length.
+
+use super::batch::Batch;
+use std::ops::Range;
+
+/// Input of consecutive queries of a batch in slots at equal distances: one strided copy.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    /// First query.
+    pub first: usize,
+    /// Number of queries.
+    pub count: usize,
+    /// Bytes of the input of each of them.
+    pub length: u64,
+    /// Distance of their begins in `bytes`.
+    pub stride: u64,
+    /// From the begin of the first one to the end of the last one. Between them are other parts of the same slots.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Run<'a> {
+    /// Its queries.
+    pub fn queries(&self) -> Range<usize> {
+        self.first..self.first + self.count
+    }
+
+    /// Input of its query `index`.
+    ///
+    /// # Panics
+    /// Beyond the number of queries.
+    pub fn row(&self, index: usize) -> &'a [u8] {
+        &self.bytes[index * self.stride as usize..][..self.length as usize]
+    }
+}
+
+impl Batch<'_> {
+    /// Bytes of the longest input of a batch.
+    ///
+    /// # Panics
+    /// Beyond the number of tensors.
+    pub fn longest(&self, tensor: usize) -> u64 {
+        (0..self.len()).map(|query| self.job.input_bytes(query, tensor)).max().unwrap_or(0)
+    }
+
+    /// Inputs of all queries in order, merged where slots are neighbours and the inputs equally long.
+    /// [`super::AcceleratorConfig::by_slot`] brings neighbours together.
+    ///
+    /// # Panics
+    /// Beyond the number of tensors.
+    pub fn runs(&self, tensor: usize) -> impl Iterator<Item = Run<'_>> {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let run = (next < self.len()).then(|| self.run_at(next, tensor))?;
+            next += run.count;
+            Some(run)
+        })
+    }
+
+    fn run_at(&self, first: usize, tensor: usize) -> Run<'_> {
+        let ((memory, slot), length) = (self.job.place(first), self.job.input_bytes(first, tensor));
+        let is_neighbour = |query: &usize| {
+            let (other, other_slot) = self.job.place(*query);
+            other.id == memory.id
+                && other_slot as usize == slot as usize + (query - first)
+                && self.job.input_bytes(*query, tensor) == length
+        };
+        let count = 1 + (first + 1..self.len()).take_while(is_neighbour).count();
+        let stride = memory.incoming_layout.stride();
+        let offset = memory.incoming_layout.offset(tensor);
+        let bytes = memory.incoming.read_across(slot, offset, (count as u64 - 1) * stride + length);
+        Run { first, count, length, stride, bytes }
+    }
+
+    /// Copies an input of all queries into rows of `row` bytes each, the rest of a row filled with `fill`. Rows of the
+    /// longest input are `batch.longest(tensor)` bytes.
+    ///
+    /// # Panics
+    /// If `rows` has another size than `row` bytes for each query, or an input is longer than `row`.
+    pub fn gather(&self, tensor: usize, row: u64, fill: u8, rows: &mut [u8]) {
+        let row = row as usize;
+        assert_eq!(rows.len(), self.len() * row, "rows of {row} bytes for {} queries", self.len());
+        for run in self.runs(tensor) {
+            for (index, query) in run.queries().enumerate() {
+                let (input, padding) =
+                    rows[query * row..(query + 1) * row].split_at_mut(run.length as usize);
+                input.copy_from_slice(run.row(index));
+                padding.fill(fill);
+            }
+        }
+    }
+}
