@@ -58,7 +58,7 @@ RECORD := python3 benchmarks/record.py
 .PHONY: seeds
 seeds: ## SEEDS random simulations of all suites, recorded
 	$(call step,$(SEEDS) seeds)
-	@WEFT_SEEDS=$$(($(SEEDS) * 6 / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
+	@WEFT_SEEDS=$$(($(SEEDS) * 5 / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
 		-p weft-fabric --test sim -- --nocapture random_traffic
 	@WEFT_SEEDS=$$(($(SEEDS) / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
 		-p weft-fabric --test sim -- --nocapture a_loss_costs
@@ -68,6 +68,14 @@ seeds: ## SEEDS random simulations of all suites, recorded
 		-p weft-moe --test sim -- --nocapture every_run
 	@WEFT_SEEDS=$$(($(SEEDS) / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
 		-p weft-collectives --test sim -- --nocapture every_call
+	@WEFT_SEEDS=$$(($(SEEDS) / 10)) $(RECORD) seeds cargo test --locked --release --quiet \
+		-p weft-dispatch --test sim -- --nocapture every_query
+
+.PHONY: seeds-dispatch
+seeds-dispatch: ## SEEDS random simulations of query dispatch, recorded
+	$(call step,$(SEEDS) seeds of query dispatch)
+	@WEFT_SEEDS=$(SEEDS) $(RECORD) seeds cargo test --locked --release --quiet \
+		-p weft-dispatch --test sim -- --nocapture every_query
 
 .PHONY: loss
 loss: build ## Ranks killed 100 times and stopped 50 times on each transport, recorded
