@@ -87,6 +87,12 @@ loss-torch: build $(STAMPS)/torch ## Ranks killed and stopped 20 times in each c
 	$(call step,Killing and stopping ranks in collectives)
 	@WEFT_TEST_TORCH_LOSSES=20 $(RECORD) loss_torch $(BIN)/python -m pytest -q -s tests/test_torch_loss.py
 
+.PHONY: loss-dispatch
+loss-dispatch: ## Accelerator nodes and front ends killed and stopped 20 times each under load, recorded
+	$(call step,Killing and stopping accelerator nodes and front ends)
+	@WEFT_TEST_DISPATCH_LOSSES=20 $(RECORD) loss_dispatch cargo test --locked --quiet \
+		-p weft-dispatch --test processes --test faults -- --nocapture under_load
+
 FUZZ_SECONDS ?= 60
 
 .PHONY: fuzz

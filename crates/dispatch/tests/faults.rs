@@ -1,0 +1,18 @@
+//! Faults over real pairs: refused handshakes, peers that violate the protocol, departures, slow readers, late answers,
+//! front ends that vanish. The others go on.
+//!
+//! `WEFT_TEST_DISPATCH_LOSSES` is the number of front ends that vanish over each provider (default 2).
+#![cfg(not(miri))]
+
+#[path = "faults/handshake.rs"]
+mod handshake;
+#[path = "faults/load.rs"]
+mod load;
+#[path = "faults/rogue.rs"]
+mod rogue;
+#[path = "faults/setup.rs"]
+mod setup;
+#[path = "faults/vanishing.rs"]
+mod vanishing;
+#[path = "faults/violations.rs"]
+mod violations;
