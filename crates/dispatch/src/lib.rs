@@ -3,6 +3,8 @@
 //! A front end takes queries and sends each to one of several accelerator nodes; every query is answered
 //! exactly once, or failed with its cause. These types carry this:
 //!
+//! - [`FrontEndService`], [`AcceleratorService`]: threads that drive a front end or an accelerator node; the start of
+//!   most programs
 //! - [`FrontEnd`]: the driver of a front end over all of its connections
 //! - [`Accelerator`]: the driver of an accelerator node, with a [`Backend`] that runs batches
 //! - [`Connection`]: one end of a connection between the two, over a pair
@@ -13,6 +15,7 @@
 //! | [`wire`] | handshake, schema of tensors, layout of slots, headers |
 //! | [`front_end`] | driver of a front end |
 //! | [`accelerator`] | driver of an accelerator node, batches, backends |
+//! | [`service`] | threads that drive both, submissions by several threads |
 //!
 //! Private modules:
 //!
@@ -30,6 +33,7 @@ pub mod front_end;
 pub mod ledger;
 mod memory;
 mod peer;
+pub mod service;
 pub mod wire;
 
 pub use accelerator::{
@@ -39,4 +43,7 @@ pub use connection::Connection;
 pub use error::{Error, Result};
 pub use front_end::{Answer, FrontEnd, Input, Report, Tokens};
 pub use ledger::{Failure, Ledger, LedgerConfig, NodeId, Notice, Outcome, Policy, QueryId};
+pub use service::{
+    AcceleratorService, FrontEndHandle, FrontEndService, Handler, Query, Reports, ServiceConfig,
+};
 pub use wire::{Agreement, Hello, Role, Schema};

@@ -15,6 +15,7 @@ mod link;
 mod nodes;
 mod report;
 
+pub(crate) use admission::Admission;
 pub use admission::Input;
 pub use report::{Answer, Report, Tokens};
 
@@ -23,7 +24,6 @@ use crate::error::Result;
 use crate::ledger::{Counts, Ledger, LedgerConfig, NodeId, Notice, Outcome, QueryId};
 use crate::memory::query_bytes;
 use crate::wire::{Checksum, Header, Schema};
-use admission::Admission;
 use link::{Arrival, Link};
 use std::sync::Arc;
 use weft_fabric::{Event, Memory, Requests, Time};
@@ -79,6 +79,11 @@ impl FrontEnd {
         let begin = query.index() * inputs.len();
         self.inputs[begin..begin + inputs.len()].copy_from_slice(inputs);
         Ok(query)
+    }
+
+    /// Validation of queries.
+    pub(crate) fn admission(&self) -> &Arc<Admission> {
+        &self.admission
     }
 
     /// Queries under way, from their submission to the return of their memory.

@@ -1,0 +1,173 @@
+//! Thread of an accelerator node's service.
+
+use super::commands::Commands;
+use super::config::ServiceConfig;
+use super::sleeper::{Rest, Sleeper, arm, disarm};
+use crate::accelerator::{Accelerator, Executor};
+use crate::connection::Connection;
+use crate::error::Result;
+use std::sync::Arc;
+use weft_fabric::{Cause, Communicator, Event, Poison, QueueReceiver, Requests, Time, clock};
+
+/// End of the service.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stop {
+    /// Time at which connections are closed that front ends have not left.
+    pub close_at: Time,
+}
+
+/// State of an accelerator node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AcceleratorState {
+    /// Connections to front ends.
+    pub front_ends: usize,
+    /// Batches run.
+    pub batches: u64,
+    /// Queries that were cancelled before they started.
+    pub cancelled: u64,
+}
+
+/// Connected front end.
+struct FrontEndPair {
+    /// Index of the connection in the node.
+    index: usize,
+    pair: Communicator,
+}
+
+/// State of the thread.
+pub(super) struct AcceleratorThread<E> {
+    accelerator: Accelerator<E>,
+    pairs: Vec<FrontEndPair>,
+    /// An item for ended batches.
+    receiver: QueueReceiver<()>,
+    commands: Arc<Commands<AcceleratorThread<E>>>,
+    sleeper: Sleeper,
+    stop: Option<Stop>,
+    events: Vec<Event>,
+    requests: Requests,
+}
+
+impl<E: Executor> AcceleratorThread<E> {
+    pub fn new(
+        config: ServiceConfig,
+        accelerator: Accelerator<E>,
+        receiver: QueueReceiver<()>,
+        commands: Arc<Commands<AcceleratorThread<E>>>,
+    ) -> Result<AcceleratorThread<E>> {
+        Ok(AcceleratorThread {
+            sleeper: Sleeper::new(config, receiver.descriptor())?,
+            accelerator,
+            pairs: Vec::new(),
+            receiver,
+            commands,
+            stop: None,
+            events: Vec::with_capacity(1024),
+            requests: Requests::with_capacity(1024, 2048),
+        })
+    }
+
+    /// Runs until the service stops. Returns the node, and the front ends that were connected then.
+    pub fn run(mut self) -> (Accelerator<E>, usize) {
+        let _closed = CloseOnDrop(self.commands.clone());
+        let commands = self.commands.clone();
+        loop {
+            let now = clock::now();
+            let mut busy = commands.has_any();
+            if busy {
+                commands.run(&mut self);
+            }
+            while self.receiver.take().is_some() {
+                busy = true;
+            }
+            busy |= self.poll(now);
+            if let Some(stop) = self.stop
+                && (self.pairs.is_empty() || now >= stop.close_at)
+            {
+                return (self.accelerator, self.pairs.len());
+            }
+            if busy {
+                self.sleeper.busy();
+            } else if self.sleeper.idle(now) == Rest::Sleep {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Polls every connection: queries, batches, answers.
+    fn poll(&mut self, now: Time) -> bool {
+        let (mut busy, mut position) = (false, 0);
+        while let Some(FrontEndPair { index, pair }) = self.pairs.get(position) {
+            self.events.clear();
+            let mut engine = pair.engine();
+            engine.poll(now, &mut self.events);
+            drop(engine);
+            let polled = self.accelerator.poll(now, *index, &self.events, &mut self.requests);
+            busy |= !self.events.is_empty() || !self.requests.is_empty();
+            // A poisoned engine refuses; its next poll reports the poison.
+            let _ = pair.engine().submit(&mut self.requests);
+            if let Err(error) = &polled {
+                let rank = Some(weft_fabric::Rank(1 - pair.rank().0));
+                pair.poison(Poison { kind: Cause::Protocol, rank, detail: error.to_string() });
+            }
+            if polled.is_err() || !self.accelerator.is_connected(*index) {
+                self.remove(position);
+            } else {
+                position += 1;
+            }
+        }
+        busy
+    }
+
+    fn remove(&mut self, position: usize) {
+        let FrontEndPair { index, pair } = self.pairs.remove(position);
+        self.sleeper.forget(&pair);
+        drop(self.accelerator.leave(index));
+    }
+
+    /// Sleeps until a pair, a command or a deadline has work.
+    fn sleep(&mut self) {
+        let pairs = || self.pairs.iter().map(|front_end| &front_end.pair);
+        // A command is posted before the bell rings.
+        if self.receiver.arm() && !self.commands.has_any() && arm(pairs()) {
+            let stop = self.stop.map(|stop| stop.close_at);
+            self.sleeper.sleep(self.accelerator.next_deadline().into_iter().chain(stop).min());
+        }
+        disarm(pairs());
+        self.receiver.disarm();
+    }
+}
+
+/// Commands.
+impl<E: Executor> AcceleratorThread<E> {
+    pub fn join(&mut self, pair: Communicator, connection: Connection) -> Result<()> {
+        self.sleeper.watch(&pair)?;
+        let index = self.accelerator.join(connection)?;
+        self.pairs.push(FrontEndPair { index, pair });
+        if self.stop.is_some() {
+            self.accelerator.drain();
+        }
+        Ok(())
+    }
+
+    pub fn state(&self) -> AcceleratorState {
+        AcceleratorState {
+            front_ends: self.accelerator.front_ends(),
+            batches: self.accelerator.batches(),
+            cancelled: self.accelerator.cancelled(),
+        }
+    }
+
+    pub fn stop(&mut self, stop: Stop) {
+        self.stop = Some(stop);
+        self.accelerator.drain();
+    }
+}
+
+/// Refuses commands once the thread has ended, also by a panic of the backend.
+struct CloseOnDrop<E>(Arc<Commands<AcceleratorThread<E>>>);
+
+impl<E> Drop for CloseOnDrop<E> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}

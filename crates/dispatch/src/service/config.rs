@@ -1,0 +1,20 @@
+//! Configuration of services.
+
+use std::time::Duration;
+
+/// Sizes and waits of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceConfig {
+    /// Submissions that wait for the service's thread, rounded up to a power of two.
+    pub submissions: usize,
+    /// Time without work in which the thread polls without a pause. Zero where its core has other work.
+    pub spin: Duration,
+    /// Further polls, with a yield of the core before each, after which the thread sleeps.
+    pub yields: u32,
+}
+
+impl Default for ServiceConfig {
+    fn default() -> ServiceConfig {
+        ServiceConfig { submissions: 4096, spin: Duration::ZERO, yields: 20 }
+    }
+}

@@ -1,0 +1,343 @@
+//! Thread of a front end's service.
+
+use super::commands::Commands;
+use super::config::ServiceConfig;
+use super::handle::Intake;
+use super::handler::{Handler, Reports};
+use super::query::Query;
+use super::sleeper::{Rest, Sleeper, arm, disarm};
+use crate::connection::Connection;
+use crate::error::Result;
+use crate::front_end::FrontEnd;
+use crate::ledger::{Counts, NodeId, Notice};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::SyncSender;
+use weft_fabric::{
+    Cause, Communicator, Event, Poison, QueueReceiver, RegionKey, Requests, Time, clock,
+};
+
+/// Most submissions of a turn, so that answers do not wait long.
+const MAX_SUBMISSIONS: usize = 256;
+
+/// End of the service.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stop {
+    /// Time at which queries that have not ended are cancelled.
+    pub cancel_at: Time,
+}
+
+/// State of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeState {
+    /// Id.
+    pub node: NodeId,
+    /// Name from its handshake.
+    pub name: String,
+    /// Slots in use.
+    pub in_flight: u32,
+    /// It takes no more queries.
+    pub draining: bool,
+}
+
+/// Connected node.
+struct Node {
+    id: NodeId,
+    pair: Communicator,
+    /// Dropped with the node.
+    leavers: Vec<SyncSender<()>>,
+}
+
+/// State of the thread.
+pub(super) struct FrontEndThread<H> {
+    front_end: FrontEnd,
+    nodes: Vec<Node>,
+    receiver: QueueReceiver<Query>,
+    /// Queries taken from the queue by a cancel, and those that are to be cancelled.
+    held: VecDeque<(Query, bool)>,
+    intake: Arc<Intake>,
+    commands: Arc<Commands<FrontEndThread<H>>>,
+    sleeper: Sleeper,
+    handler: H,
+    stop: Option<Stop>,
+    events: Vec<Event>,
+    requests: Requests,
+    notices: Vec<Notice>,
+}
+
+impl<H: Handler> FrontEndThread<H> {
+    pub fn new(
+        config: ServiceConfig,
+        front_end: FrontEnd,
+        receiver: QueueReceiver<Query>,
+        intake: Arc<Intake>,
+        commands: Arc<Commands<FrontEndThread<H>>>,
+        handler: H,
+    ) -> Result<FrontEndThread<H>> {
+        Ok(FrontEndThread {
+            sleeper: Sleeper::new(config, receiver.descriptor())?,
+            front_end,
+            nodes: Vec::new(),
+            receiver,
+            held: VecDeque::new(),
+            intake,
+            commands,
+            handler,
+            stop: None,
+            events: Vec::with_capacity(1024),
+            requests: Requests::with_capacity(1024, 2048),
+            notices: Vec::with_capacity(1024),
+        })
+    }
+
+    /// Runs until the service stops.
+    pub fn run(mut self) -> (H, Counts) {
+        let _closed = CloseOnDrop(self.intake.clone(), self.commands.clone());
+        let commands = self.commands.clone();
+        loop {
+            let now = clock::now();
+            let mut busy = commands.has_any();
+            if busy {
+                commands.run(&mut self);
+            }
+            busy |= self.receive(now);
+            busy |= self.report();
+            busy |= self.take_submissions();
+            self.front_end.advance(now);
+            // A deadline may have passed.
+            busy |= self.report();
+            busy |= self.send();
+            if self.stop.is_some() && self.has_stopped(now) {
+                return self.finish();
+            }
+            if busy {
+                self.sleeper.busy();
+            } else if self.sleeper.idle(now) == Rest::Sleep {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Takes the events of all nodes.
+    fn receive(&mut self, now: Time) -> bool {
+        let (mut busy, mut index) = (false, 0);
+        while index < self.nodes.len() {
+            let node = &mut self.nodes[index];
+            self.events.clear();
+            let mut engine = node.pair.engine();
+            engine.poll(now, &mut self.events);
+            drop(engine);
+            busy |= !self.events.is_empty();
+            let received = self.front_end.receive(now, node.id, &self.events);
+            let received = received.map_err(|error| error.to_string());
+            match received.and_then(|()| self.remains(index)) {
+                Ok(true) => index += 1,
+                Ok(false) => self.remove(index, "it has left"),
+                Err(cause) => self.lose(index, &cause),
+            }
+        }
+        busy
+    }
+
+    /// False for a drained node without queries, which leaves; an error for a lost one.
+    fn remains(&self, index: usize) -> std::result::Result<bool, String> {
+        let Node { id, pair, .. } = &self.nodes[index];
+        match self.front_end.in_flight(*id) {
+            Ok(0) => Ok(!self.front_end.is_draining(*id).unwrap_or(true)),
+            Ok(_) => Ok(true),
+            Err(_) => {
+                let cause = pair.engine().poison_flag().get().map(|poison| poison.detail.clone());
+                Err(cause.unwrap_or_else(|| "lost".into()))
+            }
+        }
+    }
+
+    /// Removes a node whose queries are sent elsewhere or fail.
+    fn lose(&mut self, index: usize, cause: &str) {
+        let Node { id, pair, .. } = &self.nodes[index];
+        let rank = Some(weft_fabric::Rank(1 - pair.rank().0));
+        pair.poison(Poison { kind: Cause::Protocol, rank, detail: cause.into() });
+        // Fails if its poison was seen before.
+        let _ = self.front_end.lose(*id);
+        self.remove(index, cause);
+    }
+
+    fn remove(&mut self, index: usize, cause: &str) {
+        let Node { id, pair, .. } = self.nodes.remove(index);
+        self.sleeper.forget(&pair);
+        // A lost node was removed from the front end before.
+        let _ = self.front_end.leave(id);
+        drop(pair);
+        self.handler.node_gone(id, cause);
+    }
+
+    /// Delivers the reports.
+    fn report(&mut self) -> bool {
+        self.notices.clear();
+        while let Some(notice) = self.front_end.next_notice() {
+            self.notices.push(notice);
+        }
+        if self.notices.is_empty() {
+            return false;
+        }
+        self.handler.reports(&Reports::new(&self.front_end, &self.notices));
+        true
+    }
+
+    /// Moves submissions into the ledger while it has room.
+    fn take_submissions(&mut self) -> bool {
+        let mut taken = 0;
+        while taken < MAX_SUBMISSIONS && self.front_end.has_room() {
+            let held = self.held.pop_front();
+            let Some((query, cancelled)) = held.or_else(|| Some((self.receiver.take()?, false)))
+            else {
+                break;
+            };
+            let (token, inputs) = (query.token, query.inputs());
+            // It has room, and the handle has checked the query.
+            let id = self.front_end.submit_checked(token, inputs, query.deadline);
+            if let (true, Ok(id)) = (cancelled, id) {
+                // The query has just been accepted.
+                let _ = self.front_end.cancel(id);
+            }
+            taken += 1;
+        }
+        taken > 0
+    }
+
+    /// Writes queries and cancels to all nodes.
+    fn send(&mut self) -> bool {
+        let mut busy = false;
+        for node in &self.nodes {
+            if !self.front_end.has_output(node.id) {
+                continue;
+            }
+            self.front_end.emit(node.id, &mut self.requests);
+            // A poisoned engine refuses; its next poll reports the poison.
+            let _ = node.pair.engine().submit(&mut self.requests);
+            busy = true;
+        }
+        busy
+    }
+
+    /// Sleeps until a pair, the queue, a command or a deadline has work.
+    fn sleep(&mut self) {
+        let pairs = || self.nodes.iter().map(|node| &node.pair);
+        // A full ledger takes no submissions before an answer.
+        let takes = self.front_end.has_room();
+        let idle = self.receiver.arm() || !takes;
+        // A command is posted before the bell rings.
+        if idle && !self.commands.has_any() && arm(pairs()) {
+            let stop = self.stop.map(|stop| stop.cancel_at);
+            let until = self.front_end.next_deadline().into_iter().chain(stop).min();
+            self.sleeper.sleep(until);
+        }
+        disarm(pairs());
+        self.receiver.disarm();
+    }
+
+    /// True if the service stops and every query has ended; cancels the rest after the deadline.
+    fn has_stopped(&mut self, now: Time) -> bool {
+        self.intake.closed.store(true, Ordering::SeqCst);
+        let is_late = self.stop.is_some_and(|stop| now >= stop.cancel_at);
+        // Calls that have not seen the end put their queries first; they do not wait.
+        let is_quiet = self.intake.active.load(Ordering::SeqCst) == 0;
+        let is_empty = self.held.is_empty() && self.receiver.is_empty();
+        is_quiet && (is_late || is_empty && self.front_end.under_way() == 0)
+    }
+
+    /// Ends all queries and closes all pairs.
+    fn finish(mut self) -> (H, Counts) {
+        self.front_end.cancel_all();
+        for node in &self.nodes {
+            if self.front_end.in_flight(node.id).is_ok_and(|slots| slots > 0) {
+                let detail = "the front end has stopped before its last answers".into();
+                node.pair.poison(Poison {
+                    kind: Cause::User,
+                    rank: Some(node.pair.rank()),
+                    detail,
+                });
+                // Known, as its slots are.
+                let _ = self.front_end.lose(node.id);
+            }
+        }
+        loop {
+            let reported = self.report();
+            let taken = self.take_submissions();
+            self.front_end.cancel_all();
+            if !reported && !taken {
+                break;
+            }
+        }
+        let counts = self.front_end.counts();
+        self.nodes.clear();
+        (self.handler, counts)
+    }
+}
+
+/// Commands.
+impl<H: Handler> FrontEndThread<H> {
+    pub fn join(
+        &mut self,
+        pair: Communicator,
+        connection: Connection,
+        keys: &[RegionKey],
+    ) -> Result<NodeId> {
+        self.sleeper.watch(&pair)?;
+        let id = self.front_end.join(connection, keys)?;
+        self.nodes.push(Node { id, pair, leavers: Vec::new() });
+        Ok(id)
+    }
+
+    pub fn drain(&mut self, node: NodeId, leaver: Option<SyncSender<()>>) -> Result<()> {
+        self.front_end.drain(node)?;
+        if let Some(node) = self.nodes.iter_mut().find(|known| known.id == node) {
+            node.leavers.extend(leaver);
+        }
+        Ok(())
+    }
+
+    pub fn cancel(&mut self, token: u64) -> bool {
+        if let Some(query) = self.front_end.find(token) {
+            return self.front_end.cancel(query).is_ok();
+        }
+        // The queue's capacity bounds what is held, since a turn takes from here first.
+        while self.held.len() < self.intake.limit as usize
+            && let Some(query) = self.receiver.take()
+        {
+            self.held.push_back((query, false));
+        }
+        let held =
+            self.held.iter_mut().find(|(query, cancelled)| query.token == token && !cancelled);
+        held.map(|(_, cancelled)| *cancelled = true).is_some()
+    }
+
+    pub fn nodes(&self) -> Vec<NodeState> {
+        let state = |node: &Node| NodeState {
+            node: node.id,
+            name: self.front_end.name(node.id).unwrap_or_default().to_owned(),
+            in_flight: self.front_end.in_flight(node.id).unwrap_or(0),
+            draining: self.front_end.is_draining(node.id).unwrap_or(true),
+        };
+        self.nodes.iter().map(state).collect()
+    }
+
+    pub fn counts(&self) -> Counts {
+        self.front_end.counts()
+    }
+
+    pub fn stop(&mut self, stop: Stop) {
+        self.stop = Some(stop);
+    }
+}
+
+/// Refuses submissions and commands once the thread has ended, also by a panic of the handler.
+struct CloseOnDrop<H>(Arc<Intake>, Arc<Commands<FrontEndThread<H>>>);
+
+impl<H> Drop for CloseOnDrop<H> {
+    fn drop(&mut self) {
+        self.0.closed.store(true, Ordering::SeqCst);
+        self.1.close();
+    }
+}

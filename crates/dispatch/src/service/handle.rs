@@ -1,0 +1,157 @@
+//! Handle: submissions to a front end from any thread.
+
+use super::query::Query;
+use crate::error::{Error, Result};
+use crate::front_end::Admission;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+use weft_fabric::{QueueSender, Time, clock};
+
+/// Name of the service in errors.
+pub(super) const WHAT: &str = "front end";
+/// Submissions after which the service's thread is woken.
+const WAKE_INTERVAL: u64 = 16;
+/// Yields of a thread that waits for room, before it sleeps.
+const YIELDS: u32 = 64;
+/// Sleep of a thread that waits for room.
+const NAP: Duration = Duration::from_micros(50);
+
+/// Part of a front end's service that submitting threads share.
+pub(super) struct Intake {
+    pub admission: Arc<Admission>,
+    pub sender: QueueSender<Query>,
+    /// Most queries in the queue.
+    pub limit: u32,
+    /// Calls that are putting queries; they do not wait meanwhile.
+    pub active: AtomicU32,
+    /// No more queries are accepted.
+    pub closed: AtomicBool,
+}
+
+/// Submits queries to a [`super::FrontEndService`]. Clones submit to the same one, from any thread and without a lock.
+#[derive(Clone)]
+pub struct FrontEndHandle(pub(super) Arc<Intake>);
+
+/// Error of [`FrontEndHandle::submit_all`].
+#[derive(Debug, thiserror::Error)]
+#[error("{submitted} queries were submitted; the next one: {error}")]
+pub struct Unsubmitted {
+    /// Queries that were submitted.
+    pub submitted: u64,
+    /// Error of the next one.
+    #[source]
+    pub error: Error,
+}
+
+/// Guard of a call that puts queries.
+struct Active<'a>(&'a AtomicU32);
+
+impl<'a> Active<'a> {
+    fn new(count: &'a AtomicU32) -> Active<'a> {
+        // Sequentially consistent with the close: either this call sees it, or the close sees this call.
+        count.fetch_add(1, Ordering::SeqCst);
+        Active(count)
+    }
+}
+
+impl Drop for Active<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl FrontEndHandle {
+    /// Submits a query without waiting. Exactly one report of its end follows; its memory must not change until the
+    /// report that returns it ([`crate::Report::is_last`]).
+    ///
+    /// # Errors
+    /// [`Error::Full`]: back-pressure; [`Error::Query`]; [`Error::Stopped`].
+    pub fn submit(&self, query: Query) -> Result<()> {
+        self.0.admission.check(query.inputs())?;
+        let active = Active::new(&self.0.active);
+        self.check_open()?;
+        let put = self.0.sender.put(query);
+        drop(active);
+        self.0.sender.wake();
+        put.map_err(|_| self.full())
+    }
+
+    /// Submits queries in order; waits for room until `until`. Returns their number.
+    ///
+    /// # Errors
+    /// [`Unsubmitted`], with an error as of [`FrontEndHandle::submit`]; later queries were not taken from `queries`.
+    pub fn submit_all(
+        &self,
+        queries: impl IntoIterator<Item = Query>,
+        until: Time,
+    ) -> std::result::Result<u64, Unsubmitted> {
+        let mut submitted = 0;
+        let result = self.put_all(queries, until, &mut submitted);
+        self.0.sender.wake();
+        match result {
+            Ok(()) => Ok(submitted),
+            Err(error) => Err(Unsubmitted { submitted, error }),
+        }
+    }
+
+    fn put_all(
+        &self,
+        queries: impl IntoIterator<Item = Query>,
+        until: Time,
+        submitted: &mut u64,
+    ) -> Result<()> {
+        let mut active = Active::new(&self.0.active);
+        self.check_open()?;
+        for query in queries {
+            self.0.admission.check(query.inputs())?;
+            let mut next = self.0.sender.put(query);
+            let mut waits = 0;
+            while let Err(query) = next {
+                drop(active);
+                self.wait_for_room(&mut waits, until)?;
+                active = Active::new(&self.0.active);
+                self.check_open()?;
+                next = self.0.sender.put(query);
+            }
+            *submitted += 1;
+            if *submitted % WAKE_INTERVAL == 1 {
+                self.0.sender.wake();
+                self.check_open()?;
+            }
+        }
+        drop(active);
+        Ok(())
+    }
+
+    fn wait_for_room(&self, waits: &mut u32, until: Time) -> Result<()> {
+        self.0.sender.wake();
+        if clock::now() >= until {
+            return Err(self.full());
+        }
+        *waits += 1;
+        match *waits {
+            ..YIELDS => std::thread::yield_now(),
+            _ => std::thread::sleep(NAP),
+        }
+        Ok(())
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.0.closed.load(Ordering::SeqCst) {
+            return Err(Error::Stopped { what: WHAT });
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn full(&self) -> Error {
+        Error::Full { what: "submissions that wait for the front end", limit: self.0.limit }
+    }
+}
+
+impl std::fmt::Debug for FrontEndHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FrontEndHandle").field("limit", &self.0.limit).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,46 @@
+//! Handler: receiver of a front end's reports.
+
+use crate::front_end::{FrontEnd, Report};
+use crate::ledger::{NodeId, Notice};
+
+/// Receiver of reports, called on the thread of a [`super::FrontEndService`]. Queries wait while it runs. It may submit
+/// through a [`super::FrontEndHandle`] without waiting; calls of the service itself would wait for themselves.
+pub trait Handler: Send {
+    /// Reports of one turn of the service, at least one, in the order in which the queries ended. Every query has
+    /// exactly one [`Report::Answered`] or [`Report::Failed`].
+    fn reports(&mut self, reports: &Reports<'_>);
+
+    /// A node has left or was lost, with the cause. Its unanswered queries are sent to others, or fail.
+    fn node_gone(&mut self, node: NodeId, cause: &str) {
+        let _ = (node, cause);
+    }
+}
+
+/// Reports of one turn. All answers are readable during the call.
+#[derive(Clone, Copy, Debug)]
+pub struct Reports<'a> {
+    front_end: &'a FrontEnd,
+    notices: &'a [Notice],
+}
+
+impl<'a> Reports<'a> {
+    pub(super) fn new(front_end: &'a FrontEnd, notices: &'a [Notice]) -> Reports<'a> {
+        Reports { front_end, notices }
+    }
+
+    /// Number of reports.
+    pub fn len(&self) -> usize {
+        self.notices.len()
+    }
+
+    /// True without reports.
+    pub fn is_empty(&self) -> bool {
+        self.notices.is_empty()
+    }
+
+    /// The reports, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Report<'a>> + use<'a> {
+        let front_end = self.front_end;
+        self.notices.iter().filter_map(move |notice| front_end.report(notice))
+    }
+}

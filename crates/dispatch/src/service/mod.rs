@@ -1,0 +1,38 @@
+//! Services: threads that drive a front end or an accelerator node.
+//!
+//! A service's thread owns its driver and the pairs of its connections. It polls while there is work, then yields its
+//! core, then sleeps until a peer writes, a submission arrives or a deadline passes. Other threads call:
+//!
+//! - [`FrontEndHandle`]: submissions from any number of threads, through a queue without locks
+//! - [`FrontEndService`]: joins, departures, cancels, counts, stop
+//! - [`AcceleratorService`]: joins, drain, stop
+//!
+//! Reports of a front end are delivered to a [`Handler`] on the service's thread, all of a turn in one call.
+//!
+//! - `query.rs`: [`Query`]; `handle.rs`: [`FrontEndHandle`]
+//! - `handler.rs`: [`Handler`], [`Reports`]
+//! - `front_end.rs`: [`FrontEndService`]; `front_end_thread.rs`: its thread
+//! - `accelerator.rs`: [`AcceleratorService`]; `accelerator_thread.rs`: its thread
+//! - `config.rs`: [`ServiceConfig`]
+//! - `commands.rs`: calls that the thread runs between its turns
+//! - `sleeper.rs`: spinning, yielding, sleep on descriptors
+
+mod accelerator;
+mod accelerator_thread;
+mod commands;
+mod config;
+mod front_end;
+mod front_end_thread;
+mod handle;
+mod handler;
+mod query;
+mod sleeper;
+
+pub use accelerator::AcceleratorService;
+pub use accelerator_thread::AcceleratorState;
+pub use config::ServiceConfig;
+pub use front_end::FrontEndService;
+pub use front_end_thread::NodeState;
+pub use handle::{FrontEndHandle, Unsubmitted};
+pub use handler::{Handler, Reports};
+pub use query::Query;

@@ -1,0 +1,112 @@
+//! Sleeper: waits of a service's thread for its pairs, its queue and its deadlines.
+
+use super::config::ServiceConfig;
+use crate::error::{Error, Result};
+use rustix::event::{Timespec, epoll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::time::Duration;
+use weft_fabric::{Communicator, Time, clock};
+
+/// Longest sleep, so that a missed wake-up costs this time alone.
+const MAX_SLEEP: Duration = Duration::from_millis(50);
+/// Pause instructions between two polls of a spinning thread.
+const PAUSES: u32 = 4;
+
+/// Next step of a thread without work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// Polls again.
+    Poll,
+    /// Sleeps.
+    Sleep,
+}
+
+/// Waits of one thread: spins, then yields its core, then sleeps on descriptors.
+pub(super) struct Sleeper {
+    config: ServiceConfig,
+    epoll: OwnedFd,
+    /// Begin of the turns without work.
+    idle_since: Option<Time>,
+    yields: u32,
+}
+
+impl Sleeper {
+    /// Sleeper that `event` wakes, besides the pairs of [`Sleeper::watch`].
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn new(config: ServiceConfig, event: BorrowedFd<'_>) -> Result<Sleeper> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
+        let epoll = epoll.map_err(|e| system("cannot create an epoll descriptor", e))?;
+        let sleeper = Sleeper { config, epoll, idle_since: None, yields: 0 };
+        sleeper.add(event)?;
+        Ok(sleeper)
+    }
+
+    fn add(&self, descriptor: BorrowedFd<'_>) -> Result<()> {
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN)
+            .map_err(|e| system("cannot watch a descriptor", e))
+    }
+
+    /// Wakes on events of a pair, too.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn watch(&self, pair: &Communicator) -> Result<()> {
+        self.add(pair.engine().descriptor())
+    }
+
+    /// Ends [`Sleeper::watch`].
+    pub fn forget(&self, pair: &Communicator) {
+        // Fails only for a descriptor that it does not watch.
+        let _ = epoll::delete(&self.epoll, pair.engine().descriptor());
+    }
+
+    /// After a turn with work.
+    #[inline]
+    pub fn busy(&mut self) {
+        (self.idle_since, self.yields) = (None, 0);
+    }
+
+    /// After a turn without work: pauses or yields.
+    pub fn idle(&mut self, now: Time) -> Rest {
+        let since = *self.idle_since.get_or_insert(now);
+        if now.since(since) < self.config.spin {
+            (0..PAUSES).for_each(|_| std::hint::spin_loop());
+            return Rest::Poll;
+        }
+        if self.yields < self.config.yields {
+            self.yields += 1;
+            std::thread::yield_now();
+            return Rest::Poll;
+        }
+        Rest::Sleep
+    }
+
+    /// Sleeps until a wake-up, at most until `until`. The pairs and the queue are armed.
+    pub fn sleep(&mut self, until: Option<Time>) {
+        let limit = clock::now().after(MAX_SLEEP);
+        let time = until.map_or(limit, |until| until.min(limit)).since(clock::now());
+        let timeout =
+            Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+        let mut events = [MaybeUninit::uninit(); 1];
+        // A signal ends it early. The events themselves are taken by polls.
+        let _ = epoll::wait(self.epoll.as_fd(), &mut events, Some(&timeout));
+    }
+}
+
+/// Arms the pairs of an iterator for a sleep; true if all are idle. [`disarm`] follows in either case.
+pub(super) fn arm<'a>(pairs: impl IntoIterator<Item = &'a Communicator>) -> bool {
+    pairs.into_iter().all(|pair| pair.engine().arm_for_poll())
+}
+
+/// Ends [`arm`].
+pub(super) fn disarm<'a>(pairs: impl IntoIterator<Item = &'a Communicator>) {
+    pairs.into_iter().for_each(|pair| pair.engine().disarm());
+}
+
+pub(super) fn system(what: &'static str, error: rustix::io::Errno) -> Error {
+    Error::System { what, error: error.into() }
+}
