@@ -250,6 +250,12 @@ bench-pairs: $(FABRIC_BENCH) ## Pairs: formation, many idle ones, a burst of pro
 	@$(RECORD) pairs $(FABRIC_BENCH) pairs --path shm --json
 	@$(RECORD) pairs $(FABRIC_BENCH) pairs --path tcp --json
 
+.PHONY: bench-dispatch
+bench-dispatch: $(FABRIC_BENCH) ## Query dispatch between two processes beside bare loops, recorded
+	$(call step,Query dispatch)
+	@$(RECORD) dispatch $(FABRIC_BENCH) dispatch --path shm --json
+	@$(RECORD) dispatch $(FABRIC_BENCH) dispatch --path tcp --json
+
 .PHONY: bench-planner
 bench-planner: ## Planners of MoE dispatch
 	$(call step,Planners)

@@ -8,6 +8,7 @@
 //! - `messages.rs`: tagged messages between two ranks
 //! - `collectives.rs`: collectives back to back, by size; `filled.rs`: with vectors written before each call
 //! - `pairs.rs`: pair groups: formation, idle pairs, a burst of processes
+//! - `dispatch/`: query dispatch between two processes
 //! - `soak.rs`: counted writes of mixed sizes for a given time
 //! - `instructions.rs`: fixed work for callgrind
 //! - `statistics.rs`, `table.rs`: percentiles, and tables of them
@@ -15,6 +16,7 @@
 mod arena;
 mod collectives;
 mod crowd;
+mod dispatch;
 mod filled;
 mod group;
 mod idle;
@@ -55,6 +57,8 @@ enum Benchmark {
     Filled(filled::Options),
     /// Pair groups: formation time, cost of idle pairs, a burst of processes
     Pairs(pairs::Options),
+    /// Query dispatch between two processes, compared with bare loops
+    Dispatch(dispatch::Options),
     /// Counted writes of mixed sizes, with checks of counts, bytes and memory
     Soak(soak::Options),
     /// Fixed numbers of operations, for callgrind
@@ -117,6 +121,7 @@ fn main() -> std::process::ExitCode {
         Benchmark::Collectives(options) => collectives::run(&options),
         Benchmark::Filled(options) => filled::run(&options),
         Benchmark::Pairs(options) => pairs::run(&options),
+        Benchmark::Dispatch(options) => dispatch::run(&options),
         Benchmark::Soak(options) => soak::run(&options),
         Benchmark::Instructions(options) => instructions::run(&options),
     };

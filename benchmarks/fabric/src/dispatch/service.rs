@@ -1,0 +1,182 @@
+//! Side `weft`: the services of query dispatch at both ends.
+
+use super::samples::{Samples, answer};
+use super::{ANSWER, Measured, Options, start};
+use crate::Outcome;
+use crate::group::PATIENCE;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use weft_control::pair::PairSettings;
+use weft_dispatch::{
+    AcceleratorConfig, AcceleratorService, Backend, Batch, Connection, FrontEndHandle,
+    FrontEndService, Handler, Hello, Input, LedgerConfig, Query, Report, Reports, Role, Schema,
+    ServiceConfig,
+};
+use weft_fabric::pair::{Listener, PairConfig, connect};
+use weft_fabric::{Time, clock};
+
+/// Round trips of one query.
+const TRIPS: u64 = 2000;
+
+/// Backend that reads the first bytes of each query.
+struct Answers;
+
+impl Backend for Answers {
+    fn run(&mut self, batch: &mut Batch<'_>) {
+        for query in 0..batch.len() {
+            let answer = answer(batch.input(query, 0));
+            batch.output(query, 0).copy_from_slice(&answer);
+        }
+    }
+}
+
+/// State that the handler shares with the measuring thread.
+#[derive(Default)]
+struct Progress {
+    answered: AtomicU64,
+    /// Number of the first query of the round trips.
+    trips_from: OnceLock<(u64, FrontEndHandle)>,
+}
+
+/// Counts and compares answers.
+struct Check {
+    samples: Arc<Samples>,
+    progress: Arc<Progress>,
+    wrong: u64,
+    /// Submission of the query in flight, and times of round trips.
+    since: Option<Instant>,
+    trips_ns: Vec<f64>,
+}
+
+impl Handler for Check {
+    fn reports(&mut self, reports: &Reports<'_>) {
+        for report in reports.iter() {
+            let Report::Answered { token, answer, .. } = report else {
+                self.wrong += 1;
+                continue;
+            };
+            let right = answer.tensors().next() == Some(self.samples.answer(token));
+            self.wrong += u64::from(!right);
+            if let Some((first, handle)) = self.progress.trips_from.get()
+                && token >= *first
+            {
+                let next = (token < first + TRIPS).then(|| query(&self.samples, token + 1));
+                self.trips_ns.extend(self.since.map(|since| since.elapsed().as_nanos() as f64));
+                self.since = Some(Instant::now());
+                // Refused queries are missing from the answers.
+                self.wrong += next.map_or(0, |next| u64::from(handle.submit(next).is_err()));
+            }
+        }
+        self.progress.answered.fetch_add(reports.len() as u64, Ordering::Release);
+    }
+}
+
+fn query(samples: &Samples, number: u64) -> Query {
+    let (offset, length) = (samples.offset(number) as u64, samples.bytes() as u64);
+    Query::new(number, &[Input { memory: 0, offset, length }], deadline())
+}
+
+pub fn pair_config(options: &Options, bytes: usize, address: &str) -> PairConfig {
+    let mut config = PairConfig::new(PairSettings {
+        address: address.into(),
+        secret: None,
+        host_id: "this host".into(),
+        silence_timeout: PATIENCE,
+        interrupt: None,
+    });
+    config.providers = vec![options.path.provider()];
+    config.engine = Connection::engine_config(options.slots(bytes));
+    config
+}
+
+fn schema(bytes: usize) -> Schema {
+    Schema::bytes(bytes as u64, ANSWER as u64)
+}
+
+fn hello(options: &Options, role: Role, bytes: usize) -> Hello {
+    let (slots, name) = (options.slots(bytes), format!("{role:?}"));
+    Hello { role, slots, checksum: false, name, schema: Some(schema(bytes)) }
+}
+
+pub fn deadline() -> Time {
+    clock::now().after(PATIENCE)
+}
+
+/// Second process: serves until the front end leaves.
+pub fn accelerator(options: &Options, bytes: usize, address: &str) -> Outcome<()> {
+    let pair = connect(&pair_config(options, bytes, address), deadline())?;
+    let config = AcceleratorConfig::default();
+    let service = AcceleratorService::start(options.service(), config, schema(bytes), Answers)?;
+    service.join(pair, &hello(options, Role::Accelerator, bytes), deadline())?;
+    while service.state()?.front_ends > 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    service.stop(deadline())?;
+    Ok(())
+}
+
+pub fn measure(options: &Options, samples: &Arc<Samples>, time: Duration) -> Outcome<Measured> {
+    let (bytes, progress) = (samples.bytes(), Arc::<Progress>::default());
+    let handler = Check {
+        samples: samples.clone(),
+        progress: progress.clone(),
+        wrong: 0,
+        since: None,
+        trips_ns: Vec::with_capacity(TRIPS as usize),
+    };
+    let slots = options.slots(bytes);
+    let ledger = LedgerConfig { queries: 2 * slots, nodes: 1, slots, ..LedgerConfig::default() };
+    let config = ServiceConfig { submissions: slots as usize, ..options.service() };
+    let memories = [samples.memory().clone()];
+    let front_end = FrontEndService::start(config, ledger, schema(bytes), &memories, handler)?;
+    let listener = Listener::bind(pair_config(options, bytes, "127.0.0.1:0"))?;
+    let mut child = start("weft", bytes, &listener.address().to_string())?;
+    let pair = listener.accept(deadline(), &mut || false)?;
+    front_end.join(pair, &hello(options, Role::FrontEnd, bytes), deadline())?;
+
+    let load = Load { handle: front_end.handle(), samples, progress: &progress };
+    let first = load.submit(0, time / 5)?;
+    let since = Instant::now();
+    let next = load.submit(first, time)?;
+    let queries_per_s = (next - first) as f64 / since.elapsed().as_secs_f64();
+    // The handler submits each further query, so that no third thread takes part.
+    let _ = progress.trips_from.set((next, front_end.handle()));
+    front_end.handle().submit(query(samples, next))?;
+    load.wait_for(next + TRIPS)?;
+    let (check, counts) = front_end.stop(deadline())?;
+    child.wait()?;
+    let lost = counts.submitted - counts.answered;
+    Ok(Measured { queries_per_s, round_trips_ns: check.trips_ns, wrong: check.wrong + lost })
+}
+
+struct Load<'a> {
+    handle: FrontEndHandle,
+    samples: &'a Samples,
+    progress: &'a Progress,
+}
+
+impl Load<'_> {
+    /// Submits queries from number `first` on for some time, and waits for their answers. Returns the next number.
+    fn submit(&self, first: u64, time: Duration) -> Outcome<u64> {
+        let (since, mut is_over) = (Instant::now(), false);
+        let queries = (first..).map_while(|number| {
+            is_over |= number % 32 == 0 && since.elapsed() >= time;
+            (!is_over).then(|| query(self.samples, number))
+        });
+        let next = first + self.handle.submit_all(queries, deadline())?;
+        self.wait_for(next)?;
+        Ok(next)
+    }
+
+    fn wait_for(&self, number: u64) -> Outcome<()> {
+        let until = deadline();
+        while self.progress.answered.load(Ordering::Acquire) < number {
+            if clock::now() > until {
+                return Err("queries without an answer".into());
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+}
