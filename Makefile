@@ -153,6 +153,17 @@ test-libfabric: $(LIBFABRIC) $(STAMPS)/requirements ## Rust tests of ofi with li
 		cargo test --locked --quiet -p weft-fabric --test ofi && \
 		cargo test --locked --quiet -p weft-fabric --test conformance ofi
 
+.PHONY: loadgen
+loadgen: build ## MLPerf's LoadGen as a library, downloaded and compiled into the cache
+	$(call step,Building LoadGen)
+	@$(BIN)/python -m weft.loadgen
+
+.PHONY: test-loadgen
+test-loadgen: build ## Tests of LoadGen (downloads its sources, needs a C++ compiler)
+	$(call step,Tests of LoadGen)
+	@WEFT_LOADGEN=$$($(BIN)/python -m weft.loadgen) && export WEFT_LOADGEN && \
+		cargo test --locked --quiet -p weft-loadgen
+
 # cargo check needs only Rust's libraries for the target, without a cross compiler.
 .PHONY: check-aarch64
 check-aarch64: ## Compilation for aarch64 (needs rustup target add aarch64-unknown-linux-gnu)

@@ -1,0 +1,261 @@
+//! Tests of every scenario with systems that answer at once, from a thread, falsely or not at all.
+//!
+//! They need the library that `make loadgen` builds, by the path in `WEFT_LOADGEN`. LoadGen keeps its
+//! state in global variables, so they come one after another.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError, mpsc};
+use weft_loadgen::{
+    Error, LoadGen, Mode, Response, Sample, SampleLibrary, Scenario, SystemUnderTest, Test,
+};
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Run a test's body with LoadGen and an empty directory.
+fn with_loadgen(name: &str, body: impl FnOnce(LoadGen, PathBuf)) {
+    let Some(path) = std::env::var_os("WEFT_LOADGEN") else {
+        eprintln!(
+            "skipped: WEFT_LOADGEN is not set; `make test-loadgen` builds the library and sets it"
+        );
+        return;
+    };
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the variable names the library of `make loadgen`.
+    let loadgen =
+        unsafe { LoadGen::load(PathBuf::from(path).as_path()) }.expect("the library loads");
+    let directory =
+        std::env::temp_dir().join(format!("weft-loadgen-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("a directory");
+    body(loadgen, directory.clone());
+    std::fs::remove_dir_all(&directory).expect("the directory can be removed");
+}
+
+/// Samples of one byte: their index.
+struct Samples {
+    loaded: AtomicUsize,
+    unloaded: AtomicUsize,
+}
+
+impl Samples {
+    fn new() -> Self {
+        Self { loaded: AtomicUsize::new(0), unloaded: AtomicUsize::new(0) }
+    }
+}
+
+impl SampleLibrary for Samples {
+    fn name(&self) -> String {
+        "numbers".to_owned()
+    }
+    fn total(&self) -> usize {
+        200
+    }
+    fn performance(&self) -> usize {
+        50
+    }
+    fn load(&self, indices: &[usize]) {
+        assert!(indices.iter().all(|&index| index < 200));
+        self.loaded.fetch_add(indices.len(), Ordering::Relaxed);
+    }
+    fn unload(&self, indices: &[usize]) {
+        self.unloaded.fetch_add(indices.len(), Ordering::Relaxed);
+    }
+}
+
+/// Answers each sample with its index, in the call.
+struct AtOnce {
+    loadgen: LoadGen,
+    issued: AtomicUsize,
+    flushed: AtomicUsize,
+}
+
+impl AtOnce {
+    fn new(loadgen: LoadGen) -> Self {
+        Self { loadgen, issued: AtomicUsize::new(0), flushed: AtomicUsize::new(0) }
+    }
+}
+
+impl SystemUnderTest for AtOnce {
+    fn name(&self) -> String {
+        "at once".to_owned()
+    }
+    fn issue(&self, samples: &[Sample]) {
+        self.issued.fetch_add(samples.len(), Ordering::Relaxed);
+        for sample in samples {
+            let answer = [u8::try_from(sample.index).expect("fewer than 256 samples")];
+            self.loadgen.complete(&[Response::new(sample.id, &answer)]);
+        }
+    }
+    fn flush(&self) {
+        self.flushed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn test(loadgen: LoadGen, scenario: Scenario, mode: Mode, directory: PathBuf) -> Test {
+    let mut settings = loadgen.settings(scenario, mode);
+    settings.min_duration_ms = 100;
+    settings.min_query_count = 100;
+    settings.max_query_count = 2000;
+    settings.server_target_qps = 2000.0;
+    settings.offline_expected_qps = 5000.0;
+    Test {
+        settings,
+        model: "numbers".to_owned(),
+        user_conf: None,
+        audit_config: directory.join("audit.config"),
+        log_directory: directory,
+    }
+}
+
+#[test]
+fn every_scenario_issues_its_samples_and_writes_a_result() {
+    for scenario in
+        [Scenario::SingleStream, Scenario::MultiStream, Scenario::Server, Scenario::Offline]
+    {
+        with_loadgen(&format!("{scenario:?}"), |loadgen, directory| {
+            let (system, samples) = (AtOnce::new(loadgen), Samples::new());
+            let test = test(loadgen, scenario, Mode::Performance, directory.clone());
+            let summary = test.run(loadgen, &system, &samples).expect("the test runs");
+            assert_eq!(summary.get("SUT name"), Some("at once"), "{:?}", summary.values());
+            assert!(system.issued.load(Ordering::Relaxed) >= 100);
+            assert!(system.flushed.load(Ordering::Relaxed) >= 1);
+            // LoadGen loads a few more where a query has several samples.
+            let loaded = samples.loaded.load(Ordering::Relaxed);
+            assert!((50..58).contains(&loaded), "{loaded}");
+            assert_eq!(samples.unloaded.load(Ordering::Relaxed), loaded);
+            let detail =
+                std::fs::read_to_string(directory.join("mlperf_log_detail.txt")).expect("a log");
+            assert!(detail.contains(&format!("\"value\": \"{scenario:?}\"")), "{detail}");
+        });
+    }
+}
+
+#[test]
+fn an_accuracy_run_logs_the_answer_of_every_sample() {
+    with_loadgen("accuracy", |loadgen, directory| {
+        let (system, samples) = (AtOnce::new(loadgen), Samples::new());
+        let test = test(loadgen, Scenario::Offline, Mode::Accuracy, directory.clone());
+        // Accuracy alone has no performance result.
+        let ended = test.run(loadgen, &system, &samples);
+        assert!(matches!(ended, Err(Error::Summary { .. })), "{ended:?}");
+        let log =
+            std::fs::read_to_string(directory.join("mlperf_log_accuracy.json")).expect("a log");
+        for index in 0..200 {
+            assert!(
+                log.contains(&format!("\"qsl_idx\" : {index}, \"data\" : \"{index:02X}\"")),
+                "{index}: {log}"
+            );
+        }
+    });
+}
+
+/// Answers from a thread of its own.
+struct FromThread(Mutex<mpsc::Sender<Sample>>);
+
+impl SystemUnderTest for FromThread {
+    fn name(&self) -> String {
+        "from a thread".to_owned()
+    }
+    fn issue(&self, samples: &[Sample]) {
+        let sender = self.0.lock().unwrap();
+        samples.iter().for_each(|&sample| sender.send(sample).expect("the thread lives"));
+    }
+    fn flush(&self) {}
+}
+
+#[test]
+fn answers_may_come_from_another_thread() {
+    with_loadgen("thread", |loadgen, directory| {
+        let (sender, receiver) = mpsc::channel::<Sample>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for sample in receiver {
+                    loadgen.complete(&[Response::new(sample.id, &[1]).with_tokens(1)]);
+                }
+            });
+            let system = FromThread(Mutex::new(sender));
+            let test = test(loadgen, Scenario::Server, Mode::Performance, directory);
+            test.run(loadgen, &system, &Samples::new()).expect("the test runs");
+        });
+    });
+}
+
+/// Panics at a query.
+struct Panics;
+
+impl SystemUnderTest for Panics {
+    fn name(&self) -> String {
+        "panics".to_owned()
+    }
+    fn issue(&self, _: &[Sample]) {
+        panic!("at the first query");
+    }
+    fn flush(&self) {}
+}
+
+#[test]
+fn a_panic_in_a_callback_ends_the_process() {
+    with_loadgen("panic", |loadgen, directory| {
+        let inner = "WEFT_TEST_PANICS";
+        if std::env::var_os(inner).is_some() {
+            let _ = test(loadgen, Scenario::Offline, Mode::Performance, directory).run(
+                loadgen,
+                &Panics,
+                &Samples::new(),
+            );
+            return;
+        }
+        let own = std::env::current_exe().expect("this test");
+        let output = std::process::Command::new(own)
+            .args(["--exact", "a_panic_in_a_callback_ends_the_process", "--nocapture"])
+            .env(inner, "1")
+            .output()
+            .expect("it starts");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.signal(), Some(6), "{printed}");
+        assert!(printed.contains("at the first query"), "{printed}");
+    });
+}
+
+#[test]
+fn what_cannot_run_is_refused_before_any_query() {
+    with_loadgen("refused", |loadgen, directory| {
+        let system = AtOnce::new(loadgen);
+        let right = test(loadgen, Scenario::Offline, Mode::Performance, directory.clone());
+        let gone = Test { log_directory: directory.join("gone"), ..right.clone() };
+        let text = gone.run(loadgen, &system, &Samples::new()).unwrap_err().to_string();
+        assert!(text.starts_with("log directory") && text.ends_with("no such file"), "{text}");
+        let absent = Test { user_conf: Some(directory.join("user.conf")), ..right.clone() };
+        let text = absent.run(loadgen, &system, &Samples::new()).unwrap_err().to_string();
+        assert!(text.starts_with("user.conf"), "{text}");
+        let zero = Test { model: "a\0b".to_owned(), ..right };
+        let text = zero.run(loadgen, &system, &Samples::new()).unwrap_err().to_string();
+        assert_eq!(text, "the name of the model contains a zero byte");
+        assert_eq!(system.issued.load(Ordering::Relaxed), 0);
+    });
+}
+
+#[test]
+fn a_user_conf_changes_settings() {
+    with_loadgen("conf", |loadgen, directory| {
+        let conf = directory.join("user.conf");
+        std::fs::write(&conf, "*.Offline.target_qps = 777\n*.Offline.min_duration = 50\n").unwrap();
+        let mut test = test(loadgen, Scenario::Offline, Mode::Performance, directory);
+        test.user_conf = Some(conf);
+        let summary =
+            test.run(loadgen, &AtOnce::new(loadgen), &Samples::new()).expect("the test runs");
+        assert_eq!(summary.number("target_qps"), Some(777.0), "{:?}", summary.values());
+    });
+}
+
+#[test]
+fn a_file_that_is_no_library_is_named() {
+    let path = PathBuf::from("/nonexistent/libweft_loadgen.so");
+    // SAFETY: there is no such file, so no code of it runs.
+    let text = unsafe { LoadGen::load(&path) }.unwrap_err().to_string();
+    assert!(
+        text.contains("/nonexistent/libweft_loadgen.so") && text.contains("python -m weft.loadgen"),
+        "{text}"
+    );
+}
