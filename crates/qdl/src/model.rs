@@ -1,0 +1,128 @@
+//! Models without a framework: what a node runs in tests of the network itself.
+
+use crate::counts::Counts;
+use crate::error::{Error, Result};
+use serde::Deserialize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use weft_dispatch::{Backend, Batch};
+
+/// Answer of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelKind {
+    /// Zero bytes.
+    #[default]
+    NoOp,
+    /// Sum of the query's bytes and of their positions, in the first 8 bytes; zeros behind it.
+    Checksum,
+}
+
+/// Model: a function of a query's bytes, and the time that each query takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Model {
+    /// Its answer.
+    pub kind: ModelKind,
+    /// Time for which a query occupies the CPU, microseconds.
+    pub work_us: u64,
+}
+
+impl Model {
+    /// Least bytes of an answer.
+    pub fn min_answer_bytes(self) -> u64 {
+        match self.kind {
+            ModelKind::NoOp => 0,
+            ModelKind::Checksum => 8,
+        }
+    }
+
+    /// Writes the answer to a query.
+    ///
+    /// # Panics
+    /// If `answer` is shorter than [`Model::min_answer_bytes`].
+    #[inline]
+    pub fn answer(self, query: &[u8], answer: &mut [u8]) {
+        if self.kind == ModelKind::Checksum {
+            answer[..8].copy_from_slice(&checksum(query).to_le_bytes());
+            answer[8..].fill(0);
+        }
+        if self.work_us > 0 {
+            let end = Instant::now() + Duration::from_micros(self.work_us);
+            while Instant::now() < end {
+                std::hint::spin_loop();
+            }
+        }
+    }
+}
+
+/// Sum of bytes, each times its position from 1 on, modulo 2^64: it depends on every byte and on their order.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    let weighted = |(position, byte): (usize, &u8)| (position as u64 + 1) * u64::from(*byte);
+    bytes.iter().enumerate().map(weighted).fold(0, u64::wrapping_add)
+}
+
+/// Backend that runs a [`Model`] on the first input and the first output of each query, and counts.
+#[derive(Debug)]
+pub struct ModelBackend {
+    model: Model,
+    counts: Arc<Counts>,
+}
+
+impl ModelBackend {
+    /// Backend of a model, for outputs of up to `answer_bytes`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for outputs that are too short.
+    pub fn new(model: Model, answer_bytes: u64, counts: Arc<Counts>) -> Result<ModelBackend> {
+        let least = model.min_answer_bytes();
+        if answer_bytes < least {
+            return Err(Error::Invalid {
+                what: "bytes of an answer",
+                value: answer_bytes.to_string(),
+                expected: format!("at least {least} with the model checksum"),
+            });
+        }
+        Ok(ModelBackend { model, counts })
+    }
+}
+
+impl Backend for ModelBackend {
+    fn run(&mut self, batch: &mut Batch<'_>) {
+        let queries = batch.len() as u64;
+        self.counts.add_issued(queries);
+        if self.model != Model::default() {
+            for query in 0..batch.len() {
+                let mut answer = [0; 8];
+                let written = self.model.min_answer_bytes() as usize;
+                self.model.answer(batch.input(query, 0), &mut answer[..written]);
+                let output = batch.output(query, 0);
+                output[..written].copy_from_slice(&answer[..written]);
+                output[written..].fill(0);
+            }
+        }
+        self.counts.add_answered(queries);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Model, ModelKind, checksum};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn the_checksum_depends_on_bytes_and_their_order() {
+        assert_eq!(checksum(&[1, 2]), 5);
+        assert_eq!(checksum(&[2, 1]), 4);
+        assert_ne!(checksum(&[0, 7]), checksum(&[7, 0]));
+    }
+
+    #[test]
+    fn an_answer_takes_the_time_of_its_work() {
+        let model = Model { kind: ModelKind::Checksum, work_us: 300 };
+        let (begin, mut answer) = (Instant::now(), [9; 12]);
+        model.answer(&[3], &mut answer);
+        assert!(begin.elapsed() >= Duration::from_micros(300));
+        assert_eq!(answer, [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    }
+}

@@ -1,0 +1,199 @@
+//! Connections of a front end to its nodes, and the round trip by which LoadGen gets their names.
+//!
+//! Before the handshake of dispatch, a node answers queries for its name until the front end begins. A query is two
+//! exchanges over the pair's control connection: the front end sends a number, and the node returns it with its hello.
+
+use crate::error::{Error, Result};
+use std::time::Duration;
+use weft_control::pair::PairSettings;
+use weft_dispatch::{Connection, Hello, Role, Schema, ServiceConfig};
+use weft_fabric::pair::{PairConfig, connect as connect_pair};
+use weft_fabric::{Communicator, ProviderKind, clock};
+
+/// First byte of a front end's message: the query for the name.
+const NAME: u8 = 1;
+/// First byte of a front end's message: queries follow by dispatch.
+const BEGIN: u8 = 2;
+
+/// Ends of connections: what both a front end and a node choose.
+#[derive(Debug, Clone)]
+pub struct End {
+    /// Providers offered: shm, tcp or both.
+    pub providers: Vec<ProviderKind>,
+    /// Most queries in flight to a node.
+    pub slots: u32,
+    /// Checksums of all payloads, verified at their arrival.
+    pub checksum: bool,
+    /// Time for each step of a handshake.
+    pub patience: Duration,
+    /// Time without work in which a service polls without a pause; for cores of their own.
+    pub spin: Duration,
+}
+
+impl Default for End {
+    fn default() -> End {
+        End {
+            providers: vec![ProviderKind::Shm, ProviderKind::Tcp],
+            slots: 1024,
+            checksum: false,
+            patience: Duration::from_secs(30),
+            spin: Duration::ZERO,
+        }
+    }
+}
+
+impl End {
+    /// Provider of a name, alone.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub fn providers_named(name: &str) -> Result<Vec<ProviderKind>> {
+        let known = [ProviderKind::Shm, ProviderKind::Tcp];
+        known.into_iter().find(|kind| kind.name() == name).map(|kind| vec![kind]).ok_or_else(|| {
+            Error::Invalid {
+                what: "provider",
+                value: format!("{name:?}"),
+                expected: "shm or tcp".into(),
+            }
+        })
+    }
+
+    /// Hello of this end.
+    pub(crate) fn hello(&self, role: Role, name: String, schema: Option<Schema>) -> Hello {
+        Hello { role, slots: self.slots, checksum: self.checksum, name, schema }
+    }
+
+    /// Configuration of the service of this end.
+    pub(crate) fn service(&self) -> ServiceConfig {
+        ServiceConfig { submissions: 8192, spin: self.spin, ..ServiceConfig::default() }
+    }
+
+    /// Configuration of pairs at an address, with the secret of the environment.
+    pub(crate) fn pairs(&self, address: &str) -> Result<PairConfig> {
+        if self.slots == 0 || self.slots > Hello::MAX_SLOTS {
+            return Err(Error::Invalid {
+                what: "slots",
+                value: self.slots.to_string(),
+                expected: format!("1 to {}", Hello::MAX_SLOTS),
+            });
+        }
+        let mut config = PairConfig::new(PairSettings::from_env(address)?);
+        config.providers.clone_from(&self.providers);
+        config.engine = Connection::engine_config(self.slots);
+        Ok(config)
+    }
+}
+
+/// A connected node, before queries.
+pub struct NodeLink {
+    /// Address.
+    pub address: String,
+    pub(crate) pair: Communicator,
+}
+
+impl std::fmt::Debug for NodeLink {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "NodeLink({})", self.address)
+    }
+}
+
+/// Connects to the nodes at these addresses.
+///
+/// # Errors
+/// [`Error::Invalid`] without addresses; [`Error::Node`].
+pub fn connect(addresses: &[String], end: &End) -> Result<Vec<NodeLink>> {
+    if addresses.is_empty() {
+        let (value, expected) = ("0".into(), "at least one address".into());
+        return Err(Error::Invalid { what: "nodes", value, expected });
+    }
+    let connect_one = |address: &String| {
+        let (config, deadline) = (end.pairs(address)?, clock::now().after(end.patience));
+        let pair = connect_pair(&config, deadline)
+            .map_err(|error| Error::Node { address: address.clone(), source: error.into() })?;
+        Ok(NodeLink { address: address.clone(), pair })
+    };
+    addresses.iter().map(connect_one).collect()
+}
+
+/// Queries every node for its name and its tensors: a round trip to each.
+///
+/// # Errors
+/// [`Error::Node`] for a lost connection; [`Error::Name`] for another reply; [`Error::SameName`].
+pub fn ask_names(links: &[NodeLink], patience: Duration) -> Result<Vec<Hello>> {
+    let mut hellos: Vec<Hello> = Vec::with_capacity(links.len());
+    for link in links {
+        let hello = link.ask_name(patience)?;
+        if hellos.iter().any(|known| known.name == hello.name) {
+            return Err(Error::SameName { address: link.address.clone(), name: hello.name });
+        }
+        hellos.push(hello);
+    }
+    Ok(hellos)
+}
+
+impl NodeLink {
+    /// Queries the node for its name: a round trip.
+    fn ask_name(&self, patience: Duration) -> Result<Hello> {
+        let number = clock::now().0.to_le_bytes();
+        self.exchange(&[&[NAME], &number[..]].concat(), patience)?;
+        let reply = self.exchange(&[], patience)?;
+        let failed = |problem: String| Error::Name { address: self.address.clone(), problem };
+        let hello = reply.strip_prefix(&number);
+        let hello = hello.ok_or_else(|| failed("one to another query".into()))?;
+        let hello = Hello::decode(hello).map_err(|error| failed(error.to_string()))?;
+        match hello.role {
+            Role::Accelerator => Ok(hello),
+            Role::FrontEnd => Err(failed("that of a front end".into())),
+        }
+    }
+
+    /// Ends the queries for the name; the handshake of dispatch follows.
+    ///
+    /// # Errors
+    /// [`Error::Node`] for a lost connection.
+    pub fn begin(&self, patience: Duration) -> Result<()> {
+        self.exchange(&[BEGIN], patience).map(drop)
+    }
+
+    fn exchange(&self, message: &[u8], patience: Duration) -> Result<Vec<u8>> {
+        exchange(&self.pair, message, patience)
+            .map_err(|error| Error::Node { address: self.address.clone(), source: error.into() })
+    }
+}
+
+/// Answers queries for the name until the front end begins.
+///
+/// # Errors
+/// Those of the fabric, for a lost or silent front end; [`weft_dispatch::Error::Malformed`].
+pub(crate) fn answer_names(
+    pair: &Communicator,
+    hello: &Hello,
+    patience: Duration,
+) -> Result<(), weft_dispatch::Error> {
+    loop {
+        let query = exchange(pair, &[], patience)?;
+        match query.split_first() {
+            Some((&BEGIN, [])) => return Ok(()),
+            Some((&NAME, number)) if number.len() == 8 => {
+                exchange(pair, &[number, &hello.encode()].concat(), patience)?;
+            }
+            _ => {
+                let detail = format!("{} bytes: expected a query for the name", query.len());
+                return Err(weft_dispatch::Error::Malformed { what: "control message", detail });
+            }
+        }
+    }
+}
+
+/// Sends a message and receives the peer's.
+fn exchange(
+    pair: &Communicator,
+    message: &[u8],
+    patience: Duration,
+) -> weft_fabric::Result<Vec<u8>> {
+    let peer = 1 - pair.rank().index();
+    let mut messages = vec![Vec::new(), Vec::new()];
+    messages[peer] = message.to_vec();
+    let mut replies = pair.exchange(&messages, clock::now().after(patience))?;
+    Ok(replies.swap_remove(peer))
+}

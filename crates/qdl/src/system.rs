@@ -1,0 +1,239 @@
+//! LoadGen's system under test over the network.
+
+use crate::counts::Counts;
+use crate::error::{Error, Result};
+use crate::handler::ToLoadGen;
+use crate::kept::KeptAnswers;
+use crate::network::{End, NodeLink, ask_names};
+use crate::samples::Samples;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+use weft_dispatch::service::Unsubmitted;
+use weft_dispatch::wire::{Layout, Tensor};
+use weft_dispatch::{FrontEndHandle, FrontEndService, Input, LedgerConfig, Query, Role, Schema};
+use weft_fabric::clock;
+use weft_loadgen::{LoadGen, Response, Sample, SystemUnderTest};
+
+/// Part of the name that the rules of the Network division demand.
+pub const REQUIRED: &str = "Network SUT";
+
+/// System under test over the network. It neither batches, pads, converts nor caches: a query is one write from the
+/// sample's registered memory.
+pub struct NetworkSystem {
+    loadgen: LoadGen,
+    samples: Arc<Samples>,
+    counts: Arc<Counts>,
+    config: SystemConfig,
+    schema: Schema,
+    /// Bytes of each tensor of a query; a sample has them one after another.
+    lengths: Box<[u64]>,
+    state: Mutex<State>,
+    handle: OnceLock<FrontEndHandle>,
+    kept: Option<Arc<KeptAnswers>>,
+}
+
+/// Sizes and limits of a [`NetworkSystem`].
+#[derive(Debug, Clone)]
+pub struct SystemConfig {
+    /// Connections.
+    pub end: End,
+    /// Queries in flight, choice of nodes.
+    pub ledger: LedgerConfig,
+    /// Time from the submission of a query to its failure.
+    pub deadline: Duration,
+    /// Answers kept by sample, against the rules; 0: none.
+    pub kept_answers: usize,
+}
+
+/// Before and after LoadGen has asked for the name.
+enum State {
+    Connected(Vec<NodeLink>),
+    Serving(String, FrontEndService<ToLoadGen>),
+    Failed(Option<Error>),
+}
+
+impl NetworkSystem {
+    /// System over connected nodes, whose schema takes the samples.
+    ///
+    /// # Errors
+    /// Those of [`ask_names`]; [`Error::Invalid`] for samples that the schema of a node excludes.
+    pub fn new(
+        loadgen: LoadGen,
+        links: Vec<NodeLink>,
+        samples: Arc<Samples>,
+        counts: Arc<Counts>,
+        config: SystemConfig,
+    ) -> Result<NetworkSystem> {
+        let hellos = ask_names(&links, config.end.patience)?;
+        let schema = hellos.into_iter().find_map(|hello| hello.schema);
+        let schema = schema.ok_or_else(|| Error::Invalid {
+            what: "schemas of nodes",
+            value: "0".into(),
+            expected: "at least one".into(),
+        })?;
+        schema.check()?;
+        let lengths = input_lengths(&schema, samples.bytes())?;
+        let kept = config.kept_answers;
+        let kept = (kept > 0).then(|| Arc::new(KeptAnswers::new(kept)));
+        let (state, handle) = (Mutex::new(State::Connected(links)), OnceLock::new());
+        Ok(NetworkSystem { loadgen, samples, counts, config, schema, lengths, state, handle, kept })
+    }
+
+    /// Most bytes of an answer.
+    pub fn answer_bytes(&self) -> u64 {
+        self.schema.outputs.iter().map(Tensor::max_bytes).sum()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queries every node for its name, then begins with all.
+    fn begin(&self, links: Vec<NodeLink>) -> Result<(String, FrontEndService<ToLoadGen>)> {
+        let SystemConfig { end, ledger, .. } = &self.config;
+        let hellos = ask_names(&links, end.patience)?;
+        let names: Vec<&str> = hellos.iter().map(|hello| hello.name.as_str()).collect();
+        let handler = ToLoadGen {
+            loadgen: self.loadgen,
+            counts: self.counts.clone(),
+            kept: self.kept.clone(),
+            answer_bytes: self.answer_bytes() as usize,
+            is_joined: self.schema.outputs.len() > 1,
+            responses: Vec::new(),
+            joined: Vec::new(),
+        };
+        let memory = std::slice::from_ref(self.samples.memory());
+        let service =
+            FrontEndService::start(end.service(), *ledger, self.schema.clone(), memory, handler)?;
+        self.counts.set_peers(links.len() as u64);
+        for NodeLink { address, pair } in links {
+            let link = NodeLink { address, pair };
+            link.begin(end.patience)?;
+            let hello = end.hello(Role::FrontEnd, "front end".into(), Some(self.schema.clone()));
+            let NodeLink { address, pair } = link;
+            let joined = service.join(pair, &hello, clock::now().after(end.patience));
+            joined.map_err(|source| Error::Node { address, source })?;
+        }
+        let _ = self.handle.set(service.handle());
+        Ok((format!("Weft {REQUIRED}: {}", names.join(", ")), service))
+    }
+
+    /// Ends the service. Returns the error that made the test void, if there was one.
+    ///
+    /// # Errors
+    /// That of a node that did not return its name.
+    pub fn end(self) -> Result<()> {
+        match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            State::Failed(Some(error)) => Err(error),
+            State::Serving(_, service) => {
+                service.stop(clock::now().after(self.config.deadline))?;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Submits samples; returns how many were, which is all while the service runs.
+    fn submit(&self, samples: &[Sample]) -> usize {
+        let Some(handle) = self.handle.get() else { return 0 };
+        let now = clock::now();
+        let deadline = now.after(self.config.deadline);
+        let queries = samples.iter().map(|sample| {
+            let mut offset = self.samples.offset(sample.index);
+            let mut inputs = [Input::default(); Schema::MAX_TENSORS];
+            for (input, &length) in inputs.iter_mut().zip(&self.lengths) {
+                *input = Input { memory: 0, offset, length };
+                offset += length;
+            }
+            Query::new(sample.id as u64, &inputs[..self.lengths.len()], deadline)
+        });
+        // Room comes at the latest when queries in flight have reached their deadlines.
+        match handle.submit_all(queries, deadline.after(self.config.deadline)) {
+            Ok(submitted) => submitted as usize,
+            Err(Unsubmitted { submitted, .. }) => submitted as usize,
+        }
+    }
+}
+
+/// Bytes of each tensor of a sample that has them one after another.
+fn input_lengths(schema: &Schema, bytes: u64) -> Result<Box<[u64]>> {
+    let most: Box<[u64]> = schema.inputs.iter().map(Tensor::max_bytes).collect();
+    let sum: u64 = most.iter().sum();
+    match &*most {
+        [_] if Layout::new(&schema.inputs).admits(0, bytes) => Ok([bytes].into()),
+        _ if bytes == sum => Ok(most),
+        _ => Err(Error::Invalid {
+            what: "bytes of a sample",
+            value: bytes.to_string(),
+            expected: format!("{sum}, by the schema of the node, {schema}"),
+        }),
+    }
+}
+
+/// Samples of one call of the service, which have one deadline.
+const CHUNK: usize = 512;
+
+impl SystemUnderTest for NetworkSystem {
+    /// Returns after a round trip to every node.
+    fn name(&self) -> String {
+        let mut state = self.state();
+        match std::mem::replace(&mut *state, State::Failed(None)) {
+            State::Connected(links) => match self.begin(links) {
+                Ok((name, service)) => *state = State::Serving(name, service),
+                Err(error) => *state = State::Failed(Some(error)),
+            },
+            before => *state = before,
+        }
+        match &*state {
+            State::Serving(name, _) => name.clone(),
+            _ => "unreachable".to_owned(),
+        }
+    }
+
+    fn issue(&self, samples: &[Sample]) {
+        self.counts.add_issued(samples.len() as u64);
+        let size = if self.kept.is_some() { 1 } else { CHUNK };
+        for chunk in samples.chunks(size) {
+            if let Some(kept) = &self.kept
+                && kept.answer(&chunk[0], &self.loadgen)
+            {
+                self.counts.add_answered(1);
+                continue;
+            }
+            // LoadGen waits for an answer to each sample.
+            for sample in &chunk[self.submit(chunk)..] {
+                self.counts.add_failed(1);
+                self.loadgen.complete(&[Response::new(sample.id, &[])]);
+            }
+        }
+    }
+
+    /// No query is held back.
+    fn flush(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::input_lengths;
+    use weft_dispatch::Schema;
+    use weft_dispatch::wire::{DataType, Dimension, Tensor};
+
+    fn schema(shapes: &[Dimension]) -> Schema {
+        let tensor = |size: &Dimension| Tensor::new("x", DataType::I32, &[*size]);
+        Schema { inputs: shapes.iter().map(tensor).collect(), ..Schema::bytes(1, 1) }
+    }
+
+    #[test]
+    fn a_sample_has_the_bytes_of_its_tensors() {
+        let (fixed, variable) = (Dimension::Fixed(3), Dimension::UpTo(3));
+        assert_eq!(*input_lengths(&schema(&[fixed]), 12).unwrap(), [12]);
+        assert_eq!(*input_lengths(&schema(&[variable]), 8).unwrap(), [8]);
+        assert_eq!(*input_lengths(&schema(&[fixed, variable]), 24).unwrap(), [12, 12]);
+        for (shapes, bytes) in
+            [(vec![fixed], 8), (vec![variable], 9), (vec![variable], 16), (vec![fixed; 2], 12)]
+        {
+            let text = input_lengths(&schema(&shapes), bytes).unwrap_err().to_string();
+            assert!(text.starts_with(&format!("bytes of a sample {bytes}: expected ")), "{text}");
+        }
+    }
+}

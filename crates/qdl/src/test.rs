@@ -1,0 +1,112 @@
+//! Run of a test by LoadGen.
+
+use crate::counts::{Counts, Snapshot};
+use crate::error::Result;
+use crate::in_process::InProcess;
+use crate::network::connect;
+use crate::samples::Samples;
+use crate::spec::Spec;
+use crate::system::{NetworkSystem, SystemConfig};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use weft_dispatch::LedgerConfig;
+use weft_loadgen::{Error as LoadGenError, LoadGen, SystemUnderTest, Test};
+
+/// Outcome of a test.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// Lines of LoadGen's summary; empty after a test of accuracy alone, which has none.
+    pub summary: BTreeMap<String, String>,
+    /// True if LoadGen found the result valid; `None` after a test of accuracy alone.
+    pub is_valid: Option<bool>,
+    /// Most bytes of an answer.
+    pub answer_bytes: u64,
+    /// Version of LoadGen.
+    pub loadgen: String,
+    /// Queries.
+    pub counts: Snapshot,
+}
+
+impl Outcome {
+    /// As JSON.
+    pub fn to_json(&self) -> String {
+        // Maps of strings and numbers have no value that JSON lacks.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// Runs a test. `counts` are those of its progress.
+///
+/// # Errors
+/// Those of the description, of the connections, of the samples, and of LoadGen. A query without an answer is none:
+/// it is counted ([`Snapshot::failed`]).
+pub fn run(spec: &Spec, counts: &Arc<Counts>) -> Result<Outcome> {
+    let deadline = spec.network.deadline()?;
+    let policy = spec.network.policy()?;
+    let end = spec.network.end()?;
+    // SAFETY: the caller names the library that `weft.loadgen.built` compiled; its shim's version is checked.
+    let loadgen = unsafe { LoadGen::load(&spec.library) }?;
+    let settings = spec.loadgen_settings(&loadgen)?;
+    let test = Test {
+        settings,
+        model: spec.model.clone(),
+        user_conf: spec.user_conf.clone(),
+        audit_config: spec.audit_config.clone(),
+        log_directory: spec.log_directory.clone(),
+    };
+    let from = &spec.samples;
+    let samples_per_query = settings.multi_stream_samples_per_query as usize;
+    let samples = Arc::new(Samples::new(
+        from.total,
+        from.performance,
+        from.bytes,
+        samples_per_query,
+        from.file.as_deref(),
+    )?);
+    if spec.nodes.is_empty() {
+        let (counts, local) = (counts.clone(), spec.in_process);
+        let (model, bytes, slots) = (local.model, local.answer_bytes, spec.network.slots);
+        let system = InProcess::new(loadgen, samples.clone(), model, bytes, slots, counts.clone())?;
+        let found = outcome(&test, loadgen, &system, &samples, &counts)?;
+        return Ok(Outcome { answer_bytes: bytes, ..found });
+    }
+    let links = connect(&spec.nodes, &end)?;
+    let ledger = LedgerConfig {
+        queries: spec.network.queries,
+        nodes: spec.nodes.len() as u32,
+        slots: spec.network.slots,
+        policy,
+        ..LedgerConfig::default()
+    };
+    let kept_answers = spec.network.keep_answers;
+    let config = SystemConfig { end, ledger, deadline, kept_answers };
+    let system = NetworkSystem::new(loadgen, links, samples.clone(), counts.clone(), config)?;
+    let answer_bytes = system.answer_bytes();
+    let found = outcome(&test, loadgen, &system, &samples, counts);
+    system.end()?;
+    Ok(Outcome { answer_bytes, ..found? })
+}
+
+fn outcome(
+    test: &Test,
+    loadgen: LoadGen,
+    system: &dyn SystemUnderTest,
+    samples: &Samples,
+    counts: &Counts,
+) -> Result<Outcome> {
+    let (summary, is_valid) = match test.run(loadgen, system, samples) {
+        Ok(summary) => (summary.values().clone(), Some(summary.is_valid())),
+        // A test of accuracy alone has no result.
+        Err(LoadGenError::Summary { .. }) if has_accuracy_log(test) => (BTreeMap::new(), None),
+        Err(error) => return Err(error.into()),
+    };
+    let (loadgen, counts) = (loadgen.version(), counts.snapshot());
+    Ok(Outcome { summary, is_valid, answer_bytes: 0, loadgen, counts })
+}
+
+/// True if the test has logged answers.
+fn has_accuracy_log(test: &Test) -> bool {
+    let path = test.log_directory.join("mlperf_log_accuracy.json");
+    path.metadata().is_ok_and(|metadata| metadata.len() > 2)
+}

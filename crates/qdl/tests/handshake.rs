@@ -1,0 +1,83 @@
+//! Handshakes of front ends with nodes: names by round trips, and refusals.
+
+use std::sync::Arc;
+use std::time::Duration;
+use weft_dispatch::{AcceleratorConfig, Schema};
+use weft_qdl::network::{End, ask_names, connect};
+use weft_qdl::{Counts, Error, Model, ModelBackend, Node, NodeConfig};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn end() -> End {
+    End { slots: 16, patience: PATIENCE, ..End::default() }
+}
+
+/// Runs `body` with the addresses of nodes of these names.
+fn with_nodes(names: &[&str], body: impl FnOnce(&[String])) {
+    let nodes: Vec<_> = names
+        .iter()
+        .map(|name| {
+            let config = NodeConfig {
+                address: "127.0.0.1:0".into(),
+                name: (*name).into(),
+                schema: Schema::bytes(100, 8),
+                batches: AcceleratorConfig::default(),
+                end: end(),
+            };
+            let counts = Arc::new(Counts::default());
+            let backend = ModelBackend::new(Model::default(), 8, counts.clone()).unwrap();
+            Node::bind(config, backend, counts).unwrap()
+        })
+        .collect();
+    let addresses: Vec<String> = nodes.iter().map(|node| node.address().to_string()).collect();
+    let stops: Vec<_> = nodes.iter().map(Node::stop_flag).collect();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            nodes.into_iter().map(|node| scope.spawn(move || node.serve().unwrap())).collect();
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&addresses)));
+        stops.iter().for_each(|stop| stop.store(true, std::sync::atomic::Ordering::Relaxed));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+#[test]
+fn each_node_returns_its_name_as_often_as_it_is_asked() {
+    with_nodes(&["alpha", ""], |addresses| {
+        let links = connect(addresses, &end()).unwrap();
+        for _ in 0..3 {
+            let hellos = ask_names(&links, PATIENCE).unwrap();
+            let names: Vec<String> = hellos.into_iter().map(|hello| hello.name).collect();
+            assert_eq!(names, ["alpha".to_owned(), addresses[1].clone()]);
+        }
+        links.iter().for_each(|link| link.begin(PATIENCE).unwrap());
+    });
+}
+
+#[test]
+fn two_nodes_of_one_name_are_refused() {
+    with_nodes(&["alpha", "alpha"], |addresses| {
+        let links = connect(addresses, &end()).unwrap();
+        let refused = ask_names(&links, PATIENCE).unwrap_err();
+        assert!(matches!(refused, Error::SameName { .. }), "{refused}");
+        assert!(refused.to_string().contains(&addresses[1]), "{refused}");
+    });
+}
+
+#[test]
+fn a_node_serves_again_after_a_front_end_that_vanished_in_the_handshake() {
+    with_nodes(&["alpha"], |addresses| {
+        drop(connect(addresses, &end()).unwrap());
+        let links = connect(addresses, &end()).unwrap();
+        assert_eq!(ask_names(&links, PATIENCE).unwrap()[0].name, "alpha");
+    });
+}
+
+#[test]
+fn an_absent_node_is_named_by_its_address() {
+    let soon = End { patience: Duration::from_millis(300), ..end() };
+    let refused = connect(&["127.0.0.1:1".into()], &soon).unwrap_err();
+    assert!(refused.to_string().starts_with("node 127.0.0.1:1: "), "{refused}");
+    let none = connect(&[], &soon).unwrap_err();
+    assert_eq!(none.to_string(), "nodes 0: expected at least one address");
+}
