@@ -829,6 +829,42 @@ class Listener:
     def close(self) -> None:
         """Stop listening."""
 
+class QdlCounts:
+    """Counts of a test, for any thread."""
+
+    def __init__(self) -> None: ...
+    def snapshot(self) -> tuple[int, int, int, int]:
+        """Queries issued, answered and failed, and nodes."""
+
+def qdl_test(spec: str, counts: QdlCounts) -> str:
+    """Run a test of LoadGen, JSON in and JSON out."""
+
+class QdlNode:
+    """Accelerator node."""
+
+    def __init__(
+        self,
+        spec: str,
+        callable: Callable[[int, list[tuple[bytes, list[int]]]], list[tuple[bytes, list[int]]]]
+        | None,
+    ) -> None: ...
+    @property
+    def address(self) -> str:
+        """`host:port` at which it listens."""
+
+    @property
+    def name(self) -> str:
+        """Name that front ends get."""
+
+    def serve(self) -> None:
+        """Serve until `stop`, in this thread."""
+
+    def stop(self) -> None:
+        """End `serve`."""
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Queries that have arrived, were answered and have failed, and front ends."""
+
 def check_providers(names: list[str]) -> None:
     """Raise unless all of these exist and can be used on this machine; opens no device."""
 

@@ -5,10 +5,13 @@ use pyo3::types::PyType;
 use weft_collectives::RunError;
 use weft_control::{Cause, Error as ControlError, Poison, Rank};
 use weft_cuda::Error as CudaError;
+use weft_dispatch::Error as DispatchError;
 use weft_fabric::{Error as FabricError, MissingPeer};
 use weft_gpu::Error as GpuError;
+use weft_loadgen::Error as LoadGenError;
 use weft_moe::Error as MoeError;
 use weft_predict::Error as PredictError;
+use weft_qdl::Error as QdlError;
 use weft_topology::Error as TopologyError;
 
 /// Classes that this module raises; `weft.errors` defines them, and a test compares.
@@ -109,6 +112,8 @@ pub enum Error {
     Predict(PredictError),
     /// Of a network or a server.
     Topology(TopologyError),
+    /// Of a test of LoadGen or an accelerator node.
+    Qdl(QdlError),
     /// Name of an object that was used after its end.
     Closed(&'static str),
     /// ExceptionParts by Python code that a wait called, such as a signal handler.
@@ -173,6 +178,9 @@ impl From<Error> for PyErr {
             Error::Predict(error) => Python::attach(|py| {
                 build(py, &of_predict(&error), &error.to_string()).unwrap_or_else(|error| error)
             }),
+            Error::Qdl(error) => Python::attach(|py| {
+                build(py, &of_qdl(&error), &error.to_string()).unwrap_or_else(|error| error)
+            }),
             Error::Topology(error) => Python::attach(|py| {
                 build(py, &of_topology(&error), &error.to_string()).unwrap_or_else(|error| error)
             }),
@@ -195,6 +203,31 @@ fn of_run(error: &RunError) -> ExceptionParts {
         RunError::Timeout { missing, .. } => {
             ExceptionParts::new("WaitTimeoutError").lacking(missing)
         }
+        _ => ExceptionParts::new("ConfigurationError"),
+    }
+}
+
+fn of_qdl(error: &QdlError) -> ExceptionParts {
+    match error {
+        QdlError::Fabric(error) => of_fabric(error),
+        QdlError::Dispatch(error) | QdlError::Node { source: error, .. } => of_dispatch(error),
+        QdlError::LoadGen(LoadGenError::Busy) => ExceptionParts::new("StageError"),
+        QdlError::Name { .. } => ExceptionParts::new("ProtocolError"),
+        _ => ExceptionParts::new("ConfigurationError"),
+    }
+}
+
+fn of_dispatch(error: &DispatchError) -> ExceptionParts {
+    match error {
+        DispatchError::Fabric(error) => of_fabric(error),
+        DispatchError::Full { .. } => ExceptionParts::new("CapacityError"),
+        DispatchError::Malformed { .. }
+        | DispatchError::Checksum { .. }
+        | DispatchError::UnexpectedAnswer { .. } => ExceptionParts::new("ProtocolError"),
+        DispatchError::Version { .. } => ExceptionParts::new("WireVersionError"),
+        DispatchError::System { .. } => ExceptionParts::new("SystemCallError"),
+        DispatchError::Timeout { .. } => ExceptionParts::new("WaitTimeoutError"),
+        DispatchError::Disagreement { .. } => ExceptionParts::new("ConfigurationMismatchError"),
         _ => ExceptionParts::new("ConfigurationError"),
     }
 }

@@ -18,6 +18,7 @@ mod numbers;
 mod ofi;
 mod pair;
 mod peer_group;
+mod qdl;
 mod region;
 mod request;
 mod shared;
@@ -59,6 +60,8 @@ mod _native {
     use crate::pair::{Listener, connect, listen};
     #[pymodule_export]
     use crate::peer_group::PeerGroup;
+    #[pymodule_export]
+    use crate::qdl::{QdlCounts, QdlNode, qdl_test};
     #[pymodule_export]
     use crate::region::Region;
     #[pymodule_export]

@@ -1,0 +1,215 @@
+//! Query dispatch for MLPerf: tests of LoadGen, and accelerator nodes whose model may be a Python callable.
+
+use crate::errors::{Error, raise};
+use crate::fork;
+use crate::logging;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use weft_dispatch::{Backend, Batch, Schema, Threaded};
+use weft_qdl::{Counts, ModelBackend, Node, NodeConfig, NodeSpec, Spec};
+
+/// Code of a query whose callable raised, or returned other bytes than its schema has.
+const FAILED: u32 = 1;
+
+/// Counts of a test or a node, for any thread.
+#[pyclass(frozen, module = "weft._native")]
+#[derive(Default)]
+pub struct QdlCounts(Arc<Counts>);
+
+#[pymethods]
+impl QdlCounts {
+    #[new]
+    fn new() -> QdlCounts {
+        QdlCounts::default()
+    }
+
+    /// Queries issued, answered and failed, and peers.
+    fn snapshot(&self) -> (u64, u64, u64, u64) {
+        let now = self.0.snapshot();
+        (now.issued, now.answered, now.failed, now.peers)
+    }
+}
+
+/// Runs a test, JSON in and JSON out; it cannot be interrupted.
+#[pyfunction]
+pub fn qdl_test(py: Python<'_>, spec: &str, counts: &QdlCounts) -> PyResult<String> {
+    fork::check(py)?;
+    fork::watch();
+    logging::install();
+    let outcome = py.detach(|| weft_qdl::run(&Spec::from_json(spec)?, &counts.0));
+    Ok(outcome.map_err(Error::Qdl)?.to_json())
+}
+
+/// Accelerator node.
+#[pyclass(frozen, module = "weft._native")]
+pub struct QdlNode {
+    node: Mutex<Option<ServedNode>>,
+    stop: Arc<AtomicBool>,
+    counts: Arc<Counts>,
+    address: String,
+    name: String,
+}
+
+#[pymethods]
+impl QdlNode {
+    /// Listens. `callable` takes the number of queries of a batch, and for each input the bytes of all queries and the
+    /// bytes of each; it returns the same for each output.
+    #[new]
+    fn new(py: Python<'_>, spec: &str, callable: Option<Py<PyAny>>) -> PyResult<QdlNode> {
+        fork::check(py)?;
+        fork::watch();
+        logging::install();
+        let counts = Arc::new(Counts::default());
+        let bound = py.detach(|| -> weft_qdl::Result<_> {
+            let spec = NodeSpec::from_json(spec)?;
+            let config = spec.config()?;
+            let (schema, model) = (config.schema.clone(), spec.model);
+            let Some(callable) = callable else {
+                let bytes = schema.outputs[0].max_bytes();
+                let backend = ModelBackend::new(model, bytes, counts.clone())?;
+                return match model.work_us {
+                    0 => Ok(ServedNode::Inline(Node::bind(config, backend, counts.clone())?)),
+                    _ => threaded(config, backend, counts.clone()),
+                };
+            };
+            let backend = CallableBackend { callable, schema, counts: counts.clone() };
+            threaded(config, backend, counts.clone())
+        });
+        let node = bound.map_err(Error::Qdl)?;
+        let (stop, address, name) = match &node {
+            ServedNode::Inline(node) => (node.stop_flag(), node.address(), node.name()),
+            ServedNode::Threaded(node) => (node.stop_flag(), node.address(), node.name()),
+        };
+        let (address, name) = (address.to_string(), name.to_owned());
+        Ok(QdlNode { stop, counts, address, name, node: Mutex::new(Some(node)) })
+    }
+
+    /// `host:port` at which it listens.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Name that front ends get.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Serves until `stop`, in this thread. Once.
+    fn serve(&self, py: Python<'_>) -> PyResult<()> {
+        fork::check(py)?;
+        let node = self.node.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(node) = node else {
+            return Err(raise(py, "ClosedError", "the accelerator node serves or has ended"));
+        };
+        let served = py.detach(move || match node {
+            ServedNode::Inline(node) => node.serve(),
+            ServedNode::Threaded(node) => node.serve(),
+        });
+        Ok(served.map_err(Error::Qdl)?)
+    }
+
+    /// Ends `serve`.
+    fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Queries that have arrived, were answered and have failed, and front ends.
+    fn counts(&self) -> (u64, u64, u64, u64) {
+        let now = self.counts.snapshot();
+        (now.issued, now.answered, now.failed, now.peers)
+    }
+}
+
+/// A node whose model runs between two polls, or one with a thread for its model.
+enum ServedNode {
+    Inline(Node<ModelBackend>),
+    Threaded(Node<Threaded>),
+}
+
+/// A node that runs batches on a thread, so that it polls and answers meanwhile.
+fn threaded(
+    config: NodeConfig,
+    backend: impl Backend + Send + 'static,
+    counts: Arc<Counts>,
+) -> weft_qdl::Result<ServedNode> {
+    let what = "cannot start the thread of a model";
+    let executor = |waker| {
+        Threaded::new([backend], waker)
+            .map_err(|error| weft_dispatch::Error::System { what, error })
+    };
+    Ok(ServedNode::Threaded(Node::bind_with(config, executor, counts)?))
+}
+
+/// Backend that calls Python once for each batch.
+struct CallableBackend {
+    callable: Py<PyAny>,
+    schema: Schema,
+    counts: Arc<Counts>,
+}
+
+impl Backend for CallableBackend {
+    fn run(&mut self, batch: &mut Batch<'_>) {
+        let queries = batch.len() as u64;
+        self.counts.add_issued(queries);
+        let done = Python::attach(|py| {
+            self.call(py, batch).map_err(|error| {
+                error.write_unraisable(py, Some(self.callable.bind(py)));
+            })
+        });
+        if done.is_ok() {
+            return self.counts.add_answered(queries);
+        }
+        for query in 0..batch.len() {
+            batch.fail(query, FAILED);
+        }
+        self.counts.add_failed(queries);
+    }
+}
+
+impl CallableBackend {
+    fn call(&self, py: Python<'_>, batch: &mut Batch<'_>) -> PyResult<()> {
+        let inputs = PyList::empty(py);
+        for tensor in 0..self.schema.inputs.len() {
+            let lengths: Vec<usize> =
+                (0..batch.len()).map(|query| batch.input(query, tensor).len()).collect();
+            let bytes = PyBytes::new_with(py, lengths.iter().sum(), |mut rest| {
+                for query in 0..batch.len() {
+                    let input = batch.input(query, tensor);
+                    let (part, behind) = rest.split_at_mut(input.len());
+                    part.copy_from_slice(input);
+                    rest = behind;
+                }
+                Ok(())
+            })?;
+            inputs.append((bytes, lengths))?;
+        }
+        let outputs = self.callable.bind(py).call1((batch.len(), inputs))?;
+        let outputs: Vec<(Bound<'_, PyBytes>, Vec<usize>)> = outputs.extract()?;
+        let expected = self.schema.outputs.len();
+        if outputs.len() != expected || outputs.iter().any(|(_, each)| each.len() != batch.len()) {
+            let text =
+                format!("{} outputs: expected {expected}, each of all queries", outputs.len());
+            return Err(raise(py, "ShapeError", &text));
+        }
+        for (tensor, (bytes, lengths)) in outputs.iter().enumerate() {
+            let mut rest = bytes.as_bytes();
+            for (query, &length) in lengths.iter().enumerate() {
+                let wrong = || {
+                    let text = format!("{length} bytes of {}", self.schema.outputs[tensor]);
+                    raise(py, "ShapeError", &text)
+                };
+                let (part, behind) = rest.split_at_checked(length).ok_or_else(wrong)?;
+                if !batch.resize(query, tensor, length as u64) {
+                    return Err(wrong());
+                }
+                batch.output(query, tensor).copy_from_slice(part);
+                rest = behind;
+            }
+        }
+        Ok(())
+    }
+}

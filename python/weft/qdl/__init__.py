@@ -1,0 +1,11 @@
+"""Query dispatch for MLPerf Inference's Network division: accelerator nodes, and tests of LoadGen.
+
+- `Accelerator`: an accelerator node whose model is a Python callable on batches
+- `Test`: a test of LoadGen over accelerator nodes, or in this process
+- `audits`: MLPerf's audits TEST01 and TEST04
+"""
+
+from weft.qdl.accelerator import Accelerator, Tensor, UpTo
+from weft.qdl.test import Counts, Outcome, Test
+
+__all__ = ["Accelerator", "Counts", "Outcome", "Tensor", "Test", "UpTo"]

@@ -1,0 +1,99 @@
+"""Keys of the system description that MLPerf's checker demands in the Network division."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import json
+import socket
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import weft
+
+if TYPE_CHECKING:
+    from weft.qdl.test import Outcome, Test
+
+__all__ = ["FILE", "KEYS", "link_rate", "network_keys", "write"]
+
+FILE: Final = "system_desc_network.json"
+#: `SYSTEM_DESC_REQUIRED_FIELDS_NETWORK_MODE` of the checker.
+KEYS: Final = (
+    "is_network",
+    "network_type",
+    "network_media",
+    "network_rate",
+    "nic_loadgen",
+    "number_nic_loadgen",
+    "net_software_stack_loadgen",
+    "network_protocol",
+    "number_connections",
+    "nic_sut",
+    "number_nic_sut",
+    "net_software_stack_sut",
+    "network_topology",
+)
+#: Linux's request for the address of an interface.
+SIOCGIFADDR: Final = 0x8915
+
+
+def write(test: Test, outcome: Outcome) -> None:
+    """Write the keys of a test into its logs."""
+    text = json.dumps(network_keys(test, outcome), indent=2) + "\n"
+    (test.log_directory / FILE).write_text(text, encoding="utf-8")
+
+
+def network_keys(test: Test, outcome: Outcome) -> dict[str, Any]:
+    """All keys; those that a person has to fill in are empty."""
+    names = {interface(node) for node in test.nodes} - {None}
+    rate = outcome.link_bytes_per_second
+    # Between hosts pairs are over tcp.
+    over_tcp = test.provider == "tcp" or names != {"lo"}
+    stack = f"Weft {weft.__version__}"
+    known = {
+        "is_network": True,
+        "network_rate": "" if rate is None else f"{rate * 8 / 1e9:g} Gb/s",
+        "nic_loadgen": ", ".join(sorted(filter(None, names))),
+        "number_nic_loadgen": len(names),
+        "net_software_stack_loadgen": stack,
+        "net_software_stack_sut": stack,
+        "network_protocol": "TCP" if over_tcp else "",
+        # A pair of tcp has one connection for control and one for payloads.
+        "number_connections": len(test.nodes) * (2 if over_tcp else 1),
+    }
+    return {key: known.get(key, "") for key in KEYS}
+
+
+def link_rate(node: str) -> float | None:
+    """Bytes a second of the interface that reaches a node; None on loopback, or if unknown."""
+    name = interface(node)
+    if name is None or name == "lo":
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        megabits = int(Path(f"/sys/class/net/{name}/speed").read_text(encoding="ascii"))
+        if megabits > 0:
+            return megabits * 1e6 / 8
+    return None
+
+
+def interface(node: str) -> str | None:
+    """Name of the interface that reaches a node, by the address that the system would send from."""
+    host, _, port = node.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # A datagram socket connects without a packet.
+            probe.connect((host.strip("[]"), int(port)))
+            own = probe.getsockname()[0]
+            if own.startswith("127."):
+                return "lo"
+            for _, name in socket.if_nameindex():
+                request = array.array("B", struct.pack("256s", name.encode()[:15]))
+                with contextlib.suppress(OSError):
+                    fcntl.ioctl(probe, SIOCGIFADDR, request)
+                    if socket.inet_ntoa(request.tobytes()[20:24]) == own:
+                        return name
+    except (OSError, ValueError):
+        return None
+    return None

@@ -1,0 +1,268 @@
+"""A test of LoadGen: its description, its run, its outcome."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from weft import _native, loadgen
+from weft._environment import check_variables
+from weft.errors import ConfigurationError
+from weft.qdl import description
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["SCENARIOS", "Counts", "Outcome", "Test"]
+
+Scenario = Literal["SingleStream", "MultiStream", "Server", "Offline"]
+SCENARIOS: Final = ("SingleStream", "MultiStream", "Server", "Offline")
+MODES: Final = ("performance", "accuracy", "submission")
+#: Seconds between two calls of `progress`.
+PROGRESS_SECONDS: Final = 0.1
+
+
+class Counts(NamedTuple):
+    """Counts of a test or a node, now."""
+
+    #: Queries issued by LoadGen; on a node, those that have arrived.
+    issued: int
+    answered: int
+    #: Queries that ended without an answer.
+    failed: int
+    #: Nodes of a front end; front ends of a node.
+    peers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Test:
+    """A test of LoadGen. A process runs one at a time: LoadGen's state is global.
+
+    Args:
+        scenario: SingleStream, MultiStream, Server or Offline.
+        nodes: addresses of accelerator nodes; without any, the model runs in this process, after
+            one copy of each sample.
+        sample_bytes: bytes of a sample: its tensors one after another.
+        log_directory: directory of LoadGen's logs; made unless it exists.
+        mode: performance, accuracy or submission (both).
+        model: name of the model, by which configuration files select lines.
+        user_conf: LoadGen's `user.conf`. With one, LoadGen's own mlperf.conf applies too, as in
+            official runs, and both come before the settings here.
+        audit_config: LoadGen's `audit.config`, which need not exist; it comes before all others.
+        samples: samples of the data set.
+        performance_samples: samples in memory at a time; by default all.
+        sample_file: file with all samples, one after another; by default they are made up.
+        target_qps: queries a second: the rate of Server; the estimate from which other scenarios
+            compute the number of queries.
+        target_latency: limit of latency in Server, seconds.
+        samples_per_query: samples of a query in MultiStream.
+        min_duration, max_duration: seconds.
+        min_queries, max_queries: numbers of queries.
+        coalesce: issue queries of Server together that are due together.
+        provider: shm or tcp; by default the better one that reaches a node.
+        slots: most queries in flight to a node.
+        queries: most queries in flight together.
+        policy: choice of nodes: round-robin, least-in-flight or latency-aware.
+        checksum: verify every payload by a checksum.
+        deadline: seconds from the submission of a query to its failure.
+        spin: seconds without work in which the service polls without a pause.
+        kept_answers: answers kept by sample, against the rules: for a proof that TEST04 fails.
+        local_model: model in this process: noop or checksum.
+        work: seconds of CPU time for each query in this process.
+        answer_bytes: bytes of an answer in this process.
+    """
+
+    __test__ = False  # pytest collects classes of this name.
+
+    scenario: Scenario
+    sample_bytes: int
+    log_directory: Path
+    nodes: tuple[str, ...] = ()
+    mode: str = "performance"
+    model: str = "weft"
+    user_conf: Path | None = None
+    audit_config: Path = Path("audit.config")
+    samples: int = 1024
+    performance_samples: int | None = None
+    sample_file: Path | None = None
+    target_qps: float | None = None
+    target_latency: float | None = None
+    samples_per_query: int | None = None
+    min_duration: float | None = None
+    max_duration: float | None = None
+    min_queries: int | None = None
+    max_queries: int | None = None
+    coalesce: bool = False
+    provider: Literal["shm", "tcp"] | None = None
+    slots: int = 1024
+    queries: int = 8192
+    policy: str = "least-in-flight"
+    checksum: bool = False
+    deadline: float = 60.0
+    spin: float = 0.0
+    kept_answers: int = 0
+    local_model: str = "noop"
+    work: float = 0.0
+    answer_bytes: int = 8
+
+    def run(self, progress: Callable[[Counts], None] | None = None) -> Outcome:
+        """Run the test. `progress` is called ten times a second, in this thread.
+
+        An exception of `progress`, or Ctrl-C, leaves the test running in a thread: LoadGen cannot
+        end it early, so the process is of no further use.
+
+        Raises:
+            ConfigurationError: a value cannot be used, or LoadGen's library cannot be built.
+            RendezvousError, SecretError, NoRouteError: a node cannot be reached, or refuses.
+            StageError: another test runs in this process.
+        """
+        check_variables()
+        self.log_directory.mkdir(parents=True, exist_ok=True)
+        spec = json.dumps(self.to_json() | {"library": str(loadgen.built())})
+        counts = _native.QdlCounts()
+        ended: list[str | BaseException] = []
+
+        def test() -> None:
+            try:
+                ended.append(_native.qdl_test(spec, counts))
+            except BaseException as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=test, name="weft-loadgen", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(PROGRESS_SECONDS)
+            if progress is not None:
+                progress(Counts(*counts.snapshot()))
+        (outcome,) = ended
+        if isinstance(outcome, BaseException):
+            raise outcome
+        found = Outcome.from_json(self, json.loads(outcome))
+        if self.nodes:
+            description.write(self, found)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """As the native module takes it, without LoadGen's library."""
+        for name, value in (("min_duration", self.min_duration), ("work", self.work)):
+            if value is not None and value < 0:
+                raise ConfigurationError(f"{name} {value}: expected at least 0")
+        settings = {
+            "target_qps": self.target_qps,
+            "target_latency_ms": scaled(self.target_latency, 1e3),
+            "samples_per_query": self.samples_per_query,
+            "min_duration_ms": whole(scaled(self.min_duration, 1e3)),
+            "max_duration_ms": whole(scaled(self.max_duration, 1e3)),
+            "min_query_count": self.min_queries,
+            "max_query_count": self.max_queries,
+            "coalesce": self.coalesce,
+        }
+        return {
+            "scenario": self.scenario,
+            "mode": self.mode,
+            "model": self.model,
+            "user_conf": None if self.user_conf is None else str(self.user_conf),
+            "audit_config": str(self.audit_config),
+            "log_directory": str(self.log_directory),
+            "settings": settings,
+            "samples": {
+                "total": self.samples,
+                "performance": self.performance_samples or self.samples,
+                "bytes": self.sample_bytes,
+                "file": None if self.sample_file is None else str(self.sample_file),
+            },
+            "nodes": list(self.nodes),
+            "network": {
+                "provider": self.provider,
+                "slots": self.slots,
+                "queries": self.queries,
+                "policy": self.policy,
+                "checksum": self.checksum,
+                "deadline_s": self.deadline,
+                "spin_us": round(self.spin * 1e6),
+                "keep_answers": self.kept_answers,
+            },
+            "in_process": {
+                "model": {"kind": self.local_model, "work_us": round(self.work * 1e6)},
+                "answer_bytes": self.answer_bytes,
+            },
+        }
+
+
+def scaled(value: float | None, factor: float) -> float | None:
+    """A value in a smaller unit."""
+    return None if value is None else value * factor
+
+
+def whole(value: float | None) -> int | None:
+    """The nearest whole number."""
+    return None if value is None else round(value)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of a test."""
+
+    scenario: Scenario
+    mode: str
+    #: True if the result in LoadGen's summary is VALID; None after a test of accuracy alone.
+    valid: bool | None
+    #: Name of the system in LoadGen's logs.
+    sut_name: str
+    #: Samples a second; None after a test of accuracy alone.
+    samples_per_second: float | None
+    #: 99th percentile of latency, seconds.
+    latency_p99: float | None
+    #: By the rules: throughput times the bytes of a sample, and of an answer.
+    ingress_bytes_per_second: float | None
+    egress_bytes_per_second: float | None
+    #: Rate of the slowest interface toward a node; None on loopback and in this process.
+    link_bytes_per_second: float | None
+    counts: Counts
+    log_directory: str
+    loadgen: str
+    #: Lines of LoadGen's summary.
+    summary: dict[str, str] = field(repr=False)
+
+    @classmethod
+    def from_json(cls, test: Test, found: dict[str, Any]) -> Outcome:
+        """An outcome of the native module."""
+        summary = found["summary"]
+        rate = rate_of(test, summary)
+        p99 = summary.get("99.00 percentile latency (ns)")
+        rates = [description.link_rate(node) for node in test.nodes]
+        known = [each for each in rates if each is not None]
+        return cls(
+            scenario=test.scenario,
+            mode=test.mode,
+            valid=found["is_valid"],
+            sut_name=summary.get("SUT name", ""),
+            samples_per_second=rate,
+            latency_p99=None if p99 is None else float(p99) / 1e9,
+            ingress_bytes_per_second=scaled(rate, test.sample_bytes),
+            egress_bytes_per_second=scaled(rate, found["answer_bytes"]),
+            link_bytes_per_second=min(known) if known and len(known) == len(rates) else None,
+            counts=Counts(**found["counts"]),
+            log_directory=str(test.log_directory),
+            loadgen=found["loadgen"],
+            summary=summary,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """For `json.dumps`."""
+        return dataclasses.asdict(self) | {"counts": self.counts._asdict()}
+
+
+def rate_of(test: Test, summary: dict[str, str]) -> float | None:
+    """Samples a second, of LoadGen's summary."""
+    for key in ("Samples per second", "Completed samples per second", "QPS w/ loadgen overhead"):
+        if key in summary:
+            return float(summary[key])
+    # MultiStream has latencies of queries alone.
+    if "Mean latency (ns)" in summary:
+        return int(summary["samples_per_query"]) * 1e9 / float(summary["Mean latency (ns)"])
+    return None
