@@ -159,10 +159,11 @@ loadgen: build ## MLPerf's LoadGen as a library, downloaded and compiled into th
 	@$(BIN)/python -m weft.loadgen
 
 .PHONY: test-loadgen
-test-loadgen: build ## Tests of LoadGen (downloads its sources, needs a C++ compiler)
+test-loadgen: build ## Tests of LoadGen and of weft qdl (downloads its sources, needs a C++ compiler)
 	$(call step,Tests of LoadGen)
 	@WEFT_LOADGEN=$$($(BIN)/python -m weft.loadgen) && export WEFT_LOADGEN && \
 		cargo test --locked --quiet -p weft-loadgen
+	@TEST_LOADGEN=1 $(BIN)/python -m pytest -q tests/test_qdl_loadgen.py
 
 # cargo check needs only Rust's libraries for the target, without a cross compiler.
 .PHONY: check-aarch64

@@ -10,12 +10,12 @@ import signal
 from collections.abc import Callable, Sequence
 
 import weft
-from weft.cli import bench, demo, doctor, run, sim, topo, tune
+from weft.cli import bench, demo, doctor, qdl, run, sim, topo, tune
 from weft.cli.output import OutputError, standard_output
 
 __all__ = ["main"]
 
-SUBCOMMANDS = (run, demo, bench, tune, sim, topo, doctor)
+SUBCOMMANDS = (run, demo, bench, qdl, tune, sim, topo, doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

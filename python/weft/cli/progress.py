@@ -6,14 +6,45 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, TextIO
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "TerminalLine"]
 
 SHOWN_AFTER_SECONDS: Final = 2.0
 REDRAWN_EVERY_SECONDS: Final = 0.1
 ERASE_LINE: Final = "\r\x1b[K"
 
 
-class Progress:
+class TerminalLine:
+    """A line that is drawn again in its place, and erased at the end of the context.
+
+    It is silent unless `stream` is a terminal and `enabled` is true.
+    """
+
+    def __init__(self, enabled: bool, stream: TextIO | None) -> None:
+        self.stream = stream or sys.stderr
+        self.enabled = enabled and self.stream.isatty()
+        self.shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.shown:
+            self.stream.write(ERASE_LINE)
+            self.stream.flush()
+
+    def draw(self, text: str) -> None:
+        """Replace the line."""
+        self.shown = True
+        self.stream.write(ERASE_LINE + text)
+        self.stream.flush()
+
+
+class Progress(TerminalLine):
     """Progress line on a terminal: steps done of `total`, and the time left.
 
     Use it as a context manager and call `advance`. The line is shown after two seconds, unless
@@ -30,28 +61,13 @@ class Progress:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(enabled, stream)
         self.label = label
         self.total = total
         self.done = 0
-        self.stream = stream or sys.stderr
-        self.enabled = enabled and self.stream.isatty()
         self.clock = clock
         self.started = clock()
         self.next_drawing = self.started + SHOWN_AFTER_SECONDS
-        self.shown = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self.shown:
-            self.stream.write(ERASE_LINE)
-            self.stream.flush()
 
     def advance(self, steps: int = 1) -> None:
         """Add steps to those done."""
@@ -59,9 +75,7 @@ class Progress:
         now = self.clock()
         if self.enabled and now >= self.next_drawing:
             self.next_drawing = now + REDRAWN_EVERY_SECONDS
-            self.shown = True
-            self.stream.write(ERASE_LINE + self.line(now))
-            self.stream.flush()
+            self.draw(self.line(now))
 
     def line(self, now: float) -> str:
         """Text of the progress line at this time."""

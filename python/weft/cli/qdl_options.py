@@ -1,0 +1,296 @@
+"""Options of `weft qdl`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from weft.cli.arguments import natural, positive
+from weft.cli.bench import add_output
+
+if TYPE_CHECKING:
+    from weft.cli.arguments import Subparsers
+
+SCENARIOS: Final = ("SingleStream", "MultiStream", "Server", "Offline")
+MODELS: Final = ("noop", "checksum")
+PROVIDERS: Final = ("shm", "tcp")
+POLICIES: Final = ("round-robin", "least-in-flight", "latency-aware")
+
+
+def amount(text: str) -> float:
+    """A finite number of more than 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number") from None
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text}: expected more than 0")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A finite number of at least 0."""
+    return 0.0 if text in {"0", "0.0"} else amount(text)
+
+
+def add_accelerator(parts: Subparsers) -> argparse.ArgumentParser:
+    """Declare `weft qdl accelerator`."""
+    parser = parts.add_parser(
+        "accelerator",
+        help="accelerator node with a model for tests",
+        description="Node that serves the queries of front ends until Ctrl-C or SIGTERM. Models of"
+        " your own are Python callables: weft.qdl.Accelerator.",
+    )
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:0",
+        metavar="ADDRESS",
+        help="host:port; off loopback WEFT_SECRET is needed (default %(default)s: any free port)",
+    )
+    parser.add_argument("--name", default="", help="unique name (default: the address)")
+    parser.add_argument(
+        "--front-ends", type=positive, default=8, metavar="N", help="most front ends (default 8)"
+    )
+    parser.add_argument(
+        "--window",
+        type=seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="time for which a batch waits",
+    )
+    parser.add_argument(
+        "--max-batch",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="queries of a batch (default 64)",
+    )
+    add_model(parser)
+    add_connection(parser)
+    parser.add_argument("--json", action="store_true", help="JSON output")
+    return parser
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Declare the model and its sizes."""
+    parser.add_argument(
+        "--model", choices=MODELS, default="noop", help="model (default %(default)s)"
+    )
+    parser.add_argument(
+        "--bytes", type=positive, required=True, metavar="N", help="bytes of a query"
+    )
+    add_answer(parser)
+
+
+def add_answer(parser: argparse.ArgumentParser) -> None:
+    """Declare the answer and the time for it."""
+    parser.add_argument(
+        "--answer-bytes",
+        type=positive,
+        default=8,
+        metavar="N",
+        help="bytes of an answer (default 8)",
+    )
+    parser.add_argument(
+        "--work",
+        type=seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="CPU time of the model for each query (default 0)",
+    )
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """Declare what both ends of a connection have."""
+    parser.add_argument(
+        "--provider", choices=PROVIDERS, help="provider (default: the better one of both ends)"
+    )
+    parser.add_argument(
+        "--slots",
+        type=positive,
+        default=1024,
+        metavar="N",
+        help="most queries in flight to a node (default %(default)s)",
+    )
+    parser.add_argument("--checksum", action="store_true", help="checksum of every payload")
+    parser.add_argument(
+        "--spin",
+        type=seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="time without work in which a thread polls without a pause (default 0)",
+    )
+
+
+def add_frontend(parts: Subparsers) -> argparse.ArgumentParser:
+    """Declare `weft qdl frontend`."""
+    parser = parts.add_parser(
+        "frontend",
+        help="test of LoadGen over accelerator nodes",
+        description="One test of MLPerf's LoadGen, whose queries go to accelerator nodes. The exit"
+        " status is 1 if the result is not valid or a query had no answer.",
+    )
+    add_test(parser)
+    parser.add_argument(
+        "--mode",
+        choices=("performance", "accuracy", "submission"),
+        default="performance",
+        help="mode of LoadGen (default %(default)s)",
+    )
+    parser.add_argument(
+        "--audit-config",
+        type=Path,
+        default=Path("audit.config"),
+        metavar="FILE",
+        help="LoadGen's audit.config, which need not exist (default ./%(default)s)",
+    )
+    return parser
+
+
+def add_audit(parts: Subparsers) -> argparse.ArgumentParser:
+    """Declare `weft qdl audit`."""
+    parser = parts.add_parser(
+        "audit",
+        help="MLPerf's audits TEST01 and TEST04",
+        description="The runs of an audit, each in a process of its own, and its verdict. The exit"
+        " status is 1 if it fails.",
+    )
+    parser.add_argument("audit", choices=("TEST01", "TEST04"), help="audit")
+    add_test(parser)
+    return parser
+
+
+def add_test(parser: argparse.ArgumentParser) -> None:
+    """Declare a test."""
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument(
+        "--node", action="append", default=[], metavar="ADDRESS", help="node (repeatable)"
+    )
+    where.add_argument(
+        "--in-process", action="store_true", help="the model in this process, for comparison"
+    )
+    parser.add_argument("--scenario", choices=SCENARIOS, required=True, help="scenario of LoadGen")
+    parser.add_argument(
+        "--bytes", type=positive, required=True, metavar="N", help="bytes of a sample"
+    )
+    parser.add_argument(
+        "--samples", type=positive, default=1024, metavar="N", help="samples (default %(default)s)"
+    )
+    parser.add_argument(
+        "--performance-samples", type=positive, metavar="N", help="samples in memory (default: all)"
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE", help="samples one after another (default: made up)"
+    )
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        default=Path("weft-qdl"),
+        metavar="DIR",
+        help="logs (default ./%(default)s)",
+    )
+    add_loadgen(parser)
+    parser.add_argument(
+        "--queries",
+        type=positive,
+        default=8192,
+        metavar="N",
+        help="most queries in flight together",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=POLICIES,
+        default=POLICIES[1],
+        help="choice of nodes (default %(default)s)",
+    )
+    parser.add_argument(
+        "--deadline", type=amount, default=60.0, metavar="SECONDS", help="of a query (default 60)"
+    )
+    parser.add_argument(
+        "--kept-answers",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="answers kept by sample, against the rules: a proof that TEST04 detects it",
+    )
+    parser.add_argument(
+        "--local-model", choices=MODELS, default="noop", help="model of --in-process"
+    )
+    add_answer(parser)
+    add_connection(parser)
+    parser.add_argument("--json", action="store_true", help="JSON output")
+
+
+def add_loadgen(parser: argparse.ArgumentParser) -> None:
+    """Declare settings of LoadGen."""
+    parser.add_argument("--model-name", default="weft", help="model in configuration files")
+    parser.add_argument(
+        "--user-conf",
+        type=Path,
+        metavar="FILE",
+        help="LoadGen's user.conf; with it LoadGen's own mlperf.conf applies",
+    )
+    for name, kind, metavar, what in (
+        ("target-qps", amount, "RATE", "queries a second: of Server, else an estimate"),
+        ("target-latency", amount, "SECONDS", "limit of latency of Server"),
+        ("samples-per-query", positive, "N", "samples of a query of MultiStream"),
+        ("duration", amount, "SECONDS", "least duration"),
+        ("max-duration", amount, "SECONDS", "most duration"),
+        ("min-queries", positive, "N", "least queries"),
+        ("max-queries", positive, "N", "most queries"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=kind, metavar=metavar, help=f"{what} (default: LoadGen's)"
+        )
+    parser.add_argument(
+        "--coalesce", action="store_true", help="queries of Server that are due together as one"
+    )
+
+
+def add_bench(parts: Subparsers) -> argparse.ArgumentParser:
+    """Declare `weft qdl bench`."""
+    parser = parts.add_parser(
+        "bench",
+        help="a front end and a node on this machine, beside LoadGen in one process",
+        description="LoadGen with the model in its process, then over a connection to a node on"
+        " this machine, each in a process of its own; their ratio.",
+    )
+    add_model(parser)
+    parser.add_argument(
+        "--scenario", choices=SCENARIOS, default="Offline", help="scenario (default %(default)s)"
+    )
+    parser.add_argument(
+        "--samples", type=positive, default=1024, metavar="N", help="samples (default %(default)s)"
+    )
+    parser.add_argument(
+        "--duration",
+        type=amount,
+        default=3.0,
+        metavar="SECONDS",
+        help="least duration of each test (default %(default)s)",
+    )
+    parser.add_argument(
+        "--target-qps", type=amount, metavar="RATE", help="rate (default: by a short first test)"
+    )
+    parser.add_argument(
+        "--target-latency",
+        type=amount,
+        default=0.015,
+        metavar="SECONDS",
+        help="limit of latency of Server (default %(default)s)",
+    )
+    parser.add_argument(
+        "--coalesce", action="store_true", help="queries of Server that are due together as one"
+    )
+    parser.add_argument(
+        "--max-batch",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="queries of a batch (default 64)",
+    )
+    add_connection(parser)
+    add_output(parser, "qdl.jsonl")
+    return parser
