@@ -214,8 +214,13 @@ def aborted(backend: str) -> list[str]:
     errors = []
     received = torch.empty(1)
     works = [distributed.irecv(received, 1 - rank, group) for group in (None, other)]
+    store = distributed.distributed_c10d._get_default_store()
     if rank == 0:
+        # Not before the other rank waits: a call of an aborted group raises at once.
+        store.wait(["waiting"])
         distributed.distributed_c10d._abort_process_group()
+    else:
+        store.set("waiting", "")
     for work in works:
         try:
             work.wait()
