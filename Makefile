@@ -43,6 +43,12 @@ demo: build ## Small MoE classifier, trained and run over four processes
 .PHONY: build
 build: $(STAMPS)/native ## Create .venv and build the native module into it
 
+.PHONY: wheel
+wheel: build $(STAMPS)/torch ## Wheel in dist/, with the backend for the torch of `make test-torch`
+	$(call step,Building a wheel)
+	@$(BIN)/python -m weft.torch --prebuild
+	@$(BIN)/maturin build --release --quiet --out dist
+
 .PHONY: test
 test: lint test-rust test-loom test-python ## All checks required before a commit
 
@@ -353,7 +359,7 @@ PIN := --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 .PHONY: clean
 clean: ## Removal of all build products
 	@rm -rf $(VENV) $(PEERS_VENV) $(DEEPSPEED_VENV) $(CARGO_TARGET_DIR) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@rm -f python/weft/_native*.so
+	@rm -rf python/weft/_native*.so python/weft/torch/prebuilt
 	@find python tests -name __pycache__ -prune -exec rm -rf {} +
 
 # ---- prerequisites of the targets above

@@ -1,11 +1,30 @@
-"""`python -m weft.torch`: builds the backend's C++ library into the cache and prints its path."""
+"""`python -m weft.torch`: makes the backend's C++ library ready and prints its path.
 
+With `--prebuild` it compiles the library into the package, for a wheel.
+"""
+
+import shutil
 import sys
 
 from weft.errors import ConfigurationError
-from weft.torch.build import built
+from weft.torch import build
 
-try:
-    print(built())
-except ConfigurationError as error:
-    sys.exit(str(error))
+
+def main(arguments: list[str]) -> None:
+    """Build what the arguments ask for, and print the path of the library."""
+    if arguments not in ([], ["--prebuild"]):
+        sys.exit("usage: python -m weft.torch [--prebuild]")
+    try:
+        if arguments:
+            import torch
+
+            target = build.prebuilt(torch.__version__)
+            shutil.rmtree(target.parent, ignore_errors=True)
+            target.parent.mkdir()
+            shutil.copy(build.built(), target)
+        print(build.load().__file__)
+    except ConfigurationError as error:
+        sys.exit(str(error))
+
+
+main(sys.argv[1:])

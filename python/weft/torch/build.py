@@ -1,13 +1,16 @@
 """Build of the backend's C++ library (`shim`) for the installed torch, cached by its inputs.
 
 torch has no stable C++ interface for backends, so the library is bound to one minor release of
-torch and is compiled where it is used. Processes that need it at once compile it once.
+torch. A wheel of `make wheel` has it for one torch and one Python; for others it is compiled where
+it is used. Processes that need it at once compile it once.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.machinery
 import importlib.util
+import logging
 import sys
 import sysconfig
 from functools import cache
@@ -17,35 +20,62 @@ from typing import Any, Final
 from weft import _compile
 from weft.errors import ConfigurationError
 
-__all__ = ["built", "load"]
+__all__ = ["built", "load", "prebuilt"]
+
+logger = logging.getLogger(__name__)
 
 #: The release of torch whose C++ interface the library is written for.
 TORCH: Final = "2.11"
 MODULE: Final = "_weft_torch"
 SOURCES: Final = Path(__file__).parent / "shim"
+#: Directory of the library in a wheel.
+PREBUILT: Final = Path(__file__).parent / "prebuilt"
 #: Subject of its errors.
 WHAT: Final = "backend weft"
 
 
 @cache
 def load() -> Any:
-    """The C++ library as a module, built if the cache lacks it.
+    """The C++ library as a module: the wheel's, else the cache's, which is built if it lacks it.
 
     Raises:
         ConfigurationError: for another torch, without a C++ compiler or Python's headers, or if the
             compiler fails.
     """
-    path = str(built())
-    loader = importlib.machinery.ExtensionFileLoader(MODULE, path)
-    spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)
+    import torch
+
+    check_torch(torch.__version__)
+    ready = prebuilt(torch.__version__)
+    if ready.exists():
+        try:
+            return loaded(ready)
+        except ImportError as error:
+            # Of a machine with a newer C library, for example.
+            logger.warning("%s cannot be loaded, so it is compiled here: %s", ready, error)
+    return loaded(built())
+
+
+def loaded(path: Path) -> Any:
+    """The library in this file as a module."""
+    loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
+    spec = importlib.util.spec_from_file_location(MODULE, str(path), loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module
 
 
+def prebuilt(torch_version: str) -> Path:
+    """Path that the library has in a wheel, for this torch, this Python and these sources."""
+    digest = hashlib.sha256()
+    for path in [Path(__file__), *sorted(SOURCES.iterdir())]:
+        digest.update(path.read_bytes())
+    abi = sysconfig.get_config_var("SOABI")
+    return PREBUILT / f"{MODULE}-{torch_version}-{abi}-{digest.hexdigest()[:16]}.so"
+
+
 def built() -> Path:
-    """Path of the library, compiled unless it is cached."""
+    """Path of the library in the cache, compiled unless it is there."""
     import torch
 
     check_torch(torch.__version__)
@@ -60,7 +90,8 @@ def built() -> Path:
                 *command,
                 f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
                 str(SOURCES / "module.cpp"),
-                *("-o", str(path), f"-L{libraries}", f"-Wl,-rpath,{libraries}"),
+                # torch is imported before, so its libraries are found by name, wherever they lie.
+                *("-o", str(path), f"-L{libraries}"),
                 *("-ltorch_python", "-ltorch_cpu", "-lc10"),
             ],
             WHAT,
