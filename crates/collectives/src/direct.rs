@@ -5,8 +5,8 @@
 //!
 //! Cost, in the notation of [`ring`](crate::ring), if the link of a rank is the bottleneck: one-shot
 //! all-reduce takes `a + (N-1)nb + (N-1)ng`, two-shot `2a + 2(N-1)/N nb + (N-1)/N ng`; reduce-scatter, all-gather
-//! and all-to-all `a + (N-1)/N nb` (and `(N-1)/N ng` for the sums), broadcast `a + (N-1)nb`. Each sum is added in rank order, so it is
-//! equal at all ranks and in every run.
+//! and all-to-all `a + (N-1)/N nb` (and `(N-1)/N ng` for the sums), broadcast `a + (N-1)nb`. Each sum is added in
+//! rank order, so it is equal at all ranks and in every run.
 
 use crate::op::{Collective, Op, Rank, Span};
 use crate::ordered_sum::{OrderedSum, peer};

@@ -156,9 +156,10 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
     }
 
     /// Owner: takes the dirty bits and calls `rose` for each lane. Returns true if there was a dirty bit or
-    /// a notification. [`Lanes::take_message`] takes the announcement of messages. Sleep announcements stay, and so does a notification while a thread has announced
-    /// sleep on the doorbell word, since that thread checks only the notification before it sleeps. Threads
-    /// of one owner call this, [`Lanes::prepare_sleep`] and [`Lanes::finish_sleep`] one at a time.
+    /// a notification. [`Lanes::take_message`] takes the announcement of messages. Sleep announcements stay, and so
+    /// does a notification while a thread has announced sleep on the doorbell word, since that thread checks only
+    /// the notification before it sleeps. Threads of one owner call this, [`Lanes::prepare_sleep`] and
+    /// [`Lanes::finish_sleep`] one at a time.
     pub fn take_dirty(&self, mut rose: impl FnMut(usize)) -> bool {
         let doorbell = self.doorbell.0.load();
         let takeable = DIRTY & !MESSAGE;

@@ -14,8 +14,8 @@ pub struct CollectivesConfig {
     /// memory, which costs less than a registration.
     pub in_place_bytes: u64,
     /// Sums are added in the order of ranks: the same bits on all ranks, in all runs, for all numbers of chunks and
-    /// channels. Reductions then run by `one-shot`, `two-shot` and `direct` alone; a call that names another
-    /// algorithm is rejected.
+    /// channels. Reductions then run by `one-shot`, `two-shot`, `direct` and `direct-read` alone; a call that names
+    /// another algorithm is rejected.
     pub reproducible: bool,
     /// Threads that reduce a long vector, with the one that makes progress; may differ between ranks. 0: as many as
     /// there are cores for each rank of this host, at most 8. The others start at the first long reduction and end with
