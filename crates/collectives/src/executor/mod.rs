@@ -9,7 +9,8 @@
 //! - `read_plan.rs`, `reads.rs`: plans that read peers' memory in place; their folds
 //! - `direct_results.rs`: steps that write results to the caller's memory
 //! - `planner.rs`, `selection.rs`: chunks of a call and their plans; choice of an algorithm
-//! - `channel.rs`, `driver.rs`: execution of a chunk; all channels and calls
+//! - `channel.rs`, `driver.rs`: execution of a chunk; all channels and calls (`driver/connection.rs`: memory and
+//!   counters; `driver/call_queue.rs`: calls in flight)
 //! - `agreement.rs`, `collectives.rs`: agreement of all ranks; connection and calls
 //! - `reducer.rs`, `team.rs`: reductions and copies of a rank; threads that share the long ones
 //! - `short.rs`: short calls, by messages in mailboxes
