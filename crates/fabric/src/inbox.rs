@@ -266,6 +266,9 @@ impl Inbox {
     }
 }
 
+/// Bit of the tail of a closed ring. No slot has such a sequence number, so that every claim fails.
+const CLOSED: u64 = 1 << 63;
+
 /// Bounded multi-producer queue with one consumer at a time.
 pub struct Ring<T, W: Word64> {
     /// Next slot to claim.
@@ -305,7 +308,7 @@ impl<T, W: Word64> Ring<T, W> {
         &self.slots[(index & (self.slots.len() as u64 - 1)) as usize]
     }
 
-    /// Puts an item, or returns it if the ring is full. Any thread.
+    /// Puts an item, or returns it if the ring is full or closed. Any thread.
     pub fn put(&self, item: T) -> Result<(), T> {
         let mut tail = self.tail.0.load();
         loop {
@@ -341,6 +344,30 @@ impl<T, W: Word64> Ring<T, W> {
         Some(item)
     }
 
+    /// Calls `visit` with each item in place, the oldest first. By the thread that takes.
+    pub fn for_each(&self, mut visit: impl FnMut(&mut T)) {
+        let head = self.head.0.load();
+        for position in head..head + self.slots.len() as u64 {
+            let slot = self.slot(position);
+            if slot.sequence.load() != position + 1 {
+                return;
+            }
+            // SAFETY: the sequence is raised after the item was written; until the only consumer takes the item, the
+            // slot belongs to that consumer.
+            slot.item.with_mut(|slot| visit(unsafe { (*slot).assume_init_mut() }));
+        }
+    }
+
+    /// Refuses all further items. Any thread.
+    pub fn close(&self) {
+        self.tail.0.fetch_or(CLOSED);
+    }
+
+    /// True if the ring is closed, and every item that was accepted was taken.
+    pub fn is_drained(&self) -> bool {
+        self.tail.0.load() == self.head.0.load() | CLOSED
+    }
+
     /// True without items.
     pub fn is_empty(&self) -> bool {
         let head = self.head.0.load();
@@ -368,6 +395,34 @@ mod tests {
             (0..4).for_each(|item| assert_eq!(ring.take(), Some(10 * round + item)));
             assert_eq!(ring.take(), None);
         }
+    }
+
+    #[test]
+    fn items_are_visited_in_place_and_in_order() {
+        let ring = Ring::<u32, AtomicU64>::new(4);
+        (0..3).for_each(|item| ring.put(item).unwrap());
+        assert_eq!(ring.take(), Some(0));
+        (3..5).for_each(|item| ring.put(item).unwrap());
+        let mut seen = Vec::new();
+        ring.for_each(|item| {
+            seen.push(*item);
+            *item += 10;
+        });
+        assert_eq!(seen, [1, 2, 3, 4]);
+        (11..15).for_each(|item| assert_eq!(ring.take(), Some(item)));
+        ring.for_each(|item| panic!("{item}"));
+    }
+
+    #[test]
+    fn a_closed_ring_refuses_items_and_has_those_before() {
+        let ring = Ring::<u32, AtomicU64>::new(4);
+        ring.put(1).unwrap();
+        assert!(!ring.is_drained());
+        ring.close();
+        assert_eq!(ring.put(2), Err(2));
+        assert!(!ring.is_drained());
+        assert_eq!((ring.take(), ring.take()), (Some(1), None));
+        assert!(ring.is_drained());
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl<T> Clone for QueueSender<T> {
 }
 
 impl<T: Send> QueueSender<T> {
-    /// Puts an item, or returns it if the queue is full. [`QueueSender::wake`] follows the last one.
+    /// Puts an item, or returns it if the queue is full or closed. [`QueueSender::wake`] follows the last one.
     ///
     /// # Errors
     /// The item.
@@ -101,6 +101,21 @@ impl<T: Send> QueueReceiver<T> {
     /// Takes the oldest item.
     pub fn take(&mut self) -> Option<T> {
         self.0.ring.take()
+    }
+
+    /// Calls `visit` with each item in place, the oldest first. O(items).
+    pub fn for_each(&mut self, visit: impl FnMut(&mut T)) {
+        self.0.ring.for_each(visit);
+    }
+
+    /// Refuses all further items.
+    pub fn close(&mut self) {
+        self.0.ring.close();
+    }
+
+    /// True if the queue is closed, and every item that was accepted was taken.
+    pub fn is_drained(&self) -> bool {
+        self.0.ring.is_drained()
     }
 
     /// True without items.
@@ -126,6 +141,13 @@ impl<T: Send> QueueReceiver<T> {
     /// Readable once a sender wakes the receiver.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.event.as_fd()
+    }
+}
+
+impl<T> Drop for QueueReceiver<T> {
+    /// Closes the queue.
+    fn drop(&mut self) {
+        self.0.ring.close();
     }
 }
 

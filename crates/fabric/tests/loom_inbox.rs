@@ -128,3 +128,25 @@ fn items_that_are_left_are_dropped_with_the_ring() {
         assert_eq!(Arc::strong_count(&alive), 1);
     });
 }
+
+/// A producer and the close at the same time: an accepted item is taken before the ring is drained, another one is
+/// given back.
+#[test]
+fn a_close_loses_no_accepted_item() {
+    check(|| {
+        let alive = Arc::new(());
+        let ring = Arc::new(Ring::<Box<Item>, Word>::new(2));
+        let (producer, item) = (ring.clone(), Item::new(7, &alive));
+        let thread = thread::spawn(move || producer.put(item).is_ok());
+        ring.close();
+        let mut taken = 0;
+        while !ring.is_drained() {
+            match ring.take() {
+                Some(item) => taken += item.number,
+                None => thread::yield_now(),
+            }
+        }
+        assert_eq!(taken == 7, thread.join().unwrap());
+        assert_eq!(Arc::strong_count(&alive), 1);
+    });
+}

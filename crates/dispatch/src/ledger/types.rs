@@ -19,6 +19,9 @@ pub struct NodeId {
 }
 
 impl QueryId {
+    /// Id in reports of queries that ended before a ledger accepted them.
+    pub const UNACCEPTED: QueryId = QueryId { index: u32::MAX, reuse: 0 };
+
     /// Index in the ledger, below [`LedgerConfig::queries`].
     pub fn index(self) -> usize {
         self.index as usize

@@ -5,13 +5,14 @@ use super::config::ServiceConfig;
 use super::front_end_thread::{FrontEndThread, NodeState, Stop};
 use super::handle::{FrontEndHandle, Intake, WHAT};
 use super::handler::Handler;
+use super::submissions::Submissions;
 use crate::connection::Connection;
 use crate::error::{Error, Result};
 use crate::front_end::FrontEnd;
 use crate::ledger::{Counts, LedgerConfig, NodeId};
 use crate::wire::{Hello, Role, Schema};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use weft_fabric::{Communicator, Memory, Time, clock, submission_queue};
@@ -44,14 +45,13 @@ impl<H: Handler + 'static> FrontEndService<H> {
             admission: front_end.admission().clone(),
             sender,
             limit: config.submissions.next_power_of_two().max(2) as u32,
-            active: AtomicU32::new(0),
             closed: AtomicBool::new(false),
         });
         let commands = Arc::new(Commands::new(WHAT));
         let state = FrontEndThread::new(
             config,
             front_end,
-            receiver,
+            Submissions::new(receiver),
             intake.clone(),
             commands.clone(),
             handler,
@@ -129,7 +129,7 @@ impl<H: Handler + 'static> FrontEndService<H> {
         self.call(|thread| thread.nodes())
     }
 
-    /// Counts of its queries. Those in the queue of submissions are not among them.
+    /// Counts of its queries. Those that wait in the queue of submissions are not among them.
     ///
     /// # Errors
     /// [`Error::Stopped`].

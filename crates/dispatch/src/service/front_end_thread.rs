@@ -4,19 +4,16 @@ use super::commands::Commands;
 use super::config::ServiceConfig;
 use super::handle::Intake;
 use super::handler::{Handler, Reports};
-use super::query::Query;
 use super::sleeper::{Rest, Sleeper, arm, disarm};
+use super::submissions::Submissions;
 use crate::connection::Connection;
 use crate::error::Result;
 use crate::front_end::FrontEnd;
 use crate::ledger::{Counts, NodeId, Notice};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
-use weft_fabric::{
-    Cause, Communicator, Event, Poison, QueueReceiver, RegionKey, Requests, Time, clock,
-};
+use weft_fabric::{Cause, Communicator, Event, Poison, RegionKey, Requests, Time, clock};
 
 /// Most submissions of a turn, so that answers do not wait long.
 const MAX_SUBMISSIONS: usize = 256;
@@ -53,9 +50,7 @@ struct Node {
 pub(super) struct FrontEndThread<H> {
     front_end: FrontEnd,
     nodes: Vec<Node>,
-    receiver: QueueReceiver<Query>,
-    /// Queries taken from the queue by a cancel, and those that are to be cancelled.
-    held: VecDeque<(Query, bool)>,
+    submissions: Submissions,
     intake: Arc<Intake>,
     commands: Arc<Commands<FrontEndThread<H>>>,
     sleeper: Sleeper,
@@ -70,17 +65,16 @@ impl<H: Handler> FrontEndThread<H> {
     pub fn new(
         config: ServiceConfig,
         front_end: FrontEnd,
-        receiver: QueueReceiver<Query>,
+        submissions: Submissions,
         intake: Arc<Intake>,
         commands: Arc<Commands<FrontEndThread<H>>>,
         handler: H,
     ) -> Result<FrontEndThread<H>> {
         Ok(FrontEndThread {
-            sleeper: Sleeper::new(config, receiver.descriptor())?,
+            sleeper: Sleeper::new(config, submissions.receiver.descriptor())?,
             front_end,
             nodes: Vec::new(),
-            receiver,
-            held: VecDeque::new(),
+            submissions,
             intake,
             commands,
             handler,
@@ -104,6 +98,9 @@ impl<H: Handler> FrontEndThread<H> {
             busy |= self.receive(now);
             busy |= self.report();
             busy |= self.take_submissions();
+            if !self.front_end.has_room() {
+                self.submissions.expire(now);
+            }
             self.front_end.advance(now);
             // A deadline may have passed.
             busy |= self.report();
@@ -178,6 +175,7 @@ impl<H: Handler> FrontEndThread<H> {
         while let Some(notice) = self.front_end.next_notice() {
             self.notices.push(notice);
         }
+        self.submissions.take_ends(&mut self.notices);
         if self.notices.is_empty() {
             return false;
         }
@@ -189,18 +187,9 @@ impl<H: Handler> FrontEndThread<H> {
     fn take_submissions(&mut self) -> bool {
         let mut taken = 0;
         while taken < MAX_SUBMISSIONS && self.front_end.has_room() {
-            let held = self.held.pop_front();
-            let Some((query, cancelled)) = held.or_else(|| Some((self.receiver.take()?, false)))
-            else {
-                break;
-            };
-            let (token, inputs) = (query.token, query.inputs());
+            let Some(query) = self.submissions.take() else { break };
             // It has room, and the handle has checked the query.
-            let id = self.front_end.submit_checked(token, inputs, query.deadline);
-            if let (true, Ok(id)) = (cancelled, id) {
-                // The query has just been accepted.
-                let _ = self.front_end.cancel(id);
-            }
+            let _ = self.front_end.submit_checked(query.token, query.inputs(), query.deadline);
             taken += 1;
         }
         taken > 0
@@ -224,27 +213,28 @@ impl<H: Handler> FrontEndThread<H> {
     /// Sleeps until a pair, the queue, a command or a deadline has work.
     fn sleep(&mut self) {
         let pairs = || self.nodes.iter().map(|node| &node.pair);
-        // A full ledger takes no submissions before an answer.
+        // A full ledger takes no submissions before an answer, but their deadlines count.
         let takes = self.front_end.has_room();
-        let idle = self.receiver.arm() || !takes;
+        let idle = self.submissions.receiver.arm() || !takes;
         // A command is posted before the bell rings.
         if idle && !self.commands.has_any() && arm(pairs()) {
             let stop = self.stop.map(|stop| stop.cancel_at);
-            let until = self.front_end.next_deadline().into_iter().chain(stop).min();
+            let search = self.submissions.next_search();
+            let until = self.front_end.next_deadline().into_iter().chain(stop).chain(search).min();
             self.sleeper.sleep(until);
         }
         disarm(pairs());
-        self.receiver.disarm();
+        self.submissions.receiver.disarm();
     }
 
     /// True if the service stops and every query has ended; cancels the rest after the deadline.
     fn has_stopped(&mut self, now: Time) -> bool {
         self.intake.closed.store(true, Ordering::SeqCst);
         let is_late = self.stop.is_some_and(|stop| now >= stop.cancel_at);
-        // Calls that have not seen the end put their queries first; they do not wait.
-        let is_quiet = self.intake.active.load(Ordering::SeqCst) == 0;
-        let is_empty = self.held.is_empty() && self.receiver.is_empty();
-        is_quiet && (is_late || is_empty && self.front_end.under_way() == 0)
+        // Before the queue refuses queries, submitters see the reason.
+        self.submissions.receiver.close();
+        let is_drained = self.submissions.receiver.is_drained();
+        is_late || is_drained && self.front_end.under_way() == 0
     }
 
     /// Ends all queries and closes all pairs.
@@ -266,11 +256,12 @@ impl<H: Handler> FrontEndThread<H> {
             let reported = self.report();
             let taken = self.take_submissions();
             self.front_end.cancel_all();
-            if !reported && !taken {
+            // A thread may be putting a query that was accepted.
+            if !reported && !taken && self.submissions.receiver.is_drained() {
                 break;
             }
         }
-        let counts = self.front_end.counts();
+        let counts = self.counts();
         self.nodes.clear();
         (self.handler, counts)
     }
@@ -302,15 +293,7 @@ impl<H: Handler> FrontEndThread<H> {
         if let Some(query) = self.front_end.find(token) {
             return self.front_end.cancel(query).is_ok();
         }
-        // The queue's capacity bounds what is held, since a turn takes from here first.
-        while self.held.len() < self.intake.limit as usize
-            && let Some(query) = self.receiver.take()
-        {
-            self.held.push_back((query, false));
-        }
-        let held =
-            self.held.iter_mut().find(|(query, cancelled)| query.token == token && !cancelled);
-        held.map(|(_, cancelled)| *cancelled = true).is_some()
+        self.submissions.cancel(token)
     }
 
     pub fn nodes(&self) -> Vec<NodeState> {
@@ -324,7 +307,10 @@ impl<H: Handler> FrontEndThread<H> {
     }
 
     pub fn counts(&self) -> Counts {
-        self.front_end.counts()
+        let counts = self.front_end.counts();
+        let ended = self.submissions.ended();
+        let (submitted, failed) = (counts.submitted + ended, counts.failed + ended);
+        Counts { submitted, failed, ..counts }
     }
 
     pub fn stop(&mut self, stop: Stop) {

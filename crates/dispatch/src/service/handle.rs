@@ -4,7 +4,7 @@ use super::query::Query;
 use crate::error::{Error, Result};
 use crate::front_end::Admission;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use weft_fabric::{QueueSender, Time, clock};
 
@@ -23,8 +23,6 @@ pub(super) struct Intake {
     pub sender: QueueSender<Query>,
     /// Most queries in the queue.
     pub limit: u32,
-    /// Calls that are putting queries; they do not wait meanwhile.
-    pub active: AtomicU32,
     /// No more queries are accepted.
     pub closed: AtomicBool,
 }
@@ -44,23 +42,6 @@ pub struct Unsubmitted {
     pub error: Error,
 }
 
-/// Guard of a call that puts queries.
-struct Active<'a>(&'a AtomicU32);
-
-impl<'a> Active<'a> {
-    fn new(count: &'a AtomicU32) -> Active<'a> {
-        // Sequentially consistent with the close: either this call sees it, or the close sees this call.
-        count.fetch_add(1, Ordering::SeqCst);
-        Active(count)
-    }
-}
-
-impl Drop for Active<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 impl FrontEndHandle {
     /// Submits a query without waiting. Exactly one report of its end follows; its memory must not change until the
     /// report that returns it ([`crate::Report::is_last`]).
@@ -69,12 +50,10 @@ impl FrontEndHandle {
     /// [`Error::Full`]: back-pressure; [`Error::Query`]; [`Error::Stopped`].
     pub fn submit(&self, query: Query) -> Result<()> {
         self.0.admission.check(query.inputs())?;
-        let active = Active::new(&self.0.active);
         self.check_open()?;
         let put = self.0.sender.put(query);
-        drop(active);
         self.0.sender.wake();
-        put.map_err(|_| self.full())
+        put.map_err(|_| self.refusal())
     }
 
     /// Submits queries in order; waits for room until `until`. Returns their number.
@@ -101,17 +80,14 @@ impl FrontEndHandle {
         until: Time,
         submitted: &mut u64,
     ) -> Result<()> {
-        let mut active = Active::new(&self.0.active);
         self.check_open()?;
         for query in queries {
             self.0.admission.check(query.inputs())?;
             let mut next = self.0.sender.put(query);
             let mut waits = 0;
             while let Err(query) = next {
-                drop(active);
-                self.wait_for_room(&mut waits, until)?;
-                active = Active::new(&self.0.active);
                 self.check_open()?;
+                self.wait_for_room(&mut waits, until)?;
                 next = self.0.sender.put(query);
             }
             *submitted += 1;
@@ -120,7 +96,6 @@ impl FrontEndHandle {
                 self.check_open()?;
             }
         }
-        drop(active);
         Ok(())
     }
 
@@ -142,6 +117,12 @@ impl FrontEndHandle {
             return Err(Error::Stopped { what: WHAT });
         }
         Ok(())
+    }
+
+    /// Reason for which the queue refused a query. The service marks itself as closed before the queue refuses.
+    #[cold]
+    fn refusal(&self) -> Error {
+        self.check_open().err().unwrap_or_else(|| self.full())
     }
 
     #[cold]

@@ -13,6 +13,7 @@
 //! - `handler.rs`: [`Handler`], [`Reports`]
 //! - `front_end.rs`: [`FrontEndService`]; `front_end_thread.rs`: its thread
 //! - `accelerator.rs`: [`AcceleratorService`]; `accelerator_thread.rs`: its thread
+//! - `submissions.rs`: submissions that wait for a place in the ledger
 //! - `config.rs`: [`ServiceConfig`]
 //! - `commands.rs`: calls that the thread runs between its turns
 //! - `sleeper.rs`: spinning, yielding, sleep on descriptors
@@ -27,6 +28,7 @@ mod handle;
 mod handler;
 mod query;
 mod sleeper;
+mod submissions;
 
 pub use accelerator::AcceleratorService;
 pub use accelerator_thread::AcceleratorState;

@@ -14,6 +14,8 @@ pub struct Query {
     /// Time at which it fails unless it has ended before.
     pub deadline: Time,
     inputs: Inputs,
+    /// It was cancelled or expired in the queue of submissions.
+    pub(super) has_ended: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -33,7 +35,7 @@ impl Query {
         } else {
             Inputs::Many(inputs.into())
         };
-        Query { token, deadline, inputs }
+        Query { token, deadline, inputs, has_ended: false }
     }
 
     /// Its tensors.
