@@ -129,7 +129,8 @@ def started(plan: Plan, timeout: float, hosts: Sequence[int]) -> Iterator[Ranks]
                 raise LabError(f"ranks do not start within {START:.0f} s{ranks.tail()}") from None
             stack.enter_context(connection)
             connection.settimeout(max(timeout, START))
-            streams.append(stack.enter_context(connection.makefile("rw", encoding="utf-8")))
+            streams.append(connection.makefile("rw", encoding="utf-8"))
+            stack.callback(close, streams[-1])
         joined = ranks.replies("join")
         order = sorted(range(len(streams)), key=lambda place: joined[place]["host"])
         yield Ranks([streams[place] for place in order], errors)
@@ -137,6 +138,12 @@ def started(plan: Plan, timeout: float, hosts: Sequence[int]) -> Iterator[Ranks]
             connection_stream.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END)
+
+
+def close(stream: IO[str]) -> None:
+    """Close a rank's stream, which may hold an interrupted command to a rank that has ended."""
+    with contextlib.suppress(OSError):
+        stream.close()
 
 
 def start(plan: Plan, path: str, errors: Path, hosts: Sequence[int]) -> subprocess.Popen[str]:

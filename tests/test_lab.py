@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import namespaces
+from lab import namespaces, ranks
 from lab.counters import sent_bytes
 from lab.errors import LabError
 from lab.experiment import Settings, experiment
@@ -264,8 +265,10 @@ def test_the_network_is_removed_whatever_ends_the_lab(number: signal.Signals) ->
     assert "round 1" in process.stderr.readline()
     assert len(leftovers()) == 8
     process.send_signal(number)
-    status = process.wait(60)
+    # Before the end: the pipe might fill up.
+    said = process.stderr.read()
     process.stderr.close()
+    status = process.wait(60)
     if number == signal.SIGKILL:
         # Ranks end with their parent; the next lab removes the network.
         deadline = time.monotonic() + 30
@@ -275,8 +278,17 @@ def test_the_network_is_removed_whatever_ends_the_lab(number: signal.Signals) ->
         with namespaces.built(bigraph(2, 1), 10, 1500):
             assert len(leftovers()) == 4
     else:
-        assert status == 128 + number
+        assert status == 128 + number, said
     assert leftovers() == []
+
+
+def test_an_interrupted_command_to_an_ended_rank_raises_nothing_when_closed() -> None:
+    ours, theirs = socket.socketpair()
+    stream = ours.makefile("rw", encoding="utf-8")
+    stream.write("interrupted before it was flushed")
+    theirs.close()
+    ranks.close(stream)
+    ours.close()
 
 
 def processes_inside() -> list[str]:
