@@ -76,7 +76,7 @@ pub use wait::{EngineAccess, WaitOptions};
 // Memory and its registration with NICs.
 mod memory;
 mod registration;
-pub use memory::{DmaBuf, Memory, MemoryId, MemoryKind, MemoryWatcher, Placement};
+pub use memory::{DmaBuf, Memory, MemoryId, MemoryKind, MemoryWatcher, Placement, copy_bytes};
 pub use registration::{
     IdleLimits, Registration, RegistrationCache, RegistrationStatistics, UserBufferCache,
 };

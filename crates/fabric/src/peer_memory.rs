@@ -11,6 +11,7 @@
 //! taken for those of the call.
 
 use crate::error::{Error, Result};
+use crate::memory::{copy_bytes, is_slow};
 use crate::types::ProviderKind;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -80,6 +81,9 @@ pub trait MemoryReader: Debug + Send + Sync {
 
 /// Bytes of the word that a probe reads.
 const WORD_BYTES: usize = 16;
+/// Distance of a shifted read from its target, and its bytes: a share of a core's second-level cache.
+const SHIFT: usize = 64;
+const SHIFTED_BYTES: usize = 128 << 10;
 
 /// Random word whose address and contents a rank sends to its peers, for their probes.
 #[derive(Debug)]
@@ -153,6 +157,32 @@ impl ProcessMemory {
         word.ok() != Some(self.word.1)
     }
 
+    /// Reads a range, and then the word, which it returns.
+    ///
+    /// # Safety
+    /// As for [`MemoryReader::read`].
+    unsafe fn read_at_any_distance(
+        &self,
+        mut address: u64,
+        mut target: *mut u8,
+        mut length: usize,
+    ) -> io::Result<[u8; WORD_BYTES]> {
+        // The kernel copies by `rep movsb`. A shifted copy that is moved in place is faster than a slow one.
+        while is_slow(address as usize, target.addr(), length) {
+            let piece = (length - SHIFT).min(SHIFTED_BYTES);
+            let shifted = target.wrapping_add(SHIFT);
+            // SAFETY: the caller's: the piece and the shift are inside the range.
+            unsafe {
+                read_process(self.pid, address, shifted, piece, None)?;
+                copy_bytes(shifted, target, piece);
+            }
+            (address, target) = (address.wrapping_add(piece as u64), target.wrapping_add(piece));
+            length -= piece;
+        }
+        // SAFETY: the caller's, for the rest.
+        unsafe { read_process(self.pid, address, target, length, Some(self.word.0)) }
+    }
+
     fn has_ended(&self) -> bool {
         let mut polled = [PollFd::new(&self.process, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -169,7 +199,7 @@ impl MemoryReader for ProcessMemory {
         length: usize,
     ) -> std::result::Result<(), MemoryReadError> {
         // SAFETY: the caller's.
-        let read = unsafe { read_process(self.pid, address, target, length, Some(self.word.0)) };
+        let read = unsafe { self.read_at_any_distance(address, target, length) };
         match read {
             _ if self.has_ended() => Err(MemoryReadError::Ended),
             Ok(word) if word != self.word.1 => Err(MemoryReadError::Revoked),
@@ -310,6 +340,23 @@ mod tests {
         let memory = of_this_process(&word);
         assert_eq!(read(&memory, address, source.len()).unwrap(), source);
         assert_eq!(read(&memory, address + 7, 5).unwrap(), source[7..12]);
+        let mut target = vec![0u8; (1 << 20) + 2 * 4096];
+        let long: Vec<u8> = (0..1u32 << 20).map(|i| (i % 253) as u8).collect();
+        let address = long.as_ptr().expose_provenance() as u64;
+        for distance in [0, 1, 16, 31, 32] {
+            for length in [2049, 4096, (128 << 10) + 65, (256 << 10) + 64, 1 << 20] {
+                let page = (address as usize).wrapping_sub(target.as_ptr().addr()) % 4096;
+                let range = page + distance..page + distance + length;
+                target.fill(0);
+                // SAFETY: the range is inside the vector.
+                unsafe { memory.read(address, target[range.clone()].as_mut_ptr(), length) }
+                    .unwrap();
+                assert!(target[range.clone()] == long[..length], "{length} bytes at {distance}");
+                assert!(
+                    target[..range.start].iter().chain(&target[range.end..]).all(|at| *at == 0)
+                );
+            }
+        }
         word.revoke();
         assert_eq!(read(&memory, address, 5), Err(MemoryReadError::Revoked));
     }

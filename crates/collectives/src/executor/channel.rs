@@ -424,7 +424,7 @@ impl Channel {
             (self.address(chunk, piece.target), self.address(chunk, piece.source));
         if target.cast_const() != source {
             // SAFETY: as in `execute`; both are valid for these bytes.
-            unsafe { std::ptr::copy(source, target, piece.bytes as usize) };
+            unsafe { weft_fabric::copy_bytes(source, target, piece.bytes as usize) };
         }
     }
 

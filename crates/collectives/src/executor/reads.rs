@@ -130,8 +130,8 @@ impl Folder {
             None => Ok(()),
             Some(&Operand::Local(source)) => {
                 if target.cast_const() != source {
-                    // SAFETY: both are valid for these bytes, by the caller; `copy` permits overlap.
-                    unsafe { std::ptr::copy(source, target, bytes) };
+                    // SAFETY: both are valid for these bytes, by the caller; `copy_bytes` permits overlap.
+                    unsafe { weft_fabric::copy_bytes(source, target, bytes) };
                 }
                 Ok(())
             }

@@ -4,11 +4,14 @@
 //! handles its absence. All access goes through raw copies, never through references, because a peer may
 //! concurrently write other bytes of the same memory.
 
+mod copy;
 mod huge;
 mod identity;
 mod numa;
 mod shared;
 
+pub use copy::copy_bytes;
+pub(crate) use copy::is_slow;
 pub use identity::{MemoryId, MemoryWatcher};
 pub use shared::Placement;
 
@@ -178,15 +181,15 @@ impl Memory {
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) {
         let to = self.pointer(offset, bytes.len());
         // SAFETY: `at` checked the range; `bytes` is a distinct borrow or, at worst, the same
-        // memory under a protocol violation, which `copy` tolerates.
-        unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
+        // memory under a protocol violation, which `copy_bytes` tolerates.
+        unsafe { copy_bytes(bytes.as_ptr(), to, bytes.len()) };
     }
 
     /// Copies from `offset` into `bytes`. Panics if the range is outside.
     pub fn copy_out(&self, offset: usize, bytes: &mut [u8]) {
         let from = self.pointer(offset, bytes.len());
         // SAFETY: as in `copy_in`.
-        unsafe { std::ptr::copy(from, bytes.as_mut_ptr(), bytes.len()) };
+        unsafe { copy_bytes(from, bytes.as_mut_ptr(), bytes.len()) };
     }
 
     /// Copies between two memories. Panics if the range is not inside both.
@@ -194,7 +197,7 @@ impl Memory {
         let from = self.pointer(offset, length);
         let to = to.pointer(to_offset, length);
         // SAFETY: both ranges were checked; they may overlap if both memories are one.
-        unsafe { std::ptr::copy(from, to, length) };
+        unsafe { copy_bytes(from, to, length) };
     }
 
     /// Copies between two memories; `None` if the range is not inside both.
@@ -208,7 +211,7 @@ impl Memory {
         };
         let (from, to) = (inside(self, from)?, inside(to, at)?);
         // SAFETY: both ranges were checked; they may overlap if both memories are one.
-        unsafe { std::ptr::copy(from, to, length as usize) };
+        unsafe { copy_bytes(from, to, length as usize) };
         Some(())
     }
 
