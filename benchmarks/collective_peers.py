@@ -20,7 +20,19 @@ from record import RESULTS, append_records, origin
 
 TARGET = RESULTS / "collective_peers.jsonl"
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all")
-SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+SIZES = (
+    4,
+    1 << 10,
+    2 << 10,
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    16 << 20,
+    64 << 20,
+)
 #: Open MPI's own shared memory, without UCX.
 SHARED_MEMORY = ("--mca", "pml", "ob1", "--mca", "btl", "self,vader")
 #: Seconds for one side of one round.

@@ -24,7 +24,19 @@ from weft.bench.group import run_group, task_directory
 TARGET = RESULTS / "collectives.jsonl"
 DEEPSPEED_TARGET = RESULTS / "deepspeed.jsonl"
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
-SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+SIZES = (
+    4,
+    1 << 10,
+    2 << 10,
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    16 << 20,
+    64 << 20,
+)
 SIDES = ("weft", "gloo")
 #: Longest vector of DeepSpeed's comparison, in bytes.
 DEEPSPEED_BYTES = 1 << 20

@@ -8,35 +8,89 @@
 #[path = "common/loom_word.rs"]
 mod loom_word;
 
+use loom::cell::UnsafeCell;
 use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
 use loom_word::{Futex, Word};
 use std::time::Duration;
 use weft_fabric::testing::{
     CacheLine, Lanes, MailboxArea, MailboxEnd, SLOTS, SleepMode, Wake, Word32, Word64,
 };
 
+/// Orders of loads and stores of a word.
+#[derive(Clone, Copy)]
+struct Orders {
+    load: Ordering,
+    store: Ordering,
+}
+
+/// Those of [`Word64`].
+const ORDERED: Orders = Orders { load: Ordering::Acquire, store: Ordering::Release };
+
+/// Word with orders of its own, for models of weaker ones.
+struct AreaWord(AtomicU64, Orders);
+
+impl Word64 for AreaWord {
+    fn new(value: u64) -> AreaWord {
+        AreaWord(AtomicU64::new(value), ORDERED)
+    }
+    fn load(&self) -> u64 {
+        self.0.load(self.1.load)
+    }
+    fn store(&self, value: u64) {
+        self.0.store(value, self.1.store);
+    }
+    fn swap(&self, _: u64) -> u64 {
+        unreachable!("areas have loads and stores alone")
+    }
+    fn fetch_or(&self, _: u64) -> u64 {
+        unreachable!("areas have loads and stores alone")
+    }
+    fn replace(&self, _: u64, _: u64) -> bool {
+        unreachable!("areas have loads and stores alone")
+    }
+    fn fence() {
+        Word::fence();
+    }
+}
+
 /// Memory of a rank: an area for its one peer, the announcement of its waits, and its doorbell.
 struct Rank {
-    taken: CacheLine<Word>,
-    lines: Vec<CacheLine<[Word; 8]>>,
+    taken: CacheLine<AreaWord>,
+    /// Heads and payloads. loom checks that accesses to a payload are ordered.
+    slots: Vec<(AreaWord, UnsafeCell<[u64; 2]>)>,
     waits: Word,
     doorbell: CacheLine<Futex>,
 }
 
+// SAFETY: loom checks the accesses to the payloads.
+unsafe impl Sync for Rank {}
+
+impl MailboxArea for Rank {
+    type Word = AreaWord;
+
+    fn taken(&self) -> &CacheLine<AreaWord> {
+        &self.taken
+    }
+
+    fn head(&self, slot: usize) -> &AreaWord {
+        &self.slots[slot].0
+    }
+}
+
 impl Rank {
     fn new() -> Rank {
-        let word = |_| Word::new(0);
-        let line = |_| CacheLine(std::array::from_fn(word));
+        Rank::with(ORDERED, ORDERED)
+    }
+
+    fn with(heads: Orders, taken: Orders) -> Rank {
+        let slot = |_| (AreaWord(AtomicU64::new(0), heads), UnsafeCell::new([0; 2]));
         Rank {
-            taken: CacheLine(Word::new(0)),
-            lines: (0..SLOTS).map(line).collect(),
+            taken: CacheLine(AreaWord(AtomicU64::new(0), taken)),
+            slots: (0..SLOTS).map(slot).collect(),
             waits: Word::new(0),
             doorbell: CacheLine(Futex::new(0)),
         }
-    }
-
-    fn area(&self) -> MailboxArea<'_, Word> {
-        MailboxArea { taken: &self.taken, lines: &self.lines }
     }
 
     fn lanes(&self) -> Lanes<'_, Futex, Word> {
@@ -76,11 +130,19 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Reads the next message of `end`, of two equal words, and frees its slot.
+/// Sends a message of two equal words.
+fn send(end: &mut MailboxEnd, peer: &Rank, value: u64) {
+    // SAFETY: loom reports an access that is not ordered.
+    end.send(peer, |slot| peer.slots[slot].1.with_mut(|payload| unsafe { *payload = [value; 2] }));
+}
+
+/// Reads the next message of `end`, which has arrived, and frees its slot.
 fn take(end: &mut MailboxEnd, own: &Rank, peer: &Rank) -> u64 {
-    let words = [1, 2].map(|index| end.word(&own.area(), index));
-    assert_eq!(words[0], words[1], "a message is whole once its head is there");
-    if end.free(&own.area(), &peer.area()) {
+    let slot = end.ready(own).expect("a message");
+    // SAFETY: loom reports an access that is not ordered.
+    let words = own.slots[slot].1.with(|payload| unsafe { *payload });
+    assert_eq!(words[0], words[1]);
+    if end.free(own, peer) {
         peer.flush();
     }
     words[0]
@@ -94,8 +156,8 @@ fn messages_of_both_ranks_are_whole() {
             let (own, peer) = (&ranks[me], &ranks[1 - me]);
             let mut end = MailboxEnd::default();
             for number in 1..=2 {
-                end.send(&peer.area(), [number; 2]);
-                while !end.is_ready(&own.area()) {
+                send(&mut end, peer, number);
+                while end.ready(own).is_none() {
                     loom::thread::yield_now();
                 }
                 assert_eq!(take(&mut end, own, peer), number);
@@ -116,13 +178,13 @@ fn a_rank_that_sleeps_misses_no_message() {
         let other = loom::thread::spawn(move || {
             let mut end = MailboxEnd::default();
             for number in 1..=2 {
-                end.send(&other[0].area(), [number; 2]);
+                send(&mut end, &other[0], number);
                 other[0].flush();
             }
         });
         let mut end = MailboxEnd::default();
         for number in 1..=2 {
-            ranks[0].wait(|| end.is_ready(&ranks[0].area()));
+            ranks[0].wait(|| end.ready(&ranks[0]).is_some());
             assert_eq!(take(&mut end, &ranks[0], &ranks[1]), number);
         }
         other.join().unwrap();
@@ -135,23 +197,77 @@ fn a_sender_that_sleeps_misses_no_freed_slot() {
         let ranks = Arc::new([Rank::new(), Rank::new()]);
         let mut end = MailboxEnd::default();
         for number in 1..=SLOTS {
-            end.send(&ranks[1].area(), [number; 2]);
+            send(&mut end, &ranks[1], number);
         }
-        assert!(!end.has_room(&ranks[0].area()));
+        assert!(!end.has_room(&ranks[0]));
         let other = ranks.clone();
         let other = loom::thread::spawn(move || {
             let mut end = MailboxEnd::default();
             for number in 1..=SLOTS {
-                assert!(end.is_ready(&other[1].area()));
+                assert!(end.ready(&other[1]).is_some());
                 assert_eq!(take(&mut end, &other[1], &other[0]), number);
             }
             // The slot of the first message is used again.
-            other[1].wait(|| end.is_ready(&other[1].area()));
+            other[1].wait(|| end.ready(&other[1]).is_some());
             assert_eq!(take(&mut end, &other[1], &other[0]), SLOTS + 1);
         });
-        ranks[0].wait(|| end.has_room(&ranks[0].area()));
-        end.send(&ranks[1].area(), [SLOTS + 1; 2]);
+        ranks[0].wait(|| end.has_room(&ranks[0]));
+        send(&mut end, &ranks[1], SLOTS + 1);
         ranks[1].flush();
         other.join().unwrap();
     });
+}
+
+/// A rank sends until a slot is used again, and another one takes the messages.
+fn check_reuse(heads: Orders, taken: Orders) {
+    check(move || {
+        let ranks = Arc::new([Rank::with(heads, taken), Rank::with(heads, taken)]);
+        let other = ranks.clone();
+        let other = loom::thread::spawn(move || {
+            let mut end = MailboxEnd::default();
+            for number in 1..=SLOTS {
+                while end.ready(&other[1]).is_none() {
+                    loom::thread::yield_now();
+                }
+                assert_eq!(take(&mut end, &other[1], &other[0]), number);
+            }
+        });
+        let mut end = MailboxEnd::default();
+        for number in 1..=SLOTS + 1 {
+            while !end.has_room(&ranks[0]) {
+                loom::thread::yield_now();
+            }
+            send(&mut end, &ranks[1], number);
+        }
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn payloads_are_ordered_by_heads_and_reports() {
+    check_reuse(ORDERED, ORDERED);
+}
+
+#[test]
+#[should_panic = "Causality violation"]
+fn a_head_stored_without_release_is_detected() {
+    check_reuse(Orders { store: Ordering::Relaxed, ..ORDERED }, ORDERED);
+}
+
+#[test]
+#[should_panic = "Causality violation"]
+fn a_head_loaded_without_acquire_is_detected() {
+    check_reuse(Orders { load: Ordering::Relaxed, ..ORDERED }, ORDERED);
+}
+
+#[test]
+#[should_panic = "Causality violation"]
+fn a_report_stored_without_release_is_detected() {
+    check_reuse(ORDERED, Orders { store: Ordering::Relaxed, ..ORDERED });
+}
+
+#[test]
+#[should_panic = "Causality violation"]
+fn a_report_loaded_without_acquire_is_detected() {
+    check_reuse(ORDERED, Orders { load: Ordering::Relaxed, ..ORDERED });
 }

@@ -196,7 +196,7 @@ impl Folder {
 ///
 /// # Safety
 /// As for [`reduction::combine_all`].
-unsafe fn reduce(how: Arithmetic, target: *mut u8, sources: &[*const u8], bytes: usize) {
+pub(super) unsafe fn reduce(how: Arithmetic, target: *mut u8, sources: &[*const u8], bytes: usize) {
     let Arithmetic { reduction, element, .. } = how;
     let count = bytes / element.bytes();
     match *sources {

@@ -6,6 +6,7 @@
 //! order of ranks, as by `one-shot` and `direct`, with the same bits.
 
 use super::call::Call;
+use super::reads::{self, Arithmetic};
 use crate::algorithm::Algorithm;
 use crate::op::Collective;
 use crate::reduction;
@@ -14,8 +15,10 @@ use std::collections::VecDeque;
 use weft_fabric::{Engine, MailboxWaits, Mailboxes, MissingPeer, Rank, Region, RemoteRegion};
 
 /// Longest message, in bytes: longer ones take less time as writes.
-pub(super) const MESSAGE_BYTES: u64 = 1080;
-/// Most ranks of a group with mailboxes, which bounds their memory.
+pub(super) const MESSAGE_BYTES: u64 = 16 << 10;
+/// Most bytes that the root of a broadcast stores for all peers together: a tree divides longer copies among the ranks.
+const ROOT_BYTES: u64 = 64 << 10;
+/// Most ranks of a group with mailboxes, which bounds their memory: 4.02 MiB at each rank.
 pub(super) const MAX_RANKS: u32 = 32;
 
 /// True if calls by this algorithm run as short calls, where mailboxes exist.
@@ -28,10 +31,12 @@ pub(super) fn is_short(
     let shares = if collective.shares() { u64::from(ranks) } else { 1 };
     let direct = match collective {
         Collective::AllReduce => algorithm == Algorithm::OneShot,
-        Collective::Broadcast { .. } => algorithm == Algorithm::Binomial,
+        Collective::Broadcast { .. } => {
+            algorithm == Algorithm::Binomial && bytes * u64::from(ranks - 1) <= ROOT_BYTES
+        }
         _ => algorithm == Algorithm::Direct,
     };
-    direct && ranks > 1 && bytes / shares <= MESSAGE_BYTES
+    ranks > 1 && direct && bytes / shares <= MESSAGE_BYTES
 }
 
 /// Short calls of an executor, oldest first.
@@ -42,23 +47,23 @@ pub(super) struct ShortCalls {
     calls: VecDeque<(u64, Call)>,
     /// Those of `calls` whose messages were sent.
     sent: usize,
-    /// Result of the oldest call, and a contribution to it.
-    result: Box<Message>,
-    part: Box<Message>,
+    /// Scaled contribution of this rank.
+    scaled: Box<[u8; MESSAGE_BYTES as usize]>,
+    /// Contributions to the oldest call, by rank.
+    sources: Vec<*const u8>,
 }
 
-/// Memory for one message, aligned for any element.
-#[repr(align(64))]
-struct Message([u8; MESSAGE_BYTES as usize]);
+// SAFETY: the pointers are those of the present reduction, and dead between two of them.
+unsafe impl Send for ShortCalls {}
 
 impl ShortCalls {
     /// Allocates the mailboxes.
     pub fn allocate(engine: &mut Engine) -> Result<ShortCalls, RunError> {
         let mailboxes = Mailboxes::allocate(engine, MESSAGE_BYTES as usize)?;
         let (rank, ranks) = (engine.rank().0, engine.size());
-        let message = || Box::new(Message([0; MESSAGE_BYTES as usize]));
-        let (calls, sent, result, part) = (VecDeque::new(), 0, message(), message());
-        Ok(ShortCalls { mailboxes, rank, ranks, calls, sent, result, part })
+        let scaled = Box::new([0; MESSAGE_BYTES as usize]);
+        let (calls, sources) = (VecDeque::new(), Vec::with_capacity(ranks as usize));
+        Ok(ShortCalls { mailboxes, rank, ranks, calls, sent: 0, scaled, sources })
     }
 
     /// Region of the mailboxes.
@@ -121,10 +126,10 @@ impl ShortCalls {
         );
         for peer in peers {
             let share = if is_whole { 0 } else { peer };
-            let message = &mut self.part.0[..bytes];
-            // SAFETY: the input is valid by the contract of `Collectives::start`.
-            unsafe { read_contribution(call, share, message) };
-            self.mailboxes.send(Rank(peer), message);
+            self.mailboxes.send(Rank(peer), bytes, |message| {
+                // SAFETY: the input is valid by the contract of `Collectives::start`.
+                unsafe { read_contribution(call, share, message) }
+            });
         }
         true
     }
@@ -146,36 +151,35 @@ impl ShortCalls {
         Some(number)
     }
 
-    /// Combines the contributions of all ranks, in their order.
+    /// Combines the contributions of all ranks, in their order, where they lie.
     fn reduce(&mut self, call: &Call) {
         let bytes = call.share_bytes(self.ranks) as usize;
         let own = if call.collective == Collective::ReduceScatter { self.rank } else { 0 };
-        let count = bytes / call.element.bytes();
-        let result = self.result.0.as_mut_ptr();
+        let ShortCalls { mailboxes, scaled, sources, .. } = self;
+        sources.clear();
         for rank in 0..self.ranks {
-            let to =
-                if rank == 0 { &mut self.result.0[..bytes] } else { &mut self.part.0[..bytes] };
-            if rank == self.rank {
+            let source = if rank != self.rank {
+                mailboxes.message(Rank(rank), bytes).expect("all have arrived").as_ptr()
+            } else if call.factor().is_some() {
                 // SAFETY: the input is valid by the contract of `Collectives::start`.
-                unsafe { read_contribution(call, own, to) };
+                unsafe { read_contribution(call, own, &mut scaled[..bytes]) };
+                scaled.as_ptr()
             } else {
-                self.mailboxes.take(Rank(rank), to);
-            }
-            if rank > 0 {
-                let part = self.part.0.as_ptr();
-                // SAFETY: both have `bytes` bytes and no other user.
-                unsafe {
-                    reduction::combine(call.reduction, call.element, result, result, part, count)
-                };
-            }
+                call.input.wrapping_add(own as usize * bytes)
+            };
+            sources.push(source);
         }
-        // SAFETY: the output is valid by the contract of `Collectives::start`, and disjoint from the result.
-        unsafe {
-            if call.divides() {
-                reduction::divide(call.element, call.output, result, count, self.ranks);
-            } else {
-                std::ptr::copy_nonoverlapping(result, call.output, bytes);
-            }
+        let how = Arithmetic {
+            reduction: call.reduction,
+            element: call.element,
+            factor: None,
+            divisor: call.divides().then_some(self.ranks),
+        };
+        // SAFETY: input and output are valid by the contract of `Collectives::start`, and the output is this rank's
+        // source or disjoint from it; messages stay until they are freed.
+        unsafe { reads::reduce(how, call.output, sources, bytes) };
+        for peer in peers(call, self.rank, self.ranks, false) {
+            self.mailboxes.free(Rank(peer));
         }
     }
 
@@ -189,13 +193,13 @@ impl ShortCalls {
             let from = if call.collective == Collective::AllToAll { at(self.rank) } else { 0 };
             // SAFETY: input and output are valid for as many shares, by the contract of `Collectives::start`; they
             // may overlap.
-            unsafe { std::ptr::copy(input.add(from), output.add(at(self.rank)), bytes) };
+            unsafe { weft_fabric::copy_bytes(input.add(from), output.add(at(self.rank)), bytes) };
         }
         for peer in peers(call, self.rank, self.ranks, false) {
-            let message = &mut self.part.0[..bytes];
-            self.mailboxes.take(Rank(peer), message);
-            // SAFETY: as above; the message is memory of this rank.
-            unsafe { std::ptr::copy_nonoverlapping(message.as_ptr(), output.add(at(peer)), bytes) };
+            let message = self.mailboxes.message(Rank(peer), bytes).expect("all have arrived");
+            // SAFETY: as above; the message is no memory of the caller.
+            unsafe { weft_fabric::copy_bytes(message.as_ptr(), output.add(at(peer)), bytes) };
+            self.mailboxes.free(Rank(peer));
         }
     }
 
@@ -241,7 +245,7 @@ unsafe fn read_contribution(call: &Call, share: u32, to: &mut [u8]) {
     unsafe {
         let from = call.input.add(share as usize * to.len());
         match call.factor() {
-            None => std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()),
+            None => weft_fabric::copy_bytes(from, to.as_mut_ptr(), to.len()),
             Some(factor) => {
                 let count = to.len() / call.element.bytes();
                 reduction::scale(call.element, to.as_mut_ptr(), from, count, factor);

@@ -26,7 +26,9 @@ fn reductions(member: &Member) -> Vec<Vec<u8>> {
         for (collective, scale, count) in [Collective::AllReduce, Collective::ReduceScatter]
             .into_iter()
             .flat_map(|collective| SCALES.map(|scale| (collective, scale)))
-            .flat_map(|(collective, scale)| [1, 5, 130].map(|count| (collective, scale, count)))
+            .flat_map(|(collective, scale)| {
+                [1, 5, 130, 700].map(|count| (collective, scale, count))
+            })
         {
             let bytes = element.bytes() * count * ranks;
             // Not aligned.
@@ -65,10 +67,10 @@ fn short_calls_post_no_writes() {
     on_threads(2, ProviderKind::Shm, CollectivesConfig::default(), |member| {
         member.barrier().unwrap();
         let before = posted(member);
-        let mut longest_short = vector(135, 1, member.rank());
+        let mut longest_short = vector(2048, 1, member.rank());
         member.sum(&mut longest_short).unwrap();
         assert_eq!(posted(member), before);
-        let mut longer = vector(136, 1, member.rank());
+        let mut longer = vector(2049, 1, member.rank());
         member.sum(&mut longer).unwrap();
         assert_ne!(posted(member), before);
     });

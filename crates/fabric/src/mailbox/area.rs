@@ -1,12 +1,16 @@
-//! Mailbox area: the words through which one peer sends messages to a rank, and the state of both ends.
+//! Mailbox area: the memory through which one peer sends messages to a rank, and the state of both ends.
 //!
-//! A message lies in a slot of one or more cache lines. Its sender stores the payload, then the head: the number of
-//! the message, in the first word of the slot. A message of up to 56 bytes is thus one cache line, with no other word
-//! to read or to raise. The owner polls the head of the next slot alone.
+//! A message lies in a slot of one or more cache lines. Its sender copies the payload, then stores the head: the number
+//! of the message, in the first word of the slot. A message of up to 56 bytes is thus one cache line, with no other
+//! word to read or to raise. The owner polls the head of the next slot alone.
 //!
 //! The owner of an area takes the messages in their order. A slot is free once the owner has taken its message; the
 //! sender takes it from the heads of the owner's own messages, which carry the number of the last message taken, or,
 //! if the owner sends none, from a word in the sender's memory.
+//!
+//! Payloads are no atomics. The sender writes one only in a free slot, and the owner reads it only between the arrival
+//! of its head and the report that frees the slot. Heads and reports are stored by release and loaded by acquire, so
+//! that writes and reads of a payload are ordered.
 
 use crate::atomics::{CacheLine, Word64};
 
@@ -14,25 +18,15 @@ use crate::atomics::{CacheLine, Word64};
 pub const SLOTS: u64 = 8;
 /// Messages taken after which the owner reports them by the word, unless a message has carried the number.
 const REPORT_INTERVAL: u64 = SLOTS / 2;
-/// Words of a cache line.
-pub(super) const LINE_WORDS: usize = 8;
 
 /// Memory of one rank, for one peer. Only that peer stores there.
-#[derive(Debug)]
-pub struct MailboxArea<'a, W> {
+pub trait MailboxArea {
+    /// Its words.
+    type Word: Word64;
     /// Number of the owner's messages that the peer has taken.
-    pub taken: &'a CacheLine<W>,
-    /// The slots, one after another.
-    pub lines: &'a [CacheLine<[W; LINE_WORDS]>],
-}
-
-impl<W: Word64> MailboxArea<'_, W> {
-    #[inline]
-    fn word(&self, message: u64, index: usize) -> &W {
-        let lines = self.lines.len() / SLOTS as usize;
-        let line = (message % SLOTS) as usize * lines + index / LINE_WORDS;
-        &self.lines[line].0[index % LINE_WORDS]
-    }
+    fn taken(&self) -> &CacheLine<Self::Word>;
+    /// Head of a slot, below [`SLOTS`].
+    fn head(&self, slot: usize) -> &Self::Word;
 }
 
 /// State of one rank toward one peer. Messages are counted from 1.
@@ -51,49 +45,40 @@ pub struct MailboxEnd {
 impl MailboxEnd {
     /// True if a slot of the peer is free.
     #[inline]
-    pub fn has_room<W: Word64>(&self, own: &MailboxArea<'_, W>) -> bool {
+    pub fn has_room(&self, own: &impl MailboxArea) -> bool {
         let has_room = |taken| self.sent - taken < SLOTS;
-        has_room(self.taken) || has_room(self.taken_of(own.taken.0.load() as u32))
+        has_room(self.taken) || has_room(self.taken_of(own.taken().0.load() as u32))
     }
 
-    /// Stores a message in a free slot of the peer. `words` fit into a slot behind its head.
+    /// Sends a message in a free slot of the peer. `write` writes its payload there.
     #[inline]
-    pub fn send<W: Word64>(
-        &mut self,
-        peer: &MailboxArea<'_, W>,
-        words: impl IntoIterator<Item = u64>,
-    ) {
+    pub fn send(&mut self, peer: &impl MailboxArea, write: impl FnOnce(usize)) {
+        let slot = slot_of(self.sent + 1);
+        write(slot);
         self.sent += 1;
-        for (index, word) in (1..).zip(words) {
-            peer.word(self.sent, index).store(word);
-        }
-        peer.word(self.sent, 0).store(head(self.sent, self.received));
+        peer.head(slot).store(head(self.sent, self.received));
         self.reported = self.received;
     }
 
-    /// True if the next message of the peer has arrived.
+    /// Slot of the next message of the peer, if it has arrived. Its payload may be read until [`MailboxEnd::free`].
     #[inline]
-    pub fn is_ready<W: Word64>(&self, own: &MailboxArea<'_, W>) -> bool {
-        own.word(self.received + 1, 0).load() as u32 == (self.received + 1) as u32
+    pub fn ready(&self, own: &impl MailboxArea) -> Option<usize> {
+        let next = self.received + 1;
+        let slot = slot_of(next);
+        (own.head(slot).load() as u32 == next as u32).then_some(slot)
     }
 
-    /// Word `index`, from 1, of the next message, which has arrived.
-    #[inline]
-    pub fn word<W: Word64>(&self, own: &MailboxArea<'_, W>, index: usize) -> u64 {
-        own.word(self.received + 1, index).load()
-    }
-
-    /// Frees the slot of the next message, whose words were read. Returns true if this stored the number of messages
+    /// Frees the slot of the next message, whose payload was read. Returns true if this stored the number of messages
     /// taken in the memory of the peer, which may wait for it.
     #[inline]
-    pub fn free<W: Word64>(&mut self, own: &MailboxArea<'_, W>, peer: &MailboxArea<'_, W>) -> bool {
+    pub fn free<A: MailboxArea>(&mut self, own: &A, peer: &A) -> bool {
         self.received += 1;
-        self.taken = self.taken_of((own.word(self.received, 0).load() >> 32) as u32);
+        self.taken = self.taken_of((own.head(slot_of(self.received)).load() >> 32) as u32);
         if self.received - self.reported < REPORT_INTERVAL {
             return false;
         }
         self.reported = self.received;
-        peer.taken.0.store(self.received);
+        peer.taken().0.store(self.received);
         true
     }
 
@@ -111,6 +96,11 @@ impl MailboxEnd {
     }
 }
 
+/// Slot of message `number`.
+fn slot_of(number: u64) -> usize {
+    (number % SLOTS) as usize
+}
+
 /// Head of message `number`: its low bits, and above them those of the number of messages taken.
 fn head(number: u64, taken: u64) -> u64 {
     taken << 32 | number & u64::from(u32::MAX)
@@ -119,89 +109,104 @@ fn head(number: u64, taken: u64) -> u64 {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use std::cell::UnsafeCell;
     use std::sync::atomic::AtomicU64;
 
-    /// Area of slots of two lines.
+    type Payload = [u64; 15];
+
+    #[derive(Default)]
     struct Area {
         taken: CacheLine<AtomicU64>,
-        lines: Vec<CacheLine<[AtomicU64; LINE_WORDS]>>,
+        slots: [(AtomicU64, UnsafeCell<Payload>); SLOTS as usize],
     }
 
-    impl Area {
-        fn new() -> Area {
-            let lines = (0..2 * SLOTS).map(|_| CacheLine::default()).collect();
-            Area { taken: CacheLine::default(), lines }
+    // SAFETY: payloads are accessed under the protocol of `MailboxEnd`, which miri and ThreadSanitizer check here.
+    unsafe impl Sync for Area {}
+
+    impl MailboxArea for Area {
+        type Word = AtomicU64;
+
+        fn taken(&self) -> &CacheLine<AtomicU64> {
+            &self.taken
         }
 
-        fn area(&self) -> MailboxArea<'_, AtomicU64> {
-            MailboxArea { taken: &self.taken, lines: &self.lines }
+        fn head(&self, slot: usize) -> &AtomicU64 {
+            &self.slots[slot].0
         }
     }
 
-    fn taken(end: &mut MailboxEnd, own: &Area, peer: &Area, count: usize) -> Vec<u64> {
-        let words = (1..=count).map(|index| end.word(&own.area(), index)).collect();
-        end.free(&own.area(), &peer.area());
-        words
+    fn send(end: &mut MailboxEnd, peer: &Area, value: u64) {
+        // SAFETY: the slot is free: only the sender accesses its payload until the head is stored.
+        end.send(peer, |slot| unsafe { *peer.slots[slot].1.get() = [value; 15] });
+    }
+
+    fn take(end: &mut MailboxEnd, own: &Area, peer: &Area) -> Payload {
+        let slot = end.ready(own).expect("a message");
+        // SAFETY: the message has arrived, and its slot is not free yet.
+        let payload = unsafe { *own.slots[slot].1.get() };
+        end.free(own, peer);
+        payload
+    }
+
+    fn is_ready(end: &MailboxEnd, own: &Area) -> bool {
+        end.ready(own).is_some()
     }
 
     #[test]
     fn a_ring_is_full_until_the_owner_reports_what_it_has_taken() {
-        let (here, there) = (Area::new(), Area::new());
+        let (here, there) = (Area::default(), Area::default());
         let (mut sender, mut owner) = (MailboxEnd::default(), MailboxEnd::default());
         for number in 1..=SLOTS {
-            assert!(sender.has_room(&here.area()));
-            sender.send(&there.area(), [number; 15]);
+            assert!(sender.has_room(&here));
+            send(&mut sender, &there, number);
         }
-        assert!(!sender.has_room(&here.area()));
+        assert!(!sender.has_room(&here));
         for number in 1..=REPORT_INTERVAL {
-            assert!(!sender.has_room(&here.area()), "not reported yet");
-            assert!(owner.is_ready(&there.area()));
-            assert_eq!(taken(&mut owner, &there, &here, 15), [number; 15]);
+            assert!(!sender.has_room(&here), "not reported yet");
+            assert_eq!(take(&mut owner, &there, &here), [number; 15]);
         }
-        assert!(sender.has_room(&here.area()));
-        assert_eq!(taken(&mut owner, &there, &here, 1), [REPORT_INTERVAL + 1]);
+        assert!(sender.has_room(&here));
+        assert_eq!(take(&mut owner, &there, &here), [REPORT_INTERVAL + 1; 15]);
         // The head of a message reports the rest.
-        owner.send(&here.area(), []);
-        assert!(sender.is_ready(&here.area()));
-        taken(&mut sender, &here, &there, 0);
+        send(&mut owner, &here, 0);
+        take(&mut sender, &here, &there);
         assert_eq!(sender.taken, REPORT_INTERVAL + 1);
     }
 
     #[test]
     fn numbers_beyond_32_bits_are_told_apart() {
-        let (here, there) = (Area::new(), Area::new());
+        let (here, there) = (Area::default(), Area::default());
         // Before the low bits of a number are 0, as those of fresh memory, all slots have been used.
         let near = (1 << 32) - 2 * SLOTS;
         let end = || MailboxEnd { sent: near, taken: near, received: near, reported: near };
         let (mut sender, mut owner) = (end(), end());
         for number in 0..3 * SLOTS {
-            assert!(sender.has_room(&here.area()));
-            assert!(!owner.is_ready(&there.area()));
-            sender.send(&there.area(), [number]);
-            assert!(owner.is_ready(&there.area()));
-            assert_eq!(taken(&mut owner, &there, &here, 1), [number]);
-            assert!(!owner.is_ready(&there.area()));
+            assert!(sender.has_room(&here));
+            assert!(!is_ready(&owner, &there));
+            send(&mut sender, &there, number);
+            assert_eq!(take(&mut owner, &there, &here), [number; 15]);
+            assert!(!is_ready(&owner, &there));
         }
         assert_eq!(owner.received(), near + 3 * SLOTS);
     }
 
     /// Both directions between two threads at the same addresses, so that miri and ThreadSanitizer can track the
-    /// order of the words.
+    /// order of the payloads.
     #[test]
     fn messages_arrive_whole_and_in_order() {
         let messages = if cfg!(miri) { 40 } else { 20_000 };
-        let (here, there) = (Area::new(), Area::new());
+        let (here, there) = (Area::default(), Area::default());
         let run = |own: &Area, peer: &Area, burst: u64| {
             let mut end = MailboxEnd::default();
             let (mut sent, mut received) = (0, 0);
             while received < messages {
-                while sent < (received + burst).min(messages) && end.has_room(&own.area()) {
+                while sent < (received + burst).min(messages) && end.has_room(own) {
                     sent += 1;
-                    end.send(&peer.area(), [sent; 15]);
+                    send(&mut end, peer, sent);
                 }
-                if end.is_ready(&own.area()) {
+                if is_ready(&end, own) {
                     received += 1;
-                    assert_eq!(taken(&mut end, own, peer, 15), [received; 15]);
+                    assert_eq!(take(&mut end, own, peer), [received; 15]);
                 } else {
                     std::thread::yield_now();
                 }

@@ -1,4 +1,4 @@
-//! Mailboxes: short messages between ranks that map each other's memory, in order and by plain stores.
+//! Mailboxes: short messages between ranks that map each other's memory, in order and by plain copies.
 //!
 //! Each rank allocates one region with an area for each peer (`area.rs`). A message needs no post, no lane and no
 //! credit: it is stored with its number into the next slot of its sender, and its receiver polls that slot. A rank
@@ -114,17 +114,20 @@ impl Mailboxes {
         to.is_some_and(|to| to.end.has_room(&self.own.area(peer)))
     }
 
-    /// Sends a message of at most as many bytes as allocated to a peer with room. [`Mailboxes::flush`] wakes the
-    /// peer.
+    /// Sends a message of `length` bytes, at most as many as allocated, to a peer with room. `write` writes all of
+    /// them. [`Mailboxes::flush`] wakes the peer.
+    ///
+    /// # Panics
+    /// If messages are not as long, or the peer has no room.
     #[inline]
-    pub fn send(&mut self, peer: Rank, bytes: &[u8]) {
+    pub fn send(&mut self, peer: Rank, length: usize, write: impl FnOnce(&mut [u8])) {
         let Some(Some(to)) = self.peers.get_mut(peer.index()) else { return };
-        let (words, rest) = bytes.as_chunks::<8>();
-        let mut last = [0; 8];
-        last[..rest.len()].copy_from_slice(rest);
-        let rest = (!rest.is_empty()).then_some(u64::from_ne_bytes(last));
-        let words = words.iter().map(|word| u64::from_ne_bytes(*word)).chain(rest);
-        to.end.send(&to.table.area(self.rank), words);
+        assert!(length <= self.own.message_bytes() && to.end.has_room(&self.own.area(peer)));
+        let area = to.table.area(self.rank);
+        to.end.send(&area, |slot| {
+            // SAFETY: the slot has as many bytes, and is free: the peer reads it after the store of its head.
+            write(unsafe { std::slice::from_raw_parts_mut(area.payload(slot), length) });
+        });
         (to.is_unflushed, self.has_unflushed) = (true, true);
     }
 
@@ -132,22 +135,28 @@ impl Mailboxes {
     #[inline]
     pub fn is_ready(&self, peer: Rank) -> bool {
         let from = self.peers.get(peer.index()).and_then(Option::as_ref);
-        from.is_some_and(|from| from.end.is_ready(&self.own.area(peer)))
+        from.is_some_and(|from| from.end.ready(&self.own.area(peer)).is_some())
     }
 
-    /// Copies the next message of a peer, which has arrived, to `target`, whose length it has.
+    /// Next message of a peer, if it has arrived: `length` bytes, at most as many as allocated, in the memory of the
+    /// mailbox.
+    ///
+    /// # Panics
+    /// If messages are not as long.
     #[inline]
-    pub fn take(&mut self, peer: Rank, target: &mut [u8]) {
+    pub fn message(&self, peer: Rank, length: usize) -> Option<&[u8]> {
+        assert!(length <= self.own.message_bytes());
+        let (from, area) = (self.peers.get(peer.index())?.as_ref()?, self.own.area(peer));
+        let payload = area.payload(from.end.ready(&area)?);
+        // SAFETY: the slot has as many bytes; its peer stores there again after `free`, which the borrow excludes.
+        Some(unsafe { std::slice::from_raw_parts(payload, length) })
+    }
+
+    /// Frees the memory of the next message of a peer, which has arrived and was read.
+    #[inline]
+    pub fn free(&mut self, peer: Rank) {
         let Some(Some(from)) = self.peers.get_mut(peer.index()) else { return };
         let (own, theirs) = (self.own.area(peer), from.table.area(self.rank));
-        let (words, rest) = target.as_chunks_mut::<8>();
-        for (index, word) in (1..).zip(words.iter_mut()) {
-            *word = from.end.word(&own, index).to_ne_bytes();
-        }
-        if !rest.is_empty() {
-            let word = from.end.word(&own, words.len() + 1).to_ne_bytes();
-            rest.copy_from_slice(&word[..rest.len()]);
-        }
         if from.end.free(&own, &theirs) {
             (from.is_unflushed, self.has_unflushed) = (true, true);
         }

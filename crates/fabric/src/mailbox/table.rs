@@ -1,14 +1,16 @@
-//! Area table: the mailbox region of one rank, its own or a mapped one, as words.
+//! Area table: the mailbox region of one rank, its own or a mapped one, as words and payloads.
 
-use super::area::{LINE_WORDS, MailboxArea, SLOTS};
+use super::area::{MailboxArea, SLOTS};
 use crate::atomics::{CacheLine, Word64};
 use crate::memory::Memory;
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use weft_control::Rank;
 
 const LINE: usize = size_of::<CacheLine<AtomicU64>>();
+const HEAD: usize = size_of::<AtomicU64>();
 
 /// A line with the announcement of waits, then an area for each rank: a line with the number of messages taken, and
 /// the slots.
@@ -19,11 +21,18 @@ pub(super) struct AreaTable {
     base: NonNull<u8>,
     ranks: u32,
     message_bytes: usize,
-    /// Lines of all slots of an area.
-    lines: usize,
 }
 
-// SAFETY: `base` points into the memory, which is Send; the words are only ever accessed atomically.
+/// Area of one rank in the table.
+#[derive(Debug)]
+pub(super) struct TableArea<'a> {
+    base: NonNull<u8>,
+    slot_bytes: usize,
+    table: PhantomData<&'a AreaTable>,
+}
+
+// SAFETY: `base` points into the memory, which is Send; the words are only ever accessed atomically, and payloads only
+// as `MailboxEnd` permits.
 unsafe impl Send for AreaTable {}
 // SAFETY: as above.
 unsafe impl Sync for AreaTable {}
@@ -31,7 +40,7 @@ unsafe impl Sync for AreaTable {}
 impl AreaTable {
     /// Bytes of a table for this many ranks and messages of this length.
     pub fn bytes_for(ranks: u32, message_bytes: usize) -> usize {
-        LINE * (1 + ranks as usize * (1 + slot_lines(message_bytes) * SLOTS as usize))
+        LINE + ranks as usize * area_bytes(message_bytes)
     }
 
     /// View of `memory`; `None` if it is too small, misaligned or of a device.
@@ -39,8 +48,7 @@ impl AreaTable {
         let base = memory.host()?;
         let aligned = base.as_ptr().addr().is_multiple_of(align_of::<CacheLine<AtomicU64>>());
         let fits = AreaTable::bytes_for(ranks, message_bytes) <= memory.len();
-        let lines = slot_lines(message_bytes) * SLOTS as usize;
-        let table = AreaTable { _memory: memory, base, ranks, message_bytes, lines };
+        let table = AreaTable { _memory: memory, base, ranks, message_bytes };
         (aligned && fits).then_some(table)
     }
 
@@ -54,18 +62,12 @@ impl AreaTable {
     /// # Panics
     /// If the rank is outside of the table.
     #[inline]
-    pub fn area(&self, rank: Rank) -> MailboxArea<'_, AtomicU64> {
+    pub fn area(&self, rank: Rank) -> TableArea<'_> {
         assert!(rank.0 < self.ranks);
-        let first = 1 + rank.0 as usize * (1 + self.lines);
-        // SAFETY: `new` checked alignment and size; every bit pattern is a valid atomic; the words are only ever
-        // accessed atomically, here and in every process that maps them.
-        unsafe {
-            let line = |index: usize| self.base.as_ptr().add(index * LINE);
-            MailboxArea {
-                taken: &*line(first).cast(),
-                lines: std::slice::from_raw_parts(line(first + 1).cast(), self.lines),
-            }
-        }
+        let first = LINE + rank.index() * area_bytes(self.message_bytes);
+        // SAFETY: `new` checked the size.
+        let base = unsafe { self.base.add(first) };
+        TableArea { base, slot_bytes: slot_bytes(self.message_bytes), table: PhantomData }
     }
 
     /// Owner: announces waits, or withdraws the announcement.
@@ -86,9 +88,47 @@ impl AreaTable {
     }
 }
 
-/// Cache lines of a slot: the head of a message, and its bytes.
-fn slot_lines(message_bytes: usize) -> usize {
-    (1 + message_bytes.div_ceil(8)).div_ceil(LINE_WORDS)
+impl TableArea<'_> {
+    /// Payload of a slot, for as many bytes as messages have.
+    #[inline]
+    pub fn payload(&self, slot: usize) -> *mut u8 {
+        // SAFETY: a slot is a head and as many bytes.
+        unsafe { self.slot(slot).add(HEAD) }
+    }
+
+    #[inline]
+    fn slot(&self, slot: usize) -> *mut u8 {
+        assert!(slot < SLOTS as usize);
+        // SAFETY: `AreaTable::new` checked the size: an area is a line and its slots.
+        unsafe { self.base.as_ptr().add(LINE + slot * self.slot_bytes) }
+    }
+}
+
+impl MailboxArea for TableArea<'_> {
+    type Word = AtomicU64;
+
+    #[inline]
+    fn taken(&self) -> &CacheLine<AtomicU64> {
+        // SAFETY: `AreaTable::new` checked alignment and size; every bit pattern is a valid atomic; the word is only
+        // ever accessed atomically, here and in every process that maps it.
+        unsafe { self.base.cast().as_ref() }
+    }
+
+    #[inline]
+    fn head(&self, slot: usize) -> &AtomicU64 {
+        // SAFETY: as in `taken`; slots are whole lines.
+        unsafe { &*self.slot(slot).cast() }
+    }
+}
+
+/// Bytes of an area: the line of messages taken, and the slots.
+const fn area_bytes(message_bytes: usize) -> usize {
+    LINE + SLOTS as usize * slot_bytes(message_bytes)
+}
+
+/// Bytes of a slot: the head of a message, and its bytes, in whole lines.
+const fn slot_bytes(message_bytes: usize) -> usize {
+    (HEAD + message_bytes).next_multiple_of(LINE)
 }
 
 #[cfg(test)]
@@ -101,10 +141,10 @@ mod tests {
         assert_eq!(bytes, 64 * (1 + 3 * (1 + 2 * SLOTS as usize)));
         let memory = Arc::new(Memory::shared(bytes).unwrap());
         let table = AreaTable::new(memory.clone(), 3, 57).unwrap();
-        let begin = |rank| std::ptr::from_ref(table.area(Rank(rank)).taken).addr();
+        let begin = |rank| std::ptr::from_ref(table.area(Rank(rank)).taken()).addr();
         assert_eq!(begin(0), memory.host().unwrap().addr().get() + 64);
         assert_eq!([begin(1) - begin(0), begin(2) - begin(1)], [64 * (1 + 2 * SLOTS as usize); 2]);
-        let last = table.area(Rank(2)).lines.as_ptr_range().end.addr();
+        let last = table.area(Rank(2)).payload(SLOTS as usize - 1).addr() + 120;
         assert_eq!(last, memory.host().unwrap().addr().get() + bytes);
         assert!(AreaTable::new(memory, 3, 121).is_none());
     }
