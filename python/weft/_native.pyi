@@ -836,6 +836,9 @@ class QdlCounts:
     def snapshot(self) -> tuple[int, int, int, int]:
         """Queries issued, answered and failed, and nodes."""
 
+    def departures(self) -> list[tuple[str, str, bool]]:
+        """Name and cause of each node that left or was lost, and whether it was lost."""
+
 def qdl_test(spec: str, counts: QdlCounts) -> str:
     """Run a test of LoadGen, JSON in and JSON out."""
 
@@ -858,6 +861,12 @@ class QdlNode:
 
     def serve(self) -> None:
         """Serve until `stop`, in this thread."""
+
+    def close(self) -> None:
+        """Close a node that does not serve."""
+
+    def departures(self) -> list[tuple[str, str, bool]]:
+        """Cause of each front end that was lost."""
 
     def stop(self) -> None:
         """End `serve`."""

@@ -75,7 +75,7 @@ impl Connection {
         let streaming = CounterConfig { window: 2 * slots, ..shape };
         let shapes = [shape, shape, if agreement.has_stream() { streaming } else { shape }];
         for (counter, shape) in counters.iter_mut().zip(shapes) {
-            *counter = engine.counter_with(shape)?;
+            *counter = engine.counter_with(shape).map_err(|error| name_lanes(error, &agreement))?;
         }
         let unknown = weft_fabric::Error::Unknown { what: "rank", number: peer.0.into() };
         let parts = engine.route(peer).ok_or(unknown)?.parts;
@@ -131,8 +131,22 @@ impl Connection {
     /// Makes the connection over a pair, at both of its ends: exchanges hellos, allocates, shares.
     ///
     /// # Errors
-    /// Those of [`Hello::decode`] and [`Agreement::of`], at both ends; those of the fabric.
+    /// Those of [`Hello::decode`] and [`Agreement::of`], at both ends; those of the fabric; [`Error::Disagreement`] for
+    /// an engine with too few lanes.
     pub fn over(pair: &Communicator, hello: &Hello, deadline: Time) -> Result<Connection> {
+        Connection::over_within(pair, hello, u64::MAX, deadline)
+    }
+
+    /// As [`Connection::over`], if the slots take at most `max_slot_bytes` at this end.
+    ///
+    /// # Errors
+    /// As [`Connection::over`]; [`Error::SlotMemory`].
+    pub fn over_within(
+        pair: &Communicator,
+        hello: &Hello,
+        max_slot_bytes: u64,
+        deadline: Time,
+    ) -> Result<Connection> {
         if pair.world_size() != 2 {
             let (value, expected) = (pair.world_size().into(), "2: a pair".into());
             return Err(Error::Invalid { what: "ranks of a connection", value, expected });
@@ -143,6 +157,11 @@ impl Connection {
         let replies = pair.exchange(&messages, deadline)?;
         let theirs = Hello::decode(&replies[peer.index()])?;
         let agreement = Agreement::of(hello, &theirs)?;
+        let bytes = slot_bytes(&agreement, hello.role);
+        if bytes > max_slot_bytes {
+            let (slots, name) = (agreement.slots, agreement.name);
+            return Err(Error::SlotMemory { name, slots, bytes, limit: max_slot_bytes });
+        }
         let mut connection = Connection::allocate(&mut pair.engine(), peer, hello.role, agreement)?;
         let region = connection.incoming.region().clone();
         let whole = 0..region.memory().len() as u64;
@@ -295,6 +314,31 @@ impl Connection {
         }
         Ok(())
     }
+}
+
+/// Bytes of all slots at one end.
+fn slot_bytes(agreement: &Agreement, role: Role) -> u64 {
+    let (queries, answers) = (agreement.queries(), agreement.answers());
+    let slot = match role {
+        Role::FrontEnd => answers.stride().saturating_add(queries.header_bytes()),
+        Role::Accelerator => queries.stride().saturating_add(answers.stride()),
+    };
+    slot.saturating_mul(agreement.slots.into())
+}
+
+/// Error of a counter, which names the configuration with enough lanes.
+fn name_lanes(error: weft_fabric::Error, agreement: &Agreement) -> Error {
+    let weft_fabric::Error::Limit { limit, .. } = error else { return error.into() };
+    let (name, slots) = (&agreement.name, agreement.slots);
+    let (answers, config) = match agreement.has_stream() {
+        true => ("answers in tokens", "streaming_engine_config"),
+        false => ("whole answers", "engine_config"),
+    };
+    let detail = format!(
+        "node {name} has {answers} and {slots} slots, which need more lanes than the {limit} of the pair's engine; \
+         configure the engine by Connection::{config}({slots})"
+    );
+    Error::Disagreement { detail }
 }
 
 /// Bytes of a tensor that a write carries beside its header.

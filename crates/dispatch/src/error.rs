@@ -70,6 +70,21 @@ pub enum Error {
         /// Both values.
         detail: String,
     },
+    /// Slots that would take more memory than this end allows.
+    #[error(
+        "node {name}: {slots} slots take {bytes} bytes at this end: expected at most {limit}; use fewer slots or a \
+         smaller schema, or raise ServiceConfig::max_slot_bytes"
+    )]
+    SlotMemory {
+        /// Node, from its handshake.
+        name: String,
+        /// Slots of the connection.
+        slots: u32,
+        /// Their bytes.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// Payload that changed on its way.
     #[error(
         "checksum {seen:#018x} of a payload: expected {expected:#018x}; memory or network corrupted it"

@@ -44,6 +44,7 @@ pub use error::{Error, Result};
 pub use front_end::{Answer, FrontEnd, Input, Report, Tokens};
 pub use ledger::{Failure, Ledger, LedgerConfig, NodeId, Notice, Outcome, Policy, QueryId};
 pub use service::{
-    AcceleratorService, FrontEndHandle, FrontEndService, Handler, Query, Reports, ServiceConfig,
+    AcceleratorService, Departure, FrontEndHandle, FrontEndService, Handler, Query, Reports,
+    ServiceConfig,
 };
 pub use wire::{Agreement, Hello, Role, Schema};

@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weft_dispatch::accelerator::{Executor, Job, JobQuery, Threaded};
 use weft_dispatch::service::Unsubmitted;
+use weft_dispatch::wire::{DataType, Dimension, Tensor};
 use weft_dispatch::{
-    AcceleratorConfig, AcceleratorService, Backend, Batch, Error, Failure, FrontEndService,
-    Handler, Hello, Input, LedgerConfig, NodeId, Query, Report, Reports, Role, Schema,
-    ServiceConfig,
+    AcceleratorConfig, AcceleratorService, Backend, Batch, Connection, Departure, Error, Failure,
+    FrontEndService, Handler, Hello, Input, LedgerConfig, NodeId, Query, Report, Reports, Role,
+    Schema, ServiceConfig,
 };
 use weft_fabric::pair::{Listener, connect};
 use weft_fabric::{Memory, ProviderKind, Time, clock};
@@ -103,6 +104,7 @@ struct Ends {
     ended: AtomicU64,
     gone: AtomicU64,
     panics: AtomicBool,
+    losses: Mutex<Vec<String>>,
 }
 
 struct Recorder {
@@ -137,8 +139,12 @@ impl Handler for Recorder {
         }
     }
 
-    fn node_gone(&mut self, _: NodeId, cause: &str) {
-        assert!(!cause.is_empty());
+    fn node_gone(&mut self, departure: &Departure<'_>) {
+        assert_eq!(departure.name, "Accelerator");
+        assert!(!departure.cause.is_empty());
+        if departure.is_lost {
+            self.ends.losses.lock().unwrap().push(departure.cause.into());
+        }
         self.ends.gone.fetch_add(1, Ordering::Release);
     }
 }
@@ -252,6 +258,7 @@ fn every_query_is_answered_once(provider: ProviderKind) {
     assert_eq!((counts.submitted, counts.answered, counts.failed), (QUERIES, QUERIES, 0));
     assert!(ends.counts.lock().unwrap().iter().all(|count| *count == [1, 0, 1]));
     assert_eq!(ends.gone.load(Ordering::Acquire), 2);
+    assert!(ends.losses.lock().unwrap().is_empty());
     assert!(matches!(handle.submit(World::query(0)), Err(Error::Stopped { .. })));
     third_service.stop(by()).unwrap();
 }
@@ -325,10 +332,10 @@ fn a_cancel_finds_queries_in_flight_in_the_ledger_and_in_the_queue() {
     service.stop(by()).unwrap();
 }
 
-/// The nodes poll and never answer, so that quarantined queries fill the ledger.
+/// The nodes take queries and never answer, so that quarantined queries fill the ledger.
 #[test]
 fn queries_behind_a_ledger_full_of_quarantined_ones_expire_and_are_cancelled() {
-    let world = World::new(ProviderKind::Tcp, 40);
+    let world = World::new(ProviderKind::Shm, 40);
     world.gate.store(false, Ordering::Release);
     let services = [world.add_node().1, world.add_node().1];
     let handle = world.front_end.handle();
@@ -338,7 +345,7 @@ fn queries_behind_a_ledger_full_of_quarantined_ones_expire_and_are_cancelled() {
         query.deadline = deadline;
         query
     };
-    handle.submit_all((0..24).map(|token| within(token, 20)), by()).unwrap();
+    handle.submit_all((0..24).map(|token| within(token, 500)), by()).unwrap();
     world.wait_for("24 ends", |ends| ends.ended.load(Ordering::Acquire) == 24);
     assert_eq!(world.front_end.counts().unwrap().quarantined, 24);
     // Half of them expire in the queue of 8, while the others wait on, also behind them.
@@ -434,12 +441,87 @@ fn a_node_that_vanishes_costs_no_query() {
     // Without a drain: its connections close.
     drop(service);
     world.wait_for("departure", |ends| ends.gone.load(Ordering::Acquire) == 1);
+    assert_eq!(world.ends.losses.lock().unwrap().len(), 1);
     let (_, service) = world.add_node();
     world.submit(16..200, 1);
     let (recorder, counts) = world.front_end.stop(by()).unwrap();
     assert_eq!((counts.answered, counts.failed), (200, 0));
     assert!(recorder.ends.counts.lock().unwrap().iter().all(|count| *count == [1, 0, 1]));
     service.stop(by()).unwrap();
+}
+
+#[test]
+fn a_node_returns_why_it_lost_a_front_end() {
+    let world = World::new(ProviderKind::Tcp, 32);
+    world.gate.store(false, Ordering::Release);
+    let (_, service) = world.add_node();
+    assert!(service.take_losses().unwrap().is_empty());
+    world.submit(0..16, 1);
+    let until = by();
+    while service.state().unwrap().batches == 0 {
+        assert!(clock::now() < until);
+        std::thread::yield_now();
+    }
+    // Its queries are with the node.
+    world.front_end.stop(Time(0)).unwrap();
+    world.gate.store(true, Ordering::Release);
+    let mut losses = Vec::new();
+    while losses.is_empty() {
+        assert!(clock::now() < until);
+        losses = service.take_losses().unwrap();
+    }
+    assert!(losses[0].contains("stopped before its last answers"), "{losses:?}");
+    assert_eq!(service.state().unwrap().front_ends, 0);
+    service.stop(by()).unwrap();
+}
+
+#[test]
+fn a_front_end_refuses_slots_beyond_its_limit_and_engines_with_too_few_lanes() {
+    let join = |schema: Schema, config: ServiceConfig, lanes: Option<usize>| {
+        let mut pairs = pair_config("127.0.0.1:0", ProviderKind::Shm, PATIENCE, SLOTS);
+        if let Some(lanes) = lanes {
+            pairs.engine.lanes = lanes;
+        }
+        let listener = Listener::bind(pairs).unwrap();
+        let address = listener.address().to_string();
+        let dialled = pair_config(&address, ProviderKind::Shm, PATIENCE, SLOTS);
+        let memory = Arc::new(Memory::shared(4096).unwrap());
+        let handler = Recorder { ends: Arc::default(), memory: memory.clone() };
+        let ledger = LedgerConfig { slots: SLOTS, ..LedgerConfig::default() };
+        let front_end =
+            FrontEndService::start(config, ledger, schema.clone(), &[memory], handler).unwrap();
+        let hello = |role| Hello { schema: Some(schema.clone()), ..hello(role) };
+        std::thread::scope(|scope| {
+            let node = scope.spawn(|| {
+                let pair = connect(&dialled, by()).unwrap();
+                // It fails with the front end.
+                drop(Connection::over(&pair, &hello(Role::Accelerator), by()));
+            });
+            let pair = listener.accept(by(), &mut || false).unwrap();
+            let joined = front_end.join(pair, &hello(Role::FrontEnd), by());
+            node.join().unwrap();
+            joined.map(drop).map_err(|error| error.to_string())
+        })
+    };
+    let default = ServiceConfig::default();
+    let error = join(Schema::bytes(8, 1 << 27), default, None).unwrap_err();
+    let expected = format!("expected at most {}", 1 << 30);
+    assert!(error.starts_with("node Accelerator: 16 slots take 2147"), "{error}");
+    assert!(error.contains(&expected) && error.contains("max_slot_bytes"), "{error}");
+    let within = |max_slot_bytes| ServiceConfig { max_slot_bytes, ..default };
+    assert!(join(schema(), within(16 * 64), None).is_err());
+    assert_eq!(join(schema(), within(16 * 256), None), Ok(()));
+    let tokens = Tensor::new("tokens", DataType::I32, &[Dimension::Tokens(8)]);
+    let tokens = Schema { outputs: vec![tokens], ..schema() };
+    let error = join(tokens, default, Some(64)).unwrap_err();
+    assert!(error.contains("answers in tokens"), "{error}");
+    assert!(error.contains("Connection::streaming_engine_config(16)"), "{error}");
+}
+
+#[test]
+fn an_executor_without_a_backend_is_refused() {
+    let error = Threaded::new(Vec::<Sum>::new(), Box::new(|| ())).unwrap_err();
+    assert_eq!(error.to_string(), "backends 0: expected at least 1");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use pyo3::types::{PyBytes, PyList};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use weft_dispatch::{Backend, Batch, Schema, Threaded};
-use weft_qdl::{Counts, ModelBackend, Node, NodeConfig, NodeSpec, Spec};
+use weft_qdl::{Counts, Departure, ModelBackend, Node, NodeConfig, NodeSpec, Spec};
 
 /// Code of a query whose callable raised, or returned other bytes than its schema has.
 const FAILED: u32 = 1;
@@ -30,6 +30,16 @@ impl QdlCounts {
         let now = self.0.snapshot();
         (now.issued, now.answered, now.failed, now.peers)
     }
+
+    /// Name and cause of each node that left or was lost, and whether it was lost.
+    fn departures(&self) -> Vec<(String, String, bool)> {
+        departures(&self.0)
+    }
+}
+
+fn departures(counts: &Counts) -> Vec<(String, String, bool)> {
+    let tuple = |each: Departure| (each.name, each.cause, each.lost);
+    counts.departures().into_iter().map(tuple).collect()
 }
 
 /// Runs a test, JSON in and JSON out; it cannot be interrupted.
@@ -112,6 +122,17 @@ impl QdlNode {
         Ok(served.map_err(Error::Qdl)?)
     }
 
+    /// Closes a node that does not serve.
+    fn close(&self, py: Python<'_>) {
+        let node = self.node.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(node));
+    }
+
+    /// Cause of each front end that was lost.
+    fn departures(&self) -> Vec<(String, String, bool)> {
+        departures(&self.counts)
+    }
+
     /// Ends `serve`.
     fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
@@ -136,11 +157,7 @@ fn threaded(
     backend: impl Backend + Send + 'static,
     counts: Arc<Counts>,
 ) -> weft_qdl::Result<ServedNode> {
-    let what = "cannot start the thread of a model";
-    let executor = |waker| {
-        Threaded::new([backend], waker)
-            .map_err(|error| weft_dispatch::Error::System { what, error })
-    };
+    let executor = |waker| Threaded::new([backend], waker);
     Ok(ServedNode::Threaded(Node::bind_with(config, executor, counts)?))
 }
 

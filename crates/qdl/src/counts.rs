@@ -2,6 +2,10 @@
 
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Most departures that are kept.
+const MAX_DEPARTURES: usize = 256;
 
 /// Counts that one thread adds to and others read. Each is exact; together they are no snapshot of one instant.
 #[derive(Debug, Default)]
@@ -10,6 +14,18 @@ pub struct Counts {
     answered: AtomicU64,
     failed: AtomicU64,
     peers: AtomicU64,
+    departures: Mutex<Vec<Departure>>,
+}
+
+/// End of the connection to a peer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Departure {
+    /// Name of the node; `front end` on a node.
+    pub name: String,
+    /// Cause, in a line.
+    pub cause: String,
+    /// False for a peer that left in order.
+    pub lost: bool,
 }
 
 /// Values of [`Counts`].
@@ -49,6 +65,19 @@ impl Counts {
     /// Removes a peer.
     pub fn remove_peer(&self) {
         self.peers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Adds the end of a connection; of more than 256, the first ones are kept.
+    pub fn add_departure(&self, departure: Departure) {
+        let mut departures = self.departures.lock().unwrap_or_else(PoisonError::into_inner);
+        if departures.len() < MAX_DEPARTURES {
+            departures.push(departure);
+        }
+    }
+
+    /// Ends of connections, in order.
+    pub fn departures(&self) -> Vec<Departure> {
+        self.departures.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The present values.

@@ -1,9 +1,12 @@
 //! Handler of a front end's reports: gives answers to LoadGen, all of a turn of the service in one call.
 
-use crate::counts::Counts;
+use crate::counts::{self, Counts};
 use crate::kept::KeptAnswers;
+use crate::lent::Lent;
+use std::collections::HashSet;
 use std::sync::Arc;
-use weft_dispatch::{Answer, Handler, NodeId, Report, Reports};
+use weft_dispatch::wire::Layout;
+use weft_dispatch::{Answer, Departure, Handler, Report, Reports, Schema};
 use weft_loadgen::{LoadGen, Response};
 
 /// Passes answers to LoadGen where the node wrote them. Those of several tensors are put one after another.
@@ -11,62 +14,123 @@ pub(crate) struct ToLoadGen {
     pub loadgen: LoadGen,
     pub counts: Arc<Counts>,
     pub kept: Option<Arc<KeptAnswers>>,
-    /// Most bytes of an answer.
-    pub answer_bytes: usize,
+    pub lent: Arc<Lent>,
     /// True for answers of several tensors.
-    pub is_joined: bool,
-    pub responses: Vec<Response>,
-    pub joined: Vec<u8>,
+    is_joined: bool,
+    /// Output of tokens, and the bytes of a token.
+    stream: Option<(usize, u64)>,
+    /// Queries whose first token LoadGen has.
+    begun: HashSet<u64>,
+    responses: Vec<Response>,
+    joined: Vec<u8>,
 }
 
 impl ToLoadGen {
-    /// Bytes of an answer, valid until the end of the call.
-    fn bytes<'a>(joined: &'a mut Vec<u8>, is_joined: bool, answer: Answer<'a>) -> &'a [u8] {
-        if !is_joined {
-            return answer.tensors().next().unwrap_or_default();
+    pub fn new(
+        loadgen: LoadGen,
+        counts: Arc<Counts>,
+        kept: Option<Arc<KeptAnswers>>,
+        lent: Arc<Lent>,
+        schema: &Schema,
+    ) -> ToLoadGen {
+        let (responses, joined) = Default::default();
+        let (stream, is_joined) = (stream_of(schema), schema.outputs.len() > 1);
+        let begun = HashSet::new();
+        ToLoadGen { loadgen, counts, kept, lent, is_joined, stream, begun, responses, joined }
+    }
+
+    /// Takes the first tokens of an answer, unless the query was sent before and LoadGen has them.
+    fn begin(&mut self, token: u64, tokens: &[u8]) {
+        if self.begun.insert(token) {
+            self.loadgen.first_token(&[Response::new(token as usize, tokens)]);
         }
-        let begin = joined.len();
-        answer.tensors().for_each(|tensor| joined.extend_from_slice(tensor));
-        &joined[begin..]
+    }
+
+    /// Before the end of a query: LoadGen takes the end of an answer in tokens after its first token alone.
+    fn end(&mut self, token: u64) {
+        if self.stream.is_some() {
+            self.begin(token, &[]);
+            self.begun.remove(&token);
+        }
+    }
+
+    fn answer(&mut self, token: u64, answer: Answer<'_>) {
+        self.end(token);
+        let tokens = self.stream.map_or(0, |(output, bytes)| {
+            let tensor = answer.tensors().nth(output).unwrap_or_default();
+            tensor.len() as u64 / bytes
+        });
+        let bytes = if self.is_joined {
+            let begin = self.joined.len();
+            answer.tensors().for_each(|tensor| self.joined.extend_from_slice(tensor));
+            &self.joined[begin..]
+        } else {
+            answer.tensors().next().unwrap_or_default()
+        };
+        if let Some(kept) = &self.kept {
+            kept.keep(token, bytes);
+        }
+        let response = Response::new(token as usize, bytes).with_tokens(tokens as u32);
+        self.responses.push(response);
+    }
+}
+
+/// Output of tokens of a schema, and the bytes of a token.
+pub(crate) fn stream_of(schema: &Schema) -> Option<(usize, u64)> {
+    let layout = Layout::new(&schema.outputs);
+    layout.stream().map(|output| (output, layout.token_bytes().max(1)))
+}
+
+/// Bytes of an answer.
+fn length(report: &Report<'_>) -> usize {
+    match report {
+        Report::Answered { answer, .. } => answer.tensors().map(<[u8]>::len).sum(),
+        _ => 0,
     }
 }
 
 impl Handler for ToLoadGen {
     fn reports(&mut self, reports: &Reports<'_>) {
-        let ToLoadGen { responses, joined, kept, is_joined, .. } = self;
-        if *is_joined {
+        if self.is_joined {
             // Responses have addresses, so this memory stays where it is during the call.
-            joined.clear();
-            joined.reserve(reports.len() * self.answer_bytes);
+            self.joined.clear();
+            self.joined.reserve(reports.iter().map(|report| length(&report)).sum());
         }
         let (mut answered, mut failed) = (0, 0);
         for report in reports.iter() {
             match report {
+                Report::FirstToken { token, tokens, .. } => self.begin(token, tokens.bytes),
+                // They are part of the answer, too.
+                Report::Tokens { .. } => {}
                 Report::Answered { token, answer, .. } => {
-                    let bytes = ToLoadGen::bytes(joined, *is_joined, answer);
-                    if let Some(kept) = kept {
-                        kept.keep(token, bytes);
-                    }
                     answered += 1;
-                    responses.push(Response::new(token as usize, bytes));
+                    self.answer(token, answer);
                 }
                 // LoadGen waits for each sample without a limit.
-                Report::Failed { token, .. } => {
+                Report::Failed { token, quarantined, .. } => {
                     failed += 1;
-                    responses.push(Response::new(token as usize, &[]));
+                    self.end(token);
+                    if quarantined {
+                        self.lent.add();
+                    }
+                    self.responses.push(Response::new(token as usize, &[]));
                 }
-                // Tokens are part of the answer, too.
-                Report::Returned { .. } | Report::FirstToken { .. } | Report::Tokens { .. } => {}
+                Report::Returned { .. } => self.lent.remove(),
             }
         }
         // Counted first: LoadGen ends the test at the last answer.
         self.counts.add_answered(answered);
         self.counts.add_failed(failed);
-        self.loadgen.complete(responses);
-        responses.clear();
+        self.loadgen.complete(&self.responses);
+        self.responses.clear();
     }
 
-    fn node_gone(&mut self, _: NodeId, _: &str) {
+    fn node_gone(&mut self, departure: &Departure<'_>) {
         self.counts.remove_peer();
+        self.counts.add_departure(counts::Departure {
+            name: departure.name.into(),
+            cause: departure.cause.into(),
+            lost: departure.is_lost,
+        });
     }
 }

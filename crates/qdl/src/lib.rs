@@ -24,6 +24,7 @@
 //! - `completions.rs`: answers collected for one call of LoadGen
 //! - `counts.rs`: [`Counts`] of a running test or node
 //! - `handler.rs`: answers on their way to LoadGen
+//! - `lent.rs`: samples whose memory a node may still read
 //! - `kept.rs`: answers kept against the rules, for a proof that an audit detects them
 //! - `error.rs`: [`Error`]
 
@@ -35,6 +36,7 @@ mod error;
 mod handler;
 pub mod in_process;
 mod kept;
+mod lent;
 pub mod model;
 pub mod network;
 pub mod node;
@@ -44,7 +46,7 @@ pub mod spec;
 pub mod system;
 pub mod test;
 
-pub use counts::{Counts, Snapshot};
+pub use counts::{Counts, Departure, Snapshot};
 pub use error::{Error, Result};
 pub use in_process::InProcess;
 pub use model::{Model, ModelBackend, ModelKind};

@@ -16,6 +16,8 @@ pub enum ModelKind {
     NoOp,
     /// Sum of the query's bytes and of their positions, in the first 8 bytes; zeros behind it.
     Checksum,
+    /// As many tokens as the schema has, one after another: the number of each, 4 bytes. On nodes alone.
+    Tokens,
 }
 
 /// Model: a function of a query's bytes, and the time that each query takes.
@@ -24,7 +26,7 @@ pub enum ModelKind {
 pub struct Model {
     /// Its answer.
     pub kind: ModelKind,
-    /// Time for which a query occupies the CPU, microseconds.
+    /// Time for which a query, or each token of its answer, occupies the CPU, microseconds.
     pub work_us: u64,
 }
 
@@ -32,7 +34,7 @@ impl Model {
     /// Least bytes of an answer.
     pub fn min_answer_bytes(self) -> u64 {
         match self.kind {
-            ModelKind::NoOp => 0,
+            ModelKind::NoOp | ModelKind::Tokens => 0,
             ModelKind::Checksum => 8,
         }
     }
@@ -47,6 +49,10 @@ impl Model {
             answer[..8].copy_from_slice(&checksum(query).to_le_bytes());
             answer[8..].fill(0);
         }
+        self.work();
+    }
+
+    fn work(self) {
         if self.work_us > 0 {
             let end = Instant::now() + Duration::from_micros(self.work_us);
             while Instant::now() < end {
@@ -55,6 +61,9 @@ impl Model {
         }
     }
 }
+
+/// Bytes of a token of [`ModelKind::Tokens`].
+const TOKEN_BYTES: u64 = 4;
 
 /// Sum of bytes, each times its position from 1 on, modulo 2^64: it depends on every byte and on their order.
 pub fn checksum(bytes: &[u8]) -> u64 {
@@ -66,6 +75,8 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 #[derive(Debug)]
 pub struct ModelBackend {
     model: Model,
+    /// Tokens of an answer.
+    tokens: u64,
     counts: Arc<Counts>,
 }
 
@@ -83,7 +94,19 @@ impl ModelBackend {
                 expected: format!("at least {least} with the model checksum"),
             });
         }
-        Ok(ModelBackend { model, counts })
+        Ok(ModelBackend { model, tokens: answer_bytes / TOKEN_BYTES, counts })
+    }
+}
+
+impl ModelBackend {
+    fn append_tokens(&self, batch: &mut Batch<'_>) {
+        for token in 0..self.tokens {
+            for query in 0..batch.len() {
+                self.model.work();
+                // Fails only beyond the bound of the schema.
+                batch.append(query, &(token as u32).to_le_bytes());
+            }
+        }
     }
 }
 
@@ -91,7 +114,9 @@ impl Backend for ModelBackend {
     fn run(&mut self, batch: &mut Batch<'_>) {
         let queries = batch.len() as u64;
         self.counts.add_issued(queries);
-        if self.model != Model::default() {
+        if self.model.kind == ModelKind::Tokens {
+            self.append_tokens(batch);
+        } else if self.model != Model::default() {
             for query in 0..batch.len() {
                 let mut answer = [0; 8];
                 let written = self.model.min_answer_bytes() as usize;

@@ -28,6 +28,8 @@ pub struct End {
     pub patience: Duration,
     /// Time without work in which a service polls without a pause; for cores of their own.
     pub spin: Duration,
+    /// Most bytes that a front end reserves for the slots of a node.
+    pub max_slot_bytes: u64,
 }
 
 impl Default for End {
@@ -38,6 +40,7 @@ impl Default for End {
             checksum: false,
             patience: Duration::from_secs(30),
             spin: Duration::ZERO,
+            max_slot_bytes: ServiceConfig::default().max_slot_bytes,
         }
     }
 }
@@ -65,7 +68,8 @@ impl End {
 
     /// Configuration of the service of this end.
     pub(crate) fn service(&self) -> ServiceConfig {
-        ServiceConfig { submissions: 8192, spin: self.spin, ..ServiceConfig::default() }
+        let (spin, max_slot_bytes) = (self.spin, self.max_slot_bytes);
+        ServiceConfig { submissions: 8192, spin, max_slot_bytes, ..ServiceConfig::default() }
     }
 
     /// Configuration of pairs at an address, with the secret of the environment.
@@ -79,7 +83,8 @@ impl End {
         }
         let mut config = PairConfig::new(PairSettings::from_env(address)?);
         config.providers.clone_from(&self.providers);
-        config.engine = Connection::engine_config(self.slots);
+        // A front end receives the schema, which may have tokens, over the pair.
+        config.engine = Connection::streaming_engine_config(self.slots);
         Ok(config)
     }
 }
@@ -97,7 +102,7 @@ impl std::fmt::Debug for NodeLink {
     }
 }
 
-/// Connects to the nodes at these addresses.
+/// Connects to the nodes at these addresses, to all at once.
 ///
 /// # Errors
 /// [`Error::Invalid`] without addresses; [`Error::Node`].
@@ -112,7 +117,24 @@ pub fn connect(addresses: &[String], end: &End) -> Result<Vec<NodeLink>> {
             .map_err(|error| Error::Node { address: address.clone(), source: error.into() })?;
         Ok(NodeLink { address: address.clone(), pair })
     };
-    addresses.iter().map(connect_one).collect()
+    in_parallel(addresses.iter().collect(), connect_one)
+}
+
+/// Results of a call for each item, each in a thread of its own; the first error in the order of the items.
+pub(crate) fn in_parallel<T: Send, R: Send>(
+    items: Vec<T>,
+    call: impl Fn(T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    std::thread::scope(|scope| {
+        let call = &call;
+        let threads: Vec<_> =
+            items.into_iter().map(|item| scope.spawn(move || call(item))).collect();
+        // A panic of a call is one of its caller.
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect::<Vec<Result<R>>>().into_iter().collect()
+    })
 }
 
 /// Queries every node for its name and its tensors: a round trip to each.
@@ -121,8 +143,8 @@ pub fn connect(addresses: &[String], end: &End) -> Result<Vec<NodeLink>> {
 /// [`Error::Node`] for a lost connection; [`Error::Name`] for another reply; [`Error::SameName`].
 pub fn ask_names(links: &[NodeLink], patience: Duration) -> Result<Vec<Hello>> {
     let mut hellos: Vec<Hello> = Vec::with_capacity(links.len());
-    for link in links {
-        let hello = link.ask_name(patience)?;
+    let asked = in_parallel(links.iter().collect(), |link: &NodeLink| link.ask_name(patience))?;
+    for (link, hello) in links.iter().zip(asked) {
         if hellos.iter().any(|known| known.name == hello.name) {
             return Err(Error::SameName { address: link.address.clone(), name: hello.name });
         }
@@ -161,17 +183,29 @@ impl NodeLink {
     }
 }
 
-/// Answers queries for the name until the front end begins.
+/// Steps of a handshake that may each take the patience of an end: a limit of the whole.
+const STEPS: u32 = 4;
+
+/// Answers queries for the name until the front end begins, for at most four times `patience`.
 ///
 /// # Errors
-/// Those of the fabric, for a lost or silent front end; [`weft_dispatch::Error::Malformed`].
+/// Those of the fabric, for a lost or silent front end; [`weft_dispatch::Error::Malformed`];
+/// [`weft_dispatch::Error::Timeout`].
 pub(crate) fn answer_names(
     pair: &Communicator,
     hello: &Hello,
     patience: Duration,
 ) -> Result<(), weft_dispatch::Error> {
+    let until = clock::now().after(patience * STEPS);
     loop {
-        let query = exchange(pair, &[], patience)?;
+        let left = until.since(clock::now());
+        let query = exchange(pair, &[], patience.min(left)).map_err(|error| {
+            if clock::now() < until {
+                return error.into();
+            }
+            let detail = format!("the front end has not begun within {:?}", patience * STEPS);
+            weft_dispatch::Error::Timeout { what: "handshake", detail }
+        })?;
         match query.split_first() {
             Some((&BEGIN, [])) => return Ok(()),
             Some((&NAME, number)) if number.len() == 8 => {

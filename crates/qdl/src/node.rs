@@ -3,20 +3,22 @@
 //! The caller's thread accepts, a thread for each front end completes its handshake, and a service of
 //! `weft_dispatch` drives all connections.
 
-use crate::counts::Counts;
+use crate::counts::{Counts, Departure};
 use crate::error::Result;
 use crate::network::{End, answer_names};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use weft_dispatch::accelerator::Waker;
 use weft_dispatch::{AcceleratorConfig, AcceleratorService, Executor, Hello, Role, Schema};
-use weft_fabric::clock;
 use weft_fabric::pair::Listener;
+use weft_fabric::{Communicator, Error as Fabric, clock};
 
 /// Time for the last answers of a node that stops.
 const DRAIN: Duration = Duration::from_secs(2);
+/// Pause of the accept loop without a free descriptor, or with all handshakes under way.
+const BACK_OFF: Duration = Duration::from_millis(20);
 
 /// An accelerator node.
 #[derive(Debug, Clone)]
@@ -29,8 +31,15 @@ pub struct NodeConfig {
     pub schema: Schema,
     /// Front ends, batches.
     pub batches: AcceleratorConfig,
+    /// Handshakes at a time; further front ends wait.
+    pub handshakes: usize,
     /// Slots and providers.
     pub end: End,
+}
+
+impl NodeConfig {
+    /// Default of [`NodeConfig::handshakes`].
+    pub const HANDSHAKES: usize = 32;
 }
 
 /// A listening node; [`Node::serve`] serves.
@@ -38,6 +47,7 @@ pub struct Node<E: Executor> {
     listener: Listener,
     hello: Hello,
     patience: Duration,
+    handshakes: usize,
     service: AcceleratorService<E>,
     counts: Arc<Counts>,
     stop: Arc<AtomicBool>,
@@ -61,7 +71,7 @@ impl<E: Executor + Send + 'static> Node<E> {
         executor: impl FnOnce(Waker) -> weft_dispatch::Result<E>,
         counts: Arc<Counts>,
     ) -> Result<Node<E>> {
-        let NodeConfig { address, name, schema, batches, end } = config;
+        let NodeConfig { address, name, schema, batches, handshakes, end } = config;
         let (mut pairs, stop) = (end.pairs(&address)?, Arc::<AtomicBool>::default());
         let stopped = stop.clone();
         pairs.settings.interrupt = Some(Arc::new(move || stopped.load(Ordering::Relaxed)));
@@ -69,7 +79,8 @@ impl<E: Executor + Send + 'static> Node<E> {
         let name = if name.is_empty() { listener.address().to_string() } else { name };
         let hello = end.hello(Role::Accelerator, name, Some(schema.clone()));
         let service = AcceleratorService::start_with(end.service(), batches, schema, executor)?;
-        Ok(Node { listener, hello, patience: end.patience, service, counts, stop })
+        let patience = end.patience;
+        Ok(Node { listener, hello, patience, handshakes, service, counts, stop })
     }
 
     /// Address at which it listens.
@@ -103,33 +114,84 @@ impl<E: Executor + Send + 'static> Node<E> {
 
     /// Accepts pairs, and starts a thread for the handshake of each.
     fn accept<'scope>(&'scope self, scope: &'scope std::thread::Scope<'scope, '_>) -> Result<()> {
-        let mut is_over = || {
-            let state = self.service.state();
-            if let Ok(state) = &state {
-                self.counts.set_peers(state.front_ends as u64);
+        let under_way = Arc::new(AtomicUsize::new(0));
+        let (mut is_over, mut was_short) = (|| self.is_over(), false);
+        while !is_over() {
+            if under_way.load(Ordering::Acquire) >= self.handshakes {
+                std::thread::sleep(BACK_OFF);
+                continue;
             }
-            // A service that is busy with a long batch reports its state too late: it goes on.
-            let has_ended = matches!(state, Err(weft_dispatch::Error::Stopped { .. }));
-            self.stop.load(Ordering::Relaxed) || has_ended
-        };
-        loop {
             let deadline = clock::now().after(Duration::from_secs(3600));
             let pair = match self.listener.accept(deadline, &mut is_over) {
                 Ok(pair) => pair,
-                Err(weft_fabric::Error::Interrupted) => return Ok(()),
-                Err(weft_fabric::Error::Timeout { .. }) => continue,
+                Err(Fabric::Interrupted) => return Ok(()),
+                Err(Fabric::Timeout { .. }) => continue,
+                Err(
+                    error @ (Fabric::Control(weft_control::Error::Descriptors { .. })
+                    | Fabric::System { .. }),
+                ) => {
+                    if !std::mem::replace(&mut was_short, true) {
+                        log::warn!("front ends wait: {error}");
+                    }
+                    std::thread::sleep(BACK_OFF);
+                    continue;
+                }
                 Err(error) => return Err(error.into()),
             };
+            was_short = false;
+            let one = Handshake::begin(&under_way);
             let handshake = move || {
-                // A pair that is dropped here is a departure for its front end, which reports it.
-                if answer_names(&pair, &self.hello, self.patience).is_ok() {
-                    let deadline = clock::now().after(self.patience);
-                    let _ = self.service.join(pair, &self.hello, deadline);
+                let _one = one;
+                if let Err(error) = self.handshake(pair) {
+                    log::warn!("handshake with a front end failed: {error}");
+                    self.add_loss(error.to_string());
                 }
             };
-            // Without a thread the pair is dropped as well.
+            // Without a thread the pair is dropped: a departure for its front end, which reports it.
             let thread = std::thread::Builder::new().name("weft-handshake".into());
-            let _ = thread.spawn_scoped(scope, handshake);
+            if let Err(error) = thread.spawn_scoped(scope, handshake) {
+                log::warn!("no thread for the handshake with a front end: {error}");
+            }
         }
+        Ok(())
+    }
+
+    /// True if the node is to stop, or its service has ended. Updates the counts.
+    fn is_over(&self) -> bool {
+        let state = self.service.state();
+        if let Ok(state) = &state {
+            self.counts.set_peers(state.front_ends as u64);
+        }
+        for cause in self.service.take_losses().unwrap_or_default() {
+            self.add_loss(cause);
+        }
+        // A service that is busy with a long batch reports its state too late: it goes on.
+        let has_ended = matches!(state, Err(weft_dispatch::Error::Stopped { .. }));
+        self.stop.load(Ordering::Relaxed) || has_ended
+    }
+
+    fn handshake(&self, pair: Communicator) -> weft_dispatch::Result<()> {
+        answer_names(&pair, &self.hello, self.patience)?;
+        self.service.join(pair, &self.hello, clock::now().after(self.patience))
+    }
+
+    fn add_loss(&self, cause: String) {
+        self.counts.add_departure(Departure { name: "front end".into(), cause, lost: true });
+    }
+}
+
+/// Handshake under way.
+struct Handshake(Arc<AtomicUsize>);
+
+impl Handshake {
+    fn begin(count: &Arc<AtomicUsize>) -> Handshake {
+        count.fetch_add(1, Ordering::AcqRel);
+        Handshake(count.clone())
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -64,6 +64,11 @@ pub enum DimensionSpec {
         /// Bound.
         up_to: u64,
     },
+    /// Tokens of an answer, which arrive in parts.
+    Tokens {
+        /// Bound.
+        tokens: u64,
+    },
 }
 
 impl TensorSpec {
@@ -89,6 +94,7 @@ impl TensorSpec {
             .map(|size| match *size {
                 DimensionSpec::Fixed(size) => Dimension::Fixed(size),
                 DimensionSpec::Variable { up_to } => Dimension::UpTo(up_to),
+                DimensionSpec::Tokens { tokens } => Dimension::Tokens(tokens),
             })
             .collect();
         Ok(Tensor::new(&self.name, *dtype, &shape))
@@ -122,7 +128,8 @@ impl NodeSpec {
         let (front_ends, max_batch) = (self.front_ends, self.max_batch);
         let batches = AcceleratorConfig { front_ends, max_batch, window, ..Default::default() };
         let (address, name) = (self.address.clone(), self.name.clone());
-        Ok(NodeConfig { address, name, schema, batches, end })
+        let handshakes = NodeConfig::HANDSHAKES;
+        Ok(NodeConfig { address, name, schema, batches, handshakes, end })
     }
 }
 

@@ -93,6 +93,8 @@ pub struct NetworkSpec {
     pub deadline_s: f64,
     /// Time without work in which the service polls without a pause, microseconds.
     pub spin_us: u64,
+    /// Most bytes reserved for the slots of a node, whose schema determines them.
+    pub max_slot_bytes: u64,
     /// Answers kept by sample, against the rules: for the audit of the audit.
     pub keep_answers: usize,
 }
@@ -107,6 +109,7 @@ impl Default for NetworkSpec {
             checksum: false,
             deadline_s: 60.0,
             spin_us: 0,
+            max_slot_bytes: End::default().max_slot_bytes,
             keep_answers: 0,
         }
     }
@@ -129,7 +132,8 @@ impl NetworkSpec {
     /// [`Error::Invalid`].
     pub fn end(&self) -> Result<End> {
         let spin = Duration::from_micros(self.spin_us);
-        let mut end = End { slots: self.slots, checksum: self.checksum, spin, ..End::default() };
+        let (slots, checksum, max_slot_bytes) = (self.slots, self.checksum, self.max_slot_bytes);
+        let mut end = End { slots, checksum, spin, max_slot_bytes, ..End::default() };
         if let Some(name) = &self.provider {
             end.providers = End::providers_named(name)?;
         }

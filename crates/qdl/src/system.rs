@@ -2,9 +2,10 @@
 
 use crate::counts::Counts;
 use crate::error::{Error, Result};
-use crate::handler::ToLoadGen;
+use crate::handler::{ToLoadGen, stream_of};
 use crate::kept::KeptAnswers;
-use crate::network::{End, NodeLink, ask_names};
+use crate::lent::Lent;
+use crate::network::{End, NodeLink, ask_names, in_parallel};
 use crate::samples::Samples;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use weft_dispatch::service::Unsubmitted;
 use weft_dispatch::wire::{Layout, Tensor};
 use weft_dispatch::{FrontEndHandle, FrontEndService, Input, LedgerConfig, Query, Role, Schema};
 use weft_fabric::clock;
-use weft_loadgen::{LoadGen, Response, Sample, SystemUnderTest};
+use weft_loadgen::{LoadGen, Response, Sample, SampleLibrary, SystemUnderTest};
 
 /// Part of the name that the rules of the Network division demand.
 pub const REQUIRED: &str = "Network SUT";
@@ -30,6 +31,7 @@ pub struct NetworkSystem {
     state: Mutex<State>,
     handle: OnceLock<FrontEndHandle>,
     kept: Option<Arc<KeptAnswers>>,
+    lent: Arc<Lent>,
 }
 
 /// Sizes and limits of a [`NetworkSystem`].
@@ -76,7 +78,19 @@ impl NetworkSystem {
         let kept = config.kept_answers;
         let kept = (kept > 0).then(|| Arc::new(KeptAnswers::new(kept)));
         let (state, handle) = (Mutex::new(State::Connected(links)), OnceLock::new());
-        Ok(NetworkSystem { loadgen, samples, counts, config, schema, lengths, state, handle, kept })
+        let lent = Arc::default();
+        Ok(NetworkSystem {
+            loadgen,
+            samples,
+            counts,
+            config,
+            schema,
+            lengths,
+            state,
+            handle,
+            kept,
+            lent,
+        })
     }
 
     /// Most bytes of an answer.
@@ -93,27 +107,19 @@ impl NetworkSystem {
         let SystemConfig { end, ledger, .. } = &self.config;
         let hellos = ask_names(&links, end.patience)?;
         let names: Vec<&str> = hellos.iter().map(|hello| hello.name.as_str()).collect();
-        let handler = ToLoadGen {
-            loadgen: self.loadgen,
-            counts: self.counts.clone(),
-            kept: self.kept.clone(),
-            answer_bytes: self.answer_bytes() as usize,
-            is_joined: self.schema.outputs.len() > 1,
-            responses: Vec::new(),
-            joined: Vec::new(),
-        };
+        let (counts, kept, lent) = (self.counts.clone(), self.kept.clone(), self.lent.clone());
+        let handler = ToLoadGen::new(self.loadgen, counts, kept, lent, &self.schema);
         let memory = std::slice::from_ref(self.samples.memory());
         let service =
             FrontEndService::start(end.service(), *ledger, self.schema.clone(), memory, handler)?;
         self.counts.set_peers(links.len() as u64);
-        for NodeLink { address, pair } in links {
-            let link = NodeLink { address, pair };
+        let hello = end.hello(Role::FrontEnd, "front end".into(), Some(self.schema.clone()));
+        in_parallel(links, |link| {
             link.begin(end.patience)?;
-            let hello = end.hello(Role::FrontEnd, "front end".into(), Some(self.schema.clone()));
             let NodeLink { address, pair } = link;
             let joined = service.join(pair, &hello, clock::now().after(end.patience));
-            joined.map_err(|source| Error::Node { address, source })?;
-        }
+            joined.map_err(|source| Error::Node { address, source })
+        })?;
         let _ = self.handle.set(service.handle());
         Ok((format!("Weft {REQUIRED}: {}", names.join(", ")), service))
     }
@@ -130,6 +136,31 @@ impl NetworkSystem {
                 Ok(())
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Waits until no node can read samples of queries that have failed. Nodes that have not answered these within another
+    /// deadline are lost. False if that cannot be reached.
+    fn settle(&self) -> bool {
+        if self.lent.wait(self.config.deadline) {
+            return true;
+        }
+        if let State::Serving(_, service) = &*self.state() {
+            // A service that has stopped has returned all memory.
+            let _ = service.lose_late();
+        }
+        self.lent.wait(SETTLE)
+    }
+
+    /// Gives empty answers: LoadGen waits for an answer to each sample.
+    fn fail(&self, samples: &[Sample]) {
+        self.counts.add_failed(samples.len() as u64);
+        for sample in samples {
+            let empty = [Response::new(sample.id, &[])];
+            if stream_of(&self.schema).is_some() {
+                self.loadgen.first_token(&empty);
+            }
+            self.loadgen.complete(&empty);
         }
     }
 
@@ -170,6 +201,40 @@ fn input_lengths(schema: &Schema, bytes: u64) -> Result<Box<[u64]>> {
     }
 }
 
+/// Time in which the memory of a lost node's queries returns.
+const SETTLE: Duration = Duration::from_secs(10);
+
+/// Samples of a [`NetworkSystem`], which leave memory after no node reads them.
+pub(crate) struct NetworkSamples<'a> {
+    pub system: &'a NetworkSystem,
+    pub samples: &'a Samples,
+}
+
+impl SampleLibrary for NetworkSamples<'_> {
+    fn name(&self) -> String {
+        self.samples.name()
+    }
+
+    fn total(&self) -> usize {
+        self.samples.total()
+    }
+
+    fn performance(&self) -> usize {
+        self.samples.performance()
+    }
+
+    fn load(&self, indices: &[usize]) {
+        self.samples.load(indices);
+    }
+
+    /// # Panics
+    /// If a node that is lost could still read samples: LoadGen accepts no error here.
+    fn unload(&self, indices: &[usize]) {
+        assert!(self.system.settle(), "samples are in use, and their node cannot be cut off");
+        self.samples.unload(indices);
+    }
+}
+
 /// Samples of one call of the service, which have one deadline.
 const CHUNK: usize = 512;
 
@@ -200,11 +265,7 @@ impl SystemUnderTest for NetworkSystem {
                 self.counts.add_answered(1);
                 continue;
             }
-            // LoadGen waits for an answer to each sample.
-            for sample in &chunk[self.submit(chunk)..] {
-                self.counts.add_failed(1);
-                self.loadgen.complete(&[Response::new(sample.id, &[])]);
-            }
+            self.fail(&chunk[self.submit(chunk)..]);
         }
     }
 

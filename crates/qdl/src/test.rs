@@ -1,17 +1,17 @@
 //! Run of a test by LoadGen.
 
-use crate::counts::{Counts, Snapshot};
+use crate::counts::{Counts, Departure, Snapshot};
 use crate::error::Result;
 use crate::in_process::InProcess;
 use crate::network::connect;
 use crate::samples::Samples;
 use crate::spec::Spec;
-use crate::system::{NetworkSystem, SystemConfig};
+use crate::system::{NetworkSamples, NetworkSystem, SystemConfig};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use weft_dispatch::LedgerConfig;
-use weft_loadgen::{Error as LoadGenError, LoadGen, SystemUnderTest, Test};
+use weft_loadgen::{Error as LoadGenError, LoadGen, SampleLibrary, SystemUnderTest, Test};
 
 /// Outcome of a test.
 #[derive(Debug, Clone, Serialize)]
@@ -26,6 +26,8 @@ pub struct Outcome {
     pub loadgen: String,
     /// Queries.
     pub counts: Snapshot,
+    /// Nodes that left or were lost during the test.
+    pub departures: Vec<Departure>,
 }
 
 impl Outcome {
@@ -68,7 +70,7 @@ pub fn run(spec: &Spec, counts: &Arc<Counts>) -> Result<Outcome> {
         let (counts, local) = (counts.clone(), spec.in_process);
         let (model, bytes, slots) = (local.model, local.answer_bytes, spec.network.slots);
         let system = InProcess::new(loadgen, samples.clone(), model, bytes, slots, counts.clone())?;
-        let found = outcome(&test, loadgen, &system, &samples, &counts)?;
+        let found = outcome(&test, loadgen, &system, &*samples, &counts)?;
         return Ok(Outcome { answer_bytes: bytes, ..found });
     }
     let links = connect(&spec.nodes, &end)?;
@@ -83,7 +85,8 @@ pub fn run(spec: &Spec, counts: &Arc<Counts>) -> Result<Outcome> {
     let config = SystemConfig { end, ledger, deadline, kept_answers };
     let system = NetworkSystem::new(loadgen, links, samples.clone(), counts.clone(), config)?;
     let answer_bytes = system.answer_bytes();
-    let found = outcome(&test, loadgen, &system, &samples, counts);
+    let lent = NetworkSamples { system: &system, samples: &samples };
+    let found = outcome(&test, loadgen, &system, &lent, counts);
     system.end()?;
     Ok(Outcome { answer_bytes, ..found? })
 }
@@ -92,7 +95,7 @@ fn outcome(
     test: &Test,
     loadgen: LoadGen,
     system: &dyn SystemUnderTest,
-    samples: &Samples,
+    samples: &dyn SampleLibrary,
     counts: &Counts,
 ) -> Result<Outcome> {
     let (summary, is_valid) = match test.run(loadgen, system, samples) {
@@ -101,8 +104,9 @@ fn outcome(
         Err(LoadGenError::Summary { .. }) if has_accuracy_log(test) => (BTreeMap::new(), None),
         Err(error) => return Err(error.into()),
     };
-    let (loadgen, counts) = (loadgen.version(), counts.snapshot());
-    Ok(Outcome { summary, is_valid, answer_bytes: 0, loadgen, counts })
+    let (loadgen, departures) = (loadgen.version(), counts.departures());
+    let counts = counts.snapshot();
+    Ok(Outcome { summary, is_valid, answer_bytes: 0, loadgen, counts, departures })
 }
 
 /// True if the test has logged answers.

@@ -1,7 +1,7 @@
 //! Handshakes of front ends with nodes: names by round trips, and refusals.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use weft_dispatch::{AcceleratorConfig, Schema};
 use weft_qdl::network::{End, ask_names, connect};
 use weft_qdl::{Counts, Error, Model, ModelBackend, Node, NodeConfig};
@@ -14,6 +14,17 @@ fn end() -> End {
 
 /// Runs `body` with the addresses of nodes of these names.
 fn with_nodes(names: &[&str], body: impl FnOnce(&[String])) {
+    with_nodes_of(names, end(), NodeConfig::HANDSHAKES, |addresses, _| body(addresses));
+}
+
+/// Runs `body` with the addresses of nodes of this end, and the counts of the last one.
+fn with_nodes_of(
+    names: &[&str],
+    end: End,
+    handshakes: usize,
+    body: impl FnOnce(&[String], &Counts),
+) {
+    let mut last = Arc::default();
     let nodes: Vec<_> = names
         .iter()
         .map(|name| {
@@ -22,9 +33,11 @@ fn with_nodes(names: &[&str], body: impl FnOnce(&[String])) {
                 name: (*name).into(),
                 schema: Schema::bytes(100, 8),
                 batches: AcceleratorConfig::default(),
-                end: end(),
+                handshakes,
+                end: end.clone(),
             };
             let counts = Arc::new(Counts::default());
+            last = counts.clone();
             let backend = ModelBackend::new(Model::default(), 8, counts.clone()).unwrap();
             Node::bind(config, backend, counts).unwrap()
         })
@@ -34,7 +47,8 @@ fn with_nodes(names: &[&str], body: impl FnOnce(&[String])) {
     std::thread::scope(|scope| {
         let threads: Vec<_> =
             nodes.into_iter().map(|node| scope.spawn(move || node.serve().unwrap())).collect();
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&addresses)));
+        let outcome =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&addresses, &last)));
         stops.iter().for_each(|stop| stop.store(true, std::sync::atomic::Ordering::Relaxed));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -80,4 +94,42 @@ fn an_absent_node_is_named_by_its_address() {
     assert!(refused.to_string().starts_with("node 127.0.0.1:1: "), "{refused}");
     let none = connect(&[], &soon).unwrap_err();
     assert_eq!(none.to_string(), "nodes 0: expected at least one address");
+}
+
+#[test]
+fn a_front_end_that_asks_for_the_name_without_end_is_refused_by_the_node() {
+    let brief = End { patience: Duration::from_millis(200), ..end() };
+    with_nodes_of(&["alpha"], brief, NodeConfig::HANDSHAKES, |addresses, counts| {
+        let links = connect(addresses, &end()).unwrap();
+        let since = Instant::now();
+        while ask_names(&links, Duration::from_secs(2)).is_ok() {
+            assert!(since.elapsed() < PATIENCE);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        while counts.departures().is_empty() {
+            assert!(since.elapsed() < PATIENCE);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let departure = &counts.departures()[0];
+        assert_eq!((&*departure.name, departure.lost), ("front end", true));
+        assert!(departure.cause.contains("handshake"), "{departure:?}");
+    });
+}
+
+#[test]
+fn front_ends_beyond_the_handshakes_at_a_time_wait() {
+    with_nodes_of(&["alpha"], end(), 1, |addresses, _| {
+        let first = connect(addresses, &end()).unwrap();
+        ask_names(&first, PATIENCE).unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                let links = connect(addresses, &end()).unwrap();
+                ask_names(&links, PATIENCE).map(|_| Instant::now()).unwrap()
+            });
+            std::thread::sleep(Duration::from_millis(300));
+            let dropped = Instant::now();
+            drop(first);
+            assert!(second.join().unwrap() > dropped);
+        });
+    });
 }

@@ -5,6 +5,7 @@ use super::batch::Batch;
 use super::executor::Executor;
 use super::job::Job;
 use super::tokens::{JobQuery, Waker};
+use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -79,18 +80,24 @@ impl Threaded {
     /// Starts a thread for each backend.
     ///
     /// # Errors
-    /// Those of [`std::thread::Builder::spawn`].
+    /// [`Error::Invalid`] without a backend; [`Error::System`] if a thread cannot be started.
     pub fn new<B: Backend + Send + 'static>(
         backends: impl IntoIterator<Item = B>,
         waker: Waker,
-    ) -> std::io::Result<Threaded> {
+    ) -> Result<Threaded> {
         let (queues, changed, finished) = Default::default();
         let shared = Arc::new(Shared { queues, changed, finished, waker });
         let mut threaded = Threaded { shared, threads: Vec::new(), under_way: 0 };
         for mut backend in backends {
             let shared = threaded.shared.clone();
             let builder = std::thread::Builder::new().name("weft-backend".into());
-            threaded.threads.push(builder.spawn(move || shared.work(&mut backend))?);
+            let thread = builder.spawn(move || shared.work(&mut backend));
+            let what = "cannot start the thread of a backend";
+            threaded.threads.push(thread.map_err(|error| Error::System { what, error })?);
+        }
+        if threaded.threads.is_empty() {
+            let expected = "at least 1".into();
+            return Err(Error::Invalid { what: "backends", value: 0, expected });
         }
         let room = 2 * threaded.threads.len();
         let mut queues = threaded.shared.queues();

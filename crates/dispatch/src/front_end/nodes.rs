@@ -62,6 +62,14 @@ impl FrontEnd {
         self.ledger.in_flight(node)
     }
 
+    /// Slots of a node whose queries have ended without its answer.
+    ///
+    /// # Errors
+    /// [`Error::UnknownNode`].
+    pub fn quarantined(&self, node: NodeId) -> Result<u32> {
+        self.ledger.quarantined(node)
+    }
+
     /// Removes a node without slots in use; returns its connection.
     ///
     /// # Errors

@@ -96,6 +96,14 @@ impl Ledger {
         Ok(self.node(id)?.load.in_flight)
     }
 
+    /// Slots of a node whose queries have ended without its answer.
+    ///
+    /// # Errors
+    /// [`Error::UnknownNode`].
+    pub fn quarantined(&self, id: NodeId) -> Result<u32> {
+        Ok(self.node(id)?.quarantined)
+    }
+
     /// True for a node that takes no more queries.
     ///
     /// # Errors

@@ -94,6 +94,14 @@ impl<E: Executor + Send + 'static> AcceleratorService<E> {
         self.call(|thread| thread.state())
     }
 
+    /// Causes of the losses of front ends since the last call, the latest 64.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`].
+    pub fn take_losses(&self) -> Result<Vec<String>> {
+        self.call(|thread| thread.take_losses())
+    }
+
     /// Asks all front ends to send no more, answers the queries that have arrived, and ends the thread once all front
     /// ends have left, or at `deadline`. Returns the node.
     ///

@@ -6,8 +6,12 @@ use super::sleeper::{Rest, Sleeper, arm, disarm};
 use crate::accelerator::{Accelerator, Executor};
 use crate::connection::Connection;
 use crate::error::Result;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use weft_fabric::{Cause, Communicator, Event, Poison, QueueReceiver, Requests, Time, clock};
+
+/// Losses of front ends that are kept for [`super::AcceleratorService::take_losses`].
+const MAX_LOSSES: usize = 64;
 
 /// End of the service.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +47,8 @@ pub(super) struct AcceleratorThread<E> {
     commands: Arc<Commands<AcceleratorThread<E>>>,
     sleeper: Sleeper,
     stop: Option<Stop>,
+    /// Causes of lost front ends, the latest last.
+    losses: VecDeque<String>,
     events: Vec<Event>,
     requests: Requests,
 }
@@ -61,6 +67,7 @@ impl<E: Executor> AcceleratorThread<E> {
             receiver,
             commands,
             stop: None,
+            losses: VecDeque::new(),
             events: Vec::with_capacity(1024),
             requests: Requests::with_capacity(1024, 2048),
         })
@@ -110,7 +117,8 @@ impl<E: Executor> AcceleratorThread<E> {
                 pair.poison(Poison { kind: Cause::Protocol, rank, detail: error.to_string() });
             }
             if polled.is_err() || !self.accelerator.is_connected(*index) {
-                self.remove(position);
+                let loss = pair.engine().poison_flag().get().map(|poison| poison.detail.clone());
+                self.remove(position, loss);
             } else {
                 position += 1;
             }
@@ -118,7 +126,15 @@ impl<E: Executor> AcceleratorThread<E> {
         busy
     }
 
-    fn remove(&mut self, position: usize) {
+    /// Removes a front end that has left or, with a cause, was lost.
+    fn remove(&mut self, position: usize, loss: Option<String>) {
+        if let Some(cause) = loss {
+            log::warn!("front end lost: {cause}");
+            if self.losses.len() == MAX_LOSSES {
+                self.losses.pop_front();
+            }
+            self.losses.push_back(cause);
+        }
         let FrontEndPair { index, pair } = self.pairs.remove(position);
         self.sleeper.forget(&pair);
         drop(self.accelerator.leave(index));
@@ -155,6 +171,10 @@ impl<E: Executor> AcceleratorThread<E> {
             batches: self.accelerator.batches(),
             cancelled: self.accelerator.cancelled(),
         }
+    }
+
+    pub fn take_losses(&mut self) -> Vec<String> {
+        self.losses.drain(..).collect()
     }
 
     pub fn stop(&mut self, stop: Stop) {

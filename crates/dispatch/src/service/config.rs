@@ -11,10 +11,17 @@ pub struct ServiceConfig {
     pub spin: Duration,
     /// Further polls, with a yield of the core before each, after which the thread sleeps.
     pub yields: u32,
+    /// Most bytes that a front end reserves for the slots of one node, whose schema comes from the node.
+    pub max_slot_bytes: u64,
 }
 
 impl Default for ServiceConfig {
     fn default() -> ServiceConfig {
-        ServiceConfig { submissions: 4096, spin: Duration::ZERO, yields: 20 }
+        ServiceConfig {
+            submissions: 4096,
+            spin: Duration::ZERO,
+            yields: 20,
+            max_slot_bytes: 1 << 30,
+        }
     }
 }

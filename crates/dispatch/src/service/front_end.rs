@@ -23,6 +23,7 @@ pub struct FrontEndService<H: Handler> {
     intake: Arc<Intake>,
     commands: Arc<Commands<FrontEndThread<H>>>,
     memories: Box<[Arc<Memory>]>,
+    max_slot_bytes: u64,
     thread: Option<JoinHandle<(H, Counts)>>,
 }
 
@@ -60,7 +61,8 @@ impl<H: Handler + 'static> FrontEndService<H> {
         let thread = thread.spawn(move || state.run());
         let thread = thread
             .map_err(|error| Error::System { what: "cannot start a front end's thread", error })?;
-        Ok(FrontEndService { intake, commands, memories: memories.into(), thread: Some(thread) })
+        let (memories, max_slot_bytes) = (memories.into(), config.max_slot_bytes);
+        Ok(FrontEndService { intake, commands, memories, max_slot_bytes, thread: Some(thread) })
     }
 
     /// Handle for submissions.
@@ -69,16 +71,17 @@ impl<H: Handler + 'static> FrontEndService<H> {
     }
 
     /// Adds the node at the other end of a pair: handshake, registration of the memories, first queries. The handshake
-    /// runs on the calling thread. The pair's engine is that of [`Connection::engine_config`].
+    /// runs on the calling thread. The pair's engine is that of [`Connection::engine_config`] or, for a node that may
+    /// answer in tokens, of [`Connection::streaming_engine_config`].
     ///
     /// # Errors
-    /// As [`Connection::over`] and [`FrontEnd::join`]; [`Error::Stopped`].
+    /// As [`Connection::over_within`] and [`FrontEnd::join`]; [`Error::Stopped`].
     pub fn join(&self, pair: Communicator, hello: &Hello, deadline: Time) -> Result<NodeId> {
         if hello.role != Role::FrontEnd {
             let detail = "a front end joins nodes with the role of a front end".into();
             return Err(Error::Disagreement { detail });
         }
-        let connection = Connection::over(&pair, hello, deadline)?;
+        let connection = Connection::over_within(&pair, hello, self.max_slot_bytes, deadline)?;
         let mut keys = Vec::with_capacity(self.memories.len());
         for memory in &self.memories {
             keys.push(pair.engine().register(memory.clone())?.key());
@@ -111,6 +114,15 @@ impl<H: Handler + 'static> FrontEndService<H> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Closes the connections of nodes that have not answered queries which were cancelled or expired; the memory of these
+    /// returns. The nodes are lost.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`].
+    pub fn lose_late(&self) -> Result<()> {
+        self.call(|thread| thread.lose_late())
     }
 
     /// Cancels the query of this token. False if it has ended already. O(queries).

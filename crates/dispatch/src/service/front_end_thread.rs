@@ -3,7 +3,7 @@
 use super::commands::Commands;
 use super::config::ServiceConfig;
 use super::handle::Intake;
-use super::handler::{Handler, Reports};
+use super::handler::{Departure, Handler, Reports};
 use super::sleeper::{Rest, Sleeper, arm, disarm};
 use super::submissions::Submissions;
 use crate::connection::Connection;
@@ -130,7 +130,7 @@ impl<H: Handler> FrontEndThread<H> {
             let received = received.map_err(|error| error.to_string());
             match received.and_then(|()| self.remains(index)) {
                 Ok(true) => index += 1,
-                Ok(false) => self.remove(index, "it has left"),
+                Ok(false) => self.remove(index, None),
                 Err(cause) => self.lose(index, &cause),
             }
         }
@@ -157,16 +157,24 @@ impl<H: Handler> FrontEndThread<H> {
         pair.poison(Poison { kind: Cause::Protocol, rank, detail: cause.into() });
         // Fails if its poison was seen before.
         let _ = self.front_end.lose(*id);
-        self.remove(index, cause);
+        self.remove(index, Some(cause));
     }
 
-    fn remove(&mut self, index: usize, cause: &str) {
+    /// Removes a node that has left or, with a cause, was lost.
+    fn remove(&mut self, index: usize, loss: Option<&str>) {
         let Node { id, pair, .. } = self.nodes.remove(index);
+        let name = self.front_end.name(id).unwrap_or_default().to_owned();
+        match loss {
+            Some(cause) => log::warn!("accelerator node {name} lost: {cause}"),
+            None => log::info!("accelerator node {name} has left"),
+        }
         self.sleeper.forget(&pair);
         // A lost node was removed from the front end before.
         let _ = self.front_end.leave(id);
         drop(pair);
-        self.handler.node_gone(id, cause);
+        let cause = loss.unwrap_or("it has left");
+        let departure = Departure { node: id, name: &name, is_lost: loss.is_some(), cause };
+        self.handler.node_gone(&departure);
     }
 
     /// Delivers the reports.
@@ -287,6 +295,15 @@ impl<H: Handler> FrontEndThread<H> {
             node.leavers.extend(leaver);
         }
         Ok(())
+    }
+
+    pub fn lose_late(&mut self) {
+        for index in (0..self.nodes.len()).rev() {
+            let late = self.front_end.quarantined(self.nodes[index].id).unwrap_or(0);
+            if late > 0 {
+                self.lose(index, &format!("no answer to {late} queries that were withdrawn"));
+            }
+        }
     }
 
     pub fn cancel(&mut self, token: u64) -> bool {

@@ -10,10 +10,23 @@ pub trait Handler: Send {
     /// exactly one [`Report::Answered`] or [`Report::Failed`].
     fn reports(&mut self, reports: &Reports<'_>);
 
-    /// A node has left or was lost, with the cause. Its unanswered queries are sent to others, or fail.
-    fn node_gone(&mut self, node: NodeId, cause: &str) {
-        let _ = (node, cause);
+    /// A node has left or was lost. Its unanswered queries are sent to others, or fail.
+    fn node_gone(&mut self, departure: &Departure<'_>) {
+        let _ = departure;
     }
+}
+
+/// End of a node's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departure<'a> {
+    /// Node.
+    pub node: NodeId,
+    /// Name from its handshake.
+    pub name: &'a str,
+    /// False for a node that was drained and left in order.
+    pub is_lost: bool,
+    /// Cause, in a line.
+    pub cause: &'a str,
 }
 
 /// Reports of one turn. All answers are readable during the call.

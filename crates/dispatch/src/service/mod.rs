@@ -10,7 +10,7 @@
 //! Reports of a front end are delivered to a [`Handler`] on the service's thread, all of a turn in one call.
 //!
 //! - `query.rs`: [`Query`]; `handle.rs`: [`FrontEndHandle`]
-//! - `handler.rs`: [`Handler`], [`Reports`]
+//! - `handler.rs`: [`Handler`], [`Reports`], [`Departure`]
 //! - `front_end.rs`: [`FrontEndService`]; `front_end_thread.rs`: its thread
 //! - `accelerator.rs`: [`AcceleratorService`]; `accelerator_thread.rs`: its thread
 //! - `submissions.rs`: submissions that wait for a place in the ledger
@@ -36,5 +36,5 @@ pub use config::ServiceConfig;
 pub use front_end::FrontEndService;
 pub use front_end_thread::NodeState;
 pub use handle::{FrontEndHandle, Unsubmitted};
-pub use handler::{Handler, Reports};
+pub use handler::{Departure, Handler, Reports};
 pub use query::Query;
