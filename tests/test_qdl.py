@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -13,9 +14,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from weft.cli import qdl
 from weft.cli.qdl_view import LiveView
 from weft.errors import ConfigurationError, ListenError, SecretError, ShapeError
-from weft.qdl import Accelerator, Counts, Outcome, Tensor, Test, UpTo, audits, description
+from weft.qdl import (
+    Accelerator,
+    Counts,
+    Departure,
+    Outcome,
+    Tensor,
+    Test,
+    UpTo,
+    audits,
+    bench,
+    description,
+)
 from weft.qdl.accelerator import arrays_of, bytes_of
 
 if TYPE_CHECKING:
@@ -54,6 +67,37 @@ def test_an_accelerator_has_an_address_and_ends() -> None:
         with pytest.raises(ListenError):
             Accelerator(lambda x: x, inputs=[IMAGES], outputs=[IMAGES], address=node.address)
     node.stop()
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_an_accelerator_that_never_started_frees_its_address(stops: bool) -> None:
+    def node(address: str) -> Accelerator:
+        return Accelerator(lambda x: x, inputs=[IMAGES], outputs=[IMAGES], address=address)
+
+    first = node("127.0.0.1:0")
+    address = first.address
+    if stops:
+        first.stop()
+    else:
+        del first
+        gc.collect()
+    node(address).stop()
+
+
+def test_a_node_that_prints_errors_or_nothing_blocks_no_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    monkeypatch.setattr(sys, "executable", str(program))
+    text = "#!/bin/sh\nhead -c 1000000 /dev/zero >&2\necho '{\"address\": 1}'\nsleep 60\n"
+    program.write_text(text.replace("sleep", "exec sleep"), encoding="ascii")
+    program.chmod(0o755)
+    with bench.accelerator([]) as found:
+        assert found == {"address": 1}
+    program.write_text("#!/bin/sh\nexec sleep 60\n", encoding="ascii")
+    monkeypatch.setattr(bench, "PATIENCE", 0.5)
+    with pytest.raises(ConfigurationError, match="no address within"), bench.accelerator([]):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -133,7 +177,9 @@ def test_test01_compares_every_byte_of_each_answer(tmp_path: Path) -> None:
     assert not audits.compare_answers(folders[0], folders[3]).passed
 
 
-def test_the_description_has_every_key_of_the_checker(tmp_path: Path) -> None:
+def test_the_description_has_every_key_of_the_checker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     test = Test(
         scenario="Offline",
         sample_bytes=10,
@@ -142,11 +188,17 @@ def test_the_description_has_every_key_of_the_checker(tmp_path: Path) -> None:
         provider="tcp",
     )
     found = {"summary": {"Samples per second": "100"}, "is_valid": True, "answer_bytes": 4}
+    lost = {"name": "n1", "cause": "no response", "lost": True}
+    found |= {"departures": [lost]}
     counts = {"issued": 1, "answered": 1, "failed": 0, "peers": 2}
     outcome = Outcome.from_json(test, found | {"loadgen": "6", "counts": counts})
     assert outcome.ingress_bytes_per_second == 1000
     assert outcome.egress_bytes_per_second == 400
     assert outcome.link_bytes_per_second is None
+    assert outcome.departures == (Departure("n1", "no response", True),)
+    assert outcome.to_json()["departures"] == [lost]
+    qdl.show(outcome)
+    assert "node n1 lost: no response\n" in capsys.readouterr().out
     keys = description.network_keys(test, outcome)
     assert tuple(keys) == description.KEYS
     assert keys["is_network"] is True
@@ -186,8 +238,31 @@ def test_a_node_of_the_command_line_ends_by_a_signal() -> None:
     assert json.loads(node.stdout.readline())["name"] == "n1"
     node.send_signal(signal.SIGTERM)
     output, _ = node.communicate(timeout=30)
-    assert json.loads(output) == {"arrived": 0, "answered": 0, "failed": 0}
+    assert json.loads(output) == {"arrived": 0, "answered": 0, "failed": 0, "departures": []}
     assert node.returncode == 0
+
+
+def test_the_handler_of_a_signal_takes_no_lock() -> None:
+    # A lock that the main thread holds while the handler runs would block both.
+    program = (
+        "import threading\n"
+        "class Locked(threading.Event):\n"
+        "    def set(self):\n"
+        "        assert threading.get_ident() != main_thread\n"
+        "        super().set()\n"
+        "main_thread = threading.get_ident()\n"
+        "threading.Event = Locked\n"
+        "from weft.cli import main\n"
+        "raise SystemExit(main(['qdl', 'accelerator', '--bytes', '64', '--json']))\n"
+    )
+    node = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert node.stdout is not None
+    assert node.stdout.readline()
+    node.send_signal(signal.SIGINT)
+    _, errors = node.communicate(timeout=30)
+    assert (node.returncode, errors) == (0, "")
 
 
 def test_a_front_end_without_loadgen_states_what_is_missing(tmp_path: Path) -> None:

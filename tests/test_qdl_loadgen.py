@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -230,6 +232,69 @@ def test_a_node_that_ends_under_load_costs_no_query(tmp_path: Path, number: int)
     assert outcome.counts.failed == 0
     assert outcome.counts.answered == outcome.counts.issued
     assert outcome.counts.peers == 1
+    (departure,) = outcome.departures
+    assert departure.name == "k0"
+    assert departure.lost or number == signal.SIGTERM
+    assert departure.cause
+
+
+@pytest.mark.parametrize("scenario", ["Server", "Offline"])
+def test_loadgen_takes_first_tokens_and_numbers_of_tokens(tmp_path: Path, scenario: str) -> None:
+    conf = tmp_path / "user.conf"
+    lines = ("use_token_latencies = 1", "min_duration = 300", "min_query_count = 50")
+    texts = (*lines, "target_qps = 100", "ttft_latency = 5000", "tpot_latency = 5000")
+    conf.write_text("".join(f"*.{scenario}.{text}\n" for text in texts), encoding="utf-8")
+    with nodes("--model tokens --tokens 6 --work 0.0002") as options:
+        done = subprocess.run(
+            [
+                *(*COMMAND, "frontend", *options, "--scenario", scenario, "--user-conf", str(conf)),
+                *("--bytes", str(BYTES), "--logs", str(tmp_path / "logs"), "--json"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    found = json.loads(done.stdout)
+    assert found["counts"]["failed"] == 0
+    detail = (tmp_path / "logs" / "mlperf_log_detail.txt").read_text(encoding="utf-8")
+    errors = [line for line in detail.splitlines() if '"error_runtime"' in line]
+    assert not [line for line in errors if "token" in line or "sample" in line]
+    assert any("token" in key.lower() for key in found["summary"]), found["summary"]
+
+
+def test_samples_stay_in_memory_until_nodes_have_returned_them(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def model(x: np.ndarray[Any, Any]) -> Any:
+        gate.wait(60)
+        return x[:, :1]
+
+    inputs, outputs = [Tensor("x", "uint8", (16,))], [Tensor("y", "uint8", (1,))]
+    with Accelerator(model, inputs=inputs, outputs=outputs, max_batch=64) as node:
+        test = Test(
+            scenario="Offline",
+            mode="accuracy",
+            sample_bytes=16,
+            samples=128,
+            performance_samples=64,
+            log_directory=tmp_path / "logs",
+            nodes=(node.address,),
+            deadline=1.5,
+        )
+        seen: list[tuple[float, int]] = []
+
+        def progress(counts: Counts) -> None:
+            if counts.failed:
+                seen.append((time.monotonic(), counts.issued))
+            # LoadGen has all answers of the first set, and the node still reads samples.
+            if seen and time.monotonic() > seen[0][0] + 0.7:
+                gate.set()
+
+        outcome = test.run(progress)
+    before = [issued for at, issued in seen if at < seen[0][0] + 0.6]
+    assert len(before) > 1
+    assert max(before) < outcome.counts.issued
+    assert outcome.counts.issued == outcome.counts.failed + outcome.counts.answered
 
 
 def test_queries_that_are_late_fail_and_are_counted(tmp_path: Path) -> None:

@@ -65,9 +65,10 @@ def run_accelerator(arguments: argparse.Namespace) -> int:
 
     check_variables()
     node = _native.QdlNode(json.dumps(qdl_values.node_spec(arguments)), None)
-    ended = threading.Event()
+    # A handler takes no lock: it may run in this thread while that holds one.
+    signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda number, _: signals.append(number))
     failures: list[BaseException] = []
 
     def serve() -> None:
@@ -75,7 +76,6 @@ def run_accelerator(arguments: argparse.Namespace) -> int:
             node.serve()
         except BaseException as error:
             failures.append(error)
-        ended.set()
 
     thread = threading.Thread(target=serve, name="weft-node", daemon=True)
     thread.start()
@@ -84,7 +84,8 @@ def run_accelerator(arguments: argparse.Namespace) -> int:
     else:
         print(f"Node {node.name} listens at {node.address}; Ctrl-C ends it.", flush=True)
     with LiveView("front ends", enabled=not arguments.json) as view:
-        while not ended.wait(REFRESH_SECONDS):
+        while not signals and thread.is_alive():
+            thread.join(REFRESH_SECONDS)
             view.show(*node.counts())
     node.stop()
     thread.join()
@@ -92,9 +93,15 @@ def run_accelerator(arguments: argparse.Namespace) -> int:
         raise failures[0]
     issued, answered, failed, _ = node.counts()
     if arguments.json:
-        print(json.dumps({"arrived": issued, "answered": answered, "failed": failed}))
+        counts = {"arrived": issued, "answered": answered, "failed": failed}
+        departures = [
+            {"name": name, "cause": cause, "lost": lost} for name, cause, lost in node.departures()
+        ]
+        print(json.dumps(counts | {"departures": departures}))
     else:
         print(f"{issued:,} queries, {answered:,} answered, {failed:,} failed")
+        for _, cause, _ in node.departures():
+            print(f"front end lost: {cause}")
     return 0
 
 
@@ -129,6 +136,9 @@ def show(outcome: Outcome) -> None:
         *bandwidth_rows(outcome.to_json()),
     ]
     print(format_table(("figure", "value"), [row for row in rows if row[1] is not None]))
+    for departure in outcome.departures:
+        how = "lost" if departure.lost else "left"
+        print(f"\nnode {departure.name} {how}: {departure.cause}")
     for key in ("Min duration satisfied", "Min queries satisfied", "Early stopping satisfied"):
         if outcome.summary.get(key, "Yes").upper() == "NO":
             print(f"\n{key}: NO")

@@ -11,6 +11,8 @@ from weft.cli.arguments import natural, positive
 from weft.cli.bench import add_output
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from weft.cli.arguments import Subparsers
 
 SCENARIOS: Final = ("SingleStream", "MultiStream", "Server", "Offline")
@@ -67,16 +69,23 @@ def add_accelerator(parts: Subparsers) -> argparse.ArgumentParser:
         metavar="N",
         help="queries of a batch (default 64)",
     )
-    add_model(parser)
+    add_model(parser, (*MODELS, "tokens"))
+    parser.add_argument(
+        "--tokens",
+        type=positive,
+        default=8,
+        metavar="N",
+        help="tokens of an answer of the model tokens (default %(default)s)",
+    )
     add_connection(parser)
     parser.add_argument("--json", action="store_true", help="JSON output")
     return parser
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser, models: Sequence[str] = MODELS) -> None:
     """Declare the model and its sizes."""
     parser.add_argument(
-        "--model", choices=MODELS, default="noop", help="model (default %(default)s)"
+        "--model", choices=models, default="noop", help="model (default %(default)s)"
     )
     parser.add_argument(
         "--bytes", type=positive, required=True, metavar="N", help="bytes of a query"
@@ -204,6 +213,13 @@ def add_test(parser: argparse.ArgumentParser) -> None:
         choices=POLICIES,
         default=POLICIES[1],
         help="choice of nodes (default %(default)s)",
+    )
+    parser.add_argument(
+        "--max-slot-bytes",
+        type=positive,
+        default=1 << 30,
+        metavar="N",
+        help="most memory for the slots of a node, bytes (default %(default)s)",
     )
     parser.add_argument(
         "--deadline", type=amount, default=60.0, metavar="SECONDS", help="of a query (default 60)"

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 def node_spec(arguments: argparse.Namespace) -> dict[str, Any]:
     """The node of `weft qdl accelerator`, as the native module takes it."""
     tensor = {"name": "input", "dtype": "uint8", "shape": [arguments.bytes]}
-    answer = {"name": "output", "dtype": "uint8", "shape": [arguments.answer_bytes]}
+    answer: dict[str, Any] = {
+        "name": "output",
+        "dtype": "uint8",
+        "shape": [arguments.answer_bytes],
+    }
+    if arguments.model == "tokens":
+        shape = [{"tokens": arguments.tokens}]
+        answer = {"name": "tokens", "dtype": "int32", "shape": shape}
     return {
         "address": arguments.listen,
         "name": arguments.name,
@@ -40,6 +47,7 @@ def test_of(arguments: argparse.Namespace) -> Test:
         *("target_qps", "target_latency", "samples_per_query", "max_duration", "min_queries"),
         *("max_queries", "coalesce", "provider", "slots", "queries", "policy", "checksum"),
         *("deadline", "kept_answers", "local_model", "work", "answer_bytes", "spin"),
+        "max_slot_bytes",
     )
     return Test(
         nodes=tuple(arguments.node),

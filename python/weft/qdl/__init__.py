@@ -6,6 +6,6 @@
 """
 
 from weft.qdl.accelerator import Accelerator, Tensor, UpTo
-from weft.qdl.test import Counts, Outcome, Test
+from weft.qdl.test import Counts, Departure, Outcome, Test
 
-__all__ = ["Accelerator", "Counts", "Outcome", "Tensor", "Test", "UpTo"]
+__all__ = ["Accelerator", "Counts", "Departure", "Outcome", "Tensor", "Test", "UpTo"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -126,7 +127,15 @@ class Accelerator:
             "window_us": round(window * 1e6),
             "spin_us": round(spin * 1e6),
         }
-        self._node = _native.QdlNode(json.dumps(spec), self._run)
+        # The native node would keep this object alive, and this object the node.
+        run = weakref.WeakMethod(self._run)
+
+        def run_if_alive(count: int, inputs: Buffers) -> Buffers:
+            method = run()
+            assert method is not None, "the thread that serves refers to the node"
+            return method(count, inputs)
+
+        self._node = _native.QdlNode(json.dumps(spec), run_if_alive)
         self._thread: threading.Thread | None = None
 
     @property
@@ -145,13 +154,18 @@ class Accelerator:
 
     def start(self) -> None:
         """Serve, in a thread. Once."""
-        self._thread = threading.Thread(target=self._node.serve, name="weft-node", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="weft-node", daemon=True)
         self._thread.start()
 
+    def _serve(self) -> None:
+        self._node.serve()
+
     def stop(self) -> None:
-        """End the thread. Front ends lose the node. A second call has no effect."""
+        """End the thread and the listening. Front ends lose the node. Idempotent."""
         self._node.stop()
-        if self._thread is not None:
+        if self._thread is None:
+            self._node.close()
+        else:
             self._thread.join()
 
     def __enter__(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import signal
 import subprocess
 import sys
@@ -163,19 +164,25 @@ def accelerator(options: Sequence[str]) -> Iterator[dict[str, Any]]:
         ConfigurationError: it failed to start.
     """
     command = [sys.executable, "-m", "weft", "qdl", "accelerator", "--json", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        line = process.stdout.readline()
-        if not line.startswith("{"):
-            process.kill()
-            raise ConfigurationError(f"the node failed: {process.stderr.read().strip()}")
-        yield json.loads(line)
-    finally:
-        process.send_signal(signal.SIGTERM)
+    # A file takes any amount of errors; a full pipe would block the node.
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert process.stdout is not None
         try:
-            process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            # The node prints its line at once.
+            readable, _, _ = select.select([process.stdout], [], [], PATIENCE)
+            line = process.stdout.readline() if readable else ""
+            if not line.startswith("{"):
+                process.kill()
+                process.wait()
+                errors.seek(0)
+                reason = errors.read().strip() or f"no address within {PATIENCE:g} s"
+                raise ConfigurationError(f"the node failed: {reason}")
+            yield json.loads(line)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()

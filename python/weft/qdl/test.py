@@ -17,7 +17,7 @@ from weft.qdl import description
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SCENARIOS", "Counts", "Outcome", "Test"]
+__all__ = ["SCENARIOS", "Counts", "Departure", "Outcome", "Test"]
 
 Scenario = Literal["SingleStream", "MultiStream", "Server", "Offline"]
 SCENARIOS: Final = ("SingleStream", "MultiStream", "Server", "Offline")
@@ -36,6 +36,15 @@ class Counts(NamedTuple):
     failed: int
     #: Nodes of a front end; front ends of a node.
     peers: int
+
+
+class Departure(NamedTuple):
+    """End of the connection to a node during a test."""
+
+    name: str
+    cause: str
+    #: False for a node that left in order.
+    lost: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +79,8 @@ class Test:
         checksum: verify every payload by a checksum.
         deadline: seconds from the submission of a query to its failure.
         spin: seconds without work in which the service polls without a pause.
+        max_slot_bytes: most bytes that the front end reserves for the slots of a node, whose
+            schema determines them.
         kept_answers: answers kept by sample, against the rules: for a proof that TEST04 fails.
         local_model: model in this process: noop or checksum.
         work: seconds of CPU time for each query in this process.
@@ -104,6 +115,7 @@ class Test:
     checksum: bool = False
     deadline: float = 60.0
     spin: float = 0.0
+    max_slot_bytes: int = 1 << 30
     kept_answers: int = 0
     local_model: str = "noop"
     work: float = 0.0
@@ -184,6 +196,7 @@ class Test:
                 "checksum": self.checksum,
                 "deadline_s": self.deadline,
                 "spin_us": round(self.spin * 1e6),
+                "max_slot_bytes": self.max_slot_bytes,
                 "keep_answers": self.kept_answers,
             },
             "in_process": {
@@ -223,6 +236,8 @@ class Outcome:
     #: Rate of the slowest interface toward a node; None on loopback and in this process.
     link_bytes_per_second: float | None
     counts: Counts
+    #: Nodes that left or were lost during the test.
+    departures: tuple[Departure, ...]
     log_directory: str
     loadgen: str
     #: Lines of LoadGen's summary.
@@ -247,6 +262,7 @@ class Outcome:
             egress_bytes_per_second=scaled(rate, found["answer_bytes"]),
             link_bytes_per_second=min(known) if known and len(known) == len(rates) else None,
             counts=Counts(**found["counts"]),
+            departures=tuple(Departure(**each) for each in found["departures"]),
             log_directory=str(test.log_directory),
             loadgen=found["loadgen"],
             summary=summary,
@@ -254,7 +270,9 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """For `json.dumps`."""
-        return dataclasses.asdict(self) | {"counts": self.counts._asdict()}
+        departures = [each._asdict() for each in self.departures]
+        named = {"counts": self.counts._asdict(), "departures": departures}
+        return dataclasses.asdict(self) | named
 
 
 def rate_of(test: Test, summary: dict[str, str]) -> float | None:
