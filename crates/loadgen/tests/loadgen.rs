@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use weft_loadgen::{
-    Error, LoadGen, Mode, Response, Sample, SampleLibrary, Scenario, SystemUnderTest, Test,
+    Error, LoadGen, Mode, Response, Sample, SampleLibrary, Scenario, Summary, SystemUnderTest, Test,
 };
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -179,6 +179,86 @@ fn answers_may_come_from_another_thread() {
             test.run(loadgen, &system, &Samples::new()).expect("the test runs");
         });
     });
+}
+
+/// Gives first tokens and answers of a number of tokens, or the first tokens after the answers.
+struct InTokens {
+    loadgen: LoadGen,
+    tokens: u32,
+    first_is_late: bool,
+}
+
+impl SystemUnderTest for InTokens {
+    fn name(&self) -> String {
+        "in tokens".to_owned()
+    }
+    fn issue(&self, samples: &[Sample]) {
+        let (last, before) = samples.split_last().expect("a sample");
+        let answer = |sample: &Sample| {
+            self.loadgen.complete(&[Response::new(sample.id, &[1; 8]).with_tokens(self.tokens)]);
+        };
+        let first =
+            |sample: &Sample| self.loadgen.first_token(&[Response::new(sample.id, &[1; 4])]);
+        // The last sample of a query keeps the others valid at LoadGen.
+        for sample in before {
+            if self.first_is_late {
+                answer(sample);
+                // LoadGen records on a thread of its own.
+                first(sample);
+            } else {
+                first(sample);
+                answer(sample);
+            }
+        }
+        first(last);
+        answer(last);
+    }
+    fn flush(&self) {}
+}
+
+/// Errors in LoadGen's log of a test with token latencies, and the test's summary.
+fn in_tokens(loadgen: LoadGen, directory: PathBuf, tokens: u32, late: bool) -> (String, Summary) {
+    let conf = directory.join("user.conf");
+    std::fs::write(&conf, "*.*.use_token_latencies = 1\n*.*.min_duration = 20\n").unwrap();
+    let mut test = test(loadgen, Scenario::MultiStream, Mode::Performance, directory.clone());
+    test.user_conf = Some(conf);
+    test.settings.max_query_count = 100;
+    let system = InTokens { loadgen, tokens, first_is_late: late };
+    let summary = test.run(loadgen, &system, &Samples::new()).expect("the test runs");
+    let detail = std::fs::read_to_string(directory.join("mlperf_log_detail.txt")).expect("a log");
+    let errors = detail.lines().filter(|line| {
+        // Other errors are about the configuration, which is none of a submission.
+        line.contains("\"error_runtime") && line.contains("token")
+    });
+    (errors.collect::<Vec<_>>().join("\n"), summary)
+}
+
+#[test]
+fn tokens_are_counted_and_their_latencies_are_in_the_summary() {
+    with_loadgen("tokens", |loadgen, directory| {
+        let (errors, summary) = in_tokens(loadgen, directory, 5, false);
+        assert_eq!(errors, "");
+        assert!(
+            summary.values().keys().any(|key| key.to_lowercase().contains("token")),
+            "{:?}",
+            summary.values()
+        );
+    });
+}
+
+#[test]
+fn a_wrong_number_of_tokens_and_a_late_first_token_are_refused() {
+    for (tokens, late, expected) in [
+        (0, false, "n_tokens argument missing"),
+        (1, false, "Number of tokens need to be greater than 1"),
+        (5, true, "before it's first token latency"),
+        (5, true, "token latency after sample was completed"),
+    ] {
+        with_loadgen(&format!("tokens-{tokens}-{late}"), |loadgen, directory| {
+            let (errors, _) = in_tokens(loadgen, directory, tokens, late);
+            assert!(errors.contains(expected), "{expected}: {errors}");
+        });
+    }
 }
 
 /// Panics at a query.
