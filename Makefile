@@ -99,6 +99,14 @@ loss-dispatch: ## Accelerator nodes and front ends killed and stopped 20 times e
 	@WEFT_TEST_DISPATCH_LOSSES=20 $(RECORD) loss_dispatch cargo test --locked --quiet \
 		-p weft-dispatch --test processes --test faults -- --nocapture under_load
 
+SOAK_SECONDS ?= 600
+
+.PHONY: soak-dispatch
+soak-dispatch: ## Query dispatch under load for SOAK_SECONDS with joins and departures, recorded
+	$(call step,$(SOAK_SECONDS) s of query dispatch)
+	@SOAK_SECONDS=$(SOAK_SECONDS) $(RECORD) soak_dispatch cargo test --locked --quiet \
+		-p weft-dispatch --test soak -- --nocapture
+
 FUZZ_SECONDS ?= 60
 
 .PHONY: fuzz
