@@ -1,7 +1,11 @@
 //! Services: submissions by several threads, joins and departures under load, stop, back-pressure, panics.
 
+#[path = "service/limits.rs"]
+mod limits;
 #[path = "common/pairs.rs"]
 mod pairs;
+#[path = "service/submissions.rs"]
+mod submissions;
 
 use pairs::pair_config;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,9 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weft_dispatch::accelerator::{Executor, Job, JobQuery, Threaded};
 use weft_dispatch::service::Unsubmitted;
-use weft_dispatch::wire::{DataType, Dimension, Tensor};
 use weft_dispatch::{
-    AcceleratorConfig, AcceleratorService, Backend, Batch, Connection, Departure, Error, Failure,
+    AcceleratorConfig, AcceleratorService, Backend, Batch, Departure, Error, Failure,
     FrontEndService, Handler, Hello, Input, LedgerConfig, NodeId, Query, Report, Reports, Role,
     Schema, ServiceConfig,
 };
@@ -332,91 +335,6 @@ fn a_cancel_finds_queries_in_flight_in_the_ledger_and_in_the_queue() {
     service.stop(by()).unwrap();
 }
 
-/// The nodes take queries and never answer, so that quarantined queries fill the ledger.
-#[test]
-fn queries_behind_a_ledger_full_of_quarantined_ones_expire_and_are_cancelled() {
-    let world = World::new(ProviderKind::Shm, 40);
-    world.gate.store(false, Ordering::Release);
-    let services = [world.add_node().1, world.add_node().1];
-    let handle = world.front_end.handle();
-    let within = |token, time| {
-        let deadline = clock::now().after(Duration::from_millis(time));
-        let mut query = World::query(token);
-        query.deadline = deadline;
-        query
-    };
-    handle.submit_all((0..24).map(|token| within(token, 500)), by()).unwrap();
-    world.wait_for("24 ends", |ends| ends.ended.load(Ordering::Acquire) == 24);
-    assert_eq!(world.front_end.counts().unwrap().quarantined, 24);
-    // Half of them expire in the queue of 8, while the others wait on, also behind them.
-    let queued = (24..32).map(|token| within(token, if token % 2 == 0 { 30 } else { 60_000 }));
-    handle.submit_all(queued, by()).unwrap();
-    world.wait_for("28 ends", |ends| ends.ended.load(Ordering::Acquire) == 28);
-    assert!(world.front_end.cancel(29).unwrap() && !world.front_end.cancel(29).unwrap());
-    assert!(!world.front_end.cancel(24).unwrap(), "it has expired");
-    world.wait_for("the cancel", |ends| ends.ended.load(Ordering::Acquire) == 29);
-    // A place of the queue is free again.
-    handle.submit(within(32, 30)).unwrap();
-    world.wait_for("30 ends", |ends| ends.ended.load(Ordering::Acquire) == 30);
-    assert_eq!(world.front_end.counts().unwrap().failed, 30);
-    world.gate.store(true, Ordering::Release);
-    let (recorder, counts) = world.front_end.stop(by()).unwrap();
-    assert_eq!((counts.submitted, counts.answered, counts.failed), (33, 3, 30));
-    let ends = recorder.ends.counts.lock().unwrap().clone();
-    for (token, count) in ends.iter().take(33).enumerate() {
-        let answered = [25, 27, 31].contains(&token);
-        assert_eq!(*count, if answered { [1, 0, 1] } else { [0, 1, 1] }, "{token}");
-    }
-    for service in services {
-        service.stop(by()).unwrap();
-    }
-}
-
-#[test]
-fn a_cancel_finds_every_accepted_query_after_cancels_that_found_none() {
-    let world = World::new(ProviderKind::Shm, 100);
-    let handle = world.front_end.handle();
-    let mut accepted = Vec::new();
-    for token in 0..100 {
-        // Without a node, the ledger and the queue fill.
-        let soon = clock::now().after(Duration::from_millis(5));
-        match handle.submit_all([World::query(token)], soon) {
-            Ok(_) => accepted.push(token),
-            Err(Unsubmitted { error, .. }) => assert!(matches!(error, Error::Full { .. })),
-        }
-        assert!(!world.front_end.cancel(1000).unwrap());
-    }
-    for token in accepted.iter().rev() {
-        assert!(world.front_end.cancel(*token).unwrap(), "{token} of {}", accepted.len());
-    }
-    let (_, counts) = world.front_end.stop(by()).unwrap();
-    let accepted = accepted.len() as u64;
-    assert_eq!((counts.submitted, counts.failed), (accepted, accepted));
-}
-
-#[test]
-fn a_stop_does_not_wait_for_an_iterator_of_queries() {
-    let world = World::new(ProviderKind::Shm, 2);
-    let (_, service) = world.add_node();
-    let (release, gate) = std::sync::mpsc::channel::<()>();
-    let handle = world.front_end.handle();
-    let submitter = std::thread::spawn(move || {
-        let second = std::iter::once_with(|| {
-            let _ = gate.recv_timeout(PATIENCE);
-            World::query(1)
-        });
-        handle.submit_all(std::iter::once(World::query(0)).chain(second), by())
-    });
-    world.wait_for("the answer", |ends| ends.ended.load(Ordering::Acquire) == 1);
-    let since = clock::now();
-    world.front_end.stop(by()).unwrap();
-    assert!(clock::now().since(since) < PATIENCE / 2);
-    release.send(()).unwrap();
-    let Unsubmitted { submitted, error } = submitter.join().unwrap().unwrap_err();
-    assert_eq!((submitted, matches!(error, Error::Stopped { .. })), (1, true), "{error}");
-    service.stop(by()).unwrap();
-}
-
 #[test]
 fn a_stop_cancels_at_its_deadline_and_returns_all_memory() {
     let world = World::new(ProviderKind::Shm, 32);
@@ -473,55 +391,6 @@ fn a_node_returns_why_it_lost_a_front_end() {
     assert!(losses[0].contains("stopped before its last answers"), "{losses:?}");
     assert_eq!(service.state().unwrap().front_ends, 0);
     service.stop(by()).unwrap();
-}
-
-#[test]
-fn a_front_end_refuses_slots_beyond_its_limit_and_engines_with_too_few_lanes() {
-    let join = |schema: Schema, config: ServiceConfig, lanes: Option<usize>| {
-        let mut pairs = pair_config("127.0.0.1:0", ProviderKind::Shm, PATIENCE, SLOTS);
-        if let Some(lanes) = lanes {
-            pairs.engine.lanes = lanes;
-        }
-        let listener = Listener::bind(pairs).unwrap();
-        let address = listener.address().to_string();
-        let dialled = pair_config(&address, ProviderKind::Shm, PATIENCE, SLOTS);
-        let memory = Arc::new(Memory::shared(4096).unwrap());
-        let handler = Recorder { ends: Arc::default(), memory: memory.clone() };
-        let ledger = LedgerConfig { slots: SLOTS, ..LedgerConfig::default() };
-        let front_end =
-            FrontEndService::start(config, ledger, schema.clone(), &[memory], handler).unwrap();
-        let hello = |role| Hello { schema: Some(schema.clone()), ..hello(role) };
-        std::thread::scope(|scope| {
-            let node = scope.spawn(|| {
-                let pair = connect(&dialled, by()).unwrap();
-                // It fails with the front end.
-                drop(Connection::over(&pair, &hello(Role::Accelerator), by()));
-            });
-            let pair = listener.accept(by(), &mut || false).unwrap();
-            let joined = front_end.join(pair, &hello(Role::FrontEnd), by());
-            node.join().unwrap();
-            joined.map(drop).map_err(|error| error.to_string())
-        })
-    };
-    let default = ServiceConfig::default();
-    let error = join(Schema::bytes(8, 1 << 27), default, None).unwrap_err();
-    let expected = format!("expected at most {}", 1 << 30);
-    assert!(error.starts_with("node Accelerator: 16 slots take 2147"), "{error}");
-    assert!(error.contains(&expected) && error.contains("max_slot_bytes"), "{error}");
-    let within = |max_slot_bytes| ServiceConfig { max_slot_bytes, ..default };
-    assert!(join(schema(), within(16 * 64), None).is_err());
-    assert_eq!(join(schema(), within(16 * 256), None), Ok(()));
-    let tokens = Tensor::new("tokens", DataType::I32, &[Dimension::Tokens(8)]);
-    let tokens = Schema { outputs: vec![tokens], ..schema() };
-    let error = join(tokens, default, Some(64)).unwrap_err();
-    assert!(error.contains("answers in tokens"), "{error}");
-    assert!(error.contains("Connection::streaming_engine_config(16)"), "{error}");
-}
-
-#[test]
-fn an_executor_without_a_backend_is_refused() {
-    let error = Threaded::new(Vec::<Sum>::new(), Box::new(|| ())).unwrap_err();
-    assert_eq!(error.to_string(), "backends 0: expected at least 1");
 }
 
 #[test]

@@ -122,6 +122,7 @@ fn soak(provider: ProviderKind, time: Duration) {
         let submitter = scope.spawn(|| {
             let mut submitted = 0u64;
             while !stop.load(Ordering::Relaxed) {
+                // The full queue takes longer than a deadline on a slow machine: some queries expire in it.
                 let queries = (submitted..submitted + 64).map(|token| {
                     let offset = token % SAMPLES * BYTES;
                     let deadline = clock::now().after(Duration::from_millis(200));
