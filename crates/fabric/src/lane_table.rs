@@ -270,7 +270,7 @@ impl LaneTable {
             return None;
         }
         let lanes = self.words.lanes();
-        lanes.raise_in_poll(number, lanes.value(number) + 1);
+        lanes.raise_unmarked(number, lanes.value(number) + 1);
         holder
     }
 

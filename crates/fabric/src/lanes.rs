@@ -85,10 +85,21 @@ impl<W32: Word32, W64: Word64> Lanes<'_, W32, W64> {
         self.set_dirty(lane)
     }
 
-    /// [`Lanes::raise`] without a dirty bit, for an agent inside the owner's poll, which reports the lane itself.
+    /// [`Lanes::raise`] without a dirty bit: for an agent inside the owner's poll, which reports the lane itself, and
+    /// for one that sets the bits of several lanes afterwards ([`Lanes::set_all_dirty`]).
     #[inline(always)]
-    pub fn raise_in_poll(&self, lane: usize, value: u64) {
+    pub fn raise_unmarked(&self, lane: usize, value: u64) {
         self.word(lane).store(value);
+    }
+
+    /// Sets the dirty bits of raised lanes: leaves with their bits, and one access to the doorbell for all.
+    pub fn set_all_dirty(&self, leaves: impl IntoIterator<Item = (usize, u64)>) -> Wake {
+        let mut groups = 0;
+        for (leaf, lanes) in leaves {
+            self.leaves[leaf].0.fetch_or(lanes);
+            groups |= 1 << (leaf as u32 % GROUPS);
+        }
+        Self::wake_for(self.doorbell.0.fetch_or(groups))
     }
 
     /// Sets the dirty bit of a raised lane.
@@ -263,6 +274,20 @@ mod tests {
             prop_assert!(raised.is_empty());
             prop_assert!(taken(&table).is_empty());
         }
+    }
+
+    #[test]
+    fn lanes_that_are_marked_together_are_each_reported() {
+        let table = Table::new(70);
+        let lanes = table.lanes();
+        for lane in [3, 5, 64 * 28 + 1] {
+            lanes.raise_unmarked(lane, 7);
+        }
+        assert!(!lanes.has_dirty());
+        assert_eq!(lanes.set_all_dirty([(0, 1 << 3 | 1 << 5), (28, 2)]), Wake::No);
+        assert_eq!(taken(&table), [3, 5, 64 * 28 + 1]);
+        assert!(lanes.prepare_sleep(SleepMode::Word));
+        assert_eq!(lanes.set_all_dirty([(1, 1), (2, 1)]), Wake::Word);
     }
 
     #[test]

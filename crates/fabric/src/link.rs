@@ -328,6 +328,15 @@ pub trait Link: Send {
         sink: &mut Sink,
     ) -> std::result::Result<PostStatus, String>;
 
+    /// [`Link::post`] of a part that others follow: the peer may be notified of it by [`Link::flush`] alone.
+    fn post_in_batch(
+        &mut self,
+        work: &WorkRequest<'_>,
+        sink: &mut Sink,
+    ) -> std::result::Result<PostStatus, String> {
+        self.post(work, sink)
+    }
+
     /// Posts the parts of a scatter in order, up to the first that is not accepted. A link with work
     /// request templates patches them here.
     fn post_scatter(&mut self, scatter: &Scatter<'_>, sink: &mut Sink) -> ScatterStatus {

@@ -180,6 +180,47 @@ fn a_credit_piggybacks_on_a_part_wherever_its_lane_lies() {
     });
 }
 
+/// Parts of a batch are visible at once, and marked at the flush or before.
+#[test]
+fn a_batch_of_parts_is_marked_by_its_flush() {
+    const LANES: u32 = 640;
+    on_threads(2, |rank, gather| {
+        let peer = Rank(1 - rank.0);
+        let (mut link, lanes) = bare_link(&shm(), rank, LANES as usize);
+        lanes.issue(peer, LANES).unwrap();
+        let addresses = gather(link.address());
+        let deadline = clock::now().after(PATIENCE);
+        connect_bare(&mut *link, peer, &addresses[peer.0 as usize], deadline).unwrap();
+        let mut sink = Sink::default();
+        let mut raised: Vec<u32> = Vec::new();
+        // One lane, lanes of few and of many leaves.
+        for batch in [vec![9], (0..40).collect(), (0..10).map(|leaf| 64 * leaf + 3).collect()] {
+            for &number in &batch {
+                let lane = Lane::new(LaneId::new(number).unwrap(), Generation(0));
+                let class = TrafficClass::Latency;
+                let (credits, piggyback) = (None, None);
+                let work =
+                    WorkRequest { token: 0, peer, lane, credits, piggyback, class, pages: &[] };
+                assert_eq!(link.post_in_batch(&work, &mut sink), Ok(PostStatus::Done));
+            }
+            raised.extend(&batch);
+            gather(Vec::new());
+            for number in 0..LANES {
+                let expected = raised.iter().filter(|raised| **raised == number).count() as u64;
+                assert_eq!(lanes.value(LaneId::new(number).unwrap()), expected, "lane {number}");
+            }
+            gather(Vec::new());
+            link.flush(&mut sink);
+            gather(Vec::new());
+            let mut marked = Vec::new();
+            lanes.take_dirty(|number| marked.push(number as u32));
+            marked.sort_unstable();
+            assert_eq!(marked, batch);
+            gather(Vec::new());
+        }
+    });
+}
+
 #[test]
 fn registered_memory_is_a_source_and_no_destination() {
     on_threads(2, |rank, gather| {

@@ -28,9 +28,9 @@ impl InFlightParts {
 
 impl Engine {
     /// Posts a write over an inline route, which needs no request. The caller poisons the group on an
-    /// error.
+    /// error. Without `FLUSH`, the peer may be notified at the next flush.
     #[inline(always)]
-    pub(super) fn post_inline(
+    pub(super) fn post_inline<const FLUSH: bool>(
         &mut self,
         link: u16,
         LaneTarget { peer, lane, credits }: LaneTarget,
@@ -39,7 +39,13 @@ impl Engine {
         pages: &[Page],
     ) -> Result<(), String> {
         let work = WorkRequest { token: 0, peer, lane, credits, piggyback, class, pages };
-        let posted = self.links[usize::from(link)].post(&work, &mut self.sink);
+        let path = &mut self.links[usize::from(link)];
+        let posted = if FLUSH {
+            path.post(&work, &mut self.sink)
+        } else {
+            self.unflushed |= 1 << link;
+            path.post_in_batch(&work, &mut self.sink)
+        };
         debug_assert!(!matches!(posted, Ok(PostStatus::InFlight | PostStatus::Full)));
         posted.map(|_| ())
     }
@@ -155,7 +161,7 @@ impl Engine {
             record(trace, peer, entry.lane, entry.value, pages);
         }
         if is_inline {
-            if let Err(why) = self.post_inline(link, destination, class, None, pages) {
+            if let Err(why) = self.post_inline::<true>(link, destination, class, None, pages) {
                 self.fail_request(id, peer, why);
             }
             return;
@@ -385,7 +391,8 @@ impl Engine {
                 // Ahead of queued writes: a credit carries no bytes, and the peer waits for it.
                 let (link, class) = (path.link, TrafficClass::Latency);
                 if path.inline {
-                    if let Err(why) = self.post_inline(link, destination, class, None, &[]) {
+                    if let Err(why) = self.post_inline::<true>(link, destination, class, None, &[])
+                    {
                         self.write_failed(destination.peer, &why);
                     }
                 } else {
@@ -397,7 +404,7 @@ impl Engine {
         self.pending_credits.clear();
     }
 
-    /// Posts pending credits and flushes the links with posts. Inline routes need no flush.
+    /// Posts pending credits and flushes the links with posts. Inline routes need one after a batch only.
     #[inline(always)]
     pub(super) fn flush_all(&mut self) {
         if !self.pending_credits.is_empty() {

@@ -208,7 +208,7 @@ impl Engine {
     }
 
     /// Writes to one peer. [`RequestId::DONE`] if the write has completed. With `FLUSH`, a write of one
-    /// part flushes its link; otherwise the caller does.
+    /// part flushes its link; otherwise the caller does, also after a write over an inline route.
     #[inline(always)]
     fn write_tagged<const FLUSH: bool>(
         &mut self,
@@ -233,7 +233,8 @@ impl Engine {
             }
             let piggyback =
                 self.pending_credits.pop_if(|credit| credit.peer == peer).map(|credit| credit.lane);
-            if let Err(why) = self.post_inline(link, destination, class, piggyback, pages) {
+            if let Err(why) = self.post_inline::<FLUSH>(link, destination, class, piggyback, pages)
+            {
                 self.write_failed(peer, &why);
                 return Ok(RequestId::FAILED);
             }

@@ -21,6 +21,7 @@ pub(crate) struct LocalPeer {
     words: Arc<LaneWords>,
     /// Lanes of the peer that this rank has raised; this rank is their only agent.
     raised: Vec<RaisedLane>,
+    unmarked: UnmarkedLanes,
     wake: Arc<OwnedFd>,
     pub(super) link: DescriptorSocket,
     /// Received descriptors before their import, by key and serial.
@@ -37,6 +38,44 @@ struct RaisedLane {
 impl RaisedLane {
     /// Placeholder: reads like a lane at zero.
     const NONE: RaisedLane = RaisedLane { lane: Lane::from_immediate(0), value: 0 };
+}
+
+/// Lanes raised in a batch without their dirty bits.
+#[derive(Debug, Default)]
+struct UnmarkedLanes {
+    /// Leaves with the bits of raised lanes.
+    leaves: [(u32, u64); UnmarkedLanes::LEAVES],
+    count: usize,
+    raises: u32,
+    /// Bytes of their writes.
+    bytes: u64,
+}
+
+impl UnmarkedLanes {
+    /// Most leaves.
+    const LEAVES: usize = 8;
+    /// Raises and bytes after which the peer is notified, so that it works on them while others are written.
+    const MAX_RAISES: u32 = 16;
+    const MAX_BYTES: u64 = 16 << 10;
+
+    /// Adds a lane; true if the lanes are to be marked now.
+    #[inline]
+    fn add(&mut self, lane: usize, bytes: u64) -> bool {
+        let (leaf, bit) = ((lane / 64) as u32, 1 << (lane % 64));
+        let known = self.leaves[..self.count].iter_mut().rev().find(|known| known.0 == leaf);
+        match known {
+            Some(known) => known.1 |= bit,
+            None => {
+                self.leaves[self.count] = (leaf, bit);
+                self.count += 1;
+            }
+        }
+        self.raises += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.count == UnmarkedLanes::LEAVES
+            || self.raises >= UnmarkedLanes::MAX_RAISES
+            || self.bytes >= UnmarkedLanes::MAX_BYTES
+    }
 }
 
 #[derive(Debug)]
@@ -57,7 +96,8 @@ impl LocalPeer {
         let words = words.ok_or_else(|| io::Error::other("its lane table is malformed"))?;
         let (raised, regions, arrived) = (Vec::new(), RegionMap::default(), HashMap::new());
         let (words, wake) = (Arc::new(words), Arc::new(wake));
-        Ok(LocalPeer { regions, words, raised, wake, link, arrived })
+        let unmarked = UnmarkedLanes::default();
+        Ok(LocalPeer { regions, words, raised, unmarked, wake, link, arrived })
     }
 
     /// Copies a page with the CPU; `None` if it is outside of a region, or if a region is not host memory.
@@ -87,6 +127,26 @@ impl LocalPeer {
         };
         self.wake(asleep);
         Some(())
+    }
+
+    /// [`LocalPeer::raise`] in a batch, of a write of `bytes` bytes. [`LocalPeer::mark_raised`] follows the last one.
+    #[inline]
+    pub fn raise_in_batch(&mut self, lane: Lane, bytes: u64) -> Option<()> {
+        let (number, value) = self.next(lane)?;
+        self.words.lanes().raise_unmarked(number, value);
+        if self.unmarked.add(number, bytes) {
+            self.mark_raised();
+        }
+        Some(())
+    }
+
+    /// Sets the dirty bits of the lanes raised in a batch, and wakes the peer.
+    pub fn mark_raised(&mut self) {
+        let UnmarkedLanes { leaves, count, .. } = std::mem::take(&mut self.unmarked);
+        if count > 0 {
+            let leaves = leaves[..count].iter().map(|&(leaf, lanes)| (leaf as usize, lanes));
+            self.wake(self.words.lanes().set_all_dirty(leaves));
+        }
     }
 
     /// Number of a lane and its next value.

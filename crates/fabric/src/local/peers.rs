@@ -36,6 +36,8 @@ pub(crate) struct LocalPeers {
     next_serial: u64,
     /// True if a socket has unsent messages.
     has_unsent: bool,
+    /// Peer with lanes raised in a batch and not marked.
+    unmarked: Option<Rank>,
 }
 
 /// A region of this rank.
@@ -62,6 +64,7 @@ impl LocalPeers {
             regions,
             next_serial: 0,
             has_unsent: false,
+            unmarked: None,
         })
     }
 
@@ -242,6 +245,38 @@ impl LocalPeers {
             from.and_then(|from| peer.copy(page, &from.memory)).ok_or("a page is out of bounds")?;
         }
         peer.raise(work.lane, work.piggyback).ok_or("it has no such lane")
+    }
+
+    /// As [`LocalPeers::write`], for one of several writes: the lane is marked at the latest by
+    /// [`LocalPeers::mark_raised`].
+    #[inline]
+    pub fn write_in_batch(&mut self, work: &WorkRequest<'_>) -> Result<(), &'static str> {
+        if work.piggyback.is_some() {
+            return self.write(work);
+        }
+        if self.unmarked != Some(work.peer) {
+            self.mark_raised();
+        }
+        let peer = self.peers.get_mut(work.peer);
+        let peer = peer.ok_or("it is not connected over shm")?;
+        let mut bytes = 0;
+        for page in work.pages {
+            let from = self.regions.get(page.source);
+            from.and_then(|from| peer.copy(page, &from.memory)).ok_or("a page is out of bounds")?;
+            bytes += page.length;
+        }
+        self.unmarked = Some(work.peer);
+        peer.raise_in_batch(work.lane, bytes).ok_or("it has no such lane")
+    }
+
+    /// Marks the lanes raised by [`LocalPeers::write_in_batch`].
+    #[inline]
+    pub fn mark_raised(&mut self) {
+        if let Some(rank) = self.unmarked.take()
+            && let Some(peer) = self.peers.get_mut(rank)
+        {
+            peer.mark_raised();
+        }
     }
 
     /// Copies a page with the CPU, as [`LocalPeer::copy`] does.

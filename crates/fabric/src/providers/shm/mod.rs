@@ -173,7 +173,18 @@ impl Link for ShmLink {
         Ok(PostStatus::Done)
     }
 
-    fn flush(&mut self, _sink: &mut Sink) {}
+    fn post_in_batch(
+        &mut self,
+        work: &WorkRequest<'_>,
+        _sink: &mut Sink,
+    ) -> std::result::Result<PostStatus, String> {
+        self.local.write_in_batch(work)?;
+        Ok(PostStatus::Done)
+    }
+
+    fn flush(&mut self, _sink: &mut Sink) {
+        self.local.mark_raised();
+    }
 
     fn poll(&mut self, _now: Time, _sink: &mut Sink) {
         self.local.flush();
