@@ -4,7 +4,7 @@ use crate::arrivals::Arrivals;
 use crate::error::{Error, Result};
 use crate::memory::SlotMemory;
 use crate::peer::Peer;
-use crate::wire::{Agreement, Checksum, Header, Hello, Layout, Role};
+use crate::wire::{Agreement, Checksum, Fields, Header, Hello, Layout, Role};
 use weft_fabric::{
     Communicator, CounterConfig, CounterId, Engine, EngineConfig, Grant, Page, PartRule, Rank,
     RegionKey, RemoteRegion, Requests, Time,
@@ -30,6 +30,8 @@ pub struct Connection {
     /// Headers of queries, or whole answers.
     pub(crate) outgoing: SlotMemory,
     pub(crate) arrivals: Arrivals,
+    /// The last header that arrived.
+    pub(crate) header: Header,
     remote: RegionKey,
     remote_bytes: u64,
 }
@@ -87,6 +89,7 @@ impl Connection {
             incoming: SlotMemory::allocate(engine, slots, incoming_layout.stride())?,
             outgoing: SlotMemory::allocate(engine, slots, outgoing_stride)?,
             arrivals: Arrivals::new(slots, header_parts),
+            header: Header::new(0, 0, []),
             incoming_layout,
             outgoing_layout,
             remote: RegionKey(0),
@@ -204,8 +207,8 @@ impl Connection {
         }
     }
 
-    /// The header in a slot whose write has arrived entirely; `None` before. `streamed`: bytes of tokens that arrived in
-    /// earlier parts.
+    /// Takes the header in a slot whose write has arrived entirely, to [`Connection::header`]; false before.
+    /// `streamed`: bytes of tokens that arrived in earlier parts.
     ///
     /// # Errors
     /// [`Error::Malformed`], [`Error::Checksum`]: the peer violates the protocol.
@@ -216,13 +219,14 @@ impl Connection {
         turn: u32,
         is_answer: bool,
         streamed: u64,
-    ) -> Result<Option<Header>> {
+    ) -> Result<bool> {
         if !self.arrivals.has_header(slot)? {
-            return Ok(None);
+            return Ok(false);
         }
         let layout = &self.incoming_layout;
         let bytes = self.incoming.read(slot, 0, layout.header_bytes());
-        let header = Header::decode(bytes, layout, turn, is_answer)?;
+        self.header.read(bytes, layout, turn, is_answer)?;
+        let header = self.header.fields();
         check_tokens(&header, layout, streamed)?;
         let lengths = carried(&header, layout, streamed).map(|carried| carried.length);
         let payload_parts = match is_whole(self.parts, layout, lengths.clone()) {
@@ -230,7 +234,7 @@ impl Connection {
             false => self.parts.count(lengths),
         };
         if !self.arrivals.take(slot, payload_parts) {
-            return Ok(None);
+            return Ok(false);
         }
         if self.agreement.checksum {
             // An answer is checked as a whole, a part of it by itself.
@@ -239,9 +243,9 @@ impl Connection {
             for Carried { tensor, first, length } in carried(&header, layout, streamed) {
                 sum.add(self.incoming.read(slot, layout.offset(tensor) + first, length));
             }
-            header.check(sum.value())?;
+            self.header.check(sum.value())?;
         }
-        Ok(Some(header))
+        Ok(true)
     }
 
     /// Writes a header and tensors into the peer's slot. `tensors`: source of each; `None`: the outgoing slot.
@@ -250,7 +254,7 @@ impl Connection {
     pub(crate) fn send(
         &mut self,
         slot: u32,
-        header: &Header,
+        header: &Fields<'_>,
         tensors: Option<&dyn Fn(usize) -> (RegionKey, u64)>,
         streamed: u64,
         requests: &mut Requests,
@@ -352,12 +356,12 @@ struct Carried {
 /// Bytes that the write of a header carries, where `streamed` bytes of tokens were written before.
 #[inline]
 fn carried<'a>(
-    header: &'a Header,
+    header: &Fields<'a>,
     layout: &Layout,
     streamed: u64,
 ) -> impl Iterator<Item = Carried> + Clone + use<'a> {
     let (stream, is_part) = (layout.stream(), header.is_part);
-    header.lengths().iter().enumerate().map(move |(place, length)| {
+    header.lengths.iter().enumerate().map(move |(place, length)| {
         let tensor = stream.filter(|_| is_part).unwrap_or(place);
         let first = if Some(tensor) == stream { streamed } else { 0 };
         Carried { tensor, first, length: length - first }
@@ -365,10 +369,11 @@ fn carried<'a>(
 }
 
 /// Checks the tokens of a part or an answer after `streamed` bytes of them.
-fn check_tokens(header: &Header, layout: &Layout, streamed: u64) -> Result<()> {
+#[inline]
+fn check_tokens(header: &Fields<'_>, layout: &Layout, streamed: u64) -> Result<()> {
     let Some(stream) = layout.stream() else { return Ok(()) };
     let place = if header.is_part { 0 } else { stream };
-    let Some(&bytes) = header.lengths().get(place) else { return Ok(()) };
+    let Some(&bytes) = header.lengths.get(place) else { return Ok(()) };
     if bytes < streamed || header.is_part && bytes == streamed {
         let token = layout.token_bytes().max(1);
         let detail = format!("{} after {} in earlier parts", bytes / token, streamed / token);

@@ -43,7 +43,7 @@ impl<'a> Batch<'a> {
         let reply = self.job.reply(query);
         // Appended tokens may be on their way already.
         let is_readable = reply.appended == 0 || !reply.is_stream(tensor);
-        let length = if is_readable { reply.lengths()[tensor] } else { 0 };
+        let length = if is_readable { self.job.output_bytes(query)[tensor] } else { 0 };
         let (memory, slot) = self.job.place(query);
         let offset = memory.outgoing_layout.offset(tensor);
         memory.outgoing.write_in_job(slot, offset, length)
@@ -59,7 +59,7 @@ impl<'a> Batch<'a> {
         let reply = self.job.reply(query);
         let admits = admits && (reply.appended == 0 || !reply.is_stream(tensor));
         if admits {
-            reply.resize(tensor, bytes);
+            self.job.resize(query, tensor, bytes);
         }
         admits
     }
@@ -80,6 +80,7 @@ impl<'a> Batch<'a> {
         let offset = layout.offset(stream) + before;
         memory.outgoing.write_in_job(slot, offset, tokens.len() as u64).copy_from_slice(tokens);
         self.job.reply(query).append(stream, total);
+        self.job.resize(query, stream, total);
         if total > before {
             self.job.report_tokens(query, total);
         }

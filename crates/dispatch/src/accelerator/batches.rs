@@ -45,10 +45,10 @@ impl<E: Executor> Accelerator<E> {
     }
 
     fn next_job(&mut self, bucket: usize) -> Job {
-        let (max_batch, inputs) = (self.config.max_batch as usize, self.schema.inputs.len());
-        let spare = self.spare.pop();
-        let mut job =
-            spare.unwrap_or_else(|| Job::with_capacity(max_batch, inputs, self.tokens.clone()));
+        let mut job = self.spare.pop().unwrap_or_else(|| {
+            let (max_batch, inputs) = (self.config.max_batch as usize, self.schema.inputs.len());
+            Job::with_capacity(max_batch, inputs, &self.most, self.tokens.clone())
+        });
         self.batch.clear();
         self.batch.extend(self.waiting.take(bucket));
         if self.config.by_slot {
@@ -56,7 +56,7 @@ impl<E: Executor> Accelerator<E> {
         }
         for &(link, slot) in &self.batch {
             if let Some(link) = &self.links[link as usize] {
-                job.push(&link.memory, slot, link.lengths(slot), &self.schema.outputs);
+                job.push(&link.memory, slot, link.lengths(slot));
             }
         }
         job
@@ -75,9 +75,11 @@ impl<E: Executor> Accelerator<E> {
 
     /// Enters the answers of a batch, except those of connections that are gone.
     fn finish(&mut self, mut job: Job) {
-        for (index, query, reply) in job.answers() {
+        for (index, query, code, outputs) in job.answers() {
             match &mut self.links[index] {
-                Some(link) if link.memory.id == query.link => link.answer(query.slot, reply),
+                Some(link) if link.memory.id == query.link => {
+                    link.answer(query.slot, code, outputs)
+                }
                 _ => {}
             }
         }

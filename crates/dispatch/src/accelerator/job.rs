@@ -3,7 +3,7 @@
 use super::reply::Reply;
 use super::tokens::{Appended, JobQuery, TokenQueue};
 use crate::memory::SlotMemory;
-use crate::wire::{Layout, Tensor};
+use crate::wire::Layout;
 use std::sync::Arc;
 
 /// Memory of a connection's slots. It lives until its last batch has ended.
@@ -33,19 +33,30 @@ pub struct Job {
     /// Bytes of each input, by query.
     lengths: Vec<u64>,
     replies: Vec<Reply>,
+    /// Bytes of each output, by query.
+    outputs: Vec<u64>,
     inputs: usize,
+    /// Most bytes of each output.
+    most: Box<[u64]>,
     tokens: Arc<TokenQueue>,
 }
 
 impl Job {
-    /// Empty job with room for `queries` queries of `inputs` inputs each.
-    pub(super) fn with_capacity(queries: usize, inputs: usize, tokens: Arc<TokenQueue>) -> Job {
+    /// Empty job with room for `queries` queries of `inputs` inputs each, whose outputs have at most `most` bytes.
+    pub(super) fn with_capacity(
+        queries: usize,
+        inputs: usize,
+        most: &[u64],
+        tokens: Arc<TokenQueue>,
+    ) -> Job {
         Job {
             memories: Vec::with_capacity(queries.min(16)),
             places: Vec::with_capacity(queries),
             lengths: Vec::with_capacity(queries * inputs),
             replies: Vec::with_capacity(queries),
+            outputs: Vec::with_capacity(queries * most.len()),
             inputs,
+            most: most.into(),
             tokens,
         }
     }
@@ -69,6 +80,8 @@ impl Job {
         self.places.remove(position);
         self.replies.remove(position);
         self.lengths.drain(position * self.inputs..(position + 1) * self.inputs);
+        let outputs = self.most.len();
+        self.outputs.drain(position * outputs..(position + 1) * outputs);
         true
     }
 
@@ -77,15 +90,9 @@ impl Job {
         self.replies.iter_mut().for_each(|reply| reply.fail(code));
     }
 
-    /// Adds a query.
+    /// Adds a query, whose outputs have their most bytes.
     #[inline]
-    pub(super) fn push(
-        &mut self,
-        memory: &Arc<LinkMemory>,
-        slot: u32,
-        lengths: &[u64],
-        outputs: &[Tensor],
-    ) {
+    pub(super) fn push(&mut self, memory: &Arc<LinkMemory>, slot: u32, lengths: &[u64]) {
         let known = match self.memories.last() {
             Some(last) if last.id == memory.id => Some(self.memories.len() - 1),
             _ => self.memories.iter().position(|known| known.id == memory.id),
@@ -96,14 +103,17 @@ impl Job {
         });
         self.places.push(Place { memory: memory as u32, slot });
         self.lengths.extend_from_slice(lengths);
-        self.replies.push(Reply::of(outputs));
+        self.replies.push(Reply::default());
+        self.outputs.extend_from_slice(&self.most);
     }
 
-    /// Queries by connection index, its number and slot, with their replies.
-    pub(super) fn answers(&self) -> impl Iterator<Item = (usize, JobQuery, &Reply)> {
-        self.places.iter().zip(&self.replies).map(|(place, reply)| {
+    /// Queries by connection index, its number and slot, with their errors and the bytes of each output.
+    #[inline]
+    pub(super) fn answers(&self) -> impl Iterator<Item = (usize, JobQuery, u32, &[u64])> {
+        self.places.iter().zip(&self.replies).enumerate().map(|(query, (place, reply))| {
             let memory = &self.memories[place.memory as usize];
-            (memory.index, JobQuery { link: memory.id, slot: place.slot }, reply)
+            let query_of_link = JobQuery { link: memory.id, slot: place.slot };
+            (memory.index, query_of_link, reply.code, self.output_bytes(query))
         })
     }
 
@@ -113,6 +123,7 @@ impl Job {
         self.places.clear();
         self.lengths.clear();
         self.replies.clear();
+        self.outputs.clear();
     }
 
     /// Connection memory and slot of a query.
@@ -124,6 +135,18 @@ impl Job {
     /// Bytes of an input's tensor.
     pub(super) fn input_bytes(&self, query: usize, tensor: usize) -> u64 {
         self.lengths[query * self.inputs..][..self.inputs][tensor]
+    }
+
+    /// Bytes of each output of a query.
+    #[inline]
+    pub(super) fn output_bytes(&self, query: usize) -> &[u64] {
+        &self.outputs[query * self.most.len()..][..self.most.len()]
+    }
+
+    /// Sets the bytes of an output.
+    pub(super) fn resize(&mut self, query: usize, tensor: usize, bytes: u64) {
+        let outputs = self.most.len();
+        self.outputs[query * outputs..][..outputs][tensor] = bytes;
     }
 
     pub(super) fn reply(&mut self, query: usize) -> &mut Reply {

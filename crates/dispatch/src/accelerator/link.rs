@@ -1,10 +1,9 @@
 //! Slots of the connection to one front end, as the accelerator node uses them.
 
 use super::job::LinkMemory;
-use super::reply::Reply;
 use crate::connection::Connection;
 use crate::error::Result;
-use crate::wire::{Checksum, Header};
+use crate::wire::{Checksum, Fields};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use weft_fabric::Requests;
@@ -19,6 +18,11 @@ pub(super) struct Slot {
     cancels_before: u32,
     /// Holds a query without an answer.
     pub(super) open: bool,
+    /// Its answer waits for the confirmation of a part.
+    pub(super) held: bool,
+    /// Status and checksum of its answer.
+    status: u32,
+    checksum: u64,
     pub(super) stream: Stream,
 }
 
@@ -44,15 +48,15 @@ pub(super) struct Link {
     pub(super) slots: Box<[Slot]>,
     /// Bytes of each tensor of the query in each slot.
     lengths: Box<[u64]>,
-    /// Answers to write.
-    pub(super) answers: VecDeque<(u32, Header)>,
+    /// Bytes of each tensor of the answer in each slot.
+    outputs: Box<[u64]>,
+    /// Slots with an answer to write.
+    pub(super) answers: VecDeque<u32>,
     /// The announcement of the departure is to be sent.
     leaves: bool,
     announced: bool,
     /// Slots with a part to write.
     pub(super) parts: Vec<u32>,
-    /// Answers that wait for the confirmation of a part, by slot; empty without an output of tokens.
-    pub(super) held: Box<[Option<Header>]>,
 }
 
 impl Link {
@@ -60,7 +64,8 @@ impl Link {
     pub fn new(connection: Connection, id: u64, index: usize) -> Link {
         let slots = connection.agreement().slots as usize;
         let inputs = connection.agreement().schema.inputs.len();
-        let held = if connection.agreement().has_stream() { slots } else { 0 };
+        let outputs = connection.agreement().schema.outputs.len();
+        let parts = if connection.agreement().has_stream() { slots } else { 0 };
         let memory = LinkMemory {
             id,
             index,
@@ -74,11 +79,11 @@ impl Link {
             memory: memory.into(),
             slots: vec![Slot::default(); slots].into(),
             lengths: vec![0; slots * inputs].into(),
+            outputs: vec![0; slots * outputs].into(),
             answers: VecDeque::with_capacity(slots),
             leaves: false,
             announced: false,
-            parts: Vec::with_capacity(held),
-            held: vec![None; held].into(),
+            parts: Vec::with_capacity(parts),
         }
     }
 
@@ -110,9 +115,10 @@ impl Link {
     pub fn take_query(&mut self, slot: u32) -> Result<bool> {
         let entry = &mut self.slots[slot as usize];
         let turn = entry.turn.wrapping_add(1);
-        let Some(header) = self.connection.take_arrival(slot, turn, false, 0)? else {
+        if !self.connection.take_arrival(slot, turn, false, 0)? {
             return Ok(false);
-        };
+        }
+        let header = &self.connection.header;
         if entry.open {
             let detail = format!("a query in slot {slot}, whose query has no answer yet");
             return Err(crate::Error::Malformed { what: "use of a slot", detail });
@@ -131,40 +137,39 @@ impl Link {
         &self.lengths[slot as usize * inputs..][..inputs]
     }
 
-    /// Enters an answer to be written.
-    pub fn answer(&mut self, slot: u32, reply: &Reply) {
-        if reply.code != 0 {
-            return self.answer_error(slot, reply.code);
+    /// Enters an answer to be written: an error, or 0 with the bytes of each tensor.
+    #[inline]
+    pub fn answer(&mut self, slot: u32, code: u32, outputs: &[u64]) {
+        if code != 0 {
+            return self.answer_error(slot, code);
         }
-        let mut header = Header::new(0, 0, reply.lengths().iter().copied());
         let connection = &self.connection;
+        let mut checksum = 0;
         if connection.agreement().checksum {
             let mut sum = Checksum::default();
-            for (tensor, length) in header.lengths().iter().enumerate() {
+            for (tensor, length) in outputs.iter().enumerate() {
                 let offset = connection.outgoing_layout.offset(tensor);
                 sum.add(connection.outgoing.read(slot, offset, *length));
             }
-            header.checksum = sum.value();
+            checksum = sum.value();
         }
-        self.enter(slot, header);
+        self.outputs[slot as usize * outputs.len()..][..outputs.len()].copy_from_slice(outputs);
+        self.enter(slot, 0, checksum);
     }
 
     /// Enters an answer with an error.
     pub fn answer_error(&mut self, slot: u32, code: u32) {
-        let mut header = Header::new(0, code, []);
-        if self.connection.agreement().checksum {
-            header.checksum = Checksum::default().value();
-        }
-        self.enter(slot, header);
+        let has_checksum = self.connection.agreement().checksum;
+        self.enter(slot, code, if has_checksum { Checksum::default().value() } else { 0 });
     }
 
-    fn enter(&mut self, slot: u32, mut header: Header) {
+    #[inline]
+    fn enter(&mut self, slot: u32, status: u32, checksum: u64) {
         let entry = &mut self.slots[slot as usize];
-        entry.open = false;
-        header.turn = entry.turn;
+        (entry.open, entry.status, entry.checksum) = (false, status, checksum);
         match entry.stream.parts == entry.stream.confirmed {
-            true => self.answers.push_back((slot, header)),
-            false => self.held[slot as usize] = Some(header),
+            true => self.answers.push_back(slot),
+            false => entry.held = true,
         }
     }
 
@@ -175,9 +180,13 @@ impl Link {
 
     /// Writes the answers, and parts of them.
     pub fn emit(&mut self, requests: &mut Requests) {
-        while let Some((slot, header)) = self.answers.pop_front() {
-            let streamed = self.slots[slot as usize].stream.sent;
-            self.connection.send(slot, &header, None, streamed, requests);
+        let outputs = self.connection.agreement().schema.outputs.len();
+        while let Some(slot) = self.answers.pop_front() {
+            let Slot { turn, status: word, checksum, stream, .. } = self.slots[slot as usize];
+            let lengths = &self.outputs[slot as usize * outputs..][..outputs];
+            let lengths = if word == 0 { lengths } else { &[] };
+            let header = Fields { turn, word, checksum, is_part: false, lengths };
+            self.connection.send(slot, &header, None, stream.sent, requests);
         }
         while let Some(slot) = self.parts.pop() {
             self.emit_part(slot, requests);

@@ -35,7 +35,7 @@ pub use tokens::{JobQuery, Waker};
 
 use crate::connection::{Connection, Raise};
 use crate::error::{Error, Result};
-use crate::wire::{CANCELLED, Schema, Tensor};
+use crate::wire::{CANCELLED, Layout, Schema, Tensor};
 use link::Link;
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,6 +83,8 @@ pub struct Accelerator<E> {
     /// The next batch, and batches that have ended.
     batch: Vec<(u32, u32)>,
     spare: Vec<Job>,
+    /// Most bytes of each output.
+    most: Box<[u64]>,
     /// Tokens from backends.
     tokens: Arc<TokenQueue>,
     appended: Vec<Appended>,
@@ -117,6 +119,7 @@ impl<E: Executor> Accelerator<E> {
         };
         let (max_batch, inputs) = (config.max_batch as usize, schema.inputs.len());
         let tokens = Arc::new(TokenQueue::default());
+        let most: Box<[u64]> = Layout::new(&schema.outputs).most().collect();
         Ok(Accelerator {
             bucket_unit: config.buckets.map(unit).transpose()?.unwrap_or(1).max(1),
             executor,
@@ -127,7 +130,8 @@ impl<E: Executor> Accelerator<E> {
                 config.window,
             ),
             batch: Vec::with_capacity(max_batch),
-            spare: vec![Job::with_capacity(max_batch, inputs, tokens.clone())],
+            spare: vec![Job::with_capacity(max_batch, inputs, &most, tokens.clone())],
+            most,
             tokens,
             appended: Vec::new(),
             joined: 0,

@@ -35,9 +35,8 @@ impl Link {
         if stream.confirmed < stream.parts {
             return Ok(());
         }
-        let held = self.held.get_mut(slot as usize).and_then(Option::take);
-        if let Some(header) = held {
-            self.answers.push_back((slot, header));
+        if std::mem::take(&mut entry.held) {
+            self.answers.push_back(slot);
         } else if stream.appended > stream.sent && !std::mem::replace(&mut stream.listed, true) {
             self.parts.push(slot);
         }
@@ -64,6 +63,6 @@ impl Link {
             sum.add(connection.outgoing.read(slot, offset, stream.sent - streamed));
             header.checksum = sum.value();
         }
-        connection.send(slot, &header, None, streamed, requests);
+        connection.send(slot, &header.fields(), None, streamed, requests);
     }
 }

@@ -184,8 +184,10 @@ impl Link {
     #[inline]
     pub fn take_answer(&mut self, node: NodeId, slot: u32) -> Result<Option<Arrival>> {
         let entry = &mut self.slots[slot as usize];
-        let arrival = self.connection.take_arrival(slot, entry.turn, true, entry.streamed)?;
-        let Some(header) = arrival else { return Ok(None) };
+        if !self.connection.take_arrival(slot, entry.turn, true, entry.streamed)? {
+            return Ok(None);
+        }
+        let header = &self.connection.header;
         if !entry.open {
             return Err(Error::UnexpectedAnswer { node, slot });
         }

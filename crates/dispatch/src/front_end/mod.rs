@@ -23,7 +23,7 @@ use crate::connection::Raise;
 use crate::error::Result;
 use crate::ledger::{Counts, Ledger, LedgerConfig, NodeId, Notice, Outcome, QueryId};
 use crate::memory::query_bytes;
-use crate::wire::{Checksum, Header, Schema};
+use crate::wire::{Checksum, Fields, Schema};
 use link::{Arrival, Link};
 use std::sync::Arc;
 use weft_fabric::{Event, Memory, Requests, Time};
@@ -36,6 +36,8 @@ pub struct FrontEnd {
     memories: Box<[Arc<Memory>]>,
     /// Tensors of each query, by its index.
     inputs: Box<[Input]>,
+    /// Bytes of each tensor of the query that is written.
+    lengths: Box<[u64]>,
     /// By place of the node.
     links: Box<[Option<Link>]>,
 }
@@ -50,6 +52,7 @@ impl FrontEnd {
         let inputs = config.queries as usize * schema.inputs.len();
         Ok(FrontEnd {
             ledger: Ledger::new(config)?,
+            lengths: vec![0; schema.inputs.len()].into(),
             admission: Arc::new(Admission::new(schema, memories)),
             memories: memories.into(),
             inputs: vec![Input::default(); inputs].into(),
@@ -209,14 +212,17 @@ impl FrontEnd {
 
     /// Last part of [`FrontEnd::poll`]: writes the assigned queries and the cancels of a node.
     pub(crate) fn emit(&mut self, node: NodeId, requests: &mut Requests) {
-        let FrontEnd { links, inputs, memories, admission, .. } = self;
+        let FrontEnd { links, inputs, lengths, memories, .. } = self;
         let Some(link) = &mut links[node.place()] else { return };
-        let width = admission.schema.inputs.len();
+        let width = lengths.len();
         while let Some((slot, query)) = link.next_assigned() {
             let begin = query.index() * width;
             let inputs = &inputs[begin..begin + width];
-            let (turn, cancels) = link.begin(slot);
-            let mut header = Header::new(turn, cancels, inputs.iter().map(|input| input.length));
+            let (turn, word) = link.begin(slot);
+            for (length, input) in lengths.iter_mut().zip(inputs) {
+                *length = input.length;
+            }
+            let mut header = Fields { turn, word, checksum: 0, is_part: false, lengths };
             if link.connection.agreement().checksum {
                 let mut sum = Checksum::default();
                 for input in inputs {

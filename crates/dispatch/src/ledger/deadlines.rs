@@ -1,5 +1,9 @@
-//! Deadlines of queries: a binary min-heap with positions, so that any entry is removed in O(log n).
+//! Deadlines of queries: a list of those that were added in order, and a binary min-heap with positions for others.
+//!
+//! A query that is added with the latest deadline of the list, as with equal time limits, is added and removed in O(1),
+//! any other one in O(log n).
 
+use super::queue::Queue;
 use weft_fabric::Time;
 
 /// Position of a query without a deadline in the heap.
@@ -8,32 +12,57 @@ const NONE: u32 = u32::MAX;
 /// Deadlines by index of their query. Without allocation after construction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Deadlines {
+    /// Queries whose deadlines rise from the first to the last.
+    rising: Queue,
+    /// Deadline, by query; of those in `rising`.
+    times: Box<[Time]>,
     heap: Vec<(Time, u32)>,
     /// Position in the heap, by query.
     positions: Box<[u32]>,
 }
 
 impl Deadlines {
-    /// Empty heap for queries of index 0 to `queries - 1`.
+    /// No deadlines, for queries of index 0 to `queries - 1`.
     pub fn new(queries: usize) -> Deadlines {
         let positions = vec![NONE; queries].into_boxed_slice();
-        Deadlines { heap: Vec::with_capacity(queries), positions }
+        let times = vec![Time(0); queries].into_boxed_slice();
+        let (rising, heap) = (Queue::new(queries), Vec::with_capacity(queries));
+        Deadlines { rising, times, heap, positions }
     }
 
     /// The earliest deadline and its query.
+    #[inline]
     pub fn first(&self) -> Option<(Time, u32)> {
-        self.heap.first().copied()
+        let rising = self.rising.first().map(|query| (self.times[query as usize], query));
+        match self.heap.first() {
+            None => rising,
+            Some(first) => rising.into_iter().chain([*first]).min(),
+        }
     }
 
     /// Adds a query that has none.
     pub fn insert(&mut self, at: Time, query: u32) {
-        debug_assert_eq!(self.positions[query as usize], NONE);
+        debug_assert!(self.positions[query as usize] == NONE && !self.rising.has(query));
+        if self.rising.last().is_none_or(|last| self.times[last as usize] <= at) {
+            self.times[query as usize] = at;
+            self.rising.push_last(query);
+            return;
+        }
         self.heap.push((at, query));
         self.rise(self.heap.len() - 1);
     }
 
     /// Removes the deadline of a query, if it has one.
+    #[inline]
     pub fn remove(&mut self, query: u32) {
+        if self.rising.has(query) {
+            self.rising.remove(query);
+        } else {
+            self.remove_from_heap(query);
+        }
+    }
+
+    fn remove_from_heap(&mut self, query: u32) {
         let position = std::mem::replace(&mut self.positions[query as usize], NONE);
         if position == NONE {
             return;
@@ -92,7 +121,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     proptest! {
-        /// Insertions and removals in any order: the first entry is that of a sorted set.
+        /// Insertions and removals in any order: the first deadline is that of a sorted set, and its query has it.
         #[test]
         fn the_first_deadline_is_the_earliest(steps in prop::collection::vec((0u32..12, 0u64..9), 0..200)) {
             let (mut deadlines, mut model) = (Deadlines::new(12), BTreeSet::new());
@@ -109,7 +138,9 @@ mod tests {
                         of[query as usize] = Some(Time(at));
                     }
                 }
-                prop_assert_eq!(deadlines.first(), model.first().copied());
+                let first = deadlines.first();
+                prop_assert_eq!(first.map(|(at, _)| at), model.first().map(|(at, _)| *at));
+                prop_assert!(first.is_none_or(|(at, query)| of[query as usize] == Some(at)));
             }
         }
     }

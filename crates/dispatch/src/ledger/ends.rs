@@ -24,8 +24,8 @@ impl Ledger {
 
     fn end_in_slot(&mut self, now: Time, id: NodeId, slot: u32, outcome: Outcome) -> Result<()> {
         let node = self.node(id)?;
-        let unexpected = Error::UnexpectedAnswer { node: id, slot };
-        let Some(index) = node.query_in(slot) else { return Err(unexpected) };
+        let unexpected = || Error::UnexpectedAnswer { node: id, slot };
+        let index = node.query_in(slot).ok_or_else(unexpected)?;
         let query = &self.queries[index as usize];
         match query.state {
             State::Sent => {
@@ -43,7 +43,7 @@ impl Ledger {
                 self.returned(index);
             }
             State::Ended(Outcome::Answered { .. }) | State::Queued | State::Free => {
-                return Err(unexpected);
+                return Err(unexpected());
             }
         }
         Ok(())

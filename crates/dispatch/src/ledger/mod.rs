@@ -182,7 +182,8 @@ impl Ledger {
     /// [`Error::Full`]: back-pressure.
     pub fn submit(&mut self, token: u64, deadline: Time) -> Result<QueryId> {
         let limit = self.config.queries;
-        let index = self.free.pop().ok_or(Error::Full { what: "queries under way", limit })?;
+        let full = || Error::Full { what: "queries under way", limit };
+        let index = self.free.pop().ok_or_else(full)?;
         let query = &mut self.queries[index as usize];
         query.state = State::Queued;
         (query.token, query.deadline, query.sends) = (token, deadline, 0);
@@ -230,6 +231,7 @@ impl Ledger {
     fn query(&self, id: QueryId) -> Result<&Query> {
         let known = self.queries.get(id.index());
         let known = known.filter(|known| known.reuse == id.reuse && known.state != State::Free);
-        known.ok_or(Error::UnknownQuery(id))
+        let Some(known) = known else { return Err(Error::UnknownQuery(id)) };
+        Ok(known)
     }
 }

@@ -124,6 +124,7 @@ impl Ledger {
         let known = self.nodes.get(id.place()).filter(|node| {
             node.reuse == id.reuse && matches!(node.state, NodeState::Ready | NodeState::Draining)
         });
-        known.ok_or(Error::UnknownNode(id))
+        let Some(known) = known else { return Err(Error::UnknownNode(id)) };
+        Ok(known)
     }
 }

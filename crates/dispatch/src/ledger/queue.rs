@@ -36,6 +36,11 @@ impl Queue {
         (self.first != NONE).then_some(self.first)
     }
 
+    /// The last entry.
+    pub fn last(&self) -> Option<u32> {
+        (self.last != NONE).then_some(self.last)
+    }
+
     /// True for an entry of the queue.
     pub fn has(&self, entry: u32) -> bool {
         self.links[entry as usize].listed

@@ -18,6 +18,40 @@ use crate::error::{Error, Result};
 /// Status of an answer to a query that was cancelled before it started.
 pub const CANCELLED: u32 = u32::MAX;
 
+/// Header without its lengths, which are in another place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fields<'a> {
+    pub turn: u32,
+    pub word: u32,
+    pub checksum: u64,
+    pub is_part: bool,
+    /// Bytes of each tensor.
+    pub lengths: &'a [u64],
+}
+
+impl Fields<'_> {
+    /// Writes the header to the first bytes of a slot.
+    ///
+    /// # Panics
+    /// If `bytes` is shorter than [`Layout::header_bytes`] of as many tensors.
+    #[inline]
+    pub fn encode(&self, bytes: &mut [u8]) {
+        let (fixed, lengths) = bytes.split_at_mut(FIXED_BYTES as usize);
+        let words = [
+            u64::from(self.turn) | u64::from(self.word) << 32,
+            self.checksum,
+            self.lengths.len() as u64 | u64::from(self.is_part) << 32,
+            0,
+        ];
+        for (place, word) in fixed.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        for (place, length) in lengths.chunks_exact_mut(8).zip(self.lengths) {
+            place.copy_from_slice(&length.to_le_bytes());
+        }
+    }
+}
+
 /// Decoded header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -62,16 +96,63 @@ impl Header {
     /// # Panics
     /// If `bytes` is shorter than [`Layout::header_bytes`] of as many tensors.
     pub fn encode(&self, bytes: &mut [u8]) {
-        bytes[..4].copy_from_slice(&self.turn.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.word.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.checksum.to_le_bytes());
-        bytes[16..20].copy_from_slice(&u32::from(self.tensors).to_le_bytes());
-        bytes[20..24].copy_from_slice(&u32::from(self.is_part).to_le_bytes());
-        bytes[24..32].fill(0);
-        for (place, length) in bytes[FIXED_BYTES as usize..].chunks_exact_mut(8).zip(self.lengths())
-        {
-            place.copy_from_slice(&length.to_le_bytes());
+        self.fields().encode(bytes);
+    }
+
+    /// Its fields, with a reference to its lengths.
+    #[inline]
+    pub(crate) fn fields(&self) -> Fields<'_> {
+        let Header { turn, word, checksum, is_part, .. } = *self;
+        Fields { turn, word, checksum, is_part, lengths: self.lengths() }
+    }
+
+    /// [`Header::decode`] into this header.
+    ///
+    /// # Errors
+    /// As [`Header::decode`]; the header is then undefined.
+    #[inline]
+    pub(crate) fn read(
+        &mut self,
+        bytes: &[u8],
+        layout: &Layout,
+        turn: u32,
+        is_answer: bool,
+    ) -> Result<()> {
+        if !self.read_whole(bytes, layout, turn, is_answer) {
+            *self = Header::decode(bytes, layout, turn, is_answer)?;
         }
+        Ok(())
+    }
+
+    /// Reads a valid header of all tensors; false for a part, an error and an invalid header.
+    #[inline]
+    fn read_whole(&mut self, bytes: &[u8], layout: &Layout, turn: u32, is_answer: bool) -> bool {
+        let Some((fixed, lengths)) = bytes.split_at_checked(FIXED_BYTES as usize) else {
+            return false;
+        };
+        let word = |bytes: &[u8]| {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes);
+            u64::from_le_bytes(word)
+        };
+        let (first, expected) = (word(&fixed[..8]), layout.tensors().len());
+        self.turn = first as u32;
+        self.word = (first >> 32) as u32;
+        self.checksum = word(&fixed[8..16]);
+        (self.is_part, self.tensors) = (false, expected as u8);
+        if self.turn != turn
+            || is_answer && self.word != 0
+            || word(&fixed[16..24]) != expected as u64
+            || word(&fixed[24..]) != 0
+            || lengths.len() < 8 * expected
+        {
+            return false;
+        }
+        let places = self.lengths.iter_mut().zip(lengths.chunks_exact(8));
+        places.take(expected).enumerate().all(|(tensor, (place, bytes))| {
+            *place = word(bytes);
+            layout.admits(tensor, *place)
+        })
     }
 
     /// Reads a header of the expected use of a slot. An answer (`is_answer`) with an error has no tensors; it may be a
@@ -137,4 +218,42 @@ impl Header {
 
 fn part_or_whole(layout: &Layout) -> &'static str {
     if layout.stream().is_some() { "0 or 1 in an answer" } else { "0, without an output of tokens" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{DataType, Dimension, Tensor};
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Valid headers, and those with one damaged byte.
+        #[test]
+        fn a_header_is_read_as_it_is_decoded(
+            lengths in (0u64..=8, Just(24u64)),
+            (turn, word, checksum) in (0u32..3, 0u32..2, any::<u64>()),
+            (place, damage) in (0usize..48, prop_oneof![Just(0u8), any::<u8>()]),
+            is_answer in any::<bool>(),
+        ) {
+            let three = Tensor::new("three", DataType::I64, &[Dimension::Fixed(3)]);
+            let tensors = [Tensor::bytes("bytes", 8), three];
+            let layout = Layout::new(&tensors);
+            let mut header = Header::new(turn, word, [lengths.0, lengths.1]);
+            header.checksum = checksum;
+            let mut bytes = vec![0; layout.header_bytes() as usize];
+            header.encode(&mut bytes);
+            bytes[place] ^= damage;
+            let mut read = Header::new(7, 7, [7; 5]);
+            let outcome = read.read(&bytes, &layout, 1, is_answer);
+            match Header::decode(&bytes, &layout, 1, is_answer) {
+                Ok(decoded) => {
+                    prop_assert!(outcome.is_ok());
+                    prop_assert_eq!(read.fields().lengths, decoded.lengths());
+                    prop_assert_eq!((read.turn, read.word), (decoded.turn, decoded.word));
+                    prop_assert_eq!((read.checksum, read.is_part), (decoded.checksum, decoded.is_part));
+                }
+                Err(error) => prop_assert_eq!(outcome.unwrap_err().to_string(), error.to_string()),
+            }
+        }
+    }
 }

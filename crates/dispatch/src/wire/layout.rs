@@ -38,6 +38,11 @@ impl Layout {
         Layout { limits, tensors: tensors.into(), offsets, header, stride: end, stream }
     }
 
+    /// Most bytes of each tensor.
+    pub fn most(&self) -> impl Iterator<Item = u64> + '_ {
+        self.limits.iter().map(|(most, _)| *most)
+    }
+
     /// Its tensors.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors

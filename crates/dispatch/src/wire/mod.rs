@@ -15,6 +15,7 @@ mod reader;
 mod schema;
 
 pub use checksum::{Checksum, checksum};
+pub(crate) use header::Fields;
 pub use header::{CANCELLED, Header};
 pub use hello::{Agreement, Hello, Role, VERSION};
 pub use layout::{ALIGNMENT, Layout};
