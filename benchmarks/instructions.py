@@ -1,4 +1,4 @@
-"""Instruction counts of writes and arrivals by callgrind, compared with instructions.json.
+"""Instruction counts of writes, arrivals and queries by callgrind, compared with instructions.json.
 
 Counts cover user space only. Repeated runs of one build differ only by the sizes of socket reads. A
 count above the committed one by more than the tolerance is a regression: exit status 1. `--update`
@@ -32,6 +32,8 @@ CASES = [
     ("shm", "arrival"),
     ("tcp", "write"),
     ("tcp", "arrival"),
+    ("shm", "front-end-query"),
+    ("shm", "accelerator-query"),
 ]
 
 
@@ -81,18 +83,22 @@ def compare(
 def count(fabric: str, over: str, what: str) -> float:
     """Instructions of one operation."""
     completed = over == "later" and what in ("write", "stream")
+    is_query = what.endswith("query")
     function = "completed_writes" if completed else f"{what.replace('-', '_')}s"
+    if is_query:
+        function = f"{what.removesuffix('y').replace('-', '_')}ies"
+    module = "dispatch::instructions" if is_query else "instructions"
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "callgrind.out"
         valgrind = [
             "valgrind",
             "--quiet",
             "--tool=callgrind",
-            f"--toggle-collect=weft_bench_fabric::instructions::{function}",
+            f"--toggle-collect=weft_bench_fabric::{module}::{function}",
             f"--callgrind-out-file={file}",
         ]
         command = [fabric, "instructions", "--over", over, "--operation", what]
-        if over in ("null", "later"):
+        if is_query or over in ("null", "later"):
             command = [*valgrind, *command]
         else:
             command += ["--under", *valgrind]

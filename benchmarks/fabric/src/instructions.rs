@@ -70,6 +70,10 @@ enum Operation {
     Scatter,
     /// The same over a peer group.
     GroupScatter,
+    /// A query at its front end: submission, write, answer, report.
+    FrontEndQuery,
+    /// A query at its accelerator node: arrival, batch, answer.
+    AcceleratorQuery,
 }
 
 /// Repetitions of the operation.
@@ -83,12 +87,17 @@ const LENGTH: u64 = 8;
 
 /// Runs the operation and prints its repetitions.
 pub fn run(options: &Options) -> Outcome<()> {
+    if let Operation::FrontEndQuery | Operation::AcceleratorQuery = options.operation {
+        let repeats = crate::dispatch::instructions::run()?;
+        println!("{}", serde_json::json!({ "repeats": repeats }));
+        return Ok(());
+    }
     if let Some(path) = options.over.path() {
         on_processes_under(&options.under, 2, || rank(options, path))?;
     } else {
         let later = options.over == Over::Later;
         match options.operation {
-            Operation::Arrival => {
+            Operation::Arrival | Operation::FrontEndQuery | Operation::AcceleratorQuery => {
                 return Err("--operation arrival: expected a path between two processes".into());
             }
             Operation::Write => null_writes(later, 1)?,
@@ -99,7 +108,7 @@ pub fn run(options: &Options) -> Outcome<()> {
     }
     let repeats = match options.operation {
         Operation::Scatter | Operation::GroupScatter => SCATTERS * PEERS as usize,
-        Operation::Write | Operation::Stream | Operation::Arrival => REPEATS,
+        _ => REPEATS,
     };
     println!("{}", serde_json::json!({ "repeats": repeats }));
     Ok(())
@@ -133,9 +142,6 @@ fn rank(options: &Options, path: Path) -> Outcome<()> {
             }
             arrivals(engine, &counters)?;
         }
-        (Operation::Stream | Operation::Scatter | Operation::GroupScatter, _) => {
-            return Err("streams and scatters: expected --over null or later".into());
-        }
         (Operation::Arrival, _) => {
             for &counter in &counters {
                 engine.write(peer, counter, 0, &[page(&source, remote)])?;
@@ -144,6 +150,7 @@ fn rank(options: &Options, path: Path) -> Outcome<()> {
                 waiting(Duration::ZERO, |waiter| engine.wait_for_credit(counter, peer, 1, waiter))?;
             }
         }
+        _ => return Err("streams and scatters: expected --over null or later".into()),
     }
     control.barrier(PATIENCE)?;
     communicator.leave();

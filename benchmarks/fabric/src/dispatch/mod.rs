@@ -7,8 +7,10 @@
 //! - `samples.rs`: queries and their answers
 //! - `service.rs`: side `weft`, the services of both ends
 //! - `socket.rs`: side `socket`, the same bytes over one connection
+//! - `instructions.rs`: fixed work for callgrind
 //! - `local.rs`: side `local`, a copy of each sample within the process; side `writes`, two counted writes
 
+pub mod instructions;
 mod local;
 mod samples;
 mod service;

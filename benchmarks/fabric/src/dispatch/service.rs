@@ -2,8 +2,8 @@
 
 use super::samples::{Samples, answer};
 use super::{ANSWER, Measured, Options, start};
-use crate::Outcome;
 use crate::group::PATIENCE;
+use crate::{Outcome, Path};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use weft_fabric::{Time, clock};
 const TRIPS: u64 = 2000;
 
 /// Backend that reads the first bytes of each query.
-struct Answers;
+pub(super) struct Answers;
 
 impl Backend for Answers {
     fn run(&mut self, batch: &mut Batch<'_>) {
@@ -78,6 +78,10 @@ fn query(samples: &Samples, number: u64) -> Query {
 }
 
 pub fn pair_config(options: &Options, bytes: usize, address: &str) -> PairConfig {
+    pair_config_over(options.path, options.slots(bytes), address)
+}
+
+pub fn pair_config_over(path: Path, slots: u32, address: &str) -> PairConfig {
     let mut config = PairConfig::new(PairSettings {
         address: address.into(),
         secret: None,
@@ -85,12 +89,12 @@ pub fn pair_config(options: &Options, bytes: usize, address: &str) -> PairConfig
         silence_timeout: PATIENCE,
         interrupt: None,
     });
-    config.providers = vec![options.path.provider()];
-    config.engine = Connection::engine_config(options.slots(bytes));
+    config.providers = vec![path.provider()];
+    config.engine = Connection::engine_config(slots);
     config
 }
 
-fn schema(bytes: usize) -> Schema {
+pub(super) fn schema(bytes: usize) -> Schema {
     Schema::bytes(bytes as u64, ANSWER as u64)
 }
 
