@@ -4,6 +4,8 @@
 mod cores;
 #[path = "threads/ends.rs"]
 mod ends;
+#[path = "threads/interrupts.rs"]
+mod interrupts;
 #[path = "threads/leaving.rs"]
 mod leaving;
 #[path = "threads/rounds.rs"]

@@ -26,7 +26,8 @@ pub struct WaitOptions<'a> {
     pub deadline: Time,
     /// Time to spin before parking (spin deadline).
     pub spin: Duration,
-    /// Interruption check, called a few times a second without a lock; `true` ends the wait with
+    /// Interruption check, called at most 50 times a second without a lock, also while the wait spins or
+    /// has events; `true` ends the wait with
     /// [`Error::Interrupted`].
     pub interrupted: &'a mut dyn FnMut() -> bool,
 }
@@ -144,7 +145,7 @@ fn poll_until<T, E: From<Error>>(
     // The first iteration reuses the time read above.
     let mut first = Some(begin);
     let mut idle_since = begin;
-    let mut interrupt_checked = Time(0);
+    let mut checked = None;
     let mut left_since = None;
     loop {
         let ticket = access.ticket();
@@ -171,43 +172,51 @@ fn poll_until<T, E: From<Error>>(
             }
             if busy { StepOutcome::Busy } else { StepOutcome::Idle }
         });
-        match outcome {
+        let is_busy = match outcome {
             StepOutcome::Ended(result) => return result,
-            StepOutcome::Busy => {
-                idle_since = now;
-                continue;
-            }
-            StepOutcome::Idle => {}
+            StepOutcome::Busy => true,
+            StepOutcome::Idle => false,
+        };
+        if is_busy {
+            idle_since = now;
         }
-        if now.since(idle_since) < options.spin && yields {
-            // The peers that this wait is for may wait for this core.
-            std::thread::yield_now();
-            continue;
-        }
-        if now.since(idle_since) < options.spin {
-            match spin(access, spins, now, &mut step) {
-                StepOutcome::Ended(result) => return result,
-                StepOutcome::Busy => idle_since = now,
-                StepOutcome::Idle => {}
-            }
-            continue;
-        }
-        // The check may take long, so frequent wake-ups skip it.
-        if now.since(interrupt_checked) >= INTERRUPT_INTERVAL {
-            interrupt_checked = now;
+        let spins_on = is_busy || now.since(idle_since) < options.spin;
+        // A wait that has events or spins is checked from time to time, one that parks before it does. The check for
+        // an interrupt may take long, so frequent wake-ups skip it.
+        let is_due = now.since(checked.unwrap_or(begin)) >= INTERRUPT_INTERVAL;
+        if is_due || (!spins_on && checked.is_none()) {
+            checked = Some(now);
             access.yield_lead();
             if (options.interrupted)() {
                 return Err(Error::Interrupted.into());
             }
         }
-        let departed = access.with(|engine| missing_departed(engine, &mut missing));
-        if let Some(departed) = departed
-            && now.since(*left_since.get_or_insert(now)) >= DEPARTURE_GRACE
-        {
-            let detail = format!("{departed} finished before this rank's {what} was complete");
-            access.with(|engine| {
-                engine.poison(Poison { kind: Cause::Left, rank: Some(departed), detail });
-            });
+        if is_due || !spins_on {
+            let departed = access.with(|engine| missing_departed(engine, &mut missing));
+            if let Some(departed) = departed
+                && now.since(*left_since.get_or_insert(now)) >= DEPARTURE_GRACE
+            {
+                let detail = format!("{departed} finished before this rank's {what} was complete");
+                access.with(|engine| {
+                    engine.poison(Poison { kind: Cause::Left, rank: Some(departed), detail });
+                });
+                continue;
+            }
+        }
+        if is_busy {
+            continue;
+        }
+        if spins_on && yields {
+            // The peers that this wait is for may wait for this core.
+            std::thread::yield_now();
+            continue;
+        }
+        if spins_on {
+            match spin(access, spins, now, &mut step) {
+                StepOutcome::Ended(result) => return result,
+                StepOutcome::Busy => idle_since = now,
+                StepOutcome::Idle => {}
+            }
             continue;
         }
         access.park(ticket, options.deadline.min(now.after(MAX_PARK)));
