@@ -1,4 +1,4 @@
-//! Cores of ranks: the set on which each may run, and whether ranks of a host have one each.
+//! Sets of cores on which ranks may run, and their assignment to ranks.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
@@ -16,7 +16,7 @@ impl CoreSet {
         CoreSet::new((0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)))
     }
 
-    fn new(cores: impl IntoIterator<Item = usize>) -> CoreSet {
+    pub(crate) fn new(cores: impl IntoIterator<Item = usize>) -> CoreSet {
         let mut bits = Vec::new();
         for core in cores {
             let byte = core / 8;
@@ -40,14 +40,25 @@ impl CoreSet {
         (0..self.0.len() * 8).filter(|core| self.0[core / 8] >> (core % 8) & 1 != 0)
     }
 
-    /// True if `ranks` of a host, with these sets, run on fewer cores than one each. `parallelism` is that of the
-    /// process, which a quota may limit below the cores of its own set.
-    pub fn are_shared(ranks: &[&CoreSet], own: &CoreSet, parallelism: usize) -> bool {
-        let is_known = ranks.iter().all(|set| set.cores().next().is_some());
-        if !is_known || parallelism < own.cores().count() {
-            return ranks.len() > parallelism;
-        }
-        !Assignment::is_possible(ranks)
+    /// True if the kernel returned no cores.
+    pub fn is_unknown(&self) -> bool {
+        self.cores().next().is_none()
+    }
+
+    /// True if each of these ranks can have a core of its own.
+    pub(crate) fn suffice(ranks: &[&CoreSet]) -> bool {
+        Assignment::is_possible(ranks)
+    }
+
+    /// Share of this set among `ranks` that have these, itself included: each core counts by the ranks that may run on
+    /// it.
+    pub(crate) fn share_among(&self, ranks: &[&CoreSet]) -> f64 {
+        let users = |core| ranks.iter().filter(|set| set.contains(core)).count();
+        self.cores().map(|core| 1.0 / users(core).max(1) as f64).sum()
+    }
+
+    fn contains(&self, core: usize) -> bool {
+        self.0.get(core / 8).is_some_and(|byte| byte >> (core % 8) & 1 != 0)
     }
 }
 
@@ -96,10 +107,9 @@ mod tests {
         CoreSet::new(cores.iter().copied())
     }
 
-    /// Result for ranks with these cores, of which the first asks, without a quota.
     fn are_shared(ranks: &[&[usize]]) -> bool {
         let sets: Vec<CoreSet> = ranks.iter().map(|cores| set(cores)).collect();
-        CoreSet::are_shared(&sets.iter().collect::<Vec<_>>(), &sets[0], ranks[0].len())
+        !CoreSet::suffice(&sets.iter().collect::<Vec<_>>())
     }
 
     #[test]
@@ -128,12 +138,13 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_and_an_unknown_set_leave_the_count_of_ranks() {
-        let (all, unknown) = (set(&[0, 1, 2, 3]), CoreSet::default());
-        assert!(CoreSet::are_shared(&[&all, &all], &all, 1));
-        assert!(!CoreSet::are_shared(&[&all, &all], &all, 2));
-        assert!(CoreSet::are_shared(&[&all, &unknown, &all], &all, 2));
-        assert!(!CoreSet::are_shared(&[&all, &unknown], &all, 4));
+    fn a_core_is_divided_among_the_ranks_that_may_run_on_it() {
+        let (own, all, other) = (set(&[0, 1]), set(&[0, 1, 2, 3]), set(&[2]));
+        let ranks = [&own, &all, &other];
+        assert_eq!(own.share_among(&ranks), 1.0);
+        assert_eq!(all.share_among(&ranks), 2.5);
+        assert_eq!(other.share_among(&ranks), 0.5);
+        assert_eq!(all.share_among(&[&all]), 4.0);
     }
 
     #[test]

@@ -2,20 +2,23 @@
 
 use crate::bytes::{Reader, put_block};
 use crate::cores::CoreSet;
+use crate::cpu_quota::CpuQuota;
+use crate::processors::Processors;
 use crate::types::{Generation, Lane, LaneId, ProviderKind, RegionKey};
 
-/// Address of an engine: an entry for each of its providers, and its cores.
+/// Address of an engine: an entry for each of its providers, and its processors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineAddress {
     /// In the order of [`ProviderKind`].
     pub providers: Vec<(ProviderKind, Vec<u8>)>,
-    /// Cores on which the rank may run; empty where unknown.
-    pub cores: CoreSet,
+    /// Cores and quotas of the rank.
+    pub processors: Processors,
 }
 
 const ADDRESS: u8 = b'A';
-/// Code of the cores among the entries of providers.
+/// Codes of the cores and of the quotas among the entries of providers.
 const CORES: u8 = u8::MAX;
+const QUOTAS: u8 = CORES - 1;
 const GRANT: u8 = b'G';
 const REFUSAL: u8 = b'R';
 /// Longest text of a refusal, sent or received, in characters.
@@ -30,32 +33,48 @@ impl EngineAddress {
 
     /// Encoded bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![ADDRESS, self.providers.len() as u8 + 1];
+        // An engine has one link of a kind, so the count fits.
+        let mut out = vec![ADDRESS, self.providers.len() as u8 + 2];
         for (kind, entry) in &self.providers {
             out.push(*kind as u8);
             put_block(&mut out, entry);
         }
         out.push(CORES);
-        put_block(&mut out, self.cores.encode());
+        put_block(&mut out, self.processors.cores.encode());
+        out.push(QUOTAS);
+        put_block(&mut out, &CpuQuota::encode_all(&self.processors.quotas));
         out
     }
 
-    /// Decodes a peer's bytes; `None` if they are not an address. Providers unknown here are left out.
-    pub fn decode(bytes: &[u8]) -> Option<EngineAddress> {
+    /// Decodes a peer's bytes. Providers unknown here are left out.
+    ///
+    /// # Errors
+    /// The reason why they are not an address.
+    pub fn decode(bytes: &[u8]) -> Result<EngineAddress, String> {
         let mut reader = Reader::new(bytes);
-        if reader.u8()? != ADDRESS {
-            return None;
+        let damaged = || format!("{} bytes that are not an address", bytes.len());
+        if reader.u8() != Some(ADDRESS) {
+            return Err(damaged());
         }
-        let (mut providers, mut cores) = (Vec::new(), CoreSet::default());
-        for _ in 0..reader.u8()? {
-            let kind = reader.u8()?;
-            let entry = reader.block()?;
-            if kind == CORES {
-                cores = CoreSet::decode(entry);
+        let (mut providers, mut processors) = (Vec::new(), Processors::default());
+        let mut seen = [false; 256];
+        for _ in 0..reader.u8().ok_or_else(damaged)? {
+            let kind = reader.u8().ok_or_else(damaged)?;
+            let entry = reader.block().ok_or_else(damaged)?;
+            if std::mem::replace(&mut seen[usize::from(kind)], true) {
+                return Err(format!("two entries of kind {kind}: expected one"));
             }
-            providers.extend(ProviderKind::from_wire(kind).map(|kind| (kind, entry.to_vec())));
+            match kind {
+                CORES => processors.cores = CoreSet::decode(entry),
+                QUOTAS => processors.quotas = CpuQuota::decode_all(entry),
+                _ => providers
+                    .extend(ProviderKind::from_wire(kind).map(|kind| (kind, entry.to_vec()))),
+            }
         }
-        reader.is_at_end().then_some(EngineAddress { providers, cores })
+        if !reader.is_at_end() {
+            return Err(damaged());
+        }
+        Ok(EngineAddress { providers, processors })
     }
 }
 
@@ -163,6 +182,34 @@ mod tests {
     fn lane() -> impl Strategy<Value = Lane> {
         (0..LaneId::LIMIT, any::<u8>())
             .prop_map(|(id, g)| Lane::new(LaneId::new(id).unwrap(), Generation(g)))
+    }
+
+    /// An address with this number of entries of one provider.
+    fn repeated(count: u8) -> Vec<u8> {
+        let mut bytes = vec![ADDRESS, count];
+        for _ in 0..count {
+            bytes.push(ProviderKind::Tcp as u8);
+            put_block(&mut bytes, b"there");
+        }
+        bytes
+    }
+
+    #[test]
+    fn an_address_names_a_provider_once() {
+        let address = EngineAddress::decode(&repeated(1)).unwrap();
+        assert_eq!(EngineAddress::decode(&address.encode()), Ok(address));
+        for count in [2, 254, 255] {
+            let error = EngineAddress::decode(&repeated(count)).unwrap_err();
+            assert_eq!(error, "two entries of kind 5: expected one");
+        }
+    }
+
+    #[test]
+    fn the_processors_of_a_rank_round_trip() {
+        let quotas = vec![CpuQuota { group: 1 << 40, millicores: 2500 }];
+        let processors = Processors { cores: CoreSet::new([1, 300]), quotas };
+        let address = EngineAddress { providers: Vec::new(), processors };
+        assert_eq!(EngineAddress::decode(&address.encode()), Ok(address));
     }
 
     proptest! {

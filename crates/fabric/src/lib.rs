@@ -84,6 +84,7 @@ pub use registration::{
 // Below the links: lanes, parts, connections within a host, models of networks.
 mod atomics;
 mod cores;
+mod cpu_quota;
 mod device;
 mod lane_table;
 mod lanes;
@@ -92,10 +93,12 @@ mod mailbox;
 mod network_model;
 mod parts;
 mod peer_memory;
+mod processors;
 mod timer;
 mod unconsumed;
 mod unproven;
 pub use cores::CoreSet;
+pub use cpu_quota::CpuQuota;
 pub use device::Device;
 pub use lane_table::LaneTable;
 pub use link::{Link, MappedPeer, RouteRule};
@@ -104,6 +107,7 @@ pub use mailbox::{MailboxWait, MailboxWaits, Mailboxes};
 pub use network_model::{FlowId, LatencyBandwidth, NetworkModel};
 pub use parts::PartRule;
 pub use peer_memory::{MemoryReadError, MemoryReader, ProbeWord};
+pub use processors::{ProcessorShare, Processors};
 
 // Identities, units, errors.
 mod error;

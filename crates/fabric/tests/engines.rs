@@ -57,3 +57,15 @@ fn shared(engine: &mut Engine, gather: &mut AllGather<'_>) -> CounterId {
     share(engine, counter, gather);
     counter
 }
+
+#[test]
+fn an_engine_takes_a_provider_once() {
+    let devices = [device(ProviderKind::Tcp), device(ProviderKind::Tcp)];
+    let config = EngineConfig::default();
+    let error = Engine::new(config, Rank(0), 2, Generation(3), &devices).err().unwrap();
+    assert!(
+        error.to_string().contains("tcp")
+            && error.to_string().contains("named twice: expected once"),
+        "{error}"
+    );
+}

@@ -88,7 +88,7 @@ impl Collectives {
         let mut executor = made_by_all(communicator, made, deadline)?;
         executor.set_tuning(tuning);
         executor.set_placement(placement);
-        executor.set_reduction_threads(config.threads(ranks_of_host(communicator)));
+        executor.set_reduction_threads(config.threads(communicator.processor_share().cores));
         let (regions, counters) = (executor.regions(), executor.counters().to_vec());
         let remotes = communicator.share(&executor.granted(), &counters, deadline)?;
         for (peer, remotes) in (0..).map(Rank).zip(&remotes) {
@@ -359,11 +359,4 @@ impl Collectives {
         }
         Ok(())
     }
-}
-
-/// Ranks of the group on this host.
-fn ranks_of_host(communicator: &Communicator) -> usize {
-    let members = communicator.control().members();
-    let host = members.get(communicator.rank().index()).map(|member| &member.host_id);
-    members.iter().filter(|member| Some(&member.host_id) == host).count()
 }

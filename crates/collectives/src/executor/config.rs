@@ -18,7 +18,7 @@ pub struct CollectivesConfig {
     /// another algorithm is rejected.
     pub reproducible: bool,
     /// Threads that reduce a long vector, with the one that makes progress; may differ between ranks. 0: as many as
-    /// there are cores for each rank of this host, at most 8. The others start at the first long reduction and end with
+    /// this rank has cores ([`weft_fabric::ProcessorShare`]), at most 8. The others start at the first long reduction and end with
     /// the collectives. Results have the same bits for any number.
     pub reduction_threads: u32,
 }
@@ -86,13 +86,12 @@ impl CollectivesConfig {
         Ok(())
     }
 
-    /// Threads of a rank on a host with this many ranks.
-    pub(super) fn threads(&self, ranks_of_host: usize) -> u32 {
-        if self.reduction_threads > 0 {
-            return self.reduction_threads;
+    /// Threads of a rank that has this many cores.
+    pub(super) fn threads(&self, cores: usize) -> u32 {
+        match self.reduction_threads {
+            0 => cores.clamp(1, MAX_CHOSEN_THREADS) as u32,
+            threads => threads,
         }
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        (cores / ranks_of_host.max(1)).clamp(1, MAX_CHOSEN_THREADS) as u32
     }
 
     /// Lanes between two ranks on each channel: one if all routes keep order.
@@ -112,12 +111,11 @@ mod tests {
     #[test]
     fn threads_are_those_requested_or_the_cores_of_each_rank() {
         let of = |reduction_threads| CollectivesConfig { reduction_threads, ..Default::default() };
-        assert_eq!(CollectivesConfig::default().threads(1), 1);
-        assert_eq!(of(3).threads(100), 3);
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        assert_eq!(of(0).threads(1), cores.min(8) as u32);
-        assert_eq!(of(0).threads(cores), 1);
-        assert_eq!(of(0).threads(100 * cores), 1);
+        assert_eq!(CollectivesConfig::default().threads(16), 1);
+        assert_eq!(of(3).threads(1), 3);
+        for (cores, threads) in [(0, 1), (1, 1), (4, 4), (8, 8), (200, 8)] {
+            assert_eq!(of(0).threads(cores), threads);
+        }
         assert!(of(64).check(2).is_ok());
         assert!(matches!(of(65).check(2), Err(RunError::TooLarge { limit: 64, .. })));
     }

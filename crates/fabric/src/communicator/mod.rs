@@ -6,7 +6,6 @@
 mod sharing;
 
 use crate::clock;
-use crate::cores::CoreSet;
 use crate::descriptor::EngineAddress;
 use crate::device::Device;
 use crate::engine::{Engine, EngineConfig, Region};
@@ -15,6 +14,7 @@ use crate::group_control::{GroupControl, PairMembers};
 use crate::inbox::Submitter;
 use crate::local::WaitLimit;
 use crate::memory::Memory;
+use crate::processors::{GroupProcessors, ProcessorShare, Processors};
 use crate::providers::OfiChoice;
 use crate::providers::copy::CopyBackend;
 use crate::registration::{IdleLimits, UserBufferCache};
@@ -25,7 +25,7 @@ use crate::wait::{self, WaitOptions};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use weft_control::{Control, Member, Operation, Poison, Rank};
+use weft_control::{Control, Operation, Poison, Rank};
 
 /// Spin deadlines where the configuration names none: with a core for each rank of the host, and on shared cores.
 const OWN_CORE_SPIN: Duration = Duration::from_micros(50);
@@ -98,6 +98,9 @@ pub struct Communicator {
     user_buffers: UserBufferCache,
     thread: Mutex<Option<ProgressThread>>,
     spin: Duration,
+    share: ProcessorShare,
+    /// Entry among the groups of this process, until a re-formed group takes its place.
+    processors: Mutex<Option<GroupProcessors>>,
 }
 
 impl Communicator {
@@ -143,12 +146,14 @@ impl Communicator {
         let addresses = connect(&control, &mut engine, deadline)
             .map_err(|error| attribute_error(|| Ok(control.check()?), error, deadline))?;
 
-        engine.set_shares_cores(shares_cores(control.members(), rank, &addresses));
+        let processors = GroupProcessors::of(control.members(), rank, &addresses);
+        engine.set_shares_cores(processors.share.is_shared);
         let spin = config.spin.unwrap_or_else(|| default_spin(&engine));
         let barrier = engine.counter()?;
         engine.use_for_barriers(barrier);
         let (progress, control) = (config.progress, GroupControl::Mesh(control));
-        let communicator = Communicator::assemble(control, engine, devices, spin, Some(config));
+        let communicator =
+            Communicator::assemble(control, engine, devices, spin, processors, Some(config));
         communicator.share(&[], &[barrier], deadline)?;
         communicator.start_thread(progress)?;
         communicator.log_routes();
@@ -162,10 +167,11 @@ impl Communicator {
         devices: Vec<Arc<dyn Device>>,
         progress: Progress,
         spin: Option<Duration>,
+        processors: GroupProcessors,
     ) -> Result<Communicator> {
         let spin = spin.unwrap_or_else(|| default_spin(&engine));
         let control = GroupControl::Pair(control);
-        let communicator = Communicator::assemble(control, engine, devices, spin, None);
+        let communicator = Communicator::assemble(control, engine, devices, spin, processors, None);
         communicator.start_thread(progress)?;
         Ok(communicator)
     }
@@ -176,6 +182,7 @@ impl Communicator {
         engine: Engine,
         devices: Vec<Arc<dyn Device>>,
         spin: Duration,
+        processors: GroupProcessors,
         config: Option<CommunicatorConfig>,
     ) -> Communicator {
         // The flag holds the control plane; the control plane holds a weak reference, against a cycle.
@@ -196,7 +203,18 @@ impl Communicator {
         let kept = config.as_ref().map_or(IdleLimits::NONE, |config| config.kept_user_buffers);
         let (shared, thread) = (Arc::new(SharedEngine::new(engine)), Mutex::new(None));
         let user_buffers = UserBufferCache::new(kept);
-        Communicator { config, control, devices, shared, user_buffers, thread, spin }
+        let (share, processors) = (processors.share, Mutex::new(Some(processors)));
+        Communicator {
+            config,
+            control,
+            devices,
+            shared,
+            user_buffers,
+            thread,
+            spin,
+            share,
+            processors,
+        }
     }
 
     /// Starts the progress thread if the configuration or a device in use demands one.
@@ -239,6 +257,12 @@ impl Communicator {
     /// Ranks in the group.
     pub fn world_size(&self) -> u32 {
         self.control.world_size()
+    }
+
+    /// Share of this rank in the processors of its host, when the group formed: among the ranks of all groups of this
+    /// process.
+    pub fn processor_share(&self) -> ProcessorShare {
+        self.share
     }
 
     /// Source of progress.
@@ -365,7 +389,10 @@ impl Communicator {
                 control.poison(&cause);
             }
         }
-        Communicator::over(control.reform(timeout)?, config.clone())
+        let control = control.reform(timeout)?;
+        // Its lost ranks need no cores.
+        *self.processors.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        Communicator::over(control, config.clone())
     }
 
     /// Poisons the group at every rank.
@@ -433,8 +460,7 @@ fn attribute_error(check: impl Fn() -> Result<()>, error: Error, deadline: Time)
     }
 }
 
-/// Exchanges addresses and introductions, and connects.
-/// Connects the engine; returns the addresses of all ranks.
+/// Exchanges addresses and introductions, and connects the engine; returns the addresses of all ranks.
 fn connect(control: &Control, engine: &mut Engine, deadline: Time) -> Result<Vec<EngineAddress>> {
     let addresses = gather_addresses(control, engine, deadline)?;
     let introductions = engine.introduce(&addresses)?;
@@ -452,13 +478,13 @@ fn gather_addresses(
     deadline: Time,
 ) -> Result<Vec<EngineAddress>> {
     let timeout = deadline.since(clock::now());
-    let address = EngineAddress { cores: CoreSet::of_thread(), ..engine.address() };
+    let address = EngineAddress { processors: Processors::of_thread(), ..engine.address() };
     let gathered = control.all_gather_as(Operation::Addresses, &address.encode(), timeout)?;
     let decoded = gathered.iter().enumerate().map(|(number, bytes)| {
-        EngineAddress::decode(bytes).ok_or_else(|| Error::Malformed {
+        EngineAddress::decode(bytes).map_err(|detail| Error::Malformed {
             peer: Rank(number as u32),
             what: "an address",
-            detail: format!("{} bytes", bytes.len()),
+            detail,
         })
     });
     decoded.collect()
@@ -479,15 +505,6 @@ fn device_config(control: &Control, config: &CommunicatorConfig) -> DeviceConfig
 
 fn default_spin(engine: &Engine) -> Duration {
     if engine.shares_cores() { SHARED_CORE_SPIN } else { OWN_CORE_SPIN }
-}
-
-/// True if ranks on the host of `rank` share cores.
-pub(crate) fn shares_cores(members: &[Member], rank: Rank, addresses: &[EngineAddress]) -> bool {
-    let here = &members[rank.index()].host_id;
-    let local = members.iter().zip(addresses).filter(|(member, _)| member.host_id == *here);
-    let sets: Vec<&CoreSet> = local.map(|(_, address)| &address.cores).collect();
-    let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
-    CoreSet::are_shared(&sets, &addresses[rank.index()].cores, parallelism)
 }
 
 #[cfg(test)]

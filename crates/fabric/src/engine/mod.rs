@@ -34,7 +34,6 @@ pub use regions::{Region, RemoteRegion, WeakRegion};
 pub(crate) use sleep::{AnnouncedSleep, MAX_PARK};
 pub use submit::PeerWrite;
 
-use crate::cores::CoreSet;
 use crate::descriptor::EngineAddress;
 use crate::device::Device;
 use crate::driver::Event;
@@ -46,6 +45,7 @@ use crate::memory::Memory;
 use crate::parts::{PartRule, Parts};
 use crate::peer_memory::MemoryReader;
 use crate::poison::PoisonFlag;
+use crate::processors::Processors;
 use crate::request::{LaneTarget, PartToken, RequestTable};
 use crate::statistics::{EngineStatistics, PeerStatistics, TrafficTotals};
 use crate::trace::Trace;
@@ -229,6 +229,10 @@ impl Engine {
         let links = devices.iter().map(|device| device.open(group.clone()));
         let mut links: Vec<Box<dyn Link>> = links.collect::<Result<_>>()?;
         links.sort_by_key(|link| link.kind());
+        if let Some(twice) = links.windows(2).find(|pair| pair[0].kind() == pair[1].kind()) {
+            let (provider, detail) = (twice[0].kind(), "named twice: expected once".to_owned());
+            return Err(Error::Provider { provider, detail });
+        }
         let words = links.iter().filter_map(|link| link.probe_word()).collect();
         let poison = Arc::new(PoisonFlag::new(size, lanes.clone(), words));
         let peers = (0..size).map(|_| EnginePeer {
@@ -287,11 +291,11 @@ impl Engine {
         })
     }
 
-    /// Address for the other ranks, without cores.
+    /// Address for the other ranks, without processors.
     pub fn address(&self) -> EngineAddress {
         EngineAddress {
             providers: self.links.iter().map(|link| (link.kind(), link.address())).collect(),
-            cores: CoreSet::default(),
+            processors: Processors::default(),
         }
     }
 

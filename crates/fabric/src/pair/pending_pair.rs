@@ -3,14 +3,14 @@
 use super::PairConfig;
 use crate::bytes::{Reader, put_block};
 use crate::clock;
-use crate::communicator::{Communicator, shares_cores};
-use crate::cores::CoreSet;
+use crate::communicator::Communicator;
 use crate::descriptor::{EngineAddress, Grant};
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::group_control::PairMembers;
 use crate::local::WaitLimit;
+use crate::processors::{GroupProcessors, Processors};
 use crate::providers::tcp::Adoption;
 use crate::registry::{self, PairDeviceConfig};
 use crate::types::{CounterId, Generation, ProviderKind, Time};
@@ -47,7 +47,7 @@ impl EndDetails {
         let pid = reader.u32()?;
         let host_id = reader.block().filter(|bytes| bytes.len() <= MAX_HOST_ID)?;
         let host_id = String::from_utf8(host_id.to_vec()).ok()?;
-        let address = EngineAddress::decode(reader.block()?)?;
+        let address = EngineAddress::decode(reader.block()?).ok()?;
         let silence = Duration::from_millis(reader.u64()?);
         reader.is_at_end().then_some(EndDetails { pid, host_id, address, silence })
     }
@@ -154,7 +154,7 @@ impl PendingPair {
         let barrier = engine.counter()?;
         engine.use_for_barriers(barrier);
         let (pid, silence) = (std::process::id(), config.settings.silence_timeout);
-        let address = EngineAddress { cores: CoreSet::of_thread(), ..engine.address() };
+        let address = EngineAddress { processors: Processors::of_thread(), ..engine.address() };
         let own = EndDetails { pid, host_id, address, silence };
         if own.host_id.len() > MAX_HOST_ID || own.encode().len() > MAX_DETAILS {
             let (wanted, limit) = (own.host_id.len() as u64, MAX_HOST_ID as u64);
@@ -242,9 +242,11 @@ impl PendingPair {
         let control = Arc::new(control);
         control.watch()?;
         let control = PairMembers { control, members };
-        self.engine.set_shares_cores(shares_cores(&control.members, self.rank, &addresses));
+        let processors = GroupProcessors::of(&control.members, self.rank, &addresses);
+        self.engine.set_shares_cores(processors.share.is_shared);
         let PendingPair { engine, devices, .. } = self;
-        Communicator::over_pair(control, engine, devices, config.progress, config.spin)
+        let (progress, spin) = (config.progress, config.spin);
+        Communicator::over_pair(control, engine, devices, progress, spin, processors)
     }
 }
 

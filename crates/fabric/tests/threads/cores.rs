@@ -8,7 +8,7 @@ use weft_fabric::{Communicator, CommunicatorConfig, ProviderKind, Rank};
 
 /// Runs `rank` on two ranks, each on a thread that is pinned to its core.
 fn pinned(kind: ProviderKind, cores: [usize; 2], rank: impl Fn(&Communicator, Rank) + Send + Sync) {
-    let world = local_world(2, |config| config.host_id = "this".into()).unwrap();
+    let world = local_world(2, |config| config.host_id = "of pinned ranks".into()).unwrap();
     std::thread::scope(|scope| {
         for (control, core) in world.into_iter().zip(cores) {
             let rank = &rank;
