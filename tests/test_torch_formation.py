@@ -59,7 +59,8 @@ def test_an_abort_ends_connections_of_ranks_that_met(found: Any, case: str) -> N
     assert first["error"].startswith("RendezvousError: aborted by this process")
     assert second["error"] != "none"
     for rank in (first, second):
-        assert rank["seconds"] < 4
+        # By the abort: the timeout is 30 seconds.
+        assert rank["seconds"] < 20
         assert_released(rank)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -21,6 +23,7 @@ from workers.forked import message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from workers.forked import Place
 
@@ -31,22 +34,30 @@ def held() -> list[int]:
     return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
 
 
-def attempt(call: Callable[[], Any], abort: Callable[[], None] | None = None) -> dict[str, Any]:
+def attempt(
+    place: Place,
+    call: Callable[[], Any],
+    abort: Callable[[], None] | None = None,
+    within: ModuleType = rendezvous,
+) -> dict[str, Any]:
     """The error of a call, its duration, and what the process holds more than before it.
 
-    `abort`: called by another thread meanwhile, again and again: it may be early.
+    `abort`: called by another thread, again and again, while the call is in a module.
     """
     before, start, ended = held(), time.monotonic(), threading.Event()
+    caller = threading.get_ident()
 
     def repeat() -> None:
         while abort is not None and not ended.wait(0.5):
-            with contextlib.suppress(ValueError):
-                abort()
+            if is_within(caller, within):
+                with contextlib.suppress(ValueError):
+                    abort()
 
     thread = threading.Thread(target=repeat)
     thread.start()
     error = message(call)
     seconds = time.monotonic() - start
+    Path(place.directory, f"ended-{place.rank}").touch()
     ended.set()
     thread.join()
     # Threads that were joined may be visible for a moment.
@@ -57,11 +68,28 @@ def attempt(call: Callable[[], Any], abort: Callable[[], None] | None = None) ->
     return {"error": error, "seconds": seconds, "left": left}
 
 
+def is_within(thread: int, module: ModuleType) -> bool:
+    """True while a function of the module runs."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_globals["__name__"] == module.__name__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def wait_for_others(place: Place) -> None:
+    """Wait until the attempts of all ranks but the last one have ended."""
+    for rank in range(place.ranks - 1):
+        while not Path(place.directory, f"ended-{rank}").exists():
+            time.sleep(0.01)
+
+
 def absent_in_init(place: Place) -> Any:
     """The last rank comes after the timeout of the others; then all form the group again."""
     if place.rank == place.ranks - 1:
-        time.sleep(2.5)
-    found = attempt(lambda: place.join(timeout=1.5))
+        wait_for_others(place)
+    found = attempt(place, lambda: place.join(timeout=1.5))
     place.join()
     value = torch.ones(2)
     distributed.all_reduce(value)
@@ -72,33 +100,33 @@ def absent_in_init(place: Place) -> Any:
 def aborted_init(place: Place) -> Any:
     if place.rank == place.ranks - 1:
         return None
-    return attempt(place.join, weft.torch.abort if place.rank == 0 else None)
+    return attempt(place, place.join, weft.torch.abort if place.rank == 0 else None)
 
 
 def aborted_new_group(place: Place) -> Any:
     """Rank 0 aborts its groups while it waits in new_group; the last rank comes later."""
     place.join()
     if place.rank == place.ranks - 1:
-        time.sleep(2)
+        wait_for_others(place)
     abort = distributed.distributed_c10d._abort_process_group
-    return attempt(distributed.new_group, abort if place.rank == 0 else None)
+    return attempt(place, distributed.new_group, abort if place.rank == 0 else None)
 
 
 def aborted_split(place: Place) -> Any:
     place.join()
     if place.rank == place.ranks - 1:
-        time.sleep(2)
+        wait_for_others(place)
         return None
     abort = weft.torch.abort if place.rank == 0 else None
-    return attempt(lambda: split(place, 20), abort)
+    return attempt(place, lambda: split(place, 20), abort)
 
 
 def absent_in_split(place: Place) -> Any:
     place.join()
     if place.rank == place.ranks - 1:
-        time.sleep(3)
+        wait_for_others(place)
         return None
-    return attempt(lambda: split(place, 1.5))
+    return attempt(place, lambda: split(place, 1.5))
 
 
 def split(place: Place, seconds: float) -> Any:
@@ -113,17 +141,17 @@ def split(place: Place, seconds: float) -> Any:
 
 
 class Late:
-    """The native module, whose `NAME` waits for too long."""
+    """The native module, whose `NAME` waits until the other ranks have given up."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, place: Place, name: str) -> None:
+        self.place, self.name = place, name
 
     def __getattr__(self, name: str) -> Any:
         if name != self.name:
             return getattr(_native, name)
 
         def late(*_: Any, **__: Any) -> None:
-            time.sleep(4)
+            wait_for_others(self.place)
             raise AssertionError("the others gave up before")
 
         return late
@@ -132,17 +160,18 @@ class Late:
 def aborted_connection(place: Place) -> Any:
     """The last rank comes to the store, and not to the connections."""
     if place.rank == place.ranks - 1:
-        with mock.patch.object(rendezvous, "_native", Late("init")):
+        with mock.patch.object(rendezvous, "_native", Late(place, "init")):
             return message(place.join)
-    return attempt(place.join, weft.torch.abort if place.rank == 0 else None)
+    return attempt(place, place.join, weft.torch.abort if place.rank == 0 else None)
 
 
 def aborted_collectives(place: Place) -> Any:
     """The last rank connects, and does not set up collectives."""
     if place.rank == place.ranks - 1:
-        with mock.patch.object(weft.torch.backend, "_native", Late("collectives_table")):
+        with mock.patch.object(weft.torch.backend, "_native", Late(place, "collectives_table")):
             return message(place.join)
-    return attempt(place.join, weft.torch.abort if place.rank == 0 else None)
+    abort = weft.torch.abort if place.rank == 0 else None
+    return attempt(place, place.join, abort, weft.torch.backend)
 
 
 def closed_store(place: Place) -> Any:
@@ -153,12 +182,16 @@ def closed_store(place: Place) -> Any:
         with open(f"{port}.new", "w", encoding="utf-8") as file:
             file.write(str(store.port))
         os.rename(f"{port}.new", port)
-        time.sleep(2)
+        while not os.path.exists(f"{port}.used"):
+            time.sleep(0.01)
+        # Soon after, rank 1 waits.
+        time.sleep(1)
         return None
     while not os.path.exists(port):
         time.sleep(0.01)
     with open(port, encoding="utf-8") as file:
         store = distributed.TCPStore("127.0.0.1", int(file.read()))
+    Path(f"{port}.used").touch()
     return message(
         lambda: distributed.init_process_group("weft", store=store, rank=1, world_size=2)
     )

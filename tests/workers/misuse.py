@@ -23,63 +23,90 @@ if TYPE_CHECKING:
     from workers.forked import Place
 
 #: Longer than the silence after which a rank counts as lost, in this test.
-HELD_SECONDS = float(os.environ.get("WEFT_TEST_GIL_SECONDS", "3"))
-SILENCE = "1.5"
+HELD_SECONDS = float(os.environ.get("WEFT_TEST_GIL_SECONDS", "6"))
+SILENCE = "4"
 
 
-def hold_the_gil() -> None:
-    """Sleep without releasing the GIL."""
-    ctypes.PyDLL(None).usleep(ctypes.c_uint(int(HELD_SECONDS * 1e6)))
+class Held:
+    """The GIL of rank 1, held until another rank permits its release, and for `HELD_SECONDS` then.
+
+    A pipe with a name carries the permission: a call of C reads it without releasing the GIL.
+    """
+
+    def __init__(self, place: Place) -> None:
+        path = os.path.join(place.directory, "permission")
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(path)
+        # For both, so that no rank waits for the other one.
+        self.pipe = os.open(path, os.O_RDWR)
+
+    def hold(self) -> bool:
+        """Hold the GIL; true if the permission came."""
+        library, byte = ctypes.PyDLL(None), ctypes.create_string_buffer(1)
+        permitted = bool(library.read(self.pipe, byte, ctypes.c_size_t(1)) == 1)
+        library.usleep(ctypes.c_uint(int(HELD_SECONDS * 1e6)))
+        return permitted
+
+    def permit(self) -> None:
+        os.write(self.pipe, b"x")
 
 
 def gil_held_beside_works(place: Place) -> Any:
     """Rank 1 starts works and holds the GIL; the others end theirs meanwhile."""
     os.environ["WEFT_SILENCE_TIMEOUT"] = SILENCE
     place.join()
+    held = Held(place)
     others = distributed.new_group([0, 2])
     distributed.barrier()
-    start = time.monotonic()
     works = [distributed.all_reduce(torch.ones(50_000), async_op=True) for _ in range(3)]
     # Longer than the ring of messages.
     received, sent = torch.empty(1_000_000), torch.ones(1_000_000)
     if place.rank < 2:
         works.append(distributed.isend(sent, 1 - place.rank))
         works.append(distributed.irecv(received, 1 - place.rank))
-    if place.rank == 1:
-        hold_the_gil()
+    permitted = held.hold() if place.rank == 1 else None
     for work in works:
         work.wait()
     for _ in range(10 if place.rank != 1 else 0):
         distributed.all_reduce(sent, group=others)
-    seconds = time.monotonic() - start
+    # Rank 2 has ended its works before it took part in the last sum.
+    if place.rank == 0:
+        held.permit()
     distributed.barrier()
     distributed.destroy_process_group()
-    return seconds
+    return permitted
 
 
 def gil_held_beside_a_wait(place: Place) -> Any:
     """Rank 1 waits in a collective while another of its threads holds the GIL."""
     os.environ["WEFT_SILENCE_TIMEOUT"] = SILENCE
     place.join()
-    holds = threading.Event()
+    held, holds = Held(place), Path(place.directory, "holds")
+    permitted = []
 
     def hold() -> None:
+        # The other thread waits by then.
         time.sleep(0.5)
-        holds.set()
-        hold_the_gil()
+        holds.touch()
+        permitted.append(held.hold())
 
     value = torch.ones(300_000)
     distributed.barrier()
+    thread = threading.Thread(target=hold)
     if place.rank == 1:
-        threading.Thread(target=hold).start()
+        thread.start()
     else:
-        time.sleep(1.5)
-    start = time.monotonic()
+        while not holds.exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
     distributed.all_reduce(value)
-    seconds = time.monotonic() - start
+    if place.rank == 1:
+        thread.join()
+    else:
+        held.permit()
     distributed.barrier()
     distributed.destroy_process_group()
-    return seconds if place.rank != 1 else float(holds.is_set())
+    return permitted
 
 
 def child_of_a_group(place: Place) -> Any:
@@ -328,6 +355,10 @@ def destroyed(place: Place) -> Any:
     errors: list[str] = []
     thread = threading.Thread(target=lambda: errors.append(message(works[1].wait)))
     thread.start()
+    # A receive from a rank that has left raises at once.
+    store = place.store("posted")
+    store.set(str(place.rank), "")
+    store.wait([str(1 - place.rank)])
     time.sleep(0.2)
     distributed.destroy_process_group()
     thread.join()
