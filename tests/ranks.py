@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import fork_server
+
 #: Transports by name: variables for all ranks, options of `weft run`.
 TRANSPORTS: dict[str, tuple[dict[str, str], list[str]]] = {
     "shm": ({"WEFT_PROVIDERS": "shm"}, []),
@@ -29,27 +31,35 @@ def run(
     environment: dict[str, str] | None = None,
     quiet: bool = True,
     options: Sequence[str] = (),
+    fork: bool = False,
     **arguments: Any,
 ) -> list[Any]:
     """Run `MODULE.FUNCTION` of `workers` on every rank; results in rank order.
 
-    `options` are of `weft run`.
+    `options` are of `weft run`. `fork`: ranks that have imported torch, by `fork_server`.
     """
     variables, own = (TRANSPORTS | OFI)[transport]
     options = [*(own if ranks > 1 else []), *options]
     with tempfile.TemporaryDirectory() as results:
-        process = subprocess.run(
-            [
-                *(sys.executable, "-m", "weft", "run", "-n", str(ranks), *options, "--grace", "5"),
-                *("--", sys.executable, "-m", "workers", worker, json.dumps(arguments)),
-            ],
-            cwd=Path(__file__).parent,
-            env=os.environ | variables | {"TEST_RESULTS": results} | (environment or {}),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        command = [sys.executable, "-m", "workers", worker, json.dumps(arguments)]
+        directory = Path(__file__).parent
+        environment = os.environ | variables | {"TEST_RESULTS": results} | (environment or {})
+        if fork:
+            assert not options, "options of `weft run` need executed ranks"
+            process = fork_server.launch(command, ranks, directory, environment, timeout)
+        else:
+            process = subprocess.run(
+                [
+                    *(sys.executable, "-m", "weft", "run", "-n", str(ranks), *options),
+                    *("--grace", "5", "--", *command),
+                ],
+                cwd=directory,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
         message = process.stdout + process.stderr
         assert process.returncode == 0, message
         if quiet:

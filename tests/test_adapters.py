@@ -38,6 +38,7 @@ def test_layers_of_transformers_run_in_an_engine(
         count,
         timeout=140,
         environment={"OMP_NUM_THREADS": "1"},
+        fork=True,
         quiet=False,
         engine=engine,
         device=device,

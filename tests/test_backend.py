@@ -28,7 +28,14 @@ def torch() -> Any:
 )
 def test_collectives_equal_those_of_gloo(backend: str, ranks: int) -> None:
     results = run(
-        "conformance.compare", ranks, backend=backend, repeats=1, seed="0", quiet=False, timeout=300
+        "conformance.compare",
+        ranks,
+        backend=backend,
+        repeats=1,
+        seed="0",
+        quiet=False,
+        timeout=300,
+        fork=True,
     )
     for result in results:
         assert result["wrong"] == []
@@ -43,7 +50,12 @@ def test_concurrent_sequences_on_several_groups_equal_those_of_gloo() -> None:
 
 
 def results(worker: str, ranks: int, backend: str, **arguments: Any) -> list[Any]:
-    return run(worker, ranks, backend=backend, quiet=False, timeout=120, **arguments)
+    return run(worker, ranks, backend=backend, quiet=False, timeout=120, fork=True, **arguments)
+
+
+def test_forked_ranks_that_raise_fail_their_test() -> None:
+    with pytest.raises(AssertionError, match=r"weft run: rank \d exited with status 1"):
+        run("process_groups.rejected", 2, backend="weft", unknown="value", fork=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -96,7 +96,9 @@ def test_native_calls_are_for_the_stream_of_the_last_one(alone: Any) -> None:
 )
 @pytest.mark.parametrize("layout", ["contiguous", "indexed"])
 def test_compiled_code_gives_the_same_bits(layout: str, backend: str) -> None:
-    results = ranks.run("cuda_moe.compiled", 2, timeout=580, backend=backend, layout=layout)
+    results = ranks.run(
+        "cuda_moe.compiled", 2, timeout=580, fork=True, backend=backend, layout=layout
+    )
     assert results == [[True] * 6 + ["free"]] * 2
 
 

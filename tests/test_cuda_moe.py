@@ -52,6 +52,7 @@ def test_a_twin_gives_the_bits_of_the_cpu(count: int, step: int) -> None:
         count,
         timeout=140,
         environment={"OMP_NUM_THREADS": "1"},
+        fork=True,
         cases=CASES[::step],
         seed=count,
     )
@@ -101,7 +102,9 @@ def test_a_graph_is_replayed(layout: str) -> None:
 
 @pytest.mark.parametrize("watchdog", [False, True])
 def test_a_rank_that_does_not_come_is_named_at_all_ranks(watchdog: bool) -> None:
-    results = ranks.run("cuda_moe.lost", 2, skew_timeout=0.3, watchdog=watchdog, quiet=not watchdog)
+    results = ranks.run(
+        "cuda_moe.lost", 2, fork=True, skew_timeout=0.3, watchdog=watchdog, quiet=not watchdog
+    )
     (poisoned, counts, (error, message)), (elsewhere, same) = results
     assert poisoned
     assert counts == [0]

@@ -41,6 +41,7 @@ def test_gradients_keep_the_stated_bounds(device: str | None, count: int) -> Non
         count,
         timeout=140,
         environment=ONE_THREAD,
+        fork=True,
         device=device,
         shapes=shapes[:: count // 2],
     )
@@ -49,12 +50,14 @@ def test_gradients_keep_the_stated_bounds(device: str | None, count: int) -> Non
 
 @pytest.mark.parametrize("device", [None, "twin"])
 def test_parts_of_a_graph_leave_no_round_open(device: str | None) -> None:
-    reports = ranks.run("gradients.parts", 2, timeout=100, environment=ONE_THREAD, device=device)
+    reports = ranks.run(
+        "gradients.parts", 2, timeout=100, environment=ONE_THREAD, fork=True, device=device
+    )
     assert reports == [[], []]
 
 
 def test_tokens_that_do_not_exist_have_gradients_of_zero() -> None:
-    reports = ranks.run("gradients.counted", 2, timeout=100, environment=ONE_THREAD)
+    reports = ranks.run("gradients.counted", 2, timeout=100, environment=ONE_THREAD, fork=True)
     assert reports == [[0.0] * 4] * 2
 
 
@@ -65,7 +68,13 @@ def test_a_layer_has_the_gradients_of_one_process(
     device: str | None, dtype: str, count: int
 ) -> None:
     reports = ranks.run(
-        "gradients.layer", count, timeout=100, environment=ONE_THREAD, device=device, dtype=dtype
+        "gradients.layer",
+        count,
+        timeout=100,
+        environment=ONE_THREAD,
+        fork=True,
+        device=device,
+        dtype=dtype,
     )
     check_layers(reports, dtype)
 
@@ -79,6 +88,7 @@ def test_layers_of_transformers_have_the_gradients_of_one_process(count: int, dt
         count,
         timeout=140,
         environment=ONE_THREAD,
+        fork=True,
         quiet=False,
         device="twin",
         dtype=dtype,

@@ -28,6 +28,7 @@ def results(ranks: int, environment: dict[str, str], **arguments: Any) -> list[A
         environment=LOG | environment,
         quiet=False,
         timeout=120,
+        fork=True,
         **arguments,
     )
 
@@ -81,6 +82,7 @@ def test_split_groups_have_the_network_of_their_parent_or_none() -> None:
         environment=LOG,
         quiet=False,
         timeout=120,
+        fork=True,
         hosts=[MAP[3], MAP[2]],
         first="bigraph:switches=2,endpoints=1",
         second=NETWORK,
@@ -116,6 +118,7 @@ def test_a_network_that_is_not_valid_is_an_error_on_all_ranks(tmp_path: Path) ->
         environment=environment,
         quiet=False,
         timeout=120,
+        fork=True,
         network=None,
     )
     assert "neither a file nor one of" in found[0]

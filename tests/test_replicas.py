@@ -208,7 +208,7 @@ def test_a_layer_without_a_placement_is_refused() -> None:
 
 @pytest.mark.timeout(120)
 def test_processes_change_a_placement_together() -> None:
-    assert ranks.run("replicas.change", 2, timeout=100) == [
+    assert ranks.run("replicas.change", 2, timeout=100, fork=True) == [
         [
             [3.0, 6.0, 9.0, 12.0],
             "rank 1 has placement's digest",

@@ -19,7 +19,9 @@ def torch() -> Any:
 
 def results(worker: str, file: Path, **variables: str) -> list[Any]:
     environment = {"WEFT_TUNING": str(file), "WEFT_LOG": "tuner"} | variables
-    return run(worker, 3, environment=environment, backend="weft", quiet=False, timeout=120)
+    return run(
+        worker, 3, environment=environment, backend="weft", quiet=False, timeout=120, fork=True
+    )
 
 
 @pytest.fixture
