@@ -280,11 +280,16 @@ fn every_query_of_four_threads_is_answered_once_over_tcp() {
 fn a_full_queue_is_an_error_at_once_or_at_the_deadline() {
     let world = World::new(ProviderKind::Shm, 100);
     let handle = world.front_end.handle();
-    let soon = clock::now().after(Duration::from_millis(20));
     // Without a node: 24 in the ledger, 8 in the queue.
+    handle.submit_all((0..24).map(World::query), by()).unwrap();
+    let until = by();
+    while world.front_end.counts().unwrap().submitted < 24 {
+        assert!(clock::now() < until);
+    }
+    let soon = clock::now().after(Duration::from_millis(20));
     let Unsubmitted { submitted, error } =
-        handle.submit_all((0..100).map(World::query), soon).unwrap_err();
-    assert_eq!(submitted, 32);
+        handle.submit_all((24..100).map(World::query), soon).unwrap_err();
+    assert_eq!(submitted, 8);
     assert!(matches!(error, Error::Full { limit: 8, .. }), "{error}");
     assert!(matches!(handle.submit(World::query(32)), Err(Error::Full { .. })));
     let (_, service) = world.add_node();

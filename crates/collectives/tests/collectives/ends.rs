@@ -4,6 +4,7 @@ use crate::communicators::{communicators, process_communicator};
 use crate::ranks::{on_processes, process_rank};
 use crate::{KINDS, Member, on_threads, sum_of};
 use rustix::process::{Resource, Signal, getpid, getrlimit, kill_process, setrlimit};
+use std::sync::Barrier;
 use std::time::Duration;
 use weft_collectives::{Algorithm, Call, Collectives, CollectivesConfig, Options, RunError};
 use weft_fabric::{Cause, Error, Poison, ProviderKind, Rank};
@@ -11,16 +12,18 @@ use weft_fabric::{Cause, Error, Poison, ProviderKind, Rank};
 #[test]
 fn a_wait_names_the_rank_that_it_lacks_and_may_be_repeated() {
     for kind in KINDS {
+        let timed_out = Barrier::new(3);
         on_threads(3, kind, CollectivesConfig::default(), |member| {
             let mut vector = vec![1i64; 100];
             if member.rank() == 2 {
-                std::thread::sleep(Duration::from_millis(300));
+                timed_out.wait();
                 return member.sum(&mut vector).unwrap();
             }
             let id = member.start(&sum_of(&mut vector)).unwrap();
             let error = member.wait_for(id, Duration::from_millis(50)).unwrap_err();
             let RunError::Timeout { missing, .. } = &error else { panic!("{error}") };
             assert!(missing.iter().any(|missing| missing.rank == Rank(2)), "{error}");
+            timed_out.wait();
             member.wait_for(id, crate::PATIENCE).unwrap();
             assert_eq!(vector, vec![3; 100]);
         });

@@ -19,7 +19,6 @@ use weft_fabric::{
 pub const PROVIDERS: [ProviderKind; 2] = [ProviderKind::Shm, ProviderKind::Tcp];
 /// Time limit for any expected event on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-pub const SILENCE: Duration = Duration::from_millis(700);
 pub const SLOTS: u32 = 8;
 pub const BYTES: u64 = 1000;
 pub const SAMPLES: u64 = 64;
@@ -29,7 +28,7 @@ pub fn by(patience: Duration) -> Time {
 }
 
 pub fn config(address: &str, provider: ProviderKind, secret: Option<&str>) -> PairConfig {
-    let mut config = pair_config(address, provider, SILENCE, SLOTS);
+    let mut config = pair_config(address, provider, PATIENCE, SLOTS);
     config.settings.secret = secret.map(|secret| Secret::new(secret).unwrap());
     config
 }
