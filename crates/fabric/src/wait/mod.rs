@@ -1,8 +1,8 @@
 //! Blocking calls: loops around [`Engine::poll`].
 //!
-//! A wait spins up to its spin deadline, and yields its core meanwhile if ranks share cores; then it parks: on the doorbell word if peers' stores alone can wake
-//! it, on descriptors if a link needs polls. Every wait has a deadline. The loops run over an engine with
-//! one owner and over one that threads share (`shared_engine.rs`).
+//! A wait spins up to its spin deadline, and yields its core meanwhile if ranks share cores; then it parks: on the
+//! doorbell word if peers' stores alone can wake it, on descriptors if a link needs polls. Every wait has a deadline.
+//! The loops run over an engine with one owner and over one that threads share (`shared_engine.rs`).
 
 mod barrier;
 mod conditions;
@@ -27,8 +27,7 @@ pub struct WaitOptions<'a> {
     /// Time to spin before parking (spin deadline).
     pub spin: Duration,
     /// Interruption check, called at most 50 times a second without a lock, also while the wait spins or
-    /// has events; `true` ends the wait with
-    /// [`Error::Interrupted`].
+    /// has events; `true` ends the wait with [`Error::Interrupted`].
     pub interrupted: &'a mut dyn FnMut() -> bool,
 }
 
