@@ -138,6 +138,22 @@ def test_rows_move_by_16_bytes_or_in_bulk(case: Case) -> None:
     assert receive.having("STG", "128") or macros["WEFT_REPLY_TYPE"] != macros["WEFT_OUTPUT_TYPE"]
 
 
+def test_memory_of_earlier_kernels_is_accessed_behind_their_end(case: Case) -> None:
+    for name, kernel in case[0].items():
+        waits = kernel.each("ACQBULK")
+        assert len(waits) == 1, name
+        before = {line.split()[0].split(".")[0] for line in kernel.code[: waits[0]]}
+        # Only entry counts are added before, to which no kernel of the stream adds then.
+        assert before.isdisjoint({"LDG", "STG", "LD", "ST", "UBLKCP", "ATOM", "CALL"}), name
+        plan = name in (*PLAN, "moe_counts")
+        assert bool(before & {"ATOMG", "REDG", "RED"}) != plan, name
+        # The next kernel starts behind all waits, of a warp or of the block.
+        ends = kernel.each("PREEXIT")
+        assert bool(ends) != plan, name
+        polls = [at for at in kernel.each("LDG.E.STRONG.SYS") if at < waits[0]]
+        assert not polls, name
+
+
 #: Maximum instructions between a fence and its store; one fence may precede the flags of many rows,
 #: whose addresses are computed after it.
 NEAR = 5

@@ -20,6 +20,7 @@ pub(crate) struct Properties {
     uuid: [u8; 16],
     bus_id: String,
     compute_capability: (u32, u32),
+    has_dependent_launch: bool,
     sm_count: u32,
     memory_bytes: usize,
     max_shared_per_block: u32,
@@ -53,6 +54,13 @@ impl Device {
     /// Compute capability: `(9, 0)` for Hopper.
     pub fn compute_capability(self) -> (u32, u32) {
         self.properties.compute_capability
+    }
+
+    /// True if kernels may start before the previous kernel of their stream has ended
+    /// ([`Start::Dependent`](crate::Start::Dependent)), eager and under capture: compute capability 9.0, and a
+    /// driver for CUDA 12.3.
+    pub fn has_dependent_launch(self) -> bool {
+        self.properties.has_dependent_launch
     }
 
     /// Number of streaming multiprocessors.
@@ -151,6 +159,8 @@ impl Driver {
         // An attribute unknown to an older driver counts as unsupported.
         let can = |attribute| number(attribute).is_ok_and(|value| value != 0);
         let name = text(&name);
+        let major = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         Ok(Properties {
             ordinal,
             handle,
@@ -158,10 +168,8 @@ impl Driver {
             name,
             uuid: uuid.bytes.map(|byte| byte as u8),
             bus_id: text(&bus_id),
-            compute_capability: (
-                number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-                number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-            ),
+            compute_capability: (major, minor),
+            has_dependent_launch: major >= 9 && self.version() >= 12_030,
             sm_count: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             memory_bytes,
             max_shared_per_block: number(

@@ -9,10 +9,10 @@ use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
-    CUfunction_attribute, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationGranularity_flags,
-    CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle,
-    CUmemRangeHandleType, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
-    CUstreamCaptureStatus, CUuuid,
+    CUfunction_attribute, CUipcMemHandle, CUlaunchConfig, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemRangeHandleType, CUmodule, CUpointer_attribute, CUresult,
+    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
 };
 
 const LIBRARY: &str = "the CUDA driver (libcuda.so.1)";
@@ -81,10 +81,7 @@ functions! {
     cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int);
     cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);
     cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize);
-    cuLaunchKernel(
-        CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
-        *mut *mut c_void, *mut *mut c_void,
-    );
+    cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
 
     cuStreamCreate(*mut CUstream, c_uint);
     cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int);

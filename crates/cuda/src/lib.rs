@@ -42,7 +42,7 @@ pub use memory::{
     DeviceMemory, DmaBuf, IpcHandle, PeerMemory, PinnedMemory, RegisteredMemory, VirtualMemory,
     device_of, is_ipc_capable,
 };
-pub use module::{Function, Module};
+pub use module::{Function, Module, Start};
 pub use stream::{
     OwnedStream, Stream, copy_async, is_capturing, set_bytes_async, stream_synchronize,
     stream_write_value32,

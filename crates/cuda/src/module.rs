@@ -4,7 +4,10 @@ use crate::context::Context;
 use crate::driver::call;
 use crate::error::{Error, Result};
 use crate::stream::Stream;
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute as Attribute, CUmodule};
+use cudarc::driver::sys::{
+    CUfunction, CUfunction_attribute as Attribute, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue, CUlaunchConfig, CUmodule,
+};
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
 
@@ -91,6 +94,16 @@ impl Drop for Module {
         // SAFETY: this value owns it, and no function of it is left. An error means that CUDA is shut down already.
         let _ = unsafe { call!(self.context.driver, cuModuleUnload(self.handle)) };
     }
+}
+
+/// Begin of a kernel relative to the previous one of its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// After its end.
+    AfterPrevious,
+    /// Once all of its blocks have ended, or have executed `griddepcontrol.launch_dependents`: programmatic dependent
+    /// launch. A device without it ([`Device::has_dependent_launch`](crate::Device::has_dependent_launch)) rejects it.
+    Dependent,
 }
 
 /// Kernel.
@@ -183,33 +196,44 @@ impl Function {
     /// # Safety
     ///
     /// The kernel takes one argument, and `argument` points to a value of exactly its layout; addresses in it are
-    /// valid on the device until the kernel has ended. The stream is 0 or lives.
+    /// valid on the device until the kernel has ended. The stream is 0 or lives. A kernel that starts as
+    /// [`Start::Dependent`] executes `griddepcontrol.wait` in all threads before it accesses memory that
+    /// earlier work of the stream accesses.
     pub unsafe fn launch(
         &self,
-        grid: u32,
-        block: u32,
-        shared: u32,
+        [grid, block, shared]: [u32; 3],
+        start: Start,
         stream: Stream,
         argument: *const c_void,
     ) -> Result<()> {
         let context = &self.module.context;
         let mut arguments = [argument.cast_mut()];
+        let mut attribute = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = CUlaunchConfig {
+            gridDimX: grid,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: stream.raw(),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(start == Start::Dependent),
+        };
         let _bound = context.enter()?;
-        // SAFETY: the function lives as long as its module, which this holds; it reads the only
-        // argument, for which the caller is responsible.
+        // SAFETY: the function lives as long as its module, which this holds; configuration and attribute are
+        // local; it reads the only argument, for which the caller is responsible.
         unsafe {
             call!(
                 context.driver,
-                cuLaunchKernel(
+                cuLaunchKernelEx(
+                    &raw const config,
                     self.handle,
-                    grid,
-                    1,
-                    1,
-                    block,
-                    1,
-                    1,
-                    shared,
-                    stream.raw(),
                     arguments.as_mut_ptr(),
                     std::ptr::null_mut()
                 )

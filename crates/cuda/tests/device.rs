@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use weft_cuda::{
     Context, Device, DeviceMemory, DmaBuf, Error, Event, Module, PeerMemory, PinnedMemory,
-    RelaxedCapture, Stream, VirtualMemory, copy_async, device_of, driver, is_capturing, nvrtc,
-    set_bytes_async, stream_synchronize, stream_wait, stream_write_value32,
+    RelaxedCapture, Start, Stream, VirtualMemory, copy_async, device_of, driver, is_capturing,
+    nvrtc, set_bytes_async, stream_synchronize, stream_wait, stream_write_value32,
 };
 
 const MIB: usize = 1 << 20;
@@ -235,7 +235,8 @@ fn a_kernel_takes_one_argument_by_value() {
     let arguments = Arguments { out: pinned.device_address(), count: 99, value: 1000 };
     let argument = (&raw const arguments).cast::<c_void>();
     // SAFETY: the structure has the layout of the kernel, and the memory outlives the launch.
-    unsafe { fill.launch(4, 32, shared, Stream(0), argument) }.expect("launched");
+    unsafe { fill.launch([4, 32, shared], Start::AfterPrevious, Stream(0), argument) }
+        .expect("launched");
     context.synchronize().expect("done");
     let expected: Vec<u8> =
         (0..99_u32).map(|i| 1000 + i).chain([0]).flat_map(u32::to_le_bytes).collect();

@@ -154,15 +154,16 @@ __constant__ u32 weft_moe_launch[9][2] = {
     {DISPATCH_THREADS, SEND_SHARED + RECEIVE_SHARED},
     {REPLY_THREADS, COMBINE_SHARED},
     {ADD_TEAMS * COMBINE_THREADS, 0},
-    {COMBINE_BOTH_THREADS, COMBINE_SHARED},
+    {COMBINE_BOTH_THREADS, COMBINE_BOTH_SHARED},
     {COUNT_THREADS, 0},
 };
 
 __global__ void __launch_bounds__(SEND_THREADS, 1) moe_dispatch_send(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u32 ticket;
-    const Round round = begin(a, DISPATCH_SEND, DISPATCH_SEND, [&] { prepare_rows(a, shared, ticket); });
-    if (round.live) send_rows(a, round, shared, ticket);
+    Part part;
+    const Round round = begin(a, DISPATCH_SEND, DISPATCH_SEND, [&] { prepare_rows(a, shared, ticket, part); });
+    if (round.live) send_rows(a, round, shared, ticket, part);
     end(a, DISPATCH_SEND, DISPATCH_SEND, false);
 }
 
@@ -178,12 +179,13 @@ __global__ void __launch_bounds__(DISPATCH_THREADS, RESIDENT) moe_dispatch(const
     extern __shared__ __align__(128) u8 shared[];
     __shared__ u32 ticket;
     const bool sends = threadIdx.x < SEND_THREADS;
+    Part part; // of the sending threads
     const Round round = begin(a, DISPATCH_SEND, DISPATCH_RECV, [&] {
-        if (sends) prepare_rows(a, shared, ticket);
+        if (sends) prepare_rows(a, shared, ticket, part);
     });
     bool fine = round.live;
     if (round.live) {
-        if (sends) send_rows(a, round, shared, ticket);
+        if (sends) send_rows(a, round, shared, ticket, part);
         else fine = receive_rows(a, round, Team{4, threadIdx.x - SEND_THREADS, RECEIVE_THREADS}, shared + SEND_SHARED);
     }
     end(a, DISPATCH_SEND, DISPATCH_RECV, !fine);
@@ -194,15 +196,16 @@ __global__ void __launch_bounds__(REPLY_THREADS, 1) moe_combine_send(const __gri
     __shared__ Ring ring;
     const Round round = begin(a, COMBINE_SEND, COMBINE_SEND, [&] { prepare_replies(a, ring); });
     if (round.live) {
-        if (threadIdx.x < 32) fetch_outputs(a, round, ring, shared);
-        else send_replies(a, round, ring, shared);
+        if (threadIdx.x < 32) fetch_outputs<false>(a, round, ring, shared);
+        else send_replies<false>(a, round, ring, shared);
     }
     end(a, COMBINE_SEND, COMBINE_SEND, false);
 }
 
 __global__ void __launch_bounds__(ADD_TEAMS *COMBINE_THREADS, 1) moe_combine_recv(const __grid_constant__ Arguments a) {
+    __shared__ Ring ring; // unused
     const Round round = begin(a, COMBINE_RECV, COMBINE_RECV, [] {});
-    const bool fine = round.live && receive_replies(a, round, threadIdx.x / COMBINE_THREADS, ADD_TEAMS, threadIdx.x % COMBINE_THREADS);
+    const bool fine = round.live && receive_replies<false>(a, round, threadIdx.x / COMBINE_THREADS, ADD_TEAMS, threadIdx.x % COMBINE_THREADS, ring, nullptr);
     end(a, COMBINE_RECV, COMBINE_RECV, !fine);
 }
 
@@ -212,12 +215,10 @@ __global__ void __launch_bounds__(COMBINE_BOTH_THREADS, RESIDENT) moe_combine(co
     const Round round = begin(a, COMBINE_SEND, COMBINE_RECV, [&] {
         if (threadIdx.x < REPLY_THREADS) prepare_replies(a, ring);
     });
-    bool fine = round.live;
-    if (round.live) {
-        if (threadIdx.x < 32) fetch_outputs(a, round, ring, shared);
-        else if (threadIdx.x < REPLY_THREADS) send_replies(a, round, ring, shared);
-        else fine = receive_replies(a, round, 0, 1, threadIdx.x - REPLY_THREADS);
-    }
+    const bool receives = threadIdx.x >= REPLY_THREADS;
+    if (round.live && threadIdx.x < 32) fetch_outputs<OWN_BESIDE>(a, round, ring, shared);
+    else if (round.live && !receives) send_replies<OWN_BESIDE>(a, round, ring, shared);
+    const bool fine = round.live && (!receives || receive_replies<OWN_BESIDE>(a, round, 0, 1, threadIdx.x - REPLY_THREADS, ring, shared + COMBINE_SHARED));
     end(a, COMBINE_SEND, COMBINE_RECV, !fine);
 }
 

@@ -24,4 +24,15 @@ WEFT_DEVICE void fence_shared_for_bulk() { ptx::fence_proxy_async_shared(); }
 // Proxy fence, global memory: bulk loads issued after this thread has acquired a flag read the released data.
 WEFT_DEVICE void fence_global_for_bulk() { ptx::fence_proxy_async_global(); }
 
+// Programmatic dependent launch: the blocks of a kernel may start before the previous kernel of the stream has ended.
+//
+// Called by all threads before the first access to memory that earlier work of the stream accesses: returns once all
+// of that work has ended and its writes are visible.
+WEFT_DEVICE void wait_for_previous_kernel() { ptx::griddepcontrol_wait(); }
+
+// Called by one thread of each block: lets the blocks of the next kernel start once all blocks of this one have called
+// it or have ended. Only behind the block's last wait for a peer: blocks that start earlier would occupy SMs on which
+// kernels of other streams depend to make progress.
+WEFT_DEVICE void start_next_kernel() { ptx::griddepcontrol_launch_dependents(); }
+
 } // namespace weft

@@ -14,6 +14,17 @@ namespace weft::ptx {
 
 // Nanoseconds, common to all SMs of a GPU, of coarse resolution.
 WEFT_DEVICE u64 globaltimer() { u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }
+// Programmatic dependent launch, without effect in a kernel that was not launched so, or on a GPU without it.
+WEFT_DEVICE void griddepcontrol_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+WEFT_DEVICE void griddepcontrol_launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 WEFT_DEVICE void nanosleep(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
 
 WEFT_DEVICE u32 load_acquire_sys(const u32 *p) { u32 v; asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }

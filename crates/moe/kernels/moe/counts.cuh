@@ -316,6 +316,7 @@ constexpr u32 COUNT_THREADS = 256, NOT_COUNTED = 1u << 31;
 WEFT_DEVICE void send_counts_to_host(const Arguments &a) {
     __shared__ Places places;
     __shared__ u32 start[RANKS * LOCAL];
+    wait_for_previous_kernel();
     const State *state = channel(a, a.rank).state();
     const Team team{0, threadIdx.x, COUNT_THREADS};
     const u64 shares = state->left[DISPATCH_RECV];

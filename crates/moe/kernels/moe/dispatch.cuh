@@ -37,8 +37,11 @@ struct Part {
     static constexpr u32 EIGHTS = TURNS <= 1 ? 1 : TURNS <= 2 ? 2 : TURNS <= 4 ? 4 : TURNS <= 8 ? 8 : 16; // a power of two
     Eight eight[CAST ? EIGHTS : 1];
     uint4 raw[CAST ? 1 : TURNS];
+    float weight; // of this lane's top-k slot
 
     WEFT_DEVICE void load(const Arguments &a, u32 token, u32 thread) {
+        const u32 lane = thread % WARP;
+        weight = lane < TOP_K ? weight_of(a, token, lane) : 0.0f;
         const u8 *row = reinterpret_cast<const u8 *>(a.tokens) + static_cast<u64>(token) * TOKEN_BYTES;
 #pragma unroll
         for (u32 i = 0; i < (CAST ? EIGHTS : TURNS); ++i) {
@@ -86,13 +89,13 @@ WEFT_DEVICE bool names(const u16 *ids, u32 token, u32 low, u32 high) {
     return any;
 }
 
-// Destinations of a token: `slot[d]` for each rank, and the row's metadata, from the ids of all earlier tokens.
-WEFT_DEVICE void plan_token(const Arguments &a, const u16 *ids, u32 token, i32 *slot, Choice *choices) {
+// Destinations of a token: `slot[d]` for each rank, and the row's metadata, from the ids of all earlier tokens. `weight`
+// is that of this lane's top-k slot.
+WEFT_DEVICE void plan_token(const u16 *ids, u32 token, float weight, i32 *slot, Choice *choices) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 before = token * TOP_K;
     for (u32 k = warp; k < TOP_K; k += SEND_WARPS) {
         const u16 expert = ids[before + k];
-        const float weight = lane == 0 ? weight_of(a, token, k) : 0.0f; // in flight while ids are counted
         u32 index = 0;
         if (expert != NO_EXPERT) {
 #pragma unroll 4
@@ -100,7 +103,8 @@ WEFT_DEVICE void plan_token(const Arguments &a, const u16 *ids, u32 token, i32 *
             for (u32 i = before / 8 * 8 + lane; i < before; i += 32) index += ids[i] == expert;
         }
         index = __reduce_add_sync(~0u, index);
-        if (lane == 0) choices[k] = Choice{expert, static_cast<u16>(index), weight};
+        const float weight_k = __shfl_sync(~0u, weight, k);
+        if (lane == 0) choices[k] = Choice{expert, static_cast<u16>(index), weight_k};
     }
     for (u32 d = warp; d < RANKS; d += SEND_WARPS) {
         const u32 low = first_expert(d), high = first_expert(d + 1);
@@ -141,29 +145,34 @@ WEFT_DEVICE void send_counts(const Arguments &a, const Team &team, u32 epoch, co
         if (i == LOCAL || i < high - low) ptx::store_relaxed_sys(line + i, packet(epoch, i == LOCAL ? with_generation(a, bins[i]) : bins[i]));
 }
 
-// Preparation of the send half during `enter`: first ticket, validated ids. One team of SEND_THREADS threads.
-WEFT_DEVICE void prepare_rows(const Arguments &a, u8 *shared, u32 &ticket) {
+constexpr u32 LINES = RANKS; // tickets of counts, before those of tokens
+
+// Preparation of the send half during `enter`: validated ids, and the first ticket, with the load of its token under way.
+// One team of SEND_THREADS threads.
+WEFT_DEVICE void prepare_rows(const Arguments &a, u8 *shared, u32 &ticket, Part &part) {
     const u32 thread = threadIdx.x % SEND_THREADS;
     if (thread == 32) ticket = atomicAdd(&channel(a, a.rank).state()->send_ticket, 1);
     u16 *ids = reinterpret_cast<u16 *>(shared + SEND_STAGES * STAGE_BYTES);
-    if (a.kept) return;
-    const u32 tokens = token_count(a); // in flight with the ids, which are loaded for all `given` tokens
-    for (u32 t = thread; t < a.given; t += SEND_THREADS) {
-        u16 clean[TOP_K];
-        clean_ids(a, watch(a, DISPATCH_SEND), t, tokens, clean);
-        for (u32 k = 0; k < TOP_K; ++k) ids[t * TOP_K + k] = clean[k];
+    if (!a.kept) {
+        const u32 tokens = token_count(a); // in flight with the ids, which are loaded for all `given` tokens
+        for (u32 t = thread; t < a.given; t += SEND_THREADS) {
+            u16 clean[TOP_K];
+            clean_ids(a, watch(a, DISPATCH_SEND), t, tokens, clean);
+            for (u32 k = 0; k < TOP_K; ++k) ids[t * TOP_K + k] = clean[k];
+        }
     }
+    Team{1, thread, SEND_THREADS}.sync();
+    if (ticket >= LINES && ticket - LINES < a.given) part.load(a, ticket - LINES, thread);
 }
 
 // The send half. One team of SEND_THREADS threads.
-WEFT_DEVICE void send_rows(const Arguments &a, const Round &round, u8 *stages, u32 &ticket) {
+WEFT_DEVICE void send_rows(const Arguments &a, const Round &round, u8 *stages, u32 &ticket, Part &part) {
     __shared__ i32 slot[RANKS];
     const Channel mine = channel(a, a.rank);
     const Team team{1, threadIdx.x % SEND_THREADS, SEND_THREADS};
     const u16 *ids = reinterpret_cast<const u16 *>(stages + SEND_STAGES * STAGE_BYTES);
 
     const u32 tokens = sent_count(a);
-    constexpr u32 LINES = RANKS; // tickets of counts, before those of tokens
     constexpr u32 TURNS = (RANKS + 31) / 32;
     i32 pending[SEND_STAGES - 1][TURNS]; // slots of this lane's copies in flight, oldest first
 #pragma unroll
@@ -197,10 +206,9 @@ WEFT_DEVICE void send_rows(const Arguments &a, const Round &round, u8 *stages, u
         const u32 token = item - LINES;
         u8 *stage = stages + turn % SEND_STAGES * STAGE_BYTES;
         Choice *choices = reinterpret_cast<Choice *>(stage + WEFT_ROW_META_AT);
-        Part part;
-        part.load(a, token, team.thread);
+        if (turn != 0) part.load(a, token, team.thread); // the first one is loaded during `enter`
         if (a.kept) kept_token(a, token, slot, choices);
-        else plan_token(a, ids, token, slot, choices);
+        else plan_token(ids, token, part.weight, slot, choices);
         part.stage(a, token, team.thread, stage);
         if constexpr (PATH == PACKETS) {
             team.sync();
@@ -285,6 +293,7 @@ WEFT_DEVICE bool copy_rows(const Arguments &a, const Round &round, const Team &t
         ptx::bulk_commit();
         place_scales_of(a, stage, position);
     }
+    past_waits(RECEIVE_WARPS);
     const bool dead = lane == 0 && watching.dead(); // in flight while the last copies complete
     if (dead) ptx::bulk_wait<0>();
     else ptx::bulk_wait_read<0>(); // the end of the kernel completes them
@@ -347,6 +356,7 @@ WEFT_DEVICE bool unpack_rows(const Arguments &a, const Round &round, const Team 
         }
         team.sync();
     }
+    past_waits(RECEIVE_WARPS);
     return true;
 }
 

@@ -12,16 +12,20 @@ struct Round {
 
 // The round of this block, in shared memory to save a register.
 __shared__ Round round_here;
+// Warps of this block that have passed their last wait for a peer.
+__shared__ u32 warps_past_waits;
 
 // Entry of a block, called by all its threads, in a launch of phases `first` to `last`. `meanwhile()` runs in all
-// threads while loads are in flight; it must be independent of the round, and must not write memory that another
-// launch may still read.
+// threads while loads are in flight, behind the end of the previous kernel; it must be independent of the round.
 //
 // A block adds its share to the entry counts of its phases. The number of complete launches counted before is its
 // round, since the other blocks of its own launch add up to less than one. The epoch follows from the entry count,
 // so a replayed graph gets the next one. The exit counts must equal that number of rounds in the phases of this
 // launch and later ones, and one more in earlier ones. Concurrent launches on one channel, or calls out of order,
 // violate this and fail the communicator.
+//
+// Entry counts are added before the previous kernel of the stream has ended: all blocks of all earlier kernels have
+// entered by then, since a kernel starts after every block of its predecessor has started and passed its own entry.
 template <class Meanwhile>
 WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &watch, u32 first, u32 last, Meanwhile meanwhile) {
     Round &round = round_here;
@@ -34,6 +38,10 @@ WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &wa
         const u64 own_share = share(blockIdx.x, gridDim.x);
         entered = atomicAdd(&state->entered[first], own_share);
         for (u32 p = first + 1; p <= last; ++p) atomicAdd(&state->entered[p], own_share);
+        warps_past_waits = 0;
+    }
+    wait_for_previous_kernel();
+    if (asks) {
 #pragma unroll
         for (u32 p = 0; p < 4; ++p) left[p] = static_cast<u32>(*reinterpret_cast<volatile u64 *>(&state->left[p]));
         first_epoch = *reinterpret_cast<volatile u32 *>(&state->first_epoch);
@@ -60,10 +68,17 @@ WEFT_DEVICE Round enter(const Arguments &a, const Channel &mine, const Watch &wa
     return round;
 }
 
+// Called once by each of the `warps` warps of a block that wait for peers, behind its last wait: the next kernel may
+// start while this one ends.
+WEFT_DEVICE void past_waits(u32 warps) {
+    if (lane_of_thread() == 0 && atomicAdd(&warps_past_waits, 1) + 1 == warps) start_next_kernel();
+}
+
 // Exit of a block, called by all its threads; `failed`: a wait of this thread failed. True if outputs must be poisoned.
 WEFT_DEVICE bool leave(const Channel &mine, u32 first, u32 last, bool failed) {
     const bool poisoned = __syncthreads_or(failed || !round_here.live);
     if (threadIdx.x == 0) {
+        start_next_kernel();
         State *state = mine.state();
         if (first == DISPATCH_SEND && blockIdx.x == 0) state->combine_ticket = state->add_ticket = 0;
         if (first == COMBINE_SEND && blockIdx.x == 0) state->send_ticket = state->receive_ticket = 0;

@@ -19,6 +19,7 @@ WEFT_DEVICE u32 matches(uint4 ids, u32 expert) {
 
 // True if the channel is between two rounds. The send kernel that follows detects and records calls out of order.
 WEFT_DEVICE bool plan_round(const Arguments &a, u32 &epoch) {
+    wait_for_previous_kernel();
     const State *state = channel(a, a.rank).state();
     const u64 shares = state->left[DISPATCH_SEND], rounds = shares / SHARES;
     epoch = epoch_of(state->first_epoch, rounds);

@@ -141,8 +141,11 @@ impl Launcher {
                 launch_size(kernel, *block, *path, sms, call.inputs.given);
             let BlockSize { threads, shared } = block;
             // SAFETY: the argument has the layout of the kernels' struct (see `ArgumentBlock`); its addresses
-            // are the caller's contract.
-            unsafe { function.launch(grid, threads, shared, stream, argument.as_ptr().cast()) }?;
+            // are the caller's contract. All kernels execute `griddepcontrol.wait` first (`order.cuh`).
+            unsafe {
+                let size = [grid, threads, shared];
+                function.launch(size, self.program.start, stream, argument.as_ptr().cast())
+            }?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::device::options::types::TransferPath;
 use crate::device::shape::DeviceShape;
 use crate::error::Error;
 use std::sync::Arc;
-use weft_cuda::{Context, Device, Function, Module, PinnedMemory, Stream, copy_async};
+use weft_cuda::{Context, Device, Function, Module, PinnedMemory, Start, Stream, copy_async};
 use weft_gpu::domain::OperatorLaunch;
 use weft_gpu::jit::{self, Cache, CompileRequest};
 
@@ -29,6 +29,8 @@ pub(crate) struct Program {
     pub(super) kernels: [Option<(Function, BlockSize)>; Kernel::ALL.len()],
     pub(super) path: TransferPath,
     pub(super) sms: SmBudget,
+    /// Begin of its launches.
+    pub(super) start: Start,
     pub(super) build: BuildInfo,
     /// Counts on the host, by channel.
     pub(super) host_counts: PinnedMemory,
@@ -38,6 +40,12 @@ pub(crate) struct Program {
 fn arch((major, minor): (u32, u32)) -> String {
     let only = if major >= 9 { "a" } else { "" };
     format!("sm_{major}{minor}{only}")
+}
+
+/// Begin of launches on a device. `WEFT_DEPENDENT_LAUNCH=0` has each kernel begin after the end of the previous one.
+fn start(device: Device) -> Start {
+    let off = std::env::var_os("WEFT_DEPENDENT_LAUNCH").is_some_and(|value| value == "0");
+    if device.has_dependent_launch() && !off { Start::Dependent } else { Start::AfterPrevious }
 }
 
 impl Program {
@@ -86,7 +94,8 @@ impl Program {
         let build = BuildInfo { seconds: compiled.seconds, cached: compiled.cached };
         let bytes = shape.config().channels as usize * host_count_words(shape.local_experts()) * 4;
         let host_counts = PinnedMemory::alloc(&context, bytes)?;
-        Ok(Program { context, kernels, path, sms, build, host_counts })
+        let start = start(device);
+        Ok(Program { context, kernels, path, sms, start, build, host_counts })
     }
 
     /// Its largest launch, for the residency account.
