@@ -154,7 +154,7 @@ __constant__ u32 weft_moe_launch[9][2] = {
     {DISPATCH_THREADS, SEND_SHARED + RECEIVE_SHARED},
     {REPLY_THREADS, COMBINE_SHARED},
     {ADD_TEAMS * COMBINE_THREADS, 0},
-    {COMBINE_BOTH_THREADS, COMBINE_BOTH_SHARED},
+    {COMBINE_BOTH_THREADS, COMBINE_SHARED},
     {COUNT_THREADS, 0},
 };
 
@@ -196,16 +196,15 @@ __global__ void __launch_bounds__(REPLY_THREADS, 1) moe_combine_send(const __gri
     __shared__ Ring ring;
     const Round round = begin(a, COMBINE_SEND, COMBINE_SEND, [&] { prepare_replies(a, ring); });
     if (round.live) {
-        if (threadIdx.x < 32) fetch_outputs<false>(a, round, ring, shared);
-        else send_replies<false>(a, round, ring, shared);
+        if (threadIdx.x < 32) fetch_outputs(a, round, ring, shared);
+        else send_replies(a, round, ring, shared);
     }
     end(a, COMBINE_SEND, COMBINE_SEND, false);
 }
 
 __global__ void __launch_bounds__(ADD_TEAMS *COMBINE_THREADS, 1) moe_combine_recv(const __grid_constant__ Arguments a) {
-    __shared__ Ring ring; // unused
     const Round round = begin(a, COMBINE_RECV, COMBINE_RECV, [] {});
-    const bool fine = round.live && receive_replies<false>(a, round, threadIdx.x / COMBINE_THREADS, ADD_TEAMS, threadIdx.x % COMBINE_THREADS, ring, nullptr);
+    const bool fine = round.live && receive_replies(a, round, threadIdx.x / COMBINE_THREADS, ADD_TEAMS, threadIdx.x % COMBINE_THREADS);
     end(a, COMBINE_RECV, COMBINE_RECV, !fine);
 }
 
@@ -216,9 +215,9 @@ __global__ void __launch_bounds__(COMBINE_BOTH_THREADS, RESIDENT) moe_combine(co
         if (threadIdx.x < REPLY_THREADS) prepare_replies(a, ring);
     });
     const bool receives = threadIdx.x >= REPLY_THREADS;
-    if (round.live && threadIdx.x < 32) fetch_outputs<OWN_BESIDE>(a, round, ring, shared);
-    else if (round.live && !receives) send_replies<OWN_BESIDE>(a, round, ring, shared);
-    const bool fine = round.live && (!receives || receive_replies<OWN_BESIDE>(a, round, 0, 1, threadIdx.x - REPLY_THREADS, ring, shared + COMBINE_SHARED));
+    if (round.live && threadIdx.x < 32) fetch_outputs(a, round, ring, shared);
+    else if (round.live && !receives) send_replies(a, round, ring, shared);
+    const bool fine = round.live && (!receives || receive_replies(a, round, 0, 1, threadIdx.x - REPLY_THREADS));
     end(a, COMBINE_SEND, COMBINE_RECV, !fine);
 }
 
