@@ -90,6 +90,7 @@ pub fn pair_config_over(path: Path, slots: u32, address: &str) -> PairConfig {
         interrupt: None,
     });
     config.providers = vec![path.provider()];
+    config.ofi.provider = path.ofi_provider().map(str::to_owned);
     config.engine = Connection::engine_config(slots);
     config
 }

@@ -8,7 +8,7 @@ use crate::handshake::{Acceptor, AcceptorStep, HandshakeError, JobId, Refusal};
 use crate::secret::random_bytes;
 use crate::wire::{FrameParser, MAX_FRAME};
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// Largest frame before the other end is authenticated.
@@ -118,6 +118,13 @@ impl IncomingConnection {
             socket.send(&frame).map_err(failed)?;
         }
         Ok(PairControl::new(socket, LISTENER, settings))
+    }
+
+    /// Address of this end; unspecified if the connection has ended.
+    pub fn local_address(&self) -> IpAddr {
+        self.stream
+            .local_addr()
+            .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip().to_canonical())
     }
 
     /// Socket of a further connection.

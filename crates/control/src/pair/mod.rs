@@ -34,7 +34,8 @@ use crate::secret::Key;
 use crate::wire::FrameWriter;
 use crate::{Error, Interrupt, Operation, Rank, Result, Secret};
 use socket::FrameSocket;
-use std::net::{SocketAddr, TcpStream};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs as _, UdpSocket};
 use std::time::Duration;
 
 /// Oldest and newest version of the pair protocol of this build.
@@ -91,6 +92,30 @@ impl PairSettings {
             return Err(Error::PairSecretMissing { address: self.address.clone() });
         }
         Ok((host, port))
+    }
+
+    /// Address of this host from which the system reaches the listener. No packet is sent.
+    ///
+    /// # Errors
+    /// As [`PairSettings::endpoint`]; [`Error::System`] without a route.
+    pub fn local_address(&self) -> Result<IpAddr> {
+        let (host, port) = self.endpoint()?;
+        let local = || {
+            let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
+            for address in (host.as_str(), port.max(1)).to_socket_addrs()? {
+                let any: IpAddr = match address {
+                    SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                    SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+                };
+                let socket = UdpSocket::bind((any, 0))?;
+                match socket.connect(address).and_then(|()| socket.local_addr()) {
+                    Ok(local) => return Ok(local.ip()),
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        };
+        local().map_err(|source| descriptor_error("finding the route to a listener", source))
     }
 
     fn identity(&self, rank: Rank) -> Identity {

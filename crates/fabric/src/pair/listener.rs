@@ -342,7 +342,8 @@ impl ListenerState {
 /// Admits an authenticated connection and sends the offer. Without a route the offer has no introduction:
 /// the dialler derives the same error from the details.
 fn offer(incoming: IncomingConnection, details: &[u8], config: &PairConfig) -> Result<OfferedPair> {
-    let mut pending = PendingPair::new(LISTENER, config)?;
+    let local = incoming.local_address();
+    let mut pending = PendingPair::new(LISTENER, config, local)?;
     let introduction = match pending.introduce(details) {
         no_route @ Err(Error::NoRoute { .. }) => no_route,
         introduced => Ok(introduced?),
