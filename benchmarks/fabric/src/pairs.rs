@@ -90,6 +90,7 @@ fn config(path: Path, address: &str) -> PairConfig {
         host_id: "this host".into(),
         silence_timeout: Duration::from_secs(15),
         interrupt: None,
+        tls: Default::default(),
     });
     config.providers = vec![path.provider()];
     config

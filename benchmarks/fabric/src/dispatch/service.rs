@@ -88,6 +88,7 @@ pub fn pair_config_over(path: Path, slots: u32, address: &str) -> PairConfig {
         host_id: "this host".into(),
         silence_timeout: PATIENCE,
         interrupt: None,
+        tls: Default::default(),
     });
     config.providers = vec![path.provider()];
     config.ofi.provider = path.ofi_provider().map(str::to_owned);

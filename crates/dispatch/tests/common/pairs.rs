@@ -38,6 +38,7 @@ pub fn pair_config(
         host_id: "host".into(),
         silence_timeout,
         interrupt: None,
+        tls: Default::default(),
     });
     config.providers = vec![provider];
     config.engine = Connection::engine_config(slots);

@@ -35,6 +35,7 @@ pub fn config(address: &str, provider: ProviderKind) -> PairConfig {
         host_id: "host".into(),
         silence_timeout: Duration::from_secs(15),
         interrupt: None,
+        tls: Default::default(),
     });
     config.providers = vec![provider];
     config
