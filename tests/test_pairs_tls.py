@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 import weft
 from weft.errors import ConfigurationError, SecretError
 
@@ -26,16 +27,20 @@ def certificate(tmp_path: Path) -> Path:
         capture_output=True,
     )
     subprocess.run(
-        ["openssl", "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-        + ["-subj", "/CN=node", "-keyout", "node.key", "-out", "node.csr"],
+        [
+            *("openssl", "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-subj", "/CN=node", "-keyout", "node.key", "-out", "node.csr"),
+        ],
         cwd=tmp_path,
         check=True,
         capture_output=True,
     )
     (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1\n")
     subprocess.run(
-        ["openssl", "x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "key.pem"]
-        + ["-CAcreateserial", "-days", "2", "-extfile", "names", "-out", "node.pem"],
+        [
+            *("openssl", "x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "key.pem"),
+            *("-CAcreateserial", "-days", "2", "-extfile", "names", "-out", "node.pem"),
+        ],
         cwd=tmp_path,
         check=True,
         capture_output=True,
