@@ -21,25 +21,25 @@ Line = dict[str, Any]
 
 def blocks(_page: str = "dispatch") -> dict[str, str]:
     """Tables by name."""
-    return {"dispatch": table(RESULTS), "dispatch connections": connections(RESULTS)}
+    return {"dispatch": table(RESULTS), "connections": connections(RESULTS)}
 
 
 def connections(results: Path) -> str:
-    """Rates, round trips and memory of the last successful run with each number of connections."""
+    """Rates and round trips of the last successful run with each number of connections."""
     last: dict[tuple[str, int], Line] = {}
     for line in outcomes(results):
-        if line["side"] == "weft" and "connections" in line and line["bytes"] == 64:
+        if line["side"] == "weft" and line.get("connections", 1) > 1 and line["bytes"] == 64:
             last[line["path"], line["connections"]] = line
     rows = [
         [
             line["path"],
             f"{line['connections']:,}",
             f"{line['queries_per_s']:,.0f}",
-            *(number(line[key]) for key in ("p50_us", "p99_us", "kib_per_connection")),
+            *(number(line[key]) for key in ("p50_us", "p99_us")),
         ]
         for _, line in sorted(last.items())
     ]
-    headers = ["path", "connections", "queries/s", "p50 µs", "p99 µs", "KiB of a connection"]
+    headers = ["path", "connections", "queries/s", "p50 µs", "p99 µs"]
     return markdown(headers, rows)
 
 

@@ -152,7 +152,8 @@ fn report(
     let micros = |percent| percentile(&trips, percent) / 1000.0;
     let (p50, p99) = (micros(50.0), micros(99.0));
     let resident: Vec<f64> = rounds.iter().filter_map(|round| round.resident_kib).collect();
-    let resident = percentile(&resident, 50.0);
+    // Later rounds take memory that the first has left.
+    let resident = percentile(&resident, 100.0);
     let finite = |value: f64| value.is_finite().then_some(value);
     if options.json {
         let line = serde_json::json!({
