@@ -179,9 +179,9 @@ test-loadgen: build ## Tests of LoadGen and of weft qdl (downloads its sources, 
 		cargo test --locked --quiet -p weft-loadgen
 	@TEST_LOADGEN=1 $(BIN)/python -m pytest -q tests/test_qdl_loadgen.py
 
-# cargo check needs only Rust's libraries for the target, without a cross compiler.
+# cargo check needs Rust's libraries for the target, and a cross compiler for the C sources of ring.
 .PHONY: check-aarch64
-check-aarch64: ## Compilation for aarch64 (needs rustup target add aarch64-unknown-linux-gnu)
+check-aarch64: ## Compilation for aarch64 (needs rustup target add aarch64-unknown-linux-gnu, gcc-aarch64-linux-gnu)
 	$(call step,Compiling for aarch64)
 	@PYO3_CROSS=1 PYO3_CROSS_PYTHON_VERSION=3.11 cargo check --locked --workspace --quiet \
 		--target aarch64-unknown-linux-gnu

@@ -1,4 +1,4 @@
-"""Maker of the table in docs/dispatch.md, from results/dispatch.jsonl."""
+"""Maker of the tables in docs/dispatch.md, from results/dispatch.jsonl."""
 
 from __future__ import annotations
 
@@ -20,18 +20,43 @@ Line = dict[str, Any]
 
 
 def blocks(_page: str = "dispatch") -> dict[str, str]:
-    """Table by name."""
-    return {"dispatch": table(RESULTS)}
+    """Tables by name."""
+    return {"dispatch": table(RESULTS), "connections": connections(RESULTS)}
+
+
+def connections(results: Path) -> str:
+    """Rates and round trips of the last successful run with each number of connections."""
+    last: dict[tuple[str, int], Line] = {}
+    for line in outcomes(results):
+        if line["side"] == "weft" and line.get("connections", 1) > 1 and line["bytes"] == 64:
+            last[line["path"], line["connections"]] = line
+    rows = [
+        [
+            line["path"],
+            f"{line['connections']:,}",
+            f"{line['queries_per_s']:,.0f}",
+            *(number(line[key]) for key in ("p50_us", "p99_us")),
+        ]
+        for _, line in sorted(last.items())
+    ]
+    headers = ["path", "connections", "queries/s", "p50 µs", "p99 µs"]
+    return markdown(headers, rows)
+
+
+def outcomes(results: Path) -> list[Line]:
+    """Measurements of all successful runs, the latest last."""
+    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    records = [record for record in map(json.loads, lines) if record["exit"] == 0]
+    return [line for record in records for line in record["outcomes"]]
 
 
 def table(results: Path) -> str:
     """Rates and round trips of the last successful run over each path."""
-    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-    last: dict[str, list[Line]] = {}
-    for record in map(json.loads, lines):
-        if record["exit"] == 0:
-            last[record["outcomes"][0]["path"]] = record["outcomes"]
-    rows = [row(line) for outcomes in last.values() for line in outcomes]
+    last: dict[tuple[str, int, str], Line] = {}
+    for line in outcomes(results):
+        if line.get("connections", 1) == 1:
+            last[line["path"], line["bytes"], line["side"]] = line
+    rows = [row(line) for line in last.values()]
     headers = ["path, side", "bytes", "queries/s", "Weft's rate / this", "p50 µs", "p99 µs"]
     return markdown(headers, rows)
 

@@ -18,6 +18,7 @@ import pytest
 
 import ranks
 import weft
+from weft.diagnosis import ofi as diagnosis
 from weft.errors import (
     ClosedError,
     ConfigurationError,
@@ -31,8 +32,11 @@ from weft.errors import (
 )
 from workers.pairs import End
 
-Transport = Literal["shm", "tcp"]
-TRANSPORTS = ["shm", "tcp"]
+Transport = Literal["shm", "tcp", "ofi"]
+OFI = diagnosis.report()["providers"]["tcp;ofi_rxm"]
+#: ofi needs libfabric.
+WITHOUT_OFI = pytest.mark.skipif(not OFI["offers"], reason=f"needs libfabric: {OFI['error']}")
+TRANSPORTS = ["shm", "tcp", pytest.param("ofi", marks=WITHOUT_OFI)]
 
 
 @contextmanager
@@ -174,7 +178,7 @@ def test_what_cannot_be_formed_is_refused_by_name() -> None:
         weft.listen("0.0.0.0:0")
     with pytest.raises(SecretError, match="secret="):
         weft.connect("192.0.2.1:1")
-    with pytest.raises(ConfigurationError, match="shm or tcp"):
+    with pytest.raises(ConfigurationError, match="shm, ofi or tcp"):
         weft.listen(providers=["copy"])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="no port"):
         weft.connect("127.0.0.1")

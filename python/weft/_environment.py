@@ -48,6 +48,9 @@ VARIABLES: Final = (
     "WEFT_SEEDS",
     "WEFT_SHM_READS",
     "WEFT_SILENCE_TIMEOUT",
+    "WEFT_TLS_CA",
+    "WEFT_TLS_CERT",
+    "WEFT_TLS_KEY",
     "WEFT_TUNING",
     "WEFT_WORLD_SIZE",
 )

@@ -90,6 +90,7 @@ fn config(path: Path, address: &str) -> PairConfig {
         host_id: "this host".into(),
         silence_timeout: Duration::from_secs(15),
         interrupt: None,
+        tls: Default::default(),
     });
     config.providers = vec![path.provider()];
     config
@@ -221,7 +222,7 @@ fn burst(options: &Options) -> Outcome<f64> {
 }
 
 /// Private memory of this process in KiB: resident pages without those of shared mappings.
-fn resident_kib() -> Outcome<f64> {
+pub fn resident_kib() -> Outcome<f64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.split_whitespace().next()).ok_or("no VmRSS")?;

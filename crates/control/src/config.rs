@@ -12,6 +12,7 @@
 //! | host identity (ranks with equal ones share memory) | `WEFT_HOST_ID` |
 //! | timeouts, in seconds | `WEFT_CONNECT_TIMEOUT`, `WEFT_SILENCE_TIMEOUT` |
 
+use crate::tls::Tls;
 use crate::{Error, HostIdentity, Rank, Result, Secret, nodelist};
 use std::fmt;
 use std::net::IpAddr;
@@ -440,13 +441,34 @@ pub(crate) fn split_address(
     }
 }
 
-/// Settings of pair groups in the environment: secret, host identity, silence timeout.
-pub(crate) fn pair_from_env() -> Result<(Option<Secret>, String, Duration)> {
+/// Settings of pair groups in the environment: secret, host identity, silence timeout, TLS.
+pub(crate) fn pair_from_env() -> Result<(Option<Secret>, String, Duration, Tls)> {
     let get = |name: &str| std::env::var(name).ok();
     let variables = Variables(&get);
     let host_id = variables.get("WEFT_HOST_ID").unwrap_or_else(|| HostIdentity::here().host_id());
     let silence = variables.seconds("WEFT_SILENCE_TIMEOUT")?.unwrap_or(DEFAULT_SILENCE_TIMEOUT);
-    Ok((secret(&variables)?, host_id, silence))
+    Ok((secret(&variables)?, host_id, silence, tls(&variables)?))
+}
+
+fn tls(variables: &Variables) -> Result<Tls> {
+    let missing = |variable: &str, given: &str, value: String| Error::Variable {
+        variable: given.into(),
+        value,
+        problem: format!("{variable} is not set"),
+        remedy: "set both".into(),
+    };
+    let tls = match (variables.get("WEFT_TLS_CERT"), variables.get("WEFT_TLS_KEY")) {
+        (Some(certificate), Some(key)) => {
+            Tls::default().with_certificate(Path::new(&certificate), Path::new(&key))?
+        }
+        (None, None) => Tls::default(),
+        (Some(path), None) => return Err(missing("WEFT_TLS_KEY", "WEFT_TLS_CERT", path)),
+        (None, Some(path)) => return Err(missing("WEFT_TLS_CERT", "WEFT_TLS_KEY", path)),
+    };
+    match variables.get("WEFT_TLS_CA") {
+        Some(path) => tls.with_authorities(Path::new(&path)),
+        None => Ok(tls),
+    }
 }
 
 fn secret(variables: &Variables) -> Result<Option<Secret>> {

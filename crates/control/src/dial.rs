@@ -6,6 +6,7 @@ use crate::deadline::Deadline;
 use crate::handshake::{Dialer, DialerStep, HandshakeError, Identity, JobId, Refusal};
 use crate::rank_listener::HANDSHAKE_TIMEOUT;
 use crate::resolve::resolve;
+use crate::tls::{ControlStream, Tls};
 use crate::wire::{FrameParser, MAX_FRAME, MAX_UNAUTHENTICATED_FRAME};
 use crate::{Error, Rank, Result};
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -26,6 +27,8 @@ pub(crate) struct DialTarget {
     pub port: u16,
     /// Remedy named by the error if it does not respond.
     pub hint: &'static str,
+    /// TLS, without authorities for none.
+    pub tls: Tls,
 }
 
 /// Remedy for ranks of a group.
@@ -34,7 +37,7 @@ pub(crate) const HINT: &str = "check that it runs, and that its address can be r
 
 /// Connection that has passed the handshake.
 pub(crate) struct AuthenticatedConnection {
-    pub stream: TcpStream,
+    pub stream: ControlStream,
     pub parser: FrameParser,
     pub job: JobId,
 }
@@ -143,7 +146,7 @@ fn loopback_note(host: &str, addresses: &[SocketAddr]) -> String {
 }
 
 fn handshake(
-    mut stream: TcpStream,
+    stream: TcpStream,
     target: &DialTarget,
     identity: &Identity,
     job: Option<JobId>,
@@ -161,6 +164,7 @@ fn handshake(
     let fail = |failure| attempt_error(failure, target, identity);
     let (mut dialer, hello) =
         Dialer::start(identity.clone(), target.rank, job, details).map_err(fail)?;
+    let mut stream = target.tls.dial(stream, &target.host)?;
     stream.write_all(&hello).map_err(retry)?;
     let mut parser = FrameParser::new(MAX_UNAUTHENTICATED_FRAME);
     let deadline = deadline.at_most(HANDSHAKE_TIMEOUT);
@@ -170,7 +174,7 @@ fn handshake(
             FrameRead::TimedOut => {
                 return Err(AttemptError::Retry("it accepts but sends no response".into()));
             }
-            FrameRead::Closed(problem) => return Err(AttemptError::Retry(problem)),
+            FrameRead::Closed(problem) => return Err(ended(&stream, target, problem)),
         };
         match dialer.receive(&frame).map_err(fail)? {
             DialerStep::Send(frame) => stream.write_all(&frame).map_err(retry)?,
@@ -180,6 +184,13 @@ fn handshake(
             }
         }
     }
+}
+
+/// Error of a connection that ended in the handshake: final for an error of TLS.
+fn ended(stream: &ControlStream, target: &DialTarget, problem: String) -> AttemptError {
+    let Some(problem) = stream.failure() else { return AttemptError::Retry(problem) };
+    let address = format!("{}:{}", target.host, target.port);
+    AttemptError::Final(Error::Tls { address, problem: problem.into() })
 }
 
 fn attempt_error(
@@ -196,6 +207,7 @@ fn attempt_error(
         HandshakeError::Rejected(Refusal::WorldSize(theirs)) => {
             Error::WrongWorldSize { peer, address, ours: identity.world_size, theirs }
         }
+        HandshakeError::Rejected(Refusal::TlsDemanded) => Error::TlsDemanded { address },
         HandshakeError::Rejected(Refusal::DuplicateRank) => {
             Error::DuplicateRank { rank: identity.rank }
         }
@@ -228,7 +240,7 @@ pub(crate) enum FrameRead {
 
 /// Reads one frame from a blocking stream.
 pub(crate) fn read_frame(
-    stream: &mut TcpStream,
+    stream: &mut ControlStream,
     parser: &mut FrameParser,
     deadline: &Deadline,
 ) -> Result<FrameRead> {
@@ -249,7 +261,7 @@ pub(crate) fn read_frame(
             return Ok(FrameRead::TimedOut);
         }
         let slice = deadline.slice().max(Duration::from_millis(1));
-        if let Err(error) = stream.set_read_timeout(Some(slice)) {
+        if let Err(error) = stream.tcp().set_read_timeout(Some(slice)) {
             return Ok(FrameRead::Closed(error.to_string()));
         }
         match stream.read(&mut bytes) {

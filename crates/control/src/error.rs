@@ -90,6 +90,34 @@ pub enum Error {
         /// Its problem.
         problem: String,
     },
+    /// PEM file of TLS unreadable or unusable.
+    #[error("TLS file {path}: {problem}; check WEFT_TLS_CERT, WEFT_TLS_KEY and WEFT_TLS_CA")]
+    TlsFile {
+        /// Path.
+        path: String,
+        /// Its problem.
+        problem: String,
+    },
+    /// TLS handshake with a listener of pairs failed.
+    #[error(
+        "TLS with the listener at {address}: {problem}; check WEFT_TLS_CA here, and WEFT_TLS_CERT and \
+         WEFT_TLS_KEY at the listener"
+    )]
+    Tls {
+        /// Address of the listener.
+        address: String,
+        /// Error of the handshake.
+        problem: String,
+    },
+    /// Dialer without TLS at a listener that demands it.
+    #[error(
+        "the listener at {address} demands TLS: set WEFT_TLS_CA to the file of the authority that issued its \
+         certificate"
+    )]
+    TlsDemanded {
+        /// Address of the listener.
+        address: String,
+    },
     /// Port of rank 0 in use.
     #[error(
         "listener of rank 0 at {address}: the port is in use by another process; set WEFT_PORT to a free \

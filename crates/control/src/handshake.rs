@@ -55,6 +55,8 @@ pub(crate) enum Refusal {
     DuplicateRank,
     /// Another job, or a rank that is not expected here.
     NotExpected,
+    /// The refusing side demands TLS.
+    TlsDemanded,
 }
 
 impl Refusal {
@@ -65,6 +67,7 @@ impl Refusal {
             Refusal::WorldSize(size) => (3, size),
             Refusal::DuplicateRank => (4, 0),
             Refusal::NotExpected => (5, 0),
+            Refusal::TlsDemanded => (6, 0),
         };
         FrameWriter::new(REFUSAL).u8(code).u32(value).finish()
     }
@@ -78,6 +81,7 @@ impl Refusal {
             3 => Refusal::WorldSize(value),
             4 => Refusal::DuplicateRank,
             5 => Refusal::NotExpected,
+            6 => Refusal::TlsDemanded,
             _ => return Err(Malformed("a refusal of an unknown reason")),
         })
     }

@@ -8,7 +8,7 @@
 //! - [`config`]: rank, world size and address of rank 0 from arguments and environment; `nodelist`: Slurm
 //! - `rendezvous`: addresses exchanged through rank 0, one connection for each pair of ranks
 //! - `dial`, `connect`, `resolve`, `rank_listener`: the two sides of a connection's set-up
-//! - `handshake`, `secret`: mutual authentication; `wire`, `message`, [`bytes`]: frames and their fields
+//! - `handshake`, `secret`, `tls`: mutual authentication, encryption of pairs; `wire`, `message`, [`bytes`]: frames and their fields
 //! - `mesh`: the background thread with all sockets; `control`: the handle; `clock`: aligned clocks
 //! - `core`: collective calls, messages, poison and `reform`, without sockets or a clock
 //! - `view_change`: the protocol by which the survivors settle on the next group
@@ -42,6 +42,7 @@ mod rank_listener;
 mod rendezvous;
 mod resolve;
 mod secret;
+mod tls;
 mod view_change;
 mod wire;
 
@@ -54,6 +55,7 @@ pub use member::{Member, PeerStatus, Rank};
 pub use operation::Operation;
 pub use poison::{Cause, Poison};
 pub use secret::Secret;
+pub use tls::Tls;
 pub use wire::MAX_PAYLOAD;
 
 /// Oldest and newest wire version of this build.

@@ -239,6 +239,7 @@ fn reason(refusal: Refusal) -> &'static str {
         Refusal::WorldSize(_) => "it was started with another world size",
         Refusal::DuplicateRank => "its rank has joined already",
         Refusal::NotExpected => "it belongs to another job, or its rank is not expected here",
+        Refusal::TlsDemanded => "it does not use TLS",
     }
 }
 

@@ -15,6 +15,7 @@ use crate::message::{Message, RankDetails};
 use crate::rank_listener::RankListener;
 use crate::resolve::resolve;
 use crate::secret::random_bytes;
+use crate::tls::{ControlStream, Tls};
 use crate::wire::{FrameParser, FrameReader, FrameWriter};
 use crate::{Config, Error, Member, Rank, Result};
 use std::collections::BTreeMap;
@@ -199,11 +200,16 @@ fn join_through_rank_0(
         // Body without the frame header.
         Ok(details.write(FrameWriter::new(0)).finish().split_off(5))
     };
-    let target =
-        DialTarget { rank: Rank(0), host: config.host.clone(), port: config.port, hint: HINT };
+    let target = DialTarget {
+        rank: Rank(0),
+        host: config.host.clone(),
+        port: config.port,
+        hint: HINT,
+        tls: Tls::default(),
+    };
     let connection = dial::dial(&target, identity, None, &mut make_details, deadline)?;
     let AuthenticatedConnection { mut stream, mut parser, job } = connection;
-    let rank_0 = stream.peer_addr().map_err(Error::system("querying rank 0's address"))?;
+    let rank_0 = stream.tcp().peer_addr().map_err(Error::system("querying rank 0's address"))?;
     let rank_0 = rank_0.ip().to_canonical();
     let roster = await_roster(&mut stream, &mut parser, deadline)?;
     if roster.len() != config.world_size as usize {
@@ -220,7 +226,7 @@ fn join_through_rank_0(
     };
     let above = (config.rank.0 + 1..config.world_size).map(Rank).collect();
     let listener = RankListener::new(listener, identity.clone(), job, true, above)?;
-    let mut connections = vec![PeerConnection { rank: Rank(0), stream, parser }];
+    let mut connections = vec![PeerConnection { rank: Rank(0), stream: stream.into_tcp(), parser }];
     let (above, below) = std::thread::scope(|scope| {
         let above = scope.spawn(|| accept_all(listener, deadline));
         let below = dial_all(config.rank, &members, &roster, identity, job, deadline);
@@ -232,7 +238,7 @@ fn join_through_rank_0(
 }
 
 fn await_roster(
-    stream: &mut TcpStream,
+    stream: &mut ControlStream,
     parser: &mut FrameParser,
     deadline: &Deadline,
 ) -> Result<Vec<RankDetails>> {
@@ -278,10 +284,15 @@ fn dial_all(
                 host: member.address.to_string(),
                 port: details.port,
                 hint: HINT,
+                tls: Tls::default(),
             };
             let no_details = &mut |_: &TcpStream| Ok(Vec::new());
             let connection = dial::dial(&target, identity, Some(job), no_details, deadline)?;
-            Ok(PeerConnection { rank, stream: connection.stream, parser: connection.parser })
+            Ok(PeerConnection {
+                rank,
+                stream: connection.stream.into_tcp(),
+                parser: connection.parser,
+            })
         })
         .collect()
 }

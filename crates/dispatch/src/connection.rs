@@ -131,7 +131,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Makes the connection over a pair, at both of its ends: exchanges hellos, allocates, shares.
+    /// Makes the connection over a pair, at both of its ends: exchanges hellos, allocates, shares. A progress thread of
+    /// the pair, which would take events, ends: the caller polls the engine from now on.
     ///
     /// # Errors
     /// Those of [`Hello::decode`] and [`Agreement::of`], at both ends; those of the fabric; [`Error::Disagreement`] for
@@ -154,6 +155,7 @@ impl Connection {
             let (value, expected) = (pair.world_size().into(), "2: a pair".into());
             return Err(Error::Invalid { what: "ranks of a connection", value, expected });
         }
+        pair.end_progress_thread();
         let peer = Rank(1 - pair.rank().0);
         let mut messages = vec![Vec::new(), Vec::new()];
         messages[peer.index()] = hello.encode();

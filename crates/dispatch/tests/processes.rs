@@ -5,7 +5,7 @@
 #[path = "common/pairs.rs"]
 mod pairs;
 
-use pairs::pair_config;
+use pairs::{pair_config, provider_named, providers};
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn accelerator_process() {
     let (Ok(address), Ok(provider)) = (std::env::var(ADDRESS), std::env::var(PROVIDER)) else {
         return;
     };
-    let provider = if provider == "shm" { ProviderKind::Shm } else { ProviderKind::Tcp };
+    let provider = provider_named(&provider);
     let pair = connect(&pair_config(&address, provider, SILENCE, SLOTS), by(PATIENCE)).unwrap();
     let connection = Connection::over(&pair, &hello(Role::Accelerator), by(PATIENCE)).unwrap();
     let mut accelerator = Accelerator::new(AcceleratorConfig::default(), schema(), Sum).unwrap();
@@ -274,4 +274,12 @@ fn a_node_that_is_stopped_under_load_costs_no_query_over_shm() {
 #[test]
 fn a_node_that_is_stopped_under_load_costs_no_query_over_tcp() {
     lose(ProviderKind::Tcp, Signal::STOP);
+}
+
+#[test]
+fn a_node_that_is_killed_or_stopped_under_load_costs_no_query_over_ofi() {
+    if providers().contains(&ProviderKind::Ofi) {
+        lose(ProviderKind::Ofi, Signal::KILL);
+        lose(ProviderKind::Ofi, Signal::STOP);
+    }
 }

@@ -7,7 +7,7 @@ mod pairs;
 #[path = "service/submissions.rs"]
 mod submissions;
 
-use pairs::pair_config;
+use pairs::{pair_config, providers};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -274,6 +274,13 @@ fn every_query_of_four_threads_is_answered_once_over_shm() {
 #[test]
 fn every_query_of_four_threads_is_answered_once_over_tcp() {
     every_query_is_answered_once(ProviderKind::Tcp);
+}
+
+#[test]
+fn every_query_of_four_threads_is_answered_once_over_ofi() {
+    if providers().contains(&ProviderKind::Ofi) {
+        every_query_is_answered_once(ProviderKind::Ofi);
+    }
 }
 
 #[test]

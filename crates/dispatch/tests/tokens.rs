@@ -9,7 +9,8 @@ mod rogue;
 mod setup;
 
 use rogue::{CANCELS, HEADERS, Rogue};
-use setup::{Front, Node, PATIENCE, PROVIDERS, SLOTS, listen, pair_with, until};
+use setup::pairs::providers;
+use setup::{Front, Node, PATIENCE, SLOTS, listen, pair_with, until};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -59,7 +60,7 @@ impl Backend for Generator {
 
 #[test]
 fn tokens_are_reported_before_their_answer_with_rising_times() {
-    for provider in PROVIDERS {
+    for provider in providers() {
         let listener = listen(provider);
         let (pair, front) = pair_with(&listener, provider, |pair| {
             let mut front = Front::of(8, schema());
@@ -144,7 +145,7 @@ fn hello_of(role: Role) -> Hello {
 /// Without another query, parts are confirmed and tokens leave while both services could sleep.
 #[test]
 fn a_lone_stream_goes_on_between_services() {
-    for provider in PROVIDERS {
+    for provider in providers() {
         let listener = listen(provider);
         let (pair, node) = pair_with(&listener, provider, |pair| {
             let (service, batches) = (ServiceConfig::default(), AcceleratorConfig::default());
@@ -220,7 +221,7 @@ const PARTS: [Violation; 9] = [
 #[test]
 fn a_node_that_sends_wrong_tokens_is_named() {
     for (provider, (expected, accepted, refused)) in
-        PROVIDERS.into_iter().flat_map(|provider| PARTS.map(|violation| (provider, violation)))
+        providers().into_iter().flat_map(|provider| PARTS.map(|violation| (provider, violation)))
     {
         let listener = listen(provider);
         let mut front = Front::of(8, schema());
@@ -261,7 +262,7 @@ fn a_node_that_sends_wrong_tokens_is_named() {
 
 #[test]
 fn a_front_end_that_confirms_what_was_not_sent_is_named() {
-    for provider in PROVIDERS {
+    for provider in providers() {
         let listener = listen(provider);
         let (pair, rogue) =
             pair_with(&listener, provider, |pair| Rogue::of(pair, Role::FrontEnd, &schema()));

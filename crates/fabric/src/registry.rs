@@ -38,10 +38,14 @@ pub(crate) struct PairDeviceConfig {
     pub host_id: String,
     /// Data connection that tcp takes over.
     pub adoption: Adoption,
+    /// Address of this end of the control connection; that of ofi's endpoints, too.
+    pub local: IpAddr,
+    /// Provider and NICs of libfabric that the ofi provider uses.
+    pub ofi: OfiChoice,
 }
 
 /// Constructor of the device of one pair.
-type OpenPair = fn(&PairDeviceConfig) -> Arc<dyn Device>;
+type OpenPair = fn(&PairDeviceConfig) -> Result<Arc<dyn Device>>;
 
 /// A provider.
 pub struct Provider {
@@ -99,7 +103,7 @@ static PROVIDERS: [Provider; 5] = [
         open_pair: Some(|config| {
             let host_id = config.host_id.clone();
             // A pair moves messages, which are never read in place.
-            Arc::new(ShmDevice::new(ShmConfig { host_id }).with_reads(false))
+            Ok(Arc::new(ShmDevice::new(ShmConfig { host_id }).with_reads(false)))
         }),
         open: |config| {
             let host_id = config.host_id.clone();
@@ -113,7 +117,13 @@ static PROVIDERS: [Provider; 5] = [
         how: "RDMA writes with immediate data through libfabric, loaded at run time",
         is_default: false,
         names: &["ofi"],
-        open_pair: None,
+        open_pair: Some(|config| {
+            // One device for all pairs of the process at one address; each pair opens its own endpoints.
+            let (host_id, bind, ofi) = (config.host_id.clone(), config.local, config.ofi.clone());
+            let (advertise, devices, hostile) = (None, CopyBackend::default(), None);
+            let config = DeviceConfig { host_id, bind, advertise, devices, hostile, ofi };
+            open(ProviderKind::Ofi, &config)
+        }),
         open: |config| {
             let host_id = config.host_id.clone();
             let bind = config.advertise.unwrap_or(config.bind);
@@ -128,7 +138,7 @@ static PROVIDERS: [Provider; 5] = [
         how: "sockets, every frame checked against its grant",
         is_default: true,
         names: &["tcp"],
-        open_pair: Some(|config| Arc::new(AdoptedTcp::new(config.adoption.clone()))),
+        open_pair: Some(|config| Ok(Arc::new(AdoptedTcp::new(config.adoption.clone())))),
         open: |config| {
             let (bind, advertise) = (config.bind, config.advertise);
             Ok(Arc::new(TcpDevice::new(TcpConfig { bind, advertise, ..TcpConfig::default() })?))
@@ -154,25 +164,31 @@ pub fn defaults() -> Vec<ProviderKind> {
     all().iter().filter(|provider| provider.is_default).map(|provider| provider.kind).collect()
 }
 
-/// Providers that pairs can use, all of them by default.
+/// Providers that pairs can use.
 pub fn of_pairs() -> Vec<ProviderKind> {
     let of_pairs = all().iter().filter(|provider| provider.open_pair.is_some());
     of_pairs.map(|provider| provider.kind).collect()
 }
 
+/// Default providers of pairs.
+pub fn pair_defaults() -> Vec<ProviderKind> {
+    let used = |provider: &&Provider| provider.open_pair.is_some() && provider.is_default;
+    all().iter().filter(used).map(|provider| provider.kind).collect()
+}
+
 /// Opens the device of a provider for one pair.
 ///
 /// # Errors
-/// [`Error::Provider`] if pairs cannot use it.
+/// [`Error::Provider`] if pairs cannot use it, or this machine cannot.
 pub(crate) fn open_pair(kind: ProviderKind, config: &PairDeviceConfig) -> Result<Arc<dyn Device>> {
     let provider = all().iter().find(|provider| provider.kind == kind);
-    let names = || of_pairs().iter().map(|kind| kind.name()).collect::<Vec<_>>().join(" and ");
+    let names = || of_pairs().iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
     let refused = || Error::Provider {
         provider: kind,
         detail: format!("pairs use {}; choose from these", names()),
     };
     let open = provider.and_then(|provider| provider.open_pair).ok_or_else(refused)?;
-    Ok(open(config))
+    open(config)
 }
 
 /// Checks that this machine has the libraries of a provider, without opening a device. Only ofi needs any.

@@ -309,6 +309,7 @@ impl ProgressThread {
 impl Drop for ProgressThread {
     fn drop(&mut self) {
         self.stop();
+        self.shared.has_thread.store(false, Ordering::Relaxed);
         // A callback on this thread may drop its communicator.
         let thread =
             self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id());

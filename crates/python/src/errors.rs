@@ -426,6 +426,9 @@ fn of_control(error: &ControlError) -> ExceptionParts {
         ControlError::SecretMissing { .. }
         | ControlError::SecretFile { .. }
         | ControlError::PairSecretMissing { .. }
+        | ControlError::TlsFile { .. }
+        | ControlError::Tls { .. }
+        | ControlError::TlsDemanded { .. }
         | ControlError::WrongSecret { .. } => ExceptionParts::new("SecretError"),
         ControlError::PortInUse { .. } | ControlError::Listen { .. } => {
             ExceptionParts::new("ListenError")

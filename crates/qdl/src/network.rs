@@ -8,7 +8,7 @@ use std::time::Duration;
 use weft_control::pair::PairSettings;
 use weft_dispatch::{Connection, Hello, Role, Schema, ServiceConfig};
 use weft_fabric::pair::{PairConfig, connect as connect_pair};
-use weft_fabric::{Communicator, ProviderKind, clock};
+use weft_fabric::{Communicator, ProviderKind, clock, registry};
 
 /// First byte of a front end's message: the query for the name.
 const NAME: u8 = 1;
@@ -18,7 +18,7 @@ const BEGIN: u8 = 2;
 /// Ends of connections: what both a front end and a node choose.
 #[derive(Debug, Clone)]
 pub struct End {
-    /// Providers offered: shm, tcp or both.
+    /// Providers offered, of shm, ofi and tcp.
     pub providers: Vec<ProviderKind>,
     /// Most queries in flight to a node.
     pub slots: u32,
@@ -35,7 +35,7 @@ pub struct End {
 impl Default for End {
     fn default() -> End {
         End {
-            providers: vec![ProviderKind::Shm, ProviderKind::Tcp],
+            providers: registry::pair_defaults(),
             slots: 1024,
             checksum: false,
             patience: Duration::from_secs(30),
@@ -51,14 +51,15 @@ impl End {
     /// # Errors
     /// [`Error::Invalid`].
     pub fn providers_named(name: &str) -> Result<Vec<ProviderKind>> {
-        let known = [ProviderKind::Shm, ProviderKind::Tcp];
-        known.into_iter().find(|kind| kind.name() == name).map(|kind| vec![kind]).ok_or_else(|| {
-            Error::Invalid {
+        registry::of_pairs()
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .map(|kind| vec![kind])
+            .ok_or_else(|| Error::Invalid {
                 what: "provider",
                 value: format!("{name:?}"),
-                expected: "shm or tcp".into(),
-            }
-        })
+                expected: "shm, ofi or tcp".into(),
+            })
     }
 
     /// Hello of this end.

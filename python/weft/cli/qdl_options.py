@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SCENARIOS: Final = ("SingleStream", "MultiStream", "Server", "Offline")
 MODELS: Final = ("noop", "checksum")
-PROVIDERS: Final = ("shm", "tcp")
+PROVIDERS: Final = ("shm", "ofi", "tcp")
 POLICIES: Final = ("round-robin", "least-in-flight", "latency-aware")
 
 
@@ -114,7 +114,9 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
 def add_connection(parser: argparse.ArgumentParser) -> None:
     """Declare what both ends of a connection have."""
     parser.add_argument(
-        "--provider", choices=PROVIDERS, help="provider (default: the better one of both ends)"
+        "--provider",
+        choices=PROVIDERS,
+        help="provider (default: the better one of shm and tcp that both ends have)",
     )
     parser.add_argument(
         "--slots",

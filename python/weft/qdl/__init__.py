@@ -1,6 +1,7 @@
 """Query dispatch for MLPerf Inference's Network division: accelerator nodes, and tests of LoadGen.
 
 - `Accelerator`: an accelerator node whose model is a Python callable on batches
+- `onnx.OnnxModel`: a model of ONNX Runtime for it
 - `Test`: a test of LoadGen over accelerator nodes, or in this process
 - `audits`: MLPerf's audits TEST01 and TEST04
 """

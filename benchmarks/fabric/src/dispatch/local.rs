@@ -28,7 +28,7 @@ pub fn copies(samples: &Samples, time: Duration, slots: u32) -> Measured {
         query += 1;
     }
     let queries_per_s = query as f64 / since.elapsed().as_secs_f64();
-    Measured { queries_per_s, round_trips_ns: Vec::new(), wrong }
+    Measured { queries_per_s, round_trips_ns: Vec::new(), wrong, ..Measured::default() }
 }
 
 /// Both ends of two counted writes.
@@ -86,7 +86,7 @@ pub fn writes(options: &Options, samples: &Samples) -> Outcome<Measured> {
         round_trips_ns.push(since.elapsed().as_nanos() as f64);
     }
     child.wait()?;
-    Ok(Measured { queries_per_s: f64::NAN, round_trips_ns, wrong: 0 })
+    Ok(Measured { queries_per_s: f64::NAN, round_trips_ns, ..Measured::default() })
 }
 
 /// Second process of [`writes`].

@@ -52,6 +52,9 @@ pub struct Options {
     /// Slots of the connection (default: 1 MiB of queries, from 32 to 512)
     #[arg(long)]
     slots: Option<u32>,
+    /// Connections between the two processes, each with its slots; queries alternate between them
+    #[arg(long, default_value_t = 1)]
+    connections: u32,
     /// Microseconds for which an idle service polls before it yields its core
     #[arg(long, default_value_t = 20)]
     spin_us: u64,
@@ -79,6 +82,8 @@ struct Measured {
     queries_per_s: f64,
     /// Round trips with one query in flight.
     round_trips_ns: Vec<f64>,
+    /// Growth of this process's resident memory by the connections.
+    resident_kib: Option<f64>,
     wrong: u64,
 }
 
@@ -146,11 +151,15 @@ fn report(
     let (rate, ratio) = (percentile(&rates, 50.0), percentile(&ratios, 50.0));
     let micros = |percent| percentile(&trips, percent) / 1000.0;
     let (p50, p99) = (micros(50.0), micros(99.0));
+    let resident: Vec<f64> = rounds.iter().filter_map(|round| round.resident_kib).collect();
+    // Later rounds take memory that the first has left.
+    let resident = percentile(&resident, 100.0);
     let finite = |value: f64| value.is_finite().then_some(value);
     if options.json {
         let line = serde_json::json!({
             "benchmark": "dispatch", "path": options.path.name(), "side": side, "bytes": bytes,
-            "slots": options.slots(bytes), "spin_us": options.spin_us, "rounds": rounds.len(),
+            "slots": options.slots(bytes), "connections": options.connections,
+            "kib_per_connection": finite(resident / f64::from(options.connections)), "spin_us": options.spin_us, "rounds": rounds.len(),
             "queries_per_s": finite(rate), "round_rates": rates.iter().map(|rate| finite(*rate)).collect::<Vec<_>>(),
             // Weft's rate divided by this side's, median over rounds.
             "weft_ratio": finite(ratio).filter(|_| side != "weft"),

@@ -3,6 +3,7 @@
 use super::samples::{Samples, answer};
 use super::{ANSWER, Measured, Options, start};
 use crate::group::PATIENCE;
+use crate::pairs::resident_kib;
 use crate::{Outcome, Path};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -88,8 +89,10 @@ pub fn pair_config_over(path: Path, slots: u32, address: &str) -> PairConfig {
         host_id: "this host".into(),
         silence_timeout: PATIENCE,
         interrupt: None,
+        tls: Default::default(),
     });
     config.providers = vec![path.provider()];
+    config.ofi.provider = path.ofi_provider().map(str::to_owned);
     config.engine = Connection::engine_config(slots);
     config
 }
@@ -109,10 +112,13 @@ pub fn deadline() -> Time {
 
 /// Second process: serves until the front end leaves.
 pub fn accelerator(options: &Options, bytes: usize, address: &str) -> Outcome<()> {
-    let pair = connect(&pair_config(options, bytes, address), deadline())?;
-    let config = AcceleratorConfig::default();
+    let front_ends = options.connections.max(AcceleratorConfig::default().front_ends);
+    let config = AcceleratorConfig { front_ends, ..AcceleratorConfig::default() };
     let service = AcceleratorService::start(options.service(), config, schema(bytes), Answers)?;
-    service.join(pair, &hello(options, Role::Accelerator, bytes), deadline())?;
+    for _ in 0..options.connections {
+        let pair = connect(&pair_config(options, bytes, address), deadline())?;
+        service.join(pair, &hello(options, Role::Accelerator, bytes), deadline())?;
+    }
     while service.state()?.front_ends > 0 {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -130,14 +136,19 @@ pub fn measure(options: &Options, samples: &Arc<Samples>, time: Duration) -> Out
         trips_ns: Vec::with_capacity(TRIPS as usize),
     };
     let slots = options.slots(bytes);
-    let ledger = LedgerConfig { queries: 2 * slots, nodes: 1, slots, ..LedgerConfig::default() };
+    let (queries, nodes) = (2 * slots, options.connections);
+    let ledger = LedgerConfig { queries, nodes, slots, ..LedgerConfig::default() };
     let config = ServiceConfig { submissions: slots as usize, ..options.service() };
     let memories = [samples.memory().clone()];
     let front_end = FrontEndService::start(config, ledger, schema(bytes), &memories, handler)?;
     let listener = Listener::bind(pair_config(options, bytes, "127.0.0.1:0"))?;
     let mut child = start("weft", bytes, &listener.address().to_string())?;
-    let pair = listener.accept(deadline(), &mut || false)?;
-    front_end.join(pair, &hello(options, Role::FrontEnd, bytes), deadline())?;
+    let before = resident_kib()?;
+    for _ in 0..options.connections {
+        let pair = listener.accept(deadline(), &mut || false)?;
+        front_end.join(pair, &hello(options, Role::FrontEnd, bytes), deadline())?;
+    }
+    let resident_kib = Some(resident_kib()? - before);
 
     let load = Load { handle: front_end.handle(), samples, progress: &progress };
     let first = load.submit(0, time / 5)?;
@@ -151,7 +162,8 @@ pub fn measure(options: &Options, samples: &Arc<Samples>, time: Duration) -> Out
     let (check, counts) = front_end.stop(deadline())?;
     child.wait()?;
     let lost = counts.submitted - counts.answered;
-    Ok(Measured { queries_per_s, round_trips_ns: check.trips_ns, wrong: check.wrong + lost })
+    let (round_trips_ns, wrong) = (check.trips_ns, check.wrong + lost);
+    Ok(Measured { queries_per_s, round_trips_ns, resident_kib, wrong })
 }
 
 struct Load<'a> {

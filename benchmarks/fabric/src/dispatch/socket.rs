@@ -109,7 +109,7 @@ impl Load<'_> {
             }
             round_trips_ns.push(since.elapsed().as_nanos() as f64);
         }
-        Ok(Measured { queries_per_s, round_trips_ns, wrong: 0 })
+        Ok(Measured { queries_per_s, round_trips_ns, ..Measured::default() })
     }
 
     /// Sends queries from number `first` on for some time, and waits for their answers. Returns the next number.

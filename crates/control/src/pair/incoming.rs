@@ -6,9 +6,10 @@ use crate::Result;
 use crate::fork_guard::{self, Registration};
 use crate::handshake::{Acceptor, AcceptorStep, HandshakeError, JobId, Refusal};
 use crate::secret::random_bytes;
+use crate::tls::{self, ControlStream, Tls};
 use crate::wire::{FrameParser, MAX_FRAME};
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// Largest frame before the other end is authenticated.
@@ -17,7 +18,10 @@ const MAX_INCOMING_FRAME: usize = 4096;
 /// Accepted connection: a pair in its handshake, or a further connection of a pair.
 pub struct IncomingConnection {
     _guard: Registration,
-    stream: TcpStream,
+    stream: ControlStream,
+    /// TLS of the listener; `None` once the first byte has decided on its use.
+    undecided: Option<Tls>,
+    demands_tls: bool,
     parser: FrameParser,
     acceptor: Acceptor,
 }
@@ -44,7 +48,9 @@ impl IncomingConnection {
         let job: JobId = random_bytes().map_err(|error| io::Error::other(error.to_string()))?;
         Ok(IncomingConnection {
             _guard: fork_guard::register(&stream),
-            stream,
+            stream: ControlStream::plain(stream),
+            undecided: Some(settings.tls.clone()),
+            demands_tls: settings.tls.is_demanded(),
             parser: FrameParser::new(MAX_INCOMING_FRAME),
             acceptor: Acceptor::new(settings.identity(LISTENER), job, false),
         })
@@ -55,6 +61,13 @@ impl IncomingConnection {
     /// # Errors
     /// Reason to close the connection.
     pub fn step(&mut self) -> std::result::Result<IncomingStep, &'static str> {
+        if let Some(tls) = &self.undecided {
+            match begin_tls(&mut self.stream, tls) {
+                Ok(()) => self.undecided = None,
+                Err(None) => return Ok(IncomingStep::Pending),
+                Err(Some(why)) => return Err(why),
+            }
+        }
         let mut bytes = [0; MAX_INCOMING_FRAME];
         loop {
             if let Some(frame) = self.parser.next().map_err(|malformed| malformed.0)? {
@@ -71,6 +84,9 @@ impl IncomingConnection {
                     return Ok(IncomingStep::Pending);
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) if self.stream.failure().is_some() => {
+                    return Err("its TLS handshake failed");
+                }
                 Err(_) => return Err("the connection failed during the handshake"),
             }
         }
@@ -78,7 +94,15 @@ impl IncomingConnection {
 
     fn receive(&mut self, frame: &[u8]) -> std::result::Result<IncomingStep, &'static str> {
         if let Some(token) = stream_token(frame) {
+            if self.stream.has_tls() {
+                return Err("a data connection with TLS");
+            }
             return token.map(IncomingStep::Stream);
+        }
+        if self.demands_tls && !self.stream.has_tls() {
+            // Best effort: the dialer may have disconnected.
+            let _ = self.stream.write_all(&Refusal::TlsDemanded.frame());
+            return Err("it does not use TLS");
         }
         match self.acceptor.receive(frame) {
             Ok(AcceptorStep::Send(frame)) => {
@@ -107,7 +131,7 @@ impl IncomingConnection {
     /// # Errors
     /// The system's.
     pub fn admit(self, settings: &PairSettings) -> Result<PairControl> {
-        let IncomingConnection { _guard, stream, mut parser, acceptor } = self;
+        let IncomingConnection { _guard, stream, mut parser, acceptor, .. } = self;
         parser.set_limit(MAX_FRAME);
         let failed = |source| super::descriptor_error("setting up a connection", source);
         let mut socket =
@@ -120,9 +144,43 @@ impl IncomingConnection {
         Ok(PairControl::new(socket, LISTENER, settings))
     }
 
+    /// Address of this end; unspecified if the connection has ended.
+    pub fn local_address(&self) -> IpAddr {
+        let local = self.stream.tcp().local_addr();
+        local.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip().to_canonical())
+    }
+
     /// Socket of a further connection.
     pub fn into_stream(self) -> TcpStream {
-        self.stream
+        self.stream.into_tcp()
+    }
+}
+
+/// Begins TLS if the first byte is that of TLS. `None`: no byte has arrived.
+fn begin_tls(
+    stream: &mut ControlStream,
+    tls: &Tls,
+) -> std::result::Result<(), Option<&'static str>> {
+    let mut first = [0];
+    match stream.tcp().peek(&mut first) {
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            Err(None)
+        }
+        Ok(1) if first[0] == tls::FIRST_BYTE => match tls.accept() {
+            Some(session) => {
+                stream.begin(session);
+                Ok(())
+            }
+            None => {
+                // Best effort: the dialer may have disconnected. Unread bytes would reset the connection, and with it
+                // the alert.
+                let _ = stream.read(&mut [0; MAX_INCOMING_FRAME]);
+                let _ = stream.write_all(&tls::REFUSAL_ALERT);
+                Err(Some("it uses TLS, and this listener has no certificate (WEFT_TLS_CERT)"))
+            }
+        },
+        // The read that follows finds an end or an error.
+        _ => Ok(()),
     }
 }
 

@@ -20,6 +20,8 @@ mod socket;
 mod state;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tls_tests;
 
 pub use control::PairControl;
 pub use incoming::{IncomingConnection, IncomingStep};
@@ -31,10 +33,12 @@ use crate::deadline::Deadline;
 use crate::dial::{self, DialTarget};
 use crate::handshake::{Identity, PAIR_MAGIC};
 use crate::secret::Key;
+use crate::tls::Tls;
 use crate::wire::FrameWriter;
 use crate::{Error, Interrupt, Operation, Rank, Result, Secret};
 use socket::FrameSocket;
-use std::net::{SocketAddr, TcpStream};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs as _, UdpSocket};
 use std::time::Duration;
 
 /// Oldest and newest version of the pair protocol of this build.
@@ -67,18 +71,21 @@ pub struct PairSettings {
     /// Interrupt check, called several times a second during waits: `true` ends them with
     /// [`Error::Interrupted`].
     pub interrupt: Option<Interrupt>,
+    /// TLS of the control connection; payloads over tcp stay without it.
+    pub tls: Tls,
 }
 
 impl PairSettings {
     /// Settings with the secret, host identity and silence timeout of the environment (`WEFT_SECRET`,
-    /// `WEFT_SECRET_FILE`, `WEFT_HOST_ID`, `WEFT_SILENCE_TIMEOUT`).
+    /// `WEFT_SECRET_FILE`, `WEFT_HOST_ID`, `WEFT_SILENCE_TIMEOUT`), and its TLS (`WEFT_TLS_CERT`, `WEFT_TLS_KEY`,
+    /// `WEFT_TLS_CA`).
     ///
     /// # Errors
-    /// [`Error::Variable`] and [`Error::SecretFile`] for an invalid variable.
+    /// [`Error::Variable`], [`Error::SecretFile`] and [`Error::TlsFile`] for an invalid variable.
     pub fn from_env(address: &str) -> Result<PairSettings> {
-        let (secret, host_id, silence_timeout) = pair_from_env()?;
+        let (secret, host_id, silence_timeout, tls) = pair_from_env()?;
         let address = address.to_owned();
-        Ok(PairSettings { address, secret, host_id, silence_timeout, interrupt: None })
+        Ok(PairSettings { address, secret, host_id, silence_timeout, interrupt: None, tls })
     }
 
     /// Host and port of the address. Off loopback, a secret is required.
@@ -91,6 +98,30 @@ impl PairSettings {
             return Err(Error::PairSecretMissing { address: self.address.clone() });
         }
         Ok((host, port))
+    }
+
+    /// Address of this host from which the system reaches the listener. No packet is sent.
+    ///
+    /// # Errors
+    /// As [`PairSettings::endpoint`]; [`Error::System`] without a route.
+    pub fn local_address(&self) -> Result<IpAddr> {
+        let (host, port) = self.endpoint()?;
+        let local = || {
+            let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
+            for address in (host.as_str(), port.max(1)).to_socket_addrs()? {
+                let any: IpAddr = match address {
+                    SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                    SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+                };
+                let socket = UdpSocket::bind((any, 0))?;
+                match socket.connect(address).and_then(|()| socket.local_addr()) {
+                    Ok(local) => return Ok(local.ip()),
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        };
+        local().map_err(|source| descriptor_error("finding the route to a listener", source))
     }
 
     fn identity(&self, rank: Rank) -> Identity {
@@ -115,7 +146,8 @@ pub fn dial(settings: &PairSettings, details: &[u8], timeout: Duration) -> Resul
             remedy: "use the address of the listener".into(),
         });
     }
-    let target = DialTarget { rank: LISTENER, host, port, hint: HINT };
+    let tls = settings.tls.clone();
+    let target = DialTarget { rank: LISTENER, host, port, hint: HINT, tls };
     let deadline = Deadline::after(timeout, settings.interrupt.clone());
     let mut details = |_: &TcpStream| Ok(details.to_vec());
     let identity = settings.identity(CONNECTOR);

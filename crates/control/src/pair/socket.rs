@@ -1,6 +1,7 @@
 //! Frames over a non-blocking socket.
 
 use crate::fork_guard::{self, Registration};
+use crate::tls::ControlStream;
 use crate::wire::{FrameParser, Malformed};
 use crate::{Error, Result};
 use rustix::net::sockopt;
@@ -26,7 +27,7 @@ pub(super) enum ConnectionEnd {
 /// Connected socket with its frame parser and its send buffer.
 pub(super) struct FrameSocket {
     _guard: Registration,
-    stream: TcpStream,
+    stream: ControlStream,
     parser: FrameParser,
     unsent: Vec<u8>,
     reads_left: u32,
@@ -38,20 +39,20 @@ impl FrameSocket {
     /// Wraps a connected stream. The system ends the connection after `silence` without an acknowledgement of
     /// the other host (TCP_USER_TIMEOUT).
     pub fn new(
-        stream: TcpStream,
+        stream: ControlStream,
         parser: FrameParser,
         silence: Duration,
     ) -> io::Result<FrameSocket> {
-        stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
+        stream.tcp().set_nonblocking(true)?;
+        stream.tcp().set_nodelay(true)?;
         let probe = Duration::from_secs((silence.as_secs() / 3).clamp(1, 3600));
-        sockopt::set_socket_keepalive(&stream, true)?;
-        sockopt::set_tcp_keepidle(&stream, probe)?;
-        sockopt::set_tcp_keepintvl(&stream, probe)?;
-        sockopt::set_tcp_keepcnt(&stream, 2)?;
+        sockopt::set_socket_keepalive(stream.tcp(), true)?;
+        sockopt::set_tcp_keepidle(stream.tcp(), probe)?;
+        sockopt::set_tcp_keepintvl(stream.tcp(), probe)?;
+        sockopt::set_tcp_keepcnt(stream.tcp(), 2)?;
         let milliseconds = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX).max(1);
-        sockopt::set_tcp_user_timeout(&stream, milliseconds)?;
-        let _guard = fork_guard::register(&stream);
+        sockopt::set_tcp_user_timeout(stream.tcp(), milliseconds)?;
+        let _guard = fork_guard::register(stream.tcp());
         let (unsent, reads_left, last_received) = (Vec::new(), READS_AT_ONCE, Instant::now());
         Ok(FrameSocket { _guard, stream, parser, unsent, reads_left, last_received })
     }
@@ -72,11 +73,12 @@ impl FrameSocket {
             }
         }
         self.unsent.shrink_to(1024);
-        Ok(())
+        // Encrypted bytes of earlier calls.
+        self.stream.flush()
     }
 
     pub fn has_unsent(&self) -> bool {
-        !self.unsent.is_empty()
+        !self.unsent.is_empty() || self.stream.has_unsent()
     }
 
     /// Starts a turn of [`FrameSocket::receive`].
@@ -123,13 +125,12 @@ impl FrameSocket {
         }
     }
 
-    pub fn shut_down(&self) {
-        // Fails if the connection has ended already.
-        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+    pub fn shut_down(&mut self) {
+        self.stream.shut_down();
     }
 
     pub fn stream(&self) -> &TcpStream {
-        &self.stream
+        self.stream.tcp()
     }
 }
 

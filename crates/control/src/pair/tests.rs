@@ -2,20 +2,22 @@
 
 use super::*;
 use crate::connect::tests::{raised_soon, silent_listener};
+use crate::tls::ControlStream;
 use crate::wire::FrameParser;
 use crate::{Cause, PeerStatus, Poison};
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-fn settings(address: &str) -> PairSettings {
+pub fn settings(address: &str) -> PairSettings {
     PairSettings {
         address: address.into(),
         secret: None,
         host_id: "host".into(),
         silence_timeout: Duration::from_secs(15),
         interrupt: None,
+        tls: Default::default(),
     }
 }
 
@@ -26,7 +28,9 @@ fn sockets() -> (TcpStream, TcpStream) {
 }
 
 /// Advances a connection until it is no longer pending.
-fn settle(incoming: &mut IncomingConnection) -> std::result::Result<IncomingStep, &'static str> {
+pub fn settle(
+    incoming: &mut IncomingConnection,
+) -> std::result::Result<IncomingStep, &'static str> {
     loop {
         match incoming.step() {
             Ok(IncomingStep::Pending) => std::thread::yield_now(),
@@ -114,7 +118,7 @@ fn bytes_that_violate_the_protocol_poison_the_pair() {
     for bytes in [&[1, 0, 0, 0, 0xee][..], &[0xff; 8], &gather(1), &ahead, &[1, 0, 0, 0, 6]] {
         let (stream, mut peer) = sockets();
         let parser = FrameParser::new(crate::wire::MAX_FRAME);
-        let socket = FrameSocket::new(stream, parser, TIMEOUT).unwrap();
+        let socket = FrameSocket::new(ControlStream::plain(stream), parser, TIMEOUT).unwrap();
         let control = PairControl::new(socket, LISTENER, &settings("127.0.0.1:0"));
         peer.write_all(bytes).unwrap();
         while control.poisoned().is_none() {
@@ -130,7 +134,8 @@ fn formed() -> (PairControl, std::time::Instant, TcpStream) {
     peer.set_nonblocking(true).unwrap();
     let settings = settings("127.0.0.1:0");
     let parser = FrameParser::new(crate::wire::MAX_FRAME);
-    let socket = FrameSocket::new(stream, parser, settings.silence_timeout).unwrap();
+    let socket =
+        FrameSocket::new(ControlStream::plain(stream), parser, settings.silence_timeout).unwrap();
     let control = PairControl::new(socket, CONNECTOR, &settings);
     control.set_formed();
     (control, std::time::Instant::now(), peer)
@@ -193,6 +198,7 @@ fn another_version_is_refused_by_name() {
                 host: "127.0.0.1".into(),
                 port: address.port(),
                 hint: HINT,
+                tls: Tls::default(),
             };
             let identity = Identity { versions: (8, 9), ..settings.identity(CONNECTOR) };
             let deadline = Deadline::after(TIMEOUT, None);

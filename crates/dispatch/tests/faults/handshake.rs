@@ -1,15 +1,16 @@
 //! Peers that are refused before any query.
 
-use crate::setup::{Front, Node, PATIENCE, PROVIDERS, by, config, hello, listen, pair_with, until};
+use crate::setup::pairs::providers;
+use crate::setup::{Front, Node, PATIENCE, by, config, hello, listen, pair_with, until};
 use std::time::Duration;
 use weft_dispatch::wire::VERSION;
 use weft_dispatch::{Connection, Error, Hello, Role};
-use weft_fabric::Rank;
 use weft_fabric::pair::{Listener, connect};
+use weft_fabric::{ProviderKind, Rank};
 
 #[test]
 fn a_peer_with_another_secret_is_refused_and_the_next_one_is_served() {
-    for provider in PROVIDERS {
+    for provider in providers() {
         let listener = Listener::bind(config("127.0.0.1:0", provider, Some("apple"))).unwrap();
         let address = listener.address().to_string();
         let dialers = std::thread::spawn(move || {
@@ -47,7 +48,7 @@ fn changed(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
 
 #[test]
 fn hellos_of_another_version_role_or_program_are_refused_by_name() {
-    let provider = PROVIDERS[0];
+    let provider = ProviderKind::Shm;
     let listener = listen(provider);
     let other_version = changed(|bytes| bytes[8..10].copy_from_slice(&(VERSION + 1).to_le_bytes()));
     let no_slots = Hello { slots: 0, ..hello(Role::Accelerator) }.encode();

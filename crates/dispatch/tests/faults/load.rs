@@ -1,6 +1,7 @@
 //! Departures, slow readers and late answers.
 
-use crate::setup::{Front, Node, PATIENCE, PROVIDERS, SLOTS, is_full, listen, pair_with, until};
+use crate::setup::pairs::providers;
+use crate::setup::{Front, Node, PATIENCE, SLOTS, is_full, listen, pair_with, until};
 use std::time::Duration;
 use weft_dispatch::{Failure, Report};
 use weft_fabric::ProviderKind;
@@ -19,7 +20,7 @@ fn add(listener: &Listener, provider: ProviderKind, front: &mut Front, max_batch
 
 #[test]
 fn queries_of_a_node_that_leaves_without_a_drain_are_answered_by_another() {
-    for provider in PROVIDERS {
+    for provider in providers() {
         let (listener, mut front) = (listen(provider), Front::new(8));
         // Its batches never fill.
         let mut leaving = add(&listener, provider, &mut front, 100);
@@ -51,7 +52,7 @@ fn queries_of_a_node_that_leaves_without_a_drain_are_answered_by_another() {
 
 #[test]
 fn a_front_end_that_takes_no_answers_is_refused_more_queries() {
-    for provider in PROVIDERS {
+    for provider in providers() {
         let (listener, mut front) = (listen(provider), Front::new(12));
         let mut node = add(&listener, provider, &mut front, 1);
         let mut accepted = 0;
@@ -81,7 +82,7 @@ fn a_front_end_that_takes_no_answers_is_refused_more_queries() {
 
 #[test]
 fn memory_of_a_query_returns_with_its_late_answer() {
-    for provider in PROVIDERS {
+    for provider in providers() {
         let (listener, mut front) = (listen(provider), Front::new(8));
         let mut node = add(&listener, provider, &mut front, 4);
         // Three queries wait in the node for a fourth one, and their deadline passes.

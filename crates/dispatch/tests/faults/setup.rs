@@ -1,7 +1,7 @@
 //! Ends of connections over real pairs, polled by the tests.
 
 #[path = "../common/pairs.rs"]
-mod pairs;
+pub mod pairs;
 
 use pairs::pair_config;
 use std::sync::Arc;
@@ -16,7 +16,6 @@ use weft_fabric::{
     Cause, Communicator, Event, Memory, Poison, ProviderKind, Requests, Time, clock,
 };
 
-pub const PROVIDERS: [ProviderKind; 2] = [ProviderKind::Shm, ProviderKind::Tcp];
 /// Time limit for any expected event on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const SLOTS: u32 = 8;

@@ -1,5 +1,6 @@
 //! Front ends as processes that are killed under load: the node frees their slots and serves the other one.
 
+use crate::setup::pairs::{provider_named, providers};
 use crate::setup::{Front, Node, PATIENCE, by, config, is_full, listen, pair_with, until};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -16,7 +17,7 @@ fn front_end_process() {
     let (Ok(address), Ok(provider)) = (std::env::var(ADDRESS), std::env::var(PROVIDER)) else {
         return;
     };
-    let provider = if provider == "shm" { ProviderKind::Shm } else { ProviderKind::Tcp };
+    let provider = provider_named(&provider);
     let mut front = Front::new(32);
     front.join(connect(&config(&address, provider, None), by(PATIENCE)).unwrap());
     until("the end of this process", || {
@@ -96,4 +97,11 @@ fn a_front_end_that_is_killed_under_load_costs_the_other_one_no_query_over_shm()
 #[test]
 fn a_front_end_that_is_killed_under_load_costs_the_other_one_no_query_over_tcp() {
     vanish(ProviderKind::Tcp);
+}
+
+#[test]
+fn a_front_end_that_is_killed_under_load_costs_the_other_one_no_query_over_ofi() {
+    if providers().contains(&ProviderKind::Ofi) {
+        vanish(ProviderKind::Ofi);
+    }
 }

@@ -1,7 +1,8 @@
 //! Peers that violate the protocol behind a correct handshake: each is cut off by name, and the others go on.
 
 use crate::rogue::{CANCELS, HEADERS, Rogue};
-use crate::setup::{Front, Node, PATIENCE, PROVIDERS, listen, pair_with, until};
+use crate::setup::pairs::providers;
+use crate::setup::{Front, Node, PATIENCE, listen, pair_with, until};
 use std::time::Duration;
 use weft_dispatch::Role;
 
@@ -44,7 +45,7 @@ const ANSWERS: [Violation; 11] = [
 #[test]
 fn a_node_that_violates_the_protocol_is_named_and_its_query_is_answered_elsewhere() {
     for (provider, (expected, violate)) in
-        PROVIDERS.into_iter().flat_map(|provider| ANSWERS.map(|violation| (provider, violation)))
+        providers().into_iter().flat_map(|provider| ANSWERS.map(|violation| (provider, violation)))
     {
         let listener = listen(provider);
         let mut front = Front::new(8);
@@ -110,7 +111,7 @@ const QUERIES: [Violation; 9] = [
 #[test]
 fn a_front_end_that_violates_the_protocol_is_named_and_the_other_one_is_served() {
     for (provider, (expected, violate)) in
-        PROVIDERS.into_iter().flat_map(|provider| QUERIES.map(|violation| (provider, violation)))
+        providers().into_iter().flat_map(|provider| QUERIES.map(|violation| (provider, violation)))
     {
         let listener = listen(provider);
         // The query of a batch of two waits for its window.

@@ -270,6 +270,13 @@ impl Communicator {
         self.config.as_ref().map_or(Progress::Caller, |config| config.progress)
     }
 
+    /// Ends the progress thread, if there is one: the caller polls the engine from now on, and gets every event.
+    /// Progress ends with its polls, which some providers (ofi) also need for the arrival of writes.
+    pub fn end_progress_thread(&self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(thread);
+    }
+
     /// Locks the engine for one step. Never hold the guard during a wait.
     pub fn engine(&self) -> EngineGuard<'_> {
         self.shared.lock()

@@ -6,6 +6,7 @@ use crate::clock;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::types::{ProviderKind, Time};
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 use weft_control::Operation;
 use weft_control::pair::{CONNECTOR, LISTENER, PairControl, dial, dial_stream};
@@ -38,7 +39,11 @@ fn is_closed(error: &Error) -> bool {
 }
 
 fn attempt(config: &PairConfig, deadline: Time) -> Result<Communicator> {
-    let mut pending = PendingPair::new(CONNECTOR, config)?;
+    let local = match config.providers.contains(&ProviderKind::Ofi) {
+        true => config.settings.local_address()?,
+        false => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    };
+    let mut pending = PendingPair::new(CONNECTOR, config, local)?;
     let control = dial(&config.settings, &pending.details(), left(deadline))?;
     match reply(&mut pending, &control, config, deadline) {
         Ok(offer) => pending.finish(&offer, control, config, left(deadline)),

@@ -53,7 +53,7 @@ struct ListenerState {
 /// Connection on its way to a pair.
 enum PairAttempt {
     /// Before the proof of the secret.
-    Incoming(IncomingConnection),
+    Incoming(Box<IncomingConnection>),
     /// After the proof; the offer was sent.
     Offered(Box<OfferedPair>),
     /// Between two states, or part of an accepted offer.
@@ -195,7 +195,8 @@ impl ListenerState {
             };
             let Ok(incoming) = IncomingConnection::new(stream, &config.settings) else { continue };
             let descriptor = incoming.as_fd().as_raw_fd();
-            let (id, dropped) = self.unproven.add(PairAttempt::Incoming(incoming), clock::now());
+            let (id, dropped) =
+                self.unproven.add(PairAttempt::Incoming(Box::new(incoming)), clock::now());
             if dropped.is_some() {
                 self.refuse("too many connections in progress");
             }
@@ -235,7 +236,7 @@ impl ListenerState {
                 else {
                     return Ok(None);
                 };
-                match offer(incoming, &details, config) {
+                match offer(*incoming, &details, config) {
                     Ok(offered) => {
                         *attempt = PairAttempt::Offered(Box::new(offered));
                         Ok(None)
@@ -342,7 +343,8 @@ impl ListenerState {
 /// Admits an authenticated connection and sends the offer. Without a route the offer has no introduction:
 /// the dialler derives the same error from the details.
 fn offer(incoming: IncomingConnection, details: &[u8], config: &PairConfig) -> Result<OfferedPair> {
-    let mut pending = PendingPair::new(LISTENER, config)?;
+    let local = incoming.local_address();
+    let mut pending = PendingPair::new(LISTENER, config, local)?;
     let introduction = match pending.introduce(details) {
         no_route @ Err(Error::NoRoute { .. }) => no_route,
         introduced => Ok(introduced?),

@@ -29,6 +29,7 @@ pub use pending_pair::fuzz;
 
 use crate::communicator::Progress;
 use crate::engine::EngineConfig;
+use crate::providers::OfiChoice;
 use crate::registry;
 use crate::types::ProviderKind;
 use std::time::Duration;
@@ -39,11 +40,14 @@ use weft_control::pair::PairSettings;
 pub struct PairConfig {
     /// Address, secret and host.
     pub settings: PairSettings,
-    /// Providers: shm, tcp or both.
+    /// Providers, of shm, ofi and tcp.
     pub providers: Vec<ProviderKind>,
+    /// Provider and NICs of libfabric, if ofi is among the providers.
+    pub ofi: OfiChoice,
     /// Limits of each pair's engine.
     pub engine: EngineConfig,
-    /// Source of progress. [`Progress::Thread`] starts a thread for each pair.
+    /// Source of progress. [`Progress::Thread`] starts a thread for each pair, and so does ofi over a provider of
+    /// libfabric that progresses inside of calls only.
     pub progress: Progress,
     /// Spin deadline of waits; `None`: as [`crate::CommunicatorConfig::spin`].
     pub spin: Option<Duration>,
@@ -54,7 +58,8 @@ impl PairConfig {
     pub fn new(settings: PairSettings) -> PairConfig {
         PairConfig {
             settings,
-            providers: registry::of_pairs(),
+            providers: registry::pair_defaults(),
+            ofi: OfiChoice::from_env(),
             engine: EngineConfig::for_pair(),
             progress: Progress::default(),
             spin: None,

@@ -141,12 +141,13 @@ pub(super) struct PendingPair {
 }
 
 impl PendingPair {
-    /// This end, with an unconnected engine.
-    pub fn new(rank: Rank, config: &PairConfig) -> Result<PendingPair> {
+    /// This end, with an unconnected engine. `local`: its address of the control connection.
+    pub fn new(rank: Rank, config: &PairConfig, local: IpAddr) -> Result<PendingPair> {
         let host_id = config.settings.host_id.clone();
         let adoption = Adoption::default();
+        let (adopted, ofi) = (adoption.clone(), config.ofi.clone());
         let device_config =
-            PairDeviceConfig { host_id: host_id.clone(), adoption: adoption.clone() };
+            PairDeviceConfig { host_id: host_id.clone(), adoption: adopted, local, ofi };
         let open = |kind: &ProviderKind| registry::open_pair(*kind, &device_config);
         let devices: Vec<Arc<dyn Device>> =
             config.providers.iter().map(open).collect::<Result<_>>()?;

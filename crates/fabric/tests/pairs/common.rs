@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 use weft_control::pair::PairSettings;
 use weft_fabric::pair::{Listener, PairConfig, connect};
+use weft_fabric::providers::ofi;
 use weft_fabric::{
     Communicator, CounterId, Page, ProviderKind, Rank, Region, RemoteRegion, Time, clock,
 };
@@ -11,6 +12,17 @@ use weft_fabric::{
 pub const LOSS: Duration = Duration::from_secs(2);
 /// Time limit for steps that are not under test.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Providers of pairs on this machine; ofi needs libfabric.
+pub fn providers() -> Vec<ProviderKind> {
+    match ofi::library() {
+        Ok(_) => vec![ProviderKind::Shm, ProviderKind::Tcp, ProviderKind::Ofi],
+        Err(why) => {
+            println!("skipped over ofi: {why}");
+            vec![ProviderKind::Shm, ProviderKind::Tcp]
+        }
+    }
+}
 
 pub fn by(patience: Duration) -> Time {
     clock::now().after(patience)
@@ -23,6 +35,7 @@ pub fn config(address: &str, provider: ProviderKind) -> PairConfig {
         host_id: "host".into(),
         silence_timeout: Duration::from_secs(15),
         interrupt: None,
+        tls: Default::default(),
     });
     config.providers = vec![provider];
     config

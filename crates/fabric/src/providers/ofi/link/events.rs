@@ -148,6 +148,7 @@ impl OfiLink {
     pub(super) fn close_if_unused(&mut self) {
         if self.open == 0 {
             self.rails.iter_mut().for_each(Rail::close);
+            self.sleep.stop();
             self.kept.clear();
         }
     }

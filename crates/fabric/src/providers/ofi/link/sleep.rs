@@ -43,6 +43,13 @@ impl SleepState {
         self.is_busy = true;
     }
 
+    /// Stops the timer of a link that has closed: a timer that has expired would keep event loops awake.
+    pub fn stop(&mut self) {
+        if let Some(timer) = &mut self.timer {
+            timer.set(None);
+        }
+    }
+
     /// Arms descriptors and timer; false if a completion is ready.
     pub fn arm(&mut self, rails: &[Rail]) -> bool {
         let with_descriptor = |rail: &&Rail| rail.descriptor().is_some() && !rail.is_closed();

@@ -1,0 +1,224 @@
+//! TLS of control connections: certificates, and a stream with or without TLS.
+//!
+//! Pairs alone use it. The dialer verifies the certificate of the listener against its authorities; the shared secret
+//! authenticates both ends inside of the connection, as without TLS. TLS 1.3 only.
+
+use crate::{Error, Result};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{
+    ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
+};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+/// First byte of a TLS connection: the content type of its first record, a handshake. No first frame of a pair, whose
+/// length precedes it, begins with it.
+pub(crate) const FIRST_BYTE: u8 = 0x16;
+/// Fatal alert `handshake_failure`, without encryption: the answer of a listener without a certificate.
+pub(crate) const REFUSAL_ALERT: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 40];
+
+/// TLS of the control connections of pairs. A clone shares the certificates.
+#[derive(Clone, Debug, Default)]
+pub struct Tls {
+    server: Option<Arc<ServerConfig>>,
+    client: Option<Arc<ClientConfig>>,
+}
+
+impl Tls {
+    /// TLS of a listener: it refuses dialers without TLS. PEM files: its certificate, followed by those that issued
+    /// it; its private key.
+    ///
+    /// # Errors
+    /// [`Error::TlsFile`].
+    pub fn with_certificate(mut self, certificate: &Path, key: &Path) -> Result<Tls> {
+        let certificates = certificates(certificate)?;
+        let private =
+            PrivateKeyDer::from_pem_file(key).map_err(|error| file(key, error.to_string()))?;
+        let config = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .and_then(|config| {
+                config.with_no_client_auth().with_single_cert(certificates, private)
+            });
+        let mut config = config.map_err(|error| file(certificate, error.to_string()))?;
+        // Connections are not resumed.
+        config.send_tls13_tickets = 0;
+        self.server = Some(Arc::new(config));
+        Ok(self)
+    }
+
+    /// TLS of a dialer: it connects by TLS alone, to listeners with a certificate issued by an authority of this PEM
+    /// file for the dialed name or address.
+    ///
+    /// # Errors
+    /// [`Error::TlsFile`].
+    pub fn with_authorities(mut self, authorities: &Path) -> Result<Tls> {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(authorities)? {
+            roots.add(certificate).map_err(|error| file(authorities, error.to_string()))?;
+        }
+        let config = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|error| file(authorities, error.to_string()))?;
+        let mut config = config.with_root_certificates(roots).with_no_client_auth();
+        config.resumption = rustls::client::Resumption::disabled();
+        self.client = Some(Arc::new(config));
+        Ok(self)
+    }
+
+    /// True for a listener with a certificate.
+    pub(crate) fn is_demanded(&self) -> bool {
+        self.server.is_some()
+    }
+
+    /// Stream of a dialer to this host, with TLS if there are authorities.
+    pub(crate) fn dial(&self, stream: TcpStream, host: &str) -> Result<ControlStream> {
+        let Some(config) = &self.client else { return Ok(ControlStream::plain(stream)) };
+        let failed = |problem: String| Error::Tls { address: host.into(), problem };
+        let name = ServerName::try_from(host.to_owned()).map_err(|e| failed(e.to_string()))?;
+        let session = ClientConnection::new(config.clone(), name);
+        let session = session.map_err(|error| failed(error.to_string()))?;
+        Ok(ControlStream { stream, session: Some(Box::new(session.into())), failure: None })
+    }
+
+    /// Stream of a listener whose dialer began with TLS; `None` without a certificate.
+    pub(crate) fn accept(&self) -> Option<Box<Connection>> {
+        let session = ServerConnection::new(self.server.clone()?).ok()?;
+        Some(Box::new(session.into()))
+    }
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let read = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>);
+    let read = read.map_err(|error| file(path, error.to_string()))?;
+    if read.is_empty() {
+        return Err(file(path, "it has no certificate in the PEM format".into()));
+    }
+    Ok(read)
+}
+
+fn file(path: &Path, problem: String) -> Error {
+    Error::TlsFile { path: path.display().to_string(), problem }
+}
+
+/// Socket of a control connection, with or without TLS, blocking or not.
+pub(crate) struct ControlStream {
+    stream: TcpStream,
+    session: Option<Box<Connection>>,
+    /// Error of TLS that ended the connection.
+    failure: Option<String>,
+}
+
+impl ControlStream {
+    /// Stream without TLS.
+    pub fn plain(stream: TcpStream) -> ControlStream {
+        ControlStream { stream, session: None, failure: None }
+    }
+
+    /// Begins TLS on a stream of which no byte was read.
+    pub fn begin(&mut self, session: Box<Connection>) {
+        self.session = Some(session);
+    }
+
+    pub fn has_tls(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// The socket.
+    pub fn tcp(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// The socket of a stream without TLS.
+    pub fn into_tcp(self) -> TcpStream {
+        self.stream
+    }
+
+    /// Error of TLS that ended the connection.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// True if encrypted bytes wait for room in the socket.
+    pub fn has_unsent(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.wants_write())
+    }
+
+    /// Announces the end of this direction, and closes it.
+    pub fn shut_down(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.send_close_notify();
+        }
+        // Both fail if the connection has ended already.
+        let _ = self.send();
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+    }
+
+    /// Sends encrypted bytes, as far as the socket accepts them.
+    fn send(&mut self) -> io::Result<()> {
+        let ControlStream { stream, session: Some(session), .. } = self else { return Ok(()) };
+        while session.wants_write() {
+            match session.write_tls(stream) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Read for ControlStream {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let Some(session) = &mut self.session else { return self.stream.read(bytes) };
+            match session.reader().read(bytes) {
+                // Messages have their own end: a truncated stream lacks it.
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(0),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                read => return read,
+            }
+            // Its end is that of the reader.
+            session.read_tls(&mut self.stream)?;
+            let processed = session.process_new_packets();
+            if let Err(error) = processed {
+                self.failure = Some(error.to_string());
+                // The alert; the error below is the one that counts.
+                let _ = self.send();
+                return Err(io::Error::new(ErrorKind::InvalidData, error));
+            }
+            self.send()?;
+        }
+    }
+}
+
+impl Write for ControlStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Some(session) = &mut self.session else { return self.stream.write(bytes) };
+        let taken = session.writer().write(bytes)?;
+        self.send()?;
+        if taken == 0 && !bytes.is_empty() {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.send()
+    }
+}
+
+impl AsFd for ControlStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
