@@ -3,6 +3,7 @@
 Appends to results/collectives.jsonl. All sides run the same calls in the same processes, in turn;
 see collectives_worker.py. gloo uses sockets beside every path of Weft. DeepSpeed's all-reduce over
 shared memory, which is made for inference, is a third side on request (results/deepspeed.jsonl).
+`--back-to-back`: calls of 4 bytes beside torch's own cost of a call (results/torch_calls.jsonl).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from weft.bench.group import run_group, task_directory
 
 TARGET = RESULTS / "collectives.jsonl"
 DEEPSPEED_TARGET = RESULTS / "deepspeed.jsonl"
+CALLS_TARGET = RESULTS / "torch_calls.jsonl"
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 SIZES = (
     4,
@@ -64,6 +66,11 @@ def main() -> int:
         help="DeepSpeed's all-reduce over shared memory beside both: up to 1 MiB, over shm",
     )
     parser.add_argument(
+        "--back-to-back",
+        action="store_true",
+        help="all-reduces of 4 bytes alone, back to back, beside torch's backend fake",
+    )
+    parser.add_argument(
         "--results", type=Path, help="result file (default: one in results, by comparison)"
     )
     arguments = parser.parse_args()
@@ -81,6 +88,14 @@ def main() -> int:
         arguments.paths, arguments.collectives = "shm", "all_reduce"
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.getenv("PYTHONPATH")])])
+    if arguments.back_to_back:
+        lines = [
+            back_to_back(path, ranks)
+            for path in arguments.paths.split(",")
+            for ranks in map(int, arguments.ranks.split(","))
+        ]
+        append_records(arguments.results or CALLS_TARGET, lines)
+        return 0
     target = arguments.results or (DEEPSPEED_TARGET if arguments.deepspeed else TARGET)
     wrong = 0
     for path in arguments.paths.split(","):
@@ -147,6 +162,26 @@ def measure(task: dict[str, Any], path: str, ranks: int) -> list[dict[str, Any]]
             for side in sides
         ]
     return lines
+
+
+def back_to_back(path: str, ranks: int) -> dict[str, Any]:
+    """All-reduces of 4 bytes, of the slowest rank, and the floor of the same rank."""
+    with task_directory({"back_to_back": True}) as directory:
+        results = run_group("collectives_worker", ranks, directory, path)
+    slowest = max(results, key=lambda result: float(np.percentile(result["us"], 50)))
+    build = weft.build_info()
+    return {
+        "benchmark": "torch-calls",
+        "shape": "all_reduce",
+        "bytes": 4,
+        "ranks": ranks,
+        "path": path,
+        "calls": len(slowest["us"]),
+        "p50_us": float(np.percentile(slowest["us"], 50)),
+        "p99_us": float(np.percentile(slowest["us"], 99)),
+        "floor_us": slowest["floor_us"],
+        "origin": origin(weft=f"{build.version} {build.profile}", torch=version("torch")),
+    }
 
 
 def missing_deepspeed() -> str | None:

@@ -6,6 +6,7 @@ same call on torch's `fake` backend, which moves no data.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ FLOOR_CALLS = 2000
 def work(directory: Path, task: dict[str, Any]) -> None:
     """Run all cases."""
     torch.set_num_threads(1)
+    if "back_to_back" in task:
+        pin(int(os.environ["WEFT_RANK"]), int(os.environ["WEFT_WORLD_SIZE"]))
     floor = fake_floor()
     with weft.init() as communicator:
         distributed.init_process_group(
@@ -41,6 +44,12 @@ def work(directory: Path, task: dict[str, Any]) -> None:
             "weft": distributed.group.WORLD,
             "gloo": distributed.new_group(backend="gloo"),
         }
+        if "back_to_back" in task:
+            distributed.barrier()
+            deliver(communicator, directory, {"floor_us": floor, "us": back_to_back()})
+            communicator.barrier()
+            distributed.destroy_process_group()
+            return
         if "deepspeed" in task["sides"]:
             groups["deepspeed"] = deepspeed_all_reduce(communicator.rank, communicator.world_size)
         cases = [
@@ -67,6 +76,24 @@ def deepspeed_all_reduce(rank: int, ranks: int) -> Callable[[torch.Tensor], obje
         library.initialize(ranks, rank)
     operator: Callable[[torch.Tensor], object] = torch.ops.deepspeed.inference_all_reduce_
     return operator
+
+
+def pin(rank: int, ranks: int) -> None:
+    """Give this rank a core of its own, if there are enough."""
+    cores = sorted(os.sched_getaffinity(0))
+    if ranks <= len(cores):
+        os.sched_setaffinity(0, {cores[rank]})
+
+
+def back_to_back() -> list[float]:
+    """Microseconds of each all-reduce of 4 bytes, one after another, without a barrier."""
+    tensor = torch.zeros(1)
+    times = []
+    for _ in range(2 * FLOOR_CALLS):
+        start = time.perf_counter_ns()
+        distributed.all_reduce(tensor)
+        times.append((time.perf_counter_ns() - start) / 1000)
+    return times[FLOOR_CALLS:]
 
 
 def fake_floor() -> float:

@@ -225,6 +225,21 @@ def deepspeed(results: Path) -> str:
     return markdown(["", "Weft", "DeepSpeed", "gloo"], rows)
 
 
+def torch_calls(results: Path) -> str:
+    """Table of the shortest calls of torch.distributed, beside a call that moves no data."""
+    cases = {(line["path"], line["ranks"]): line for line in read(results, "torch_calls.jsonl")}
+    rows = []
+    for (path, ranks), line in cases.items():
+        times = (
+            line["p50_us"],
+            line["p99_us"],
+            line["floor_us"],
+            line["p50_us"] - line["floor_us"],
+        )
+        rows.append([f"{ranks} ranks over {path}", *map(number, times)])
+    return markdown(["", "p50", "p99", "backend fake, p50", "above it"], rows)
+
+
 def collective_peers(results: Path) -> str:
     """Table of collectives without PyTorch, with Open MPI's time as a multiple of Weft's."""
     return by_shape(read(results, "collective_peers.jsonl"), "openmpi", ("p50_us",))
@@ -311,6 +326,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "ofi-shm-stream": ofi("ofi-shm", "stream"),
     "collectives-shm": collectives("shm"),
     "collectives-tcp": collectives("tcp"),
+    "torch-calls": torch_calls,
     "collective-peers": collective_peers,
     "deepspeed": deepspeed,
     "training": training,

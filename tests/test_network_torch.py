@@ -92,6 +92,28 @@ def test_split_groups_have_the_network_of_their_parent_or_none() -> None:
     assert orders == ["not selected", "hdrm with ranks in the order [1, 0]"] * 2
 
 
+def test_a_split_group_has_the_network_that_rank_0_of_its_parent_read(tmp_path: Path) -> None:
+    files = [tmp_path / f"{rank}.json" for rank in range(3)]
+    for file in files:
+        switches = 4 if file == files[0] else 2
+        network = {"bigraph": {"switches": switches, "endpoints": 2}}
+        file.write_text(json.dumps(network), encoding="utf-8")
+    found = run(
+        "network.split_of_others",
+        3,
+        "tcp",
+        environment=LOG,
+        quiet=False,
+        timeout=120,
+        fork=True,
+        # The second file's network has neither of the last two.
+        hosts=[MAP[0], MAP[5], MAP[4]],
+        files=[str(file) for file in files],
+    )
+    assert all(each["right"] for each in found)
+    assert found[1]["orders"] == ["hdrm with ranks in the order [1, 0]"]
+
+
 def test_weft_run_passes_its_network_on() -> None:
     found = run(
         "network.sums",

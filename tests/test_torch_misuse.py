@@ -1,6 +1,6 @@
 """Process groups of torch with unusual threads, processes and tensors.
 
-`WEFT_TEST_GIL_SECONDS`: time for which a rank goes on holding the GIL (default 6).
+`WEFT_TEST_GIL_SECONDS`: time for which a rank goes on holding the GIL (default 10).
 """
 
 from typing import Any

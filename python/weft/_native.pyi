@@ -754,7 +754,7 @@ def collectives_table(
     tuning: tuple[str, str, str] | None = None,
     network: tuple[str, str] | None = None,
     host: str | None = None,
-) -> tuple[int, int]:
+) -> tuple[int, int, tuple[str, str] | None]:
     """Connect collectives over a communicator; every rank calls this.
 
     Args:
@@ -770,7 +770,7 @@ def collectives_table(
 
     Returns:
         The addresses of a table of C functions (`weft/torch/shim/weft.h`) and of their context,
-        both of which the table's last function frees.
+        both of which the table's last function frees; and rank 0's network.
     """
 
 class CollectiveTimer:

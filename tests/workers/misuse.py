@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from workers.forked import Place
 
 #: Longer than the silence after which a rank counts as lost, in this test.
-HELD_SECONDS = float(os.environ.get("WEFT_TEST_GIL_SECONDS", "6"))
+HELD_SECONDS = float(os.environ.get("WEFT_TEST_GIL_SECONDS", "10"))
 SILENCE = "4"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,8 +74,38 @@ def splits(hosts: list[str], first: Any, second: Any) -> dict[str, Any]:
     while len(kept.messages) < len(right) and time.monotonic() < end:
         time.sleep(0.01)
     time.sleep(0.1)
-    orders = [text for text in kept.messages if text.startswith("hdrm ")]
-    return {"right": right, "orders": orders}
+    return {"right": right, "orders": orders_of(kept)}
+
+
+def split_of_others(hosts: list[str], files: list[str]) -> dict[str, Any]:
+    """Sums and HDRM's order in a group of the default one's ranks without its first.
+
+    Each rank names a file of its own, which is gone when the group is split.
+    """
+    kept = Kept()
+    logging.getLogger("weft.tuner").addHandler(kept)
+    own = int(os.environ["WEFT_RANK"])
+    os.environ["WEFT_HOST_ID"] = hosts[own]
+    rank, ranks = start("weft", options=Options(network=files[own]))
+    if rank == 0:
+        for file in files:
+            Path(file).unlink()
+    distributed.barrier()
+    members = list(range(1, ranks))
+    default: Any = distributed.group.WORLD
+    group = default.split_group(members)
+    found = {"right": rank == 0 or is_right(group, members, rank)}
+    distributed.destroy_process_group()
+    # A thread passes the records on.
+    end = time.monotonic() + 20
+    while rank == 1 and not orders_of(kept) and time.monotonic() < end:
+        time.sleep(0.01)
+    return found | {"orders": orders_of(kept)}
+
+
+def orders_of(kept: Kept) -> list[str]:
+    """The tuner's messages about HDRM's order."""
+    return [text for text in kept.messages if text.startswith("hdrm ")]
 
 
 def rejected(network: Any) -> str:

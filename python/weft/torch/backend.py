@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -110,12 +110,17 @@ def create(description: Any, options: Any) -> Any:
     own = options if isinstance(options, Options) else Options()
     if own.network is not None:
         networks.append(own.network)
+    network = network_of(own) if rank == 0 else None
     return connect(
         description.store,
         rank,
         size,
         timeout,
-        Settings(own.reproducible, network_of(own), own.reduction_threads),
+        Settings(
+            own.reproducible,
+            None if network is None else placement.network_source(network),
+            own.reduction_threads,
+        ),
     )
 
 
@@ -125,17 +130,25 @@ class Settings:
 
     Args:
         reproducible: as in `Options`.
-        network: as in `Options`; `None` for none.
+        network: name and description of the network, that of rank 0 on all ranks of a group that is
+            made; `None` for none.
         reduction_threads: as in `Options`.
     """
 
     reproducible: bool
-    network: str | Mapping[str, Any] | None
+    network: tuple[str, str] | None
     reduction_threads: int
 
     def encode(self) -> str:
         """JSON, for the C++ library to keep."""
         return json.dumps(asdict(self))
+
+    @staticmethod
+    def decode(text: str) -> Settings:
+        """Settings from their JSON."""
+        values = json.loads(text)
+        network = values.pop("network")
+        return Settings(network=None if network is None else tuple(network), **values)
 
 
 def network_of(own: Options) -> str | Mapping[str, Any] | None:
@@ -149,7 +162,7 @@ def network_of(own: Options) -> str | Mapping[str, Any] | None:
 
 def split(store: Any, rank: int, size: int, timeout: timedelta, settings: str) -> Any:
     """Backend of a group that torch splits from another one, with the settings of that one."""
-    return connect(store, rank, size, timeout, Settings(**json.loads(settings)))
+    return connect(store, rank, size, timeout, Settings.decode(settings))
 
 
 def connect(
@@ -183,14 +196,12 @@ def connect(
             stack.callback(communicator.close)
             tuning = _tuning.source() if rank == 0 else None
             host = placement.host_name()
-            network = settings.network if rank == 0 else None
-            source = None if network is None else placement.network_source(network)
-            table, context = _native.collectives_table(
+            table, context, network = _native.collectives_table(
                 communicator,
                 formation.left(),
                 (settings.reproducible, settings.reduction_threads),
                 tuning,
-                source,
+                settings.network if rank == 0 else None,
                 host,
             )
         except BaseException as error:
@@ -198,6 +209,7 @@ def connect(
             raise
         formation.end()
         stack.pop_all()
+    settings = replace(settings, network=network)
     return shim.create(table, context, timeout, settings.encode())
 
 

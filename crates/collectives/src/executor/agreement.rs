@@ -26,6 +26,8 @@ pub(super) struct Agreement {
     pub routes: GroupRoutes,
     pub tuning: Option<Tuning>,
     pub placement: Option<Placement>,
+    /// Name and description of rank 0's network.
+    pub network: Option<(String, String)>,
 }
 
 /// Compares the configurations of all ranks, collects the properties of their routes, and takes over the measurements
@@ -87,7 +89,8 @@ pub(super) fn agree(
         "" => None,
         text => TuningFile::from_json(name, text)?.first(),
     };
-    let placement = match network.split_once('\n') {
+    let network = network.split_once('\n').map(|(name, text)| (name.to_owned(), text.to_owned()));
+    let placement = match &network {
         None => None,
         Some((name, text)) => Some(Placement::new(&NetworkSource { name, text }, &hosts)?),
     };
@@ -97,7 +100,7 @@ pub(super) fn agree(
             Err(reason) => log::debug!(target: "tuner", "hdrm is not selected: {reason}"),
         }
     }
-    Ok(Agreement { routes, tuning, placement })
+    Ok(Agreement { routes, tuning, placement, network })
 }
 
 /// Texts of a rank's record.

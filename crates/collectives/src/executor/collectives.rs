@@ -6,6 +6,7 @@ use super::config::CollectivesConfig;
 use super::driver::{Executor, ShortState};
 use super::planner::Division;
 use crate::algorithm::{Algorithm, Options};
+use crate::placement::NetworkSource;
 use crate::run_error::RunError;
 use crate::tuning::TuningSource;
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub struct Collectives {
     registered: AtomicUsize,
     /// Bytes of the call started last.
     last_bytes: AtomicU64,
+    /// Name and description of rank 0's network.
+    network: Option<(String, String)>,
 }
 
 impl Collectives {
@@ -82,7 +85,7 @@ impl Collectives {
         sources: SelectionSources<'_>,
         deadline: Time,
     ) -> Result<Collectives, RunError> {
-        let Agreement { routes, tuning, placement } =
+        let Agreement { routes, tuning, placement, network } =
             agree(communicator, &config, &sources, deadline)?;
         let made = Executor::allocate(&mut communicator.engine(), config, routes);
         let mut executor = made_by_all(communicator, made, deadline)?;
@@ -108,6 +111,7 @@ impl Collectives {
             shares_cores,
             registered: AtomicUsize::new(0),
             last_bytes: AtomicU64::new(0),
+            network,
         })
     }
 
@@ -165,6 +169,11 @@ impl Collectives {
         };
         self.release_finished(access)?;
         Ok(id)
+    }
+
+    /// Network that rank 0 passed, on all ranks: for groups of some of them.
+    pub fn network(&self) -> Option<NetworkSource<'_>> {
+        self.network.as_ref().map(|(name, text)| NetworkSource { name, text })
     }
 
     /// Algorithm by which a call would run.

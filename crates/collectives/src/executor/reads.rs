@@ -157,7 +157,7 @@ impl Folder {
         let piece = (SCRATCH_BYTES / operands.len().max(1)).clamp(MIN_PIECE, MAX_PIECE);
         let piece = piece / MIN_PIECE * MIN_PIECE;
         if scratch.len() < piece * operands.len() {
-            scratch.resize(piece * operands.len(), 0);
+            *scratch = vec![0; piece * operands.len()];
         }
         let mut start = 0;
         while start < bytes {

@@ -24,8 +24,8 @@ pub use timer::CollectiveTimer;
 /// this machine. `network`: name and description of the network. Those of rank 0 decide. `host`: name of this rank's
 /// host in the network, by default its host identity.
 ///
-/// Returns the addresses of the table and of the context for its functions. The table belongs to the context, which
-/// its function `release` frees.
+/// Returns the addresses of the table and of the context for its functions, and rank 0's network. The table belongs to
+/// the context, which its function `release` frees.
 #[pyfunction]
 #[pyo3(signature = (communicator, timeout, sums=(false, 1), tuning=None, network=None, host=None))]
 pub fn collectives_table(
@@ -36,7 +36,7 @@ pub fn collectives_table(
     tuning: Option<timer::Source>,
     network: Option<(String, String)>,
     host: Option<String>,
-) -> PyResult<(usize, usize)> {
+) -> PyResult<(usize, usize, Option<(String, String)>)> {
     let shared = &communicator.shared;
     let (reproducible, reduction_threads) = sums;
     let config = CollectivesConfig { reproducible, reduction_threads, ..Default::default() };
@@ -48,5 +48,7 @@ pub fn collectives_table(
         };
         Ok(Operations::connect(fabric, shared.clone(), config, sources, deadline(timeout))?)
     })?;
-    Ok(table::lend(operations))
+    let network = operations.network();
+    let (table, context) = table::lend(operations);
+    Ok((table, context, network))
 }

@@ -90,6 +90,12 @@ impl Operations {
         })
     }
 
+    /// Name and description of rank 0's network.
+    pub fn network(&self) -> Option<(String, String)> {
+        let network = self.collectives.network()?;
+        Some((network.name.to_owned(), network.text.to_owned()))
+    }
+
     /// Starts a collective.
     ///
     /// # Safety
