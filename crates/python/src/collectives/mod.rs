@@ -17,6 +17,9 @@ use weft_collectives::{CollectivesConfig, NetworkSource, SelectionSources};
 
 pub use timer::CollectiveTimer;
 
+/// Name and description of a network.
+type NamedNetwork = (String, String);
+
 /// Connects collectives over a communicator. Every rank calls this.
 ///
 /// `sums`: whether they are added in rank order; threads that reduce a long vector, 0 for as many as there are cores for
@@ -34,9 +37,9 @@ pub fn collectives_table(
     timeout: f64,
     sums: (bool, u32),
     tuning: Option<timer::Source>,
-    network: Option<(String, String)>,
+    network: Option<NamedNetwork>,
     host: Option<String>,
-) -> PyResult<(usize, usize, Option<(String, String)>)> {
+) -> PyResult<(usize, usize, Option<NamedNetwork>)> {
     let shared = &communicator.shared;
     let (reproducible, reduction_threads) = sums;
     let config = CollectivesConfig { reproducible, reduction_threads, ..Default::default() };
