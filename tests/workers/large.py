@@ -62,7 +62,7 @@ def message(rank: int) -> bool:
 
 
 def uneven(rank: int) -> bool:
-    """All of one rank's input to the other, which sends nothing."""
+    """All of one rank's input to the other, whose input is empty."""
     lengths = [[0, LONG], [0, 0]]
     values = vector(sum(lengths[rank]))
     received = [row[rank] for row in lengths]
