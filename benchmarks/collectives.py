@@ -168,7 +168,7 @@ def back_to_back(path: str, ranks: int) -> dict[str, Any]:
     """All-reduces of 4 bytes, of the slowest rank, and the floor of the same rank."""
     with task_directory({"back_to_back": True}) as directory:
         results = run_group("collectives_worker", ranks, directory, path)
-    slowest = max(results, key=lambda result: float(np.percentile(result["us"], 50)))
+    slowest = max(results, key=lambda result: float(np.percentile(result["weft"], 50)))
     build = weft.build_info()
     return {
         "benchmark": "torch-calls",
@@ -176,10 +176,10 @@ def back_to_back(path: str, ranks: int) -> dict[str, Any]:
         "bytes": 4,
         "ranks": ranks,
         "path": path,
-        "calls": len(slowest["us"]),
-        "p50_us": float(np.percentile(slowest["us"], 50)),
-        "p99_us": float(np.percentile(slowest["us"], 99)),
-        "floor_us": slowest["floor_us"],
+        "calls": len(slowest["weft"]),
+        "p50_us": float(np.percentile(slowest["weft"], 50)),
+        "p99_us": float(np.percentile(slowest["weft"], 99)),
+        "floor_us": float(np.percentile(slowest["fake"], 50)),
         "origin": origin(weft=f"{build.version} {build.profile}", torch=version("torch")),
     }
 

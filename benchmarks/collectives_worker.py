@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 WARM_UP = 3
 MOST_CALLS = 2000
 FLOOR_CALLS = 2000
+BLOCKS, BLOCK_CALLS = 41, 100
 
 
 def work(directory: Path, task: dict[str, Any]) -> None:
@@ -32,7 +33,8 @@ def work(directory: Path, task: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     if "back_to_back" in task:
         pin(int(os.environ["WEFT_RANK"]), int(os.environ["WEFT_WORLD_SIZE"]))
-    floor = fake_floor()
+    else:
+        floor = fake_floor()
     with weft.init() as communicator:
         distributed.init_process_group(
             "weft",
@@ -46,7 +48,7 @@ def work(directory: Path, task: dict[str, Any]) -> None:
         }
         if "back_to_back" in task:
             distributed.barrier()
-            deliver(communicator, directory, {"floor_us": floor, "us": back_to_back()})
+            deliver(communicator, directory, back_to_back())
             communicator.barrier()
             distributed.destroy_process_group()
             return
@@ -85,15 +87,25 @@ def pin(rank: int, ranks: int) -> None:
         os.sched_setaffinity(0, {cores[rank]})
 
 
-def back_to_back() -> list[float]:
-    """Microseconds of each all-reduce of 4 bytes, one after another, without a barrier."""
-    tensor = torch.zeros(1)
-    times = []
-    for _ in range(2 * FLOOR_CALLS):
-        start = time.perf_counter_ns()
-        distributed.all_reduce(tensor)
-        times.append((time.perf_counter_ns() - start) / 1000)
-    return times[FLOOR_CALLS:]
+def back_to_back() -> dict[str, list[float]]:
+    """Microseconds of all-reduces of 4 bytes, one after another without a barrier: by backend.
+
+    Blocks of calls over weft and on torch's backend fake alternate, since the speed of a shared
+    machine changes within seconds.
+    """
+    from torch.testing._internal.distributed import fake_pg
+
+    assert fake_pg.FakeStore is not None  # its import registers the backend
+    groups = {"weft": distributed.group.WORLD, "fake": distributed.new_group(backend="fake")}
+    tensor, times = torch.zeros(1), {side: list[float]() for side in groups}
+    for block in range(BLOCKS):
+        for side, group in groups.items():
+            for _ in range(BLOCK_CALLS):
+                start = time.perf_counter_ns()
+                distributed.all_reduce(tensor, group=group)
+                if block > 0:
+                    times[side].append((time.perf_counter_ns() - start) / 1000)
+    return times
 
 
 def fake_floor() -> float:

@@ -227,17 +227,20 @@ def deepspeed(results: Path) -> str:
 
 def torch_calls(results: Path) -> str:
     """Table of the shortest calls of torch.distributed, beside a call that moves no data."""
-    cases = {(line["path"], line["ranks"]): line for line in read(results, "torch_calls.jsonl")}
+    lines = read(results, "torch_calls.jsonl")
     rows = []
-    for (path, ranks), line in cases.items():
-        times = (
-            line["p50_us"],
-            line["p99_us"],
-            line["floor_us"],
-            line["p50_us"] - line["floor_us"],
-        )
+    for path, ranks in dict.fromkeys((line["path"], line["ranks"]) for line in lines):
+        runs = [line for line in lines if (line["path"], line["ranks"]) == (path, ranks)]
+        runs.sort(key=above_floor)
+        line = runs[len(runs) // 2]
+        times = (line["p50_us"], line["p99_us"], line["floor_us"], above_floor(line))
         rows.append([f"{ranks} ranks over {path}", *map(number, times)])
     return markdown(["", "p50", "p99", "backend fake, p50", "above it"], rows)
+
+
+def above_floor(line: Line) -> float:
+    """Microseconds of a call beyond those of torch itself."""
+    return float(line["p50_us"] - line["floor_us"])
 
 
 def collective_peers(results: Path) -> str:
