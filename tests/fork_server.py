@@ -16,6 +16,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -30,7 +31,10 @@ SLOW_MODULES = [
     "transformers.models.deepseek_v3.modeling_deepseek_v3",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
 ]
-CONTEXT.set_forkserver_preload(SLOW_MODULES)
+#: A server of its own: `multiprocessing` has one for all tests of a process, and tests of losses
+#: have it import Weft, whose operators torch registers only once in a process.
+SERVER = forkserver.ForkServer()
+SERVER.set_forkserver_preload(SLOW_MODULES)
 
 
 def launch(
@@ -44,7 +48,8 @@ def launch(
     output = Path(environment["TEST_RESULTS"], "output")
     arguments = (command, ranks, directory, environment, output)
     process = CONTEXT.Process(target=run_launcher, args=arguments)
-    process.start()
+    with mock.patch.object(forkserver, "connect_to_new_process", SERVER.connect_to_new_process):
+        process.start()
     try:
         process.join(timeout)
         if process.exitcode is None:
