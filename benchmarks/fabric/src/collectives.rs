@@ -40,8 +40,8 @@ pub struct Options {
     #[arg(long, default_value_t = CollectivesConfig::default().channel_bytes)]
     channel_bytes: u64,
     /// Bytes of a vector from which writes read it in place
-    #[arg(long, default_value_t = CollectivesConfig::default().in_place_bytes)]
-    in_place_bytes: u64,
+    #[arg(long)]
+    in_place_bytes: Option<u64>,
     /// Threads that reduce a long vector; ranks are not pinned if there are several
     #[arg(long, default_value_t = CollectivesConfig::default().reduction_threads)]
     reduction_threads: u32,

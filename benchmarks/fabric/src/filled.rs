@@ -6,7 +6,8 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use weft_collectives::{
-    Call, Collective, Collectives, CollectivesConfig, Element, Rank, Reduction, Scale,
+    Algorithm, Call, Collective, Collectives, CollectivesConfig, Element, Options as Tuning, Rank,
+    Reduction, Scale,
 };
 use weft_fabric::{Communicator, clock};
 
@@ -22,6 +23,9 @@ pub struct Options {
     /// Collectives: all-reduce, reduce-scatter, all-gather, broadcast, all-to-all
     #[arg(long, value_delimiter = ',', default_value = "all-reduce")]
     collectives: Vec<String>,
+    /// Algorithm (default: chosen by size)
+    #[arg(long)]
+    algorithm: Option<Algorithm>,
     /// Bytes of the larger of input and output
     #[arg(long, value_delimiter = ',', default_values_t = [4])]
     sizes: Vec<usize>,
@@ -76,7 +80,7 @@ fn rank(options: &Options) -> Outcome<Vec<Case>> {
     let mut cases = Vec::new();
     for name in &options.collectives {
         for &bytes in &options.sizes {
-            let vectors = Vectors::new(&communicator, name, bytes)?;
+            let vectors = Vectors::new(&communicator, name, bytes, options.algorithm)?;
             let mut member =
                 Member { communicator: &communicator, collectives: &collectives, spin, vectors };
             let (us, wrong) = member.measure(options.seconds, options.calls)?;
@@ -95,12 +99,18 @@ struct Vectors {
     rank: usize,
     share: usize,
     elements: usize,
+    algorithm: Option<Algorithm>,
     input: Vec<f32>,
     output: Vec<f32>,
 }
 
 impl Vectors {
-    fn new(communicator: &Communicator, name: &str, bytes: usize) -> Outcome<Vectors> {
+    fn new(
+        communicator: &Communicator,
+        name: &str,
+        bytes: usize,
+        algorithm: Option<Algorithm>,
+    ) -> Outcome<Vectors> {
         let ranks = communicator.world_size() as usize;
         let share = (bytes / 4 / ranks).max(1);
         let (collective, inputs, outputs) = match name {
@@ -117,6 +127,7 @@ impl Vectors {
             rank: communicator.rank().index(),
             share,
             elements: inputs.max(outputs),
+            algorithm,
             input: vec![0.0; inputs],
             output: vec![0.0; outputs],
         })
@@ -140,7 +151,7 @@ impl Vectors {
             elements: self.elements as u64,
             input: input.cast(),
             output: output.cast(),
-            algorithm: None,
+            algorithm: self.algorithm.map(|algorithm| (algorithm, Tuning::default())),
         }
     }
 

@@ -9,6 +9,8 @@ use weft_fabric::{Communicator, Progress, ProviderKind, Rank, Route, Time};
 
 /// Longest text of an error that is sent, or taken of a peer, in characters.
 const MAX_DETAIL: usize = 2000;
+/// Bytes of inputs read in place, of a rank that leaves them to the routes.
+const BY_ROUTES: u64 = u64::MAX;
 
 /// Measurements and network by which algorithms are selected. Those of rank 0 decide.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,10 +41,11 @@ pub(super) fn agree(
     deadline: Time,
 ) -> Result<Agreement, RunError> {
     let (mine, provider) = routes_of(communicator);
+    let in_place = config.in_place_bytes.map_or(BY_ROUTES, |bytes| bytes.min(BY_ROUTES - 1));
     let fields = [
         ("channels", u64::from(config.channels)),
         ("bytes of a channel", config.channel_bytes),
-        ("bytes of inputs read in place", config.in_place_bytes),
+        ("bytes of inputs read in place", in_place),
         ("request for reproducible sums (1: yes)", config.reproducible.into()),
     ];
     let texts = Texts::of(communicator, sources, provider);

@@ -10,9 +10,9 @@ pub struct CollectivesConfig {
     pub channels: u32,
     /// Staging memory of a channel, in bytes: an upper limit of a chunk with its scratch. A multiple of 64.
     pub channel_bytes: u64,
-    /// Bytes of a vector from which writes read the caller's input in place. Shorter inputs are copied to staging
-    /// memory, which costs less than a registration.
-    pub in_place_bytes: u64,
+    /// Bytes of a vector from which writes read the caller's input in place; `None`: 16 KiB where all routes are shm, else
+    /// 128 KiB. Shorter inputs are copied to staging memory, which costs less than a registration.
+    pub in_place_bytes: Option<u64>,
     /// Sums are added in the order of ranks: the same bits on all ranks, in all runs, for all numbers of chunks and
     /// channels. Reductions then run by `one-shot`, `two-shot`, `direct` and `direct-read` alone; a call that names
     /// another algorithm is rejected.
@@ -24,12 +24,12 @@ pub struct CollectivesConfig {
 }
 
 impl Default for CollectivesConfig {
-    /// 4 channels of 1 MiB; inputs are read in place from 128 KiB on; any order of sums; one thread.
+    /// 4 channels of 1 MiB; inputs are read in place from lengths by the routes; any order of sums; one thread.
     fn default() -> CollectivesConfig {
         CollectivesConfig {
             channels: 4,
             channel_bytes: 1 << 20,
-            in_place_bytes: 128 << 10,
+            in_place_bytes: None,
             reproducible: false,
             reduction_threads: 1,
         }
@@ -49,6 +49,10 @@ pub struct GroupRoutes {
     pub reads: bool,
 }
 
+/// Bytes of a vector from which writes read the caller's input in place: over shm, where a registration is an entry of a
+/// table, and over routes that may pin its pages.
+const IN_PLACE_BYTES: u64 = 16 << 10;
+const PINNED_BYTES: u64 = 128 << 10;
 /// Limit of channels.
 const MAX_CHANNELS: u32 = 256;
 /// Limit of threads, and of those that are chosen by the number of cores.
@@ -84,6 +88,12 @@ impl CollectivesConfig {
             return Err(RunError::Invalid { what: "bytes of a channel", detail });
         }
         Ok(())
+    }
+
+    /// Bytes of a vector from which writes read the caller's input in place.
+    pub(super) fn in_place_from(&self, routes: &GroupRoutes) -> u64 {
+        let by_routes = if routes.one_host { IN_PLACE_BYTES } else { PINNED_BYTES };
+        self.in_place_bytes.unwrap_or(by_routes)
     }
 
     /// Threads of a rank that has this many cores.

@@ -215,7 +215,8 @@ impl Planner {
             let (what, wanted) = ("peers whose memory is read in place", u64::from(self.ranks) - 1);
             return Err(RunError::TooLarge { what, wanted, limit: 0 });
         }
-        let staged_input = !reads && (call.bytes() < self.config.in_place_bytes || is_scaled);
+        let is_short = call.bytes() < self.config.in_place_from(&self.group);
+        let staged_input = !reads && (is_short || is_scaled);
         let shares = if call.collective.shares() { u64::from(self.ranks) } else { 1 };
         let element_bytes = call.element.bytes() as u64;
         let whole = call.elements / shares;

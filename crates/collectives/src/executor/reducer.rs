@@ -12,7 +12,7 @@ use weft_fabric::MemoryReader;
 /// Bytes of a result that one thread computes at a time; a multiple of all elements.
 const PART_BYTES: usize = if cfg!(miri) { 128 } else { 64 << 10 };
 /// Bytes of a result from which several threads compute it: of shorter ones a wake-up costs as much as it saves.
-const THREADED_BYTES: usize = 8 * PART_BYTES;
+const THREADED_BYTES: usize = 4 * PART_BYTES;
 
 /// Memory-bound work of a rank.
 pub(super) struct Reducer {

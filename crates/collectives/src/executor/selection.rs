@@ -8,19 +8,14 @@ use crate::run_error::RunError;
 use crate::tune::Costs;
 use crate::tuning::{Prediction, Tuning};
 use std::fmt::Write as _;
-use std::ops::RangeInclusive;
 
 /// Target of the log records of choices, for `WEFT_LOG=tuner`.
 const LOG: &str = "tuner";
 /// Longest vector, in bytes, that each rank sends whole to all others.
 const ONE_SHOT_BYTES: u64 = 16 << 10;
-/// Shortest vectors, in bytes, that are read in place: between two ranks, and among more.
-const READ_BYTES: u64 = 64 << 10;
-const READ_BYTES_OF_MANY: u64 = 1 << 20;
-/// Lengths of sums that are read in place between two ranks. Beyond the caches, copies by the CPU are faster than by
-/// the kernel.
-const READ_SUMS: RangeInclusive<u64> = (512 << 10)..=(4 << 20);
-const READ_SHARED_SUMS: RangeInclusive<u64> = READ_BYTES..=(1 << 20);
+/// Shortest vectors, in bytes, that are read in place: copies by the kernel take longer than two by the CPU until these
+/// leave its caches. Sums and broadcasts never are, since writes copy their inputs once.
+const READ_BYTES: u64 = 2 << 20;
 /// Number of ranks up to which each may write to all others at once over a network.
 const DIRECT_RANKS: u32 = 8;
 
@@ -160,16 +155,9 @@ impl Selector {
 
 /// True for vectors that are read in place where routes allow it.
 fn is_read(collective: Collective, ranks: u32, bytes: u64) -> bool {
-    match collective {
-        Collective::AllReduce => ranks == 2 && READ_SUMS.contains(&bytes),
-        Collective::ReduceScatter => ranks == 2 && READ_SHARED_SUMS.contains(&bytes),
-        Collective::Broadcast { .. } => ranks > 1 && bytes >= READ_BYTES,
-        Collective::AllGather | Collective::AllToAll => match ranks {
-            1 => false,
-            2 => bytes >= READ_BYTES,
-            _ => bytes >= READ_BYTES_OF_MANY,
-        },
-    }
+    matches!(collective, Collective::AllGather | Collective::AllToAll)
+        && ranks > 1
+        && bytes >= READ_BYTES
 }
 
 /// Rejects an algorithm whose sums depend on the number of ranks and chunks.

@@ -124,7 +124,7 @@ fn configurations_that_differ_are_reported_on_all_ranks() {
             ("bytes of a channel", CollectivesConfig { channel_bytes: 4096 << own, ..same }),
             (
                 "bytes of inputs read in place",
-                CollectivesConfig { in_place_bytes: own.into(), ..same },
+                CollectivesConfig { in_place_bytes: Some(own.into()), ..same },
             ),
             (
                 "request for reproducible sums (1: yes)",

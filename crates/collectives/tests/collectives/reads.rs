@@ -13,7 +13,7 @@ use weft_fabric::{Cause, Error, ProviderKind};
 const SHM: ProviderKind = ProviderKind::Shm;
 const BY_READS: Option<(Algorithm, Options)> =
     Some((Algorithm::DirectRead, Options { chunks: 8, local: 1 }));
-/// Elements of a vector that is read in place by the rules.
+/// Elements of a vector that is read in place where a call asks for it.
 const LONG: usize = 80_000;
 
 #[test]
@@ -21,10 +21,12 @@ fn long_vectors_are_read_in_place_over_shm_and_never_over_tcp() {
     for (kind, reads) in [(SHM, true), (ProviderKind::Tcp, false)] {
         on_threads(2, kind, CollectivesConfig::default(), |member| {
             let selected = |length: usize| {
-                let call = sum_of(&mut vec![0; length]);
+                let (share, mut all) = (vec![0i64; length / 2], vec![0; length]);
+                let (collective, input) = (Collective::AllGather, share.as_ptr().cast());
+                let call = Call { collective, input, ..sum_of(&mut all) };
                 member.collectives.selected(&mut member.communicator.access(), &call).unwrap().0
             };
-            assert_eq!(selected(LONG) == Algorithm::DirectRead, reads);
+            assert_eq!(selected(600_000) == Algorithm::DirectRead, reads);
             assert_ne!(selected(10), Algorithm::DirectRead);
             let mut own = vector(LONG, 1, member.rank());
             let by_reads = member.run(&Call { algorithm: BY_READS, ..sum_of(&mut own) });

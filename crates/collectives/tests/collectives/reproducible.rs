@@ -52,7 +52,7 @@ fn reduced(
 fn configurations() -> impl Iterator<Item = CollectivesConfig> {
     let channels = [(1, 1 << 20), (4, 1 << 20), (3, 8192), (2, 2048)];
     channels.into_iter().flat_map(|(channels, channel_bytes)| {
-        [0, 4096, u64::MAX].map(|in_place_bytes| CollectivesConfig {
+        [None, Some(0), Some(4096), Some(u64::MAX)].map(|in_place_bytes| CollectivesConfig {
             channels,
             channel_bytes,
             in_place_bytes,

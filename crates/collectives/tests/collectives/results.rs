@@ -10,7 +10,7 @@ use weft_fabric::ProviderKind;
 const SMALL: CollectivesConfig = CollectivesConfig {
     channels: 3,
     channel_bytes: 8192,
-    in_place_bytes: 4096,
+    in_place_bytes: Some(4096),
     reproducible: false,
     reduction_threads: 1,
 };

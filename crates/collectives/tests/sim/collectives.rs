@@ -115,7 +115,7 @@ impl Scenario {
         let config = CollectivesConfig {
             channels: 1 + random.below(3) as u32,
             channel_bytes: 1024 * (1 + random.below(8)),
-            in_place_bytes: pick(&mut random, &[0, 1000, 1 << 20]),
+            in_place_bytes: pick(&mut random, &[None, Some(0), Some(1000), Some(1 << 20)]),
             reproducible: false,
             reduction_threads: 1,
         };
