@@ -14,12 +14,20 @@ use crate::run_error::RunError;
 use std::collections::VecDeque;
 use weft_fabric::{Engine, MailboxWaits, Mailboxes, MissingPeer, Rank, Region, RemoteRegion};
 
-/// Longest message, in bytes: longer ones take less time as writes.
-pub(super) const MESSAGE_BYTES: u64 = 16 << 10;
+/// Longest message, in bytes, in groups of few ranks and of more: longer ones take less time as writes, or more memory.
+const MESSAGE_BYTES_OF_FEW: u64 = 64 << 10;
+const MESSAGE_BYTES: u64 = 16 << 10;
+/// Most ranks of a group with the longer messages.
+const FEW_RANKS: u32 = 4;
 /// Most bytes that the root of a broadcast stores for all peers together: a tree divides longer copies among the ranks.
 const ROOT_BYTES: u64 = 64 << 10;
 /// Most ranks of a group with mailboxes, which bounds their memory: 4.02 MiB at each rank.
 pub(super) const MAX_RANKS: u32 = 32;
+
+/// Longest message in a group, in bytes.
+fn message_bytes(ranks: u32) -> u64 {
+    if ranks <= FEW_RANKS { MESSAGE_BYTES_OF_FEW } else { MESSAGE_BYTES }
+}
 
 /// True if calls by this algorithm run as short calls, where mailboxes exist.
 pub(super) fn is_short(
@@ -36,7 +44,7 @@ pub(super) fn is_short(
         }
         _ => algorithm == Algorithm::Direct,
     };
-    ranks > 1 && direct && bytes / shares <= MESSAGE_BYTES
+    ranks > 1 && direct && bytes / shares <= message_bytes(ranks)
 }
 
 /// Short calls of an executor, oldest first.
@@ -48,7 +56,7 @@ pub(super) struct ShortCalls {
     /// Those of `calls` whose messages were sent.
     sent: usize,
     /// Scaled contribution of this rank.
-    scaled: Box<[u8; MESSAGE_BYTES as usize]>,
+    scaled: Vec<u8>,
     /// Contributions to the oldest call, by rank.
     sources: Vec<*const u8>,
 }
@@ -59,9 +67,10 @@ unsafe impl Send for ShortCalls {}
 impl ShortCalls {
     /// Allocates the mailboxes.
     pub fn allocate(engine: &mut Engine) -> Result<ShortCalls, RunError> {
-        let mailboxes = Mailboxes::allocate(engine, MESSAGE_BYTES as usize)?;
         let (rank, ranks) = (engine.rank().0, engine.size());
-        let scaled = Box::new([0; MESSAGE_BYTES as usize]);
+        let most = message_bytes(ranks) as usize;
+        let mailboxes = Mailboxes::allocate(engine, most)?;
+        let scaled = vec![0; most];
         let (calls, sources) = (VecDeque::new(), Vec::with_capacity(ranks as usize));
         Ok(ShortCalls { mailboxes, rank, ranks, calls, sent: 0, scaled, sources })
     }

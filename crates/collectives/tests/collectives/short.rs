@@ -64,16 +64,26 @@ fn posted(member: &Member) -> u64 {
 
 #[test]
 fn short_calls_post_no_writes() {
-    on_threads(2, ProviderKind::Shm, CollectivesConfig::default(), |member| {
-        member.barrier().unwrap();
-        let before = posted(member);
-        let mut longest_short = vector(2048, 1, member.rank());
-        member.sum(&mut longest_short).unwrap();
-        assert_eq!(posted(member), before);
-        let mut longer = vector(2049, 1, member.rank());
-        member.sum(&mut longer).unwrap();
-        assert_ne!(posted(member), before);
-    });
+    // Elements of the longest message: 64 KiB among few ranks, 16 KiB among more.
+    for (ranks, longest) in [(2u32, 8192), (4, 8192), (5, 2048)] {
+        on_threads(ranks, ProviderKind::Shm, CollectivesConfig::default(), |member| {
+            let gather = |share: usize| {
+                let (mine, collective) = (vector(share, 1, member.rank()), Collective::AllGather);
+                let mut all = vec![0; share * ranks as usize];
+                let input = mine.as_ptr().cast();
+                member.run(&Call { collective, input, ..sum_of(&mut all) }).unwrap();
+                assert!(
+                    (0..).zip(all.chunks(share)).all(|(rank, one)| one == vector(share, 1, rank))
+                );
+            };
+            member.barrier().unwrap();
+            let before = posted(member);
+            gather(longest);
+            assert_eq!(posted(member), before);
+            gather(longest + 1);
+            assert_ne!(posted(member), before);
+        });
+    }
 }
 
 #[test]
@@ -96,7 +106,7 @@ fn random_calls(member: &Member, seed: u64, ranks: usize) {
     let mut in_flight: Vec<(CallId, Vec<i64>, Vec<i64>)> = Vec::new();
     for call in 0..400 {
         let length = match random.bits() % 4 {
-            0 => 1 + random.bits() as usize % 3000,
+            0 => 1 + random.bits() as usize % 12_000,
             _ => 1 + random.bits() as usize % 160,
         };
         let is_broadcast = random.bits().is_multiple_of(2);
