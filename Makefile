@@ -248,7 +248,7 @@ bench-deepspeed: build $(STAMPS)/torch ## All-reduce beside DeepSpeed's over sha
 	@$(DEEPSPEED_VENV)/bin/python -m pip install --quiet --disable-pip-version-check setuptools wheel ninja
 	@$(DEEPSPEED_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 		deepspeed==0.19.8
-	@PATH=$(DEEPSPEED_VENV)/bin:$$PATH $(DEEPSPEED_VENV)/bin/python benchmarks/collectives.py --deepspeed
+	@PATH=$(DEEPSPEED_VENV)/bin:$$PATH $(DEEPSPEED_VENV)/bin/python benchmarks/collectives.py --deepspeed --seconds 3
 
 .PHONY: bench-training
 bench-training: build $(STAMPS)/torch ## Training over Weft and over gloo (installs PyTorch)

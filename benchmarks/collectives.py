@@ -2,7 +2,8 @@
 
 Appends to results/collectives.jsonl. All sides run the same calls in the same processes, in turn;
 see collectives_worker.py. gloo uses sockets beside every path of Weft. DeepSpeed's all-reduce over
-shared memory, which is made for inference, is a third side on request (results/deepspeed.jsonl).
+shared memory, which is made for inference, is a side on request, beside Weft's operator
+(results/deepspeed.jsonl).
 `--back-to-back`: calls of 4 bytes beside torch's own cost of a call (results/torch_calls.jsonl).
 """
 
@@ -40,6 +41,9 @@ SIZES = (
     64 << 20,
 )
 SIDES = ("weft", "gloo")
+OPERATORS = ("operator", "deepspeed")
+#: Side to whose time that of a side is compared; `weft` for others.
+BASES = {"deepspeed": "operator"}
 #: Longest vector of DeepSpeed's comparison, in bytes.
 DEEPSPEED_BYTES = 1 << 20
 
@@ -100,7 +104,7 @@ def main() -> int:
     wrong = 0
     for path in arguments.paths.split(","):
         for ranks in map(int, arguments.ranks.split(",")):
-            sides = [*SIDES, "deepspeed"] if arguments.deepspeed else list(SIDES)
+            sides = [*SIDES, *(OPERATORS if arguments.deepspeed else ())]
             task = {
                 "sides": sides,
                 "collectives": arguments.collectives.split(","),
@@ -154,7 +158,7 @@ def measure(task: dict[str, Any], path: str, ranks: int) -> list[dict[str, Any]]
                 "calls": len(times[side]),
                 "p50_us": float(np.percentile(times[side], 50)),
                 "p99_us": float(np.percentile(times[side], 99)),
-                "ratio": float(np.median(times[side]) / np.median(times["weft"])),
+                "ratio": float(np.median(times[side]) / np.median(times[BASES.get(side, "weft")])),
                 "wrong": sum(each["wrong"][side] for each in cases),
                 "floor_us": results[0]["floor_us"],
                 "origin": where,

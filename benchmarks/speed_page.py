@@ -211,18 +211,19 @@ def by_shape(lines: list[Line], other: str, quantiles: Sequence[str]) -> str:
 
 
 def deepspeed(results: Path) -> str:
-    """Table of all-reduces beside DeepSpeed's and gloo's, as multiples of Weft's time."""
+    """Table of all-reduces beside gloo's, and of Weft's operator beside DeepSpeed's."""
     lines = read(results, "deepspeed.jsonl")
     cases = {(line["ranks"], line["bytes"], line["side"]): line for line in lines}
     rows = []
     for ranks, count in sorted({(line["ranks"], line["bytes"]) for line in lines}):
         row = [f"{ranks} ranks, {size(count)}"]
-        for side in ("weft", "deepspeed", "gloo"):
+        for side in ("weft", "gloo", "operator", "deepspeed"):
             line = cases[ranks, count, side]
             times = f"{number(line['p50_us'])} / {number(line['p99_us'])}"
-            row.append(times if side == "weft" else f"{times}, {number(line['ratio'])}x")
+            is_own = side in ("weft", "operator")
+            row.append(times if is_own else f"{times}, {number(line['ratio'])}x")
         rows.append(row)
-    return markdown(["", "Weft", "DeepSpeed", "gloo"], rows)
+    return markdown(["", "Weft", "gloo", "Weft, operator", "DeepSpeed, operator"], rows)
 
 
 def torch_calls(results: Path) -> str:
@@ -231,6 +232,8 @@ def torch_calls(results: Path) -> str:
     rows = []
     for path, ranks in dict.fromkeys((line["path"], line["ranks"]) for line in lines):
         runs = [line for line in lines if (line["path"], line["ranks"]) == (path, ranks)]
+        # All runs of the latest sources.
+        runs = [line for line in runs if line["origin"]["sources"] == runs[-1]["origin"]["sources"]]
         runs.sort(key=above_floor)
         line = runs[len(runs) // 2]
         times = (line["p50_us"], line["p99_us"], line["floor_us"], above_floor(line))

@@ -104,6 +104,28 @@ def test_functional_collectives_run_alone_and_compiled(backend: str) -> None:
         assert found["eager"] == [summed, whole, moved]
 
 
+def test_the_operator_is_an_all_reduce_that_compiled_functions_keep() -> None:
+    for rank, found in enumerate(results("process_groups.operator", 2, "weft")):
+        assert found["floats"] == [
+            [3.0, 5.0, 7.0, 9.0],
+            [1.5, 2.5, 3.5, 4.5],
+            [2.0, 6.0, 12.0, 20.0],
+            [1.0, 2.0, 3.0, 4.0],
+            [2.0, 3.0, 4.0, 5.0],
+        ]
+        assert found["bits"] == [[0, 4], [3, 4], [3, 0]]
+        assert found["columns"] == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+        assert found["alone"] == [1.0 + rank, 2.0 + rank, 3.0 + rank, 4.0 + rank]
+        assert found["eager"] == found["compiled"] == [5.0, 7.0, 9.0, 11.0]
+        assert found["errors"] == [
+            "ConfigurationError: weft.torch.all_reduce_: no process group; expected "
+            "init_process_group('weft') before",
+            "ValueError: weft.torch.all_reduce_: op 'mean': expected sum, avg, product, min, max, "
+            "band, bor or bxor",
+            "TypeError: all_reduce with ReduceOp.BAND on float32: expected an integer dtype",
+        ]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rejected_arguments_are_named(backend: str) -> None:
     for found in results("process_groups.rejected", 2, backend):

@@ -14,7 +14,7 @@ from torch import distributed
 from torch.distributed import ReduceOp
 from torch.distributed.device_mesh import init_device_mesh
 
-from weft.torch import monitored_barrier
+from weft.torch import all_reduce_, monitored_barrier
 from workers.process_group import TIMEOUT, start
 
 if TYPE_CHECKING:
@@ -144,6 +144,43 @@ def compiled(backend: str) -> dict[str, Any]:
     result = {"eager": eager, "compiled": [each.tolist() for each in traced(value)]}
     distributed.destroy_process_group()
     return result
+
+
+def operator(backend: str) -> dict[str, Any]:
+    """All-reduces by the operator, their errors, and one in a compiled function."""
+    found: dict[str, Any] = {"errors": []}
+
+    def failing(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except Exception as error:
+            found["errors"].append(f"{type(error).__name__}: {error}".splitlines()[0])
+
+    failing(lambda: all_reduce_(torch.ones(2)))
+    rank, ranks = start(backend)
+    halves = [distributed.new_group([each]) for each in range(ranks)]
+    values = torch.arange(1.0, 5.0) + rank
+    reductions = ("sum", "avg", "product", "min", "max")
+    found["floats"] = [all_reduce_(values.clone(), op).tolist() for op in reductions]
+    bits = torch.tensor([1 + rank, 4])
+    found["bits"] = [all_reduce_(bits.clone(), op).tolist() for op in ("band", "bor", "bxor")]
+    grid = torch.arange(6.0).reshape(2, 3)
+    all_reduce_(grid.t())
+    found["columns"] = grid.tolist()
+    found["alone"] = all_reduce_(values.clone(), group=halves[rank]).tolist()
+    failing(lambda: all_reduce_(values, "mean"))
+    failing(lambda: all_reduce_(values, "band"))
+
+    def forward(value: Any) -> Any:
+        doubled = value * 2
+        all_reduce_(doubled, "max")
+        return doubled + 1
+
+    found["eager"] = forward(values).tolist()
+    traced = torch.compile(forward, backend="aot_eager", fullgraph=True)
+    found["compiled"] = traced(values).tolist()
+    distributed.destroy_process_group()
+    return found
 
 
 def rejected(backend: str) -> list[str]:

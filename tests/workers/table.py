@@ -63,6 +63,7 @@ Ids = ctypes.POINTER(Id)
 Segments = ctypes.POINTER(Segment)
 FUNCTIONS: list[tuple[str, Any]] = [
     ("start", ctypes.CFUNCTYPE(Status, Context, ctypes.POINTER(Call), Ids)),
+    ("run", ctypes.CFUNCTYPE(Status, Context, ctypes.POINTER(Call), Size, Ids)),
     ("exchange", ctypes.CFUNCTYPE(Status, Context, Segments, Segments, Ids)),
     *(
         (name, ctypes.CFUNCTYPE(Status, Context, ctypes.c_uint32, Size, ctypes.c_void_p, Size, Ids))
@@ -105,7 +106,7 @@ class StoreGroup:
         #: `threading.local`, during one call alone.
         self.errors: dict[int, str] = {}
         functions = {name: kind(self.wrapped(name)) for name, kind in FUNCTIONS}
-        self.table = Table(abi=1, rank=rank, ranks=ranks, **functions)
+        self.table = Table(abi=2, rank=rank, ranks=ranks, **functions)
 
     @property
     def address(self) -> int:
@@ -153,6 +154,13 @@ class StoreGroup:
             return True
 
         return self.add(id, step)
+
+    def run(self, given: Any, nanoseconds: int, id: Any) -> int:
+        self.start(given, id)
+        status = self.wait(id[0], nanoseconds, [None])
+        if status != TIMEOUT:
+            id[0] = 0
+        return status
 
     def combined(self, call: Call, inputs: list[Any], share: int) -> Any:
         mine = slice(self.rank * share, (self.rank + 1) * share)

@@ -7,7 +7,8 @@ time.
 """
 
 from weft.torch.backend import Options, abort, monitored_barrier, register
+from weft.torch.operators import all_reduce_
 
-__all__ = ["Options", "abort", "monitored_barrier", "register"]
+__all__ = ["Options", "abort", "all_reduce_", "monitored_barrier", "register"]
 
 register()

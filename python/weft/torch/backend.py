@@ -18,7 +18,7 @@ from weft._rendezvous import Outer, meet
 from weft.communicator import made_options
 from weft.errors import ConfigurationError
 from weft.topology import placement
-from weft.torch import build
+from weft.torch import build, operators
 from weft.torch.formation import Formation
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ def connect(
 def loaded() -> Any:
     """The C++ library; groups that are open when the program ends leave in peace."""
     shim = build.load()
+    operators.register_fakes()
     atexit.register(shim.close_all)
     return shim
 

@@ -107,6 +107,35 @@ impl Operations {
         Ok(self.add(Pending::Call(id)))
     }
 
+    /// Starts a collective and waits for it. Returns its number if it goes on after the timeout.
+    ///
+    /// # Safety
+    /// As of [`Collectives::start`].
+    pub unsafe fn run(&self, call: &Call, timeout: Duration) -> Result<Option<u64>, Failure> {
+        let fabric = self.fabric()?;
+        let mut access = fabric.access();
+        // SAFETY: by the contract of this function.
+        let id = unsafe { self.collectives.start(&mut access, call) }?;
+        if self.lock().is_empty() {
+            let mut interrupted = || false;
+            let mut options = fabric.wait_options(clock::now().after(timeout), &mut interrupted);
+            return match self.collectives.wait(&mut access, id, &mut options) {
+                Ok(()) => Ok(None),
+                Err(RunError::Timeout { .. }) => Ok(Some(self.add(Pending::Call(id)))),
+                Err(error) => Err(error.into()),
+            };
+        }
+        let id = self.add(Pending::Call(id));
+        match self.wait(id, timeout) {
+            Ok(_) => Ok(None),
+            Err(failure) if failure.status == Status::Timeout => Ok(Some(id)),
+            Err(failure) => {
+                self.lock().remove(&id);
+                Err(failure)
+            }
+        }
+    }
+
     /// Starts a message to a rank.
     ///
     /// # Safety

@@ -1,7 +1,7 @@
 //! Functions of the C table, as `python/weft/torch/shim/weft.h` declares and describes them.
 
 use super::operations::{Operations, Segment};
-use super::status::{Failure, guarded, last_error};
+use super::status::{Failure, Status, guarded, last_error};
 use crate::fork;
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use weft_collectives::{Call, Collective, Element, Rank, Reduction, Scale};
 
 /// Version of the header.
-const ABI: u32 = 1;
+const ABI: u32 = 2;
 const ANY_RANK: u32 = u32::MAX;
 
 /// `weft_call`.
@@ -35,6 +35,7 @@ struct Table {
     rank: u32,
     ranks: u32,
     start: unsafe extern "C" fn(*const Context, *const CCall, *mut u64) -> i32,
+    run: unsafe extern "C" fn(*const Context, *const CCall, u64, *mut u64) -> i32,
     exchange: unsafe extern "C" fn(*const Context, *const Segment, *const Segment, *mut u64) -> i32,
     send: unsafe extern "C" fn(*const Context, u32, u64, *mut u8, u64, *mut u64) -> i32,
     receive: unsafe extern "C" fn(*const Context, u32, u64, *mut u8, u64, *mut u64) -> i32,
@@ -60,6 +61,7 @@ pub fn lend(operations: Operations) -> (usize, usize) {
         rank: operations.rank,
         ranks: operations.ranks,
         start,
+        run,
         exchange,
         send,
         receive,
@@ -90,6 +92,28 @@ unsafe extern "C" fn start(context: *const Context, call: *const CCall, id: *mut
         unsafe { *id = started };
         Ok(())
     })
+}
+
+/// # Safety
+/// As of [`start`].
+unsafe extern "C" fn run(
+    context: *const Context,
+    call: *const CCall,
+    timeout_ns: u64,
+    id: *mut u64,
+) -> i32 {
+    let mut left = None;
+    let status = guarded(|| {
+        // SAFETY: by the contract of this function.
+        let (context, call) = unsafe { (&*context, &*call) };
+        let call = to_call(call)?;
+        // SAFETY: the caller keeps the memory valid until the operation is done or the group closed.
+        left = unsafe { context.operations.run(&call, Duration::from_nanos(timeout_ns)) }?;
+        Ok(())
+    });
+    // SAFETY: valid for a write, by the contract of this function.
+    unsafe { *id = left.unwrap_or(0) };
+    if left.is_some() { Status::Timeout as i32 } else { status }
 }
 
 /// # Safety

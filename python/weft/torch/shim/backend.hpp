@@ -8,7 +8,7 @@ namespace weft {
 // Tag of messages of monitored_barrier, beyond those of programs.
 constexpr uint64_t MONITORED_BARRIER = uint64_t{1} << 32;
 
-class WeftBackend : public Submitter {
+class WeftBackend final : public Submitter {
  public:
   // Makes the backend of some ranks of this one; without the GIL held.
   using Splitter = intrusive_ptr<c10d::Backend> (*)(
@@ -104,6 +104,34 @@ class WeftBackend : public Submitter {
   intrusive_ptr<Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     only("all_reduce", tensors);
     return reduce_all("all_reduce", OpType::ALLREDUCE, tensors, options);
+  }
+
+  // Blocking all-reduce; makes a work only if it takes long.
+  void all_reduce_now(at::Tensor& tensor, const c10d::AllreduceOptions& options) {
+    const char* name = "all_reduce";
+    check_tensor(name, tensor);
+    if (!is_plain(tensor) || tensor.numel() == 0 || at::hasCallbacks()) {
+      Tensors tensors{tensor};
+      allreduce(tensors, options);
+      return;
+    }
+    auto call = reduction_call(name, WEFT_ALL_REDUCE, tensor, tensor, tensor.numel(), options.reduceOp);
+    engine_->check_open(name);
+    auto sequence = ++sequence_;
+    WithoutGil without_gil;
+    uint64_t id = 0;
+    auto status = engine_->table().run(engine_->context(), &call, FIRST_WAIT_NS, &id);
+    if (id != 0) {
+      auto work = c10::make_intrusive<WeftWork>(
+          engine_, name, OpType::ALLREDUCE, Tensors{tensor}, effective(options.timeout), sequence, nullptr,
+          std::nullopt);
+      work->add(id);
+      work->is_late = true;
+      await(work);
+    } else if (status != WEFT_OK) {
+      engine_->keep({tensor});
+      check_status(*engine_, name, status);
+    }
   }
 
   intrusive_ptr<Work> allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {

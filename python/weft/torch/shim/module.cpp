@@ -1,5 +1,6 @@
-// The Python module of the shim: makes backends of torch.distributed from a table of C functions.
+// The Python module of the shim: makes backends of torch.distributed from a table of C functions, and has an operator.
 #include "backend.hpp"
+#include "operator.hpp"
 
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>

@@ -11,9 +11,44 @@ inline bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
+// Time for which a blocking collective is waited for when it is started, before signals are looked for.
+constexpr uint64_t FIRST_WAIT_NS = std::chrono::nanoseconds(SIGNAL_INTERVAL).count();
+
+// Throws the error of a function of the table, if it is one.
+inline void check_status(Engine& engine, const char* name, int32_t status) {
+  if (status == WEFT_OK) {
+    return;
+  }
+  auto text = last_error(engine.table());
+  if (status == WEFT_LOST || status == WEFT_CLOSED) {
+    text = engine.record_failure(text);
+  }
+  std::rethrow_exception(backend_error(c10::str("weft: ", name, ": ", text)));
+}
+
+// Reduction of `kind` of contiguous tensors; `elements` of the whole vector.
+inline weft_call reduction_call(
+    const char* name, uint32_t kind, const at::Tensor& in, const at::Tensor& out, int64_t elements, const ReduceOp& op) {
+  weft_call call{};
+  call.kind = kind;
+  call.input = in.data_ptr();
+  call.output = out.data_ptr();
+  auto dtype = in.scalar_type();
+  if (at::isComplexType(dtype) && is_linear(op)) {
+    // Real and imaginary parts are added alike.
+    dtype = c10::toRealValueType(dtype);
+    elements *= 2;
+  }
+  set_reduction(name, op, dtype, call);
+  call.elements = static_cast<uint64_t>(elements);
+  return call;
+}
+
 class Submission {
  public:
-  Submission(Engine& engine, WeftWork& work, const char* name) : engine_(engine), work_(work), name_(name) {}
+  // `runs`: a collective is waited for when it is started, at first for SIGNAL_INTERVAL.
+  Submission(Engine& engine, WeftWork& work, const char* name, bool runs)
+      : engine_(engine), work_(work), name_(name), runs_(runs) {}
 
   // Contiguous memory with the values of `tensor`.
   at::Tensor input(const at::Tensor& tensor) {
@@ -60,16 +95,7 @@ class Submission {
 
   // Reduction of `kind` of contiguous tensors; `elements` of the whole vector.
   void reduce(uint32_t kind, const at::Tensor& in, const at::Tensor& out, int64_t elements, const ReduceOp& op) {
-    weft_call call{};
-    call.kind = kind;
-    auto dtype = in.scalar_type();
-    if (at::isComplexType(dtype) && is_linear(op)) {
-      // Real and imaginary parts are added alike.
-      dtype = c10::toRealValueType(dtype);
-      elements *= 2;
-    }
-    set_reduction(name_, op, dtype, call);
-    start(call, in, out, elements);
+    start(reduction_call(name_, kind, in, out, elements, op));
   }
 
   // Movement of contiguous bytes; `elements` of the whole vector.
@@ -78,7 +104,10 @@ class Submission {
     call.kind = kind;
     call.element = WEFT_U8;
     call.root = static_cast<uint32_t>(root);
-    start(call, in, out, elements * in.element_size());
+    call.input = in.data_ptr();
+    call.output = out.data_ptr();
+    call.elements = static_cast<uint64_t>(elements) * in.element_size();
+    start(call);
   }
 
   void exchange(const std::vector<weft_segment>& sends, const std::vector<weft_segment>& receives) {
@@ -107,33 +136,35 @@ class Submission {
     return is_plain(tensor) ? tensor : tensor.contiguous().resolve_conj().resolve_neg();
   }
 
-  void start(weft_call& call, const at::Tensor& in, const at::Tensor& out, int64_t elements) {
+  void start(const weft_call& call) {
     // All ranks pass as many elements, so none of them starts anything.
-    if (elements == 0) {
+    if (call.elements == 0) {
       return;
     }
-    call.elements = static_cast<uint64_t>(elements);
-    call.input = in.data_ptr();
-    call.output = out.data_ptr();
     uint64_t id = 0;
-    check(engine_.table().start(engine_.context(), &call, &id));
-    work_.add(id);
+    if (!runs_) {
+      check(engine_.table().start(engine_.context(), &call, &id));
+      work_.add(id);
+      return;
+    }
+    WithoutGil without_gil;
+    auto status = engine_.table().run(engine_.context(), &call, FIRST_WAIT_NS, &id);
+    if (id != 0) {
+      work_.add(id);
+      work_.is_late = true;
+    } else {
+      check(status);
+    }
   }
 
   void check(int32_t status) {
-    if (status == WEFT_OK) {
-      return;
-    }
-    auto text = last_error(engine_.table());
-    if (status == WEFT_LOST || status == WEFT_CLOSED) {
-      text = engine_.record_failure(text);
-    }
-    std::rethrow_exception(backend_error(c10::str("weft: ", name_, ": ", text)));
+    check_status(engine_, name_, status);
   }
 
   Engine& engine_;
   WeftWork& work_;
   const char* name_;
+  bool runs_;
 };
 
 inline weft_segment segment(const at::Tensor& tensor) {

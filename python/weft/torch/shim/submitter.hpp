@@ -26,7 +26,9 @@ class Submitter : public c10d::Backend {
   template <typename Options, typename Start>
   intrusive_ptr<Work> submit(
       const char* name, OpType type, Tensors outputs, const Tensors& inputs, const Options& options, Start start) {
-    auto work = started(name, type, std::move(outputs), inputs, options.timeout, start);
+    // Of several operations, all are started before a wait.
+    bool runs = !options.asyncOp && inputs.size() <= 1;
+    auto work = started(name, type, std::move(outputs), inputs, options.timeout, runs, start);
     if (options.asyncOp) {
       if (auto whole = coalesced()) {
         whole->add(work);
@@ -36,19 +38,31 @@ class Submitter : public c10d::Backend {
       engine_->add(work, true);
       return work;
     }
+    await(work);
+    return work;
+  }
+
+  // Waits for a work that no other thread has.
+  void await(const intrusive_ptr<WeftWork>& work) {
+    if (work->has_ended_alone()) {
+      return;
+    }
     try {
+      if (work->is_late) {
+        work->check_signals();
+      }
       work->wait();
     } catch (...) {
       // A signal may have ended the wait alone.
       engine_->add(work, false);
       throw;
     }
-    return work;
   }
 
   template <typename Start>
   intrusive_ptr<WeftWork> started(
-      const char* name, OpType type, Tensors outputs, const Tensors& inputs, Milliseconds timeout, Start start) {
+      const char* name, OpType type, Tensors outputs, const Tensors& inputs, Milliseconds timeout, bool runs,
+      Start start) {
     engine_->check_open(name);
     // Only a profiler reads the title.
     auto title = at::hasCallbacks() ? c10::str("weft:", name) : std::string();
@@ -56,7 +70,7 @@ class Submitter : public c10d::Backend {
         engine_, name, type, std::move(outputs), effective(timeout), ++sequence_,
         title.empty() ? nullptr : title.c_str(), inputs);
     at::AutoDispatchBelowADInplaceOrView without_autograd;
-    Submission submission(*engine_, *work, name);
+    Submission submission(*engine_, *work, name, runs);
     try {
       start(submission);
     } catch (...) {
@@ -160,7 +174,7 @@ class Submitter : public c10d::Backend {
   }
 
   intrusive_ptr<WeftWork> send_tagged(const at::Tensor& tensor, int peer, uint64_t tag) {
-    auto work = started("monitored_barrier", OpType::SEND, {}, {}, timeout_, [&](Submission& call) {
+    auto work = started("monitored_barrier", OpType::SEND, {}, {}, timeout_, false, [&](Submission& call) {
       call.send(peer, tag, call.input(tensor));
     });
     engine_->add(work, true);
@@ -168,7 +182,7 @@ class Submitter : public c10d::Backend {
   }
 
   intrusive_ptr<WeftWork> receive_tagged(const at::Tensor& tensor, int peer, uint64_t tag) {
-    auto work = started("monitored_barrier", OpType::RECV, {}, {}, timeout_, [&](Submission& call) {
+    auto work = started("monitored_barrier", OpType::RECV, {}, {}, timeout_, false, [&](Submission& call) {
       call.receive(static_cast<uint32_t>(peer), tag, call.input(tensor));
     });
     engine_->add(work, false);

@@ -2,7 +2,7 @@
  * of torch) and Weft's native module (Rust, any Python). `crates/python/src/collectives` implements it.
  *
  * Functions return WEFT_OK or an error code; `last_error` then has the text, for the calling thread. Any thread may
- * call at any time until `release`. Calls of `start` and `exchange` have the same order on all ranks. None needs the
+ * call at any time until `release`. Calls of `start`, `run` and `exchange` have the same order on all ranks. None needs the
  * GIL or takes it.
  */
 #ifndef WEFT_H
@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 /* Version of this file. Rises with every change; the shim rejects a table of another version. */
-#define WEFT_ABI 1
+#define WEFT_ABI 2
 
 enum weft_status {
   WEFT_OK = 0,
@@ -103,6 +103,9 @@ typedef struct weft_table {
   uint32_t ranks;
   /* Starts a collective and returns at once. */
   int32_t (*start)(void *context, const weft_call *call, uint64_t *id);
+  /* Starts a collective and waits for it as `wait` does. `id` becomes 0 if it is done; otherwise the operation goes on
+   * under this number, and the result is WEFT_TIMEOUT, without a text. */
+  int32_t (*run)(void *context, const weft_call *call, uint64_t timeout_ns, uint64_t *id);
   /* Starts an exchange of segments, one for each rank in both lists; segment r of `sends` has the length of this
    * rank's segment of `receives` at rank r. Empty segments do not travel. The segment of this rank is copied. */
   int32_t (*exchange)(void *context, const weft_segment *sends, const weft_segment *receives, uint64_t *id);

@@ -220,6 +220,36 @@ class WeftWork : public c10d::Work {
     end(error);
   }
 
+  // Completes the work if it has no operation left, before another thread has it; true then.
+  bool has_ended_alone() {
+    if (!ids_.empty() || !parts_.empty()) {
+      return false;
+    }
+    if (!copies_.empty() || recordFunctionEndCallback_) {
+      complete();
+      return !exception_;
+    }
+    held_.clear();
+    completed_ = true;
+    state_.store(DONE, std::memory_order_release);
+    return true;
+  }
+
+  // Runs handlers of signals, so that Ctrl-C ends a wait.
+  void check_signals() {
+    if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr) {
+      return;
+    }
+    // Another thread may hold the GIL for long, while peers need progress here.
+    leave_to_thread();
+    pybind11::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) {
+      throw pybind11::error_already_set();
+    }
+  }
+
+  // True if an operation was waited for when it was started, and goes on.
+  bool is_late = false;
   // True if the engine keeps this work alive, and if its thread completes it. Guarded by the engine's mutex.
   bool is_listed = false;
   bool is_asynchronous = false;
@@ -318,19 +348,6 @@ class WeftWork : public c10d::Work {
       future->setError(error);
     } else {
       future->markCompleted(at::IValue(outputs_));
-    }
-  }
-
-  // Runs handlers of signals, so that Ctrl-C ends a wait.
-  void check_signals() {
-    if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr) {
-      return;
-    }
-    // Another thread may hold the GIL for long, while peers need progress here.
-    leave_to_thread();
-    pybind11::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) {
-      throw pybind11::error_already_set();
     }
   }
 

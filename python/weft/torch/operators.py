@@ -1,0 +1,46 @@
+"""Operators for tensors on the CPU that bypass the Python code of `torch.distributed`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed
+
+from weft.errors import ConfigurationError
+
+__all__ = ["all_reduce_", "register_fakes"]
+
+
+def all_reduce_(tensor: torch.Tensor, op: str = "sum", group: Any = None) -> torch.Tensor:
+    """All-reduce in place, as `torch.distributed.all_reduce`, with less time per call.
+
+    It is the operator `torch.ops.weft.all_reduce_`, whose call runs no Python code, and which
+    `torch.compile` keeps in the graph. It has no gradient.
+
+    Args:
+        tensor: on the CPU, of the same shape and dtype on all ranks; has the result afterwards.
+        op: reduction: sum, avg, product, min, max, band, bor or bxor.
+        group: a process group; `None` for the default one.
+
+    Returns:
+        `tensor`, once the result is in it.
+
+    Raises:
+        ConfigurationError: if this process has no group over `weft`.
+        ValueError: for another `op`.
+        TypeError: if the backend has no such reduction of this dtype.
+        DistBackendError: as of `torch.distributed.all_reduce`.
+    """
+    group = distributed.group.WORLD if group is None else group
+    if group is None or not hasattr(torch.ops.weft, "all_reduce_"):
+        raise ConfigurationError(
+            "weft.torch.all_reduce_: no process group; expected init_process_group('weft') before"
+        )
+    torch.ops.weft.all_reduce_(tensor, op, group.group_name)
+    return tensor
+
+
+def register_fakes() -> None:
+    """Describe the operators of the C++ library, once it is loaded, to `torch.compile`."""
+    torch.library.register_fake("weft::all_reduce_", lambda tensor, op, group: None)
