@@ -169,7 +169,10 @@ def measure(task: dict[str, Any], path: str, ranks: int) -> list[dict[str, Any]]
 
 
 def back_to_back(path: str, ranks: int) -> dict[str, Any]:
-    """All-reduces of 4 bytes, of the slowest rank, and the floor of the same rank."""
+    """All-reduces of 4 bytes, of the slowest rank, and torch's own time on the slowest rank.
+
+    A call over Weft ends no earlier than torch itself on the slower of two cores.
+    """
     with task_directory({"back_to_back": True}) as directory:
         results = run_group("collectives_worker", ranks, directory, path)
     slowest = max(results, key=lambda result: float(np.percentile(result["weft"], 50)))
@@ -183,7 +186,7 @@ def back_to_back(path: str, ranks: int) -> dict[str, Any]:
         "calls": len(slowest["weft"]),
         "p50_us": float(np.percentile(slowest["weft"], 50)),
         "p99_us": float(np.percentile(slowest["weft"], 99)),
-        "floor_us": float(np.percentile(slowest["fake"], 50)),
+        "floor_us": max(float(np.percentile(result["fake"], 50)) for result in results),
         "origin": origin(weft=f"{build.version} {build.profile}", torch=version("torch")),
     }
 
