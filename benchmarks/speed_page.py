@@ -30,10 +30,9 @@ def read(results: Path, name: str, *, of_one_commit: bool = True) -> list[Line]:
 
     Without `of_one_commit`, measurements of older commits without newer ones are included.
     """
-    path = results / name
-    if not path.exists():
+    lines = every_line(results, name)
+    if not lines:
         return []
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     last: dict[tuple[str, ...], Line] = {}
     for line in lines:
         fields = ("benchmark", "path", "beside", "pattern", "shape", "side", "bytes", "ranks")
@@ -44,6 +43,14 @@ def read(results: Path, name: str, *, of_one_commit: bool = True) -> list[Line]:
     return [
         line for line in last.values() if not of_one_commit or line["origin"]["commit"] == newest
     ]
+
+
+def every_line(results: Path, name: str) -> list[Line]:
+    """All lines of a file; empty if there is none."""
+    path = results / name
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def markdown(headers: list[str], rows: list[list[str]]) -> str:
@@ -227,13 +234,15 @@ def deepspeed(results: Path) -> str:
 
 
 def torch_calls(results: Path) -> str:
-    """Table of the shortest calls of torch.distributed, beside a call that moves no data."""
-    lines = read(results, "torch_calls.jsonl")
+    """Table of the shortest calls of torch.distributed, beside a call that moves no data.
+
+    Of each case the run of the newest commit whose difference is the median.
+    """
+    lines = every_line(results, "torch_calls.jsonl")
+    lines = [line for line in lines if line["origin"]["commit"] == lines[-1]["origin"]["commit"]]
     rows = []
     for path, ranks in dict.fromkeys((line["path"], line["ranks"]) for line in lines):
         runs = [line for line in lines if (line["path"], line["ranks"]) == (path, ranks)]
-        # All runs of the latest sources.
-        runs = [line for line in runs if line["origin"]["sources"] == runs[-1]["origin"]["sources"]]
         runs.sort(key=above_floor)
         line = runs[len(runs) // 2]
         times = (line["p50_us"], line["p99_us"], line["floor_us"], above_floor(line))
