@@ -150,7 +150,7 @@ test-torch: build $(STAMPS)/torch ## Python tests with PyTorch
 
 .PHONY: test-torch-suite
 test-torch-suite: build $(STAMPS)/torch ## torch's own tests of torch.distributed over Weft; four minutes
-	$(call step,torch's own tests)
+	$(call step,Tests of PyTorch for any backend)
 	@$(BIN)/python tests/torch_suite.py
 
 # Debian's libfabric is 1.17; the wheel has 2.5.1, with its providers in separate files.

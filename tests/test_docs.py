@@ -136,3 +136,9 @@ def test_the_table_of_a_domain_is_the_one_that_kernels_read() -> None:
     assert [(name, int(offset), int(size)) for name, offset, size in rows] == [
         (name, offset, width * count) for name, offset, width, count in fields
     ]
+
+
+def test_announcements_of_make_have_no_quote_that_ends_their_string() -> None:
+    steps = re.findall(r"\$\(call step,(.*)\)$", text("Makefile"), re.MULTILINE)
+    assert len(steps) > 30
+    assert [step for step in steps if "'" in step] == []
