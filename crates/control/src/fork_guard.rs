@@ -150,9 +150,8 @@ extern "C" fn in_child() {
             if descriptor == FREE {
                 continue;
             }
-            // SAFETY: system calls; the only pointer is to a NUL-terminated constant. The descriptor is this
-            // child's copy of one that its owner keeps open while it is registered; a use through the owner's
-            // handle in this child reaches /dev/null.
+            // SAFETY: system calls, with a NUL-terminated constant. The descriptor is this child's copy of one that is open
+            // while it is registered; a use through its owner's handle in this child reaches /dev/null.
             unsafe {
                 if null == FREE {
                     null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);

@@ -264,9 +264,8 @@ impl Channel {
                 let how = (chunk.arguments.reduction, chunk.arguments.element);
                 let at = |place| self.address(chunk, place);
                 let (target, sources) = (at(*target), [at(*a), at(*b)].map(<*mut u8>::cast_const));
-                // SAFETY: the places of a plan are inside the caller's memory and this channel, which are valid
-                // by the contract of `Collectives::start` and the life of the region; the schedule is proved to
-                // order all accesses to a block.
+                // SAFETY: the places of a plan are inside the caller's memory and this channel, which live (contract of
+                // `Collectives::start`; the region); the schedule is proved to order all accesses to a block.
                 unsafe { reducer.combine(how, target, sources, *bytes as usize) };
                 true
             }

@@ -119,6 +119,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn inputs_are_read_in_place_from_lengths_by_the_routes_or_as_requested() {
+        let [shm, others] =
+            [true, false].map(|one_host| GroupRoutes { one_host, ..Default::default() });
+        let from = |in_place_bytes, routes| {
+            CollectivesConfig { in_place_bytes, ..Default::default() }.in_place_from(routes)
+        };
+        assert_eq!((from(None, &shm), from(None, &others)), (16 << 10, 128 << 10));
+        assert_eq!((from(Some(7), &shm), from(Some(7), &others)), (7, 7));
+    }
+
+    #[test]
     fn threads_are_those_requested_or_the_cores_of_each_rank() {
         let of = |reduction_threads| CollectivesConfig { reduction_threads, ..Default::default() };
         assert_eq!(CollectivesConfig::default().threads(16), 1);

@@ -14,7 +14,8 @@ const LOG: &str = "tuner";
 /// Longest vector, in bytes, that each rank sends whole to all others.
 const ONE_SHOT_BYTES: u64 = 16 << 10;
 /// Shortest vectors, in bytes, that are read in place: copies by the kernel take longer than two by the CPU until these
-/// leave its caches. Sums and broadcasts never are, since writes copy their inputs once.
+/// leave its caches. Sums never are, since writes copy their inputs once too;
+/// nor are broadcasts, whose times are alike.
 const READ_BYTES: u64 = 2 << 20;
 /// Number of ranks up to which each may write to all others at once over a network.
 const DIRECT_RANKS: u32 = 8;

@@ -28,6 +28,10 @@ fn long_vectors_are_read_in_place_over_shm_and_never_over_tcp() {
             };
             assert_eq!(selected(600_000) == Algorithm::DirectRead, reads);
             assert_ne!(selected(10), Algorithm::DirectRead);
+            let mut long = vec![0; 600_000];
+            let sum = sum_of(&mut long);
+            let by = member.collectives.selected(&mut member.communicator.access(), &sum).unwrap();
+            assert_eq!(by.0 == Algorithm::OneShot, reads);
             let mut own = vector(LONG, 1, member.rank());
             let by_reads = member.run(&Call { algorithm: BY_READS, ..sum_of(&mut own) });
             match by_reads {

@@ -1,23 +1,16 @@
 //! Providers and configuration of pairs on this host.
 
+#[path = "../../../fabric/tests/common/pair_providers.rs"]
+#[allow(dead_code, reason = "some tests choose one")]
+mod pair_providers;
+
+#[allow(unused_imports, reason = "some tests choose one")]
+pub use pair_providers::providers;
 use std::time::Duration;
 use weft_control::pair::PairSettings;
 use weft_dispatch::Connection;
 use weft_fabric::ProviderKind;
 use weft_fabric::pair::PairConfig;
-use weft_fabric::providers::ofi;
-
-/// Providers of pairs on this machine; ofi needs libfabric.
-#[allow(dead_code, reason = "some tests choose one")]
-pub fn providers() -> Vec<ProviderKind> {
-    match ofi::library() {
-        Ok(_) => vec![ProviderKind::Shm, ProviderKind::Tcp, ProviderKind::Ofi],
-        Err(why) => {
-            println!("skipped over ofi: {why}");
-            vec![ProviderKind::Shm, ProviderKind::Tcp]
-        }
-    }
-}
 
 /// Provider of this name.
 #[allow(dead_code, reason = "tests with processes use it")]

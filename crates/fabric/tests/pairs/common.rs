@@ -1,9 +1,12 @@
 //! Listener, connector, and an echo between them.
 
+#[path = "../common/pair_providers.rs"]
+mod pair_providers;
+
+pub use pair_providers::providers;
 use std::time::{Duration, Instant};
 use weft_control::pair::PairSettings;
 use weft_fabric::pair::{Listener, PairConfig, connect};
-use weft_fabric::providers::ofi;
 use weft_fabric::{
     Communicator, CounterId, Page, ProviderKind, Rank, Region, RemoteRegion, Time, clock,
 };
@@ -12,17 +15,6 @@ use weft_fabric::{
 pub const LOSS: Duration = Duration::from_secs(2);
 /// Time limit for steps that are not under test.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Providers of pairs on this machine; ofi needs libfabric.
-pub fn providers() -> Vec<ProviderKind> {
-    match ofi::library() {
-        Ok(_) => vec![ProviderKind::Shm, ProviderKind::Tcp, ProviderKind::Ofi],
-        Err(why) => {
-            println!("skipped over ofi: {why}");
-            vec![ProviderKind::Shm, ProviderKind::Tcp]
-        }
-    }
-}
 
 pub fn by(patience: Duration) -> Time {
     clock::now().after(patience)

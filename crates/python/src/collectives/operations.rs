@@ -113,24 +113,22 @@ impl Operations {
     /// As of [`Collectives::start`].
     pub unsafe fn run(&self, call: &Call, timeout: Duration) -> Result<Option<u64>, Failure> {
         let fabric = self.fabric()?;
-        let mut access = fabric.access();
         // SAFETY: by the contract of this function.
-        let id = unsafe { self.collectives.start(&mut access, call) }?;
-        if self.lock().is_empty() {
-            let mut interrupted = || false;
-            let mut options = fabric.wait_options(clock::now().after(timeout), &mut interrupted);
-            return match self.collectives.wait(&mut access, id, &mut options) {
-                Ok(()) => Ok(None),
-                Err(RunError::Timeout { .. }) => Ok(Some(self.add(Pending::Call(id)))),
-                Err(error) => Err(error.into()),
-            };
-        }
-        let id = self.add(Pending::Call(id));
-        match self.wait(id, timeout) {
-            Ok(_) => Ok(None),
-            Err(failure) if failure.status == Status::Timeout => Ok(Some(id)),
+        let id = unsafe { self.collectives.start(&mut fabric.access(), call) }?;
+        let is_alone = self.lock().is_empty();
+        // Beside others it needs a number, since a wait for it advances them too.
+        let number = (!is_alone).then(|| self.add(Pending::Call(id)));
+        let waited = match number {
+            None => self.wait_alone(&fabric, id, clock::now().after(timeout)),
+            Some(number) => self.wait(number, timeout).map(drop),
+        };
+        match waited {
+            Ok(()) => Ok(None),
+            Err(failure) if failure.status == Status::Timeout => {
+                Ok(Some(number.unwrap_or_else(|| self.add(Pending::Call(id)))))
+            }
             Err(failure) => {
-                self.lock().remove(&id);
+                number.map(|number| self.lock().remove(&number));
                 Err(failure)
             }
         }
@@ -303,11 +301,21 @@ impl Operations {
         call: CallId,
         deadline: Time,
     ) -> Result<Step, Failure> {
-        let mut interrupted = || false;
-        let mut options = fabric.wait_options(deadline, &mut interrupted);
-        self.collectives.wait(&mut fabric.access(), call, &mut options)?;
+        self.wait_alone(fabric, call, deadline)?;
         self.lock().remove(&id);
         Ok(Step::Done)
+    }
+
+    /// Waits for a collective; advances collectives alone.
+    fn wait_alone(
+        &self,
+        fabric: &Communicator,
+        call: CallId,
+        deadline: Time,
+    ) -> Result<(), Failure> {
+        let mut interrupted = || false;
+        let mut options = fabric.wait_options(deadline, &mut interrupted);
+        Ok(self.collectives.wait(&mut fabric.access(), call, &mut options)?)
     }
 
     fn wait_for_message(

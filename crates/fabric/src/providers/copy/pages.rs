@@ -76,9 +76,8 @@ impl CopyLink {
         let devices = self.peers.get_mut(peer);
         let devices = devices.ok_or("it is not connected over copy")?;
         let queue = devices.outbox.queue(&mut *self.engine, device)?;
-        // SAFETY: `plan` checked that both ranges lie inside their regions and had the destination mapped
-        // for this device. The engine keeps the source, and calls `remove_remote` and `deregister` on
-        // neither, until the part is reported; that is after its event, or a fence.
+        // SAFETY: `plan` checked both ranges, and that the destination is mapped for this device. The engine keeps both
+        // regions until the part is reported, which is after its event, or a fence.
         unsafe { self.engine.copy(queue, to, from, length) }
     }
 }

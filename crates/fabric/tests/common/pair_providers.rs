@@ -1,0 +1,13 @@
+//! Providers of pairs on this machine.
+
+use weft_fabric::providers::OfiChoice;
+use weft_fabric::{ProviderKind, registry};
+
+/// Providers that pairs can use here; ofi needs libfabric.
+pub fn providers() -> Vec<ProviderKind> {
+    let usable = |kind: &ProviderKind| {
+        let checked = registry::check(*kind, &OfiChoice::default());
+        checked.inspect_err(|why| println!("skipped over {}: {why}", kind.name())).is_ok()
+    };
+    registry::of_pairs().into_iter().filter(usable).collect()
+}
