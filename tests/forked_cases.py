@@ -22,6 +22,8 @@ def results(module: str, cases: dict[str, int], *, at_once: int = 3) -> dict[str
             timeout=300,
             check=False,
         )
+        # Stacks of ranks that did not end; shown if a test of these cases fails.
+        sys.stderr.write(process.stderr)
         assert process.returncode == 0, process.stderr
         found: dict[str, list[Any]] = json.loads(Path(directory, "0").read_text(encoding="utf-8"))
     return found
