@@ -281,6 +281,8 @@ bench-dispatch: $(FABRIC_BENCH) ## Query dispatch between two processes beside b
 	$(call step,Query dispatch)
 	@$(RECORD) dispatch $(FABRIC_BENCH) dispatch --path shm --json
 	@$(RECORD) dispatch $(FABRIC_BENCH) dispatch --path tcp --json
+	@benchmarks/peers/build.sh $(CARGO_TARGET_DIR)/peers
+	@$(RECORD) dispatch $(FABRIC_BENCH) dispatch --path ofi-tcp --peers $(CARGO_TARGET_DIR)/peers --json
 
 .PHONY: bench-planner
 bench-planner: ## Planners of MoE dispatch

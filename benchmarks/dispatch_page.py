@@ -14,6 +14,7 @@ SIDES = {
     "local": "copy within the process",
     "writes": "two counted writes",
     "socket": "bare socket",
+    "libfabric": "bare libfabric",
 }
 
 Line = dict[str, Any]

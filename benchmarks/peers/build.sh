@@ -3,13 +3,17 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 mkdir -p "$1"
-for peer in ofi:libfabric ucx:ucx; do
-    program=${peer%%:*} package=${peer##*:}
-    if flags=$(pkg-config --cflags --libs "$package" 2>/dev/null); then
+# build PACKAGE PROGRAM SOURCE...: nothing without the package.
+build() {
+    if flags=$(pkg-config --cflags --libs "$1" 2>/dev/null); then
         # shellcheck disable=SC2086
-        ${CC:-cc} -std=gnu11 -O2 -Wall -Wextra -o "$1/$program" "$program.c" pair.c $flags
+        ${CC:-cc} -std=gnu11 -O2 -Wall -Wextra -o "$folder/$2" "${@:3}" pair.c $flags
     fi
-done
+}
+folder=$1
+build libfabric ofi ofi_transfer.c ofi.c messages.c
+build libfabric ofi-queries ofi_queries.c ofi.c
+build ucx ucx ucx.c messages.c
 # mpicc adds the flags of MPI.
 if command -v mpicc > /dev/null; then
     mpicc -std=gnu11 -O2 -Wall -Wextra -o "$1/mpi" mpi.c -lm

@@ -1,8 +1,7 @@
-/* libfabric: fi_writemsg with remote CQ data over an RDM endpoint. The receiver has seen a message when
- * its completion queue has the data. Paths: shm and ofi-shm (shm), tcp and ofi-tcp (tcp;ofi_rxm).
- * `ofi --version` prints the library's version. */
+/* See ofi.h. The receiver has seen a message when its completion queue has the data. Paths: shm and ofi-shm
+ * (shm), tcp and ofi-tcp (tcp;ofi_rxm). */
 
-#include "pair.h"
+#include "ofi.h"
 
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
@@ -18,7 +17,7 @@ static struct fid_cq *queue;
 static fi_addr_t peer;
 static void *source_key;
 static uint64_t peer_base, peer_key;
-/* Arrivals not waited for yet. */
+/* Arrivals not taken yet. */
 static size_t arrived;
 /* Contexts of writes, each of one write at a time. */
 #define UNDER_WAY 1024
@@ -51,6 +50,8 @@ void make_progress(void)
 
 void open_side(struct pair *pair, const char *path)
 {
+    for (; unused_count < UNDER_WAY; unused_count++)
+        unused[unused_count] = &contexts[unused_count];
     struct fi_info *hints = fi_allocinfo(), *info;
     hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
     hints->ep_attr->type = FI_EP_RDM;
@@ -97,10 +98,10 @@ void open_side(struct pair *pair, const char *path)
     peer_key = its[1];
 }
 
-static void write_to_peer(struct pair *pair, size_t offset, size_t length)
+void write_from_to(struct pair *pair, size_t from, size_t to, size_t length)
 {
-    struct iovec local = { pair->source + offset, length };
-    struct fi_rma_iov remote = { peer_base + offset, length, peer_key };
+    struct iovec local = { pair->source + from, length };
+    struct fi_rma_iov remote = { peer_base + to, length, peer_key };
     while (unused_count == 0)
         make_progress();
     struct fi_msg_rma message = {
@@ -113,42 +114,9 @@ static void write_to_peer(struct pair *pair, size_t offset, size_t length)
     must("fi_writemsg", result);
 }
 
-void send_message(struct pair *pair, size_t offset, size_t length)
+size_t take_arrivals(void)
 {
-    write_to_peer(pair, offset, length);
-}
-
-static void await_arrivals(struct pair *pair, size_t count)
-{
-    (void)pair;
-    while (arrived < count)
-        make_progress();
-    arrived -= count;
-}
-
-void receive_message(struct pair *pair, size_t offset, size_t length)
-{
-    (void)offset, (void)length;
-    await_arrivals(pair, 1);
-}
-
-static void acknowledge(struct pair *pair)
-{
-    write_to_peer(pair, 0, 0);
-}
-
-static const struct stream stream = {
-    .send = write_to_peer,
-    .receive = await_arrivals,
-    .acknowledge = acknowledge,
-    .await_acknowledged = await_arrivals,
-};
-
-int main(int count, char **arguments)
-{
-    if (count == 2 && strcmp(arguments[1], "--version") == 0)
-        return puts(fi_tostr("", FI_TYPE_VERSION)) < 0;
-    for (; unused_count < UNDER_WAY; unused_count++)
-        unused[unused_count] = &contexts[unused_count];
-    return run_pair(count, arguments, "libfabric", &stream);
+    size_t count = arrived;
+    arrived = 0;
+    return count;
 }

@@ -7,7 +7,8 @@
  * together several times as large as the last-level cache; every message is checked and its slot
  * overwritten, outside of the measured time.
  *
- * A program defines the functions that are declared here and calls `run_pair`. */
+ * A program defines the functions that are declared here and calls `run_pair`, or `open_pair` and
+ * measures itself. */
 
 #ifndef PAIR_H
 #define PAIR_H
@@ -24,11 +25,15 @@ struct pair {
     size_t region;
 };
 
-/* Functions of a program. `path` is its second argument, such as `shm`. A failure ends the process. */
+/* Longest message. */
+#define LONGEST ((size_t)64 << 20)
+
+/* Functions of a program. `path` is an argument such as `shm`. A failure ends the process. */
 void open_side(struct pair *pair, const char *path);
+void make_progress(void);
+/* Those of a program that calls `run_pair`. */
 void send_message(struct pair *pair, size_t offset, size_t length);
 void receive_message(struct pair *pair, size_t offset, size_t length);
-void make_progress(void);
 
 /* Operations of a stream. */
 struct stream {
@@ -42,9 +47,15 @@ struct stream {
     void (*await_acknowledged)(struct pair *pair, size_t count);
 };
 
-/* Functions for programs. `stream` is null for a program without streams. */
+/* Forks; each process gets its memory and connection, and opens its side. Returns 0 in rank 1. */
+int open_pair(struct pair *pair, const char *path);
+/* Measures messages (messages.c). `stream` is null for a program without streams. */
 int run_pair(int count, char **arguments, const char *side, const struct stream *stream);
 void exchange(struct pair *pair, const void *mine, void *theirs, size_t length);
+/* Word of a rank's source. */
+uint64_t source_word(int rank, size_t index);
+/* Nanoseconds. */
+double now(void);
 _Noreturn void fail(const char *what, const char *why);
 
 #endif

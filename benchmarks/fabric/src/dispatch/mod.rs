@@ -7,10 +7,12 @@
 //! - `samples.rs`: queries and their answers
 //! - `service.rs`: side `weft`, the services of both ends
 //! - `socket.rs`: side `socket`, the same bytes over one connection
+//! - `libfabric.rs`: side `libfabric`, the same bytes as bare writes of libfabric
 //! - `instructions.rs`: fixed work for callgrind
 //! - `local.rs`: side `local`, a copy of each sample within the process; side `writes`, two counted writes
 
 pub mod instructions;
+mod libfabric;
 mod local;
 mod samples;
 mod service;
@@ -20,6 +22,7 @@ use crate::statistics::percentile;
 use crate::{Outcome, Path, table};
 use clap::Args;
 use samples::Samples;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,7 +61,10 @@ pub struct Options {
     /// Microseconds for which an idle service polls before it yields its core
     #[arg(long, default_value_t = 20)]
     spin_us: u64,
-    /// Sides, of weft, socket, local and writes (default: those of the path)
+    /// Folder of the program of the side libfabric
+    #[arg(long)]
+    peers: Option<PathBuf>,
+    /// Sides, of weft, socket, libfabric, local and writes (default: those of the path)
     #[arg(long, value_delimiter = ',')]
     sides: Vec<String>,
     /// JSON lines on standard output
@@ -97,7 +103,8 @@ pub fn run(options: &Options) -> Outcome<()> {
         let samples = Arc::new(Samples::new(bytes)?);
         let sides: Vec<&str> = match (options.sides.as_slice(), options.path) {
             ([], Path::Shm) => vec!["weft", "local", "writes"],
-            ([], _) => vec!["weft", "socket"],
+            ([], Path::Tcp) => vec!["weft", "socket"],
+            ([], Path::OfiTcp | Path::OfiShm) => vec!["weft", "libfabric"],
             (given, _) => given.iter().map(String::as_str).collect(),
         };
         let mut found = vec![Vec::new(); sides.len()];
@@ -122,9 +129,12 @@ fn measure(options: &Options, side: &str, samples: &Arc<Samples>) -> Outcome<Mea
     let measured = match side {
         "weft" => service::measure(options, samples, time),
         "socket" => socket::measure(samples, time, options.slots(samples.bytes())),
+        "libfabric" => libfabric::measure(options, samples.bytes(), time),
         "local" => Ok(local::copies(samples, time, options.slots(samples.bytes()))),
         "writes" => local::writes(options, samples),
-        other => Err(format!("side {other}: expected weft, socket, local or writes").into()),
+        other => {
+            Err(format!("side {other}: expected weft, socket, libfabric, local or writes").into())
+        }
     }?;
     if measured.wrong > 0 {
         return Err(format!("side {side}: {} wrong answers", measured.wrong).into());
