@@ -281,6 +281,10 @@ bench-dispatch: $(FABRIC_BENCH) ## Query dispatch between two processes beside b
 	$(call step,Query dispatch)
 	@$(RECORD) dispatch $(FABRIC_BENCH) dispatch --path shm --json
 	@$(RECORD) dispatch $(FABRIC_BENCH) dispatch --path tcp --json
+	@benchmarks/certificates.sh $(CARGO_TARGET_DIR)/tls
+	@WEFT_TLS_CERT=$(CARGO_TARGET_DIR)/tls/node.pem WEFT_TLS_KEY=$(CARGO_TARGET_DIR)/tls/node.key \
+		WEFT_TLS_CA=$(CARGO_TARGET_DIR)/tls/ca.pem \
+		$(RECORD) dispatch $(FABRIC_BENCH) dispatch --path tcp --tls --sides weft --json
 	@benchmarks/peers/build.sh $(CARGO_TARGET_DIR)/peers
 	@$(RECORD) dispatch $(FABRIC_BENCH) dispatch --path ofi-tcp --peers $(CARGO_TARGET_DIR)/peers --json
 

@@ -53,10 +53,10 @@ def outcomes(results: Path) -> list[Line]:
 
 def table(results: Path) -> str:
     """Rates and round trips of the last successful run over each path."""
-    last: dict[tuple[str, int, str], Line] = {}
+    last: dict[tuple[str, int, str, bool], Line] = {}
     for line in outcomes(results):
         if line.get("connections", 1) == 1:
-            last[line["path"], line["bytes"], line["side"]] = line
+            last[line["path"], line["bytes"], line["side"], line.get("tls", False)] = line
     rows = [row(line) for line in last.values()]
     headers = ["path, side", "bytes", "queries/s", "Weft's rate / this", "p50 µs", "p99 µs"]
     return markdown(headers, rows)
@@ -66,7 +66,7 @@ def row(line: Line) -> list[str]:
     """Cells of a measurement; empty where a side has none."""
     ratio = line["weft_ratio"]
     return [
-        f"{line['path']}, {SIDES[line['side']]}",
+        f"{line['path']}, {SIDES[line['side']]}" + (" with TLS" if line.get("tls") else ""),
         f"{line['bytes']:,}",
         "" if line["queries_per_s"] is None else f"{line['queries_per_s']:,.0f}",
         "" if ratio is None else f"{ratio:.2f}",

@@ -1,4 +1,6 @@
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -17,3 +19,11 @@ def alone() -> Iterator[Any]:
     (rank,) = group(1)
     yield rank
     rank.close()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A folder with an authority and its certificate for 127.0.0.1."""
+    script = Path(__file__).parent.parent / "benchmarks" / "certificates.sh"
+    subprocess.run([script, tmp_path], check=True)
+    return tmp_path

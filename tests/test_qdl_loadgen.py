@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,6 +91,33 @@ def test_the_bench_measures_both_ways(provider: str) -> None:
     assert found["ratio"] == pytest.approx(rate / found["in_process"]["samples_per_second"])
     assert network["ingress_bytes_per_second"] == pytest.approx(rate * 1024)
     assert network["egress_bytes_per_second"] == pytest.approx(rate * 8)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_queries_pass_with_tls_of_payloads(
+    certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in {
+        "WEFT_TLS_CERT": str(certificate / "node.pem"),
+        "WEFT_TLS_KEY": str(certificate / "node.key"),
+        "WEFT_TLS_CA": str(certificate / "ca.pem"),
+        "WEFT_TLS_PAYLOADS": "1",
+    }.items():
+        monkeypatch.setenv(variable, value)
+    command = ("frontend", "--scenario", "Offline", "--mode", "accuracy", "--bytes", str(BYTES))
+    with nodes("--model checksum --provider tcp") as options:
+        found = run(*command, *options, "--checksum", "--logs", str(tmp_path / "logs"))
+        monkeypatch.delenv("WEFT_TLS_PAYLOADS")
+        refused = subprocess.run(
+            [*COMMAND, *command, *options, "--logs", str(tmp_path / "refused")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert found["counts"]["failed"] == 0
+    assert found["counts"]["answered"] == found["counts"]["issued"] > 0
+    assert refused.returncode == 1
+    assert "WEFT_TLS_PAYLOADS=1" in refused.stderr
 
 
 def test_a_server_test_names_all_nodes_and_writes_the_description(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 mkdir -p "$1"
-# build PACKAGE PROGRAM SOURCE...: nothing without the package.
+# build PACKAGE PROGRAM SOURCE...: skipped without the package.
 build() {
     if flags=$(pkg-config --cflags --libs "$1" 2>/dev/null); then
         # shellcheck disable=SC2086

@@ -51,6 +51,7 @@ VARIABLES: Final = (
     "WEFT_TLS_CA",
     "WEFT_TLS_CERT",
     "WEFT_TLS_KEY",
+    "WEFT_TLS_PAYLOADS",
     "WEFT_TUNING",
     "WEFT_WORLD_SIZE",
 )

@@ -465,9 +465,25 @@ fn tls(variables: &Variables) -> Result<Tls> {
         (Some(path), None) => return Err(missing("WEFT_TLS_KEY", "WEFT_TLS_CERT", path)),
         (None, Some(path)) => return Err(missing("WEFT_TLS_CERT", "WEFT_TLS_KEY", path)),
     };
-    match variables.get("WEFT_TLS_CA") {
-        Some(path) => tls.with_authorities(Path::new(&path)),
-        None => Ok(tls),
+    let tls = match variables.get("WEFT_TLS_CA") {
+        Some(path) => tls.with_authorities(Path::new(&path))?,
+        None => tls,
+    };
+    let refused = |value: &str, problem: &str, remedy: &str| Error::Variable {
+        variable: "WEFT_TLS_PAYLOADS".into(),
+        value: value.into(),
+        problem: problem.into(),
+        remedy: remedy.into(),
+    };
+    match variables.get("WEFT_TLS_PAYLOADS").as_deref() {
+        None | Some("0") => Ok(tls),
+        Some("1") if tls.is_configured() => Ok(tls.with_payloads()),
+        Some("1") => Err(refused(
+            "1",
+            "there is neither a certificate nor an authority",
+            "set WEFT_TLS_CERT and WEFT_TLS_KEY at the listener, WEFT_TLS_CA at the connector",
+        )),
+        Some(other) => Err(refused(other, "it is neither 0 nor 1", "use 1 for TLS of payloads")),
     }
 }
 

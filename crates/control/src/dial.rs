@@ -6,7 +6,7 @@ use crate::deadline::Deadline;
 use crate::handshake::{Dialer, DialerStep, HandshakeError, Identity, JobId, Refusal};
 use crate::rank_listener::HANDSHAKE_TIMEOUT;
 use crate::resolve::resolve;
-use crate::tls::{ControlStream, Tls};
+use crate::tls::{MaybeTlsStream, Tls};
 use crate::wire::{FrameParser, MAX_FRAME, MAX_UNAUTHENTICATED_FRAME};
 use crate::{Error, Rank, Result};
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -37,7 +37,7 @@ pub(crate) const HINT: &str = "check that it runs, and that its address can be r
 
 /// Connection that has passed the handshake.
 pub(crate) struct AuthenticatedConnection {
-    pub stream: ControlStream,
+    pub stream: MaybeTlsStream,
     pub parser: FrameParser,
     pub job: JobId,
 }
@@ -187,7 +187,7 @@ fn handshake(
 }
 
 /// Error of a connection that ended in the handshake: final for an error of TLS.
-fn ended(stream: &ControlStream, target: &DialTarget, problem: String) -> AttemptError {
+fn ended(stream: &MaybeTlsStream, target: &DialTarget, problem: String) -> AttemptError {
     let Some(problem) = stream.failure() else { return AttemptError::Retry(problem) };
     let address = format!("{}:{}", target.host, target.port);
     AttemptError::Final(Error::Tls { address, problem: problem.into() })
@@ -240,7 +240,7 @@ pub(crate) enum FrameRead {
 
 /// Reads one frame from a blocking stream.
 pub(crate) fn read_frame(
-    stream: &mut ControlStream,
+    stream: &mut MaybeTlsStream,
     parser: &mut FrameParser,
     deadline: &Deadline,
 ) -> Result<FrameRead> {

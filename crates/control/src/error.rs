@@ -118,6 +118,18 @@ pub enum Error {
         /// Address of the listener.
         address: String,
     },
+    /// One end of a pair has TLS of payloads, the other has not.
+    #[error(
+        "TLS of payloads with the listener at {address}: {} has it alone; set WEFT_TLS_PAYLOADS=1 at both ends, or at \
+         neither",
+        if *.here { "this end" } else { "the listener" }
+    )]
+    TlsPayloads {
+        /// Address of the listener.
+        address: String,
+        /// True if the connector has it.
+        here: bool,
+    },
     /// Port of rank 0 in use.
     #[error(
         "listener of rank 0 at {address}: the port is in use by another process; set WEFT_PORT to a free \

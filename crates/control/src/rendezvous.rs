@@ -15,7 +15,7 @@ use crate::message::{Message, RankDetails};
 use crate::rank_listener::RankListener;
 use crate::resolve::resolve;
 use crate::secret::random_bytes;
-use crate::tls::{ControlStream, Tls};
+use crate::tls::{MaybeTlsStream, Tls};
 use crate::wire::{FrameParser, FrameReader, FrameWriter};
 use crate::{Config, Error, Member, Rank, Result};
 use std::collections::BTreeMap;
@@ -238,7 +238,7 @@ fn join_through_rank_0(
 }
 
 fn await_roster(
-    stream: &mut ControlStream,
+    stream: &mut MaybeTlsStream,
     parser: &mut FrameParser,
     deadline: &Deadline,
 ) -> Result<Vec<RankDetails>> {

@@ -3,13 +3,14 @@
 //! Pairs alone use it. The dialer verifies the certificate of the listener against its authorities; the shared secret
 //! authenticates both ends inside of the connection, as without TLS. TLS 1.3 only.
 
+use crate::deadline::Deadline;
 use crate::{Error, Result};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{
     ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
 };
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -26,6 +27,7 @@ pub(crate) const REFUSAL_ALERT: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 40];
 pub struct Tls {
     server: Option<Arc<ServerConfig>>,
     client: Option<Arc<ClientConfig>>,
+    of_payloads: bool,
 }
 
 impl Tls {
@@ -69,19 +71,38 @@ impl Tls {
         Ok(self)
     }
 
+    /// TLS of payloads over tcp, too. Both ends must have it.
+    pub fn with_payloads(mut self) -> Tls {
+        self.of_payloads = true;
+        self
+    }
+
+    /// True with TLS of payloads.
+    pub fn is_of_payloads(&self) -> bool {
+        self.of_payloads
+    }
+
+    /// True with a certificate or authorities.
+    pub(crate) fn is_configured(&self) -> bool {
+        self.server.is_some() || self.client.is_some()
+    }
+
     /// True for a listener with a certificate.
     pub(crate) fn is_demanded(&self) -> bool {
         self.server.is_some()
     }
 
     /// Stream of a dialer to this host, with TLS if there are authorities.
-    pub(crate) fn dial(&self, stream: TcpStream, host: &str) -> Result<ControlStream> {
-        let Some(config) = &self.client else { return Ok(ControlStream::plain(stream)) };
+    pub(crate) fn dial(&self, stream: TcpStream, host: &str) -> Result<MaybeTlsStream> {
+        let Some(config) = &self.client else { return Ok(MaybeTlsStream::plain(stream)) };
         let failed = |problem: String| Error::Tls { address: host.into(), problem };
         let name = ServerName::try_from(host.to_owned()).map_err(|e| failed(e.to_string()))?;
         let session = ClientConnection::new(config.clone(), name);
         let session = session.map_err(|error| failed(error.to_string()))?;
-        Ok(ControlStream { stream, session: Some(Box::new(session.into())), failure: None })
+        Ok(MaybeTlsStream {
+            session: Some(Box::new(session.into())),
+            ..MaybeTlsStream::plain(stream)
+        })
     }
 
     /// Stream of a listener whose dialer began with TLS; `None` without a certificate.
@@ -109,37 +130,80 @@ fn file(path: &Path, problem: String) -> Error {
     Error::TlsFile { path: path.display().to_string(), problem }
 }
 
-/// Socket of a control connection, with or without TLS, blocking or not.
-pub(crate) struct ControlStream {
-    stream: TcpStream,
+/// Encrypted bytes that a data connection reads at once, and plain bytes that wait encrypted in it.
+const DATA_BYTES: usize = 256 << 10;
+
+/// Socket with or without TLS, blocking or not.
+pub struct MaybeTlsStream {
+    /// Without a buffer, except in a data connection with TLS.
+    stream: BufReader<TcpStream>,
     session: Option<Box<Connection>>,
     /// Error of TLS that ended the connection.
     failure: Option<String>,
 }
 
-impl ControlStream {
+impl MaybeTlsStream {
     /// Stream without TLS.
-    pub fn plain(stream: TcpStream) -> ControlStream {
-        ControlStream { stream, session: None, failure: None }
+    pub fn plain(stream: TcpStream) -> MaybeTlsStream {
+        let stream = BufReader::with_capacity(0, stream);
+        MaybeTlsStream { stream, session: None, failure: None }
+    }
+
+    /// Stream with buffers for payloads, of which no byte is unread.
+    pub(crate) fn for_data(self) -> MaybeTlsStream {
+        let MaybeTlsStream { stream, mut session, failure } = self;
+        let stream = stream.into_inner();
+        let bytes = if session.is_some() { DATA_BYTES } else { 0 };
+        if let Some(session) = &mut session {
+            session.set_buffer_limit(Some(DATA_BYTES));
+        }
+        MaybeTlsStream { stream: BufReader::with_capacity(bytes, stream), session, failure }
+    }
+
+    /// Completes the handshake of TLS on a blocking socket. The inner error is that of the connection, or `TimedOut`.
+    pub(crate) fn complete_handshake(
+        &mut self,
+        deadline: &Deadline,
+        operation: &'static str,
+    ) -> Result<io::Result<()>> {
+        let MaybeTlsStream { stream, session: Some(session), .. } = self else { return Ok(Ok(())) };
+        let tcp = stream.get_mut();
+        while session.is_handshaking() || session.wants_write() {
+            let step = tcp.set_read_timeout(Some(deadline.slice()));
+            match step.and_then(|()| session.complete_io(tcp)) {
+                Ok(_) => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+                {
+                    deadline.check(operation)?;
+                    if deadline.expired() {
+                        return Ok(Err(ErrorKind::TimedOut.into()));
+                    }
+                }
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+        Ok(Ok(()))
     }
 
     /// Begins TLS on a stream of which no byte was read.
-    pub fn begin(&mut self, session: Box<Connection>) {
+    pub(crate) fn begin(&mut self, session: Box<Connection>) {
         self.session = Some(session);
     }
 
+    /// True with TLS.
     pub fn has_tls(&self) -> bool {
         self.session.is_some()
     }
 
     /// The socket.
     pub fn tcp(&self) -> &TcpStream {
-        &self.stream
+        self.stream.get_ref()
     }
 
     /// The socket of a stream without TLS.
     pub fn into_tcp(self) -> TcpStream {
-        self.stream
+        self.stream.into_inner()
     }
 
     /// Error of TLS that ended the connection.
@@ -152,21 +216,30 @@ impl ControlStream {
         self.session.as_ref().is_some_and(|session| session.wants_write())
     }
 
+    /// True if bytes that have left the socket are unread.
+    pub fn has_unread(&mut self) -> bool {
+        let buffered = !self.stream.buffer().is_empty();
+        let Some(session) = &mut self.session else { return buffered };
+        // An error is that of the next read.
+        let waits = |state: rustls::IoState| state.plaintext_bytes_to_read() > 0;
+        buffered || session.process_new_packets().map_or(true, waits)
+    }
+
     /// Announces the end of this direction, and closes it.
-    pub fn shut_down(&mut self) {
+    pub(crate) fn shut_down(&mut self) {
         if let Some(session) = &mut self.session {
             session.send_close_notify();
         }
         // Both fail if the connection has ended already.
         let _ = self.send();
-        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+        let _ = self.tcp().shutdown(std::net::Shutdown::Write);
     }
 
     /// Sends encrypted bytes, as far as the socket accepts them.
     fn send(&mut self) -> io::Result<()> {
-        let ControlStream { stream, session: Some(session), .. } = self else { return Ok(()) };
+        let MaybeTlsStream { stream, session: Some(session), .. } = self else { return Ok(()) };
         while session.wants_write() {
-            match session.write_tls(stream) {
+            match session.write_tls(stream.get_mut()) {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -177,7 +250,7 @@ impl ControlStream {
     }
 }
 
-impl Read for ControlStream {
+impl Read for MaybeTlsStream {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         loop {
             let Some(session) = &mut self.session else { return self.stream.read(bytes) };
@@ -201,9 +274,9 @@ impl Read for ControlStream {
     }
 }
 
-impl Write for ControlStream {
+impl Write for MaybeTlsStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let Some(session) = &mut self.session else { return self.stream.write(bytes) };
+        let Some(session) = &mut self.session else { return self.stream.get_mut().write(bytes) };
         let taken = session.writer().write(bytes)?;
         self.send()?;
         if taken == 0 && !bytes.is_empty() {
@@ -217,8 +290,17 @@ impl Write for ControlStream {
     }
 }
 
-impl AsFd for ControlStream {
+impl AsFd for MaybeTlsStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.tcp().as_fd()
+    }
+}
+
+impl std::fmt::Debug for MaybeTlsStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let MaybeTlsStream { session, failure, .. } = self;
+        let mut out = f.debug_struct("MaybeTlsStream");
+        out.field("tcp", self.tcp()).field("tls", &session.is_some()).field("failure", failure);
+        out.finish()
     }
 }

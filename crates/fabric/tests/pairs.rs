@@ -9,3 +9,5 @@ mod ends;
 mod forming;
 #[path = "pairs/processes.rs"]
 mod processes;
+#[path = "pairs/tls.rs"]
+mod tls;

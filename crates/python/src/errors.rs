@@ -429,6 +429,7 @@ fn of_control(error: &ControlError) -> ExceptionParts {
         | ControlError::TlsFile { .. }
         | ControlError::Tls { .. }
         | ControlError::TlsDemanded { .. }
+        | ControlError::TlsPayloads { .. }
         | ControlError::WrongSecret { .. } => ExceptionParts::new("SecretError"),
         ControlError::PortInUse { .. } | ControlError::Listen { .. } => {
             ExceptionParts::new("ListenError")

@@ -75,7 +75,7 @@ impl End {
 /// Round trips of a counted write of a query and one of an answer.
 pub fn writes(options: &Options, samples: &Samples) -> Outcome<Measured> {
     let bytes = samples.bytes();
-    let listener = Listener::bind(pair_config(options, bytes, "127.0.0.1:0"))?;
+    let listener = Listener::bind(pair_config(options, bytes, "127.0.0.1:0")?)?;
     let mut child = start("writes", bytes, &listener.address().to_string())?;
     let mut end = End::new(listener.accept(deadline(), &mut || false)?, bytes)?;
     let mut round_trips_ns = Vec::new();
@@ -91,7 +91,7 @@ pub fn writes(options: &Options, samples: &Samples) -> Outcome<Measured> {
 
 /// Second process of [`writes`].
 pub fn answer_writes(options: &Options, bytes: usize, address: &str) -> Outcome<()> {
-    let pair = connect(&pair_config(options, bytes, address), deadline())?;
+    let pair = connect(&pair_config(options, bytes, address)?, deadline())?;
     let mut end = End::new(pair, bytes)?;
     for _ in 0..TRIPS {
         end.wait()?;

@@ -61,6 +61,9 @@ pub struct Options {
     /// Microseconds for which an idle service polls before it yields its core
     #[arg(long, default_value_t = 20)]
     spin_us: u64,
+    /// TLS of control connections and payloads, by the certificates of the environment (WEFT_TLS_*)
+    #[arg(long)]
+    tls: bool,
     /// Folder of the program of the side libfabric
     #[arg(long)]
     peers: Option<PathBuf>,
@@ -168,7 +171,7 @@ fn report(
     if options.json {
         let line = serde_json::json!({
             "benchmark": "dispatch", "path": options.path.name(), "side": side, "bytes": bytes,
-            "slots": options.slots(bytes), "connections": options.connections,
+            "tls": options.tls, "slots": options.slots(bytes), "connections": options.connections,
             "kib_per_connection": finite(resident / f64::from(options.connections)), "spin_us": options.spin_us, "rounds": rounds.len(),
             "queries_per_s": finite(rate), "round_rates": rates.iter().map(|rate| finite(*rate)).collect::<Vec<_>>(),
             // Weft's rate divided by this side's, median over rounds.

@@ -78,8 +78,12 @@ fn query(samples: &Samples, number: u64) -> Query {
     Query::new(number, &[Input { memory: 0, offset, length }], deadline())
 }
 
-pub fn pair_config(options: &Options, bytes: usize, address: &str) -> PairConfig {
-    pair_config_over(options.path, options.slots(bytes), address)
+pub fn pair_config(options: &Options, bytes: usize, address: &str) -> Outcome<PairConfig> {
+    let mut config = pair_config_over(options.path, options.slots(bytes), address);
+    if options.tls {
+        config.settings.tls = PairSettings::from_env(address)?.tls.with_payloads();
+    }
+    Ok(config)
 }
 
 pub fn pair_config_over(path: Path, slots: u32, address: &str) -> PairConfig {
@@ -116,7 +120,7 @@ pub fn accelerator(options: &Options, bytes: usize, address: &str) -> Outcome<()
     let config = AcceleratorConfig { front_ends, ..AcceleratorConfig::default() };
     let service = AcceleratorService::start(options.service(), config, schema(bytes), Answers)?;
     for _ in 0..options.connections {
-        let pair = connect(&pair_config(options, bytes, address), deadline())?;
+        let pair = connect(&pair_config(options, bytes, address)?, deadline())?;
         service.join(pair, &hello(options, Role::Accelerator, bytes), deadline())?;
     }
     while service.state()?.front_ends > 0 {
@@ -141,7 +145,7 @@ pub fn measure(options: &Options, samples: &Arc<Samples>, time: Duration) -> Out
     let config = ServiceConfig { submissions: slots as usize, ..options.service() };
     let memories = [samples.memory().clone()];
     let front_end = FrontEndService::start(config, ledger, schema(bytes), &memories, handler)?;
-    let listener = Listener::bind(pair_config(options, bytes, "127.0.0.1:0"))?;
+    let listener = Listener::bind(pair_config(options, bytes, "127.0.0.1:0")?)?;
     let mut child = start("weft", bytes, &listener.address().to_string())?;
     let before = resident_kib()?;
     for _ in 0..options.connections {

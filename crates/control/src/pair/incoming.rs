@@ -6,7 +6,7 @@ use crate::Result;
 use crate::fork_guard::{self, Registration};
 use crate::handshake::{Acceptor, AcceptorStep, HandshakeError, JobId, Refusal};
 use crate::secret::random_bytes;
-use crate::tls::{self, ControlStream, Tls};
+use crate::tls::{self, MaybeTlsStream, Tls};
 use crate::wire::{FrameParser, MAX_FRAME};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
@@ -18,10 +18,12 @@ const MAX_INCOMING_FRAME: usize = 4096;
 /// Accepted connection: a pair in its handshake, or a further connection of a pair.
 pub struct IncomingConnection {
     _guard: Registration,
-    stream: ControlStream,
+    stream: MaybeTlsStream,
     /// TLS of the listener; `None` once the first byte has decided on its use.
     undecided: Option<Tls>,
     demands_tls: bool,
+    /// TLS of data connections is demanded; otherwise it is refused.
+    has_payload_tls: bool,
     parser: FrameParser,
     acceptor: Acceptor,
 }
@@ -48,9 +50,10 @@ impl IncomingConnection {
         let job: JobId = random_bytes().map_err(|error| io::Error::other(error.to_string()))?;
         Ok(IncomingConnection {
             _guard: fork_guard::register(&stream),
-            stream: ControlStream::plain(stream),
+            stream: MaybeTlsStream::plain(stream),
             undecided: Some(settings.tls.clone()),
             demands_tls: settings.tls.is_demanded(),
+            has_payload_tls: settings.tls.is_of_payloads(),
             parser: FrameParser::new(MAX_INCOMING_FRAME),
             acceptor: Acceptor::new(settings.identity(LISTENER), job, false),
         })
@@ -94,10 +97,11 @@ impl IncomingConnection {
 
     fn receive(&mut self, frame: &[u8]) -> std::result::Result<IncomingStep, &'static str> {
         if let Some(token) = stream_token(frame) {
-            if self.stream.has_tls() {
-                return Err("a data connection with TLS");
-            }
-            return token.map(IncomingStep::Stream);
+            return match (self.stream.has_tls(), self.has_payload_tls) {
+                (true, false) => Err("a data connection with TLS, without WEFT_TLS_PAYLOADS here"),
+                (false, true) => Err("a data connection without TLS, with WEFT_TLS_PAYLOADS here"),
+                _ => token.map(IncomingStep::Stream),
+            };
         }
         if self.demands_tls && !self.stream.has_tls() {
             // Best effort: the dialer may have disconnected.
@@ -150,15 +154,15 @@ impl IncomingConnection {
         local.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip().to_canonical())
     }
 
-    /// Socket of a further connection.
-    pub fn into_stream(self) -> TcpStream {
-        self.stream.into_tcp()
+    /// Stream of a further connection.
+    pub fn into_stream(self) -> MaybeTlsStream {
+        self.stream.for_data()
     }
 }
 
 /// Begins TLS if the first byte is that of TLS. `None`: no byte has arrived.
 fn begin_tls(
-    stream: &mut ControlStream,
+    stream: &mut MaybeTlsStream,
     tls: &Tls,
 ) -> std::result::Result<(), Option<&'static str>> {
     let mut first = [0];

@@ -33,6 +33,7 @@ use crate::deadline::Deadline;
 use crate::dial::{self, DialTarget};
 use crate::handshake::{Identity, PAIR_MAGIC};
 use crate::secret::Key;
+pub use crate::tls::MaybeTlsStream;
 use crate::tls::Tls;
 use crate::wire::FrameWriter;
 use crate::{Error, Interrupt, Operation, Rank, Result, Secret};
@@ -42,7 +43,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs 
 use std::time::Duration;
 
 /// Oldest and newest version of the pair protocol of this build.
-pub const PAIR_VERSIONS: (u16, u16) = (2, 2);
+pub const PAIR_VERSIONS: (u16, u16) = (3, 3);
 /// Rank of the listening end.
 pub const LISTENER: Rank = Rank(0);
 /// Rank of the connecting end.
@@ -71,14 +72,14 @@ pub struct PairSettings {
     /// Interrupt check, called several times a second during waits: `true` ends them with
     /// [`Error::Interrupted`].
     pub interrupt: Option<Interrupt>,
-    /// TLS of the control connection; payloads over tcp stay without it.
+    /// TLS of the control connection and, with [`Tls::with_payloads`], of payloads over tcp.
     pub tls: Tls,
 }
 
 impl PairSettings {
     /// Settings with the secret, host identity and silence timeout of the environment (`WEFT_SECRET`,
     /// `WEFT_SECRET_FILE`, `WEFT_HOST_ID`, `WEFT_SILENCE_TIMEOUT`), and its TLS (`WEFT_TLS_CERT`, `WEFT_TLS_KEY`,
-    /// `WEFT_TLS_CA`).
+    /// `WEFT_TLS_CA`, `WEFT_TLS_PAYLOADS`).
     ///
     /// # Errors
     /// [`Error::Variable`], [`Error::SecretFile`] and [`Error::TlsFile`] for an invalid variable.
@@ -158,20 +159,31 @@ pub fn dial(settings: &PairSettings, details: &[u8], timeout: Duration) -> Resul
     Ok(PairControl::new(socket, CONNECTOR, settings))
 }
 
-/// Opens a further connection to the listener at `address`, for the pair of `token`. The inner error is the
-/// system's.
+/// Opens a further connection to the listener at `address`, for the pair of `token`, with TLS if the settings have it
+/// for payloads. The inner error is the system's, or that of TLS.
 ///
 /// # Errors
-/// [`Error::Interrupted`].
+/// [`Error::Interrupted`]; those of [`PairSettings::endpoint`].
 pub fn dial_stream(
+    settings: &PairSettings,
     address: SocketAddr,
     token: &StreamToken,
     timeout: Duration,
-    interrupt: Option<Interrupt>,
-) -> Result<std::io::Result<TcpStream>> {
-    let deadline = Deadline::after(timeout, interrupt);
-    let connected = connect(&address, &deadline, Operation::Connect.name())?;
-    Ok(connected.and_then(|stream| send_token(stream, token)))
+) -> Result<io::Result<MaybeTlsStream>> {
+    let deadline = Deadline::after(timeout, settings.interrupt.clone());
+    let name = Operation::Connect.name();
+    let stream = match connect(&address, &deadline, name)? {
+        Ok(stream) => stream,
+        Err(error) => return Ok(Err(error)),
+    };
+    let mut stream = match settings.tls.is_of_payloads() {
+        true => settings.tls.dial(stream, &settings.endpoint()?.0)?,
+        false => MaybeTlsStream::plain(stream),
+    };
+    if let Err(error) = stream.complete_handshake(&deadline, name)? {
+        return Ok(Err(error));
+    }
+    Ok(send_token(stream, token))
 }
 
 /// Only frame of a further connection.
@@ -186,11 +198,11 @@ pub(crate) fn stream_token(frame: &[u8]) -> Option<std::result::Result<StreamTok
     Some(token.ok_or("a connection of a pair without a token"))
 }
 
-fn send_token(mut stream: TcpStream, token: &StreamToken) -> std::io::Result<TcpStream> {
-    use std::io::Write as _;
-    stream.set_nodelay(true)?;
+fn send_token(mut stream: MaybeTlsStream, token: &StreamToken) -> io::Result<MaybeTlsStream> {
+    use io::Write as _;
+    stream.tcp().set_nodelay(true)?;
     // The empty send buffer of a new socket holds it.
     stream.write_all(&stream_frame(token))?;
-    stream.set_nonblocking(true)?;
-    Ok(stream)
+    stream.tcp().set_nonblocking(true)?;
+    Ok(stream.for_data())
 }

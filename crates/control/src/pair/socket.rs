@@ -1,7 +1,7 @@
 //! Frames over a non-blocking socket.
 
 use crate::fork_guard::{self, Registration};
-use crate::tls::ControlStream;
+use crate::tls::MaybeTlsStream;
 use crate::wire::{FrameParser, Malformed};
 use crate::{Error, Result};
 use rustix::net::sockopt;
@@ -27,7 +27,7 @@ pub(super) enum ConnectionEnd {
 /// Connected socket with its frame parser and its send buffer.
 pub(super) struct FrameSocket {
     _guard: Registration,
-    stream: ControlStream,
+    stream: MaybeTlsStream,
     parser: FrameParser,
     unsent: Vec<u8>,
     reads_left: u32,
@@ -39,7 +39,7 @@ impl FrameSocket {
     /// Wraps a connected stream. The system ends the connection after `silence` without an acknowledgement of
     /// the other host (TCP_USER_TIMEOUT).
     pub fn new(
-        stream: ControlStream,
+        stream: MaybeTlsStream,
         parser: FrameParser,
         silence: Duration,
     ) -> io::Result<FrameSocket> {

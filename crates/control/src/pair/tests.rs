@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::connect::tests::{raised_soon, silent_listener};
-use crate::tls::ControlStream;
+use crate::tls::MaybeTlsStream;
 use crate::wire::FrameParser;
 use crate::{Cause, PeerStatus, Poison};
 use std::io::{Read as _, Write as _};
@@ -118,7 +118,7 @@ fn bytes_that_violate_the_protocol_poison_the_pair() {
     for bytes in [&[1, 0, 0, 0, 0xee][..], &[0xff; 8], &gather(1), &ahead, &[1, 0, 0, 0, 6]] {
         let (stream, mut peer) = sockets();
         let parser = FrameParser::new(crate::wire::MAX_FRAME);
-        let socket = FrameSocket::new(ControlStream::plain(stream), parser, TIMEOUT).unwrap();
+        let socket = FrameSocket::new(MaybeTlsStream::plain(stream), parser, TIMEOUT).unwrap();
         let control = PairControl::new(socket, LISTENER, &settings("127.0.0.1:0"));
         peer.write_all(bytes).unwrap();
         while control.poisoned().is_none() {
@@ -135,7 +135,7 @@ fn formed() -> (PairControl, std::time::Instant, TcpStream) {
     let settings = settings("127.0.0.1:0");
     let parser = FrameParser::new(crate::wire::MAX_FRAME);
     let socket =
-        FrameSocket::new(ControlStream::plain(stream), parser, settings.silence_timeout).unwrap();
+        FrameSocket::new(MaybeTlsStream::plain(stream), parser, settings.silence_timeout).unwrap();
     let control = PairControl::new(socket, CONNECTOR, &settings);
     control.set_formed();
     (control, std::time::Instant::now(), peer)
@@ -208,7 +208,7 @@ fn another_version_is_refused_by_name() {
             IncomingConnection::new(listener.accept().unwrap().0, &settings).unwrap();
         assert!(settle(&mut incoming).is_err());
         let error = dialed.join().unwrap().unwrap_err();
-        assert!(matches!(error, Error::WrongVersion { ours: 9, theirs: 2, .. }), "{error}");
+        assert!(matches!(error, Error::WrongVersion { ours: 9, theirs: 3, .. }), "{error}");
     });
 }
 
@@ -217,14 +217,13 @@ fn another_version_is_refused_by_name() {
 fn a_stream_leaves_the_bytes_after_its_token_in_the_socket() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let mut stream = dial_stream(address, &[7; 16], TIMEOUT, None).unwrap().unwrap();
+    let settings = settings(&address.to_string());
+    let mut stream = dial_stream(&settings, address, &[7; 16], TIMEOUT).unwrap().unwrap();
     stream.write_all(b"payload").unwrap();
-    let mut incoming =
-        IncomingConnection::new(listener.accept().unwrap().0, &settings(&address.to_string()))
-            .unwrap();
+    let mut incoming = IncomingConnection::new(listener.accept().unwrap().0, &settings).unwrap();
     assert_eq!(settle(&mut incoming), Ok(IncomingStep::Stream([7; 16])));
     let mut accepted = incoming.into_stream();
-    accepted.set_nonblocking(false).unwrap();
+    accepted.tcp().set_nonblocking(false).unwrap();
     let mut bytes = [0; 7];
     accepted.read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"payload");

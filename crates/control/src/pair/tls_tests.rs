@@ -1,51 +1,23 @@
 //! Control connections with TLS: certificates, refusals, and what an observer of the connection reads.
 
+#[path = "../../tests/common/certificates.rs"]
+mod certificates;
+
 use super::tests::{TIMEOUT, settings, settle};
 use super::*;
 use crate::Secret;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use certificates::Files;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-/// Authority, and files of a certificate that it issued for a name.
-struct Files(PathBuf);
-
-impl Files {
-    fn new(test: &str, name: &str) -> Files {
-        let folder = std::env::temp_dir().join(format!("weft-tls-{}-{test}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        let certificate = params.signed_by(&key, &issuer).unwrap();
-        let files = Files(folder);
-        std::fs::write(files.path("ca"), issuer.pem()).unwrap();
-        std::fs::write(files.path("cert"), certificate.pem()).unwrap();
-        std::fs::write(files.path("key"), key.serialize_pem()).unwrap();
-        files
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    fn listener(&self) -> Tls {
-        Tls::default().with_certificate(&self.path("cert"), &self.path("key")).unwrap()
-    }
-
-    fn dialer(&self) -> Tls {
-        Tls::default().with_authorities(&self.path("ca")).unwrap()
-    }
+fn of_listener(files: &Files) -> Tls {
+    Tls::default().with_certificate(&files.path("cert"), &files.path("key")).unwrap()
 }
 
-impl Drop for Files {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn of_dialer(files: &Files) -> Tls {
+    Tls::default().with_authorities(&files.path("ca")).unwrap()
 }
 
 /// Bytes that pass a relay, in both directions.
@@ -131,7 +103,7 @@ fn an_observer_reads_exchanges_without_tls_and_none_with_it() {
     let files = Files::new("observer", "127.0.0.1");
     let text = b"the names of the nodes and their tensors";
     for (here, there, is_read) in
-        [(Tls::default(), Tls::default(), true), (files.listener(), files.dialer(), false)]
+        [(Tls::default(), Tls::default(), true), (of_listener(&files), of_dialer(&files), false)]
     {
         let mut observed = Observed::default();
         let (one, other) = ends(&here, &there, "apple", |address| {
@@ -161,7 +133,7 @@ fn an_observer_reads_exchanges_without_tls_and_none_with_it() {
 #[cfg_attr(miri, ignore = "miri has no sockets")]
 fn messages_longer_than_any_buffer_pass_tls_and_an_end_without_a_leave_is_a_loss() {
     let files = Files::new("long", "127.0.0.1");
-    let (one, other) = ends(&files.listener(), &files.dialer(), "apple", |address| address);
+    let (one, other) = ends(&of_listener(&files), &of_dialer(&files), "apple", |address| address);
     let (one, other) = (one.unwrap(), other.unwrap());
     let long: Vec<u8> = (0..8_u32 << 20).map(|byte| (byte % 251) as u8).collect();
     exchange(&one, &other, &long);
@@ -189,29 +161,108 @@ fn ends_that_differ_in_tls_or_in_the_secret_are_refused_by_name() {
         let (accepted, dialed) = ends(here, there, secret, |address| address);
         (accepted.map(drop).unwrap_err(), dialed.map(drop).unwrap_err())
     };
-    let (here, there) = refused(&files.listener(), &plain, "apple");
+    let (here, there) = refused(&of_listener(&files), &plain, "apple");
     assert!(here.contains("does not use TLS") && matches!(there, Error::TlsDemanded { .. }));
-    let (here, there) = refused(&plain, &files.dialer(), "apple");
+    let (here, there) = refused(&plain, &of_dialer(&files), "apple");
     assert!(here.contains("no certificate") && matches!(there, Error::Tls { .. }), "{there}");
-    let (here, there) = refused(&files.listener(), &others.dialer(), "apple");
+    let (here, there) = refused(&of_listener(&files), &of_dialer(&others), "apple");
     assert!(here.contains("TLS handshake"), "{here}");
     assert!(there.to_string().contains("invalid peer certificate"), "{there}");
-    let (_, there) = refused(&elsewhere.listener(), &elsewhere.dialer(), "apple");
+    let (_, there) = refused(&of_listener(&elsewhere), &of_dialer(&elsewhere), "apple");
     assert!(there.to_string().contains("not valid for name"), "{there}");
-    let (here, there) = refused(&files.listener(), &files.dialer(), "pear");
+    let (here, there) = refused(&of_listener(&files), &of_dialer(&files), "pear");
     assert!(here.contains("another secret") && matches!(there, Error::WrongSecret { .. }));
+}
+
+/// Both ends of a data connection with this TLS, dialed at `through` of the listener's address.
+fn data_ends(
+    here: &Tls,
+    there: &Tls,
+    through: impl FnOnce(SocketAddr) -> SocketAddr,
+) -> (std::result::Result<MaybeTlsStream, &'static str>, io::Result<MaybeTlsStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let with = |tls: &Tls| PairSettings { tls: tls.clone(), ..settings(&address.to_string()) };
+    let (own, theirs, address) = (with(here), with(there), through(address));
+    std::thread::scope(|scope| {
+        let dialed = scope.spawn(|| dial_stream(&theirs, address, &[7; 16], TIMEOUT).unwrap());
+        let mut incoming = IncomingConnection::new(listener.accept().unwrap().0, &own).unwrap();
+        let accepted = settle(&mut incoming).map(|step| {
+            assert_eq!(step, IncomingStep::Stream([7; 16]));
+            incoming.into_stream()
+        });
+        (accepted, dialed.join().unwrap())
+    })
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "miri has no sockets")]
-fn a_data_connection_is_recognised_beside_tls() {
+fn a_data_connection_has_tls_only_if_both_ends_have_it_for_payloads() {
     let files = Files::new("data", "127.0.0.1");
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let _stream = dial_stream(address, &[7; 16], TIMEOUT, None).unwrap().unwrap();
-    let settings = PairSettings { tls: files.listener(), ..settings(&address.to_string()) };
-    let mut incoming = IncomingConnection::new(listener.accept().unwrap().0, &settings).unwrap();
-    assert_eq!(settle(&mut incoming), Ok(IncomingStep::Stream([7; 16])));
+    let (here, there) = (of_listener(&files), of_dialer(&files));
+    let direct = |address| address;
+    let (accepted, dialed) = data_ends(&here, &there, direct);
+    assert!(!accepted.unwrap().has_tls() && !dialed.unwrap().has_tls());
+    let (accepted, dialed) = data_ends(&here.clone().with_payloads(), &there, direct);
+    assert!(accepted.unwrap_err().contains("without TLS") && dialed.is_ok());
+    let (accepted, _) = data_ends(&here, &there.clone().with_payloads(), direct);
+    assert!(accepted.unwrap_err().contains("with TLS"));
+    let others = Files::new("data-other", "127.0.0.1");
+    let (_, dialed) = data_ends(&here.with_payloads(), &of_dialer(&others).with_payloads(), direct);
+    assert!(dialed.unwrap_err().to_string().contains("invalid peer certificate"));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
+fn payloads_with_tls_pass_whole_and_unread() {
+    let files = Files::new("payloads", "127.0.0.1");
+    let mut observed = Observed::default();
+    let (here, there) = (of_listener(&files).with_payloads(), of_dialer(&files).with_payloads());
+    let (accepted, dialed) = data_ends(&here, &there, |address| {
+        let (address, seen) = relay(address);
+        observed = seen;
+        address
+    });
+    let (mut accepted, mut dialed) = (accepted.unwrap(), dialed.unwrap());
+    assert!(accepted.has_tls() && dialed.has_tls());
+    let sent: Vec<u8> = (0..3_u32 << 20).map(|byte| (byte % 251) as u8).collect();
+    let (mut written, mut received, mut bytes) = (0, Vec::new(), vec![0; 100_000]);
+    // Both are non-blocking: what one holds back waits in it until the next call.
+    while received.len() < sent.len() {
+        match dialed.write(&sent[written..]) {
+            Ok(count) => written += count,
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+        }
+        dialed.flush().unwrap();
+        match accepted.read(&mut bytes) {
+            Ok(count) => received.extend_from_slice(&bytes[..count]),
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                assert!(!accepted.has_unread());
+            }
+        }
+    }
+    assert!(written == sent.len() && !dialed.has_unsent());
+    // The rest of a record is unread, while the socket is empty.
+    dialed.write_all(b"four").unwrap();
+    while accepted.read(&mut bytes[..1]).is_err() {
+        std::thread::yield_now();
+    }
+    assert!(accepted.has_unread());
+    assert_eq!(accepted.read(&mut bytes).unwrap(), 3);
+    assert!(!accepted.has_unread());
+    assert_eq!(received, sent);
+    drop(dialed);
+    let end = loop {
+        match accepted.read(&mut bytes) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
+            end => break end,
+        }
+    };
+    assert!(matches!(end, Ok(0)), "{end:?}");
+    let observed = observed.lock().unwrap();
+    assert!(observed.len() > sent.len());
+    assert!(!observed.windows(64).any(|window| window == &sent[..64]));
 }
 
 #[test]
@@ -220,7 +271,7 @@ fn garbage_after_the_first_byte_of_tls_ends_the_connection() {
     let files = Files::new("garbage", "127.0.0.1");
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let settings = PairSettings { tls: files.listener(), ..settings(&address.to_string()) };
+    let settings = PairSettings { tls: of_listener(&files), ..settings(&address.to_string()) };
     let mut dialer = TcpStream::connect(address).unwrap();
     dialer.write_all(&[[crate::tls::FIRST_BYTE; 1].as_slice(), &[0xff; 300]].concat()).unwrap();
     let mut incoming = IncomingConnection::new(listener.accept().unwrap().0, &settings).unwrap();

@@ -71,14 +71,14 @@ fn reply(
     let (details, theirs) = decode_offer(&offer).ok_or_else(malformed)?;
     let introduction = pending.introduce(details)?;
     if pending.is_over_tcp() {
+        pending.check_tls(&config.settings.address)?;
         let token = PairIntroduction::decode(theirs).and_then(|theirs| theirs.token());
         let token = token.ok_or_else(malformed)?;
         let refused =
             |detail: String| Error::Connect { peer: LISTENER, provider: ProviderKind::Tcp, detail };
         let address = control.addresses().1;
         let address = address.ok_or_else(|| refused("the connection has ended".into()))?;
-        let interrupt = config.settings.interrupt.clone();
-        let stream = dial_stream(address, &token, left(deadline), interrupt)?
+        let stream = dial_stream(&config.settings, address, &token, left(deadline))?
             .map_err(|source| refused(format!("{address}: {source}")))?;
         pending.adoption().put(stream);
     }

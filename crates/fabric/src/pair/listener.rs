@@ -5,7 +5,9 @@
 //! for 2 s. Each connection advances as its bytes arrive; no other waits for it.
 
 use super::PairConfig;
-use super::pending_pair::{PairIntroduction, PendingPair, encode_offer, name_descriptors};
+use super::pending_pair::{
+    PairIntroduction, PendingPair, encode_offer, name_descriptors, providers_of,
+};
 use crate::clock;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
@@ -74,9 +76,10 @@ impl Listener {
     ///
     /// # Errors
     /// [`Error::Control`]: no address, no address of this host, a port in use; an address off loopback
-    /// without a secret.
+    /// without a secret. [`Error::Provider`] for ofi alone with TLS of payloads.
     pub fn bind(config: PairConfig) -> Result<Listener> {
         let (host, port) = config.settings.endpoint()?;
+        providers_of(&config)?;
         let listener = nonblocking_listener(&host, port)?;
         let address = listener
             .local_addr()

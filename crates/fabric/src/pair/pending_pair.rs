@@ -30,6 +30,8 @@ pub(super) struct EndDetails {
     address: EngineAddress,
     /// Silence after which this end counts the other as lost.
     silence: Duration,
+    /// This end has TLS of payloads.
+    has_payload_tls: bool,
 }
 
 impl EndDetails {
@@ -39,6 +41,7 @@ impl EndDetails {
         put_block(&mut out, &self.address.encode());
         let milliseconds = u64::try_from(self.silence.as_millis()).unwrap_or(u64::MAX);
         out.extend_from_slice(&milliseconds.to_le_bytes());
+        out.push(self.has_payload_tls.into());
         out
     }
 
@@ -49,7 +52,13 @@ impl EndDetails {
         let host_id = String::from_utf8(host_id.to_vec()).ok()?;
         let address = EngineAddress::decode(reader.block()?).ok()?;
         let silence = Duration::from_millis(reader.u64()?);
-        reader.is_at_end().then_some(EndDetails { pid, host_id, address, silence })
+        let has_payload_tls = match reader.u8()? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        let decoded = EndDetails { pid, host_id, address, silence, has_payload_tls };
+        reader.is_at_end().then_some(decoded)
     }
 
     fn member(&self, rank: Rank, peer: &EndDetails, address: Option<IpAddr>) -> Member {
@@ -149,14 +158,14 @@ impl PendingPair {
         let device_config =
             PairDeviceConfig { host_id: host_id.clone(), adoption: adopted, local, ofi };
         let open = |kind: &ProviderKind| registry::open_pair(*kind, &device_config);
-        let devices: Vec<Arc<dyn Device>> =
-            config.providers.iter().map(open).collect::<Result<_>>()?;
+        let has_payload_tls = config.settings.tls.is_of_payloads();
+        let devices = providers_of(config)?.iter().map(open).collect::<Result<Vec<_>>>()?;
         let mut engine = Engine::new(config.engine.clone(), rank, 2, Generation(0), &devices)?;
         let barrier = engine.counter()?;
         engine.use_for_barriers(barrier);
         let (pid, silence) = (std::process::id(), config.settings.silence_timeout);
         let address = EngineAddress { processors: Processors::of_thread(), ..engine.address() };
-        let own = EndDetails { pid, host_id, address, silence };
+        let own = EndDetails { pid, host_id, address, silence, has_payload_tls };
         if own.host_id.len() > MAX_HOST_ID || own.encode().len() > MAX_DETAILS {
             let (wanted, limit) = (own.host_id.len() as u64, MAX_HOST_ID as u64);
             return Err(Error::Limit { what: "bytes of a host identity", wanted, limit });
@@ -196,6 +205,18 @@ impl PendingPair {
     pub fn is_over_tcp(&self) -> bool {
         let route = self.engine.route(self.peer_rank());
         route.is_some_and(|route| route.provider == ProviderKind::Tcp)
+    }
+
+    /// Checks that both ends have TLS of payloads, or neither.
+    pub fn check_tls(&self, listener: &str) -> Result<()> {
+        let here = self.own.has_payload_tls;
+        match &self.peer {
+            Some(peer) if peer.has_payload_tls != here => {
+                let address = listener.to_owned();
+                Err(weft_control::Error::TlsPayloads { address, here }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Receiver of the data connection.
@@ -249,6 +270,18 @@ impl PendingPair {
         let (progress, spin) = (config.progress, config.spin);
         Communicator::over_pair(control, engine, devices, progress, spin, processors)
     }
+}
+
+/// The providers of a configuration; without ofi, whose messages have no TLS, if payloads must have it.
+pub(super) fn providers_of(config: &PairConfig) -> Result<Vec<ProviderKind>> {
+    let has_tls = config.settings.tls.is_of_payloads();
+    let admits = |kind: &ProviderKind| !has_tls || *kind != ProviderKind::Ofi;
+    let admitted: Vec<ProviderKind> = config.providers.iter().copied().filter(admits).collect();
+    if admitted.is_empty() && !config.providers.is_empty() {
+        let detail = "its messages have no TLS (WEFT_TLS_PAYLOADS=1): offer tcp or shm, too";
+        return Err(Error::Provider { provider: ProviderKind::Ofi, detail: detail.into() });
+    }
+    Ok(admitted)
 }
 
 /// Adds the remedy to the error of a process without descriptors left.

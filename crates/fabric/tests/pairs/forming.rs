@@ -121,8 +121,10 @@ fn garbage_and_silence_cost_the_listener_nothing() {
 #[test]
 fn a_token_that_was_not_issued_is_refused() {
     let listener = listen(ProviderKind::Tcp);
-    let stream = weft_control::pair::dial_stream(listener.address(), &[7; 16], LOSS, None);
-    let stream = stream.unwrap().unwrap();
+    let settings = config(&listener.address().to_string(), ProviderKind::Tcp).settings;
+    let stream =
+        weft_control::pair::dial_stream(&settings, listener.address(), &[7; 16], LOSS).unwrap();
+    let stream = stream.unwrap().into_tcp();
     accepting(&listener, || {
         let mut stream = stream;
         stream.set_nonblocking(false).unwrap();

@@ -11,23 +11,24 @@ use rustix::fd::OwnedFd;
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
+use weft_control::pair::MaybeTlsStream;
 
 /// Slot for the connection of an [`AdoptedTcp`] link.
 #[derive(Clone, Debug, Default)]
-pub struct Adoption(Arc<Mutex<Option<OwnedFd>>>);
+pub struct Adoption(Arc<Mutex<Option<MaybeTlsStream>>>);
 
 impl Adoption {
-    /// Stores a connected nonblocking socket. Called before the link connects.
-    pub fn put(&self, socket: impl Into<OwnedFd>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket.into());
+    /// Stores a connected nonblocking stream. Called before the link connects.
+    pub fn put(&self, stream: MaybeTlsStream) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
     }
 
-    /// True once a socket is stored.
+    /// True once a stream is stored.
     pub fn is_filled(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    pub(super) fn take(&self) -> Option<OwnedFd> {
+    pub(super) fn take(&self) -> Option<MaybeTlsStream> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -95,8 +96,9 @@ impl TcpDevice {
             peers: PeerMap::default(),
             dirty: Vec::new(),
             flushes: super::FIRST_FLUSH,
+            unread: Vec::new(),
             ending: Vec::new(),
-            hot: super::HotStream::default(),
+            hot: super::hot_stream::HotStream::default(),
         })
     }
 }

@@ -15,7 +15,7 @@ use crate::local::WaitLimit;
 use crate::types::{ProviderKind, Time};
 use crate::unproven::{MAX_UNPROVEN, UnprovenConnections};
 use rustix::event::{Timespec, epoll};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{self, SocketFlags};
 use std::sync::atomic::Ordering;
@@ -61,7 +61,7 @@ pub(super) struct ExpectedPeer {
 pub(super) type Connected = (Rank, Vec<OwnedFd>);
 
 /// Limits the send buffer of a stream within this host.
-pub(super) fn limit_buffer(socket: &OwnedFd) {
+pub(super) fn limit_buffer(socket: impl AsFd) {
     // A refusal costs speed of long writes only.
     let _ = net::sockopt::set_socket_send_buffer_size(socket, SAME_HOST_BUFFER);
 }

@@ -9,6 +9,7 @@ use crate::memory::Memory;
 use crate::parts::PartRule;
 use crate::types::{Generation, Page, RegionKey};
 use std::io::Write as _;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use weft_control::Rank;
@@ -63,7 +64,7 @@ pub fn stream(data: &[u8]) {
         regions: &regions,
         lanes: &lanes,
     };
-    let mut stream = Stream::new(here.into());
+    let mut stream = Stream::new(OwnedFd::from(here).into());
     for piece in bytes.chunks(1 + 16 * usize::from(*step)) {
         if there.write_all(piece).is_err() || stream.receive(&check).is_err() {
             break;

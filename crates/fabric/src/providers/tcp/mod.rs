@@ -8,15 +8,18 @@
 //! - `connect.rs`, `handshake.rs`: connections to all peers, with a bound on unknown ones
 //! - `adopted.rs`: link over a connection that the pair protocol made
 //! - `peer.rs`, `granted.rs`: a peer's streams, its loss, the ranges granted to it
-//! - `stream.rs`, `send_queue.rs`: one connection, and its unsent frames
+//! - `channel.rs`: socket of a stream, with or without TLS
+//! - `stream.rs`, `send_queue.rs`: one connection, and its unsent frames; `hot_stream.rs`: reads without epoll
 //! - `segments.rs`, `socket.rs`: pages of a frame, and the system calls that move them
 
 mod adopted;
+mod channel;
 mod connect;
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
 mod granted;
 mod handshake;
+mod hot_stream;
 mod peer;
 mod segments;
 mod send_queue;
@@ -38,7 +41,9 @@ use crate::local::WaitLimit;
 use crate::memory::Memory;
 use crate::parts::PartRule;
 use crate::types::{ProviderKind, RegionKey, Time};
+use channel::Channel;
 use connect::ExpectedPeer;
+use hot_stream::HotStream;
 use peer::{LinkContext, Peer};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -104,11 +109,6 @@ const MAX_EVENTS: usize = 64;
 /// First value of [`TcpLink::flushes`]: above that of new streams by more than one, so that none counts as
 /// recently copied.
 const FIRST_FLUSH: u64 = 2;
-/// Polls between two calls of epoll while a caller spins: the others read the hot stream alone. A caller
-/// spins if it polls more often than this interval.
-const HOT_READS: u32 = 8;
-const SPIN_INTERVAL: Duration = Duration::from_micros(20);
-
 /// TCP sockets of this host; see the module's page.
 #[derive(Clone, Debug)]
 pub struct TcpDevice {
@@ -136,36 +136,11 @@ struct TcpLink {
     dirty: Vec<(u32, u32)>,
     /// Number of flushes, from [`FIRST_FLUSH`] on.
     flushes: u64,
+    /// Streams with received bytes that epoll does not report: rank and stream.
+    unread: Vec<(u32, u32)>,
     /// Ranks with an ending connection.
     ending: Vec<u32>,
     hot: HotStream,
-}
-
-/// Stream that is read without epoll while a caller spins.
-#[derive(Default)]
-struct HotStream {
-    /// Rank and stream of the only event at the last call of epoll.
-    stream: Option<(usize, usize)>,
-    /// Reads of it since.
-    reads: u32,
-    polled: Time,
-}
-
-impl HotStream {
-    /// Returns the stream to read instead of calling epoll.
-    fn take(&mut self, now: Time) -> Option<(usize, usize)> {
-        let spinning = now.since(self.polled) < SPIN_INTERVAL;
-        self.polled = now;
-        self.reads += 1;
-        self.stream.filter(|_| spinning && self.reads < HOT_READS)
-    }
-
-    /// Records the result of a call of epoll.
-    fn record(&mut self, stream: Option<(usize, usize)>) {
-        // An empty result keeps the previous stream.
-        self.stream = stream.or(self.stream);
-        self.reads = 0;
-    }
 }
 
 impl TcpDevice {
@@ -281,7 +256,8 @@ impl Link for TcpLink {
         let context = connect::ConnectContext { group, address, listener: &listener, counters };
         let connected = connect::connect(&context, expected, limit)?;
         for ((rank, sockets), rule) in connected.into_iter().zip(rules) {
-            let peer = Peer::new(rank, rule, sockets, &self.epoll)
+            let channels = sockets.into_iter().map(Channel::from).collect();
+            let peer = Peer::new(rank, rule, channels, &self.epoll)
                 .map_err(|e| Error::system("cannot watch a connection", e))?;
             self.peers.insert(rank, peer);
         }
@@ -384,18 +360,25 @@ impl Link for TcpLink {
     fn poll(&mut self, now: Time, sink: &mut Sink) {
         // Credits are posted without a flush after them.
         self.flush(sink);
-        let TcpLink { epoll, regions, counters, group, peers, ending, hot, .. } = self;
+        let TcpLink { epoll, regions, counters, group, peers, unread, ending, hot, .. } = self;
         if peers.is_empty() {
             // Other providers have all routes: this saves a system call.
             return;
         }
         let link = LinkContext { epoll, regions, lanes: &group.lanes, counters };
+        let earlier = std::mem::take(unread);
         let mut ready = |rank: usize, stream, flags| {
             if let Some(peer) = peers.get_mut(Rank(rank as u32)) {
                 peer.ready(stream, flags, &link, sink);
                 track_ending(ending, peer);
+                if peer.has_unread(stream) {
+                    unread.push((rank as u32, stream as u32));
+                }
             }
         };
+        for (rank, stream) in earlier {
+            ready(rank as usize, stream as usize, epoll::EventFlags::IN);
+        }
         if let Some((rank, stream)) = hot.take(now) {
             ready(rank, stream, epoll::EventFlags::IN);
         } else {
@@ -426,7 +409,7 @@ impl Link for TcpLink {
 
     fn prepare_sleep(&mut self) -> bool {
         // Epoll is level-triggered: pending events keep its descriptor readable.
-        self.dirty.is_empty()
+        self.dirty.is_empty() && self.unread.is_empty()
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
@@ -449,15 +432,17 @@ impl TcpLink {
         };
         let address = TcpAddress::decode(peer.address);
         let address = address.ok_or_else(|| refused("address of another wire version"))?;
-        let socket = self.adoption.as_ref().and_then(Adoption::take);
-        let socket = socket.ok_or_else(|| refused("no connection was handed over"))?;
+        let stream = self.adoption.as_ref().and_then(Adoption::take);
+        let stream = stream.ok_or_else(|| refused("no connection was handed over"))?;
         if self.address.is_on_host_of(&address) {
-            connect::limit_buffer(&socket);
+            connect::limit_buffer(&stream);
         }
         let rule = self.address.pair(&address).parts;
-        let made = Peer::new(peer.peer, rule, vec![socket], &self.epoll)
+        let made = Peer::new(peer.peer, rule, vec![Channel::new(stream)], &self.epoll)
             .map_err(|e| Error::system("cannot watch a connection", e))?;
         self.peers.insert(peer.peer, made);
+        // Bytes behind its token may have been read with that.
+        self.unread.push((peer.peer.0, 0));
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! Peer: its streams, its grants and its loss.
 
+use super::channel::Channel;
 use super::granted::GrantedRanges;
 use super::stream::{CLOSED, GrantCheck, Stream, StreamEnd};
 use super::{TcpConfig, TcpCounters};
@@ -68,16 +69,16 @@ impl Peer {
     pub fn new(
         rank: Rank,
         rule: PartRule,
-        sockets: Vec<OwnedFd>,
+        channels: Vec<Channel>,
         epoll: &OwnedFd,
     ) -> rustix::io::Result<Peer> {
-        for (index, socket) in sockets.iter().enumerate() {
-            epoll::add(epoll, socket, event_data(rank, index), epoll::EventFlags::IN)?;
+        for (index, channel) in channels.iter().enumerate() {
+            epoll::add(epoll, channel, event_data(rank, index), epoll::EventFlags::IN)?;
         }
         Ok(Peer {
             rank,
             rule,
-            streams: sockets.into_iter().map(Stream::new).collect(),
+            streams: channels.into_iter().map(Stream::new).collect(),
             state: State::Open,
             refused_post: false,
             granted: GrantedRanges::default(),
@@ -145,7 +146,7 @@ impl Peer {
             // A small part joins frames that are about to leave: one system call at each end.
             let queued =
                 if copied { stream.watches_output.into() } else { stream.send_queue.bytes() };
-            (stream.socket.is_none(), queued)
+            (stream.channel.is_none(), queued)
         };
         // The first stream is reserved for latency-critical parts if there is another.
         let first = usize::from(work.class == TrafficClass::Bulk && self.streams.len() > 1);
@@ -170,14 +171,14 @@ impl Peer {
         let Some(stream) = self.streams.get_mut(index) else { return };
         stream.dirty = false;
         let mut result = stream.send(sink);
-        let rest = result.is_ok() && (self.refused_post || !stream.send_queue.is_empty());
+        let rest = result.is_ok() && (self.refused_post || stream.has_unsent());
         sink.held |= rest;
-        if let Some(socket) = &stream.socket
+        if let Some(channel) = &stream.channel
             && rest != stream.watches_output
         {
             let room = if rest { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
             let flags = epoll::EventFlags::IN | room;
-            let watched = epoll::modify(epoll, socket, event_data(self.rank, index), flags);
+            let watched = epoll::modify(epoll, channel, event_data(self.rank, index), flags);
             stream.watches_output = rest;
             result = result.and(watched.map_err(Into::into));
         }
@@ -209,11 +210,16 @@ impl Peer {
     /// True if posted bytes have not reached the other end's kernel, but may.
     pub fn has_undelivered(&self) -> bool {
         let undelivered = |stream: &Stream| {
-            stream.socket.as_ref().is_some_and(|socket| {
-                !stream.send_queue.is_empty() || super::socket::unacknowledged(socket.as_fd()) > 0
+            stream.channel.as_ref().is_some_and(|channel| {
+                stream.has_unsent() || super::socket::unacknowledged(channel.as_fd()) > 0
             })
         };
         matches!(self.state, State::Open) && self.streams.iter().any(undelivered)
+    }
+
+    /// True if a stream has received bytes that epoll does not report.
+    pub fn has_unread(&mut self, index: usize) -> bool {
+        self.streams.get_mut(index).is_some_and(Stream::has_unread)
     }
 
     /// Handles an event of one stream.
@@ -225,7 +231,7 @@ impl Peer {
         sink: &mut Sink,
     ) {
         // Event of a poll that already lost the peer.
-        if self.streams.get(index).is_none_or(|stream| stream.socket.is_none()) {
+        if self.streams.get(index).is_none_or(|stream| stream.channel.is_none()) {
             return;
         }
         if flags.contains(epoll::EventFlags::OUT) {
@@ -270,7 +276,7 @@ impl Peer {
     pub fn has_ended(&mut self, now: Time, sink: &mut Sink) -> bool {
         let State::Ending { since, why } = &mut self.state else { return true };
         let since = *since.get_or_insert(now);
-        if self.streams.iter().any(|s| s.socket.is_some()) && now.since(since) < DRAIN_GRACE {
+        if self.streams.iter().any(|s| s.channel.is_some()) && now.since(since) < DRAIN_GRACE {
             return false;
         }
         let why = std::mem::take(why);

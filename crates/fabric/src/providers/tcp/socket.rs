@@ -3,7 +3,7 @@
 //! Ranges are raw addresses, not references: another stream of the peer, or the owner, may write to the
 //! same region at the same time, and a malicious frame may name the same bytes twice.
 
-use crate::memory::Memory;
+use crate::memory::{Memory, copy_bytes};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::io;
 use std::marker::PhantomData;
@@ -25,6 +25,12 @@ impl IoVectors<'_> {
     fn only(&self) -> Option<libc::iovec> {
         // SAFETY: the first `used` entries are initialised.
         (self.used == 1).then(|| unsafe { self.list[0].assume_init() })
+    }
+
+    /// All ranges.
+    fn ranges(&self) -> impl Iterator<Item = libc::iovec> {
+        // SAFETY: the first `used` entries are initialised.
+        self.list[..self.used].iter().map(|range| unsafe { range.assume_init() })
     }
 
     fn new() -> Self {
@@ -62,6 +68,19 @@ impl<'a> SendVectors<'a> {
 
     pub fn len(&self) -> usize {
         self.0.bytes
+    }
+
+    /// Copies as many of the bytes as `buffer` holds; returns their number.
+    pub fn copy_to(&self, buffer: &mut [u8]) -> usize {
+        let mut copied = 0;
+        for range in self.0.ranges() {
+            let length = range.iov_len.min(buffer.len() - copied);
+            let target = buffer[copied..].as_mut_ptr();
+            // SAFETY: the range lies in memory borrowed for 'a; `buffer` is borrowed exclusively and has room.
+            unsafe { copy_bytes(range.iov_base.cast_const().cast(), target, length) };
+            copied += length;
+        }
+        copied
     }
 
     /// Sends as many bytes as the kernel accepts now.
@@ -102,6 +121,18 @@ impl<'a> ReceiveVectors<'a> {
 
     pub fn len(&self) -> usize {
         self.0.bytes
+    }
+
+    /// Copies bytes into the ranges, which have room for them.
+    pub fn copy_from(self, bytes: &[u8]) {
+        let mut copied = 0;
+        for range in self.0.ranges() {
+            let length = range.iov_len.min(bytes.len() - copied);
+            let source = bytes[copied..].as_ptr();
+            // SAFETY: the range lies in memory borrowed for 'a, as in `receive`; `bytes` has as many more.
+            unsafe { copy_bytes(source, range.iov_base.cast(), length) };
+            copied += length;
+        }
     }
 
     /// Receives available bytes; zero at the end of the stream.

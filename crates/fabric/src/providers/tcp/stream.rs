@@ -3,6 +3,7 @@
 //! Large payloads are received directly into their destination. One read takes the rest of a large frame
 //! and the small frames behind it, one send takes as many frames as are queued.
 
+use super::channel::Channel;
 use super::granted::GrantedRanges;
 use super::segments::Segments;
 use super::send_queue::SendQueue;
@@ -14,7 +15,6 @@ use crate::link::Sink;
 use crate::memory::Memory;
 use crate::parts::PartRule;
 use crate::types::{Lane, RegionKey};
-use rustix::fd::{AsFd, OwnedFd};
 use std::io;
 use std::sync::Arc;
 use weft_control::Rank;
@@ -35,7 +35,7 @@ pub(super) const CLOSED: &str = "connection closed by the peer";
 
 pub(super) struct Stream {
     /// `None` after its end.
-    pub socket: Option<OwnedFd>,
+    pub channel: Option<Channel>,
     /// True while epoll watches for room to send.
     pub watches_output: bool,
     /// True while it is on the link's list of streams to flush.
@@ -47,9 +47,9 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub fn new(socket: OwnedFd) -> Stream {
+    pub fn new(channel: Channel) -> Stream {
         Stream {
-            socket: Some(socket),
+            channel: Some(channel),
             watches_output: false,
             dirty: false,
             copied_at: 0,
@@ -67,19 +67,30 @@ impl Stream {
 
     /// Closes the socket. Unsent frames stay queued.
     pub fn close(&mut self) {
-        self.socket = None;
+        self.channel = None;
         self.input.destinations.clear();
+    }
+
+    /// True if frames, or encrypted bytes of them, have not left.
+    pub fn has_unsent(&self) -> bool {
+        !self.send_queue.is_empty() || self.channel.as_ref().is_some_and(Channel::has_unsent)
+    }
+
+    /// True if received bytes are unread that epoll does not report.
+    pub fn has_unread(&mut self) -> bool {
+        self.channel.as_mut().is_some_and(Channel::has_unread)
     }
 
     /// Sends until the queue is empty, the kernel accepts no more, or the limit of a poll is reached. After
     /// an error the stream may still receive.
     pub fn send(&mut self, sink: &mut Sink) -> io::Result<()> {
-        let Some(socket) = &self.socket else { return Ok(()) };
+        let Some(channel) = &mut self.channel else { return Ok(()) };
+        channel.flush()?;
         let mut moved = 0;
         while !self.send_queue.is_empty() && moved < POLL_BYTES {
             let sources = self.send_queue.sources(POLL_BYTES - moved);
             let wanted = sources.len();
-            let sent = match sources.send(socket.as_fd()) {
+            let sent = match channel.send(&sources) {
                 Ok(sent) => sent,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -87,7 +98,7 @@ impl Stream {
             };
             self.send_queue.sent(sent, sink);
             moved += sent;
-            if sent < wanted {
+            if sent < wanted && !channel.is_buffered() {
                 break;
             }
         }
@@ -96,12 +107,12 @@ impl Stream {
 
     /// Receives until the socket is empty or the limit of a poll is reached.
     pub fn receive(&mut self, check: &GrantCheck<'_>) -> Result<(), StreamEnd> {
-        let Some(socket) = &self.socket else { return Ok(()) };
+        let Some(channel) = &mut self.channel else { return Ok(()) };
         let mut moved = 0;
         while moved < POLL_BYTES {
             let (room, direct) = self.input.room();
             let wanted = room.len();
-            let got = match room.receive(socket.as_fd()) {
+            let got = match channel.receive(room) {
                 Ok(0) if self.input.is_between_frames() => {
                     return Err(StreamEnd::Closed(CLOSED.into()));
                 }
@@ -116,7 +127,7 @@ impl Stream {
             };
             self.input.received(got, direct, check).map_err(StreamEnd::Violation)?;
             moved += got;
-            if got < wanted {
+            if got < wanted && !channel.is_buffered() {
                 break;
             }
         }
