@@ -47,8 +47,8 @@ const SPAN: u64 = 400_000;
 const LASTING: Time = Time(100_000_000);
 /// Interval of the steps of a front end with queries, in nanoseconds.
 const TICK: u64 = 5_000;
-/// Bound on the steps of a run.
-const MOST_STEPS: u64 = 100_000;
+/// Bound on the steps of a run: answers of many tokens, each confirmed, take over 100,000.
+const MOST_STEPS: u64 = 1_000_000;
 const LOSS_GRACE: Duration = Duration::from_micros(200);
 const MOST_QUERIES: u64 = if cfg!(miri) { 6 } else { 60 };
 
