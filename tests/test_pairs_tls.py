@@ -2,7 +2,10 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -89,3 +92,52 @@ def test_a_certificate_without_its_key_is_refused_by_name(
     monkeypatch.setenv("WEFT_TLS_KEY", os.devnull)
     with pytest.raises(SecretError, match=os.devnull):
         weft.listen()
+
+
+def test_writes_to_an_end_that_was_killed_raise_no_signal(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "WEFT_TLS_CERT": "node.pem",
+        "WEFT_TLS_KEY": "node.key",
+        "WEFT_TLS_CA": "ca.pem",
+    }.items():
+        monkeypatch.setenv(name, str(certificate / value))
+    monkeypatch.setenv("WEFT_TLS_PAYLOADS", "1")
+    # Programs of the command line often restore the signal, which ends the process.
+    code = (
+        "import signal, sys, weft\n"
+        "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+        "with weft.connect(sys.argv[1], providers=['tcp']) as pair:\n"
+        "    memory, counter = pair.alloc(64 << 20), pair.counter()\n"
+        "    (theirs,) = pair.share([memory], [counter])[0]\n"
+        "    page = weft.Page(memory, 0, theirs, 0, 64 << 20)\n"
+        "    try:\n"
+        "        request = pair.write(0, counter, 0, [page])\n"
+        "        print('writing', flush=True)\n"
+        "        request.wait()\n"
+        "        counter.wait({0: 1})\n"
+        "    except weft.WeftError as error:\n"
+        "        print(type(error).__name__)\n"
+    )
+    listen = (
+        "import time, weft\n"
+        "with weft.listen(providers=['tcp']) as listener:\n"
+        "    print(listener.address, flush=True)\n"
+        "    with listener.accept() as pair:\n"
+        "        pair.share([pair.alloc(64 << 20)], [pair.counter()])\n"
+        "        time.sleep(60)\n"
+    )
+    folder = Path(__file__).parent
+    start = [sys.executable, "-c"]
+    with subprocess.Popen([*start, listen], cwd=folder, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        address = node.stdout.readline().strip()
+        command = [*start, code, address]
+        with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "writing\n"
+            time.sleep(0.2)
+            node.kill()
+            assert writer.communicate(timeout=60)[0] == "PeerLostError\n"
+            assert writer.returncode == 0

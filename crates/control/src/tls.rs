@@ -5,12 +5,13 @@
 
 use crate::deadline::Deadline;
 use crate::{Error, Result};
+use rustix::net::{self, SendAncillaryBuffer, SendFlags};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{
     ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
 };
-use std::io::{self, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufReader, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -166,12 +167,10 @@ impl MaybeTlsStream {
         deadline: &Deadline,
         operation: &'static str,
     ) -> Result<io::Result<()>> {
-        let MaybeTlsStream { stream, session: Some(session), .. } = self else { return Ok(Ok(())) };
-        let tcp = stream.get_mut();
-        while session.is_handshaking() || session.wants_write() {
-            let step = tcp.set_read_timeout(Some(deadline.slice()));
-            match step.and_then(|()| session.complete_io(tcp)) {
-                Ok(_) => {}
+        while self.session.as_ref().is_some_and(|session| session.is_handshaking()) {
+            let step = self.tcp().set_read_timeout(Some(deadline.slice()));
+            match step.and_then(|()| self.send()).and_then(|()| self.receive()) {
+                Ok(()) => {}
                 Err(error)
                     if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
                 {
@@ -183,7 +182,7 @@ impl MaybeTlsStream {
                 Err(error) => return Ok(Err(error)),
             }
         }
-        Ok(Ok(()))
+        Ok(self.send())
     }
 
     /// Begins TLS on a stream of which no byte was read.
@@ -235,17 +234,52 @@ impl MaybeTlsStream {
         let _ = self.tcp().shutdown(std::net::Shutdown::Write);
     }
 
+    /// Receives encrypted bytes, and sends what they demand.
+    fn receive(&mut self) -> io::Result<()> {
+        let MaybeTlsStream { stream, session: Some(session), .. } = self else { return Ok(()) };
+        // Its end is that of the reader, except in the handshake.
+        if session.read_tls(stream)? == 0 && session.is_handshaking() {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        if let Err(error) = session.process_new_packets() {
+            self.failure = Some(error.to_string());
+            // The alert; the error below is the one that counts.
+            let _ = self.send();
+            return Err(io::Error::new(ErrorKind::InvalidData, error));
+        }
+        self.send()
+    }
+
     /// Sends encrypted bytes, as far as the socket accepts them.
     fn send(&mut self) -> io::Result<()> {
         let MaybeTlsStream { stream, session: Some(session), .. } = self else { return Ok(()) };
         while session.wants_write() {
-            match session.write_tls(stream.get_mut()) {
+            match session.write_tls(&mut Sender(stream.get_ref())) {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
+    }
+}
+
+/// Socket whose writes raise no signal after the end of the connection: those of the standard library do if they are
+/// vectored.
+struct Sender<'a>(&'a TcpStream);
+
+impl Write for Sender<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut ancillary = SendAncillaryBuffer::default();
+        Ok(net::sendmsg(self.0, bytes, &mut ancillary, SendFlags::NOSIGNAL)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
@@ -260,16 +294,7 @@ impl Read for MaybeTlsStream {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 read => return read,
             }
-            // Its end is that of the reader.
-            session.read_tls(&mut self.stream)?;
-            let processed = session.process_new_packets();
-            if let Err(error) = processed {
-                self.failure = Some(error.to_string());
-                // The alert; the error below is the one that counts.
-                let _ = self.send();
-                return Err(io::Error::new(ErrorKind::InvalidData, error));
-            }
-            self.send()?;
+            self.receive()?;
         }
     }
 }
