@@ -6,7 +6,7 @@
 //!
 //! - `samples.rs`: queries and their answers
 //! - `service.rs`: side `weft`, the services of both ends
-//! - `socket.rs`: side `socket`, the same bytes over one connection
+//! - `socket.rs`, `sockets.rs`: side `socket`, the same bytes over one connection or several
 //! - `libfabric.rs`: side `libfabric`, the same bytes as bare writes of libfabric
 //! - `instructions.rs`: fixed work for callgrind
 //! - `local.rs`: side `local`, a copy of each sample within the process; side `writes`, two counted writes
@@ -17,6 +17,7 @@ mod local;
 mod samples;
 mod service;
 mod socket;
+mod sockets;
 
 use crate::statistics::percentile;
 use crate::{Outcome, Path, table};
@@ -131,6 +132,10 @@ fn measure(options: &Options, side: &str, samples: &Arc<Samples>) -> Outcome<Mea
     let time = Duration::from_secs_f64(options.seconds);
     let measured = match side {
         "weft" => service::measure(options, samples, time),
+        "socket" if options.connections > 1 => {
+            let slots = options.slots(samples.bytes());
+            sockets::measure(samples, time, slots, options.connections)
+        }
         "socket" => socket::measure(samples, time, options.slots(samples.bytes())),
         "libfabric" => libfabric::measure(options, samples.bytes(), time),
         "local" => Ok(local::copies(samples, time, options.slots(samples.bytes()))),
@@ -211,6 +216,9 @@ fn work_of_child(options: &Options, work: &str) -> Outcome<()> {
     crate::group::pin(weft_fabric::Rank(1));
     match side {
         "weft" => service::accelerator(options, bytes, address),
+        "socket" if options.connections > 1 => {
+            sockets::accelerator(bytes, address, options.connections)
+        }
         "socket" => socket::accelerator(bytes, address),
         _ => local::answer_writes(options, bytes, address),
     }
