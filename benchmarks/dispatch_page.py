@@ -27,20 +27,21 @@ def blocks(_page: str = "dispatch") -> dict[str, str]:
 
 def connections(results: Path) -> str:
     """Rates and round trips of the last successful run with each number of connections."""
-    last: dict[tuple[str, int], Line] = {}
+    last: dict[tuple[str, int, str], Line] = {}
     for line in outcomes(results):
-        if line["side"] == "weft" and line.get("connections", 1) > 1 and line["bytes"] == 64:
-            last[line["path"], line["connections"]] = line
+        if line.get("connections", 1) > 1 and line["bytes"] == 64:
+            last[line["path"], line["connections"], line["side"]] = line
     rows = [
         [
-            line["path"],
+            f"{line['path']}, {SIDES[line['side']]}",
             f"{line['connections']:,}",
             f"{line['queries_per_s']:,.0f}",
+            "" if line["weft_ratio"] is None else f"{line['weft_ratio']:.2f}",
             *(number(line[key]) for key in ("p50_us", "p99_us")),
         ]
-        for _, line in sorted(last.items())
+        for _, line in sorted(last.items(), key=lambda item: (item[0][:2], item[0][2] != "weft"))
     ]
-    headers = ["path", "connections", "queries/s", "p50 µs", "p99 µs"]
+    headers = ["path, side", "connections", "queries/s", "Weft's rate / this", "p50 µs", "p99 µs"]
     return markdown(headers, rows)
 
 
