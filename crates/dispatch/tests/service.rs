@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use weft_control::Tls;
 use weft_dispatch::service::Unsubmitted;
-use weft_dispatch::{Error, Failure, Input, Query};
+use weft_dispatch::{AcceleratorConfig, Error, Failure, Input, Query};
 use weft_fabric::{ProviderKind, Time, clock};
 use world::*;
 
@@ -80,6 +80,52 @@ fn every_query_of_four_threads_is_answered_once_over_ofi() {
     if providers().contains(&ProviderKind::Ofi) {
         every_query_is_answered_once(ProviderKind::Ofi);
     }
+}
+
+/// So many connections that a turn visits those alone of which epoll reports events.
+#[test]
+fn every_query_is_answered_once_by_twelve_nodes_of_which_some_leave_and_one_is_lost() {
+    let world = World::new(ProviderKind::Tcp, QUERIES);
+    let mut nodes: Vec<_> = (0..12).map(|_| world.add_node()).collect();
+    world.submit(0..QUERIES / 2, 4);
+    std::thread::scope(|scope| {
+        scope.spawn(|| world.submit(QUERIES / 2..QUERIES, 3));
+        let (leaving, service) = nodes.remove(3);
+        world.front_end.leave(leaving, by()).unwrap();
+        service.stop(by()).unwrap();
+        nodes.remove(5).1.stop(by()).unwrap();
+        // It owes answers, or leaves without a drain.
+        drop(nodes.remove(7));
+        world.wait_for("three nodes are gone", |ends| ends.gone.load(Ordering::Acquire) == 3);
+    });
+    world.wait_for("all have ended", |ends| ends.ended.load(Ordering::Acquire) == QUERIES);
+    let states = world.front_end.nodes().unwrap();
+    assert!(states.len() == 9 && states.iter().all(|state| state.in_flight == 0), "{states:?}");
+    let World { front_end, ends, .. } = world;
+    let (_, counts) = front_end.stop(by()).unwrap();
+    assert_eq!((counts.answered, counts.failed), (QUERIES, 0));
+    assert!(ends.counts.lock().unwrap().iter().all(|count| *count == [1, 0, 1]));
+    for (_, service) in nodes {
+        assert!(service.stop(by()).unwrap().batches() > 0);
+    }
+}
+
+#[test]
+fn a_node_of_twelve_connections_answers_batches_that_wait_for_their_window() {
+    let world = World::new(ProviderKind::Tcp, QUERIES);
+    let window = Duration::from_millis(1);
+    let config = AcceleratorConfig { front_ends: 12, window, ..AcceleratorConfig::default() };
+    let node = world.start_node(config);
+    let first = world.join(&node);
+    (1..12).for_each(|_| _ = world.join(&node));
+    world.submit(0..QUERIES / 2, 4);
+    world.front_end.leave(first, by()).unwrap();
+    world.submit(QUERIES / 2..QUERIES, 4);
+    let World { front_end, ends, .. } = world;
+    let (_, counts) = front_end.stop(by()).unwrap();
+    assert_eq!((counts.answered, counts.failed), (QUERIES, 0));
+    assert!(ends.counts.lock().unwrap().iter().all(|count| *count == [1, 0, 1]));
+    node.stop(by()).unwrap();
 }
 
 #[test]

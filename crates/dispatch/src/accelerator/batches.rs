@@ -22,7 +22,7 @@ impl<E: Executor> Accelerator<E> {
     }
 
     /// Takes batches that have ended, and starts full ones and those whose window has passed.
-    pub(super) fn run_due(&mut self, now: Time) {
+    pub(crate) fn run_due(&mut self, now: Time) {
         loop {
             let job = self.executor.next_finished(now);
             // Tokens of a batch were appended before its end.

@@ -178,6 +178,12 @@ impl Link {
         self.leaves = true;
     }
 
+    /// True with something to write.
+    pub fn has_output(&self) -> bool {
+        let announces = self.leaves && !self.announced;
+        !self.answers.is_empty() || !self.parts.is_empty() || announces
+    }
+
     /// Writes the answers, and parts of them.
     pub fn emit(&mut self, requests: &mut Requests) {
         let outputs = self.connection.agreement().schema.outputs.len();

@@ -231,6 +231,11 @@ impl<E: Executor> Accelerator<E> {
         Ok(())
     }
 
+    /// True with answers or an announcement to write to a front end.
+    pub(crate) fn has_output(&self, index: usize) -> bool {
+        self.links.get(index).and_then(Option::as_ref).is_some_and(Link::has_output)
+    }
+
     /// Enters a query if it has arrived entirely.
     #[inline]
     fn arrived(&mut self, now: Time, index: usize, slot: u32) -> Result<()> {

@@ -2,7 +2,8 @@
 
 use super::commands::Commands;
 use super::config::ServiceConfig;
-use super::sleeper::{Rest, Sleeper, arm, disarm};
+use super::sleeper::{Rest, Sleeper, Watched, arm, disarm};
+use super::visits::Visits;
 use crate::accelerator::{Accelerator, Executor};
 use crate::connection::Connection;
 use crate::error::Result;
@@ -36,6 +37,7 @@ struct FrontEndPair {
     /// Index of the connection in the node.
     index: usize,
     pair: Communicator,
+    watched: Watched,
 }
 
 /// State of the thread.
@@ -46,6 +48,7 @@ pub(super) struct AcceleratorThread<E> {
     receiver: QueueReceiver<()>,
     commands: Arc<Commands<AcceleratorThread<E>>>,
     sleeper: Sleeper,
+    visits: Visits,
     stop: Option<Stop>,
     /// Causes of lost front ends, the latest last.
     losses: VecDeque<String>,
@@ -62,6 +65,7 @@ impl<E: Executor> AcceleratorThread<E> {
     ) -> Result<AcceleratorThread<E>> {
         Ok(AcceleratorThread {
             sleeper: Sleeper::new(config, receiver.descriptor())?,
+            visits: Visits::default(),
             accelerator,
             pairs: Vec::new(),
             receiver,
@@ -103,7 +107,14 @@ impl<E: Executor> AcceleratorThread<E> {
     /// Polls every connection: queries, batches, answers.
     fn poll(&mut self, now: Time) -> bool {
         let (mut busy, mut position) = (false, 0);
-        while let Some(FrontEndPair { index, pair }) = self.pairs.get(position) {
+        self.visits.begin(self.pairs.iter().map(|pair| &pair.watched), &self.sleeper);
+        // Batches end and begin without a visit, too; their answers are one.
+        self.accelerator.run_due(now);
+        while let Some(FrontEndPair { index, pair, watched }) = self.pairs.get(position) {
+            if !self.visits.has(watched) && !self.accelerator.has_output(*index) {
+                position += 1;
+                continue;
+            }
             self.events.clear();
             let mut engine = pair.engine();
             engine.poll(now, &mut self.events);
@@ -135,7 +146,7 @@ impl<E: Executor> AcceleratorThread<E> {
             }
             self.losses.push_back(cause);
         }
-        let FrontEndPair { index, pair } = self.pairs.remove(position);
+        let FrontEndPair { index, pair, .. } = self.pairs.remove(position);
         self.sleeper.forget(&pair);
         drop(self.accelerator.leave(index));
     }
@@ -150,15 +161,16 @@ impl<E: Executor> AcceleratorThread<E> {
         }
         disarm(pairs());
         self.receiver.disarm();
+        self.visits.all_next();
     }
 }
 
 /// Commands.
 impl<E: Executor> AcceleratorThread<E> {
     pub fn join(&mut self, pair: Communicator, connection: Connection) -> Result<()> {
-        self.sleeper.watch(&pair)?;
+        let watched = self.sleeper.watch(&pair)?;
         let index = self.accelerator.join(connection)?;
-        self.pairs.push(FrontEndPair { index, pair });
+        self.pairs.push(FrontEndPair { index, pair, watched });
         if self.stop.is_some() {
             self.accelerator.drain();
         }

@@ -4,8 +4,9 @@ use super::commands::Commands;
 use super::config::ServiceConfig;
 use super::handle::Intake;
 use super::handler::{Departure, Handler, Reports};
-use super::sleeper::{Rest, Sleeper, arm, disarm};
+use super::sleeper::{Rest, Sleeper, Watched, arm, disarm};
 use super::submissions::Submissions;
+use super::visits::Visits;
 use crate::connection::Connection;
 use crate::error::Result;
 use crate::front_end::FrontEnd;
@@ -42,6 +43,7 @@ pub struct NodeState {
 struct Node {
     id: NodeId,
     pair: Communicator,
+    watched: Watched,
     /// Dropped with the node.
     leavers: Vec<SyncSender<()>>,
 }
@@ -54,6 +56,7 @@ pub(super) struct FrontEndThread<H> {
     intake: Arc<Intake>,
     commands: Arc<Commands<FrontEndThread<H>>>,
     sleeper: Sleeper,
+    visits: Visits,
     handler: H,
     stop: Option<Stop>,
     events: Vec<Event>,
@@ -72,6 +75,7 @@ impl<H: Handler> FrontEndThread<H> {
     ) -> Result<FrontEndThread<H>> {
         Ok(FrontEndThread {
             sleeper: Sleeper::new(config, submissions.receiver.descriptor())?,
+            visits: Visits::default(),
             front_end,
             nodes: Vec::new(),
             submissions,
@@ -119,8 +123,13 @@ impl<H: Handler> FrontEndThread<H> {
     /// Takes the events of all nodes.
     fn receive(&mut self, now: Time) -> bool {
         let (mut busy, mut index) = (false, 0);
+        self.visits.begin(self.nodes.iter().map(|node| &node.watched), &self.sleeper);
         while index < self.nodes.len() {
             let node = &mut self.nodes[index];
+            if !self.visits.has(&node.watched) {
+                index += 1;
+                continue;
+            }
             self.events.clear();
             let mut engine = node.pair.engine();
             engine.poll(now, &mut self.events);
@@ -233,6 +242,7 @@ impl<H: Handler> FrontEndThread<H> {
         }
         disarm(pairs());
         self.submissions.receiver.disarm();
+        self.visits.all_next();
     }
 
     /// True if the service stops and every query has ended; cancels the rest after the deadline.
@@ -283,9 +293,9 @@ impl<H: Handler> FrontEndThread<H> {
         connection: Connection,
         keys: &[RegionKey],
     ) -> Result<NodeId> {
-        self.sleeper.watch(&pair)?;
+        let watched = self.sleeper.watch(&pair)?;
         let id = self.front_end.join(connection, keys)?;
-        self.nodes.push(Node { id, pair, leavers: Vec::new() });
+        self.nodes.push(Node { id, pair, watched, leavers: Vec::new() });
         Ok(id)
     }
 

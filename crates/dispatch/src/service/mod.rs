@@ -16,7 +16,7 @@
 //! - `submissions.rs`: submissions that wait for a place in the ledger
 //! - `config.rs`: [`ServiceConfig`]
 //! - `commands.rs`: calls that the thread runs between its turns
-//! - `sleeper.rs`: spinning, yielding, sleep on descriptors
+//! - `sleeper.rs`: spinning, yielding, sleep on descriptors; `visits.rs`: connections that a turn visits
 
 mod accelerator;
 mod accelerator_thread;
@@ -29,6 +29,7 @@ mod handler;
 mod query;
 mod sleeper;
 mod submissions;
+mod visits;
 
 pub use accelerator::AcceleratorService;
 pub use accelerator_thread::AcceleratorState;

@@ -6,7 +6,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::mem::MaybeUninit;
 use std::time::Duration;
-use weft_fabric::{Communicator, Time, clock};
+use weft_fabric::{Communicator, ProviderKind, Rank, Time, clock};
 
 /// Longest sleep, so that a missed wake-up costs this time alone.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
@@ -22,6 +22,14 @@ pub(super) enum Rest {
     Sleep,
 }
 
+/// Pair that a [`Sleeper`] watches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Watched {
+    pub id: u64,
+    /// Its descriptor is readable whenever messages have arrived, without [`arm`]: over tcp.
+    pub is_reported: bool,
+}
+
 /// Waits of one thread: spins, then yields its core, then sleeps on descriptors.
 pub(super) struct Sleeper {
     config: ServiceConfig,
@@ -29,7 +37,14 @@ pub(super) struct Sleeper {
     /// Begin of the turns without work.
     idle_since: Option<Time>,
     yields: u32,
+    /// Pairs so far.
+    watched: u64,
 }
+
+/// Id of the event of [`Sleeper::new`].
+const OWN: u64 = 0;
+/// Events that one call returns; the others follow in the next.
+const MAX_READY: usize = 256;
 
 impl Sleeper {
     /// Sleeper that `event` wakes, besides the pairs of [`Sleeper::watch`].
@@ -39,13 +54,13 @@ impl Sleeper {
     pub fn new(config: ServiceConfig, event: BorrowedFd<'_>) -> Result<Sleeper> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
         let epoll = epoll.map_err(|e| system("cannot create an epoll descriptor", e))?;
-        let sleeper = Sleeper { config, epoll, idle_since: None, yields: 0 };
-        sleeper.add(event)?;
+        let sleeper = Sleeper { config, epoll, idle_since: None, yields: 0, watched: 0 };
+        sleeper.add(event, OWN)?;
         Ok(sleeper)
     }
 
-    fn add(&self, descriptor: BorrowedFd<'_>) -> Result<()> {
-        let data = epoll::EventData::new_u64(0);
+    fn add(&self, descriptor: BorrowedFd<'_>, id: u64) -> Result<()> {
+        let data = epoll::EventData::new_u64(id);
         epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN)
             .map_err(|e| system("cannot watch a descriptor", e))
     }
@@ -54,8 +69,22 @@ impl Sleeper {
     ///
     /// # Errors
     /// [`Error::System`].
-    pub fn watch(&self, pair: &Communicator) -> Result<()> {
-        self.add(pair.engine().descriptor())
+    pub fn watch(&mut self, pair: &Communicator) -> Result<Watched> {
+        let (engine, peer) = (pair.engine(), Rank(1 - pair.rank().0));
+        let is_reported =
+            engine.route(peer).is_some_and(|route| route.provider == ProviderKind::Tcp);
+        self.watched += 1;
+        self.add(engine.descriptor(), self.watched)?;
+        Ok(Watched { id: self.watched, is_reported })
+    }
+
+    /// Calls `ready` with each pair whose descriptor is readable.
+    pub fn ready(&self, mut ready: impl FnMut(u64)) {
+        let mut events = [const { MaybeUninit::uninit() }; MAX_READY];
+        // A zero timeout cannot be interrupted, and the descriptor is ours.
+        let events = epoll::wait(self.epoll.as_fd(), &mut events, Some(&Timespec::default()));
+        let events = events.map_or(&[][..], |(events, _)| &*events);
+        events.iter().for_each(|event| ready({ event.data }.u64()));
     }
 
     /// Ends [`Sleeper::watch`].

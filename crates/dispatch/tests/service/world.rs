@@ -170,7 +170,7 @@ impl World {
         ends.counts.lock().unwrap().resize(queries as usize, [0; 3]);
         let ledger = LedgerConfig {
             queries: 24,
-            nodes: 4,
+            nodes: 12,
             slots: SLOTS,
             max_sends: 10,
             ..LedgerConfig::default()
@@ -187,26 +187,34 @@ impl World {
     }
 
     pub fn add_node(&self) -> (NodeId, AcceleratorService<Runs>) {
+        let node = self.start_node(AcceleratorConfig::default());
+        (self.join(&node), node)
+    }
+
+    /// A node without a connection.
+    pub fn start_node(&self, config: AcceleratorConfig) -> AcceleratorService<Runs> {
+        let gate = self.gate.clone();
+        let runs = |waker| match self.provider {
+            ProviderKind::Shm => Ok(Runs::Inside(Sum(gate))),
+            _ => Ok(Runs::Beside(Threaded::new([Sum(gate)], waker).unwrap())),
+        };
+        AcceleratorService::start_with(ServiceConfig::default(), config, schema(), runs).unwrap()
+    }
+
+    /// Connects a node to the front end.
+    pub fn join(&self, node: &AcceleratorService<Runs>) -> NodeId {
         let address = self.listener.address().to_string();
-        let (provider, gate) = (self.provider, self.gate.clone());
-        let mut config = pair_config(&address, provider, PATIENCE, SLOTS);
+        let mut config = pair_config(&address, self.provider, PATIENCE, SLOTS);
         config.settings.tls = self.tls.clone();
         std::thread::scope(|scope| {
-            let node = scope.spawn(move || {
+            let joined = scope.spawn(|| {
                 let pair = connect(&config, by()).unwrap();
-                let config = (ServiceConfig::default(), AcceleratorConfig::default());
-                let runs = |waker| match provider {
-                    ProviderKind::Shm => Ok(Runs::Inside(Sum(gate))),
-                    _ => Ok(Runs::Beside(Threaded::new([Sum(gate)], waker).unwrap())),
-                };
-                let node = AcceleratorService::start_with(config.0, config.1, schema(), runs);
-                let node = node.unwrap();
                 node.join(pair, &hello(Role::Accelerator), by()).unwrap();
-                node
             });
             let pair = self.listener.accept(by(), &mut || false).unwrap();
             let id = self.front_end.join(pair, &hello(Role::FrontEnd), by()).unwrap();
-            (id, node.join().unwrap())
+            joined.join().unwrap();
+            id
         })
     }
 
