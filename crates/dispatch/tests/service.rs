@@ -82,7 +82,7 @@ fn every_query_of_four_threads_is_answered_once_over_ofi() {
     }
 }
 
-/// So many connections that a turn visits those alone of which epoll reports events.
+/// With more than eight connections a turn visits those alone of which epoll reports events.
 #[test]
 fn every_query_is_answered_once_by_twelve_nodes_of_which_some_leave_and_one_is_lost() {
     let world = World::new(ProviderKind::Tcp, QUERIES);
