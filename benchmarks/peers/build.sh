@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Compiles the programs of all installed peers: build.sh FOLDER.
 set -euo pipefail
-cd "$(dirname "$0")"
 mkdir -p "$1"
+folder=$(cd "$1" && pwd)
+cd "$(dirname "$0")"
 # build PACKAGE PROGRAM SOURCE...: skipped without the package.
 build() {
     if flags=$(pkg-config --cflags --libs "$1" 2>/dev/null); then
@@ -10,11 +11,10 @@ build() {
         ${CC:-cc} -std=gnu11 -O2 -Wall -Wextra -o "$folder/$2" "${@:3}" pair.c $flags
     fi
 }
-folder=$1
 build libfabric ofi ofi_transfer.c ofi.c messages.c
 build libfabric ofi-queries ofi_queries.c ofi.c
 build ucx ucx ucx.c messages.c
 # mpicc adds the flags of MPI.
 if command -v mpicc > /dev/null; then
-    mpicc -std=gnu11 -O2 -Wall -Wextra -o "$1/mpi" mpi.c -lm
+    mpicc -std=gnu11 -O2 -Wall -Wextra -o "$folder/mpi" mpi.c -lm
 fi

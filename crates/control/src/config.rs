@@ -450,6 +450,9 @@ pub(crate) fn pair_from_env() -> Result<(Option<Secret>, String, Duration, Tls)>
     Ok((secret(&variables)?, host_id, silence, tls(&variables)?))
 }
 
+/// Variable of TLS of payloads.
+pub(crate) const TLS_PAYLOADS: &str = "WEFT_TLS_PAYLOADS";
+
 fn tls(variables: &Variables) -> Result<Tls> {
     let missing = |variable: &str, given: &str, value: String| Error::Variable {
         variable: given.into(),
@@ -469,21 +472,15 @@ fn tls(variables: &Variables) -> Result<Tls> {
         Some(path) => tls.with_authorities(Path::new(&path))?,
         None => tls,
     };
-    let refused = |value: &str, problem: &str, remedy: &str| Error::Variable {
-        variable: "WEFT_TLS_PAYLOADS".into(),
-        value: value.into(),
-        problem: problem.into(),
-        remedy: remedy.into(),
-    };
-    match variables.get("WEFT_TLS_PAYLOADS").as_deref() {
+    match variables.get(TLS_PAYLOADS).as_deref() {
         None | Some("0") => Ok(tls),
-        Some("1") if tls.is_configured() => Ok(tls.with_payloads()),
-        Some("1") => Err(refused(
-            "1",
-            "there is neither a certificate nor an authority",
-            "set WEFT_TLS_CERT and WEFT_TLS_KEY at the listener, WEFT_TLS_CA at the connector",
-        )),
-        Some(other) => Err(refused(other, "it is neither 0 nor 1", "use 1 for TLS of payloads")),
+        Some("1") => Ok(tls.with_payloads()),
+        Some(other) => Err(Error::Variable {
+            variable: TLS_PAYLOADS.into(),
+            value: other.into(),
+            problem: "it is neither 0 nor 1".into(),
+            remedy: "use 1 for TLS of payloads".into(),
+        }),
     }
 }
 

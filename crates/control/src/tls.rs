@@ -16,6 +16,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// First byte of a TLS connection: the content type of its first record, a handshake. No first frame of a pair, whose
 /// length precedes it, begins with it.
@@ -83,9 +84,14 @@ impl Tls {
         self.of_payloads
     }
 
-    /// True with a certificate or authorities.
-    pub(crate) fn is_configured(&self) -> bool {
-        self.server.is_some() || self.client.is_some()
+    /// True if payloads need TLS that a dialer without authorities does not have.
+    pub(crate) fn lacks_authorities(&self) -> bool {
+        self.of_payloads && self.client.is_none()
+    }
+
+    /// True if payloads need TLS that a listener without a certificate does not have.
+    pub(crate) fn lacks_certificate(&self) -> bool {
+        self.of_payloads && self.server.is_none()
     }
 
     /// True for a listener with a certificate.
@@ -168,17 +174,19 @@ impl MaybeTlsStream {
         operation: &'static str,
     ) -> Result<io::Result<()>> {
         while self.session.as_ref().is_some_and(|session| session.is_handshaking()) {
-            let step = self.tcp().set_read_timeout(Some(deadline.slice()));
+            deadline.check(operation)?;
+            if deadline.expired() {
+                return Ok(Err(ErrorKind::TimedOut.into()));
+            }
+            let slice = deadline.slice().max(Duration::from_millis(1));
+            let step = self.tcp().set_read_timeout(Some(slice));
             match step.and_then(|()| self.send()).and_then(|()| self.receive()) {
                 Ok(()) => {}
                 Err(error)
-                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
-                {
-                    deadline.check(operation)?;
-                    if deadline.expired() {
-                        return Ok(Err(ErrorKind::TimedOut.into()));
-                    }
-                }
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                    ) => {}
                 Err(error) => return Ok(Err(error)),
             }
         }
@@ -247,7 +255,12 @@ impl MaybeTlsStream {
             let _ = self.send();
             return Err(io::Error::new(ErrorKind::InvalidData, error));
         }
-        self.send()
+        let in_handshake = session.is_handshaking();
+        match self.send() {
+            Err(error) if in_handshake => Err(error),
+            // What has arrived is whole; the next write reports the error.
+            _ => Ok(()),
+        }
     }
 
     /// Sends encrypted bytes, as far as the socket accepts them.

@@ -376,6 +376,11 @@ pub trait Link: Send {
     /// Makes progress: receives, raises lanes through the table, reports completions.
     fn poll(&mut self, now: Time, sink: &mut Sink);
 
+    /// True if bytes have arrived that a poll of the link left, and that no descriptor reports.
+    fn has_unread(&self) -> bool {
+        false
+    }
+
     /// Arms the link: from now on one of its descriptors becomes readable when [`Link::poll`] has work.
     /// Returns `false` if it has work already.
     fn prepare_sleep(&mut self) -> bool {

@@ -27,7 +27,7 @@ pub use control::PairControl;
 pub use incoming::{IncomingConnection, IncomingStep};
 pub use socket::{descriptor_error, nonblocking_listener};
 
-use crate::config::{is_loopback, pair_from_env, split_address};
+use crate::config::{TLS_PAYLOADS, is_loopback, pair_from_env, split_address};
 use crate::connect::connect;
 use crate::deadline::Deadline;
 use crate::dial::{self, DialTarget};
@@ -125,10 +125,37 @@ impl PairSettings {
         local().map_err(|source| descriptor_error("finding the route to a listener", source))
     }
 
+    /// Checks that a listener with TLS of payloads has a certificate.
+    ///
+    /// # Errors
+    /// [`Error::Variable`].
+    pub fn check_listener_tls(&self) -> Result<()> {
+        let (problem, remedy) =
+            ("this listener has no certificate", "set WEFT_TLS_CERT and WEFT_TLS_KEY");
+        refuse_payload_tls(self.tls.lacks_certificate(), problem, remedy)
+    }
+
+    fn check_dialer_tls(&self) -> Result<()> {
+        let (problem, remedy) = ("this connector has no authorities", "set WEFT_TLS_CA");
+        refuse_payload_tls(self.tls.lacks_authorities(), problem, remedy)
+    }
+
     fn identity(&self, rank: Rank) -> Identity {
         let (key, versions) = (Key::new(self.secret.as_ref()), PAIR_VERSIONS);
         Identity { rank, world_size: 2, key, versions, magic: PAIR_MAGIC }
     }
+}
+
+fn refuse_payload_tls(lacks: bool, problem: &str, remedy: &str) -> Result<()> {
+    if !lacks {
+        return Ok(());
+    }
+    Err(Error::Variable {
+        variable: TLS_PAYLOADS.into(),
+        value: "1".into(),
+        problem: problem.into(),
+        remedy: remedy.into(),
+    })
 }
 
 /// Connects to a listener, with retries until it accepts, refuses for good, or `timeout` has passed.
@@ -136,8 +163,10 @@ impl PairSettings {
 ///
 /// # Errors
 /// Those of [`PairSettings::endpoint`]; [`Error::WrongSecret`]; [`Error::WrongVersion`];
-/// [`Error::Rendezvous`] after the timeout; [`Error::Interrupted`].
+/// [`Error::Rendezvous`] after the timeout; [`Error::Interrupted`]; [`Error::Variable`] for TLS of payloads without
+/// authorities.
 pub fn dial(settings: &PairSettings, details: &[u8], timeout: Duration) -> Result<PairControl> {
+    settings.check_dialer_tls()?;
     let (host, port) = settings.endpoint()?;
     if port == 0 {
         return Err(Error::Variable {
@@ -163,13 +192,14 @@ pub fn dial(settings: &PairSettings, details: &[u8], timeout: Duration) -> Resul
 /// for payloads. The inner error is the system's, or that of TLS.
 ///
 /// # Errors
-/// [`Error::Interrupted`]; those of [`PairSettings::endpoint`].
+/// [`Error::Interrupted`]; those of [`PairSettings::endpoint`]; [`Error::Variable`] for TLS of payloads without authorities.
 pub fn dial_stream(
     settings: &PairSettings,
     address: SocketAddr,
     token: &StreamToken,
     timeout: Duration,
 ) -> Result<io::Result<MaybeTlsStream>> {
+    settings.check_dialer_tls()?;
     let deadline = Deadline::after(timeout, settings.interrupt.clone());
     let name = Operation::Connect.name();
     let stream = match connect(&address, &deadline, name)? {

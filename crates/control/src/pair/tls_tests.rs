@@ -267,6 +267,43 @@ fn payloads_with_tls_pass_whole_and_unread() {
 
 #[test]
 #[cfg_attr(miri, ignore = "miri has no sockets")]
+fn what_arrived_before_the_end_is_read_after_a_write_has_failed() {
+    let files = Files::new("end", "127.0.0.1");
+    let (here, there) = (of_listener(&files).with_payloads(), of_dialer(&files).with_payloads());
+    let (accepted, dialed) = data_ends(&here, &there, |address| address);
+    let (mut accepted, mut dialed) = (accepted.unwrap(), dialed.unwrap());
+    accepted.write_all(b"last").unwrap();
+    accepted.tcp().shutdown(std::net::Shutdown::Both).unwrap();
+    let since = std::time::Instant::now();
+    // The first write makes the other end reset the connection.
+    while dialed.write(&[0; 100]).is_ok() {
+        assert!(since.elapsed() < TIMEOUT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut bytes = [0; 8];
+    assert_eq!(dialed.read(&mut bytes).unwrap(), 4);
+    assert_eq!(&bytes[..4], b"last");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
+fn tls_of_payloads_needs_authorities_to_dial_and_a_certificate_to_listen() {
+    let files = Files::new("lacking", "127.0.0.1");
+    let with = |tls: Tls| PairSettings { tls, ..settings("127.0.0.1:9") };
+    let dialing = with(of_listener(&files).with_payloads());
+    dialing.check_listener_tls().unwrap();
+    let error = dial(&dialing, b"", TIMEOUT).map(drop).unwrap_err().to_string();
+    assert!(error.contains("WEFT_TLS_CA"), "{error}");
+    let address = "127.0.0.1:9".parse().unwrap();
+    let error = dial_stream(&dialing, address, &[7; 16], TIMEOUT).map(drop).unwrap_err();
+    assert!(error.to_string().contains("WEFT_TLS_CA"), "{error}");
+    let listening = with(of_dialer(&files).with_payloads());
+    let error = listening.check_listener_tls().unwrap_err().to_string();
+    assert!(error.contains("WEFT_TLS_CERT and WEFT_TLS_KEY"), "{error}");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "miri has no sockets")]
 fn garbage_after_the_first_byte_of_tls_ends_the_connection() {
     let files = Files::new("garbage", "127.0.0.1");
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

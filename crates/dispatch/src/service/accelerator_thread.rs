@@ -118,6 +118,9 @@ impl<E: Executor> AcceleratorThread<E> {
             self.events.clear();
             let mut engine = pair.engine();
             engine.poll(now, &mut self.events);
+            if engine.has_unread() {
+                self.visits.again(watched);
+            }
             drop(engine);
             let polled = self.accelerator.poll(now, *index, &self.events, &mut self.requests);
             busy |= !self.events.is_empty() || !self.requests.is_empty();

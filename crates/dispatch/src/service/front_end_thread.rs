@@ -133,6 +133,9 @@ impl<H: Handler> FrontEndThread<H> {
             self.events.clear();
             let mut engine = node.pair.engine();
             engine.poll(now, &mut self.events);
+            if engine.has_unread() {
+                self.visits.again(&node.watched);
+            }
             drop(engine);
             busy |= !self.events.is_empty();
             let received = self.front_end.receive(now, node.id, &self.events);

@@ -14,6 +14,8 @@ pub(super) struct Visits {
     turns: u32,
     /// Connections of which epoll reports events; unused if the turn visits all.
     ready: HashSet<u64>,
+    /// Connections to visit in the next turn, whose last visit left messages.
+    unread: HashSet<u64>,
     visits_all: bool,
 }
 
@@ -23,10 +25,18 @@ impl Visits {
         let reported = connections.filter(|connection| connection.is_reported).count();
         self.visits_all = reported <= FEW || self.turns == 0;
         self.turns = (self.turns + 1) % INTERVAL;
-        if !self.visits_all {
-            self.ready.clear();
+        if self.visits_all {
+            self.unread.clear();
+        } else {
+            std::mem::swap(&mut self.ready, &mut self.unread);
+            self.unread.clear();
             sleeper.ready(|id| _ = self.ready.insert(id));
         }
+    }
+
+    /// The next turn visits this connection, too.
+    pub fn again(&mut self, connection: &Watched) {
+        self.unread.insert(connection.id);
     }
 
     /// The next turn visits all connections.

@@ -107,6 +107,11 @@ impl AnnouncedSleep {
 }
 
 impl Engine {
+    /// True if the last poll left received bytes that no descriptor reports: poll again.
+    pub fn has_unread(&self) -> bool {
+        self.links.iter().any(|link| link.has_unread())
+    }
+
     /// Descriptor for an event loop: readable, after [`Engine::arm`] has returned `true`, as soon as the
     /// engine has work, deadlines included.
     pub fn descriptor(&self) -> BorrowedFd<'_> {

@@ -13,6 +13,9 @@
 //! - `segments.rs`, `socket.rs`: pages of a frame, and the system calls that move them
 
 mod adopted;
+#[cfg(all(test, not(miri)))]
+#[path = "../../../../control/tests/common/certificates.rs"]
+mod certificates;
 mod channel;
 mod connect;
 #[cfg(any(test, feature = "fuzz"))]
@@ -371,8 +374,9 @@ impl Link for TcpLink {
             if let Some(peer) = peers.get_mut(Rank(rank as u32)) {
                 peer.ready(stream, flags, &link, sink);
                 track_ending(ending, peer);
-                if peer.has_unread(stream) {
-                    unread.push((rank as u32, stream as u32));
+                let entry = (rank as u32, stream as u32);
+                if peer.has_unread(stream) && !unread.contains(&entry) {
+                    unread.push(entry);
                 }
             }
         };
@@ -405,6 +409,10 @@ impl Link for TcpLink {
         if let Some(peer) = self.peers.get_mut(peer) {
             peer.fence(sink);
         }
+    }
+
+    fn has_unread(&self) -> bool {
+        !self.unread.is_empty()
     }
 
     fn prepare_sleep(&mut self) -> bool {

@@ -43,6 +43,8 @@ pub(super) struct Stream {
     /// Number of flushes of the link when the last part was copied into the queue.
     pub copied_at: u64,
     pub send_queue: SendQueue,
+    /// Bytes at the front of the queue that a session with TLS has taken, some of which it holds.
+    encrypted: usize,
     input: FrameReader,
 }
 
@@ -54,6 +56,7 @@ impl Stream {
             dirty: false,
             copied_at: 0,
             send_queue: SendQueue::default(),
+            encrypted: 0,
             input: FrameReader {
                 buffer: vec![0; READ_BUFFER].into(),
                 begin: 0,
@@ -86,6 +89,10 @@ impl Stream {
     pub fn send(&mut self, sink: &mut Sink) -> io::Result<()> {
         let Some(channel) = &mut self.channel else { return Ok(()) };
         channel.flush()?;
+        if channel.has_unsent() {
+            return Ok(());
+        }
+        self.send_queue.sent(std::mem::take(&mut self.encrypted), sink);
         let mut moved = 0;
         while !self.send_queue.is_empty() && moved < POLL_BYTES {
             let sources = self.send_queue.sources(POLL_BYTES - moved);
@@ -96,6 +103,10 @@ impl Stream {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(e),
             };
+            if channel.has_unsent() {
+                self.encrypted = sent;
+                break;
+            }
             self.send_queue.sent(sent, sink);
             moved += sent;
             if sent < wanted && !channel.is_buffered() {
@@ -235,5 +246,78 @@ impl FrameReader {
         self.buffer.copy_within(self.begin..self.end, 0);
         (self.begin, self.end) = (0, self.end - self.begin);
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::super::certificates::Files;
+    use super::*;
+    use crate::types::{Generation, LaneId, Page};
+    use std::io::Read as _;
+    use std::net::TcpListener;
+    use std::time::Duration;
+    use weft_control::Tls;
+    use weft_control::pair::{
+        IncomingConnection, IncomingStep, MaybeTlsStream, PairSettings, dial_stream,
+    };
+
+    /// Both ends of a data connection with TLS.
+    fn ends() -> (MaybeTlsStream, MaybeTlsStream) {
+        let files = Files::new("stream", "127.0.0.1");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let with = |tls: Tls| PairSettings {
+            address: address.to_string(),
+            secret: None,
+            host_id: "host".into(),
+            silence_timeout: Duration::from_secs(15),
+            interrupt: None,
+            tls: tls.with_payloads(),
+        };
+        let (certificate, key) = (files.path("cert"), files.path("key"));
+        let here = with(Tls::default().with_certificate(&certificate, &key).unwrap());
+        let there = with(Tls::default().with_authorities(&files.path("ca")).unwrap());
+        let limit = Duration::from_secs(30);
+        std::thread::scope(|scope| {
+            let dialed = scope.spawn(|| dial_stream(&there, address, &[7; 16], limit).unwrap());
+            let accepted = listener.accept().unwrap().0;
+            let mut incoming = IncomingConnection::new(accepted, &here).unwrap();
+            while incoming.step() == Ok(IncomingStep::Pending) {
+                std::thread::yield_now();
+            }
+            (incoming.into_stream(), dialed.join().unwrap().unwrap())
+        })
+    }
+
+    #[test]
+    fn a_part_is_done_once_its_encrypted_bytes_have_left() {
+        const BYTES: usize = 16 << 20;
+        let (mut accepted, dialed) = ends();
+        let mut stream = Stream::new(Channel::new(dialed));
+        let memory = Arc::new(Memory::shared(BYTES).unwrap());
+        let page = Page {
+            source: RegionKey(1),
+            source_offset: 0,
+            destination: RegionKey(2),
+            destination_offset: 0,
+            length: BYTES as u64,
+        };
+        let lane = Lane::new(LaneId::new(3).unwrap(), Generation(1));
+        stream.send_queue.push_borrowed(lane, &[page], [&memory].into_iter(), 5);
+        let (mut sink, mut bytes, mut received) = (Sink::default(), [0; 4096], 0);
+        while sink.completed.is_empty() {
+            stream.send(&mut sink).unwrap();
+            assert_eq!(sink.completed.is_empty(), stream.has_unsent());
+            // A slow reader: the socket is full all the time.
+            match accepted.read(&mut bytes) {
+                Ok(count) => received += count,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        }
+        while let Ok(count @ 1..) = accepted.read(&mut bytes) {
+            received += count;
+        }
+        assert!(received > BYTES, "{received}");
     }
 }
