@@ -1,5 +1,7 @@
 //! Services: submissions by several threads, joins and departures under load, stop, back-pressure, panics.
 
+#[path = "common/answers.rs"]
+mod answers;
 #[path = "../../control/tests/common/certificates.rs"]
 mod certificates;
 #[path = "service/limits.rs"]

@@ -108,8 +108,10 @@ impl<E: Executor> AcceleratorThread<E> {
     fn poll(&mut self, now: Time) -> bool {
         let (mut busy, mut position) = (false, 0);
         self.visits.begin(self.pairs.iter().map(|pair| &pair.watched), &self.sleeper);
-        // Batches end and begin without a visit, too; their answers are one.
-        self.accelerator.run_due(now);
+        if self.visits.may_skip() {
+            // Each visit does so, but there may be none; the answers of batches are a reason for one.
+            self.accelerator.run_due(now);
+        }
         while let Some(FrontEndPair { index, pair, watched }) = self.pairs.get(position) {
             if !self.visits.has(watched) && !self.accelerator.has_output(*index) {
                 position += 1;

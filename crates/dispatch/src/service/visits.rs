@@ -34,6 +34,11 @@ impl Visits {
         }
     }
 
+    /// True if this turn may visit some connections alone.
+    pub fn may_skip(&self) -> bool {
+        !self.visits_all
+    }
+
     /// The next turn visits this connection, too.
     pub fn again(&mut self, connection: &Watched) {
         self.unread.insert(connection.id);

@@ -1,8 +1,11 @@
 //! Ends of connections over real pairs, polled by the tests.
 
+#[path = "../common/answers.rs"]
+mod answers;
 #[path = "../common/pairs.rs"]
 pub mod pairs;
 
+pub use answers::answer;
 use pairs::pair_config;
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,15 +86,6 @@ pub fn poison(pair: &Communicator) {
         rank: None,
         detail: "it violates the protocol".into(),
     });
-}
-
-/// Answer to a query: its token, and the sum of its bytes.
-pub fn answer(query: &[u8]) -> [u8; 16] {
-    let mut answer = [0; 16];
-    answer[..8].copy_from_slice(&query[..8]);
-    let sum: u64 = query.iter().map(|byte| u64::from(*byte)).sum();
-    answer[8..].copy_from_slice(&sum.to_le_bytes());
-    answer
 }
 
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! A front end's service, its nodes, and the ends of its queries.
 
+use super::answers::answer;
 use super::pairs::pair_config;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -29,15 +30,6 @@ pub fn schema() -> Schema {
 
 pub fn hello(role: Role) -> Hello {
     Hello { role, slots: SLOTS, checksum: true, name: format!("{role:?}"), schema: Some(schema()) }
-}
-
-/// First bytes of a query, and the sum of all.
-pub fn answer(query: &[u8]) -> [u8; 16] {
-    let mut answer = [0; 16];
-    answer[..8].copy_from_slice(&query[..8]);
-    let sum: u64 = query.iter().map(|byte| u64::from(*byte)).sum();
-    answer[8..].copy_from_slice(&sum.to_le_bytes());
-    answer
 }
 
 /// Backend that answers while the gate is open.

@@ -37,17 +37,12 @@ impl Channel {
         matches!(self, Channel::Tls(_))
     }
 
-    /// Takes as many bytes as it accepts now.
+    /// Takes as many bytes as it accepts now. Called once what it took before has left ([`Channel::has_unsent`]).
     pub fn send(&mut self, sources: &SendVectors<'_>) -> io::Result<usize> {
         let TlsChannel { stream, buffer } = match self {
             Channel::Plain(socket) => return sources.send(socket.as_fd()),
             Channel::Tls(channel) => &mut **channel,
         };
-        // What was taken before leaves first, so that little waits encrypted.
-        stream.flush()?;
-        if stream.has_unsent() {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
         let copied = sources.copy_to(buffer);
         stream.write(&buffer[..copied])
     }
