@@ -19,6 +19,7 @@
 //! - [`kernels`]: the device headers
 //! - [`table`]: the ABI between host and kernels
 //! - [`mod@layout`]: structs shared by host and kernels, declared once
+//! - [`twin`], [`raw_memory`]: common parts of CPU twins: waits, records, memory by address
 
 pub mod domain;
 pub mod error;
@@ -27,7 +28,9 @@ pub mod jit;
 pub mod kernels;
 pub mod layout;
 mod phase;
+pub mod raw_memory;
 pub mod table;
+pub mod twin;
 pub mod watch;
 
 pub use domain::{Block, Domain};

@@ -123,7 +123,14 @@ fn are_apart(ours: &str, theirs: &str, boot: &str) -> bool {
 }
 
 /// Exchanges the outcomes of all ranks; fails if one has failed.
-pub(crate) fn agree<T>(control: &GroupControl, outcome: Result<T>, deadline: Time) -> Result<T> {
+///
+/// # Errors
+/// This rank's error, or [`Error::Peer`] with that of a peer; those of the control plane.
+pub fn agree<T, E: From<Error> + std::fmt::Display>(
+    control: &GroupControl,
+    outcome: std::result::Result<T, E>,
+    deadline: Time,
+) -> std::result::Result<T, E> {
     let message = match &outcome {
         Ok(_) => Vec::new(),
         Err(error) => OfferMessage::refusal(error).encode(),
@@ -136,7 +143,7 @@ pub(crate) fn agree<T>(control: &GroupControl, outcome: Result<T>, deadline: Tim
                 Some(OfferMessage::Refusal(detail)) => detail,
                 _ => "no reason given".to_owned(),
             };
-            return Err(Error::Peer { peer, detail });
+            return Err(Error::Peer { peer, detail }.into());
         }
     }
     Ok(outcome)

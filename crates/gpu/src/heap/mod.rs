@@ -56,7 +56,8 @@ mod symmetric;
 mod user_memory;
 
 pub use builder::HeapBuilder;
-pub(crate) use collective::{agree, gather};
+pub use collective::agree;
+pub(crate) use collective::gather;
 pub use host_view::HostView;
 pub use location::{MemoryKind, MemoryLocation};
 pub use symmetric::Heap;

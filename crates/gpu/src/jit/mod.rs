@@ -24,6 +24,19 @@ pub use request::CompileRequest;
 use crate::error::Result;
 use std::path::PathBuf;
 use std::time::Instant;
+use weft_cuda::{Device, Start};
+
+/// Architecture of a compute capability, with the instructions of one generation only (`a`), such as bulk copies.
+pub fn architecture((major, minor): (u32, u32)) -> String {
+    let only = if major >= 9 { "a" } else { "" };
+    format!("sm_{major}{minor}{only}")
+}
+
+/// Begin of launches on a device. `WEFT_DEPENDENT_LAUNCH=0` has each kernel begin after the end of the previous one.
+pub fn launch_start(device: Device) -> Start {
+    let off = std::env::var_os("WEFT_DEPENDENT_LAUNCH").is_some_and(|value| value == "0");
+    if device.has_dependent_launch() && !off { Start::Dependent } else { Start::AfterPrevious }
+}
 
 /// Result of a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -110,6 +123,13 @@ pub fn prepare_with(
 mod tests {
     use super::request::tests::request;
     use super::*;
+
+    #[test]
+    fn gpus_with_instructions_of_their_own_are_named_with_them() {
+        assert_eq!(architecture((9, 0)), "sm_90a");
+        assert_eq!(architecture((10, 0)), "sm_100a");
+        assert_eq!(architecture((8, 0)), "sm_80");
+    }
 
     #[test]
     fn an_invalid_request_is_rejected_before_compilation() {

@@ -36,18 +36,6 @@ pub(crate) struct Program {
     pub(super) host_counts: PinnedMemory,
 }
 
-/// Architecture name of the GPU; row copies use instructions of one generation only (`a`).
-fn arch((major, minor): (u32, u32)) -> String {
-    let only = if major >= 9 { "a" } else { "" };
-    format!("sm_{major}{minor}{only}")
-}
-
-/// Begin of launches on a device. `WEFT_DEPENDENT_LAUNCH=0` has each kernel begin after the end of the previous one.
-fn start(device: Device) -> Start {
-    let off = std::env::var_os("WEFT_DEPENDENT_LAUNCH").is_some_and(|value| value == "0");
-    if device.has_dependent_launch() && !off { Start::Dependent } else { Start::AfterPrevious }
-}
-
 impl Program {
     /// Compiles and loads the kernels of `shape`, or takes them from the cache.
     pub fn new(
@@ -59,7 +47,11 @@ impl Program {
         let context = Context::primary(device)?;
         let request = CompileRequest {
             defines: shape.defines(),
-            ..CompileRequest::kernel(PROGRAM, SOURCES, &arch(device.compute_capability()))
+            ..CompileRequest::kernel(
+                PROGRAM,
+                SOURCES,
+                &jit::architecture(device.compute_capability()),
+            )
         };
         let compiled = jit::cubin(&request, cache)?;
         let module = Module::load(&context, &compiled.cubin)?;
@@ -94,7 +86,7 @@ impl Program {
         let build = BuildInfo { seconds: compiled.seconds, cached: compiled.cached };
         let bytes = shape.config().channels as usize * host_count_words(shape.local_experts()) * 4;
         let host_counts = PinnedMemory::alloc(&context, bytes)?;
-        let start = start(device);
+        let start = jit::launch_start(device);
         Ok(Program { context, kernels, path, sms, start, build, host_counts })
     }
 
@@ -154,16 +146,4 @@ fn read_pairs(context: &Arc<Context>, module: &Module) -> Result<Pairs, Error> {
     stream.synchronize()?;
     // SAFETY: the allocation has this size and page alignment, and the copy into it is complete.
     Ok(unsafe { pinned.host().cast::<Pairs>().read() })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gpus_with_instructions_of_their_own_are_named_with_them() {
-        assert_eq!(arch((9, 0)), "sm_90a");
-        assert_eq!(arch((10, 0)), "sm_100a");
-        assert_eq!(arch((8, 0)), "sm_80");
-    }
 }

@@ -1,6 +1,6 @@
 //! Arrays of a call, as regions of the shape's length.
 
-use super::raw_memory::RawMemory;
+use weft_gpu::raw_memory::RawMemory;
 
 /// The arrays of dispatch send.
 pub(super) struct DispatchInputArrays<'a> {

@@ -1,34 +1,21 @@
 //! A call of the twin: its begin and end, its waits, and its records.
 
-use std::hint;
-use std::mem::offset_of;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::time::Instant;
 
 use super::Twin;
 use super::launch::TwinLaunch;
 use super::packet::{open, seal};
-use super::raw_memory::RawMemory;
 use crate::device::abi::arguments::{PlanLocation, plan_key};
 use crate::device::abi::record::{MoeCode, MoePhase};
 use crate::device::shape::channel_layout::{DeviceArea, PlanWord, StateWord};
-use crate::device::twin::RECORD_BYTES;
-use weft_gpu::table::{RecordLayout, Word};
+use weft_gpu::raw_memory::RawMemory;
+use weft_gpu::twin::Backoff;
 use weft_gpu::{Code, Record};
 
 /// The group has failed: a fatal record exists, and outputs are poisoned.
 #[derive(Debug)]
 pub(super) struct GroupFailed;
-
-/// Polls of a wait before the thread yields, and before it sleeps.
-const SPINS: u32 = 64;
-const YIELDS: u32 = 512;
-const SLEEP: Duration = Duration::from_micros(50);
-
-/// Offsets of the 64-bit fields of a record.
-const EXPECTED: u64 = offset_of!(RecordLayout, expected) as u64;
-const SEEN: u64 = offset_of!(RecordLayout, seen) as u64;
 
 /// Call of one phase on one channel.
 pub(super) struct TwinCall<'a> {
@@ -43,7 +30,6 @@ pub(super) struct TwinCall<'a> {
     round: u32,
     pub(super) epoch: u32,
     begun: Instant,
-    limit: Duration,
 }
 
 /// Epoch of a round. Memory is 0 before the first round, so no round has epoch 0.
@@ -59,10 +45,8 @@ impl Twin {
         at: TwinLaunch,
         phase: MoePhase,
     ) -> Result<TwinCall<'_>, GroupFailed> {
-        let limit = self.table().packet(Word::Limit as u64).load(Relaxed);
         let TwinLaunch { channel, plan, .. } = at;
         let positions = at.positions(&self.shape);
-        let (begun, limit) = (Instant::now(), Duration::from_nanos(limit));
         let mut call = TwinCall {
             twin: self,
             phase,
@@ -72,15 +56,14 @@ impl Twin {
             entered: true,
             round: 0,
             epoch: 0,
-            begun,
-            limit,
+            begun: Instant::now(),
         };
         let entered = call.state(StateWord::Entered, phase as u64).fetch_add(1, AcqRel);
         let left = call.state(StateWord::Left, phase as u64).load(Acquire);
-        if self.is_dead() || call.state(StateWord::Closed, 0).load(Acquire) != 0 {
+        if self.watch.is_dead() || call.state(StateWord::Closed, 0).load(Acquire) != 0 {
             return Err(GroupFailed);
         }
-        if self.is_aborted() {
+        if self.watch.is_aborted() {
             return Err(call.fail(Code::Aborted, self.rank(), 0, 0, 0));
         }
         if entered != left {
@@ -99,8 +82,6 @@ impl Twin {
 
     /// Begins a read of the counts of the round in flight, without entry into a phase.
     pub(super) fn peek(&self, at: TwinLaunch) -> Result<TwinCall<'_>, GroupFailed> {
-        let limit = self.table().packet(Word::Limit as u64).load(Relaxed);
-        let (begun, limit) = (Instant::now(), Duration::from_nanos(limit));
         let (phase, positions) = (MoePhase::DispatchRecv, at.positions(&self.shape));
         let TwinLaunch { channel, plan, .. } = at;
         let mut call = TwinCall {
@@ -112,58 +93,16 @@ impl Twin {
             entered: false,
             round: 0,
             epoch: 0,
-            begun,
-            limit,
+            begun: Instant::now(),
         };
         let closed = call.state(StateWord::Closed, 0).load(Acquire) != 0;
         let [sent, received] =
             [0, 1].map(|phase| call.state(StateWord::Epoch, phase).load(Acquire));
-        if self.is_dead() || closed || sent == received {
+        if self.watch.is_dead() || closed || sent == received {
             return Err(GroupFailed);
         }
         (call.round, call.epoch) = (sent, epoch_of(sent));
         Ok(call)
-    }
-
-    fn is_dead(&self) -> bool {
-        self.table().word(Word::Dead as u64).load(Acquire) != 0
-    }
-
-    fn is_aborted(&self) -> bool {
-        // SAFETY: the abort word is part of the contract of `new` and accessed as an atomic only.
-        unsafe { RawMemory::new(self.abort, 4) }.word(0).load(Acquire) != 0
-    }
-
-    /// Writes a record, its code last.
-    fn write_record(&self, which: u64, record: &Record) {
-        let records = self.records();
-        let at = which * RECORD_BYTES;
-        let [code, fields @ ..] = record.words();
-        for (word, value) in (1..).zip(fields) {
-            records.word(at + 4 * word).store(value, Relaxed);
-        }
-        records.packet(at + EXPECTED).store(record.expected, Relaxed);
-        records.packet(at + SEEN).store(record.seen, Relaxed);
-        records.word(at).store(code, Release);
-    }
-
-    /// Reads a record: the fatal one (0), or the notice (1).
-    pub(super) fn read_record(&self, which: u64) -> Option<Record> {
-        let records = self.records();
-        let at = which * RECORD_BYTES;
-        let code = records.word(at).load(Acquire);
-        if code == 0 {
-            return None;
-        }
-        let word = |word: u64| records.word(at + 4 * word).load(Relaxed);
-        let wide = |offset| records.packet(at + offset).load(Relaxed);
-        let words = [code, word(1), word(2), word(3), word(4), word(5)];
-        Some(Record::from_words(words, wide(EXPECTED), wide(SEEN)))
-    }
-
-    pub(super) fn records(&self) -> RawMemory<'_> {
-        // SAFETY: the two records are part of the contract of `new` and accessed as atomics only.
-        unsafe { RawMemory::new(self.record, 2 * RECORD_BYTES) }
     }
 }
 
@@ -222,24 +161,13 @@ impl TwinCall<'_> {
         expected: u64,
         seen: u64,
     ) -> GroupFailed {
-        let dead = self.twin.table().word(Word::Dead as u64);
-        if dead.compare_exchange(0, code.number(), AcqRel, Acquire).is_ok() {
-            let record = self.record(code, peer, slot, expected, seen);
-            self.twin.write_record(0, &record);
-        }
+        self.twin.watch.fail(&self.record(code, peer, slot, expected, seen));
         GroupFailed
     }
 
     /// Writes a notice, if the host has read the previous one.
     pub(super) fn notice(&self, code: MoeCode, peer: u32, slot: u32, expected: u64, seen: u64) {
-        let flagged = self.twin.table().word(Word::Flagged as u64);
-        if flagged.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
-            if self.twin.read_record(1).is_none() {
-                let record = self.record(code.into(), peer, slot, expected, seen);
-                self.twin.write_record(1, &record);
-            }
-            flagged.store(0, Release);
-        }
+        self.twin.watch.notice(&self.record(code.into(), peer, slot, expected, seen));
     }
 
     fn record(&self, code: Code, peer: u32, slot: u32, expected: u64, seen: u64) -> Record {
@@ -257,29 +185,18 @@ impl TwinCall<'_> {
         slot: u32,
         look: impl Fn() -> Result<T, u32>,
     ) -> Result<T, GroupFailed> {
-        let mut looks = 0u32;
+        let mut backoff = Backoff::default();
         loop {
-            self.twin.jitter();
+            self.twin.jitter.point();
             let seen = match look() {
                 Ok(value) => return Ok(value),
-                Err(seen) => u64::from(seen),
+                Err(seen) => seen.into(),
             };
-            let expected = self.epoch.into();
-            if self.twin.is_dead() {
+            let record = |code| self.record(code, peer, slot, self.epoch.into(), seen);
+            if self.twin.watch.has_expired(self.begun, record) {
                 return Err(GroupFailed);
             }
-            if self.twin.is_aborted() {
-                return Err(self.fail(Code::Aborted, peer, slot, expected, seen));
-            }
-            if self.begun.elapsed() >= self.limit {
-                return Err(self.fail(Code::Timeout, peer, slot, expected, seen));
-            }
-            match looks {
-                0..SPINS => hint::spin_loop(),
-                SPINS..YIELDS => thread::yield_now(),
-                _ => thread::sleep(SLEEP),
-            }
-            looks = looks.saturating_add(1);
+            backoff.pause();
         }
     }
 
@@ -300,7 +217,7 @@ impl TwinCall<'_> {
     /// Writes a packet of this round to an area of `peer`. Release: all reads and writes of this rank before
     /// it are complete.
     pub(super) fn send_packet(&self, area: DeviceArea, at: u64, peer: u32, value: u32) {
-        self.twin.jitter();
+        self.twin.jitter.point();
         let to = self.twin.shape.at(self.channel, area) + 8 * at;
         self.twin.heap(peer).packet(to).store(seal(value, self.epoch), Release);
     }

@@ -4,13 +4,13 @@ use super::Twin;
 use super::arrays::CombineArrays;
 use super::call::{GroupFailed, TwinCall};
 use super::launch::TwinLaunch;
-use super::raw_memory::RawMemory;
 use super::rows::RowKind;
 use crate::device::abi::record::{MoeCode, MoePhase};
 use crate::device::options::types::DeviceLayout;
 use crate::device::shape::channel_layout::{DeviceArea, PlanWord, RECORD};
 use crate::elements::dtype::weighted_sum;
 use crate::shape::config::Weighting;
+use weft_gpu::raw_memory::RawMemory;
 
 /// Signal of a rank in [`DeviceArea::Signals`]: replies follow.
 const REPLIES: u32 = 0;
@@ -32,7 +32,7 @@ impl Twin {
             (false, needed) => needed,
         };
         for rank in 0..ranks {
-            self.jitter();
+            self.jitter.point();
             call.send_packet(DeviceArea::Signals, self.rank().into(), rank, status);
         }
         if status == REPLIES {

@@ -6,7 +6,6 @@ use super::call::{GroupFailed, TwinCall};
 use super::cast;
 use super::launch::TwinLaunch;
 use super::plan::BatchPlan;
-use super::raw_memory::RawMemory;
 use super::rows::RowKind;
 use crate::device::abi::arguments::{DeviceCounts, KEPT};
 use crate::device::abi::record::{MoeCode, MoePhase};
@@ -14,6 +13,7 @@ use crate::device::options::types::{DeviceLayout, IdWidth};
 use crate::device::shape::channel_layout::{DeviceArea, PlanWord, RECORD};
 use crate::device::shape::replica_table::ROWS_BITS;
 use std::sync::atomic::Ordering::Relaxed;
+use weft_gpu::raw_memory::RawMemory;
 
 /// Slot without an expert, in a row's metadata.
 const NO_EXPERT: u16 = 0xFFFF;

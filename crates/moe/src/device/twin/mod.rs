@@ -9,13 +9,10 @@ mod dispatch;
 mod launch;
 mod packet;
 mod plan;
-mod raw_memory;
 mod rows;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::thread;
+use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
 use crate::device::abi::arguments::{
@@ -28,12 +25,9 @@ use crate::device::shape::replica_table;
 use crate::shape::expert_map::ExpertMap;
 use arrays::{CombineArrays, DispatchInputArrays, DispatchOutputArrays};
 pub use launch::TwinLaunch;
-use raw_memory::RawMemory;
 use weft_gpu::Record;
-use weft_gpu::table::{RecordLayout, TABLE_BYTES, Word};
-
-/// Bytes of a record; the notice follows the fatal record.
-const RECORD_BYTES: u64 = RecordLayout::SIZE as u64;
+use weft_gpu::raw_memory::RawMemory;
+use weft_gpu::twin::{Jitter, TwinWatch};
 
 /// One rank's kernels. Calls run on the calling thread and have no result: as on a device, errors are written
 /// to the records. A send half never waits; the waits of one receive half together are bounded by
@@ -44,13 +38,10 @@ const RECORD_BYTES: u64 = RecordLayout::SIZE as u64;
 pub struct Twin {
     shape: Arc<DeviceShape>,
     peers: Vec<u64>,
-    table: u64,
-    record: u64,
-    abort: u64,
+    watch: TwinWatch,
     /// Number of the first channel: see `DeviceShape::channel_number`.
     number: u32,
-    /// State of the generator that selects yield points, or 0.
-    jitter: AtomicU64,
+    jitter: Jitter,
 }
 
 impl Twin {
@@ -74,13 +65,10 @@ impl Twin {
         abort: u64,
     ) -> Twin {
         assert_eq!(peers.len(), shape.config().ranks as usize, "every rank has channels");
-        let aligned = |address: &u64| address.is_multiple_of(8);
-        assert!(
-            peers.iter().chain([&table, &record, &abort]).all(aligned),
-            "addresses are aligned"
-        );
-        let number = 0;
-        Twin { shape, peers, table, record, abort, number, jitter: AtomicU64::new(0) }
+        assert!(peers.iter().all(|peer| peer.is_multiple_of(8)), "addresses are aligned");
+        // SAFETY: the caller's contract.
+        let watch = unsafe { TwinWatch::new(table, record, abort) };
+        Twin { shape, peers, watch, number: 0, jitter: Jitter::default() }
     }
 
     /// Sets the number of the first channel, if the domain has other all-to-alls. The default is 0.
@@ -101,20 +89,17 @@ impl Twin {
 
     /// Sets the maximum wait of a receive half, up to 584 years. The initial value is 0.
     pub fn set_limit(&self, limit: Duration) {
-        let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        self.table().packet(Word::Limit as u64).store(limit, Release);
+        self.watch.set_limit(limit);
     }
 
     /// The fatal record, if the group has failed.
     pub fn fatal(&self) -> Option<Record> {
-        self.read_record(0)
+        self.watch.fatal()
     }
 
     /// Takes the current notice, which makes room for the next.
     pub fn take_notice(&self) -> Option<Record> {
-        let notice = self.read_record(1)?;
-        self.records().word(RECORD_BYTES).store(0, Release);
-        Some(notice)
+        self.watch.take_notice()
     }
 
     /// Sets the epoch of an idle channel, as after that number of rounds, for tests of wrap-around. All ranks
@@ -155,21 +140,7 @@ impl Twin {
 
     /// Enables thread yields at points within calls, selected by `seed`; for tests.
     pub fn set_jitter(&self, seed: u64) {
-        self.jitter.store(seed, Relaxed);
-    }
-
-    fn jitter(&self) {
-        let mut bits = self.jitter.load(Relaxed);
-        if bits != 0 {
-            // Xorshift (Marsaglia, 2003). Concurrent threads may draw the same number.
-            bits ^= bits << 13;
-            bits ^= bits >> 7;
-            bits ^= bits << 17;
-            self.jitter.store(bits, Relaxed);
-            if bits.is_multiple_of(8) {
-                thread::yield_now();
-            }
-        }
+        self.jitter.set(seed);
     }
 
     /// Dispatch send.
@@ -333,11 +304,6 @@ impl Twin {
     fn heap(&self, rank: u32) -> RawMemory<'_> {
         // SAFETY: this many bytes of every rank are part of the contract of `new`.
         unsafe { RawMemory::new(self.peers[rank as usize], self.shape.heap_bytes()) }
-    }
-
-    fn table(&self) -> RawMemory<'_> {
-        // SAFETY: the table is part of the contract of `new`, and only its atomics are accessed.
-        unsafe { RawMemory::new(self.table, TABLE_BYTES) }
     }
 
     fn own(&self) -> RawMemory<'_> {

@@ -1,11 +1,11 @@
 //! Plan of a batch: validated ids, and each token's index among those of its experts and ranks.
 
 use super::call::TwinCall;
-use super::raw_memory::RawMemory;
 use crate::device::abi::record::MoeCode;
 use crate::device::options::types::IdWidth;
 use crate::device::shape::channel_layout::{CHUNK, DeviceArea, PlanWord};
 use crate::device::shape::replica_table::turn_at;
+use weft_gpu::raw_memory::RawMemory;
 
 /// A slot without an expert.
 const NO_EXPERT: i32 = -1;

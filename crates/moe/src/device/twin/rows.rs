@@ -37,7 +37,7 @@ impl TwinCall<'_> {
     ///
     /// Memory order: the bytes, then the flag with release; a packet is one store.
     pub(super) fn send_row(&self, kind: RowKind, to: u32, slot: u32, row: &[u8]) {
-        self.twin.jitter();
+        self.twin.jitter.point();
         let (at, flag) = self.places(kind, self.twin.rank(), slot);
         let heap = self.twin.heap(to);
         if self.twin.shape.path() == TransferPath::Packets {
@@ -47,7 +47,7 @@ impl TwinCall<'_> {
             }
         } else {
             heap.write(at, row);
-            self.twin.jitter();
+            self.twin.jitter.point();
             heap.word(flag).store(self.epoch, Release);
         }
     }
