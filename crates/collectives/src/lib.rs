@@ -15,6 +15,7 @@
 //! - [`tune`](mod@tune): choice of the fastest algorithm on a network; [`tuning`]: by measured times
 //! - `executor`: [`Collectives`], which run schedules over the fabric
 //! - [`reduction`]: sums, minima and other operations on vectors
+//! - [`device`]: collectives between the GPUs of a host
 //! - [`messages`]: tagged sends and receives between two ranks
 //! - `run_error`: errors of execution
 
@@ -27,6 +28,7 @@ pub mod circulant;
 mod collision;
 pub mod contention;
 mod cube;
+pub mod device;
 pub mod direct;
 mod double_tree;
 mod error;

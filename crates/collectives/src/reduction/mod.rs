@@ -56,8 +56,8 @@ pub unsafe fn combine(
 
 /// Writes the fold of all sources in their order to `target`: `((s0[i] op s1[i]) op s2[i]) ...`.
 ///
-/// Sums of 16-bit floats are kept in float32 and rounded once. Other results have the bits of successive calls of
-/// [`combine`]. One source is copied; none leave `target` unchanged. `target` may be one of the sources.
+/// Sums and products of 16-bit floats are kept in float32 and rounded once. Other results have the bits of successive calls
+/// of [`combine`]. One source is copied; none leave `target` unchanged. `target` may be one of the sources.
 ///
 /// # Panics
 /// As [`combine`].

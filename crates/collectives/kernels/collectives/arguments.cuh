@@ -1,0 +1,36 @@
+// Argument of all kernels. Generated from crates/collectives/src/device/arguments.rs; a test compares the two.
+#pragma once
+#include "weft/ptx.cuh"
+
+namespace weft::collectives {
+
+constexpr u32 RANKS = WEFT_RANKS;
+
+struct Message {
+    u64 send_at; // begin in the input
+    u64 send_bytes; // bytes to the rank
+    u64 receive_at; // begin in the output
+    u64 receive_bytes; // bytes from the rank
+    u64 longer; // bytes of the longer direction of the pair
+};
+
+struct Arguments {
+    u64 peer[RANKS]; // memory of every rank, as mapped on this rank
+    Message message[RANKS]; // bytes exchanged with each rank; of this rank: copied, or its own contribution
+    u64 table; // table of the domain
+    u64 record; // records of failures, in pinned memory
+    u64 abort; // word by which the host ends all waits
+    u64 input; // tensor that is sent
+    u64 output; // tensor that is written
+    u32 rank; // this rank
+    u32 element_bytes; // of an element: 1, 2, 4 or 8
+    u32 aligned; // nonzero if both tensors and all messages in them start at multiples of 16 bytes
+    u32 same_for_all; // nonzero if all peers are sent the same bytes
+    u32 units_per_block; // by packets: units of a message in a block
+    u32 chunk_bytes; // by chunks: bytes of a chunk, a multiple of 16
+    u32 divisor; // number of ranks of an average, or 0
+    u32 reserved; // 0
+};
+static_assert(sizeof(Arguments) == 48 * RANKS + 72, "the size in Rust");
+
+} // namespace weft::collectives

@@ -1,0 +1,345 @@
+//! Collectives between the GPUs of a host: calls that launch a kernel on a stream, or run its twin.
+
+use super::arguments::ArgumentBlock;
+use super::config::DeviceConfig;
+use super::error::DeviceError;
+use super::family::FAMILY;
+use super::layout::Layout;
+use super::message::DeviceOperation;
+use super::plan::{CallOptions, LaunchPlan};
+use super::program::Programs;
+use super::twin::{Twin, TwinCall};
+use crate::reduction::{Element, Reduction};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use weft_control::Operation;
+use weft_cuda::Stream;
+use weft_fabric::{Communicator, Time};
+use weft_gpu::MemoryLocation;
+use weft_gpu::domain::{ALIGNMENT, Block, Domain, OperatorLaunch, Reservation};
+
+/// Collectives between the GPUs of one host.
+///
+/// Every rank makes the same calls in the same order. A call launches one kernel on a stream of the caller and
+/// returns; it may be captured. Errors on the device are raised by a later call or by [`DeviceCollectives::check`]. Only
+/// the twin runs within the call, and waits.
+///
+/// Kernels of two calls must not overlap on a rank: the caller orders the streams.
+pub struct DeviceCollectives {
+    layout: Layout,
+    rank: u32,
+    /// True if a call was captured into a graph, which may be replayed at any time.
+    captured: AtomicBool,
+    /// `None` once closed.
+    parts: Option<Parts>,
+}
+
+/// Resources of the kernels, released in this order once no kernel runs.
+struct Parts {
+    backend: Backend,
+    peers: Vec<u64>,
+    block: Block,
+    _reservation: Option<Reservation>,
+    domain: Arc<Domain>,
+}
+
+enum Backend {
+    Cuda(Box<Programs>),
+    Twin(Twin),
+}
+
+/// A call of a rank.
+#[derive(Clone, Debug)]
+pub struct DeviceCall {
+    /// Stream; ignored by a twin.
+    pub stream: Stream,
+    /// Operation.
+    pub operation: DeviceOperation,
+    /// Address of the input.
+    pub input: u64,
+    /// Address of the output.
+    pub output: u64,
+    /// Type of the elements. Operations without arithmetic use its length alone.
+    pub element: Element,
+    /// Reduction, of operations that reduce.
+    pub reduction: Reduction,
+    /// True if the result is divided by the number of ranks.
+    pub average: bool,
+    /// Choices of the caller.
+    pub options: CallOptions,
+}
+
+/// A rank's part before its memory is allocated.
+struct Prepared {
+    domain: Arc<Domain>,
+    layout: Layout,
+    programs: Option<Programs>,
+    reservation: Option<Reservation>,
+}
+
+impl DeviceCollectives {
+    /// Creates collectives in the heap of the domain that `domain` returns. Every rank calls this with the same
+    /// configuration.
+    ///
+    /// # Errors
+    /// [`DeviceError::Zero`], [`DeviceError::TooLarge`]; [`weft_gpu::Error::NotResident`] if its launches do not fit on the GPU
+    /// together with the other concurrent ones; [`weft_gpu::Error::Disagreement`]; CUDA's, the heap's and the fabric's. A rank
+    /// that fails notifies the others.
+    pub fn over(
+        communicator: &Communicator,
+        config: &DeviceConfig,
+        deadline: Time,
+        domain: impl FnOnce() -> weft_gpu::Result<Arc<Domain>>,
+    ) -> Result<DeviceCollectives, DeviceError> {
+        let domain = domain()?;
+        let prepared = Prepared::new(config, &domain);
+        let prepared = weft_gpu::heap::agree(communicator.control(), prepared, deadline)?;
+        let bytes = prepared.layout.bytes;
+        let block = domain.allocate(communicator, bytes, ALIGNMENT, deadline)?;
+        Ok(prepared.finish(block))
+    }
+
+    /// Collectives of all ranks of a group in this process, by rank.
+    ///
+    /// # Errors
+    /// As [`DeviceCollectives::over`].
+    pub fn local_group(configs: &[DeviceConfig]) -> Result<Vec<DeviceCollectives>, DeviceError> {
+        let locations: Vec<MemoryLocation> = configs.iter().map(|config| config.location).collect();
+        let domains = Domain::local_group(&locations)?;
+        let prepared = configs.iter().zip(&domains);
+        let prepared = prepared.map(|(config, domain)| Prepared::new(config, domain));
+        let prepared = prepared.collect::<Result<Vec<_>, _>>()?;
+        // Ranks that share GPUs unevenly have different limits.
+        let fewest = prepared.iter().map(|rank| rank.layout.blocks).min().unwrap_or(1);
+        if prepared.iter().any(|rank| rank.layout.blocks != fewest) {
+            let config = |config: &DeviceConfig| DeviceConfig { num_sms: Some(fewest), ..*config };
+            drop(prepared);
+            let configs: Vec<_> = configs.iter().map(config).collect();
+            return DeviceCollectives::local_group(&configs);
+        }
+        let bytes = prepared.first().map_or(0, |rank| rank.layout.bytes);
+        let blocks = Domain::allocate_local(&domains, bytes, ALIGNMENT)?;
+        Ok(prepared.into_iter().zip(blocks).map(|(rank, block)| rank.finish(block)).collect())
+    }
+
+    /// Sizes of its memory.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// True for the twin: calls run on the calling thread, and wait.
+    pub fn is_twin(&self) -> bool {
+        matches!(self.parts.as_ref().map(|parts| &parts.backend), Some(Backend::Twin(_)))
+    }
+
+    /// Compiles and loads the kernels of a reduction. Otherwise its first call does.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`]; CUDA's.
+    pub fn prepare(&self, reduction: Reduction, element: Element) -> Result<(), DeviceError> {
+        supported(reduction, element)?;
+        match &self.parts()?.backend {
+            Backend::Cuda(programs) => programs.prepare((reduction, element)),
+            Backend::Twin(_) => Ok(()),
+        }
+    }
+
+    /// Starts a call on its stream.
+    ///
+    /// # Errors
+    /// The cause of a failed group; [`DeviceError::NoRank`], [`DeviceError::Parts`], [`DeviceError::TooLarge`],
+    /// [`DeviceError::Zero`], [`DeviceError::Unsupported`], [`DeviceError::Algorithm`]; CUDA's.
+    ///
+    /// # Safety
+    /// `input` and `output` are addresses on this rank's device (for the twin, on the CPU), multiples of the length of an
+    /// element, with the bytes that follow from the operation (see [`DeviceOperation`]), until the call has run on its
+    /// stream, which is one of that device; the output is accessed by this call alone. They are disjoint, or the output
+    /// is that part of the input, or the other way around, that the operation copies or reduces to itself.
+    pub unsafe fn run(&self, call: &DeviceCall) -> Result<(), DeviceError> {
+        let parts = self.parts()?;
+        parts.domain.check_fatal()?;
+        parts.domain.failures().check_peers_present()?;
+        let arithmetic = call.operation.reduces().then_some((call.reduction, call.element));
+        if let Some((reduction, element)) = arithmetic {
+            supported(reduction, element)?;
+        }
+        let element_bytes = call.element.bytes() as u64;
+        let plan =
+            LaunchPlan::new(&call.operation, element_bytes, self.rank, &self.layout, call.options)?;
+        let divisor = if call.average { self.layout.ranks } else { 0 };
+        match &parts.backend {
+            Backend::Cuda(programs) => {
+                if !self.captured.load(Ordering::Relaxed) && programs.is_captured(call.stream) {
+                    self.captured.store(true, Ordering::Relaxed);
+                }
+                let watch = parts.domain.failures().watch();
+                let block = ArgumentBlock {
+                    table: parts.domain.table(),
+                    record: watch.record_address(),
+                    abort: watch.abort_address(),
+                    input: call.input,
+                    output: call.output,
+                    rank: self.rank,
+                    element_bytes: element_bytes as u32,
+                    aligned: plan.is_aligned(call.input, call.output).into(),
+                    same_for_all: plan.is_same_for_all(self.rank).into(),
+                    units_per_block: plan.units_per_block,
+                    chunk_bytes: plan.chunk_bytes,
+                    divisor,
+                    reserved: 0,
+                };
+                // SAFETY: the caller's contract; `parts` live until the device is idle.
+                unsafe { programs.launch(&plan, &parts.peers, &block, arithmetic, call.stream) }
+            }
+            Backend::Twin(twin) => {
+                let (input, output) = (call.input, call.output);
+                let reduction = arithmetic;
+                let call =
+                    TwinCall { plan: &plan, input, output, element_bytes, reduction, divisor };
+                // SAFETY: the caller's contract.
+                unsafe { twin.run(&call) };
+                Ok(parts.domain.check_fatal()?)
+            }
+        }
+    }
+
+    /// Reports device records so far. It does not wait: synchronise first to cover a call.
+    ///
+    /// # Errors
+    /// [`DeviceError::Gpu`] with the record.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        Ok(self.parts()?.domain.check()?)
+    }
+
+    /// Waits until this rank's device is idle.
+    ///
+    /// # Errors
+    /// CUDA's, of any failed work.
+    pub fn settle(&self) -> Result<(), DeviceError> {
+        match self.parts.as_ref().map(|parts| &parts.backend) {
+            Some(Backend::Cuda(programs)) => programs.settle(),
+            Some(Backend::Twin(_)) | None => Ok(()),
+        }
+    }
+
+    /// Waits until this rank's device is idle and for the same call of all other ranks; then returns its memory to the
+    /// domain, and unused memory of the domain to the GPU. Every rank calls this.
+    ///
+    /// # Errors
+    /// CUDA's, and [`weft_fabric::Error::Timeout`] if the other ranks do not call this. In a poisoned group this does
+    /// not wait.
+    pub fn close(mut self, communicator: &Communicator, deadline: Time) -> Result<(), DeviceError> {
+        let settled = self.settle();
+        let Some(domain) = self.end() else {
+            let timeout = deadline.since(weft_fabric::clock::now());
+            // The counterpart of the peers' call in `Domain::retire`.
+            let met = communicator.control().all_gather_as(Operation::Close, &[], timeout);
+            return settled
+                .and(met.map(drop).map_err(|error| weft_fabric::Error::from(error).into()));
+        };
+        let closed = domain.retire(communicator, deadline);
+        if communicator.engine().check().is_err() {
+            return Ok(());
+        }
+        closed?;
+        settled
+    }
+
+    /// Ends it on this rank: no kernel uses its memory afterwards.
+    fn end(&mut self) -> Option<Arc<Domain>> {
+        let settled = self.settle();
+        let Parts { backend, peers: _, block, _reservation, domain } = self.parts.take()?;
+        let captured = self.captured.load(Ordering::Relaxed);
+        let marked = settled.and_then(|()| match captured {
+            // Kernels of replayed graphs return at once.
+            true => Ok(domain.write_block(&block, self.layout.closed, &1u32.to_ne_bytes())?),
+            false => Ok(()),
+        });
+        if let Err(error) = marked {
+            log::warn!("memory of device collectives stays allocated: {error}");
+            block.keep();
+            std::mem::forget(backend);
+        } else if captured {
+            block.keep();
+        }
+        Some(domain)
+    }
+
+    fn parts(&self) -> Result<&Parts, DeviceError> {
+        self.parts.as_ref().ok_or(closed())
+    }
+}
+
+impl Drop for DeviceCollectives {
+    fn drop(&mut self) {
+        drop(self.end());
+    }
+}
+
+fn closed() -> DeviceError {
+    DeviceError::Fabric(weft_control::Error::Closed.into())
+}
+
+fn supported(reduction: Reduction, element: Element) -> Result<(), DeviceError> {
+    match reduction.supports(element) {
+        true => Ok(()),
+        false => Err(DeviceError::Unsupported { reduction, element }),
+    }
+}
+
+impl Prepared {
+    fn new(config: &DeviceConfig, domain: &Arc<Domain>) -> Result<Prepared, DeviceError> {
+        domain.register(&FAMILY)?;
+        domain.raise_wait_limit(config.skew_timeout)?;
+        if config.num_sms == Some(0) {
+            return Err(DeviceError::Zero { what: "num_sms" });
+        }
+        let usual = config.num_sms.unwrap_or(DeviceConfig::USUAL_SMS);
+        let MemoryLocation::Cuda { device, .. } = domain.location() else {
+            let blocks = config.num_sms.unwrap_or(DeviceConfig::TWIN_BLOCKS);
+            let layout = Layout::new(domain.ranks(), blocks);
+            let domain = domain.clone();
+            return Ok(Prepared { domain, layout, programs: None, reservation: None });
+        };
+        let available = (device.sm_count() / domain.sharing().max(1)).max(1);
+        if let Some(given) = config.num_sms.filter(|given| *given > device.sm_count()) {
+            let (what, limit) = ("num_sms", device.sm_count().into());
+            return Err(DeviceError::TooLarge { what, given: given.into(), limit });
+        }
+        let layout = Layout::new(domain.ranks(), usual.min(available));
+        let programs = Programs::new(layout, device, domain.clone())?;
+        let launch = OperatorLaunch {
+            name: format!("device collectives with {} multiprocessors", layout.blocks),
+            grid: layout.blocks,
+            // Of the largest kernel, by its launch bounds.
+            per_sm: 1,
+            threads: super::plan::Kernel::AllReduceChunks.threads(),
+            registers: 64,
+            shared: 4096,
+            concurrent: config.concurrent,
+        };
+        let reservation = Some(domain.reserve(launch)?);
+        Ok(Prepared { domain: domain.clone(), layout, programs: Some(programs), reservation })
+    }
+
+    /// Completes the rank with its block of memory.
+    fn finish(self, block: Block) -> DeviceCollectives {
+        let Prepared { domain, layout, programs, reservation } = self;
+        let (peers, rank) = (block.addresses(), domain.rank());
+        let backend = match programs {
+            Some(programs) => Backend::Cuda(Box::new(programs)),
+            None => {
+                let watch = domain.failures().watch();
+                let (record, abort) = (watch.record_address(), watch.abort_address());
+                // SAFETY: the block is zeroed, aligned, of the layout's length, and used by twins of this layout alone;
+                // the block, the table and the watch outlive the twin (`Parts`).
+                let twin = unsafe {
+                    Twin::new(layout, rank, peers.clone(), domain.table(), record, abort)
+                };
+                Backend::Twin(twin)
+            }
+        };
+        let parts = Parts { backend, peers, block, _reservation: reservation, domain };
+        DeviceCollectives { layout, rank, captured: AtomicBool::new(false), parts: Some(parts) }
+    }
+}

@@ -1,0 +1,82 @@
+//! Errors of device collectives, one variant per cause.
+
+use crate::reduction::{Element, Reduction};
+
+/// Failure of a device collective.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// A rank that does not exist.
+    #[error("rank is {rank}: expected one below {ranks}")]
+    NoRank {
+        /// Rank.
+        rank: u32,
+        /// Number of ranks.
+        ranks: u32,
+    },
+    /// A list of parts that does not have one for each rank.
+    #[error("{given} parts are {what}: expected one for each of {ranks} ranks")]
+    Parts {
+        /// Direction.
+        what: &'static str,
+        /// Number of parts.
+        given: usize,
+        /// Number of ranks.
+        ranks: u32,
+    },
+    /// A size beyond a limit.
+    #[error("{what} is {given}: expected at most {limit}")]
+    TooLarge {
+        /// Meaning of the size.
+        what: &'static str,
+        /// Given value.
+        given: u64,
+        /// Limit.
+        limit: u64,
+    },
+    /// A size of zero.
+    #[error("{what} is 0: expected at least 1")]
+    Zero {
+        /// Meaning of the size.
+        what: &'static str,
+    },
+    /// A reduction that its element type does not have.
+    #[error(
+        "{reduction} of {element}: expected bool or an integer type; use sum, product, min or max"
+    )]
+    Unsupported {
+        /// Reduction.
+        reduction: Reduction,
+        /// Element type.
+        element: Element,
+    },
+    /// An algorithm that cannot carry the call.
+    #[error(
+        "{algorithm} of {bytes} bytes: its limit is {limit} here; omit algorithm, or use two_shot"
+    )]
+    Algorithm {
+        /// Algorithm.
+        algorithm: &'static str,
+        /// Bytes of the vector.
+        bytes: u64,
+        /// Limit.
+        limit: u64,
+    },
+    /// A one-shot algorithm for parts of different lengths.
+    #[error(
+        "one_shot of an uneven all_to_all: ranks do not know the longest part; omit algorithm, or use two_shot"
+    )]
+    Uneven,
+    /// Error of the GPU domain, CUDA included.
+    #[error(transparent)]
+    Gpu(#[from] weft_gpu::Error),
+    /// Error of the fabric.
+    #[error(transparent)]
+    Fabric(#[from] weft_fabric::Error),
+}
+
+impl From<weft_cuda::Error> for DeviceError {
+    fn from(error: weft_cuda::Error) -> DeviceError {
+        DeviceError::Gpu(error.into())
+    }
+}

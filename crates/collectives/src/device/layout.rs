@@ -1,0 +1,180 @@
+//! Memory of the device collectives in the symmetric heap: state, flags, packets and rings of each block.
+
+/// Fewest chunks of a source in a ring.
+const MIN_RING_CHUNKS: u32 = 8;
+/// Bytes of a unit, which a thread handles at a time.
+pub(super) const UNIT: u64 = 16;
+/// Bytes of a unit as two packets.
+pub(super) const PACKETS_BYTES: u64 = 32;
+/// Rings of a block: contributions and results.
+pub(super) const RINGS: u32 = 2;
+
+/// Units of all sources together that a block receives by packets in a call.
+const UNITS_OF_ALL: u32 = 2048;
+/// Bytes of a block's rings of all sources together.
+const RING_BYTES: u32 = 512 << 10;
+/// Longest chunk of few and of many ranks, in bytes: stages in shared memory have this size.
+const CHUNK_OF_FEW: u32 = 16 << 10;
+const CHUNK_OF_MANY: u32 = 8 << 10;
+const FEW_RANKS: u32 = 4;
+/// Alignment of areas.
+const ALIGNMENT: u64 = 128;
+
+/// Sizes and offsets, equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Blocks of the largest grid.
+    pub blocks: u32,
+    /// Units of a source that a block receives by packets in a call.
+    pub slots: u32,
+    /// Longest chunk, in bytes.
+    pub chunk_capacity: u32,
+    /// Chunks of a source in a ring: a power of two, so that places continue where sequence numbers wrap around.
+    pub ring_chunks: u32,
+    /// Words of a block's flags of a ring.
+    pub flag_words: u32,
+    /// Offset of the word that is nonzero after `close`.
+    pub closed: u64,
+    /// Offset of the epochs, by block.
+    pub epochs: u64,
+    /// Offset of the sequence numbers, by ring, block and peer.
+    pub sequences: u64,
+    /// Offset of the flags, by ring, block and source.
+    pub flags: u64,
+    /// Offset of the packets, by block, parity of the epoch, source and slot.
+    pub packets: u64,
+    /// Offset of the rings, by ring, block and source.
+    pub rings: u64,
+    /// Length of all.
+    pub bytes: u64,
+}
+
+impl Layout {
+    /// Layout for grids of at most `blocks` on each of `ranks` ranks; both are at least 1.
+    pub fn new(ranks: u32, blocks: u32) -> Layout {
+        let peers = (ranks - 1).max(1);
+        let slots = (UNITS_OF_ALL / peers).max(1);
+        let chunk_capacity = if ranks <= FEW_RANKS { CHUNK_OF_FEW } else { CHUNK_OF_MANY };
+        let ring_chunks = (RING_BYTES / peers / chunk_capacity).max(MIN_RING_CHUNKS);
+        let ring_chunks = (ring_chunks / 2 + 1).next_power_of_two();
+        let flag_words = ranks.next_multiple_of(ALIGNMENT as u32 / 4);
+        let (ranks_each, blocks_each) = (u64::from(ranks), u64::from(blocks));
+        let mut end = 0u64;
+        let mut area = |bytes: u64| {
+            let at = end;
+            end = (at + bytes).next_multiple_of(ALIGNMENT);
+            at
+        };
+        let closed = area(4);
+        let epochs = area(4 * blocks_each);
+        let sequences = area(4 * u64::from(RINGS) * blocks_each * ranks_each);
+        let flags = area(4 * u64::from(RINGS) * blocks_each * u64::from(flag_words));
+        let packets = area(blocks_each * 2 * ranks_each * (u64::from(slots) + 1) * PACKETS_BYTES);
+        let ring = blocks_each * ranks_each * u64::from(ring_chunks) * u64::from(chunk_capacity);
+        let rings = area(u64::from(RINGS) * ring);
+        Layout {
+            ranks,
+            blocks,
+            slots,
+            chunk_capacity,
+            ring_chunks,
+            flag_words,
+            closed,
+            epochs,
+            sequences,
+            flags,
+            packets,
+            rings,
+            bytes: end,
+        }
+    }
+
+    /// Macros of the kernels.
+    pub(super) fn defines(&self, first_phase: u32) -> Vec<(String, String)> {
+        let of = |name: &str, value: u64| (format!("WEFT_{name}"), value.to_string());
+        vec![
+            of("RANKS", self.ranks.into()),
+            of("BLOCKS", self.blocks.into()),
+            of("SLOTS", self.slots.into()),
+            of("RING_CHUNKS", self.ring_chunks.into()),
+            of("CHUNK_CAPACITY", self.chunk_capacity.into()),
+            of("FLAG_WORDS", self.flag_words.into()),
+            of("FIRST_PHASE", first_phase.into()),
+            of("AT_CLOSED", self.closed),
+            of("AT_EPOCHS", self.epochs),
+            of("AT_SEQUENCES", self.sequences),
+            of("AT_FLAGS", self.flags),
+            of("AT_PACKETS", self.packets),
+            of("AT_RINGS", self.rings),
+        ]
+    }
+
+    /// Offset of a block's epoch.
+    pub(super) fn epoch(&self, block: u32) -> u64 {
+        self.epochs + 4 * u64::from(block)
+    }
+
+    /// Offset of the sequence number of a block and a peer.
+    pub(super) fn sequence(&self, ring: u32, block: u32, peer: u32) -> u64 {
+        let row = u64::from(ring * self.blocks + block);
+        self.sequences + 4 * (row * u64::from(self.ranks) + u64::from(peer))
+    }
+
+    /// Offset of the flag of a source.
+    pub(super) fn flag(&self, ring: u32, block: u32, source: u32) -> u64 {
+        let row = u64::from(ring * self.blocks + block);
+        self.flags + 4 * (row * u64::from(self.flag_words) + u64::from(source))
+    }
+
+    /// Offset of a unit; slot [`Layout::slots`] is the credit.
+    pub(super) fn unit(&self, block: u32, source: u32, epoch: u32, slot: u32) -> u64 {
+        let row = u64::from((block * 2 + (epoch & 1)) * self.ranks + source);
+        self.packets + (row * (u64::from(self.slots) + 1) + u64::from(slot)) * PACKETS_BYTES
+    }
+
+    /// Offset of a chunk.
+    pub(super) fn chunk(&self, ring: u32, block: u32, source: u32, sequence: u32) -> u64 {
+        let row = u64::from(ring * self.blocks + block) * u64::from(self.ranks) + u64::from(source);
+        let place = row * u64::from(self.ring_chunks) + u64::from(sequence % self.ring_chunks);
+        self.rings + place * u64::from(self.chunk_capacity)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn areas_are_disjoint_and_hold_their_last_elements() {
+        for (ranks, blocks) in [(1, 1), (2, 32), (3, 7), (8, 32), (64, 16)] {
+            let layout = Layout::new(ranks, blocks);
+            let (block, rank) = (blocks - 1, ranks - 1);
+            let ends = [
+                (layout.epoch(block) + 4, layout.sequences),
+                (layout.sequence(1, block, rank) + 4, layout.flags),
+                (layout.flag(1, block, rank) + 4, layout.packets),
+                (layout.unit(block, rank, 1, layout.slots) + PACKETS_BYTES, layout.rings),
+                (
+                    layout.chunk(1, block, rank, layout.ring_chunks - 1)
+                        + u64::from(layout.chunk_capacity),
+                    layout.bytes,
+                ),
+            ];
+            for (end, limit) in ends {
+                assert!(end <= limit, "{ranks} ranks, {blocks} blocks: {end} > {limit}");
+            }
+            assert!(layout.closed + 4 <= layout.epochs);
+            assert!(layout.chunk_capacity.is_multiple_of(16));
+            assert!(layout.ring_chunks.is_power_of_two() && layout.ring_chunks >= MIN_RING_CHUNKS);
+        }
+    }
+
+    #[test]
+    fn memory_does_not_grow_with_the_number_of_ranks_beyond_the_own_share() {
+        let two = Layout::new(2, 32).bytes;
+        let eight = Layout::new(8, 32).bytes;
+        assert!(two < 80 << 20 && eight < 56 << 20, "{two} and {eight}");
+    }
+}

@@ -1,0 +1,296 @@
+//! Messages of a collective: bytes that each pair of ranks exchanges, and their places in the tensors.
+
+use super::error::DeviceError;
+use std::ops::Range;
+
+/// Collective operation between GPUs. `count` is a number of elements, `N` the number of ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceOperation {
+    /// Input and output of `count`: the output is the reduction over all ranks.
+    AllReduce {
+        /// Elements of the vector.
+        count: u64,
+    },
+    /// Input of `N * count`, output of `count`: part `r` of the reduction at rank `r`.
+    ReduceScatter {
+        /// Elements of the output.
+        count: u64,
+    },
+    /// Input of `count`, at `root` an output of `count`: the reduction.
+    Reduce {
+        /// Elements of the vector.
+        count: u64,
+        /// Rank of the result.
+        root: u32,
+    },
+    /// Input of `count`, output of `N * count`, by rank.
+    AllGather {
+        /// Elements of a rank's input.
+        count: u64,
+    },
+    /// Input and output of `N * count`: part `d` of rank `s` becomes part `s` of rank `d`.
+    AllToAll {
+        /// Elements of a part.
+        count: u64,
+    },
+    /// As [`DeviceOperation::AllToAll`], with parts of different lengths, which follow each other in both tensors.
+    AllToAllUneven {
+        /// Elements for each rank.
+        sent: Vec<u64>,
+        /// Elements from each rank.
+        received: Vec<u64>,
+    },
+    /// Input of `count` at `root`, output of `count` at all ranks.
+    Broadcast {
+        /// Elements of the vector.
+        count: u64,
+        /// Rank that has the vector.
+        root: u32,
+    },
+    /// Input of `count`, at `root` an output of `N * count`, by rank.
+    Gather {
+        /// Elements of a rank's input.
+        count: u64,
+        /// Rank of the result.
+        root: u32,
+    },
+    /// At `root` an input of `N * count`, at all ranks an output of `count`.
+    Scatter {
+        /// Elements of a rank's output.
+        count: u64,
+        /// Rank that has the vector.
+        root: u32,
+    },
+    /// No data; ends after all ranks have begun it.
+    Barrier,
+}
+
+impl DeviceOperation {
+    /// Name of the operation.
+    pub fn name(&self) -> &'static str {
+        match self {
+            DeviceOperation::AllReduce { .. } => "all_reduce",
+            DeviceOperation::ReduceScatter { .. } => "reduce_scatter",
+            DeviceOperation::Reduce { .. } => "reduce",
+            DeviceOperation::AllGather { .. } => "all_gather",
+            DeviceOperation::AllToAll { .. } | DeviceOperation::AllToAllUneven { .. } => {
+                "all_to_all"
+            }
+            DeviceOperation::Broadcast { .. } => "broadcast",
+            DeviceOperation::Gather { .. } => "gather",
+            DeviceOperation::Scatter { .. } => "scatter",
+            DeviceOperation::Barrier => "barrier",
+        }
+    }
+
+    /// True if contributions are reduced.
+    pub fn reduces(&self) -> bool {
+        use DeviceOperation::{AllReduce, Reduce, ReduceScatter};
+        matches!(self, AllReduce { .. } | ReduceScatter { .. } | Reduce { .. })
+    }
+
+    /// Root, if there is one.
+    pub fn root(&self) -> Option<u32> {
+        use DeviceOperation::{Broadcast, Gather, Reduce, Scatter};
+        match *self {
+            Broadcast { root, .. } | Gather { root, .. } | Scatter { root, .. } => Some(root),
+            Reduce { root, .. } => Some(root),
+            _ => None,
+        }
+    }
+
+    /// Elements of the longest message of any pair, if all ranks know it.
+    pub(super) fn longest(&self) -> Option<u64> {
+        use DeviceOperation::*;
+        match *self {
+            AllReduce { count } | ReduceScatter { count } | Reduce { count, .. } => Some(count),
+            AllGather { count } | AllToAll { count } | Broadcast { count, .. } => Some(count),
+            Gather { count, .. } | Scatter { count, .. } => Some(count),
+            AllToAllUneven { .. } => None,
+            Barrier => Some(0),
+        }
+    }
+
+    pub(super) fn check(&self, ranks: u32) -> Result<(), DeviceError> {
+        if let Some(root) = self.root().filter(|&root| root >= ranks) {
+            return Err(DeviceError::NoRank { rank: root, ranks });
+        }
+        if let DeviceOperation::AllToAllUneven { sent, received } = self {
+            for (what, parts) in [("sent", sent), ("received", received)] {
+                if parts.len() != ranks as usize {
+                    return Err(DeviceError::Parts { what, given: parts.len(), ranks });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes exchanged with a rank. That of the rank itself is copied, or is its own contribution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Message {
+    /// Begin in the input.
+    pub send_at: u64,
+    /// Bytes to the rank.
+    pub send_bytes: u64,
+    /// Begin in the output. Contributions to a reduction have the place of the result.
+    pub receive_at: u64,
+    /// Bytes from the rank.
+    pub receive_bytes: u64,
+    /// Bytes of the longer direction of the pair; equal at both ranks.
+    pub longer: u64,
+}
+
+/// Length of slices is a multiple of this, so that slices of aligned vectors are aligned.
+pub(super) const SLICE_ALIGNMENT: u64 = 16;
+
+/// Slice of a rank in a two-shot all-reduce of a vector of `bytes`.
+pub(super) fn slice(bytes: u64, rank: u32, ranks: u32) -> Range<u64> {
+    let each = bytes.div_ceil(u64::from(ranks)).next_multiple_of(SLICE_ALIGNMENT);
+    let at = |rank: u32| (u64::from(rank) * each).min(bytes);
+    at(rank)..at(rank + 1)
+}
+
+/// Messages of `rank`, by rank. A two-shot all-reduce exchanges slices, and a one-shot one whole vectors.
+///
+/// `operation` is valid for `ranks`, and its bytes fit in a `u64`.
+pub(super) fn messages(
+    operation: &DeviceOperation,
+    element_bytes: u64,
+    rank: u32,
+    ranks: u32,
+    two_shot: bool,
+) -> Vec<Message> {
+    let message = |peer: u32| -> Message {
+        let part = |count: u64, index: u32| u64::from(index) * count * element_bytes;
+        let only = |condition: bool, count: u64| if condition { count * element_bytes } else { 0 };
+        let of = |send_at, send_bytes: u64, receive_at, receive_bytes: u64| Message {
+            send_at,
+            send_bytes,
+            receive_at,
+            receive_bytes,
+            longer: send_bytes.max(receive_bytes),
+        };
+        match *operation {
+            DeviceOperation::AllReduce { count } if two_shot => {
+                let bytes = count * element_bytes;
+                let length = |slice: &Range<u64>| slice.end - slice.start;
+                let (theirs, ours) = (slice(bytes, peer, ranks), slice(bytes, rank, ranks));
+                let message = of(theirs.start, length(&theirs), theirs.start, length(&theirs));
+                Message { longer: message.longer.max(length(&ours)), ..message }
+            }
+            DeviceOperation::AllReduce { count } => {
+                of(0, count * element_bytes, 0, count * element_bytes)
+            }
+            DeviceOperation::ReduceScatter { count } => {
+                of(part(count, peer), count * element_bytes, 0, count * element_bytes)
+            }
+            DeviceOperation::Reduce { count, root } => {
+                of(0, only(peer == root, count), 0, only(rank == root, count))
+            }
+            DeviceOperation::AllGather { count } => {
+                of(0, count * element_bytes, part(count, peer), count * element_bytes)
+            }
+            DeviceOperation::AllToAll { count } => {
+                let bytes = count * element_bytes;
+                of(part(count, peer), bytes, part(count, peer), bytes)
+            }
+            DeviceOperation::AllToAllUneven { ref sent, ref received } => {
+                let before =
+                    |parts: &[u64]| parts[..peer as usize].iter().sum::<u64>() * element_bytes;
+                let length = |parts: &[u64]| parts[peer as usize] * element_bytes;
+                of(before(sent), length(sent), before(received), length(received))
+            }
+            DeviceOperation::Broadcast { count, root } => {
+                of(0, only(rank == root, count), 0, only(peer == root, count))
+            }
+            DeviceOperation::Gather { count, root } => {
+                of(0, only(peer == root, count), part(count, peer), only(rank == root, count))
+            }
+            DeviceOperation::Scatter { count, root } => {
+                of(part(count, peer), only(rank == root, count), 0, only(peer == root, count))
+            }
+            DeviceOperation::Barrier => Message::default(),
+        }
+    };
+    (0..ranks).map(message).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn operations(count: u64, root: u32) -> Vec<DeviceOperation> {
+        use DeviceOperation::*;
+        vec![
+            AllReduce { count },
+            ReduceScatter { count },
+            Reduce { count, root },
+            AllGather { count },
+            AllToAll { count },
+            Broadcast { count, root },
+            Gather { count, root },
+            Scatter { count, root },
+            Barrier,
+        ]
+    }
+
+    proptest! {
+        /// What a rank sends is what its peer expects, and the longest message bounds all.
+        #[test]
+        fn both_ends_of_a_pair_agree(count in 0u64..5000, ranks in 1u32..9, root in 0u32..9, element in 0u32..4) {
+            let element = 1u64 << element;
+            for operation in operations(count, root % ranks) {
+                for two_shot in [false, true] {
+                    let all: Vec<_> =
+                        (0..ranks).map(|rank| messages(&operation, element, rank, ranks, two_shot)).collect();
+                    let sliced = two_shot && matches!(operation, DeviceOperation::AllReduce { .. });
+                    for (a, of_a) in all.iter().enumerate() {
+                        for (b, of_b) in all.iter().enumerate() {
+                            // Contributions to a slice have its length.
+                            let expected = if sliced { of_b[b].send_bytes } else { of_b[a].receive_bytes };
+                            prop_assert_eq!(of_a[b].send_bytes, expected);
+                            prop_assert!(of_a[b].send_bytes <= operation.longest().unwrap() * element);
+                            prop_assert_eq!(of_a[b].longer, of_b[a].longer);
+                            prop_assert!(of_a[b].longer >= of_a[b].send_bytes.max(expected));
+                        }
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn slices_partition_the_vector(bytes in 0u64..100_000, ranks in 1u32..65) {
+            let mut end = 0;
+            for rank in 0..ranks {
+                let slice = slice(bytes, rank, ranks);
+                prop_assert_eq!(slice.start, end);
+                prop_assert!(slice.start.is_multiple_of(SLICE_ALIGNMENT) || slice.start == bytes);
+                end = slice.end;
+            }
+            prop_assert_eq!(end, bytes);
+        }
+
+        #[test]
+        fn uneven_parts_follow_each_other(
+            sent in prop::collection::vec(0u64..100, 1..9), element in 0u32..4,
+        ) {
+            let ranks = sent.len() as u32;
+            let received: Vec<u64> = sent.iter().rev().copied().collect();
+            let operation = DeviceOperation::AllToAllUneven { sent: sent.clone(), received: received.clone() };
+            prop_assert!(operation.check(ranks).is_ok());
+            prop_assert!(operation.check(ranks + 1).is_err());
+            let all = messages(&operation, 1 << element, 0, ranks, false);
+            let (mut from, mut to) = (0, 0);
+            for (message, (sent, received)) in all.iter().zip(sent.iter().zip(&received)) {
+                prop_assert_eq!(message.send_at, from);
+                prop_assert_eq!(message.receive_at, to);
+                from += sent << element;
+                to += received << element;
+                prop_assert_eq!(message.send_bytes, sent << element);
+                prop_assert_eq!(message.receive_bytes, received << element);
+            }
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Collectives between the GPUs of one host.
+//!
+//! [`DeviceCollectives`] are calls on a stream. A call is planned by a pure function, equal on all ranks, and runs as one
+//! kernel; its blocks exchange data with the blocks of equal number at the other ranks. Short messages travel as packets,
+//! long ones as chunks with flags. The twin does the same on the CPU.
+//!
+//! - `message.rs`: operations, and the bytes that each pair of ranks exchanges
+//! - `plan.rs`: choice of the kernel, the grid and the chunks
+//! - `layout.rs`: memory in the symmetric heap
+//! - `arguments.rs`: the kernels' argument; `program.rs`: compilation and launch; `family.rs`: names of phases
+//! - `device_collectives.rs`: construction, calls, end; `config.rs`: configuration; `error.rs`: errors
+//! - `twin/`: the kernels on the CPU
+
+mod arguments;
+mod config;
+mod device_collectives;
+mod error;
+mod family;
+mod layout;
+mod message;
+mod plan;
+mod program;
+mod twin;
+
+pub use arguments::arguments_header;
+pub use config::DeviceConfig;
+pub use device_collectives::{DeviceCall, DeviceCollectives};
+pub use error::DeviceError;
+pub use family::FAMILY;
+pub use layout::Layout;
+pub use message::{DeviceOperation, Message};
+pub use plan::{CallOptions, DeviceAlgorithm};
+pub use program::{Arithmetic, SOURCES, compile_request};

@@ -1,0 +1,416 @@
+//! Launch plan of a call: kernel, grid and sizes, by a pure function that is equal on all ranks.
+
+use super::error::DeviceError;
+use super::layout::{Layout, UNIT};
+use super::message::{DeviceOperation, Message, messages};
+
+/// Kernel of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Kernel {
+    /// Messages as packets.
+    ExchangePackets,
+    /// Messages as chunks.
+    ExchangeChunks,
+    /// Reduction of packets: the one-shot all-reduce, and short vectors of the other reductions.
+    ReducePackets,
+    /// Reduction of chunks.
+    ReduceChunks,
+    /// Two-shot all-reduce by chunks.
+    AllReduceChunks,
+}
+
+impl Kernel {
+    /// All kernels of the exchange program.
+    pub const EXCHANGE: [Kernel; 2] = [Kernel::ExchangePackets, Kernel::ExchangeChunks];
+    /// All kernels of a reduction program.
+    pub const REDUCE: [Kernel; 3] =
+        [Kernel::ReducePackets, Kernel::ReduceChunks, Kernel::AllReduceChunks];
+
+    /// Name of its entry point.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kernel::ExchangePackets => "collective_exchange_packets",
+            Kernel::ExchangeChunks => "collective_exchange_chunks",
+            Kernel::ReducePackets => "collective_reduce_packets",
+            Kernel::ReduceChunks => "collective_reduce_chunks",
+            Kernel::AllReduceChunks => "collective_all_reduce_chunks",
+        }
+    }
+
+    /// Threads of a block: fixed by the teams of a kernel of chunks, the limit of one of packets.
+    pub const fn threads(self) -> u32 {
+        match self {
+            Kernel::ExchangePackets | Kernel::ReducePackets => 512,
+            Kernel::ExchangeChunks => (8 + 8 + 1) * 32,
+            Kernel::ReduceChunks => (8 + 12 + 1) * 32,
+            Kernel::AllReduceChunks => (8 + 12 + 8 + 2) * 32,
+        }
+    }
+
+    /// Variant of a kernel of chunks with bulk copies, for aligned tensors.
+    pub fn bulk(self) -> Option<BulkKernel> {
+        let kernel =
+            |name, warps: u32, stages| Some(BulkKernel { name, threads: warps * 32, stages });
+        match self {
+            Kernel::ExchangePackets | Kernel::ReducePackets => None,
+            Kernel::ExchangeChunks => kernel("collective_exchange_bulk", 5, 6 + 4 + 4),
+            Kernel::ReduceChunks => kernel("collective_reduce_bulk", 16 + 3, 6),
+            Kernel::AllReduceChunks => kernel("collective_all_reduce_bulk", 16 + 7, 6 + 4 + 4),
+        }
+    }
+
+    /// True if data travels as packets.
+    pub const fn is_packets(self) -> bool {
+        matches!(self, Kernel::ExchangePackets | Kernel::ReducePackets)
+    }
+}
+
+/// Kernel with bulk copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BulkKernel {
+    /// Name of its entry point.
+    pub name: &'static str,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Stages of a chunk in shared memory.
+    pub stages: u32,
+}
+
+/// Algorithm of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceAlgorithm {
+    /// Messages as packets, in one step; an all-reduce sends whole vectors to all ranks.
+    OneShot,
+    /// Messages as chunks with flags; an all-reduce reduces slices at their ranks, and then sends results.
+    TwoShot,
+}
+
+impl DeviceAlgorithm {
+    /// Name of the algorithm.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DeviceAlgorithm::OneShot => "one_shot",
+            DeviceAlgorithm::TwoShot => "two_shot",
+        }
+    }
+
+    /// Algorithm of that name.
+    pub fn from_name(name: &str) -> Option<DeviceAlgorithm> {
+        [DeviceAlgorithm::OneShot, DeviceAlgorithm::TwoShot]
+            .into_iter()
+            .find(|algorithm| algorithm.name() == name)
+    }
+}
+
+/// Choices of the caller; equal on all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallOptions {
+    /// Algorithm; by default the faster one for the size.
+    pub algorithm: Option<DeviceAlgorithm>,
+    /// Largest number of blocks; by default that of the construction.
+    pub num_sms: Option<u32>,
+    /// Bytes of a chunk, for measurements.
+    pub chunk_bytes: Option<u32>,
+}
+
+/// Launch of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LaunchPlan {
+    pub kernel: Kernel,
+    pub grid: u32,
+    pub threads: u32,
+    /// By packets.
+    pub units_per_block: u32,
+    /// By chunks.
+    pub chunk_bytes: u32,
+    /// By rank.
+    pub messages: Vec<Message>,
+}
+
+/// Bytes that a rank sends to all peers together up to which packets are faster, in an all-reduce, whose chunks take two
+/// steps, and in the other operations. A packet has twice the bytes of its data; a chunk takes a fence and a flag more.
+const PACKETS_OF_ALL_REDUCE: u64 = 1 << 20;
+const PACKETS_OF_OTHERS: u64 = 512 << 10;
+/// Units of a block by packets from which a further block is used.
+const UNITS_OF_A_BLOCK: u64 = 128;
+/// Shortest chunk of a message that is divided, in bytes.
+const MIN_CHUNK: u64 = 4096;
+
+impl LaunchPlan {
+    /// Plan of a call of rank `rank`.
+    ///
+    /// # Errors
+    /// Those of [`DeviceOperation::check`]; [`DeviceError::TooLarge`], [`DeviceError::Zero`],
+    /// [`DeviceError::Algorithm`].
+    pub fn new(
+        operation: &DeviceOperation,
+        element_bytes: u64,
+        rank: u32,
+        layout: &Layout,
+        options: CallOptions,
+    ) -> Result<LaunchPlan, DeviceError> {
+        let Layout { ranks, blocks, .. } = *layout;
+        operation.check(ranks)?;
+        check_bytes(operation, element_bytes, ranks)?;
+        let limit = match options.num_sms {
+            Some(0) => return Err(DeviceError::Zero { what: "num_sms" }),
+            Some(given) if given > blocks => {
+                let (what, given, limit) = ("num_sms of a call", given.into(), blocks.into());
+                return Err(DeviceError::TooLarge { what, given, limit });
+            }
+            given => given.unwrap_or(blocks),
+        };
+        let longest = operation.longest().map(|count| count * element_bytes);
+        let all_reduce = matches!(operation, DeviceOperation::AllReduce { .. });
+        let most = if all_reduce { PACKETS_OF_ALL_REDUCE } else { PACKETS_OF_OTHERS };
+        let algorithm = choose(longest, layout, limit, most, options.algorithm)?;
+        let two_shot = algorithm == DeviceAlgorithm::TwoShot;
+        let messages = messages(operation, element_bytes, rank, ranks, two_shot);
+        let kernel = match (operation.reduces() && ranks > 1, two_shot) {
+            (false, false) => Kernel::ExchangePackets,
+            (false, true) => Kernel::ExchangeChunks,
+            (true, false) => Kernel::ReducePackets,
+            (true, true) if all_reduce => Kernel::AllReduceChunks,
+            (true, true) => Kernel::ReduceChunks,
+        };
+        if !two_shot {
+            let units = longest.unwrap_or(0).div_ceil(UNIT);
+            let each = UNITS_OF_A_BLOCK.min(layout.slots.into());
+            let grid = units.div_ceil(each).clamp(1, limit.into()) as u32;
+            let units_per_block = units.div_ceil(grid.into()) as u32;
+            let threads = units_per_block.max(ranks).next_multiple_of(32).clamp(32, 512);
+            return Ok(LaunchPlan {
+                kernel,
+                grid,
+                threads,
+                units_per_block,
+                chunk_bytes: 0,
+                messages,
+            });
+        }
+        let (grid, chunk_bytes) = chunks(kernel, longest, layout, limit, options)?;
+        let threads = kernel.threads();
+        Ok(LaunchPlan { kernel, grid, threads, units_per_block: 0, chunk_bytes, messages })
+    }
+
+    /// True if all peers are sent the same bytes.
+    pub fn is_same_for_all(&self, rank: u32) -> bool {
+        let sent = |message: &Message| (message.send_at, message.send_bytes);
+        let own = self.messages.get(rank as usize).map(sent);
+        self.messages.iter().all(|message| Some(sent(message)) == own)
+    }
+
+    /// True if `input` and `output` and all messages in them start at multiples of 16 bytes.
+    pub fn is_aligned(&self, input: u64, output: u64) -> bool {
+        let of = |message: &Message| message.send_at | message.receive_at;
+        let all = self.messages.iter().map(of).fold(input | output, |all, at| all | at);
+        all.is_multiple_of(UNIT)
+    }
+}
+
+/// Rejects tensors that no memory holds.
+fn check_bytes(
+    operation: &DeviceOperation,
+    element_bytes: u64,
+    ranks: u32,
+) -> Result<(), DeviceError> {
+    let limit = (1u64 << 46) / u64::from(ranks) / element_bytes.max(1);
+    let most = match operation {
+        DeviceOperation::AllToAllUneven { sent, received } => {
+            sent.iter().chain(received).copied().max().unwrap_or(0)
+        }
+        other => other.longest().unwrap_or(0),
+    };
+    match most > limit {
+        true => Err(DeviceError::TooLarge { what: "the number of elements", given: most, limit }),
+        false => Ok(()),
+    }
+}
+
+/// The algorithm of a call, whose longest message is known or not.
+fn choose(
+    longest: Option<u64>,
+    layout: &Layout,
+    limit: u32,
+    most_by_packets: u64,
+    requested: Option<DeviceAlgorithm>,
+) -> Result<DeviceAlgorithm, DeviceError> {
+    let capacity = u64::from(limit) * u64::from(layout.slots) * UNIT;
+    let peers = u64::from((layout.ranks - 1).max(1));
+    match (requested, longest) {
+        (Some(DeviceAlgorithm::OneShot), Some(bytes)) if bytes <= capacity => {
+            Ok(DeviceAlgorithm::OneShot)
+        }
+        (Some(DeviceAlgorithm::OneShot), Some(bytes)) => {
+            Err(DeviceError::Algorithm { algorithm: "one_shot", bytes, limit: capacity })
+        }
+        (Some(DeviceAlgorithm::OneShot), None) => Err(DeviceError::Uneven),
+        // A call without data has no chunks, and must meet its peers.
+        (_, Some(0)) => Ok(DeviceAlgorithm::OneShot),
+        (None, Some(bytes)) if bytes <= capacity && bytes * peers <= most_by_packets => {
+            Ok(DeviceAlgorithm::OneShot)
+        }
+        _ => Ok(DeviceAlgorithm::TwoShot),
+    }
+}
+
+/// Length of a message from which fewer blocks are faster, in bytes, and their number in an all-reduce and in the other
+/// operations: more of them contend for the caches in front of the links. Measured on two H200.
+const LONG_MESSAGE: u64 = 8 << 20;
+const LONG_ALL_REDUCE_BLOCKS: u32 = 20;
+const LONG_BLOCKS: u32 = 24;
+
+/// Grid and bytes of a chunk.
+fn chunks(
+    kernel: Kernel,
+    longest: Option<u64>,
+    layout: &Layout,
+    limit: u32,
+    requested: CallOptions,
+) -> Result<(u32, u32), DeviceError> {
+    let capacity = layout.chunk_capacity;
+    if let Some(given) = requested.chunk_bytes {
+        if given == 0 || given > capacity || !u64::from(given).is_multiple_of(UNIT) {
+            let (given, limit) = (given.into(), capacity.into());
+            return Err(DeviceError::TooLarge {
+                what: "chunk_bytes, a multiple of 16,",
+                given,
+                limit,
+            });
+        }
+        return Ok((limit, given));
+    }
+    // The ranks of a call with uneven parts do not know the longest one.
+    let Some(longest) = longest else { return Ok((limit, capacity)) };
+    let (message, usual) = match kernel {
+        Kernel::AllReduceChunks => (longest.div_ceil(layout.ranks.into()), LONG_ALL_REDUCE_BLOCKS),
+        _ => (longest, LONG_BLOCKS),
+    };
+    let limit = match requested.num_sms {
+        None if message >= LONG_MESSAGE => limit.min(usual),
+        _ => limit,
+    };
+    // A chunk takes about a microsecond whatever its length: each block has few long ones.
+    let each = message.div_ceil(limit.into()).next_multiple_of(UNIT);
+    let chunk = each.max(MIN_CHUNK).min(capacity.into());
+    let grid = message.div_ceil(chunk).clamp(1, limit.into());
+    Ok((grid as u32, chunk as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn operation(kind: u8, count: u64, root: u32) -> DeviceOperation {
+        match kind {
+            0 => DeviceOperation::AllReduce { count },
+            1 => DeviceOperation::ReduceScatter { count },
+            2 => DeviceOperation::Reduce { count, root },
+            3 => DeviceOperation::AllGather { count },
+            4 => DeviceOperation::AllToAll { count },
+            5 => DeviceOperation::Broadcast { count, root },
+            6 => DeviceOperation::Gather { count, root },
+            7 => DeviceOperation::Scatter { count, root },
+            _ => DeviceOperation::Barrier,
+        }
+    }
+
+    proptest! {
+        /// All ranks launch equal grids, and packets and chunks fit in the memory.
+        #[test]
+        fn plans_are_equal_on_all_ranks_and_fit(
+            kind in 0u8..9, count in prop_oneof![0u64..200, 0u64..10_000_000], ranks in prop_oneof![1u32..9, 1u32..65],
+            blocks in 1u32..40, num_sms in prop::option::of(1u32..40), root in 0u32..65,
+        ) {
+            let layout = Layout::new(ranks, blocks);
+            let operation = operation(kind, count, root % ranks);
+            let options = CallOptions { num_sms, ..CallOptions::default() };
+            let plan = |rank| LaunchPlan::new(&operation, 2, rank, &layout, options);
+            if num_sms.is_some_and(|given| given > blocks) {
+                prop_assert!(plan(0).is_err());
+                return Ok(());
+            }
+            let first = plan(0).unwrap();
+            prop_assert!(first.grid >= 1 && first.grid <= num_sms.unwrap_or(blocks));
+            prop_assert!(first.threads.is_multiple_of(32) && first.threads <= first.kernel.threads());
+            for rank in 0..ranks {
+                let plan = plan(rank).unwrap();
+                prop_assert_eq!(
+                    (plan.kernel, plan.grid, plan.threads, plan.units_per_block, plan.chunk_bytes),
+                    (first.kernel, first.grid, first.threads, first.units_per_block, first.chunk_bytes)
+                );
+                let longest = plan.messages.iter().map(|message| message.longer).max().unwrap();
+                if plan.kernel.is_packets() {
+                    let units = longest.div_ceil(UNIT);
+                    prop_assert!(plan.units_per_block <= layout.slots);
+                    prop_assert!(units <= u64::from(plan.grid) * u64::from(plan.units_per_block));
+                } else {
+                    prop_assert!(plan.chunk_bytes <= layout.chunk_capacity && plan.chunk_bytes >= 16);
+                    prop_assert!(u64::from(plan.chunk_bytes).is_multiple_of(UNIT));
+                    prop_assert!(longest > 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn short_vectors_take_one_step_and_long_ones_two() {
+        let layout = Layout::new(2, 32);
+        let kernel = |count, algorithm| {
+            let options = CallOptions { algorithm, ..CallOptions::default() };
+            LaunchPlan::new(&DeviceOperation::AllReduce { count }, 2, 0, &layout, options)
+                .map(|plan| plan.kernel)
+        };
+        assert_eq!(kernel(512, None).unwrap(), Kernel::ReducePackets);
+        assert_eq!(kernel(1 << 20, None).unwrap(), Kernel::AllReduceChunks);
+        let two_shot = Some(DeviceAlgorithm::TwoShot);
+        assert_eq!(kernel(512, two_shot).unwrap(), Kernel::AllReduceChunks);
+        let error = kernel(1 << 20, Some(DeviceAlgorithm::OneShot)).unwrap_err().to_string();
+        assert!(error.contains("one_shot of 2097152 bytes"), "{error}");
+        // Calls without data meet their peers by packets.
+        assert_eq!(kernel(0, two_shot).unwrap(), Kernel::ReducePackets);
+    }
+
+    #[test]
+    fn what_a_plan_cannot_carry_is_rejected() {
+        let layout = Layout::new(2, 4);
+        let plan = |operation, options| LaunchPlan::new(&operation, 4, 0, &layout, options);
+        let with = |num_sms, chunk_bytes| CallOptions { algorithm: None, num_sms, chunk_bytes };
+        let large = DeviceOperation::AllReduce { count: 1 << 20 };
+        for (options, expected) in [
+            (with(Some(0), None), "num_sms is 0"),
+            (with(Some(5), None), "num_sms of a call is 5: expected at most 4"),
+            (with(None, Some(24)), "chunk_bytes"),
+            (with(None, Some(1 << 20)), "chunk_bytes"),
+        ] {
+            let error = plan(large.clone(), options).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let none = CallOptions::default();
+        for (operation, expected) in [
+            (DeviceOperation::Broadcast { count: 1, root: 2 }, "rank is 2: expected one below 2"),
+            (DeviceOperation::AllGather { count: u64::MAX / 2 }, "the number of elements"),
+            (
+                DeviceOperation::AllToAllUneven { sent: vec![1], received: vec![1, 1] },
+                "1 parts are sent: expected one for each of 2 ranks",
+            ),
+        ] {
+            let error = plan(operation, none).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn vectors_that_are_not_aligned_are_noticed() {
+        let layout = Layout::new(2, 4);
+        let none = CallOptions::default();
+        let plan = |count| {
+            LaunchPlan::new(&DeviceOperation::AllGather { count }, 2, 1, &layout, none).unwrap()
+        };
+        assert!(plan(8).is_aligned(16, 32));
+        assert!(!plan(8).is_aligned(16, 34));
+        assert!(!plan(7).is_aligned(16, 32), "the second part starts at 14");
+        assert!(plan(7).is_same_for_all(1));
+    }
+}

@@ -1,0 +1,205 @@
+//! Kernels on one GPU: compiled and loaded by reduction and element type, and launched.
+
+use super::arguments::{ArgumentBlock, argument};
+use super::error::DeviceError;
+use super::family::FAMILY;
+use super::layout::Layout;
+use super::plan::{Kernel, LaunchPlan};
+use crate::reduction::{Element, Reduction};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use weft_cuda::{Context, Device, Function, Module, RelaxedCapture, Start, Stream};
+use weft_gpu::Domain;
+use weft_gpu::jit::{self, CompileRequest};
+use weft_gpu::kernels::SourceFile;
+
+/// Path and text of each source file.
+pub const SOURCES: &[SourceFile] = weft_gpu::sources![
+    "collectives/arguments.cuh",
+    "collectives/bulk.cuh",
+    "collectives/channel.cuh",
+    "collectives/chunks.cuh",
+    "collectives/elements.cuh",
+    "collectives/packets.cuh",
+    "exchange.cu",
+    "reduce.cu",
+];
+
+/// Reduction of the elements of a type.
+pub type Arithmetic = (Reduction, Element);
+
+/// Compile request of the kernels of a reduction, or of those without arithmetic.
+fn request(layout: &Layout, arithmetic: Option<Arithmetic>, arch: &str) -> CompileRequest<'static> {
+    let mut defines = layout.defines(FAMILY.first_phase);
+    let name = match arithmetic {
+        Some((reduction, element)) => {
+            let number = |all: usize| all.to_string();
+            let element = Element::ALL.iter().position(|known| *known == element);
+            let reduction = Reduction::ALL.iter().position(|known| *known == reduction);
+            defines.push(("WEFT_ELEMENT".into(), number(element.unwrap_or(0))));
+            defines.push(("WEFT_REDUCTION".into(), number(reduction.unwrap_or(0))));
+            "reduce.cu"
+        }
+        None => "exchange.cu",
+    };
+    CompileRequest { defines, ..CompileRequest::kernel(name, SOURCES, arch) }
+}
+
+/// Compile request of the kernels for `ranks` and grids of at most `blocks`, for tests without a GPU.
+pub fn compile_request(
+    ranks: u32,
+    blocks: u32,
+    arithmetic: Option<Arithmetic>,
+    arch: &str,
+) -> CompileRequest<'static> {
+    request(&Layout::new(ranks.max(1), blocks.max(1)), arithmetic, arch)
+}
+
+/// Loaded kernel, with the threads and the dynamic shared memory of a block.
+struct LoadedKernel {
+    kernel: Kernel,
+    function: Function,
+    /// Variant with bulk copies.
+    bulk: Option<(Function, [u32; 2])>,
+}
+
+/// Loaded kernels of one program.
+struct Loaded(Vec<LoadedKernel>);
+
+impl Loaded {
+    /// Launches a kernel. Every kernel of a plan is loaded with its program.
+    ///
+    /// # Safety
+    /// That of [`Function::launch`].
+    unsafe fn launch(
+        &self,
+        plan: &LaunchPlan,
+        aligned: bool,
+        start: Start,
+        stream: Stream,
+        argument: &[u64],
+    ) -> Result<(), DeviceError> {
+        let Some(known) = self.0.iter().find(|known| known.kernel == plan.kernel) else {
+            return Ok(());
+        };
+        let plain = (&known.function, [plan.threads, 0]);
+        let bulk = known.bulk.as_ref().filter(|_| aligned);
+        let (function, [threads, shared]) =
+            bulk.map_or(plain, |(function, size)| (function, *size));
+        let size = [plan.grid, threads, shared];
+        // SAFETY: the caller's contract.
+        Ok(unsafe { function.launch(size, start, stream, argument.as_ptr().cast()) }?)
+    }
+}
+
+/// Kernels of a layout on a GPU.
+pub(super) struct Programs {
+    context: Arc<Context>,
+    device: Device,
+    layout: Layout,
+    domain: Arc<Domain>,
+    start: Start,
+    exchange: Loaded,
+    reduce: Mutex<HashMap<Arithmetic, Arc<Loaded>>>,
+}
+
+impl Programs {
+    /// Compiles and loads the kernels without arithmetic.
+    pub fn new(
+        layout: Layout,
+        device: Device,
+        domain: Arc<Domain>,
+    ) -> Result<Programs, DeviceError> {
+        let context = Context::primary(device)?;
+        let exchange = load(&context, device, &layout, &domain, None)?;
+        let start = jit::launch_start(device);
+        let reduce = Mutex::default();
+        Ok(Programs { context, device, layout, domain, start, exchange, reduce })
+    }
+
+    /// Compiles and loads the kernels of a reduction, unless they are loaded.
+    pub fn prepare(&self, arithmetic: Arithmetic) -> Result<(), DeviceError> {
+        self.reducing(arithmetic).map(drop)
+    }
+
+    fn reducing(&self, arithmetic: Arithmetic) -> Result<Arc<Loaded>, DeviceError> {
+        let mut known = self.reduce.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = known.get(&arithmetic) {
+            return Ok(loaded.clone());
+        }
+        let (context, device) = (&self.context, self.device);
+        let loaded = load(context, device, &self.layout, &self.domain, Some(arithmetic))?;
+        let loaded = Arc::new(loaded);
+        known.insert(arithmetic, loaded.clone());
+        Ok(loaded)
+    }
+
+    /// Waits until the device is idle.
+    pub fn settle(&self) -> Result<(), DeviceError> {
+        Ok(self.context.synchronize()?)
+    }
+
+    /// True if a stream is captured, or its state is unavailable.
+    pub fn is_captured(&self, stream: Stream) -> bool {
+        let known =
+            self.context.enter().ok().and_then(|_bound| weft_cuda::is_capturing(stream).ok());
+        known.unwrap_or(true)
+    }
+
+    /// Launches a call.
+    ///
+    /// # Safety
+    /// The addresses in `block` and `peers` are valid on the device until the kernel has ended, with the bytes of the
+    /// plan's messages; the stream belongs to the context.
+    pub unsafe fn launch(
+        &self,
+        plan: &LaunchPlan,
+        peers: &[u64],
+        block: &ArgumentBlock,
+        arithmetic: Option<Arithmetic>,
+        stream: Stream,
+    ) -> Result<(), DeviceError> {
+        let words = argument(peers, &plan.messages, block);
+        let aligned = block.aligned != 0;
+        let arithmetic = arithmetic.filter(|_| !Kernel::EXCHANGE.contains(&plan.kernel));
+        let reducing = arithmetic.map(|arithmetic| self.reducing(arithmetic)).transpose()?;
+        let loaded = reducing.as_deref().unwrap_or(&self.exchange);
+        // SAFETY: the argument has the layout of the kernels' struct; its addresses are the caller's contract. All kernels
+        // execute `griddepcontrol.wait` before they access memory.
+        unsafe { loaded.launch(plan, aligned, self.start, stream, &words) }
+    }
+}
+
+fn load(
+    context: &Arc<Context>,
+    device: Device,
+    layout: &Layout,
+    domain: &Domain,
+    arithmetic: Option<Arithmetic>,
+) -> Result<Loaded, DeviceError> {
+    let request = request(layout, arithmetic, &jit::architecture(device.compute_capability()));
+    let compiled = jit::cubin(&request, domain.cache())?;
+    // A stream may be captured in this moment.
+    let _relaxed = RelaxedCapture::new()?;
+    let module = Module::load(context, &compiled.cubin)?;
+    let kernels: &[Kernel] = if arithmetic.is_some() { &Kernel::REDUCE } else { &Kernel::EXCHANGE };
+    let function = |name: &str, shared: u32| -> Result<Function, DeviceError> {
+        let function = module.function(name)?;
+        // Loads the kernel now: at its first launch, CUDA might wait for running kernels.
+        function.set_dynamic_shared(shared)?;
+        let (registers, spilled) = (function.registers()?, function.local_bytes()?);
+        log::debug!("{name}: {registers} registers, {spilled} bytes spilled");
+        Ok(function)
+    };
+    let has_bulk = device.compute_capability().0 >= 9;
+    let loaded = |kernel: Kernel| -> Result<LoadedKernel, DeviceError> {
+        let bulk = kernel.bulk().filter(|_| has_bulk);
+        let bulk = bulk.map(|bulk| {
+            let shared = bulk.stages * layout.chunk_capacity;
+            Ok::<_, DeviceError>((function(bulk.name, shared)?, [bulk.threads, shared]))
+        });
+        let function = function(kernel.name(), 0)?;
+        Ok(LoadedKernel { kernel, function, bulk: bulk.transpose()? })
+    };
+    Ok(Loaded(kernels.iter().copied().map(loaded).collect::<Result<_, _>>()?))
+}
