@@ -56,8 +56,25 @@ def compiled(
 def _kernels(
     defines: tuple[tuple[str, str], ...], arch: str, source: str | None
 ) -> dict[str, Kernel]:
+    return _listed(cubin(defines, arch, source))
+
+
+@functools.cache
+def collectives(
+    ranks: int, arch: str, reduction: str | None = None, element: str | None = None
+) -> dict[str, Kernel]:
+    """Kernels of collectives by name: those of a reduction, or those without arithmetic.
+
+    Raises:
+        AssertionError: with the compiler's log, if it fails.
+    """
+    name, files, options = _native.device_collectives_source(ranks, 32, arch, reduction, element)
+    return _listed(_compile(name, dict(files), options))
+
+
+def _listed(code: bytes) -> dict[str, Kernel]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin(defines, arch, source))
+        file.write(code)
         file.flush()
         usage, listing = (_dump(option, file.name) for option in ("-res-usage", "-sass"))
     resources = {
@@ -67,23 +84,29 @@ def _kernels(
         )
     }
     functions = re.split(r"^\s*Function : (\w+)$", listing, flags=re.MULTILINE)[1:]
-    code = dict(zip(functions[::2], functions[1::2], strict=True))
-    assert code.keys() == resources.keys()
-    return {name: Kernel(*resources[name], _instructions(code[name])) for name in code}
+    listings = dict(zip(functions[::2], functions[1::2], strict=True))
+    assert listings.keys() == resources.keys()
+    return {name: Kernel(*resources[name], _instructions(text)) for name, text in listings.items()}
 
 
 def cubin(defines: tuple[tuple[str, str], ...], arch: str, source: str | None = None) -> bytes:
     """Machine code, by PyTorch's NVRTC."""
-    nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
     program_name, files, options = _native.device_source(arch)
-    headers = {name: text.encode() for name, text in files}
-    own = headers.pop(program_name)
-    text = own if source is None else source.encode()
-    names = [name.encode() for name in headers]
+    texts = dict(files)
+    if source is not None:
+        texts[program_name] = source
+    options = options + [f"-D{name}={value}" for name, value in defines]
+    return _compile(program_name, texts, options)
+
+
+def _compile(name: str, files: dict[str, str], options: list[str]) -> bytes:
+    nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
+    headers = {path: text.encode() for path, text in files.items()}
+    text = headers.pop(name)
+    names = [path.encode() for path in headers]
     arguments = [option.encode() for option in options]
-    arguments += [f"-D{name}={value}".encode() for name, value in defines]
     _, program = nvrtc.nvrtcCreateProgram(
-        text, program_name.encode(), len(names), list(headers.values()), names
+        text, name.encode(), len(names), list(headers.values()), names
     )
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# GPU tests and benchmark of Weft. Requires only a Python that can import weft and torch (WEFT_PYTHON,
-# default python3), by an installed wheel or by PYTHONPATH.
+# GPU tests and benchmarks of Weft. Requires only a Python that can import weft and torch
+# (WEFT_PYTHON, default python3), by an installed wheel or by PYTHONPATH.
 #
 #     benchmarks/gpu/run.sh test [ARGUMENTS OF PYTEST]
 #     benchmarks/gpu/run.sh bench [--budget SECONDS] [--cases NAMES] [--ranks N] [--record FILE]
+#     benchmarks/gpu/run.sh collectives [--budget SECONDS] [--cases NAMES | --sweep] [--ranks N]
 #
-# A failed case of the benchmark is recorded as failed, and the other cases run.
+# A failed case of a benchmark is recorded as failed, and the other cases run.
 set -euo pipefail
 what=${1:-}
 case $what in
-test | bench) shift ;;
+test | bench | collectives) shift ;;
 *)
-    sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac
@@ -56,5 +57,8 @@ test)
 bench)
     exec "$python" -m weft bench moe --device cuda --cases all \
         --record benchmarks/results/gpu_moe.jsonl "$@"
+    ;;
+collectives)
+    exec "$python" benchmarks/gpu/collectives.py "$@"
     ;;
 esac

@@ -615,6 +615,97 @@ class DeviceAllToAll:
         """End it on this rank alone."""
 
 @final
+class DeviceCollectives:
+    """Collectives between devices: see `weft.cuda.Collectives`.
+
+    Tensors are given as addresses on the device, streams as CUDA's handle, 0 for a twin. Calls
+    return at once, those of a twin once they have done their work.
+    """
+
+    def __new__(
+        cls,
+        communicator: Communicator,
+        *,
+        device: str,
+        memory: str,
+        num_sms: int | None,
+        skew_timeout: float,
+        timeout: float,
+        concurrent: bool,
+    ) -> DeviceCollectives: ...
+    @staticmethod
+    def local_group(
+        world_size: int,
+        devices: list[str],
+        *,
+        memory: str,
+        num_sms: int | None,
+        skew_timeout: float,
+        concurrent: bool,
+    ) -> list[DeviceCollectives]:
+        """All ranks in this process, in rank order."""
+
+    @property
+    def blocks(self) -> int:
+        """Maximum number of blocks of a launch."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory of this rank."""
+
+    def run(
+        self,
+        stream: int,
+        operation: str,
+        *,
+        input: int,
+        output: int,
+        element: str,
+        count: int,
+        root: int = 0,
+        reduction: str | None = None,
+        average: bool = False,
+        algorithm: str | None = None,
+        num_sms: int | None = None,
+        chunk_bytes: int | None = None,
+        sent: list[int] | None = None,
+        received: list[int] | None = None,
+    ) -> None:
+        """Launch a call.
+
+        Args:
+            stream: the stream of the launch.
+            operation: "all_reduce", "reduce_scatter", "reduce", "all_gather", "all_to_all",
+                "broadcast", "gather", "scatter" or "barrier".
+            input: tensor that is sent.
+            output: tensor that is written.
+            element: dtype of a reduction; otherwise the unsigned type of equal width.
+            count: elements of the vector (all-reduce, reduce, broadcast), of the output
+                (reduce-scatter, scatter), of a rank's input (all-gather, gather), or of a part
+                (all-to-all).
+            root: rank of the source or of the result.
+            reduction: "sum", "product", "min", "max", "and", "or" or "xor".
+            average: divide the sum by the number of ranks.
+            algorithm: "one_shot" or "two_shot".
+            num_sms: maximum number of blocks.
+            chunk_bytes: bytes of a chunk, for measurements.
+            sent: of an uneven all-to-all, elements for each rank.
+            received: elements from each rank.
+        """
+
+    def prepare(self, reduction: str, element: str) -> None:
+        """Compile and load the kernels of a reduction."""
+
+    def check(self) -> None:
+        """Raise the error that the device recorded."""
+
+    def close(self, timeout: float) -> None:
+        """Free the memory; every rank makes this call."""
+
+    def abandon(self) -> None:
+        """Free the memory on this rank alone."""
+
+@final
 class DeviceCalls:
     """Calls of a `DeviceAllToAll` with tensors, which are checked and launched in one crossing.
 
@@ -710,6 +801,15 @@ def device_defines(ranks: int, **options: Any) -> list[tuple[str, str]]:
 
 def table_fields() -> list[tuple[str, int, int, int]]:
     """Fields of a domain's table: name, offset, bytes of an element, elements."""
+
+def device_collectives_source(
+    ranks: int,
+    blocks: int,
+    arch: str,
+    reduction: str | None = None,
+    element: str | None = None,
+) -> tuple[str, list[tuple[str, str]], list[str]]:
+    """Kernels of collectives: name of the program, its sources, and arguments of the compiler."""
 
 def device_source(arch: str) -> tuple[str, list[tuple[str, str]], list[str]]:
     """The kernels' program: its name, path and text of each file, options but for macros."""

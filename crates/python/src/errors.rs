@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 use weft_collectives::RunError;
+use weft_collectives::device::DeviceError;
 use weft_control::{Cause, Error as ControlError, Poison, Rank};
 use weft_cuda::Error as CudaError;
 use weft_dispatch::Error as DispatchError;
@@ -108,6 +109,8 @@ pub enum Error {
     Moe(MoeError),
     /// Of collectives and messages.
     Run(RunError),
+    /// Of collectives between GPUs.
+    Device(DeviceError),
     /// Of a simulation.
     Predict(PredictError),
     /// Of a network or a server.
@@ -144,6 +147,12 @@ impl From<RunError> for Error {
     }
 }
 
+impl From<DeviceError> for Error {
+    fn from(error: DeviceError) -> Error {
+        Error::Device(error)
+    }
+}
+
 impl From<PredictError> for Error {
     fn from(error: PredictError) -> Error {
         Error::Predict(error)
@@ -175,6 +184,9 @@ impl From<Error> for PyErr {
             Error::Run(error) => Python::attach(|py| {
                 build(py, &of_run(&error), &error.to_string()).unwrap_or_else(|error| error)
             }),
+            Error::Device(error) => Python::attach(|py| {
+                build(py, &of_device(&error), &error.to_string()).unwrap_or_else(|error| error)
+            }),
             Error::Predict(error) => Python::attach(|py| {
                 build(py, &of_predict(&error), &error.to_string()).unwrap_or_else(|error| error)
             }),
@@ -203,6 +215,16 @@ fn of_run(error: &RunError) -> ExceptionParts {
         RunError::Timeout { missing, .. } => {
             ExceptionParts::new("WaitTimeoutError").lacking(missing)
         }
+        _ => ExceptionParts::new("ConfigurationError"),
+    }
+}
+
+fn of_device(error: &DeviceError) -> ExceptionParts {
+    match error {
+        DeviceError::Gpu(error) => of_gpu(error),
+        DeviceError::Fabric(error) => of_fabric(error),
+        DeviceError::Parts { .. } => ExceptionParts::new("ShapeError"),
+        DeviceError::TooLarge { .. } => ExceptionParts::new("SizeError"),
         _ => ExceptionParts::new("ConfigurationError"),
     }
 }

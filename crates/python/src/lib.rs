@@ -41,8 +41,9 @@ mod _native {
     use crate::cuda::{cuda_device_of, cuda_report};
     #[pymodule_export]
     use crate::device::{
-        DeviceAllToAll, DeviceCalls, RegisteredMemory, SymmetricMemory, add_nvrtc_directory,
-        device_defines, device_options, device_source, table_fields,
+        DeviceAllToAll, DeviceCalls, DeviceCollectives, RegisteredMemory, SymmetricMemory,
+        add_nvrtc_directory, device_collectives_source, device_defines, device_options,
+        device_source, table_fields,
     };
     #[pymodule_export]
     use crate::errors::error_classes;

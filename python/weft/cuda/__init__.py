@@ -1,6 +1,7 @@
-"""Dispatch and combine between the GPUs of one host, with torch tensors.
+"""Dispatch and combine, and collectives, between the GPUs of one host, with torch tensors.
 
-The same calls as on the CPU, on the tensors of this rank's GPU::
+`Collectives` has all-reduce, all-gather and others: see its documentation. All below is about
+`AllToAll`: the same calls as on the CPU, on the tensors of this rank's GPU::
 
     torch.cuda.set_device(local_rank)
     with (
@@ -35,6 +36,7 @@ Importing this module imports torch; importing `weft` does not.
 
 from weft.cuda.all_to_all import AllToAll
 from weft.cuda.carveout import sm_carveout
+from weft.cuda.collectives import Collectives, local_collectives
 from weft.cuda.combine import Combine
 from weft.cuda.dispatch import Dispatch
 from weft.cuda.group import local_group
@@ -46,6 +48,7 @@ from weft.moe import check
 
 __all__ = [
     "AllToAll",
+    "Collectives",
     "Combine",
     "Dispatch",
     "Event",
@@ -54,6 +57,7 @@ __all__ = [
     "Outputs",
     "Received",
     "check",
+    "local_collectives",
     "local_group",
     "sm_carveout",
 ]

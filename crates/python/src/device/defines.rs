@@ -22,7 +22,7 @@ pub fn device_defines(
 }
 
 /// A program's name, path and text of each file.
-type Source = (&'static str, Vec<(&'static str, &'static str)>, Vec<String>);
+pub(super) type Source = (&'static str, Vec<(&'static str, &'static str)>, Vec<String>);
 
 /// The program that has all kernels, and the compiler's options for an architecture but for the macros.
 #[pyfunction]

@@ -4,6 +4,7 @@
 //! first.
 
 mod calls;
+mod collectives;
 mod defines;
 mod domain;
 mod options;
@@ -11,6 +12,7 @@ mod placement;
 mod registered;
 
 pub use calls::DeviceCalls;
+pub use collectives::{DeviceCollectives, device_collectives_source};
 pub use defines::{device_defines, device_source};
 pub use domain::{Domains, SymmetricMemory, table_fields};
 pub use options::device_options;

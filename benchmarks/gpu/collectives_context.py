@@ -1,0 +1,136 @@
+"""State of one rank of the benchmark of device collectives: group, libraries, agreement."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from weft.bench.device.beside import Beside
+from weft.bench.device.machine import visible
+from weft.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from collectives_cases import Case
+    from collectives_sides import Side
+
+    import weft
+    from weft.bench.device.machine import Device
+
+__all__ = ["UNDER_WAY", "Context"]
+
+#: File in the directory of the task: the case and the side in progress.
+UNDER_WAY: Final = "under-way.json"
+#: Limit of a rendezvous of the hosts, and of a device's wait for a peer; in seconds.
+HOST_SECONDS: Final = 60.0
+DEVICE_SECONDS: Final = 20.0
+Made = TypeVar("Made")
+
+
+class Failure(NamedTuple):
+    """Failure of a side."""
+
+    text: str
+    #: True if Weft does not take these arguments.
+    refused: bool
+
+
+class Context:
+    """A rank."""
+
+    def __init__(
+        self,
+        communicator: weft.Communicator,
+        device: Device,
+        directory: Path,
+        cases: list[Case],
+        task: dict[str, Any],
+        about: dict[str, Any],
+    ) -> None:
+        self.communicator, self.device, self.directory = communicator, device, directory
+        self.cases, self.task, self.about = cases, task, about
+        self.rank, self.ranks = communicator.rank, communicator.world_size
+        self.gpus = visible() if device.kind == "cuda" else 0
+        #: By operation: see `collectives_sides.sides_of`.
+        self.sides: dict[str, list[Side]] = {}
+        #: Case whose buffers a shared arena holds.
+        self.binding: str | None = None
+        self._beside = Beside(communicator, device, directory)
+        self._made: dict[str, Any] = {}
+        self._closing: list[Callable[[], None]] = []
+
+    def once(self, key: str, make: Callable[[], Made]) -> Made:
+        """The one object of that key; a failure is kept too."""
+        if key not in self._made:
+            try:
+                self._made[key] = make()
+            except Exception as error:
+                self._made[key] = error
+        found: Any = self._made[key]
+        if isinstance(found, Exception):
+            raise found
+        made: Made = found
+        return made
+
+    def collectives(self, num_sms: int | None) -> Any:
+        """`weft.cuda.Collectives` of all ranks with that many blocks; None: its choice."""
+        return self.once(f"weft {num_sms}", lambda: self._open(num_sms))
+
+    def _open(self, num_sms: int | None) -> Any:
+        cuda: Any = import_module("weft.cuda")
+        collectives = cuda.Collectives(
+            self.communicator,
+            device=self.device.place,
+            num_sms=num_sms,
+            skew_timeout=DEVICE_SECONDS,
+            timeout=HOST_SECONDS,
+        )
+        self._closing.append(collectives.close)
+        collectives.prepare("sum", self.device.torch.bfloat16)
+        return collectives
+
+    def distributed(self) -> Any:
+        """torch.distributed with a group of all ranks, and its communicator made."""
+        return self.once("nccl", self._join)
+
+    def _join(self) -> Any:
+        distributed = self._beside.start()
+        self._closing.append(self._beside.stop)
+        # Registration needs a communicator, which the first collective makes.
+        distributed.all_reduce(self.device.torch.zeros(1, device=self.device.name))
+        self.device.synchronise()
+        return distributed
+
+    def close(self) -> None:
+        """Leave all groups."""
+        self._made.clear()
+        while self._closing:
+            self._closing.pop()()
+
+    def under_way(self, case: str, side: str) -> None:
+        """Record the side in progress, for the record if this rank ends now."""
+        if self.rank == 0:
+            text = json.dumps({"case": case, "side": side, "origin": self.about})
+            (self.directory / UNDER_WAY).write_text(text, encoding="utf-8")
+
+    def agree(self, value: Any) -> list[Any]:
+        """The value of every rank."""
+        gathered = self.communicator.all_gather(json.dumps(value).encode(), timeout=HOST_SECONDS)
+        return [json.loads(each) for each in gathered]
+
+    def attempt(self, work: Callable[[], Made]) -> tuple[Made | None, Failure | None]:
+        """The result, or the failure of the first rank that has one; both the same on all ranks."""
+        result, own = None, None
+        try:
+            result = work()
+            self.device.synchronise()
+        except Exception as error:
+            text = f"rank {self.rank}: {type(error).__name__}: {error}".strip()[:1000]
+            own = text, isinstance(error, ConfigurationError)
+            # After a fault of the device this raises, and the ranks are started anew.
+            self.device.synchronise()
+        failures = [Failure(*each) for each in self.agree(own) if each is not None]
+        return (None, failures[0]) if failures else (result, None)

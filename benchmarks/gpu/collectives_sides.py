@@ -1,0 +1,330 @@
+"""Sides of the benchmark of device collectives: Weft, NCCL, NCCL on windows, torch's operators.
+
+A side binds a case to memory of its own kind and returns calls on it. Every side takes the same
+inputs; NCCL and torch's two-shot operator reduce in place, the others write to another buffer.
+NVLink multicast is off for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from collectives_cases import Case
+    from collectives_context import Context
+
+__all__ = ["Bound", "Nccl", "Side", "Torch", "Weft", "Windows", "lengths", "sides_of"]
+
+#: Longest vector of a one-shot all-reduce of torch, which reads all of it from every rank.
+ONE_SHOT_BYTES: Final = 8 << 20
+#: Alignment of buffers in an arena, in bytes.
+ALIGNMENT: Final = 4096
+
+
+@dataclass
+class Bound:
+    """A case on a side's memory."""
+
+    inputs: list[Any]
+    #: The result of each input; the input itself if the side reduces in place.
+    outputs: list[Any]
+    #: Enqueue the operation on a buffer.
+    call: Callable[[int], None]
+    #: Enqueue a rendezvous of all ranks.
+    meet: Callable[[], None]
+
+    @property
+    def in_place(self) -> bool:
+        """True if results replace inputs."""
+        return any(a is b for a, b in zip(self.inputs, self.outputs, strict=True))
+
+
+def lengths(case: Case, ranks: int) -> tuple[int, int]:
+    """Elements of a rank's input and output."""
+    if case.operation == "barrier":
+        return 0, 0
+    part = max(1, case.bytes // 2 // ranks)
+    own, whole = part, part * ranks
+    if case.operation == "all_gather":
+        return own, whole
+    return whole, own if case.operation == "reduce_scatter" else whole
+
+
+class Side:
+    """A library, or an algorithm of it."""
+
+    name = ""
+    #: Weft's sides are checked bit for bit, and their failure is that of the case.
+    ours = False
+
+    def __init__(self, context: Context) -> None:
+        self.context, self.torch = context, context.device.torch
+        self._ready = False
+
+    def ready(self) -> None:
+        """Set up the library, once."""
+        if not self._ready:
+            self.start()
+            self._ready = True
+
+    def unable(self, case: Case) -> str | None:
+        """Reason for which the side does not take part; None if it does."""
+        return None
+
+    def start(self) -> None:
+        """Set up the library; a collective call."""
+
+    def check(self) -> None:
+        """Raise the error that the device recorded, after `synchronise`."""
+
+    def bind(self, case: Case) -> Bound:
+        """Allocate buffers and return the calls; a collective call."""
+        raise NotImplementedError
+
+    def memory(self, elements: int) -> Any:
+        """An uninitialised buffer."""
+        name = self.context.device.name
+        return self.torch.empty(elements, dtype=self.torch.bfloat16, device=name)
+
+    def buffers(self, case: Case, *, in_place: bool = False) -> tuple[list[Any], list[Any]]:
+        """Inputs and outputs."""
+        taken, made = lengths(case, self.context.ranks)
+        inputs = [self.memory(taken) for _ in range(case.buffers)]
+        if in_place:
+            return inputs, inputs
+        return inputs, [self.memory(made) for _ in range(case.buffers)]
+
+
+class Weft(Side):
+    """`weft.cuda.Collectives`."""
+
+    ours = True
+
+    def __init__(
+        self, context: Context, name: str = "weft", most_sms: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(context)
+        #: Thread blocks of the construction; None: Weft's choice.
+        self.name, self.most_sms, self.options = name, most_sms, options
+
+    def start(self) -> None:
+        """Construct the collectives and compile their kernels."""
+        self.collectives = self.context.collectives(self.most_sms)
+
+    def check(self) -> None:
+        """Raise the error of a wait that timed out."""
+        self.collectives.check()
+
+    def bind(self, case: Case) -> Bound:
+        """Results go to buffers of their own."""
+        inputs, outputs = self.buffers(case)
+        collectives, options = self.collectives, self.options
+        if case.operation == "barrier":
+
+            def call(slot: int) -> None:
+                collectives.barrier()
+
+        elif "chunk_bytes" in options:
+            run = chunked(collectives, case.operation, **options)
+
+            def call(slot: int) -> None:
+                run(inputs[slot], outputs[slot])
+
+        else:
+            operation = getattr(collectives, case.operation)
+
+            def call(slot: int) -> None:
+                operation(inputs[slot], out=outputs[slot], **options)
+
+        return Bound(inputs, outputs, call, collectives.barrier)
+
+
+def chunked(
+    collectives: Any, operation: str, *, num_sms: int, chunk_bytes: int
+) -> Callable[[Any, Any], None]:
+    """An operation with a length of chunks, which only the native module takes."""
+    checks: Any = import_module("weft.cuda.collective_checks")
+    torch: Any = import_module("torch")
+    fixed = {"algorithm": "two_shot", "num_sms": num_sms, "chunk_bytes": chunk_bytes}
+    if operation == "all_gather":
+        fixed["element"], _ = checks.WORDS[2]
+    else:
+        element, reduction, average = checks.REDUCTIONS["sum", torch.bfloat16]
+        fixed |= {"element": element, "reduction": reduction, "average": average}
+
+    def run(taken: Any, made: Any) -> None:
+        # The shorter one of both is a part.
+        count = min(taken.numel(), made.numel())
+        collectives._native.run(
+            collectives._stream(),
+            operation,
+            input=taken.data_ptr(),
+            output=made.data_ptr(),
+            count=count,
+            **fixed,
+        )
+
+    return run
+
+
+class Nccl(Side):
+    """torch.distributed with NCCL."""
+
+    name = "nccl"
+
+    def unable(self, case: Case) -> str | None:
+        """NCCL takes one rank for each GPU."""
+        ranks, gpus = self.context.ranks, self.context.gpus
+        return None if ranks <= gpus else f"NCCL does not take {ranks} ranks on {gpus} GPUs"
+
+    def start(self) -> None:
+        """Join the group."""
+        self.distributed = self.context.distributed()
+        name = self.context.device.name
+        self.token = self.torch.zeros(1, device=name)
+
+    def meet(self) -> None:
+        """All-reduce of one element."""
+        self.distributed.all_reduce(self.token)
+
+    def bind(self, case: Case) -> Bound:
+        """All-reduce replaces its input."""
+        inputs, outputs = self.buffers(case, in_place=case.operation == "all_reduce")
+        distributed = self.distributed
+
+        def call(slot: int) -> None:
+            if case.operation == "barrier":
+                self.meet()
+            elif case.operation == "all_reduce":
+                distributed.all_reduce(inputs[slot])
+            elif case.operation == "all_gather":
+                distributed.all_gather_into_tensor(outputs[slot], inputs[slot])
+            elif case.operation == "reduce_scatter":
+                distributed.reduce_scatter_tensor(outputs[slot], inputs[slot])
+            else:
+                distributed.all_to_all_single(outputs[slot], inputs[slot])
+
+        return Bound(inputs, outputs, call, self.meet)
+
+
+class Arena:
+    """One allocation that every case is given parts of, at the same offsets on all ranks."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory, self.used = memory, 0
+
+    def take(self, elements: int) -> Any:
+        """The next part."""
+        begin = self.used
+        self.used = -(-(begin + 2 * elements) // ALIGNMENT) * ALIGNMENT
+        return self.memory[begin // 2 : begin // 2 + elements]
+
+
+def arena_elements(cases: list[Case], ranks: int) -> int:
+    """Elements that the largest case takes of an arena."""
+    most = 0
+    for case in cases:
+        each = sum(-(-2 * count // ALIGNMENT) * ALIGNMENT for count in lengths(case, ranks))
+        most = max(most, case.buffers * each)
+    return max(most, ALIGNMENT) // 2
+
+
+class Windows(Nccl):
+    """NCCL on memory registered as symmetric windows."""
+
+    name = "nccl windows"
+
+    def start(self) -> None:
+        """Allocate by NCCL's allocator and register the pool."""
+        super().start()
+        torch, name = self.torch, self.context.device.name
+        # `symm_mem.set_backend("NCCL")` would exclude torch's own operators from this process.
+        backend = self.distributed.group.WORLD._get_backend(torch.device(name))
+        self.pool = torch.cuda.MemPool(backend.mem_allocator)
+        elements = arena_elements(self.context.cases, self.context.ranks)
+        with torch.cuda.use_mem_pool(self.pool):
+            self.arena = Arena(torch.empty(elements, dtype=torch.bfloat16, device=name))
+        backend.register_mem_pool(self.pool, symm=True)
+
+    def bind(self, case: Case) -> Bound:
+        """Buffers are parts of the arena."""
+        self.arena.used = 0
+        return super().bind(case)
+
+    def memory(self, elements: int) -> Any:
+        """A part of the arena."""
+        return self.arena.take(elements)
+
+
+class Torch(Nccl):
+    """Operators of torch on its symmetric memory, without multicast."""
+
+    def __init__(self, context: Context, algorithm: str | None = None) -> None:
+        super().__init__(context)
+        self.name, self.algorithm = " ".join(filter(None, ("torch", algorithm))), algorithm
+
+    def unable(self, case: Case) -> str | None:
+        """One-shot is for short vectors."""
+        if self.algorithm == "one_shot" and case.bytes > ONE_SHOT_BYTES:
+            return f"measured up to {ONE_SHOT_BYTES} bytes"
+        return super().unable(case)
+
+    def start(self) -> None:
+        """Allocate symmetric memory, which both operators share."""
+        super().start()
+        self.arena, self.handle = self.context.once("torch", self.allocate)
+
+    def allocate(self) -> tuple[Arena, Any]:
+        """Symmetric memory and its handle."""
+        symmetric = import_module("torch.distributed._symmetric_memory")
+        elements = arena_elements(self.context.cases, self.context.ranks)
+        name = self.context.device.name
+        memory = symmetric.empty(elements, dtype=self.torch.bfloat16, device=name)
+        return Arena(memory), symmetric.rendezvous(memory, self.distributed.group.WORLD)
+
+    def meet(self) -> None:
+        """Barrier of the memory."""
+        self.handle.barrier(channel=0)
+
+    def bind(self, case: Case) -> Bound:
+        """Inputs are parts of the arena; outputs of the one-shot operator are ordinary memory."""
+        # Both operators of a case have parts: the second one's come behind the first one's.
+        if self.context.binding != case.name:
+            self.context.binding, self.arena.used = case.name, 0
+        taken, made = lengths(case, self.context.ranks)
+        inputs = [self.arena.take(taken) for _ in range(case.buffers)]
+        operators = self.torch.ops.symm_mem
+        group = self.distributed.group.WORLD.group_name
+        if case.operation == "barrier":
+            return Bound(inputs, inputs, lambda slot: self.meet(), self.meet)
+        if self.algorithm == "two_shot":
+
+            def reduce(slot: int) -> None:
+                operators.two_shot_all_reduce_(inputs[slot], "sum", group)
+
+            return Bound(inputs, inputs, reduce, self.meet)
+        outputs = [self.memory(made) for _ in range(case.buffers)]
+
+        def call(slot: int) -> None:
+            operators.one_shot_all_reduce_out(inputs[slot], "sum", group, outputs[slot])
+
+        return Bound(inputs, outputs, call, self.meet)
+
+
+def sides_of(context: Context) -> dict[str, list[Side]]:
+    """Sides by operation, Weft first; sides of an operation share its libraries."""
+    weft = Weft(context)
+    algorithms = [Weft(context, f"weft {a}", algorithm=a) for a in ("one_shot", "two_shot")]
+    if context.device.kind == "twin":
+        return {"all_reduce": [weft, *algorithms], "other": [weft], "barrier": [weft]}
+    nccl, windows = Nccl(context), Windows(context)
+    operators = [Torch(context, name) for name in ("one_shot", "two_shot")]
+    return {
+        "all_reduce": [weft, *algorithms, nccl, windows, *operators],
+        "other": [weft, nccl, windows],
+        "barrier": [weft, nccl, Torch(context)],
+    }

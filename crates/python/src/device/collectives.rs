@@ -1,0 +1,298 @@
+//! Collectives between GPUs for `weft.cuda.Collectives`: addresses and streams in, launches out.
+
+use crate::communicator::Communicator;
+use crate::device::defines::Source;
+use crate::device::options::{memory_kind, memory_location};
+use crate::errors::{Error, raise};
+use crate::fork;
+use crate::logging;
+use crate::numbers::WorldSize;
+use crate::shared::{Shared, deadline, duration};
+use pyo3::prelude::*;
+use std::sync::{PoisonError, RwLock, TryLockError};
+use weft_collectives::device::{
+    CallOptions, DeviceAlgorithm, DeviceCall, DeviceCollectives as Native, DeviceConfig,
+    DeviceError, DeviceOperation,
+};
+use weft_collectives::{Element, Reduction};
+use weft_cuda::Stream;
+
+/// Collectives on a device: see `weft.cuda.Collectives`.
+#[pyclass(frozen, module = "weft._native")]
+pub struct DeviceCollectives {
+    /// `None` in a group that lives in this process.
+    shared: Option<Shared>,
+    /// `None` once closed. Calls share the lock, and `close` waits for them without the GIL: a call that finds the
+    /// lock taken came after `close`.
+    native: RwLock<Option<Native>>,
+    /// True if calls wait on the calling thread.
+    waits: bool,
+    blocks: u32,
+    nbytes: u64,
+}
+
+const CLOSED: Error = Error::Closed("the device collectives object");
+
+impl DeviceCollectives {
+    fn new(shared: Option<Shared>, native: Native) -> DeviceCollectives {
+        DeviceCollectives {
+            shared,
+            waits: native.is_twin(),
+            blocks: native.layout().blocks,
+            nbytes: native.layout().bytes,
+            native: RwLock::new(Some(native)),
+        }
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&Native) -> Result<T, DeviceError>) -> Result<T, Error> {
+        let guard = match self.native.try_read() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(CLOSED),
+        };
+        Ok(work(guard.as_ref().ok_or(CLOSED)?)?)
+    }
+
+    /// Takes the collectives out, once calls in progress have returned.
+    fn take(&self) -> Option<Native> {
+        self.native.write().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+#[pymethods]
+impl DeviceCollectives {
+    #[new]
+    #[pyo3(signature = (communicator, *, device, memory, num_sms, skew_timeout, timeout, concurrent))]
+    #[allow(clippy::too_many_arguments)]
+    fn make(
+        py: Python<'_>,
+        communicator: &Communicator,
+        device: &str,
+        memory: &str,
+        num_sms: Option<u32>,
+        skew_timeout: f64,
+        timeout: f64,
+        concurrent: bool,
+    ) -> PyResult<DeviceCollectives> {
+        let location = memory_location(py, device, memory_kind(py, memory)?)?;
+        let skew_timeout = duration(skew_timeout);
+        let config = DeviceConfig { location, num_sms, skew_timeout, concurrent };
+        let deadline = deadline(timeout);
+        let shared = communicator.shared.clone();
+        let domains = shared.domains.clone();
+        let native = shared.with(py, |fabric| {
+            let made: Result<_, DeviceError> = domains.with(fabric, location, deadline, |domain| {
+                Native::over(fabric, &config, deadline, domain)
+            });
+            Ok(made?)
+        })?;
+        Ok(DeviceCollectives::new(Some(shared), native))
+    }
+
+    /// All ranks in this process, in rank order.
+    #[staticmethod]
+    #[pyo3(signature = (world_size, devices, *, memory, num_sms, skew_timeout, concurrent))]
+    fn local_group(
+        py: Python<'_>,
+        world_size: WorldSize,
+        devices: Vec<String>,
+        memory: &str,
+        num_sms: Option<u32>,
+        skew_timeout: f64,
+        concurrent: bool,
+    ) -> PyResult<Vec<DeviceCollectives>> {
+        fork::check(py)?;
+        fork::watch();
+        logging::install();
+        let WorldSize(world_size) = world_size;
+        if devices.len() != world_size as usize {
+            let given = devices.len();
+            let message =
+                format!("{given} devices are given for {world_size} ranks: give each one");
+            return Err(raise(py, "ConfigurationError", &message));
+        }
+        let (memory, skew_timeout) = (memory_kind(py, memory)?, duration(skew_timeout));
+        let config = |device: &String| {
+            let location = memory_location(py, device, memory)?;
+            Ok(DeviceConfig { location, num_sms, skew_timeout, concurrent })
+        };
+        let configs = devices.iter().map(config).collect::<PyResult<Vec<_>>>()?;
+        let ranks = py.detach(|| Native::local_group(&configs)).map_err(Error::from)?;
+        Ok(ranks.into_iter().map(|native| DeviceCollectives::new(None, native)).collect())
+    }
+
+    /// Blocks of the largest launch.
+    #[getter]
+    fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    /// Bytes of symmetric memory of each rank.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    /// Compiles and loads the kernels of a reduction.
+    fn prepare(&self, py: Python<'_>, reduction: &str, element: &str) -> PyResult<()> {
+        fork::check(py)?;
+        let (reduction, element) = (reduction_of(py, reduction)?, element_of(py, element)?);
+        Ok(py.detach(|| self.with(|native| native.prepare(reduction, element)))?)
+    }
+
+    /// Starts a call on a stream.
+    #[pyo3(signature = (stream, operation, *, input, output, element, count, root=0, reduction=None,
+        average=false, algorithm=None, num_sms=None, chunk_bytes=None, sent=None, received=None))]
+    #[allow(clippy::too_many_arguments)]
+    fn run(
+        &self,
+        py: Python<'_>,
+        stream: u64,
+        operation: &str,
+        input: u64,
+        output: u64,
+        element: &str,
+        count: u64,
+        root: u32,
+        reduction: Option<&str>,
+        average: bool,
+        algorithm: Option<&str>,
+        num_sms: Option<u32>,
+        chunk_bytes: Option<u32>,
+        sent: Option<Vec<u64>>,
+        received: Option<Vec<u64>>,
+    ) -> PyResult<()> {
+        fork::check(py)?;
+        let algorithm = algorithm.map(|name| algorithm_of(py, name)).transpose()?;
+        let call = DeviceCall {
+            stream: Stream(stream),
+            operation: operation_of(py, operation, count, root, sent.zip(received))?,
+            input,
+            output,
+            element: element_of(py, element)?,
+            reduction: reduction.map_or(Ok(Reduction::Sum), |name| reduction_of(py, name))?,
+            average,
+            options: CallOptions { algorithm, num_sms, chunk_bytes },
+        };
+        // SAFETY: the Python layer has checked the tensors' shapes, and torch keeps their memory for the work on the
+        // stream.
+        let run = || self.with(|native| unsafe { native.run(&call) });
+        Ok(if self.waits { py.detach(run) } else { run() }?)
+    }
+
+    /// Raises the error that the device recorded.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        fork::check(py)?;
+        Ok(self.with(Native::check)?)
+    }
+
+    /// Frees all memory; every rank calls this. No effect in a forked child.
+    fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        if fork::is_child() {
+            return Ok(());
+        }
+        let Some(shared) = &self.shared else {
+            py.detach(|| drop(self.take()));
+            return Ok(());
+        };
+        // Waits for this rank's own work without the communicator, which other threads may need meanwhile.
+        let taken = py.detach(|| {
+            let taken = self.take();
+            taken.inspect(|native| {
+                // `close` finds its error again.
+                let _ = native.settle();
+            })
+        });
+        let Some(native) = taken else { return Ok(()) };
+        shared.wait(py, timeout, |fabric, waiter| Ok(native.close(fabric, waiter.deadline)?))
+    }
+
+    /// Ends it on this rank alone. No effect in a forked child.
+    fn abandon(&self, py: Python<'_>) {
+        if !fork::is_child() {
+            py.detach(|| end(self.take()));
+        }
+    }
+}
+
+impl Drop for DeviceCollectives {
+    fn drop(&mut self) {
+        let native = self.native.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if native.is_some() {
+            // Without the GIL: other Python threads may have to launch the kernels that the device waits for.
+            Python::try_attach(|py| py.detach(|| end(native)));
+        }
+    }
+}
+
+/// Waits until the device is idle, and frees. Device and memory of a forked child are its parent's.
+fn end(native: Option<Native>) {
+    if fork::is_child() {
+        std::mem::forget(native);
+    }
+}
+
+fn unknown(py: Python<'_>, what: &str, given: &str, expected: &str) -> PyErr {
+    raise(py, "ConfigurationError", &format!("{what} is {given:?}: expected {expected}"))
+}
+
+fn element_of(py: Python<'_>, name: &str) -> PyResult<Element> {
+    let names = || Element::ALL.map(Element::name).join(", ");
+    Element::from_name(name).ok_or_else(|| unknown(py, "dtype", name, &names()))
+}
+
+fn reduction_of(py: Python<'_>, name: &str) -> PyResult<Reduction> {
+    let names = || Reduction::ALL.map(Reduction::name).join(", ");
+    Reduction::from_name(name).ok_or_else(|| unknown(py, "op", name, &names()))
+}
+
+fn algorithm_of(py: Python<'_>, name: &str) -> PyResult<DeviceAlgorithm> {
+    DeviceAlgorithm::from_name(name)
+        .ok_or_else(|| unknown(py, "algorithm", name, "one_shot or two_shot"))
+}
+
+fn operation_of(
+    py: Python<'_>,
+    name: &str,
+    count: u64,
+    root: u32,
+    uneven: Option<(Vec<u64>, Vec<u64>)>,
+) -> PyResult<DeviceOperation> {
+    Ok(match name {
+        "all_reduce" => DeviceOperation::AllReduce { count },
+        "reduce_scatter" => DeviceOperation::ReduceScatter { count },
+        "reduce" => DeviceOperation::Reduce { count, root },
+        "all_gather" => DeviceOperation::AllGather { count },
+        "all_to_all" => match uneven {
+            Some((sent, received)) => DeviceOperation::AllToAllUneven { sent, received },
+            None => DeviceOperation::AllToAll { count },
+        },
+        "broadcast" => DeviceOperation::Broadcast { count, root },
+        "gather" => DeviceOperation::Gather { count, root },
+        "scatter" => DeviceOperation::Scatter { count, root },
+        "barrier" => DeviceOperation::Barrier,
+        _ => return Err(unknown(py, "operation", name, "a collective")),
+    })
+}
+
+/// The program with the kernels of a reduction, or those without arithmetic, and the compiler's options. For tests that
+/// compile kernels without a GPU.
+#[pyfunction]
+#[pyo3(signature = (ranks, blocks, arch, reduction=None, element=None))]
+pub fn device_collectives_source(
+    py: Python<'_>,
+    ranks: u32,
+    blocks: u32,
+    arch: &str,
+    reduction: Option<&str>,
+    element: Option<&str>,
+) -> PyResult<Source> {
+    let arithmetic = match (reduction, element) {
+        (Some(reduction), Some(element)) => {
+            Some((reduction_of(py, reduction)?, element_of(py, element)?))
+        }
+        _ => None,
+    };
+    let request = weft_collectives::device::compile_request(ranks, blocks, arithmetic, arch);
+    Ok((request.name, request.sources().collect(), request.arguments()))
+}

@@ -1,0 +1,240 @@
+"""Life and launches of the collectives of a device, below the calls of `weft.cuda.Collectives`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict
+
+import torch
+
+from weft._timeout import seconds
+from weft.cuda import streams
+from weft.cuda.collective_checks import (
+    REDUCTIONS,
+    address,
+    check_root,
+    fits,
+    refuse_op,
+    refuse_overlap,
+    rows_of,
+)
+from weft.cuda.launcher import _is_capturing
+from weft.cuda.memory import allocator
+from weft.cuda.order import ChannelOrder
+from weft.cuda.watchdog import Watchdog
+from weft.errors import ClosedError, ConfigurationError, ShapeError
+from weft.moe.device_errors import ON_DEVICES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from weft._native import DeviceCollectives
+    from weft.cuda.streams import Event
+
+__all__ = ["Algorithm", "CallOptions", "CollectiveBase", "written"]
+
+#: Transport of the data of a call: packets, or chunks with flags.
+Algorithm: TypeAlias = Literal["one_shot", "two_shot"]
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of every call of `Collectives`; the first two are equal on all ranks.
+
+    Attributes:
+        algorithm: "one_shot" or "two_shot"; by default the faster one for the size.
+        num_sms: maximum number of multiprocessors of this call, at most that of the constructor.
+        previous_event: event that the call comes after.
+    """
+
+    algorithm: Algorithm | None
+    num_sms: int | None
+    previous_event: Event | torch.cuda.Event | None
+
+
+class CollectiveBase:
+    """The native object of a rank, its device, the order of its streams, and its end."""
+
+    def _begin(
+        self, native: DeviceCollectives, place: torch.device, ranks: tuple[int, int], watchdog: bool
+    ) -> None:
+        self._native = native
+        #: This rank, and the number of ranks; a local group has no communicator.
+        self.rank, self.world_size = ranks
+        #: Device of tensors: the CPU for a twin.
+        self.device = place
+        # Of the ranks that a local group has on this device: see `communication_stream`.
+        self._place = 0
+        self._empty = allocator(place)
+        self._on_gpu = place.type == "cuda"
+        self._order = ChannelOrder(_is_capturing)
+        #: Handle of the stream of the last eager call.
+        self._last: int | None = None
+        if self._on_gpu:
+            self._current = partial(torch._C._cuda_getCurrentRawStream, place.index)
+        self._closed = False
+        ON_DEVICES.add(self)  # type: ignore[arg-type]
+        self._watchdog = Watchdog(self) if watchdog else None  # type: ignore[arg-type]
+
+    @property
+    def num_sms(self) -> int:
+        """Maximum number of multiprocessors of a call."""
+        return self._native.blocks
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of device memory of this rank."""
+        return self._native.nbytes
+
+    def prepare(self, op: str, dtype: torch.dtype) -> None:
+        """Compile and load the kernels of a reduction now, rather than at its first call.
+
+        Compilation takes about a second, once for each user and GPU architecture. The first call of
+        ranks that share a context may wait for kernels that run: there, prepare before. Calls
+        without arithmetic are always prepared.
+
+        Args:
+            op: as of `all_reduce`.
+            dtype: of the tensors.
+        """
+        self._open()
+        element, reduction, _ = REDUCTIONS.get((op, dtype)) or refuse_op(op, dtype)
+        self._native.prepare(reduction, element)
+
+    def check(self) -> None:
+        """Raise the error that the device recorded.
+
+        Raises:
+            WaitTimeoutError: a wait on the device timed out; it names the rank that did not come.
+            PeerLostError, GroupPoisonedError: the group has ended.
+        """
+        self._open()
+        if self._watchdog is not None:
+            self._watchdog.raise_noticed()
+        self._native.check()
+
+    def close(self, *, timeout: float = 30.0) -> None:
+        """Free all memory; every rank makes this call. A second call has no effect.
+
+        Kernels in flight end first. Every later call raises `ClosedError`. Kernels of a graph that
+        is replayed afterwards fill their outputs with 0xFF bytes.
+
+        Raises:
+            WaitTimeoutError: if the other ranks do not come. This is closed then all the same, but
+                its memory stays until the communicator is closed: peers may be writing to it.
+        """
+        if not self._closed:
+            limit = seconds(timeout)
+            self._end()
+            self._native.close(limit)
+
+    def _abandon(self) -> None:
+        """Close on this rank alone."""
+        if not self._closed:
+            self._end()
+            self._native.abandon()
+
+    def _end(self) -> None:
+        self._closed = True
+        ON_DEVICES.discard(self)  # type: ignore[arg-type]
+        if self._watchdog is not None:
+            self._watchdog.stop()
+
+    def _open(self) -> None:
+        if self._closed:
+            raise ClosedError("the collectives were closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # The other ranks may not have raised: a wait for them would time out.
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
+    def _stream(self) -> int:
+        """The current stream, behind the last call."""
+        self._open()
+        if not self._on_gpu:
+            return 0
+        handle: int = self._current()
+        here = torch._C._cuda_getDevice() == self.device.index
+        if here and handle == self._last and not torch._C._cuda_isCurrentStreamCapturing():
+            return handle
+        stream = torch.cuda.current_stream(self.device)
+        capturing = _is_capturing(stream)
+        self._order.follow(stream, capturing)
+        if not capturing:
+            self._last = handle
+        return handle
+
+    def _behind(
+        self,
+        call: Callable[[], Any],
+        given: Iterable[torch.Tensor | None],
+        previous: Event | torch.cuda.Event | None,
+        finish: bool,
+    ) -> Any:
+        """Make a call behind an event: its result, with its end if it has a stream of its own."""
+        result, event = streams.ordered(
+            (self.device, self._place),
+            call,
+            given,
+            lambda made: () if made is None else (made,),
+            previous,
+            finish,
+        )
+        return result if event is None else (result, event)
+
+    def _out(self, out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Address of an output that fits."""
+        into = address(out, "out", self.device)
+        fits(out, "out", shape, dtype)
+        return into
+
+    def _is_root(self, root: int, out: torch.Tensor | None) -> bool:
+        """True on the root, which alone may pass `out`."""
+        check_root(root, self.world_size)
+        if root == self.rank:
+            return True
+        if out is not None:
+            raise ConfigurationError(
+                f"out is given on rank {self.rank}: the root, rank {root}, alone has a result"
+            )
+        return False
+
+    def _part(
+        self, tensor: torch.Tensor, begin: int, out: torch.Tensor | None
+    ) -> tuple[torch.Tensor, int, int]:
+        """Output of the shape of a part of `tensor`, its address and its elements."""
+        rows, *rest = rows_of(tensor)
+        each, over = divmod(rows, self.world_size)
+        if over:
+            raise ShapeError(
+                f"tensor has {rows} rows: expected a multiple of {self.world_size} ranks; pad it"
+            )
+        count = tensor.numel() // self.world_size
+        if out is None:
+            return (*self._new((each, *rest), tensor.dtype), count)
+        into, size = self._out(out, (each, *rest), tensor.dtype), out.nbytes
+        end = begin + self.world_size * size
+        if begin < into + size and into < end and into != begin + self.rank * size:
+            refuse_overlap(f"rows {self.rank * each} to {(self.rank + 1) * each} of the input")
+        return out, into, count
+
+    def _new(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+        """A dense tensor and its address."""
+        strides, step = [], 1
+        for size in reversed(shape):
+            strides.append(step)
+            step *= size or 1
+        made = self._empty(shape, tuple(strides[::-1]), dtype)
+        return made, made.data_ptr()
+
+
+def written(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, whose change is recorded for autograd, which may have saved it."""
+    if not tensor.is_inference():
+        torch._C._increment_version((tensor,))
+    return tensor

@@ -1,0 +1,208 @@
+"""Ranks in processes of their own that make collective calls; one of them may be killed.
+
+    python tests/gpu/collective_processes.py [--device cuda] [--ranks 2]
+
+prints a line of JSON for each way to end: the errors of the survivors and the time until they
+raised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gpu.loss import CONTEXT, end, receive
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+#: Silence timeout of a rank, and timeout of a kernel.
+SILENCE_SECONDS, SKEW_SECONDS = 2.0, 3.0
+#: Limit from the loss until all survivors have raised.
+DEADLINE_SECONDS = SKEW_SECONDS + 2.0
+#: Limit of starting, compiling and ending on a busy machine.
+SOON_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One run."""
+
+    device: Literal["cuda", "twin"] = "cuda"
+    ranks: int = 2
+    memory: Literal["fd", "ipc"] = "fd"
+    how: Literal["right", "kill"] = "kill"
+
+
+def calls(ranks: int) -> list[Any]:
+    """Calls that every process makes, with all of their results."""
+    import numpy as np
+
+    from gpu.collective_calls import Call
+
+    random = np.random.default_rng(3)
+    made = [
+        Call("all_reduce", "bfloat16", "sum", rows=3000, row=(7,), mode="in place"),
+        Call("all_reduce", "float32", "avg", rows=2, row=()),
+        Call("reduce_scatter", "float16", "sum", rows=400, row=(10,), mode="new"),
+        Call("all_gather", "int64", rows=5, row=(3,), mode="in place", offset=1),
+        Call("broadcast", "uint8", rows=100_000, row=(), root=ranks - 1),
+        Call("all_to_all", "complex64", rows=9, mode="new"),
+        Call(
+            "all_to_all", "float32", rows=20, splits=random.integers(0, 20, (ranks, ranks)).tolist()
+        ),
+        Call("reduce", "int32", "xor", rows=70, root=1),
+        Call("gather", "bool", rows=33, root=0),
+        Call("scatter", "float64", rows=8, root=1),
+    ]
+    return [(call, call.draw(random, ranks)) for call in made]
+
+
+def rank_of(pipe: Connection, options: dict[str, Any], spec: Spec) -> None:
+    """A rank: checked calls, then calls until one raises, if a rank is to be lost."""
+    import torch
+
+    import weft
+    from gpu.collective_calls import Prepared
+    from weft import cuda
+
+    on_gpu = spec.device == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(options["rank"] % torch.cuda.device_count())
+    with weft.init(**options, silence_timeout=SILENCE_SECONDS) as communicator:
+        collectives = cuda.Collectives(
+            communicator,
+            device=spec.device,
+            memory=spec.memory,
+            num_sms=16,
+            skew_timeout=SKEW_SECONDS,
+            timeout=SOON_SECONDS,
+        )
+
+        def synchronise() -> None:
+            if on_gpu:
+                torch.cuda.synchronize()
+
+        planned = calls(spec.ranks)
+        for call, _ in planned:
+            if call.name in ("all_reduce", "reduce_scatter", "reduce"):
+                collectives.prepare(call.op, getattr(torch, call.dtype))
+        communicator.barrier(timeout=SOON_SECONDS)
+        for call, given in planned:
+            rank = collectives.rank
+            prepared = Prepared(call, rank, given[rank], collectives)
+            result = prepared.make(collectives)
+            synchronise()
+            collectives.check()
+            prepared.check(result, call.results(given)[rank])
+        pipe.send("running")
+        if spec.how == "right":
+            collectives.close()
+            pipe.send({"computes": True})
+            return
+        vector = torch.ones(200_000, device=collectives.device)
+        rounds = 0
+        try:
+            while True:
+                collectives.all_reduce(vector, "max", algorithm="two_shot")
+                collectives.all_reduce(vector[:100], "max", algorithm="one_shot")
+                synchronise()
+                weft.check()
+                communicator.check()
+                rounds += 1
+        except weft.WeftError as error:
+            named = {error.rank} | {each[0] for each in error.missing}
+            outcome = {
+                "at": time.monotonic(),
+                "error": type(error).__name__,
+                "named": sorted(rank for rank in named if rank is not None),
+                "message": str(error),
+                "rounds": rounds,
+            }
+        # A store into unmapped memory would have ended the context as well.
+        synchronise()
+        total = float(torch.ones(1000, device=collectives.device).sum())
+    pipe.send(outcome | {"computes": total == 1000})
+
+
+def play(spec: Spec, seed: int = 7) -> dict[str, Any]:
+    """Start all ranks, and lose one if that is the way to end: the outcome at the others."""
+    CONTEXT.set_forkserver_preload(["torch", "weft", "gpu.collective_processes"])
+    chance = random.Random(seed)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    victim = chance.randrange(spec.ranks) if spec.how == "kill" else None
+    with ExitStack() as stack:
+        processes: list[BaseProcess] = []
+        pipes: list[Connection] = []
+        for rank in range(spec.ranks):
+            ours, theirs = CONTEXT.Pipe()
+            stack.enter_context(ours)
+            options = {"rank": rank, "world_size": spec.ranks, "address": f"127.0.0.1:{port}"}
+            options |= {"secret": b"a secret of this test, long enough", "host_id": "one"}
+            process = CONTEXT.Process(target=rank_of, args=(theirs, options, spec))
+            process.start()
+            theirs.close()
+            stack.callback(end, process)
+            processes.append(process)
+            pipes.append(ours)
+        for rank, pipe in enumerate(pipes):
+            message = receive(pipe, SOON_SECONDS)
+            if message != "running":
+                return {"failed": f"rank {rank} did not start: {message}"}
+        lost_at = time.monotonic()
+        if victim is not None:
+            time.sleep(chance.uniform(0, 0.2))
+            lost, lost_at = processes[victim].pid, time.monotonic()
+            assert lost is not None
+            os.kill(lost, signal.SIGKILL)
+        left = [rank for rank in range(spec.ranks) if rank != victim]
+        reports = [receive(pipes[rank], SOON_SECONDS) for rank in left]
+        for rank in left:
+            processes[rank].join(SOON_SECONDS)
+        exits = [processes[rank].exitcode for rank in left]
+    outcome: dict[str, Any] = {"reports": reports}
+    if any(not isinstance(each, dict) for each in reports) or any(exits):
+        return outcome | {"failed": f"reports {reports}, exit statuses {exits}"}
+    if victim is not None:
+        outcome["noticed_s"] = max(each["at"] for each in reports) - lost_at
+        wrong = [each for each in reports if each["named"] != [victim] or not each["computes"]]
+        if wrong or outcome["noticed_s"] > DEADLINE_SECONDS:
+            outcome["failed"] = f"victim {victim}: {reports}"
+    return outcome
+
+
+def main() -> int:
+    """Both ways to end, as lines of JSON; 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", choices=["cuda", "twin"], default="cuda")
+    parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: 2)")
+    parser.add_argument("--memory", choices=["fd", "ipc"], default="fd")
+    arguments = parser.parse_args()
+    failed = False
+    for how in ("right", "kill"):
+        spec = Spec(arguments.device, arguments.ranks, arguments.memory, how)
+        line = asdict(spec) | play(spec)
+        failed |= "failed" in line
+        print(json.dumps(line), flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    # Under its importable name, so that other processes can import its functions.
+    from gpu import collective_processes
+
+    sys.exit(collective_processes.main())

@@ -1,0 +1,127 @@
+"""Reductions of torch tensors on the CPU by their definition, bit by bit, in numpy.
+
+Contributions are folded in the order of ranks. Sums and products of 16-bit floats are kept in
+float32 and rounded once. A computed NaN is positive and quiet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+OPS = ("sum", "product", "min", "max", "avg")
+BITWISE = ("and", "or", "xor")
+
+
+def to_bytes(tensor: torch.Tensor) -> Array:
+    """Bytes of a dense tensor."""
+    # A tensor without elements may have any stride, and then no view.
+    rows = tensor.detach().cpu().reshape(-1)
+    empty = torch.empty(0, dtype=torch.uint8)
+    made: Array = (rows.view(torch.uint8) if len(rows) else empty).numpy()
+    return made
+
+
+def reduce(op: str, dtype: str, contributions: list[Array]) -> Array:
+    """Bytes of the reduction of vectors of a dtype, given as bytes."""
+    if len(contributions) == 1:
+        return contributions[0].copy()
+    with np.errstate(all="ignore"):
+        values = [widen(each, dtype) for each in contributions]
+        result = values[0]
+        for value in values[1:]:
+            result = fold(op, dtype, result, value)
+        if op == "avg":
+            result = divide(dtype, widen(narrow(result, dtype), dtype), len(values))
+        return narrow(result, dtype)
+
+
+def fold(op: str, dtype: str, a: Array, b: Array) -> Array:
+    """One step of a reduction."""
+    if dtype == "bool":
+        op = {"sum": "or", "avg": "or", "max": "or", "product": "and", "min": "and"}.get(op, op)
+    if op in ("min", "max"):
+        return extreme(op, a, b)
+    step: Any = {"sum": np.add, "avg": np.add, "product": np.multiply}.get(op)
+    step = step or {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op]
+    result: Array = step(a, b)
+    return result
+
+
+def extreme(op: str, a: Array, b: Array) -> Array:
+    """Minimum or maximum: NaN if either is, and -0 below +0."""
+    if a.dtype.kind != "f":
+        chosen: Array = np.minimum(a, b) if op == "min" else np.maximum(a, b)
+        return chosen
+    below = (a < b) | ((a == b) & np.signbit(a))
+    chosen = np.where(below, a, b) if op == "min" else np.where(below, b, a)
+    return np.where(np.isnan(a) | np.isnan(b), a.dtype.type(np.nan), chosen)
+
+
+def divide(dtype: str, values: Array, ranks: int) -> Array:
+    """Quotients: of floats rounded, of integers truncated."""
+    divisor = values.dtype.type(ranks)
+    if dtype in FLOATS:
+        quotient: Array = values / divisor
+        return quotient
+    floor: Array = values // divisor
+    up: Array = (values < 0) & (values % divisor != 0)
+    quotients: Array = np.add(floor, up.astype(floor.dtype))
+    return quotients
+
+
+def widen(stored: Array, dtype: str) -> Array:
+    """Values in the dtype of the arithmetic."""
+    values: Array
+    if dtype == "bool":
+        values = (stored != 0).astype(np.uint8)
+    elif dtype == "bfloat16":
+        values = (stored.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    elif dtype == "float16":
+        values = stored.view(np.float16).astype(np.float32)
+    else:
+        values = stored.view(dtype)
+    return values
+
+
+def narrow(values: Array, dtype: str) -> Array:
+    """Bytes of values, rounded to nearest, ties to even."""
+    stored: Array
+    if dtype == "bool":
+        stored = (values != 0).astype(np.uint8)
+    elif dtype == "bfloat16":
+        bits = values.view(np.uint32)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+        stored = np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+    elif dtype == "float16":
+        bits = values.astype(np.float16).view(np.uint16)
+        stored = np.where(np.isnan(values), 0x7E00, bits).astype(np.uint16)
+    elif dtype in FLOATS:
+        stored = np.where(np.isnan(values), values.dtype.type(np.nan), values).astype(values.dtype)
+    else:
+        stored = values
+    result: Array = np.ascontiguousarray(stored).view(np.uint8)
+    return result
+
+
+def drawn(random: np.random.Generator, dtype: torch.dtype, count: int) -> Array:
+    """Bytes of `count` random elements: numbers, or any bits, special ones among them."""
+    name, width = str(dtype).removeprefix("torch."), dtype.itemsize
+    any_bits = np.frombuffer(random.bytes(count * width), np.uint8).copy()
+    if name == "bool":
+        return any_bits & 3
+    if name not in FLOATS or random.random() < 0.4:
+        return any_bits
+    scale = random.choice([1e-3, 1.0, 300.0])
+    numbers = torch.from_numpy(random.standard_normal(count) * scale).to(dtype)
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0]).to(dtype)
+    at = torch.from_numpy(random.random(count) < 0.2)
+    numbers[at] = special[torch.from_numpy(random.integers(0, 6, count))][at]
+    return to_bytes(numbers)
